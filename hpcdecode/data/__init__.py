@@ -1,0 +1,1 @@
+"""Prompt files in, token ids between, HDF5 out."""

@@ -1,0 +1,125 @@
+"""The sampling fields of a prompt row: checked by type, laid over the job's own values."""
+
+from __future__ import annotations
+
+import functools
+import typing
+from typing import Any
+
+import msgspec
+
+from hpcdecode.errors import RowProblem
+from hpcdecode.sampling.params import SamplingParams
+
+MAX_SHOWN_CHARACTERS = 60
+MAX_INTEGER = 2**63 - 1
+
+# Sampling names of vLLM and OpenAI that would change the result, with the value that asks for nothing.
+UNSUPPORTED: dict[str, Any] = {
+    "allowed_token_ids": None,
+    "bad_words": [],
+    "beam_width": 1,
+    "best_of": 1,
+    "detokenize": True,
+    "extra_args": None,
+    "frequency_penalty": 0,
+    "guided_choice": None,
+    "guided_decoding": None,
+    "guided_grammar": None,
+    "guided_json": None,
+    "guided_regex": None,
+    "include_stop_str_in_output": False,
+    "length_penalty": 1,
+    "logit_bias": {},
+    "logits_processors": [],
+    "logprobs": None,
+    "max_completion_tokens": None,
+    "min_p": 0,
+    "min_tokens": 0,
+    "n": 1,
+    "presence_penalty": 0,
+    "prompt_logprobs": None,
+    "repetition_penalty": 1,
+    "response_format": None,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "stop": [],
+    "structured_outputs": None,
+    "tool_choice": None,
+    "tools": [],
+    "top_logprobs": None,
+    "truncate_prompt_tokens": None,
+    "use_beam_search": False,
+}
+
+
+def row_params(fields: dict[str, Any], defaults: SamplingParams) -> SamplingParams:
+    """`defaults` with the row's own sampling fields in place of the job's; null is as good as absent.
+
+    Keys that are no sampling names are the user's own columns and are ignored. Raises RowProblem for a wrong type,
+    a value out of range, and a sampling name that is known but not supported yet.
+    """
+    for name in UNSUPPORTED.keys() & fields.keys():
+        if fields[name] is not None and not _asks_for_nothing(fields[name], UNSUPPORTED[name]):
+            raise RowProblem(f"{name}: not supported yet, got {shown(fields[name])}; remove the field")
+    kinds = sampling_kinds()
+    own = {name: typed(name, kinds[name], fields[name]) for name in kinds if fields.get(name) is not None}
+    return msgspec.structs.replace(defaults, **own).check() if own else defaults
+
+
+@functools.cache
+def sampling_kinds() -> dict[str, Any]:
+    """The fields of SamplingParams with their types."""
+    return typing.get_type_hints(SamplingParams)
+
+
+def typed(name: str, kind: Any, value: Any) -> Any:
+    """`value` as `kind` (bool, int, float or a tuple of ints) without conversion between them, or RowProblem."""
+    if kind is bool and isinstance(value, bool):
+        return value
+    if kind is int and is_integer(value) and abs(value) <= MAX_INTEGER:
+        return value
+    if kind is float and (is_integer(value) or isinstance(value, float)):
+        return _as_float(name, value)
+    if kind == tuple[int, ...] and isinstance(value, list):
+        return tuple(typed(f"{name}[{index}]", int, element) for index, element in enumerate(value))
+    words = {bool: "true or false", int: "a 64-bit integer", float: "a number"}
+    raise RowProblem(f"{name}: expected {words.get(kind, 'a list of integers')}, got {type_name(value)} {shown(value)}")
+
+
+def _as_float(name: str, value: int | float) -> float:
+    try:
+        return float(value)
+    except OverflowError as e:
+        raise RowProblem(f"{name}: expected a finite number, got {shown(value)}") from e
+
+
+def _asks_for_nothing(value: Any, neutral: Any) -> bool:
+    return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
+
+
+def is_integer(value: Any) -> bool:
+    """True for an int that is not a bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def type_name(value: Any) -> str:
+    """JSON's word for the type of a decoded value, with its article."""
+    if isinstance(value, bool):
+        return "a boolean"
+    words = {dict: "an object", list: "a list", str: "a string", int: "an integer", float: "a float"}
+    return words.get(type(value), "null")
+
+
+def shown(value: Any) -> str:
+    """A decoded value as JSON, cut to a length that fits into a message."""
+    if isinstance(value, str):
+        value = value[: MAX_SHOWN_CHARACTERS + 1]
+    elif isinstance(value, (list, dict)):
+        return f"of {len(value)} elements"
+    text = msgspec.json.encode(value).decode() if not is_integer(value) else _digits(value)
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else text[: MAX_SHOWN_CHARACTERS - 3] + "..."
+
+
+def _digits(value: int) -> str:
+    return str(value) if value.bit_length() < 512 else f"of {value.bit_length()} bits"

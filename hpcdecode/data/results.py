@@ -1,0 +1,242 @@
+"""The HDF5 output: durable every few seconds while the job runs, one sorted file at its end.
+
+While the job runs, OUT.h5 is a small index over the segments in OUT.h5.parts/ and is replaced as a whole at every
+commit: plain h5py opens it at any moment, and shows the rows in the order of their commits. See layout.py for the
+datasets, segments.py for the files.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import h5py
+import msgspec
+import numpy as np
+
+from hpcdecode.data.durable import publish, write_errors, write_whole
+from hpcdecode.data.layout import FINISH_REASONS, Table, objects, utf8, write_attributes
+from hpcdecode.data.merge import merge
+from hpcdecode.data.prompts import RowError
+from hpcdecode.data.segments import SEGMENT_PATTERN, Segment, index_image, joined, parts_folder, segment_image
+from hpcdecode.errors import UserError
+
+SEGMENT_TOKENS = 1 << 20  # a commit is due at so many tokens, however few rows they are
+FAN_IN = 8  # segments of one level that are merged into one of the next
+MERGE_ROWS = 1 << 18  # no merge beyond this before the end, or beyond 1/32 of all rows so far
+COST_SHARE = 1 / 30  # of the time, at most, for each of: commits by time, index files
+READER_SECONDS = 60.0  # merged segments stay that long for readers that opened the index before
+
+
+class Result(msgspec.Struct):
+    """One finished sequence."""
+
+    line: int  # 1-based line of the prompt file
+    id: str
+    sample: int
+    text: str
+    finish_reason: str  # stop | length
+    prompt_tokens: int  # count
+    token_ids: list[int]  # generated
+
+
+class ResultsWriter:
+    """Writes one output; used by one thread.
+
+    path: the output file; its directory must exist. attributes: root attributes, stored as JSON strings.
+    checkpoint_seconds, segment_rows: a commit is due after so much time or so many rows, whichever comes first.
+    Raises UserError where the output exists (unless `overwrite`), is left over from an interrupted run, or cannot be
+    written; add, error, tick, checkpoint and close raise it where the disk refuses (full, quota, gone).
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        *,
+        overwrite: bool = False,
+        attributes: dict[str, Any],
+        checkpoint_seconds: float = 5.0,
+        segment_rows: int = 4096,
+    ) -> None:
+        self.path = Path(path)
+        self._parts = parts_folder(self.path)
+        self._attributes = {"summary": {}, **attributes}
+        self._checkpoint_seconds, self._segment_rows = checkpoint_seconds, segment_rows
+        self._rows: list[Result] = []  # not committed yet, like the two below
+        self._errors: list[RowError] = []
+        self._pending_tokens = 0
+        self._segments: list[Segment] = []
+        self._commits = 0
+        self._superseded: list[Path] = []  # merged segments that the index on disk still names
+        self._retired: list[tuple[float, Path]] = []  # when it may go, merged segment
+        self._index_stale = self._closed = False
+        self._commit_due = self._index_due = time.monotonic() + checkpoint_seconds
+        _claim(self.path, self._parts, overwrite)
+        with write_errors(self.path):
+            self._parts.mkdir()
+            self._write_index()
+
+    def add(self, result: Result) -> None:
+        """Take a finished sequence; it is durable after the next commit."""
+        if result.finish_reason not in FINISH_REASONS:
+            raise ValueError(f"finish_reason: expected one of {list(FINISH_REASONS)}, got {result.finish_reason!r}")
+        result = msgspec.structs.replace(result, token_ids=np.asarray(result.token_ids, dtype=np.int32))
+        self._rows.append(result)
+        self._pending_tokens += len(result.token_ids)
+        self.tick()
+
+    def error(self, e: RowError) -> None:
+        """Take a row that could not be used."""
+        self._errors.append(e)
+        self.tick()
+
+    def tick(self) -> None:
+        """Commit if it is time; cheap if it is not."""
+        pending = len(self._rows) + len(self._errors)
+        now = time.monotonic()
+        full = pending >= self._segment_rows or self._pending_tokens >= SEGMENT_TOKENS
+        if (
+            not full
+            and not (pending and now >= self._commit_due)
+            and not (self._index_stale and now >= self._index_due)
+        ):
+            return
+        with write_errors(self.path):
+            if full or (pending and now >= self._commit_due):
+                self._commit()
+                self._compact()
+            if self._index_stale and time.monotonic() >= self._index_due:
+                self._write_index()
+
+    def checkpoint(self) -> None:
+        """Make durable, and visible in the index, what was added."""
+        with write_errors(self.path):
+            self._commit()
+            if self._index_stale:
+                self._write_index()
+
+    def close(self, *, complete: bool, summary: dict[str, Any]) -> None:
+        """End the output; a second call does nothing.
+
+        complete: merge all rows into one file sorted by line, put it at `path` and remove the parts. Else (the job
+        was interrupted) commit what was added and leave index and parts as they are.
+        """
+        if self._closed:
+            return
+        self._attributes["summary"] = summary
+        with write_errors(self.path):
+            self._commit()
+            if complete:
+                self._write_final()
+            else:
+                self._write_index()
+        self._closed = True
+
+    def _commit(self) -> None:
+        """Write what is pending as a segment. An interruption at any point leaves it pending or committed, not both."""
+        if not self._rows and not self._errors:
+            return
+        start = time.monotonic()
+        table, last = _table(self._rows, self._errors), self._segments[-1] if self._segments else None
+        number, base = self._commits + 1, last.base + last.tokens if last else 0
+        tokens = int(table.lengths.sum())
+        segment = Segment(number, number, 0, len(self._rows), tokens, len(self._errors), base)
+        write_whole(self._parts / segment.name, segment_image(table, base))
+        segments = [*self._segments, segment]
+        self._segments, self._commits, self._rows, self._errors, self._pending_tokens = segments, number, [], [], 0
+        self._index_stale = True
+        self._commit_due = _due(start, self._checkpoint_seconds)
+
+    def _compact(self) -> None:
+        """Merge the newest segments while FAN_IN of them are of one level: the number of segments stays bounded."""
+        limit = max(MERGE_ROWS, sum(s.rows + s.errors for s in self._segments) // 32)
+        while len(newest := self._segments[-FAN_IN:]) == FAN_IN and newest[0].level == newest[-1].level:
+            whole = joined(newest)
+            if whole.rows + whole.errors > limit:
+                return
+            paths = [self._parts / s.name for s in newest]
+            temporary = self._parts / (whole.name + ".tmp")
+            with h5py.File(temporary, "w", locking=False) as file:
+                merge(paths, file, whole.base)
+            publish(temporary, self._parts / whole.name)
+            self._segments = [*self._segments[:-FAN_IN], whole]
+            self._superseded += paths
+            self._index_stale = True
+
+    def _write_index(self) -> None:
+        start = time.monotonic()
+        write_whole(self.path, index_image(self._segments, self._parts.name, self._attributes))
+        self._index_stale = False
+        self._index_due = _due(start, 0.0)
+        self._retired += [(start + READER_SECONDS, path) for path in self._superseded]
+        self._superseded = []
+        while self._retired and self._retired[0][0] < start:
+            self._retired.pop(0)[1].unlink(missing_ok=True)
+
+    def _write_final(self) -> None:
+        temporary = self._parts / "final.tmp"
+        with h5py.File(temporary, "w", locking=False) as file:
+            merge([self._parts / s.name for s in self._segments], file)
+            write_attributes(file, self._attributes, complete=True)
+        publish(temporary, self.path)
+        _remove_parts(self._parts)
+
+
+def _due(start: float, seconds: float) -> float:
+    """When to do again what was begun at `start` and ends now, so that it takes no more than its share of the time."""
+    now = time.monotonic()
+    return max(start + seconds, now + (now - start) / COST_SHARE)
+
+
+def _table(rows: list[Result], errors: list[RowError]) -> Table:
+    rows = sorted(rows, key=lambda r: (r.line, r.sample))
+    errors = sorted(errors, key=lambda e: e.line)
+    tokens = np.concatenate([np.empty(0, np.int32), *(r.token_ids for r in rows)])
+    return Table(
+        rows={
+            "line": np.array([r.line for r in rows], np.int64),
+            "id": objects([utf8(r.id) for r in rows]),
+            "sample": np.array([r.sample for r in rows], np.int32),
+            "text": objects([utf8(r.text) for r in rows]),
+            "finish_reason": np.array([FINISH_REASONS[r.finish_reason] for r in rows], np.uint8),
+            "prompt_tokens": np.array([r.prompt_tokens for r in rows], np.int32),
+        },
+        lengths=np.array([len(r.token_ids) for r in rows], np.int64),
+        tokens={"token_ids": tokens},
+        errors={
+            "line": np.array([e.line for e in errors], np.int64),
+            "id": objects([utf8(e.id) for e in errors]),
+            "reason": objects([utf8(e.reason) for e in errors]),
+        },
+    )
+
+
+def _claim(path: Path, parts: Path, overwrite: bool) -> None:
+    """Make sure that the output may be written here; with `overwrite`, remove what is there."""
+    if not path.parent.is_dir():
+        raise UserError(f"results {path}: expected an existing directory {path.parent}, found none; create it")
+    if path.is_dir():
+        raise UserError(f"results {path}: expected a file name, got a directory; choose another -o")
+    if parts.exists() and not overwrite:
+        raise UserError(
+            f"results {path}: {parts} holds the finished rows of an interrupted run;"
+            " use --overwrite to start anew without them, or choose another -o"
+        )
+    if path.exists() and not overwrite:
+        raise UserError(f"results {path}: exists already; use --overwrite to replace it, or choose another -o")
+    if path.exists() and path.stat().st_size and not h5py.is_hdf5(path):
+        raise UserError(f"results {path}: --overwrite replaces HDF5 files only, this is none; choose another -o")
+    with write_errors(path):
+        path.unlink(missing_ok=True)
+        if parts.exists():
+            _remove_parts(parts)
+
+
+def _remove_parts(parts: Path) -> None:
+    """Remove the files that this module writes, then the folder; raises OSError if anything else lies in it."""
+    for pattern in (SEGMENT_PATTERN, "*.tmp"):
+        for file in parts.glob(pattern):
+            file.unlink()
+    parts.rmdir()

@@ -1,0 +1,223 @@
+"""The model's own tokenizer: rows to token ids and back."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hpcdecode.data.prompts import Row, RowError, row_error
+from hpcdecode.errors import RowProblem, UserError
+from hpcdecode.sampling.params import SamplingParams
+
+# Any one of these groups is enough for transformers to build a tokenizer.
+VOCABULARY_FILES = (
+    ("tokenizer.json",),
+    ("tokenizer.model",),
+    ("vocab.json", "merges.txt"),
+    ("vocab.txt",),
+    ("spiece.model",),
+    ("sentencepiece.bpe.model",),
+    ("tekken.json",),
+)
+CHUNK_ROWS = 64  # rows that one tokenizer call takes at most
+CHUNK_CHARACTERS = 1 << 20
+PROBE_CHARACTERS = 32  # per position; a longer text is first judged by a beginning of this size
+
+
+class Prompt(msgspec.Struct):
+    """A row that is ready to decode."""
+
+    line: int  # 1-based
+    id: str
+    token_ids: list[int]  # at least 1, and at least 1 position less than the model has
+    params: SamplingParams
+
+
+class Tokenizer:
+    """Encodes rows and decodes generated ids; offline, and never with code that lies beside the model.
+
+    eos_token_ids: what ends a sequence, from generation_config.json, else config.json, else the tokenizer.
+    vocab_size: token ids are in [0, vocab_size); the model's where config.json says it, else the tokenizer's.
+    """
+
+    def __init__(self, backend: Any, eos_token_ids: frozenset[int], vocab_size: int) -> None:
+        self._backend = backend
+        self.eos_token_ids = eos_token_ids
+        self.vocab_size = vocab_size
+
+    @classmethod
+    def load(cls, model_dir: str | os.PathLike) -> Tokenizer:
+        """Raises UserError where tokenizer files are missing, broken, or need code of their own."""
+        folder = Path(model_dir)
+        _require_files(folder)
+        from transformers import AutoTokenizer
+
+        try:
+            backend = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+            works = bool(_ids(backend, ["a b"])[0])
+        except Exception as e:
+            raise UserError(
+                f"tokenizer of {folder}: expected files that transformers can load, got: {_brief(e)}"
+            ) from e
+        if not works:
+            raise UserError(f"tokenizer of {folder}: expected a vocabulary, got one that encodes 'a b' as nothing")
+        config = _text_config(_read_json(folder / "config.json"))
+        vocab_size = int(config.get("vocab_size") or len(backend))
+        return cls(backend, _eos_token_ids(folder, config, backend), vocab_size)
+
+    def encode(self, row: Row) -> list[int]:
+        """Token ids of the row, special tokens as the tokenizer (prompt) or the chat template (messages) adds them.
+
+        Raises RowProblem where the row gives no ids, ids outside the vocabulary, or messages that the model's chat
+        template does not take.
+        """
+        if row.prompt_token_ids is not None:
+            return self._checked(row.prompt_token_ids)
+        if row.messages is not None:
+            return self.encode_texts([self.chat_text(row.messages)], add_special_tokens=False)[0]
+        return self.encode_texts([row.prompt])[0]
+
+    def encode_texts(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """One tokenizer call for all texts, each encoded as if alone. Raises RowProblem if any of them is unusable."""
+        try:
+            encoded = _ids(self._backend, texts, add_special_tokens)
+        except Exception as e:
+            raise RowProblem(f"the tokenizer refused the text: {_brief(e)}") from e
+        return [self._checked(ids) for ids in encoded]
+
+    def chat_text(self, messages: list[dict]) -> str:
+        """The messages through the model's chat template, ending where the assistant's answer begins."""
+        if not self._backend.chat_template:
+            raise RowProblem("messages: expected a model with a chat template, this one has none; use prompt")
+        try:
+            return self._backend.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        except Exception as e:
+            raise RowProblem(f"messages: the model's chat template refused them: {_brief(e)}") from e
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of generated ids, special tokens left out."""
+        return self._backend.decode(list(ids), skip_special_tokens=True)
+
+    def _checked(self, ids: list[int]) -> list[int]:
+        if not ids:
+            raise RowProblem("expected a prompt of at least one token, got one that encodes to nothing")
+        if max(ids) >= self.vocab_size or min(ids) < 0:
+            wrong = next(i for i in ids if not 0 <= i < self.vocab_size)
+            raise RowProblem(f"expected token ids in [0, {self.vocab_size}), got {wrong}")
+        return ids
+
+
+def tokenized(rows: Iterable[Row | RowError], tokenizer: Tokenizer, max_positions: int) -> Iterator[Prompt | RowError]:
+    """Encode rows in order, a few ahead of what is taken (1 at first, then up to CHUNK_ROWS).
+
+    A row that cannot be encoded, or leaves no room for a new token in `max_positions`, is yielded as a RowError.
+    """
+    for chunk in _chunks(rows):
+        encoded = _encode_together(chunk, tokenizer, max_positions)
+        for row in chunk:
+            yield row if isinstance(row, RowError) else _prompt(row, encoded.get(row.line), tokenizer, max_positions)
+
+
+def _chunks(rows: Iterable[Row | RowError]) -> Iterator[list[Row | RowError]]:
+    chunk, size, limit = [], 0, 1
+    for row in rows:
+        chunk.append(row)
+        size += len(row.prompt or "") if isinstance(row, Row) else 0
+        if len(chunk) >= limit or size >= CHUNK_CHARACTERS:
+            yield chunk
+            chunk, size, limit = [], 0, min(2 * limit, CHUNK_ROWS)
+    if chunk:
+        yield chunk
+
+
+def _encode_together(chunk: list[Row | RowError], tokenizer: Tokenizer, max_positions: int) -> dict[int, list[int]]:
+    """Token ids by line for the plain prompts of a chunk; none where one of them is bad: each is then tried alone."""
+    plain = [row for row in chunk if isinstance(row, Row) and row.prompt is not None]
+    plain = [row for row in plain if not _needs_probe(row.prompt, max_positions)]
+    if len(plain) < 2:
+        return {}
+    try:
+        encoded = tokenizer.encode_texts([row.prompt for row in plain])
+    except RowProblem:
+        return {}
+    return {row.line: ids for row, ids in zip(plain, encoded, strict=True)}
+
+
+def _prompt(row: Row, ids: list[int] | None, tokenizer: Tokenizer, max_positions: int) -> Prompt | RowError:
+    try:
+        if ids is None and row.prompt is not None and _needs_probe(row.prompt, max_positions):
+            _probe(row.prompt, tokenizer, max_positions)
+        ids = tokenizer.encode(row) if ids is None else ids
+        _require_room(len(ids), "", max_positions)
+    except RowProblem as e:
+        return row_error(row.line, row.id, e)
+    return Prompt(line=row.line, id=row.id, token_ids=ids, params=row.params)
+
+
+def _needs_probe(text: str, max_positions: int) -> bool:
+    return len(text) > PROBE_CHARACTERS * max_positions
+
+
+def _probe(text: str, tokenizer: Tokenizer, max_positions: int) -> None:
+    """Refuse a text by its beginning alone, where that is twice too long already: megabytes take minutes to encode."""
+    beginning = tokenizer.encode_texts([text[: PROBE_CHARACTERS * max_positions]])[0]
+    if len(beginning) >= 2 * max_positions:
+        _require_room(len(beginning), "more than ", max_positions)
+
+
+def _require_room(length: int, qualifier: str, max_positions: int) -> None:
+    if length >= max_positions:
+        raise RowProblem(
+            f"prompt too long: expected at most {max_positions - 1} tokens (the model's context of {max_positions}"
+            f" less one new token), got {qualifier}{length}"
+        )
+
+
+def _ids(backend: Any, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+    options = {"padding": False, "truncation": False, "return_attention_mask": False, "verbose": False}
+    return backend(texts, add_special_tokens=add_special_tokens, **options)["input_ids"]
+
+
+def _require_files(folder: Path) -> None:
+    if not folder.is_dir():
+        raise UserError(f"model {folder}: expected a directory with a Hugging Face model, found none")
+    if not any(all((folder / name).is_file() for name in group) for group in VOCABULARY_FILES):
+        expected = ", or ".join(" and ".join(group) for group in VOCABULARY_FILES)
+        raise UserError(f"tokenizer of {folder}: expected {expected}, found none; copy the tokenizer's files there")
+
+
+def _eos_token_ids(folder: Path, config: dict[str, Any], backend: Any) -> frozenset[int]:
+    generation = _read_json(folder / "generation_config.json")
+    for value in (generation.get("eos_token_id"), config.get("eos_token_id"), backend.eos_token_id):
+        if value is not None:
+            return frozenset(value if isinstance(value, list) else [value])
+    return frozenset()
+
+
+def _text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The part of config.json that describes the language model; what it lacks comes from the top level."""
+    return {**config, **(config.get("text_config") or {})}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """{} where there is no such file. Raises UserError where it is no JSON object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as e:
+        raise UserError(f"{path}: expected a JSON object, got: {_brief(e)}") from e
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _brief(e: Exception) -> str:
+    """The exception's type and first line."""
+    lines = str(e).strip().splitlines()
+    return f"{type(e).__name__}: {lines[0][:200]}" if lines else type(e).__name__

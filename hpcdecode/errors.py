@@ -1,0 +1,18 @@
+"""Errors that a user can mend. Every message says what was expected, what came and what to change."""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """The job cannot run as asked; the command prints the message without a traceback and exits with 2.
+
+    everywhere: every rank raises the same error, so that no rank waits for another and one of them prints it.
+    """
+
+    def __init__(self, message: str, *, everywhere: bool = False):
+        super().__init__(message)
+        self.everywhere = everywhere
+
+
+class RowProblem(Exception):
+    """One row cannot be used; it becomes an entry under `/errors` and the job goes on."""

@@ -1,0 +1,74 @@
+"""What crosses between an S-rank and its R-ranks, and in which order.
+
+One link is one lane. Per layer the S-rank sends each R-rank its decode rows [q | k | v] and its prefill rows
+[k | v], and receives the decode rows of the attention output o back. Both sides derive every size from the plan.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from hpcdecode.attention import LayerShape
+from hpcdecode.schedule.plan import Plan
+
+
+class SLink(Protocol):
+    """The S-rank's end of a lane."""
+
+    def begin(self, plan: Plan) -> None:
+        """Announce the plan of the lane's next step."""
+
+    def post(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
+        """Start the attention of `layer` over the lane's rows: q [T, Hq*Dk], k [T, Hkv*Dk], v [T, Hkv*Dv].
+
+        The decode rows of o [T, Hq*Dv], which come first, are valid after `wait`; the others are the caller's.
+        """
+
+    def wait(self) -> None:
+        """Return when the attention posted last is complete."""
+
+
+def row_width(shape: LayerShape) -> int:
+    """Elements of a decode row [q | k | v]."""
+    return shape.q_heads * shape.k_dim + kv_width(shape)
+
+
+def kv_width(shape: LayerShape) -> int:
+    """Elements of a prefill row [k | v]."""
+    return shape.kv_heads * (shape.k_dim + shape.v_dim)
+
+
+def out_width(shape: LayerShape) -> int:
+    """Elements of a row of o."""
+    return shape.q_heads * shape.v_dim
+
+
+class Share:
+    """One R-rank's part of a plan: slots and counts as the KV store takes them, and its rows in the lane."""
+
+    def __init__(self, plan: Plan, rank: int, first_slot: int = 0):
+        decode = plan.decode[:, 0] == rank
+        prefill = plan.prefill[:, 0] == rank
+        counts = plan.prefill[:, 2]
+        self.release = plan.release[plan.release[:, 0] == rank, 1] + first_slot
+        self.decode_slots = plan.decode[decode, 1] + first_slot
+        self.decode_counts = np.ones(len(self.decode_slots), np.int32)
+        self.prefill_slots = plan.prefill[prefill, 1] + first_slot
+        self.prefill_counts = np.ascontiguousarray(counts[prefill])
+        self.decode_rows = np.flatnonzero(decode)
+        self.prefill_rows = np.flatnonzero(np.repeat(prefill, counts)) + len(decode)
+
+    def elements(self, shape: LayerShape) -> int:
+        """Elements that the R-rank receives for one layer."""
+        return len(self.decode_rows) * row_width(shape) + len(self.prefill_rows) * kv_width(shape)
+
+
+class Part(Protocol):
+    """An R-part as a link drives it: see `workers.r_part.RPart`."""
+
+    def begin(self, share: Share) -> None: ...
+
+    def attend(self, layer: int, share: Share, rows: Tensor, prompts: Tensor, out: Tensor) -> None: ...

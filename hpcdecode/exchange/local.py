@@ -1,0 +1,29 @@
+"""Both roles in one process: the S-rank's rows go straight to the R-part, no message passing."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hpcdecode.exchange.base import Part, Share
+from hpcdecode.schedule.plan import Plan
+
+
+class LocalLink:
+    """A lane whose only R-rank is this process."""
+
+    def __init__(self, part: Part, first_slot: int):
+        self.part, self.first_slot = part, first_slot
+
+    def begin(self, plan: Plan) -> None:
+        self.share = Share(plan, 0, self.first_slot)
+        self.part.begin(self.share)
+
+    def post(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
+        decodes = len(self.share.decode_rows)
+        rows = torch.cat((q[:decodes], k[:decodes], v[:decodes]), dim=1)
+        prompts = torch.cat((k[decodes:], v[decodes:]), dim=1)
+        self.part.attend(layer, self.share, rows, prompts, o[:decodes])
+
+    def wait(self) -> None:
+        pass

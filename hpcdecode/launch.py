@@ -1,0 +1,157 @@
+"""From processes to a world: who runs where, with which role, on which cores; and how it ends."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import traceback
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
+
+from hpcdecode.errors import UserError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+# Set for the ranks by mpiexec (Hydra, PRTE, Open MPI) and by srun with a PMI plug-in.
+_LAUNCHERS = ("PMI_SIZE", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "PALS_RANKID", "MPI_LOCALNRANKS")
+
+
+def world() -> MPI.Intracomm | None:
+    """COMM_WORLD if a launcher started this process as one rank of several, else None."""
+    if not any(name in os.environ for name in _LAUNCHERS):
+        _refuse_singletons()
+        return None
+    from mpi4py import MPI
+
+    _refuse_singletons(MPI.COMM_WORLD.size)
+    return MPI.COMM_WORLD if MPI.COMM_WORLD.size > 1 else None
+
+
+def _refuse_singletons(size: int = 1) -> None:
+    tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
+    if tasks > 1 and size == 1:
+        raise UserError(
+            f"srun started {tasks} tasks, but MPI sees a world of 1: the MPI library and Slurm do not speak the same "
+            "PMI. Use srun --mpi=pmi2 with MPICH, srun --mpi=pmix with Open MPI (`srun --mpi=list` shows what there is)",
+            everywhere=True,
+        )
+
+
+class Rank(msgspec.Struct, kw_only=True):
+    """One rank, as printed in the topology."""
+
+    rank: int
+    host: str
+    cpus: list[int]
+    role: str = ""
+    device: str = "cpu"
+    threads: int = 1
+    pinned: bool = False
+    numa: str = ""
+    isa: str = ""
+    kv_tokens: int = 0
+
+    @property
+    def has_s(self) -> bool:
+        return "S" in self.role
+
+    @property
+    def has_r(self) -> bool:
+        return "R" in self.role
+
+
+def describe_ranks(comm: MPI.Intracomm | None, s_ranks: int | None) -> list[Rank]:
+    """Every rank with its role and its cores; UserError if the world cannot have `s_ranks` S-ranks."""
+    me = Rank(rank=comm.rank if comm else 0, host=socket.gethostname(), cpus=sorted(os.sched_getaffinity(0)))
+    ranks = gather_all(comm, me, Rank)
+    _assign_roles(ranks, s_ranks)
+    _assign_cores(ranks)
+    return ranks
+
+
+def _assign_roles(ranks: list[Rank], s_ranks: int | None) -> None:
+    size = len(ranks)
+    if size == 1:
+        if s_ranks not in (None, 1):
+            raise UserError(f"--s-ranks {s_ranks}: the world has 1 rank, which plays both roles; start more ranks", everywhere=True)
+        ranks[0].role = "SR"
+        return
+    count = s_ranks or 1
+    if count >= size:
+        raise UserError(
+            f"--s-ranks {count}: the world has {size} ranks, which leaves no R-rank to hold the KV cache; "
+            f"expected 1 to {size - 1}, or start more ranks",
+            everywhere=True,
+        )
+    for rank in ranks:
+        rank.role = "S" if rank.rank < count else "R"
+
+
+def _assign_cores(ranks: list[Rank]) -> None:
+    """Ranks of a host that were given the same cores share them out, if there are enough for all."""
+    given = {rank.rank: rank.cpus for rank in ranks}
+    for rank in ranks:
+        cpus = given[rank.rank]
+        sharing = [r.rank for r in ranks if r.host == rank.host and given[r.rank] == cpus]
+        rank.pinned = len(sharing) <= len(cpus)
+        if rank.pinned:
+            place, parts = sharing.index(rank.rank), len(sharing)
+            rank.cpus = cpus[place * len(cpus) // parts : (place + 1) * len(cpus) // parts]
+        rank.threads = len(rank.cpus) if rank.pinned else 1
+        rank.numa = ",".join(map(str, numa_nodes(rank.cpus))) or "-"
+
+
+def numa_nodes(cpus: list[int]) -> list[int]:
+    """NUMA nodes that the cores belong to; empty where the system does not tell."""
+    nodes = set()
+    for cpu in cpus:
+        try:
+            entries = os.listdir(f"/sys/devices/system/cpu/cpu{cpu}")
+        except OSError:
+            continue
+        nodes |= {int(e[4:]) for e in entries if e.startswith("node") and e[4:].isdigit()}
+    return sorted(nodes)
+
+
+def broadcast(comm: MPI.Intracomm | None, value, kind, root: int = 0):
+    """`value` of rank `root` on every rank, as msgspec type `kind`; waits without burning a core."""
+    if comm is None:
+        return value
+    import numpy as np
+
+    from hpcdecode.exchange.wait import wait
+
+    data = msgspec.msgpack.encode(value) if comm.rank == root else b""
+    length = np.array([len(data)], np.int64)
+    wait(comm.Ibcast(length, root))
+    wire = np.frombuffer(bytearray(data or int(length[0])), np.uint8)
+    wait(comm.Ibcast(wire, root))
+    return msgspec.msgpack.decode(wire.tobytes(), type=kind)
+
+
+def gather_all(comm: MPI.Intracomm | None, value, kind) -> list:
+    """`value` of every rank, by rank, on every rank."""
+    if comm is None:
+        return [value]
+    return [broadcast(comm, value, kind, root) for root in range(comm.size)]
+
+
+def is_lead() -> bool:
+    """Whether this process is the one that prints for all, as far as the launcher's variables tell."""
+    names = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+    return all(os.environ.get(name, "0") == "0" for name in names)
+
+
+def abort(comm: MPI.Intracomm | None, error: BaseException, code: int = 1) -> NoReturn:
+    """End all ranks at once, naming this rank, its host and the cause."""
+    if not isinstance(error, UserError):
+        traceback.print_exception(error)
+    rank = comm.rank if comm else 0
+    cause = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    print(f"hpcdecode: rank {rank} on {socket.gethostname()} failed: {cause}", file=sys.stderr, flush=True)
+    if comm is not None:
+        comm.Abort(code)
+    raise SystemExit(code)

@@ -1,0 +1,80 @@
+"""What the ranks counted, and the figures of a job that follow from it."""
+
+from __future__ import annotations
+
+import platform
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hpcdecode import __version__
+
+if TYPE_CHECKING:
+    from hpcdecode.workers.desk import Desk
+    from hpcdecode.workers.r_part import RPart
+    from hpcdecode.workers.s_rank import SRank
+
+
+class Metrics(msgspec.Struct, kw_only=True):
+    """Counters of one rank. Seconds are wall-clock; `s_wait` is spent waiting for R-ranks."""
+
+    s_role: bool = False
+    s_seconds: float = 0.0
+    s_wait: float = 0.0
+    steps: int = 0
+    errors: int = 0
+    peak_prefill_tokens: int = 0
+    r_role: bool = False
+    r_busy: float = 0.0
+    bytes_read: int = 0
+    attend_seconds: float = 0.0
+    peak_tokens: int = 0
+
+    @classmethod
+    def of(cls, worker: SRank | None, part: RPart | None) -> Metrics:
+        metrics = cls()
+        if worker is not None:
+            metrics.s_role = True
+            metrics.s_seconds, metrics.s_wait = worker.seconds, worker.wait_seconds
+            metrics.steps, metrics.peak_prefill_tokens = worker.steps, worker.peak_prefill_tokens
+        if part is not None:
+            metrics.r_role = True
+            metrics.r_busy, metrics.peak_tokens = part.busy_seconds, part.peak_tokens
+            metrics.bytes_read, metrics.attend_seconds = part.store.bytes_read, part.store.attend_seconds
+        return metrics
+
+
+def summarize(desk: Desk, ranks: list[Metrics], seconds: float) -> dict[str, Any]:
+    """The `summary` attribute. In a process with both roles, S is busy when R is not."""
+    s_ranks, r_ranks = [m for m in ranks if m.s_role], [m for m in ranks if m.r_role]
+    local = sum(m.r_busy for m in ranks if m.s_role)
+    wall = max(seconds, 1e-9)
+    attending = sum(m.attend_seconds for m in r_ranks)
+    return {
+        "rows": desk.rows,
+        "errors": desk.writer.errors,
+        "prompt_tokens": desk.prompt_tokens,
+        "generated_tokens": desk.generated_tokens,
+        "seconds": seconds,
+        "tokens_per_second": desk.generated_tokens / wall,
+        "s_busy": sum(m.s_seconds - m.s_wait for m in s_ranks) / len(s_ranks) / wall - local / wall,
+        "r_busy": sum(m.r_busy for m in r_ranks) / len(r_ranks) / wall,
+        "r_gigabytes_per_second": sum(m.bytes_read for m in r_ranks) / max(attending, 1e-9) / 1e9,
+        "peak_kv_tokens": sum(m.peak_tokens for m in r_ranks),
+        "peak_prefill_tokens_on_s": max(m.peak_prefill_tokens for m in s_ranks),
+        "steps": max(m.steps for m in s_ranks),
+    }
+
+
+def versions() -> dict[str, str]:
+    import h5py
+    import numpy
+    import torch
+    import transformers
+
+    modules = {"h5py": h5py, "numpy": numpy, "torch": torch, "transformers": transformers}
+    return {
+        "hpcdecode": __version__,
+        "python": platform.python_version(),
+        **{name: str(module.__version__) for name, module in modules.items()},
+    }

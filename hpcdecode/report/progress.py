@@ -1,0 +1,38 @@
+"""What a user sees while the job runs: a bar on a terminal, a line every 30 seconds elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from time import perf_counter
+
+from tqdm import tqdm
+
+_LINE_SECONDS = 30.0
+_BAR_SECONDS = 0.2
+
+
+class Progress:
+    """`update` is cheap and may be called at every turn."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._bar = tqdm(unit=" rows", disable=not self._terminal, file=sys.stderr, dynamic_ncols=True)
+        self._start = self._last = perf_counter()
+        self._last_tokens = 0
+
+    def update(self, rows: int, tokens: int, in_flight: int) -> None:
+        """rows and tokens so far; in_flight: tokens in the KV cache now."""
+        now = perf_counter()
+        if now - self._last < (_BAR_SECONDS if self._terminal else _LINE_SECONDS):
+            return
+        rate = (tokens - self._last_tokens) / (now - self._last)
+        self._last, self._last_tokens = now, tokens
+        if self._terminal:
+            self._bar.set_postfix_str(f"{rate:,.0f} tokens/s, {in_flight:,} tokens in flight", refresh=False)
+            self._bar.update(rows - self._bar.n)
+        else:
+            line = f"{now - self._start:.0f} s: {rows:,} rows, {rate:,.0f} tokens/s, {in_flight:,} tokens in flight"
+            print(f"hpcdecode: {line}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        self._bar.close()

@@ -1,0 +1,46 @@
+"""The topology and the summary, as printed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence as Seq
+from typing import Any
+
+from hpcdecode.launch import Rank
+
+
+def table(header: Seq[str], rows: Iterable[Seq[object]]) -> str:
+    """Columns aligned to the left, two spaces apart."""
+    cells = [list(header), *([str(c) for c in row] for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells)
+
+
+def topology(ranks: Iterable[Rank]) -> str:
+    header = ("rank", "host", "role", "device", "NUMA", "threads", "ISA", "KV capacity")
+    rows = (
+        (
+            r.rank,
+            r.host,
+            r.role,
+            r.device,
+            r.numa,
+            f"{r.threads}{'' if r.pinned else ' (unpinned)'}",
+            r.isa or "-",
+            f"{r.kv_tokens:,} tokens" if r.has_r else "-",
+        )
+        for r in ranks
+    )
+    return table(header, rows)
+
+
+def summary(figures: dict[str, Any]) -> str:
+    """The closing lines; `figures` is what the output's `summary` attribute holds."""
+    f = figures
+    return "\n".join(
+        (
+            f"rows {f['rows']:,}, errors {f['errors']:,}, tokens {f['generated_tokens']:,} generated"
+            f" and {f['prompt_tokens']:,} of prompts, in {f['seconds']:.1f} s",
+            f"{f['tokens_per_second']:,.1f} tokens/s, S busy {f['s_busy']:.0%}, R busy {f['r_busy']:.0%},"
+            f" R-part {f['r_gigabytes_per_second']:.1f} GB/s, peak KV {f['peak_kv_tokens']:,} tokens",
+        )
+    )

@@ -1,0 +1,72 @@
+"""Which R-rank holds a sequence, and whether its KV cache will fit there until its last step.
+
+A sequence of P prompt tokens that starts to decode at step x and runs to step E holds
+max(P, final - (E - t)) tokens at step t <= E. The load of an R-rank can only peak where a sequence ends
+(FastDecode, Algorithm 1), so it is enough to look at every end step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence as Seq
+
+import numpy as np
+
+from hpcdecode.schedule.sequence import Sequence
+
+
+class Placement:
+    """KV capacity of the R-ranks as one S-rank may use it; shared by all its lanes.
+
+    capacity: tokens per R-rank. block_tokens: unit of allocation, to which every sequence is rounded up.
+    """
+
+    def __init__(self, capacity: Seq[int], block_tokens: int, lanes: int):
+        self.capacity = tuple(capacity)
+        self.block_tokens = block_tokens
+        self._held: list[set[Sequence]] = [set() for _ in capacity]
+        self._lane_load = np.zeros((len(self.capacity), lanes))
+
+    def fits_alone(self, tokens: int) -> bool:
+        """Whether a sequence of `tokens` in the end could run with nothing else on some R-rank."""
+        return self._round(tokens) <= max(self.capacity)
+
+    def candidates(self, lane: int, group: Iterable[Sequence] = ()) -> list[int]:
+        """R-ranks in the order in which they should be tried: least load in this lane, then in all.
+
+        group: sequences of the lane that have been placed but not added yet.
+        """
+        load = self._lane_load[:, lane].copy()
+        for sequence in group:
+            load[sequence.rank] += _mean_length(sequence)
+        total = self._lane_load.sum(axis=1)
+        return sorted(range(len(self.capacity)), key=lambda r: (load[r], total[r], r))
+
+    def fits(self, rank: int, extra: Iterable[Sequence]) -> bool:
+        """Whether R-rank `rank` never overflows with the sequences in `extra` added to those it holds."""
+        sequences = [*self._held[rank], *extra]
+        if sum(self._round(s.final_length) for s in sequences) <= self.capacity[rank]:
+            return True
+        return self._peak(sequences) <= self.capacity[rank]
+
+    def add(self, sequence: Sequence) -> None:
+        self._held[sequence.rank].add(sequence)
+        self._lane_load[sequence.rank, sequence.lane] += _mean_length(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        self._held[sequence.rank].remove(sequence)
+        self._lane_load[sequence.rank, sequence.lane] -= _mean_length(sequence)
+
+    def _round(self, tokens: int) -> int:
+        return -(-tokens // self.block_tokens) * self.block_tokens
+
+    def _peak(self, sequences: list[Sequence]) -> int:
+        prompt = np.array([s.prompt_length for s in sequences])
+        final = np.array([s.final_length for s in sequences])
+        end = np.array([s.end_step for s in sequences])
+        at = np.unique(end + 1)[:, None]  # a slot is freed by the next plan of its lane, one step after the end
+        tokens = np.maximum(prompt, final - np.maximum(end - at, 0))
+        return int(np.where(end + 1 >= at, self._round(tokens), 0).sum(axis=1).max())
+
+
+def _mean_length(sequence: Sequence) -> float:
+    return (sequence.prompt_length + sequence.final_length) / 2

@@ -1,0 +1,134 @@
+"""How the other S-ranks reach the lead's desk: they ask for rows ahead of need, and hand in what is finished."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+import numpy as np
+from mpi4py import MPI
+
+from hpcdecode.data.prompts import RowError
+from hpcdecode.data.tokens import Prompt
+from hpcdecode.exchange.wait import wait
+from hpcdecode.schedule.sequence import Sequence
+from hpcdecode.workers.desk import Desk, Finished
+
+_REPORT, _ROWS, _STOP = 1, 2, 3  # message tags
+_ROWS_A_MESSAGE = 16
+
+
+class Report(msgspec.Struct, array_like=True):
+    """From an S-rank to the lead: what is done since the last report, and how many rows it asks for.
+
+    ask: 0 asks for nothing and gets no answer; -1 is the S-rank's last report.
+    """
+
+    ask: int
+    finished: list[Finished]
+    errors: list[RowError]
+
+
+class Clients:
+    """The lead's end. comm: the S-ranks, of which the lead is rank 0."""
+
+    def __init__(self, desk: Desk, comm: MPI.Intracomm):
+        self.desk, self.comm = desk, comm
+        self.open = set(range(1, comm.size))
+        self.stopping = False
+
+    def serve(self) -> None:
+        """Take the reports that have arrived and answer them; waits for none."""
+        status = MPI.Status()
+        while self.open and self.comm.Iprobe(tag=_REPORT, status=status):
+            report = _receive(self.comm, status.source, _REPORT, Report)
+            for done in report.finished:
+                self.desk.record(done)
+            for error in report.errors:
+                self.desk.error(error)
+            if report.ask > 0:
+                _send(self.comm, status.source, _ROWS, self._rows(report.ask))
+            elif report.ask < 0:
+                self.open.remove(status.source)
+
+    def stop(self) -> None:
+        """Tell the S-ranks to end at their next step."""
+        if not self.stopping:
+            self.stopping = True
+            for client in self.open:
+                _send(self.comm, client, _STOP, None)
+
+    def _rows(self, count: int) -> list[Prompt]:
+        rows: list[Prompt] = []
+        while len(rows) < count and not self.stopping and self.desk.peek() is not None:
+            rows.append(self.desk.pop())
+        return rows
+
+
+class RemoteDesk:
+    """Feed and sink of an S-rank that is not the lead. An empty answer to a question for rows is their end."""
+
+    def __init__(self, comm: MPI.Intracomm):
+        self.comm = comm
+        self._rows: deque[Prompt] = deque()
+        self._finished: list[Finished] = []
+        self._errors: list[RowError] = []
+        self._asked = self._ended = False
+
+    def peek(self) -> Prompt | None:
+        if not self._asked and not self._ended and len(self._rows) < _ROWS_A_MESSAGE // 2:
+            self._report(_ROWS_A_MESSAGE)
+            self._asked = True
+        while not self._rows and self._asked:
+            self._take_answer()
+        return self._rows[0] if self._rows else None
+
+    def pop(self) -> Prompt:
+        return self._rows.popleft()
+
+    def refuse(self, prompt: Prompt, reason: str) -> None:
+        self._rows.popleft()
+        self._errors.append(RowError(prompt.line, prompt.id, reason))
+
+    def finish(self, sequence: Sequence) -> None:
+        self._finished.append(Finished.of(sequence))
+        if len(self._finished) >= _ROWS_A_MESSAGE:
+            self._report(0)
+
+    def told_to_stop(self) -> bool:
+        return self.comm.Iprobe(0, _STOP)
+
+    def close(self) -> None:
+        """Hand in what is done and end."""
+        if self._asked:
+            self._take_answer()
+        self._report(-1)
+
+    def _take_answer(self) -> None:
+        rows = _receive(self.comm, 0, _ROWS, list[Prompt])
+        self._rows += rows
+        self._ended, self._asked = not rows, False
+
+    def _report(self, ask: int) -> None:
+        _send(self.comm, 0, _REPORT, Report(ask, self._finished, self._errors))
+        self._finished, self._errors = [], []
+
+
+def _send(comm: MPI.Intracomm, target: int, tag: int, message: object) -> None:
+    wait(comm.Isend([msgspec.msgpack.encode(message), MPI.BYTE], target, tag))
+
+
+class _Arrival:
+    def __init__(self, comm: MPI.Intracomm, source: int, tag: int):
+        self.comm, self.source, self.tag, self.status = comm, source, tag, MPI.Status()
+
+    def Test(self) -> bool:
+        return self.comm.Iprobe(self.source, self.tag, self.status)
+
+
+def _receive(comm: MPI.Intracomm, source: int, tag: int, kind):
+    arrival = _Arrival(comm, source, tag)
+    wait(arrival)
+    wire = np.empty(arrival.status.Get_count(MPI.BYTE), np.uint8)
+    wait(comm.Irecv([wire, MPI.BYTE], source, tag))
+    return msgspec.msgpack.decode(wire.tobytes(), type=kind)

@@ -1,0 +1,123 @@
+"""The S-rank: the token-wise slices of every lane in rotation, and the sampling at the end of a step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Generator, Sequence as Seq
+from time import perf_counter
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcdecode.attention import LayerShape
+from hpcdecode.exchange.base import SLink
+from hpcdecode.model import SplitModel
+from hpcdecode.sampling.sampler import sample
+from hpcdecode.schedule.injector import Injector, Step
+from hpcdecode.schedule.plan import Plan
+from hpcdecode.schedule.sequence import Sequence
+from hpcdecode.workers.prefill import PrefillCache
+
+
+class Sink(Protocol):
+    """Where finished sequences go."""
+
+    def finish(self, sequence: Sequence) -> None: ...
+
+
+class SRank:
+    """Runs the lanes of one S-rank until their injectors are exhausted or `stopping` is set.
+
+    A turn of a lane ends with the post of an attention; the wait for it is the start of its next turn, so the
+    other lanes' slices run meanwhile. Lane step s begins at turn s * layers, for every lane.
+    """
+
+    def __init__(
+        self,
+        model: SplitModel,
+        shapes: Seq[LayerShape],
+        links: Seq[SLink],
+        injectors: Seq[Injector],
+        sink: Sink,
+        eos: frozenset[int],
+    ):
+        self.model, self.shapes, self.links, self.injectors = model, shapes, links, injectors
+        self.sink, self.eos = sink, eos
+        self.prefill = PrefillCache(shapes)
+        self.stopping = False
+        self.seconds = self.wait_seconds = 0.0
+        self.steps = self.peak_prefill_tokens = 0
+        self._turn = self._plans = 0
+
+    def run(self, between_turns: Callable[[], None]) -> None:
+        """Generate until done; `between_turns` is called once a rotation of the lanes."""
+        start = perf_counter()
+        with torch.inference_mode():
+            lanes = [self._lane(link, injector) for link, injector in zip(self.links, self.injectors, strict=True)]
+            while lanes:
+                lanes = [lane for lane in lanes if next(lane, False)]
+                self._turn += 1
+                between_turns()
+        self.seconds = perf_counter() - start
+
+    @property
+    def tokens_in_flight(self) -> int:
+        return sum(injector.tokens_in_flight for injector in self.injectors)
+
+    def _lane(self, link: SLink, injector: Injector) -> Generator[bool, None, None]:
+        while not self.stopping and not injector.exhausted():
+            step = injector.next_step(self._turn // len(self.shapes))
+            if len(step.plan.release) or step.plan.runs_model:
+                self._announce(link, step.plan)
+            if not step.plan.runs_model:
+                yield True  # waiting for room that another lane's sequences hold
+                continue
+            logits = yield from self._forward(link, step)
+            tokens = sample(logits, step.sampled) if logits is not None else []
+            self._finish_step(injector, step, tokens)
+        self._announce(link, Plan(stop=True))
+
+    def _announce(self, link: SLink, plan: Plan) -> None:
+        link.begin(dataclasses.replace(plan, number=self._plans))
+        self._plans += 1
+
+    def _forward(self, link: SLink, step: Step) -> Generator[bool, None, Tensor | None]:
+        """Run the slices; yields after every post, returns the logits of the step's sampled tokens."""
+        decodes = len(step.decode)
+        ids, positions, keep = _inputs(step)
+        o, context = None, (ids, positions, keep)
+        for layer, shape in enumerate(self.shapes):
+            q, k, v, context = self.model.slice(layer, o, context)
+            o = q.new_empty(len(q), shape.q_heads * shape.v_dim)
+            link.post(layer, q, k, v, o)
+            if step.prefill:
+                rows = slice(decodes, None)
+                self.prefill.attend(layer, step.prefill, q[rows], k[rows], v[rows], o[rows], self.model.sinks(layer))
+            yield True
+            start = perf_counter()
+            link.wait()
+            self.wait_seconds += perf_counter() - start
+        self.prefill.finish(step.prefill)
+        return self.model.logits(o, context) if len(keep) else None
+
+    def _finish_step(self, injector: Injector, step: Step, tokens: list[int]) -> None:
+        for sequence in injector.commit(step, tokens, self.eos):
+            self.sink.finish(sequence)
+        self.steps += 1
+        self.peak_prefill_tokens = max(self.peak_prefill_tokens, self.prefill.tokens)
+
+
+def _inputs(step: Step) -> tuple[Tensor, Tensor, Tensor]:
+    """Token ids [T], positions [T] and indices of the tokens whose logits are needed [L], all int64."""
+    ids = [s.generated[-1] for s in step.decode]
+    positions = [s.length for s in step.decode]
+    keep = list(range(len(ids)))
+    for chunk in step.prefill:
+        end = chunk.start + chunk.count
+        ids += chunk.sequence.prompt.token_ids[chunk.start : end]
+        positions += range(chunk.start, end)
+        if chunk.completes:
+            keep.append(len(ids) - 1)
+    return tuple(torch.from_numpy(np.array(x, np.int64)) for x in (ids, positions, keep))

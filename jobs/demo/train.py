@@ -1,0 +1,142 @@
+"""Train the demo model: a small Llama on the text of corpus.py, on one CPU thread.
+
+    python jobs/demo/train.py [--minutes 24] [--steps 4200] [--out jobs/demo/model]
+
+The learning rate follows max(steps done, minutes gone), so that a slow machine stops in time with a finished
+schedule; where the steps come first, the seed decides everything. The last part runs on long windows, so that
+positions beyond the short ones are trained too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from corpus import documents
+from tokenizers import ByteLevelBPETokenizer
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+EOS = "<|endoftext|>"
+VOCAB = 2048
+TOKENS_PER_STEP = 2048
+SHORT, LONG, LONG_FROM = 256, 1024, 0.85  # window lengths, and the share of the schedule before the long ones
+PEAK_RATE, WARMUP = 3e-3, 0.03
+
+
+def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
+    bpe = ByteLevelBPETokenizer()
+    bpe.train_from_iterator(texts, vocab_size=VOCAB, min_frequency=2, special_tokens=[EOS], show_progress=False)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe._tokenizer,
+        eos_token=EOS,
+        pad_token=EOS,
+        model_max_length=2048,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def build_model(eos: int) -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=5,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        head_dim=32,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        rms_norm_eps=1e-5,
+        bos_token_id=eos,
+        eos_token_id=eos,
+        pad_token_id=eos,
+    )
+    model = LlamaForCausalLM(config)
+    model.generation_config = GenerationConfig(bos_token_id=eos, eos_token_id=eos, pad_token_id=eos)
+    return model
+
+
+def windows(tokens: list[torch.Tensor], generator: torch.Generator) -> Iterator[torch.Tensor]:
+    """Endless batches [rows, length + 1] of int64; `length` is sent in. Documents are shuffled every epoch."""
+    stream, length = torch.empty(0, dtype=torch.long), SHORT
+    while True:
+        rows = TOKENS_PER_STEP // length
+        while len(stream) < rows * length + 1:
+            order = torch.randperm(len(tokens), generator=generator)
+            stream = torch.cat([stream, *(tokens[i] for i in order)])
+        batch = stream[: rows * length + 1].unfold(0, length + 1, length)
+        stream = stream[rows * length :]
+        length = (yield batch) or length
+
+
+def learning_rate(progress: float) -> float:
+    if progress < WARMUP:
+        return PEAK_RATE * (progress + 1e-3) / WARMUP
+    return PEAK_RATE * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (progress - WARMUP) / (1 - WARMUP))))
+
+
+def optimizer_for(model: LlamaForCausalLM) -> torch.optim.Optimizer:
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    others = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=PEAK_RATE, betas=(0.9, 0.98), foreach=True)
+
+
+def save(model: LlamaForCausalLM, out: Path) -> None:
+    """bf16 safetensors; the float32 weights in training stay as they are."""
+    state = {name: weight.to(torch.bfloat16) for name, weight in model.state_dict().items()}
+    copy = LlamaForCausalLM(model.config).to(torch.bfloat16)
+    copy.load_state_dict(state)
+    copy.generation_config = model.generation_config
+    copy.save_pretrained(out)
+
+
+def train(model: LlamaForCausalLM, tokens: list[torch.Tensor], steps: int, minutes: float, out: Path) -> None:
+    batches = windows(tokens, torch.Generator().manual_seed(1))
+    optimizer, smooth, start, saved, step = optimizer_for(model), None, time.monotonic(), time.monotonic(), 0
+    batch = next(batches)
+    while (progress := max(step / steps, (time.monotonic() - start) / (60 * minutes))) < 1:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(progress)
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(input_ids=batch[:, :-1], use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        smooth = loss.item() if smooth is None else 0.95 * smooth + 0.05 * loss.item()
+        step += 1
+        if step % 20 == 0:
+            print(f"step {step} loss {smooth:.3f} minutes {(time.monotonic() - start) / 60:.1f}", flush=True)
+        if time.monotonic() - saved > 120:
+            save(model, out)
+            saved = time.monotonic()
+        batch = batches.send(LONG if progress > LONG_FROM else SHORT)
+    save(model, out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=24.0)
+    parser.add_argument("--steps", type=int, default=4200)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "model")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    texts = documents()
+    tokenizer = build_tokenizer(texts)
+    tokens = [torch.tensor([*tokenizer(text)["input_ids"], tokenizer.eos_token_id]) for text in texts]
+    model = build_model(tokenizer.eos_token_id)
+    count = sum(p.numel() for p in model.parameters())
+    print(f"{len(texts)} documents, {sum(map(len, tokens))} tokens, {count} parameters", flush=True)
+    tokenizer.save_pretrained(args.out)
+    train(model, tokens, args.steps, args.minutes, args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+// What the kernels of one ISA are given and what they export. Plain data only: this header is included by
+// translation units compiled with different instruction sets, so it must define no function.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace hpcdecode {
+
+enum class KvType : int { kF32, kF16, kBF16, kI8, kI4 };
+enum class ActType : int { kF32, kBF16 };
+constexpr int kNumKvTypes = 5;
+
+// Arithmetic is defined on absolute positions, never on blocks or batches: tiles of 16 tokens are what one vector
+// holds, chunks of 64 are scored together, pieces of 512 are what partial results stand for.
+constexpr int kTile = 16;
+constexpr int kChunk = 64;
+constexpr int kPiece = 512;
+constexpr int kTilesPerChunk = kChunk / kTile;
+constexpr int kMaxRowBlock = 128;  // query rows (tokens x group) that one item holds in scratch
+
+// Where one block keeps one KV head of a layer. Sizes in bytes unless said otherwise.
+// Tiled (block_tokens % 16 == 0): [tiles][K tile] then [tiles][V tile].
+// Rows (any other block_tokens): [block_tokens][K row, V row]; gathered into tiles before use.
+struct HeadLayout {
+    int k_dim, v_dim;          // elements
+    int k_pad, v_pad;          // elements, as stored
+    size_t k_tile, v_tile;     // one tile of 16 tokens, scales included
+    size_t k_row, row_bytes;   // row layout: K part and whole
+    size_t v_offset;           // tiled layout: start of the V tiles
+    size_t head_bytes;         // one KV head of one block
+    int block_tokens;          // tokens
+    int tiles_per_block;       // 0: row layout
+};
+
+// One KV head of one sequence.
+struct HeadView {
+    uint8_t* base;          // block 0 of this layer and head
+    const int32_t* blocks;  // block ids of the sequence
+    size_t block_bytes;     // distance between blocks of this layer
+    const HeadLayout* layout;
+};
+
+struct AppendArgs {
+    HeadView kv;
+    const void* k;  // [count] rows of k_dim
+    const void* v;  // [count] rows of v_dim
+    ActType type;
+    int64_t stride;  // elements between rows
+    int64_t position;
+    int64_t count;
+    uint8_t* scratch;  // one aligned row of max(k_pad, v_pad) floats
+};
+
+// Query row r belongs to query token r / group and query head r % group of the KV head.
+struct AttendArgs {
+    HeadView kv;
+    const void* q;
+    ActType type;          // of q and out
+    int64_t q_stride;      // elements between query tokens
+    int first_row, rows;   // rows <= kMaxRowBlock
+    int group;
+    int64_t length;        // positions held, new tokens included
+    int64_t new_tokens;    // query token j sees positions < length - new_tokens + j + 1
+    int64_t window;        // 0: none
+    float scale, softcap;  // softcap 0: none
+    int64_t piece_begin, piece_end;
+    bool fold;        // pieces are folded into one partial (starts at the first piece of the sequence)
+    float* partials;  // null: finish and write out; else [pieces or 1][rows][2 + v_pad]: max exponent, sum, values
+    const float* sinks;  // [group] or null
+    void* out;
+    int64_t out_stride;  // elements between query tokens
+    uint8_t* scratch;    // attend_scratch_bytes, 64-byte aligned
+};
+
+struct MergeArgs {
+    const float* partials;  // [count][rows][2 + v_pad], in order
+    int count, first_row, rows, group, v_dim, v_pad;
+    const float* sinks;
+    void* out;
+    ActType type;
+    int64_t out_stride;
+    uint8_t* scratch;
+};
+
+struct KernelTable {
+    const char* name;
+    void (*append[kNumKvTypes])(const AppendArgs&);
+    void (*attend[kNumKvTypes])(const AttendArgs&);
+    void (*merge)(const MergeArgs&);
+    double (*read)(const uint8_t* data, size_t bytes);  // touches every cache line once, for bandwidth figures
+};
+
+}  // namespace hpcdecode

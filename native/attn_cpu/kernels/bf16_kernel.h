@@ -1,0 +1,77 @@
+// Scores and weighted values by bfloat16 pair products (AVX512_BF16). Queries and weights are rounded to bfloat16;
+// the sum of weights is taken over the rounded ones, so that equal values come out exactly.
+struct PairKernel {
+    using Storage = StoreBF16;
+    using Query = uint32_t;
+    static constexpr size_t kQueryBytes = 2;  // per element
+    static constexpr size_t kValueChunk = kTile / 2 * 64;
+    static inline F exp2(F t) { return vexp2_coarse(t); }
+    static inline __m512bh pairs(const void* p) { return (__m512bh)_mm512_loadu_si512(p); }
+    static inline __m512bh spread(uint32_t pair) { return (__m512bh)_mm512_set1_epi32(static_cast<int>(pair)); }
+
+    // q[unit][row] pairs
+    template <int MR>
+    static void prepare(const AttendArgs& a, int row0, uint8_t* dst) {
+        uint16_t* q = reinterpret_cast<uint16_t*>(dst);
+        const HeadLayout& l = *a.kv.layout;
+        for (int r = 0; r < MR; ++r) {
+            const int row = a.first_row + row0 + r;
+            const int64_t base = (row / a.group) * a.q_stride + static_cast<int64_t>(row % a.group) * l.k_dim;
+            for (int d = 0; d < l.k_pad; ++d)
+                q[((d / 2) * MR + r) * 2 + d % 2] = d < l.k_dim ? bf16_of(load_act(a.q, a.type, base + d)) : 0;
+        }
+    }
+
+    template <int MR, int TT>
+    static inline void score_pass(const uint8_t* const* k, const uint32_t* q, int units, float* s) {
+        F acc[MR][TT];
+        for (int r = 0; r < MR; ++r)
+            for (int t = 0; t < TT; ++t) acc[r][t] = vzero();
+        for (int u = 0; u < units; ++u, q += MR) {
+            __m512bh x[TT];
+#pragma GCC unroll 4
+            for (int t = 0; t < TT; ++t) x[t] = pairs(k[t] + static_cast<size_t>(u) * 64);
+#pragma GCC unroll 8
+            for (int r = 0; r < MR; ++r) {
+                const __m512bh y = spread(q[r]);
+#pragma GCC unroll 4
+                for (int t = 0; t < TT; ++t) acc[r][t] = _mm512_dpbf16_ps(acc[r][t], x[t], y);
+            }
+        }
+        for (int r = 0; r < MR; ++r)
+            for (int t = 0; t < TT; ++t) vstore(s + r * kChunk + t * W, acc[r][t]);
+    }
+
+    // out holds bfloat16 pairs, 64 tokens in the first 128 bytes of the row
+    static inline void emit(const F* p, float* sums, float* out) {
+        const __m512bh ones = spread(0x3f803f80u);
+        const __m512bh lo = _mm512_cvtne2ps_pbh(p[1], p[0]), hi = _mm512_cvtne2ps_pbh(p[3], p[2]);
+        _mm512_storeu_si512(out, (__m512i)lo);
+        _mm512_storeu_si512(out + 16, (__m512i)hi);
+        vstore(sums, _mm512_dpbf16_ps(_mm512_dpbf16_ps(vload(sums), lo, ones), hi, ones));
+    }
+
+    template <int MR, int NC>
+    static inline void value_pass(const Tiles& tiles, size_t offset, const float* p, float* acc, int v_pad) {
+        F o[MR][NC];
+        for (int r = 0; r < MR; ++r)
+            for (int c = 0; c < NC; ++c) o[r][c] = vload(acc + r * v_pad + c * W);
+        for (int t = tiles.first; t < tiles.last; ++t) {
+            const uint8_t* v = tiles.v[t] + offset;
+            const uint32_t* w = reinterpret_cast<const uint32_t*>(p) + t * kTile / 2;
+            for (int u = 0; u < kTile / 2; ++u) {
+                __m512bh x[NC];
+#pragma GCC unroll 8
+                for (int c = 0; c < NC; ++c) x[c] = pairs(v + (c * (kTile / 2) + u) * 64);
+#pragma GCC unroll 8
+                for (int r = 0; r < MR; ++r) {
+                    const __m512bh y = spread(w[r * kChunk + u]);
+#pragma GCC unroll 8
+                    for (int c = 0; c < NC; ++c) o[r][c] = _mm512_dpbf16_ps(o[r][c], x[c], y);
+                }
+            }
+        }
+        for (int r = 0; r < MR; ++r)
+            for (int c = 0; c < NC; ++c) vstore(acc + r * v_pad + c * W, o[r][c]);
+    }
+};

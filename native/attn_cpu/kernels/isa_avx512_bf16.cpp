@@ -1,0 +1,24 @@
+#include "../kernel_api.h"
+#include <immintrin.h>
+
+namespace hpcdecode {
+namespace isa_avx512_bf16 {
+namespace {
+#include "vec_avx512.h"
+// clang-format off: each header needs the ones above it
+#include "math.h"
+#include "storage.h"
+#include "plain_kernel.h"
+#include "bf16_kernel.h"
+#include "append.h"
+#include "attend_item.h"
+#include "read.h"
+#include "table.h"
+// clang-format on
+}  // namespace
+
+extern const KernelTable table;
+const KernelTable table = make_table<PairKernel>("avx512_bf16");
+
+}  // namespace isa_avx512_bf16
+}  // namespace hpcdecode

@@ -1,0 +1,23 @@
+#include "../kernel_api.h"
+
+
+namespace hpcdecode {
+namespace isa_generic {
+namespace {
+#include "vec_generic.h"
+// clang-format off: each header needs the ones above it
+#include "math.h"
+#include "storage.h"
+#include "plain_kernel.h"
+#include "append.h"
+#include "attend_item.h"
+#include "read.h"
+#include "table.h"
+// clang-format on
+}  // namespace
+
+extern const KernelTable table;
+const KernelTable table = make_table<PlainKernel<StoreBF16>>("generic");
+
+}  // namespace isa_generic
+}  // namespace hpcdecode

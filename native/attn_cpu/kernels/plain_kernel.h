@@ -1,0 +1,95 @@
+// Scores and weighted values in plain fp32 over any stored type. Included inside the namespace of one ISA.
+constexpr int pow2_below(int x) { return x >= 8 ? 8 : x >= 4 ? 4 : x >= 2 ? 2 : 1; }
+
+struct Tiles {
+    const uint8_t* k[kTilesPerChunk];
+    const uint8_t* v[kTilesPerChunk];
+    const uint8_t* next_k[kTilesPerChunk];  // to prefetch; null when there is none
+    int first, last;                        // tiles of this chunk that hold visible tokens
+};
+
+template <class Store>
+struct PlainKernel {
+    using Storage = Store;
+    using Query = float;
+    static constexpr size_t kQueryBytes = 4;  // per element
+    static constexpr size_t kValueChunk = static_cast<size_t>(kTile / 2) * Store::kUnitBytes;
+    static inline F exp2(F t) { return vexp2(t); }
+
+    // q[unit][row][2]
+    template <int MR>
+    static void prepare(const AttendArgs& a, int row0, uint8_t* dst) {
+        float* q = reinterpret_cast<float*>(dst);
+        const HeadLayout& l = *a.kv.layout;
+        for (int r = 0; r < MR; ++r) {
+            const int row = a.first_row + row0 + r;
+            const int64_t base = (row / a.group) * a.q_stride + static_cast<int64_t>(row % a.group) * l.k_dim;
+            for (int d = 0; d < l.k_pad; ++d)
+                q[((d / 2) * MR + r) * 2 + d % 2] = d < l.k_dim ? load_act(a.q, a.type, base + d) : 0.0f;
+        }
+    }
+
+    template <int MR, int TT>
+    static inline void score_pass(const uint8_t* const* k, const float* q, int units, float* s) {
+        F acc[MR][TT * kVecs];
+        for (int r = 0; r < MR; ++r)
+            for (int t = 0; t < TT * kVecs; ++t) acc[r][t] = vzero();
+        for (int u = 0; u < units; ++u, q += MR * 2) {
+#pragma GCC unroll 4
+            for (int t = 0; t < TT; ++t) {
+#pragma GCC unroll 4
+                for (int j = 0; j < kVecs; ++j) {
+                    F a, b;
+                    Store::load(k[t] + static_cast<size_t>(u) * Store::kUnitBytes, j, a, b);
+#pragma GCC unroll 8
+                    for (int r = 0; r < MR; ++r) {
+                        F& x = acc[r][t * kVecs + j];
+                        x = vfma(b, vset(q[r * 2 + 1]), vfma(a, vset(q[r * 2]), x));
+                    }
+                }
+            }
+        }
+        for (int r = 0; r < MR; ++r)
+            for (int t = 0; t < TT * kVecs; ++t) vstore(s + r * kChunk + t * W, acc[r][t]);
+    }
+
+    // Turns the weights of one row into what `values` reads and adds them to the row's 16 partial sums.
+    static inline void emit(const F* p, float* sums, float* out) {
+        for (int j = 0; j < kVecs; ++j) {
+            F x = vload(sums + j * W);
+            for (int t = 0; t < kTilesPerChunk; ++t) {
+                x = vadd(x, p[t * kVecs + j]);
+                vstore(out + (t * kVecs + j) * W, p[t * kVecs + j]);
+            }
+            vstore(sums + j * W, x);
+        }
+    }
+
+    template <int MR, int NC>
+    static inline void value_pass(const Tiles& tiles, size_t offset, const float* p, float* acc, int v_pad) {
+        F o[MR][NC * kVecs];
+        for (int r = 0; r < MR; ++r)
+            for (int c = 0; c < NC * kVecs; ++c) o[r][c] = vload(acc + r * v_pad + c * W);
+        for (int t = tiles.first; t < tiles.last; ++t) {
+            const uint8_t* v = tiles.v[t] + offset;
+            for (int u = 0; u < kTile / 2; ++u) {
+                const float* w = p + t * kTile + u * 2;
+#pragma GCC unroll 8
+                for (int c = 0; c < NC; ++c) {
+#pragma GCC unroll 4
+                    for (int j = 0; j < kVecs; ++j) {
+                        F a, b;
+                        Store::load(v + static_cast<size_t>(c * kTile / 2 + u) * Store::kUnitBytes, j, a, b);
+#pragma GCC unroll 8
+                        for (int r = 0; r < MR; ++r) {
+                            F& x = o[r][c * kVecs + j];
+                            x = vfma(b, vset(w[r * kChunk + 1]), vfma(a, vset(w[r * kChunk]), x));
+                        }
+                    }
+                }
+            }
+        }
+        for (int r = 0; r < MR; ++r)
+            for (int c = 0; c < NC * kVecs; ++c) vstore(acc + r * v_pad + c * W, o[r][c]);
+    }
+};

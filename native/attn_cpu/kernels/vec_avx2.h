@@ -1,0 +1,56 @@
+// 8 floats per vector. Included inside the namespace of one ISA.
+constexpr int W = 8;
+constexpr int kMaxRows = 4;
+constexpr int kAccs = 8;
+using F = __m256;
+
+inline F vload(const float* p) { return _mm256_loadu_ps(p); }
+inline void vstore(float* p, F a) { _mm256_storeu_ps(p, a); }
+inline F vset(float x) { return _mm256_set1_ps(x); }
+inline F vzero() { return _mm256_setzero_ps(); }
+inline F vfma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+inline F vmul(F a, F b) { return _mm256_mul_ps(a, b); }
+inline F vadd(F a, F b) { return _mm256_add_ps(a, b); }
+inline F vsub(F a, F b) { return _mm256_sub_ps(a, b); }
+inline F vdiv(F a, F b) { return _mm256_div_ps(a, b); }
+inline F vmax(F a, F b) { return _mm256_max_ps(a, b); }
+inline bool any_greater(F a, float b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, vset(b), _CMP_GT_OQ)) != 0; }
+inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+inline float hmax(F a) {
+    __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_max_ss(x, _mm_shuffle_ps(x, x, 1)));
+}
+inline float hsum(F a) {
+    __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_add_ss(x, _mm_shuffle_ps(x, x, 1)));
+}
+
+inline F load_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+
+inline void load_bf16_pairs(const uint16_t* p, F& even, F& odd) {
+    const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    even = _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
+    odd = _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+
+inline F load_bf16(const uint16_t* p) {
+    const __m256i x = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
+}
+
+inline F keep_lanes(F a, int lo, int hi) {
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256i keep = _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(lo), lane),
+                                             _mm256_cmpgt_epi32(_mm256_set1_epi32(hi), lane));
+    return _mm256_blendv_ps(vset(-__builtin_inff()), a, _mm256_castsi256_ps(keep));
+}
+
+inline F scale_exp2(F a, F n, F t) {
+    const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    const F keep = _mm256_cmp_ps(t, vset(-126.0f), _CMP_NLT_UQ);
+    return _mm256_and_ps(_mm256_mul_ps(a, _mm256_castsi256_ps(power)), keep);
+}
+inline F vround(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
