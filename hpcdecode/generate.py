@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence as Seq
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,10 @@ import msgspec
 import torch
 
 from hpcdecode import launch
-from hpcdecode.attention import LayerShape, bytes_per_token, capacity_for, default_block_tokens, isa, open_store
+from hpcdecode.attention import LayerShape, block_tokens_for, bytes_per_token, capacity_for, isa, open_store
 from hpcdecode.data.feed import RowFeed
 from hpcdecode.data.prompts import read_rows
-from hpcdecode.data.results import ResultsWriter
+from hpcdecode.data.results import ResultsWriter, require_free
 from hpcdecode.data.tokens import Tokenizer, tokenized
 from hpcdecode.errors import UserError
 from hpcdecode.exchange.base import SLink
@@ -25,6 +26,7 @@ from hpcdecode.job import Job
 from hpcdecode.launch import Rank
 from hpcdecode.memory import available_bytes
 from hpcdecode.model import AttendSpec, SplitModel, load_split
+from hpcdecode.model.config import read_config
 from hpcdecode.report import text
 from hpcdecode.report.figures import Metrics, summarize, versions
 from hpcdecode.report.progress import Progress
@@ -90,11 +92,11 @@ class _Run:
         try:
             if self.lead:
                 _require_prompts(self.job.prompts)
-                ResultsWriter.require_free(self.job.output, overwrite=self.job.overwrite)
+                require_free(self.job.output, overwrite=self.job.overwrite)
                 self.tokenizer = Tokenizer.load(self.job.model)
                 eos = sorted(self.tokenizer.eos_token_ids)
             if self.me.has_s:
-                self.model = model or load_split(self.job.model, dtype=self.job.dtype or _auto_dtype)
+                self.model = model or load_split(self.job.model, dtype=self.job.dtype or _auto_dtype(self.job.model))
                 setup = self._setup()
         except UserError as error:
             problem = str(error)
@@ -114,7 +116,7 @@ class _Run:
             dtype=dtype,
             kv_dtype=self.job.kv_dtype or dtype,
             max_positions=model.max_positions,
-            weight_bytes=model.weight_bytes,
+            weight_bytes=sum(f.stat().st_size for f in Path(self.job.model).glob("*.safetensors")),
         )
 
     def _measure_capacity(self) -> None:
@@ -142,7 +144,13 @@ class _Run:
     def _open_desk(self) -> Desk:
         attributes = {
             "job": msgspec.to_builtins(self.job),
-            "model": self.model.describe(),
+            "model": {
+                "path": os.path.abspath(self.job.model),
+                "architectures": self.model.config.architectures,
+                "layers": len(self.setup.shapes),
+                "dtype": self.setup.dtype,
+                "kv_dtype": self.setup.kv_dtype,
+            },
             "versions": versions(),
             "topology": msgspec.to_builtins(self.ranks),
         }
@@ -254,7 +262,7 @@ class _Run:
         batches = scale.lane_batches[self.s_ranks.index(self.me.rank)]
         share = len(self.s_ranks)
         capacity = [r.kv_tokens // share for r in self.ranks if r.has_r]
-        placement = Placement(capacity, default_block_tokens(), len(batches))
+        placement = Placement(capacity, block_tokens_for(self.setup.shapes, self.setup.kv_dtype), len(batches))
         injectors = [
             Injector(
                 lane,
@@ -301,6 +309,12 @@ def _require_prompts(path: str) -> None:
     if not os.path.isfile(path):
         what = "is a directory" if os.path.isdir(path) else "does not exist"
         raise UserError(f"prompt file {path}: expected a JSON Lines file, but it {what}")
+
+
+def _auto_dtype(model: str) -> str:
+    """bfloat16 for a 16-bit checkpoint on a CPU that multiplies bfloat16, else float32."""
+    narrow = read_config(model).dtype in (torch.bfloat16, torch.float16)
+    return "bfloat16" if narrow and "bf16" in isa() else "float32"
 
 
 def _layer_shape(spec: AttendSpec) -> LayerShape:

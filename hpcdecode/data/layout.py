@@ -11,6 +11,7 @@ segments before it, so that the index joins them as they are.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import h5py
@@ -37,6 +38,9 @@ CHUNK_ROWS = 8192
 CHUNK_TOKENS = 65536
 
 
+_CACHE_BYTES = 1 << 18  # per dataset, one chunk of any column; HDF5's own choice costs 8 MB a dataset
+
+
 class Table(msgspec.Struct):
     """Columns in memory. rows and errors: [n] and [m] arrays by name, bytes objects for strings."""
 
@@ -47,7 +51,7 @@ class Table(msgspec.Struct):
 
 
 class FileWriter:
-    """Fills an open file with `n` rows, `total` tokens and `m` errors, given a stretch at a time in their final order."""
+    """Fills an open file with `n` rows, `total` tokens and `m` errors, given in their final order by stretches."""
 
     def __init__(self, file: h5py.File, n: int, total: int, m: int, base: int = 0) -> None:
         self._rows = {name: create(file, f"rows/{name}", n, kind, CHUNK_ROWS) for name, kind in ROW_COLUMNS.items()}
@@ -82,6 +86,11 @@ class FileWriter:
         for name, dataset in self._errors.items():
             dataset[self._error : self._error + m] = errors[name]
         self._error += m
+
+
+def open_file(path: Path, mode: str) -> h5py.File:
+    """One of this package's own files, which no other process writes: without locks, with small caches."""
+    return h5py.File(path, mode, locking=False, rdcc_nbytes=_CACHE_BYTES)
 
 
 def create(file: h5py.File, name: str, length: int, kind: Any, chunk: int) -> h5py.Dataset:

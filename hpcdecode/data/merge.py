@@ -9,7 +9,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from hpcdecode.data.layout import ERROR_COLUMNS, ROW_COLUMNS, TOKEN_COLUMNS, TOKEN_OFFSETS, FileWriter
+from hpcdecode.data.layout import ERROR_COLUMNS, ROW_COLUMNS, TOKEN_COLUMNS, TOKEN_OFFSETS, FileWriter, open_file
 
 STRETCH_ROWS = 8192
 STRETCH_TOKENS = 1 << 20
@@ -26,7 +26,7 @@ def merge(paths: Sequence[Path], out: h5py.File, base: int = 0) -> None:
     number of rows. Raises OSError where a file cannot be read or written.
     """
     with ExitStack() as stack:
-        files = [stack.enter_context(h5py.File(path, "r", locking=False)) for path in paths]
+        files = [stack.enter_context(open_file(path, "r")) for path in paths]
         rows = [_RowSource(file) for file in files]
         errors = [_ErrorSource(file) for file in files]
         totals = sum(s.length for s in rows), sum(s.tokens for s in rows), sum(s.length for s in errors)

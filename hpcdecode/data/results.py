@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from hpcdecode.data.durable import publish, write_errors, write_whole
-from hpcdecode.data.layout import FINISH_REASONS, Table, objects, utf8, write_attributes
+from hpcdecode.data.layout import FINISH_REASONS, Table, objects, open_file, utf8, write_attributes
 from hpcdecode.data.merge import merge
 from hpcdecode.data.prompts import RowError
 from hpcdecode.data.segments import SEGMENT_PATTERN, Segment, index_image, joined, parts_folder, segment_image
@@ -66,6 +66,7 @@ class ResultsWriter:
         self._checkpoint_seconds, self._segment_rows = checkpoint_seconds, segment_rows
         self._rows: list[Result] = []  # not committed yet, like the two below
         self._errors: list[RowError] = []
+        self.error_count = 0
         self._pending_tokens = 0
         self._segments: list[Segment] = []
         self._commits = 0
@@ -90,6 +91,7 @@ class ResultsWriter:
     def error(self, e: RowError) -> None:
         """Take a row that could not be used."""
         self._errors.append(e)
+        self.error_count += 1
         self.tick()
 
     def tick(self) -> None:
@@ -158,7 +160,7 @@ class ResultsWriter:
                 return
             paths = [self._parts / s.name for s in newest]
             temporary = self._parts / (whole.name + ".tmp")
-            with h5py.File(temporary, "w", locking=False) as file:
+            with open_file(temporary, "w") as file:
                 merge(paths, file, whole.base)
             publish(temporary, self._parts / whole.name)
             self._segments = [*self._segments[:-FAN_IN], whole]
@@ -177,7 +179,7 @@ class ResultsWriter:
 
     def _write_final(self) -> None:
         temporary = self._parts / "final.tmp"
-        with h5py.File(temporary, "w", locking=False) as file:
+        with open_file(temporary, "w") as file:
             merge([self._parts / s.name for s in self._segments], file)
             write_attributes(file, self._attributes, complete=True)
         publish(temporary, self.path)
@@ -213,8 +215,10 @@ def _table(rows: list[Result], errors: list[RowError]) -> Table:
     )
 
 
-def _claim(path: Path, parts: Path, overwrite: bool) -> None:
-    """Make sure that the output may be written here; with `overwrite`, remove what is there."""
+def require_free(path: str | os.PathLike, *, overwrite: bool) -> None:
+    """Raise UserError unless a ResultsWriter may begin at `path`; changes nothing."""
+    path = Path(path)
+    parts = parts_folder(path)
     if not path.parent.is_dir():
         raise UserError(f"results {path}: expected an existing directory {path.parent}, found none; create it")
     if path.is_dir():
@@ -228,6 +232,11 @@ def _claim(path: Path, parts: Path, overwrite: bool) -> None:
         raise UserError(f"results {path}: exists already; use --overwrite to replace it, or choose another -o")
     if path.exists() and path.stat().st_size and not h5py.is_hdf5(path):
         raise UserError(f"results {path}: --overwrite replaces HDF5 files only, this is none; choose another -o")
+
+
+def _claim(path: Path, parts: Path, overwrite: bool) -> None:
+    """Make sure that the output may be written here; with `overwrite`, remove what is there."""
+    require_free(path, overwrite=overwrite)
     with write_errors(path):
         path.unlink(missing_ok=True)
         if parts.exists():

@@ -52,7 +52,7 @@ def summarize(desk: Desk, ranks: list[Metrics], seconds: float) -> dict[str, Any
     attending = sum(m.attend_seconds for m in r_ranks)
     return {
         "rows": desk.rows,
-        "errors": desk.writer.errors,
+        "errors": desk.writer.error_count,
         "prompt_tokens": desk.prompt_tokens,
         "generated_tokens": desk.generated_tokens,
         "seconds": seconds,

@@ -111,7 +111,6 @@ class Injector:
             self._inject(now)
         chunks = self._chunks(now)
         plan = Plan(
-            step=now,
             release=release,
             decode=_table(((s.rank, s.slot) for s in self.decoding), 2),
             prefill=_table(((c.sequence.rank, c.sequence.slot, c.count) for c in chunks), 3),

@@ -6,6 +6,7 @@ import ast
 import codecs
 import re
 import sysconfig
+from itertools import pairwise
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -24,7 +25,7 @@ def documents() -> list[str]:
 def sections(topic: str) -> list[str]:
     """Cut a topic before each heading: a line underlined by *, =, - or ~."""
     starts = [0, *(match.end() for match in HEADING.finditer(topic)), len(topic)]
-    return [topic[a:b] for a, b in zip(starts, starts[1:], strict=False)]
+    return [topic[a:b] for a, b in pairwise(starts)]
 
 
 def module_docstrings(folder: Path) -> list[str]:

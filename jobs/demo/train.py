@@ -1,16 +1,18 @@
 """Train the demo model: a small Llama on the text of corpus.py, on one CPU thread.
 
-    python jobs/demo/train.py [--minutes 24] [--steps 4200] [--out jobs/demo/model]
+    python jobs/demo/train.py [--minutes 20] [--steps 4500] [--out jobs/demo/model]
 
 The learning rate follows max(steps done, minutes gone), so that a slow machine stops in time with a finished
-schedule; where the steps come first, the seed decides everything. The last part runs on long windows, so that
-positions beyond the short ones are trained too.
+schedule; where the steps come first, the seed decides everything. Every window begins like a prompt does: with the
+BOS token and the start of a sentence or paragraph. The last part runs on long windows, so that positions beyond the
+short ones are trained too.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,20 +20,25 @@ from pathlib import Path
 import torch
 from corpus import documents
 from tokenizers import ByteLevelBPETokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-EOS = "<|endoftext|>"
+BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"
+START = re.compile(r"(?:^|\n\n\s*|[.:] +|[.:]\n *)(?=\S)")  # of a paragraph or a sentence
 VOCAB = 2048
 TOKENS_PER_STEP = 2048
-SHORT, LONG, LONG_FROM = 256, 1024, 0.85  # window lengths, and the share of the schedule before the long ones
+SHORT, LONG, LONG_FROM = 128, 1024, 0.9  # window lengths, and the share of the schedule before the long ones
 PEAK_RATE, WARMUP = 3e-3, 0.03
 
 
 def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     bpe = ByteLevelBPETokenizer()
-    bpe.train_from_iterator(texts, vocab_size=VOCAB, min_frequency=2, special_tokens=[EOS], show_progress=False)
+    bpe.train_from_iterator(texts, vocab_size=VOCAB, min_frequency=2, special_tokens=[BOS, EOS], show_progress=False)
+    ids = [(token, bpe.token_to_id(token)) for token in (BOS, EOS)]
+    bpe.post_processor = TemplateProcessing(single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=ids)
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe._tokenizer,
+        bos_token=BOS,
         eos_token=EOS,
         pad_token=EOS,
         model_max_length=2048,
@@ -39,7 +46,7 @@ def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     )
 
 
-def build_model(eos: int) -> LlamaForCausalLM:
+def build_model(bos: int, eos: int) -> LlamaForCausalLM:
     config = LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=192,
@@ -51,26 +58,39 @@ def build_model(eos: int) -> LlamaForCausalLM:
         max_position_embeddings=2048,
         tie_word_embeddings=True,
         rms_norm_eps=1e-5,
-        bos_token_id=eos,
+        bos_token_id=bos,
         eos_token_id=eos,
         pad_token_id=eos,
     )
     model = LlamaForCausalLM(config)
-    model.generation_config = GenerationConfig(bos_token_id=eos, eos_token_id=eos, pad_token_id=eos)
+    model.generation_config = GenerationConfig(bos_token_id=bos, eos_token_id=eos, pad_token_id=eos)
     return model
 
 
-def windows(tokens: list[torch.Tensor], generator: torch.Generator) -> Iterator[torch.Tensor]:
-    """Endless batches [rows, length + 1] of int64; `length` is sent in. Documents are shuffled every epoch."""
-    stream, length = torch.empty(0, dtype=torch.long), SHORT
+def examples(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> list[torch.Tensor]:
+    """Every text from each of its sentences and paragraphs on: BOS, at most LONG tokens, EOS where the text ends."""
+    found = []
+    for text in texts:
+        rests = [text[match.end() :][: 8 * LONG] for match in START.finditer(text)]
+        for ids in tokenizer(rests, verbose=False)["input_ids"]:
+            found.append(torch.tensor([*ids, tokenizer.eos_token_id][: LONG + 1], dtype=torch.int32))
+    return found
+
+
+def windows(found: list[torch.Tensor], generator: torch.Generator) -> Iterator[torch.Tensor]:
+    """Endless batches [rows, length + 1] of int64 of random examples; `length` is sent in."""
+    length = SHORT
     while True:
-        rows = TOKENS_PER_STEP // length
-        while len(stream) < rows * length + 1:
-            order = torch.randperm(len(tokens), generator=generator)
-            stream = torch.cat([stream, *(tokens[i] for i in order)])
-        batch = stream[: rows * length + 1].unfold(0, length + 1, length)
-        stream = stream[rows * length :]
-        length = (yield batch) or length
+        rows = [_window(found, length + 1, generator) for _ in range(TOKENS_PER_STEP // length)]
+        length = (yield torch.stack(rows).long()) or length
+
+
+def _window(found: list[torch.Tensor], length: int, generator: torch.Generator) -> torch.Tensor:
+    pieces, filled = [], 0
+    while filled < length:
+        pieces.append(found[int(torch.randint(len(found), (1,), generator=generator))])
+        filled += len(pieces[-1])
+    return torch.cat(pieces)[:length]
 
 
 def learning_rate(progress: float) -> float:
@@ -95,8 +115,8 @@ def save(model: LlamaForCausalLM, out: Path) -> None:
     copy.save_pretrained(out)
 
 
-def train(model: LlamaForCausalLM, tokens: list[torch.Tensor], steps: int, minutes: float, out: Path) -> None:
-    batches = windows(tokens, torch.Generator().manual_seed(1))
+def train(model: LlamaForCausalLM, found: list[torch.Tensor], steps: int, minutes: float, out: Path) -> None:
+    batches = windows(found, torch.Generator().manual_seed(1))
     optimizer, smooth, start, saved, step = optimizer_for(model), None, time.monotonic(), time.monotonic(), 0
     batch = next(batches)
     while (progress := max(step / steps, (time.monotonic() - start) / (60 * minutes))) < 1:
@@ -122,20 +142,22 @@ def train(model: LlamaForCausalLM, tokens: list[torch.Tensor], steps: int, minut
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=24.0)
-    parser.add_argument("--steps", type=int, default=4200)
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--steps", type=int, default=4500)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "model")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     texts = documents()
     tokenizer = build_tokenizer(texts)
-    tokens = [torch.tensor([*tokenizer(text)["input_ids"], tokenizer.eos_token_id]) for text in texts]
-    model = build_model(tokenizer.eos_token_id)
+    found = examples(texts, tokenizer)
+    model = build_model(tokenizer.bos_token_id, tokenizer.eos_token_id)
     count = sum(p.numel() for p in model.parameters())
-    print(f"{len(texts)} documents, {sum(map(len, tokens))} tokens, {count} parameters", flush=True)
+    print(
+        f"{len(texts)} texts, {sum(map(len, texts))} characters, {len(found)} examples, {count} parameters", flush=True
+    )
     tokenizer.save_pretrained(args.out)
-    train(model, tokens, args.steps, args.minutes, args.out)
+    train(model, found, args.steps, args.minutes, args.out)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,5 @@
+"""`python -m hpcdecode`."""
+
+from hpcdecode.cli import main
+
+raise SystemExit(main())

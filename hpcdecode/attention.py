@@ -1,0 +1,214 @@
+"""The R-part: a paged KV store and decode attention where it lies, behind one set of verbs.
+
+`open_store` picks the backend: `attn_cpu` (C++, all ISAs of the machine) or `reference` (plain torch, for tests).
+Tensors are CPU torch tensors (float32, bfloat16) or numpy float32 arrays, 2-D, last dimension contiguous.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hpcdecode import _attn_cpu
+
+BACKENDS = ("attn_cpu", "reference")
+KV_DTYPES = ("float32", "float16", "bfloat16")
+
+
+class KvCapacityError(RuntimeError):
+    """The KV cache cannot hold what was asked for; nothing was changed."""
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """One attention layer of the model. `scale` multiplies q.k; `window` counts positions, itself included."""
+
+    kv_heads: int
+    k_dim: int
+    v_dim: int
+    q_heads: int
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one KV head."""
+        return self.q_heads // self.kv_heads
+
+    @property
+    def kv_columns(self) -> int:
+        """Columns of a `[k | v]` row."""
+        return self.kv_heads * (self.k_dim + self.v_dim)
+
+    @property
+    def q_columns(self) -> int:
+        """Columns of a q row; a `[q | k | v]` row has q_columns + kv_columns."""
+        return self.q_heads * self.k_dim
+
+    @property
+    def out_columns(self) -> int:
+        """Columns of an output row."""
+        return self.q_heads * self.v_dim
+
+
+class KvStore(Protocol):
+    """K and V of many sequences, and attention over them.
+
+    A slot is a small int chosen by the caller, 0 <= slot < max_sequences, known from its first `extend` to its
+    `release`. `slots` and `counts` are int32 arrays of one length; a slot appears once in a call; T = sum(counts).
+    Bad arguments raise ValueError or TypeError before anything changes.
+    """
+
+    capacity_tokens: int  # multiple of block_tokens
+    used_tokens: int  # in blocks that some slot holds
+    free_blocks: int
+    block_tokens: int
+    bytes: int  # of the arena, whether touched yet or not
+    bytes_read: int  # K and V bytes that attend calls have read
+    attend_seconds: float  # time spent in attend calls
+
+    def extend(self, slots: Any, counts: Any) -> None:
+        """Make room for counts[i] more tokens in slots[i] and advance its length; unknown slots open with length 0.
+
+        All or nothing: raises KvCapacityError before anything changes.
+        """
+
+    def append(self, layer: int, slots: Any, counts: Any, kv: Any) -> None:
+        """Write K and V of the last counts[i] positions. kv [T, kv_columns]: rows [k | v], a slot's rows in order."""
+
+    def attend(self, layer: int, slots: Any, counts: Any, qkv: Any, out: Any, sinks: Any = None) -> None:
+        """Append, then attend causally from the last counts[i] positions over all positions of the slot.
+
+        qkv [T, q_columns + kv_columns]: rows [q | k | v]. out [T, out_columns], same dtype, is overwritten.
+        sinks [q_heads] float32: one more logit per head in the softmax denominator, without a value.
+        """
+
+    def release(self, slots: Any) -> None:
+        """Forget sequences; a slot that is not open raises ValueError and nothing is released."""
+
+    def fork(self, src: int, dst: int) -> None:
+        """Open dst with what src holds. Blocks are shared; a partly filled one is copied when either side grows."""
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Drop the positions from `length` on."""
+
+    def length(self, slot: int) -> int:
+        """Positions held by an open slot."""
+
+    def check(self) -> None:
+        """Prove that every block is free or referenced, and counted right; raises RuntimeError with what is broken."""
+
+
+def open_store(
+    layers: Sequence[LayerShape],
+    *,
+    kv_dtype: str,
+    capacity_tokens: int,
+    max_sequences: int,
+    block_tokens: int | None = None,
+    threads: int = 1,
+    cpus: Sequence[int] | None = None,
+    backend: str = "attn_cpu",
+) -> KvStore:
+    """Open a KV store for all attention layers of a model.
+
+    `capacity_tokens` is rounded up to whole blocks; memory is touched only when it is used. `block_tokens` None: the
+    measured best. `cpus`: one CPU per thread; workers are pinned, the calling thread is left as it is.
+    The environment variable HPCDECODE_ISA forces an instruction set. Raises ValueError on bad arguments.
+    """
+    if backend == "reference":
+        from hpcdecode.attention_reference import ReferenceStore
+
+        return ReferenceStore(layers, kv_dtype, capacity_tokens, max_sequences, block_tokens)
+    if backend != "attn_cpu":
+        raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
+    return CpuStore(layers, kv_dtype, capacity_tokens, max_sequences, block_tokens, threads, cpus)
+
+
+def capacity_for(layers: Sequence[LayerShape], kv_dtype: str, nbytes: int, block_tokens: int | None = None) -> int:
+    """Tokens, in whole blocks, that fit in `nbytes`."""
+    block, tokens = _attn_cpu.block_bytes(_native(layers), kv_dtype, block_tokens)
+    return nbytes // block * tokens
+
+
+def bytes_per_token(layers: Sequence[LayerShape], kv_dtype: str, block_tokens: int | None = None) -> float:
+    """Stored bytes of one token over all layers, padding included."""
+    block, tokens = _attn_cpu.block_bytes(_native(layers), kv_dtype, block_tokens)
+    return block / tokens
+
+
+def block_tokens_for(layers: Sequence[LayerShape], kv_dtype: str) -> int:
+    """Tokens of a block where `block_tokens` is None."""
+    return _attn_cpu.block_bytes(_native(layers), kv_dtype, None)[1]
+
+
+def isa() -> str:
+    """Name of the instruction set that `open_store` uses now. Raises ValueError for a forced, unsupported one."""
+    return _attn_cpu.select_isa(os.environ.get("HPCDECODE_ISA", ""))
+
+
+def _native(layers: Sequence[LayerShape]) -> list[_attn_cpu.LayerShape]:
+    return [
+        _attn_cpu.LayerShape(s.kv_heads, s.k_dim, s.v_dim, s.q_heads, s.scale, s.window, s.softcap, s.sinks)
+        for s in layers
+    ]
+
+
+class CpuStore:
+    """The C++ backend; see KvStore for the verbs."""
+
+    def __init__(
+        self,
+        layers: Sequence[LayerShape],
+        kv_dtype: str,
+        capacity_tokens: int,
+        max_sequences: int,
+        block_tokens: int | None,
+        threads: int,
+        cpus: Sequence[int] | None,
+    ) -> None:
+        forced = os.environ.get("HPCDECODE_ISA", "")
+        self._engine = engine = _attn_cpu.Engine(
+            _native(layers), kv_dtype, capacity_tokens, max_sequences, block_tokens, threads, list(cpus or ()), forced
+        )
+        self.layers = tuple(layers)
+        self.kv_dtype = kv_dtype
+        self.capacity_tokens = engine.capacity_tokens
+        self.block_tokens = engine.block_tokens
+        self.bytes = engine.bytes
+        self.isa = engine.isa
+        self.threads = engine.threads
+        # Bound here rather than wrapped: attend is called once per layer and lane.
+        self.append = engine.append
+        self.attend = engine.attend
+        self.release = engine.release
+        self.fork = engine.fork
+        self.truncate = engine.truncate
+        self.length = engine.length
+        self.check = engine.check
+
+    def extend(self, slots: Any, counts: Any) -> None:
+        try:
+            self._engine.extend(slots, counts)
+        except _attn_cpu.CapacityError as error:
+            raise KvCapacityError(str(error)) from None
+
+    @property
+    def used_tokens(self) -> int:
+        return self._engine.used_tokens
+
+    @property
+    def free_blocks(self) -> int:
+        return self._engine.free_blocks
+
+    @property
+    def bytes_read(self) -> int:
+        return self._engine.bytes_read
+
+    @property
+    def attend_seconds(self) -> float:
+        return self._engine.attend_seconds

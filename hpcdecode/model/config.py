@@ -1,0 +1,70 @@
+"""Reading a model directory's config.json, and refusing by name what the split cannot run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpcdecode.errors import UserError
+
+ATTENTION_KINDS = frozenset({"full_attention", "sliding_attention"})
+ROPE_REFUSED = {
+    "dynamic": "its rotary frequencies change with the longest sequence seen, so that rows would depend on each other",
+    "longrope": "it switches all rows between short and long factors by the longest row of the batch",
+}
+OTHER_TOWERS = ("vision_config", "audio_config", "speech_config")
+
+
+def read_config(path: str | Path):
+    """Return the transformers config of the model directory `path`.
+
+    Raises UserError where the directory, its config.json or support for its architecture is missing.
+    """
+    from transformers import AutoConfig
+
+    path = Path(path)
+    if not path.is_dir():
+        raise UserError(f"model directory {path} does not exist: give a directory in Hugging Face format (config.json, *.safetensors)")
+    if not (path / "config.json").is_file():
+        raise UserError(f"{path / 'config.json'} is missing: expected a model directory in Hugging Face format")
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    except Exception as e:
+        raise UserError(f"{path / 'config.json'} cannot be used: {first_line(e)}") from e
+    check_supported(config)
+    return config
+
+
+def check_supported(config) -> None:
+    """Raise UserError, naming model and reason, for a model known by its config to be beyond the split."""
+    from transformers import AutoModelForCausalLM
+
+    def refuse(reason: str):
+        raise UserError(f"model type {config.model_type!r} is not supported: {reason}")
+
+    if config.is_encoder_decoder:
+        refuse("it is an encoder-decoder; expected a decoder-only language model")
+    for tower in OTHER_TOWERS:
+        if getattr(config, tower, None) is not None:
+            refuse(f"it has a {tower.removesuffix('_config')} tower; expected a text-only checkpoint of the language model")
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        refuse("transformers has no causal language model for it")
+    if getattr(config, "quantization_config", None) is not None:
+        refuse("its weights are quantised; dequantise the checkpoint to bfloat16 first")
+    for layer, kind in enumerate(getattr(config, "layer_types", None) or ()):
+        if kind not in ATTENTION_KINDS:
+            refuse(f"layer {layer} is {kind!r}; attend does {' and '.join(sorted(ATTENTION_KINDS))}")
+    for kind in rope_types(config):
+        if kind in ROPE_REFUSED:
+            refuse(f"rope type {kind!r}: {ROPE_REFUSED[kind]}")
+
+
+def rope_types(config) -> set[str]:
+    """The rotary embedding types named by `config`, over all kinds of layers."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    nested = [v for v in rope.values() if isinstance(v, dict)] or [rope]
+    return {v.get("rope_type", "default") for v in nested}
+
+
+def first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__

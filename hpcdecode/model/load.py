@@ -1,0 +1,151 @@
+"""A model directory, split: its token-wise part as n + 1 slices, to be run around attention done elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, fx
+
+from hpcdecode.errors import UserError
+from hpcdecode.model.checkpoint import Stack, read_weights
+from hpcdecode.model.config import read_config
+from hpcdecode.model.ops import AttendSpec
+from hpcdecode.model.split import Split, split
+from hpcdecode.model.trace import Trace, quiet, trace
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class SplitModel:
+    """The token-wise part of a decoder (S-part). Tokens of any sequences may share a call; none sees another.
+
+    With n layers there are n + 1 slices: `slice(0)` .. `slice(n - 1)` each end at an attention, `logits` is the last.
+    A context is a tuple of tensors to hand on unchanged to the next slice, and to drop after that.
+    """
+
+    def __init__(self, config, parts: Split, device: torch.device, weights: dict[str, Tensor | Stack] | None):
+        self.config = config
+        self.parts = parts
+        self.device = device
+        self.dtype: torch.dtype = parts.trace.model.dtype
+        self.attends: tuple[AttendSpec, ...] = attend_specs(parts.trace)
+        self.vocab_size: int = int(parts.trace.logits.meta["val"].shape[-1])
+        self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
+        self._run: list[Callable] = []
+        self._weights: list[tuple] = []
+        self._sinks: list[Tensor | None] = []
+        if weights is not None:
+            self._bind(weights)
+
+    def _bind(self, weights: dict[str, Tensor | Stack]) -> None:
+        values = Values(self.parts.trace, weights, self.device)
+        compiled = [group.compile() for group in self.parts.groups]
+        self._run = [compiled[s.group] for s in self.parts.slices]
+        self._weights = [tuple(values[n] for n in s.weights) for s in self.parts.slices]
+        sinks = [node.args[8] for node in self.parts.trace.attends]
+        self._sinks = [None if n is None else values[n].to(torch.float32) for n in sinks]
+
+    @torch.inference_mode()
+    def slice(self, i: int, o: Tensor | None, ctx: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
+        """Run slice `i` of 0 .. n - 1 over T tokens: up to the q, k and v of layer i.
+
+        i == 0: `o` is None and `ctx` is (token ids int64 [T], positions int64 [T], kept token indices int64 [L]).
+        i > 0: `o` is the attention output of layer i - 1, [T, q_heads * v_dim], and `ctx` what slice i - 1 returned.
+        Returns q [T, q_heads * k_dim], k [T, kv_heads * k_dim], v [T, kv_heads * v_dim] in the model's dtype, rows
+        possibly strided, and the next context. T >= 1, L >= 0.
+        """
+        part = self.parts.slices[i]
+        q, k, v, *new = self._call(i, part, o, ctx)
+        return q, k, v, tuple([ctx[j] if j >= 0 else new[~j] for j in part.give])
+
+    @torch.inference_mode()
+    def logits(self, o: Tensor, ctx: tuple[Tensor, ...]) -> Tensor:
+        """Run the last slice: logits [L, vocab] of the kept tokens, from the last layer's attention output."""
+        n = len(self.attends)
+        return self._call(n, self.parts.slices[n], o, ctx)[0]
+
+    def _call(self, i: int, part, o: Tensor | None, ctx: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        given = [ctx[j] for j in part.take]
+        return self._run[i](*given, *self._weights[i]) if o is None else self._run[i](o, *given, *self._weights[i])
+
+    def sinks(self, i: int) -> Tensor | None:
+        """The attention sinks of layer `i`, float32 [q_heads], or None."""
+        return self._sinks[i]
+
+
+class Values:
+    """Values of a trace's static nodes: weights, constants, and expressions of them, each computed once."""
+
+    def __init__(self, trace: Trace, weights: dict[str, Tensor | Stack], device: torch.device):
+        self.device = device
+        self.known: dict[fx.Node, Tensor | Stack] = {node: c.to(device) for node, c in trace.constants.items()}
+        self.known.update({node: weights[name] for node, name in trace.weights.items() if name in weights})
+
+    def __getitem__(self, node: fx.Node) -> Tensor | Stack:
+        if node not in self.known:
+            args = fx.map_arg(node.args, self.__getitem__)
+            kwargs = {k: self.device if k == "device" else v for k, v in fx.map_arg(dict(node.kwargs), self.__getitem__).items()}
+            with torch.no_grad():
+                self.known[node] = node.target(*args, **kwargs)
+        return self.known[node]
+
+
+def attend_specs(trace: Trace) -> tuple[AttendSpec, ...]:
+    specs = []
+    for layer, node in enumerate(trace.attends):
+        q, k, v, q_heads, kv_heads, scale, window, softcap, sinks = node.args
+        k_dim, v_dim = (int(x.meta["val"].shape[1]) // kv_heads for x in (k, v))
+        specs.append(AttendSpec(layer, q_heads, kv_heads, k_dim, v_dim, scale, window, softcap, sinks_name(sinks, trace)))
+    return tuple(specs)
+
+
+def sinks_name(node: fx.Node | None, trace: Trace) -> str | None:
+    """The parameter that a layer's sinks are computed from."""
+    while node is not None and node not in trace.weights:
+        (node,) = node.all_input_nodes
+    return None if node is None else trace.weights[node]
+
+
+def stackable(trace: Trace) -> set[str]:
+    """Experts' weights that only `expert_linear` reads, so that they need not be one tensor."""
+    linear = torch.ops.hpcdecode.expert_linear.default
+    return {
+        name
+        for node, name in trace.weights.items()
+        if node.users and all(u.target is linear and u.args[2] is node and u.args[4] is False for u in node.users)
+    }
+
+
+def parse_dtype(dtype: str | torch.dtype, config) -> torch.dtype:
+    """The torch dtype meant by `dtype`: a name, or "auto" for the checkpoint's own."""
+    if dtype == "auto":
+        dtype = config.dtype or torch.float32
+    found = DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    if found not in DTYPES.values():
+        raise UserError(f"dtype {dtype} is not known: give one of {', '.join(DTYPES)}, auto")
+    return found
+
+
+def load_split(path: str | Path, *, dtype: str | torch.dtype, device: str | torch.device = "cpu", weights: bool = True) -> SplitModel:
+    """Trace, cut and bind the model directory `path`; without `weights` only shapes can be asked for.
+
+    Raises UserError for whatever is missing, broken or not supported, saying what was expected and what to change.
+    """
+    config = read_config(path)
+    device = torch.device(device)
+    traced = trace(config, parse_dtype(dtype, config))
+    parts = split(traced, device)
+    bound = None
+    if weights:
+        wanted = {name for node, name in traced.weights.items() if node.users}
+        with quiet():
+            bound = read_weights(Path(path), traced.model, wanted, stackable(traced), device)
+    return SplitModel(config, parts, device, bound)
+
+
+def load_attends(path: str | Path) -> tuple[AttendSpec, ...]:
+    """What the layers of the model directory `path` ask of attention, without its weights."""
+    config = read_config(path)
+    return attend_specs(trace(config, parse_dtype("auto", config)))

@@ -1,0 +1,165 @@
+"""Trace a decoder to one flat graph over the tokens of any sequences, without its weights.
+
+Lamina 5.3: attention is an opaque operator in the graph, so that the graph can be cut there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+from hpcdecode.errors import UserError
+from hpcdecode.model import ops
+from hpcdecode.model.clean import clean
+from hpcdecode.model.config import first_line
+
+TOKENS, KEPT = 8, 3  # example sizes; the graph holds for any
+
+
+@dataclass
+class Trace:
+    graph: fx.Graph  # placeholders: weights, constants, then ids [T], positions [T], keep [L]; returns logits [L, vocab]
+    ids: fx.Node
+    positions: fx.Node
+    keep: fx.Node
+    weights: dict[fx.Node, str]  # name in the transformers model
+    constants: dict[fx.Node, Tensor]  # buffers that no checkpoint holds, with their values
+    attends: list[fx.Node]
+    logits: fx.Node
+    model: torch.nn.Module  # skeleton without storage: names, shapes and dtypes of the weights
+
+
+def trace(config, dtype: torch.dtype) -> Trace:
+    """Trace the causal language model of `config` in `dtype`.
+
+    Raises UserError where transformers' code for it cannot be traced or does not send its attention through attend.
+    """
+    ops.register()
+    with quiet():
+        model = skeleton(config, dtype)
+        buffers = real_buffers(model)
+        try:
+            program = export(model)
+        except UserError as e:
+            raise UserError(f"model type {config.model_type!r}: {e}") from e
+        except Exception as e:
+            raise UserError(f"model type {config.model_type!r} is not supported: torch.export cannot trace it ({first_line(e)})") from e
+    return read_program(program, model, buffers, config)
+
+
+@contextlib.contextmanager
+def quiet():
+    """Silence transformers and the tracer for the time of a trace."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def skeleton(config, dtype: torch.dtype) -> torch.nn.Module:
+    """The transformers model on the meta device: parameters in `dtype`, save those the model keeps in float32."""
+    from transformers import AutoModelForCausalLM
+    from transformers.core_model_loading import build_glob_alternation
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ops.NAME).eval()
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation(ops.NAME)
+    plan = model._get_dtype_plan(dtype)
+    if plan:
+        pattern, key_of_group, _ = build_glob_alternation(list(plan))
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if match := pattern.search(name):
+                tensor.data = tensor.data.to(plan[key_of_group[match.lastgroup]])
+    return model
+
+
+def real_buffers(model) -> dict[str, Tensor]:
+    """Values of the buffers that checkpoints leave out (rotary frequencies, embedding scales), as from_pretrained sets them."""
+    kept = dict(model.named_non_persistent_buffers())
+    for name, buffer in kept.items():
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, torch.empty_like(buffer, device="cpu"))
+    for tensor in model.state_dict(keep_vars=True).values():
+        tensor._is_hf_initialized = True
+    with torch.no_grad():
+        model.initialize_weights()
+    return {name: model.get_buffer(name) for name in kept}
+
+
+class Flat(torch.nn.Module):
+    """Tokens of all sequences in one row; logits of the kept tokens only."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids, positions, keep):
+        out = self.model(input_ids=ids[None], position_ids=positions[None], logits_to_keep=keep, use_cache=False)
+        return out.logits[0]
+
+
+def export(model) -> torch.export.ExportedProgram:
+    """Export and functionalise `model` under fake tensors; the number of tokens and of kept tokens stay symbols."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    tokens, kept = torch.export.Dim("T", max=1 << 24), torch.export.Dim("L", max=1 << 24)
+    with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True):
+        model.to_empty(device="cpu")
+        args = tuple(torch.zeros(n, dtype=torch.int64) for n in (TOKENS, TOKENS, KEPT))
+    with torch.no_grad():
+        shapes = ({0: tokens}, {0: tokens}, {0: kept})
+        program = torch.export.export(Flat(model), args, dynamic_shapes=shapes, strict=False)
+        return program.run_decompositions({})
+
+
+def read_program(program, model, buffers: dict[str, Tensor], config) -> Trace:
+    """Sort the placeholders of an exported program by kind, clean its graph and check its attends."""
+    from torch.export.graph_signature import InputKind
+
+    signature = program.graph_signature
+    if signature.buffers_to_mutate:
+        names = ", ".join(signature.buffers_to_mutate.values())
+        raise UserError(f"model type {config.model_type!r} is not supported: it changes {names} as it runs, so rows would depend on each other")
+    nodes = {n.name: n for n in program.graph.nodes}
+    inputs, weights, constants = [], {}, {}
+    for spec in signature.input_specs:
+        node = nodes[spec.arg.name]
+        name = (spec.target or "").removeprefix("model.")
+        if spec.kind == InputKind.USER_INPUT:
+            inputs.append(node)
+        elif name in buffers:
+            constants[node] = buffers[name]
+        elif spec.kind == InputKind.CONSTANT_TENSOR:
+            constants[node] = program.constants[spec.target]
+        else:
+            weights[node] = name
+    clean(program.graph)
+    attends = [n for n in program.graph.nodes if n.target is torch.ops.hpcdecode.attend.default]
+    check_attends(attends, config)
+    (logits,) = program.graph.output_node().args[0]
+    return Trace(program.graph, *inputs, weights, constants, attends, logits, model)
+
+
+def check_attends(attends: list[fx.Node], config) -> None:
+    """Raise UserError unless every layer sends its attention, and its sliding window, through attend."""
+    expected, kind = config.num_hidden_layers, f"model type {config.model_type!r} is not supported: "
+    if len(attends) != expected:
+        raise UserError(f"{kind}{len(attends)} of its {expected} layers go through transformers' attention interface; the others bypass it")
+    for i, layer in enumerate(getattr(config, "layer_types", None) or ()):
+        if (layer == "sliding_attention") != (attends[i].args[6] is not None):
+            raise UserError(f"{kind}layer {i} is {layer!r} but passes sliding_window={attends[i].args[6]} to its attention")

@@ -1,0 +1,271 @@
+#include "engine.h"
+
+#include <chrono>
+#include <cstdlib>
+#include <new>
+
+#include "isa.h"
+
+namespace hpcdecode {
+namespace {
+
+constexpr int64_t kInlineBytes = 64 << 10;  // less work than this is not worth waking anyone
+
+[[noreturn]] void invalid(const std::string& what) { throw std::invalid_argument(what); }
+
+size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// What AttendItem::carve_rows takes, and what merging and appending need.
+size_t scratch_bytes(const HeadLayout& l, int64_t rows) {
+    const size_t r = static_cast<size_t>(rows), f = sizeof(float);
+    return padded(r * l.k_pad * f) + 2 * padded(r * f) + padded(r * kTile * f) + padded(r * l.v_pad * f) +
+           padded(r * (2 + l.v_pad) * f) + 2 * padded(8 * kChunk * f) + padded(kTilesPerChunk * l.k_tile) +
+           padded(kTilesPerChunk * l.v_tile) + padded((l.k_pad + l.v_pad) * f);
+}
+
+const uint8_t* at(const Matrix& m, int64_t row, int64_t column) {
+    const size_t size = m.type == ActType::kF32 ? 4 : 2;
+    return static_cast<const uint8_t*>(m.data) + (row * m.stride + column) * static_cast<int64_t>(size);
+}
+
+void check_matrix(const char* name, const Matrix& m, int64_t rows, int64_t columns) {
+    if (m.rows == rows && m.columns == columns) return;
+    invalid(std::string(name) + ": expected shape [" + std::to_string(rows) + ", " + std::to_string(columns) + "], got [" +
+            std::to_string(m.rows) + ", " + std::to_string(m.columns) + "]");
+}
+
+}  // namespace
+
+struct Engine::Call {
+    Engine* engine;
+    int layer;
+    const LayerLayout* layout;
+    const Matrix* in;
+    const Matrix* out;  // null: append only
+    int64_t k_column;   // of `in`
+    const float* sinks;
+    const AttendPlan* plan;
+    void (*work)(Call&, int64_t, int);
+    int64_t items;
+    alignas(64) std::atomic<int64_t> next;
+};
+
+Engine::Engine(const std::vector<LayerShape>& layers, const EngineOptions& o)
+    : table_(select_isa(o.isa)),
+      store_(layers, o.kv_type, o.capacity_tokens, o.max_sequences, o.block_tokens),
+      pool_(o.threads, o.cpus),
+      scratch_(o.threads),
+      scratch_size_(o.threads, 0) {}
+
+void Engine::grow(Buffer& buffer, size_t& size, size_t need) {
+    if (need <= size) return;
+    need = padded(need);
+    buffer.reset();
+    size = 0;
+    buffer.reset(static_cast<uint8_t*>(std::aligned_alloc(64, need)));
+    if (!buffer) throw std::bad_alloc();
+    size = need;
+}
+
+void Engine::reserve_scratch(const LayerLayout& layer, int64_t rows) {
+    const size_t need = scratch_bytes(layer.head, std::min<int64_t>(rows, kMaxRowBlock));
+    for (size_t i = 0; i < scratch_.size(); ++i) grow(scratch_[i], scratch_size_[i], need);
+}
+
+void Engine::run_parallel(Call& call, int64_t items, void (*work)(Call&, int64_t, int)) {
+    call.items = items;
+    call.work = work;
+    call.next.store(0);
+    const auto loop = [](void* context, int thread) {
+        Call& c = *static_cast<Call*>(context);
+        for (int64_t i; (i = c.next.fetch_add(1)) < c.items;) c.work(c, i, thread);
+    };
+    if (items > 1 && call.plan->bytes > kInlineBytes) {
+        pool_.run(loop, &call);
+    } else {
+        loop(&call, 0);
+    }
+}
+
+int64_t Engine::check_rows(int layer, const int32_t* slots, const int32_t* counts, int n) {
+    const int layers = static_cast<int>(store_.layers().size());
+    if (layer < 0 || layer >= layers) {
+        invalid("layer " + std::to_string(layer) + " is out of range: expected 0 to " + std::to_string(layers - 1));
+    }
+    store_.check_slots(slots, n);
+    int64_t tokens = 0;
+    for (int i = 0; i < n; ++i) {
+        store_.check_written(slots[i], counts[i]);
+        tokens += counts[i];
+    }
+    return tokens;
+}
+
+void Engine::write_rows(const Call& call, const SequencePlan& s, int head, int64_t begin, int64_t end, int thread) {
+    const LayerShape& shape = call.layout->shape;
+    const int64_t first = std::max(begin, s.length - s.count), last = std::min(end, s.length);
+    if (first >= last) return;
+    const int64_t row = s.first_token + first - (s.length - s.count);
+    AppendArgs a{};
+    a.kv = store_.view(call.layer, head, s.slot);
+    a.k = at(*call.in, row, call.k_column + int64_t{head} * shape.k_dim);
+    a.v = at(*call.in, row, call.k_column + int64_t{shape.kv_heads} * shape.k_dim + int64_t{head} * shape.v_dim);
+    a.type = call.in->type;
+    a.stride = call.in->stride;
+    a.position = first;
+    a.count = last - first;
+    a.scratch = scratch_[thread].get();
+    table_.append[static_cast<int>(store_.type())](a);
+}
+
+void Engine::run_item(const Call& call, int64_t item, int thread) {
+    const SequencePlan& s = call.plan->find(item);
+    const LayerShape& shape = call.layout->shape;
+    int64_t i = item - s.first_item;
+    const int segment = static_cast<int>(i % s.segments);
+    i /= s.segments;
+    const int row_block = static_cast<int>(i % s.row_blocks), first_head = static_cast<int>(i / s.row_blocks) * s.heads_per_item;
+    const int64_t rows = s.count * shape.group();
+    AttendArgs a{};
+    a.type = call.in->type;
+    a.q_stride = call.in->stride;
+    a.first_row = row_block * kMaxRowBlock;
+    a.rows = static_cast<int>(std::min<int64_t>(kMaxRowBlock, rows - a.first_row));
+    a.group = shape.group();
+    a.length = s.length;
+    a.new_tokens = s.count;
+    a.window = shape.window;
+    a.scale = shape.scale;
+    a.softcap = shape.softcap;
+    a.piece_begin = s.piece_begin + segment * s.segment_pieces;
+    a.piece_end = std::min(a.piece_begin + s.segment_pieces, s.piece_begin + s.pieces);
+    a.fold = segment == 0;
+    a.out_stride = call.out->stride;
+    a.scratch = scratch_[thread].get();
+    const int last_head = std::min(first_head + s.heads_per_item, shape.kv_heads);
+    for (int head = first_head; head < last_head; ++head) {
+        if (!s.write_first) write_rows(call, s, head, a.piece_begin * kPiece, a.piece_end * kPiece, thread);
+        const int64_t q_head = int64_t{head} * shape.group();
+        a.kv = store_.view(call.layer, head, s.slot);
+        a.q = at(*call.in, s.first_token, q_head * shape.k_dim);
+        a.out = const_cast<uint8_t*>(at(*call.out, s.first_token, q_head * shape.v_dim));
+        a.sinks = call.sinks ? call.sinks + q_head : nullptr;
+        if (s.segments > 1) {
+            const int64_t slots = head * s.partials() + (segment == 0 ? 0 : 1 + (segment - 1) * s.segment_pieces);
+            a.partials = reinterpret_cast<float*>(partials_.get()) + s.first_partial +
+                         slots * rows * (2 + call.layout->head.v_pad);
+        }
+        table_.attend[static_cast<int>(store_.type())](a);
+        if (s.segments > 1 && pending_[s.first_pending + head].fetch_sub(1) == 1) merge(call, s, head, thread);
+    }
+}
+
+void Engine::merge(const Call& call, const SequencePlan& s, int head, int thread) {
+    const LayerShape& shape = call.layout->shape;
+    const int64_t q_head = int64_t{head} * shape.group();
+    MergeArgs m{};
+    m.rows = static_cast<int>(s.count * shape.group());
+    m.v_dim = shape.v_dim;
+    m.v_pad = call.layout->head.v_pad;
+    m.group = shape.group();
+    m.count = static_cast<int>(s.partials());
+    m.partials = reinterpret_cast<const float*>(partials_.get()) + s.first_partial +
+                 int64_t{head} * s.partials() * m.rows * (2 + m.v_pad);
+    m.sinks = call.sinks ? call.sinks + q_head : nullptr;
+    m.out = const_cast<uint8_t*>(at(*call.out, s.first_token, q_head * shape.v_dim));
+    m.type = call.out->type;
+    m.out_stride = call.out->stride;
+    m.scratch = scratch_[thread].get();
+    table_.merge(m);
+}
+
+void Engine::extend(const int32_t* slots, const int32_t* counts, int n) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::vector<KvStore::Copy> copies = store_.extend(slots, counts, n);
+    for (const KvStore::Copy& copy : copies)
+        for (size_t layer = 0; layer < store_.layers().size(); ++layer) store_.copy_block(copy, static_cast<int>(layer));
+}
+
+void Engine::append(int layer, const int32_t* slots, const int32_t* counts, int n, const Matrix& kv) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const int64_t tokens = check_rows(layer, slots, counts, n);
+    const LayerLayout& l = store_.layers()[layer];
+    check_matrix("kv", kv, tokens, int64_t{l.shape.kv_heads} * (l.shape.k_dim + l.shape.v_dim));
+    plan_.make(store_, layer, slots, counts, n, pool_.threads());
+    reserve_scratch(l, 1);
+    Call call{this, layer, &l, &kv, nullptr, 0, nullptr, &plan_, nullptr, 0, {0}};
+    run_parallel(call, static_cast<int64_t>(plan_.sequences.size()) * l.shape.kv_heads, [](Call& c, int64_t i, int thread) {
+        const int heads = c.layout->shape.kv_heads;
+        c.engine->write_rows(c, c.plan->sequences[i / heads], static_cast<int>(i % heads), 0, INT64_MAX, thread);
+    });
+}
+
+void Engine::attend(int layer, const int32_t* slots, const int32_t* counts, int n, const Matrix& qkv, const Matrix& out,
+                    const float* sinks, int64_t sink_count) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto start = std::chrono::steady_clock::now();
+    const int64_t tokens = check_rows(layer, slots, counts, n);
+    const LayerLayout& l = store_.layers()[layer];
+    const LayerShape& shape = l.shape;
+    const int64_t q_columns = int64_t{shape.q_heads} * shape.k_dim;
+    check_matrix("qkv", qkv, tokens, q_columns + int64_t{shape.kv_heads} * (shape.k_dim + shape.v_dim));
+    check_matrix("out", out, tokens, int64_t{shape.q_heads} * shape.v_dim);
+    if (qkv.type != out.type) invalid("qkv and out: expected the same dtype");
+    if (shape.sinks != (sinks != nullptr)) {
+        invalid(shape.sinks ? "sinks: this layer has attention sinks, expected [q_heads] float32, got None"
+                            : "sinks: this layer was opened without attention sinks, expected None");
+    }
+    if (sinks != nullptr && sink_count != shape.q_heads) {
+        invalid("sinks: expected " + std::to_string(shape.q_heads) + " values, got " + std::to_string(sink_count));
+    }
+    plan_.make(store_, layer, slots, counts, n, pool_.threads());
+    int64_t rows = 1;
+    for (const SequencePlan& s : plan_.sequences) rows = std::max(rows, s.count * shape.group());
+    reserve_scratch(l, rows);
+    grow(partials_, partials_size_, plan_.partial_floats * sizeof(float));
+    if (plan_.pending > pending_size_) {
+        pending_.reset(new std::atomic<int>[plan_.pending]);
+        pending_size_ = plan_.pending;
+    }
+    for (const SequencePlan& s : plan_.sequences)
+        if (s.segments > 1)
+            for (int h = 0; h < shape.kv_heads; ++h) pending_[s.first_pending + h].store(s.segments);
+    Call call{this, layer, &l, &qkv, &out, q_columns, sinks, &plan_, nullptr, 0, {0}};
+    if (plan_.write_first) {
+        run_parallel(call, static_cast<int64_t>(plan_.sequences.size()) * shape.kv_heads, [](Call& c, int64_t i, int thread) {
+            const int heads = c.layout->shape.kv_heads;
+            const SequencePlan& s = c.plan->sequences[i / heads];
+            if (s.write_first) c.engine->write_rows(c, s, static_cast<int>(i % heads), 0, INT64_MAX, thread);
+        });
+    }
+    run_parallel(call, plan_.items, [](Call& c, int64_t i, int thread) { c.engine->run_item(c, i, thread); });
+    bytes_read_ += plan_.bytes;
+    attend_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void Engine::release(const int32_t* slots, int n) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    store_.release(slots, n);
+}
+
+void Engine::fork(int src, int dst) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    store_.fork(src, dst);
+}
+
+void Engine::truncate(int slot, int64_t length) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    store_.truncate(slot, length);
+}
+
+int64_t Engine::length(int slot) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return store_.length(slot);
+}
+
+void Engine::check() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    store_.check();
+}
+
+}  // namespace hpcdecode

@@ -1,0 +1,80 @@
+// The verbs of an R-rank on a CPU: a KV store, the threads and the kernels that work on it.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "kv_store.h"
+#include "plan.h"
+#include "thread_pool.h"
+
+namespace hpcdecode {
+
+struct Matrix {
+    void* data;
+    ActType type;
+    int64_t rows, columns, stride;  // elements
+};
+
+struct EngineOptions {
+    KvType kv_type;
+    int64_t capacity_tokens;
+    int max_sequences, block_tokens, threads;
+    std::vector<int> cpus;
+    std::string isa;  // empty: the best
+};
+
+// Calls exclude each other. Bad arguments throw std::invalid_argument before anything changes.
+class Engine {
+  public:
+    Engine(const std::vector<LayerShape>& layers, const EngineOptions& options);
+
+    void extend(const int32_t* slots, const int32_t* counts, int n);
+    void append(int layer, const int32_t* slots, const int32_t* counts, int n, const Matrix& kv);
+    void attend(int layer, const int32_t* slots, const int32_t* counts, int n, const Matrix& qkv, const Matrix& out,
+                const float* sinks, int64_t sink_count);
+    void release(const int32_t* slots, int n);
+    void fork(int src, int dst);
+    void truncate(int slot, int64_t length);
+    int64_t length(int slot);
+    void check();
+
+    const KvStore& store() const { return store_; }
+    const char* isa() const { return table_.name; }
+    int threads() const { return pool_.threads(); }
+    int64_t bytes_read() const { return bytes_read_; }
+    double attend_seconds() const { return attend_seconds_; }
+
+  private:
+    struct Call;
+    struct AlignedFree {
+        void operator()(void* p) const { std::free(p); }
+    };
+    using Buffer = std::unique_ptr<uint8_t, AlignedFree>;
+
+    int64_t check_rows(int layer, const int32_t* slots, const int32_t* counts, int n);
+    void write_rows(const Call& call, const SequencePlan& s, int head, int64_t begin, int64_t end, int thread);
+    void run_item(const Call& call, int64_t item, int thread);
+    void merge(const Call& call, const SequencePlan& s, int head, int thread);
+    void run_parallel(Call& call, int64_t items, void (*work)(Call&, int64_t, int));
+    void reserve_scratch(const LayerLayout& layer, int64_t rows);
+    static void grow(Buffer& buffer, size_t& size, size_t need);
+
+    const KernelTable& table_;
+    KvStore store_;
+    ThreadPool pool_;
+    std::mutex mutex_;
+    AttendPlan plan_;
+    std::vector<Buffer> scratch_;  // one per thread
+    std::vector<size_t> scratch_size_;
+    Buffer partials_;
+    size_t partials_size_ = 0;
+    std::unique_ptr<std::atomic<int>[]> pending_;
+    int64_t pending_size_ = 0;
+    int64_t bytes_read_ = 0;
+    double attend_seconds_ = 0;
+};
+
+}  // namespace hpcdecode

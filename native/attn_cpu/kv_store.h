@@ -1,0 +1,73 @@
+// Paged storage of keys and values. One block id stands for block_tokens positions in every layer's arena.
+#pragma once
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "arena.h"
+#include "layout.h"
+
+namespace hpcdecode {
+
+struct CapacityError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+class KvStore {
+  public:
+    using Copy = std::pair<int32_t, int32_t>;  // block to block
+
+    KvStore(const std::vector<LayerShape>& layers, KvType type, int64_t capacity_tokens, int max_sequences,
+            int block_tokens);
+
+    // All of these throw std::invalid_argument on bad arguments and change nothing then.
+    // `extend` also throws CapacityError; it returns the copies that forked blocks need before they are written.
+    std::vector<Copy> extend(const int32_t* slots, const int32_t* counts, int n);
+    void release(const int32_t* slots, int n);
+    void fork(int src, int dst);
+    void truncate(int slot, int64_t length);
+    int64_t length(int slot) const;
+    void check() const;  // throws std::logic_error with the equation that does not hold
+
+    void copy_block(const Copy& copy, int layer);
+    HeadView view(int layer, int head, int slot) const;
+    void check_slots(const int32_t* slots, int n);           // in range, each once
+    void check_written(int slot, int64_t count) const;        // open, long enough, last `count` positions not shared
+
+    const std::vector<LayerLayout>& layers() const { return layers_; }
+    KvType type() const { return type_; }
+    int block_tokens() const { return block_tokens_; }
+    int max_sequences() const { return static_cast<int>(slots_.size()); }
+    int64_t capacity_tokens() const { return int64_t{blocks_} * block_tokens_; }
+    int64_t free_blocks() const { return static_cast<int64_t>(free_.size()); }
+    int64_t used_tokens() const { return (blocks_ - free_blocks()) * block_tokens_; }
+    size_t bytes() const { return arena_.size(); }
+
+  private:
+    struct Slot {
+        bool open = false;
+        int64_t length = 0;
+        std::vector<int32_t> blocks;
+    };
+
+    const Slot& opened(int slot) const;
+    bool tail_shared(const Slot& s) const;
+    int64_t blocks_for(int64_t tokens) const { return (tokens + block_tokens_ - 1) / block_tokens_; }
+    int32_t take_block();
+    void drop_block(int32_t block);
+
+    KvType type_;
+    int block_tokens_;
+    std::vector<LayerLayout> layers_;
+    int32_t blocks_;
+    Arena arena_;
+    std::vector<int32_t> free_;  // LIFO
+    std::vector<int32_t> references_;
+    std::vector<Slot> slots_;
+    std::vector<uint32_t> stamps_;  // last check_slots call that saw a slot
+    uint32_t stamp_ = 0;
+};
+
+}  // namespace hpcdecode

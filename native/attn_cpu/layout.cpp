@@ -1,0 +1,73 @@
+#include "layout.h"
+
+#include <stdexcept>
+
+namespace hpcdecode {
+namespace {
+
+size_t round_up(size_t x, size_t unit) { return (x + unit - 1) / unit * unit; }
+
+size_t element_bytes(KvType type) { return type == KvType::kF32 ? 4 : 2; }
+
+void require(bool ok, size_t layer, const char* what) {
+    if (!ok) throw std::invalid_argument("layer " + std::to_string(layer) + ": " + what);
+}
+
+}  // namespace
+
+KvType parse_kv_type(const std::string& name) {
+    if (name == "float32") return KvType::kF32;
+    if (name == "float16") return KvType::kF16;
+    if (name == "bfloat16") return KvType::kBF16;
+    throw std::invalid_argument("kv_dtype: expected float32, float16 or bfloat16, got '" + name + "'");
+}
+
+int default_block_tokens(KvType) { return 64; }
+
+HeadLayout head_layout(const LayerShape& shape, KvType type, int block_tokens) {
+    const size_t elem = element_bytes(type);
+    HeadLayout h{};
+    h.k_dim = shape.k_dim;
+    h.v_dim = shape.v_dim;
+    h.k_pad = static_cast<int>(round_up(shape.k_dim, 2));
+    h.v_pad = static_cast<int>(round_up(shape.v_dim, kTile));
+    h.k_tile = static_cast<size_t>(kTile) * h.k_pad * elem;
+    h.v_tile = static_cast<size_t>(kTile) * h.v_pad * elem;
+    h.k_row = h.k_pad * elem;
+    h.row_bytes = (h.k_pad + h.v_pad) * elem;
+    h.block_tokens = block_tokens;
+    h.tiles_per_block = block_tokens % kTile == 0 ? block_tokens / kTile : 0;
+    h.v_offset = h.tiles_per_block * h.k_tile;
+    h.head_bytes = h.tiles_per_block > 0 ? h.tiles_per_block * (h.k_tile + h.v_tile) : block_tokens * h.row_bytes;
+    return h;
+}
+
+std::vector<LayerLayout> lay_out(const std::vector<LayerShape>& layers, KvType type, int block_tokens) {
+    if (layers.empty()) throw std::invalid_argument("expected at least one attention layer, got none");
+    if (block_tokens < 1) {
+        throw std::invalid_argument("block_tokens: expected at least 1, got " + std::to_string(block_tokens));
+    }
+    std::vector<LayerLayout> out;
+    for (size_t i = 0; i < layers.size(); ++i) {
+        const LayerShape& s = layers[i];
+        require(s.kv_heads >= 1 && s.k_dim >= 1 && s.v_dim >= 1 && s.q_heads >= 1, i, "heads and dims must be >= 1");
+        require(s.q_heads % s.kv_heads == 0, i, "q_heads must be a multiple of kv_heads");
+        require(s.scale > 0 && s.scale < 1e30f, i, "scale must be a positive number");
+        require(s.window >= 0 && s.softcap >= 0, i, "window and softcap must be positive, or None");
+        LayerLayout l{};
+        l.shape = s;
+        l.head = head_layout(s, type, block_tokens);
+        l.block_bytes = round_up(l.head.head_bytes * s.kv_heads, 64);
+        l.token_head_bytes = static_cast<double>(l.head.head_bytes) / block_tokens;
+        out.push_back(l);
+    }
+    return out;
+}
+
+size_t bytes_per_block(const std::vector<LayerLayout>& layers) {
+    size_t total = 0;
+    for (const LayerLayout& l : layers) total += l.block_bytes;
+    return total;
+}
+
+}  // namespace hpcdecode

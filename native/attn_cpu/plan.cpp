@@ -1,0 +1,86 @@
+#include "plan.h"
+
+#include <algorithm>
+
+namespace hpcdecode {
+namespace {
+
+constexpr int64_t kItemBytes = 128 << 10;  // worth handing to a thread
+constexpr int64_t kItemsPerThread = 16;    // so that the last item is a small share of the whole
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+void AttendPlan::cut(SequencePlan& s, const LayerLayout& layer, int64_t bytes_per_head, int threads) const {
+    const int heads = layer.shape.kv_heads;
+    s.row_blocks = static_cast<int>(ceil_div(s.count * layer.shape.group(), kMaxRowBlock));
+    s.write_first = s.row_blocks > 1;
+    s.segments = 1;
+    s.segment_pieces = s.pieces;
+    s.heads_per_item = heads;
+    if (threads > 1) {
+        const int64_t want = std::max(kItemBytes, bytes / (threads * kItemsPerThread));
+        if (bytes_per_head >= 2 * want && s.row_blocks == 1) {
+            s.heads_per_item = 1;
+            s.segment_pieces = ceil_div(s.pieces, ceil_div(bytes_per_head, want));
+            s.segments = static_cast<int>(ceil_div(s.pieces, s.segment_pieces));
+        } else {
+            s.heads_per_item = static_cast<int>(std::clamp<int64_t>(want / std::max<int64_t>(bytes_per_head, 1), 1, heads));
+        }
+    }
+    s.head_items = static_cast<int>(ceil_div(heads, s.heads_per_item));
+}
+
+void AttendPlan::make(const KvStore& store, int layer, const int32_t* slots, const int32_t* counts, int n, int threads) {
+    const LayerLayout& l = store.layers()[layer];
+    const LayerShape& shape = l.shape;
+    sequences.clear();
+    items = pending = partial_floats = bytes = 0;
+    write_first = false;
+    const auto first_position = [&](const SequencePlan& s) {
+        return shape.window > 0 ? std::max<int64_t>(0, s.length - s.count + 1 - shape.window) : 0;
+    };
+    const auto head_bytes = [&](const SequencePlan& s) {
+        return static_cast<int64_t>(static_cast<double>(s.length - first_position(s)) * l.token_head_bytes);
+    };
+    int64_t token = 0;
+    bool sorted = true;
+    for (int i = 0; i < n; ++i) {
+        SequencePlan s{};
+        s.slot = slots[i];
+        s.count = counts[i];
+        s.first_token = token;
+        token += s.count;
+        if (s.count == 0) continue;
+        s.length = store.length(s.slot);
+        s.piece_begin = first_position(s) / kPiece;
+        s.pieces = ceil_div(s.length, kPiece) - s.piece_begin;
+        bytes += head_bytes(s) * shape.kv_heads;
+        sorted = sorted && (sequences.empty() || sequences.back().pieces >= s.pieces);
+        sequences.push_back(s);
+    }
+    if (!sorted && threads > 1) {
+        std::stable_sort(sequences.begin(), sequences.end(),
+                         [](const SequencePlan& a, const SequencePlan& b) { return a.pieces > b.pieces; });
+    }
+    for (SequencePlan& s : sequences) {
+        cut(s, l, head_bytes(s), threads);
+        s.first_item = items;
+        s.first_pending = pending;
+        s.first_partial = partial_floats;
+        items += s.items();
+        write_first = write_first || s.write_first;
+        if (s.segments == 1) continue;
+        pending += shape.kv_heads;
+        partial_floats += s.partials() * shape.kv_heads * s.count * shape.group() * (2 + l.head.v_pad);
+    }
+}
+
+const SequencePlan& AttendPlan::find(int64_t item) const {
+    const auto after = std::upper_bound(sequences.begin(), sequences.end(), item,
+                                        [](int64_t x, const SequencePlan& s) { return x < s.first_item; });
+    return *(after - 1);
+}
+
+}  // namespace hpcdecode

@@ -1,0 +1,38 @@
+// How one attend call is cut into items. The cut decides who computes what, never what is computed.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "kv_store.h"
+
+namespace hpcdecode {
+
+// An item is a run of KV heads over all pieces, or one head over a segment of the pieces, for one block of query rows.
+struct SequencePlan {
+    int slot;
+    int64_t length, count, first_token;  // first_token: row of the call's matrices
+    int64_t piece_begin, pieces;
+    int segments;
+    int64_t segment_pieces;
+    int heads_per_item, head_items, row_blocks;
+    bool write_first;  // new tokens are appended before any item runs
+    int64_t first_item;
+    int64_t first_pending;  // counters of unfinished segments, one a head
+    int64_t first_partial;  // floats
+    int64_t partials() const { return 1 + pieces - segment_pieces; }  // of one head
+    int64_t items() const { return int64_t{row_blocks} * head_items * segments; }
+};
+
+struct AttendPlan {
+    std::vector<SequencePlan> sequences;  // longest first
+    int64_t items, pending, partial_floats, bytes;
+    bool write_first;
+
+    void make(const KvStore& store, int layer, const int32_t* slots, const int32_t* counts, int n, int threads);
+    const SequencePlan& find(int64_t item) const;
+
+  private:
+    void cut(SequencePlan& s, const LayerLayout& layer, int64_t bytes_per_head, int threads) const;
+};
+
+}  // namespace hpcdecode

@@ -1,0 +1,156 @@
+#include "tensor.h"
+
+#include <cstring>
+
+namespace nb = nanobind;
+
+namespace hpcdecode {
+namespace {
+
+using Tensor = nb::dlpack::dltensor;
+
+struct ExchangeTable {
+    struct {
+        uint32_t major, minor;
+    } version;
+    void* previous;
+    void* allocate;
+    void* managed_from_object;
+    void* object_from_managed;
+    int (*tensor_from_object)(void* object, Tensor* out);
+    void* work_stream;
+};
+
+// The exchange table of a type, or null. The last type seen is remembered: calls come with one kind of tensor.
+const ExchangeTable* exchange_table(PyTypeObject* type) {
+    static PyTypeObject* seen = nullptr;
+    static const ExchangeTable* table = nullptr;
+    if (type == seen) return table;
+    const ExchangeTable* found = nullptr;
+    PyObject* capsule = PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__");
+    if (capsule != nullptr && PyCapsule_IsValid(capsule, "dlpack_exchange_api")) {
+        found = static_cast<const ExchangeTable*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
+        if (found->version.major != 1 || found->tensor_from_object == nullptr) found = nullptr;
+    }
+    Py_XDECREF(capsule);
+    PyErr_Clear();
+    Py_XINCREF(reinterpret_cast<PyObject*>(type));
+    Py_XDECREF(reinterpret_cast<PyObject*>(seen));
+    seen = type;
+    table = found;
+    return table;
+}
+
+std::string dtype_name(nb::dlpack::dtype t) {
+    static const char* kinds[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
+    return (t.code < 7 ? kinds[t.code] : "dtype") + std::to_string(t.bits);
+}
+
+[[noreturn]] void wrong_type(const char* name, const std::string& expected, const std::string& got) {
+    throw nb::type_error((std::string(name) + ": expected " + expected + ", got " + got).c_str());
+}
+
+// A borrowed view that lives as long as `h` and `keep`.
+struct View {
+    void* data;
+    int ndim;
+    nb::dlpack::dtype dtype;
+    int64_t shape[2], stride[2];
+    nb::object keep;
+};
+
+constexpr int kCpu = 1;  // DLPack device type
+
+View view_of(nb::handle h, const char* name, const char* expected, bool writable) {
+    View v{};
+    const auto fill = [&](void* data, int ndim, nb::dlpack::dtype dtype, const int64_t* shape, const int64_t* strides) {
+        v.data = data;
+        v.ndim = ndim;
+        v.dtype = dtype;
+        int64_t dense = 1;
+        for (int i = ndim; i-- > 0;) {
+            if (i < 2) v.shape[i] = shape[i];
+            if (i < 2) v.stride[i] = strides ? strides[i] : dense;
+            dense *= shape[i];
+        }
+    };
+    if (const ExchangeTable* table = exchange_table(Py_TYPE(h.ptr()))) {
+        Tensor t{};
+        if (table->tensor_from_object(h.ptr(), &t) != 0) throw nb::python_error();
+        if (t.device.device_type != kCpu) wrong_type(name, "a CPU tensor", "one on another device");
+        fill(static_cast<uint8_t*>(t.data) + t.byte_offset, t.ndim, t.dtype, t.shape, t.strides);
+        return v;
+    }
+    nb::ndarray<nb::ro, nb::device::cpu> ro;
+    nb::ndarray<nb::device::cpu> rw;
+    if (writable ? nb::try_cast(h, rw, false) : nb::try_cast(h, ro, false)) {
+        if (writable) {
+            fill(rw.data(), static_cast<int>(rw.ndim()), rw.dtype(), rw.shape_ptr(), rw.stride_ptr());
+        } else {
+            fill(const_cast<void*>(ro.data()), static_cast<int>(ro.ndim()), ro.dtype(), ro.shape_ptr(), ro.stride_ptr());
+        }
+        return v;
+    }
+    wrong_type(name, expected, nb::cast<std::string>(nb::str(h.type())));
+}
+
+bool is(nb::dlpack::dtype t, nb::dlpack::dtype_code code, int bits) {
+    return t.code == static_cast<uint8_t>(code) && t.bits == bits && t.lanes == 1;
+}
+
+}  // namespace
+
+Matrix read_matrix(nb::handle h, const char* name, bool writable) {
+    const char* expected = writable ? "a writable 2-D float32 or bfloat16 CPU tensor" : "a 2-D float32 or bfloat16 CPU tensor";
+    const View v = view_of(h, name, expected, writable);
+    Matrix m{};
+    if (is(v.dtype, nb::dlpack::dtype_code::Float, 32)) {
+        m.type = ActType::kF32;
+    } else if (is(v.dtype, nb::dlpack::dtype_code::Bfloat, 16)) {
+        m.type = ActType::kBF16;
+    } else {
+        wrong_type(name, "float32 or bfloat16", dtype_name(v.dtype));
+    }
+    if (v.ndim != 2) throw std::invalid_argument(std::string(name) + ": expected 2 dimensions, got " + std::to_string(v.ndim));
+    if (v.shape[1] > 1 && v.stride[1] != 1) {
+        throw std::invalid_argument(std::string(name) + ": expected a contiguous last dimension, got stride " +
+                                    std::to_string(v.stride[1]));
+    }
+    if (writable && v.shape[0] > 1 && std::abs(v.stride[0]) < v.shape[1]) {
+        throw std::invalid_argument(std::string(name) + ": expected rows that do not overlap, got row stride " +
+                                    std::to_string(v.stride[0]));
+    }
+    m.data = v.data;
+    m.rows = v.shape[0];
+    m.columns = v.shape[1];
+    m.stride = v.stride[0];
+    return m;
+}
+
+std::vector<float> read_floats(nb::handle h, const char* name) {
+    const View v = view_of(h, name, "a 1-D float32 CPU tensor", false);
+    if (!is(v.dtype, nb::dlpack::dtype_code::Float, 32)) wrong_type(name, "float32", dtype_name(v.dtype));
+    if (v.ndim != 1) throw std::invalid_argument(std::string(name) + ": expected 1 dimension, got " + std::to_string(v.ndim));
+    std::vector<float> out(v.shape[0]);
+    for (int64_t i = 0; i < v.shape[0]; ++i) out[i] = static_cast<const float*>(v.data)[i * v.stride[0]];
+    return out;
+}
+
+Ints read_ints(nb::handle h, const char* name) {
+    if (PyList_Check(h.ptr()) || PyTuple_Check(h.ptr())) {
+        nb::module_ numpy = nb::module_::import_("numpy");
+        nb::object array = numpy.attr("array")(h, nb::arg("dtype") = "int32");
+        Ints out = read_ints(array, name);
+        out.owner = array;
+        return out;
+    }
+    const View v = view_of(h, name, "a 1-D int32 array", false);
+    if (!is(v.dtype, nb::dlpack::dtype_code::Int, 32)) wrong_type(name, "int32", dtype_name(v.dtype));
+    if (v.ndim != 1 || (v.shape[0] > 1 && v.stride[0] != 1)) {
+        throw std::invalid_argument(std::string(name) + ": expected a contiguous 1-D array");
+    }
+    if (v.shape[0] > INT32_MAX) throw std::invalid_argument(std::string(name) + ": too long");
+    return {static_cast<const int32_t*>(v.data), static_cast<int>(v.shape[0]), nb::object()};
+}
+
+}  // namespace hpcdecode

@@ -1,0 +1,119 @@
+#include "thread_pool.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <stdexcept>
+#include <string>
+
+namespace hpcdecode {
+namespace {
+
+constexpr auto kSpin = std::chrono::microseconds(20);  // ranks and GEMM threads share the cores
+
+void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("yield");
+#endif
+}
+
+// True as soon as `done` is; false when the spin is used up.
+template <class Done>
+bool spin(Done done) {
+    const auto until = std::chrono::steady_clock::now() + kSpin;
+    do {
+        for (int i = 0; i < 32; ++i) {
+            if (done()) return true;
+            relax();
+        }
+    } while (std::chrono::steady_clock::now() < until);
+    return done();
+}
+
+void futex(std::atomic<uint32_t>& word, int op, uint32_t value) {
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), op | FUTEX_PRIVATE_FLAG, value, nullptr, nullptr, 0);
+}
+
+void pin(int cpu) {
+    if (cpu < 0) return;
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(cpu, &set);
+    sched_setaffinity(0, sizeof set, &set);
+}
+
+void check_cpus(int threads, const std::vector<int>& cpus) {
+    if (threads < 1 || threads > 4096) {
+        throw std::invalid_argument("threads: expected 1 to 4096, got " + std::to_string(threads));
+    }
+    if (cpus.empty()) return;
+    if (static_cast<int>(cpus.size()) != threads) {
+        throw std::invalid_argument("cpus: expected one CPU per thread (" + std::to_string(threads) + "), got " +
+                                    std::to_string(cpus.size()));
+    }
+    cpu_set_t allowed;
+    CPU_ZERO(&allowed);
+    sched_getaffinity(0, sizeof allowed, &allowed);
+    for (int cpu : cpus) {
+        if (cpu < 0 || cpu >= CPU_SETSIZE || !CPU_ISSET(cpu, &allowed)) {
+            throw std::invalid_argument("cpus: CPU " + std::to_string(cpu) + " is not in this process's affinity mask");
+        }
+    }
+}
+
+}  // namespace
+
+ThreadPool::ThreadPool(int threads, const std::vector<int>& cpus) {
+    check_cpus(threads, cpus);
+    workers_.reserve(threads - 1);
+    for (int i = 1; i < threads; ++i) {
+        workers_.emplace_back(&ThreadPool::loop, this, i, cpus.empty() ? -1 : cpus[i]);
+    }
+}
+
+ThreadPool::~ThreadPool() {
+    stop_ = true;
+    epoch_.fetch_add(1);
+    futex(epoch_, FUTEX_WAKE, 1 << 30);
+    for (std::thread& t : workers_) t.join();
+}
+
+void ThreadPool::run(Work work, void* context) {
+    if (workers_.empty()) return work(context, 0);
+    work_ = work;
+    context_ = context;
+    open_.store(1);
+    epoch_.fetch_add(1);
+    if (sleepers_.load() > 0) futex(epoch_, FUTEX_WAKE, 1 << 30);
+    work(context, 0);
+    open_.store(0);
+    if (spin([this] { return active_.load() == 0; })) return;
+    while (active_.load() != 0) sched_yield();
+}
+
+bool ThreadPool::wait_for_job(uint32_t seen) {
+    if (!spin([&] { return epoch_.load() != seen; })) {
+        sleepers_.fetch_add(1);
+        while (epoch_.load() == seen) futex(epoch_, FUTEX_WAIT, seen);
+        sleepers_.fetch_sub(1);
+    }
+    return !stop_.load();
+}
+
+void ThreadPool::loop(int thread, int cpu) {
+    pin(cpu);
+    uint32_t seen = 0;
+    while (wait_for_job(seen)) {
+        seen = epoch_.load();
+        active_.fetch_add(1);
+        if (open_.load() != 0) work_(context_, thread);
+        active_.fetch_sub(1);
+    }
+}
+
+}  // namespace hpcdecode

@@ -1,0 +1,73 @@
+"""Run by mpiexec: every case over sub-worlds of several sizes, against the reference and against each other.
+
+usage: run_parity.py DTYPE WORLDS PERIODS LANES CASE...     (comma-separated numbers; cases made by tests.parity)
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from pathlib import Path
+
+from mpi4py import MPI
+
+from hpcdecode.generate import generate
+from hpcdecode.job import Job
+from hpcdecode.model import load_split
+from hpcdecode.sampling.params import SamplingParams
+from tests.parity import generated
+
+WORLD = MPI.COMM_WORLD
+
+
+def main(dtype: str, worlds: str, periods: str, lanes: str, *cases: str) -> int:
+    failures = 0
+    for case in map(Path, cases):
+        model = load_split(case / "model", dtype=dtype) if WORLD.rank == 0 else None
+        results = {}
+        for size, period, lane in itertools.product(*(map(int, x.split(",")) for x in (worlds, periods, lanes))):
+            tokens = run(case, model, dtype, size, period, lane)
+            if tokens is not None:
+                results[size, period, lane] = tokens
+        if WORLD.rank == 0:
+            failures += report(case, dtype, results)
+    return int(WORLD.bcast(failures) > 0)
+
+
+def run(case: Path, model, dtype: str, size: int, period: int, lanes: int):
+    comm = WORLD.Split(0 if WORLD.rank < size else MPI.UNDEFINED)
+    if WORLD.rank < size:
+        job = Job(
+            prompts=str(case / "prompts.jsonl"),
+            model=str(case / "model"),
+            output=str(case / "out.h5"),
+            params=SamplingParams(max_tokens=48, ignore_eos=True),
+            dtype=dtype,
+            batch=10,
+            period=period,
+            lanes=lanes,
+            prefill_tokens=256,
+            kv_memory=64 << 20,
+            overwrite=True,
+        )
+        code = generate(job, comm if size > 1 else None, model=model)
+        assert code == 0, code
+    WORLD.Barrier()
+    return generated(case / "out.h5") if WORLD.rank == 0 else None
+
+
+def report(case: Path, dtype: str, results: dict) -> int:
+    """Print one line a run; returns how many differ from what they must equal."""
+    expected, failures = json.loads((case / "reference.json").read_text()), 0
+    for (size, period, lanes), tokens in results.items():
+        if dtype != "float32":  # equal between worlds for the same schedule
+            expected = results[min(k[0] for k in results), period, lanes]
+        wrong = [i for i, (a, b) in enumerate(zip(expected, tokens, strict=True)) if a != b]
+        print(f"PARITY {case.name} {dtype} world {size} F {period} lanes {lanes}: {len(wrong)} rows differ {wrong}")
+        failures += bool(wrong)
+    return failures
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,301 @@
+"""The HDF5 output as plain h5py reads it: layout, order, what is visible when, what is refused."""
+
+import json
+import os
+import random
+import shutil
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcdecode.data import merge, results, segments
+from hpcdecode.data.prompts import RowError
+from hpcdecode.data.results import Result, ResultsWriter
+from hpcdecode.errors import UserError
+
+ATTRIBUTES = {"job": {"seed": 1}, "model": "demo", "versions": {"hpcdecode": "0"}, "topology": [{"rank": 0}]}
+
+
+def result(line, sample=0, count=None, text=None):
+    ids = [line * 10 + k for k in range(line % 7 if count is None else count)]
+    reason = "stop" if line % 2 else "length"
+    return Result(line, f"row-{line}", sample, f"täxt {line}" if text is None else text, reason, line % 5 + 1, ids)
+
+
+def contents(path):
+    """Rows and errors as lists of tuples, by plain h5py."""
+    with h5py.File(path, "r") as file:
+        rows, errors = file["rows"], file["errors"]
+        names = {number: name for name, number in h5py.check_enum_dtype(rows["finish_reason"].dtype).items()}
+        offsets, ids = rows["token_offsets"][:], rows["token_ids"][:]
+        table = zip(
+            rows["line"][:].tolist(),
+            rows["id"].asstr()[:],
+            rows["sample"][:].tolist(),
+            rows["text"].asstr()[:],
+            [names[r] for r in rows["finish_reason"][:]],
+            rows["prompt_tokens"][:].tolist(),
+            [ids[a:b].tolist() for a, b in zip(offsets, offsets[1:], strict=False)],
+            strict=True,
+        )
+        assert offsets[0] == 0 and offsets[-1] == len(ids)
+        bad = zip(errors["line"][:].tolist(), errors["id"].asstr()[:], errors["reason"].asstr()[:], strict=True)
+        return [Result(*row) for row in table], [RowError(*row) for row in bad]
+
+
+def complete(path):
+    with h5py.File(path, "r") as file:
+        return bool(file.attrs["complete"])
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "out.h5"
+
+
+def writer(path, **options):
+    return ResultsWriter(path, **{"attributes": ATTRIBUTES, "checkpoint_seconds": 1000, **options})
+
+
+def test_layout_of_the_final_file(path):
+    out = writer(path)
+    out.add(result(3))
+    out.error(RowError(2, "b", "bad"))
+    out.close(complete=True, summary={"rows": 1})
+    with h5py.File(path, "r") as file:
+        assert set(file) == {"rows", "errors"} and set(file["errors"]) == {"line", "id", "reason"}
+        rows = file["rows"]
+        kinds = {"line": "i8", "sample": "i4", "prompt_tokens": "i4", "token_offsets": "i8", "token_ids": "i4"}
+        assert set(rows) == {*kinds, "id", "text", "finish_reason"}
+        assert {name: rows[name].dtype.str[1:] for name in kinds} == kinds
+        strings = [rows["id"], rows["text"], file["errors/id"], file["errors/reason"]]
+        assert all(h5py.check_string_dtype(d.dtype) == ("utf-8", None) for d in strings)
+        assert h5py.check_enum_dtype(rows["finish_reason"].dtype) == {"stop": 0, "length": 1}
+        assert file["errors/line"].dtype == np.int64
+        assert file.attrs["complete"].dtype == bool and file.attrs["complete"]
+        assert {k: json.loads(v) for k, v in file.attrs.items() if k != "complete"} == {
+            **ATTRIBUTES,
+            "summary": {"rows": 1},
+        }
+        assert not any(dataset.is_virtual for dataset in rows.values())
+        assert rows["token_ids"].chunks and rows["token_ids"].compression == "gzip"
+    assert os.listdir(path.parent) == ["out.h5"]
+
+
+def test_an_empty_job(path):
+    writer(path).close(complete=True, summary={})
+    assert contents(path) == ([], []) and complete(path)
+    with h5py.File(path, "r") as file:
+        assert file["rows/token_offsets"][:].tolist() == [0]
+        assert h5py.check_enum_dtype(file["rows/finish_reason"].dtype) == {"stop": 0, "length": 1}
+
+
+def test_only_errors(path):
+    out = writer(path, segment_rows=2)
+    for line in (5, 1, 3):
+        out.error(RowError(line, str(line), f"reason {line}"))
+    out.close(complete=True, summary={})
+    assert contents(path) == ([], [RowError(n, str(n), f"reason {n}") for n in (1, 3, 5)])
+
+
+@pytest.mark.parametrize("segment_rows", [1, 7, 100, 10_000])
+def test_rows_are_sorted_by_line_and_sample_whatever_order_they_finished_in(path, segment_rows, monkeypatch):
+    monkeypatch.setattr(merge, "STRETCH_ROWS", 50)
+    monkeypatch.setattr(merge, "STRETCH_TOKENS", 200)
+    monkeypatch.setattr(merge, "_HEAD_ROWS", 1)
+    expected = [result(line, sample) for line in range(1, 400) for sample in range(1 + line % 2)]
+    bad = [RowError(line, f"e{line}", "x" * (line % 3)) for line in range(400, 470)]
+    added = [*expected, *bad]
+    random.Random(segment_rows).shuffle(added)
+    out = writer(path, segment_rows=segment_rows)
+    for item in added:
+        out.add(item) if isinstance(item, Result) else out.error(item)
+    out.checkpoint()
+    rows, errors = contents(path)
+    assert sorted(rows, key=lambda r: (r.line, r.sample)) == expected and len(errors) == len(bad)
+    assert len(out._segments) <= 3 * results.FAN_IN
+    out.close(complete=True, summary={})
+    assert contents(path) == (expected, bad)
+
+
+def test_unicode_nul_and_long_values(path):
+    texts = ["", "日本語 😀", "a\0b", "\n\r\t", "x" * 300_000, "\ufffd", "e\u0301"]
+    out = writer(path, attributes={**ATTRIBUTES, "topology": ["r" * 1000] * 1000})
+    for line, text in enumerate(texts, start=1):
+        out.add(result(line, text=text))
+    out.error(RowError(99, "ключ", "причина\0"))
+    out.close(complete=True, summary={})
+    rows, errors = contents(path)
+    assert [r.text for r in rows] == [t.replace("\0", "\ufffd") for t in texts]
+    assert errors == [RowError(99, "ключ", "причина\ufffd")]
+    with h5py.File(path, "r") as file:
+        assert len(json.loads(file.attrs["topology"])) == 1000
+
+
+def test_the_file_is_there_from_the_start_and_shows_each_commit(path):
+    out = writer(path)
+    assert contents(path) == ([], []) and not complete(path)
+    out.add(result(2))
+    assert contents(path) == ([], [])
+    out.checkpoint()
+    assert contents(path) == ([result(2)], [])
+    out.error(RowError(1, "1", "bad"))
+    out.add(result(4, count=0))
+    out.add(result(3))
+    out.checkpoint()
+    assert contents(path) == ([result(2), result(3), result(4, count=0)], [RowError(1, "1", "bad")])
+    with h5py.File(path, "r") as file:
+        assert h5py.check_enum_dtype(file["rows/finish_reason"].dtype) == {"stop": 0, "length": 1}
+
+
+def test_commits_come_by_themselves_by_rows_by_tokens_and_by_time(path, monkeypatch):
+    out = writer(path, segment_rows=3)
+    for line in (1, 2, 3):
+        out.add(result(line))
+    assert len(out._segments) == 1
+    out.add(result(4, count=results.SEGMENT_TOKENS))
+    assert len(out._segments) == 2
+    out.add(result(5))
+    clock = results.time.monotonic() + 2000
+    monkeypatch.setattr(results.time, "monotonic", lambda: clock)
+    out.tick()
+    assert len(out._segments) == 3 and len(contents(path)[0]) == 5
+
+
+def test_index_files_take_a_bounded_share_of_the_time(path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(results.time, "monotonic", lambda: clock[0])
+    written = []
+
+    def slow_image(*arguments):
+        clock[0] += 1.0
+        written.append(clock[0])
+        return segments.index_image(*arguments)
+
+    out = writer(path, segment_rows=1)
+    monkeypatch.setattr(results, "index_image", slow_image)
+    for line in range(1, 1001):
+        clock[0] += 1.0
+        out.add(result(line, count=1))
+    assert 20 <= len(written) <= 1000 * results.COST_SHARE + 2
+    out.checkpoint()
+    assert len(contents(path)[0]) == 1000
+
+
+def test_an_interrupted_job_keeps_its_rows_and_its_parts(path):
+    out = writer(path, segment_rows=2)
+    for line in (1, 2, 3):
+        out.add(result(line))
+    out.close(complete=False, summary={"why": "SIGTERM"})
+    out.close(complete=True, summary={})
+    assert contents(path)[0] == [result(1), result(2), result(3)] and not complete(path)
+    with h5py.File(path, "r") as file:
+        assert json.loads(file.attrs["summary"]) == {"why": "SIGTERM"}
+    assert sorted(p.name for p in segments.parts_folder(path).iterdir()) == [
+        "seg-00000001-00000001.h5",
+        "seg-00000002-00000002.h5",
+    ]
+
+
+def test_the_directory_of_an_unfinished_output_can_move(tmp_path, monkeypatch):
+    folder = tmp_path / "here"
+    folder.mkdir()
+    out = writer(folder / "100%b.h5", segment_rows=2)
+    for line in (1, 2, 3):
+        out.add(result(line))
+    out.close(complete=False, summary={})
+    shutil.move(folder, tmp_path / "there")
+    monkeypatch.chdir("/")
+    assert contents(tmp_path / "there" / "100%b.h5")[0] == [result(1), result(2), result(3)]
+
+
+def test_merged_segments_stay_a_while_for_readers_of_an_older_index(path, monkeypatch):
+    out = writer(path, segment_rows=1)
+    out.add(result(1))
+    out.checkpoint()
+    with h5py.File(path, "r") as old:
+        for line in range(2, 20):
+            out.add(result(line))
+        out.checkpoint()
+        assert len(out._segments) < 19
+        assert old["rows/text"].asstr()[:].tolist() == ["täxt 1"]
+    clock = results.time.monotonic() + 2 * results.READER_SECONDS
+    monkeypatch.setattr(results.time, "monotonic", lambda: clock)
+    out.add(result(20))
+    out.checkpoint()
+    assert {p.name for p in out._parts.iterdir()} == {s.name for s in out._segments}
+    assert len(contents(path)[0]) == 20
+
+
+def test_segments_tell_which_commits_they_cover(path):
+    out = writer(path, segment_rows=1)
+    for line in range(1, 12):
+        out.add(result(line))
+    assert [(s.first, s.last) for s in out._segments] == [(1, 8), (9, 9), (10, 10), (11, 11)]
+    assert [s.name for s in out._segments][0] == "seg-00000001-00000008.h5"
+
+
+def test_an_existing_output_is_refused_unless_overwritten(path):
+    writer(path).close(complete=True, summary={})
+    with pytest.raises(UserError, match="exists already; use --overwrite"):
+        writer(path)
+    out = writer(path, overwrite=True)
+    assert not complete(path)
+    out.add(result(1))
+    out.close(complete=False, summary={})
+    with pytest.raises(UserError, match="interrupted run; use --overwrite"):
+        writer(path)
+    writer(path, overwrite=True).close(complete=True, summary={})
+    assert contents(path) == ([], [])
+
+
+def test_leftover_parts_without_an_output_are_refused(path):
+    writer(path).close(complete=False, summary={})
+    path.unlink()
+    with pytest.raises(UserError, match=r"out\.h5\.parts holds the finished rows"):
+        writer(path)
+
+
+def test_places_that_cannot_be_written(tmp_path, path):
+    with pytest.raises(UserError, match="expected an existing directory"):
+        writer(tmp_path / "none" / "out.h5")
+    with pytest.raises(UserError, match="got a directory"):
+        writer(tmp_path, overwrite=True)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="expected an existing directory"):
+        writer(tmp_path / "file" / "out.h5")
+    with pytest.raises(UserError, match="writing failed: File name too long"):
+        writer(tmp_path / ("x" * 300))
+
+
+def test_overwrite_spares_what_is_no_output(path):
+    path.write_text('{"prompt": "my prompts"}\n')
+    with pytest.raises(UserError, match="replaces HDF5 files only"):
+        writer(path, overwrite=True)
+    assert "my prompts" in path.read_text()
+
+
+def test_foreign_files_in_the_parts_folder_are_spared(path):
+    writer(path).close(complete=False, summary={})
+    note = segments.parts_folder(path) / "note.txt"
+    note.write_text("mine")
+    with pytest.raises(UserError, match="not empty"):
+        writer(path, overwrite=True)
+    assert note.read_text() == "mine"
+
+
+def test_an_unknown_finish_reason_is_refused(path):
+    with pytest.raises(ValueError, match="finish_reason"):
+        writer(path).add(Result(1, "1", 0, "", "abort", 1, []))
+
+
+def test_a_vanished_directory_is_a_user_error(path):
+    out = writer(path)
+    out.add(result(1))
+    shutil.rmtree(segments.parts_folder(path))
+    with pytest.raises(UserError, match=r"out\.h5: writing failed: No such file or directory"):
+        out.checkpoint()
+    segments.parts_folder(path).mkdir()
+    out.close(complete=True, summary={})
+    assert contents(path)[0] == [result(1)]
