@@ -14,12 +14,16 @@ from hpcdecode.attention import KV_DTYPES, KvCapacityError, LayerShape
 DTYPES = {name: getattr(torch, name) for name in KV_DTYPES}
 
 
+def stored(x: torch.Tensor, kv_dtype: str) -> torch.Tensor:
+    """x [tokens, heads, dim] as a cache of `kv_dtype` gives it back."""
+    return x.to(DTYPES[kv_dtype])
+
+
 def attend_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shape: LayerShape, sinks=None) -> torch.Tensor:
     """Causal attention of the last n positions. q [n, q_heads, k_dim], k and v [L, kv_heads, dim], one dtype."""
     n, length = q.shape[0], k.shape[0]
-    k = k.repeat_interleave(shape.group, dim=1)
-    v = v.repeat_interleave(shape.group, dim=1)
-    scores = torch.einsum("nhd,lhd->hnl", q, k) * shape.scale
+    q = q.reshape(n, shape.kv_heads, shape.group, shape.k_dim)
+    scores = torch.einsum("nhgd,lhd->hgnl", q, k) * shape.scale
     if shape.softcap is not None:
         scores = torch.tanh(scores / shape.softcap) * shape.softcap
     query = torch.arange(length - n, length)[:, None]
@@ -29,9 +33,10 @@ def attend_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shape: LayerSh
         hidden |= key <= query - shape.window
     scores = scores.masked_fill(hidden, float("-inf"))
     if sinks is not None:
-        scores = torch.cat([scores, sinks.to(scores)[:, None, None].expand(-1, n, 1)], dim=-1)
+        extra = sinks.to(scores).view(shape.kv_heads, shape.group, 1, 1).expand(-1, -1, n, 1)
+        scores = torch.cat([scores, extra], dim=-1)
     weights = torch.softmax(scores, dim=-1)[..., :length]
-    return torch.einsum("hnl,lhd->nhd", weights, v)
+    return torch.einsum("hgnl,lhd->nhgd", weights, v).reshape(n, shape.q_heads, shape.v_dim)
 
 
 class ReferenceStore:

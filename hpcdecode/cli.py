@@ -20,6 +20,8 @@ def main(arguments: Seq[str] | None = None) -> int:
     """Run one subcommand; returns the exit code (0 done, 1 failed, 2 the job cannot run as asked, 128 + signal)."""
     from hpcdecode import launch
 
+    # Ranks share cores with each other and with the R-part's threads: OpenMP's must not spin long (libgomp's default).
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     if not launch.is_lead():
         _silence_usage()
     options = _parser().parse_args(arguments)

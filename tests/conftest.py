@@ -76,13 +76,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     return get
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def mpiexec() -> Callable[..., subprocess.CompletedProcess]:
     """Run a script of the tests on several ranks."""
 
     def launch(ranks: int, script: str, *arguments: object, timeout: float = TIMEOUT):
         line = [str(Path(sys.executable).parent / "mpiexec"), "-n", str(ranks), sys.executable]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "GOMP_SPINCOUNT": "1000"}
         return run([*line, str(ROOT / script), *map(str, arguments)], env=environment, timeout=timeout)
 
     return launch

@@ -54,19 +54,46 @@ YARN_ROPE = dict(
 )
 
 ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {
-    "opt": _make("OPT", **COMMON, hidden_size=64, ffn_dim=128, num_hidden_layers=3, num_attention_heads=4, word_embed_proj_dim=64),
-    "gpt2": _make("GPT2", vocab_size=VOCAB, n_positions=POSITIONS, n_embd=64, n_layer=3, n_head=4, bos_token_id=BOS, eos_token_id=EOS),
+    "opt": _make(
+        "OPT", **COMMON, hidden_size=64, ffn_dim=128, num_hidden_layers=3, num_attention_heads=4, word_embed_proj_dim=64
+    ),
+    "gpt2": _make(
+        "GPT2",
+        vocab_size=VOCAB,
+        n_positions=POSITIONS,
+        n_embd=64,
+        n_layer=3,
+        n_head=4,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+    ),
     "llama2": _make("Llama", **{**SHAPE, "num_key_value_heads": 4}, tie_word_embeddings=False),
     "llama3": _make("Llama", **SHAPE, rope_parameters=LLAMA3_ROPE, tie_word_embeddings=True),
     "mistral": _make("Mistral", **SHAPE, sliding_window=WINDOW, head_dim=24),
-    "qwen2": _make("Qwen2", **SHAPE, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1, tie_word_embeddings=True),
+    "qwen2": _make(
+        "Qwen2", **SHAPE, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1, tie_word_embeddings=True
+    ),
     "qwen3": _make("Qwen3", **SHAPE, head_dim=32, tie_word_embeddings=False),
-    "gemma2": _make("Gemma2", **SHAPE, head_dim=24, sliding_window=WINDOW, query_pre_attn_scalar=32, attn_logit_softcapping=5.0),
-    "gemma3": _make("Gemma3Text", **SHAPE, head_dim=16, sliding_window=WINDOW, query_pre_attn_scalar=32, layer_types=MIXED),
+    "gemma2": _make(
+        "Gemma2", **SHAPE, head_dim=24, sliding_window=WINDOW, query_pre_attn_scalar=32, attn_logit_softcapping=5.0
+    ),
+    "gemma3": _make(
+        "Gemma3Text", **SHAPE, head_dim=16, sliding_window=WINDOW, query_pre_attn_scalar=32, layer_types=MIXED
+    ),
     "phi3": _make("Phi3", **SHAPE, sliding_window=WINDOW, tie_word_embeddings=False),
     "mixtral": _make("Mixtral", **SHAPE, num_local_experts=4, num_experts_per_tok=2),
-    "qwen3_moe": _make("Qwen3Moe", **SHAPE, **EXPERTS, head_dim=16, num_experts=8, mlp_only_layers=[1], norm_topk_prob=True),
-    "gpt_oss": _make("GptOss", **SHAPE, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW, layer_types=MIXED),
+    "qwen3_moe": _make(
+        "Qwen3Moe", **SHAPE, **EXPERTS, head_dim=16, num_experts=8, mlp_only_layers=[1], norm_topk_prob=True
+    ),
+    "gpt_oss": _make(
+        "GptOss",
+        **SHAPE,
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=WINDOW,
+        layer_types=MIXED,
+    ),
     "deepseek_v2": _make("DeepseekV2", **LATENT, n_group=2, topk_group=1, topk_method="group_limited_greedy"),
     "deepseek_v3": _make("DeepseekV3", **LATENT, n_group=2, topk_group=1, rope_parameters=YARN_ROPE),
 }
@@ -77,7 +104,9 @@ def build(name: str, directory: str | Path, seed: int = 0, dtype: torch.dtype = 
     return save(ARCHITECTURES[name](), directory, seed, dtype)
 
 
-def save(config: PreTrainedConfig, directory: str | Path, seed: int = 0, dtype: torch.dtype = torch.float32, **options) -> Path:
+def save(
+    config: PreTrainedConfig, directory: str | Path, seed: int = 0, dtype: torch.dtype = torch.float32, **options
+) -> Path:
     directory = Path(directory)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     randomise(model, seed)
@@ -99,7 +128,9 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
         elif weight.ndim < 2:
             weight.add_(noise * (1.0 if name.endswith("sinks") else 0.1))
         else:
-            transposed = "experts" in name and getattr(model.get_submodule(name.rpartition(".")[0]), "is_transposed", False)
+            transposed = "experts" in name and getattr(
+                model.get_submodule(name.rpartition(".")[0]), "is_transposed", False
+            )
             weight.copy_(noise * weight.shape[-2 if transposed else -1] ** -0.5)
 
 
@@ -114,8 +145,12 @@ def tokenizer() -> PreTrainedTokenizerFast:
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=VOCAB, special_tokens=["<s>", "</s>"], initial_alphabet=sorted(alphabet), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB, special_tokens=["<s>", "</s>"], initial_alphabet=sorted(alphabet), show_progress=False
+    )
     bpe.train_from_iterator([inspect.getsource(argparse), inspect.getsource(textwrap)], trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>")
-    fast.chat_template = "{% for m in messages %}{{ '<s>' + m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}assistant:"
+    fast.chat_template = (
+        "{% for m in messages %}{{ '<s>' + m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}assistant:"
+    )
     return fast

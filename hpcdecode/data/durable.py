@@ -41,13 +41,10 @@ def _sync(path: Path) -> None:
 
 
 @contextmanager
-def write_errors(path: Path) -> Iterator[None]:
-    """Turn what the disk or HDF5 refuses into a UserError that names the output and the cause."""
+def write_errors(path: Path, advice: str = "rows committed before are kept; free some space") -> Iterator[None]:
+    """Turn what the disk or HDF5 refuses into a UserError that names the output, the cause and what to do."""
     try:
         yield
     except (OSError, RuntimeError) as e:
         cause = os.strerror(e.errno) if isinstance(e, OSError) and e.errno else str(e).splitlines()[0]
-        raise UserError(
-            f"results {path}: writing failed: {cause}; rows committed before are kept, free some space"
-            " or choose another -o"
-        ) from e
+        raise UserError(f"results {path}: writing failed: {cause}; {advice} or choose another -o") from e

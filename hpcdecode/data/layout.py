@@ -11,7 +11,6 @@ segments before it, so that the index joins them as they are.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import h5py
@@ -36,9 +35,6 @@ TOKEN_OFFSETS = "rows/token_offsets"
 
 CHUNK_ROWS = 8192
 CHUNK_TOKENS = 65536
-
-
-_CACHE_BYTES = 1 << 18  # per dataset, one chunk of any column; HDF5's own choice costs 8 MB a dataset
 
 
 class Table(msgspec.Struct):
@@ -86,11 +82,6 @@ class FileWriter:
         for name, dataset in self._errors.items():
             dataset[self._error : self._error + m] = errors[name]
         self._error += m
-
-
-def open_file(path: Path, mode: str) -> h5py.File:
-    """One of this package's own files, which no other process writes: without locks, with small caches."""
-    return h5py.File(path, mode, locking=False, rdcc_nbytes=_CACHE_BYTES)
 
 
 def create(file: h5py.File, name: str, length: int, kind: Any, chunk: int) -> h5py.Dataset:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import h5py
 import numpy as np
 
-from hpcdecode.data.layout import ERROR_COLUMNS, ROW_COLUMNS, TOKEN_COLUMNS, TOKEN_OFFSETS, FileWriter, open_file
+from hpcdecode.data.diskfile import open_segment
+from hpcdecode.data.layout import ERROR_COLUMNS, ROW_COLUMNS, TOKEN_COLUMNS, TOKEN_OFFSETS, FileWriter
 
 STRETCH_ROWS = 8192
 STRETCH_TOKENS = 1 << 20
@@ -19,23 +20,25 @@ _SAMPLE_BITS = 20
 Span = tuple[int, int, int]  # source, first row, row after the last
 
 
-def merge(paths: Sequence[Path], out: h5py.File, base: int = 0) -> None:
+def merge(paths: Sequence[Path], out: h5py.File, check: Callable[[], None], base: int = 0) -> None:
     """Write the rows of all segments `paths` to `out` by (line, sample), their errors by line.
 
-    Each segment is sorted already. base: where the token offsets of `out` begin. Memory does not grow with the
-    number of rows. Raises OSError where a file cannot be read or written.
+    Each segment is sorted already. base: where the token offsets of `out` begin. check: called after each stretch, it
+    may raise to stop the merge. Memory does not grow with the number of rows. Raises OSError for unreadable segments.
     """
     with ExitStack() as stack:
-        files = [stack.enter_context(open_file(path, "r")) for path in paths]
+        files = [stack.enter_context(open_segment(path)) for path in paths]
         rows = [_RowSource(file) for file in files]
         errors = [_ErrorSource(file) for file in files]
         totals = sum(s.length for s in rows), sum(s.tokens for s in rows), sum(s.length for s in errors)
         writer = FileWriter(out, *totals, base)
         for spans, order in _stretches(rows):
             _copy_rows(rows, spans, order, writer)
+            check()
         for spans, order in _stretches(errors):
             columns = {name: _gather(errors, name, spans)[order] for name in ERROR_COLUMNS}
             writer.append_errors(columns)
+            check()
 
 
 class _Source:

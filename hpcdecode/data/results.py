@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import h5py
 import msgspec
 import numpy as np
 
-from hpcdecode.data.durable import publish, write_errors, write_whole
-from hpcdecode.data.layout import FINISH_REASONS, Table, objects, open_file, utf8, write_attributes
+from hpcdecode.data.diskfile import new_file
+from hpcdecode.data.durable import write_errors, write_whole
+from hpcdecode.data.layout import FINISH_REASONS, Table, objects, utf8, write_attributes
 from hpcdecode.data.merge import merge
 from hpcdecode.data.prompts import RowError
 from hpcdecode.data.segments import SEGMENT_PATTERN, Segment, index_image, joined, parts_folder, segment_image
@@ -47,6 +49,7 @@ class ResultsWriter:
 
     path: the output file; its directory must exist. attributes: root attributes, stored as JSON strings.
     checkpoint_seconds, segment_rows: a commit is due after so much time or so many rows, whichever comes first.
+    error_count: lines that could not be used so far.
     Raises UserError where the output exists (unless `overwrite`), is left over from an interrupted run, or cannot be
     written; add, error, tick, checkpoint and close raise it where the disk refuses (full, quota, gone).
     """
@@ -61,12 +64,12 @@ class ResultsWriter:
         segment_rows: int = 4096,
     ) -> None:
         self.path = Path(path)
+        self.error_count = 0
         self._parts = parts_folder(self.path)
         self._attributes = {"summary": {}, **attributes}
         self._checkpoint_seconds, self._segment_rows = checkpoint_seconds, segment_rows
         self._rows: list[Result] = []  # not committed yet, like the two below
         self._errors: list[RowError] = []
-        self.error_count = 0
         self._pending_tokens = 0
         self._segments: list[Segment] = []
         self._commits = 0
@@ -74,8 +77,8 @@ class ResultsWriter:
         self._retired: list[tuple[float, Path]] = []  # when it may go, merged segment
         self._index_stale = self._closed = False
         self._commit_due = self._index_due = time.monotonic() + checkpoint_seconds
-        _claim(self.path, self._parts, overwrite)
-        with write_errors(self.path):
+        with write_errors(self.path, "make it writable"):
+            _claim(self.path, self._parts, overwrite)
             self._parts.mkdir()
             self._write_index()
 
@@ -99,14 +102,11 @@ class ResultsWriter:
         pending = len(self._rows) + len(self._errors)
         now = time.monotonic()
         full = pending >= self._segment_rows or self._pending_tokens >= SEGMENT_TOKENS
-        if (
-            not full
-            and not (pending and now >= self._commit_due)
-            and not (self._index_stale and now >= self._index_due)
-        ):
+        commit = full or (pending and now >= self._commit_due)
+        if not commit and not (self._index_stale and now >= self._index_due):
             return
         with write_errors(self.path):
-            if full or (pending and now >= self._commit_due):
+            if commit:
                 self._commit()
                 self._compact()
             if self._index_stale and time.monotonic() >= self._index_due:
@@ -160,9 +160,8 @@ class ResultsWriter:
                 return
             paths = [self._parts / s.name for s in newest]
             temporary = self._parts / (whole.name + ".tmp")
-            with open_file(temporary, "w") as file:
-                merge(paths, file, whole.base)
-            publish(temporary, self._parts / whole.name)
+            with new_file(temporary, self._parts / whole.name) as (file, check):
+                merge(paths, file, check, whole.base)
             self._segments = [*self._segments[:-FAN_IN], whole]
             self._superseded += paths
             self._index_stale = True
@@ -178,12 +177,11 @@ class ResultsWriter:
             self._retired.pop(0)[1].unlink(missing_ok=True)
 
     def _write_final(self) -> None:
-        temporary = self._parts / "final.tmp"
-        with open_file(temporary, "w") as file:
-            merge([self._parts / s.name for s in self._segments], file)
+        with new_file(self._parts / "final.tmp", self.path) as (file, check):
+            merge([self._parts / s.name for s in self._segments], file, check)
             write_attributes(file, self._attributes, complete=True)
-        publish(temporary, self.path)
-        _remove_parts(self._parts)
+        with suppress(OSError):  # the result is whole; network file systems keep names that readers have open
+            _remove_parts(self._parts)
 
 
 def _due(start: float, seconds: float) -> float:
@@ -235,12 +233,11 @@ def require_free(path: str | os.PathLike, *, overwrite: bool) -> None:
 
 
 def _claim(path: Path, parts: Path, overwrite: bool) -> None:
-    """Make sure that the output may be written here; with `overwrite`, remove what is there."""
+    """Make sure that the output may be written here; with `overwrite`, remove what is there. Raises OSError too."""
     require_free(path, overwrite=overwrite)
-    with write_errors(path):
-        path.unlink(missing_ok=True)
-        if parts.exists():
-            _remove_parts(parts)
+    path.unlink(missing_ok=True)
+    if parts.exists():
+        _remove_parts(parts)
 
 
 def _remove_parts(parts: Path) -> None:

@@ -45,7 +45,9 @@ def shard_files(path: Path) -> list[Path]:
         raise UserError(f"{path} holds no weights: expected {SINGLE}, or {INDEX} and the files it names")
     missing = [name for name in names if not (path / name).is_file()]
     if missing:
-        raise UserError(f"{path} lacks {len(missing)} of {len(names)} weight files: {', '.join(missing[:5])}; copy them beside {INDEX}")
+        raise UserError(
+            f"{path} lacks {len(missing)} of {len(names)} weight files: {', '.join(missing[:5])}; copy them beside {INDEX}"
+        )
     return [path / name for name in names]
 
 
@@ -56,7 +58,9 @@ def open_shard(file: Path):
         return safe_open(file, framework="pt", device="cpu")
     except (SafetensorError, OSError) as e:
         size = file.stat().st_size
-        raise UserError(f"{file} ({size} bytes) is truncated or not safetensors ({first_line(e)}): copy or download it again") from e
+        raise UserError(
+            f"{file} ({size} bytes) is truncated or not safetensors ({first_line(e)}): copy or download it again"
+        ) from e
 
 
 class Stack(tuple):
@@ -67,7 +71,9 @@ class Stack(tuple):
         return len(self), sum(piece.shape[0] for piece in self[0]), self[0][0].shape[1]
 
 
-def read_weights(path: Path, model: torch.nn.Module, wanted: set[str], stackable: set[str], device: torch.device) -> dict[str, Tensor | Stack]:
+def read_weights(
+    path: Path, model: torch.nn.Module, wanted: set[str], stackable: set[str], device: torch.device
+) -> dict[str, Tensor | Stack]:
     """The parameters and persistent buffers `wanted` of `model` (a skeleton without storage), by name.
 
     Keys and layouts of the checkpoint become the model's by transformers' own conversion mapping. A tensor that has
@@ -161,7 +167,11 @@ def place(value: Tensor | Stack, like: Tensor, device: torch.device) -> Tensor |
 def check_weights(path: Path, weights: dict, target: dict[str, Tensor]) -> None:
     missing = sorted(set(target) - set(weights))
     if missing:
-        raise UserError(f"{path} lacks {len(missing)} tensors of the model, the first being {missing[0]!r}: the checkpoint is incomplete or of another architecture")
+        raise UserError(
+            f"{path} lacks {len(missing)} tensors of the model, the first being {missing[0]!r}: the checkpoint is incomplete or of another architecture"
+        )
     for name, like in target.items():
         if tuple(weights[name].shape) != tuple(like.shape):
-            raise UserError(f"{path}: tensor {name!r} has shape {list(weights[name].shape)}, config.json asks for {list(like.shape)}: one of the two is wrong")
+            raise UserError(
+                f"{path}: tensor {name!r} has shape {list(weights[name].shape)}, config.json asks for {list(like.shape)}: one of the two is wrong"
+            )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from pathlib import Path
 
 from hpcdecode.errors import UserError
@@ -23,11 +25,14 @@ def read_config(path: str | Path):
 
     path = Path(path)
     if not path.is_dir():
-        raise UserError(f"model directory {path} does not exist: give a directory in Hugging Face format (config.json, *.safetensors)")
+        raise UserError(
+            f"model directory {path} does not exist: give a directory in Hugging Face format (config.json, *.safetensors)"
+        )
     if not (path / "config.json").is_file():
         raise UserError(f"{path / 'config.json'} is missing: expected a model directory in Hugging Face format")
     try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+        with quiet():
+            config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as e:
         raise UserError(f"{path / 'config.json'} cannot be used: {first_line(e)}") from e
     check_supported(config)
@@ -45,7 +50,9 @@ def check_supported(config) -> None:
         refuse("it is an encoder-decoder; expected a decoder-only language model")
     for tower in OTHER_TOWERS:
         if getattr(config, tower, None) is not None:
-            refuse(f"it has a {tower.removesuffix('_config')} tower; expected a text-only checkpoint of the language model")
+            refuse(
+                f"it has a {tower.removesuffix('_config')} tower; expected a text-only checkpoint of the language model"
+            )
     if type(config) not in AutoModelForCausalLM._model_mapping:
         refuse("transformers has no causal language model for it")
     if getattr(config, "quantization_config", None) is not None:
@@ -63,6 +70,24 @@ def rope_types(config) -> set[str]:
     rope = getattr(config, "rope_parameters", None) or {}
     nested = [v for v in rope.values() if isinstance(v, dict)] or [rope]
     return {v.get("rope_type", "default") for v in nested}
+
+
+@contextlib.contextmanager
+def quiet():
+    """Silence transformers and the tracer inside the block."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def first_line(error: BaseException) -> str:

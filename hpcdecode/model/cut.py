@@ -14,6 +14,7 @@ from hpcdecode.model.trace import Trace
 SYMBOL, STATIC, POSITION, TOKEN = "symbol", "static", "position", "token"
 OUT_OF_REACH = 1 << 40
 
+
 def node_kinds(trace: Trace) -> dict[fx.Node, str]:
     """What each node's value depends on: nothing that a step brings, sizes, the positions alone, or the tokens.
 

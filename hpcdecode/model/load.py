@@ -10,10 +10,11 @@ from torch import Tensor, fx
 
 from hpcdecode.errors import UserError
 from hpcdecode.model.checkpoint import Stack, read_weights
-from hpcdecode.model.config import read_config
+from hpcdecode.model.config import quiet, read_config
+from hpcdecode.model.describe import describe
 from hpcdecode.model.ops import AttendSpec
 from hpcdecode.model.split import Split, split
-from hpcdecode.model.trace import Trace, quiet, trace
+from hpcdecode.model.trace import Trace, trace
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -48,7 +49,9 @@ class SplitModel:
         self._sinks = [None if n is None else values[n].to(torch.float32) for n in sinks]
 
     @torch.inference_mode()
-    def slice(self, i: int, o: Tensor | None, ctx: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
+    def slice(
+        self, i: int, o: Tensor | None, ctx: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
         """Run slice `i` of 0 .. n - 1 over T tokens: up to the q, k and v of layer i.
 
         i == 0: `o` is None and `ctx` is (token ids int64 [T], positions int64 [T], kept token indices int64 [L]).
@@ -74,6 +77,10 @@ class SplitModel:
         """The attention sinks of layer `i`, float32 [q_heads], or None."""
         return self._sinks[i]
 
+    def describe(self) -> dict:
+        """Slices, groups of equal slices, tensors cut and wire bytes per token, as plain data; `render` makes it text."""
+        return describe(self.parts, self.attends, self.dtype)
+
 
 class Values:
     """Values of a trace's static nodes: weights, constants, and expressions of them, each computed once."""
@@ -86,7 +93,10 @@ class Values:
     def __getitem__(self, node: fx.Node) -> Tensor | Stack:
         if node not in self.known:
             args = fx.map_arg(node.args, self.__getitem__)
-            kwargs = {k: self.device if k == "device" else v for k, v in fx.map_arg(dict(node.kwargs), self.__getitem__).items()}
+            kwargs = {
+                k: self.device if k == "device" else v
+                for k, v in fx.map_arg(dict(node.kwargs), self.__getitem__).items()
+            }
             with torch.no_grad():
                 self.known[node] = node.target(*args, **kwargs)
         return self.known[node]
@@ -97,7 +107,9 @@ def attend_specs(trace: Trace) -> tuple[AttendSpec, ...]:
     for layer, node in enumerate(trace.attends):
         q, k, v, q_heads, kv_heads, scale, window, softcap, sinks = node.args
         k_dim, v_dim = (int(x.meta["val"].shape[1]) // kv_heads for x in (k, v))
-        specs.append(AttendSpec(layer, q_heads, kv_heads, k_dim, v_dim, scale, window, softcap, sinks_name(sinks, trace)))
+        specs.append(
+            AttendSpec(layer, q_heads, kv_heads, k_dim, v_dim, scale, window, softcap, sinks_name(sinks, trace))
+        )
     return tuple(specs)
 
 
@@ -128,7 +140,9 @@ def parse_dtype(dtype: str | torch.dtype, config) -> torch.dtype:
     return found
 
 
-def load_split(path: str | Path, *, dtype: str | torch.dtype, device: str | torch.device = "cpu", weights: bool = True) -> SplitModel:
+def load_split(
+    path: str | Path, *, dtype: str | torch.dtype, device: str | torch.device = "cpu", weights: bool = True
+) -> SplitModel:
     """Trace, cut and bind the model directory `path`; without `weights` only shapes can be asked for.
 
     Raises UserError for whatever is missing, broken or not supported, saying what was expected and what to change.

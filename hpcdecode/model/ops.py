@@ -65,14 +65,18 @@ def register() -> None:
         schema="(Tensor q, Tensor k, Tensor v, int q_heads, int kv_heads, float scale, int? window, float? softcap, "
         "Tensor? sinks) -> Tensor",
     )
-    attend.register_fake(lambda q, k, v, q_heads, kv_heads, *_: v.new_empty(v.shape[0], v.shape[1] // kv_heads * q_heads))
+    attend.register_fake(
+        lambda q, k, v, q_heads, kv_heads, *_: v.new_empty(v.shape[0], v.shape[1] // kv_heads * q_heads)
+    )
     experts = torch.library.custom_op(
         "hpcdecode::expert_linear",
         expert_linear,
         mutates_args=(),
         schema="(Tensor x, Tensor expert, Tensor weight, Tensor? bias, bool transposed) -> Tensor",
     )
-    experts.register_fake(lambda x, expert, weight, bias, transposed: x.new_empty(x.shape[0], weight.shape[2 - (not transposed)]))
+    experts.register_fake(
+        lambda x, expert, weight, bias, transposed: x.new_empty(x.shape[0], weight.shape[2 - (not transposed)])
+    )
     AttentionInterface.register(NAME, _attention)
     ALL_EXPERTS_FUNCTIONS.register(NAME, _experts)
 
@@ -146,6 +150,8 @@ def expert_linear(
             y = y[0] if len(y) == 1 else torch.cat(y, -1)
             parts.append(y if b is None else y + b)
     if not parts:
-        width = weight.shape[2 if transposed else 1] if isinstance(weight, Tensor) else sum(p.shape[0] for p in weight[0])
+        width = (
+            weight.shape[2 if transposed else 1] if isinstance(weight, Tensor) else sum(p.shape[0] for p in weight[0])
+        )
         return x.new_empty(0, width)
     return torch.cat(parts)

@@ -118,7 +118,9 @@ class Builder:
         if self.kinds[node] != STATIC or any(self.kinds[n] == SYMBOL for n in node.all_input_nodes):
             return False
         value = node.meta["val"]
-        return isinstance(value, Tensor) and all(isinstance(s, int) for s in value.shape) and value.numel() <= FOLD_NUMEL
+        return (
+            isinstance(value, Tensor) and all(isinstance(s, int) for s in value.shape) and value.numel() <= FOLD_NUMEL
+        )
 
     def signature(self) -> tuple:
         """Equal for slices that one graph can serve: same calls on same places, same shapes and dtypes of inputs."""

@@ -5,8 +5,6 @@ Lamina 5.3: attention is an opaque operator in the graph, so that the graph can 
 
 from __future__ import annotations
 
-import contextlib
-import warnings
 from dataclasses import dataclass
 
 import torch
@@ -15,14 +13,16 @@ from torch import Tensor, fx
 from hpcdecode.errors import UserError
 from hpcdecode.model import ops
 from hpcdecode.model.clean import clean
-from hpcdecode.model.config import first_line
+from hpcdecode.model.config import first_line, quiet
 
 TOKENS, KEPT = 8, 3  # example sizes; the graph holds for any
 
 
 @dataclass
 class Trace:
-    graph: fx.Graph  # placeholders: weights, constants, then ids [T], positions [T], keep [L]; returns logits [L, vocab]
+    graph: (
+        fx.Graph
+    )  # placeholders: weights, constants, then ids [T], positions [T], keep [L]; returns logits [L, vocab]
     ids: fx.Node
     positions: fx.Node
     keep: fx.Node
@@ -40,33 +40,22 @@ def trace(config, dtype: torch.dtype) -> Trace:
     """
     ops.register()
     with quiet():
-        model = skeleton(config, dtype)
+        try:
+            model = skeleton(config, dtype)
+        except KeyError as e:
+            raise UserError(
+                f"model type {config.model_type!r} is not supported: its attention bypasses transformers' attention interface"
+            ) from e
         buffers = real_buffers(model)
         try:
             program = export(model)
         except UserError as e:
             raise UserError(f"model type {config.model_type!r}: {e}") from e
         except Exception as e:
-            raise UserError(f"model type {config.model_type!r} is not supported: torch.export cannot trace it ({first_line(e)})") from e
+            raise UserError(
+                f"model type {config.model_type!r} is not supported: torch.export cannot trace it ({first_line(e)})"
+            ) from e
     return read_program(program, model, buffers, config)
-
-
-@contextlib.contextmanager
-def quiet():
-    """Silence transformers and the tracer for the time of a trace."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def skeleton(config, dtype: torch.dtype) -> torch.nn.Module:
@@ -134,7 +123,9 @@ def read_program(program, model, buffers: dict[str, Tensor], config) -> Trace:
     signature = program.graph_signature
     if signature.buffers_to_mutate:
         names = ", ".join(signature.buffers_to_mutate.values())
-        raise UserError(f"model type {config.model_type!r} is not supported: it changes {names} as it runs, so rows would depend on each other")
+        raise UserError(
+            f"model type {config.model_type!r} is not supported: it changes {names} as it runs, so rows would depend on each other"
+        )
     nodes = {n.name: n for n in program.graph.nodes}
     inputs, weights, constants = [], {}, {}
     for spec in signature.input_specs:
@@ -159,7 +150,10 @@ def check_attends(attends: list[fx.Node], config) -> None:
     """Raise UserError unless every layer sends its attention, and its sliding window, through attend."""
     expected, kind = config.num_hidden_layers, f"model type {config.model_type!r} is not supported: "
     if len(attends) != expected:
-        raise UserError(f"{kind}{len(attends)} of its {expected} layers go through transformers' attention interface; the others bypass it")
-    for i, layer in enumerate(getattr(config, "layer_types", None) or ()):
-        if (layer == "sliding_attention") != (attends[i].args[6] is not None):
-            raise UserError(f"{kind}layer {i} is {layer!r} but passes sliding_window={attends[i].args[6]} to its attention")
+        raise UserError(
+            f"{kind}{len(attends)} of its {expected} layers go through transformers' attention interface; the others bypass it"
+        )
+    layers = getattr(config, "layer_types", None) or ()
+    for i, (layer, attend) in enumerate(zip(layers, attends, strict=False)):
+        if (layer == "sliding_attention") != ((window := attend.args[6]) is not None):
+            raise UserError(f"{kind}layer {i} is {layer!r} but passes sliding_window={window} to its attention")

@@ -1,11 +1,11 @@
 """Train the demo model: a small Llama on the text of corpus.py, on one CPU thread.
 
-    python jobs/demo/train.py [--minutes 20] [--steps 4500] [--out jobs/demo/model]
+    python jobs/demo/train.py [--minutes 20] [--steps 4500] [--out jobs/demo/model] [--start MODEL]
 
 The learning rate follows max(steps done, minutes gone), so that a slow machine stops in time with a finished
 schedule; where the steps come first, the seed decides everything. Every window begins like a prompt does: with the
-BOS token and the start of a sentence or paragraph. The last part runs on long windows, so that positions beyond the
-short ones are trained too.
+BOS token and the start of a sentence or paragraph. The first part runs on short windows, the rest on short and long
+ones in turn.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"
 START = re.compile(r"(?:^|\n\n\s*|[.:] +|[.:]\n *)(?=\S)")  # of a paragraph or a sentence
 VOCAB = 2048
 TOKENS_PER_STEP = 2048
-SHORT, LONG, LONG_FROM = 128, 1024, 0.9  # window lengths, and the share of the schedule before the long ones
+SHORT, MIXED, MIXED_FROM = 128, (128, 256, 512, 1024), 0.6  # window lengths, and where they begin to mix
 PEAK_RATE, WARMUP = 3e-3, 0.03
 
 
@@ -68,12 +68,12 @@ def build_model(bos: int, eos: int) -> LlamaForCausalLM:
 
 
 def examples(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> list[torch.Tensor]:
-    """Every text from each of its sentences and paragraphs on: BOS, at most LONG tokens, EOS where the text ends."""
+    """Every text from each of its sentences and paragraphs on: BOS, as many tokens as the longest window, EOS at its end."""
     found = []
     for text in texts:
-        rests = [text[match.end() :][: 8 * LONG] for match in START.finditer(text)]
+        rests = [text[match.end() :][: 8 * max(MIXED)] for match in START.finditer(text)]
         for ids in tokenizer(rests, verbose=False)["input_ids"]:
-            found.append(torch.tensor([*ids, tokenizer.eos_token_id][: LONG + 1], dtype=torch.int32))
+            found.append(torch.tensor([*ids, tokenizer.eos_token_id][: max(MIXED) + 1], dtype=torch.int32))
     return found
 
 
@@ -115,11 +115,15 @@ def save(model: LlamaForCausalLM, out: Path) -> None:
     copy.save_pretrained(out)
 
 
-def train(model: LlamaForCausalLM, found: list[torch.Tensor], steps: int, minutes: float, out: Path) -> None:
+def train(
+    model: LlamaForCausalLM, found: list[torch.Tensor], steps: int, minutes: float, out: Path, begin: float = 0.0
+) -> None:
+    """begin: the share of the schedule that the weights have behind them."""
     batches = windows(found, torch.Generator().manual_seed(1))
     optimizer, smooth, start, saved, step = optimizer_for(model), None, time.monotonic(), time.monotonic(), 0
     batch = next(batches)
-    while (progress := max(step / steps, (time.monotonic() - start) / (60 * minutes))) < 1:
+    while (done := max(step / steps, (time.monotonic() - start) / (60 * minutes))) < 1:
+        progress = begin + (1 - begin) * done
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(progress)
         with torch.autocast("cpu", torch.bfloat16):
@@ -136,7 +140,7 @@ def train(model: LlamaForCausalLM, found: list[torch.Tensor], steps: int, minute
         if time.monotonic() - saved > 120:
             save(model, out)
             saved = time.monotonic()
-        batch = batches.send(LONG if progress > LONG_FROM else SHORT)
+        batch = batches.send(SHORT if progress < MIXED_FROM else MIXED[step % len(MIXED)])
     save(model, out)
 
 
@@ -145,19 +149,22 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--steps", type=int, default=4500)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "model")
+    parser.add_argument("--start", type=Path, help="a model of an earlier run; continue where the windows begin to mix")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     texts = documents()
-    tokenizer = build_tokenizer(texts)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(args.start) if args.start else build_tokenizer(texts)
     found = examples(texts, tokenizer)
     model = build_model(tokenizer.bos_token_id, tokenizer.eos_token_id)
+    if args.start:
+        model.load_state_dict(LlamaForCausalLM.from_pretrained(args.start, dtype=torch.float32).state_dict())
     count = sum(p.numel() for p in model.parameters())
     print(
         f"{len(texts)} texts, {sum(map(len, texts))} characters, {len(found)} examples, {count} parameters", flush=True
     )
     tokenizer.save_pretrained(args.out)
-    train(model, found, args.steps, args.minutes, args.out)
+    train(model, found, args.steps, args.minutes, args.out, MIXED_FROM if args.start else 0.0)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,11 @@
 #include "bandwidth.h"
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
 #include <stdexcept>
 
-#include "arena.h"
 #include "isa.h"
-#include "thread_pool.h"
 
 namespace hpcdecode {
 namespace {
@@ -37,24 +34,18 @@ void take(void* context, int) {
 
 }  // namespace
 
-double read_bandwidth(size_t bytes, int threads, const std::vector<int>& cpus, int passes, const std::string& isa) {
-    if (bytes < kShare || passes < 1) throw std::invalid_argument("read_bandwidth: expected at least 1 MiB and 1 pass");
-    const size_t shares = bytes / kShare;
-    Arena arena(shares * kShare);
-    ThreadPool pool(threads, cpus);
-    Pass pass{&select_isa(isa), arena.data(), shares, true, {0}, {0}};
-    pool.run(take, &pass);
-    pass.write = false;
-    std::vector<double> rates;
-    for (int i = 0; i < passes; ++i) {
-        pass.next = 0;
-        const auto start = std::chrono::steady_clock::now();
-        pool.run(take, &pass);
-        const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-        rates.push_back(static_cast<double>(shares * kShare) / seconds * 1e-9);
-    }
-    std::sort(rates.begin(), rates.end());
-    return rates[rates.size() / 2];
+ReadProbe::ReadProbe(size_t bytes, int threads, const std::vector<int>& cpus, const std::string& isa)
+    : table_(select_isa(isa)), arena_((bytes + kShare - 1) / kShare * kShare), pool_(threads, cpus) {
+    if (bytes < kShare) throw std::invalid_argument("bytes: expected at least 1 MiB, got " + std::to_string(bytes));
+    Pass touch{&table_, arena_.data(), arena_.size() / kShare, true, {0}, {0}};
+    pool_.run(take, &touch);
+}
+
+double ReadProbe::seconds() {
+    Pass pass{&table_, arena_.data(), arena_.size() / kShare, false, {0}, {0}};
+    const auto start = std::chrono::steady_clock::now();
+    pool_.run(take, &pass);
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 }  // namespace hpcdecode

@@ -63,11 +63,6 @@ int resolve_block_tokens(const std::string& kv_dtype, std::optional<int> block_t
     return block_tokens ? *block_tokens : default_block_tokens(parse_kv_type(kv_dtype));
 }
 
-double measure(size_t mebibytes, int threads, const std::vector<int>& cpus, int passes, const std::string& isa) {
-    nb::gil_scoped_release unlocked;
-    return read_bandwidth(mebibytes << 20, threads, cpus, passes, isa);
-}
-
 }  // namespace
 
 NB_MODULE(_attn_cpu, m) {
@@ -127,6 +122,9 @@ NB_MODULE(_attn_cpu, m) {
         },
         nb::arg("layers"), nb::arg("kv_dtype"), nb::arg("block_tokens").none(),
         "Bytes of one block over all layers, and its tokens.");
-    m.def("read_bandwidth", &measure, nb::arg("mebibytes"), nb::arg("threads"), nb::arg("cpus"), nb::arg("passes"),
-          nb::arg("isa"), "Median GB/s of reading a huge-page buffer once per pass.");
+    nb::class_<ReadProbe>(m, "ReadProbe")
+        .def(nb::init<size_t, int, const std::vector<int>&, const std::string&>(), nb::arg("bytes"), nb::arg("threads"),
+             nb::arg("cpus"), nb::arg("isa"))
+        .def("seconds", &ReadProbe::seconds, nb::call_guard<nb::gil_scoped_release>())
+        .def_prop_ro("bytes", &ReadProbe::bytes);
 }

@@ -1,5 +1,7 @@
 #include "tensor.h"
 
+#include <nanobind/stl/string.h>
+
 #include <cstring>
 
 namespace nb = nanobind;
@@ -112,7 +114,8 @@ Matrix read_matrix(nb::handle h, const char* name, bool writable) {
         wrong_type(name, "float32 or bfloat16", dtype_name(v.dtype));
     }
     if (v.ndim != 2) throw std::invalid_argument(std::string(name) + ": expected 2 dimensions, got " + std::to_string(v.ndim));
-    if (v.shape[1] > 1 && v.stride[1] != 1) {
+    const bool filled = v.shape[0] > 0;
+    if (filled && v.shape[1] > 1 && v.stride[1] != 1) {
         throw std::invalid_argument(std::string(name) + ": expected a contiguous last dimension, got stride " +
                                     std::to_string(v.stride[1]));
     }

@@ -1,17 +1,17 @@
 """Run by mpiexec: every case over sub-worlds of several sizes, against the reference and against each other.
 
-usage: run_parity.py DTYPE WORLDS PERIODS LANES CASE...     (comma-separated numbers; cases made by tests.parity)
+usage: run_parity.py DTYPE WORLD:PERIOD:LANES,... CASE...     (cases made by tests.parity)
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 from pathlib import Path
 
 from mpi4py import MPI
 
+from hpcdecode import launch
 from hpcdecode.generate import generate
 from hpcdecode.job import Job
 from hpcdecode.model import load_split
@@ -21,18 +21,18 @@ from tests.parity import generated
 WORLD = MPI.COMM_WORLD
 
 
-def main(dtype: str, worlds: str, periods: str, lanes: str, *cases: str) -> int:
+def main(dtype: str, runs: str, *cases: str) -> int:
     failures = 0
     for case in map(Path, cases):
         model = load_split(case / "model", dtype=dtype) if WORLD.rank == 0 else None
         results = {}
-        for size, period, lane in itertools.product(*(map(int, x.split(",")) for x in (worlds, periods, lanes))):
-            tokens = run(case, model, dtype, size, period, lane)
+        for setting in (tuple(map(int, run.split(":"))) for run in runs.split(",")):
+            tokens = run(case, model, dtype, *setting)
             if tokens is not None:
-                results[size, period, lane] = tokens
+                results[setting] = tokens
         if WORLD.rank == 0:
             failures += report(case, dtype, results)
-    return int(WORLD.bcast(failures) > 0)
+    return int(launch.broadcast(WORLD, failures, int) > 0)
 
 
 def run(case: Path, model, dtype: str, size: int, period: int, lanes: int):
@@ -42,7 +42,7 @@ def run(case: Path, model, dtype: str, size: int, period: int, lanes: int):
             prompts=str(case / "prompts.jsonl"),
             model=str(case / "model"),
             output=str(case / "out.h5"),
-            params=SamplingParams(max_tokens=48, ignore_eos=True),
+            params=SamplingParams(max_tokens=new_tokens(case), ignore_eos=True),
             dtype=dtype,
             batch=10,
             period=period,
@@ -53,8 +53,12 @@ def run(case: Path, model, dtype: str, size: int, period: int, lanes: int):
         )
         code = generate(job, comm if size > 1 else None, model=model)
         assert code == 0, code
-    WORLD.Barrier()
+    launch.gather_all(WORLD, 0, int)  # a barrier that sleeps
     return generated(case / "out.h5") if WORLD.rank == 0 else None
+
+
+def new_tokens(case: Path) -> int:
+    return len(json.loads((case / "reference.json").read_text())[0])
 
 
 def report(case: Path, dtype: str, results: dict) -> int:

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import shutil
+from itertools import pairwise
 
 import h5py
 import numpy as np
@@ -36,7 +37,7 @@ def contents(path):
             rows["text"].asstr()[:],
             [names[r] for r in rows["finish_reason"][:]],
             rows["prompt_tokens"][:].tolist(),
-            [ids[a:b].tolist() for a, b in zip(offsets, offsets[1:], strict=False)],
+            [ids[a:b].tolist() for a, b in pairwise(offsets)],
             strict=True,
         )
         assert offsets[0] == 0 and offsets[-1] == len(ids)
@@ -99,13 +100,13 @@ def test_only_errors(path):
     assert contents(path) == ([], [RowError(n, str(n), f"reason {n}") for n in (1, 3, 5)])
 
 
-@pytest.mark.parametrize("segment_rows", [1, 7, 100, 10_000])
+@pytest.mark.parametrize("segment_rows", [5, 50, 10_000])
 def test_rows_are_sorted_by_line_and_sample_whatever_order_they_finished_in(path, segment_rows, monkeypatch):
     monkeypatch.setattr(merge, "STRETCH_ROWS", 50)
     monkeypatch.setattr(merge, "STRETCH_TOKENS", 200)
     monkeypatch.setattr(merge, "_HEAD_ROWS", 1)
-    expected = [result(line, sample) for line in range(1, 400) for sample in range(1 + line % 2)]
-    bad = [RowError(line, f"e{line}", "x" * (line % 3)) for line in range(400, 470)]
+    expected = [result(line, sample) for line in range(1, 200) for sample in range(1 + line % 2)]
+    bad = [RowError(line, f"e{line}", "x" * (line % 3)) for line in range(200, 250)]
     added = [*expected, *bad]
     random.Random(segment_rows).shuffle(added)
     out = writer(path, segment_rows=segment_rows)
@@ -175,12 +176,12 @@ def test_index_files_take_a_bounded_share_of_the_time(path, monkeypatch):
 
     out = writer(path, segment_rows=1)
     monkeypatch.setattr(results, "index_image", slow_image)
-    for line in range(1, 1001):
+    for line in range(1, 101):
         clock[0] += 1.0
         out.add(result(line, count=1))
-    assert 20 <= len(written) <= 1000 * results.COST_SHARE + 2
+    assert 3 <= len(written) <= 100 * results.COST_SHARE + 2
     out.checkpoint()
-    assert len(contents(path)[0]) == 1000
+    assert len(contents(path)[0]) == 100
 
 
 def test_an_interrupted_job_keeps_its_rows_and_its_parts(path):
@@ -233,7 +234,7 @@ def test_segments_tell_which_commits_they_cover(path):
     for line in range(1, 12):
         out.add(result(line))
     assert [(s.first, s.last) for s in out._segments] == [(1, 8), (9, 9), (10, 10), (11, 11)]
-    assert [s.name for s in out._segments][0] == "seg-00000001-00000008.h5"
+    assert out._segments[0].name == "seg-00000001-00000008.h5"
 
 
 def test_an_existing_output_is_refused_unless_overwritten(path):
@@ -282,6 +283,11 @@ def test_foreign_files_in_the_parts_folder_are_spared(path):
     note.write_text("mine")
     with pytest.raises(UserError, match="not empty"):
         writer(path, overwrite=True)
+    note.rename(path.with_name("note"))
+    out = writer(path, overwrite=True)
+    path.with_name("note").rename(note)
+    out.close(complete=True, summary={})
+    assert complete(path)
     assert note.read_text() == "mine"
 
 

@@ -1,0 +1,89 @@
+"""Batches of sequences for the attention tests, and their float64 answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hpcdecode.attention import LayerShape, open_store
+from hpcdecode.attention_reference import attend_one, stored
+
+
+@dataclass
+class Batch:
+    """Sequences that already hold lengths[i] - counts[i] tokens and now attend from their last counts[i]."""
+
+    shape: LayerShape
+    lengths: list[int]
+    counts: list[int]
+    rows: list[torch.Tensor]  # of each sequence: [length, q | k | v]
+    sinks: torch.Tensor | None
+
+    def new_rows(self, which=None) -> torch.Tensor:
+        which = range(len(self.rows)) if which is None else which
+        return torch.cat([self.rows[i][self.lengths[i] - self.counts[i] :] for i in which])
+
+
+def make_batch(shape: LayerShape, lengths, counts, dtype=torch.float32, seed=0) -> Batch:
+    g = torch.Generator().manual_seed(seed)
+    columns = shape.q_columns + shape.kv_columns
+    rows = [torch.randn(n, columns, generator=g).to(dtype) for n in lengths]
+    sinks = torch.randn(shape.q_heads, generator=g) if shape.sinks else None
+    return Batch(shape, list(lengths), list(counts), rows, sinks)
+
+
+def ints(values) -> np.ndarray:
+    return np.asarray(list(values), dtype=np.int32)
+
+
+def poison(store, shape: LayerShape, layer=0) -> None:
+    """Leaves infinities in every block."""
+    tokens = store.capacity_tokens
+    store.extend(ints([0]), ints([tokens]))
+    store.append(layer, ints([0]), ints([tokens]), torch.full((tokens, shape.kv_columns), float("inf")))
+    store.release(ints([0]))
+
+
+def run_batch(batch: Batch, kv_dtype: str, *, which=None, poisoned=True, layers=None, layer=0, **options) -> torch.Tensor:
+    """Output rows of the batch's sequences `which`, in that order, from a fresh store."""
+    which = list(range(len(batch.rows)) if which is None else which)
+    s = batch.shape
+    tokens = sum(batch.lengths[i] + 512 for i in which)
+    store = open_store(layers or [s], kv_dtype=kv_dtype, capacity_tokens=tokens, max_sequences=len(which), **options)
+    if poisoned:
+        poison(store, s, layer)
+    slots = ints(range(len(which)))
+    old, new = (ints(x) for x in zip(*((batch.lengths[i] - batch.counts[i], batch.counts[i]) for i in which), strict=True))
+    store.extend(slots, old)
+    kv = torch.cat([batch.rows[i][: n, s.q_columns :] for i, n in zip(which, old, strict=True)])
+    store.append(layer, slots, old, kv)
+    store.extend(slots, new)
+    qkv = batch.new_rows(which)
+    wide = torch.full((qkv.shape[0], s.out_columns + 3), float("nan"), dtype=qkv.dtype)
+    store.attend(layer, slots, new, qkv, wide[:, : s.out_columns], batch.sinks)
+    assert wide[:, s.out_columns :].isnan().all(), "wrote past the end of a row"
+    store.check()
+    return wide[:, : s.out_columns]
+
+
+def expected(batch: Batch, kv_dtype: str) -> torch.Tensor:
+    """float64 attention over K and V as the cache holds them."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # two would wait for each other on a busy machine
+    try:
+        return _expected(batch, kv_dtype)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _expected(batch: Batch, kv_dtype: str) -> torch.Tensor:
+    s, out = batch.shape, []
+    for rows, length, count in zip(batch.rows, batch.lengths, batch.counts, strict=True):
+        q = rows[length - count :, : s.q_columns].double().view(count, s.q_heads, s.k_dim)
+        k, v = rows[:, s.q_columns :].split([s.kv_heads * s.k_dim, s.kv_heads * s.v_dim], dim=1)
+        k = stored(k.reshape(length, s.kv_heads, s.k_dim), kv_dtype).double()
+        v = stored(v.reshape(length, s.kv_heads, s.v_dim), kv_dtype).double()
+        out.append(attend_one(q, k, v, s, batch.sinks).reshape(count, -1))
+    return torch.cat(out)
