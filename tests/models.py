@@ -1,14 +1,17 @@
-"""Small random checkpoints in Hugging Face format, one per architecture, for tests."""
+"""Small random checkpoints in Hugging Face format, one per architecture, and a plain way to run them split."""
 
 from __future__ import annotations
 
 import inspect
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
+
+from hpcdecode.model import AttendSpec, SplitModel
 
 VOCAB, POSITIONS, WINDOW = 512, 1024, 96
 BOS, EOS = 0, 1
@@ -118,7 +121,7 @@ def save(
 
 @torch.no_grad()
 def randomise(model: torch.nn.Module, seed: int) -> None:
-    """Weights that keep activations near unit size, so that greedy tokens vary; embeddings small, lest tied ones echo."""
+    """Weights that keep activations near unit size, so that greedy tokens vary; tied embeddings must not echo."""
     generator = torch.Generator().manual_seed(seed)
     embedding = model.get_input_embeddings().weight
     for name, weight in model.state_dict(keep_vars=True).items():
@@ -154,3 +157,54 @@ def tokenizer() -> PreTrainedTokenizerFast:
         "{% for m in messages %}{{ '<s>' + m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}assistant:"
     )
     return fast
+
+
+class Attention:
+    """Plain float32 attention that keeps K and V per sequence and layer."""
+
+    def __init__(self, model: SplitModel):
+        self.model = model
+        self.held: dict = defaultdict(lambda: (None, None))
+
+    def __call__(self, spec: AttendSpec, rows: list[int], positions: torch.Tensor, q, k, v) -> torch.Tensor:
+        out = torch.empty(len(rows), spec.o_width, dtype=q.dtype)
+        rows = torch.tensor(rows)
+        for row in rows.unique().tolist():
+            at = (rows == row).nonzero()[:, 0]
+            keys, values = self.append(spec, row, k[at], v[at])
+            out[at] = self.attend(spec, q[at].float(), keys, values, positions[at]).to(q.dtype)
+        return out
+
+    def append(self, spec, row, k, v):
+        old_k, old_v = self.held[spec.layer, row]
+        new = (k, v) if old_k is None else (torch.cat([old_k, k]), torch.cat([old_v, v]))
+        self.held[spec.layer, row] = new
+        return new
+
+    def attend(self, spec, q, keys, values, positions):
+        share = spec.q_heads // spec.kv_heads
+        k = keys.float().view(-1, spec.kv_heads, spec.k_dim).repeat_interleave(share, 1)
+        v = values.float().view(-1, spec.kv_heads, spec.v_dim).repeat_interleave(share, 1)
+        scores = torch.einsum("qhd,khd->hqk", q.view(-1, spec.q_heads, spec.k_dim), k) * spec.scale
+        if spec.softcap is not None:
+            scores = spec.softcap * torch.tanh(scores / spec.softcap)
+        back = positions[:, None] - torch.arange(len(k))
+        scores = scores.masked_fill((back < 0) | (back >= (spec.window or 1 << 30)), -torch.inf)
+        sinks = self.model.sinks(spec.layer)
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.view(-1, 1, 1).expand(-1, len(q), 1)], -1)
+        weights = scores.softmax(-1)[..., : len(k)]
+        return torch.einsum("hqk,khd->qhd", weights, v).reshape(len(q), spec.o_width)
+
+
+def step(model: SplitModel, attention: Attention, tokens: list[tuple[int, int, int]], keep: list[int]) -> torch.Tensor:
+    """Run (row, position, token id) triples through all slices; logits of the kept ones."""
+    rows, positions, ids = ([t[i] for t in tokens] for i in range(3))
+    ids, positions = torch.tensor(ids), torch.tensor(positions)
+    ctx, o = (ids, positions, torch.tensor(keep, dtype=torch.int64)), None
+    for i, spec in enumerate(model.attends):
+        q, k, v, ctx = model.slice(i, o, ctx)
+        assert q.shape == (len(rows), spec.q_width) and k.shape == (len(rows), spec.k_width)
+        assert v.shape == (len(rows), spec.v_width) and q.dtype == k.dtype == v.dtype == model.dtype
+        o = attention(spec, rows, positions, q, k, v)
+    return model.logits(o, ctx)

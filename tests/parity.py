@@ -12,8 +12,11 @@ from tests.models import build
 LENGTHS = (1, 2, 3, 5, 8, 13, 16, 17, 31, 33, 48, 63, 64, 65, 95, 97, 128, 150, 200, 256, 300, 401, 555, 700)
 
 
-def make_case(name: str, directory: Path, *, rows: int = 24, new_tokens: int = 48) -> Path:
-    """Write model/, prompts.jsonl and reference.json (token ids by row) to directory/name; returns it."""
+def make_case(name: str, directory: Path, *, rows: int = 24, new_tokens: int = 48, **fields: object) -> Path:
+    """Write model/, prompts.jsonl and reference.json (greedy token ids by row) to directory/name; returns it.
+
+    fields: sampling fields of every row of the prompt file.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -24,7 +27,7 @@ def make_case(name: str, directory: Path, *, rows: int = 24, new_tokens: int = 4
     lengths = [LENGTHS[round(i * (len(LENGTHS) - 1) / max(rows - 1, 1))] for i in range(rows)]
     prompts = [draw.integers(5, config["vocab_size"], n).tolist() for n in draw.permutation(lengths)]
     with open(case / "prompts.jsonl", "w") as file:
-        file.writelines(json.dumps({"prompt_token_ids": p}) + "\n" for p in prompts)
+        file.writelines(json.dumps({"prompt_token_ids": p, **fields}) + "\n" for p in prompts)
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
     reference = []
     with torch.inference_mode():

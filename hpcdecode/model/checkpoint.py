@@ -32,7 +32,7 @@ def shard_files(path: Path) -> list[Path]:
     if (path / INDEX).is_file():
         try:
             names = sorted(set(json.loads((path / INDEX).read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as e:
+        except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise UserError(f"{path / INDEX} is not a safetensors index ({first_line(e)}): copy it again") from e
     elif (path / SINGLE).is_file():
         names = [SINGLE]
@@ -45,9 +45,8 @@ def shard_files(path: Path) -> list[Path]:
         raise UserError(f"{path} holds no weights: expected {SINGLE}, or {INDEX} and the files it names")
     missing = [name for name in names if not (path / name).is_file()]
     if missing:
-        raise UserError(
-            f"{path} lacks {len(missing)} of {len(names)} weight files: {', '.join(missing[:5])}; copy them beside {INDEX}"
-        )
+        some = ", ".join(missing[:5])
+        raise UserError(f"{path} lacks {len(missing)} of {len(names)} weight files: {some}; copy them beside {INDEX}")
     return [path / name for name in names]
 
 
@@ -168,10 +167,12 @@ def check_weights(path: Path, weights: dict, target: dict[str, Tensor]) -> None:
     missing = sorted(set(target) - set(weights))
     if missing:
         raise UserError(
-            f"{path} lacks {len(missing)} tensors of the model, the first being {missing[0]!r}: the checkpoint is incomplete or of another architecture"
+            f"{path} lacks {len(missing)} of {len(target)} tensors of the model, among them {missing[0]!r}: "
+            "the checkpoint is incomplete or belongs to another config.json"
         )
     for name, like in target.items():
-        if tuple(weights[name].shape) != tuple(like.shape):
+        came, expected = list(weights[name].shape), list(like.shape)
+        if came != expected:
             raise UserError(
-                f"{path}: tensor {name!r} has shape {list(weights[name].shape)}, config.json asks for {list(like.shape)}: one of the two is wrong"
+                f"{path}: tensor {name!r} has shape {came}, config.json asks for {expected}: one of the two is wrong"
             )

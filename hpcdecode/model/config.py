@@ -25,9 +25,7 @@ def read_config(path: str | Path):
 
     path = Path(path)
     if not path.is_dir():
-        raise UserError(
-            f"model directory {path} does not exist: give a directory in Hugging Face format (config.json, *.safetensors)"
-        )
+        raise UserError(f"model directory {path} does not exist: give one in Hugging Face format")
     if not (path / "config.json").is_file():
         raise UserError(f"{path / 'config.json'} is missing: expected a model directory in Hugging Face format")
     try:
@@ -44,7 +42,7 @@ def check_supported(config) -> None:
     from transformers import AutoModelForCausalLM
 
     def refuse(reason: str):
-        raise UserError(f"model type {config.model_type!r} is not supported: {reason}")
+        raise unsupported(config, reason)
 
     if config.is_encoder_decoder:
         refuse("it is an encoder-decoder; expected a decoder-only language model")
@@ -63,6 +61,10 @@ def check_supported(config) -> None:
     for kind in rope_types(config):
         if kind in ROPE_REFUSED:
             refuse(f"rope type {kind!r}: {ROPE_REFUSED[kind]}")
+
+
+def unsupported(config, reason: str) -> UserError:
+    return UserError(f"model type {config.model_type!r} is not supported: {reason}")
 
 
 def rope_types(config) -> set[str]:

@@ -87,9 +87,8 @@ def render(data: dict) -> str:
                 + "  ".join(f"{t['name']} {show(t['shape'])}" for t in part["wire"])
             )
         for t in part["context"]:
-            lines.append(
-                f"  context  {t['bytes_per_token']:>10,} B/token  {show(t['shape'])} {t['dtype']} {t['name']} ({t['from']})"
-            )
+            what = f"{show(t['shape'])} {t['dtype']} {t['name']} ({t['from']})"
+            lines.append(f"  context  {t['bytes_per_token']:>10,} B/token  {what}")
     return "\n".join(lines)
 
 

@@ -78,7 +78,7 @@ class SplitModel:
         return self._sinks[i]
 
     def describe(self) -> dict:
-        """Slices, groups of equal slices, tensors cut and wire bytes per token, as plain data; `render` makes it text."""
+        """Slices, groups of equal slices, tensors cut and bytes per token, as plain data; `render` makes it text."""
         return describe(self.parts, self.attends, self.dtype)
 
 
@@ -105,7 +105,7 @@ class Values:
 def attend_specs(trace: Trace) -> tuple[AttendSpec, ...]:
     specs = []
     for layer, node in enumerate(trace.attends):
-        q, k, v, q_heads, kv_heads, scale, window, softcap, sinks = node.args
+        _, k, v, q_heads, kv_heads, scale, window, softcap, sinks = node.args
         k_dim, v_dim = (int(x.meta["val"].shape[1]) // kv_heads for x in (k, v))
         specs.append(
             AttendSpec(layer, q_heads, kv_heads, k_dim, v_dim, scale, window, softcap, sinks_name(sinks, trace))

@@ -15,10 +15,8 @@ from hpcdecode.errors import UserError
 NAME = "hpcdecode"  # of both implementations in transformers' registries
 
 # Arguments transformers passes to an attention function that do not change its result for causal decoding.
-HARMLESS = frozenset(
-    "dropout position_ids cache_position use_cache output_attentions output_hidden_states return_dict "
-    "output_router_logits is_causal layer_idx".split()
-)
+HARMLESS = {"dropout", "position_ids", "cache_position", "use_cache", "is_causal", "layer_idx"}
+HARMLESS |= {"output_attentions", "output_hidden_states", "output_router_logits", "return_dict"}
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ from torch import Tensor, fx
 from hpcdecode.errors import UserError
 from hpcdecode.model import ops
 from hpcdecode.model.clean import clean
-from hpcdecode.model.config import first_line, quiet
+from hpcdecode.model.config import first_line, quiet, unsupported
 
 TOKENS, KEPT = 8, 3  # example sizes; the graph holds for any
+BYPASS = "its attention bypasses transformers' attention interface"
 
 
 @dataclass
@@ -42,19 +43,14 @@ def trace(config, dtype: torch.dtype) -> Trace:
     with quiet():
         try:
             model = skeleton(config, dtype)
-        except KeyError as e:
-            raise UserError(
-                f"model type {config.model_type!r} is not supported: its attention bypasses transformers' attention interface"
-            ) from e
-        buffers = real_buffers(model)
-        try:
+            buffers = real_buffers(model)
             program = export(model)
         except UserError as e:
-            raise UserError(f"model type {config.model_type!r}: {e}") from e
+            raise unsupported(config, str(e)) from e
+        except KeyError as e:
+            raise unsupported(config, BYPASS if e.args == (ops.NAME,) else f"tracing it ends in {first_line(e)}") from e
         except Exception as e:
-            raise UserError(
-                f"model type {config.model_type!r} is not supported: torch.export cannot trace it ({first_line(e)})"
-            ) from e
+            raise unsupported(config, f"torch.export cannot trace it ({first_line(e)})") from e
     return read_program(program, model, buffers, config)
 
 
@@ -77,7 +73,7 @@ def skeleton(config, dtype: torch.dtype) -> torch.nn.Module:
 
 
 def real_buffers(model) -> dict[str, Tensor]:
-    """Values of the buffers that checkpoints leave out (rotary frequencies, embedding scales), as from_pretrained sets them."""
+    """Values of the buffers that checkpoints leave out (rotary frequencies, say), set as from_pretrained sets them."""
     kept = dict(model.named_non_persistent_buffers())
     for name, buffer in kept.items():
         owner, _, leaf = name.rpartition(".")
@@ -123,9 +119,7 @@ def read_program(program, model, buffers: dict[str, Tensor], config) -> Trace:
     signature = program.graph_signature
     if signature.buffers_to_mutate:
         names = ", ".join(signature.buffers_to_mutate.values())
-        raise UserError(
-            f"model type {config.model_type!r} is not supported: it changes {names} as it runs, so rows would depend on each other"
-        )
+        raise unsupported(config, f"it changes {names} as it runs, so that rows would depend on each other")
     nodes = {n.name: n for n in program.graph.nodes}
     inputs, weights, constants = [], {}, {}
     for spec in signature.input_specs:
@@ -148,12 +142,11 @@ def read_program(program, model, buffers: dict[str, Tensor], config) -> Trace:
 
 def check_attends(attends: list[fx.Node], config) -> None:
     """Raise UserError unless every layer sends its attention, and its sliding window, through attend."""
-    expected, kind = config.num_hidden_layers, f"model type {config.model_type!r} is not supported: "
-    if len(attends) != expected:
-        raise UserError(
-            f"{kind}{len(attends)} of its {expected} layers go through transformers' attention interface; the others bypass it"
+    if len(attends) != config.num_hidden_layers:
+        raise unsupported(
+            config, f"{BYPASS} in {config.num_hidden_layers - len(attends)} of {config.num_hidden_layers} layers"
         )
     layers = getattr(config, "layer_types", None) or ()
     for i, (layer, attend) in enumerate(zip(layers, attends, strict=False)):
         if (layer == "sliding_attention") != ((window := attend.args[6]) is not None):
-            raise UserError(f"{kind}layer {i} is {layer!r} but passes sliding_window={window} to its attention")
+            raise unsupported(config, f"layer {i} is {layer!r} but passes sliding_window={window} to its attention")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import resource
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
 class Metrics(msgspec.Struct, kw_only=True):
     """Counters of one rank. Seconds are wall-clock; `s_wait` is spent waiting for R-ranks."""
 
+    peak_rss: int = 0  # bytes
     s_role: bool = False
     s_seconds: float = 0.0
     s_wait: float = 0.0
     steps: int = 0
-    errors: int = 0
     peak_prefill_tokens: int = 0
     r_role: bool = False
     r_busy: float = 0.0
@@ -32,7 +33,7 @@ class Metrics(msgspec.Struct, kw_only=True):
 
     @classmethod
     def of(cls, worker: SRank | None, part: RPart | None) -> Metrics:
-        metrics = cls()
+        metrics = cls(peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
         if worker is not None:
             metrics.s_role = True
             metrics.s_seconds, metrics.s_wait = worker.seconds, worker.wait_seconds
@@ -62,6 +63,7 @@ def summarize(desk: Desk, ranks: list[Metrics], seconds: float) -> dict[str, Any
         "r_gigabytes_per_second": sum(m.bytes_read for m in r_ranks) / max(attending, 1e-9) / 1e9,
         "peak_kv_tokens": sum(m.peak_tokens for m in r_ranks),
         "peak_prefill_tokens_on_s": max(m.peak_prefill_tokens for m in s_ranks),
+        "peak_rss_bytes": [m.peak_rss for m in ranks],
         "steps": max(m.steps for m in s_ranks),
     }
 

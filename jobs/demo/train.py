@@ -68,7 +68,7 @@ def build_model(bos: int, eos: int) -> LlamaForCausalLM:
 
 
 def examples(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> list[torch.Tensor]:
-    """Every text from each of its sentences and paragraphs on: BOS, as many tokens as the longest window, EOS at its end."""
+    """Every text from each of its sentences and paragraphs on: BOS, then no more than the longest window, or EOS."""
     found = []
     for text in texts:
         rests = [text[match.end() :][: 8 * max(MIXED)] for match in START.finditer(text)]

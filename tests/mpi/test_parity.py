@@ -13,23 +13,24 @@ from tests.parity import make_case
 # world : period F : lanes
 SOME_RUNS = ("1:7:2", "2:1:1", "4:7:2")
 ALL_RUNS = tuple(f"{world}:{period}:{lanes}" for world in (1, 2, 4) for period in (1, 7) for lanes in (1, 2))
-LINE = re.compile(r"PARITY (\S+) (\S+) world (\d) F (\d+) lanes (\d): (\d+) rows differ")
+LINE = re.compile(r"PARITY (\S+) world (\d) F (\d+) lanes (\d): (\d+) rows differ")
 
 
-def parity(mpiexec, directory, dtype, runs, **case):
-    """Rows that differ, by architecture and run."""
-    cases = [make_case(name, directory, **case) for name in ARCHITECTURES]
-    result = mpiexec(4, "tests/mpi/run_parity.py", dtype, ",".join(runs), *cases, timeout=3000)
-    differing = defaultdict(dict)
-    for name, _, world, period, lanes, rows in LINE.findall(result.stdout):
-        differing[name][f"{world}:{period}:{lanes}"] = int(rows)
-    assert len(differing) == len(ARCHITECTURES), result.stderr[-4000:]
-    return differing
+def differing(mpiexec, cases, dtype, expect, runs):
+    """Rows that differ from what is expected, by case and run."""
+    result = mpiexec(4, "tests/mpi/run_parity.py", dtype, expect, ",".join(runs), *cases, timeout=3000)
+    found = defaultdict(dict)
+    for name, world, period, lanes, rows in LINE.findall(result.stdout):
+        found[name][f"{world}:{period}:{lanes}"] = int(rows)
+    assert len(found) == len(cases), result.stderr[-4000:]
+    return found
 
 
 @pytest.fixture(scope="module")
 def float32(mpiexec, tmp_path_factory):
-    return parity(mpiexec, tmp_path_factory.mktemp("float32"), "float32", SOME_RUNS, rows=8, new_tokens=24)
+    directory = tmp_path_factory.mktemp("float32")
+    cases = [make_case(name, directory, rows=8, new_tokens=24) for name in ARCHITECTURES]
+    return differing(mpiexec, cases, "float32", "transformers", SOME_RUNS)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -37,9 +38,21 @@ def test_tokens_equal_those_of_transformers(float32, name):
     assert float32[name] == dict.fromkeys(SOME_RUNS, 0)
 
 
+def test_sampled_tokens_are_the_same_for_every_world_period_and_lane_count(mpiexec, tmp_path):
+    sampling = {"temperature": 0.9, "top_k": 100, "top_p": 0.95, "seed": 5}
+    case = make_case("llama3", tmp_path, rows=8, new_tokens=24, **sampling)
+    assert differing(mpiexec, [case], "float32", "first-run", ALL_RUNS) == {"llama3": dict.fromkeys(ALL_RUNS, 0)}
+
+
+def test_bfloat16_tokens_are_the_same_for_every_world(mpiexec, tmp_path):
+    cases = [make_case(name, tmp_path, rows=8, new_tokens=24) for name in ("llama3", "gemma2")]
+    found = differing(mpiexec, cases, "bfloat16", "same-schedule", SOME_RUNS + ("2:7:2", "1:1:1"))
+    assert all(set(runs.values()) == {0} for runs in found.values()), found
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_world_period_and_lane_count(mpiexec, tmp_path, dtype):
-    """float32: equal to transformers. bfloat16: for each schedule, equal between worlds of 1, 2 and 4 ranks."""
-    differing = parity(mpiexec, tmp_path, dtype, ALL_RUNS)
-    assert differing == {name: dict.fromkeys(ALL_RUNS, 0) for name in ARCHITECTURES}
+@pytest.mark.parametrize(("dtype", "expect"), [("float32", "transformers"), ("bfloat16", "same-schedule")])
+def test_the_whole_matrix(mpiexec, tmp_path, dtype, expect):
+    cases = [make_case(name, tmp_path) for name in ARCHITECTURES]
+    found = differing(mpiexec, cases, dtype, expect, ALL_RUNS)
+    assert found == {name: dict.fromkeys(ALL_RUNS, 0) for name in ARCHITECTURES}

@@ -101,29 +101,34 @@ struct AttendItem {
         return {lo, hi};
     }
 
-    static Tiles locate(const AttendArgs& a, const Rows& w, int64_t base, Span seen) {
+    static inline void place(const AttendArgs& a, const Rows& w, int64_t tile, const uint8_t*& k, const uint8_t*& v) {
         const HeadLayout& l = *a.kv.layout;
-        Tiles t;
-        t.first = seen.lo > base ? static_cast<int>((seen.lo - base) / kTile) : 0;
-        const int64_t end = seen.hi < base + kChunk ? seen.hi : base + kChunk;
-        t.last = static_cast<int>((end - base + kTile - 1) / kTile);
         if (l.tiles_per_block == 0) {
+            k = w.k_tiles + tile % kTilesPerChunk * l.k_tile;
+            v = w.v_tiles + tile % kTilesPerChunk * l.v_tile;
+            return;
+        }
+        const uint32_t at = static_cast<uint32_t>(tile), per = static_cast<uint32_t>(l.tiles_per_block);
+        const uint8_t* block = a.kv.base + a.kv.blocks[at / per] * a.kv.block_bytes;
+        k = block + at % per * l.k_tile;
+        v = block + l.v_offset + at % per * l.v_tile;
+    }
+
+    static void locate(const AttendArgs& a, const Rows& w, int64_t base, Span seen, Tiles& t) {
+        const int64_t end = seen.hi < base + kChunk ? seen.hi : base + kChunk;
+        const int64_t final_tile = (seen.hi - 1) / kTile;
+        t.first = seen.lo > base ? static_cast<int>((seen.lo - base) / kTile) : 0;
+        t.last = static_cast<int>((end - base + kTile - 1) / kTile);
+        if (a.kv.layout->tiles_per_block == 0) {
             const int64_t stop = a.length < base + kChunk ? a.length : base + kChunk;
             Append<Store>::gather(a.kv, base, stop, w.k_tiles, w.v_tiles);
         }
         for (int i = 0; i < kTilesPerChunk; ++i) {
             const int use = i < t.first ? t.first : i >= t.last ? t.last - 1 : i;
-            if (l.tiles_per_block == 0) {
-                t.k[i] = w.k_tiles + use * l.k_tile;
-                t.v[i] = w.v_tiles + use * l.v_tile;
-                continue;
-            }
-            const int64_t tile = base / kTile + use;
-            const uint8_t* block = a.kv.base + a.kv.blocks[tile / l.tiles_per_block] * a.kv.block_bytes;
-            t.k[i] = block + tile % l.tiles_per_block * l.k_tile;
-            t.v[i] = block + l.v_offset + tile % l.tiles_per_block * l.v_tile;
+            const int64_t tile = base / kTile + i, next = tile + kTilesPerChunk;
+            place(a, w, base / kTile + use, t.k[i], t.v[i]);
+            place(a, w, next < final_tile ? next : final_tile, t.next_k[i], t.next_v[i]);
         }
-        return t;
     }
 
     // Scores of one row -> weights; returns nothing visible by weights of exactly zero.
@@ -167,7 +172,7 @@ struct AttendItem {
     static void scores(const HeadLayout& l, const Tiles& tiles, const uint8_t* q, float* s) {
         constexpr int TT = kAccs / (MR * kVecs) >= 4 ? 4 : pow2_below(kAccs / (MR * kVecs));
         for (int t = 0; t < kTilesPerChunk; t += TT)
-            Kernel::template score_pass<MR, TT>(tiles.k + t, reinterpret_cast<const typename Kernel::Query*>(q),
+            Kernel::template score_pass<MR, TT>(tiles.k + t, tiles.next_k + t, reinterpret_cast<const typename Kernel::Query*>(q),
                                                 l.k_pad / 2, s + t * kTile);
     }
 
@@ -215,8 +220,9 @@ struct AttendItem {
         __builtin_memset(w.acc, 0, static_cast<size_t>(a.rows) * l.v_pad * sizeof(float));
         if (first.lo > begin) begin = first.lo / kChunk * kChunk;
         if (last.hi < end) end = last.hi;
+        Tiles tiles;
         for (int64_t base = begin; base < end; base += kChunk) {
-            const Tiles tiles = locate(a, w, base, {first.lo, last.hi});
+            locate(a, w, base, {first.lo, last.hi}, tiles);
             for (int row = 0; row < a.rows; row += kMaxRows) {
                 const int n = a.rows - row < kMaxRows ? a.rows - row : kMaxRows;
                 if (visible(a, row + n - 1).hi <= base || visible(a, row).lo >= base + kChunk) continue;

@@ -23,14 +23,20 @@ struct PairKernel {
     }
 
     template <int MR, int TT>
-    static inline void score_pass(const uint8_t* const* k, const uint32_t* q, int units, float* s) {
+    static inline void score_pass(const uint8_t* const* k, const uint8_t* const* next, const uint32_t* q, int units, float* s) {
         F acc[MR][TT];
-        for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 8
+        for (int r = 0; r < MR; ++r) {
+#pragma GCC unroll 16
             for (int t = 0; t < TT; ++t) acc[r][t] = vzero();
+        }
         for (int u = 0; u < units; ++u, q += MR) {
             __m512bh x[TT];
 #pragma GCC unroll 4
-            for (int t = 0; t < TT; ++t) x[t] = pairs(k[t] + static_cast<size_t>(u) * 64);
+            for (int t = 0; t < TT; ++t) {
+                x[t] = pairs(k[t] + static_cast<size_t>(u) * 64);
+                prefetch(next[t] + static_cast<size_t>(u) * 64);
+            }
 #pragma GCC unroll 8
             for (int r = 0; r < MR; ++r) {
                 const __m512bh y = spread(q[r]);
@@ -38,8 +44,11 @@ struct PairKernel {
                 for (int t = 0; t < TT; ++t) acc[r][t] = _mm512_dpbf16_ps(acc[r][t], x[t], y);
             }
         }
-        for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 8
+        for (int r = 0; r < MR; ++r) {
+#pragma GCC unroll 16
             for (int t = 0; t < TT; ++t) vstore(s + r * kChunk + t * W, acc[r][t]);
+        }
     }
 
     // out holds bfloat16 pairs, 64 tokens in the first 128 bytes of the row
@@ -54,15 +63,22 @@ struct PairKernel {
     template <int MR, int NC>
     static inline void value_pass(const Tiles& tiles, size_t offset, const float* p, float* acc, int v_pad) {
         F o[MR][NC];
-        for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 8
+        for (int r = 0; r < MR; ++r) {
+#pragma GCC unroll 16
             for (int c = 0; c < NC; ++c) o[r][c] = vload(acc + r * v_pad + c * W);
+        }
         for (int t = tiles.first; t < tiles.last; ++t) {
             const uint8_t* v = tiles.v[t] + offset;
+            const uint8_t* next = tiles.next_v[t] + offset;
             const uint32_t* w = reinterpret_cast<const uint32_t*>(p) + t * kTile / 2;
             for (int u = 0; u < kTile / 2; ++u) {
                 __m512bh x[NC];
 #pragma GCC unroll 8
-                for (int c = 0; c < NC; ++c) x[c] = pairs(v + (c * (kTile / 2) + u) * 64);
+                for (int c = 0; c < NC; ++c) {
+                    x[c] = pairs(v + (c * (kTile / 2) + u) * 64);
+                    prefetch(next + (c * (kTile / 2) + u) * 64);
+                }
 #pragma GCC unroll 8
                 for (int r = 0; r < MR; ++r) {
                     const __m512bh y = spread(w[r * kChunk + u]);
@@ -71,7 +87,10 @@ struct PairKernel {
                 }
             }
         }
-        for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 8
+        for (int r = 0; r < MR; ++r) {
+#pragma GCC unroll 16
             for (int c = 0; c < NC; ++c) vstore(acc + r * v_pad + c * W, o[r][c]);
+        }
     }
 };

@@ -4,9 +4,15 @@ constexpr int pow2_below(int x) { return x >= 8 ? 8 : x >= 4 ? 4 : x >= 2 ? 2 : 
 struct Tiles {
     const uint8_t* k[kTilesPerChunk];
     const uint8_t* v[kTilesPerChunk];
-    const uint8_t* next_k[kTilesPerChunk];  // to prefetch; null when there is none
+    const uint8_t* next_k[kTilesPerChunk];  // tiles to prefetch meanwhile: those of the next chunk
+    const uint8_t* next_v[kTilesPerChunk];
     int first, last;                        // tiles of this chunk that hold visible tokens
 };
+
+template <class Store>
+inline void prefetch_unit(const uint8_t* p) {
+    for (int line = 0; line < Store::kUnitBytes; line += 64) prefetch(p + line);
+}
 
 template <class Store>
 struct PlainKernel {
@@ -30,10 +36,13 @@ struct PlainKernel {
     }
 
     template <int MR, int TT>
-    static inline void score_pass(const uint8_t* const* k, const float* q, int units, float* s) {
+    static inline void score_pass(const uint8_t* const* k, const uint8_t* const* next, const float* q, int units, float* s) {
         F acc[MR][TT * kVecs];
-        for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 8
+        for (int r = 0; r < MR; ++r) {
+#pragma GCC unroll 16
             for (int t = 0; t < TT * kVecs; ++t) acc[r][t] = vzero();
+        }
         for (int u = 0; u < units; ++u, q += MR * 2) {
 #pragma GCC unroll 4
             for (int t = 0; t < TT; ++t) {
@@ -41,6 +50,7 @@ struct PlainKernel {
                 for (int j = 0; j < kVecs; ++j) {
                     F a, b;
                     Store::load(k[t] + static_cast<size_t>(u) * Store::kUnitBytes, j, a, b);
+                    if (j == 0) prefetch_unit<Store>(next[t] + static_cast<size_t>(u) * Store::kUnitBytes);
 #pragma GCC unroll 8
                     for (int r = 0; r < MR; ++r) {
                         F& x = acc[r][t * kVecs + j];
@@ -49,8 +59,11 @@ struct PlainKernel {
                 }
             }
         }
-        for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 8
+        for (int r = 0; r < MR; ++r) {
+#pragma GCC unroll 16
             for (int t = 0; t < TT * kVecs; ++t) vstore(s + r * kChunk + t * W, acc[r][t]);
+        }
     }
 
     // Turns the weights of one row into what `values` reads and adds them to the row's 16 partial sums.
@@ -68,10 +81,14 @@ struct PlainKernel {
     template <int MR, int NC>
     static inline void value_pass(const Tiles& tiles, size_t offset, const float* p, float* acc, int v_pad) {
         F o[MR][NC * kVecs];
-        for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 8
+        for (int r = 0; r < MR; ++r) {
+#pragma GCC unroll 16
             for (int c = 0; c < NC * kVecs; ++c) o[r][c] = vload(acc + r * v_pad + c * W);
+        }
         for (int t = tiles.first; t < tiles.last; ++t) {
             const uint8_t* v = tiles.v[t] + offset;
+            const uint8_t* next = tiles.next_v[t] + offset;
             for (int u = 0; u < kTile / 2; ++u) {
                 const float* w = p + t * kTile + u * 2;
 #pragma GCC unroll 8
@@ -79,7 +96,9 @@ struct PlainKernel {
 #pragma GCC unroll 4
                     for (int j = 0; j < kVecs; ++j) {
                         F a, b;
-                        Store::load(v + static_cast<size_t>(c * kTile / 2 + u) * Store::kUnitBytes, j, a, b);
+                        const size_t at = static_cast<size_t>(c * kTile / 2 + u) * Store::kUnitBytes;
+                        Store::load(v + at, j, a, b);
+                        if (j == 0) prefetch_unit<Store>(next + at);
 #pragma GCC unroll 8
                         for (int r = 0; r < MR; ++r) {
                             F& x = o[r][c * kVecs + j];
@@ -89,7 +108,10 @@ struct PlainKernel {
                 }
             }
         }
-        for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 8
+        for (int r = 0; r < MR; ++r) {
+#pragma GCC unroll 16
             for (int c = 0; c < NC * kVecs; ++c) vstore(acc + r * v_pad + c * W, o[r][c]);
+        }
     }
 };

@@ -1,0 +1,47 @@
+"""The S-rank's loop over real slices and the reference store: what it holds at every turn."""
+
+from __future__ import annotations
+
+import torch
+
+from hpcdecode.attention import open_store
+from hpcdecode.exchange.local import LocalLink
+from hpcdecode.generate import _layer_shape
+from hpcdecode.model import load_split
+from hpcdecode.schedule.injector import Injector, Limits
+from hpcdecode.schedule.placement import Placement
+from hpcdecode.workers.r_part import RPart
+from hpcdecode.workers.s_rank import SRank
+from tests.unit.test_schedule import ListFeed, prompts
+
+
+class Sink:
+    def __init__(self):
+        self.done = []
+
+    def finish(self, sequence):
+        self.done.append(sequence)
+
+
+def test_the_s_rank_holds_no_kv_of_decoding_sequences(checkpoint):
+    model = load_split(checkpoint("llama3"), dtype="float32")
+    shapes = [_layer_shape(spec) for spec in model.attends]
+    store = open_store(shapes, kv_dtype="float32", capacity_tokens=4096, max_sequences=32, backend="reference")
+    placement = Placement([4096], store.block_tokens, 2)
+    feed, sink = ListFeed(prompts([(5, 9), (90, 7), (3, 1), (200, 6), (40, 12)])), Sink()
+    injectors = [Injector(lane, feed, placement, Limits(4, 3, 9, 32, 1024)) for lane in range(2)]
+    part = RPart(store, [None] * len(shapes))
+    worker = SRank(model, shapes, [LocalLink(part, 16 * i) for i in range(2)], injectors, sink, frozenset())
+    held = []
+
+    def look():
+        prefilling = {s for injector in injectors for s in injector.prefilling}
+        assert set(worker.prefill._layers) <= prefilling
+        held.append((worker.prefill.tokens, worker.tokens_in_flight))
+
+    worker.run(look)
+    assert sorted(len(s.generated) for s in sink.done) == [1, 6, 7, 9, 12]
+    assert max(kept for kept, _ in held) > 0  # prompts in prefill were seen
+    assert held[-1][0] == 0
+    assert any(kept == 0 and flying > 200 for kept, flying in held)  # decoding with nothing held
+    assert torch.is_inference_mode_enabled() is False
