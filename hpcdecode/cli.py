@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import re
 import sys
@@ -22,9 +24,9 @@ def main(arguments: Seq[str] | None = None) -> int:
 
     # Ranks share cores with each other and with the R-part's threads: OpenMP's must not spin long (libgomp's default).
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    if not launch.is_lead():
-        _silence_usage()
-    options = _parser().parse_args(arguments)
+    options = _parse(arguments, speak=launch.is_lead())
+    if options is None:
+        return 0
     comm = None
     try:
         comm = launch.world() if options.parallel else None
@@ -32,8 +34,9 @@ def main(arguments: Seq[str] | None = None) -> int:
     except UserError as error:
         if comm is not None and not error.everywhere:
             launch.abort(comm, error, 2)
-        if launch.is_lead():
-            print(f"hpcdecode: error: {error}", file=sys.stderr, flush=True)
+        if not launch.is_lead():
+            return 0  # a launcher that kills on bad exit must not end the lead before it has spoken
+        print(f"hpcdecode: error: {error}", file=sys.stderr, flush=True)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -43,9 +46,15 @@ def main(arguments: Seq[str] | None = None) -> int:
         launch.abort(comm, error)
 
 
-def _silence_usage() -> None:
-    """Every rank parses the same command line; one of them complains for all."""
-    argparse.ArgumentParser._print_message = lambda *_: None  # type: ignore[method-assign]
+def _parse(arguments: Seq[str] | None, speak: bool) -> argparse.Namespace | None:
+    """Every rank parses the same command line, and one speaks for all; None for a rank that leaves it to that one."""
+    if speak:
+        return _parser().parse_args(arguments)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            return _parser().parse_args(arguments)
+    except SystemExit:
+        return None
 
 
 def _parser() -> argparse.ArgumentParser:

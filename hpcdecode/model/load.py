@@ -57,7 +57,7 @@ class SplitModel:
         i == 0: `o` is None and `ctx` is (token ids int64 [T], positions int64 [T], kept token indices int64 [L]).
         i > 0: `o` is the attention output of layer i - 1, [T, q_heads * v_dim], and `ctx` what slice i - 1 returned.
         Returns q [T, q_heads * k_dim], k [T, kv_heads * k_dim], v [T, kv_heads * v_dim] in the model's dtype, rows
-        possibly strided, and the next context. T >= 1, L >= 0.
+        possibly strided, and the next context. T >= 1, L >= 0. All are inference tensors: not to be changed in place.
         """
         part = self.parts.slices[i]
         q, k, v, *new = self._call(i, part, o, ctx)

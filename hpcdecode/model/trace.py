@@ -146,7 +146,10 @@ def check_attends(attends: list[fx.Node], config) -> None:
         raise unsupported(
             config, f"{BYPASS} in {config.num_hidden_layers - len(attends)} of {config.num_hidden_layers} layers"
         )
-    layers = getattr(config, "layer_types", None) or ()
-    for i, (layer, attend) in enumerate(zip(layers, attends, strict=False)):
-        if (layer == "sliding_attention") != ((window := attend.args[6]) is not None):
+    windows = [attend.args[6] for attend in attends]
+    layers = getattr(config, "layer_types", None)
+    if layers is None and getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None):
+        layers = ["sliding_attention"] * len(windows)
+    for i, (layer, window) in enumerate(zip(layers or (), windows, strict=False)):
+        if (layer == "sliding_attention") != (window is not None):
             raise unsupported(config, f"layer {i} is {layer!r} but passes sliding_window={window} to its attention")

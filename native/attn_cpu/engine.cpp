@@ -68,7 +68,7 @@ void Engine::grow(Buffer& buffer, size_t& size, size_t need) {
 }
 
 void Engine::reserve_scratch(const LayerLayout& layer, int64_t rows) {
-    const size_t need = scratch_bytes(layer.head, std::min<int64_t>(rows, kMaxRowBlock));
+    const size_t need = scratch_bytes(layer.head, rows);
     for (size_t i = 0; i < scratch_.size(); ++i) grow(scratch_[i], scratch_size_[i], need);
 }
 
@@ -142,25 +142,30 @@ void Engine::run_item(const Call& call, int64_t item, int thread) {
     a.fold = segment == 0;
     a.out_stride = call.out->stride;
     a.scratch = scratch_[thread].get();
-    const int last_head = std::min(first_head + s.heads_per_item, shape.kv_heads);
-    for (int head = first_head; head < last_head; ++head) {
-        if (!s.write_first) write_rows(call, s, head, a.piece_begin * kPiece, a.piece_end * kPiece, thread);
-        const int64_t q_head = int64_t{head} * shape.group();
-        a.kv = store_.view(call.layer, head, s.slot);
-        a.q = at(*call.in, s.first_token, q_head * shape.k_dim);
-        a.out = const_cast<uint8_t*>(at(*call.out, s.first_token, q_head * shape.v_dim));
-        a.sinks = call.sinks ? call.sinks + q_head : nullptr;
-        if (s.segments > 1) {
-            const int64_t slots = head * s.partials() + (segment == 0 ? 0 : 1 + (segment - 1) * s.segment_pieces);
-            a.partials = reinterpret_cast<float*>(partials_.get()) + s.first_partial +
-                         slots * rows * (2 + call.layout->head.v_pad);
-        }
-        table_.attend[static_cast<int>(store_.type())](a);
-        if (s.segments > 1 && pending_[s.first_pending + head].fetch_sub(1) == 1) merge(call, s, head, thread);
+    a.heads = std::min(s.heads_per_item, shape.kv_heads - first_head);
+    if (!s.write_first) {
+        for (int h = 0; h < a.heads; ++h)
+            write_rows(call, s, first_head + h, a.piece_begin * kPiece, a.piece_end * kPiece, thread);
     }
+    const int64_t q_head = int64_t{first_head} * shape.group();
+    a.kv = store_.view(call.layer, first_head, s.slot);
+    a.q = at(*call.in, s.first_token, q_head * shape.k_dim);
+    a.out = const_cast<uint8_t*>(at(*call.out, s.first_token, q_head * shape.v_dim));
+    a.sinks = call.sinks ? call.sinks + q_head : nullptr;
+    if (s.segments > 1) {
+        const int64_t of_head = rows * (2 + call.layout->head.v_pad);
+        const int64_t piece = segment == 0 ? 0 : 1 + (segment - 1) * s.segment_pieces;
+        a.partial_stride = shape.kv_heads * of_head;
+        a.partials = reinterpret_cast<float*>(partials_.get()) + s.first_partial + piece * a.partial_stride +
+                     first_head * of_head;
+    }
+    table_.attend[static_cast<int>(store_.type())](a);
+    if (s.segments == 1) return;
+    const int run = first_head / s.heads_per_item;
+    if (pending_[s.first_pending + run].fetch_sub(1) == 1) merge(call, s, first_head, a.heads, thread);
 }
 
-void Engine::merge(const Call& call, const SequencePlan& s, int head, int thread) {
+void Engine::merge(const Call& call, const SequencePlan& s, int head, int heads, int thread) {
     const LayerShape& shape = call.layout->shape;
     const int64_t q_head = int64_t{head} * shape.group();
     MergeArgs m{};
@@ -170,7 +175,9 @@ void Engine::merge(const Call& call, const SequencePlan& s, int head, int thread
     m.group = shape.group();
     m.count = static_cast<int>(s.partials());
     m.partials = reinterpret_cast<const float*>(partials_.get()) + s.first_partial +
-                 int64_t{head} * s.partials() * m.rows * (2 + m.v_pad);
+                 int64_t{head} * m.rows * (2 + m.v_pad);
+    m.partial_stride = int64_t{shape.kv_heads} * m.rows * (2 + m.v_pad);
+    m.heads = heads;
     m.sinks = call.sinks ? call.sinks + q_head : nullptr;
     m.out = const_cast<uint8_t*>(at(*call.out, s.first_token, q_head * shape.v_dim));
     m.type = call.out->type;
@@ -220,7 +227,8 @@ void Engine::attend(int layer, const int32_t* slots, const int32_t* counts, int 
     }
     plan_.make(store_, layer, slots, counts, n, pool_.threads());
     int64_t rows = 1;
-    for (const SequencePlan& s : plan_.sequences) rows = std::max(rows, s.count * shape.group());
+    for (const SequencePlan& s : plan_.sequences)
+        rows = std::max(rows, std::min<int64_t>(s.count * shape.group(), kMaxRowBlock) * s.heads_per_item);
     reserve_scratch(l, rows);
     grow(partials_, partials_size_, plan_.partial_floats * sizeof(float));
     if (plan_.pending > pending_size_) {
@@ -229,7 +237,7 @@ void Engine::attend(int layer, const int32_t* slots, const int32_t* counts, int 
     }
     for (const SequencePlan& s : plan_.sequences)
         if (s.segments > 1)
-            for (int h = 0; h < shape.kv_heads; ++h) pending_[s.first_pending + h].store(s.segments);
+            for (int h = 0; h < s.head_items; ++h) pending_[s.first_pending + h].store(s.segments);
     Call call{this, layer, &l, &qkv, &out, q_columns, sinks, &plan_, nullptr, 0, {0}};
     if (plan_.write_first) {
         run_parallel(call, static_cast<int64_t>(plan_.sequences.size()) * shape.kv_heads, [](Call& c, int64_t i, int thread) {

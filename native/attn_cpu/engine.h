@@ -57,7 +57,7 @@ class Engine {
     int64_t check_rows(int layer, const int32_t* slots, const int32_t* counts, int n);
     void write_rows(const Call& call, const SequencePlan& s, int head, int64_t begin, int64_t end, int thread);
     void run_item(const Call& call, int64_t item, int thread);
-    void merge(const Call& call, const SequencePlan& s, int head, int thread);
+    void merge(const Call& call, const SequencePlan& s, int head, int heads, int thread);
     void run_parallel(Call& call, int64_t items, void (*work)(Call&, int64_t, int));
     void reserve_scratch(const LayerLayout& layer, int64_t rows);
     static void grow(Buffer& buffer, size_t& size, size_t need);

@@ -51,30 +51,34 @@ struct AppendArgs {
     uint8_t* scratch;  // one aligned row of max(k_pad, v_pad) floats
 };
 
-// Query row r belongs to query token r / group and query head r % group of the KV head.
+// Some pieces of some KV heads of one sequence, against one block of query rows. Row r of a head belongs to query token
+// r / group and to query head r % group of that KV head. `kv`, `q`, `sinks` and `out` are those of the first head.
 struct AttendArgs {
     HeadView kv;
+    int heads;
     const void* q;
     ActType type;          // of q and out
     int64_t q_stride;      // elements between query tokens
-    int first_row, rows;   // rows <= kMaxRowBlock
+    int first_row, rows;   // of each head; rows <= kMaxRowBlock
     int group;
     int64_t length;        // positions held, new tokens included
     int64_t new_tokens;    // query token j sees positions < length - new_tokens + j + 1
     int64_t window;        // 0: none
     float scale, softcap;  // softcap 0: none
     int64_t piece_begin, piece_end;
-    bool fold;        // pieces are folded into one partial (starts at the first piece of the sequence)
-    float* partials;  // null: finish and write out; else [pieces or 1][rows][2 + v_pad]: max exponent, sum, values
-    const float* sinks;  // [group] or null
+    bool fold;               // fold all pieces into one partial; only for the first pieces of a sequence
+    float* partials;         // null: finish and write out; else [1 or pieces][heads][rows][2 + v_pad]
+    int64_t partial_stride;  // floats between pieces
+    const float* sinks;      // [heads * group] or null
     void* out;
     int64_t out_stride;  // elements between query tokens
-    uint8_t* scratch;    // attend_scratch_bytes, 64-byte aligned
+    uint8_t* scratch;    // 64-byte aligned, see scratch_bytes in engine.cpp
 };
 
 struct MergeArgs {
-    const float* partials;  // [count][rows][2 + v_pad], in order
-    int count, first_row, rows, group, v_dim, v_pad;
+    const float* partials;  // [count][heads][rows][2 + v_pad], in order
+    int64_t partial_stride;
+    int count, heads, rows, group, v_dim, v_pad;
     const float* sinks;
     void* out;
     ActType type;

@@ -6,6 +6,7 @@ namespace hpcdecode {
 namespace {
 
 constexpr int64_t kItemBytes = 128 << 10;  // worth handing to a thread
+constexpr int64_t kMaxItemRows = 512;  // query rows of all heads of an item: their state should stay in cache
 constexpr int64_t kItemsPerThread = 16;    // so that the last item is a small share of the whole
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -18,15 +19,18 @@ void AttendPlan::cut(SequencePlan& s, const LayerLayout& layer, int64_t bytes_pe
     s.write_first = s.row_blocks > 1;
     s.segments = 1;
     s.segment_pieces = s.pieces;
-    s.heads_per_item = heads;
+    const int64_t rows = std::min<int64_t>(s.count * layer.shape.group(), kMaxRowBlock);
+    s.heads_per_item = static_cast<int>(std::clamp<int64_t>(kMaxItemRows / rows, 1, heads));
     if (threads > 1) {
         const int64_t want = std::max(kItemBytes, bytes / (threads * kItemsPerThread));
-        if (bytes_per_head >= 2 * want && s.row_blocks == 1) {
-            s.heads_per_item = 1;
-            s.segment_pieces = ceil_div(s.pieces, ceil_div(bytes_per_head, want));
+        const int64_t have = bytes_per_head * s.heads_per_item;
+        if (s.row_blocks == 1 && have > want && s.pieces > 1) {
+            s.segment_pieces = std::max<int64_t>(1, s.pieces * want / have);
             s.segments = static_cast<int>(ceil_div(s.pieces, s.segment_pieces));
-        } else {
-            s.heads_per_item = static_cast<int>(std::clamp<int64_t>(want / std::max<int64_t>(bytes_per_head, 1), 1, heads));
+        }
+        if (have / s.segments > 2 * want) {
+            const int64_t fit = want * s.segments / std::max<int64_t>(bytes_per_head, 1);
+            s.heads_per_item = static_cast<int>(std::clamp<int64_t>(fit, 1, s.heads_per_item));
         }
     }
     s.head_items = static_cast<int>(ceil_div(heads, s.heads_per_item));
@@ -72,7 +76,7 @@ void AttendPlan::make(const KvStore& store, int layer, const int32_t* slots, con
         items += s.items();
         write_first = write_first || s.write_first;
         if (s.segments == 1) continue;
-        pending += shape.kv_heads;
+        pending += s.head_items;
         partial_floats += s.partials() * shape.kv_heads * s.count * shape.group() * (2 + l.head.v_pad);
     }
 }

@@ -60,13 +60,14 @@ template <class Kernel>
 struct AttendItem {
     using Store = typename Kernel::Storage;
 
+    // State of row r of head h lies at index h * rows + r.
     struct Rows {
         uint8_t* q;    // row tiles of kMaxRows
-        float* m;      // [rows] reference exponent
-        float* bound;  // [rows] score above which m is raised; -inf while empty
-        float* sums;   // [rows][16]
-        float* acc;    // [rows][v_pad]
-        float* total;  // [rows] partials, folded so far
+        float* m;      // reference exponent
+        float* bound;  // score above which m is raised; -inf while empty
+        float* sums;   // [16] each
+        float* acc;    // [v_pad] each
+        float* total;  // partials, folded so far
         float* s;      // [kMaxRows][64] scores
         float* p;      // [kMaxRows][64] weights as the kernel wants them
         uint8_t* k_tiles;
@@ -76,16 +77,16 @@ struct AttendItem {
     static Rows carve_rows(const AttendArgs& a) {
         const HeadLayout& l = *a.kv.layout;
         uint8_t* at = a.scratch;
-        const size_t rows = a.rows, f = sizeof(float);
+        const size_t rows = static_cast<size_t>(a.heads) * a.rows, f = sizeof(float);
         Rows w;
+        w.s = reinterpret_cast<float*>(carve(at, kMaxRows * kChunk * f));
+        w.p = reinterpret_cast<float*>(carve(at, kMaxRows * kChunk * f));
         w.q = carve(at, rows * l.k_pad * f);
         w.m = reinterpret_cast<float*>(carve(at, rows * f));
         w.bound = reinterpret_cast<float*>(carve(at, rows * f));
         w.sums = reinterpret_cast<float*>(carve(at, rows * kTile * f));
         w.acc = reinterpret_cast<float*>(carve(at, rows * l.v_pad * f));
         w.total = reinterpret_cast<float*>(carve(at, rows * (2 + l.v_pad) * f));
-        w.s = reinterpret_cast<float*>(carve(at, kMaxRows * kChunk * f));
-        w.p = reinterpret_cast<float*>(carve(at, kMaxRows * kChunk * f));
         w.k_tiles = carve(at, kTilesPerChunk * l.k_tile);
         w.v_tiles = carve(at, kTilesPerChunk * l.v_tile);
         return w;
@@ -101,42 +102,58 @@ struct AttendItem {
         return {lo, hi};
     }
 
-    static inline void place(const AttendArgs& a, const Rows& w, int64_t tile, const uint8_t*& k, const uint8_t*& v) {
-        const HeadLayout& l = *a.kv.layout;
-        if (l.tiles_per_block == 0) {
-            k = w.k_tiles + tile % kTilesPerChunk * l.k_tile;
-            v = w.v_tiles + tile % kTilesPerChunk * l.v_tile;
-            return;
-        }
-        const uint32_t at = static_cast<uint32_t>(tile), per = static_cast<uint32_t>(l.tiles_per_block);
-        const uint8_t* block = a.kv.base + a.kv.blocks[at / per] * a.kv.block_bytes;
-        k = block + at % per * l.k_tile;
-        v = block + l.v_offset + at % per * l.v_tile;
-    }
+    // First head's K and V tiles of a chunk; tiles without visible tokens repeat a neighbour.
+    struct ChunkTiles {
+        const uint8_t* k[kTilesPerChunk];
+        const uint8_t* v[kTilesPerChunk];
+        int first, last;
+    };
 
-    static void locate(const AttendArgs& a, const Rows& w, int64_t base, Span seen, Tiles& t) {
+    static ChunkTiles locate(const AttendArgs& a, const Rows& w, int64_t base, Span seen) {
+        const HeadLayout& l = *a.kv.layout;
         const int64_t end = seen.hi < base + kChunk ? seen.hi : base + kChunk;
-        const int64_t final_tile = (seen.hi - 1) / kTile;
+        ChunkTiles t;
         t.first = seen.lo > base ? static_cast<int>((seen.lo - base) / kTile) : 0;
         t.last = static_cast<int>((end - base + kTile - 1) / kTile);
-        if (a.kv.layout->tiles_per_block == 0) {
-            const int64_t stop = a.length < base + kChunk ? a.length : base + kChunk;
-            Append<Store>::gather(a.kv, base, stop, w.k_tiles, w.v_tiles);
-        }
         for (int i = 0; i < kTilesPerChunk; ++i) {
             const int use = i < t.first ? t.first : i >= t.last ? t.last - 1 : i;
-            const int64_t tile = base / kTile + i, next = tile + kTilesPerChunk;
-            place(a, w, base / kTile + use, t.k[i], t.v[i]);
-            place(a, w, next < final_tile ? next : final_tile, t.next_k[i], t.next_v[i]);
+            if (l.tiles_per_block == 0) {
+                t.k[i] = w.k_tiles + use * l.k_tile;
+                t.v[i] = w.v_tiles + use * l.v_tile;
+                continue;
+            }
+            const uint32_t tile = static_cast<uint32_t>(base / kTile + use), per = l.tiles_per_block;
+            const uint8_t* block = a.kv.base + a.kv.blocks[tile / per] * a.kv.block_bytes;
+            t.k[i] = block + tile % per * l.k_tile;
+            t.v[i] = block + l.v_offset + tile % per * l.v_tile;
         }
+        return t;
     }
 
-    // Scores of one row -> weights; returns nothing visible by weights of exactly zero.
-    static inline void soften(const AttendArgs& a, const Rows& w, int row, int slot, int64_t base, float c) {
+    // The tiles of head h, and what to prefetch: its V during its K, the next head's K during its V.
+    static inline Tiles tiles_of(const AttendArgs& a, const ChunkTiles& now, const ChunkTiles& next, int h) {
+        const HeadLayout& l = *a.kv.layout;
+        const size_t skip = l.tiles_per_block == 0 ? 0 : h * l.head_bytes;
+        const bool last = h + 1 == a.heads;
+        Tiles t;
+        t.first = now.first;
+        t.last = now.last;
+        t.in_row = l.tiles_per_block % kTilesPerChunk == 0;
+        for (int i = 0; i < kTilesPerChunk; ++i) {
+            t.k[i] = now.k[i] + skip;
+            t.v[i] = now.v[i] + skip;
+            t.next[i] = last ? next.k[i] : now.k[i] + skip + l.head_bytes;
+        }
+        return t;
+    }
+
+    // Scores of one row -> weights; what is not visible gets a weight of exactly zero.
+    static inline void soften(const AttendArgs& a, const Rows& w, int row, int state, int slot, int64_t base, float c) {
         constexpr int N = kTilesPerChunk * kVecs;
         const HeadLayout& l = *a.kv.layout;
         const Span seen = visible(a, row);
         F s[N];
+#pragma GCC unroll 16
         for (int i = 0; i < N; ++i) s[i] = vload(w.s + slot * kChunk + i * W);
         if (a.softcap > 0.0f)
             for (int i = 0; i < N; ++i) s[i] = vsoftcap(vmul(s[i], vset(a.scale)), a.softcap);
@@ -146,139 +163,151 @@ struct AttendItem {
             for (int i = 0; i < N; ++i) s[i] = keep_lanes(s[i], lo - i * W, hi - i * W);
         }
         F top = s[0];
+#pragma GCC unroll 16
         for (int i = 1; i < N; ++i) top = vmax(top, s[i]);
-        if (any_greater(top, w.bound[row])) raise(w, row, hmax(top), c, l.v_pad);
-        const F scale = vset(c), m = vset(-w.m[row]);
+        if (any_greater(top, w.bound[state])) raise(w, state, hmax(top), c, l.v_pad);
+        const F scale = vset(c), m = vset(-w.m[state]);
+#pragma GCC unroll 16
         for (int i = 0; i < N; ++i) s[i] = Kernel::exp2(vfma(s[i], scale, m));
-        Kernel::emit(s, w.sums + row * kTile, w.p + slot * kChunk);
+        Kernel::emit(s, w.sums + state * kTile, w.p + slot * kChunk);
     }
 
-    static __attribute__((noinline)) void raise(const Rows& w, int row, float top, float c, int v_pad) {
+    static __attribute__((noinline)) void raise(const Rows& w, int state, float top, float c, int v_pad) {
         const float m = top * c;
-        const float alpha = w.bound[row] == -__builtin_inff() ? 0.0f : exp2_one(w.m[row] - m);
-        w.m[row] = m;
-        w.bound[row] = (m + kSlack) / c;
+        const float alpha = w.bound[state] == -__builtin_inff() ? 0.0f : exp2_one(w.m[state] - m);
+        w.m[state] = m;
+        w.bound[state] = (m + kSlack) / c;
         for (int j = 0; j < kTile; j += W) {
-            float* x = w.sums + row * kTile + j;
+            float* x = w.sums + state * kTile + j;
             vstore(x, vmul(vload(x), vset(alpha)));
         }
         for (int d = 0; d < v_pad; d += W) {
-            float* x = w.acc + static_cast<size_t>(row) * v_pad + d;
+            float* x = w.acc + static_cast<size_t>(state) * v_pad + d;
             vstore(x, vmul(vload(x), vset(alpha)));
         }
     }
 
     template <int MR>
-    static void scores(const HeadLayout& l, const Tiles& tiles, const uint8_t* q, float* s) {
+    static inline void scores(const HeadLayout& l, const Tiles& tiles, const uint8_t* q, float* s) {
         constexpr int TT = kAccs / (MR * kVecs) >= 4 ? 4 : pow2_below(kAccs / (MR * kVecs));
         for (int t = 0; t < kTilesPerChunk; t += TT)
-            Kernel::template score_pass<MR, TT>(tiles.k + t, tiles.next_k + t, reinterpret_cast<const typename Kernel::Query*>(q),
+            Kernel::template score_pass<MR, TT>(tiles, t, reinterpret_cast<const typename Kernel::Query*>(q),
                                                 l.k_pad / 2, s + t * kTile);
     }
 
     template <int MR, int NC>
-    static inline int value_passes(const HeadLayout& l, const Tiles& tiles, const float* p, float* acc, int c) {
+    static inline void value_passes(const HeadLayout& l, const Tiles& tiles, const float* p, float* acc, int c) {
         const int chunks = l.v_pad / kTile;
-        for (; c + NC <= chunks; c += NC)
-            Kernel::template value_pass<MR, NC>(tiles, c * Kernel::kValueChunk, p, acc + c * kTile, l.v_pad);
-        if constexpr (NC > 1) {
-            return value_passes<MR, NC / 2>(l, tiles, p, acc, c);
-        } else {
-            return c;
-        }
+        for (; c + NC <= chunks; c += NC) Kernel::template value_pass<MR, NC>(tiles, c, p, acc + c * kTile, l.v_pad);
+        if constexpr (NC > 1) value_passes<MR, NC / 2>(l, tiles, p, acc, c);
     }
 
     template <int MR>
-    static void chunk(const AttendArgs& a, const Rows& w, const Tiles& tiles, int row, int64_t base, float c) {
+    static __attribute__((noinline)) void chunk(const AttendArgs& a, const Rows& w, const Tiles& tiles, int h, int row,
+                                                int64_t base, float c) {
         const HeadLayout& l = *a.kv.layout;
-        scores<MR>(l, tiles, w.q + static_cast<size_t>(row) * l.k_pad * Kernel::kQueryBytes, w.s);
-        for (int r = 0; r < MR; ++r) soften(a, w, row + r, r, base, c);
-        value_passes<MR, pow2_below(kAccs / (MR * kVecs))>(l, tiles, w.p, w.acc + static_cast<size_t>(row) * l.v_pad, 0);
+        const int state = h * a.rows + row;
+        scores<MR>(l, tiles, w.q + static_cast<size_t>(state) * l.k_pad * Kernel::kQueryBytes, w.s);
+        for (int r = 0; r < MR; ++r) soften(a, w, row + r, state + r, r, base, c);
+        value_passes<MR, pow2_below(kAccs / (MR * kVecs))>(l, tiles, w.p, w.acc + static_cast<size_t>(state) * l.v_pad, 0);
     }
 
     template <int N>
-    static void dispatch(int rows, const AttendArgs& a, const Rows& w, const Tiles& t, int row, int64_t base, float c) {
-        if (rows == N) return chunk<N>(a, w, t, row, base, c);
-        if constexpr (N > 1) dispatch<N - 1>(rows, a, w, t, row, base, c);
+    static inline void dispatch(int rows, const AttendArgs& a, const Rows& w, const Tiles& t, int h, int row,
+                                int64_t base, float c) {
+        if (rows == N) return chunk<N>(a, w, t, h, row, base, c);
+        if constexpr (N > 1) dispatch<N - 1>(rows, a, w, t, h, row, base, c);
     }
 
     template <int N>
-    static void prepare(int rows, const AttendArgs& a, int row, uint8_t* q) {
-        if (rows == N) return Kernel::template prepare<N>(a, row, q);
-        if constexpr (N > 1) prepare<N - 1>(rows, a, row, q);
+    static void prepare(int rows, const AttendArgs& a, int h, int row, uint8_t* q) {
+        if (rows == N) return Kernel::template prepare<N>(a, h, row, q);
+        if constexpr (N > 1) prepare<N - 1>(rows, a, h, row, q);
     }
 
     static void piece(const AttendArgs& a, const Rows& w, int64_t begin, int64_t end) {
         const HeadLayout& l = *a.kv.layout;
         const float c = a.softcap > 0.0f ? kLog2E : a.scale * kLog2E;
-        const Span first = visible(a, 0), last = visible(a, a.rows - 1);
-        for (int r = 0; r < a.rows; ++r) {
+        const Span all = {visible(a, 0).lo, visible(a, a.rows - 1).hi};
+        const size_t states = static_cast<size_t>(a.heads) * a.rows;
+        for (size_t r = 0; r < states; ++r) {
             w.m[r] = 0.0f;
             w.bound[r] = -__builtin_inff();
         }
-        __builtin_memset(w.sums, 0, static_cast<size_t>(a.rows) * kTile * sizeof(float));
-        __builtin_memset(w.acc, 0, static_cast<size_t>(a.rows) * l.v_pad * sizeof(float));
-        if (first.lo > begin) begin = first.lo / kChunk * kChunk;
-        if (last.hi < end) end = last.hi;
-        Tiles tiles;
-        for (int64_t base = begin; base < end; base += kChunk) {
-            locate(a, w, base, {first.lo, last.hi}, tiles);
-            for (int row = 0; row < a.rows; row += kMaxRows) {
-                const int n = a.rows - row < kMaxRows ? a.rows - row : kMaxRows;
-                if (visible(a, row + n - 1).hi <= base || visible(a, row).lo >= base + kChunk) continue;
-                dispatch<kMaxRows>(n, a, w, tiles, row, base, c);
+        __builtin_memset(w.sums, 0, states * kTile * sizeof(float));
+        __builtin_memset(w.acc, 0, states * l.v_pad * sizeof(float));
+        if (all.lo > begin) begin = all.lo / kChunk * kChunk;
+        if (all.hi < end) end = all.hi;
+        if (begin >= end) return;
+        ChunkTiles now = locate(a, w, begin, all), next = now;
+        for (int64_t base = begin; base < end; base += kChunk, now = next) {
+            if (base + kChunk < all.hi) next = locate(a, w, base + kChunk, all);
+            for (int h = 0; h < a.heads; ++h) {
+                if (l.tiles_per_block == 0) gather(a, w, h, base);
+                const Tiles tiles = tiles_of(a, now, next, h);
+                for (int row = 0; row < a.rows; row += kMaxRows) {
+                    const int n = a.rows - row < kMaxRows ? a.rows - row : kMaxRows;
+                    if (visible(a, row + n - 1).hi <= base || visible(a, row).lo >= base + kChunk) continue;
+                    dispatch<kMaxRows>(n, a, w, tiles, h, row, base, c);
+                }
             }
         }
     }
 
-    static inline float sum_of(const Rows& w, int row) {
-        F x = vload(w.sums + row * kTile);
-        for (int j = W; j < kTile; j += W) x = vadd(x, vload(w.sums + row * kTile + j));
+    static void gather(const AttendArgs& a, const Rows& w, int h, int64_t base) {
+        HeadView kv = a.kv;
+        kv.base += h * kv.layout->head_bytes;
+        Append<Store>::gather(kv, base, a.length < base + kChunk ? a.length : base + kChunk, w.k_tiles, w.v_tiles);
+    }
+
+    static inline float sum_of(const Rows& w, size_t state) {
+        F x = vload(w.sums + state * kTile);
+        for (int j = W; j < kTile; j += W) x = vadd(x, vload(w.sums + state * kTile + j));
         return hsum(x);
     }
 
     static void run(const AttendArgs& a) {
         const HeadLayout& l = *a.kv.layout;
         const Rows w = carve_rows(a);
-        for (int row = 0; row < a.rows; row += kMaxRows)
-            prepare<kMaxRows>(a.rows - row < kMaxRows ? a.rows - row : kMaxRows, a, row,
-                              w.q + static_cast<size_t>(row) * l.k_pad * Kernel::kQueryBytes);
+        for (int h = 0; h < a.heads; ++h)
+            for (int row = 0; row < a.rows; row += kMaxRows)
+                prepare<kMaxRows>(a.rows - row < kMaxRows ? a.rows - row : kMaxRows, a, h, row,
+                                  w.q + static_cast<size_t>(h * a.rows + row) * l.k_pad * Kernel::kQueryBytes);
         const bool whole = a.partials == nullptr;
-        const size_t partial = static_cast<size_t>(a.rows) * (2 + l.v_pad);
+        const int states = a.heads * a.rows;
         float* total = whole ? w.total : a.partials;
-        if (whole || a.fold) clear_partials(total, a.rows, l.v_pad);
+        if (whole || a.fold) clear_partials(total, states, l.v_pad);
         for (int64_t i = a.piece_begin; i < a.piece_end; ++i) {
             piece(a, w, i * kPiece, (i + 1) * kPiece);
             if (!whole && !a.fold) {
-                total = a.partials + (i - a.piece_begin) * partial;
-                clear_partials(total, a.rows, l.v_pad);
+                total = a.partials + (i - a.piece_begin) * a.partial_stride;
+                clear_partials(total, states, l.v_pad);
             }
-            for (int r = 0; r < a.rows; ++r) {
+            for (int r = 0; r < states; ++r) {
                 const float m = w.bound[r] == -__builtin_inff() ? w.bound[r] : w.m[r];
                 fold(partial_at(total, r, l.v_pad), m, sum_of(w, r), w.acc + static_cast<size_t>(r) * l.v_pad, l.v_pad);
             }
         }
         if (!whole) return;
-        for (int r = 0; r < a.rows; ++r) {
-            const int row = a.first_row + r, g = row % a.group;
-            const int64_t at = row / a.group * a.out_stride + static_cast<int64_t>(g) * l.v_dim;
-            write_out(partial_at(total, r, l.v_pad), a.sinks ? a.sinks + g : nullptr, l.v_dim, l.v_pad, a.out, a.type, at);
+        for (int r = 0; r < states; ++r) {
+            const int row = a.first_row + r % a.rows, head = r / a.rows * a.group + row % a.group;
+            const int64_t at = row / a.group * a.out_stride + static_cast<int64_t>(head) * l.v_dim;
+            write_out(partial_at(total, r, l.v_pad), a.sinks ? a.sinks + head : nullptr, l.v_dim, l.v_pad, a.out, a.type, at);
         }
     }
 };
 
 inline void merge_partials(const MergeArgs& a) {
-    const size_t stride = static_cast<size_t>(a.rows) * (2 + a.v_pad);
     float* total = reinterpret_cast<float*>(a.scratch);
-    for (int r = 0; r < a.rows; ++r) {
+    for (int r = 0; r < a.heads * a.rows; ++r) {
         clear_partials(total, 1, a.v_pad);
         const Partial into = partial_at(total, 0, a.v_pad);
         for (int i = 0; i < a.count; ++i) {
-            const Partial p = partial_at(const_cast<float*>(a.partials) + i * stride, r, a.v_pad);
+            const Partial p = partial_at(const_cast<float*>(a.partials) + i * a.partial_stride, r, a.v_pad);
             fold(into, *p.m, *p.sum, p.acc, a.v_pad);
         }
-        const int row = a.first_row + r, g = row % a.group;
-        const int64_t at = row / a.group * a.out_stride + static_cast<int64_t>(g) * a.v_dim;
-        write_out(into, a.sinks ? a.sinks + g : nullptr, a.v_dim, a.v_pad, a.out, a.type, at);
+        const int row = r % a.rows, head = r / a.rows * a.group + row % a.group;
+        const int64_t at = row / a.group * a.out_stride + static_cast<int64_t>(head) * a.v_dim;
+        write_out(into, a.sinks ? a.sinks + head : nullptr, a.v_dim, a.v_pad, a.out, a.type, at);
     }
 }

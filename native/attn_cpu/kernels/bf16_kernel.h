@@ -11,19 +11,21 @@ struct PairKernel {
 
     // q[unit][row] pairs
     template <int MR>
-    static void prepare(const AttendArgs& a, int row0, uint8_t* dst) {
+    static void prepare(const AttendArgs& a, int head, int row0, uint8_t* dst) {
         uint16_t* q = reinterpret_cast<uint16_t*>(dst);
         const HeadLayout& l = *a.kv.layout;
         for (int r = 0; r < MR; ++r) {
             const int row = a.first_row + row0 + r;
-            const int64_t base = (row / a.group) * a.q_stride + static_cast<int64_t>(row % a.group) * l.k_dim;
+            const int64_t base = (row / a.group) * a.q_stride + static_cast<int64_t>(head * a.group + row % a.group) * l.k_dim;
             for (int d = 0; d < l.k_pad; ++d)
                 q[((d / 2) * MR + r) * 2 + d % 2] = d < l.k_dim ? bf16_of(load_act(a.q, a.type, base + d)) : 0;
         }
     }
 
     template <int MR, int TT>
-    static inline void score_pass(const uint8_t* const* k, const uint8_t* const* next, const uint32_t* q, int units, float* s) {
+    static inline void score_pass(const Tiles& tiles, int first, const uint32_t* q, int units, float* s) {
+        const Ahead ahead = ahead_of_scores<64, TT>(tiles, first, units);
+        const uint8_t* const* k = tiles.k + first;
         F acc[MR][TT];
 #pragma GCC unroll 8
         for (int r = 0; r < MR; ++r) {
@@ -35,7 +37,7 @@ struct PairKernel {
 #pragma GCC unroll 4
             for (int t = 0; t < TT; ++t) {
                 x[t] = pairs(k[t] + static_cast<size_t>(u) * 64);
-                prefetch(next[t] + static_cast<size_t>(u) * 64);
+                prefetch(ahead.from[t] + u * ahead.step);
             }
 #pragma GCC unroll 8
             for (int r = 0; r < MR; ++r) {
@@ -61,7 +63,7 @@ struct PairKernel {
     }
 
     template <int MR, int NC>
-    static inline void value_pass(const Tiles& tiles, size_t offset, const float* p, float* acc, int v_pad) {
+    static inline void value_pass(const Tiles& tiles, int first, const float* p, float* acc, int v_pad) {
         F o[MR][NC];
 #pragma GCC unroll 8
         for (int r = 0; r < MR; ++r) {
@@ -69,15 +71,15 @@ struct PairKernel {
             for (int c = 0; c < NC; ++c) o[r][c] = vload(acc + r * v_pad + c * W);
         }
         for (int t = tiles.first; t < tiles.last; ++t) {
-            const uint8_t* v = tiles.v[t] + offset;
-            const uint8_t* next = tiles.next_v[t] + offset;
+            const uint8_t* v = tiles.v[t] + static_cast<size_t>(first) * kValueChunk;
+            const Ahead ahead = ahead_of_values<64, NC>(tiles, first, t);
             const uint32_t* w = reinterpret_cast<const uint32_t*>(p) + t * kTile / 2;
             for (int u = 0; u < kTile / 2; ++u) {
                 __m512bh x[NC];
 #pragma GCC unroll 8
                 for (int c = 0; c < NC; ++c) {
                     x[c] = pairs(v + (c * (kTile / 2) + u) * 64);
-                    prefetch(next + (c * (kTile / 2) + u) * 64);
+                    prefetch(ahead.from[0] + u * ahead.step + c * ahead.lane);
                 }
 #pragma GCC unroll 8
                 for (int r = 0; r < MR; ++r) {

@@ -4,10 +4,40 @@ constexpr int pow2_below(int x) { return x >= 8 ? 8 : x >= 4 ? 4 : x >= 2 ? 2 : 
 struct Tiles {
     const uint8_t* k[kTilesPerChunk];
     const uint8_t* v[kTilesPerChunk];
-    const uint8_t* next_k[kTilesPerChunk];  // tiles to prefetch meanwhile: those of the next chunk
-    const uint8_t* next_v[kTilesPerChunk];
-    int first, last;                        // tiles of this chunk that hold visible tokens
+    const uint8_t* next[kTilesPerChunk];  // K tiles that come after these V tiles
+    int first, last;                      // tiles of this chunk that hold visible tokens
+    bool in_row;                          // the four tiles of a chunk lie in a row
 };
+
+// The hardware prefetcher follows straight lines only, so what comes next is prefetched in the order it lies, a unit for
+// every unit computed. Tiles that do not lie in a row are followed one by one.
+struct Ahead {
+    const uint8_t* from[kTilesPerChunk];
+    size_t step, lane;  // bytes between steps, and between lanes that share one `from`
+};
+
+// Tiles first .. first + TT of K are being read: V comes next.
+template <int kUnit, int TT>
+inline Ahead ahead_of_scores(const Tiles& tiles, int first, int units) {
+    Ahead a;
+    a.lane = kUnit;
+    a.step = tiles.in_row ? TT * kUnit : kUnit;
+    const uint8_t* row = tiles.k[0] + 32768 + static_cast<size_t>(first) * units * kUnit;
+    for (int t = 0; t < TT; ++t) a.from[t] = tiles.in_row ? row + t * kUnit : tiles.v[first + t];
+    return a;
+}
+
+// Chunks first .. first + NC of V tile t are being read: the next K comes next.
+template <int kUnit, int NC>
+inline Ahead ahead_of_values(const Tiles& tiles, int first, int t) {
+    constexpr size_t kChunkBytes = static_cast<size_t>(kTile / 2) * kUnit;
+    Ahead a;
+    a.step = tiles.in_row ? NC * kUnit : kUnit;
+    a.lane = tiles.in_row ? kUnit : kChunkBytes;
+    a.from[0] = tiles.in_row ? tiles.v[0] + 32768 + (first * kTilesPerChunk + t * NC) * kChunkBytes
+                             : tiles.next[t] + first * kChunkBytes;
+    return a;
+}
 
 template <class Store>
 inline void prefetch_unit(const uint8_t* p) {
@@ -24,19 +54,21 @@ struct PlainKernel {
 
     // q[unit][row][2]
     template <int MR>
-    static void prepare(const AttendArgs& a, int row0, uint8_t* dst) {
+    static void prepare(const AttendArgs& a, int head, int row0, uint8_t* dst) {
         float* q = reinterpret_cast<float*>(dst);
         const HeadLayout& l = *a.kv.layout;
         for (int r = 0; r < MR; ++r) {
             const int row = a.first_row + row0 + r;
-            const int64_t base = (row / a.group) * a.q_stride + static_cast<int64_t>(row % a.group) * l.k_dim;
+            const int64_t base = (row / a.group) * a.q_stride + static_cast<int64_t>(head * a.group + row % a.group) * l.k_dim;
             for (int d = 0; d < l.k_pad; ++d)
                 q[((d / 2) * MR + r) * 2 + d % 2] = d < l.k_dim ? load_act(a.q, a.type, base + d) : 0.0f;
         }
     }
 
     template <int MR, int TT>
-    static inline void score_pass(const uint8_t* const* k, const uint8_t* const* next, const float* q, int units, float* s) {
+    static inline void score_pass(const Tiles& tiles, int first, const float* q, int units, float* s) {
+        const Ahead ahead = ahead_of_scores<Store::kUnitBytes, TT>(tiles, first, units);
+        const uint8_t* const* k = tiles.k + first;
         F acc[MR][TT * kVecs];
 #pragma GCC unroll 8
         for (int r = 0; r < MR; ++r) {
@@ -50,7 +82,7 @@ struct PlainKernel {
                 for (int j = 0; j < kVecs; ++j) {
                     F a, b;
                     Store::load(k[t] + static_cast<size_t>(u) * Store::kUnitBytes, j, a, b);
-                    if (j == 0) prefetch_unit<Store>(next[t] + static_cast<size_t>(u) * Store::kUnitBytes);
+                    if (j == 0) prefetch_unit<Store>(ahead.from[t] + u * ahead.step);
 #pragma GCC unroll 8
                     for (int r = 0; r < MR; ++r) {
                         F& x = acc[r][t * kVecs + j];
@@ -79,7 +111,7 @@ struct PlainKernel {
     }
 
     template <int MR, int NC>
-    static inline void value_pass(const Tiles& tiles, size_t offset, const float* p, float* acc, int v_pad) {
+    static inline void value_pass(const Tiles& tiles, int first, const float* p, float* acc, int v_pad) {
         F o[MR][NC * kVecs];
 #pragma GCC unroll 8
         for (int r = 0; r < MR; ++r) {
@@ -87,8 +119,8 @@ struct PlainKernel {
             for (int c = 0; c < NC * kVecs; ++c) o[r][c] = vload(acc + r * v_pad + c * W);
         }
         for (int t = tiles.first; t < tiles.last; ++t) {
-            const uint8_t* v = tiles.v[t] + offset;
-            const uint8_t* next = tiles.next_v[t] + offset;
+            const uint8_t* v = tiles.v[t] + static_cast<size_t>(first) * kValueChunk;
+            const Ahead ahead = ahead_of_values<Store::kUnitBytes, NC>(tiles, first, t);
             for (int u = 0; u < kTile / 2; ++u) {
                 const float* w = p + t * kTile + u * 2;
 #pragma GCC unroll 8
@@ -98,7 +130,7 @@ struct PlainKernel {
                         F a, b;
                         const size_t at = static_cast<size_t>(c * kTile / 2 + u) * Store::kUnitBytes;
                         Store::load(v + at, j, a, b);
-                        if (j == 0) prefetch_unit<Store>(next + at);
+                        if (j == 0) prefetch_unit<Store>(ahead.from[0] + u * ahead.step + c * ahead.lane);
 #pragma GCC unroll 8
                         for (int r = 0; r < MR; ++r) {
                             F& x = o[r][c * kVecs + j];

@@ -1,0 +1,86 @@
+"""How a job ends that does not run to its end: signals, errors on a rank, a rank that dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import h5py
+import psutil
+import pytest
+
+
+@pytest.fixture
+def long_job(hpcdecode, checkpoint, tmp_path):
+    """Arguments of a job that runs for minutes."""
+    rows = ({"prompt_token_ids": [5 + i % 400] * 4, "max_tokens": 8 + i % 100} for i in range(100_000))
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ("--model", checkpoint("llama3"), "-o", "out.h5", "--ignore-eos", "--dtype", "float32", "--batch", 32)
+    return ("generate", "prompts.jsonl", *flags)
+
+
+def finished(path):
+    """(line, generated token ids) of the rows in a results file, and whether it is complete."""
+    with h5py.File(path) as file:
+        ends, tokens = file["rows/token_offsets"][:], file["rows/token_ids"][:]
+        rows = {line: tokens[a:b].tolist() for line, a, b in zip(file["rows/line"][:], ends[:-1], ends[1:], strict=True)}
+        return rows, bool(file.attrs["complete"])
+
+
+def wait_for_rows(path, process, seconds=120):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        assert process.poll() is None, process.communicate()
+        if path.exists() and finished(path)[0]:
+            return
+        time.sleep(0.2)
+    pytest.fail("no row was finished")
+
+
+def end(process, seconds):
+    """Exit code, output and seconds until the launcher and every rank are gone."""
+    start, ranks = time.monotonic(), psutil.Process(process.pid).children(recursive=True)
+    try:
+        _, err = process.communicate(timeout=seconds)
+        psutil.wait_procs(ranks, timeout=max(seconds - (time.monotonic() - start), 1))
+        assert not [r for r in ranks if r.is_running() and r.status() != psutil.STATUS_ZOMBIE]
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, err
+
+
+@pytest.mark.parametrize(("ranks", "number"), [(1, signal.SIGINT), (3, signal.SIGINT), (3, signal.SIGTERM)])
+def test_a_signal_ends_all_ranks_and_keeps_finished_rows(hpcdecode, long_job, tmp_path, ranks, number):
+    process = hpcdecode.start(*long_job, ranks=ranks)
+    wait_for_rows(tmp_path / "out.h5", process)
+    process.send_signal(number)
+    code, err = end(process, 20)
+    assert code == 128 + number, err
+    rows, complete = finished(tmp_path / "out.h5")
+    assert rows and not complete
+    assert all(len(tokens) == 8 + (line - 1) % 100 for line, tokens in rows.items())
+
+
+def test_an_exception_names_rank_host_and_cause(hpcdecode, long_job):
+    hpcdecode.environment["HPCDECODE_ISA"] = "none-such"  # only R-ranks choose one
+    process = hpcdecode.start(*long_job, ranks=3)
+    code, err = end(process, 60)
+    assert code != 0
+    assert f"on {os.uname().nodename} failed: ValueError" in err and "none-such" in err
+    assert "rank 1" in err or "rank 2" in err
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_killed_rank_ends_the_others(hpcdecode, long_job, tmp_path, rank):
+    process = hpcdecode.start(*long_job, ranks=3)
+    wait_for_rows(tmp_path / "out.h5", process)
+    for child in psutil.Process(process.pid).children(recursive=True):
+        if child.environ().get("PMI_RANK") == str(rank) and "hpcdecode" in child.cmdline():
+            child.kill()
+    code, _ = end(process, 20)
+    assert code != 0
+    rows, complete = finished(tmp_path / "out.h5")
+    assert rows and not complete
