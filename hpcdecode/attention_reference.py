@@ -179,7 +179,9 @@ class ReferenceStore:
         listed = Counter(self._free)
         for block, references in enumerate(self._references):
             if held[block] != references or listed[block] != (references == 0):
-                raise RuntimeError(f"block {block}: {references} references, {held[block]} holders, {listed[block]} free")
+                raise RuntimeError(
+                    f"block {block}: {references} references, {held[block]} holders, {listed[block]} free"
+                )
 
     def _ceil(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens)

@@ -98,7 +98,9 @@ def _add_generate(commands) -> None:
     add("--batch", type=_count, metavar="B", help="sequences decoding at once in the steady state")
     add("--period", type=_count, metavar="F", help="steps between two injections")
     add("--lanes", type=int, default=2, metavar="L", help="mini-batches in flight (%(default)s)")
-    add("--prefill-tokens", type=int, default=512, metavar="N", help="most prompt tokens a step of a lane (%(default)s)")
+    add(
+        "--prefill-tokens", type=int, default=512, metavar="N", help="most prompt tokens a step of a lane (%(default)s)"
+    )
     add("--s-ranks", type=int, metavar="K", help="ranks that hold weights; the others hold KV caches (1)")
     add("--kv-memory", type=_bytes, metavar="SIZE", help="KV cache of an R-rank, such as 64G")
     parser.set_defaults(run=_generate, parallel=True)
@@ -165,7 +167,9 @@ def _add_split(commands) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("model", metavar="MODEL", help="Hugging Face model directory, or demo")
-    parser.add_argument("--dtype", choices=DTYPES, help="of the activations on the wire (the checkpoint's)")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="auto", help="of the activations on the wire (the checkpoint's)"
+    )
     parser.set_defaults(run=_split, parallel=False)
 
 
@@ -173,7 +177,7 @@ def _split(options: argparse.Namespace, _comm) -> int:
     from hpcdecode.model import load_split, render
 
     model = load_split(find_model(options.model, {}), dtype=options.dtype, weights=False)
-    print(render(model))
+    print(render(model.describe()))
     return 0
 
 

@@ -42,9 +42,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("batch", "period", "lanes", "prefill_tokens", "s_ranks", "kv_memory"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise UserError(
-                    f"--{name.replace('_', '-')}: expected an integer >= 1, got {value}", everywhere=True
-                )
+                raise UserError(f"--{name.replace('_', '-')}: expected an integer >= 1, got {value}", everywhere=True)
         return self
 
 

@@ -35,7 +35,7 @@ def _refuse_singletons(size: int = 1) -> None:
     if tasks > 1 and size == 1:
         raise UserError(
             f"srun started {tasks} tasks, but MPI sees a world of 1: the MPI library and Slurm do not speak the same "
-            "PMI. Use srun --mpi=pmi2 with MPICH, srun --mpi=pmix with Open MPI (`srun --mpi=list` shows what there is)",
+            "PMI. Use srun --mpi=pmi2 with MPICH, srun --mpi=pmix with Open MPI (srun --mpi=list shows what there is)",
             everywhere=True,
         )
 
@@ -76,7 +76,9 @@ def _assign_roles(ranks: list[Rank], s_ranks: int | None) -> None:
     size = len(ranks)
     if size == 1:
         if s_ranks not in (None, 1):
-            raise UserError(f"--s-ranks {s_ranks}: the world has 1 rank, which plays both roles; start more ranks", everywhere=True)
+            raise UserError(
+                f"--s-ranks {s_ranks}: the world has 1 rank, which plays both roles; start more ranks", everywhere=True
+            )
         ranks[0].role = "SR"
         return
     count = s_ranks or 1

@@ -121,13 +121,17 @@ def save(
 
 @torch.no_grad()
 def randomise(model: torch.nn.Module, seed: int) -> None:
-    """Weights that keep activations near unit size, so that greedy tokens vary; tied embeddings must not echo."""
+    """Weights that keep activations near unit size, so that greedy tokens vary."""
     generator = torch.Generator().manual_seed(seed)
     embedding = model.get_input_embeddings().weight
     for name, weight in model.state_dict(keep_vars=True).items():
         noise = torch.randn(weight.shape, generator=generator)
         if weight is embedding:
-            weight.copy_(noise * 0.3 / getattr(model.get_input_embeddings(), "scalar_embed_scale", 1.0))
+            weight.copy_(noise * (0.15 if hasattr(model.get_input_embeddings(), "scalar_embed_scale") else 0.3))
+        elif "wpe" in name or "embed_positions" in name:
+            weight.copy_(noise)  # as large as what the layers add, lest greedy decoding falls into a loop
+        elif weight.ndim < 2 and name.endswith("weight") and not any(part.isdigit() for part in name.split(".")):
+            weight.add_(noise - 1)  # the last norm: signs at random, so that a tied head does not repeat its input
         elif weight.ndim < 2:
             weight.add_(noise * (1.0 if name.endswith("sinks") else 0.1))
         else:

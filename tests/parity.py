@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -48,4 +49,4 @@ def generated(path: Path) -> list[list[int]]:
         assert file.attrs["complete"]
         assert len(file["errors/line"]) == 0, list(file["errors/reason"])
         offsets, tokens = file["rows/token_offsets"][:], file["rows/token_ids"][:]
-    return [tokens[a:b].tolist() for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+    return [tokens[a:b].tolist() for a, b in pairwise(offsets)]

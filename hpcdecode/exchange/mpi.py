@@ -100,9 +100,7 @@ class MpiSLink:
 class MpiRLink:
     """An R-rank's end of a lane: the requests that its program waits for, and their data."""
 
-    def __init__(
-        self, comm: MPI.Intracomm, shapes: Seq[LayerShape], slots: int, first_slot: int, dtype: torch.dtype
-    ):
+    def __init__(self, comm: MPI.Intracomm, shapes: Seq[LayerShape], slots: int, first_slot: int, dtype: torch.dtype):
         self.comm, self.shapes, self.first_slot = comm, shapes, first_slot
         self._plan_wire = np.zeros(wire_length(slots), np.int32)
         self._in, self._out = _Buffer(dtype), _Buffer(dtype)

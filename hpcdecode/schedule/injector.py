@@ -8,7 +8,8 @@ room that the next injection fills.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence as Seq
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from math import ceil
 from typing import Protocol

@@ -7,7 +7,8 @@ max(P, final - (E - t)) tokens at step t <= E. The load of an R-rank can only pe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence as Seq
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 
 import numpy as np
 

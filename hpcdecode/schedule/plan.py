@@ -22,8 +22,9 @@ class Plan:
     """Rows of `release` and `decode` are (R-rank, slot); of `prefill` (R-rank, slot, tokens). All int32.
 
     An R-rank first frees the slots in `release`, then makes room for one token of every decode row and for
-    `tokens` of every prefill row. `number` counts the plans of an S-rank over all its lanes: R-ranks begin them
-    in this order, so that room is freed before it is taken again. The lane's activations hold the decode rows first, then the prefill chunks.
+    `tokens` of every prefill row. The lane's activations hold the decode rows first, then the prefill chunks.
+    `number` counts the plans of an S-rank over all its lanes: R-ranks begin them in this order, so that room is
+    freed before it is taken again.
     """
 
     number: int = 0

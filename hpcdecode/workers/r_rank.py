@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence as Seq
+from collections.abc import Callable, Generator
+from collections.abc import Sequence as Seq
 
 from hpcdecode.exchange.mpi import MpiRLink
 from hpcdecode.exchange.wait import Backoff, Request

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Generator, Sequence as Seq
+from collections.abc import Callable, Generator
+from collections.abc import Sequence as Seq
 from time import perf_counter
 from typing import Protocol
 

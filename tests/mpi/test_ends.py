@@ -25,7 +25,9 @@ def finished(path):
     """(line, generated token ids) of the rows in a results file, and whether it is complete."""
     with h5py.File(path) as file:
         ends, tokens = file["rows/token_offsets"][:], file["rows/token_ids"][:]
-        rows = {line: tokens[a:b].tolist() for line, a, b in zip(file["rows/line"][:], ends[:-1], ends[1:], strict=True)}
+        rows = {
+            line: tokens[a:b].tolist() for line, a, b in zip(file["rows/line"][:], ends[:-1], ends[1:], strict=True)
+        }
         return rows, bool(file.attrs["complete"])
 
 

@@ -63,7 +63,7 @@ def test_every_prompt_is_usable_and_some_bring_their_own_sampling(prompts):
     assert len({p.id for p in prompts}) == 40
     assert sum(p.params != SamplingParams() for p in prompts) >= 4
     lengths = [len(p.token_ids) for p in prompts]
-    assert min(lengths) < 20 and 400 < max(lengths) <= 1000
+    assert min(lengths) < 20 and 300 < max(lengths) <= 1000
 
 
 def test_greedy_text_is_made_of_the_sources_words(prompts, tokenizer, scripts):

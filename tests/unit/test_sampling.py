@@ -1,4 +1,4 @@
-"""Sampling: the generator against published vectors, filters against their definition, draws against the distribution."""
+"""Sampling: the generator against published vectors, filters and draws against their definitions."""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ from collections import deque
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hpcdecode.data.tokens import Prompt
 from hpcdecode.sampling.params import SamplingParams

@@ -22,7 +22,7 @@ inline Ahead ahead_of_scores(const Tiles& tiles, int first, int units) {
     Ahead a;
     a.lane = kUnit;
     a.step = tiles.in_row ? TT * kUnit : kUnit;
-    const uint8_t* row = tiles.k[0] + 32768 + static_cast<size_t>(first) * units * kUnit;
+    const uint8_t* row = tiles.v[0] + static_cast<size_t>(first) * units * kUnit;
     for (int t = 0; t < TT; ++t) a.from[t] = tiles.in_row ? row + t * kUnit : tiles.v[first + t];
     return a;
 }
@@ -34,7 +34,7 @@ inline Ahead ahead_of_values(const Tiles& tiles, int first, int t) {
     Ahead a;
     a.step = tiles.in_row ? NC * kUnit : kUnit;
     a.lane = tiles.in_row ? kUnit : kChunkBytes;
-    a.from[0] = tiles.in_row ? tiles.v[0] + 32768 + (first * kTilesPerChunk + t * NC) * kChunkBytes
+    a.from[0] = tiles.in_row ? tiles.next[0] + (first * kTilesPerChunk + t * NC) * kChunkBytes
                              : tiles.next[t] + first * kChunkBytes;
     return a;
 }
