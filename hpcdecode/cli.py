@@ -24,6 +24,7 @@ def main(arguments: Seq[str] | None = None) -> int:
 
     # Ranks share cores with each other and with the R-part's threads: OpenMP's must not spin long (libgomp's default).
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     options = _parse(arguments, speak=launch.is_lead())
     if options is None:
         return 0

@@ -1,8 +1,7 @@
-"""Rows on their way to the injector: read and tokenised ahead by one thread, a bounded number at a time."""
+"""Rows on their way to the injector: read and tokenised ahead by one thread, a bounded number of tokens at a time."""
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections import deque
 from collections.abc import Iterable
@@ -11,7 +10,8 @@ from typing import Protocol
 from hpcdecode.data.prompts import RowError
 from hpcdecode.data.tokens import Prompt
 
-_AHEAD = 1024  # rows
+_AHEAD_ROWS = 4096
+_AHEAD_TOKENS = 1 << 19
 
 
 class ErrorSink(Protocol):
@@ -23,9 +23,12 @@ class RowFeed:
 
     def __init__(self, rows: Iterable[Prompt | RowError], errors: ErrorSink):
         self._errors = errors
-        self._queue: queue.Queue = queue.Queue(_AHEAD)
+        self._changed = threading.Condition()
+        self._read_ahead: deque[Prompt | RowError] = deque()  # shared with the reader, as are the next three
+        self._tokens = 0
+        self._end: bool | BaseException = False
+        self._closed = False
         self._next: deque[Prompt] = deque()
-        self._ended = self._closed = False
         self._thread = threading.Thread(target=self._read, args=(rows,), name="row-reader", daemon=True)
         self._thread.start()
 
@@ -34,6 +37,7 @@ class RowFeed:
         return self._next[0] if self._fill(1) else None
 
     def pop(self) -> Prompt:
+        """Take the next prompt."""
         self._fill(1)
         return self._next.popleft()
 
@@ -44,38 +48,55 @@ class RowFeed:
 
     def preview(self, count: int) -> tuple[list[Prompt], bool]:
         """The next `count` prompts at most, which stay in the feed, and whether they are all that is left."""
-        self._fill(count + 1)
-        return list(self._next)[:count], self._ended and len(self._next) <= count
+        more = self._fill(count + 1)
+        return list(self._next)[:count], not more
 
     def close(self) -> None:
-        """Let the reader end."""
-        self._closed = True
-        while self._thread.is_alive():
-            try:
-                self._queue.get(timeout=0.05)
-            except queue.Empty:
-                continue
+        """End the reader."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
 
     def _fill(self, count: int) -> bool:
-        while len(self._next) < count and not self._ended:
-            item = self._queue.get()
-            if isinstance(item, Prompt):
-                self._next.append(item)
-            elif isinstance(item, RowError):
-                self._errors.error(item)
-            else:
-                self._ended = True
-                if item is not None:
-                    raise item
+        while len(self._next) < count:
+            for item in self._take():
+                if isinstance(item, RowError):
+                    self._errors.error(item)
+                else:
+                    self._next.append(item)
+            if self._end and not self._read_ahead:
+                break
         return len(self._next) >= count
 
+    def _take(self) -> list[Prompt | RowError]:
+        """All that has been read; waits until there is something, or the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._read_ahead or self._end)
+            if not self._read_ahead and isinstance(self._end, BaseException):
+                raise self._end
+            taken = list(self._read_ahead)
+            self._read_ahead.clear()
+            self._tokens = 0
+            self._changed.notify_all()
+        return taken
+
+    def _has_room(self) -> bool:
+        return len(self._read_ahead) < _AHEAD_ROWS and self._tokens < _AHEAD_TOKENS
+
     def _read(self, rows: Iterable[Prompt | RowError]) -> None:
-        end: BaseException | None = None
+        end: bool | BaseException = True
         try:
             for item in rows:
-                self._queue.put(item)
-                if self._closed:
-                    return
-        except BaseException as error:  # handed to the thread that asks for rows
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed or self._has_room())
+                    if self._closed:
+                        break
+                    self._read_ahead.append(item)
+                    self._tokens += 0 if isinstance(item, RowError) else len(item.token_ids)
+                    self._changed.notify_all()
+        except BaseException as error:  # raised again in the thread that asks for rows
             end = error
-        self._queue.put(end)
+        with self._changed:
+            self._end = end
+            self._changed.notify_all()
