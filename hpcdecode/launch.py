@@ -63,13 +63,32 @@ class Rank(msgspec.Struct, kw_only=True):
         return "R" in self.role
 
 
-def describe_ranks(comm: MPI.Intracomm | None, s_ranks: int | None) -> list[Rank]:
-    """Every rank with its role and its cores; UserError if the world cannot have `s_ranks` S-ranks."""
+class Team:
+    """The ranks of a job: all of them, and this one's place among them. `comm` is None where there is only one."""
+
+    def __init__(self, comm: MPI.Intracomm | None, ranks: list[Rank]):
+        self.comm, self.ranks = comm, ranks
+        self.me = ranks[comm.rank if comm else 0]
+        self.lead = self.me.rank == 0
+        self.s_ranks = [r.rank for r in ranks if r.has_s]
+        self.r_ranks = [r.rank for r in ranks if r.has_r]
+
+    def broadcast(self, value, kind):
+        """The lead's `value` on every rank, as msgspec type `kind`."""
+        return broadcast(self.comm, value, kind)
+
+    def gather_all(self, value, kind) -> list:
+        """`value` of every rank, by rank, on every rank."""
+        return gather_all(self.comm, value, kind)
+
+
+def assemble(comm: MPI.Intracomm | None, s_ranks: int | None) -> Team:
+    """Give every rank its role and its cores; UserError if the world cannot have `s_ranks` S-ranks."""
     me = Rank(rank=comm.rank if comm else 0, host=socket.gethostname(), cpus=sorted(os.sched_getaffinity(0)))
     ranks = gather_all(comm, me, Rank)
     _assign_roles(ranks, s_ranks)
     _assign_cores(ranks)
-    return ranks
+    return Team(comm, ranks)
 
 
 def _assign_roles(ranks: list[Rank], s_ranks: int | None) -> None:

@@ -1,26 +1,43 @@
-"""What every rank of a job must know before it starts, as the lead sends it out."""
+"""The stages before the work, collective over the team: load the model, measure the room, choose B, F and lanes."""
 
 from __future__ import annotations
 
-import msgspec
+import os
+from pathlib import Path
 
-from hpcdecode.attention import LayerShape
+import msgspec
+import torch
+
+from hpcdecode.attention import LayerShape, block_tokens_for, bytes_per_token, capacity_for, isa
+from hpcdecode.data.results import require_free
+from hpcdecode.data.tokens import Prompt, Tokenizer
+from hpcdecode.errors import UserError
+from hpcdecode.job import Job
+from hpcdecode.launch import Rank, Team
+from hpcdecode.memory import available_bytes
+from hpcdecode.model import AttendSpec, SplitModel, load_split
+from hpcdecode.model.config import read_config
+from hpcdecode.schedule.auto import choose
 from hpcdecode.schedule.injector import Limits
 
+_MEMORY_SHARE = 0.7  # of what is available, for the KV caches of a host
 
-class Setup(msgspec.Struct):
+
+class Setup(msgspec.Struct, frozen=True):
     """What the lead knows of the model and every rank needs."""
 
     shapes: list[LayerShape]
     sinks: list[list[float] | None]
     dtype: str
     kv_dtype: str
+    block_tokens: int
     max_positions: int | None
     weight_bytes: int
+    eos: frozenset[int]
 
 
-class Scale(msgspec.Struct):
-    """The resolved size of the job. lane_batches: B of every lane, by S-rank."""
+class Scale(msgspec.Struct, frozen=True):
+    """The size of the job. batch, period, steps: B, F and S; lane_batches: B of every lane, by S-rank."""
 
     batch: int
     period: int
@@ -32,6 +49,111 @@ class Scale(msgspec.Struct):
         """Sequences that any lane may hold at once."""
         return max(Limits(b, 1, 1, 1, None).slots for lanes in self.lane_batches for b in lanes)
 
-    def lane_number(self, s_rank: int, lane: int) -> int:
-        """A lane's number among those of all S-ranks."""
-        return sum(len(lanes) for lanes in self.lane_batches[:s_rank]) + lane
+    @property
+    def lanes(self) -> int:
+        """Lanes of all S-ranks."""
+        return sum(map(len, self.lane_batches))
+
+
+def load(job: Job, team: Team, model: SplitModel | None = None) -> tuple[Setup, SplitModel | None, Tokenizer | None]:
+    """Load the model on the S-ranks, and check the lead's files first; the tokenizer is the lead's.
+
+    model: one loaded before. Any rank's UserError is raised on every rank.
+    """
+    setup, tokenizer, problem = None, None, ""
+    try:
+        if team.lead:
+            _require_prompts(job.prompts)
+            require_free(job.output, overwrite=job.overwrite)
+            tokenizer = Tokenizer.load(job.model)
+        if team.me.has_s:
+            model = model or load_split(job.model, dtype=job.dtype or _auto_dtype(job.model))
+        if team.lead:
+            setup = _describe(job, model, tokenizer)
+    except UserError as error:
+        problem = str(error)
+    problems = [p for p in team.gather_all(problem, str) if p]
+    if problems:
+        raise UserError(problems[0], everywhere=True)
+    return team.broadcast(setup, Setup), model, tokenizer
+
+
+def measure_room(job: Job, team: Team, setup: Setup) -> None:
+    """Settle how many KV tokens each R-rank holds, and let everybody know."""
+    me = team.me
+    if me.has_r:
+        me.isa = isa()
+        me.kv_tokens = capacity_for(setup.shapes, setup.kv_dtype, _kv_bytes(job, team, setup))
+    team.ranks[:] = team.gather_all(me, Rank)
+    for rank in team.ranks:
+        if rank.has_r and rank.kv_tokens < 1:
+            raise UserError(
+                f"rank {rank.rank} on {rank.host} has no room for a KV cache: this model needs "
+                f"{bytes_per_token(setup.shapes, setup.kv_dtype):,.0f} bytes a token, in blocks of "
+                f"{setup.block_tokens} tokens; raise --kv-memory, or give the rank more memory",
+                everywhere=True,
+            )
+
+
+def choose_scale(job: Job, team: Team, first: list[Prompt], all_rows: bool) -> Scale:
+    """B, F, S and the lanes; called by the lead. first: the job's first rows, `all_rows` if it has no others."""
+    capacity = sum(r.kv_tokens for r in team.ranks)
+    batch, period, steps = choose(job.batch, job.period, first, all_rows, job.params.max_tokens, capacity)
+    batch = max(batch, len(team.s_ranks))
+    shares = _split(batch, len(team.s_ranks))
+    return Scale(batch, period, steps, [_split(share, min(job.lanes, share)) for share in shares])
+
+
+def _describe(job: Job, model: SplitModel, tokenizer: Tokenizer) -> Setup:
+    dtype = str(model.dtype).removeprefix("torch.")
+    kv_dtype = job.kv_dtype or dtype
+    shapes = [layer_shape(spec) for spec in model.attends]
+    sinks = [model.sinks(i) for i in range(len(shapes))]
+    return Setup(
+        shapes=shapes,
+        sinks=[None if s is None else s.tolist() for s in sinks],
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        block_tokens=block_tokens_for(shapes, kv_dtype),
+        max_positions=model.max_positions,
+        weight_bytes=sum(f.stat().st_size for f in Path(job.model).glob("*.safetensors")),
+        eos=tokenizer.eos_token_ids,
+    )
+
+
+def layer_shape(spec: AttendSpec) -> LayerShape:
+    """What the R-part must know of a layer."""
+    return LayerShape(
+        q_heads=spec.q_heads,
+        kv_heads=spec.kv_heads,
+        k_dim=spec.k_dim,
+        v_dim=spec.v_dim,
+        scale=spec.scale,
+        window=spec.window,
+        softcap=spec.softcap,
+        sinks=spec.sinks is not None,
+    )
+
+
+def _kv_bytes(job: Job, team: Team, setup: Setup) -> int:
+    if job.kv_memory is not None:
+        return job.kv_memory
+    here = [r for r in team.ranks if r.host == team.me.host]
+    weights = setup.weight_bytes * sum(r.has_s for r in here)
+    return int(max(available_bytes() - weights, 0) * _MEMORY_SHARE / sum(r.has_r for r in here))
+
+
+def _auto_dtype(model: str) -> str:
+    """bfloat16 for a 16-bit checkpoint on a CPU that multiplies bfloat16, else float32."""
+    narrow = read_config(model).dtype in (torch.bfloat16, torch.float16)
+    return "bfloat16" if narrow and "bf16" in isa() else "float32"
+
+
+def _require_prompts(path: str) -> None:
+    if not os.path.isfile(path):
+        what = "is a directory" if os.path.isdir(path) else "does not exist"
+        raise UserError(f"prompt file {path}: expected a JSON Lines file, but it {what}")
+
+
+def _split(total: int, parts: int) -> list[int]:
+    return [total // parts + (i < total % parts) for i in range(parts)]

@@ -82,9 +82,10 @@ class MpiSLink:
             self._target[self._order] = self._arriving
 
     def close(self) -> None:
-        """Complete what is under way; the R-ranks have been told to stop."""
+        """Complete what is under way after the stop plan, and free the lane's communicator."""
         wait(self._plan_sent)
         wait(self._rows_sent)
+        self.comm.Free()
 
     def _pack(self, shape: LayerShape, wire: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
         at = 0
@@ -138,7 +139,9 @@ class MpiRLink:
         self._sent = self.comm.Ialltoallv(_spec(out, counts), _spec(out[:0], self._nothing))
 
     def close(self) -> None:
+        """Complete what is under way after the stop plan, and free the lane's communicator."""
         wait(self._sent)
+        self.comm.Free()
 
 
 def subset(comm: MPI.Intracomm, ranks: Seq[int]) -> MPI.Intracomm:

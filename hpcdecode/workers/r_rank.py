@@ -35,7 +35,7 @@ def lane_program(link: MpiRLink, part: RPart, turns: Turns) -> Program:
         yield _Turn(turns, plan.number)
         turns.next += 1
         if plan.stop:
-            break
+            return
         part.begin(link.share)
         if not plan.runs_model:
             continue
@@ -45,7 +45,6 @@ def lane_program(link: MpiRLink, part: RPart, turns: Turns) -> Program:
             part.attend(layer, link.share, rows, prompts, out)
             if plan.decode_tokens:
                 link.send(out)
-    link.close()
 
 
 def serve(programs: Seq[Program], check: Callable[[], None]) -> None:

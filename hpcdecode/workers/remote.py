@@ -37,8 +37,12 @@ class Clients:
         self.open = set(range(1, comm.size))
         self.stopping = False
 
-    def serve(self) -> None:
-        """Take the reports that have arrived and answer them; waits for none."""
+    def serve(self, *, stop: bool = False) -> None:
+        """Take the reports that have arrived and answer them; waits for none. stop: let all end at their next step."""
+        if stop and not self.stopping:
+            self.stopping = True
+            for client in self.open:
+                _send(self.comm, client, _STOP, None)
         status = MPI.Status()
         while self.open and self.comm.Iprobe(tag=_REPORT, status=status):
             report = _receive(self.comm, status.source, _REPORT, Report)
@@ -50,13 +54,6 @@ class Clients:
                 _send(self.comm, status.source, _ROWS, self._rows(report.ask))
             elif report.ask < 0:
                 self.open.remove(status.source)
-
-    def stop(self) -> None:
-        """Tell the S-ranks to end at their next step."""
-        if not self.stopping:
-            self.stopping = True
-            for client in self.open:
-                _send(self.comm, client, _STOP, None)
 
     def _rows(self, count: int) -> list[Prompt]:
         rows: list[Prompt] = []

@@ -37,6 +37,7 @@ HeadLayout head_layout(const LayerShape& shape, KvType type, int block_tokens) {
     h.row_bytes = (h.k_pad + h.v_pad) * elem;
     h.block_tokens = block_tokens;
     h.tiles_per_block = block_tokens % kTile == 0 ? block_tokens / kTile : 0;
+    h.k_step = 2 * kTile * elem * (block_tokens % kChunk == 0 ? kTilesPerChunk : 1);
     h.v_offset = h.tiles_per_block * h.k_tile;
     h.head_bytes = h.tiles_per_block > 0 ? h.tiles_per_block * (h.k_tile + h.v_tile) : block_tokens * h.row_bytes;
     return h;

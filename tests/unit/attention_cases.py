@@ -46,7 +46,9 @@ def poison(store, shape: LayerShape, layer=0) -> None:
     store.release(ints([0]))
 
 
-def run_batch(batch: Batch, kv_dtype: str, *, which=None, poisoned=True, layers=None, layer=0, **options) -> torch.Tensor:
+def run_batch(
+    batch: Batch, kv_dtype: str, *, which=None, poisoned=True, layers=None, layer=0, **options
+) -> torch.Tensor:
     """Output rows of the batch's sequences `which`, in that order, from a fresh store."""
     which = list(range(len(batch.rows)) if which is None else which)
     s = batch.shape
@@ -55,9 +57,11 @@ def run_batch(batch: Batch, kv_dtype: str, *, which=None, poisoned=True, layers=
     if poisoned:
         poison(store, s, layer)
     slots = ints(range(len(which)))
-    old, new = (ints(x) for x in zip(*((batch.lengths[i] - batch.counts[i], batch.counts[i]) for i in which), strict=True))
+    old, new = (
+        ints(x) for x in zip(*((batch.lengths[i] - batch.counts[i], batch.counts[i]) for i in which), strict=True)
+    )
     store.extend(slots, old)
-    kv = torch.cat([batch.rows[i][: n, s.q_columns :] for i, n in zip(which, old, strict=True)])
+    kv = torch.cat([batch.rows[i][:n, s.q_columns :] for i, n in zip(which, old, strict=True)])
     store.append(layer, slots, old, kv)
     store.extend(slots, new)
     qkv = batch.new_rows(which)

@@ -12,18 +12,15 @@ struct Append {
         const int64_t position = a.position + i;
         const int in_block = static_cast<int>(position % l.block_tokens), tile = in_block / kTile, lane = in_block % kTile;
         uint8_t* block = a.kv.base + a.kv.blocks[position / l.block_tokens] * a.kv.block_bytes;
-        uint8_t* kt = block + tile * l.k_tile;
+        uint8_t* kt = block + k_tile_at<Store>(l, tile);
         uint8_t* vt = block + l.v_offset + tile * l.v_tile;
         // A recycled block may hold infinities, which a weight of zero would turn into NaN.
         if (lane == 0) __builtin_memset(vt, 0, l.v_tile);
-        Elem* k = reinterpret_cast<Elem*>(kt);
         for (int d = 0; d < l.k_dim; ++d)
-            k[d / 2 * 2 * kTile + Store::offset(lane, d % 2)] = take(a, a.k, i * a.stride + d);
-        for (int d = 0; d < l.v_dim; ++d) {
-            const int unit = d / kTile * (kTile / 2) + lane / 2;
-            reinterpret_cast<Elem*>(vt)[unit * 2 * kTile + Store::offset(d % kTile, lane % 2)] =
+            reinterpret_cast<Elem*>(kt + d / 2 * l.k_step)[Store::offset(lane, d % 2)] = take(a, a.k, i * a.stride + d);
+        for (int d = 0; d < l.v_dim; ++d)
+            reinterpret_cast<Elem*>(vt)[v_unit(l, lane, d) * 2 * kTile + Store::offset(d % kTile, lane % 2)] =
                 take(a, a.v, i * a.stride + d);
-        }
     }
 
     static void row(const AppendArgs& a, int64_t i) {
@@ -54,10 +51,8 @@ struct Append {
             Elem* kt = reinterpret_cast<Elem*>(k_tiles + in_chunk / kTile * l.k_tile);
             Elem* vt = reinterpret_cast<Elem*>(v_tiles + in_chunk / kTile * l.v_tile);
             for (int d = 0; d < l.k_pad; ++d) kt[d / 2 * 2 * kTile + Store::offset(lane, d % 2)] = k[d];
-            for (int d = 0; d < l.v_pad; ++d) {
-                const int unit = d / kTile * (kTile / 2) + lane / 2;
-                vt[unit * 2 * kTile + Store::offset(d % kTile, lane % 2)] = v[d];
-            }
+            for (int d = 0; d < l.v_pad; ++d)
+                vt[v_unit(l, lane, d) * 2 * kTile + Store::offset(d % kTile, lane % 2)] = v[d];
         }
     }
 };

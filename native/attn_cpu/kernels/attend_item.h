@@ -124,26 +124,25 @@ struct AttendItem {
             }
             const uint32_t tile = static_cast<uint32_t>(base / kTile + use), per = l.tiles_per_block;
             const uint8_t* block = a.kv.base + a.kv.blocks[tile / per] * a.kv.block_bytes;
-            t.k[i] = block + tile % per * l.k_tile;
+            t.k[i] = block + k_tile_at<Store>(l, tile % per);
             t.v[i] = block + l.v_offset + tile % per * l.v_tile;
         }
         return t;
     }
 
-    // The tiles of head h, and what to prefetch: its V during its K, the next head's K during its V.
     static inline Tiles tiles_of(const AttendArgs& a, const ChunkTiles& now, const ChunkTiles& next, int h) {
         const HeadLayout& l = *a.kv.layout;
         const size_t skip = l.tiles_per_block == 0 ? 0 : h * l.head_bytes;
-        const bool last = h + 1 == a.heads;
         Tiles t;
         t.first = now.first;
         t.last = now.last;
-        t.in_row = l.tiles_per_block % kTilesPerChunk == 0;
+        t.k_step = l.k_step;
+        t.v_step = static_cast<size_t>(l.v_pad / kTile) * Store::kUnitBytes;
         for (int i = 0; i < kTilesPerChunk; ++i) {
             t.k[i] = now.k[i] + skip;
             t.v[i] = now.v[i] + skip;
-            t.next[i] = last ? next.k[i] : now.k[i] + skip + l.head_bytes;
         }
+        t.next_k = h + 1 == a.heads ? next.k[0] : t.k[0] + l.head_bytes;
         return t;
     }
 
@@ -187,29 +186,58 @@ struct AttendItem {
         }
     }
 
+    // The hardware prefetcher follows straight lines only. So what comes next (V during K, the next head's K during V) is
+    // prefetched in the order it lies, a unit for every unit that leaves memory. Rows beyond kPassRows take another
+    // pass over a chunk that the first one has brought in, and the passes share the prefetching.
     template <int MR>
-    static inline void scores(const HeadLayout& l, const Tiles& tiles, const uint8_t* q, float* s) {
-        constexpr int TT = kAccs / (MR * kVecs) >= 4 ? 4 : pow2_below(kAccs / (MR * kVecs));
-        for (int t = 0; t < kTilesPerChunk; t += TT)
-            Kernel::template score_pass<MR, TT>(tiles, t, reinterpret_cast<const typename Kernel::Query*>(q),
-                                                l.k_pad / 2, s + t * kTile);
+    static inline void scores(const HeadLayout& l, const Tiles& tiles, const typename Kernel::Query* q, float* s) {
+        constexpr int N = MR < kPassRows ? MR : kPassRows, kRest = MR - N;
+        constexpr int TT = pow2_below(kAccs / (N * kVecs)) > 4 ? 4 : pow2_below(kAccs / (N * kVecs));
+        constexpr int kShare = kRest > 0 && TT > 1 ? TT / 2 : TT;
+        const int units = l.k_pad / 2;
+        const size_t pass = static_cast<size_t>(units) * kShare * Store::kUnitBytes;
+        const uint8_t* ahead = tiles.v[0];
+        for (int t = 0; t < kTilesPerChunk; t += TT) {
+            Kernel::template score_pass<N, TT, kShare>(tiles, t, q, MR, units, ahead, s + t * kTile);
+            ahead += pass;
+            if constexpr (kRest > 0) {
+                Kernel::template score_pass<kRest, TT, kShare>(tiles, t, q + N * Kernel::kQueryStep, MR, units, ahead,
+                                                               s + N * kChunk + t * kTile);
+                ahead += pass;
+            }
+        }
     }
 
     template <int MR, int NC>
-    static inline void value_passes(const HeadLayout& l, const Tiles& tiles, const float* p, float* acc, int c) {
-        const int chunks = l.v_pad / kTile;
-        for (; c + NC <= chunks; c += NC) Kernel::template value_pass<MR, NC>(tiles, c, p, acc + c * kTile, l.v_pad);
-        if constexpr (NC > 1) value_passes<MR, NC / 2>(l, tiles, p, acc, c);
+    static inline void values(const HeadLayout& l, const Tiles& tiles, const float* p, const uint8_t* ahead, float* acc,
+                              int c) {
+        constexpr int N = MR < kPassRows ? MR : kPassRows, kRest = MR - N;
+        constexpr int kShare = kRest > 0 && NC > 1 ? NC / 2 : NC;
+        const size_t pass = static_cast<size_t>(kChunk / 2) * kShare * Store::kUnitBytes;
+        const int runs = l.v_pad / kTile;
+        for (; c + NC <= runs; c += NC) {
+            float* o = acc + c * kTile;
+            Kernel::template value_pass<N, NC, kShare>(tiles, c, p, ahead, o, l.v_pad);
+            ahead += pass;
+            if constexpr (kRest > 0) {
+                Kernel::template value_pass<kRest, NC, kShare>(tiles, c, p + N * kChunk, ahead, o + N * l.v_pad, l.v_pad);
+                ahead += pass;
+            }
+        }
+        if constexpr (NC > 1) values<MR, NC / 2>(l, tiles, p, ahead, acc, c);
     }
 
     template <int MR>
     static __attribute__((noinline)) void chunk(const AttendArgs& a, const Rows& w, const Tiles& tiles, int h, int row,
                                                 int64_t base, float c) {
+        constexpr int N = MR < kPassRows ? MR : kPassRows;
         const HeadLayout& l = *a.kv.layout;
         const int state = h * a.rows + row;
-        scores<MR>(l, tiles, w.q + static_cast<size_t>(state) * l.k_pad * Kernel::kQueryBytes, w.s);
+        const uint8_t* q = w.q + static_cast<size_t>(state) * l.k_pad * Kernel::kQueryBytes;
+        scores<MR>(l, tiles, reinterpret_cast<const typename Kernel::Query*>(q), w.s);
         for (int r = 0; r < MR; ++r) soften(a, w, row + r, state + r, r, base, c);
-        value_passes<MR, pow2_below(kAccs / (MR * kVecs))>(l, tiles, w.p, w.acc + static_cast<size_t>(state) * l.v_pad, 0);
+        values<MR, pow2_below(kAccs / (N * kVecs))>(l, tiles, w.p, tiles.next_k,
+                                                    w.acc + static_cast<size_t>(state) * l.v_pad, 0);
     }
 
     template <int N>

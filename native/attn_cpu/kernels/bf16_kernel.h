@@ -4,7 +4,7 @@ struct PairKernel {
     using Storage = StoreBF16;
     using Query = uint32_t;
     static constexpr size_t kQueryBytes = 2;  // per element
-    static constexpr size_t kValueChunk = kTile / 2 * 64;
+    static constexpr int kQueryStep = 1;      // query elements of one row in a unit
     static inline F exp2(F t) { return vexp2_coarse(t); }
     static inline __m512bh pairs(const void* p) { return (__m512bh)_mm512_loadu_si512(p); }
     static inline __m512bh spread(uint32_t pair) { return (__m512bh)_mm512_set1_epi32(static_cast<int>(pair)); }
@@ -22,22 +22,21 @@ struct PairKernel {
         }
     }
 
-    template <int MR, int TT>
-    static inline void score_pass(const Tiles& tiles, int first, const uint32_t* q, int units, float* s) {
-        const Ahead ahead = ahead_of_scores<64, TT>(tiles, first, units);
-        const uint8_t* const* k = tiles.k + first;
+    template <int MR, int TT, int kShare>
+    static inline void score_pass(const Tiles& tiles, int first, const uint32_t* q, int stride, int units,
+                                  const uint8_t* ahead, float* s) {
         F acc[MR][TT];
 #pragma GCC unroll 8
         for (int r = 0; r < MR; ++r) {
 #pragma GCC unroll 16
             for (int t = 0; t < TT; ++t) acc[r][t] = vzero();
         }
-        for (int u = 0; u < units; ++u, q += MR) {
+        for (int u = 0; u < units; ++u, q += stride, ahead += kShare * 64) {
             __m512bh x[TT];
 #pragma GCC unroll 4
             for (int t = 0; t < TT; ++t) {
-                x[t] = pairs(k[t] + static_cast<size_t>(u) * 64);
-                prefetch(ahead.from[t] + u * ahead.step);
+                x[t] = pairs(tiles.k[first + t] + u * tiles.k_step);
+                if (t < kShare) prefetch(ahead + t * 64);
             }
 #pragma GCC unroll 8
             for (int r = 0; r < MR; ++r) {
@@ -62,8 +61,9 @@ struct PairKernel {
         vstore(sums, _mm512_dpbf16_ps(_mm512_dpbf16_ps(vload(sums), lo, ones), hi, ones));
     }
 
-    template <int MR, int NC>
-    static inline void value_pass(const Tiles& tiles, int first, const float* p, float* acc, int v_pad) {
+    template <int MR, int NC, int kShare>
+    static inline void value_pass(const Tiles& tiles, int first, const float* p, const uint8_t* ahead, float* acc,
+                                  int v_pad) {
         F o[MR][NC];
 #pragma GCC unroll 8
         for (int r = 0; r < MR; ++r) {
@@ -71,15 +71,14 @@ struct PairKernel {
             for (int c = 0; c < NC; ++c) o[r][c] = vload(acc + r * v_pad + c * W);
         }
         for (int t = tiles.first; t < tiles.last; ++t) {
-            const uint8_t* v = tiles.v[t] + static_cast<size_t>(first) * kValueChunk;
-            const Ahead ahead = ahead_of_values<64, NC>(tiles, first, t);
+            const uint8_t* v = tiles.v[t] + first * 64;
             const uint32_t* w = reinterpret_cast<const uint32_t*>(p) + t * kTile / 2;
-            for (int u = 0; u < kTile / 2; ++u) {
+            for (int u = 0; u < kTile / 2; ++u, v += tiles.v_step, ahead += kShare * 64) {
                 __m512bh x[NC];
 #pragma GCC unroll 8
                 for (int c = 0; c < NC; ++c) {
-                    x[c] = pairs(v + (c * (kTile / 2) + u) * 64);
-                    prefetch(ahead.from[0] + u * ahead.step + c * ahead.lane);
+                    x[c] = pairs(v + c * 64);
+                    if (c < kShare) prefetch(ahead + c * 64);
                 }
 #pragma GCC unroll 8
                 for (int r = 0; r < MR; ++r) {

@@ -4,40 +4,11 @@ constexpr int pow2_below(int x) { return x >= 8 ? 8 : x >= 4 ? 4 : x >= 2 ? 2 : 
 struct Tiles {
     const uint8_t* k[kTilesPerChunk];
     const uint8_t* v[kTilesPerChunk];
-    const uint8_t* next[kTilesPerChunk];  // K tiles that come after these V tiles
-    int first, last;                      // tiles of this chunk that hold visible tokens
-    bool in_row;                          // the four tiles of a chunk lie in a row
+    const uint8_t* next_k;  // K that comes after this V
+    size_t k_step;          // between units of a K tile
+    size_t v_step;          // between token pairs of a V tile
+    int first, last;        // tiles of this chunk that hold visible tokens
 };
-
-// The hardware prefetcher follows straight lines only, so what comes next is prefetched in the order it lies, a unit for
-// every unit computed. Tiles that do not lie in a row are followed one by one.
-struct Ahead {
-    const uint8_t* from[kTilesPerChunk];
-    size_t step, lane;  // bytes between steps, and between lanes that share one `from`
-};
-
-// Tiles first .. first + TT of K are being read: V comes next.
-template <int kUnit, int TT>
-inline Ahead ahead_of_scores(const Tiles& tiles, int first, int units) {
-    Ahead a;
-    a.lane = kUnit;
-    a.step = tiles.in_row ? TT * kUnit : kUnit;
-    const uint8_t* row = tiles.v[0] + static_cast<size_t>(first) * units * kUnit;
-    for (int t = 0; t < TT; ++t) a.from[t] = tiles.in_row ? row + t * kUnit : tiles.v[first + t];
-    return a;
-}
-
-// Chunks first .. first + NC of V tile t are being read: the next K comes next.
-template <int kUnit, int NC>
-inline Ahead ahead_of_values(const Tiles& tiles, int first, int t) {
-    constexpr size_t kChunkBytes = static_cast<size_t>(kTile / 2) * kUnit;
-    Ahead a;
-    a.step = tiles.in_row ? NC * kUnit : kUnit;
-    a.lane = tiles.in_row ? kUnit : kChunkBytes;
-    a.from[0] = tiles.in_row ? tiles.next[0] + (first * kTilesPerChunk + t * NC) * kChunkBytes
-                             : tiles.next[t] + first * kChunkBytes;
-    return a;
-}
 
 template <class Store>
 inline void prefetch_unit(const uint8_t* p) {
@@ -49,7 +20,7 @@ struct PlainKernel {
     using Storage = Store;
     using Query = float;
     static constexpr size_t kQueryBytes = 4;  // per element
-    static constexpr size_t kValueChunk = static_cast<size_t>(kTile / 2) * Store::kUnitBytes;
+    static constexpr int kQueryStep = 2;      // query elements of one row in a unit
     static inline F exp2(F t) { return vexp2(t); }
 
     // q[unit][row][2]
@@ -65,24 +36,24 @@ struct PlainKernel {
         }
     }
 
-    template <int MR, int TT>
-    static inline void score_pass(const Tiles& tiles, int first, const float* q, int units, float* s) {
-        const Ahead ahead = ahead_of_scores<Store::kUnitBytes, TT>(tiles, first, units);
-        const uint8_t* const* k = tiles.k + first;
+    // Rows MR of the `stride` prepared; prefetches kShare units for every TT it reads, in the order they lie.
+    template <int MR, int TT, int kShare>
+    static inline void score_pass(const Tiles& tiles, int first, const float* q, int stride, int units,
+                                  const uint8_t* ahead, float* s) {
         F acc[MR][TT * kVecs];
 #pragma GCC unroll 8
         for (int r = 0; r < MR; ++r) {
 #pragma GCC unroll 16
             for (int t = 0; t < TT * kVecs; ++t) acc[r][t] = vzero();
         }
-        for (int u = 0; u < units; ++u, q += MR * 2) {
+        for (int u = 0; u < units; ++u, q += stride * 2, ahead += kShare * Store::kUnitBytes) {
 #pragma GCC unroll 4
             for (int t = 0; t < TT; ++t) {
+                if (t < kShare) prefetch_unit<Store>(ahead + t * Store::kUnitBytes);
 #pragma GCC unroll 4
                 for (int j = 0; j < kVecs; ++j) {
                     F a, b;
-                    Store::load(k[t] + static_cast<size_t>(u) * Store::kUnitBytes, j, a, b);
-                    if (j == 0) prefetch_unit<Store>(ahead.from[t] + u * ahead.step);
+                    Store::load(tiles.k[first + t] + u * tiles.k_step, j, a, b);
 #pragma GCC unroll 8
                     for (int r = 0; r < MR; ++r) {
                         F& x = acc[r][t * kVecs + j];
@@ -110,8 +81,10 @@ struct PlainKernel {
         }
     }
 
-    template <int MR, int NC>
-    static inline void value_pass(const Tiles& tiles, int first, const float* p, float* acc, int v_pad) {
+    // NC runs of 16 dims from run `first` on; prefetches kShare units for every NC it reads.
+    template <int MR, int NC, int kShare>
+    static inline void value_pass(const Tiles& tiles, int first, const float* p, const uint8_t* ahead, float* acc,
+                                  int v_pad) {
         F o[MR][NC * kVecs];
 #pragma GCC unroll 8
         for (int r = 0; r < MR; ++r) {
@@ -119,18 +92,16 @@ struct PlainKernel {
             for (int c = 0; c < NC * kVecs; ++c) o[r][c] = vload(acc + r * v_pad + c * W);
         }
         for (int t = tiles.first; t < tiles.last; ++t) {
-            const uint8_t* v = tiles.v[t] + static_cast<size_t>(first) * kValueChunk;
-            const Ahead ahead = ahead_of_values<Store::kUnitBytes, NC>(tiles, first, t);
-            for (int u = 0; u < kTile / 2; ++u) {
-                const float* w = p + t * kTile + u * 2;
+            const uint8_t* v = tiles.v[t] + first * Store::kUnitBytes;
+            const float* w = p + t * kTile;
+            for (int u = 0; u < kTile / 2; ++u, v += tiles.v_step, w += 2, ahead += kShare * Store::kUnitBytes) {
 #pragma GCC unroll 8
                 for (int c = 0; c < NC; ++c) {
+                    if (c < kShare) prefetch_unit<Store>(ahead + c * Store::kUnitBytes);
 #pragma GCC unroll 4
                     for (int j = 0; j < kVecs; ++j) {
                         F a, b;
-                        const size_t at = static_cast<size_t>(c * kTile / 2 + u) * Store::kUnitBytes;
-                        Store::load(v + at, j, a, b);
-                        if (j == 0) prefetch_unit<Store>(ahead.from[0] + u * ahead.step + c * ahead.lane);
+                        Store::load(v + c * Store::kUnitBytes, j, a, b);
 #pragma GCC unroll 8
                         for (int r = 0; r < MR; ++r) {
                             F& x = o[r][c * kVecs + j];

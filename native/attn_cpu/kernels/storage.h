@@ -1,7 +1,7 @@
 // How each KV type lies in a tile, and how it becomes float vectors. Included inside the namespace of one ISA.
 //
 // A unit is two steps of 16 lanes. K tile: [k_pad/2] units, lane = token, steps = two dims.
-// V tile: [v_pad/16][8] units, lane = dim, steps = two tokens. 32-bit and half: [2 steps][16 lanes];
+// V tile: [8][v_pad/16] units, lane = dim, steps = two tokens. 32-bit and half: [2 steps][16 lanes];
 // bfloat16: [16 lanes][2 steps], the operand order of a bf16 pair product.
 struct StoreF32 {
     using Elem = float;
@@ -36,3 +36,12 @@ struct StoreBF16 {
         load_bf16_pairs(reinterpret_cast<const uint16_t*>(unit) + j * W * 2, a, b);
     }
 };
+
+inline size_t v_unit(const HeadLayout& l, int token, int dim) { return token / 2 * (l.v_pad / kTile) + dim / kTile; }
+
+// First unit of K tile `tile` of a block.
+template <class Store>
+inline size_t k_tile_at(const HeadLayout& l, uint32_t tile) {
+    if (l.k_step == Store::kUnitBytes) return tile * l.k_tile;
+    return tile / kTilesPerChunk * kTilesPerChunk * l.k_tile + tile % kTilesPerChunk * Store::kUnitBytes;
+}

@@ -2,6 +2,7 @@
 constexpr int W = 8;
 constexpr int kMaxRows = 4;
 constexpr int kAccs = 8;
+constexpr int kPassRows = 4;  // of these, in registers at once
 using F = __m256;
 
 inline F vload(const float* p) { return _mm256_loadu_ps(p); }

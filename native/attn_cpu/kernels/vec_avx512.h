@@ -2,6 +2,7 @@
 constexpr int W = 16;
 constexpr int kMaxRows = 8;    // query rows that share one pass over K or V
 constexpr int kAccs = 16;      // accumulator registers of one pass
+constexpr int kPassRows = 4;  // of these, in registers at once
 using F = __m512;
 
 inline F vload(const float* p) { return _mm512_loadu_ps(p); }

@@ -2,6 +2,7 @@
 constexpr int W = 4;
 constexpr int kMaxRows = 2;
 constexpr int kAccs = 8;
+constexpr int kPassRows = 2;
 typedef float F __attribute__((vector_size(16)));
 typedef int32_t I __attribute__((vector_size(16)));
 typedef uint32_t U __attribute__((vector_size(16)));
