@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from hpcdecode import _attn_cpu
 
 BACKENDS = ("attn_cpu", "reference")
-KV_DTYPES = ("float32", "float16", "bfloat16")
+KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")  # the last two with a scale per token and head
 
 
 class KvCapacityError(RuntimeError):

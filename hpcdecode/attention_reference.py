@@ -11,12 +11,22 @@ import torch
 
 from hpcdecode.attention import KV_DTYPES, KvCapacityError, LayerShape
 
-DTYPES = {name: getattr(torch, name) for name in KV_DTYPES}
+DTYPES = {  # of the tensors that hold K and V; integer types are kept as the floats they stand for
+    name: torch.float32 if name in ("int8", "int4") else getattr(torch, name) for name in KV_DTYPES
+}
+LEVELS = {"int8": 127, "int4": 7}
 
 
 def stored(x: torch.Tensor, kv_dtype: str) -> torch.Tensor:
     """x [tokens, heads, dim] as a cache of `kv_dtype` gives it back."""
-    return x.to(DTYPES[kv_dtype])
+    if kv_dtype not in LEVELS:
+        return x.to(DTYPES[kv_dtype])
+    levels = LEVELS[kv_dtype]
+    x = x.float()
+    scale = (x.abs().amax(dim=-1, keepdim=True) / levels).bfloat16().float()
+    inverse = torch.where(scale > 0, 1 / scale, 0)
+    codes = (x * inverse).clamp(-levels, levels)
+    return torch.where(codes < 0, (codes - 0.5).ceil(), (codes + 0.5).floor()) * scale
 
 
 def attend_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shape: LayerShape, sinks=None) -> torch.Tensor:
@@ -113,7 +123,7 @@ class ReferenceStore:
         for slot, count in pairs:
             where = self._positions(slot)[self.length(slot) - count :]
             flat = self._kv[layer].view(-1, kv.shape[1])
-            flat[where] = kv[start : start + count].to(flat.dtype)
+            flat[where] = self._stored(layer, kv[start : start + count])
             start += count
 
     def attend(self, layer: int, slots: Any, counts: Any, qkv: Any, out: Any, sinks: Any = None) -> None:
@@ -182,6 +192,12 @@ class ReferenceStore:
                 raise RuntimeError(
                     f"block {block}: {references} references, {held[block]} holders, {listed[block]} free"
                 )
+
+    def _stored(self, layer: int, kv: torch.Tensor) -> torch.Tensor:
+        s = self.layers[layer]
+        k, v = kv.split([s.kv_heads * s.k_dim, s.kv_heads * s.v_dim], dim=1)
+        heads = (k.reshape(-1, s.kv_heads, s.k_dim), v.reshape(-1, s.kv_heads, s.v_dim))
+        return torch.cat([stored(x, self.kv_dtype).flatten(1) for x in heads], dim=1)
 
     def _ceil(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens)

@@ -101,21 +101,23 @@ int64_t Engine::check_rows(int layer, const int32_t* slots, const int32_t* count
     return tokens;
 }
 
-void Engine::write_rows(const Call& call, const SequencePlan& s, int head, int64_t begin, int64_t end, int thread) {
+// New tokens at positions [begin, end) of one head.
+AppendArgs Engine::new_rows(const Call& call, const SequencePlan& s, int head, int64_t begin, int64_t end) const {
     const LayerShape& shape = call.layout->shape;
-    const int64_t first = std::max(begin, s.length - s.count), last = std::min(end, s.length);
-    if (first >= last) return;
-    const int64_t row = s.first_token + first - (s.length - s.count);
+    const int64_t row = s.first_token + begin - (s.length - s.count);
     AppendArgs a{};
     a.kv = store_.view(call.layer, head, s.slot);
     a.k = at(*call.in, row, call.k_column + int64_t{head} * shape.k_dim);
     a.v = at(*call.in, row, call.k_column + int64_t{shape.kv_heads} * shape.k_dim + int64_t{head} * shape.v_dim);
     a.type = call.in->type;
     a.stride = call.in->stride;
-    a.position = first;
-    a.count = last - first;
-    a.scratch = scratch_[thread].get();
-    table_.append[static_cast<int>(store_.type())](a);
+    a.position = begin;
+    a.count = end - begin;
+    return a;
+}
+
+void Engine::write_rows(const Call& call, const SequencePlan& s, int head) {
+    table_.append[static_cast<int>(store_.type())](new_rows(call, s, head, s.length - s.count, s.length));
 }
 
 void Engine::run_item(const Call& call, int64_t item, int thread) {
@@ -144,8 +146,9 @@ void Engine::run_item(const Call& call, int64_t item, int thread) {
     a.scratch = scratch_[thread].get();
     a.heads = std::min(s.heads_per_item, shape.kv_heads - first_head);
     if (!s.write_first) {
-        for (int h = 0; h < a.heads; ++h)
-            write_rows(call, s, first_head + h, a.piece_begin * kPiece, a.piece_end * kPiece, thread);
+        const int64_t end = std::min(s.length, a.piece_end * kPiece);
+        const int64_t begin = std::max(s.length - s.count, a.piece_begin * kPiece);
+        if (begin < end) a.fresh = new_rows(call, s, first_head, begin, end);
     }
     const int64_t q_head = int64_t{first_head} * shape.group();
     a.kv = store_.view(call.layer, first_head, s.slot);
@@ -201,9 +204,9 @@ void Engine::append(int layer, const int32_t* slots, const int32_t* counts, int 
     plan_.make(store_, layer, slots, counts, n, pool_.threads());
     reserve_scratch(l, 1);
     Call call{this, layer, &l, &kv, nullptr, 0, nullptr, &plan_, nullptr, 0, {0}};
-    run_parallel(call, static_cast<int64_t>(plan_.sequences.size()) * l.shape.kv_heads, [](Call& c, int64_t i, int thread) {
+    run_parallel(call, static_cast<int64_t>(plan_.sequences.size()) * l.shape.kv_heads, [](Call& c, int64_t i, int) {
         const int heads = c.layout->shape.kv_heads;
-        c.engine->write_rows(c, c.plan->sequences[i / heads], static_cast<int>(i % heads), 0, INT64_MAX, thread);
+        c.engine->write_rows(c, c.plan->sequences[i / heads], static_cast<int>(i % heads));
     });
 }
 
@@ -240,10 +243,10 @@ void Engine::attend(int layer, const int32_t* slots, const int32_t* counts, int 
             for (int h = 0; h < s.head_items; ++h) pending_[s.first_pending + h].store(s.segments);
     Call call{this, layer, &l, &qkv, &out, q_columns, sinks, &plan_, nullptr, 0, {0}};
     if (plan_.write_first) {
-        run_parallel(call, static_cast<int64_t>(plan_.sequences.size()) * shape.kv_heads, [](Call& c, int64_t i, int thread) {
+        run_parallel(call, static_cast<int64_t>(plan_.sequences.size()) * shape.kv_heads, [](Call& c, int64_t i, int) {
             const int heads = c.layout->shape.kv_heads;
             const SequencePlan& s = c.plan->sequences[i / heads];
-            if (s.write_first) c.engine->write_rows(c, s, static_cast<int>(i % heads), 0, INT64_MAX, thread);
+            if (s.write_first) c.engine->write_rows(c, s, static_cast<int>(i % heads));
         });
     }
     run_parallel(call, plan_.items, [](Call& c, int64_t i, int thread) { c.engine->run_item(c, i, thread); });

@@ -55,7 +55,8 @@ class Engine {
     using Buffer = std::unique_ptr<uint8_t, AlignedFree>;
 
     int64_t check_rows(int layer, const int32_t* slots, const int32_t* counts, int n);
-    void write_rows(const Call& call, const SequencePlan& s, int head, int64_t begin, int64_t end, int thread);
+    AppendArgs new_rows(const Call& call, const SequencePlan& s, int head, int64_t begin, int64_t end) const;
+    void write_rows(const Call& call, const SequencePlan& s, int head);
     void run_item(const Call& call, int64_t item, int thread);
     void merge(const Call& call, const SequencePlan& s, int head, int heads, int thread);
     void run_parallel(Call& call, int64_t items, void (*work)(Call&, int64_t, int));

@@ -27,7 +27,8 @@ struct HeadLayout {
     int k_pad, v_pad;          // elements, as stored
     size_t k_tile, v_tile;     // one tile of 16 tokens, scales included
     size_t k_step;             // between units of a K tile
-    size_t k_row, row_bytes;   // row layout: K part and whole
+    size_t k_scales, v_scales;  // int8, int4: 16 bfloat16 scales after the units of a K tile (of four, in turns), a V tile
+    size_t k_row, row_bytes;   // row layout: K part and whole; int8, int4: both scales at the end
     size_t v_offset;           // tiled layout: start of the V tiles
     size_t head_bytes;         // one KV head of one block
     int block_tokens;          // tokens
@@ -50,7 +51,6 @@ struct AppendArgs {
     int64_t stride;  // elements between rows
     int64_t position;
     int64_t count;
-    uint8_t* scratch;  // one aligned row of max(k_pad, v_pad) floats
 };
 
 // Some pieces of some KV heads of one sequence, against one block of query rows. Row r of a head belongs to query token
@@ -64,6 +64,7 @@ struct AttendArgs {
     int first_row, rows;   // of each head; rows <= kMaxRowBlock
     int group;
     int64_t length;        // positions held, new tokens included
+    AppendArgs fresh;      // first head's new tokens to be written on the way; count 0: none
     int64_t new_tokens;    // query token j sees positions < length - new_tokens + j + 1
     int64_t window;        // 0: none
     float scale, softcap;  // softcap 0: none

@@ -7,7 +7,14 @@ namespace {
 
 size_t round_up(size_t x, size_t unit) { return (x + unit - 1) / unit * unit; }
 
-size_t element_bytes(KvType type) { return type == KvType::kF32 ? 4 : 2; }
+size_t bytes_of(KvType type, size_t elements) {
+    switch (type) {
+        case KvType::kF32: return elements * 4;
+        case KvType::kI8: return elements;
+        case KvType::kI4: return elements / 2;
+        default: return elements * 2;
+    }
+}
 
 void require(bool ok, size_t layer, const char* what) {
     if (!ok) throw std::invalid_argument("layer " + std::to_string(layer) + ": " + what);
@@ -19,25 +26,30 @@ KvType parse_kv_type(const std::string& name) {
     if (name == "float32") return KvType::kF32;
     if (name == "float16") return KvType::kF16;
     if (name == "bfloat16") return KvType::kBF16;
-    throw std::invalid_argument("kv_dtype: expected float32, float16 or bfloat16, got '" + name + "'");
+    if (name == "int8") return KvType::kI8;
+    if (name == "int4") return KvType::kI4;
+    throw std::invalid_argument("kv_dtype: expected float32, float16, bfloat16, int8 or int4, got '" + name + "'");
 }
 
 int default_block_tokens(KvType) { return 64; }
 
 HeadLayout head_layout(const LayerShape& shape, KvType type, int block_tokens) {
-    const size_t elem = element_bytes(type);
+    const size_t scale = type == KvType::kI8 || type == KvType::kI4 ? 2 : 0;
     HeadLayout h{};
     h.k_dim = shape.k_dim;
     h.v_dim = shape.v_dim;
     h.k_pad = static_cast<int>(round_up(shape.k_dim, 2));
     h.v_pad = static_cast<int>(round_up(shape.v_dim, kTile));
-    h.k_tile = static_cast<size_t>(kTile) * h.k_pad * elem;
-    h.v_tile = static_cast<size_t>(kTile) * h.v_pad * elem;
-    h.k_row = h.k_pad * elem;
-    h.row_bytes = (h.k_pad + h.v_pad) * elem;
+    const size_t k_units = bytes_of(type, kTile * h.k_pad), turns = block_tokens % kChunk == 0 ? kTilesPerChunk : 1;
+    h.k_tile = k_units + kTile * scale;
+    h.v_scales = bytes_of(type, kTile * h.v_pad);
+    h.v_tile = h.v_scales + kTile * scale;
+    h.k_scales = turns * k_units;
+    h.k_step = turns * bytes_of(type, 2 * kTile);
+    h.k_row = bytes_of(type, h.k_pad);
+    h.row_bytes = h.k_row + bytes_of(type, h.v_pad) + 2 * scale;
     h.block_tokens = block_tokens;
     h.tiles_per_block = block_tokens % kTile == 0 ? block_tokens / kTile : 0;
-    h.k_step = 2 * kTile * elem * (block_tokens % kChunk == 0 ? kTilesPerChunk : 1);
     h.v_offset = h.tiles_per_block * h.k_tile;
     h.head_bytes = h.tiles_per_block > 0 ? h.tiles_per_block * (h.k_tile + h.v_tile) : block_tokens * h.row_bytes;
     return h;

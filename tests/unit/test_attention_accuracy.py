@@ -8,6 +8,7 @@ from attention_cases import expected, make_batch, run_batch
 
 from hpcdecode import _attn_cpu
 from hpcdecode.attention import KV_DTYPES, LayerShape
+from hpcdecode.attention_reference import stored
 
 LENGTHS = (1, 2, 15, 16, 17, 40, 63, 64, 65, 130, 511, 512, 513, 1025, 3000)
 COUNTS = (1, 2, 3, 1, 5, 40, 1, 2, 1, 17, 1, 3, 2, 1, 4)
@@ -109,4 +110,4 @@ def test_stored_values_are_rounded_to_nearest_even(isa, kv_dtype, monkeypatch):
     v[:8] = torch.tensor([0.0, -0.0, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-11, 1 + 3 * 2**-11, 2.0**-24, 65504.0])
     batch.rows[0][0, -512:] = v
     out = run_batch(batch, kv_dtype, poisoned=False)
-    assert torch.equal(out[0], v.to(getattr(torch, kv_dtype)).float())
+    assert torch.equal(out[0], stored(v, kv_dtype).float())

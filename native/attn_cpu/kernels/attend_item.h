@@ -43,7 +43,7 @@ inline void fold(const Partial& into, float m, float sum, const float* acc, int 
         vstore(into.acc + d, vfma(vload(into.acc + d), va, vmul(vload(acc + d), vb)));
 }
 
-inline void write_out(const Partial& p, const float* sink, int v_dim, int v_pad, void* out, ActType type, int64_t at) {
+inline void write_out(const Partial& p, const float* sink, int v_dim, void* out, ActType type, int64_t at) {
     const float inf = __builtin_inff();
     float total = *p.sum, weight = 1.0f;
     if (sink != nullptr) {
@@ -52,8 +52,16 @@ inline void write_out(const Partial& p, const float* sink, int v_dim, int v_pad,
         total = total * weight + (s == -inf ? 0.0f : exp2_one(s - top));
     }
     const float inverse = total > 0.0f || total != total ? weight / total : 0.0f;
-    for (int d = 0; d < v_pad; d += W) vstore(p.acc + d, vmul(vload(p.acc + d), vset(inverse)));
-    for (int d = 0; d < v_dim; ++d) store_act(out, type, at + d, p.acc[d]);
+    int d = 0;
+    for (; d + W <= v_dim; d += W) {
+        const F x = vmul(vload(p.acc + d), vset(inverse));
+        if (type == ActType::kF32) {
+            vstore(static_cast<float*>(out) + at + d, x);
+        } else {
+            store_bf16(static_cast<uint16_t*>(out) + at + d, x);
+        }
+    }
+    for (; d < v_dim; ++d) store_act(out, type, at + d, p.acc[d] * inverse);
 }
 
 template <class Kernel>
@@ -106,6 +114,7 @@ struct AttendItem {
     struct ChunkTiles {
         const uint8_t* k[kTilesPerChunk];
         const uint8_t* v[kTilesPerChunk];
+        const uint8_t* k_scales[kTilesPerChunk];
         int first, last;
     };
 
@@ -120,12 +129,14 @@ struct AttendItem {
             if (l.tiles_per_block == 0) {
                 t.k[i] = w.k_tiles + use * l.k_tile;
                 t.v[i] = w.v_tiles + use * l.v_tile;
+                t.k_scales[i] = t.k[i] + l.k_scales;
                 continue;
             }
             const uint32_t tile = static_cast<uint32_t>(base / kTile + use), per = l.tiles_per_block;
             const uint8_t* block = a.kv.base + a.kv.blocks[tile / per] * a.kv.block_bytes;
             t.k[i] = block + k_tile_at<Store>(l, tile % per);
             t.v[i] = block + l.v_offset + tile % per * l.v_tile;
+            t.k_scales[i] = block + k_scales_at<Store>(l, tile % per);
         }
         return t;
     }
@@ -141,19 +152,22 @@ struct AttendItem {
         for (int i = 0; i < kTilesPerChunk; ++i) {
             t.k[i] = now.k[i] + skip;
             t.v[i] = now.v[i] + skip;
+            t.k_scales[i] = now.k_scales[i] + skip;
+            t.v_scales[i] = t.v[i] + l.v_scales;
         }
         t.next_k = h + 1 == a.heads ? next.k[0] : t.k[0] + l.head_bytes;
         return t;
     }
 
     // Scores of one row -> weights; what is not visible gets a weight of exactly zero.
-    static inline void soften(const AttendArgs& a, const Rows& w, int row, int state, int slot, int64_t base, float c) {
+    static inline void soften(const AttendArgs& a, const Rows& w, const Tiles& tiles, int row, int state, int slot, int64_t base, float c) {
         constexpr int N = kTilesPerChunk * kVecs;
         const HeadLayout& l = *a.kv.layout;
         const Span seen = visible(a, row);
         F s[N];
 #pragma GCC unroll 16
         for (int i = 0; i < N; ++i) s[i] = vload(w.s + slot * kChunk + i * W);
+        if constexpr (Store::kScaled) multiply(s, tiles.k_scales);
         if (a.softcap > 0.0f)
             for (int i = 0; i < N; ++i) s[i] = vsoftcap(vmul(s[i], vset(a.scale)), a.softcap);
         if (seen.lo > base || seen.hi < base + kChunk) {
@@ -169,6 +183,16 @@ struct AttendItem {
 #pragma GCC unroll 16
         for (int i = 0; i < N; ++i) s[i] = Kernel::exp2(vfma(s[i], scale, m));
         Kernel::emit(s, w.sums + state * kTile, w.p + slot * kChunk);
+        if constexpr (Store::kScaled) {
+            multiply(s, tiles.v_scales);
+            for (int i = 0; i < N; ++i) vstore(w.p + slot * kChunk + i * W, s[i]);
+        }
+    }
+
+    static inline void multiply(F* s, const uint8_t* const* scales) {
+        for (int t = 0; t < kTilesPerChunk; ++t)
+            for (int j = 0; j < kVecs; ++j)
+                s[t * kVecs + j] = vmul(s[t * kVecs + j], load_bf16(reinterpret_cast<const uint16_t*>(scales[t]) + j * W));
     }
 
     static __attribute__((noinline)) void raise(const Rows& w, int state, float top, float c, int v_pad) {
@@ -208,36 +232,41 @@ struct AttendItem {
         }
     }
 
-    template <int MR, int NC>
+    // All MR rows over NC runs of dims, N rows a pass.
+    template <int MR, int N, int NC, int R = 0>
+    static inline const uint8_t* value_rows(const HeadLayout& l, const Tiles& tiles, const float* p,
+                                            const uint8_t* ahead, float* acc, int c) {
+        constexpr int kPasses = (MR + N - 1) / N, kShare = NC > kPasses ? NC / kPasses : 1;
+        constexpr int kNow = MR - R < N ? MR - R : N;
+        Kernel::template value_pass<kNow, NC, kShare>(tiles, c, p + R * kChunk, ahead, acc + R * l.v_pad, l.v_pad);
+        ahead += static_cast<size_t>(kChunk / 2) * kShare * Store::kUnitBytes;
+        if constexpr (R + N < MR) return value_rows<MR, N, NC, R + N>(l, tiles, p, ahead, acc, c);
+        return ahead;
+    }
+
+    template <int MR, int N, int NC>
     static inline void values(const HeadLayout& l, const Tiles& tiles, const float* p, const uint8_t* ahead, float* acc,
                               int c) {
-        constexpr int N = MR < kPassRows ? MR : kPassRows, kRest = MR - N;
-        constexpr int kShare = kRest > 0 && NC > 1 ? NC / 2 : NC;
-        const size_t pass = static_cast<size_t>(kChunk / 2) * kShare * Store::kUnitBytes;
-        const int runs = l.v_pad / kTile;
-        for (; c + NC <= runs; c += NC) {
-            float* o = acc + c * kTile;
-            Kernel::template value_pass<N, NC, kShare>(tiles, c, p, ahead, o, l.v_pad);
-            ahead += pass;
-            if constexpr (kRest > 0) {
-                Kernel::template value_pass<kRest, NC, kShare>(tiles, c, p + N * kChunk, ahead, o + N * l.v_pad, l.v_pad);
-                ahead += pass;
-            }
-        }
-        if constexpr (NC > 1) values<MR, NC / 2>(l, tiles, p, ahead, acc, c);
+        for (; c + NC <= l.v_pad / kTile; c += NC)
+            ahead = value_rows<MR, N, NC>(l, tiles, p, ahead, acc + c * kTile, c);
+        if constexpr (NC > 1) values<MR, N, NC / 2>(l, tiles, p, ahead, acc, c);
     }
 
     template <int MR>
     static __attribute__((noinline)) void chunk(const AttendArgs& a, const Rows& w, const Tiles& tiles, int h, int row,
                                                 int64_t base, float c) {
-        constexpr int N = MR < kPassRows ? MR : kPassRows;
+        constexpr int N = MR < kPassRows ? MR : kPassRows, kWide = MR < kWideRows ? MR : kWideRows;
         const HeadLayout& l = *a.kv.layout;
         const int state = h * a.rows + row;
+        float* acc = w.acc + static_cast<size_t>(state) * l.v_pad;
         const uint8_t* q = w.q + static_cast<size_t>(state) * l.k_pad * Kernel::kQueryBytes;
         scores<MR>(l, tiles, reinterpret_cast<const typename Kernel::Query*>(q), w.s);
-        for (int r = 0; r < MR; ++r) soften(a, w, row + r, state + r, r, base, c);
-        values<MR, pow2_below(kAccs / (N * kVecs))>(l, tiles, w.p, tiles.next_k,
-                                                    w.acc + static_cast<size_t>(state) * l.v_pad, 0);
+        for (int r = 0; r < MR; ++r) soften(a, w, tiles, row + r, state + r, r, base, c);
+        if (l.v_pad % (8 * kTile) == 0) {  // read whole rows of V where they are long
+            values<MR, kWide, pow2_below(kAccs / (kWide * kVecs))>(l, tiles, w.p, tiles.next_k, acc, 0);
+        } else {
+            values<MR, N, pow2_below(kAccs / (N * kVecs))>(l, tiles, w.p, tiles.next_k, acc, 0);
+        }
     }
 
     template <int N>
@@ -271,6 +300,7 @@ struct AttendItem {
         for (int64_t base = begin; base < end; base += kChunk, now = next) {
             if (base + kChunk < all.hi) next = locate(a, w, base + kChunk, all);
             for (int h = 0; h < a.heads; ++h) {
+                if (a.fresh.count > 0) write_fresh(a, h, base);
                 if (l.tiles_per_block == 0) gather(a, w, h, base);
                 const Tiles tiles = tiles_of(a, now, next, h);
                 for (int row = 0; row < a.rows; row += kMaxRows) {
@@ -280,6 +310,23 @@ struct AttendItem {
                 }
             }
         }
+    }
+
+    // New tokens are written when their chunk is about to be read: by then it is on its way into the cache.
+    static void write_fresh(const AttendArgs& a, int h, int64_t base) {
+        const int64_t end = a.fresh.position + a.fresh.count;
+        const int64_t first = base > a.fresh.position ? base : a.fresh.position;
+        const int64_t last = base + kChunk < end ? base + kChunk : end;
+        if (first >= last) return;
+        const HeadLayout& l = *a.kv.layout;
+        const int64_t skip = (first - a.fresh.position) * a.fresh.stride, size = a.type == ActType::kF32 ? 4 : 2;
+        AppendArgs f = a.fresh;
+        f.kv.base += h * l.head_bytes;
+        f.k = static_cast<const uint8_t*>(f.k) + (skip + static_cast<int64_t>(h) * l.k_dim) * size;
+        f.v = static_cast<const uint8_t*>(f.v) + (skip + static_cast<int64_t>(h) * l.v_dim) * size;
+        f.position = first;
+        f.count = last - first;
+        Append<Store>::run(f);
     }
 
     static void gather(const AttendArgs& a, const Rows& w, int h, int64_t base) {
@@ -320,7 +367,7 @@ struct AttendItem {
         for (int r = 0; r < states; ++r) {
             const int row = a.first_row + r % a.rows, head = r / a.rows * a.group + row % a.group;
             const int64_t at = row / a.group * a.out_stride + static_cast<int64_t>(head) * l.v_dim;
-            write_out(partial_at(total, r, l.v_pad), a.sinks ? a.sinks + head : nullptr, l.v_dim, l.v_pad, a.out, a.type, at);
+            write_out(partial_at(total, r, l.v_pad), a.sinks ? a.sinks + head : nullptr, l.v_dim, a.out, a.type, at);
         }
     }
 };
@@ -336,6 +383,6 @@ inline void merge_partials(const MergeArgs& a) {
         }
         const int row = r % a.rows, head = r / a.rows * a.group + row % a.group;
         const int64_t at = row / a.group * a.out_stride + static_cast<int64_t>(head) * a.v_dim;
-        write_out(into, a.sinks ? a.sinks + head : nullptr, a.v_dim, a.v_pad, a.out, a.type, at);
+        write_out(into, a.sinks ? a.sinks + head : nullptr, a.v_dim, a.out, a.type, at);
     }
 }

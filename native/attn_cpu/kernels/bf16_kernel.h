@@ -17,6 +17,11 @@ struct PairKernel {
         for (int r = 0; r < MR; ++r) {
             const int row = a.first_row + row0 + r;
             const int64_t base = (row / a.group) * a.q_stride + static_cast<int64_t>(head * a.group + row % a.group) * l.k_dim;
+            if (a.type == ActType::kBF16 && l.k_dim % 2 == 0) {
+                const uint16_t* src = static_cast<const uint16_t*>(a.q) + base;
+                for (int u = 0; u < l.k_dim / 2; ++u) __builtin_memcpy(q + (u * MR + r) * 2, src + u * 2, 4);
+                continue;
+            }
             for (int d = 0; d < l.k_pad; ++d)
                 q[((d / 2) * MR + r) * 2 + d % 2] = d < l.k_dim ? bf16_of(load_act(a.q, a.type, base + d)) : 0;
         }

@@ -58,6 +58,14 @@ inline float float_of_bf16(uint16_t h) {
     return x;
 }
 
+#ifndef HPCDECODE_VECTOR_STORE_BF16
+inline void store_bf16(uint16_t* p, F a) {
+    float lanes[W];
+    vstore(lanes, a);
+    for (int i = 0; i < W; ++i) p[i] = bf16_of(lanes[i]);
+}
+#endif
+
 // Round to nearest even, by letting the float adder do the rounding of subnormals.
 inline uint16_t f16_of(float x) {
     uint32_t b;

@@ -4,6 +4,8 @@ constexpr int pow2_below(int x) { return x >= 8 ? 8 : x >= 4 ? 4 : x >= 2 ? 2 : 
 struct Tiles {
     const uint8_t* k[kTilesPerChunk];
     const uint8_t* v[kTilesPerChunk];
+    const uint8_t* k_scales[kTilesPerChunk];
+    const uint8_t* v_scales[kTilesPerChunk];
     const uint8_t* next_k;  // K that comes after this V
     size_t k_step;          // between units of a K tile
     size_t v_step;          // between token pairs of a V tile
@@ -12,7 +14,12 @@ struct Tiles {
 
 template <class Store>
 inline void prefetch_unit(const uint8_t* p) {
-    for (int line = 0; line < Store::kUnitBytes; line += 64) prefetch(p + line);
+    if constexpr (Store::kUnitBytes < 64) {
+        // Several units share a line: one of them speaks for it.
+        if ((reinterpret_cast<uintptr_t>(p) & 63) < Store::kUnitBytes) prefetch(p);
+    } else {
+        for (int line = 0; line < Store::kUnitBytes; line += 64) prefetch(p + line);
+    }
 }
 
 template <class Store>

@@ -1,13 +1,25 @@
 // How each KV type lies in a tile, and how it becomes float vectors. Included inside the namespace of one ISA.
 //
 // A unit is two steps of 16 lanes. K tile: [k_pad/2] units, lane = token, steps = two dims.
-// V tile: [8][v_pad/16] units, lane = dim, steps = two tokens. 32-bit and half: [2 steps][16 lanes];
-// bfloat16: [16 lanes][2 steps], the operand order of a bf16 pair product.
-struct StoreF32 {
-    using Elem = float;
-    static constexpr int kUnitBytes = 128;
+// V tile: [8][v_pad/16] units, lane = dim, steps = two tokens.
+// float32, float16, int8: [2 steps][16 lanes]. bfloat16: [16 lanes][2 steps], the operand order of a bf16 pair product.
+// int4: [16 lanes] bytes, first step in the low half. int8 and int4 hold code * scale, one scale per token, head and K or V.
+template <class Self, class Elem>
+struct WholeStore {
+    static constexpr bool kScaled = false;
+    static constexpr int kUnitBytes = 2 * kTile * sizeof(Elem);
+    static void put(uint8_t* unit, int lane, int step, float x) {
+        reinterpret_cast<Elem*>(unit)[Self::offset(lane, step)] = Self::encode(x);
+    }
+    static void put_row(uint8_t* row, int d, float x) { reinterpret_cast<Elem*>(row)[d] = Self::encode(x); }
+    static void move(const uint8_t* row, int d, uint8_t* unit, int lane, int step) {
+        reinterpret_cast<Elem*>(unit)[Self::offset(lane, step)] = reinterpret_cast<const Elem*>(row)[d];
+    }
+};
+
+struct StoreF32 : WholeStore<StoreF32, float> {
     static int offset(int lane, int step) { return step * kTile + lane; }
-    static Elem encode(float x) { return x; }
+    static float encode(float x) { return x; }
     static inline void load(const uint8_t* unit, int j, F& a, F& b) {
         const float* p = reinterpret_cast<const float*>(unit) + j * W;
         a = vload(p);
@@ -15,11 +27,9 @@ struct StoreF32 {
     }
 };
 
-struct StoreF16 {
-    using Elem = uint16_t;
-    static constexpr int kUnitBytes = 64;
+struct StoreF16 : WholeStore<StoreF16, uint16_t> {
     static int offset(int lane, int step) { return step * kTile + lane; }
-    static Elem encode(float x) { return f16_of(x); }
+    static uint16_t encode(float x) { return f16_of(x); }
     static inline void load(const uint8_t* unit, int j, F& a, F& b) {
         const uint16_t* p = reinterpret_cast<const uint16_t*>(unit) + j * W;
         a = load_f16(p);
@@ -27,21 +37,55 @@ struct StoreF16 {
     }
 };
 
-struct StoreBF16 {
-    using Elem = uint16_t;
-    static constexpr int kUnitBytes = 64;
+struct StoreBF16 : WholeStore<StoreBF16, uint16_t> {
     static int offset(int lane, int step) { return lane * 2 + step; }
-    static Elem encode(float x) { return bf16_of(x); }
+    static uint16_t encode(float x) { return bf16_of(x); }
     static inline void load(const uint8_t* unit, int j, F& a, F& b) {
         load_bf16_pairs(reinterpret_cast<const uint16_t*>(unit) + j * W * 2, a, b);
     }
 };
 
+inline int code_of(float x, int levels) {
+    const float c = x > levels ? levels : x < -levels ? -levels : x;
+    return static_cast<int>(c + (c < 0 ? -0.5f : 0.5f));
+}
+
+struct StoreI8 : WholeStore<StoreI8, int8_t> {
+    static constexpr bool kScaled = true;
+    static constexpr int kLevels = 127;
+    static int offset(int lane, int step) { return step * kTile + lane; }
+    static int8_t encode(float x) { return static_cast<int8_t>(code_of(x, kLevels)); }
+    static inline void load(const uint8_t* unit, int j, F& a, F& b) {
+        a = load_i8(unit + j * W);
+        b = load_i8(unit + kTile + j * W);
+    }
+};
+
+struct StoreI4 {
+    static constexpr bool kScaled = true;
+    static constexpr int kLevels = 7;
+    static constexpr int kUnitBytes = kTile;
+    static void put_half(uint8_t& byte, int step, int code) {
+        byte = static_cast<uint8_t>(step == 0 ? (byte & 0xf0) | code : (byte & 0x0f) | code << 4);
+    }
+    static void put(uint8_t* unit, int lane, int step, float x) { put_half(unit[lane], step, code_of(x, kLevels) + 8); }
+    static void put_row(uint8_t* row, int d, float x) { put_half(row[d / 2], d % 2, code_of(x, kLevels) + 8); }
+    static void move(const uint8_t* row, int d, uint8_t* unit, int lane, int step) {
+        put_half(unit[lane], step, row[d / 2] >> (d % 2 * 4) & 15);
+    }
+    static inline void load(const uint8_t* unit, int j, F& a, F& b) { load_i4_pairs(unit + j * W, a, b); }
+};
+
 inline size_t v_unit(const HeadLayout& l, int token, int dim) { return token / 2 * (l.v_pad / kTile) + dim / kTile; }
 
-// First unit of K tile `tile` of a block.
+// First unit of K tile `tile` of a block, and its scales.
 template <class Store>
 inline size_t k_tile_at(const HeadLayout& l, uint32_t tile) {
     if (l.k_step == Store::kUnitBytes) return tile * l.k_tile;
     return tile / kTilesPerChunk * kTilesPerChunk * l.k_tile + tile % kTilesPerChunk * Store::kUnitBytes;
+}
+template <class Store>
+inline size_t k_scales_at(const HeadLayout& l, uint32_t tile) {
+    if (l.k_step == Store::kUnitBytes) return tile * l.k_tile + l.k_scales;
+    return tile / kTilesPerChunk * kTilesPerChunk * l.k_tile + l.k_scales + tile % kTilesPerChunk * kTile * 2;
 }

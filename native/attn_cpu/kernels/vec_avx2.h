@@ -3,6 +3,7 @@ constexpr int W = 8;
 constexpr int kMaxRows = 4;
 constexpr int kAccs = 8;
 constexpr int kPassRows = 4;  // of these, in registers at once
+constexpr int kWideRows = 4;
 using F = __m256;
 
 inline F vload(const float* p) { return _mm256_loadu_ps(p); }
@@ -40,6 +41,17 @@ inline void load_bf16_pairs(const uint16_t* p, F& even, F& odd) {
 inline F load_bf16(const uint16_t* p) {
     const __m256i x = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
+}
+
+inline F load_i8(const uint8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+
+inline void load_i4_pairs(const uint8_t* p, F& low, F& high) {
+    const __m256i x = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    const __m256i eight = _mm256_set1_epi32(8);
+    low = _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_and_si256(x, _mm256_set1_epi32(15)), eight));
+    high = _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_srli_epi32(x, 4), eight));
 }
 
 inline F keep_lanes(F a, int lo, int hi) {

@@ -3,6 +3,7 @@ constexpr int W = 16;
 constexpr int kMaxRows = 8;    // query rows that share one pass over K or V
 constexpr int kAccs = 16;      // accumulator registers of one pass
 constexpr int kPassRows = 4;  // of these, in registers at once
+constexpr int kWideRows = 2;  // the same where rows of V are long
 using F = __m512;
 
 inline F vload(const float* p) { return _mm512_loadu_ps(p); }
@@ -33,6 +34,18 @@ inline F load_bf16(const uint16_t* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16));
 }
 
+inline F load_i8(const uint8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+
+// Codes 0..15 stand for -8..7.
+inline void load_i4_pairs(const uint8_t* p, F& low, F& high) {
+    const F values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+    const __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    low = _mm512_permutexvar_ps(x, values);  // looks at four bits only
+    high = _mm512_permutexvar_ps(_mm512_srli_epi32(x, 4), values);
+}
+
 // Lanes outside [lo, hi) become -inf.
 inline F keep_lanes(F a, int lo, int hi) {
     const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -47,3 +60,13 @@ inline F scale_exp2(F a, F n, F t) {
     return _mm512_maskz_scalef_ps(keep, a, n);
 }
 inline F vround(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+
+#define HPCDECODE_VECTOR_STORE_BF16
+// Round to nearest even; a NaN stays one.
+inline void store_bf16(uint16_t* p, F a) {
+    const __m512i x = _mm512_castps_si512(a), odd = _mm512_and_si512(_mm512_srli_epi32(x, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(x, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+    const __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+    const __m512i y = _mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc0));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(y));
+}

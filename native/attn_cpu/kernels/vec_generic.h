@@ -3,6 +3,7 @@ constexpr int W = 4;
 constexpr int kMaxRows = 2;
 constexpr int kAccs = 8;
 constexpr int kPassRows = 2;
+constexpr int kWideRows = 2;
 typedef float F __attribute__((vector_size(16)));
 typedef int32_t I __attribute__((vector_size(16)));
 typedef uint32_t U __attribute__((vector_size(16)));
@@ -51,6 +52,17 @@ inline void load_bf16_pairs(const uint16_t* p, F& even, F& odd) {
 }
 
 inline F load_bf16(const uint16_t* p) { return reinterpret_cast<F>(load_u16(p) << 16); }
+
+inline F load_i8(const uint8_t* p) {
+    const int8_t* x = reinterpret_cast<const int8_t*>(p);
+    return F{static_cast<float>(x[0]), static_cast<float>(x[1]), static_cast<float>(x[2]), static_cast<float>(x[3])};
+}
+
+inline void load_i4_pairs(const uint8_t* p, F& low, F& high) {
+    const I x = {p[0], p[1], p[2], p[3]};
+    low = __builtin_convertvector((x & 15) - 8, F);
+    high = __builtin_convertvector((x >> 4) - 8, F);
+}
 
 inline F keep_lanes(F a, int lo, int hi) {
     const I lane = {0, 1, 2, 3};

@@ -1,0 +1,219 @@
+"""`hpcdecode bench attention`: GB/s of the R-part against the read bandwidth measured in the same run.
+
+Every case is verified against float64 first. Passes of attention and of plain reading alternate, so that both see the
+same machine; the ratio is the median of the pairs, its spread their quartiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hpcdecode import attention
+from hpcdecode.attention import LayerShape, open_store
+from hpcdecode.attention_reference import attend_one, stored
+from hpcdecode.perf.bandwidth import probe
+
+TOLERANCE = 2e-2  # share of max |v|; bfloat16 activations
+FILL = 1024  # rows of random K and V that are repeated to fill the cache
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sequences of `lengths` over one layer; the layer's K and V are read once a pass."""
+
+    name: str
+    shape: LayerShape
+    kv_dtype: str
+    lengths: tuple[int, ...]
+    threads: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="thread counts (default: 1 2)")
+    parser.add_argument("--kv-dtype", nargs="+", default=["bfloat16", "int8", "int4"], choices=attention.KV_DTYPES)
+    parser.add_argument("--head-dim", type=int, nargs="+", default=[64, 128])
+    parser.add_argument("--group", type=int, nargs="+", default=[1, 4, 8], help="query heads per KV head")
+    parser.add_argument("--context", type=int, nargs="+", default=[1024, 8192], help="tokens per sequence")
+    parser.add_argument("--mebibytes", type=int, default=256, help="KV per case; more than the caches hold")
+    parser.add_argument("--passes", type=int, default=15)
+    parser.add_argument("--no-sdpa", action="store_true", help="skip torch scaled_dot_product_attention")
+
+
+def run(args: argparse.Namespace) -> dict:
+    """Verify, then measure. Returns the object that `bench --json` prints (docs: "Bench output")."""
+    cases = []
+    for threads in args.threads:
+        for case in table(args, threads):
+            verify(case)
+            cases += measure(case, args.mebibytes, args.passes)
+        if not args.no_sdpa:
+            cases.append(against_sdpa(threads, args.passes))
+    return {"bench": "attention", "machine": machine(), "cases": cases}
+
+
+def table(args: argparse.Namespace, threads: int) -> list[Case]:
+    """Uniform batches of every asked shape, and one whose lengths spread 100:1."""
+    out = []
+    for kv_dtype in args.kv_dtype:
+        for dim in args.head_dim:
+            for group in args.group:
+                shape = LayerShape(8 if group < 8 else 4, dim, dim, (8 if group < 8 else 4) * group, dim**-0.5)
+                for context in args.context:
+                    tokens = (args.mebibytes << 20) / attention.bytes_per_token([shape], kv_dtype)
+                    lengths = (context,) * max(1, round(tokens / context))
+                    out.append(Case(f"{kv_dtype} {label(shape)} context {context}", shape, kv_dtype, lengths, threads))
+    shape = LayerShape(8, 128, 128, 8, 128**-0.5)
+    spread = np.geomspace(1, 100, 64)
+    tokens = (args.mebibytes << 20) / attention.bytes_per_token([shape], "bfloat16")
+    lengths = tuple(int(x) for x in spread / spread.sum() * tokens)
+    out.append(Case("bfloat16 MHA d128 64 lengths 1:100", shape, "bfloat16", lengths, threads))
+    return out
+
+
+def label(shape: LayerShape) -> str:
+    return f"{'MHA' if shape.group == 1 else f'GQA{shape.group}'} d{shape.k_dim}"
+
+
+def open_filled(case: Case, lengths, seed: int = 0):
+    """A store whose sequences hold `lengths` tokens, and the repeated rows they hold."""
+    s = case.shape
+    block = 64
+    capacity = sum(-(-n // block) * block for n in lengths)
+    store = open_store(
+        [s], kv_dtype=case.kv_dtype, capacity_tokens=capacity, max_sequences=len(lengths), threads=case.threads
+    )
+    rows = torch.randn(FILL, s.kv_columns, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    for slot, length in enumerate(lengths):
+        for start in range(0, length, FILL):
+            n = min(FILL, length - start)
+            store.extend([slot], [n])
+            store.append(0, [slot], [n], rows[:n])
+    return store, rows
+
+
+def queries(case: Case, n: int):
+    s = case.shape
+    qkv = torch.randn(n, s.q_columns + s.kv_columns, generator=torch.Generator().manual_seed(1)).bfloat16()
+    return np.arange(n, dtype=np.int32), np.ones(n, np.int32), qkv, torch.empty(n, s.out_columns, dtype=torch.bfloat16)
+
+
+def verify(case: Case) -> None:
+    """Raises RuntimeError when short sequences of this case do not match float64."""
+    s, lengths = case.shape, (1, 100, 1500)
+    store, rows = open_filled(case, lengths)
+    slots, counts, qkv, out = queries(case, len(lengths))
+    store.attend(0, slots, counts, qkv, out)
+    for i, length in enumerate(lengths):
+        held = rows.repeat(2, 1)[:length].clone()
+        held[-1] = qkv[i, s.q_columns :]
+        k, v = held.split([s.kv_heads * s.k_dim, s.kv_heads * s.v_dim], dim=1)
+        k = stored(k.reshape(length, s.kv_heads, s.k_dim), case.kv_dtype).double()
+        v = stored(v.reshape(length, s.kv_heads, s.v_dim), case.kv_dtype).double()
+        q = qkv[i : i + 1, : s.q_columns].double().view(1, s.q_heads, s.k_dim)
+        error = (attend_one(q, k, v, s).flatten() - out[i].double()).abs().max().item()
+        if error > TOLERANCE * v.abs().max().item():
+            raise RuntimeError(f"bench attention: {case.name}, length {length}: error {error:.3g} is out of bounds")
+
+
+def measure(case: Case, mebibytes: int, passes: int) -> list[dict]:
+    store, _ = open_filled(case, case.lengths)
+    slots, counts, qkv, out = queries(case, len(case.lengths))
+    reader = probe(case.threads, mebibytes=mebibytes)
+    store.attend(0, slots, counts, qkv, out)
+    rates, ratios, seconds = [], [], []
+    for _ in range(passes):
+        floor = reader.bytes / reader.seconds()
+        before, begun = store.bytes_read, time.perf_counter()
+        store.attend(0, slots, counts, qkv, out)
+        seconds.append(time.perf_counter() - begun)
+        rates.append((store.bytes_read - before) / seconds[-1])
+        ratios.append(rates[-1] / floor)
+    name = f"{case.name}, {case.threads} threads"
+    tokens = [len(case.lengths) / s for s in seconds]
+    return [
+        row(name, [r / 1e9 for r in rates], "GB/s", "read bandwidth, same threads", ratios),
+        row(name, tokens, "tokens/s of one layer", "read bandwidth, same threads", ratios),
+    ]
+
+
+def against_sdpa(threads: int, passes: int) -> dict:
+    """64 sequences of 128 to 4096 tokens, GQA 4: tokens/s against torch on the same threads, sequence by sequence."""
+    shape = LayerShape(8, 128, 128, 32, 128**-0.5)
+    lengths = tuple(int(x) for x in np.linspace(128, 4096, 64))
+    case = Case(f"bfloat16 {label(shape)} 64 lengths 128..4096, {threads} threads", shape, "bfloat16", lengths, threads)
+    store, _ = open_filled(case, lengths)
+    slots, counts, qkv, out = queries(case, len(lengths))
+    q = torch.randn(1, 32, 1, 128).bfloat16()
+    kv = [(torch.randn(1, 8, n, 128).bfloat16(), torch.randn(1, 8, n, 128).bfloat16()) for n in lengths]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        ratios, rates = [], []
+        for _ in range(max(3, passes // 3)):
+            begun = time.perf_counter()
+            for k, v in kv:
+                torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+            theirs = time.perf_counter() - begun
+            begun = time.perf_counter()
+            store.attend(0, slots, counts, qkv, out)
+            ours = time.perf_counter() - begun
+            rates.append(len(lengths) / ours)
+            ratios.append(theirs / ours)
+    finally:
+        torch.set_num_threads(before)
+    return row(case.name, rates, "tokens/s of one layer", "torch scaled_dot_product_attention", ratios)
+
+
+def row(name: str, values: list[float], unit: str, reference: str, ratios: list[float]) -> dict:
+    low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else (ratios * 3)
+    return {
+        "case": name,
+        "value": round(statistics.median(values), 3),
+        "unit": unit,
+        "reference": reference,
+        "ratio": round(statistics.median(ratios), 4),
+        "spread": [round(low, 4), round(high, 4)],
+    }
+
+
+def machine() -> dict:
+    return {
+        "cpu": _cpu_name(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "isa": attention.isa(),
+        "huge_pages": _first_line("/sys/kernel/mm/transparent_hugepage/enabled"),
+        "torch": torch.__version__,
+        "system": platform.platform(),
+    }
+
+
+def _first_line(path: str) -> str:
+    try:
+        with open(path) as f:
+            return f.readline().strip()
+    except OSError:
+        return "unknown"
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo") as f:
+            return next((line.split(":", 1)[1].strip() for line in f if line.startswith("model name")), "unknown")
+    except OSError:
+        return platform.processor() or "unknown"
+
+
+if __name__ == "__main__":
+    import json
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
+    print(json.dumps(run(parser.parse_args()), indent=1))
