@@ -34,5 +34,5 @@ clean:
 .venv/.installed: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet --editable '.[mpi,test,plot]'
+	$(BIN)/python -m pip install --quiet --editable '.[mpi,test]'
 	touch $@

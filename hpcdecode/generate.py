@@ -157,7 +157,8 @@ class _Run:
             if clients:
                 clients.serve(stop=worker.stopping)
             desk.writer.tick()
-            progress.update(desk.rows, desk.generated_tokens, worker.tokens_in_flight)
+            if progress.due():
+                progress.update(desk.rows, desk.generated_tokens, worker.tokens_in_flight)
 
         worker.run(duties)
         backoff = Backoff()

@@ -12,7 +12,7 @@ _BAR_SECONDS = 0.2
 
 
 class Progress:
-    """`update` is cheap and may be called at every turn."""
+    """Ask `due` at every turn, and call `update` when it is."""
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
@@ -20,11 +20,12 @@ class Progress:
         self._start = self._last = perf_counter()
         self._last_tokens = 0
 
+    def due(self) -> bool:
+        return perf_counter() - self._last >= (_BAR_SECONDS if self._terminal else _LINE_SECONDS)
+
     def update(self, rows: int, tokens: int, in_flight: int) -> None:
         """rows and tokens so far; in_flight: tokens in the KV cache now."""
         now = perf_counter()
-        if now - self._last < (_BAR_SECONDS if self._terminal else _LINE_SECONDS):
-            return
         rate = (tokens - self._last_tokens) / (now - self._last)
         self._last, self._last_tokens = now, tokens
         if self._terminal:
