@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from time import perf_counter
 
@@ -16,7 +17,8 @@ class Progress:
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
-        self._bar = tqdm(unit=" rows", disable=not self._terminal, file=sys.stderr, dynamic_ncols=True)
+        columns = shutil.get_terminal_size().columns
+        self._bar = tqdm(unit=" rows", disable=not self._terminal, file=sys.stderr, ncols=columns)
         self._start = self._last = perf_counter()
         self._last_tokens = 0
 
