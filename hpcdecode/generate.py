@@ -165,7 +165,7 @@ class _Run:
         while clients and clients.open:
             duties()
             backoff.pause()
-        progress.close()
+        progress.close(desk.rows)
         return worker
 
     def _run_remote(self, links: Seq[SLink], s_comm: MPI.Intracomm) -> SRank:

@@ -37,5 +37,6 @@ class Progress:
             line = f"{now - self._start:.0f} s: {rows:,} rows, {rate:,.0f} tokens/s, {in_flight:,} tokens in flight"
             print(f"hpcdecode: {line}", file=sys.stderr, flush=True)
 
-    def close(self) -> None:
+    def close(self, rows: int) -> None:
+        self._bar.update(rows - self._bar.n)
         self._bar.close()

@@ -1,0 +1,66 @@
+"""The command line on the demo model: the same results from any world; `make test-N` chooses its size."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import h5py
+import pytest
+
+RANKS = int(os.environ.get("HPCDECODE_TEST_RANKS", "3"))
+PROMPTS = Path(__file__).parents[2] / "jobs" / "demo" / "prompts.jsonl"
+FLAGS = ("--model", "demo", "--max-tokens", 12, "--dtype", "float32", "--batch", 16, "--period", 3)
+
+
+def contents(path):
+    with h5py.File(path) as file:
+        summary = json.loads(file.attrs["summary"])
+        rows = {name: file["rows"][name][:].tolist() for name in file["rows"]}
+        assert file.attrs["complete"]
+        return rows, json.loads(file.attrs["topology"]), summary
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    from tests.conftest import Command
+
+    command = Command(tmp_path_factory.mktemp("alone"))
+    result = command("generate", PROMPTS, "-o", "out.h5", *FLAGS)
+    assert result.returncode == 0, result.stderr
+    return contents(command.directory / "out.h5")
+
+
+def test_one_process_plays_both_roles(alone):
+    rows, topology, summary = alone
+    assert [rank["role"] for rank in topology] == ["SR"]
+    assert len(rows["line"]) == summary["rows"] == 40
+    assert rows["line"] == sorted(rows["line"])
+
+
+@pytest.mark.parametrize("s_ranks", [1, 2])
+def test_a_world_makes_the_rows_of_one_process(hpcdecode, tmp_path, alone, s_ranks):
+    if s_ranks >= RANKS:
+        pytest.skip(f"{RANKS} ranks leave no R-rank beside {s_ranks} S-ranks")
+    result = hpcdecode("generate", PROMPTS, "-o", "out.h5", *FLAGS, "--s-ranks", s_ranks, ranks=RANKS)
+    assert result.returncode == 0, result.stderr
+    rows, topology, summary = contents(tmp_path / "out.h5")
+    assert [rank["role"] for rank in topology] == ["S"] * s_ranks + ["R"] * (RANKS - s_ranks)
+    assert rows == alone[0]
+    assert summary["peak_kv_tokens"] > 0 and len(summary["peak_rss_bytes"]) == RANKS
+
+
+def test_the_model_comes_from_the_environment_and_the_output_from_the_prompts(hpcdecode, tmp_path):
+    hpcdecode.environment["HPCDECODE_MODEL"] = "demo"
+    (tmp_path / "few.jsonl").write_text('{"prompt": "The with statement"}\n')
+    result = hpcdecode("generate", "few.jsonl", "--max-tokens", 4)
+    assert result.returncode == 0, result.stderr
+    shown = hpcdecode("show", "few.h5")
+    assert "1 rows, 0 errors, complete" in shown.stdout and "line 1" in shown.stdout
+
+
+def test_split_prints_the_slices(hpcdecode):
+    result = hpcdecode("split", "demo")
+    assert result.returncode == 0, result.stderr
+    assert "6 slices" in result.stdout and "on the wire" in result.stdout

@@ -1,0 +1,36 @@
+"""Where the model comes from, and what a job refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcdecode.errors import UserError
+from hpcdecode.job import Job, default_output, demo_directory, find_model
+
+
+def test_the_flag_wins_over_the_environment_over_the_settings(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hpcdecode.toml").write_text('model = "/of/settings"\n')
+    assert find_model("/of/flag", {"HPCDECODE_MODEL": "/of/environment"}) == "/of/flag"
+    assert find_model(None, {"HPCDECODE_MODEL": "/of/environment"}) == "/of/environment"
+    assert find_model(None, {}) == "/of/settings"
+    assert find_model("demo", {}) == str(demo_directory() / "model")
+
+
+@pytest.mark.parametrize("settings", [None, "", "model = 7", "model ="])
+def test_no_model_is_an_error(tmp_path, monkeypatch, settings):
+    monkeypatch.chdir(tmp_path)
+    if settings is not None:
+        (tmp_path / "hpcdecode.toml").write_text(settings)
+    with pytest.raises(UserError, match=r"hpcdecode\.toml"):
+        find_model(None, {})
+
+
+def test_the_output_is_named_after_the_prompts():
+    assert default_output("/data/prompts.jsonl") == "prompts.h5"
+
+
+@pytest.mark.parametrize("field", ["batch", "period", "lanes", "prefill_tokens", "kv_memory"])
+def test_sizes_are_at_least_one(field):
+    with pytest.raises(UserError, match=field.replace("_", "-")):
+        Job(prompts="p", model="m", output="o", **{field: 0}).check()
