@@ -46,6 +46,7 @@ class Rank(msgspec.Struct, kw_only=True):
     rank: int
     host: str
     cpus: list[int]
+    gpus: int = 0  # that it sees
     role: str = ""
     device: str = "cpu"
     threads: int = 1
@@ -69,13 +70,17 @@ class Team:
     def __init__(self, comm: MPI.Intracomm | None, ranks: list[Rank]):
         self.comm, self.ranks = comm, ranks
         self.me = ranks[comm.rank if comm else 0]
-        self.lead = self.me.rank == 0
         self.s_ranks = [r.rank for r in ranks if r.has_s]
         self.r_ranks = [r.rank for r in ranks if r.has_r]
 
+    @property
+    def lead(self) -> bool:
+        """Whether this is the first S-rank, which reads the prompts and writes the results."""
+        return self.me.rank == self.s_ranks[0]
+
     def broadcast(self, value, kind):
         """The lead's `value` on every rank, as msgspec type `kind`."""
-        return broadcast(self.comm, value, kind)
+        return broadcast(self.comm, value, kind, self.s_ranks[0])
 
     def gather_all(self, value, kind) -> list:
         """`value` of every rank, by rank, on every rank."""
@@ -84,7 +89,12 @@ class Team:
 
 def assemble(comm: MPI.Intracomm | None, s_ranks: int | None) -> Team:
     """Give every rank its role and its cores; UserError if the world cannot have `s_ranks` S-ranks."""
-    me = Rank(rank=comm.rank if comm else 0, host=socket.gethostname(), cpus=sorted(os.sched_getaffinity(0)))
+    me = Rank(
+        rank=comm.rank if comm else 0,
+        host=socket.gethostname(),
+        cpus=sorted(os.sched_getaffinity(0)),
+        gpus=_visible_gpus(),
+    )
     ranks = gather_all(comm, me, Rank)
     _assign_roles(ranks, s_ranks)
     _assign_cores(ranks)
@@ -92,6 +102,7 @@ def assemble(comm: MPI.Intracomm | None, s_ranks: int | None) -> Team:
 
 
 def _assign_roles(ranks: list[Rank], s_ranks: int | None) -> None:
+    """S-ranks are `s_ranks` ranks, those that see a GPU first; if not given, those that see one, or else rank 0."""
     size = len(ranks)
     if size == 1:
         if s_ranks not in (None, 1):
@@ -100,15 +111,23 @@ def _assign_roles(ranks: list[Rank], s_ranks: int | None) -> None:
             )
         ranks[0].role = "SR"
         return
-    count = s_ranks or 1
+    seeing = sum(r.gpus > 0 for r in ranks)
+    count = s_ranks or (seeing if 0 < seeing < size else 1)
     if count >= size:
         raise UserError(
             f"--s-ranks {count}: the world has {size} ranks, which leaves no R-rank to hold the KV cache; "
             f"expected 1 to {size - 1}, or start more ranks",
             everywhere=True,
         )
+    chosen = sorted(ranks, key=lambda r: (r.gpus == 0, r.rank))[:count]
     for rank in ranks:
-        rank.role = "S" if rank.rank < count else "R"
+        rank.role = "S" if rank in chosen else "R"
+
+
+def _visible_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
 
 
 def _assign_cores(ranks: list[Rank]) -> None:

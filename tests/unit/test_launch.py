@@ -25,6 +25,19 @@ def test_roles():
     assert roles(4, s_ranks=2) == ["S", "S", "R", "R"]
 
 
+def test_ranks_that_see_a_gpu_are_s_ranks():
+    team = ranks([0], [0], [0], [0])
+    team[1].gpus = team[3].gpus = 1
+    launch._assign_roles(team, None)
+    assert [r.role for r in team] == ["R", "S", "R", "S"]
+    launch._assign_roles(team, 1)
+    assert [r.role for r in team] == ["R", "S", "R", "R"]
+    for rank in team:
+        rank.gpus = 1
+    launch._assign_roles(team, None)
+    assert [r.role for r in team] == ["S", "R", "R", "R"]
+
+
 @pytest.mark.parametrize(("count", "s_ranks"), [(1, 2), (2, 2), (3, 4)])
 def test_a_world_without_r_rank_is_refused(count, s_ranks):
     with pytest.raises(UserError, match="s-ranks") as caught:
