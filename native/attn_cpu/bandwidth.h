@@ -13,8 +13,9 @@ namespace hpcdecode {
 // A touched huge-page buffer and threads to read it with.
 class ReadProbe {
   public:
-    ReadProbe(size_t bytes, int threads, const std::vector<int>& cpus, const std::string& isa);  // std::invalid_argument
-    double seconds();  // of reading every byte once
+    ReadProbe(size_t bytes, int threads, const std::vector<int>& cpus,
+              const std::string& isa);  // std::invalid_argument
+    double seconds();                   // of reading every byte once
     size_t bytes() const { return arena_.size(); }
 
   private:

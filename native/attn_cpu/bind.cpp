@@ -43,7 +43,8 @@ void append(Engine& e, int layer, nb::handle slots, nb::handle counts, nb::handl
     e.append(layer, s.slots.data, s.counts.data, s.slots.size, m);
 }
 
-void attend(Engine& e, int layer, nb::handle slots, nb::handle counts, nb::handle qkv, nb::handle out, nb::handle sinks) {
+void attend(Engine& e, int layer, nb::handle slots, nb::handle counts, nb::handle qkv, nb::handle out,
+            nb::handle sinks) {
     const Sequences s = read_sequences(slots, counts);
     const Matrix in = read_matrix(qkv, "qkv", false), result = read_matrix(out, "out", true);
     std::vector<float> extra;
@@ -71,12 +72,13 @@ NB_MODULE(_attn_cpu, m) {
     nb::class_<LayerShape>(m, "LayerShape")
         .def(
             "__init__",
-            [](LayerShape* s, int kv_heads, int k_dim, int v_dim, int q_heads, float scale, std::optional<int64_t> window,
-               std::optional<float> softcap, bool sinks) {
+            [](LayerShape* s, int kv_heads, int k_dim, int v_dim, int q_heads, float scale,
+               std::optional<int64_t> window, std::optional<float> softcap, bool sinks) {
                 if ((window && *window < 1) || (softcap && !(*softcap > 0))) {
                     throw std::invalid_argument("window and softcap: expected positive values, or None");
                 }
-                new (s) LayerShape{kv_heads, k_dim, v_dim, q_heads, scale, window.value_or(0), softcap.value_or(0), sinks};
+                new (s)
+                    LayerShape{kv_heads, k_dim, v_dim, q_heads, scale, window.value_or(0), softcap.value_or(0), sinks};
             },
             nb::arg("kv_heads"), nb::arg("k_dim"), nb::arg("v_dim"), nb::arg("q_heads"), nb::arg("scale"),
             nb::arg("window").none(), nb::arg("softcap").none(), nb::arg("sinks"));
@@ -113,7 +115,9 @@ NB_MODULE(_attn_cpu, m) {
 
     m.def("built_isas", &built_isas);
     m.def("supported_isas", &supported_isas);
-    m.def("select_isa", [](const std::string& forced) { return std::string(select_isa(forced).name); }, nb::arg("forced"));
+    m.def(
+        "select_isa", [](const std::string& forced) { return std::string(select_isa(forced).name); },
+        nb::arg("forced"));
     m.def(
         "block_bytes",
         [](const std::vector<LayerShape>& layers, const std::string& kv_dtype, std::optional<int> block_tokens) {

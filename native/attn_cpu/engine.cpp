@@ -30,8 +30,8 @@ const uint8_t* at(const Matrix& m, int64_t row, int64_t column) {
 
 void check_matrix(const char* name, const Matrix& m, int64_t rows, int64_t columns) {
     if (m.rows == rows && m.columns == columns) return;
-    invalid(std::string(name) + ": expected shape [" + std::to_string(rows) + ", " + std::to_string(columns) + "], got [" +
-            std::to_string(m.rows) + ", " + std::to_string(m.columns) + "]");
+    invalid(std::string(name) + ": expected shape [" + std::to_string(rows) + ", " + std::to_string(columns) +
+            "], got [" + std::to_string(m.rows) + ", " + std::to_string(m.columns) + "]");
 }
 
 }  // namespace
@@ -126,7 +126,8 @@ void Engine::run_item(const Call& call, int64_t item, int thread) {
     int64_t i = item - s.first_item;
     const int segment = static_cast<int>(i % s.segments);
     i /= s.segments;
-    const int row_block = static_cast<int>(i % s.row_blocks), first_head = static_cast<int>(i / s.row_blocks) * s.heads_per_item;
+    const int row_block = static_cast<int>(i % s.row_blocks),
+              first_head = static_cast<int>(i / s.row_blocks) * s.heads_per_item;
     const int64_t rows = s.count * shape.group();
     AttendArgs a{};
     a.type = call.in->type;
@@ -177,8 +178,8 @@ void Engine::merge(const Call& call, const SequencePlan& s, int head, int heads,
     m.v_pad = call.layout->head.v_pad;
     m.group = shape.group();
     m.count = static_cast<int>(s.partials());
-    m.partials = reinterpret_cast<const float*>(partials_.get()) + s.first_partial +
-                 int64_t{head} * m.rows * (2 + m.v_pad);
+    m.partials =
+        reinterpret_cast<const float*>(partials_.get()) + s.first_partial + int64_t{head} * m.rows * (2 + m.v_pad);
     m.partial_stride = int64_t{shape.kv_heads} * m.rows * (2 + m.v_pad);
     m.heads = heads;
     m.sinks = call.sinks ? call.sinks + q_head : nullptr;
@@ -193,7 +194,8 @@ void Engine::extend(const int32_t* slots, const int32_t* counts, int n) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const std::vector<KvStore::Copy> copies = store_.extend(slots, counts, n);
     for (const KvStore::Copy& copy : copies)
-        for (size_t layer = 0; layer < store_.layers().size(); ++layer) store_.copy_block(copy, static_cast<int>(layer));
+        for (size_t layer = 0; layer < store_.layers().size(); ++layer)
+            store_.copy_block(copy, static_cast<int>(layer));
 }
 
 void Engine::append(int layer, const int32_t* slots, const int32_t* counts, int n, const Matrix& kv) {

@@ -54,7 +54,8 @@ unsigned saved_state() {
 }
 
 bool has_avx2() {
-    return bits(saved_state(), 0x6) && bits(cpuid(1, 0).c, bit_AVX | bit_FMA | bit_F16C) && bits(cpuid(7, 0).b, bit_AVX2);
+    return bits(saved_state(), 0x6) && bits(cpuid(1, 0).c, bit_AVX | bit_FMA | bit_F16C) &&
+           bits(cpuid(7, 0).b, bit_AVX2);
 }
 
 bool has_avx512() {
@@ -109,7 +110,8 @@ const KernelTable& select_isa(const std::string& forced) {
         if (e.supported()) best = e.table;
     }
     if (best != nullptr) return *best;
-    const std::string got = "HPCDECODE_ISA: '" + forced + "' is " + (known ? "not supported by this machine" : "unknown");
+    const std::string got =
+        "HPCDECODE_ISA: '" + forced + "' is " + (known ? "not supported by this machine" : "unknown");
     throw std::invalid_argument(got + "; expected one of " + join(supported_isas()) + ", or unset for the best");
 }
 

@@ -23,16 +23,17 @@ constexpr int kMaxRowBlock = 128;  // query rows (tokens x group) that one item 
 // tile lie k_step apart: with block_tokens % 64 == 0 the four tiles of a chunk take turns, else a tile lies alone.
 // Rows (any other block_tokens): [block_tokens][K row, V row]; gathered into tiles before use.
 struct HeadLayout {
-    int k_dim, v_dim;          // elements
-    int k_pad, v_pad;          // elements, as stored
-    size_t k_tile, v_tile;     // one tile of 16 tokens, scales included
-    size_t k_step;             // between units of a K tile
-    size_t k_scales, v_scales;  // int8, int4: 16 bfloat16 scales after the units of a K tile (of four, in turns), a V tile
-    size_t k_row, row_bytes;   // row layout: K part and whole; int8, int4: both scales at the end
-    size_t v_offset;           // tiled layout: start of the V tiles
-    size_t head_bytes;         // one KV head of one block
-    int block_tokens;          // tokens
-    int tiles_per_block;       // 0: row layout
+    int k_dim, v_dim;       // elements
+    int k_pad, v_pad;       // elements, as stored
+    size_t k_tile, v_tile;  // one tile of 16 tokens, scales included
+    size_t k_step;          // between units of a K tile
+    size_t k_scales,
+        v_scales;  // int8, int4: 16 bfloat16 scales after the units of a K tile (of four, in turns), a V tile
+    size_t k_row, row_bytes;  // row layout: K part and whole; int8, int4: both scales at the end
+    size_t v_offset;          // tiled layout: start of the V tiles
+    size_t head_bytes;        // one KV head of one block
+    int block_tokens;         // tokens
+    int tiles_per_block;      // 0: row layout
 };
 
 // One KV head of one sequence.
@@ -59,9 +60,9 @@ struct AttendArgs {
     HeadView kv;
     int heads;
     const void* q;
-    ActType type;          // of q and out
-    int64_t q_stride;      // elements between query tokens
-    int first_row, rows;   // of each head; rows <= kMaxRowBlock
+    ActType type;         // of q and out
+    int64_t q_stride;     // elements between query tokens
+    int first_row, rows;  // of each head; rows <= kMaxRowBlock
     int group;
     int64_t length;        // positions held, new tokens included
     AppendArgs fresh;      // first head's new tokens to be written on the way; count 0: none

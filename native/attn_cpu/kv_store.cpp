@@ -73,7 +73,8 @@ void KvStore::check_written(int slot, int64_t count) const {
     if (count == 0) return;
     for (int64_t b = (s.length - count) / block_tokens_; b < static_cast<int64_t>(s.blocks.size()); ++b) {
         if (references_[s.blocks[b]] != 1) {
-            invalid("slot " + str(slot) + ": its last " + str(count) + " positions are shared with a fork; extend first");
+            invalid("slot " + str(slot) + ": its last " + str(count) +
+                    " positions are shared with a fork; extend first");
         }
     }
 }
@@ -112,8 +113,8 @@ std::vector<KvStore::Copy> KvStore::extend(const int32_t* slots, const int32_t* 
     if (needed > free_blocks()) {
         for (int slot : copying) ++references_[slots_[slot].blocks.back()];
         throw CapacityError("KV cache full: " + str(needed * block_tokens_) + " tokens needed, " +
-                            str(free_blocks() * block_tokens_) + " free of " + str(capacity_tokens()) +
-                            " (blocks of " + str(block_tokens_) +
+                            str(free_blocks() * block_tokens_) + " free of " + str(capacity_tokens()) + " (blocks of " +
+                            str(block_tokens_) +
                             "); lower the batch or the token limit, or give the KV cache more memory");
     }
 

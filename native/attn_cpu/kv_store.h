@@ -33,8 +33,8 @@ class KvStore {
 
     void copy_block(const Copy& copy, int layer);
     HeadView view(int layer, int head, int slot) const;
-    void check_slots(const int32_t* slots, int n);           // in range, each once
-    void check_written(int slot, int64_t count) const;        // open, long enough, last `count` positions not shared
+    void check_slots(const int32_t* slots, int n);      // in range, each once
+    void check_written(int slot, int64_t count) const;  // open, long enough, last `count` positions not shared
 
     const std::vector<LayerLayout>& layers() const { return layers_; }
     KvType type() const { return type_; }

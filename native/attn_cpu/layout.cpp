@@ -9,10 +9,14 @@ size_t round_up(size_t x, size_t unit) { return (x + unit - 1) / unit * unit; }
 
 size_t bytes_of(KvType type, size_t elements) {
     switch (type) {
-        case KvType::kF32: return elements * 4;
-        case KvType::kI8: return elements;
-        case KvType::kI4: return elements / 2;
-        default: return elements * 2;
+        case KvType::kF32:
+            return elements * 4;
+        case KvType::kI8:
+            return elements;
+        case KvType::kI4:
+            return elements / 2;
+        default:
+            return elements * 2;
     }
 }
 

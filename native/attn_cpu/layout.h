@@ -20,8 +20,8 @@ struct LayerShape {
 struct LayerLayout {
     LayerShape shape;
     HeadLayout head;
-    size_t block_bytes;      // all KV heads of one block
-    size_t offset;           // of block 0 in the arena
+    size_t block_bytes;       // all KV heads of one block
+    size_t offset;            // of block 0 in the arena
     double token_head_bytes;  // stored bytes of one token and KV head
 };
 

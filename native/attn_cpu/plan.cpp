@@ -6,7 +6,7 @@ namespace hpcdecode {
 namespace {
 
 constexpr int64_t kItemBytes = 128 << 10;  // worth handing to a thread
-constexpr int64_t kMaxItemRows = 512;  // query rows of all heads of an item: their state should stay in cache
+constexpr int64_t kMaxItemRows = 512;      // query rows of all heads of an item: their state should stay in cache
 constexpr int64_t kItemsPerThread = 16;    // so that the last item is a small share of the whole
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -36,7 +36,8 @@ void AttendPlan::cut(SequencePlan& s, const LayerLayout& layer, int64_t bytes_pe
     s.head_items = static_cast<int>(ceil_div(heads, s.heads_per_item));
 }
 
-void AttendPlan::make(const KvStore& store, int layer, const int32_t* slots, const int32_t* counts, int n, int threads) {
+void AttendPlan::make(const KvStore& store, int layer, const int32_t* slots, const int32_t* counts, int n,
+                      int threads) {
     const LayerLayout& l = store.layers()[layer];
     const LayerShape& shape = l.shape;
     sequences.clear();

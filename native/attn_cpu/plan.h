@@ -7,8 +7,8 @@
 
 namespace hpcdecode {
 
-// An item is a run of KV heads over a segment of the pieces, for one block of query rows. Heads stay together where they
-// can: a block holds them side by side, and memory is fastest in straight lines.
+// An item is a run of KV heads over a segment of the pieces, for one block of query rows. Heads stay together where
+// they can: a block holds them side by side, and memory is fastest in straight lines.
 struct SequencePlan {
     int slot;
     int64_t length, count, first_token;  // first_token: row of the call's matrices
@@ -20,7 +20,9 @@ struct SequencePlan {
     int64_t first_item;
     int64_t first_pending;  // counters of unfinished segments, one a run of heads
     int64_t first_partial;  // floats
-    int64_t partials() const { return 1 + pieces - segment_pieces; }  // of one head, folded first segment and single pieces
+    int64_t partials() const {
+        return 1 + pieces - segment_pieces;
+    }  // of one head, folded first segment and single pieces
     int64_t items() const { return int64_t{row_blocks} * head_items * segments; }
 };
 

@@ -89,7 +89,8 @@ View view_of(nb::handle h, const char* name, const char* expected, bool writable
         if (writable) {
             fill(rw.data(), static_cast<int>(rw.ndim()), rw.dtype(), rw.shape_ptr(), rw.stride_ptr());
         } else {
-            fill(const_cast<void*>(ro.data()), static_cast<int>(ro.ndim()), ro.dtype(), ro.shape_ptr(), ro.stride_ptr());
+            fill(const_cast<void*>(ro.data()), static_cast<int>(ro.ndim()), ro.dtype(), ro.shape_ptr(),
+                 ro.stride_ptr());
         }
         return v;
     }
@@ -103,7 +104,8 @@ bool is(nb::dlpack::dtype t, nb::dlpack::dtype_code code, int bits) {
 }  // namespace
 
 Matrix read_matrix(nb::handle h, const char* name, bool writable) {
-    const char* expected = writable ? "a writable 2-D float32 or bfloat16 CPU tensor" : "a 2-D float32 or bfloat16 CPU tensor";
+    const char* expected =
+        writable ? "a writable 2-D float32 or bfloat16 CPU tensor" : "a 2-D float32 or bfloat16 CPU tensor";
     const View v = view_of(h, name, expected, writable);
     Matrix m{};
     if (is(v.dtype, nb::dlpack::dtype_code::Float, 32)) {
@@ -113,7 +115,8 @@ Matrix read_matrix(nb::handle h, const char* name, bool writable) {
     } else {
         wrong_type(name, "float32 or bfloat16", dtype_name(v.dtype));
     }
-    if (v.ndim != 2) throw std::invalid_argument(std::string(name) + ": expected 2 dimensions, got " + std::to_string(v.ndim));
+    if (v.ndim != 2)
+        throw std::invalid_argument(std::string(name) + ": expected 2 dimensions, got " + std::to_string(v.ndim));
     const bool filled = v.shape[0] > 0;
     if (filled && v.shape[1] > 1 && v.stride[1] != 1) {
         throw std::invalid_argument(std::string(name) + ": expected a contiguous last dimension, got stride " +
@@ -133,7 +136,8 @@ Matrix read_matrix(nb::handle h, const char* name, bool writable) {
 std::vector<float> read_floats(nb::handle h, const char* name) {
     const View v = view_of(h, name, "a 1-D float32 CPU tensor", false);
     if (!is(v.dtype, nb::dlpack::dtype_code::Float, 32)) wrong_type(name, "float32", dtype_name(v.dtype));
-    if (v.ndim != 1) throw std::invalid_argument(std::string(name) + ": expected 1 dimension, got " + std::to_string(v.ndim));
+    if (v.ndim != 1)
+        throw std::invalid_argument(std::string(name) + ": expected 1 dimension, got " + std::to_string(v.ndim));
     std::vector<float> out(v.shape[0]);
     for (int64_t i = 0; i < v.shape[0]; ++i) out[i] = static_cast<const float*>(v.data)[i * v.stride[0]];
     return out;

@@ -21,7 +21,8 @@ struct Append {
     static void tiled(const AppendArgs& a, int64_t i) {
         const HeadLayout& l = *a.kv.layout;
         const int64_t position = a.position + i, at = i * a.stride;
-        const int in_block = static_cast<int>(position % l.block_tokens), tile = in_block / kTile, lane = in_block % kTile;
+        const int in_block = static_cast<int>(position % l.block_tokens), tile = in_block / kTile,
+                  lane = in_block % kTile;
         uint8_t* block = a.kv.base + a.kv.blocks[position / l.block_tokens] * a.kv.block_bytes;
         uint8_t* kt = block + k_tile_at<Store>(l, tile);
         uint8_t* vt = block + l.v_offset + tile * l.v_tile;
@@ -36,7 +37,8 @@ struct Append {
         for (int d = 0; d < l.k_dim; ++d)
             Store::put(kt + d / 2 * l.k_step, lane, d % 2, load_act(a.k, a.type, at + d) * ki);
         for (int d = 0; d < l.v_dim; ++d)
-            Store::put(vt + v_unit(l, lane, d) * Store::kUnitBytes, d % kTile, lane % 2, load_act(a.v, a.type, at + d) * vi);
+            Store::put(vt + v_unit(l, lane, d) * Store::kUnitBytes, d % kTile, lane % 2,
+                       load_act(a.v, a.type, at + d) * vi);
     }
 
     static void row(const AppendArgs& a, int64_t i) {
@@ -63,7 +65,8 @@ struct Append {
         __builtin_memset(v_tiles, 0, kTilesPerChunk * l.v_tile);
         for (int64_t p = begin; p < end; ++p) {
             const int in_chunk = static_cast<int>(p % kChunk), lane = in_chunk % kTile;
-            const uint8_t* row = kv.base + kv.blocks[p / l.block_tokens] * kv.block_bytes + p % l.block_tokens * l.row_bytes;
+            const uint8_t* row =
+                kv.base + kv.blocks[p / l.block_tokens] * kv.block_bytes + p % l.block_tokens * l.row_bytes;
             uint8_t* kt = k_tiles + in_chunk / kTile * l.k_tile;
             uint8_t* vt = v_tiles + in_chunk / kTile * l.v_tile;
             for (int d = 0; d < l.k_dim; ++d) Store::move(row, d, kt + d / 2 * l.k_step, lane, d % 2);

@@ -39,8 +39,7 @@ inline void fold(const Partial& into, float m, float sum, const float* acc, int 
     *into.m = top;
     *into.sum = *into.sum * a + sum * b;
     const F va = vset(a), vb = vset(b);
-    for (int d = 0; d < v_pad; d += W)
-        vstore(into.acc + d, vfma(vload(into.acc + d), va, vmul(vload(acc + d), vb)));
+    for (int d = 0; d < v_pad; d += W) vstore(into.acc + d, vfma(vload(into.acc + d), va, vmul(vload(acc + d), vb)));
 }
 
 inline void write_out(const Partial& p, const float* sink, int v_dim, void* out, ActType type, int64_t at) {
@@ -160,7 +159,8 @@ struct AttendItem {
     }
 
     // Scores of one row -> weights; what is not visible gets a weight of exactly zero.
-    static inline void soften(const AttendArgs& a, const Rows& w, const Tiles& tiles, int row, int state, int slot, int64_t base, float c) {
+    static inline void soften(const AttendArgs& a, const Rows& w, const Tiles& tiles, int row, int state, int slot,
+                              int64_t base, float c) {
         constexpr int N = kTilesPerChunk * kVecs;
         const HeadLayout& l = *a.kv.layout;
         const Span seen = visible(a, row);
@@ -182,17 +182,20 @@ struct AttendItem {
         const F scale = vset(c), m = vset(-w.m[state]);
 #pragma GCC unroll 16
         for (int i = 0; i < N; ++i) s[i] = Kernel::exp2(vfma(s[i], scale, m));
-        Kernel::emit(s, w.sums + state * kTile, w.p + slot * kChunk);
         if constexpr (Store::kScaled) {
+            add_weights(s, w.sums + state * kTile);
             multiply(s, tiles.v_scales);
-            for (int i = 0; i < N; ++i) vstore(w.p + slot * kChunk + i * W, s[i]);
+            Kernel::store(s, w.p + slot * kChunk);
+        } else {
+            Kernel::emit(s, w.sums + state * kTile, w.p + slot * kChunk);
         }
     }
 
     static inline void multiply(F* s, const uint8_t* const* scales) {
         for (int t = 0; t < kTilesPerChunk; ++t)
             for (int j = 0; j < kVecs; ++j)
-                s[t * kVecs + j] = vmul(s[t * kVecs + j], load_bf16(reinterpret_cast<const uint16_t*>(scales[t]) + j * W));
+                s[t * kVecs + j] =
+                    vmul(s[t * kVecs + j], load_bf16(reinterpret_cast<const uint16_t*>(scales[t]) + j * W));
     }
 
     static __attribute__((noinline)) void raise(const Rows& w, int state, float top, float c, int v_pad) {
@@ -210,12 +213,12 @@ struct AttendItem {
         }
     }
 
-    // The hardware prefetcher follows straight lines only. So what comes next (V during K, the next head's K during V) is
-    // prefetched in the order it lies, a unit for every unit that leaves memory. Rows beyond kPassRows take another
+    // The hardware prefetcher follows straight lines only. So what comes next (V during K, the next head's K during V)
+    // is prefetched in the order it lies, a unit for every unit that leaves memory. Rows beyond kPass take another
     // pass over a chunk that the first one has brought in, and the passes share the prefetching.
     template <int MR>
     static inline void scores(const HeadLayout& l, const Tiles& tiles, const typename Kernel::Query* q, float* s) {
-        constexpr int N = MR < kPassRows ? MR : kPassRows, kRest = MR - N;
+        constexpr int N = MR < Kernel::kPass ? MR : Kernel::kPass, kRest = MR - N;
         constexpr int TT = pow2_below(kAccs / (N * kVecs)) > 4 ? 4 : pow2_below(kAccs / (N * kVecs));
         constexpr int kShare = kRest > 0 && TT > 1 ? TT / 2 : TT;
         const int units = l.k_pad / 2;
@@ -255,7 +258,7 @@ struct AttendItem {
     template <int MR>
     static __attribute__((noinline)) void chunk(const AttendArgs& a, const Rows& w, const Tiles& tiles, int h, int row,
                                                 int64_t base, float c) {
-        constexpr int N = MR < kPassRows ? MR : kPassRows, kWide = MR < kWideRows ? MR : kWideRows;
+        constexpr int N = MR < Kernel::kPass ? MR : Kernel::kPass, kWide = MR < Kernel::kWide ? MR : Kernel::kWide;
         const HeadLayout& l = *a.kv.layout;
         const int state = h * a.rows + row;
         float* acc = w.acc + static_cast<size_t>(state) * l.v_pad;

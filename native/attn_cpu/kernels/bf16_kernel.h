@@ -1,12 +1,37 @@
 // Scores and weighted values by bfloat16 pair products (AVX512_BF16). Queries and weights are rounded to bfloat16;
 // the sum of weights is taken over the rounded ones, so that equal values come out exactly.
+//
+// A unit of any type becomes one vector of pairs: bfloat16 as it lies, int8 by way of float (whole numbers up to 128
+// are exact), int4 by looking its 16 values up.
+inline __m512bh load_pairs(StoreBF16, const uint8_t* p) { return (__m512bh)_mm512_loadu_si512(p); }
+
+inline __m512bh load_pairs(StoreI8, const uint8_t* p) {
+    F even, odd;
+    load_i8_pairs(p, even, odd);
+    const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
+    return (__m512bh)_mm512_or_si512(low, _mm512_castps_si512(odd));  // the low half of an exact odd is zero
+}
+
+inline __m512bh load_pairs(StoreI4, const uint8_t* p) {
+    alignas(64) static const uint16_t values[32] = {
+        0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000,
+        0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040,
+        0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};  // -8 .. 7, twice
+    const __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m512i codes = _mm512_or_si512(x, _mm512_slli_epi32(x, 12));  // bit 4 of an index does not matter
+    return (__m512bh)_mm512_permutexvar_epi16(codes, _mm512_load_si512(values));
+}
+
+template <class Store>
 struct PairKernel {
-    using Storage = StoreBF16;
+    using Storage = Store;
+    static constexpr int kPass = PlainKernel<Store>::kPass, kWide = PlainKernel<Store>::kWide;
     using Query = uint32_t;
     static constexpr size_t kQueryBytes = 2;  // per element
     static constexpr int kQueryStep = 1;      // query elements of one row in a unit
     static inline F exp2(F t) { return vexp2_coarse(t); }
-    static inline __m512bh pairs(const void* p) { return (__m512bh)_mm512_loadu_si512(p); }
+    static constexpr int kUnit = Store::kUnitBytes;
+    static inline __m512bh pairs(const uint8_t* p) { return load_pairs(Store(), p); }
     static inline __m512bh spread(uint32_t pair) { return (__m512bh)_mm512_set1_epi32(static_cast<int>(pair)); }
 
     // q[unit][row] pairs
@@ -16,7 +41,8 @@ struct PairKernel {
         const HeadLayout& l = *a.kv.layout;
         for (int r = 0; r < MR; ++r) {
             const int row = a.first_row + row0 + r;
-            const int64_t base = (row / a.group) * a.q_stride + static_cast<int64_t>(head * a.group + row % a.group) * l.k_dim;
+            const int64_t base =
+                (row / a.group) * a.q_stride + static_cast<int64_t>(head * a.group + row % a.group) * l.k_dim;
             if (a.type == ActType::kBF16 && l.k_dim % 2 == 0) {
                 const uint16_t* src = static_cast<const uint16_t*>(a.q) + base;
                 for (int u = 0; u < l.k_dim / 2; ++u) __builtin_memcpy(q + (u * MR + r) * 2, src + u * 2, 4);
@@ -36,12 +62,12 @@ struct PairKernel {
 #pragma GCC unroll 16
             for (int t = 0; t < TT; ++t) acc[r][t] = vzero();
         }
-        for (int u = 0; u < units; ++u, q += stride, ahead += kShare * 64) {
+        for (int u = 0; u < units; ++u, q += stride, ahead += kShare * kUnit) {
             __m512bh x[TT];
 #pragma GCC unroll 4
             for (int t = 0; t < TT; ++t) {
                 x[t] = pairs(tiles.k[first + t] + u * tiles.k_step);
-                if (t < kShare) prefetch(ahead + t * 64);
+                if (t < kShare) prefetch_unit<Store>(ahead + t * kUnit);
             }
 #pragma GCC unroll 8
             for (int r = 0; r < MR; ++r) {
@@ -58,12 +84,16 @@ struct PairKernel {
     }
 
     // out holds bfloat16 pairs, 64 tokens in the first 128 bytes of the row
+    static inline void store(const F* p, float* out) {
+        _mm512_storeu_si512(out, (__m512i)_mm512_cvtne2ps_pbh(p[1], p[0]));
+        _mm512_storeu_si512(out + 16, (__m512i)_mm512_cvtne2ps_pbh(p[3], p[2]));
+    }
+
     static inline void emit(const F* p, float* sums, float* out) {
         const __m512bh ones = spread(0x3f803f80u);
-        const __m512bh lo = _mm512_cvtne2ps_pbh(p[1], p[0]), hi = _mm512_cvtne2ps_pbh(p[3], p[2]);
-        _mm512_storeu_si512(out, (__m512i)lo);
-        _mm512_storeu_si512(out + 16, (__m512i)hi);
-        vstore(sums, _mm512_dpbf16_ps(_mm512_dpbf16_ps(vload(sums), lo, ones), hi, ones));
+        store(p, out);
+        const F lo = _mm512_dpbf16_ps(vload(sums), (__m512bh)_mm512_loadu_si512(out), ones);
+        vstore(sums, _mm512_dpbf16_ps(lo, (__m512bh)_mm512_loadu_si512(out + 16), ones));
     }
 
     template <int MR, int NC, int kShare>
@@ -76,14 +106,14 @@ struct PairKernel {
             for (int c = 0; c < NC; ++c) o[r][c] = vload(acc + r * v_pad + c * W);
         }
         for (int t = tiles.first; t < tiles.last; ++t) {
-            const uint8_t* v = tiles.v[t] + first * 64;
+            const uint8_t* v = tiles.v[t] + first * kUnit;
             const uint32_t* w = reinterpret_cast<const uint32_t*>(p) + t * kTile / 2;
-            for (int u = 0; u < kTile / 2; ++u, v += tiles.v_step, ahead += kShare * 64) {
+            for (int u = 0; u < kTile / 2; ++u, v += tiles.v_step, ahead += kShare * kUnit) {
                 __m512bh x[NC];
 #pragma GCC unroll 8
                 for (int c = 0; c < NC; ++c) {
-                    x[c] = pairs(v + c * 64);
-                    if (c < kShare) prefetch(ahead + c * 64);
+                    x[c] = pairs(v + c * kUnit);
+                    if (c < kShare) prefetch_unit<Store>(ahead + c * kUnit);
                 }
 #pragma GCC unroll 8
                 for (int r = 0; r < MR; ++r) {

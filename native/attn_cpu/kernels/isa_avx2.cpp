@@ -1,5 +1,6 @@
-#include "../kernel_api.h"
 #include <immintrin.h>
+
+#include "../kernel_api.h"
 
 namespace hpcdecode {
 namespace isa_avx2 {
@@ -17,7 +18,7 @@ namespace {
 }  // namespace
 
 extern const KernelTable table;
-const KernelTable table = make_table<PlainKernel<StoreBF16>>("avx2");
+const KernelTable table = make_table<PlainKernel>("avx2");
 
 }  // namespace isa_avx2
 }  // namespace hpcdecode

@@ -1,5 +1,6 @@
-#include "../kernel_api.h"
 #include <immintrin.h>
+
+#include "../kernel_api.h"
 
 namespace hpcdecode {
 namespace isa_avx512 {
@@ -17,7 +18,7 @@ namespace {
 }  // namespace
 
 extern const KernelTable table;
-const KernelTable table = make_table<PlainKernel<StoreBF16>>("avx512");
+const KernelTable table = make_table<PlainKernel>("avx512");
 
 }  // namespace isa_avx512
 }  // namespace hpcdecode

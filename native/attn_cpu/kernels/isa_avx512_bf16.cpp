@@ -1,5 +1,6 @@
-#include "../kernel_api.h"
 #include <immintrin.h>
+
+#include "../kernel_api.h"
 
 namespace hpcdecode {
 namespace isa_avx512_bf16 {

@@ -1,6 +1,5 @@
 #include "../kernel_api.h"
 
-
 namespace hpcdecode {
 namespace isa_generic {
 namespace {
@@ -17,7 +16,7 @@ namespace {
 }  // namespace
 
 extern const KernelTable table;
-const KernelTable table = make_table<PlainKernel<StoreBF16>>("generic");
+const KernelTable table = make_table<PlainKernel>("generic");
 
 }  // namespace isa_generic
 }  // namespace hpcdecode

@@ -22,9 +22,19 @@ inline void prefetch_unit(const uint8_t* p) {
     }
 }
 
+inline void add_weights(const F* p, float* sums) {
+    for (int j = 0; j < kVecs; ++j) {
+        F x = vload(sums + j * W);
+        for (int t = 0; t < kTilesPerChunk; ++t) x = vadd(x, p[t * kVecs + j]);
+        vstore(sums + j * W, x);
+    }
+}
+
 template <class Store>
 struct PlainKernel {
     using Storage = Store;
+    // Rows of a pass. Unpacking costs more than reading from the cache again, so all rows share it.
+    static constexpr int kPass = Store::kScaled ? kMaxRows : kPassRows, kWide = Store::kScaled ? kMaxRows : kWideRows;
     using Query = float;
     static constexpr size_t kQueryBytes = 4;  // per element
     static constexpr int kQueryStep = 2;      // query elements of one row in a unit
@@ -37,7 +47,8 @@ struct PlainKernel {
         const HeadLayout& l = *a.kv.layout;
         for (int r = 0; r < MR; ++r) {
             const int row = a.first_row + row0 + r;
-            const int64_t base = (row / a.group) * a.q_stride + static_cast<int64_t>(head * a.group + row % a.group) * l.k_dim;
+            const int64_t base =
+                (row / a.group) * a.q_stride + static_cast<int64_t>(head * a.group + row % a.group) * l.k_dim;
             for (int d = 0; d < l.k_pad; ++d)
                 q[((d / 2) * MR + r) * 2 + d % 2] = d < l.k_dim ? load_act(a.q, a.type, base + d) : 0.0f;
         }
@@ -76,16 +87,14 @@ struct PlainKernel {
         }
     }
 
-    // Turns the weights of one row into what `values` reads and adds them to the row's 16 partial sums.
+    static inline void store(const F* p, float* out) {
+        for (int i = 0; i < kTilesPerChunk * kVecs; ++i) vstore(out + i * W, p[i]);
+    }
+
+    // Adds the weights of one row to its 16 partial sums and leaves them as `value_pass` reads them.
     static inline void emit(const F* p, float* sums, float* out) {
-        for (int j = 0; j < kVecs; ++j) {
-            F x = vload(sums + j * W);
-            for (int t = 0; t < kTilesPerChunk; ++t) {
-                x = vadd(x, p[t * kVecs + j]);
-                vstore(out + (t * kVecs + j) * W, p[t * kVecs + j]);
-            }
-            vstore(sums + j * W, x);
-        }
+        add_weights(p, sums);
+        store(p, out);
     }
 
     // NC runs of 16 dims from run `first` on; prefetches kShare units for every NC it reads.

@@ -2,8 +2,9 @@
 //
 // A unit is two steps of 16 lanes. K tile: [k_pad/2] units, lane = token, steps = two dims.
 // V tile: [8][v_pad/16] units, lane = dim, steps = two tokens.
-// float32, float16, int8: [2 steps][16 lanes]. bfloat16: [16 lanes][2 steps], the operand order of a bf16 pair product.
-// int4: [16 lanes] bytes, first step in the low half. int8 and int4 hold code * scale, one scale per token, head and K or V.
+// float32, float16: [2 steps][16 lanes]. bfloat16, int8: [16 lanes][2 steps], the operand order of a bf16 pair product.
+// int4: [16 lanes] bytes, first step in the low half. int8 and int4 hold code * scale, one scale per token, head and K
+// or V.
 template <class Self, class Elem>
 struct WholeStore {
     static constexpr bool kScaled = false;
@@ -53,12 +54,9 @@ inline int code_of(float x, int levels) {
 struct StoreI8 : WholeStore<StoreI8, int8_t> {
     static constexpr bool kScaled = true;
     static constexpr int kLevels = 127;
-    static int offset(int lane, int step) { return step * kTile + lane; }
+    static int offset(int lane, int step) { return lane * 2 + step; }
     static int8_t encode(float x) { return static_cast<int8_t>(code_of(x, kLevels)); }
-    static inline void load(const uint8_t* unit, int j, F& a, F& b) {
-        a = load_i8(unit + j * W);
-        b = load_i8(unit + kTile + j * W);
-    }
+    static inline void load(const uint8_t* unit, int j, F& a, F& b) { load_i8_pairs(unit + j * W * 2, a, b); }
 };
 
 struct StoreI4 {

@@ -43,8 +43,10 @@ inline F load_bf16(const uint16_t* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
 }
 
-inline F load_i8(const uint8_t* p) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+inline void load_i8_pairs(const uint8_t* p, F& even, F& odd) {
+    const __m256i x = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    even = _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(x, 16), 16));
+    odd = _mm256_cvtepi32_ps(_mm256_srai_epi32(x, 16));
 }
 
 inline void load_i4_pairs(const uint8_t* p, F& low, F& high) {

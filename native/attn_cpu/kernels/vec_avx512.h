@@ -1,7 +1,7 @@
 // 16 floats per vector. Included inside the namespace of one ISA.
 constexpr int W = 16;
-constexpr int kMaxRows = 8;    // query rows that share one pass over K or V
-constexpr int kAccs = 16;      // accumulator registers of one pass
+constexpr int kMaxRows = 8;   // query rows that share one pass over K or V
+constexpr int kAccs = 16;     // accumulator registers of one pass
 constexpr int kPassRows = 4;  // of these, in registers at once
 constexpr int kWideRows = 2;  // the same where rows of V are long
 using F = __m512;
@@ -21,7 +21,9 @@ inline float hmax(F a) { return _mm512_reduce_max_ps(a); }
 inline float hsum(F a) { return _mm512_reduce_add_ps(a); }
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
-inline F load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+inline F load_f16(const uint16_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
 
 inline void load_bf16_pairs(const uint16_t* p, F& even, F& odd) {
     const __m512i x = _mm512_loadu_si512(p);
@@ -34,8 +36,10 @@ inline F load_bf16(const uint16_t* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16));
 }
 
-inline F load_i8(const uint8_t* p) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+inline void load_i8_pairs(const uint8_t* p, F& even, F& odd) {
+    const __m512i x = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    even = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(x, 16), 16));
+    odd = _mm512_cvtepi32_ps(_mm512_srai_epi32(x, 16));
 }
 
 // Codes 0..15 stand for -8..7.
@@ -49,8 +53,8 @@ inline void load_i4_pairs(const uint8_t* p, F& low, F& high) {
 // Lanes outside [lo, hi) become -inf.
 inline F keep_lanes(F a, int lo, int hi) {
     const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __mmask16 keep = _mm512_cmpge_epi32_mask(lane, _mm512_set1_epi32(lo)) &
-                           _mm512_cmplt_epi32_mask(lane, _mm512_set1_epi32(hi));
+    const __mmask16 keep =
+        _mm512_cmpge_epi32_mask(lane, _mm512_set1_epi32(lo)) & _mm512_cmplt_epi32_mask(lane, _mm512_set1_epi32(hi));
     return _mm512_mask_mov_ps(vset(-__builtin_inff()), keep, a);
 }
 
@@ -65,7 +69,8 @@ inline F vround(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT 
 // Round to nearest even; a NaN stays one.
 inline void store_bf16(uint16_t* p, F a) {
     const __m512i x = _mm512_castps_si512(a), odd = _mm512_and_si512(_mm512_srli_epi32(x, 16), _mm512_set1_epi32(1));
-    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(x, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+    const __m512i rounded =
+        _mm512_srli_epi32(_mm512_add_epi32(x, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
     const __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
     const __m512i y = _mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc0));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(y));

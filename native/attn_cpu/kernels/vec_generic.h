@@ -53,9 +53,11 @@ inline void load_bf16_pairs(const uint16_t* p, F& even, F& odd) {
 
 inline F load_bf16(const uint16_t* p) { return reinterpret_cast<F>(load_u16(p) << 16); }
 
-inline F load_i8(const uint8_t* p) {
-    const int8_t* x = reinterpret_cast<const int8_t*>(p);
-    return F{static_cast<float>(x[0]), static_cast<float>(x[1]), static_cast<float>(x[2]), static_cast<float>(x[3])};
+inline void load_i8_pairs(const uint8_t* p, F& even, F& odd) {
+    for (int i = 0; i < W; ++i) {
+        even[i] = static_cast<float>(static_cast<int8_t>(p[2 * i]));
+        odd[i] = static_cast<float>(static_cast<int8_t>(p[2 * i + 1]));
+    }
 }
 
 inline void load_i4_pairs(const uint8_t* p, F& low, F& high) {
