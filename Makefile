@@ -23,6 +23,7 @@ test-native: .venv/.installed
 lint: .venv/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(shell git ls-files '*.cpp' '*.h')
 
 bench: .venv/.installed
 	$(BIN)/hpcdecode bench attention

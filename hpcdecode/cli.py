@@ -67,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_generate(commands)
     _add_show(commands)
     _add_split(commands)
+    _add_bench(commands)
     return parser
 
 
@@ -180,6 +181,21 @@ def _split(options: argparse.Namespace, _comm) -> int:
     model = load_split(find_model(options.model, {}), dtype=options.dtype, weights=False)
     print(render(model.describe()))
     return 0
+
+
+def _add_bench(commands) -> None:
+    parser = commands.add_parser(
+        "bench", help="measure against the machine's limits", description="Measure one part.", allow_abbrev=False
+    )
+    parser.add_argument("name", choices=("attention",), help="what to measure")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own flags; see hpcdecode bench NAME --help")
+    parser.set_defaults(run=_bench, parallel=False)
+
+
+def _bench(options: argparse.Namespace, _comm) -> int:
+    from hpcdecode.perf.bench import main as bench
+
+    return bench(options.name, options.arguments)
 
 
 def _count(text: str) -> int | None:

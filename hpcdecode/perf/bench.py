@@ -1,0 +1,34 @@
+"""`hpcdecode bench NAME`: measurements as ratios to a reference taken in the same run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence as Seq
+from importlib import import_module
+
+from hpcdecode.report.text import table
+
+
+def main(name: str, arguments: Seq[str]) -> int:
+    """Run the benchmark `name`; prints a table, or with --json one object: bench, machine, cases."""
+    module = import_module(f"hpcdecode.perf.bench_{name}")
+    parser = argparse.ArgumentParser(
+        prog=f"hpcdecode bench {name}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    module.add_arguments(parser)
+    options = parser.parse_args(arguments)
+    result = module.run(options)
+    print(json.dumps(result, indent=1) if options.json else _text(result))
+    return 0
+
+
+def _text(result: dict) -> str:
+    machine = ", ".join(f"{name} {value}" for name, value in result["machine"].items())
+    header = ("case", "value", "unit", "ratio", "spread", "against")
+    rows = (
+        (c["case"], f"{c['value']:,.1f}", c["unit"], c["ratio"], "{} .. {}".format(*c["spread"]), c["reference"])
+        for c in result["cases"]
+    )
+    return f"{machine}\n\n{table(header, rows)}"
