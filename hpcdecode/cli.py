@@ -40,7 +40,7 @@ def main(arguments: Seq[str] | None = None) -> int:
         print(f"hpcdecode: error: {error}", file=sys.stderr, flush=True)
         return 2
     except KeyboardInterrupt:
-        return 130
+        launch.abort(comm, UserError("interrupted before the first step"), 130)
     except BrokenPipeError:
         return 1
     except Exception as error:
@@ -99,7 +99,7 @@ def _add_generate(commands) -> None:
     add("--kv-dtype", choices=KV_DTYPES, help="of the KV cache (as --dtype)")
     add("--batch", type=_count, metavar="B", help="sequences decoding at once in the steady state")
     add("--period", type=_count, metavar="F", help="steps between two injections")
-    add("--lanes", type=int, default=2, metavar="L", help="mini-batches in flight (%(default)s)")
+    add("--lanes", type=_count, metavar="L", help="mini-batches in flight per S-rank (2, or 1 in one process)")
     add(
         "--prefill-tokens", type=int, default=512, metavar="N", help="most prompt tokens a step of a lane (%(default)s)"
     )

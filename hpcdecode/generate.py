@@ -48,13 +48,13 @@ def generate(job: Job, comm: MPI.Intracomm | None = None, *, model: SplitModel |
 
     model: a model loaded before, used in place of loading `job.model`. Raises UserError where the job cannot run.
     """
+    team = launch.assemble(comm, job.s_ranks)
+    if team.me.pinned:
+        os.sched_setaffinity(0, team.me.cpus)
+    torch.set_num_threads(team.me.threads)
+    setup, model, tokenizer = load(job, team, model)
+    measure_room(job, team, setup)
     with Signals() as signals:
-        team = launch.assemble(comm, job.s_ranks)
-        if team.me.pinned:
-            os.sched_setaffinity(0, team.me.cpus)
-        torch.set_num_threads(team.me.threads)
-        setup, model, tokenizer = load(job, team, model)
-        measure_room(job, team, setup)
         desk = _open_desk(job, team, setup, model, tokenizer) if team.lead else None
         scale = choose_scale(job, team, *desk.feed.preview(LOOKAHEAD)) if desk else None
         run = _Run(job, team, setup, team.broadcast(scale, Scale), model, signals)
@@ -158,7 +158,8 @@ class _Run:
                 clients.serve(stop=worker.stopping)
             desk.writer.tick()
             if progress.due():
-                progress.update(desk.rows, desk.generated_tokens, worker.tokens_in_flight)
+                tokens = worker.tokens + (clients.tokens if clients else 0)
+                progress.update(desk.rows, tokens, worker.tokens_in_flight)
 
         worker.run(duties)
         backoff = Backoff()

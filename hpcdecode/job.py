@@ -31,7 +31,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     kv_dtype: str | None = None
     batch: int | None = None  # B, sequences decoding at once in the steady state
     period: int | None = None  # F, steps between injections
-    lanes: int = 2
+    lanes: int | None = None  # mini-batches in flight
     prefill_tokens: int = 512  # most prompt tokens that a lane prefills in one step
     s_ranks: int | None = None
     kv_memory: int | None = None  # bytes per R-rank

@@ -36,6 +36,7 @@ class Clients:
         self.desk, self.comm = desk, comm
         self.open = set(range(1, comm.size))
         self.stopping = False
+        self.tokens = 0  # of the rows handed in
 
     def serve(self, *, stop: bool = False) -> None:
         """Take the reports that have arrived and answer them; waits for none. stop: let all end at their next step."""
@@ -48,6 +49,7 @@ class Clients:
             report = _receive(self.comm, status.source, _REPORT, Report)
             for done in report.finished:
                 self.desk.record(done)
+                self.tokens += len(done.token_ids)
             for error in report.errors:
                 self.desk.error(error)
             if report.ask > 0:

@@ -49,7 +49,7 @@ class SRank:
         self.prefill = PrefillCache(shapes)
         self.stopping = False
         self.seconds = self.wait_seconds = 0.0
-        self.steps = self.peak_prefill_tokens = 0
+        self.steps = self.tokens = self.peak_prefill_tokens = 0
         self._turn = self._plans = 0
 
     def run(self, between_turns: Callable[[], None]) -> None:
@@ -107,6 +107,7 @@ class SRank:
         for sequence in injector.commit(step, tokens, self.eos):
             self.sink.finish(sequence)
         self.steps += 1
+        self.tokens += len(tokens)
         self.peak_prefill_tokens = max(self.peak_prefill_tokens, self.prefill.tokens)
 
 

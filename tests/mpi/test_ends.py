@@ -66,12 +66,12 @@ def test_a_signal_ends_all_ranks_and_keeps_finished_rows(hpcdecode, long_job, tm
     assert all(len(tokens) == 8 + (line - 1) % 100 for line, tokens in rows.items())
 
 
-def test_an_exception_names_rank_host_and_cause(hpcdecode, long_job):
+def test_an_error_on_one_rank_names_rank_host_and_cause(hpcdecode, long_job):
     hpcdecode.environment["HPCDECODE_ISA"] = "none-such"  # only R-ranks choose one
     process = hpcdecode.start(*long_job, ranks=3)
     code, err = end(process, 60)
     assert code != 0
-    assert f"on {os.uname().nodename} failed: ValueError" in err and "none-such" in err
+    assert f"on {os.uname().nodename} failed:" in err and "none-such" in err
     assert "rank 1" in err or "rank 2" in err
 
 
