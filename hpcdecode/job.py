@@ -16,7 +16,7 @@ except ImportError:  # Python 3.10
     import tomli as tomllib
 
 DTYPES = ("float32", "bfloat16")
-KV_DTYPES = ("float32", "float16", "bfloat16")
+KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")
 SETTINGS = "hpcdecode.toml"
 
 
