@@ -46,8 +46,13 @@ class LayerShape:
 
     @property
     def q_columns(self) -> int:
-        """Columns of a q row; a `[q | k | v]` row has q_columns + kv_columns."""
+        """Columns of a q row."""
         return self.q_heads * self.k_dim
+
+    @property
+    def row_columns(self) -> int:
+        """Columns of a `[q | k | v]` row."""
+        return self.q_columns + self.kv_columns
 
     @property
     def out_columns(self) -> int:

@@ -31,21 +31,6 @@ class SLink(Protocol):
         """Return when the attention posted last is complete."""
 
 
-def row_width(shape: LayerShape) -> int:
-    """Elements of a decode row [q | k | v]."""
-    return shape.q_heads * shape.k_dim + kv_width(shape)
-
-
-def kv_width(shape: LayerShape) -> int:
-    """Elements of a prefill row [k | v]."""
-    return shape.kv_heads * (shape.k_dim + shape.v_dim)
-
-
-def out_width(shape: LayerShape) -> int:
-    """Elements of a row of o."""
-    return shape.q_heads * shape.v_dim
-
-
 class Share:
     """One R-rank's part of a plan: slots and counts as the KV store takes them, and its rows in the lane."""
 
@@ -63,7 +48,7 @@ class Share:
 
     def elements(self, shape: LayerShape) -> int:
         """Elements that the R-rank receives for one layer."""
-        return len(self.decode_rows) * row_width(shape) + len(self.prefill_rows) * kv_width(shape)
+        return len(self.decode_rows) * shape.row_columns + len(self.prefill_rows) * shape.kv_columns
 
 
 class Part(Protocol):

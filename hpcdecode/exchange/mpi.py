@@ -14,7 +14,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from hpcdecode.attention import LayerShape
-from hpcdecode.exchange.base import Share, kv_width, out_width, row_width
+from hpcdecode.exchange.base import Share
 from hpcdecode.exchange.wait import wait
 from hpcdecode.schedule.plan import Plan, wire_length
 
@@ -70,7 +70,7 @@ class MpiSLink:
         if self._decodes:
             self._target = o[: self._decodes]
             rows = self._target if self.ranks == 1 else self._in.take(self._target.numel()).view_as(self._target)
-            back = [len(s.decode_rows) * out_width(shape) for s in self._shares]
+            back = [len(s.decode_rows) * shape.out_columns for s in self._shares]
             self._received = self.comm.Ialltoallv(_spec(rows[:0], nothing), _spec(rows, [0, *back]))
             self._arriving = rows
 
@@ -90,7 +90,7 @@ class MpiSLink:
     def _pack(self, shape: LayerShape, wire: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
         at = 0
         for decode, prefill in self._rows:
-            for rows, parts, width in ((decode, (q, k, v), row_width(shape)), (prefill, (k, v), kv_width(shape))):
+            for rows, parts, width in ((decode, (q, k, v), shape.row_columns), (prefill, (k, v), shape.kv_columns)):
                 if not len(rows):
                     continue
                 target = wire[at : at + len(rows) * width].view(len(rows), width)
@@ -126,11 +126,11 @@ class MpiRLink:
     def rows(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         """What has arrived: decode rows [q | k | v], prefill rows [k | v], and the o to be written."""
         shape, decodes = self.shapes[layer], len(self.share.decode_rows)
-        split = decodes * row_width(shape)
-        rows = self._wire[:split].view(decodes, row_width(shape))
-        prompts = self._wire[split:].view(-1, kv_width(shape))
+        split = decodes * shape.row_columns
+        rows = self._wire[:split].view(decodes, shape.row_columns)
+        prompts = self._wire[split:].view(-1, shape.kv_columns)
         wait(self._sent)
-        out = self._out.take(decodes * out_width(shape)).view(decodes, out_width(shape))
+        out = self._out.take(decodes * shape.out_columns).view(decodes, shape.out_columns)
         return rows, prompts, out
 
     def send(self, out: Tensor) -> None:

@@ -91,7 +91,7 @@ class SRank:
         o, context = None, (ids, positions, keep)
         for layer, shape in enumerate(self.shapes):
             q, k, v, context = self.model.slice(layer, o, context)
-            o = q.new_empty(len(q), shape.q_heads * shape.v_dim)
+            o = q.new_empty(len(q), shape.out_columns)
             link.post(layer, q, k, v, o)
             if step.prefill:
                 rows = slice(decodes, None)
