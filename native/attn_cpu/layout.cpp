@@ -7,6 +7,11 @@ namespace {
 
 size_t round_up(size_t x, size_t unit) { return (x + unit - 1) / unit * unit; }
 
+bool scaled(KvType type) { return type == KvType::kI8 || type == KvType::kI4; }
+
+// Steps of a unit, see storage.h.
+size_t steps_of(KvType type) { return type == KvType::kI4 ? 8 : type == KvType::kI8 ? 4 : 2; }
+
 size_t bytes_of(KvType type, size_t elements) {
     switch (type) {
         case KvType::kF32:
@@ -38,18 +43,19 @@ KvType parse_kv_type(const std::string& name) {
 int default_block_tokens(KvType) { return 64; }
 
 HeadLayout head_layout(const LayerShape& shape, KvType type, int block_tokens) {
-    const size_t scale = type == KvType::kI8 || type == KvType::kI4 ? 2 : 0;
+    const size_t scale = scaled(type) ? 2 : 0;
     HeadLayout h{};
     h.k_dim = shape.k_dim;
     h.v_dim = shape.v_dim;
-    h.k_pad = static_cast<int>(round_up(shape.k_dim, 2));
+    h.k_pad = static_cast<int>(round_up(shape.k_dim, scaled(type) ? 8 : 2));
     h.v_pad = static_cast<int>(round_up(shape.v_dim, kTile));
     const size_t k_units = bytes_of(type, kTile * h.k_pad), turns = block_tokens % kChunk == 0 ? kTilesPerChunk : 1;
     h.k_tile = k_units + kTile * scale;
-    h.v_scales = bytes_of(type, kTile * h.v_pad);
-    h.v_tile = h.v_scales + kTile * scale;
+    const size_t v_units = bytes_of(type, kTile * h.v_pad);
+    h.v_tile = v_units + kTile * scale;
+    h.v_scales = turns * v_units;
     h.k_scales = turns * k_units;
-    h.k_step = turns * bytes_of(type, 2 * kTile);
+    h.k_step = turns * bytes_of(type, steps_of(type) * kTile);
     h.k_row = bytes_of(type, h.k_pad);
     h.row_bytes = h.k_row + bytes_of(type, h.v_pad) + 2 * scale;
     h.block_tokens = block_tokens;

@@ -25,19 +25,23 @@ struct Append {
                   lane = in_block % kTile;
         uint8_t* block = a.kv.base + a.kv.blocks[position / l.block_tokens] * a.kv.block_bytes;
         uint8_t* kt = block + k_tile_at<Store>(l, tile);
-        uint8_t* vt = block + l.v_offset + tile * l.v_tile;
+        uint8_t* vt = block + v_tile_at<Store>(l, tile);
+        uint8_t* v_scales = block + v_scales_at<Store>(l, tile);
         // A recycled block may hold infinities, which a weight of zero would turn into NaN.
-        if (lane == 0) __builtin_memset(vt, 0, l.v_tile);
+        if (lane == 0) {
+            __builtin_memset(vt, 0, static_cast<size_t>(kTile / Store::kSteps) * l.v_pad / kTile * Store::kUnitBytes);
+            if constexpr (Store::kScaled) __builtin_memset(v_scales, 0, kTile * 2);
+        }
         const uint16_t k_scale = scale_of(a, a.k, at, l.k_dim), v_scale = scale_of(a, a.v, at, l.v_dim);
         if constexpr (Store::kScaled) {
             reinterpret_cast<uint16_t*>(block + k_scales_at<Store>(l, tile))[lane] = k_scale;
-            reinterpret_cast<uint16_t*>(vt + l.v_scales)[lane] = v_scale;
+            reinterpret_cast<uint16_t*>(v_scales)[lane] = v_scale;
         }
         const float ki = inverse(k_scale), vi = inverse(v_scale);
         for (int d = 0; d < l.k_dim; ++d)
-            Store::put(kt + d / 2 * l.k_step, lane, d % 2, load_act(a.k, a.type, at + d) * ki);
+            Store::put(kt + d / Store::kSteps * l.k_step, lane, d % Store::kSteps, load_act(a.k, a.type, at + d) * ki);
         for (int d = 0; d < l.v_dim; ++d)
-            Store::put(vt + v_unit(l, lane, d) * Store::kUnitBytes, d % kTile, lane % 2,
+            Store::put(vt + v_unit_at<Store>(l, lane, d), d % kTile, lane % Store::kSteps,
                        load_act(a.v, a.type, at + d) * vi);
     }
 
@@ -69,9 +73,10 @@ struct Append {
                 kv.base + kv.blocks[p / l.block_tokens] * kv.block_bytes + p % l.block_tokens * l.row_bytes;
             uint8_t* kt = k_tiles + in_chunk / kTile * l.k_tile;
             uint8_t* vt = v_tiles + in_chunk / kTile * l.v_tile;
-            for (int d = 0; d < l.k_dim; ++d) Store::move(row, d, kt + d / 2 * l.k_step, lane, d % 2);
+            for (int d = 0; d < l.k_dim; ++d)
+                Store::move(row, d, kt + d / Store::kSteps * l.k_step, lane, d % Store::kSteps);
             for (int d = 0; d < l.v_dim; ++d)
-                Store::move(row + l.k_row, d, vt + v_unit(l, lane, d) * Store::kUnitBytes, d % kTile, lane % 2);
+                Store::move(row + l.k_row, d, vt + v_unit_at<Store>(l, lane, d), d % kTile, lane % Store::kSteps);
             if constexpr (Store::kScaled) {
                 const uint8_t* scales = row + l.row_bytes - 4;
                 __builtin_memcpy(kt + l.k_scales + lane * 2, scales, 2);

@@ -2,65 +2,13 @@
 //
 // Weights are 2^(score * scale * log2 e - m) for a reference exponent m that is raised only when a score
 // exceeds it by more than kSlack: no overflow is possible, and most chunks need neither a horizontal maximum nor a
-// rescaled accumulator. A partial is (m, sum of weights, weighted values); m = -inf marks an empty one.
+// rescaled accumulator.
 constexpr float kSlack = 8.0f;
 
 inline uint8_t* carve(uint8_t*& p, size_t bytes) {
     uint8_t* at = p;
     p += (bytes + 63) / 64 * 64;
     return at;
-}
-
-struct Partial {
-    float* m;
-    float* sum;
-    float* acc;  // [v_pad]
-};
-inline Partial partial_at(float* base, int row, int v_pad) {
-    float* p = base + static_cast<size_t>(row) * (2 + v_pad);
-    return {p, p + 1, p + 2};
-}
-
-inline void clear_partials(float* base, int rows, int v_pad) {
-    for (int r = 0; r < rows; ++r) {
-        const Partial p = partial_at(base, r, v_pad);
-        *p.m = -__builtin_inff();
-        *p.sum = 0.0f;
-        for (int d = 0; d < v_pad; d += W) vstore(p.acc + d, vzero());
-    }
-}
-
-// into := into merged with the later partial x.
-inline void fold(const Partial& into, float m, float sum, const float* acc, int v_pad) {
-    const float inf = __builtin_inff();
-    if (m == -inf) return;
-    const float top = *into.m > m ? *into.m : m;
-    const float a = *into.m == -inf ? 0.0f : exp2_one(*into.m - top), b = exp2_one(m - top);
-    *into.m = top;
-    *into.sum = *into.sum * a + sum * b;
-    const F va = vset(a), vb = vset(b);
-    for (int d = 0; d < v_pad; d += W) vstore(into.acc + d, vfma(vload(into.acc + d), va, vmul(vload(acc + d), vb)));
-}
-
-inline void write_out(const Partial& p, const float* sink, int v_dim, void* out, ActType type, int64_t at) {
-    const float inf = __builtin_inff();
-    float total = *p.sum, weight = 1.0f;
-    if (sink != nullptr) {
-        const float s = *sink * kLog2E, top = *p.m > s ? *p.m : s;
-        weight = *p.m == -inf ? 0.0f : exp2_one(*p.m - top);
-        total = total * weight + (s == -inf ? 0.0f : exp2_one(s - top));
-    }
-    const float inverse = total > 0.0f || total != total ? weight / total : 0.0f;
-    int d = 0;
-    for (; d + W <= v_dim; d += W) {
-        const F x = vmul(vload(p.acc + d), vset(inverse));
-        if (type == ActType::kF32) {
-            vstore(static_cast<float*>(out) + at + d, x);
-        } else {
-            store_bf16(static_cast<uint16_t*>(out) + at + d, x);
-        }
-    }
-    for (; d < v_dim; ++d) store_act(out, type, at + d, p.acc[d] * inverse);
 }
 
 template <class Kernel>
@@ -114,6 +62,7 @@ struct AttendItem {
         const uint8_t* k[kTilesPerChunk];
         const uint8_t* v[kTilesPerChunk];
         const uint8_t* k_scales[kTilesPerChunk];
+        const uint8_t* v_scales[kTilesPerChunk];
         int first, last;
     };
 
@@ -129,12 +78,14 @@ struct AttendItem {
                 t.k[i] = w.k_tiles + use * l.k_tile;
                 t.v[i] = w.v_tiles + use * l.v_tile;
                 t.k_scales[i] = t.k[i] + l.k_scales;
+                t.v_scales[i] = t.v[i] + l.v_scales;
                 continue;
             }
             const uint32_t tile = static_cast<uint32_t>(base / kTile + use), per = l.tiles_per_block;
             const uint8_t* block = a.kv.base + a.kv.blocks[tile / per] * a.kv.block_bytes;
             t.k[i] = block + k_tile_at<Store>(l, tile % per);
-            t.v[i] = block + l.v_offset + tile % per * l.v_tile;
+            t.v[i] = block + v_tile_at<Store>(l, tile % per);
+            t.v_scales[i] = block + v_scales_at<Store>(l, tile % per);
             t.k_scales[i] = block + k_scales_at<Store>(l, tile % per);
         }
         return t;
@@ -152,25 +103,30 @@ struct AttendItem {
             t.k[i] = now.k[i] + skip;
             t.v[i] = now.v[i] + skip;
             t.k_scales[i] = now.k_scales[i] + skip;
-            t.v_scales[i] = t.v[i] + l.v_scales;
+            t.v_scales[i] = now.v_scales[i] + skip;
         }
         t.next_k = h + 1 == a.heads ? next.k[0] : t.k[0] + l.head_bytes;
         return t;
     }
 
+    // Of the 64 tokens of a chunk, as floats.
+    struct Scales {
+        float k[kChunk], v[kChunk];
+    };
+
     // Scores of one row -> weights; what is not visible gets a weight of exactly zero.
-    static inline void soften(const AttendArgs& a, const Rows& w, const Tiles& tiles, int row, int state, int slot,
+    static inline void soften(const AttendArgs& a, const Rows& w, const Scales& scales, int row, int state, int slot,
                               int64_t base, float c) {
         constexpr int N = kTilesPerChunk * kVecs;
         const HeadLayout& l = *a.kv.layout;
-        const Span seen = visible(a, row);
         F s[N];
 #pragma GCC unroll 16
         for (int i = 0; i < N; ++i) s[i] = vload(w.s + slot * kChunk + i * W);
-        if constexpr (Store::kScaled) multiply(s, tiles.k_scales);
+        if constexpr (Store::kScaled) multiply(s, scales.k);
         if (a.softcap > 0.0f)
             for (int i = 0; i < N; ++i) s[i] = vsoftcap(vmul(s[i], vset(a.scale)), a.softcap);
-        if (seen.lo > base || seen.hi < base + kChunk) {
+        if (!whole(a, base)) {
+            const Span seen = visible(a, row);
             const int lo = seen.lo > base ? static_cast<int>(seen.lo - base < kChunk ? seen.lo - base : kChunk) : 0;
             const int hi = seen.hi < base + kChunk ? static_cast<int>(seen.hi > base ? seen.hi - base : 0) : kChunk;
             for (int i = 0; i < N; ++i) s[i] = keep_lanes(s[i], lo - i * W, hi - i * W);
@@ -184,18 +140,27 @@ struct AttendItem {
         for (int i = 0; i < N; ++i) s[i] = Kernel::exp2(vfma(s[i], scale, m));
         if constexpr (Store::kScaled) {
             add_weights(s, w.sums + state * kTile);
-            multiply(s, tiles.v_scales);
+            multiply(s, scales.v);
             Kernel::store(s, w.p + slot * kChunk);
         } else {
             Kernel::emit(s, w.sums + state * kTile, w.p + slot * kChunk);
         }
     }
 
-    static inline void multiply(F* s, const uint8_t* const* scales) {
+    // Whether every row sees all of a chunk; the last token sees most and its window begins last.
+    static inline bool whole(const AttendArgs& a, int64_t base) {
+        const int64_t first_end = a.length - a.new_tokens + 1;
+        return base + kChunk <= first_end && (a.window == 0 || base >= a.length - a.window);
+    }
+
+    static inline void widen(const uint8_t* const* tiles, float* out) {
         for (int t = 0; t < kTilesPerChunk; ++t)
-            for (int j = 0; j < kVecs; ++j)
-                s[t * kVecs + j] =
-                    vmul(s[t * kVecs + j], load_bf16(reinterpret_cast<const uint16_t*>(scales[t]) + j * W));
+            for (int j = 0; j < kTile; j += W)
+                vstore(out + t * kTile + j, load_bf16(reinterpret_cast<const uint16_t*>(tiles[t]) + j));
+    }
+    static inline void multiply(F* s, const float* scales) {
+#pragma GCC unroll 16
+        for (int i = 0; i < kTilesPerChunk * kVecs; ++i) s[i] = vmul(s[i], vload(scales + i * W));
     }
 
     static __attribute__((noinline)) void raise(const Rows& w, int state, float top, float c, int v_pad) {
@@ -219,9 +184,10 @@ struct AttendItem {
     template <int MR>
     static inline void scores(const HeadLayout& l, const Tiles& tiles, const typename Kernel::Query* q, float* s) {
         constexpr int N = MR < Kernel::kPass ? MR : Kernel::kPass, kRest = MR - N;
-        constexpr int TT = pow2_below(kAccs / (N * kVecs)) > 4 ? 4 : pow2_below(kAccs / (N * kVecs));
+        constexpr int TT =
+            pow2_below(Kernel::kRegisters / (N * kVecs)) > 4 ? 4 : pow2_below(Kernel::kRegisters / (N * kVecs));
         constexpr int kShare = kRest > 0 && TT > 1 ? TT / 2 : TT;
-        const int units = l.k_pad / 2;
+        const int units = l.k_pad / Store::kSteps;
         const size_t pass = static_cast<size_t>(units) * kShare * Store::kUnitBytes;
         const uint8_t* ahead = tiles.v[0];
         for (int t = 0; t < kTilesPerChunk; t += TT) {
@@ -242,7 +208,7 @@ struct AttendItem {
         constexpr int kPasses = (MR + N - 1) / N, kShare = NC > kPasses ? NC / kPasses : 1;
         constexpr int kNow = MR - R < N ? MR - R : N;
         Kernel::template value_pass<kNow, NC, kShare>(tiles, c, p + R * kChunk, ahead, acc + R * l.v_pad, l.v_pad);
-        ahead += static_cast<size_t>(kChunk / 2) * kShare * Store::kUnitBytes;
+        ahead += static_cast<size_t>(kChunk / Store::kSteps) * kShare * Store::kUnitBytes;
         if constexpr (R + N < MR) return value_rows<MR, N, NC, R + N>(l, tiles, p, ahead, acc, c);
         return ahead;
     }
@@ -264,11 +230,16 @@ struct AttendItem {
         float* acc = w.acc + static_cast<size_t>(state) * l.v_pad;
         const uint8_t* q = w.q + static_cast<size_t>(state) * l.k_pad * Kernel::kQueryBytes;
         scores<MR>(l, tiles, reinterpret_cast<const typename Kernel::Query*>(q), w.s);
-        for (int r = 0; r < MR; ++r) soften(a, w, tiles, row + r, state + r, r, base, c);
+        Scales scales;
+        if constexpr (Store::kScaled) {
+            widen(tiles.k_scales, scales.k);
+            widen(tiles.v_scales, scales.v);
+        }
+        for (int r = 0; r < MR; ++r) soften(a, w, scales, row + r, state + r, r, base, c);
         if (l.v_pad % (8 * kTile) == 0) {  // read whole rows of V where they are long
-            values<MR, kWide, pow2_below(kAccs / (kWide * kVecs))>(l, tiles, w.p, tiles.next_k, acc, 0);
+            values<MR, kWide, pow2_below(Kernel::kRegisters / (kWide * kVecs))>(l, tiles, w.p, tiles.next_k, acc, 0);
         } else {
-            values<MR, N, pow2_below(kAccs / (N * kVecs))>(l, tiles, w.p, tiles.next_k, acc, 0);
+            values<MR, N, pow2_below(Kernel::kRegisters / (N * kVecs))>(l, tiles, w.p, tiles.next_k, acc, 0);
         }
     }
 
@@ -308,7 +279,8 @@ struct AttendItem {
                 const Tiles tiles = tiles_of(a, now, next, h);
                 for (int row = 0; row < a.rows; row += kMaxRows) {
                     const int n = a.rows - row < kMaxRows ? a.rows - row : kMaxRows;
-                    if (visible(a, row + n - 1).hi <= base || visible(a, row).lo >= base + kChunk) continue;
+                    if (!whole(a, base) && (visible(a, row + n - 1).hi <= base || visible(a, row).lo >= base + kChunk))
+                        continue;
                     dispatch<kMaxRows>(n, a, w, tiles, h, row, base, c);
                 }
             }
@@ -374,18 +346,3 @@ struct AttendItem {
         }
     }
 };
-
-inline void merge_partials(const MergeArgs& a) {
-    float* total = reinterpret_cast<float*>(a.scratch);
-    for (int r = 0; r < a.heads * a.rows; ++r) {
-        clear_partials(total, 1, a.v_pad);
-        const Partial into = partial_at(total, 0, a.v_pad);
-        for (int i = 0; i < a.count; ++i) {
-            const Partial p = partial_at(const_cast<float*>(a.partials) + i * a.partial_stride, r, a.v_pad);
-            fold(into, *p.m, *p.sum, p.acc, a.v_pad);
-        }
-        const int row = r % a.rows, head = r / a.rows * a.group + row % a.group;
-        const int64_t at = row / a.group * a.out_stride + static_cast<int64_t>(head) * a.v_dim;
-        write_out(into, a.sinks ? a.sinks + head : nullptr, a.v_dim, a.out, a.type, at);
-    }
-}

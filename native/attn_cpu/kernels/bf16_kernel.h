@@ -1,37 +1,16 @@
 // Scores and weighted values by bfloat16 pair products (AVX512_BF16). Queries and weights are rounded to bfloat16;
 // the sum of weights is taken over the rounded ones, so that equal values come out exactly.
-//
-// A unit of any type becomes one vector of pairs: bfloat16 as it lies, int8 by way of float (whole numbers up to 128
-// are exact), int4 by looking its 16 values up.
-inline __m512bh load_pairs(StoreBF16, const uint8_t* p) { return (__m512bh)_mm512_loadu_si512(p); }
-
-inline __m512bh load_pairs(StoreI8, const uint8_t* p) {
-    F even, odd;
-    load_i8_pairs(p, even, odd);
-    const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
-    return (__m512bh)_mm512_or_si512(low, _mm512_castps_si512(odd));  // the low half of an exact odd is zero
-}
-
-inline __m512bh load_pairs(StoreI4, const uint8_t* p) {
-    alignas(64) static const uint16_t values[32] = {
-        0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000,
-        0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040,
-        0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};  // -8 .. 7, twice
-    const __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    const __m512i codes = _mm512_or_si512(x, _mm512_slli_epi32(x, 12));  // bit 4 of an index does not matter
-    return (__m512bh)_mm512_permutexvar_epi16(codes, _mm512_load_si512(values));
-}
-
 template <class Store>
 struct PairKernel {
     using Storage = Store;
     static constexpr int kPass = PlainKernel<Store>::kPass, kWide = PlainKernel<Store>::kWide;
+    static constexpr int kRegisters = kAccs;
     using Query = uint32_t;
     static constexpr size_t kQueryBytes = 2;  // per element
     static constexpr int kQueryStep = 1;      // query elements of one row in a unit
     static inline F exp2(F t) { return vexp2_coarse(t); }
     static constexpr int kUnit = Store::kUnitBytes;
-    static inline __m512bh pairs(const uint8_t* p) { return load_pairs(Store(), p); }
+    static inline __m512bh pairs(const uint8_t* p) { return (__m512bh)_mm512_loadu_si512(p); }
     static inline __m512bh spread(uint32_t pair) { return (__m512bh)_mm512_set1_epi32(static_cast<int>(pair)); }
 
     // q[unit][row] pairs
@@ -54,8 +33,8 @@ struct PairKernel {
     }
 
     template <int MR, int TT, int kShare>
-    static inline void score_pass(const Tiles& tiles, int first, const uint32_t* q, int stride, int units,
-                                  const uint8_t* ahead, float* s) {
+    static __attribute__((noinline)) void score_pass(const Tiles& tiles, int first, const uint32_t* q, int stride,
+                                                     int units, const uint8_t* ahead, float* s) {
         F acc[MR][TT];
 #pragma GCC unroll 8
         for (int r = 0; r < MR; ++r) {
@@ -97,8 +76,8 @@ struct PairKernel {
     }
 
     template <int MR, int NC, int kShare>
-    static inline void value_pass(const Tiles& tiles, int first, const float* p, const uint8_t* ahead, float* acc,
-                                  int v_pad) {
+    static __attribute__((noinline)) void value_pass(const Tiles& tiles, int first, const float* p,
+                                                     const uint8_t* ahead, float* acc, int v_pad) {
         F o[MR][NC];
 #pragma GCC unroll 8
         for (int r = 0; r < MR; ++r) {

@@ -11,6 +11,7 @@ namespace {
 #include "storage.h"
 #include "plain_kernel.h"
 #include "append.h"
+#include "partial.h"
 #include "attend_item.h"
 #include "read.h"
 #include "table.h"
@@ -18,7 +19,7 @@ namespace {
 }  // namespace
 
 extern const KernelTable table;
-const KernelTable table = make_table<PlainKernel>("avx2");
+const KernelTable table = make_table<PlainKernel, PlainKernel>("avx2");
 
 }  // namespace isa_avx2
 }  // namespace hpcdecode

@@ -11,7 +11,9 @@ namespace {
 #include "storage.h"
 #include "plain_kernel.h"
 #include "bf16_kernel.h"
+#include "quad_kernel.h"
 #include "append.h"
+#include "partial.h"
 #include "attend_item.h"
 #include "read.h"
 #include "table.h"
@@ -19,7 +21,7 @@ namespace {
 }  // namespace
 
 extern const KernelTable table;
-const KernelTable table = make_table<PairKernel>("avx512_bf16");
+const KernelTable table = make_table<PairKernel, QuadKernel>("avx512_bf16");
 
 }  // namespace isa_avx512_bf16
 }  // namespace hpcdecode

@@ -9,6 +9,7 @@ namespace {
 #include "storage.h"
 #include "plain_kernel.h"
 #include "append.h"
+#include "partial.h"
 #include "attend_item.h"
 #include "read.h"
 #include "table.h"
@@ -16,7 +17,7 @@ namespace {
 }  // namespace
 
 extern const KernelTable table;
-const KernelTable table = make_table<PlainKernel>("generic");
+const KernelTable table = make_table<PlainKernel, PlainKernel>("generic");
 
 }  // namespace isa_generic
 }  // namespace hpcdecode

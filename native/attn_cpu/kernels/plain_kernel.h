@@ -8,18 +8,13 @@ struct Tiles {
     const uint8_t* v_scales[kTilesPerChunk];
     const uint8_t* next_k;  // K that comes after this V
     size_t k_step;          // between units of a K tile
-    size_t v_step;          // between token pairs of a V tile
+    size_t v_step;          // between runs of tokens of a V tile
     int first, last;        // tiles of this chunk that hold visible tokens
 };
 
 template <class Store>
 inline void prefetch_unit(const uint8_t* p) {
-    if constexpr (Store::kUnitBytes < 64) {
-        // Several units share a line: one of them speaks for it.
-        if ((reinterpret_cast<uintptr_t>(p) & 63) < Store::kUnitBytes) prefetch(p);
-    } else {
-        for (int line = 0; line < Store::kUnitBytes; line += 64) prefetch(p + line);
-    }
+    for (int line = 0; line < Store::kUnitBytes; line += 64) prefetch(p + line);
 }
 
 inline void add_weights(const F* p, float* sums) {
@@ -38,6 +33,8 @@ struct PlainKernel {
     using Query = float;
     static constexpr size_t kQueryBytes = 4;  // per element
     static constexpr int kQueryStep = 2;      // query elements of one row in a unit
+    static constexpr int kRegisters = kAccs;
+    static constexpr int kPairs = Store::kSteps / 2;
     static inline F exp2(F t) { return vexp2(t); }
 
     // q[unit][row][2]
@@ -64,18 +61,22 @@ struct PlainKernel {
 #pragma GCC unroll 16
             for (int t = 0; t < TT * kVecs; ++t) acc[r][t] = vzero();
         }
-        for (int u = 0; u < units; ++u, q += stride * 2, ahead += kShare * Store::kUnitBytes) {
+        for (int u = 0; u < units; ++u, q += stride * Store::kSteps, ahead += kShare * Store::kUnitBytes) {
 #pragma GCC unroll 4
             for (int t = 0; t < TT; ++t) {
                 if (t < kShare) prefetch_unit<Store>(ahead + t * Store::kUnitBytes);
 #pragma GCC unroll 4
                 for (int j = 0; j < kVecs; ++j) {
-                    F a, b;
-                    Store::load(tiles.k[first + t] + u * tiles.k_step, j, a, b);
+#pragma GCC unroll 4
+                    for (int pair = 0; pair < kPairs; ++pair) {
+                        F a, b;
+                        Store::load(tiles.k[first + t] + u * tiles.k_step, j, pair, a, b);
+                        const float* y = q + pair * stride * 2;
 #pragma GCC unroll 8
-                    for (int r = 0; r < MR; ++r) {
-                        F& x = acc[r][t * kVecs + j];
-                        x = vfma(b, vset(q[r * 2 + 1]), vfma(a, vset(q[r * 2]), x));
+                        for (int r = 0; r < MR; ++r) {
+                            F& x = acc[r][t * kVecs + j];
+                            x = vfma(b, vset(y[r * 2 + 1]), vfma(a, vset(y[r * 2]), x));
+                        }
                     }
                 }
             }
@@ -110,18 +111,22 @@ struct PlainKernel {
         for (int t = tiles.first; t < tiles.last; ++t) {
             const uint8_t* v = tiles.v[t] + first * Store::kUnitBytes;
             const float* w = p + t * kTile;
-            for (int u = 0; u < kTile / 2; ++u, v += tiles.v_step, w += 2, ahead += kShare * Store::kUnitBytes) {
+            for (int u = 0; u < kTile; u += Store::kSteps, v += tiles.v_step, ahead += kShare * Store::kUnitBytes) {
 #pragma GCC unroll 8
                 for (int c = 0; c < NC; ++c) {
                     if (c < kShare) prefetch_unit<Store>(ahead + c * Store::kUnitBytes);
 #pragma GCC unroll 4
                     for (int j = 0; j < kVecs; ++j) {
-                        F a, b;
-                        Store::load(v + c * Store::kUnitBytes, j, a, b);
+#pragma GCC unroll 4
+                        for (int pair = 0; pair < kPairs; ++pair) {
+                            F a, b;
+                            Store::load(v + c * Store::kUnitBytes, j, pair, a, b);
+                            const float* y = w + u + pair * 2;
 #pragma GCC unroll 8
-                        for (int r = 0; r < MR; ++r) {
-                            F& x = o[r][c * kVecs + j];
-                            x = vfma(b, vset(w[r * kChunk + 1]), vfma(a, vset(w[r * kChunk]), x));
+                            for (int r = 0; r < MR; ++r) {
+                                F& x = o[r][c * kVecs + j];
+                                x = vfma(b, vset(y[r * kChunk + 1]), vfma(a, vset(y[r * kChunk]), x));
+                            }
                         }
                     }
                 }

@@ -1,14 +1,15 @@
 // How each KV type lies in a tile, and how it becomes float vectors. Included inside the namespace of one ISA.
 //
-// A unit is two steps of 16 lanes. K tile: [k_pad/2] units, lane = token, steps = two dims.
-// V tile: [8][v_pad/16] units, lane = dim, steps = two tokens.
-// float32, float16: [2 steps][16 lanes]. bfloat16, int8: [16 lanes][2 steps], the operand order of a bf16 pair product.
-// int4: [16 lanes] bytes, first step in the low half. int8 and int4 hold code * scale, one scale per token, head and K
-// or V.
+// A unit is kSteps steps of 16 lanes. K tile: [k_pad/kSteps] units, lane = token, step = dim.
+// V tile: [16/kSteps][v_pad/16] units, lane = dim, step = token.
+// float32, float16: [2 steps][16 lanes]. bfloat16: [16 lanes][2 steps], int8: [16 lanes][4 steps], the operand
+// orders of pair and of quad products. int4: [16 lanes][4] bytes, steps 0 to 3 in the low halves, 4 to 7 in the high
+// ones, code + 8. int8 and int4 hold code * scale, one scale per token, head and K or V.
 template <class Self, class Elem>
 struct WholeStore {
     static constexpr bool kScaled = false;
-    static constexpr int kUnitBytes = 2 * kTile * sizeof(Elem);
+    static constexpr int kSteps = sizeof(Elem) == 1 ? 4 : 2;
+    static constexpr int kUnitBytes = kSteps * kTile * sizeof(Elem);
     static void put(uint8_t* unit, int lane, int step, float x) {
         reinterpret_cast<Elem*>(unit)[Self::offset(lane, step)] = Self::encode(x);
     }
@@ -21,7 +22,7 @@ struct WholeStore {
 struct StoreF32 : WholeStore<StoreF32, float> {
     static int offset(int lane, int step) { return step * kTile + lane; }
     static float encode(float x) { return x; }
-    static inline void load(const uint8_t* unit, int j, F& a, F& b) {
+    static inline void load(const uint8_t* unit, int j, int, F& a, F& b) {
         const float* p = reinterpret_cast<const float*>(unit) + j * W;
         a = vload(p);
         b = vload(p + kTile);
@@ -31,7 +32,7 @@ struct StoreF32 : WholeStore<StoreF32, float> {
 struct StoreF16 : WholeStore<StoreF16, uint16_t> {
     static int offset(int lane, int step) { return step * kTile + lane; }
     static uint16_t encode(float x) { return f16_of(x); }
-    static inline void load(const uint8_t* unit, int j, F& a, F& b) {
+    static inline void load(const uint8_t* unit, int j, int, F& a, F& b) {
         const uint16_t* p = reinterpret_cast<const uint16_t*>(unit) + j * W;
         a = load_f16(p);
         b = load_f16(p + kTile);
@@ -41,7 +42,7 @@ struct StoreF16 : WholeStore<StoreF16, uint16_t> {
 struct StoreBF16 : WholeStore<StoreBF16, uint16_t> {
     static int offset(int lane, int step) { return lane * 2 + step; }
     static uint16_t encode(float x) { return bf16_of(x); }
-    static inline void load(const uint8_t* unit, int j, F& a, F& b) {
+    static inline void load(const uint8_t* unit, int j, int, F& a, F& b) {
         load_bf16_pairs(reinterpret_cast<const uint16_t*>(unit) + j * W * 2, a, b);
     }
 };
@@ -54,36 +55,62 @@ inline int code_of(float x, int levels) {
 struct StoreI8 : WholeStore<StoreI8, int8_t> {
     static constexpr bool kScaled = true;
     static constexpr int kLevels = 127;
-    static int offset(int lane, int step) { return lane * 2 + step; }
+    static int offset(int lane, int step) { return lane * 4 + step; }
     static int8_t encode(float x) { return static_cast<int8_t>(code_of(x, kLevels)); }
-    static inline void load(const uint8_t* unit, int j, F& a, F& b) { load_i8_pairs(unit + j * W * 2, a, b); }
+    static inline void load(const uint8_t* unit, int j, int pair, F& a, F& b) {
+        load_i8_pairs(unit + j * W * 4, pair, a, b);
+    }
 };
 
 struct StoreI4 {
     static constexpr bool kScaled = true;
     static constexpr int kLevels = 7;
-    static constexpr int kUnitBytes = kTile;
+    static constexpr int kSteps = 8;
+    static constexpr int kUnitBytes = kSteps * kTile / 2;
     static void put_half(uint8_t& byte, int step, int code) {
         byte = static_cast<uint8_t>(step == 0 ? (byte & 0xf0) | code : (byte & 0x0f) | code << 4);
     }
-    static void put(uint8_t* unit, int lane, int step, float x) { put_half(unit[lane], step, code_of(x, kLevels) + 8); }
+    static void put(uint8_t* unit, int lane, int step, float x) {
+        put_half(unit[lane * 4 + step % 4], step / 4, code_of(x, kLevels) + 8);
+    }
     static void put_row(uint8_t* row, int d, float x) { put_half(row[d / 2], d % 2, code_of(x, kLevels) + 8); }
     static void move(const uint8_t* row, int d, uint8_t* unit, int lane, int step) {
-        put_half(unit[lane], step, row[d / 2] >> (d % 2 * 4) & 15);
+        put_half(unit[lane * 4 + step % 4], step / 4, row[d / 2] >> (d % 2 * 4) & 15);
     }
-    static inline void load(const uint8_t* unit, int j, F& a, F& b) { load_i4_pairs(unit + j * W, a, b); }
+    static inline void load(const uint8_t* unit, int j, int pair, F& a, F& b) {
+        load_i4_pairs(unit + j * W * 4, pair % 2 * 16 + pair / 2 * 4, a, b);
+    }
 };
 
-inline size_t v_unit(const HeadLayout& l, int token, int dim) { return token / 2 * (l.v_pad / kTile) + dim / kTile; }
+template <class Store>
+inline size_t v_unit_at(const HeadLayout& l, int token, int dim) {
+    return static_cast<size_t>(token / Store::kSteps * (l.v_pad / kTile) + dim / kTile) * Store::kUnitBytes;
+}
 
-// First unit of K tile `tile` of a block, and its scales.
+// Offsets in a block: first unit of tile `tile`, and its scales.
+template <class Store>
+inline bool alone(const HeadLayout& l) {
+    return l.k_step == Store::kUnitBytes;
+}
 template <class Store>
 inline size_t k_tile_at(const HeadLayout& l, uint32_t tile) {
-    if (l.k_step == Store::kUnitBytes) return tile * l.k_tile;
+    if (alone<Store>(l)) return tile * l.k_tile;
     return tile / kTilesPerChunk * kTilesPerChunk * l.k_tile + tile % kTilesPerChunk * Store::kUnitBytes;
 }
 template <class Store>
 inline size_t k_scales_at(const HeadLayout& l, uint32_t tile) {
-    if (l.k_step == Store::kUnitBytes) return tile * l.k_tile + l.k_scales;
+    if (alone<Store>(l)) return tile * l.k_tile + l.k_scales;
     return tile / kTilesPerChunk * kTilesPerChunk * l.k_tile + l.k_scales + tile % kTilesPerChunk * kTile * 2;
+}
+template <class Store>
+inline size_t v_tile_at(const HeadLayout& l, uint32_t tile) {
+    if (alone<Store>(l)) return l.v_offset + tile * l.v_tile;
+    const uint32_t turn = tile % kTilesPerChunk;
+    return l.v_offset + (tile - turn) * l.v_tile + turn * (l.v_scales / kTilesPerChunk);
+}
+template <class Store>
+inline size_t v_scales_at(const HeadLayout& l, uint32_t tile) {
+    if (alone<Store>(l)) return l.v_offset + tile * l.v_tile + l.v_scales;
+    const uint32_t turn = tile % kTilesPerChunk;
+    return l.v_offset + (tile - turn) * l.v_tile + l.v_scales + turn * kTile * 2;
 }

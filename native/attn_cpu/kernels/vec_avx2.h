@@ -43,17 +43,19 @@ inline F load_bf16(const uint16_t* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
 }
 
-inline void load_i8_pairs(const uint8_t* p, F& even, F& odd) {
-    const __m256i x = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    even = _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(x, 16), 16));
-    odd = _mm256_cvtepi32_ps(_mm256_srai_epi32(x, 16));
+inline void load_i8_pairs(const uint8_t* p, int pair, F& even, F& odd) {
+    const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    even = _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(x, 24 - 16 * pair), 24));
+    odd = _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(x, 16 - 16 * pair), 24));
 }
 
-inline void load_i4_pairs(const uint8_t* p, F& low, F& high) {
-    const __m256i x = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+inline void load_i4_pairs(const uint8_t* p, int bit, F& low, F& high) {
+    const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     const __m256i eight = _mm256_set1_epi32(8);
-    low = _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_and_si256(x, _mm256_set1_epi32(15)), eight));
-    high = _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_srli_epi32(x, 4), eight));
+    low =
+        _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_and_si256(_mm256_srli_epi32(x, bit), _mm256_set1_epi32(15)), eight));
+    high = _mm256_cvtepi32_ps(
+        _mm256_sub_epi32(_mm256_and_si256(_mm256_srli_epi32(x, bit + 8), _mm256_set1_epi32(15)), eight));
 }
 
 inline F keep_lanes(F a, int lo, int hi) {

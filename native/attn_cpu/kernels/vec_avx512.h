@@ -36,18 +36,18 @@ inline F load_bf16(const uint16_t* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16));
 }
 
-inline void load_i8_pairs(const uint8_t* p, F& even, F& odd) {
-    const __m512i x = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-    even = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(x, 16), 16));
-    odd = _mm512_cvtepi32_ps(_mm512_srai_epi32(x, 16));
+inline void load_i8_pairs(const uint8_t* p, int pair, F& even, F& odd) {
+    const __m512i x = _mm512_loadu_si512(p);
+    even = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(x, 24 - 16 * pair), 24));
+    odd = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(x, 16 - 16 * pair), 24));
 }
 
 // Codes 0..15 stand for -8..7.
-inline void load_i4_pairs(const uint8_t* p, F& low, F& high) {
+inline void load_i4_pairs(const uint8_t* p, int bit, F& low, F& high) {
     const F values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
-    const __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    low = _mm512_permutexvar_ps(x, values);  // looks at four bits only
-    high = _mm512_permutexvar_ps(_mm512_srli_epi32(x, 4), values);
+    const __m512i x = _mm512_loadu_si512(p);
+    low = _mm512_permutexvar_ps(_mm512_srli_epi32(x, bit), values);  // looks at four bits only
+    high = _mm512_permutexvar_ps(_mm512_srli_epi32(x, bit + 8), values);
 }
 
 // Lanes outside [lo, hi) become -inf.

@@ -53,17 +53,18 @@ inline void load_bf16_pairs(const uint16_t* p, F& even, F& odd) {
 
 inline F load_bf16(const uint16_t* p) { return reinterpret_cast<F>(load_u16(p) << 16); }
 
-inline void load_i8_pairs(const uint8_t* p, F& even, F& odd) {
+inline void load_i8_pairs(const uint8_t* p, int pair, F& even, F& odd) {
     for (int i = 0; i < W; ++i) {
-        even[i] = static_cast<float>(static_cast<int8_t>(p[2 * i]));
-        odd[i] = static_cast<float>(static_cast<int8_t>(p[2 * i + 1]));
+        even[i] = static_cast<float>(static_cast<int8_t>(p[4 * i + 2 * pair]));
+        odd[i] = static_cast<float>(static_cast<int8_t>(p[4 * i + 2 * pair + 1]));
     }
 }
 
-inline void load_i4_pairs(const uint8_t* p, F& low, F& high) {
-    const I x = {p[0], p[1], p[2], p[3]};
-    low = __builtin_convertvector((x & 15) - 8, F);
-    high = __builtin_convertvector((x >> 4) - 8, F);
+inline void load_i4_pairs(const uint8_t* p, int bit, F& low, F& high) {
+    I x;
+    __builtin_memcpy(&x, p, sizeof x);
+    low = __builtin_convertvector(((x >> bit) & 15) - 8, F);
+    high = __builtin_convertvector(((x >> (bit + 8)) & 15) - 8, F);
 }
 
 inline F keep_lanes(F a, int lo, int hi) {
