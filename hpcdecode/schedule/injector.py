@@ -118,6 +118,10 @@ class Injector:
         )
         return Step(plan, list(self.decoding), chunks)
 
+    def stop_plan(self) -> Plan:
+        """The lane's last plan: it frees what has finished, for the lanes that go on."""
+        return Plan(release=self._release(), stop=True)
+
     def commit(self, step: Step, tokens: Seq[int], eos: frozenset[int]) -> list[Sequence]:
         """Take the sampled token of each sequence in `step.sampled`; returns the sequences that are finished."""
         for chunk in step.prefill:

@@ -34,9 +34,9 @@ def lane_program(link: MpiRLink, part: RPart, turns: Turns) -> Program:
         plan = link.plan()
         yield _Turn(turns, plan.number)
         turns.next += 1
+        part.begin(link.share)
         if plan.stop:
             return
-        part.begin(link.share)
         if not plan.runs_model:
             continue
         for layer in range(len(link.shapes)):

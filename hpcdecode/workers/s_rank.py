@@ -78,7 +78,7 @@ class SRank:
             logits = yield from self._forward(link, step)
             tokens = sample(logits, step.sampled) if logits is not None else []
             self._finish_step(injector, step, tokens)
-        self._announce(link, Plan(stop=True))
+        self._announce(link, injector.stop_plan())
 
     def _announce(self, link: SLink, plan: Plan) -> None:
         link.begin(dataclasses.replace(plan, number=self._plans))
