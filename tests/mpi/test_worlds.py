@@ -51,6 +51,14 @@ def test_a_world_makes_the_rows_of_one_process(hpcdecode, tmp_path, alone, s_ran
     assert summary["peak_kv_tokens"] > 0 and len(summary["peak_rss_bytes"]) == RANKS
 
 
+def test_rows_wait_for_room_where_kv_memory_is_tight(hpcdecode, tmp_path, alone):
+    result = hpcdecode("generate", PROMPTS, "-o", "out.h5", *FLAGS, "--kv-memory", "4M", ranks=2)
+    assert result.returncode == 0, result.stderr
+    rows, topology, summary = contents(tmp_path / "out.h5")
+    assert rows == alone[0]
+    assert summary["peak_kv_tokens"] <= topology[1]["kv_tokens"] < alone[2]["peak_kv_tokens"]
+
+
 def test_the_model_comes_from_the_environment_and_the_output_from_the_prompts(hpcdecode, tmp_path):
     hpcdecode.environment["HPCDECODE_MODEL"] = "demo"
     (tmp_path / "few.jsonl").write_text('{"prompt": "The with statement"}\n')
