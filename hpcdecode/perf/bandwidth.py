@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 from collections.abc import Sequence
 
 from hpcdecode import _attn_cpu
@@ -12,9 +11,3 @@ from hpcdecode import _attn_cpu
 def probe(threads: int = 1, cpus: Sequence[int] = (), mebibytes: int = 256) -> _attn_cpu.ReadProbe:
     """A touched huge-page buffer; `seconds()` reads all of its `bytes` once on the given threads."""
     return _attn_cpu.ReadProbe(mebibytes << 20, threads, list(cpus), os.environ.get("HPCDECODE_ISA", ""))
-
-
-def read_bandwidth(threads: int = 1, cpus: Sequence[int] = (), mebibytes: int = 256, passes: int = 9) -> float:
-    """Median GB/s (1e9 bytes) over `passes`. Raises ValueError on bad threads or cpus."""
-    reader = probe(threads, cpus, mebibytes)
-    return reader.bytes / statistics.median(reader.seconds() for _ in range(passes)) / 1e9

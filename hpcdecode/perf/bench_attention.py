@@ -243,11 +243,3 @@ def _cpu_name() -> str:
             return next((line.split(":", 1)[1].strip() for line in f if line.startswith("model name")), "unknown")
     except OSError:
         return platform.processor() or "unknown"
-
-
-if __name__ == "__main__":
-    import json
-
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_arguments(parser)
-    print(json.dumps(run(parser.parse_args()), indent=1))
