@@ -75,15 +75,36 @@ def _add_generate(commands) -> None:
     parser = commands.add_parser(
         "generate",
         help="generate text for the rows of a prompt file",
-        description="Generate text for every row of a JSON Lines file of prompts, into one HDF5 file.",
+        description="Generate text for every row of the prompt files, into one HDF5 file. The same command again "
+        "continues an interrupted job. Exit code: 0 all rows done, 3 done but for rows under /errors, 2 the job cannot "
+        "run as asked, 1 failed, 128 + signal stopped.",
         allow_abbrev=False,
     )
     defaults = SamplingParams()
     add = parser.add_argument
-    add("prompts", metavar="PROMPTS", help="JSON Lines file: prompt, prompt_token_ids or messages a row")
+    add(
+        "prompts",
+        metavar="PROMPTS",
+        nargs="+",
+        help="files, patterns or - (stdin): .jsonl, .jsonl.gz, .jsonl.zst with prompt, prompt_token_ids or messages a "
+        "row, or requests of the OpenAI batch format; .parquet; .h5",
+    )
     add("--model", metavar="DIR", help="Hugging Face model directory, or demo (HPCDECODE_MODEL, hpcdecode.toml)")
     add("-o", "--output", metavar="OUT.h5", help="results (the prompt file's name with .h5)")
-    add("--overwrite", action="store_true", help="replace the output if it exists")
+    add("--overwrite", action="store_true", help="start anew in place of what the output holds")
+    rows = parser.add_argument_group("rows")
+    add = rows.add_argument
+    add("--prompt-column", metavar="NAME", help="where rows have their prompt (prompt); in HDF5 a dataset's path")
+    add("--limit", type=int, metavar="N", help="take the first N rows only")
+    add("--max-errors", type=int, metavar="N", help="stop when more than N rows cannot be used (never)")
+    add("--fail-fast", dest="max_errors", action="store_const", const=0, help="stop at the first of them")
+    add(
+        "--checkpoint-every",
+        type=float,
+        default=5.0,
+        metavar="SECONDS",
+        help="between commits of finished rows and of those in flight (%(default)s)",
+    )
     sampling = parser.add_argument_group("sampling (a row's own fields win)")
     add = sampling.add_argument
     add("--max-tokens", type=int, default=defaults.max_tokens, metavar="N", help="(%(default)s)")
@@ -122,7 +143,7 @@ def _generate(options: argparse.Namespace, comm) -> int:
     except RowProblem as problem:
         raise UserError(f"--{problem}".replace("_", "-", 2), everywhere=True) from None
     job = Job(
-        prompts=options.prompts,
+        prompts=tuple(options.prompts),
         model=find_model(options.model, os.environ),
         output=options.output or default_output(options.prompts),
         params=params,
@@ -135,6 +156,10 @@ def _generate(options: argparse.Namespace, comm) -> int:
         s_ranks=options.s_ranks,
         kv_memory=options.kv_memory,
         overwrite=options.overwrite,
+        prompt_column=options.prompt_column,
+        limit=options.limit,
+        max_errors=options.max_errors,
+        checkpoint_every=options.checkpoint_every,
     ).check()
     from hpcdecode.generate import generate
 

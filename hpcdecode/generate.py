@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence as Seq
-from time import perf_counter
+from contextlib import suppress
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,9 +14,9 @@ import torch
 
 from hpcdecode import launch
 from hpcdecode.attention import open_store
-from hpcdecode.data.feed import RowFeed
 from hpcdecode.data.prompts import read_rows
 from hpcdecode.data.results import ResultsWriter
+from hpcdecode.data.resume import Earlier
 from hpcdecode.data.tokens import Tokenizer, tokenized
 from hpcdecode.exchange.base import SLink
 from hpcdecode.exchange.local import LocalLink
@@ -29,7 +30,7 @@ from hpcdecode.report.progress import Progress
 from hpcdecode.schedule.auto import LOOKAHEAD
 from hpcdecode.schedule.injector import Injector, Limits
 from hpcdecode.schedule.placement import Placement
-from hpcdecode.setup import Scale, Setup, choose_scale, load, measure_room
+from hpcdecode.setup import Begin, Scale, Setup, choose_scale, load, measure_room, survey
 from hpcdecode.signals import Signals
 from hpcdecode.workers.desk import Desk
 from hpcdecode.workers.r_part import RPart
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from hpcdecode.workers.remote import RemoteDesk
 
+ROW_ERRORS = 3  # exit code of a job that is done, with rows that could not be used
 _NO_CONTEXT_LIMIT = 1 << 40
 
 
@@ -49,23 +51,38 @@ def generate(job: Job, comm: MPI.Intracomm | None = None, *, model: SplitModel |
     model: a model loaded before, used in place of loading `job.model`. Raises UserError where the job cannot run.
     """
     team = launch.assemble(comm, job.s_ranks)
+    begin = survey(job, team)
+    earlier = begin.earlier if begin else None
+    if team.broadcast(earlier is not None and earlier.complete, bool):
+        return team.broadcast(_say_complete(job, earlier) if earlier else 0, int)
     if team.me.pinned:
         os.sched_setaffinity(0, team.me.cpus)
     torch.set_num_threads(team.me.threads)
     setup, model, tokenizer = load(job, team, model)
     measure_room(job, team, setup)
     with Signals() as signals:
-        desk = _open_desk(job, team, setup, model, tokenizer) if team.lead else None
+        desk = _open_desk(job, team, setup, model, tokenizer, begin) if begin else None
         scale = choose_scale(job, team, *desk.feed.preview(LOOKAHEAD)) if desk else None
         run = _Run(job, team, setup, team.broadcast(scale, Scale), model, signals)
         if desk:
             run.announce()
         start = perf_counter()
-        metrics = run.work(desk)
+        try:
+            metrics = run.work(desk)
+        except BaseException:
+            if desk:
+                with suppress(Exception):
+                    desk.writer.checkpoint()
+            raise
         return run.finish(desk, metrics, perf_counter() - start)
 
 
-def _open_desk(job: Job, team: Team, setup: Setup, model: SplitModel, tokenizer: Tokenizer) -> Desk:
+def _say_complete(job: Job, earlier: Earlier) -> int:
+    print(f"{job.output}: complete already, {earlier.rows:,} rows, {earlier.errors:,} errors", file=sys.stderr)
+    return ROW_ERRORS if earlier.errors else 0
+
+
+def _open_desk(job: Job, team: Team, setup: Setup, model: SplitModel, tokenizer: Tokenizer, begin: Begin) -> Desk:
     about_model = {
         "path": os.path.abspath(job.model),
         "architectures": model.config.architectures,
@@ -75,13 +92,17 @@ def _open_desk(job: Job, team: Team, setup: Setup, model: SplitModel, tokenizer:
     }
     attributes = {
         "job": msgspec.to_builtins(job),
+        "identity": begin.identity,
         "model": about_model,
         "versions": versions(),
         "topology": msgspec.to_builtins(team.ranks),
     }
-    writer = ResultsWriter(job.output, overwrite=job.overwrite, attributes=attributes)
-    rows = tokenized(read_rows(job.prompts, job.params), tokenizer, setup.max_positions or _NO_CONTEXT_LIMIT)
-    return Desk(RowFeed(rows, writer), writer, tokenizer)
+    earlier = begin.earlier
+    writer = ResultsWriter(job.output, attributes=attributes, earlier=earlier, checkpoint_seconds=job.checkpoint_every)
+    selection = {"column": job.prompt_column, "limit": job.limit, **({"done": earlier.done} if earlier else {})}
+    rows = read_rows(begin.files, job.params, **selection)
+    prompts = tokenized(rows, tokenizer, setup.max_positions or _NO_CONTEXT_LIMIT)
+    return Desk(earlier.continued(prompts) if earlier else prompts, writer, tokenizer, job.max_errors)
 
 
 class _Run:
@@ -121,7 +142,12 @@ class _Run:
             desk.writer.close(complete=code == 0, summary=figures)
             print(text.summary(figures), file=sys.stderr)
             if code:
-                print(f"hpcdecode: stopped by a signal; finished rows are in {self.job.output}", file=sys.stderr)
+                print(
+                    f"hpcdecode: stopped by a signal; finished rows are in {self.job.output}; the same command goes on",
+                    file=sys.stderr,
+                )
+            elif desk.writer.error_count:
+                code = ROW_ERRORS
         return self.team.broadcast(code, int)
 
     def _work_over_mpi(self, desk: Desk | None, part: RPart | None) -> SRank | None:
@@ -151,6 +177,7 @@ class _Run:
             from hpcdecode.workers.remote import Clients
 
             clients = Clients(desk, s_comm)
+        desk.writer.unfinished = lambda: worker.unfinished() + (clients.unfinished() if clients else [])
 
         def duties() -> None:
             worker.stopping = self.signals.received is not None
@@ -174,13 +201,18 @@ class _Run:
 
         desk = RemoteDesk(s_comm)
         worker = self._s_rank(links, desk)
+        checkpoint_due = monotonic() + self.job.checkpoint_every
 
         def duties() -> None:
+            nonlocal checkpoint_due
             self.signals.check()
             worker.stopping = worker.stopping or desk.told_to_stop()
+            if monotonic() >= checkpoint_due:
+                desk.checkpoint(worker.unfinished())
+                checkpoint_due = monotonic() + self.job.checkpoint_every
 
         worker.run(duties)
-        desk.close()
+        desk.close(worker.unfinished())
         return worker
 
     def _s_rank(self, links: Seq[SLink], desk: Desk | RemoteDesk) -> SRank:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from glob import has_magic
 from pathlib import Path
 
 import msgspec
@@ -18,12 +20,13 @@ except ImportError:  # Python 3.10
 DTYPES = ("float32", "bfloat16")
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")
 SETTINGS = "hpcdecode.toml"
+STDIN = "-"
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A generation job. None means auto: it is resolved before the job starts, and what it became is printed."""
 
-    prompts: str
+    prompts: tuple[str, ...]  # files, patterns, or - for standard input
     model: str
     output: str
     params: SamplingParams = SamplingParams()
@@ -36,19 +39,32 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     s_ranks: int | None = None
     kv_memory: int | None = None  # bytes per R-rank
     overwrite: bool = False
+    prompt_column: str | None = None
+    limit: int | None = None  # rows to take at most
+    max_errors: int | None = None  # rows that may be unusable before the job stops
+    checkpoint_every: float = 5.0  # seconds between commits of what is finished and what is in flight
 
     def check(self) -> Job:
         """Return self, or raise UserError naming the value that is out of range."""
-        for name in ("batch", "period", "lanes", "prefill_tokens", "s_ranks", "kv_memory"):
+        if len(self.prompts) == 0:
+            raise UserError("expected at least one prompt file, got none", everywhere=True)
+        if not 0 < self.checkpoint_every < float("inf"):
+            raise UserError(f"--checkpoint-every: expected seconds > 0, got {self.checkpoint_every}", everywhere=True)
+        if self.max_errors is not None and self.max_errors < 0:
+            raise UserError(f"--max-errors: expected an integer >= 0, got {self.max_errors}", everywhere=True)
+        for name in ("batch", "period", "lanes", "prefill_tokens", "s_ranks", "kv_memory", "limit"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"--{name.replace('_', '-')}: expected an integer >= 1, got {value}", everywhere=True)
         return self
 
 
-def default_output(prompts: str) -> str:
-    """`prompts.jsonl` -> `prompts.h5`, in the working directory."""
-    return Path(prompts).stem + ".h5"
+def default_output(prompts: Seq[str]) -> str:
+    """`prompts.jsonl.gz` -> `prompts.h5`, in the working directory; UserError where no name follows from the input."""
+    name = Path(prompts[0]).name.removesuffix(".gz").removesuffix(".zst")
+    if len(prompts) > 1 or prompts[0] == STDIN or has_magic(name):
+        raise UserError("expected -o OUT.h5 for several prompt files or standard input, got none", everywhere=True)
+    return str(Path(name).with_suffix(".h5"))
 
 
 def find_model(flag: str | None, environment: Mapping[str, str]) -> str:

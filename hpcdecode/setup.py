@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
 
 from hpcdecode.attention import LayerShape, block_tokens_for, bytes_per_token, capacity_for, isa
-from hpcdecode.data.results import require_free
+from hpcdecode.data.identity import identity
+from hpcdecode.data.inputs import resolve
+from hpcdecode.data.resume import Earlier, find_earlier
 from hpcdecode.data.tokens import Prompt, Tokenizer
 from hpcdecode.errors import UserError
-from hpcdecode.job import Job
+from hpcdecode.job import STDIN, Job
 from hpcdecode.launch import Rank, Team
 from hpcdecode.memory import available_bytes
 from hpcdecode.model import AttendSpec, SplitModel, load_split
@@ -55,16 +58,43 @@ class Scale(msgspec.Struct, frozen=True):
         return sum(map(len, self.lane_batches))
 
 
+class Begin(msgspec.Struct, frozen=True):
+    """Where the lead begins. identity: all that the tokens depend on; earlier: the run to continue, if there is one."""
+
+    files: list[str]
+    identity: dict[str, Any]
+    earlier: Earlier | None
+
+
+def survey(job: Job, team: Team) -> Begin | None:
+    """Look at prompts, model and output before anything is loaded; None on all but the lead.
+
+    The lead's UserError is raised on every rank.
+    """
+    begin, problem = None, ""
+    if team.lead:
+        try:
+            files = resolve(job.prompts)
+            _require_apart(job.output, files)
+            dtype = job.dtype or _auto_dtype(job.model)
+            what = identity(job, files, dtype, job.kv_dtype or dtype)
+            begin = Begin(files, what, find_earlier(job.output, what, overwrite=job.overwrite))
+        except UserError as error:
+            problem = str(error)
+    problem = team.broadcast(problem, str)
+    if problem:
+        raise UserError(problem, everywhere=True)
+    return begin
+
+
 def load(job: Job, team: Team, model: SplitModel | None = None) -> tuple[Setup, SplitModel | None, Tokenizer | None]:
-    """Load the model on the S-ranks, and check the lead's files first; the tokenizer is the lead's.
+    """Load the model on the S-ranks; the tokenizer is the lead's.
 
     model: one loaded before. Any rank's UserError is raised on every rank.
     """
     setup, tokenizer, problem = None, None, ""
     try:
         if team.lead:
-            _require_prompts(job.prompts)
-            require_free(job.output, overwrite=job.overwrite)
             tokenizer = Tokenizer.load(job.model)
         if team.me.has_s:
             model = model or load_split(job.model, dtype=job.dtype or _auto_dtype(job.model))
@@ -157,10 +187,9 @@ def _isa() -> str:
         raise UserError(str(error)) from error
 
 
-def _require_prompts(path: str) -> None:
-    if not os.path.isfile(path):
-        what = "is a directory" if os.path.isdir(path) else "does not exist"
-        raise UserError(f"prompt file {path}: expected a JSON Lines file, but it {what}")
+def _require_apart(output: str, files: list[str]) -> None:
+    if any(os.path.realpath(path) == os.path.realpath(output) for path in files if path != STDIN):
+        raise UserError(f"results {output}: expected a file that is no prompt file; choose another -o")
 
 
 def _split(total: int, parts: int) -> list[int]:

@@ -13,6 +13,7 @@ from hpcdecode.sampling.params import SamplingParams
 
 MAX_SHOWN_CHARACTERS = 60
 MAX_INTEGER = 2**63 - 1
+OPENAI_MAX_TOKENS = "max_completion_tokens"  # the newer name, which wins
 
 # Sampling names of vLLM and OpenAI that would change the result, with the value that asks for nothing.
 UNSUPPORTED: dict[str, Any] = {
@@ -33,7 +34,6 @@ UNSUPPORTED: dict[str, Any] = {
     "logit_bias": {},
     "logits_processors": [],
     "logprobs": None,
-    "max_completion_tokens": None,
     "min_p": 0,
     "min_tokens": 0,
     "n": 1,
@@ -62,6 +62,8 @@ def row_params(fields: dict[str, Any], defaults: SamplingParams) -> SamplingPara
     for name in UNSUPPORTED.keys() & fields.keys():
         if fields[name] is not None and not _asks_for_nothing(fields[name], UNSUPPORTED[name]):
             raise RowProblem(f"{name}: not supported yet, got {shown(fields[name])}; remove the field")
+    if fields.get(OPENAI_MAX_TOKENS) is not None:
+        fields = {**fields, "max_tokens": fields[OPENAI_MAX_TOKENS]}
     kinds = sampling_kinds()
     own = {name: typed(name, kinds[name], fields[name]) for name in kinds if fields.get(name) is not None}
     return msgspec.structs.replace(defaults, **own).check() if own else defaults

@@ -28,6 +28,9 @@ ROW_COLUMNS: dict[str, Any] = {
     "text": STRING,
     "finish_reason": FINISH,
     "prompt_tokens": np.dtype("i4"),
+    "queued_at": np.dtype("f8"),
+    "first_token_at": np.dtype("f8"),
+    "finished_at": np.dtype("f8"),
 }
 TOKEN_COLUMNS: dict[str, Any] = {"token_ids": np.dtype("i4")}
 ERROR_COLUMNS: dict[str, Any] = {"line": np.dtype("i8"), "id": STRING, "reason": STRING}

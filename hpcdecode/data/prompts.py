@@ -1,30 +1,39 @@
-"""Rows of a JSON Lines prompt file, one at a time: a file of any size costs the memory of its longest line."""
+"""Rows of the prompt files, checked: what a row asks for, or why it cannot be used."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from typing import Any, BinaryIO
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from functools import cache
+from itertools import islice
+from typing import Any
 
 import msgspec
 
-from hpcdecode.data.fields import is_integer, row_params, shown, type_name
-from hpcdecode.errors import RowProblem, UserError
+from hpcdecode.data.fields import (
+    OPENAI_MAX_TOKENS,
+    UNSUPPORTED,
+    is_integer,
+    row_params,
+    sampling_kinds,
+    shown,
+    type_name,
+)
+from hpcdecode.data.inputs import MAX_LINE_BYTES, RawRow, raw_rows
+from hpcdecode.errors import RowProblem
 from hpcdecode.sampling.params import SamplingParams
 
-MAX_LINE_BYTES = 64 << 20
 MAX_ID_CHARACTERS = 4096
 MAX_REASON_CHARACTERS = 500
 MAX_TOKEN_ID = 2**31 - 1
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 SOURCES = ("prompt", "prompt_token_ids", "messages")
-_CHUNK_BYTES = 1 << 20
+ENDPOINTS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}  # of the OpenAI batch format
 
 
 class Row(msgspec.Struct):
     """One usable line. Exactly one of prompt, prompt_token_ids and messages is not None."""
 
-    line: int  # 1-based
+    line: int  # 1-based, through all files
     id: str
     prompt: str | None
     prompt_token_ids: list[int] | None
@@ -35,22 +44,27 @@ class Row(msgspec.Struct):
 class RowError(msgspec.Struct):
     """One line that cannot be used, and why."""
 
-    line: int  # 1-based
+    line: int  # 1-based, through all files
     id: str  # the row's own id where it could be read, else the line number
     reason: str
 
 
-def read_rows(path: str | os.PathLike, defaults: SamplingParams) -> Iterator[Row | RowError]:
-    """Yield every line of `path` that is not blank, in order; a field of the row wins over `defaults`.
+def read_rows(
+    files: Seq[str],
+    defaults: SamplingParams,
+    *,
+    column: str | None = None,
+    limit: int | None = None,
+    done: Callable[[int], bool] = lambda _number: False,
+) -> Iterator[Row | RowError]:
+    """Yield every row of `files` that is not blank, in order; a field of the row wins over `defaults`.
 
-    The file is opened now and read once. Raises UserError where it cannot be opened or read; a line that cannot
-    be used is yielded as a RowError.
+    column: the name under which rows have their prompt. limit: of rows that are not blank. done: tells by a row's
+    number whether it is to be left out. The first file is opened now and all are read once. Raises UserError where one
+    cannot be opened or read; a row that cannot be used is yielded as a RowError.
     """
-    try:
-        file = open(path, "rb", buffering=_CHUNK_BYTES)  # noqa: SIM115 (_rows closes it)
-    except OSError as e:
-        raise UserError(f"prompt file {path}: expected a readable JSON Lines file, got: {e.strerror}") from e
-    return _rows(file, path, defaults)
+    rows = islice(raw_rows(files, column, _known()), limit)
+    return (_row(raw, defaults, column) for raw in rows if not done(raw.number))
 
 
 def row_error(line: int, row_id: str | None, reason: object) -> RowError:
@@ -61,39 +75,12 @@ def row_error(line: int, row_id: str | None, reason: object) -> RowError:
     return RowError(line=line, id=str(line) if row_id is None else row_id, reason=text)
 
 
-def _rows(file: BinaryIO, path: str | os.PathLike, defaults: SamplingParams) -> Iterator[Row | RowError]:
-    with file:
-        try:
-            for number, data in enumerate(_lines(file), start=1):
-                if data is None:
-                    yield row_error(
-                        number, None, f"expected a line of at most {MAX_LINE_BYTES} bytes, got a longer one"
-                    )
-                elif data and not data.isspace():
-                    yield _row(number, data, defaults)
-        except OSError as e:
-            raise UserError(f"prompt file {path}: reading failed: {e.strerror or e}") from e
-
-
-def _lines(file: BinaryIO) -> Iterator[bytes | None]:
-    """Lines as bytes; None for one that is too long, of which no more than the limit is ever held."""
-    first = True
-    while data := file.readline(MAX_LINE_BYTES + 1):
-        if len(data) > MAX_LINE_BYTES and not data.endswith(b"\n"):
-            while data and not data.endswith(b"\n"):
-                data = file.readline(_CHUNK_BYTES)
-            data = None
-        elif first:
-            data = data.removeprefix(BYTE_ORDER_MARK)
-        first = False
-        yield data
-
-
-def _row(line: int, data: bytes, defaults: SamplingParams) -> Row | RowError:
-    row_id = None
+def _row(raw: RawRow, defaults: SamplingParams, column: str | None) -> Row | RowError:
+    line, row_id = raw.number, None
     try:
-        fields = _json_object(data)
+        fields = _fields(raw.data)
         row_id = _row_id(fields, line)
+        fields = _request(fields) if _is_request(fields) else _renamed(fields, column)
         source = _source(fields)
         return Row(
             line=line,
@@ -104,7 +91,52 @@ def _row(line: int, data: bytes, defaults: SamplingParams) -> Row | RowError:
             params=row_params(fields, defaults),
         )
     except RowProblem as e:
-        return row_error(line, row_id, e)
+        return row_error(line, row_id, f"{raw.place}{e}")
+
+
+def _fields(data: bytes | dict[str, Any] | None) -> dict[str, Any]:
+    if data is None:
+        raise RowProblem(f"expected a line of at most {MAX_LINE_BYTES} bytes, got a longer one")
+    return data if isinstance(data, dict) else _json_object(data)
+
+
+def _is_request(fields: dict[str, Any]) -> bool:
+    return "body" in fields and "url" in fields and not any(name in fields for name in SOURCES)
+
+
+def _request(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a line of the OpenAI batch format: those of its request's body."""
+    url, body = fields.get("url"), fields["body"]
+    if url not in ENDPOINTS:
+        raise RowProblem(f"url: expected {' or '.join(ENDPOINTS)}, got {shown(url)}")
+    if fields.get("method", "POST") != "POST":
+        raise RowProblem(f"method: expected POST, got {shown(fields['method'])}")
+    if not isinstance(body, dict):
+        raise RowProblem(f"body: expected an object, got {type_name(body)} {shown(body)}")
+    wanted = ENDPOINTS[url]
+    if body.get(wanted) is None:
+        raise RowProblem(f"body: expected {wanted} for {url}, got none")
+    if wanted == "prompt" and isinstance(body["prompt"], list):
+        return {**{k: v for k, v in body.items() if k != "prompt"}, "prompt_token_ids": body["prompt"]}
+    return body
+
+
+def _renamed(fields: dict[str, Any], column: str | None) -> dict[str, Any]:
+    """The fields with `column` under the name that says what its value is."""
+    if column is None or column in SOURCES:
+        return fields
+    if (value := fields.get(column)) is None:
+        raise RowProblem(f"{column}: expected the prompt (--prompt-column), got none")
+    others = {name: v for name, v in fields.items() if name != column and name not in SOURCES}
+    if not isinstance(value, list):
+        return {**others, "prompt": value}
+    return {**others, "messages" if value and isinstance(value[0], dict) else "prompt_token_ids": value}
+
+
+@cache
+def _known() -> frozenset[str]:
+    """The names of a row's fields that mean something here."""
+    return frozenset(("id", "custom_id", *SOURCES, OPENAI_MAX_TOKENS, *UNSUPPORTED, *sampling_kinds()))
 
 
 def _json_object(data: bytes) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import h5py
 import msgspec
 import numpy as np
 
@@ -22,11 +22,18 @@ from hpcdecode.data.durable import write_errors, write_whole
 from hpcdecode.data.layout import FINISH_REASONS, Table, objects, utf8, write_attributes
 from hpcdecode.data.merge import merge
 from hpcdecode.data.prompts import RowError
-from hpcdecode.data.segments import SEGMENT_PATTERN, Segment, index_image, joined, parts_folder, segment_image
-from hpcdecode.errors import UserError
+from hpcdecode.data.resume import LOCK, UNFINISHED, Earlier, Lock, Unfinished, save_unfinished
+from hpcdecode.data.segments import (
+    FAN_IN,
+    SEGMENT_PATTERN,
+    Segment,
+    index_image,
+    joined,
+    parts_folder,
+    segment_image,
+)
 
 SEGMENT_TOKENS = 1 << 20  # a commit is due at so many tokens, however few rows they are
-FAN_IN = 8  # segments of one level that are merged into one of the next
 MERGE_ROWS = 1 << 18  # no merge beyond this before the end, or beyond 1/32 of all rows so far
 COST_SHARE = 1 / 30  # of the time, at most, for each of: commits by time, index files
 READER_SECONDS = 60.0  # merged segments stay that long for readers that opened the index before
@@ -42,44 +49,50 @@ class Result(msgspec.Struct):
     finish_reason: str  # stop | length
     prompt_tokens: int  # count
     token_ids: list[int]  # generated
+    queued_at: float = 0.0  # Unix times: prefill began, first and last token came
+    first_token_at: float = 0.0
+    finished_at: float = 0.0
 
 
 class ResultsWriter:
     """Writes one output; used by one thread.
 
     path: the output file; its directory must exist. attributes: root attributes, stored as JSON strings.
-    checkpoint_seconds, segment_rows: a commit is due after so much time or so many rows, whichever comes first.
-    error_count: lines that could not be used so far.
-    Raises UserError where the output exists (unless `overwrite`), is left over from an interrupted run, or cannot be
-    written; add, error, tick, checkpoint and close raise it where the disk refuses (full, quota, gone).
+    earlier: the run to continue; None begins anew, in place of whatever is there. unfinished: gives the sequences in
+    flight, which are saved with every commit that is due by time. checkpoint_seconds, segment_rows: a commit is due
+    after so much time or so many rows, whichever comes first. error_count: rows that could not be used so far.
+    Raises UserError where the output cannot be written; add, error, tick, checkpoint and close raise it where the
+    disk refuses (full, quota, gone).
     """
 
     def __init__(
         self,
         path: str | os.PathLike,
         *,
-        overwrite: bool = False,
         attributes: dict[str, Any],
+        earlier: Earlier | None = None,
         checkpoint_seconds: float = 5.0,
         segment_rows: int = 4096,
     ) -> None:
         self.path = Path(path)
-        self.error_count = 0
+        self.error_count = earlier.errors if earlier else 0
+        self.unfinished: Callable[[], list[Unfinished]] = list
         self._parts = parts_folder(self.path)
         self._attributes = {"summary": {}, **attributes}
         self._checkpoint_seconds, self._segment_rows = checkpoint_seconds, segment_rows
         self._rows: list[Result] = []  # not committed yet, like the two below
         self._errors: list[RowError] = []
         self._pending_tokens = 0
-        self._segments: list[Segment] = []
-        self._commits = 0
+        self._segments: list[Segment] = list(earlier.segments) if earlier else []
+        self._commits = self._segments[-1].last if self._segments else 0
+        self._left = dict(earlier.unfinished) if earlier else {}  # of the earlier run, not finished yet
+        self._saved = bool(self._left)
         self._superseded: list[Path] = []  # merged segments that the index on disk still names
         self._retired: list[tuple[float, Path]] = []  # when it may go, merged segment
         self._index_stale = self._closed = False
         self._commit_due = self._index_due = time.monotonic() + checkpoint_seconds
         with write_errors(self.path, "make it writable"):
-            _claim(self.path, self._parts, overwrite)
-            self._parts.mkdir()
+            self._lock = (earlier and earlier.lock) or _claim(self.path, self._parts)
             self._write_index()
 
     def add(self, result: Result) -> None:
@@ -88,6 +101,7 @@ class ResultsWriter:
             raise ValueError(f"finish_reason: expected one of {list(FINISH_REASONS)}, got {result.finish_reason!r}")
         result = msgspec.structs.replace(result, token_ids=np.asarray(result.token_ids, dtype=np.int32))
         self._rows.append(result)
+        self._left.pop(result.line, None)
         self._pending_tokens += len(result.token_ids)
         self.tick()
 
@@ -102,20 +116,20 @@ class ResultsWriter:
         pending = len(self._rows) + len(self._errors)
         now = time.monotonic()
         full = pending >= self._segment_rows or self._pending_tokens >= SEGMENT_TOKENS
-        commit = full or (pending and now >= self._commit_due)
-        if not commit and not (self._index_stale and now >= self._index_due):
+        due = now >= self._commit_due
+        if not (full or due) and not (self._index_stale and now >= self._index_due):
             return
         with write_errors(self.path):
-            if commit:
-                self._commit()
+            if full or due:
+                self._commit(unfinished=due)
                 self._compact()
             if self._index_stale and time.monotonic() >= self._index_due:
                 self._write_index()
 
     def checkpoint(self) -> None:
-        """Make durable, and visible in the index, what was added."""
+        """Make durable, and visible in the index, what was added; and save the sequences in flight."""
         with write_errors(self.path):
-            self._commit()
+            self._commit(unfinished=True)
             if self._index_stale:
                 self._write_index()
 
@@ -129,18 +143,29 @@ class ResultsWriter:
             return
         self._attributes["summary"] = summary
         with write_errors(self.path):
-            self._commit()
+            self._commit(unfinished=not complete)
             if complete:
                 self._write_final()
             else:
                 self._write_index()
+        self._lock.release()
         self._closed = True
 
-    def _commit(self) -> None:
-        """Write what is pending as a segment. An interruption at any point leaves it pending or committed, not both."""
-        if not self._rows and not self._errors:
-            return
+    def _commit(self, *, unfinished: bool) -> None:
+        """Write what is pending, and then the sequences in flight."""
         start = time.monotonic()
+        if self._rows or self._errors:
+            self._commit_segment()
+        if unfinished:
+            left = [Unfinished(line, 0, tokens) for line, tokens in self._left.items()]
+            sequences = left + self.unfinished()  # a sequence's newer entry comes last, and holds
+            if sequences or self._saved:
+                save_unfinished(self._parts, sequences)
+            self._saved = bool(sequences)
+        self._commit_due = _due(start, self._checkpoint_seconds)
+
+    def _commit_segment(self) -> None:
+        """Write what is pending as a segment. An interruption at any point leaves it pending or committed, not both."""
         table, last = _table(self._rows, self._errors), self._segments[-1] if self._segments else None
         number, base = self._commits + 1, last.base + last.tokens if last else 0
         tokens = int(table.lengths.sum())
@@ -149,7 +174,6 @@ class ResultsWriter:
         segments = [*self._segments, segment]
         self._segments, self._commits, self._rows, self._errors, self._pending_tokens = segments, number, [], [], 0
         self._index_stale = True
-        self._commit_due = _due(start, self._checkpoint_seconds)
 
     def _compact(self) -> None:
         """Merge the newest segments while FAN_IN of them are of one level: the number of segments stays bounded."""
@@ -202,6 +226,9 @@ def _table(rows: list[Result], errors: list[RowError]) -> Table:
             "text": objects([utf8(r.text) for r in rows]),
             "finish_reason": np.array([FINISH_REASONS[r.finish_reason] for r in rows], np.uint8),
             "prompt_tokens": np.array([r.prompt_tokens for r in rows], np.int32),
+            "queued_at": np.array([r.queued_at for r in rows], np.float64),
+            "first_token_at": np.array([r.first_token_at for r in rows], np.float64),
+            "finished_at": np.array([r.finished_at for r in rows], np.float64),
         },
         lengths=np.array([len(r.token_ids) for r in rows], np.int64),
         tokens={"token_ids": tokens},
@@ -213,36 +240,19 @@ def _table(rows: list[Result], errors: list[RowError]) -> Table:
     )
 
 
-def require_free(path: str | os.PathLike, *, overwrite: bool) -> None:
-    """Raise UserError unless a ResultsWriter may begin at `path`; changes nothing."""
-    path = Path(path)
-    parts = parts_folder(path)
-    if not path.parent.is_dir():
-        raise UserError(f"results {path}: expected an existing directory {path.parent}, found none; create it")
-    if path.is_dir():
-        raise UserError(f"results {path}: expected a file name, got a directory; choose another -o")
-    if parts.exists() and not overwrite:
-        raise UserError(
-            f"results {path}: {parts} holds the finished rows of an interrupted run;"
-            " use --overwrite to start anew without them, or choose another -o"
-        )
-    if path.exists() and not overwrite:
-        raise UserError(f"results {path}: exists already; use --overwrite to replace it, or choose another -o")
-    if path.exists() and path.stat().st_size and not h5py.is_hdf5(path):
-        raise UserError(f"results {path}: --overwrite replaces HDF5 files only, this is none; choose another -o")
-
-
-def _claim(path: Path, parts: Path, overwrite: bool) -> None:
-    """Make sure that the output may be written here; with `overwrite`, remove what is there. Raises OSError too."""
-    require_free(path, overwrite=overwrite)
-    path.unlink(missing_ok=True)
+def _claim(path: Path, parts: Path) -> Lock:
+    """Remove what an earlier run left, unless one is at work there, and begin anew. Raises UserError and OSError."""
     if parts.exists():
+        Lock(parts)
         _remove_parts(parts)
+    path.unlink(missing_ok=True)
+    parts.mkdir()
+    return Lock(parts)
 
 
 def _remove_parts(parts: Path) -> None:
     """Remove the files that this module writes, then the folder; raises OSError if anything else lies in it."""
-    for pattern in (SEGMENT_PATTERN, "*.tmp"):
+    for pattern in (SEGMENT_PATTERN, "*.tmp", UNFINISHED, LOCK):
         for file in parts.glob(pattern):
             file.unlink()
     parts.rmdir()

@@ -14,6 +14,7 @@ import h5py
 import msgspec
 import numpy as np
 
+from hpcdecode.data.diskfile import open_segment
 from hpcdecode.data.layout import (
     CHUNK_ROWS,
     ERROR_COLUMNS,
@@ -28,6 +29,7 @@ from hpcdecode.data.layout import (
 
 PARTS_SUFFIX = ".parts"
 SEGMENT_PATTERN = "seg-*.h5"
+FAN_IN = 8  # segments of one level that are merged into one of the next
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -47,6 +49,37 @@ class Segment(msgspec.Struct, frozen=True):
 def parts_folder(path: Path) -> Path:
     """Where the segments of the output `path` lie: beside it, so that both move together."""
     return path.with_name(path.name + PARTS_SUFFIX)
+
+
+def segments_in(folder: Path) -> list[Segment]:
+    """The segments in force in a folder of parts, in the order of their commits. Raises OSError."""
+    found: list[Segment] = []
+    for path in sorted(folder.glob(SEGMENT_PATTERN), key=_reach):
+        first, last = _commits(path)
+        if not found or last > found[-1].last:  # else its rows lie in a merged one
+            found.append(_describe(path, first, last))
+    return found
+
+
+def _commits(path: Path) -> tuple[int, int]:
+    _, first, last = path.stem.split("-")
+    return int(first), int(last)
+
+
+def _reach(path: Path) -> tuple[int, int]:
+    first, last = _commits(path)
+    return first, -last
+
+
+def _describe(path: Path, first: int, last: int) -> Segment:
+    with open_segment(path) as file:
+        offsets = file[TOKEN_OFFSETS]
+        rows, base = len(offsets) - 1, int(offsets[0])
+        tokens, errors = int(offsets[rows]) - base, len(file["errors/line"])
+    level = 0
+    while FAN_IN ** (level + 1) <= last - first + 1:
+        level += 1
+    return Segment(first, last, level, rows, tokens, errors, base)
 
 
 def joined(segments: Sequence[Segment]) -> Segment:

@@ -32,10 +32,15 @@ PROBE_CHARACTERS = 32  # per position; a longer text is first judged by a beginn
 class Prompt(msgspec.Struct):
     """A row that is ready to decode."""
 
-    line: int  # 1-based
+    line: int  # 1-based, through all files
     id: str
     token_ids: list[int]  # at least 1, and at least 1 position less than the model has
     params: SamplingParams
+    resumed: int = 0  # the last token ids that an earlier run of the job has generated
+
+    @property
+    def resumed_ids(self) -> list[int]:
+        return self.token_ids[len(self.token_ids) - self.resumed :]
 
 
 class Tokenizer:

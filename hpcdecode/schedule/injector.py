@@ -172,7 +172,7 @@ class Injector:
             self._next_injection = group[0].start_step
 
     def _new_sequence(self, prompt: Prompt) -> Sequence:
-        max_new = prompt.params.max_tokens
+        max_new = prompt.params.max_tokens - prompt.resumed
         if self.limits.max_positions is not None:
             max_new = min(max_new, self.limits.max_positions - len(prompt.token_ids))
         return Sequence(prompt, max_new, self.lane, rank=-1, slot=-1, start_step=0)

@@ -12,24 +12,36 @@ class Sequence:
     """State that the S-rank keeps; the KV cache itself lies on R-rank `rank`, in slot `slot` of its store."""
 
     prompt: Prompt
-    max_new: int  # tokens to generate at most
+    max_new: int  # tokens to generate at most in this run
     lane: int
     rank: int  # index among the R-ranks
     slot: int
     start_step: int  # the lane step at which decoding starts
     sample: int = 0
     prefilled: int = 0  # prompt tokens already sent to the R-rank
-    generated: list[int] = field(default_factory=list)
+    generated: list[int] = field(default_factory=list)  # an earlier run's tokens first
     finish_reason: str | None = None
+    queued_at: float = 0.0  # Unix times: its prefill began, its first token came, its last token came
+    first_token_at: float = 0.0
+    finished_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.generated += self.prompt.resumed_ids
 
     @property
     def prompt_length(self) -> int:
+        """Tokens to prefill: the prompt, and what an earlier run generated."""
         return len(self.prompt.token_ids)
 
     @property
     def length(self) -> int:
         """Tokens in the KV cache: the newest generated token has not been fed back yet."""
-        return self.prefilled + max(len(self.generated) - 1, 0)
+        return self.prefilled + max(self.new - 1, 0)
+
+    @property
+    def new(self) -> int:
+        """Tokens generated in this run."""
+        return len(self.generated) - self.prompt.resumed
 
     @property
     def final_length(self) -> int:
@@ -47,5 +59,5 @@ class Sequence:
         self.generated.append(token)
         if token in params.stop_token_ids or (token in eos and not params.ignore_eos):
             self.finish_reason = "stop"
-        elif len(self.generated) >= self.max_new:
+        elif self.new >= self.max_new:
             self.finish_reason = "length"

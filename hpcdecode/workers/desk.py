@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from hpcdecode.data.feed import RowFeed
 from hpcdecode.data.prompts import RowError
 from hpcdecode.data.results import Result, ResultsWriter
 from hpcdecode.data.tokens import Prompt, Tokenizer
+from hpcdecode.errors import UserError
 from hpcdecode.schedule.sequence import Sequence
 
 
@@ -19,6 +22,10 @@ class Finished(msgspec.Struct, array_like=True):
     sample: int
     finish_reason: str
     prompt_tokens: int
+    resumed: int  # of the generated tokens, those of an earlier run
+    queued_at: float
+    first_token_at: float
+    finished_at: float
     token_ids: list[int]
 
     @staticmethod
@@ -29,16 +36,30 @@ class Finished(msgspec.Struct, array_like=True):
             id=prompt.id,
             sample=sequence.sample,
             finish_reason=sequence.finish_reason or "",
-            prompt_tokens=sequence.prompt_length,
+            prompt_tokens=sequence.prompt_length - prompt.resumed,
+            resumed=prompt.resumed,
+            queued_at=sequence.queued_at,
+            first_token_at=sequence.first_token_at,
+            finished_at=sequence.finished_at,
             token_ids=sequence.generated,
         )
 
 
 class Desk:
-    """Feed and sink of the lead's lanes; the other S-ranks reach it through `workers.remote`."""
+    """Feed and sink of the lead's lanes; the other S-ranks reach it through `workers.remote`.
 
-    def __init__(self, feed: RowFeed, writer: ResultsWriter, tokenizer: Tokenizer):
-        self.feed, self.writer, self.tokenizer = feed, writer, tokenizer
+    max_errors: rows that may be unusable; one more raises UserError where it is read or refused.
+    """
+
+    def __init__(
+        self,
+        rows: Iterable[Prompt | RowError],
+        writer: ResultsWriter,
+        tokenizer: Tokenizer,
+        max_errors: int | None = None,
+    ):
+        self.feed = RowFeed(rows, self)
+        self.writer, self.tokenizer, self.max_errors = writer, tokenizer, max_errors
         self.rows = self.prompt_tokens = self.generated_tokens = 0
 
     def peek(self) -> Prompt | None:
@@ -57,9 +78,17 @@ class Desk:
         """Count a finished sequence, make its text and hand it to the results."""
         self.rows += 1
         self.prompt_tokens += done.prompt_tokens
-        self.generated_tokens += len(done.token_ids)
-        text = self.tokenizer.decode(done.token_ids)
-        self.writer.add(Result(**msgspec.structs.asdict(done), text=text))
+        self.generated_tokens += len(done.token_ids) - done.resumed
+        fields = msgspec.structs.asdict(done)
+        del fields["resumed"]
+        self.writer.add(Result(**fields, text=self.tokenizer.decode(done.token_ids)))
 
     def error(self, error: RowError) -> None:
+        """Record a row that cannot be used."""
         self.writer.error(error)
+        if self.max_errors is not None and self.writer.error_count > self.max_errors:
+            raise UserError(
+                f"{self.writer.error_count} rows cannot be used and --max-errors allows {self.max_errors}; the last is "
+                f"line {error.line}: {error.reason} (all are under /errors in {self.writer.path}; the same command "
+                "with more --max-errors goes on from here)"
+            )

@@ -9,6 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdecode.data.prompts import RowError
+from hpcdecode.data.resume import Unfinished
 from hpcdecode.data.tokens import Prompt
 from hpcdecode.exchange.wait import wait
 from hpcdecode.schedule.sequence import Sequence
@@ -27,6 +28,7 @@ class Report(msgspec.Struct, array_like=True):
     ask: int
     finished: list[Finished]
     errors: list[RowError]
+    unfinished: list[Unfinished] | None  # all sequences in flight; None in most reports
 
 
 class Clients:
@@ -37,6 +39,7 @@ class Clients:
         self.open = set(range(1, comm.size))
         self.stopping = False
         self.tokens = 0  # of the rows handed in
+        self._unfinished: dict[int, list[Unfinished]] = {}  # by client, as last reported
 
     def serve(self, *, stop: bool = False) -> None:
         """Take the reports that have arrived and answer them; waits for none. stop: let all end at their next step."""
@@ -52,10 +55,16 @@ class Clients:
                 self.tokens += len(done.token_ids)
             for error in report.errors:
                 self.desk.error(error)
+            if report.unfinished is not None:
+                self._unfinished[status.source] = report.unfinished
             if report.ask > 0:
                 _send(self.comm, status.source, _ROWS, self._rows(report.ask))
             elif report.ask < 0:
                 self.open.remove(status.source)
+
+    def unfinished(self) -> list[Unfinished]:
+        """The sequences that the clients had in flight at their last reports of them."""
+        return [u for sequences in self._unfinished.values() for u in sequences]
 
     def _rows(self, count: int) -> list[Prompt]:
         rows: list[Prompt] = []
@@ -97,19 +106,23 @@ class RemoteDesk:
     def told_to_stop(self) -> bool:
         return self.comm.Iprobe(0, _STOP)
 
-    def close(self) -> None:
-        """Hand in what is done and end."""
+    def checkpoint(self, unfinished: list[Unfinished]) -> None:
+        """Hand in what is done, and what is in flight."""
+        self._report(0, unfinished)
+
+    def close(self, unfinished: list[Unfinished]) -> None:
+        """Hand in what is done and what was in flight, and end."""
         if self._asked:
             self._take_answer()
-        self._report(-1)
+        self._report(-1, unfinished)
 
     def _take_answer(self) -> None:
         rows = _receive(self.comm, 0, _ROWS, list[Prompt])
         self._rows += rows
         self._ended, self._asked = not rows, False
 
-    def _report(self, ask: int) -> None:
-        _send(self.comm, 0, _REPORT, Report(ask, self._finished, self._errors))
+    def _report(self, ask: int, unfinished: list[Unfinished] | None = None) -> None:
+        _send(self.comm, 0, _REPORT, Report(ask, self._finished, self._errors, unfinished))
         self._finished, self._errors = [], []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Generator
 from collections.abc import Sequence as Seq
-from time import perf_counter
+from time import perf_counter, time
 from typing import Protocol
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hpcdecode.attention import LayerShape
+from hpcdecode.data.resume import Unfinished
 from hpcdecode.exchange.base import SLink
 from hpcdecode.model import SplitModel
 from hpcdecode.sampling.sampler import sample
@@ -67,6 +68,11 @@ class SRank:
     def tokens_in_flight(self) -> int:
         return sum(injector.tokens_in_flight for injector in self.injectors)
 
+    def unfinished(self) -> list[Unfinished]:
+        """What the sequences in flight have generated."""
+        sequences = (s for injector in self.injectors for s in (*injector.decoding, *injector.ready))
+        return [Unfinished(s.prompt.line, s.sample, list(s.generated)) for s in sequences]
+
     def _lane(self, link: SLink, injector: Injector) -> Generator[bool, None, None]:
         while not self.stopping and not injector.exhausted():
             step = injector.next_step(self._turn // len(self.shapes))
@@ -87,6 +93,8 @@ class SRank:
     def _forward(self, link: SLink, step: Step) -> Generator[bool, None, Tensor | None]:
         """Run the slices; yields after every post, returns the logits of the step's sampled tokens."""
         decodes = len(step.decode)
+        for chunk in step.prefill:
+            chunk.sequence.queued_at = chunk.sequence.queued_at or time()
         ids, positions, keep = _inputs(step)
         o, context = None, (ids, positions, keep)
         for layer, shape in enumerate(self.shapes):
@@ -104,7 +112,12 @@ class SRank:
         return self.model.logits(o, context) if len(keep) else None
 
     def _finish_step(self, injector: Injector, step: Step, tokens: list[int]) -> None:
+        now = time()
+        for chunk in step.prefill:
+            if chunk.completes:
+                chunk.sequence.first_token_at = now
         for sequence in injector.commit(step, tokens, self.eos):
+            sequence.finished_at = now
             self.sink.finish(sequence)
         self.steps += 1
         self.tokens += len(tokens)

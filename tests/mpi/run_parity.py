@@ -41,7 +41,7 @@ def run(case: Path, model, dtype: str, size: int, period: int, lanes: int):
     comm = WORLD.Split(0 if WORLD.rank < size else MPI.UNDEFINED)
     if WORLD.rank < size:
         job = Job(
-            prompts=str(case / "prompts.jsonl"),
+            prompts=(str(case / "prompts.jsonl"),),
             model=str(case / "model"),
             output=str(case / "out.h5"),
             params=SamplingParams(max_tokens=new_tokens(case), ignore_eos=True),

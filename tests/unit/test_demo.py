@@ -34,7 +34,7 @@ def tokenizer():
 def prompts(tokenizer):
     positions = json.loads((MODEL / "config.json").read_text())["max_position_embeddings"]
     assert positions >= 1024
-    return list(tokenized(read_rows(DEMO / "prompts.jsonl", SamplingParams()), tokenizer, positions))
+    return list(tokenized(read_rows([str(DEMO / "prompts.jsonl")], SamplingParams()), tokenizer, positions))
 
 
 @pytest.fixture

@@ -27,10 +27,10 @@ def test_no_model_is_an_error(tmp_path, monkeypatch, settings):
 
 
 def test_the_output_is_named_after_the_prompts():
-    assert default_output("/data/prompts.jsonl") == "prompts.h5"
+    assert default_output(["/data/prompts.jsonl.gz"]) == "prompts.h5"
 
 
 @pytest.mark.parametrize("field", ["batch", "period", "lanes", "prefill_tokens", "kv_memory"])
 def test_sizes_are_at_least_one(field):
     with pytest.raises(UserError, match=field.replace("_", "-")):
-        Job(prompts="p", model="m", output="o", **{field: 0}).check()
+        Job(prompts=("p",), model="m", output="o", **{field: 0}).check()

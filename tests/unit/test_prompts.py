@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from hpcdecode.data import prompts
+from hpcdecode.data import inputs, prompts
 from hpcdecode.data.prompts import Row, RowError, read_rows
 from hpcdecode.errors import UserError
 from hpcdecode.sampling.params import SamplingParams
@@ -17,7 +17,7 @@ DEFAULTS = SamplingParams(max_tokens=32, temperature=0.5)
 def read(tmp_path, data):
     path = tmp_path / "p.jsonl"
     path.write_bytes(data if isinstance(data, bytes) else data.encode())
-    return list(read_rows(path, DEFAULTS))
+    return list(read_rows([str(path)], DEFAULTS))
 
 
 def read_one(tmp_path, data):
@@ -160,7 +160,8 @@ def test_an_error_carries_the_rows_own_id_where_it_has_one(tmp_path):
 
 
 def test_a_line_beyond_the_limit_is_refused_without_being_held(tmp_path, monkeypatch):
-    monkeypatch.setattr(prompts, "MAX_LINE_BYTES", 1000)
+    for module in (inputs, prompts):
+        monkeypatch.setattr(module, "MAX_LINE_BYTES", 1000)
     exact = b'{"prompt": "' + b"x" * 985 + b'"}\n'
     rows = read(tmp_path, exact + b'{"prompt": "' + b"x" * 5_000_000 + b'"}\n{"prompt": "b"}\n' + b"y" * 1001)
     assert [type(r) for r in rows] == [Row, RowError, Row, RowError]
@@ -191,8 +192,8 @@ def test_random_damage_never_raises(tmp_path):
 @pytest.mark.parametrize("name", ["missing.jsonl", "folder", "missing/p.jsonl"])
 def test_a_file_that_cannot_be_opened_is_a_user_error_at_once(tmp_path, name):
     (tmp_path / "folder").mkdir()
-    with pytest.raises(UserError, match="expected a readable JSON Lines file, got"):
-        read_rows(tmp_path / name, DEFAULTS)
+    with pytest.raises(UserError, match="reading failed: "):
+        read_rows([str(tmp_path / name)], DEFAULTS)
 
 
 def test_rows_come_before_the_file_has_ended(tmp_path):
@@ -200,5 +201,5 @@ def test_rows_come_before_the_file_has_ended(tmp_path):
     os.mkfifo(path)
     end = os.open(path, os.O_RDWR)
     os.write(end, b'{"prompt": "a"}\n')
-    assert next(read_rows(path, DEFAULTS)).prompt == "a"
+    assert next(read_rows([str(path)], DEFAULTS)).prompt == "a"
     os.close(end)

@@ -13,9 +13,17 @@ import pytest
 from hpcdecode.data import merge, results, segments
 from hpcdecode.data.prompts import RowError
 from hpcdecode.data.results import Result, ResultsWriter
+from hpcdecode.data.resume import find_earlier
 from hpcdecode.errors import UserError
 
-ATTRIBUTES = {"job": {"seed": 1}, "model": "demo", "versions": {"hpcdecode": "0"}, "topology": [{"rank": 0}]}
+IDENTITY = {"sampling": {"seed": 1}}
+ATTRIBUTES = {
+    "identity": IDENTITY,
+    "job": {"seed": 1},
+    "model": "demo",
+    "versions": {"hpcdecode": "0"},
+    "topology": [{"rank": 0}],
+}
 
 
 def result(line, sample=0, count=None, text=None):
@@ -55,8 +63,10 @@ def path(tmp_path):
     return tmp_path / "out.h5"
 
 
-def writer(path, **options):
-    return ResultsWriter(path, **{"attributes": ATTRIBUTES, "checkpoint_seconds": 1000, **options})
+def writer(path, *, overwrite=False, **options):
+    earlier = find_earlier(path, IDENTITY, overwrite=overwrite)
+    assert earlier is None or not earlier.complete
+    return ResultsWriter(path, earlier=earlier, **{"attributes": ATTRIBUTES, "checkpoint_seconds": 1000, **options})
 
 
 def test_layout_of_the_final_file(path):
@@ -68,6 +78,7 @@ def test_layout_of_the_final_file(path):
         assert set(file) == {"rows", "errors"} and set(file["errors"]) == {"line", "id", "reason"}
         rows = file["rows"]
         kinds = {"line": "i8", "sample": "i4", "prompt_tokens": "i4", "token_offsets": "i8", "token_ids": "i4"}
+        kinds |= {"queued_at": "f8", "first_token_at": "f8", "finished_at": "f8"}
         assert set(rows) == {*kinds, "id", "text", "finish_reason"}
         assert {name: rows[name].dtype.str[1:] for name in kinds} == kinds
         strings = [rows["id"], rows["text"], file["errors/id"], file["errors/reason"]]
@@ -193,7 +204,7 @@ def test_an_interrupted_job_keeps_its_rows_and_its_parts(path):
     assert contents(path)[0] == [result(1), result(2), result(3)] and not complete(path)
     with h5py.File(path, "r") as file:
         assert json.loads(file.attrs["summary"]) == {"why": "SIGTERM"}
-    assert sorted(p.name for p in segments.parts_folder(path).iterdir()) == [
+    assert sorted(p.name for p in segments.parts_folder(path).glob("*.h5")) == [
         "seg-00000001-00000001.h5",
         "seg-00000002-00000002.h5",
     ]
@@ -225,7 +236,7 @@ def test_merged_segments_stay_a_while_for_readers_of_an_older_index(path, monkey
     monkeypatch.setattr(results.time, "monotonic", lambda: clock)
     out.add(result(20))
     out.checkpoint()
-    assert {p.name for p in out._parts.iterdir()} == {s.name for s in out._segments}
+    assert {p.name for p in out._parts.glob("*.h5")} == {s.name for s in out._segments}
     assert len(contents(path)[0]) == 20
 
 
@@ -237,24 +248,20 @@ def test_segments_tell_which_commits_they_cover(path):
     assert out._segments[0].name == "seg-00000001-00000008.h5"
 
 
-def test_an_existing_output_is_refused_unless_overwritten(path):
-    writer(path).close(complete=True, summary={})
-    with pytest.raises(UserError, match="exists already; use --overwrite"):
-        writer(path)
-    out = writer(path, overwrite=True)
-    assert not complete(path)
+def test_an_existing_output_is_replaced_only_if_asked(path):
+    out = writer(path)
     out.add(result(1))
     out.close(complete=False, summary={})
-    with pytest.raises(UserError, match="interrupted run; use --overwrite"):
-        writer(path)
     writer(path, overwrite=True).close(complete=True, summary={})
     assert contents(path) == ([], [])
 
 
 def test_leftover_parts_without_an_output_are_refused(path):
-    writer(path).close(complete=False, summary={})
+    out = writer(path)
+    out.add(result(1))
+    out.close(complete=False, summary={})
     path.unlink()
-    with pytest.raises(UserError, match=r"out\.h5\.parts holds the finished rows"):
+    with pytest.raises(UserError, match="expected the results of an earlier run of this job"):
         writer(path)
 
 
@@ -272,7 +279,7 @@ def test_places_that_cannot_be_written(tmp_path, path):
 
 def test_overwrite_spares_what_is_no_output(path):
     path.write_text('{"prompt": "my prompts"}\n')
-    with pytest.raises(UserError, match="replaces HDF5 files only"):
+    with pytest.raises(UserError, match="expected an HDF5 file to continue or replace"):
         writer(path, overwrite=True)
     assert "my prompts" in path.read_text()
 

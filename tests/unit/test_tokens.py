@@ -201,6 +201,6 @@ def test_code_beside_the_model_never_runs(model_dir):
 def test_from_file_to_prompts(tmp_path, tokenizer):
     path = tmp_path / "p.jsonl"
     path.write_text('{"prompt": "Return a"}\nnot json\n{"prompt": "x y", "max_tokens": 3}\n')
-    first, error, last = tokenized(read_rows(path, PARAMS), tokenizer, 512)
+    first, error, last = tokenized(read_rows([str(path)], PARAMS), tokenizer, 512)
     assert tokenizer.decode(first.token_ids) == "Return a"
     assert (error.line, last.line, last.params.max_tokens) == (2, 3, 3)

@@ -1,0 +1,87 @@
+"""A job that was interrupted, by whatever means, goes on with the same command and loses or repeats no row."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from itertools import pairwise
+
+import h5py
+import msgspec
+import pytest
+
+ROWS = 150
+
+
+@pytest.fixture
+def job(hpcdecode, checkpoint, tmp_path):
+    rows = ({"prompt_token_ids": [5 + i % 400] * 4, "max_tokens": 20 + i * 37 % 200} for i in range(ROWS))
+    lines = [json.dumps(row) for row in rows]
+    lines[77] = "{broken"
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    flags = ("--model", checkpoint("llama3"), "--ignore-eos", "--dtype", "float32", "--batch", 32)
+    return ("generate", "prompts.jsonl", *flags, "--checkpoint-every", 0.2)
+
+
+def contents(path):
+    with h5py.File(path) as file:
+        ends, tokens = file["rows/token_offsets"][:], file["rows/token_ids"][:]
+        rows = [tokens[a:b].tolist() for a, b in pairwise(ends)]
+        return file["rows/line"][:].tolist(), rows, file["errors/line"][:].tolist(), bool(file.attrs["complete"])
+
+
+def run_until(process, path, rows):
+    """Wait until the output holds so many rows, or the job ends."""
+    end = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < end:
+        if path.exists() and len(contents(path)[0]) >= rows:
+            return
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_killed_jobs_end_as_if_uninterrupted(hpcdecode, job, tmp_path, ranks):
+    flags = () if ranks == 1 else ("--s-ranks", 2)
+    out = tmp_path / "out.h5"
+    for rows in (1, 50, 100):
+        process = hpcdecode.start(*job, *flags, "-o", out, ranks=ranks)
+        run_until(process, out, rows)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        time.sleep(0.5)
+        assert len(contents(out)[0]) >= rows or process.returncode == 3
+    last = hpcdecode(*job, *flags, "-o", out, ranks=ranks)
+    assert last.returncode == 3, last.stderr
+    whole = hpcdecode(*job, "-o", "whole.h5")
+    assert whole.returncode == 3, whole.stderr
+    assert contents(out) == contents(tmp_path / "whole.h5")
+    assert contents(out)[0] == [n for n in range(1, ROWS + 1) if n != 78] and contents(out)[2:] == ([78], True)
+    assert not (tmp_path / "out.h5.parts").exists()
+
+
+def test_a_signal_keeps_the_tokens_in_flight(hpcdecode, job, tmp_path):
+    out = tmp_path / "out.h5"
+    process = hpcdecode.start(*job, "-o", out)
+    run_until(process, out, 10)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM and "the same command goes on" in err
+    in_flight = msgspec.msgpack.decode((tmp_path / "out.h5.parts" / "unfinished.msgpack").read_bytes())
+    first = sum(map(len, contents(out)[1])) + sum(len(tokens) for _line, _sample, tokens in in_flight)
+    assert len(in_flight) > 1
+    changed = hpcdecode(*job, "-o", out, "--temperature", 1)
+    assert changed.returncode == 2 and "sampling.temperature was 0.0 and is 1.0" in changed.stderr
+    assert hpcdecode(*job, "-o", out).returncode == 3
+    with h5py.File(out) as file:
+        second = json.loads(file.attrs["summary"])["generated_tokens"]
+        assert first + second == len(file["rows/token_ids"])  # nothing was generated twice
+
+
+def test_fail_fast_keeps_what_is_done(hpcdecode, job, tmp_path):
+    stopped = hpcdecode(*job, "--fail-fast")
+    assert stopped.returncode == 2 and "line 78: expected a JSON object" in stopped.stderr
+    whole = hpcdecode(*job, "--max-errors", 1, "--limit", 100)
+    assert whole.returncode == 3, whole.stderr
+    assert contents(tmp_path / "prompts.h5")[0] == [n for n in range(1, 101) if n != 78]
