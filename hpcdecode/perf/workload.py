@@ -16,7 +16,6 @@ from torch import Tensor
 
 BOS, EOS, PAD = 1, 2, 3
 _SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
-NEW_TOKENS = 128
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,17 @@ class Shape:
         return 2 * 2 * self.layers * self.kv_heads * self.head_dim
 
     @property
+    def layer_weights(self) -> int:
+        """Elements of the matrices of all layers."""
+        return self.layers * sum(inputs * outputs for inputs, outputs in self.linears)
+
+    @property
+    def weight_bytes(self) -> int:
+        """The whole model, bfloat16: layers, embedding, logits, norms."""
+        norms = self.hidden * (2 * self.layers + 1)
+        return 2 * (self.layer_weights + 2 * self.vocabulary * self.hidden + norms)
+
+    @property
     def linears(self) -> list[tuple[int, int]]:
         """(inputs, outputs) of a layer's products, those of one input joined: qkv, o, gate and up, down."""
         kv, h = self.kv_heads * self.head_dim, self.hidden
@@ -49,18 +59,19 @@ class Shape:
 
 SHAPES = {
     "355m": Shape(hidden=1024, layers=24, heads=16, kv_heads=4, mlp=3072, vocabulary=32_000),
-    "tiny": Shape(hidden=64, layers=2, heads=4, kv_heads=2, mlp=128, vocabulary=1024),
+    "tiny": Shape(hidden=128, layers=2, heads=4, kv_heads=2, mlp=256, vocabulary=1024),
 }
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Prompts of `shortest` to `longest` tokens, NEW_TOKENS new ones each."""
+    """Prompts of `shortest` to `longest` tokens, and `new` tokens to generate for each."""
 
     name: str
     rows: int
     shortest: int
     longest: int
+    new: int = 128
 
     def prompts(self, shape: Shape) -> list[list[int]]:
         """Random token ids; no two rows share a beginning that a cache could reuse."""
