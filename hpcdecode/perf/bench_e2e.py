@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
@@ -66,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Returns the object that `bench --json` prints; UserError where a contender is missing or fails."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that no run outlives this process
     args.work.mkdir(parents=True, exist_ok=True)
     site = Site(args.work.resolve(), args.model, args.prefix)
     contenders = [Hpcdecode(site, n) for n in args.ranks] + [Peer.parse(site, text) for text in args.peer]
