@@ -109,7 +109,7 @@ def prompt_file(work: Path, workload: Workload, name: str) -> Path:
     return path
 
 
-def made(folder: Path, make: Callable[[Path], None]) -> Path:
+def made(folder: Path, make: Callable[[Path], object]) -> Path:
     """`folder`, filled by `make` unless it is there; it appears only when it is complete."""
     if not folder.exists():
         partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
