@@ -17,6 +17,7 @@ import argparse
 import os
 import shlex
 import signal
+import statistics
 import sys
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
@@ -41,6 +42,8 @@ _IMPORTS = "import torch, transformers; from hpcdecode.report.figures import pro
 class Round:
     """The limits and one run of every contender, close in time."""
 
+    gflops: float  # of the layers' products at a chunk of PREFILL_TOKENS
+    read: float  # GB/s
     ideal: Ideal
     runs: list[Run]
 
@@ -73,22 +76,27 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     contenders = [Hpcdecode(site, n) for n in args.ranks] + [Peer.parse(site, text) for text in args.peer]
     for contender in contenders:
         contender.prepare()
-    cases = []
+    cases, every = [], []
     for name in args.workload:
         rounds = [play(site, contenders, WORKLOADS[name]) for _ in range(args.runs)]
-        cases += list(compare(site, contenders, WORKLOADS[name], rounds))
+        cases += compare(site, contenders, WORKLOADS[name], rounds)
+        every += rounds
     if args.startup:
         cases += startup(site, contenders[0], args.runs)
-    return {"bench": "e2e", "machine": machine(), "cases": cases}
+    limits = {
+        "GEMM GFLOP/s": round(statistics.median(r.gflops for r in every), 1),
+        "read GB/s": round(statistics.median(r.read for r in every), 1),
+    }
+    return {"bench": "e2e", "machine": {**machine(), **limits}, "cases": cases}
 
 
 def play(site: Site, contenders: list[Hpcdecode | Peer], workload: Workload) -> Round:
     """One round; raises UserError where a contender does not do the same work."""
     limits = site.limits(workload)
     best = ideal(site.shape, workload, limits)
-    rate = 2 * PREFILL_TOKENS * site.shape.layer_weights / limits.body[PREFILL_TOKENS] / 1e9
-    _say(f"{workload.name}: {rate:.0f} GFLOP/s, {limits.read / 1e9:.1f} GB/s, ideal {best.seconds:.2f} s")
-    runs = []
+    gflops = 2 * PREFILL_TOKENS * site.shape.layer_weights / limits.body[PREFILL_TOKENS] / 1e9
+    _say(f"{workload.name}: {gflops:.0f} GFLOP/s, {limits.read / 1e9:.1f} GB/s, ideal {best.seconds:.2f} s")
+    runs: list[Run] = []
     for contender in contenders:
         runs.append(contender.run(workload))
         _require_same_work(contender.name, workload, runs[-1], runs[0])
@@ -96,7 +104,7 @@ def play(site: Site, contenders: list[Hpcdecode | Peer], workload: Workload) -> 
             f"{workload.name}: {contender.name} {runs[-1].seconds:.2f} s (prefill {runs[-1].prefill_seconds:.2f} s), "
             f"{best.seconds / runs[-1].seconds:.0%} of the ideal"
         )
-    return Round(best, runs)
+    return Round(gflops, limits.read / 1e9, best, runs)
 
 
 def compare(
