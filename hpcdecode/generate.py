@@ -25,7 +25,7 @@ from hpcdecode.job import Job
 from hpcdecode.launch import Team
 from hpcdecode.model import SplitModel
 from hpcdecode.report import text
-from hpcdecode.report.figures import Metrics, summarize, versions
+from hpcdecode.report.figures import Metrics, process_seconds, summarize, versions
 from hpcdecode.report.progress import Progress
 from hpcdecode.schedule.auto import LOOKAHEAD
 from hpcdecode.schedule.injector import Injector, Limits
@@ -66,7 +66,7 @@ def generate(job: Job, comm: MPI.Intracomm | None = None, *, model: SplitModel |
         run = _Run(job, team, setup, team.broadcast(scale, Scale), model, signals)
         if desk:
             run.announce()
-        start = perf_counter()
+        startup, start = process_seconds(), perf_counter()
         try:
             metrics = run.work(desk)
         except BaseException:
@@ -74,7 +74,7 @@ def generate(job: Job, comm: MPI.Intracomm | None = None, *, model: SplitModel |
                 with suppress(Exception):
                     desk.writer.checkpoint()
             raise
-        return run.finish(desk, metrics, perf_counter() - start)
+        return run.finish(desk, metrics, startup, perf_counter() - start)
 
 
 def _say_complete(job: Job, earlier: Earlier) -> int:
@@ -132,13 +132,13 @@ class _Run:
         links = [LocalLink(part, self.scale.slots * lane) for lane in range(self.scale.lanes)]
         return Metrics.of(self._run_lead(desk, links), part)
 
-    def finish(self, desk: Desk | None, metrics: Metrics, seconds: float) -> int:
+    def finish(self, desk: Desk | None, metrics: Metrics, startup: float, seconds: float) -> int:
         """Gather what the ranks counted; the lead completes the results and prints the summary."""
         every = self.team.gather_all(metrics, Metrics)
         code = self.signals.exit_code
         if desk is not None:
             desk.feed.close()
-            figures = summarize(desk, every, seconds)
+            figures = summarize(desk, every, startup, seconds)
             desk.writer.close(complete=code == 0, summary=figures)
             print(text.summary(figures), file=sys.stderr)
             if code:

@@ -7,9 +7,6 @@ same machine; the ratio is the median of the pairs, its spread their quartiles.
 from __future__ import annotations
 
 import argparse
-import os
-import platform
-import statistics
 import time
 from dataclasses import dataclass
 
@@ -20,6 +17,8 @@ from hpcdecode import attention
 from hpcdecode.attention import LayerShape, open_store
 from hpcdecode.attention_reference import attend_one, stored
 from hpcdecode.perf.bandwidth import probe
+from hpcdecode.perf.result import case as result
+from hpcdecode.perf.result import machine
 
 TOLERANCE = 2e-2  # share of max |v|; bfloat16 activations
 FILL = 1024  # rows of random K and V that are repeated to fill the cache
@@ -139,8 +138,8 @@ def measure(case: Case, mebibytes: int, passes: int) -> list[dict]:
     name = f"{case.name}, {case.threads} threads"
     tokens = [len(case.lengths) / s for s in seconds]
     return [
-        row(name, [r / 1e9 for r in rates], "GB/s", "read bandwidth, same threads", ratios),
-        row(name, tokens, "tokens/s of one layer", "read bandwidth, same threads", ratios),
+        result(name, [r / 1e9 for r in rates], "GB/s", "read bandwidth, same threads", ratios),
+        result(name, tokens, "tokens/s of one layer", "read bandwidth, same threads", ratios),
     ]
 
 
@@ -163,7 +162,7 @@ def against_sdpa(threads: int, passes: int) -> dict:
             ratios.append(theirs / ours)
     finally:
         torch.set_num_threads(before)
-    return row(case.name, rates, "tokens/s of one layer", reference, ratios)
+    return result(case.name, rates, "tokens/s of one layer", reference, ratios)
 
 
 def fastest_sdpa(shape: LayerShape, lengths: tuple[int, ...]):
@@ -204,42 +203,3 @@ def _seconds(call) -> float:
     begun = time.perf_counter()
     call()
     return time.perf_counter() - begun
-
-
-def row(name: str, values: list[float], unit: str, reference: str, ratios: list[float]) -> dict:
-    low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else (ratios * 3)
-    return {
-        "case": name,
-        "value": round(statistics.median(values), 3),
-        "unit": unit,
-        "reference": reference,
-        "ratio": round(statistics.median(ratios), 4),
-        "spread": [round(low, 4), round(high, 4)],
-    }
-
-
-def machine() -> dict:
-    return {
-        "cpu": _cpu_name(),
-        "cpus": len(os.sched_getaffinity(0)),
-        "isa": attention.isa(),
-        "huge_pages": _first_line("/sys/kernel/mm/transparent_hugepage/enabled"),
-        "torch": torch.__version__,
-        "system": platform.platform(),
-    }
-
-
-def _first_line(path: str) -> str:
-    try:
-        with open(path) as f:
-            return f.readline().strip()
-    except OSError:
-        return "unknown"
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo") as f:
-            return next((line.split(":", 1)[1].strip() for line in f if line.startswith("model name")), "unknown")
-    except OSError:
-        return platform.processor() or "unknown"

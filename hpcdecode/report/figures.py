@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import resource
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,13 +19,19 @@ if TYPE_CHECKING:
 
 
 class Metrics(msgspec.Struct, kw_only=True):
-    """Counters of one rank. Seconds are wall-clock; `s_wait` is spent waiting for R-ranks."""
+    """Counters of one rank. Seconds are wall-clock; `s_wait` is spent waiting for R-ranks.
+
+    prefill_seconds, decode_seconds: of the steps that carry prompt tokens, and of the others (`decode_tokens`).
+    """
 
     peak_rss: int = 0  # bytes
     s_role: bool = False
     s_seconds: float = 0.0
     s_wait: float = 0.0
     steps: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    decode_tokens: int = 0
     peak_prefill_tokens: int = 0
     r_role: bool = False
     r_busy: float = 0.0
@@ -38,6 +46,8 @@ class Metrics(msgspec.Struct, kw_only=True):
             metrics.s_role = True
             metrics.s_seconds, metrics.s_wait = worker.seconds, worker.wait_seconds
             metrics.steps, metrics.peak_prefill_tokens = worker.steps, worker.peak_prefill_tokens
+            metrics.prefill_seconds, metrics.decode_seconds = worker.prefill_seconds, worker.decode_seconds
+            metrics.decode_tokens = worker.decode_tokens
         if part is not None:
             metrics.r_role = True
             metrics.r_busy, metrics.peak_tokens = part.busy_seconds, part.peak_tokens
@@ -45,8 +55,11 @@ class Metrics(msgspec.Struct, kw_only=True):
         return metrics
 
 
-def summarize(desk: Desk, ranks: list[Metrics], seconds: float) -> dict[str, Any]:
-    """The `summary` attribute. In a process with both roles, S is busy when R is not."""
+def summarize(desk: Desk, ranks: list[Metrics], startup: float, seconds: float) -> dict[str, Any]:
+    """The `summary` attribute. In a process with both roles, S is busy when R is not.
+
+    startup: seconds from the start of the lead's process to the start of the work, which took `seconds`.
+    """
     s_ranks, r_ranks = [m for m in ranks if m.s_role], [m for m in ranks if m.r_role]
     local = sum(m.r_busy for m in ranks if m.s_role)
     wall = max(seconds, 1e-9)
@@ -56,7 +69,11 @@ def summarize(desk: Desk, ranks: list[Metrics], seconds: float) -> dict[str, Any
         "errors": desk.writer.error_count,
         "prompt_tokens": desk.prompt_tokens,
         "generated_tokens": desk.generated_tokens,
+        "startup_seconds": startup,
         "seconds": seconds,
+        "prefill_seconds": max(m.prefill_seconds for m in s_ranks),
+        "decode_seconds": max(m.decode_seconds for m in s_ranks),
+        "decode_tokens": sum(m.decode_tokens for m in s_ranks),
         "tokens_per_second": desk.generated_tokens / wall,
         "s_busy": sum(m.s_seconds - m.s_wait for m in s_ranks) / len(s_ranks) / wall - local / wall,
         "r_busy": sum(m.r_busy for m in r_ranks) / len(r_ranks) / wall,
@@ -66,6 +83,13 @@ def summarize(desk: Desk, ranks: list[Metrics], seconds: float) -> dict[str, Any
         "peak_rss_bytes": [m.peak_rss for m in ranks],
         "steps": max(m.steps for m in s_ranks),
     }
+
+
+def process_seconds() -> float:
+    """Seconds since this process started, to a clock tick (10 ms)."""
+    with open("/proc/self/stat") as file:
+        ticks = int(file.read().rpartition(")")[2].split()[19])  # starttime; proc(5)
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def versions() -> dict[str, str]:

@@ -50,12 +50,14 @@ class SRank:
         self.prefill = PrefillCache(shapes)
         self.stopping = False
         self.seconds = self.wait_seconds = 0.0
-        self.steps = self.tokens = self.peak_prefill_tokens = 0
+        self.prefill_seconds = self.decode_seconds = 0.0  # of steps with prompt tokens, and without
+        self.steps = self.tokens = self.decode_tokens = self.peak_prefill_tokens = 0
         self._turn = self._plans = 0
+        self._step_end = 0.0
 
     def run(self, between_turns: Callable[[], None]) -> None:
         """Generate until done; `between_turns` is called once a rotation of the lanes."""
-        start = perf_counter()
+        start = self._step_end = perf_counter()
         with torch.inference_mode():
             lanes = [self._lane(link, injector) for link, injector in zip(self.links, self.injectors, strict=True)]
             while lanes:
@@ -121,7 +123,17 @@ class SRank:
             self.sink.finish(sequence)
         self.steps += 1
         self.tokens += len(tokens)
+        self._count_seconds(step, len(tokens))
         self.peak_prefill_tokens = max(self.peak_prefill_tokens, self.prefill.tokens)
+
+    def _count_seconds(self, step: Step, tokens: int) -> None:
+        """The time since any lane's last step ended belongs to this step."""
+        before, self._step_end = self._step_end, perf_counter()
+        if step.prefill:
+            self.prefill_seconds += self._step_end - before
+        else:
+            self.decode_seconds += self._step_end - before
+            self.decode_tokens += tokens
 
 
 def _inputs(step: Step) -> tuple[Tensor, Tensor, Tensor]:

@@ -44,4 +44,8 @@ def test_the_s_rank_holds_no_kv_of_decoding_sequences(checkpoint):
     assert max(kept for kept, _ in held) > 0  # prompts in prefill were seen
     assert held[-1][0] == 0
     assert any(kept == 0 and flying > 200 for kept, flying in held)  # decoding with nothing held
+    assert worker.tokens == 35
+    assert worker.tokens - worker.decode_tokens >= 5  # first tokens come from steps with prompts
+    assert min(worker.prefill_seconds, worker.decode_seconds, worker.decode_tokens) > 0
+    assert worker.prefill_seconds + worker.decode_seconds <= worker.seconds
     assert torch.is_inference_mode_enabled() is False

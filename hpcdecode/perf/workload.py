@@ -1,0 +1,177 @@
+"""The checkpoint and the prompts of `bench e2e`: made here from a seed, kept in a work folder."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+BOS, EOS, PAD = 1, 2, 3
+_SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Llama."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    mlp: int
+    vocabulary: int
+    positions: int = 8192
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+    @property
+    def kv_bytes(self) -> int:
+        """K and V of one token, all layers, bfloat16."""
+        return 2 * 2 * self.layers * self.kv_heads * self.head_dim
+
+    @property
+    def layer_weights(self) -> int:
+        """Elements of the matrices of all layers."""
+        return self.layers * sum(inputs * outputs for inputs, outputs in self.linears)
+
+    @property
+    def weight_bytes(self) -> int:
+        """The whole model, bfloat16: layers, embedding, logits, norms."""
+        norms = self.hidden * (2 * self.layers + 1)
+        return 2 * (self.layer_weights + 2 * self.vocabulary * self.hidden + norms)
+
+    @property
+    def linears(self) -> list[tuple[int, int]]:
+        """(inputs, outputs) of a layer's products, those of one input joined: qkv, o, gate and up, down."""
+        kv, h = self.kv_heads * self.head_dim, self.hidden
+        return [(h, h + 2 * kv), (h, h), (h, 2 * self.mlp), (self.mlp, h)]
+
+
+SHAPES = {
+    "355m": Shape(hidden=1024, layers=24, heads=16, kv_heads=4, mlp=3072, vocabulary=32_000),
+    "tiny": Shape(hidden=128, layers=2, heads=4, kv_heads=2, mlp=256, vocabulary=1024),
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Prompts of `shortest` to `longest` tokens, and `new` tokens to generate for each."""
+
+    name: str
+    rows: int
+    shortest: int
+    longest: int
+    new: int = 128
+
+    def prompts(self, shape: Shape) -> list[list[int]]:
+        """Random token ids; no two rows share a beginning that a cache could reuse."""
+        draw = random.Random(self.name)
+        lengths = [draw.randint(self.shortest, self.longest) for _ in range(self.rows)]
+        return [[draw.randrange(len(_SPECIAL), shape.vocabulary) for _ in range(n)] for n in lengths]
+
+
+WORKLOADS = {
+    w.name: w
+    for w in (
+        Workload("w64", 64, 64, 128),
+        Workload("w128", 128, 64, 128),
+        Workload("w256", 256, 64, 128),
+        Workload("l32", 32, 1024, 1024),
+    )
+}
+
+
+def default_folder() -> Path:
+    """Where checkpoints and prompts are kept between runs."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hpcdecode" / "bench"
+
+
+def checkpoint(work: Path, name: str) -> Path:
+    """The directory of SHAPES[name] under `work`: random bfloat16 weights, a tokenizer of as many tokens."""
+    return made(work / f"llama-{name}", lambda folder: _write_checkpoint(folder, SHAPES[name]))
+
+
+def prompt_file(work: Path, workload: Workload, name: str) -> Path:
+    """The workload for SHAPES[name] as the JSON Lines file that `hpcdecode generate` reads."""
+    path = work / f"{workload.name}-{name}.jsonl"
+    lines = [json.dumps({"prompt_token_ids": ids}) for ids in workload.prompts(SHAPES[name])]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def made(folder: Path, make: Callable[[Path], object]) -> Path:
+    """`folder`, filled by `make` unless it is there; it appears only when it is complete."""
+    if not folder.exists():
+        partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        try:
+            make(partial)
+            partial.rename(folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def _write_checkpoint(folder: Path, shape: Shape) -> None:
+    from safetensors.torch import save_file
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.mlp,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=shape.positions,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        pad_token_id=PAD,
+        tie_word_embeddings=False,
+        architectures=["LlamaForCausalLM"],
+        dtype="bfloat16",
+    )
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    seed = torch.Generator().manual_seed(0)
+    weights = {name: _draw(name, p, seed) for name, p in model.named_parameters()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
+    _write_tokenizer(folder, shape.vocabulary)
+
+
+def _draw(name: str, parameter: Tensor, seed: torch.Generator) -> Tensor:
+    """Matrices at 1/sqrt(inputs) and embeddings at 1, so that logits and scores have a trained model's size."""
+    if parameter.dim() == 1:
+        return torch.ones(parameter.shape, dtype=torch.bfloat16)
+    scale = 1.0 if "embed_tokens" in name else parameter.shape[1] ** -0.5
+    return (torch.randn(parameter.shape, generator=seed) * scale).bfloat16()
+
+
+def _write_tokenizer(folder: Path, vocabulary: int) -> None:
+    """A byte-level BPE without training: the bytes, and as many pairs of them as the vocabulary has room for."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    room = vocabulary - len(_SPECIAL) - len(letters)
+    merges = list(itertools.islice(itertools.product(letters, letters), room))
+    tokens = [*_SPECIAL, *letters, *(a + b for a, b in merges)]
+    backend = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    ).save_pretrained(folder)

