@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
+from hpcdecode.cores import arranged, nodes_of
 from hpcdecode.errors import UserError
 
 if TYPE_CHECKING:
@@ -92,13 +93,15 @@ def assemble(comm: MPI.Intracomm | None, s_ranks: int | None) -> Team:
     me = Rank(
         rank=comm.rank if comm else 0,
         host=socket.gethostname(),
-        cpus=sorted(os.sched_getaffinity(0)),
+        cpus=arranged(os.sched_getaffinity(0)),
         gpus=_visible_gpus(),
     )
     ranks = gather_all(comm, me, Rank)
     _assign_roles(ranks, s_ranks)
     _assign_cores(ranks)
-    return Team(comm, ranks)
+    team = Team(comm, ranks)
+    team.me.numa = ",".join(map(str, sorted(set(nodes_of(team.me.cpus))))) or "-"
+    return team
 
 
 def _assign_roles(ranks: list[Rank], s_ranks: int | None) -> None:
@@ -141,19 +144,6 @@ def _assign_cores(ranks: list[Rank]) -> None:
             place, parts = sharing.index(rank.rank), len(sharing)
             rank.cpus = cpus[place * len(cpus) // parts : (place + 1) * len(cpus) // parts]
         rank.threads = len(rank.cpus) if rank.pinned else 1
-        rank.numa = ",".join(map(str, numa_nodes(rank.cpus))) or "-"
-
-
-def numa_nodes(cpus: list[int]) -> list[int]:
-    """NUMA nodes that the cores belong to; empty where the system does not tell."""
-    nodes = set()
-    for cpu in cpus:
-        try:
-            entries = os.listdir(f"/sys/devices/system/cpu/cpu{cpu}")
-        except OSError:
-            continue
-        nodes |= {int(e[4:]) for e in entries if e.startswith("node") and e[4:].isdigit()}
-    return sorted(nodes)
 
 
 def broadcast(comm: MPI.Intracomm | None, value, kind, root: int = 0):
