@@ -132,7 +132,7 @@ def test_random_verbs(backend):
 def test_ten_thousand_operations(nodes):
     """A long walk over one store with short and 10,000-token sequences, which is full now and then."""
     random = np.random.default_rng(5)
-    options = {"kv_dtype": "bfloat16", "capacity_tokens": 40_000, "max_sequences": 64, "block_tokens": 16}
+    options = {"kv_dtype": "bfloat16", "capacity_tokens": 100_000, "max_sequences": 64, "block_tokens": 16}
     store = open_store([SHAPE], **options, **pretend(*nodes))
     open_slots: set[int] = set()
     full = long_forks = 0
