@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import resource
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -69,14 +70,5 @@ def summarize(desk: Desk, ranks: list[Metrics], seconds: float) -> dict[str, Any
 
 
 def versions() -> dict[str, str]:
-    import h5py
-    import numpy
-    import torch
-    import transformers
-
-    modules = {"h5py": h5py, "numpy": numpy, "torch": torch, "transformers": transformers}
-    return {
-        "hpcdecode": __version__,
-        "python": platform.python_version(),
-        **{name: str(module.__version__) for name, module in modules.items()},
-    }
+    packages = {name: metadata.version(name) for name in ("h5py", "numpy", "torch", "transformers")}
+    return {"hpcdecode": __version__, "python": platform.python_version(), **packages}
