@@ -164,7 +164,7 @@ def isa(ranks: World) -> Iterator[Problem]:
             if any(len(f.supported_isas) > 1 for f in plain)
             else "run the R-ranks on CPUs with AVX2 or AVX-512",
         )
-    groups = _group(measured, lambda f: f.rank.isa)
+    groups = _group([f for f in measured if f not in plain], lambda f: f.rank.isa)
     if len(groups) > 1:
         common = [i for i in measured[0].supported_isas if all(i in f.supported_isas for f in measured)]
         yield _problem(
