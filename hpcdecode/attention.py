@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hpcdecode import _attn_cpu
+from hpcdecode.cores import nodes_of
 
 BACKENDS = ("attn_cpu", "reference")
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")  # the last two with a scale per token and head
@@ -117,12 +118,14 @@ def open_store(
     block_tokens: int | None = None,
     threads: int = 1,
     cpus: Sequence[int] | None = None,
+    nodes: Sequence[int] | None = None,
     backend: str = "attn_cpu",
 ) -> KvStore:
     """Open a KV store for all attention layers of a model.
 
     `capacity_tokens` is rounded up to whole blocks; memory is touched only when it is used. `block_tokens` None: the
-    measured best. `cpus`: one CPU per thread; workers are pinned, the calling thread is left as it is.
+    measured best. `cpus`: one CPU per thread; workers are pinned, the calling thread is left as it is. `nodes`: the
+    NUMA node of each of `cpus` (None: as the system tells); every node gets a share of the blocks and of the work.
     The environment variable HPCDECODE_ISA forces an instruction set. Raises ValueError on bad arguments.
     """
     if backend == "reference":
@@ -131,7 +134,7 @@ def open_store(
         return ReferenceStore(layers, kv_dtype, capacity_tokens, max_sequences, block_tokens)
     if backend != "attn_cpu":
         raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
-    return CpuStore(layers, kv_dtype, capacity_tokens, max_sequences, block_tokens, threads, cpus)
+    return CpuStore(layers, kv_dtype, capacity_tokens, max_sequences, block_tokens, threads, cpus, nodes)
 
 
 def capacity_for(layers: Sequence[LayerShape], kv_dtype: str, nbytes: int, block_tokens: int | None = None) -> int:
@@ -175,10 +178,19 @@ class CpuStore:
         block_tokens: int | None,
         threads: int,
         cpus: Sequence[int] | None,
+        nodes: Sequence[int] | None,
     ) -> None:
-        forced = os.environ.get("HPCDECODE_ISA", "")
+        cpus = list(cpus or ())
         self._engine = engine = _attn_cpu.Engine(
-            _native(layers), kv_dtype, capacity_tokens, max_sequences, block_tokens, threads, list(cpus or ()), forced
+            _native(layers),
+            kv_dtype,
+            capacity_tokens,
+            max_sequences,
+            block_tokens,
+            threads,
+            cpus,
+            os.environ.get("HPCDECODE_ISA", ""),
+            nodes_of(cpus) if nodes is None else list(nodes),
         )
         self.layers = tuple(layers)
         self.kv_dtype = kv_dtype
@@ -209,6 +221,11 @@ class CpuStore:
     @property
     def free_blocks(self) -> int:
         return self._engine.free_blocks
+
+    @property
+    def node_free_blocks(self) -> list[int]:
+        """Free blocks of each NUMA node, in the order of the nodes' numbers."""
+        return self._engine.node_free_blocks
 
     @property
     def bytes_read(self) -> int:

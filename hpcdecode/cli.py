@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Sequence as Seq
 
-from hpcdecode import __version__
+from hpcdecode import __version__, launch
 from hpcdecode.errors import RowProblem, UserError
 from hpcdecode.job import DTYPES, KV_DTYPES, Job, default_output, find_model
 from hpcdecode.sampling.params import SamplingParams
@@ -20,8 +20,6 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 def main(arguments: Seq[str] | None = None) -> int:
     """Run one subcommand; returns the exit code (0 done, 1 failed, 2 the job cannot run as asked, 128 + signal)."""
-    from hpcdecode import launch
-
     # Ranks share cores with each other and with the R-part's threads: OpenMP's must not spin long (libgomp's default).
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -30,7 +28,7 @@ def main(arguments: Seq[str] | None = None) -> int:
         return 0
     comm = None
     try:
-        comm = launch.world() if options.parallel else None
+        comm = options.connect()
         return options.run(options, comm)
     except UserError as error:
         if comm is not None and not error.everywhere:
@@ -68,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_show(commands)
     _add_split(commands)
     _add_bench(commands)
+    _add_doctor(commands)
     return parser
 
 
@@ -126,7 +125,7 @@ def _add_generate(commands) -> None:
     )
     add("--s-ranks", type=int, metavar="K", help="ranks that hold weights; the others hold KV caches (1)")
     add("--kv-memory", type=_bytes, metavar="SIZE", help="KV cache of an R-rank, such as 64G")
-    parser.set_defaults(run=_generate, parallel=True)
+    parser.set_defaults(run=_generate, connect=launch.world)
 
 
 def _generate(options: argparse.Namespace, comm) -> int:
@@ -175,7 +174,7 @@ def _add_show(commands) -> None:
     )
     parser.add_argument("results", metavar="OUT.h5")
     parser.add_argument("lines", metavar="LINE", nargs="*", type=int, help="1-based lines of the prompt file")
-    parser.set_defaults(run=_show, parallel=False)
+    parser.set_defaults(run=_show, connect=_alone)
 
 
 def _show(options: argparse.Namespace, _comm) -> int:
@@ -197,7 +196,7 @@ def _add_split(commands) -> None:
     parser.add_argument(
         "--dtype", choices=DTYPES, default="auto", help="of the activations on the wire (the checkpoint's)"
     )
-    parser.set_defaults(run=_split, parallel=False)
+    parser.set_defaults(run=_split, connect=_alone)
 
 
 def _split(options: argparse.Namespace, _comm) -> int:
@@ -212,15 +211,38 @@ def _add_bench(commands) -> None:
     parser = commands.add_parser(
         "bench", help="measure against the machine's limits", description="Measure one part.", allow_abbrev=False
     )
-    parser.add_argument("name", choices=("attention", "e2e"), help="what to measure")
+    parser.add_argument("name", choices=("attention", "accuracy", "e2e"), help="what to measure")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own flags; see hpcdecode bench NAME --help")
-    parser.set_defaults(run=_bench, parallel=False)
+    parser.set_defaults(run=_bench, connect=_alone)
 
 
 def _bench(options: argparse.Namespace, _comm) -> int:
     from hpcdecode.perf.bench import main as bench
 
     return bench(options.name, options.arguments)
+
+
+def _add_doctor(commands) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="examine the machine and the launch, alone or under mpiexec or srun",
+        description="Show what every rank has been given, and say what to change where something is wrong. "
+        "Exit code 0: healthy, 1: problems were found.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--s-ranks", type=int, metavar="K", help="as for generate (1)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=_doctor, connect=launch.connect)
+
+
+def _doctor(options: argparse.Namespace, comm) -> int:
+    from hpcdecode.doctor import doctor
+
+    return doctor(comm, options.s_ranks, options.json)
+
+
+def _alone() -> None:
+    """Of subcommands that run in one process."""
 
 
 def _count(text: str) -> int | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
+from hpcdecode.cores import arranged, nodes_of
 from hpcdecode.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,25 +20,41 @@ if TYPE_CHECKING:
 _LAUNCHERS = ("PMI_SIZE", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "PALS_RANKID", "MPI_LOCALNRANKS")
 
 
-def world() -> MPI.Intracomm | None:
+# How many it started, by the launchers' own variables.
+_COUNTS = {"srun": ("SLURM_STEP_NUM_TASKS",), "mpiexec": ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")}
+
+
+def connect() -> MPI.Intracomm | None:
     """COMM_WORLD if a launcher started this process as one rank of several, else None."""
     if not any(name in os.environ for name in _LAUNCHERS):
-        _refuse_singletons()
         return None
     from mpi4py import MPI
 
-    _refuse_singletons(MPI.COMM_WORLD.size)
     return MPI.COMM_WORLD if MPI.COMM_WORLD.size > 1 else None
 
 
-def _refuse_singletons(size: int = 1) -> None:
-    tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
-    if tasks > 1 and size == 1:
-        raise UserError(
-            f"srun started {tasks} tasks, but MPI sees a world of 1: the MPI library and Slurm do not speak the same "
-            "PMI. Use srun --mpi=pmi2 with MPICH, srun --mpi=pmix with Open MPI (srun --mpi=list shows what there is)",
-            everywhere=True,
-        )
+def world() -> MPI.Intracomm | None:
+    """As `connect`; UserError where a launcher started several ranks that MPI does not bring together."""
+    comm = connect()
+    if comm is None and (problem := fallen_apart()):
+        finding, remedy = problem
+        raise UserError(f"{finding}: {remedy}", everywhere=True)
+    return comm
+
+
+def fallen_apart() -> tuple[str, str] | None:
+    """What is wrong and what to do, for a world of 1 in which a launcher started several processes."""
+    for launcher, names in _COUNTS.items():
+        count = max(int(os.environ.get(name, "1")) for name in names)
+        if count > 1:
+            remedy = (
+                "use srun --mpi=pmi2 with MPICH, srun --mpi=pmix with Open MPI (srun --mpi=list shows what there is)"
+                if launcher == "srun"
+                else "use the mpiexec that belongs to the MPI library which mpi4py opens, or name the library of "
+                "this mpiexec with MPI4PY_LIBMPI"
+            )
+            return f"{launcher} started {count} processes, but MPI sees a world of 1", remedy
+    return None
 
 
 class Rank(msgspec.Struct, kw_only=True):
@@ -92,13 +109,15 @@ def assemble(comm: MPI.Intracomm | None, s_ranks: int | None) -> Team:
     me = Rank(
         rank=comm.rank if comm else 0,
         host=socket.gethostname(),
-        cpus=sorted(os.sched_getaffinity(0)),
+        cpus=arranged(os.sched_getaffinity(0)),
         gpus=_visible_gpus(),
     )
     ranks = gather_all(comm, me, Rank)
     _assign_roles(ranks, s_ranks)
     _assign_cores(ranks)
-    return Team(comm, ranks)
+    team = Team(comm, ranks)
+    team.me.numa = ",".join(map(str, sorted(set(nodes_of(team.me.cpus))))) or "-"
+    return team
 
 
 def _assign_roles(ranks: list[Rank], s_ranks: int | None) -> None:
@@ -141,19 +160,6 @@ def _assign_cores(ranks: list[Rank]) -> None:
             place, parts = sharing.index(rank.rank), len(sharing)
             rank.cpus = cpus[place * len(cpus) // parts : (place + 1) * len(cpus) // parts]
         rank.threads = len(rank.cpus) if rank.pinned else 1
-        rank.numa = ",".join(map(str, numa_nodes(rank.cpus))) or "-"
-
-
-def numa_nodes(cpus: list[int]) -> list[int]:
-    """NUMA nodes that the cores belong to; empty where the system does not tell."""
-    nodes = set()
-    for cpu in cpus:
-        try:
-            entries = os.listdir(f"/sys/devices/system/cpu/cpu{cpu}")
-        except OSError:
-            continue
-        nodes |= {int(e[4:]) for e in entries if e.startswith("node") and e[4:].isdigit()}
-    return sorted(nodes)
 
 
 def broadcast(comm: MPI.Intracomm | None, value, kind, root: int = 0):

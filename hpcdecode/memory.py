@@ -5,28 +5,26 @@ from __future__ import annotations
 import os
 import re
 
+from hpcdecode.cgroup import memory_room, read
+
 
 def available_bytes() -> int:
-    """The least of what the host has free, the cgroup's limit, and what Slurm granted on this node."""
-    limits = [_meminfo()]
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        text = _read(path).strip()
-        if text.isdigit():
-            limits.append(int(text))
-    granted = os.environ.get("SLURM_MEM_PER_NODE", "")
-    if granted.isdigit() and int(granted) > 0:
-        limits.append(int(granted) << 20)
-    return min(limits)
+    """The least of what the host has free, what the control groups leave, and what Slurm granted on this node."""
+    limits = [_meminfo(), memory_room(), _granted("SLURM_MEM_PER_NODE", 1)]
+    limits.append(_granted("SLURM_MEM_PER_CPU", _number("SLURM_CPUS_ON_NODE") or 1))
+    return min(limit for limit in limits if limit is not None)
 
 
 def _meminfo() -> int:
-    found = re.search(r"MemAvailable:\s+(\d+) kB", _read("/proc/meminfo"))
+    found = re.search(r"MemAvailable:\s+(\d+) kB", read("/proc/meminfo"))
     return int(found[1]) << 10 if found else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _read(path: str) -> str:
-    try:
-        with open(path) as file:
-            return file.read()
-    except OSError:
-        return ""
+def _granted(name: str, times: int) -> int | None:
+    """Bytes of `times` grants in MiB, or None where Slurm grants all (0) or does not tell."""
+    return (_number(name) << 20) * times or None
+
+
+def _number(name: str) -> int:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() else 0

@@ -18,7 +18,7 @@ from hpcdecode.errors import UserError
 from hpcdecode.job import STDIN, Job
 from hpcdecode.launch import Rank, Team
 from hpcdecode.memory import available_bytes
-from hpcdecode.model import AttendSpec, SplitModel, load_split
+from hpcdecode.model import SplitModel, load_split
 from hpcdecode.model.config import read_config
 from hpcdecode.schedule.auto import choose
 from hpcdecode.schedule.injector import Limits
@@ -138,7 +138,7 @@ def choose_scale(job: Job, team: Team, first: list[Prompt], all_rows: bool) -> S
 def _describe(job: Job, model: SplitModel, tokenizer: Tokenizer) -> Setup:
     dtype = str(model.dtype).removeprefix("torch.")
     kv_dtype = job.kv_dtype or dtype
-    shapes = [layer_shape(spec) for spec in model.attends]
+    shapes = list(model.attends)
     sinks = [model.sinks(i) for i in range(len(shapes))]
     return Setup(
         shapes=shapes,
@@ -149,20 +149,6 @@ def _describe(job: Job, model: SplitModel, tokenizer: Tokenizer) -> Setup:
         max_positions=model.max_positions,
         weight_bytes=sum(f.stat().st_size for f in Path(job.model).glob("*.safetensors")),
         eos=tokenizer.eos_token_ids,
-    )
-
-
-def layer_shape(spec: AttendSpec) -> LayerShape:
-    """What the R-part must know of a layer."""
-    return LayerShape(
-        q_heads=spec.q_heads,
-        kv_heads=spec.kv_heads,
-        k_dim=spec.k_dim,
-        v_dim=spec.v_dim,
-        scale=spec.scale,
-        window=spec.window,
-        softcap=spec.softcap,
-        sinks=spec.sinks is not None,
     )
 
 

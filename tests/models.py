@@ -11,7 +11,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
-from hpcdecode.model import AttendSpec, SplitModel
+from hpcdecode.model import SplitModel
 
 VOCAB, POSITIONS, WINDOW = 512, 1024, 96
 BOS, EOS = 0, 1
@@ -170,35 +170,36 @@ class Attention:
         self.model = model
         self.held: dict = defaultdict(lambda: (None, None))
 
-    def __call__(self, spec: AttendSpec, rows: list[int], positions: torch.Tensor, q, k, v) -> torch.Tensor:
-        out = torch.empty(len(rows), spec.o_width, dtype=q.dtype)
+    def __call__(self, layer: int, rows: list[int], positions: torch.Tensor, q, k, v) -> torch.Tensor:
+        shape = self.model.attends[layer]
+        out = torch.empty(len(rows), shape.out_columns, dtype=q.dtype)
         rows = torch.tensor(rows)
         for row in rows.unique().tolist():
             at = (rows == row).nonzero()[:, 0]
-            keys, values = self.append(spec, row, k[at], v[at])
-            out[at] = self.attend(spec, q[at].float(), keys, values, positions[at]).to(q.dtype)
+            keys, values = self.append(layer, row, k[at], v[at])
+            out[at] = self.attend(layer, q[at].float(), keys, values, positions[at]).to(q.dtype)
         return out
 
-    def append(self, spec, row, k, v):
-        old_k, old_v = self.held[spec.layer, row]
+    def append(self, layer, row, k, v):
+        old_k, old_v = self.held[layer, row]
         new = (k, v) if old_k is None else (torch.cat([old_k, k]), torch.cat([old_v, v]))
-        self.held[spec.layer, row] = new
+        self.held[layer, row] = new
         return new
 
-    def attend(self, spec, q, keys, values, positions):
-        share = spec.q_heads // spec.kv_heads
-        k = keys.float().view(-1, spec.kv_heads, spec.k_dim).repeat_interleave(share, 1)
-        v = values.float().view(-1, spec.kv_heads, spec.v_dim).repeat_interleave(share, 1)
-        scores = torch.einsum("qhd,khd->hqk", q.view(-1, spec.q_heads, spec.k_dim), k) * spec.scale
-        if spec.softcap is not None:
-            scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    def attend(self, layer, q, keys, values, positions):
+        shape = self.model.attends[layer]
+        k = keys.float().view(-1, shape.kv_heads, shape.k_dim).repeat_interleave(shape.group, 1)
+        v = values.float().view(-1, shape.kv_heads, shape.v_dim).repeat_interleave(shape.group, 1)
+        scores = torch.einsum("qhd,khd->hqk", q.view(-1, shape.q_heads, shape.k_dim), k) * shape.scale
+        if shape.softcap is not None:
+            scores = shape.softcap * torch.tanh(scores / shape.softcap)
         back = positions[:, None] - torch.arange(len(k))
-        scores = scores.masked_fill((back < 0) | (back >= (spec.window or 1 << 30)), -torch.inf)
-        sinks = self.model.sinks(spec.layer)
+        scores = scores.masked_fill((back < 0) | (back >= (shape.window or 1 << 30)), -torch.inf)
+        sinks = self.model.sinks(layer)
         if sinks is not None:
             scores = torch.cat([scores, sinks.view(-1, 1, 1).expand(-1, len(q), 1)], -1)
         weights = scores.softmax(-1)[..., : len(k)]
-        return torch.einsum("hqk,khd->qhd", weights, v).reshape(len(q), spec.o_width)
+        return torch.einsum("hqk,khd->qhd", weights, v).reshape(len(q), shape.out_columns)
 
 
 def step(model: SplitModel, attention: Attention, tokens: list[tuple[int, int, int]], keep: list[int]) -> torch.Tensor:
@@ -206,9 +207,9 @@ def step(model: SplitModel, attention: Attention, tokens: list[tuple[int, int, i
     rows, positions, ids = ([t[i] for t in tokens] for i in range(3))
     ids, positions = torch.tensor(ids), torch.tensor(positions)
     ctx, o = (ids, positions, torch.tensor(keep, dtype=torch.int64)), None
-    for i, spec in enumerate(model.attends):
+    for i, shape in enumerate(model.attends):
         q, k, v, ctx = model.slice(i, o, ctx)
-        assert q.shape == (len(rows), spec.q_width) and k.shape == (len(rows), spec.k_width)
-        assert v.shape == (len(rows), spec.v_width) and q.dtype == k.dtype == v.dtype == model.dtype
-        o = attention(spec, rows, positions, q, k, v)
+        assert q.shape == (len(rows), shape.q_columns) and k.shape == (len(rows), shape.kv_heads * shape.k_dim)
+        assert v.shape == (len(rows), shape.kv_heads * shape.v_dim) and q.dtype == k.dtype == v.dtype == model.dtype
+        o = attention(i, rows, positions, q, k, v)
     return model.logits(o, ctx)

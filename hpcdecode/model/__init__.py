@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hpcdecode.model.describe import render
-    from hpcdecode.model.load import SplitModel, load_attends, load_split
-    from hpcdecode.model.ops import AttendSpec
+    from hpcdecode.model.load import SplitModel, load_split
 
-HOMES = {"AttendSpec": "ops", "SplitModel": "load", "load_attends": "load", "load_split": "load", "render": "describe"}
+HOMES = {"SplitModel": "load", "load_split": "load", "render": "describe"}
 
-__all__ = ["AttendSpec", "SplitModel", "load_attends", "load_split", "render"]
+__all__ = ["SplitModel", "load_split", "render"]
 
 
 def __getattr__(name: str):

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, fx
 
+from hpcdecode.attention import LayerShape
 from hpcdecode.model.cut import bytes_per_token
-from hpcdecode.model.ops import AttendSpec
 from hpcdecode.model.split import Split
 
 
-def describe(parts: Split, attends: tuple[AttendSpec, ...], dtype: torch.dtype) -> dict:
+def describe(parts: Split, attends: tuple[LayerShape, ...], dtype: torch.dtype) -> dict:
     """Slices, groups of equal slices, tensors cut and bytes per token, as plain data (JSON)."""
-    wire = [wire_tensors(spec, dtype) for spec in attends]
+    wire = [wire_tensors(shape, dtype) for shape in attends]
     slices = []
     for i, part in enumerate(parts.slices):
         weights = [n.meta["val"] for n in part.weights]
@@ -40,13 +40,13 @@ def describe(parts: Split, attends: tuple[AttendSpec, ...], dtype: torch.dtype) 
     }
 
 
-def wire_tensors(spec: AttendSpec, dtype: torch.dtype) -> list[dict]:
+def wire_tensors(shape: LayerShape, dtype: torch.dtype) -> list[dict]:
     """What one token sends to the R-part and back at one layer."""
     widths = {
-        "q": (spec.q_heads, spec.k_dim),
-        "k": (spec.kv_heads, spec.k_dim),
-        "v": (spec.kv_heads, spec.v_dim),
-        "o": (spec.q_heads, spec.v_dim),
+        "q": (shape.q_heads, shape.k_dim),
+        "k": (shape.kv_heads, shape.k_dim),
+        "v": (shape.kv_heads, shape.v_dim),
+        "o": (shape.q_heads, shape.v_dim),
     }
     return [
         {"name": n, "shape": ["T", h, d], "bytes_per_token": h * d * dtype.itemsize} for n, (h, d) in widths.items()

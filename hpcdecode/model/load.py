@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, fx
 
+from hpcdecode.attention import LayerShape
 from hpcdecode.errors import UserError
 from hpcdecode.model.checkpoint import Stack, read_weights
 from hpcdecode.model.config import quiet, read_config
 from hpcdecode.model.describe import describe
-from hpcdecode.model.ops import AttendSpec
 from hpcdecode.model.split import Split, split
 from hpcdecode.model.trace import Trace, trace
 
@@ -31,7 +31,7 @@ class SplitModel:
         self.parts = parts
         self.device = device
         self.dtype: torch.dtype = parts.trace.model.dtype
-        self.attends: tuple[AttendSpec, ...] = attend_specs(parts.trace)
+        self.attends: tuple[LayerShape, ...] = layer_shapes(parts.trace)
         self.vocab_size: int = int(parts.trace.logits.meta["val"].shape[-1])
         self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
         self._run: list[Callable] = []
@@ -102,22 +102,13 @@ class Values:
         return self.known[node]
 
 
-def attend_specs(trace: Trace) -> tuple[AttendSpec, ...]:
-    specs = []
-    for layer, node in enumerate(trace.attends):
+def layer_shapes(trace: Trace) -> tuple[LayerShape, ...]:
+    shapes = []
+    for node in trace.attends:
         _, k, v, q_heads, kv_heads, scale, window, softcap, sinks = node.args
         k_dim, v_dim = (int(x.meta["val"].shape[1]) // kv_heads for x in (k, v))
-        specs.append(
-            AttendSpec(layer, q_heads, kv_heads, k_dim, v_dim, scale, window, softcap, sinks_name(sinks, trace))
-        )
-    return tuple(specs)
-
-
-def sinks_name(node: fx.Node | None, trace: Trace) -> str | None:
-    """The parameter that a layer's sinks are computed from."""
-    while node is not None and node not in trace.weights:
-        (node,) = node.all_input_nodes
-    return None if node is None else trace.weights[node]
+        shapes.append(LayerShape(kv_heads, k_dim, v_dim, q_heads, scale, window, softcap, sinks is not None))
+    return tuple(shapes)
 
 
 def stackable(trace: Trace) -> set[str]:
@@ -157,9 +148,3 @@ def load_split(
         with quiet():
             bound = read_weights(Path(path), traced.model, wanted, stackable(traced), device)
     return SplitModel(config, parts, device, bound)
-
-
-def load_attends(path: str | Path) -> tuple[AttendSpec, ...]:
-    """What the layers of the model directory `path` ask of attention, without its weights."""
-    config = read_config(path)
-    return attend_specs(trace(config, parse_dtype("auto", config)))

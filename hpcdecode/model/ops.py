@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,37 +16,6 @@ NAME = "hpcdecode"  # of both implementations in transformers' registries
 # Arguments transformers passes to an attention function that do not change its result for causal decoding.
 HARMLESS = {"dropout", "position_ids", "cache_position", "use_cache", "is_causal", "layer_idx"}
 HARMLESS |= {"output_attentions", "output_hidden_states", "output_router_logits", "return_dict"}
-
-
-@dataclass(frozen=True)
-class AttendSpec:
-    """What one layer asks of attention. A token at position p sees positions p - window + 1 .. p of its sequence."""
-
-    layer: int
-    q_heads: int
-    kv_heads: int
-    k_dim: int  # per head, of q and k
-    v_dim: int  # per head, of v and the output
-    scale: float  # of q . k
-    window: int | None  # tokens seen, the own one included; None: all
-    softcap: float | None  # scores become softcap * tanh(scores / softcap)
-    sinks: str | None  # name of the [q_heads] parameter: one more logit per head, without a value
-
-    @property
-    def q_width(self) -> int:
-        return self.q_heads * self.k_dim
-
-    @property
-    def k_width(self) -> int:
-        return self.kv_heads * self.k_dim
-
-    @property
-    def v_width(self) -> int:
-        return self.kv_heads * self.v_dim
-
-    @property
-    def o_width(self) -> int:
-        return self.q_heads * self.v_dim
 
 
 @functools.cache

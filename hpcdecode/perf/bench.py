@@ -24,11 +24,15 @@ def main(name: str, arguments: Seq[str]) -> int:
     return 0
 
 
+def _number(value: float) -> str:
+    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.4g}"
+
+
 def _text(result: dict) -> str:
     machine = ", ".join(f"{name} {value}" for name, value in result["machine"].items())
     header = ("case", "value", "unit", "ratio", "spread", "against")
     rows = (
-        (c["case"], f"{c['value']:,.1f}", c["unit"], c["ratio"], "{} .. {}".format(*c["spread"]), c["reference"])
+        (c["case"], _number(c["value"]), c["unit"], c["ratio"], "{} .. {}".format(*c["spread"]), c["reference"])
         for c in result["cases"]
     )
     return f"{machine}\n\n{table(header, rows)}"

@@ -6,6 +6,7 @@ import os
 import platform
 import resource
 import time
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -93,14 +94,5 @@ def process_seconds() -> float:
 
 
 def versions() -> dict[str, str]:
-    import h5py
-    import numpy
-    import torch
-    import transformers
-
-    modules = {"h5py": h5py, "numpy": numpy, "torch": torch, "transformers": transformers}
-    return {
-        "hpcdecode": __version__,
-        "python": platform.python_version(),
-        **{name: str(module.__version__) for name, module in modules.items()},
-    }
+    packages = {name: metadata.version(name) for name in ("h5py", "numpy", "torch", "transformers")}
+    return {"hpcdecode": __version__, "python": platform.python_version(), **packages}

@@ -1,16 +1,21 @@
 #include "arena.h"
 
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace hpcdecode {
 namespace {
 constexpr size_t kHugePage = size_t{2} << 20;
-}
+constexpr size_t kPage = 4096;
+constexpr int kPreferred = 1;  // MPOL_PREFERRED of linux/mempolicy.h: no kill where the node is full
+}  // namespace
 
 Arena::Arena(size_t bytes) : size_(bytes), mapped_(bytes + kHugePage) {
     map_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -21,6 +26,15 @@ Arena::Arena(size_t bytes) : size_(bytes), mapped_(bytes + kHugePage) {
     const uintptr_t start = (reinterpret_cast<uintptr_t>(map_) + kHugePage - 1) / kHugePage * kHugePage;
     data_ = reinterpret_cast<uint8_t*>(start);
     madvise(data_, size_, MADV_HUGEPAGE);  // a refusal costs speed only
+}
+
+void Arena::bind(size_t offset, size_t bytes, int node) {
+    const size_t begin = (offset + kPage - 1) / kPage * kPage, end = (offset + bytes + kPage - 1) / kPage * kPage;
+    if (node < 0 || begin >= end) return;
+    constexpr size_t kBits = 8 * sizeof(unsigned long);
+    std::vector<unsigned long> mask(node / kBits + 1, 0);
+    mask.back() = 1ul << node % kBits;
+    syscall(SYS_mbind, data_ + begin, end - begin, kPreferred, mask.data(), mask.size() * kBits + 1, 0);
 }
 
 Arena::~Arena() { munmap(map_, mapped_); }

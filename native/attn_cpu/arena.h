@@ -11,6 +11,9 @@ class Arena {
     ~Arena();
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
+    // Pages of [offset, offset + bytes) are to come from NUMA node `node` while it has any; call before they are
+    // touched. A node that this process may not use, or -1, changes nothing.
+    void bind(size_t offset, size_t bytes, int node);
     uint8_t* data() const { return data_; }
     size_t size() const { return size_; }
 

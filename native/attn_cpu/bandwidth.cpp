@@ -14,16 +14,17 @@ constexpr size_t kShare = size_t{1} << 20;
 
 struct Pass {
     const KernelTable* table;
+    const NumaNodes* nodes;
+    NodeQueues* queues;
     uint8_t* data;
-    size_t shares;
     bool write;
-    std::atomic<size_t> next;
     std::atomic<int> odd;  // keeps the reads from being dropped
 };
 
-void take(void* context, int) {
+void take(void* context, int thread) {
     Pass& p = *static_cast<Pass*>(context);
-    for (size_t i; (i = p.next.fetch_add(1)) < p.shares;) {
+    const int node = p.nodes->of_thread(thread);
+    for (int64_t i; (i = p.queues->take(node)) >= 0;) {
         if (p.write) {
             std::memset(p.data + i * kShare, 1, kShare);
         } else if (p.table->read(p.data + i * kShare, kShare) > 1.0) {
@@ -34,17 +35,29 @@ void take(void* context, int) {
 
 }  // namespace
 
-ReadProbe::ReadProbe(size_t bytes, int threads, const std::vector<int>& cpus, const std::string& isa)
-    : table_(select_isa(isa)), arena_((bytes + kShare - 1) / kShare * kShare), pool_(threads, cpus) {
+ReadProbe::ReadProbe(size_t bytes, int threads, const std::vector<int>& cpus, const std::string& isa,
+                     const std::vector<int>& nodes)
+    : table_(select_isa(isa)),
+      pool_(threads, cpus),
+      nodes_(threads, cpus, nodes),
+      queues_(nodes_.count()),
+      arena_((bytes + kShare - 1) / kShare * kShare),
+      bounds_(nodes_.cut(arena_.size() / kShare)) {
     if (bytes < kShare) throw std::invalid_argument("bytes: expected at least 1 MiB, got " + std::to_string(bytes));
-    Pass touch{&table_, arena_.data(), arena_.size() / kShare, true, {0}, {0}};
-    pool_.run(take, &touch);
+    for (int i = 0; i < nodes_.count(); ++i)
+        arena_.bind(bounds_[i] * kShare, (bounds_[i + 1] - bounds_[i]) * kShare, nodes_.number(i));
+    pass(true);
+}
+
+void ReadProbe::pass(bool write) {
+    Pass p{&table_, &nodes_, &queues_, arena_.data(), write, {0}};
+    queues_.fill(bounds_);
+    pool_.run(take, &p);
 }
 
 double ReadProbe::seconds() {
-    Pass pass{&table_, arena_.data(), arena_.size() / kShare, false, {0}, {0}};
     const auto start = std::chrono::steady_clock::now();
-    pool_.run(take, &pass);
+    pass(false);
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 

@@ -88,12 +88,13 @@ NB_MODULE(_attn_cpu, m) {
             "__init__",
             [](Engine* e, const std::vector<LayerShape>& layers, const std::string& kv_dtype, int64_t capacity_tokens,
                int max_sequences, std::optional<int> block_tokens, int threads, const std::vector<int>& cpus,
-               const std::string& isa) {
+               const std::string& isa, const std::vector<int>& nodes) {
                 new (e) Engine(layers, {parse_kv_type(kv_dtype), capacity_tokens, max_sequences,
-                                        resolve_block_tokens(kv_dtype, block_tokens), threads, cpus, isa});
+                                        resolve_block_tokens(kv_dtype, block_tokens), threads, cpus, isa, nodes});
             },
             nb::arg("layers"), nb::arg("kv_dtype"), nb::arg("capacity_tokens"), nb::arg("max_sequences"),
-            nb::arg("block_tokens").none(), nb::arg("threads"), nb::arg("cpus"), nb::arg("isa"))
+            nb::arg("block_tokens").none(), nb::arg("threads"), nb::arg("cpus"), nb::arg("isa"),
+            nb::arg("nodes") = std::vector<int>())
         .def("extend", &extend, nb::arg("slots"), nb::arg("counts"))
         .def("append", &append, nb::arg("layer"), nb::arg("slots"), nb::arg("counts"), nb::arg("kv"))
         .def("attend", &attend, nb::arg("layer"), nb::arg("slots"), nb::arg("counts"), nb::arg("qkv"), nb::arg("out"),
@@ -106,6 +107,12 @@ NB_MODULE(_attn_cpu, m) {
         .def_prop_ro("used_tokens", [](const Engine& e) { return e.store().used_tokens(); })
         .def_prop_ro("capacity_tokens", [](const Engine& e) { return e.store().capacity_tokens(); })
         .def_prop_ro("free_blocks", [](const Engine& e) { return e.store().free_blocks(); })
+        .def_prop_ro("node_free_blocks",
+                     [](const Engine& e) {
+                         std::vector<int64_t> free;
+                         for (int i = 0; i < e.store().nodes(); ++i) free.push_back(e.store().free_blocks(i));
+                         return free;
+                     })
         .def_prop_ro("block_tokens", [](const Engine& e) { return e.store().block_tokens(); })
         .def_prop_ro("bytes", [](const Engine& e) { return e.store().bytes(); })
         .def_prop_ro("threads", &Engine::threads)
@@ -127,8 +134,10 @@ NB_MODULE(_attn_cpu, m) {
         nb::arg("layers"), nb::arg("kv_dtype"), nb::arg("block_tokens").none(),
         "Bytes of one block over all layers, and its tokens.");
     nb::class_<ReadProbe>(m, "ReadProbe")
-        .def(nb::init<size_t, int, const std::vector<int>&, const std::string&>(), nb::arg("bytes"), nb::arg("threads"),
-             nb::arg("cpus"), nb::arg("isa"))
+        .def(nb::init<size_t, int, const std::vector<int>&, const std::string&, const std::vector<int>&>(),
+             nb::arg("bytes"), nb::arg("threads"), nb::arg("cpus"), nb::arg("isa"),
+             nb::arg("nodes") = std::vector<int>())
         .def("seconds", &ReadProbe::seconds, nb::call_guard<nb::gil_scoped_release>())
-        .def_prop_ro("bytes", &ReadProbe::bytes);
+        .def_prop_ro("bytes", &ReadProbe::bytes)
+        .def_prop_ro("address", [](const ReadProbe& p) { return reinterpret_cast<uintptr_t>(p.data()); });
 }

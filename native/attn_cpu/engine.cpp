@@ -46,14 +46,14 @@ struct Engine::Call {
     const float* sinks;
     const AttendPlan* plan;
     void (*work)(Call&, int64_t, int);
-    int64_t items;
-    alignas(64) std::atomic<int64_t> next;
 };
 
 Engine::Engine(const std::vector<LayerShape>& layers, const EngineOptions& o)
     : table_(select_isa(o.isa)),
-      store_(layers, o.kv_type, o.capacity_tokens, o.max_sequences, o.block_tokens),
       pool_(o.threads, o.cpus),
+      nodes_(o.threads, o.cpus, o.nodes),
+      queues_(nodes_.count()),
+      store_(layers, o.kv_type, o.capacity_tokens, o.max_sequences, o.block_tokens, nodes_),
       scratch_(o.threads),
       scratch_size_(o.threads, 0) {}
 
@@ -72,15 +72,16 @@ void Engine::reserve_scratch(const LayerLayout& layer, int64_t rows) {
     for (size_t i = 0; i < scratch_.size(); ++i) grow(scratch_[i], scratch_size_[i], need);
 }
 
-void Engine::run_parallel(Call& call, int64_t items, void (*work)(Call&, int64_t, int)) {
-    call.items = items;
+// Runs `work` on the items, of which `bounds` tells each node's share.
+void Engine::run_parallel(Call& call, const std::vector<int64_t>& bounds, void (*work)(Call&, int64_t, int)) {
     call.work = work;
-    call.next.store(0);
+    queues_.fill(bounds);
     const auto loop = [](void* context, int thread) {
         Call& c = *static_cast<Call*>(context);
-        for (int64_t i; (i = c.next.fetch_add(1)) < c.items;) c.work(c, i, thread);
+        const int node = c.engine->nodes_.of_thread(thread);
+        for (int64_t i; (i = c.engine->queues_.take(node)) >= 0;) c.work(c, i, thread);
     };
-    if (items > 1 && call.plan->bytes > kInlineBytes) {
+    if (bounds.back() > 1 && call.plan->bytes > kInlineBytes) {
         pool_.run(loop, &call);
     } else {
         loop(&call, 0);
@@ -118,6 +119,17 @@ AppendArgs Engine::new_rows(const Call& call, const SequencePlan& s, int head, i
 
 void Engine::write_rows(const Call& call, const SequencePlan& s, int head) {
     table_.append[static_cast<int>(store_.type())](new_rows(call, s, head, s.length - s.count, s.length));
+}
+
+// The new tokens of all sequences, or before an attention of those whose items do not write them.
+void Engine::write_all(Call& call) {
+    std::vector<int64_t> bounds = plan_.node_sequences;
+    for (int64_t& b : bounds) b *= call.layout->shape.kv_heads;
+    run_parallel(call, bounds, [](Call& c, int64_t i, int) {
+        const int heads = c.layout->shape.kv_heads;
+        const SequencePlan& s = c.plan->sequences[i / heads];
+        if (c.out == nullptr || s.write_first) c.engine->write_rows(c, s, static_cast<int>(i % heads));
+    });
 }
 
 void Engine::run_item(const Call& call, int64_t item, int thread) {
@@ -205,11 +217,8 @@ void Engine::append(int layer, const int32_t* slots, const int32_t* counts, int 
     check_matrix("kv", kv, tokens, int64_t{l.shape.kv_heads} * (l.shape.k_dim + l.shape.v_dim));
     plan_.make(store_, layer, slots, counts, n, pool_.threads());
     reserve_scratch(l, 1);
-    Call call{this, layer, &l, &kv, nullptr, 0, nullptr, &plan_, nullptr, 0, {0}};
-    run_parallel(call, static_cast<int64_t>(plan_.sequences.size()) * l.shape.kv_heads, [](Call& c, int64_t i, int) {
-        const int heads = c.layout->shape.kv_heads;
-        c.engine->write_rows(c, c.plan->sequences[i / heads], static_cast<int>(i % heads));
-    });
+    Call call{this, layer, &l, &kv, nullptr, 0, nullptr, &plan_, nullptr};
+    write_all(call);
 }
 
 void Engine::attend(int layer, const int32_t* slots, const int32_t* counts, int n, const Matrix& qkv, const Matrix& out,
@@ -243,15 +252,9 @@ void Engine::attend(int layer, const int32_t* slots, const int32_t* counts, int 
     for (const SequencePlan& s : plan_.sequences)
         if (s.segments > 1)
             for (int h = 0; h < s.head_items; ++h) pending_[s.first_pending + h].store(s.segments);
-    Call call{this, layer, &l, &qkv, &out, q_columns, sinks, &plan_, nullptr, 0, {0}};
-    if (plan_.write_first) {
-        run_parallel(call, static_cast<int64_t>(plan_.sequences.size()) * shape.kv_heads, [](Call& c, int64_t i, int) {
-            const int heads = c.layout->shape.kv_heads;
-            const SequencePlan& s = c.plan->sequences[i / heads];
-            if (s.write_first) c.engine->write_rows(c, s, static_cast<int>(i % heads));
-        });
-    }
-    run_parallel(call, plan_.items, [](Call& c, int64_t i, int thread) { c.engine->run_item(c, i, thread); });
+    Call call{this, layer, &l, &qkv, &out, q_columns, sinks, &plan_, nullptr};
+    if (plan_.write_first) write_all(call);
+    run_parallel(call, plan_.node_items, [](Call& c, int64_t i, int thread) { c.engine->run_item(c, i, thread); });
     bytes_read_ += plan_.bytes;
     attend_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }

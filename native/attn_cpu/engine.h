@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kv_store.h"
+#include "numa.h"
 #include "plan.h"
 #include "thread_pool.h"
 
@@ -23,7 +24,8 @@ struct EngineOptions {
     int64_t capacity_tokens;
     int max_sequences, block_tokens, threads;
     std::vector<int> cpus;
-    std::string isa;  // empty: the best
+    std::string isa;         // empty: the best
+    std::vector<int> nodes;  // NUMA node of each of `cpus`; empty: unknown
 };
 
 // Calls exclude each other. Bad arguments throw std::invalid_argument before anything changes.
@@ -59,13 +61,16 @@ class Engine {
     void write_rows(const Call& call, const SequencePlan& s, int head);
     void run_item(const Call& call, int64_t item, int thread);
     void merge(const Call& call, const SequencePlan& s, int head, int heads, int thread);
-    void run_parallel(Call& call, int64_t items, void (*work)(Call&, int64_t, int));
+    void run_parallel(Call& call, const std::vector<int64_t>& bounds, void (*work)(Call&, int64_t, int));
+    void write_all(Call& call);
     void reserve_scratch(const LayerLayout& layer, int64_t rows);
     static void grow(Buffer& buffer, size_t& size, size_t need);
 
     const KernelTable& table_;
-    KvStore store_;
     ThreadPool pool_;
+    NumaNodes nodes_;
+    NodeQueues queues_;
+    KvStore store_;
     std::mutex mutex_;
     AttendPlan plan_;
     std::vector<Buffer> scratch_;  // one per thread

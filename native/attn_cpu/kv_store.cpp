@@ -29,18 +29,40 @@ size_t place(std::vector<LayerLayout>& layers, int32_t blocks) {
 }  // namespace
 
 KvStore::KvStore(const std::vector<LayerShape>& layers, KvType type, int64_t capacity_tokens, int max_sequences,
-                 int block_tokens)
+                 int block_tokens, const NumaNodes& nodes)
     : type_(type),
       block_tokens_(block_tokens),
       layers_(lay_out(layers, type, block_tokens)),
       blocks_(count_blocks(capacity_tokens, block_tokens)),
-      arena_(place(layers_, blocks_)) {
+      arena_(place(layers_, blocks_)),
+      bounds_(nodes.cut(blocks_)),
+      free_(nodes.count()) {
     if (max_sequences < 1) invalid("max_sequences: expected at least 1, got " + str(max_sequences));
     references_.assign(blocks_, 0);
     slots_.resize(max_sequences);
     stamps_.assign(max_sequences, 0);
-    free_.reserve(blocks_);
-    for (int32_t b = blocks_; b-- > 0;) free_.push_back(b);
+    for (int i = 0; i < nodes.count(); ++i) {
+        const int64_t first = bounds_[i], count = bounds_[i + 1] - first;
+        free_[i].reserve(count);
+        for (int64_t b = first + count; b-- > first;) free_[i].push_back(static_cast<int32_t>(b));
+        for (const LayerLayout& l : layers_)
+            arena_.bind(l.offset + first * l.block_bytes, count * l.block_bytes, nodes.number(i));
+    }
+}
+
+int64_t KvStore::free_blocks() const {
+    int64_t total = 0;
+    for (const auto& list : free_) total += static_cast<int64_t>(list.size());
+    return total;
+}
+
+int KvStore::roomiest_node() const {
+    const auto less = [](const auto& a, const auto& b) { return a.size() < b.size(); };
+    return static_cast<int>(std::max_element(free_.begin(), free_.end(), less) - free_.begin());
+}
+
+int KvStore::node_of(int32_t block) const {
+    return static_cast<int>(std::upper_bound(bounds_.begin() + 1, bounds_.end() - 1, block) - bounds_.begin()) - 1;
 }
 
 const KvStore::Slot& KvStore::opened(int slot) const {
@@ -79,15 +101,16 @@ void KvStore::check_written(int slot, int64_t count) const {
     }
 }
 
-int32_t KvStore::take_block() {
-    const int32_t block = free_.back();
-    free_.pop_back();
+int32_t KvStore::take_block(int home) {
+    std::vector<int32_t>& list = free_[free_[home].empty() ? roomiest_node() : home];
+    const int32_t block = list.back();
+    list.pop_back();
     references_[block] = 1;
     return block;
 }
 
 void KvStore::drop_block(int32_t block) {
-    if (--references_[block] == 0) free_.push_back(block);
+    if (--references_[block] == 0) free_[node_of(block)].push_back(block);
 }
 
 bool KvStore::tail_shared(const Slot& s) const {
@@ -121,15 +144,16 @@ std::vector<KvStore::Copy> KvStore::extend(const int32_t* slots, const int32_t* 
     std::vector<Copy> copies;
     for (int slot : copying) {
         int32_t& tail = slots_[slot].blocks.back();
-        copies.emplace_back(tail, take_block());
+        copies.emplace_back(tail, take_block(slots_[slot].home));
         tail = copies.back().second;
     }
     for (int i = 0; i < n; ++i) {
         Slot& s = slots_[slots[i]];
+        if (!s.open) s.home = roomiest_node();
         s.open = true;
         s.length += counts[i];
         for (int64_t want = blocks_for(s.length); static_cast<int64_t>(s.blocks.size()) < want;)
-            s.blocks.push_back(take_block());
+            s.blocks.push_back(take_block(s.home));
     }
     return copies;
 }
@@ -194,7 +218,14 @@ void KvStore::check() const {
         }
         for (int32_t b : s.blocks) ++held[b];
     }
-    for (int32_t b : free_) ++listed[b];
+    for (int i = 0; i < nodes(); ++i) {
+        for (int32_t b : free_[i]) {
+            ++listed[b];
+            if (node_of(b) == i) continue;
+            throw std::logic_error("block " + str(b) + " of node " + str(node_of(b)) + " is listed free on node " +
+                                   str(i));
+        }
+    }
     for (int32_t b = 0; b < blocks_; ++b) {
         if (held[b] != references_[b]) {
             throw std::logic_error("block " + str(b) + ": holders " + str(held[b]) + " != references " +

@@ -1,6 +1,7 @@
 #include "plan.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace hpcdecode {
 namespace {
@@ -49,11 +50,14 @@ void AttendPlan::make(const KvStore& store, int layer, const int32_t* slots, con
     const auto head_bytes = [&](const SequencePlan& s) {
         return static_cast<int64_t>(static_cast<double>(s.length - first_position(s)) * l.token_head_bytes);
     };
+    const auto before = [](const SequencePlan& a, const SequencePlan& b) {
+        return a.node != b.node ? a.node < b.node : a.pieces > b.pieces;
+    };
     int64_t token = 0;
-    bool sorted = true;
     for (int i = 0; i < n; ++i) {
         SequencePlan s{};
         s.slot = slots[i];
+        s.node = store.home(s.slot);
         s.count = counts[i];
         s.first_token = token;
         token += s.count;
@@ -62,24 +66,27 @@ void AttendPlan::make(const KvStore& store, int layer, const int32_t* slots, con
         s.piece_begin = first_position(s) / kPiece;
         s.pieces = ceil_div(s.length, kPiece) - s.piece_begin;
         bytes += head_bytes(s) * shape.kv_heads;
-        sorted = sorted && (sequences.empty() || sequences.back().pieces >= s.pieces);
         sequences.push_back(s);
     }
-    if (!sorted && threads > 1) {
-        std::stable_sort(sequences.begin(), sequences.end(),
-                         [](const SequencePlan& a, const SequencePlan& b) { return a.pieces > b.pieces; });
-    }
+    if (threads > 1 && !std::is_sorted(sequences.begin(), sequences.end(), before))
+        std::stable_sort(sequences.begin(), sequences.end(), before);
+    node_sequences.assign(store.nodes() + 1, 0);
+    node_items.assign(store.nodes() + 1, 0);
     for (SequencePlan& s : sequences) {
         cut(s, l, head_bytes(s), threads);
         s.first_item = items;
         s.first_pending = pending;
         s.first_partial = partial_floats;
         items += s.items();
+        ++node_sequences[s.node + 1];
+        node_items[s.node + 1] += s.items();
         write_first = write_first || s.write_first;
         if (s.segments == 1) continue;
         pending += s.head_items;
         partial_floats += s.partials() * shape.kv_heads * s.count * shape.group() * (2 + l.head.v_pad);
     }
+    std::partial_sum(node_sequences.begin(), node_sequences.end(), node_sequences.begin());
+    std::partial_sum(node_items.begin(), node_items.end(), node_items.begin());
 }
 
 const SequencePlan& AttendPlan::find(int64_t item) const {

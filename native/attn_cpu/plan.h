@@ -10,7 +10,7 @@ namespace hpcdecode {
 // An item is a run of KV heads over a segment of the pieces, for one block of query rows. Heads stay together where
 // they can: a block holds them side by side, and memory is fastest in straight lines.
 struct SequencePlan {
-    int slot;
+    int slot, node;
     int64_t length, count, first_token;  // first_token: row of the call's matrices
     int64_t piece_begin, pieces;
     int segments;
@@ -27,7 +27,8 @@ struct SequencePlan {
 };
 
 struct AttendPlan {
-    std::vector<SequencePlan> sequences;  // longest first
+    std::vector<SequencePlan> sequences;              // by node, longest first
+    std::vector<int64_t> node_sequences, node_items;  // bounds of the nodes' shares: [nodes + 1]
     int64_t items, pending, partial_floats, bytes;
     bool write_first;
 

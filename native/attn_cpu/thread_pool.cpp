@@ -93,7 +93,9 @@ void ThreadPool::run(Work work, void* context) {
     work(context, 0);
     open_.store(0);
     if (spin([this] { return active_.load() == 0; })) return;
-    while (active_.load() != 0) sched_yield();
+    caller_waits_.store(true);
+    for (uint32_t left; (left = active_.load()) != 0;) futex(active_, FUTEX_WAIT, left);
+    caller_waits_.store(false);
 }
 
 bool ThreadPool::wait_for_job(uint32_t seen) {
@@ -112,7 +114,7 @@ void ThreadPool::loop(int thread, int cpu) {
         seen = epoch_.load();
         active_.fetch_add(1);
         if (open_.load() != 0) work_(context_, thread);
-        active_.fetch_sub(1);
+        if (active_.fetch_sub(1) == 1 && caller_waits_.load()) futex(active_, FUTEX_WAKE, 1);
     }
 }
 

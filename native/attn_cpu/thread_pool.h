@@ -33,7 +33,8 @@ class ThreadPool {
     void* context_ = nullptr;
     alignas(64) std::atomic<uint32_t> epoch_{0};
     alignas(64) std::atomic<int> open_{0};
-    alignas(64) std::atomic<int> active_{0};
+    alignas(64) std::atomic<uint32_t> active_{0};
+    std::atomic<bool> caller_waits_{false};
     alignas(64) std::atomic<int> sleepers_{0};
     std::atomic<bool> stop_{false};
 };

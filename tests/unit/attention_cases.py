@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +37,12 @@ def make_batch(shape: LayerShape, lengths, counts, dtype=torch.float32, seed=0) 
 
 def ints(values) -> np.ndarray:
     return np.asarray(list(values), dtype=np.int32)
+
+
+def pretend(*nodes) -> dict:
+    """Options of a store with a thread on each of these NUMA nodes, whatever the machine has."""
+    cpus = sorted(os.sched_getaffinity(0))
+    return {"threads": len(nodes), "cpus": [cpus[i % len(cpus)] for i in range(len(nodes))], "nodes": list(nodes)}
 
 
 def poison(store, shape: LayerShape, layer=0) -> None:

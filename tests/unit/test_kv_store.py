@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from attention_cases import ints
+from attention_cases import ints, pretend
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -32,9 +32,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     backend = "attn_cpu"
 
-    @initialize(block_tokens=st.sampled_from([1, 5, 16, 32]))
-    def open(self, block_tokens):
-        self.store = open_small(self.backend, block_tokens)
+    @initialize(block_tokens=st.sampled_from([1, 5, 16, 32]), nodes=st.sampled_from([(0,), (0, 1), (0, 1, 1)]))
+    def open(self, block_tokens, nodes):
+        self.store = open_small(self.backend, block_tokens, **pretend(*nodes))
         self.rows: dict[int, np.ndarray] = {}
         self.random = np.random.default_rng(0)
 
@@ -128,25 +128,32 @@ def test_random_verbs(backend):
     )
 
 
-def test_ten_thousand_operations():
-    """A long walk over one store; `check` after every 100 operations and at the end."""
+@pytest.mark.parametrize("nodes", [(0,), (0, 1, 2)])
+def test_ten_thousand_operations(nodes):
+    """A long walk over one store with short and 10,000-token sequences, which is full now and then."""
     random = np.random.default_rng(5)
-    store = open_store([SHAPE], kv_dtype="bfloat16", capacity_tokens=4000, max_sequences=64, block_tokens=16)
+    options = {"kv_dtype": "bfloat16", "capacity_tokens": 100_000, "max_sequences": 64, "block_tokens": 16}
+    store = open_store([SHAPE], **options, **pretend(*nodes))
     open_slots: set[int] = set()
+    full = long_forks = 0
     for i in range(10_000):
         slot, dst, verb = int(random.integers(64)), int(random.integers(64)), random.random()
         if verb < 0.5:
+            count = 10_000 if verb < 0.06 else int(random.integers(0, 60))
+            before = store.free_blocks, slot in open_slots and store.length(slot)
             try:
-                store.extend(ints([slot]), ints([int(random.integers(0, 60))]))
+                store.extend(ints([slot]), ints([count]))
                 open_slots.add(slot)
             except KvCapacityError:
-                pass
+                full += 1
+                assert before == (store.free_blocks, slot in open_slots and store.length(slot))
         elif slot not in open_slots:
             with pytest.raises(ValueError):
                 store.release(ints([slot]))
         elif verb < 0.7 and dst not in open_slots:
             store.fork(slot, dst)
             open_slots.add(dst)
+            long_forks += store.length(dst) >= 10_000
         elif verb < 0.85:
             store.truncate(slot, int(random.integers(0, store.length(slot) + 1)))
         else:
@@ -154,9 +161,23 @@ def test_ten_thousand_operations():
             open_slots.discard(slot)
         if i % 100 == 0:
             store.check()
+    assert full > 100 and long_forks > 20
     store.release(ints(sorted(open_slots)))
     store.check()
     assert store.used_tokens == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_tail_that_cannot_be_copied_changes_nothing(backend):
+    store = open_small(backend, 16, capacity_tokens=32)
+    store.extend(ints([0]), ints([20]))
+    store.fork(0, 1)
+    with pytest.raises(KvCapacityError):
+        store.extend(ints([0, 1]), ints([1, 1]))
+    store.check()
+    assert (store.length(0), store.length(1), store.free_blocks) == (20, 20, 0)
+    store.release(ints([1]))
+    store.extend(ints([0]), ints([1]))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -172,6 +193,10 @@ def test_fork_of_a_long_prompt_costs_one_block_each(backend):
     assert store.used_tokens == used
     store.extend(ints(range(64)), ints([1] * 64))
     assert store.used_tokens == used + 63 * 16  # the last holder keeps the shared tail
+    rows = torch.randn(1, SHAPE.q_columns + SHAPE.kv_columns).expand(64, -1).contiguous()
+    out = torch.zeros(64, SHAPE.out_columns)
+    store.attend(0, ints(range(64)), ints([1] * 64), rows, out)
+    assert torch.equal(out, out[:1].expand(64, -1)) and out.any()
     store.check()
     store.release(ints(range(64)))
     assert store.used_tokens == 0

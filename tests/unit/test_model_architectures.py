@@ -32,13 +32,13 @@ SCALES = {"opt": 1.0, "gemma2": 32**-0.5, "gemma3": 32**-0.5, "deepseek_v2": 24*
 LATENT_DIMS = (24, 20, 4)  # of k, of v, heads
 
 
-def check_specs(name: str, specs) -> None:
+def check_shapes(name: str, shapes) -> None:
     """Attend carries what the configs of tests.models ask for."""
-    assert [s.window for s in specs] == WINDOWS.get(name, [None] * len(specs))
-    assert {s.softcap for s in specs} == {5.0 if name == "gemma2" else None}
-    assert all((s.sinks is not None) == (name == "gpt_oss") for s in specs)
-    assert specs[0].scale == pytest.approx(SCALES.get(name, specs[0].scale))
-    assert not name.startswith("deepseek") or (specs[0].k_dim, specs[0].v_dim, specs[0].kv_heads) == LATENT_DIMS
+    assert [s.window for s in shapes] == WINDOWS.get(name, [None] * len(shapes))
+    assert {s.softcap for s in shapes} == {5.0 if name == "gemma2" else None}
+    assert all(s.sinks == (name == "gpt_oss") for s in shapes)
+    assert shapes[0].scale == pytest.approx(SCALES.get(name, shapes[0].scale))
+    assert not name.startswith("deepseek") or (shapes[0].k_dim, shapes[0].v_dim, shapes[0].kv_heads) == LATENT_DIMS
 
 
 def reference_logits(path, ids: list[list[int]]) -> list[torch.Tensor]:
@@ -55,7 +55,7 @@ def test_logits_equal_transformers(name, checkpoint):
     model, generator = load_split(path, dtype="float32"), torch.Generator().manual_seed(1)
     ids = [torch.randint(2, model.vocab_size, (n,), generator=generator).tolist() for n in SEQUENCES]
     expected, attention = reference_logits(path, ids), Attention(model)
-    check_specs(name, model.attends)
+    check_shapes(name, model.attends)
     worst, same = 0.0, []
     for batch in schedule():
         got = step(model, attention, [(r, p, ids[r][p]) for r, p in batch], list(range(len(batch))))

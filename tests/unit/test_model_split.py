@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import pickle
 import subprocess
 import sys
 
 import pytest
 import torch
 
-from hpcdecode.model import load_attends, load_split, render
+from hpcdecode.model import load_split, render
 from hpcdecode.model.ops import expert_linear
 from tests.models import WINDOW, Attention, step
 
@@ -91,16 +90,16 @@ def oss(checkpoint):
     return load_split(checkpoint("gpt_oss"), dtype="bfloat16")
 
 
-def test_sinks_are_float32_and_named(oss):
-    assert oss.attends[1].sinks == "model.layers.1.self_attn.sinks"
+def test_sinks_are_float32(oss):
+    assert oss.attends[1].sinks
     assert oss.sinks(1).dtype == torch.float32 and oss.sinks(1).shape == (4,)
 
 
-def test_attend_specs_are_plain_data_and_need_no_weights(oss, checkpoint, tmp_path):
+def test_shapes_need_no_weights(oss, checkpoint, tmp_path):
     (tmp_path / "config.json").write_text((checkpoint("gpt_oss") / "config.json").read_text())
-    specs = load_attends(tmp_path)
-    assert specs == oss.attends == pickle.loads(pickle.dumps(specs))
-    assert [(s.layer, s.window) for s in specs] == [(0, WINDOW), (1, None), (2, WINDOW)]
+    shapes = load_split(tmp_path, dtype="bfloat16", weights=False).attends
+    assert shapes == oss.attends
+    assert [s.window for s in shapes] == [WINDOW, None, WINDOW]
 
 
 def test_bfloat16_stays_close_to_float32(llama, checkpoint):

@@ -9,7 +9,6 @@ from hpcdecode.exchange.local import LocalLink
 from hpcdecode.model import load_split
 from hpcdecode.schedule.injector import Injector, Limits
 from hpcdecode.schedule.placement import Placement
-from hpcdecode.setup import layer_shape
 from hpcdecode.workers.r_part import RPart
 from hpcdecode.workers.s_rank import SRank
 from tests.unit.test_schedule import ListFeed, prompts
@@ -25,7 +24,7 @@ class Sink:
 
 def test_the_s_rank_holds_no_kv_of_decoding_sequences(checkpoint):
     model = load_split(checkpoint("llama3"), dtype="float32")
-    shapes = [layer_shape(spec) for spec in model.attends]
+    shapes = model.attends
     store = open_store(shapes, kv_dtype="float32", capacity_tokens=4096, max_sequences=32, backend="reference")
     placement = Placement([4096], store.block_tokens, 2)
     feed, sink = ListFeed(prompts([(5, 9), (90, 7), (3, 1), (200, 6), (40, 12)])), Sink()

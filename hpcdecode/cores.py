@@ -1,0 +1,36 @@
+"""Where cores lie, as the system tells: their NUMA nodes, and which of them are one physical core."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+_CPU = "/sys/devices/system/cpu/cpu{}"
+
+
+def nodes_of(cpus: Iterable[int]) -> list[int]:
+    """The NUMA node of each of `cpus`; empty where the system does not tell."""
+    nodes = [_node(cpu) for cpu in cpus]
+    return [] if None in nodes else nodes
+
+
+def arranged(cpus: Iterable[int]) -> list[int]:
+    """`cpus` by NUMA node, and within a node by physical core: what is near in this order is near in the machine."""
+    return sorted(cpus, key=lambda cpu: (_node(cpu) or 0, _core(cpu), cpu))
+
+
+def _node(cpu: int) -> int | None:
+    try:
+        entries = os.listdir(_CPU.format(cpu))
+    except OSError:
+        return None
+    return next((int(e[4:]) for e in entries if e.startswith("node") and e[4:].isdigit()), None)
+
+
+def _core(cpu: int) -> int:
+    """The first hardware thread of the core that `cpu` is one of."""
+    try:
+        with open(_CPU.format(cpu) + "/topology/thread_siblings_list") as file:
+            return int(file.read().replace("-", ",").split(",")[0])
+    except (OSError, ValueError):
+        return cpu

@@ -1,0 +1,7 @@
+"""`hpcdecode doctor`: what every rank has been given, and what to change where something is wrong."""
+
+from __future__ import annotations
+
+from hpcdecode.doctor.run import doctor
+
+__all__ = ["doctor"]

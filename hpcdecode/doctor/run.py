@@ -1,0 +1,100 @@
+"""The examination of a world, and its report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hpcdecode.doctor.checks import CHECKS, Problem
+from hpcdecode.doctor.facts import Facts, examine
+from hpcdecode.launch import assemble
+from hpcdecode.report.text import table
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def doctor(comm: MPI.Intracomm | None, s_ranks: int | None, as_json: bool) -> int:
+    """Examine all ranks; rank 0 prints. Returns 1 on rank 0 if it found problems, else 0.
+
+    The other ranks return 0: a launcher that kills on a bad exit must not end rank 0 before it has spoken.
+    """
+    team = assemble(comm, s_ranks)
+    given = os.sched_getaffinity(0)
+    if team.me.pinned:
+        os.sched_setaffinity(0, team.me.cpus)
+    try:
+        facts = examine(team.me, comm, given)
+    finally:
+        os.sched_setaffinity(0, given)
+    ranks = team.gather_all(facts, Facts)
+    if team.me.rank != 0:
+        return 0
+    problems = [problem for check in CHECKS for problem in check(ranks)]
+    print(_json(ranks, problems) if as_json else _text(ranks, problems))
+    return 1 if problems else 0
+
+
+def _json(ranks: Seq[Facts], problems: Seq[Problem]) -> str:
+    report = {"healthy": not problems, "problems": problems, "ranks": ranks}
+    return msgspec.json.format(msgspec.json.encode(report), indent=1).decode()
+
+
+def _text(ranks: Seq[Facts], problems: Seq[Problem]) -> str:
+    first = ranks[0]
+    untested = [name for name in first.built_isas if name not in first.supported_isas]
+    lines = [
+        _table(ranks),
+        "",
+        f"MPI: {first.mpi}; started by {first.launcher or 'no launcher'}",
+        f"ISAs built: {', '.join(first.built_isas)}"
+        + (f"; not on this machine, so untested: {', '.join(untested)}" if untested else ""),
+        "versions: " + ", ".join(f"{name} {version}" for name, version in first.versions.items()),
+        "",
+    ]
+    for p in problems:
+        which = f"rank {p.ranks[0]}" if len(p.ranks) == 1 else f"ranks {', '.join(map(str, p.ranks))}"
+        lines += [f"problem: {p.check}, {which}: {p.finding}", f"    remedy: {p.remedy}"]
+    return "\n".join([*lines, f"problems: {len(problems)}" if problems else "healthy"])
+
+
+def _table(ranks: Seq[Facts]) -> str:
+    header = ("rank", "host", "role", "CPUs", "NUMA", "threads", "ISA", "huge pages", "local", "read GB/s", "free GiB")
+    rows = []
+    for f in ranks:
+        r, m = f.rank, f.memory
+        rates = " / ".join(f"{rate:g} ({n})" for n, rate in m.read_gbps.items()) if m else "-"
+        rows.append(
+            (
+                r.rank,
+                r.host,
+                r.role,
+                _ranges(f.cpus),
+                f"{r.numa} of {f.host_nodes}",
+                f"{r.threads}{'' if r.pinned else ' (unpinned)'}",
+                r.isa or "-",
+                f"{f.huge_pages or 'none'}{_share(m.huge) if m else ''}",
+                _share(m.local).strip() or "-" if m else "-",
+                rates,
+                f"{f.available / 2**30:.1f}",
+            )
+        )
+    return table(header, rows)
+
+
+def _share(share: float) -> str:
+    return f" {share:.0%}" if share >= 0 else ""
+
+
+def _ranges(cpus: Seq[int]) -> str:
+    """[0, 1, 2, 5] -> `0-2,5`."""
+    parts: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if parts and cpu == parts[-1][-1] + 1:
+            parts[-1].append(cpu)
+        else:
+            parts.append([cpu])
+    return ",".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)
