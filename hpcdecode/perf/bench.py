@@ -32,7 +32,14 @@ def _text(result: dict) -> str:
     machine = ", ".join(f"{name} {value}" for name, value in result["machine"].items())
     header = ("case", "value", "unit", "ratio", "spread", "against")
     rows = (
-        (c["case"], _number(c["value"]), c["unit"], c["ratio"], "{} .. {}".format(*c["spread"]), c["reference"])
+        (
+            c["case"],
+            _number(c["value"]),
+            c["unit"],
+            _number(c["ratio"]),
+            " .. ".join(map(_number, c["spread"])),
+            c["reference"],
+        )
         for c in result["cases"]
     )
     return f"{machine}\n\n{table(header, rows)}"

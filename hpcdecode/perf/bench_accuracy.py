@@ -22,7 +22,7 @@ from hpcdecode.data.tokens import Tokenizer
 from hpcdecode.errors import UserError
 from hpcdecode.job import DTYPES, find_model
 from hpcdecode.model import SplitModel, load_split
-from hpcdecode.perf.bench_attention import machine
+from hpcdecode.perf.result import entry, machine
 
 EXACT = "float32"
 
@@ -129,21 +129,9 @@ def _cases(name: str, loss: Losses, exact: Losses) -> list[dict]:
     error, same = (statistics.fmean(x) for x in (loss.errors, loss.same_choice))
     reference = f"float32 KV, perplexity {exact.perplexity:.4g}"
     return [
-        _case(
+        entry(
             f"{name} perplexity", loss.perplexity, "per token", reference, loss.perplexity / exact.perplexity, ratios
         ),
-        _case(f"{name} logit error", error, "RMS", "deviation of float32 KV's logits", error, loss.errors),
-        _case(f"{name} same first choice", same, "share", "float32 KV", same, loss.same_choice),
+        entry(f"{name} logit error", error, "RMS", "deviation of float32 KV's logits", error, loss.errors),
+        entry(f"{name} same first choice", same, "share", "float32 KV", same, loss.same_choice),
     ]
-
-
-def _case(case: str, value: float, unit: str, reference: str, ratio: float, ratios: Seq[float]) -> dict:
-    low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-    return {
-        "case": case,
-        "value": round(value, 5),
-        "unit": unit,
-        "reference": reference,
-        "ratio": round(ratio, 5),
-        "spread": [round(low, 5), round(high, 5)],
-    }

@@ -14,15 +14,20 @@ from hpcdecode import attention
 
 
 def case(name: str, values: Seq[float], unit: str, reference: str, ratios: Seq[float]) -> dict[str, Any]:
-    """Medians of the values and of their ratios to the reference; spread: the ratios' quartiles."""
+    """Medians of the values and of their ratios to the reference."""
+    return entry(name, statistics.median(values), unit, reference, statistics.median(ratios), ratios)
+
+
+def entry(name: str, value: float, unit: str, reference: str, ratio: float, ratios: Seq[float]) -> dict[str, Any]:
+    """A figure and its ratio to the reference; spread: the quartiles of the single ratios."""
     low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else (ratios[0],) * 3
     return {
         "case": name,
-        "value": round(statistics.median(values), 3),
+        "value": round(value, 5),
         "unit": unit,
         "reference": reference,
-        "ratio": round(statistics.median(ratios), 4),
-        "spread": [round(low, 4), round(high, 4)],
+        "ratio": round(ratio, 5),
+        "spread": [round(low, 5), round(high, 5)],
     }
 
 
