@@ -4,7 +4,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 SOURCES := pyproject.toml CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name 'CMakeLists.txt')
 
-.PHONY: demo test test-% test-native lint bench clean
+.PHONY: demo test test-% test-native test-numa lint bench clean
 
 demo: .venv/.installed
 	$(BIN)/mpiexec -n 3 $(BIN)/hpcdecode generate jobs/demo/prompts.jsonl --model demo -o demo.h5 --overwrite --max-tokens 64
@@ -19,6 +19,10 @@ test-%: .venv/.installed
 
 test-native: .venv/.installed
 	tests/native/run_sanitized.sh
+
+# The NUMA test in an emulated machine of two nodes: make test-numa KERNEL=/path/to/vmlinuz
+test-numa:
+	tests/native/run_numa_guest.sh $(KERNEL)
 
 lint: .venv/.installed
 	$(BIN)/ruff check .

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from hpcdecode import _attn_cpu
 from hpcdecode.cores import nodes_of
+from hpcdecode.errors import UserError
 
 BACKENDS = ("attn_cpu", "reference")
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")  # the last two with a scale per token and head
@@ -155,8 +156,11 @@ def block_tokens_for(layers: Sequence[LayerShape], kv_dtype: str) -> int:
 
 
 def isa() -> str:
-    """Name of the instruction set that `open_store` uses now. Raises ValueError for a forced, unsupported one."""
-    return _attn_cpu.select_isa(os.environ.get("HPCDECODE_ISA", ""))
+    """Name of the instruction set that `open_store` uses now. Raises UserError for a forced, unsupported one."""
+    try:
+        return _attn_cpu.select_isa(os.environ.get("HPCDECODE_ISA", ""))
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def _native(layers: Sequence[LayerShape]) -> list[_attn_cpu.LayerShape]:

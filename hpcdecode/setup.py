@@ -112,7 +112,7 @@ def measure_room(job: Job, team: Team, setup: Setup) -> None:
     """Settle how many KV tokens each R-rank holds, and let everybody know."""
     me = team.me
     if me.has_r:
-        me.isa = _isa()
+        me.isa = isa()
         me.kv_tokens = capacity_for(setup.shapes, setup.kv_dtype, _kv_bytes(job, team, setup))
     team.ranks[:] = team.gather_all(me, Rank)
     for rank in team.ranks:
@@ -163,14 +163,7 @@ def _kv_bytes(job: Job, team: Team, setup: Setup) -> int:
 def _auto_dtype(model: str) -> str:
     """bfloat16 for a 16-bit checkpoint on a CPU that multiplies bfloat16, else float32."""
     narrow = read_config(model).dtype in (torch.bfloat16, torch.float16)
-    return "bfloat16" if narrow and "bf16" in _isa() else "float32"
-
-
-def _isa() -> str:
-    try:
-        return isa()
-    except ValueError as error:  # HPCDECODE_ISA names one that this CPU lacks
-        raise UserError(str(error)) from error
+    return "bfloat16" if narrow and "bf16" in isa() else "float32"
 
 
 def _require_apart(output: str, files: list[str]) -> None:

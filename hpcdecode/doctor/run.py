@@ -10,7 +10,7 @@ import msgspec
 
 from hpcdecode.doctor.checks import CHECKS, Problem
 from hpcdecode.doctor.facts import Facts, examine
-from hpcdecode.launch import assemble
+from hpcdecode.launch import assemble, is_lead
 from hpcdecode.report.text import table
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def doctor(comm: MPI.Intracomm | None, s_ranks: int | None, as_json: bool) -> in
     finally:
         os.sched_setaffinity(0, given)
     ranks = team.gather_all(facts, Facts)
-    if team.me.rank != 0:
+    if team.me.rank != 0 or not is_lead():  # the second of a world that fell apart
         return 0
     problems = [problem for check in CHECKS for problem in check(ranks)]
     print(_json(ranks, problems) if as_json else _text(ranks, problems))

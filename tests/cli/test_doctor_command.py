@@ -41,6 +41,12 @@ def test_the_generic_isa_is_a_problem(hpcdecode):
     assert not found["healthy"] and "ISA" in [p["check"] for p in found["problems"]]
 
 
+def test_an_isa_that_the_machine_lacks_is_named(hpcdecode):
+    hpcdecode.environment["HPCDECODE_ISA"] = "avx1024"
+    result = hpcdecode("doctor")
+    assert result.returncode == 2 and "avx1024" in result.stderr and "Traceback" not in result.stderr
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_in_a_world_rank_0_speaks_for_all(hpcdecode, ranks):
     found = report(hpcdecode("doctor", "--json", ranks=ranks))

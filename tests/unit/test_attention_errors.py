@@ -6,6 +6,7 @@ import torch
 from attention_cases import ints
 
 from hpcdecode.attention import KvCapacityError, LayerShape, bytes_per_token, capacity_for, isa, open_store
+from hpcdecode.errors import UserError
 
 SHAPE = LayerShape(2, 8, 4, 4, 0.5)
 COLUMNS = SHAPE.q_columns + SHAPE.kv_columns
@@ -145,6 +146,8 @@ def test_forced_isa(monkeypatch):
     monkeypatch.setenv("HPCDECODE_ISA", "avx1024")
     with pytest.raises(ValueError, match="'avx1024' is unknown; expected one of generic"):
         store()
+    with pytest.raises(UserError, match="'avx1024' is unknown"):
+        isa()
 
 
 def test_capacity_accounts_for_all_bytes():
