@@ -32,7 +32,7 @@ def optional(module: str, path: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as e:
         raise UserError(
-            f"prompt file {path}: reading it needs {module}, which is not installed: pip install 'hpcdecode[{extra}]'"
+            f"{path}: this format needs {module}, which is not installed: pip install 'hpcdecode[{extra}]'"
         ) from e
 
 

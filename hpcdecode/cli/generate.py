@@ -1,73 +1,17 @@
-"""The command line: one subcommand a function."""
+"""`hpcdecode generate`: flags become a Job."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import os
 import re
-import sys
-from collections.abc import Sequence as Seq
 
-from hpcdecode import __version__, launch
+from hpcdecode import launch
 from hpcdecode.errors import RowProblem, UserError
 from hpcdecode.job import DTYPES, KV_DTYPES, Job, default_output, find_model
 from hpcdecode.sampling.params import SamplingParams
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-
-
-def main(arguments: Seq[str] | None = None) -> int:
-    """Run one subcommand; returns the exit code (0 done, 1 failed, 2 the job cannot run as asked, 128 + signal)."""
-    # Ranks share cores with each other and with the R-part's threads: OpenMP's must not spin long (libgomp's default).
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    options = _parse(arguments, speak=launch.is_lead())
-    if options is None:
-        return 0
-    comm = None
-    try:
-        comm = options.connect()
-        return options.run(options, comm)
-    except UserError as error:
-        if comm is not None and not error.everywhere:
-            launch.abort(comm, error, 2)
-        if not launch.is_lead():
-            return 0  # a launcher that kills on bad exit must not end the lead before it has spoken
-        print(f"hpcdecode: error: {error}", file=sys.stderr, flush=True)
-        return 2
-    except KeyboardInterrupt:
-        launch.abort(comm, UserError("interrupted before the first step"), 130)
-    except BrokenPipeError:
-        return 1
-    except Exception as error:
-        launch.abort(comm, error)
-
-
-def _parse(arguments: Seq[str] | None, speak: bool) -> argparse.Namespace | None:
-    """Every rank parses the same command line, and one speaks for all; None for a rank that leaves it to that one."""
-    if speak:
-        return _parser().parse_args(arguments)
-    try:
-        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
-            return _parser().parse_args(arguments)
-    except SystemExit:
-        return None
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="hpcdecode", description="Offline LLM text generation for HPC clusters.", allow_abbrev=False
-    )
-    parser.add_argument("--version", action="version", version=f"hpcdecode {__version__}")
-    commands = parser.add_subparsers(title="subcommands", metavar="COMMAND", required=True)
-    _add_generate(commands)
-    _add_show(commands)
-    _add_split(commands)
-    _add_bench(commands)
-    _add_doctor(commands)
-    return parser
 
 
 def _add_generate(commands) -> None:
@@ -165,86 +109,6 @@ def _generate(options: argparse.Namespace, comm) -> int:
     return generate(job, comm)
 
 
-def _add_show(commands) -> None:
-    parser = commands.add_parser(
-        "show",
-        help="print rows of a results file",
-        description="Print rows of a results file: those of the given lines of the prompt file, or the first ones.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("results", metavar="OUT.h5")
-    parser.add_argument("lines", metavar="LINE", nargs="*", type=int, help="1-based lines of the prompt file")
-    parser.set_defaults(run=_show, connect=_alone)
-
-
-def _show(options: argparse.Namespace, _comm) -> int:
-    from hpcdecode.data.show import show
-
-    for text in show(options.results, options.lines):
-        print(text)
-    return 0
-
-
-def _add_split(commands) -> None:
-    parser = commands.add_parser(
-        "split",
-        help="show how a model is cut into slices",
-        description="Trace a model, cut it at every attention, and print the slices and what crosses the cuts.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("model", metavar="MODEL", help="Hugging Face model directory, or demo")
-    parser.add_argument(
-        "--dtype", choices=DTYPES, default="auto", help="of the activations on the wire (the checkpoint's)"
-    )
-    parser.set_defaults(run=_split, connect=_alone)
-
-
-def _split(options: argparse.Namespace, _comm) -> int:
-    from hpcdecode.model import load_split, render
-
-    model = load_split(find_model(options.model, {}), dtype=options.dtype, weights=False)
-    print(render(model.describe()))
-    return 0
-
-
-def _add_bench(commands) -> None:
-    parser = commands.add_parser(
-        "bench", help="measure against the machine's limits", description="Measure one part.", allow_abbrev=False
-    )
-    parser.add_argument("name", choices=("attention", "accuracy", "e2e"), help="what to measure")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own flags; see hpcdecode bench NAME --help")
-    parser.set_defaults(run=_bench, connect=_alone)
-
-
-def _bench(options: argparse.Namespace, _comm) -> int:
-    from hpcdecode.perf.bench import main as bench
-
-    return bench(options.name, options.arguments)
-
-
-def _add_doctor(commands) -> None:
-    parser = commands.add_parser(
-        "doctor",
-        help="examine the machine and the launch, alone or under mpiexec or srun",
-        description="Show what every rank has been given, and say what to change where something is wrong. "
-        "Exit code 0: healthy, 1: problems were found.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--s-ranks", type=int, metavar="K", help="as for generate (1)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=_doctor, connect=launch.connect)
-
-
-def _doctor(options: argparse.Namespace, comm) -> int:
-    from hpcdecode.doctor import doctor
-
-    return doctor(comm, options.s_ranks, options.json)
-
-
-def _alone() -> None:
-    """Of subcommands that run in one process."""
-
-
 def _count(text: str) -> int | None:
     """`auto` is None."""
     return None if text == "auto" else int(text)
@@ -259,3 +123,6 @@ def _bytes(text: str) -> int:
     if not match:
         raise argparse.ArgumentTypeError(f"expected a size such as 512M or 64G, got {text!r}")
     return int(match[1]) * _UNITS[match[2]]
+
+
+COMMANDS = (_add_generate,)

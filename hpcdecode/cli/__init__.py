@@ -1,0 +1,64 @@
+"""The command line: from arguments to a subcommand and its exit code."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Sequence as Seq
+
+from hpcdecode import __version__, launch
+from hpcdecode.cli import generate, machine, results
+from hpcdecode.errors import UserError
+
+
+def main(arguments: Seq[str] | None = None) -> int:
+    """Run one subcommand; returns the exit code (0 done, 1 failed, 2 the job cannot run as asked, 128 + signal)."""
+    # Ranks share cores with each other and with the R-part's threads: OpenMP's must not spin long (libgomp's default).
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    options = _parse(arguments, speak=launch.is_lead())
+    if options is None:
+        return 0
+    comm = None
+    try:
+        comm = options.connect() if options.connect else None
+        return options.run(options, comm)
+    except UserError as error:
+        if comm is not None and not error.everywhere:
+            launch.abort(comm, error, 2)
+        if not launch.is_lead():
+            return 0  # a launcher that kills on bad exit must not end the lead before it has spoken
+        print(f"hpcdecode: error: {error}", file=sys.stderr, flush=True)
+        return 2
+    except KeyboardInterrupt:
+        launch.abort(comm, UserError("interrupted before the first step"), 130)
+    except BrokenPipeError:
+        return 1
+    except Exception as error:
+        launch.abort(comm, error)
+
+
+def _parse(arguments: Seq[str] | None, speak: bool) -> argparse.Namespace | None:
+    """Every rank parses the same command line, and one speaks for all; None for a rank that leaves it to that one."""
+    if speak:
+        return _parser().parse_args(arguments)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            return _parser().parse_args(arguments)
+    except SystemExit:
+        return None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hpcdecode", description="Offline LLM text generation for HPC clusters.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"hpcdecode {__version__}")
+    parser.set_defaults(connect=None)  # most subcommands run in one process
+    commands = parser.add_subparsers(title="subcommands", metavar="COMMAND", required=True)
+    for add in (*generate.COMMANDS, *results.COMMANDS, *machine.COMMANDS):
+        add(commands)
+    return parser

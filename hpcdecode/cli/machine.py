@@ -1,0 +1,67 @@
+"""`hpcdecode split`, `bench` and `doctor`: a model and a machine looked at."""
+
+from __future__ import annotations
+
+import argparse
+
+from hpcdecode import launch
+from hpcdecode.job import DTYPES, find_model
+
+
+def _add_split(commands) -> None:
+    parser = commands.add_parser(
+        "split",
+        help="show how a model is cut into slices",
+        description="Trace a model, cut it at every attention, and print the slices and what crosses the cuts.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("model", metavar="MODEL", help="Hugging Face model directory, or demo")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="auto", help="of the activations on the wire (the checkpoint's)"
+    )
+    parser.set_defaults(run=_split)
+
+
+def _split(options: argparse.Namespace, _comm) -> int:
+    from hpcdecode.model import load_split, render
+
+    model = load_split(find_model(options.model, {}), dtype=options.dtype, weights=False)
+    print(render(model.describe()))
+    return 0
+
+
+def _add_bench(commands) -> None:
+    parser = commands.add_parser(
+        "bench", help="measure against the machine's limits", description="Measure one part.", allow_abbrev=False
+    )
+    parser.add_argument("name", choices=("attention", "accuracy", "e2e"), help="what to measure")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own flags; see hpcdecode bench NAME --help")
+    parser.set_defaults(run=_bench)
+
+
+def _bench(options: argparse.Namespace, _comm) -> int:
+    from hpcdecode.perf.bench import main as bench
+
+    return bench(options.name, options.arguments)
+
+
+def _add_doctor(commands) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="examine the machine and the launch, alone or under mpiexec or srun",
+        description="Show what every rank has been given, and say what to change where something is wrong. "
+        "Exit code 0: healthy, 1: problems were found.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--s-ranks", type=int, metavar="K", help="as for generate (1)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=_doctor, connect=launch.connect)
+
+
+def _doctor(options: argparse.Namespace, comm) -> int:
+    from hpcdecode.doctor import doctor
+
+    return doctor(comm, options.s_ranks, options.json)
+
+
+COMMANDS = (_add_split, _add_bench, _add_doctor)

@@ -1,0 +1,84 @@
+"""`hpcdecode show`, `export` and `merge`: results read again."""
+
+from __future__ import annotations
+
+import argparse
+
+from hpcdecode.data.export import FORMATS, OBJECTS
+from hpcdecode.data.read import COLUMNS
+
+
+def _add_show(commands) -> None:
+    parser = commands.add_parser(
+        "show",
+        help="print rows of a results file",
+        description="Print rows of a results file: those of the given lines of the prompt file, or the first ones.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("results", metavar="OUT.h5")
+    parser.add_argument("lines", metavar="LINE", nargs="*", type=int, help="1-based lines of the prompt file")
+    parser.set_defaults(run=_show)
+
+
+def _show(options: argparse.Namespace, _comm) -> int:
+    from hpcdecode.data.show import show
+
+    for text in show(options.results, options.lines):
+        print(text)
+    return 0
+
+
+def _add_export(commands) -> None:
+    parser = commands.add_parser(
+        "export",
+        help="write results in another format",
+        description="Write the rows of a results file as JSON Lines, Parquet, or the output file of an OpenAI batch.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("results", metavar="OUT.h5")
+    add("--to", required=True, choices=tuple(FORMATS), help="format")
+    add("-o", "--output", metavar="FILE", help="(the results file's name with .jsonl, .parquet or .batch.jsonl)")
+    add("--columns", metavar="NAME[,NAME...]", default=",".join(COLUMNS), help="(all)")
+    add(
+        "--where",
+        metavar="CONDITION",
+        action="append",
+        default=[],
+        help="finish_reason=stop, 'line>=100', ...; all hold",
+    )
+    add("--endpoint", choices=tuple(OBJECTS), default="chat", help="of the requests of an OpenAI batch (%(default)s)")
+    parser.set_defaults(run=_export)
+
+
+def _export(options: argparse.Namespace, _comm) -> int:
+    from hpcdecode.data.export import export
+
+    columns = [name for name in options.columns.split(",") if name]
+    choice = {"columns": columns, "where": options.where, "endpoint": options.endpoint}
+    print(export(options.results, options.output, options.to, **choice))
+    return 0
+
+
+def _add_merge(commands) -> None:
+    parser = commands.add_parser(
+        "merge",
+        help="join the results of parts of a job",
+        description="Join results files of the same model and sampling, complete or not, into one sorted by line.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("output", metavar="OUT.h5")
+    add("results", metavar="PART.h5", nargs="+")
+    add("--overwrite", action="store_true", help="replace the output if it exists")
+    parser.set_defaults(run=_merge)
+
+
+def _merge(options: argparse.Namespace, _comm) -> int:
+    from hpcdecode.data.join import join
+
+    join(options.output, options.results, overwrite=options.overwrite)
+    return 0
+
+
+COMMANDS = (_add_show, _add_export, _add_merge)

@@ -1,0 +1,137 @@
+"""Results back from an HDF5 file, in the order of the prompt file: `hpcdecode.read(path)`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import h5py
+import msgspec
+import numpy as np
+
+from hpcdecode.data.layout import ERROR_COLUMNS, ROW_COLUMNS, STRING, TOKEN_COLUMNS, TOKEN_OFFSETS
+from hpcdecode.errors import UserError
+
+COLUMNS = (*ROW_COLUMNS, *TOKEN_COLUMNS)
+_STRETCH = 4096  # rows read at once
+
+
+class Results:
+    """A results file, complete or of a job that runs or was interrupted; usable as a context.
+
+    path: the output of `hpcdecode generate`. complete: whether the job has ended. attributes: what it was (`job`,
+    `model`, `versions`, `topology`, `summary`). Raises UserError where the file is none of results.
+
+        with hpcdecode.read("out.h5") as results:
+            print(len(results), results[7]["text"])
+    """
+
+    def __init__(self, path: str | os.PathLike) -> None:
+        try:
+            self._file = h5py.File(path, "r", locking=False)
+            rows, self._ends = self._file["rows"], self._file[TOKEN_OFFSETS]
+            self.complete = bool(self._file.attrs["complete"])
+            line, sample = rows["line"][:], rows["sample"][:]
+        except (OSError, KeyError) as e:
+            raise UserError(f"{path}: expected a results file of hpcdecode generate: {e}") from e
+        self.attributes = {k: msgspec.json.decode(v) for k, v in self._file.attrs.items() if k != "complete"}
+        self._rows = rows
+        self._order = np.lexsort((sample, line))  # an interrupted job's rows lie in the order of their commits
+        self._lines = line[self._order]
+        reasons = h5py.check_enum_dtype(rows["finish_reason"].dtype)
+        self._reasons = np.array(sorted(reasons, key=reasons.get), dtype=object)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Rows by line and sample, as `[line]` gives them."""
+        for columns in self.stretches():
+            for values in zip(*columns.values(), strict=True):
+                yield dict(zip(columns, values, strict=True))
+
+    def __getitem__(self, line: int) -> dict[str, Any]:
+        """The first sample of a line: every column by name, `token_ids` an int32 array. KeyError if it is not there."""
+        at = int(np.searchsorted(self._lines, line))
+        if at == len(self) or self._lines[at] != line:
+            raise KeyError(f"line {line} is not among the {len(self)} rows")
+        return {name: values[0] for name, values in self._columns(COLUMNS, at, at + 1).items()}
+
+    def by_id(self, row_id: str) -> dict[str, Any]:
+        """The first row of that id; reads all ids. KeyError if there is none."""
+        found = np.flatnonzero(self.column("id") == row_id)
+        if len(found) == 0:
+            raise KeyError(f"id {row_id!r} is not among the {len(self)} rows")
+        return self[int(self._lines[found[0]])]
+
+    def column(self, name: str) -> np.ndarray:
+        """[rows] of one column: numbers, str objects, or for token_ids int32 arrays."""
+        return self._columns([name], 0, len(self))[name]
+
+    def stretches(self, names: Seq[str] = COLUMNS) -> Iterator[dict[str, np.ndarray]]:
+        """Columns by name, some thousand rows at a time."""
+        for start in range(0, len(self), _STRETCH):
+            yield self._columns(names, start, min(start + _STRETCH, len(self)))
+
+    def errors(self) -> list[dict[str, Any]]:
+        """Rows that could not be used, by line: `line`, `id`, `reason`."""
+        group = self._file["errors"]
+        columns = {n: group[n].asstr()[:] if kind is STRING else group[n][:] for n, kind in ERROR_COLUMNS.items()}
+        order = np.argsort(columns["line"], kind="stable")
+        return [{name: values[i] for name, values in columns.items()} for i in order]
+
+    def pandas(self):
+        """A pandas DataFrame of all rows; pandas must be installed."""
+        import pandas
+
+        return pandas.DataFrame({name: self.column(name) for name in COLUMNS})
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Results:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _columns(self, names: Seq[str], start: int, stop: int) -> dict[str, np.ndarray]:
+        index = self._order[start:stop]
+        return {name: self._tokens(name, index) if name in TOKEN_COLUMNS else self._take(name, index) for name in names}
+
+    def _take(self, name: str, index: np.ndarray) -> np.ndarray:
+        kind, dataset = ROW_COLUMNS[name], self._rows[name]
+        values = _pick(dataset.asstr(errors="replace") if kind is STRING else dataset, index)
+        return self._reasons[values] if name == "finish_reason" else values
+
+    def _tokens(self, name: str, index: np.ndarray) -> np.ndarray:
+        out = np.empty(len(index), dtype=object)
+        if len(index) == 0:
+            return out
+        first, last = int(index.min()), int(index.max())
+        if last - first >= 2 * len(index):  # scattered: one read a row
+            for i, row in enumerate(index):
+                a, b = self._ends[row : row + 2]
+                out[i] = self._rows[name][a:b]
+            return out
+        ends = self._ends[first : last + 2]
+        tokens = self._rows[name][ends[0] : ends[-1]]
+        for i, row in enumerate(index - first):
+            out[i] = tokens[ends[row] - ends[0] : ends[row + 1] - ends[0]]
+        return out
+
+
+def _pick(dataset: Any, index: np.ndarray) -> np.ndarray:
+    """Elements of a dataset in any order; in one read where they lie side by side."""
+    if len(index) == 0:
+        return dataset[0:0]
+    first, last = int(index.min()), int(index.max())
+    if last - first < 2 * len(index):
+        return dataset[first : last + 1][index - first]
+    order = np.argsort(index)
+    values = dataset[index[order]]
+    out = np.empty_like(values)
+    out[order] = values
+    return out

@@ -1,0 +1,140 @@
+"""Results read back: by line and id, as columns, exported and merged."""
+
+import json
+import random
+
+import h5py
+import numpy as np
+import pyarrow.parquet
+import pytest
+
+import hpcdecode
+from hpcdecode.data.export import export
+from hpcdecode.data.join import join
+from hpcdecode.data.prompts import RowError
+from hpcdecode.data.results import Result, ResultsWriter
+from hpcdecode.data.show import show
+from hpcdecode.errors import UserError
+
+IDENTITY = {"model": {"config.json": "7 bytes"}, "prompts": ["a"], "sampling": {"seed": 1}}
+
+
+def result(line, sample=0):
+    reason = "stop" if line % 2 else "length"
+    return Result(line, f"id-{line}", sample, f"täxt {line}.{sample}", reason, 3, list(range(line % 7)), 1.5, 2.5, line)
+
+
+def write(path, lines, *, complete, bad=(), identity=IDENTITY):
+    """A file of results that finished in random order; every fifth line has two samples."""
+    rows = [result(line, sample) for line in lines for sample in range(2 if line % 5 == 0 else 1)]
+    random.Random(1).shuffle(rows)
+    attributes = {"identity": identity, "model": {"path": "/models/m"}}
+    out = ResultsWriter(path, attributes=attributes, segment_rows=7, checkpoint_seconds=1000)
+    for row in rows:
+        out.add(row)
+    for line in bad:
+        out.error(RowError(line, f"id-{line}", "bad"))
+    out.close(complete=complete, summary={"rows": len(rows)})
+    return sorted(rows, key=lambda r: (r.line, r.sample))
+
+
+@pytest.fixture(params=[True, False], ids=["complete", "interrupted"])
+def stored(request, tmp_path):
+    path = tmp_path / "out.h5"
+    return path, write(path, range(1, 60), complete=request.param, bad=[70, 60])
+
+
+def test_rows_come_by_line_and_sample(stored):
+    path, rows = stored
+    with hpcdecode.read(path) as results:
+        assert len(results) == len(rows)
+        assert [(r["line"], r["sample"], r["text"]) for r in results] == [(r.line, r.sample, r.text) for r in rows]
+        assert [r["token_ids"].tolist() for r in results] == [r.token_ids for r in rows]
+        assert results[10]["text"] == "täxt 10.0" and results[10]["finish_reason"] == "length"
+        assert results[13]["token_ids"].tolist() == [0, 1, 2, 3, 4, 5]
+        assert results.by_id("id-17")["line"] == 17
+        assert results.column("finished_at").tolist() == [r.line for r in rows]
+        assert [e["line"] for e in results.errors()] == [60, 70]
+        assert results.attributes["summary"] == {"rows": len(rows)}
+        for missing in (0, 60, 99):
+            with pytest.raises(KeyError, match="is not among"):
+                results[missing]
+        with pytest.raises(KeyError, match="id-99"):
+            results.by_id("id-99")
+
+
+def test_show(stored):
+    path, rows = stored
+    heading, first, *_ = show(str(path))
+    assert f"{len(rows)} rows, 2 errors" in heading and "line 1, id id-1, 3 + 1 tokens, stop\ntäxt 1.0" in first
+    assert [text.split(",")[0] for text in list(show(str(path), [7, 10, 70]))[1:]] == [
+        "\n--- line 7",
+        "\n--- line 10",
+        "\n--- line 10",
+        "\n--- line 70",
+    ]
+
+
+def test_export_to_json_lines_and_parquet(stored, tmp_path):
+    path, rows = stored
+    out = export(str(path), str(tmp_path / "o.jsonl"), "jsonl")
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(r["line"], r["text"], r["token_ids"]) for r in lines] == [(r.line, r.text, r.token_ids) for r in rows]
+    where = ["finish_reason=stop", "line >= 7", "id != id-9"]
+    out = export(str(path), str(tmp_path / "o.parquet"), "parquet", columns=["id", "token_ids"], where=where)
+    table = pyarrow.parquet.read_table(out).to_pylist()
+    kept = [r for r in rows if r.finish_reason == "stop" and r.line >= 7 and r.line != 9]
+    assert table == [{"id": r.id, "token_ids": r.token_ids} for r in kept]
+
+
+def test_export_to_an_openai_batch(stored, tmp_path):
+    path, _ = stored
+    out = export(str(path), str(tmp_path / "o.jsonl"), "openai-batch", where=["line>=50"])
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["custom_id"] for line in lines] == [*(f"id-{n}" for n in range(50, 61)), "id-70"]
+    body = lines[0]["response"]["body"]
+    assert lines[0]["response"]["status_code"] == 200 and lines[0]["error"] is None
+    assert (body["object"], body["model"], len(body["choices"])) == ("chat.completion", "m", 2)
+    assert body["choices"][1]["message"] == {"role": "assistant", "content": "täxt 50.1"}
+    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    assert lines[-1]["error"]["message"] == "bad" and lines[-1]["response"] is None
+    out = export(str(path), str(tmp_path / "o.jsonl"), "openai-batch", endpoint="completions")
+    first = json.loads(out.read_text().splitlines()[0])["response"]["body"]
+    assert (first["object"], first["choices"][0]["text"]) == ("text_completion", "täxt 1.0")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"columns": ["texts"]}, "--columns: expected some of line, .* got texts"),
+        ({"where": ["text"]}, "--where text: expected COLUMN"),
+        ({"where": ["texts=1"]}, "expected a column of"),
+        ({"where": ["line=x"]}, "expected a number for line"),
+    ],
+)
+def test_wrong_choices_are_refused(stored, tmp_path, options, expected):
+    with pytest.raises(UserError, match=expected):
+        export(str(stored[0]), str(tmp_path / "o"), "jsonl", **options)
+    with pytest.raises(UserError, match="expected a results file"):
+        hpcdecode.read(tmp_path / "none.h5")
+
+
+def test_parts_of_a_job_become_one_file(tmp_path):
+    rows = write(tmp_path / "a.h5", range(1, 60, 2), complete=True, bad=[61])
+    rows += write(tmp_path / "b.h5", range(2, 60, 2), complete=False, bad=[62])
+    paths = [str(tmp_path / "a.h5"), str(tmp_path / "b.h5")]
+    join(str(tmp_path / "out.h5"), paths)
+    with hpcdecode.read(tmp_path / "out.h5") as results:
+        assert [r["text"] for r in results] == [r.text for r in sorted(rows, key=lambda r: (r.line, r.sample))]
+        assert not results.complete and len(results.errors()) == 2
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert np.all(np.diff(file["rows/line"][:]) >= 0)
+    with pytest.raises(UserError, match="exists already"):
+        join(str(tmp_path / "out.h5"), paths)
+    with pytest.raises(UserError, match="expected a new file"):
+        join(paths[0], paths, overwrite=True)
+    with pytest.raises(UserError, match="are in several of the files, the first of them line 1"):
+        join(str(tmp_path / "twice.h5"), [paths[0], paths[0]])
+    write(tmp_path / "c.h5", [99], complete=True, identity={**IDENTITY, "sampling": {"seed": 2}})
+    with pytest.raises(UserError, match=r"sampling\.seed was 1 and is 2"):
+        join(str(tmp_path / "other.h5"), [paths[0], str(tmp_path / "c.h5")])
