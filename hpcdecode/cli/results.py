@@ -38,15 +38,10 @@ def _add_export(commands) -> None:
     add = parser.add_argument
     add("results", metavar="OUT.h5")
     add("--to", required=True, choices=tuple(FORMATS), help="format")
-    add("-o", "--output", metavar="FILE", help="(the results file's name with .jsonl, .parquet or .batch.jsonl)")
+    add("-o", "--output", metavar="FILE", help="(OUT.results.jsonl, OUT.results.parquet, OUT.batch.jsonl)")
+    add("--overwrite", action="store_true", help="replace the file if it exists")
     add("--columns", metavar="NAME[,NAME...]", default=",".join(COLUMNS), help="(all)")
-    add(
-        "--where",
-        metavar="CONDITION",
-        action="append",
-        default=[],
-        help="finish_reason=stop, 'line>=100', ...; all hold",
-    )
+    add("--where", metavar="CONDITION", action="append", default=[], help="such as finish_reason=stop; all must hold")
     add("--endpoint", choices=tuple(OBJECTS), default="chat", help="of the requests of an OpenAI batch (%(default)s)")
     parser.set_defaults(run=_export)
 
@@ -56,7 +51,7 @@ def _export(options: argparse.Namespace, _comm) -> int:
 
     columns = [name for name in options.columns.split(",") if name]
     choice = {"columns": columns, "where": options.where, "endpoint": options.endpoint}
-    print(export(options.results, options.output, options.to, **choice))
+    print(export(options.results, options.output, options.to, overwrite=options.overwrite, **choice))
     return 0
 
 

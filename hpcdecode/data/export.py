@@ -20,7 +20,7 @@ from hpcdecode.data.read import COLUMNS, Results
 from hpcdecode.data.tables import optional
 from hpcdecode.errors import UserError
 
-FORMATS = {"jsonl": ".jsonl", "parquet": ".parquet", "openai-batch": ".batch.jsonl"}
+FORMATS = {"jsonl": ".results.jsonl", "parquet": ".results.parquet", "openai-batch": ".batch.jsonl"}
 OBJECTS = {"chat": "chat.completion", "completions": "text_completion"}  # of the answers to an OpenAI batch
 _COMPARE = {
     "!=": operator.ne,
@@ -36,16 +36,23 @@ Stretch = dict[str, np.ndarray]
 
 
 def export(
-    path: str, out: str | None, kind: str, *, columns: Seq[str] = COLUMNS, where: Seq[str] = (), endpoint: str = "chat"
+    path: str,
+    out: str | None,
+    kind: str,
+    *,
+    columns: Seq[str] = COLUMNS,
+    where: Seq[str] = (),
+    endpoint: str = "chat",
+    overwrite: bool = False,
 ) -> Path:
     """Write the rows of a results file that meet all conditions `where`, in order; returns the file written.
 
     where: such as `finish_reason=stop` or `line>=100`. endpoint: of the requests that an OpenAI batch answers; rows
-    that could not be used are lines with an `error`. Raises UserError for unknown columns, conditions and files.
+    that could not be used are lines with an `error`. out: a new file, or one to `overwrite`. Raises UserError for unknown columns, conditions and files.
     """
     target = Path(out or Path(path).with_suffix(FORMATS[kind]).name)
-    if target.exists() and os.path.samefile(target, path):
-        raise UserError(f"{target}: expected a file that is not the results file; choose another -o")
+    if target.exists() and (not overwrite or (os.path.exists(path) and os.path.samefile(target, path))):
+        raise UserError(f"{target}: exists already; use --overwrite to replace it, or choose another -o")
     tests = [_condition(text) for text in where]
     _require_columns(columns)
     wanted = COLUMNS if kind == "openai-batch" else tuple(columns)

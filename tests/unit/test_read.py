@@ -98,7 +98,9 @@ def test_export_to_an_openai_batch(stored, tmp_path):
     assert body["choices"][1]["message"] == {"role": "assistant", "content": "täxt 50.1"}
     assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
     assert lines[-1]["error"]["message"] == "bad" and lines[-1]["response"] is None
-    out = export(str(path), str(tmp_path / "o.jsonl"), "openai-batch", endpoint="completions")
+    with pytest.raises(UserError, match="exists already"):
+        export(str(path), str(out), "openai-batch")
+    out = export(str(path), str(out), "openai-batch", endpoint="completions", overwrite=True)
     first = json.loads(out.read_text().splitlines()[0])["response"]["body"]
     assert (first["object"], first["choices"][0]["text"]) == ("text_completion", "täxt 1.0")
 
