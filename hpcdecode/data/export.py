@@ -48,7 +48,8 @@ def export(
     """Write the rows of a results file that meet all conditions `where`, in order; returns the file written.
 
     where: such as `finish_reason=stop` or `line>=100`. endpoint: of the requests that an OpenAI batch answers; rows
-    that could not be used are lines with an `error`. out: a new file, or one to `overwrite`. Raises UserError for unknown columns, conditions and files.
+    that could not be used are lines with an `error`. out: a new file, or one to `overwrite`. Raises UserError for
+    unknown columns, conditions and files.
     """
     target = Path(out or Path(path).with_suffix(FORMATS[kind]).name)
     if target.exists() and (not overwrite or (os.path.exists(path) and os.path.samefile(target, path))):
