@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcdecode.attention import LayerShape
+from hpcdecode.attention import LayerShape, PromptAttention
 from hpcdecode.exchange.base import SLink
 from hpcdecode.model import SplitModel
 from hpcdecode.sampling.sampler import sample
@@ -43,10 +43,11 @@ class SRank:
         injectors: Seq[Injector],
         sink: Sink,
         eos: frozenset[int],
+        prompts: PromptAttention,
     ):
         self.model, self.shapes, self.links, self.injectors = model, shapes, links, injectors
         self.sink, self.eos = sink, eos
-        self.prefill = PrefillCache(shapes)
+        self.prefill = PrefillCache(prompts)
         self.stopping = False
         self.seconds = self.wait_seconds = 0.0
         self.steps = self.tokens = self.peak_prefill_tokens = 0

@@ -43,7 +43,8 @@ class Engine {
 
     const KvStore& store() const { return store_; }
     const char* isa() const { return table_.name; }
-    int threads() const { return pool_.threads(); }
+    int threads() const { return pool_->threads(); }
+    const std::shared_ptr<ThreadPool>& pool() const { return pool_; }  // for other work on the same cores
     int64_t bytes_read() const { return bytes_read_; }
     double attend_seconds() const { return attend_seconds_; }
 
@@ -65,7 +66,7 @@ class Engine {
 
     const KernelTable& table_;
     KvStore store_;
-    ThreadPool pool_;
+    std::shared_ptr<ThreadPool> pool_;
     std::mutex mutex_;
     AttendPlan plan_;
     std::vector<Buffer> scratch_;  // one per thread
