@@ -31,8 +31,9 @@ PromptLayout lay_out_prompts(const LayerShape& s, int word_elements) {
 // What Prefill::carve of the kernels takes.
 size_t scratch_bytes(const PromptLayout& l, int64_t rows) {
     const int64_t padded = round_up(rows, kPromptRows);
-    const int64_t words[] = {padded * l.k_words, padded * l.v_pad,          padded,
-                             padded * kTile,     kPromptRows * kPromptTile, kPromptRows * kPromptTile};
+    const int64_t words[] = {
+        padded * l.k_words,       padded * l.v_pad, padded, padded * kTile, 2 * kPromptRows * kPromptTile,
+        kPromptRows * kPromptTile};
     int64_t bytes = 0;
     for (int64_t n : words) bytes += round_up(n * 4, 64);
     return static_cast<size_t>(bytes);

@@ -4,9 +4,9 @@
 template <class Words>
 struct Prefill {
     using Word = typename Words::Word;
-    using Element = typename Words::Element;
     static constexpr int kSteps = Words::kElements;
     static constexpr int kVecsPerTile = kPromptTile / W;
+    static constexpr int kWeights = kPromptTile / kSteps;  // words of a row
     static constexpr float kSlack = 8.0f;  // weights grow to 2^kSlack before the reference exponent follows
 
     static constexpr PromptKernel kernel() { return {kSteps, pack, attend}; }
@@ -20,13 +20,18 @@ struct Prefill {
             Word* values = tile + l.v_offset;
             // Positions that are yet to come have weight zero, which NaN would not survive.
             if (lane == 0) __builtin_memset(values, 0, (l.tile_words - l.v_offset) * sizeof(Word));
-            Element* k = reinterpret_cast<Element*>(tile + lane);
-            for (int d = 0; d < l.k_words * kSteps; ++d)
-                k[d / kSteps * kPromptTile * kSteps + d % kSteps] =
-                    d < l.k_dim ? Words::load(a.k, a.type, i * a.k_stride + d) : Element{};
-            Element* v = reinterpret_cast<Element*>(values + lane / kSteps * l.v_pad) + lane % kSteps;
-            for (int d = 0; d < l.v_dim; ++d) v[d * kSteps] = Words::load(a.v, a.type, i * a.v_stride + d);
+            copy_row(a.k, a.type, i * a.k_stride, l.k_dim, tile + lane, kPromptTile);
+            Word* row = values + lane / kSteps * l.v_pad;
+            for (int d = 0; d < l.v_dim; ++d)
+                row[d] = Words::put(row[d], lane % kSteps, Words::load(a.v, a.type, i * a.v_stride + d));
         }
+    }
+
+    // A row of n elements as words that lie `step` apart.
+    static inline void copy_row(const void* rows, ActType type, int64_t at, int n, Word* to, int step) {
+        for (int u = 0; u < n / kSteps; ++u) to[int64_t{u} * step] = Words::word(rows, type, at + u * kSteps);
+        if (n % kSteps != 0)
+            to[int64_t{n / kSteps} * step] = Words::put(Word{}, 0, Words::load(rows, type, at + n - 1));
     }
 
     // What an item keeps of its rows, padded to whole passes.
@@ -36,7 +41,7 @@ struct Prefill {
         float* o;       // [padded][v_pad]
         float* m;       // [padded] reference exponents
         float* sums;    // [padded][W] partial sums of weights
-        float* scores;  // [kPromptRows][kPromptTile]
+        float* scores;  // [2][kPromptRows][kPromptTile]
         Word* weights;  // [kPromptRows][kPromptTile / kSteps]
     };
 
@@ -55,7 +60,7 @@ struct Prefill {
         w.o = reinterpret_cast<float*>(take(int64_t{w.padded} * l.v_pad));
         w.m = reinterpret_cast<float*>(take(w.padded));
         w.sums = reinterpret_cast<float*>(take(int64_t{w.padded} * W));
-        w.scores = reinterpret_cast<float*>(take(kPromptRows * kPromptTile));
+        w.scores = reinterpret_cast<float*>(take(2 * kPromptRows * kPromptTile));
         w.weights = reinterpret_cast<Word*>(take(kPromptRows * kPromptTile));
         return w;
     }
@@ -63,11 +68,12 @@ struct Prefill {
     static void prepare(const PromptAttendArgs& a, const Rows& w) {
         const PromptLayout& l = *a.layout;
         for (int r = 0; r < w.padded; ++r) {
-            uint8_t* q = reinterpret_cast<uint8_t*>(w.q + int64_t{r} * l.k_words);
-            const int64_t from = r / a.group * a.q_stride + static_cast<int64_t>(r % a.group) * l.k_dim;
-            for (int d = 0; d < l.k_words * kSteps; ++d, q += sizeof(Element)) {
-                const Element x = r < w.count && d < l.k_dim ? Words::load(a.q, a.type, from + d) : Element{};
-                __builtin_memcpy(q, &x, sizeof x);
+            Word* q = w.q + int64_t{r} * l.k_words;
+            if (r < w.count) {
+                const int64_t from = r / a.group * a.q_stride + static_cast<int64_t>(r % a.group) * l.k_dim;
+                copy_row(a.q, a.type, from, l.k_dim, q, 1);
+            } else {
+                __builtin_memset(q, 0, sizeof(Word) * l.k_words);
             }
             w.m[r] = -__builtin_inff();
         }
@@ -79,10 +85,10 @@ struct Prefill {
     static inline void weigh(const PromptAttendArgs& a, const float* scores, int64_t lo, int64_t hi, float& m,
                              float* sums, float* o, Word* weights) {
         F x[kVecsPerTile];
-        for (int t = 0; t < kVecsPerTile; ++t) x[t] = vmul(vload(scores + t * W), vset(a.scale));
+        const F scale = vset(a.softcap > 0 ? a.scale : a.scale * kLog2E);
+        for (int t = 0; t < kVecsPerTile; ++t) x[t] = vmul(vload(scores + t * W), scale);
         if (a.softcap > 0)
-            for (F& s : x) s = vsoftcap(s, a.softcap);
-        for (F& s : x) s = vmul(s, vset(kLog2E));
+            for (F& s : x) s = vmul(vsoftcap(s, a.softcap), vset(kLog2E));
         if (lo > 0 || hi < kPromptTile)
             for (int t = 0; t < kVecsPerTile; ++t)
                 x[t] = keep_lanes(x[t], static_cast<int>(lo) - t * W, static_cast<int>(hi) - t * W);
@@ -105,27 +111,64 @@ struct Prefill {
     }
 
     // One pass of rows against one tile.
-    static void attend_tile(const PromptAttendArgs& a, const Rows& w, int row, int64_t tile) {
-        const PromptLayout& l = *a.layout;
-        const int64_t base = tile * kPromptTile;
-        const auto seen = [&](int r) {  // positions of the tile that row r sees end here
-            const int last = r < w.count ? r : w.count - 1;
-            return a.position + last / a.group + 1 - base;
-        };
-        const int64_t most = seen(row + kPromptRows - 1);
-        if (most <= 0 || (a.window > 0 && seen(row) - a.window >= kPromptTile)) return;
-        const int keys = most < kPromptTile ? static_cast<int>(most) : kPromptTile;
-        const Word* k = reinterpret_cast<const Word*>(a.tiles) + tile * l.tile_stride;
-        multiply<Words, false>(w.q + int64_t{row} * l.k_words, l.k_words, k, kPromptTile, l.k_words, w.scores,
-                               kPromptTile, (keys + W - 1) / W);
-        constexpr int kWeights = kPromptTile / kSteps;
-        for (int r = 0; r < kPromptRows; ++r) {
-            const int64_t hi = seen(row + r), lo = a.window > 0 ? hi - a.window : 0;
-            weigh(a, w.scores + r * kPromptTile, lo, hi, w.m[row + r], w.sums + (row + r) * W,
-                  w.o + int64_t{row + r} * l.v_pad, w.weights + r * kWeights);
+    struct Pass {
+        int64_t tile;
+        int row, keys;  // keys: positions of the tile that any of the rows sees
+    };
+
+    // Positions of `tile` that row r sees end here.
+    static int64_t seen(const PromptAttendArgs& a, const Rows& w, int r, int64_t tile) {
+        const int last = r < w.count ? r : w.count - 1;
+        return a.position + last / a.group + 1 - tile * kPromptTile;
+    }
+
+    // Moves on to the next pass that sees anything; false when there is none.
+    static bool next(const PromptAttendArgs& a, const Rows& w, Pass& p) {
+        while (true) {
+            p.row += kPromptRows;
+            if (p.row >= w.padded) {
+                p.row = 0;
+                ++p.tile;
+            }
+            if (p.tile * kPromptTile >= a.position + a.count) return false;
+            const int64_t most = seen(a, w, p.row + kPromptRows - 1, p.tile);
+            p.keys = static_cast<int>(most < kPromptTile ? most : kPromptTile);
+            if (most > 0 && (a.window == 0 || seen(a, w, p.row, p.tile) - a.window < kPromptTile)) return true;
         }
-        multiply<Words, true>(w.weights, kWeights, k + l.v_offset, l.v_pad, (keys + kSteps - 1) / kSteps,
-                              w.o + int64_t{row} * l.v_pad, l.v_pad, l.v_pad / W);
+    }
+
+    static const Word* tile_of(const PromptAttendArgs& a, int64_t tile) {
+        return reinterpret_cast<const Word*>(a.tiles) + tile * a.layout->tile_stride;
+    }
+
+    static void score(const PromptAttendArgs& a, const Rows& w, const Pass& p, float* scores) {
+        const int words = a.layout->k_words;
+        multiply<Words, false>(w.q + int64_t{p.row} * words, words, tile_of(a, p.tile), kPromptTile, words, scores,
+                               kPromptTile, (p.keys + W - 1) / W);
+    }
+
+    static void weigh_rows(const PromptAttendArgs& a, const Rows& w, const Pass& p, const float* scores) {
+        for (int i = 0; i < kPromptRows; ++i) {
+            const int r = p.row + i;
+            const int64_t hi = seen(a, w, r, p.tile), lo = a.window > 0 ? hi - a.window : 0;
+            weigh(a, scores + i * kPromptTile, lo, hi, w.m[r], w.sums + r * W, w.o + int64_t{r} * a.layout->v_pad,
+                  w.weights + i * kWeights);
+        }
+    }
+
+    static void add_values(const PromptAttendArgs& a, const Rows& w, const Pass& p) {
+        const PromptLayout& l = *a.layout;
+        multiply<Words, true>(w.weights, kWeights, tile_of(a, p.tile) + l.v_offset, l.v_pad,
+                              (p.keys + kSteps - 1) / kSteps, w.o + int64_t{p.row} * l.v_pad, l.v_pad, l.v_pad / W);
+    }
+
+    // Every pass fetches its share of the tile that comes next.
+    static void fetch(const PromptAttendArgs& a, const Rows& w, const Pass& p) {
+        if ((p.tile + 1) * kPromptTile >= a.position + a.count) return;
+        const uint8_t* tile = reinterpret_cast<const uint8_t*>(tile_of(a, p.tile + 1));
+        const int64_t bytes = a.layout->tile_words * 4;
+        for (int64_t at = bytes * p.row / w.padded / 64 * 64; at < bytes * (p.row + kPromptRows) / w.padded; at += 64)
+            __builtin_prefetch(tile + at, 0, 2);
     }
 
     static void write(const PromptAttendArgs& a, const Rows& w, int r) {
@@ -151,12 +194,30 @@ struct Prefill {
         for (; d < l.v_dim; ++d) store_act(a.out, a.type, at + d, o[d] * (share / total));
     }
 
+    static inline void swap(float* (&pair)[2]) {
+        float* first = pair[0];
+        pair[0] = pair[1];
+        pair[1] = first;
+    }
+
     static void attend(const PromptAttendArgs& a) {
         const Rows w = carve(a);
         prepare(a, w);
         const int64_t first = a.window > 0 && a.position >= a.window ? (a.position - a.window + 1) / kPromptTile : 0;
-        for (int64_t tile = first; tile * kPromptTile < a.position + a.count; ++tile)
-            for (int row = 0; row < w.padded; row += kPromptRows) attend_tile(a, w, row, tile);
+        Pass now{first, -kPromptRows, 0};
+        float* scores[2] = {w.scores, w.scores + kPromptRows * kPromptTile};
+        next(a, w, now);
+        score(a, w, now, scores[0]);
+        for (bool more = true; more; swap(scores)) {
+            // The next scores do not depend on these weights, and keep the multipliers busy until they are there.
+            fetch(a, w, now);
+            weigh_rows(a, w, now, scores[0]);
+            Pass following = now;
+            more = next(a, w, following);
+            if (more) score(a, w, following, scores[1]);
+            add_values(a, w, now);
+            now = following;
+        }
         for (int r = 0; r < w.count; ++r) write(a, w, r);
     }
 };

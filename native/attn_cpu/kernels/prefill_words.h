@@ -2,10 +2,11 @@
 // one ISA.
 struct FloatWords {
     using Word = float;
-    using Element = float;
     static constexpr int kElements = 1;  // of a word
 
-    static inline Element load(const void* p, ActType type, int64_t i) { return load_act(p, type, i); }
+    static inline float load(const void* p, ActType type, int64_t i) { return load_act(p, type, i); }
+    static inline Word put(Word, int, float x) { return x; }  // element `at` of a word
+    static inline Word word(const void* p, ActType type, int64_t i) { return load_act(p, type, i); }
     static inline F exp2(F t) { return vexp2(t); }
     static inline F fma(F acc, const Word* b, Word a) { return vfma(vload(b), vset(a), acc); }
 
