@@ -31,6 +31,7 @@ lint: .venv/.installed
 
 bench: .venv/.installed
 	$(BIN)/hpcdecode bench attention
+	$(BIN)/hpcdecode bench prefill
 
 clean:
 	rm -rf .venv build demo.h5 demo.h5.parts

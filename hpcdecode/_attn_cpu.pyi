@@ -58,6 +58,34 @@ class Engine:
     @property
     def attend_seconds(self) -> float: ...
 
+class Prefill:
+    def __init__(
+        self,
+        layers: Sequence[LayerShape],
+        dtype: str,
+        threads: int,
+        cpus: Sequence[int],
+        isa: str,
+        beside: Engine | None,
+    ) -> None: ...
+    def packed_bytes(self, layer: int, tokens: int) -> int: ...
+    def attend(
+        self,
+        layer: int,
+        packed: list[Any],
+        starts: Any,
+        counts: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        out: Any,
+        sinks: Any = None,
+    ) -> None: ...
+    @property
+    def isa(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+
 class ReadProbe:
     def __init__(self, bytes: int, threads: int, cpus: Sequence[int], isa: str, nodes: Sequence[int] = ()) -> None: ...
     def seconds(self) -> float: ...

@@ -1,4 +1,4 @@
-"""The R-part: a paged KV store and decode attention where it lies, behind one set of verbs.
+"""Attention: the R-part's paged KV store, which attends where it lies, and the S-part's attention of prompts.
 
 `open_store` picks the backend: `attn_cpu` (C++, all ISAs of the machine) or `reference` (plain torch, for tests).
 Tensors are CPU torch tensors (float32, bfloat16) or numpy float32 arrays, 2-D, last dimension contiguous.
@@ -153,6 +153,54 @@ def bytes_per_token(layers: Sequence[LayerShape], kv_dtype: str, block_tokens: i
 def block_tokens_for(layers: Sequence[LayerShape], kv_dtype: str) -> int:
     """Tokens of a block where `block_tokens` is None."""
     return _attn_cpu.block_bytes(_native(layers), kv_dtype, None)[1]
+
+
+class PromptAttention:
+    """Causal attention of prompts over their own K and V, in C++. The caller holds those, packed as kernels read them.
+
+    dtype, float32 or bfloat16, is that of every tensor. `beside`: a store on the same cores, whose threads are used;
+    None: threads of its own, as in `open_store`. The result of a token has the same bits however its prompt is cut into
+    chunks, whatever it is batched with, on any number of threads. Raises ValueError on bad arguments.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerShape],
+        *,
+        dtype: str,
+        threads: int = 1,
+        cpus: Sequence[int] | None = None,
+        beside: KvStore | None = None,
+    ) -> None:
+        engine = beside._engine if isinstance(beside, CpuStore) else None
+        forced = os.environ.get("HPCDECODE_ISA", "")
+        self._native = _attn_cpu.Prefill(_native(layers), dtype, threads, list(cpus or ()), forced, engine)
+        self.isa = self._native.isa
+        self.threads = self._native.threads
+
+    def packed_bytes(self, layer: int, tokens: int) -> int:
+        """Bytes that hold K and V of `tokens` tokens of one prompt at `layer`."""
+        return self._native.packed_bytes(layer, tokens)
+
+    def attend(
+        self,
+        layer: int,
+        packed: list[Any],
+        starts: Any,
+        counts: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        out: Any,
+        sinks: Any = None,
+    ) -> None:
+        """Add the chunks' K and V to their prompts' and attend from tokens starts[i], starts[i] + 1, ... of prompt i.
+
+        packed[i]: uint8, at least packed_bytes(layer, starts[i] + counts[i]) long, with the tokens before starts[i].
+        q [T, q_heads * k_dim], k [T, kv_heads * k_dim], v [T, kv_heads * v_dim] and out [T, q_heads * v_dim], which is
+        overwritten: the chunks' tokens in order, T = sum(counts). sinks: as KvStore.attend.
+        """
+        self._native.attend(layer, packed, starts, counts, q, k, v, out, sinks)
 
 
 def isa() -> str:

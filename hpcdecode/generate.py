@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from hpcdecode import launch
-from hpcdecode.attention import open_store
+from hpcdecode.attention import PromptAttention, open_store
 from hpcdecode.data.prompts import read_rows
 from hpcdecode.data.results import ResultsWriter
 from hpcdecode.data.resume import Earlier
@@ -111,6 +111,7 @@ class _Run:
     def __init__(self, job: Job, team: Team, setup: Setup, scale: Scale, model: SplitModel | None, signals: Signals):
         self.job, self.team, self.setup, self.scale = job, team, setup, scale
         self.model, self.signals = model, signals
+        self.part: RPart | None = None
 
     def announce(self) -> None:
         """Print the topology, and what `auto` became."""
@@ -126,7 +127,7 @@ class _Run:
 
     def work(self, desk: Desk | None) -> Metrics:
         """Play this rank's role until the job ends."""
-        part = self._open_part() if self.team.me.has_r else None
+        part = self.part = self._open_part() if self.team.me.has_r else None
         if self.team.comm is not None:
             return Metrics.of(self._work_over_mpi(desk, part), part)
         links = [LocalLink(part, self.scale.slots * lane) for lane in range(self.scale.lanes)]
@@ -224,7 +225,17 @@ class _Run:
             Limits(batch, scale.period, scale.steps, self.job.prefill_tokens, setup.max_positions) for batch in batches
         ]
         injectors = [Injector(lane, desk, placement, limit) for lane, limit in enumerate(limits)]
-        return SRank(self.model, setup.shapes, links, injectors, desk, setup.eos)
+        return SRank(self.model, setup.shapes, links, injectors, desk, setup.eos, self._prompt_attention())
+
+    def _prompt_attention(self) -> PromptAttention:
+        me, setup = self.team.me, self.setup
+        return PromptAttention(
+            setup.shapes,
+            dtype=setup.dtype,
+            threads=me.threads,
+            cpus=me.cpus if me.pinned else None,
+            beside=self.part.store if self.part else None,
+        )
 
     def _open_part(self) -> RPart:
         me, setup = self.team.me, self.setup

@@ -34,7 +34,7 @@ def _add_bench(commands) -> None:
     parser = commands.add_parser(
         "bench", help="measure against the machine's limits", description="Measure one part.", allow_abbrev=False
     )
-    parser.add_argument("name", choices=("attention", "accuracy", "e2e"), help="what to measure")
+    parser.add_argument("name", choices=("attention", "prefill", "accuracy", "e2e"), help="what to measure")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own flags; see hpcdecode bench NAME --help")
     parser.set_defaults(run=_bench)
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcdecode.attention import LayerShape
+from hpcdecode.attention import LayerShape, PromptAttention
 from hpcdecode.data.resume import Unfinished
 from hpcdecode.exchange.base import SLink
 from hpcdecode.model import SplitModel
@@ -44,10 +44,11 @@ class SRank:
         injectors: Seq[Injector],
         sink: Sink,
         eos: frozenset[int],
+        prompts: PromptAttention,
     ):
         self.model, self.shapes, self.links, self.injectors = model, shapes, links, injectors
         self.sink, self.eos = sink, eos
-        self.prefill = PrefillCache(shapes)
+        self.prefill = PrefillCache(prompts)
         self.stopping = False
         self.seconds = self.wait_seconds = 0.0
         self.prefill_seconds = self.decode_seconds = 0.0  # of steps with prompt tokens, and without

@@ -10,6 +10,7 @@
 #include "bandwidth.h"
 #include "engine.h"
 #include "isa.h"
+#include "prefill.h"
 #include "tensor.h"
 
 namespace nb = nanobind;
@@ -52,6 +53,34 @@ void attend(Engine& e, int layer, nb::handle slots, nb::handle counts, nb::handl
     const float* sink = sinks.is_none() ? nullptr : extra.data();
     nb::gil_scoped_release unlocked;
     e.attend(layer, s.slots.data, s.counts.data, s.slots.size, in, result, sink, static_cast<int64_t>(extra.size()));
+}
+
+void attend_prompts(Prefill& p, int layer, nb::list packed, nb::handle starts, nb::handle counts, nb::handle q,
+                    nb::handle k, nb::handle v, nb::handle out, nb::handle sinks) {
+    const Ints begin = read_ints(starts, "starts"), n = read_ints(counts, "counts");
+    if (begin.size != n.size || static_cast<size_t>(n.size) != packed.size()) {
+        throw std::invalid_argument("packed, starts and counts: expected the same length, got " +
+                                    std::to_string(packed.size()) + ", " + std::to_string(begin.size) + " and " +
+                                    std::to_string(n.size));
+    }
+    std::vector<PromptChunk> chunks;
+    for (int i = 0; i < n.size; ++i) {
+        const Bytes b = read_bytes(packed[i], "packed");
+        chunks.push_back({b.data, b.size, begin.data[i], n.data[i]});
+    }
+    const Matrix queries = read_matrix(q, "q", false), keys = read_matrix(k, "k", false),
+                 values = read_matrix(v, "v", false), result = read_matrix(out, "out", true);
+    std::vector<float> extra;
+    if (!sinks.is_none()) extra = read_floats(sinks, "sinks");
+    const float* sink = sinks.is_none() ? nullptr : extra.data();
+    nb::gil_scoped_release unlocked;
+    p.attend(layer, chunks, queries, keys, values, result, sink, static_cast<int64_t>(extra.size()));
+}
+
+ActType parse_act_type(const std::string& dtype) {
+    if (dtype == "float32") return ActType::kF32;
+    if (dtype == "bfloat16") return ActType::kBF16;
+    throw std::invalid_argument("dtype: expected float32 or bfloat16, got '" + dtype + "'");
 }
 
 void release(Engine& e, nb::handle slots) {
@@ -119,6 +148,22 @@ NB_MODULE(_attn_cpu, m) {
         .def_prop_ro("isa", [](const Engine& e) { return std::string(e.isa()); })
         .def_prop_ro("bytes_read", &Engine::bytes_read)
         .def_prop_ro("attend_seconds", &Engine::attend_seconds);
+
+    nb::class_<Prefill>(m, "Prefill")
+        .def(
+            "__init__",
+            [](Prefill* p, const std::vector<LayerShape>& layers, const std::string& dtype, int threads,
+               const std::vector<int>& cpus, const std::string& isa, const Engine* beside) {
+                auto pool = beside ? beside->pool() : std::make_shared<ThreadPool>(threads, cpus);
+                new (p) Prefill(layers, parse_act_type(dtype), std::move(pool), isa);
+            },
+            nb::arg("layers"), nb::arg("dtype"), nb::arg("threads"), nb::arg("cpus"), nb::arg("isa"),
+            nb::arg("beside").none())
+        .def("packed_bytes", &Prefill::packed_bytes, nb::arg("layer"), nb::arg("tokens"))
+        .def("attend", &attend_prompts, nb::arg("layer"), nb::arg("packed"), nb::arg("starts"), nb::arg("counts"),
+             nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"), nb::arg("sinks").none() = nb::none())
+        .def_prop_ro("isa", [](const Prefill& p) { return std::string(p.isa()); })
+        .def_prop_ro("threads", &Prefill::threads);
 
     m.def("built_isas", &built_isas);
     m.def("supported_isas", &supported_isas);

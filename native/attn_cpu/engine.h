@@ -45,7 +45,8 @@ class Engine {
 
     const KvStore& store() const { return store_; }
     const char* isa() const { return table_.name; }
-    int threads() const { return pool_.threads(); }
+    int threads() const { return pool_->threads(); }
+    const std::shared_ptr<ThreadPool>& pool() const { return pool_; }  // for other work on the same cores
     int64_t bytes_read() const { return bytes_read_; }
     double attend_seconds() const { return attend_seconds_; }
 
@@ -67,7 +68,7 @@ class Engine {
     static void grow(Buffer& buffer, size_t& size, size_t need);
 
     const KernelTable& table_;
-    ThreadPool pool_;
+    std::shared_ptr<ThreadPool> pool_;
     NumaNodes nodes_;
     NodeQueues queues_;
     KvStore store_;

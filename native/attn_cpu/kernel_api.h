@@ -90,11 +90,60 @@ struct MergeArgs {
     uint8_t* scratch;
 };
 
+// Prompts: K and V of a KV head lie in tiles of kPromptTile positions, [k_words][kPromptTile] words of K, then
+// [kPromptTile / word_elements][v_pad] words of V. A word is four bytes: one float, or two bfloat16 that follow one
+// another along k_dim (K) or along the positions (V).
+constexpr int kPromptTile = 64;
+constexpr int kPromptRows = 6;       // query rows of one pass
+constexpr int kPromptItemRows = 96;  // query rows (tokens x group) of one item, unless the group is larger
+
+struct PromptLayout {
+    int k_dim, v_dim;     // elements
+    int k_words, v_pad;   // words of a K column, padded elements of a V row
+    int64_t v_offset;     // words from the start of a tile
+    int64_t tile_words;   // one tile of one KV head
+    int64_t tile_stride;  // words between the tiles of a KV head: those of the other heads lie between
+};
+
+struct PromptPackArgs {
+    const PromptLayout* layout;
+    uint32_t* tiles;  // of this head
+    const void* k;    // [count] rows of k_dim
+    const void* v;    // [count] rows of v_dim
+    ActType type;
+    int64_t k_stride, v_stride;  // elements between rows
+    int64_t position, count;
+};
+
+// Query tokens of one KV head, row r being token r / group and query head r % group of that KV head.
+struct PromptAttendArgs {
+    const PromptLayout* layout;
+    const uint32_t* tiles;
+    const void* q;
+    ActType type;      // of q and out
+    int64_t q_stride;  // elements between tokens
+    int group;
+    int64_t position, count;  // of the first query token; tokens
+    int64_t window;           // 0: none
+    float scale, softcap;     // softcap 0: none
+    const float* sinks;       // [group] or null
+    void* out;
+    int64_t out_stride;
+    uint8_t* scratch;  // 64-byte aligned, see scratch_bytes in prefill.cpp
+};
+
+struct PromptKernel {
+    int word_elements;
+    void (*pack)(const PromptPackArgs&);
+    void (*attend)(const PromptAttendArgs&);
+};
+
 struct KernelTable {
     const char* name;
     void (*append[kNumKvTypes])(const AppendArgs&);
     void (*attend[kNumKvTypes])(const AttendArgs&);
     void (*merge)(const MergeArgs&);
+    PromptKernel prompts[2];                            // by ActType of the activations
     double (*read)(const uint8_t* data, size_t bytes);  // touches every cache line once, for bandwidth figures
 };
 

@@ -143,6 +143,15 @@ std::vector<float> read_floats(nb::handle h, const char* name) {
     return out;
 }
 
+Bytes read_bytes(nb::handle h, const char* name) {
+    const View v = view_of(h, name, "a writable 1-D uint8 CPU tensor", true);
+    if (!is(v.dtype, nb::dlpack::dtype_code::UInt, 8)) wrong_type(name, "uint8", dtype_name(v.dtype));
+    if (v.ndim != 1 || (v.shape[0] > 1 && v.stride[0] != 1)) {
+        throw std::invalid_argument(std::string(name) + ": expected a contiguous 1-D tensor");
+    }
+    return {static_cast<uint8_t*>(v.data), v.shape[0]};
+}
+
 Ints read_ints(nb::handle h, const char* name) {
     if (PyList_Check(h.ptr()) || PyTuple_Check(h.ptr())) {
         nb::module_ numpy = nb::module_::import_("numpy");

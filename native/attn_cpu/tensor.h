@@ -13,6 +13,11 @@ namespace hpcdecode {
 // All throw nanobind::type_error or std::invalid_argument that name the argument.
 Matrix read_matrix(nanobind::handle h, const char* name, bool writable);
 std::vector<float> read_floats(nanobind::handle h, const char* name);
+struct Bytes {
+    uint8_t* data;
+    int64_t size;
+};
+Bytes read_bytes(nanobind::handle h, const char* name);
 struct Ints {
     const int32_t* data;
     int size;

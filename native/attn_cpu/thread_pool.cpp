@@ -84,6 +84,7 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::run(Work work, void* context) {
+    const std::lock_guard<std::mutex> lock(mutex_);
     if (workers_.empty()) return work(context, 0);
     work_ = work;
     context_ = context;

@@ -2,6 +2,7 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -21,13 +22,14 @@ class ThreadPool {
     int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
     // Runs `work` here and on workers that wake in time; returns when all that joined have left.
-    // A worker that wakes after the caller has finished its share is not waited for.
+    // A worker that wakes after the caller has finished its share is not waited for. Calls exclude each other.
     void run(Work work, void* context);
 
   private:
     void loop(int thread, int cpu);
     bool wait_for_job(uint32_t seen);
 
+    std::mutex mutex_;
     std::vector<std::thread> workers_;
     Work work_ = nullptr;
     void* context_ = nullptr;

@@ -7,13 +7,13 @@ kernel=${1:?usage: run_numa_guest.sh KERNEL [build directory]}
 root=$(cd "$(dirname "$0")/../.." && pwd)
 build=${2:-$root/build/static}
 cmake -S "$root" -B "$build" -DHPCDECODE_PYTHON=OFF -DCMAKE_EXE_LINKER_FLAGS=-static >/dev/null
-cmake --build "$build" --target attn_cpu_numa_test --parallel 2 >/dev/null
+cmake --build "$build" --target numa_test --parallel 2 >/dev/null
 
 guest=$(mktemp -d)
 trap 'rm -rf "$guest"' EXIT
 mkdir -p "$guest/root/proc" "$guest/root/sys" "$guest/root/dev"
 cp "$(command -v "${BUSYBOX:-busybox}")" "$guest/root/busybox"
-cp "$build/native/attn_cpu/attn_cpu_numa_test" "$guest/root/test"
+cp "$build/native/attn_cpu/numa_test" "$guest/root/test"
 cat >"$guest/root/init" <<'INIT'
 #!/busybox sh
 /busybox mount -t proc proc /proc

@@ -5,7 +5,8 @@ set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 build=${1:-$root/build/sanitized}
 cmake -S "$root" -B "$build" -DHPCDECODE_SANITIZE=ON -DHPCDECODE_PYTHON=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo >/dev/null
-cmake --build "$build" --target attn_cpu_test attn_cpu_numa_test --parallel 2 >/dev/null
+cmake --build "$build" --target engine_test numa_test prefill_test --parallel 2 >/dev/null
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1} UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
-"$build/native/attn_cpu/attn_cpu_test"
-"$build/native/attn_cpu/attn_cpu_numa_test"
+for part in engine numa prefill; do
+  "$build/native/attn_cpu/${part}_test"
+done

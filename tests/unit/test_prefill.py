@@ -1,4 +1,4 @@
-"""The S-rank's attention of prompts: against plain attention, whole and in chunks; and what it keeps of them."""
+"""What the S-rank keeps of prompts in prefill, and that it attends as the reference store does."""
 
 from __future__ import annotations
 
@@ -6,43 +6,35 @@ import numpy as np
 import pytest
 import torch
 
-from hpcdecode.attention import LayerShape, open_store
+from hpcdecode.attention import LayerShape, PromptAttention, open_store
 from hpcdecode.data.tokens import Prompt
 from hpcdecode.sampling.params import SamplingParams
 from hpcdecode.schedule.injector import Chunk
 from hpcdecode.schedule.sequence import Sequence
 from hpcdecode.workers.prefill import PrefillCache
 
-SHAPES = {
-    "mha": LayerShape(4, 16, 16, 4, 0.25),
-    "gqa": LayerShape(2, 16, 16, 6, 0.2),
-    "window": LayerShape(2, 16, 16, 4, 0.25, window=40),
-    "softcap": LayerShape(2, 16, 16, 4, 0.25, softcap=3.0),
-    "sinks and window": LayerShape(2, 16, 16, 4, 0.25, window=50, sinks=True),
-    "k_dim != v_dim": LayerShape(4, 24, 20, 4, 0.25),
-}
+SHAPE = LayerShape(2, 16, 20, 6, 0.2, window=70, sinks=True)
 
 
 def sequence(length):
     return Sequence(Prompt(1, "1", [1] * length, SamplingParams()), 4, 0, 0, 0, 0)
 
 
-@pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("chunks", [[300], [1, 130, 100, 69]])
-def test_prompts_attend_as_the_reference_store_does(name, chunks):
-    shape, length = SHAPES[name], 300
+def test_a_prompt_attends_as_in_the_reference_store(chunks):
+    shape, length = SHAPE, 300
     generator = torch.Generator().manual_seed(3)
     q = torch.randn(length, shape.q_columns, generator=generator)
     k = torch.randn(length, shape.kv_heads * shape.k_dim, generator=generator)
     v = torch.randn(length, shape.kv_heads * shape.v_dim, generator=generator)
-    sinks = torch.randn(shape.q_heads, generator=generator) if shape.sinks else None
+    sinks = torch.randn(shape.q_heads, generator=generator)
     expected = torch.empty(length, shape.out_columns)
     store = open_store([shape], kv_dtype="float32", capacity_tokens=512, max_sequences=1, backend="reference")
     slots, counts = np.array([0], np.int32), np.array([length], np.int32)
     store.extend(slots, counts)
     store.attend(0, slots, counts, torch.cat((q, k, v), 1), expected, sinks)
 
-    cache, prompt, at = PrefillCache([shape]), sequence(length), 0
+    cache, prompt, at = PrefillCache(PromptAttention([shape], dtype="float32")), sequence(length), 0
     got = torch.full_like(expected, float("nan"))
     for count in chunks:
         chunk, rows = Chunk(prompt, at, count), slice(at, at + count)
@@ -51,3 +43,35 @@ def test_prompts_attend_as_the_reference_store_does(name, chunks):
         prompt.prefilled = at = at + count
         assert cache.tokens == (0 if at == length else at)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_prompts_of_one_step_do_not_disturb_each_other():
+    """Whole prompts share memory that is taken again at every layer; prompts in parts keep theirs."""
+    layers, lengths = [LayerShape(1, 8, 8, 2, 0.3), LayerShape(2, 24, 8, 2, 0.3)], (70, 5, 130, 64)
+    generator = torch.Generator().manual_seed(4)
+    rows = [
+        [torch.randn(sum(lengths), n, generator=generator) for n in (s.q_columns, s.kv_heads * s.k_dim, s.kv_heads * 8)]
+        for s in layers
+    ]
+
+    def attend(steps):
+        """Outputs of every layer; steps: [(prompt, start, count)] of every step."""
+        cache, prompts = PrefillCache(PromptAttention(layers, dtype="float32")), [sequence(n) for n in lengths]
+        out = [torch.full((sum(lengths), s.out_columns), float("nan")) for s in layers]
+        for step in steps:
+            chunks = [Chunk(prompts[i], start, count) for i, start, count in step]
+            at = torch.cat([torch.arange(n) + sum(lengths[:i]) + start for i, start, n in step])
+            for layer, (q, k, v) in enumerate(rows):
+                o = torch.empty(len(at), out[layer].shape[1])
+                cache.attend(layer, chunks, q[at], k[at], v[at], o, None)
+                out[layer][at] = o
+            cache.finish(chunks)
+            for chunk in chunks:
+                chunk.sequence.prefilled += chunk.count
+        assert cache.tokens == 0
+        return out
+
+    alone = attend([[(i, 0, n)] for i, n in enumerate(lengths)])
+    together = attend([[(0, 0, 70), (1, 0, 5), (2, 0, 31)], [(2, 31, 99), (3, 0, 64)]])
+    for one, other in zip(alone, together, strict=True):
+        assert torch.equal(one, other)

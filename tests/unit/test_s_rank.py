@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hpcdecode.attention import open_store
+from hpcdecode.attention import PromptAttention, open_store
 from hpcdecode.exchange.local import LocalLink
 from hpcdecode.model import load_split
 from hpcdecode.schedule.injector import Injector, Limits
@@ -30,7 +30,9 @@ def test_the_s_rank_holds_no_kv_of_decoding_sequences(checkpoint):
     feed, sink = ListFeed(prompts([(5, 9), (90, 7), (3, 1), (200, 6), (40, 12)])), Sink()
     injectors = [Injector(lane, feed, placement, Limits(4, 3, 9, 32, 1024)) for lane in range(2)]
     part = RPart(store, [None] * len(shapes))
-    worker = SRank(model, shapes, [LocalLink(part, 16 * i) for i in range(2)], injectors, sink, frozenset())
+    links = [LocalLink(part, 16 * i) for i in range(2)]
+    prompts_attend = PromptAttention(shapes, dtype="float32")
+    worker = SRank(model, shapes, links, injectors, sink, frozenset(), prompts_attend)
     held = []
 
     def look():

@@ -13,13 +13,15 @@ namespace {
 #include "append.h"
 #include "partial.h"
 #include "attend_item.h"
+#include "prefill_words.h"
+#include "prefill_kernel.h"
 #include "read.h"
 #include "table.h"
 // clang-format on
 }  // namespace
 
 extern const KernelTable table;
-const KernelTable table = make_table<PlainKernel, PlainKernel>("avx2");
+const KernelTable table = make_table<PlainKernel, PlainKernel, FloatWords>("avx2");
 
 }  // namespace isa_avx2
 }  // namespace hpcdecode

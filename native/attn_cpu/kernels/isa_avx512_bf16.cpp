@@ -15,13 +15,16 @@ namespace {
 #include "append.h"
 #include "partial.h"
 #include "attend_item.h"
+#include "prefill_words.h"
+#include "prefill_pairs.h"
+#include "prefill_kernel.h"
 #include "read.h"
 #include "table.h"
 // clang-format on
 }  // namespace
 
 extern const KernelTable table;
-const KernelTable table = make_table<PairKernel, QuadKernel>("avx512_bf16");
+const KernelTable table = make_table<PairKernel, QuadKernel, PairWords>("avx512_bf16");
 
 }  // namespace isa_avx512_bf16
 }  // namespace hpcdecode

@@ -11,13 +11,15 @@ namespace {
 #include "append.h"
 #include "partial.h"
 #include "attend_item.h"
+#include "prefill_words.h"
+#include "prefill_kernel.h"
 #include "read.h"
 #include "table.h"
 // clang-format on
 }  // namespace
 
 extern const KernelTable table;
-const KernelTable table = make_table<PlainKernel, PlainKernel>("generic");
+const KernelTable table = make_table<PlainKernel, PlainKernel, FloatWords>("generic");
 
 }  // namespace isa_generic
 }  // namespace hpcdecode

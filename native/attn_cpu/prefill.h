@@ -1,0 +1,66 @@
+// The verbs of an S-rank on a CPU: the attention of prompts over their own K and V, which the caller holds, packed.
+#pragma once
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine.h"
+#include "layout.h"
+#include "thread_pool.h"
+
+namespace hpcdecode {
+
+// Tokens [start, start + count) of one prompt. `packed` holds K and V of the tokens before.
+struct PromptChunk {
+    uint8_t* packed;
+    int64_t bytes;
+    int64_t start, count;
+};
+
+// Calls exclude each other. Bad arguments throw std::invalid_argument before anything is written.
+class Prefill {
+  public:
+    // type: of the activations, and of what is packed where the ISA multiplies it.
+    Prefill(const std::vector<LayerShape>& layers, ActType type, std::shared_ptr<ThreadPool> pool,
+            const std::string& isa);
+
+    int64_t packed_bytes(int layer, int64_t tokens) const;  // of one prompt's K and V
+
+    // Packs k and v behind what the chunks' prompts hold, then attends causally from the chunks' tokens. Rows of q, k,
+    // v and out are the chunks' tokens in order.
+    void attend(int layer, const std::vector<PromptChunk>& chunks, const Matrix& q, const Matrix& k, const Matrix& v,
+                const Matrix& out, const float* sinks, int64_t sink_count);
+
+    const char* isa() const { return table_.name; }
+    int threads() const { return pool_->threads(); }
+
+  private:
+    struct Layer {
+        LayerShape shape;
+        PromptLayout layout;
+        int tokens_per_item;
+        size_t scratch;  // bytes of one thread
+    };
+    struct Call;
+    struct Free {
+        void operator()(void* p) const { std::free(p); }
+    };
+
+    const Layer& layer_at(int layer) const;
+    void check(const Layer& l, const std::vector<PromptChunk>& chunks, const Matrix& q, const Matrix& k,
+               const Matrix& v, const Matrix& out, const float* sinks, int64_t sink_count) const;
+    void pack(const Call& call, int64_t item) const;
+    void attend_item(const Call& call, int64_t item, int thread) const;
+
+    const KernelTable& table_;
+    const PromptKernel& kernel_;
+    ActType type_;
+    std::vector<Layer> layers_;
+    std::shared_ptr<ThreadPool> pool_;
+    std::vector<std::unique_ptr<uint8_t, Free>> scratch_;  // one per thread
+    std::mutex mutex_;
+};
+
+}  // namespace hpcdecode
