@@ -1,9 +1,10 @@
 // Where the tiles of one chunk of one head lie, and what comes after them in memory. Included inside the namespace of
 // one ISA, after storage.h.
 constexpr size_t kAhead = 4096;  // bytes between what is read and what is prefetched
+constexpr int kUnaided = 4;      // rows up to which a pass reads fast enough for the hardware to follow by itself
 
-// Prefetches a line for every line that is read, in the order in which runs are visited. Within a run the hardware
-// follows by itself; it cannot know which run comes next.
+// Prefetches a line for every line that is read, in the order in which runs are visited. Where the hardware keeps up,
+// prefetching would only take the place of its own.
 struct Ahead {
     const uint8_t* at;
     const uint8_t* end;
@@ -13,8 +14,9 @@ struct Ahead {
     Ahead(const uint8_t* run, size_t bytes, const uint8_t* then)
         : at(run + (bytes < kAhead ? bytes : kAhead)), end(run + bytes), next(then) {}
 
-    template <int kBytes>
+    template <int MR, int kBytes>
     inline void advance() {
+        if constexpr (MR <= kUnaided) return;
 #pragma GCC unroll 8
         for (int line = 0; line < kBytes; line += 64) {
             at = at == end ? next : at;
