@@ -46,6 +46,7 @@ class Facts(msgspec.Struct, kw_only=True):
     available: int  # bytes
     built_isas: list[str]
     supported_isas: list[str]
+    untested_isas: list[str]  # built, and tested under an emulator only
     mpi: str
     launcher: str
     versions: dict[str, str]
@@ -67,6 +68,7 @@ def examine(rank: Rank, comm: MPI.Intracomm | None, given: Iterable[int]) -> Fac
         available=available,
         built_isas=_attn_cpu.built_isas(),
         supported_isas=_attn_cpu.supported_isas(),
+        untested_isas=_attn_cpu.untested_isas(),
         mpi=_mpi(comm),
         launcher=_launcher(),
         versions=versions(),

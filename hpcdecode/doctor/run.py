@@ -45,13 +45,14 @@ def _json(ranks: Seq[Facts], problems: Seq[Problem]) -> str:
 
 def _text(ranks: Seq[Facts], problems: Seq[Problem]) -> str:
     first = ranks[0]
-    untested = [name for name in first.built_isas if name not in first.supported_isas]
+    beyond = [name for name in first.built_isas if name not in first.supported_isas]
     lines = [
         _table(ranks),
         "",
         f"MPI: {first.mpi}; started by {first.launcher or 'no launcher'}",
         f"ISAs built: {', '.join(first.built_isas)}"
-        + (f"; not on this machine, so untested: {', '.join(untested)}" if untested else ""),
+        + (f"; beyond this machine: {', '.join(beyond)}" if beyond else "")
+        + (f"; tested under an emulator only: {', '.join(first.untested_isas)}" if first.untested_isas else ""),
         "versions: " + ", ".join(f"{name} {version}" for name, version in first.versions.items()),
         "",
     ]

@@ -40,9 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kv-dtype", nargs="+", default=["bfloat16", "int8", "int4"], choices=attention.KV_DTYPES)
     parser.add_argument("--head-dim", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--group", type=int, nargs="+", default=[1, 4, 8], help="query heads per KV head")
-    parser.add_argument("--context", type=int, nargs="+", default=[1024, 8192], help="tokens per sequence")
+    parser.add_argument("--context", type=int, nargs="+", default=[1024, 8192, 32768], help="tokens per sequence")
     parser.add_argument("--mebibytes", type=int, default=256, help="KV per case; more than the caches hold")
-    parser.add_argument("--passes", type=int, default=15)
+    parser.add_argument("--passes", type=int, default=9)
     parser.add_argument("--no-sdpa", action="store_true", help="skip torch scaled_dot_product_attention")
 
 

@@ -166,6 +166,7 @@ NB_MODULE(_attn_cpu, m) {
         .def_prop_ro("threads", &Prefill::threads);
 
     m.def("built_isas", &built_isas);
+    m.def("untested_isas", &untested_isas);
     m.def("supported_isas", &supported_isas);
     m.def(
         "select_isa", [](const std::string& forced) { return std::string(select_isa(forced).name); },

@@ -15,12 +15,12 @@ constexpr int64_t kInlineBytes = 64 << 10;  // less work than this is not worth 
 
 size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// What AttendItem::carve_rows takes, and what merging and appending need.
+// What AttendItem::carve_scratch takes, and what merging and appending need.
 size_t scratch_bytes(const HeadLayout& l, int64_t rows) {
     const size_t r = static_cast<size_t>(rows), f = sizeof(float);
     return padded(r * l.k_pad * f) + 2 * padded(r * f) + padded(r * kTile * f) + padded(r * l.v_pad * f) +
-           padded(r * (2 + l.v_pad) * f) + 2 * padded(8 * kChunk * f) + padded(kTilesPerChunk * l.k_tile) +
-           padded(kTilesPerChunk * l.v_tile) + padded((l.k_pad + l.v_pad) * f);
+           padded(r * (2 + l.v_pad) * f) + 2 * padded(8 * kChunk * f) + padded(l.run_bytes) +
+           padded((l.k_pad + l.v_pad) * f);
 }
 
 const uint8_t* at(const Matrix& m, int64_t row, int64_t column) {

@@ -21,6 +21,10 @@ extern const KernelTable table;
 namespace isa_avx512_bf16 {
 extern const KernelTable table;
 }
+#elif defined(__aarch64__)
+namespace isa_neon {
+extern const KernelTable table;
+}
 #endif
 
 namespace {
@@ -28,6 +32,7 @@ namespace {
 struct Entry {
     const KernelTable* table;
     bool (*supported)();
+    bool proven;  // the project's tests have run on such a machine, not only under an emulator
 };
 
 bool always() { return true; }
@@ -70,11 +75,13 @@ bool has_avx512_bf16() {
 
 const std::vector<Entry>& entries() {
     static const std::vector<Entry> all = {
-        {&isa_generic::table, always},
+        {&isa_generic::table, always, true},
 #if defined(__x86_64__)
-        {&isa_avx2::table, has_avx2},
-        {&isa_avx512::table, has_avx512},
-        {&isa_avx512_bf16::table, has_avx512_bf16},
+        {&isa_avx2::table, has_avx2, true},
+        {&isa_avx512::table, has_avx512, true},
+        {&isa_avx512_bf16::table, has_avx512_bf16, true},
+#elif defined(__aarch64__)
+        {&isa_neon::table, always, false},
 #endif
     };
     return all;
@@ -98,6 +105,13 @@ std::vector<std::string> supported_isas() {
     std::vector<std::string> out;
     for (const Entry& e : entries())
         if (e.supported()) out.emplace_back(e.table->name);
+    return out;
+}
+
+std::vector<std::string> untested_isas() {
+    std::vector<std::string> out;
+    for (const Entry& e : entries())
+        if (!e.proven) out.emplace_back(e.table->name);
     return out;
 }
 

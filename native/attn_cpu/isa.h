@@ -8,7 +8,8 @@
 namespace hpcdecode {
 
 std::vector<std::string> built_isas();      // worst to best
-std::vector<std::string> supported_isas();  // of those, what CPU and operating system allow
+std::vector<std::string> untested_isas();   // of those, tested under an emulator only
+std::vector<std::string> supported_isas();  // of the built ones, what CPU and operating system allow
 
 // `forced` empty: the best one. Throws std::invalid_argument for a name unknown or unsupported here.
 const KernelTable& select_isa(const std::string& forced);

@@ -19,21 +19,22 @@ constexpr int kTilesPerChunk = kChunk / kTile;
 constexpr int kMaxRowBlock = 128;  // query rows (tokens x group) that one item holds in scratch
 
 // Where one block keeps one KV head of a layer. Sizes in bytes unless said otherwise.
-// Tiled (block_tokens % 16 == 0): all K tiles, then all V tiles, in the order the kernels read them. The units of a K
-// tile lie k_step apart: with block_tokens % 64 == 0 the four tiles of a chunk take turns and scales follow all units
-// of a chunk, so that units keep to cache lines; else a tile lies alone, scales after its units. Rows (any other
-// block_tokens): [block_tokens][K row, V row]; gathered into tiles before use.
+// Runs (block_tokens % 16 == 0): tokens lie in runs of 64 where they divide a block, else of 16. A run is [K units]
+// [K scales][V scales][V units], all in the order in which the kernels read them, so that memory is read in a straight
+// line (storage.h has the order of units). Rows (any other block_tokens): [block_tokens][K row, V row]; gathered into a
+// run of 64 before use.
 struct HeadLayout {
-    int k_dim, v_dim;           // elements
-    int k_pad, v_pad;           // elements, as stored
-    size_t k_tile, v_tile;      // one tile of 16 tokens, scales included
-    size_t k_step;              // between units of a K tile
-    size_t k_scales, v_scales;  // int8, int4: 16 bfloat16 scales a tile, after its units or those of its chunk
-    size_t k_row, row_bytes;    // row layout: K part and whole; int8, int4: both scales at the end
-    size_t v_offset;            // tiled layout: start of the V tiles
-    size_t head_bytes;          // one KV head of one block
-    int block_tokens;           // tokens
-    int tiles_per_block;        // 0: row layout
+    int k_dim, v_dim;   // elements
+    int k_pad, v_pad;   // elements, as stored
+    int block_tokens;   // tokens
+    int run_tokens;     // tokens: 64 or 16
+    bool by_rows;       // row layout
+    size_t scales;      // in a run: K scales, then V scales; int8, int4: a bfloat16 each token
+    size_t v_units;     // in a run: after the scales
+    size_t run_bytes;   // whole run
+    size_t k_row;       // row layout: K part
+    size_t row_bytes;   // row layout: whole row; int8, int4: both scales at its end
+    size_t head_bytes;  // one KV head of one block
 };
 
 // One KV head of one sequence.

@@ -9,9 +9,6 @@ size_t round_up(size_t x, size_t unit) { return (x + unit - 1) / unit * unit; }
 
 bool scaled(KvType type) { return type == KvType::kI8 || type == KvType::kI4; }
 
-// Steps of a unit, see storage.h.
-size_t steps_of(KvType type) { return type == KvType::kI4 ? 8 : type == KvType::kI8 ? 4 : 2; }
-
 size_t bytes_of(KvType type, size_t elements) {
     switch (type) {
         case KvType::kF32:
@@ -49,19 +46,15 @@ HeadLayout head_layout(const LayerShape& shape, KvType type, int block_tokens) {
     h.v_dim = shape.v_dim;
     h.k_pad = static_cast<int>(round_up(shape.k_dim, scaled(type) ? 8 : 2));
     h.v_pad = static_cast<int>(round_up(shape.v_dim, kTile));
-    const size_t k_units = bytes_of(type, kTile * h.k_pad), turns = block_tokens % kChunk == 0 ? kTilesPerChunk : 1;
-    h.k_tile = k_units + kTile * scale;
-    const size_t v_units = bytes_of(type, kTile * h.v_pad);
-    h.v_tile = v_units + kTile * scale;
-    h.v_scales = turns * v_units;
-    h.k_scales = turns * k_units;
-    h.k_step = turns * bytes_of(type, steps_of(type) * kTile);
+    h.block_tokens = block_tokens;
+    h.by_rows = block_tokens % kTile != 0;
+    h.run_tokens = h.by_rows || block_tokens % kChunk == 0 ? kChunk : kTile;
+    h.scales = bytes_of(type, static_cast<size_t>(h.run_tokens) * h.k_pad);
+    h.v_units = h.scales + 2 * scale * h.run_tokens;
+    h.run_bytes = h.v_units + bytes_of(type, static_cast<size_t>(h.run_tokens) * h.v_pad);
     h.k_row = bytes_of(type, h.k_pad);
     h.row_bytes = h.k_row + bytes_of(type, h.v_pad) + 2 * scale;
-    h.block_tokens = block_tokens;
-    h.tiles_per_block = block_tokens % kTile == 0 ? block_tokens / kTile : 0;
-    h.v_offset = h.tiles_per_block * h.k_tile;
-    h.head_bytes = h.tiles_per_block > 0 ? h.tiles_per_block * (h.k_tile + h.v_tile) : block_tokens * h.row_bytes;
+    h.head_bytes = h.by_rows ? block_tokens * h.row_bytes : block_tokens / h.run_tokens * h.run_bytes;
     return h;
 }
 

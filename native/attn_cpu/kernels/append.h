@@ -18,31 +18,34 @@ struct Append {
         return x > 0.0f ? 1.0f / x : 0.0f;
     }
 
-    static void tiled(const AppendArgs& a, int64_t i) {
+    // K and V of one token, at its place in a run.
+    static void into_run(const AppendArgs& a, int64_t i) {
         const HeadLayout& l = *a.kv.layout;
         const int64_t position = a.position + i, at = i * a.stride;
-        const int in_block = static_cast<int>(position % l.block_tokens), tile = in_block / kTile,
-                  lane = in_block % kTile;
-        uint8_t* block = a.kv.base + a.kv.blocks[position / l.block_tokens] * a.kv.block_bytes;
-        uint8_t* kt = block + k_tile_at<Store>(l, tile);
-        uint8_t* vt = block + v_tile_at<Store>(l, tile);
-        uint8_t* v_scales = block + v_scales_at<Store>(l, tile);
-        // A recycled block may hold infinities, which a weight of zero would turn into NaN.
-        if (lane == 0) {
-            __builtin_memset(vt, 0, static_cast<size_t>(kTile / Store::kSteps) * l.v_pad / kTile * Store::kUnitBytes);
-            if constexpr (Store::kScaled) __builtin_memset(v_scales, 0, kTile * 2);
-        }
+        const int in_block = static_cast<int>(position % l.block_tokens), token = in_block % l.run_tokens;
+        uint8_t* run = a.kv.base + a.kv.blocks[position / l.block_tokens] * a.kv.block_bytes +
+                       in_block / l.run_tokens * l.run_bytes;
+        if (token % kTile == 0) clear_tile(l, run, token);
         const uint16_t k_scale = scale_of(a, a.k, at, l.k_dim), v_scale = scale_of(a, a.v, at, l.v_dim);
         if constexpr (Store::kScaled) {
-            reinterpret_cast<uint16_t*>(block + k_scales_at<Store>(l, tile))[lane] = k_scale;
-            reinterpret_cast<uint16_t*>(v_scales)[lane] = v_scale;
+            __builtin_memcpy(run + k_scales_at(l, token), &k_scale, 2);
+            __builtin_memcpy(run + v_scales_at(l, token), &v_scale, 2);
         }
         const float ki = inverse(k_scale), vi = inverse(v_scale);
         for (int d = 0; d < l.k_dim; ++d)
-            Store::put(kt + d / Store::kSteps * l.k_step, lane, d % Store::kSteps, load_act(a.k, a.type, at + d) * ki);
+            Store::put(run + k_unit_at<Store>(l, token, d), token % kTile, d % Store::kSteps,
+                       load_act(a.k, a.type, at + d) * ki);
         for (int d = 0; d < l.v_dim; ++d)
-            Store::put(vt + v_unit_at<Store>(l, lane, d), d % kTile, lane % Store::kSteps,
+            Store::put(run + v_unit_at<Store>(l, token, d), d % kTile, token % Store::kSteps,
                        load_act(a.v, a.type, at + d) * vi);
+    }
+
+    // A recycled block may hold infinities, which a weight of zero would turn into NaN.
+    static void clear_tile(const HeadLayout& l, uint8_t* run, int token) {
+        for (int d = 0; d < l.v_pad; d += kTile)
+            for (int t = 0; t < kTile; t += Store::kSteps)
+                __builtin_memset(run + v_unit_at<Store>(l, token + t, d), 0, Store::kUnitBytes);
+        if constexpr (Store::kScaled) __builtin_memset(run + v_scales_at(l, token), 0, kTile * 2);
     }
 
     static void row(const AppendArgs& a, int64_t i) {
@@ -58,29 +61,25 @@ struct Append {
     }
 
     static void run(const AppendArgs& a) {
-        const bool by_rows = a.kv.layout->tiles_per_block == 0;
-        for (int64_t i = 0; i < a.count; ++i) by_rows ? row(a, i) : tiled(a, i);
+        for (int64_t i = 0; i < a.count; ++i) a.kv.layout->by_rows ? row(a, i) : into_run(a, i);
     }
 
-    // Gathers positions [begin, end) of one chunk, stored as rows, into four K tiles and four V tiles.
-    static void gather(const HeadView& kv, int64_t begin, int64_t end, uint8_t* k_tiles, uint8_t* v_tiles) {
+    // Gathers positions [begin, end) of one chunk, stored as rows, into a run of 64.
+    static void gather(const HeadView& kv, int64_t begin, int64_t end, uint8_t* run) {
         const HeadLayout& l = *kv.layout;
-        __builtin_memset(k_tiles, 0, kTilesPerChunk * l.k_tile);
-        __builtin_memset(v_tiles, 0, kTilesPerChunk * l.v_tile);
+        __builtin_memset(run, 0, l.run_bytes);
         for (int64_t p = begin; p < end; ++p) {
-            const int in_chunk = static_cast<int>(p % kChunk), lane = in_chunk % kTile;
+            const int token = static_cast<int>(p % kChunk);
             const uint8_t* row =
                 kv.base + kv.blocks[p / l.block_tokens] * kv.block_bytes + p % l.block_tokens * l.row_bytes;
-            uint8_t* kt = k_tiles + in_chunk / kTile * l.k_tile;
-            uint8_t* vt = v_tiles + in_chunk / kTile * l.v_tile;
             for (int d = 0; d < l.k_dim; ++d)
-                Store::move(row, d, kt + d / Store::kSteps * l.k_step, lane, d % Store::kSteps);
+                Store::move(row, d, run + k_unit_at<Store>(l, token, d), token % kTile, d % Store::kSteps);
             for (int d = 0; d < l.v_dim; ++d)
-                Store::move(row + l.k_row, d, vt + v_unit_at<Store>(l, lane, d), d % kTile, lane % Store::kSteps);
+                Store::move(row + l.k_row, d, run + v_unit_at<Store>(l, token, d), d % kTile, token % Store::kSteps);
             if constexpr (Store::kScaled) {
                 const uint8_t* scales = row + l.row_bytes - 4;
-                __builtin_memcpy(kt + l.k_scales + lane * 2, scales, 2);
-                __builtin_memcpy(vt + l.v_scales + lane * 2, scales + 2, 2);
+                __builtin_memcpy(run + k_scales_at(l, token), scales, 2);
+                __builtin_memcpy(run + v_scales_at(l, token), scales + 2, 2);
             }
         }
     }

@@ -3,13 +3,9 @@
 template <class Store>
 struct PairKernel {
     using Storage = Store;
-    static constexpr int kPass = PlainKernel<Store>::kPass, kWide = PlainKernel<Store>::kWide;
-    static constexpr int kRegisters = kAccs;
-    using Query = uint32_t;
     static constexpr size_t kQueryBytes = 2;  // per element
-    static constexpr int kQueryStep = 1;      // query elements of one row in a unit
+    static constexpr int kSums = 1;           // accumulators of a row and unit
     static inline F exp2(F t) { return vexp2_coarse(t); }
-    static constexpr int kUnit = Store::kUnitBytes;
     static inline __m512bh pairs(const uint8_t* p) { return (__m512bh)_mm512_loadu_si512(p); }
     static inline __m512bh spread(uint32_t pair) { return (__m512bh)_mm512_set1_epi32(static_cast<int>(pair)); }
 
@@ -32,22 +28,23 @@ struct PairKernel {
         }
     }
 
-    template <int MR, int TT, int kShare>
-    static __attribute__((noinline)) void score_pass(const Tiles& tiles, int first, const uint32_t* q, int stride,
-                                                     int units, const uint8_t* ahead, float* s) {
+    template <int MR, int TT>
+    static __attribute__((noinline)) void score_pass(const Tiles& tiles, int first, const uint8_t* rows, int k_pad,
+                                                     Ahead& shared, float* s) {
+        const uint32_t* q = reinterpret_cast<const uint32_t*>(rows);
+        const int units = k_pad / Store::kSteps;
+        Ahead ahead = shared;
         F acc[MR][TT];
 #pragma GCC unroll 8
         for (int r = 0; r < MR; ++r) {
 #pragma GCC unroll 16
             for (int t = 0; t < TT; ++t) acc[r][t] = vzero();
         }
-        for (int u = 0; u < units; ++u, q += stride, ahead += kShare * kUnit) {
+        for (int u = 0; u < units; ++u, q += MR) {
+            ahead.advance<MR, TT * Store::kUnitBytes>();
             __m512bh x[TT];
 #pragma GCC unroll 4
-            for (int t = 0; t < TT; ++t) {
-                x[t] = pairs(tiles.k[first + t] + u * tiles.k_step);
-                if (t < kShare) prefetch_unit<Store>(ahead + t * kUnit);
-            }
+            for (int t = 0; t < TT; ++t) x[t] = pairs(tiles.k[first + t] + u * tiles.k_step);
 #pragma GCC unroll 8
             for (int r = 0; r < MR; ++r) {
                 const __m512bh y = spread(q[r]);
@@ -60,6 +57,7 @@ struct PairKernel {
 #pragma GCC unroll 16
             for (int t = 0; t < TT; ++t) vstore(s + r * kChunk + t * W, acc[r][t]);
         }
+        shared = ahead;
     }
 
     // out holds bfloat16 pairs, 64 tokens in the first 128 bytes of the row
@@ -75,9 +73,11 @@ struct PairKernel {
         vstore(sums, _mm512_dpbf16_ps(lo, (__m512bh)_mm512_loadu_si512(out + 16), ones));
     }
 
-    template <int MR, int NC, int kShare>
-    static __attribute__((noinline)) void value_pass(const Tiles& tiles, int first, const float* p,
-                                                     const uint8_t* ahead, float* acc, int v_pad) {
+    template <int MR, int NC>
+    static __attribute__((noinline)) void value_pass(const Tiles& tiles, int first, const float* p, Ahead& shared,
+                                                     float* acc, int v_pad) {
+        Ahead ahead = shared;
+        acc += first * kTile;
         F o[MR][NC];
 #pragma GCC unroll 8
         for (int r = 0; r < MR; ++r) {
@@ -85,15 +85,13 @@ struct PairKernel {
             for (int c = 0; c < NC; ++c) o[r][c] = vload(acc + r * v_pad + c * W);
         }
         for (int t = tiles.first; t < tiles.last; ++t) {
-            const uint8_t* v = tiles.v[t] + first * kUnit;
+            const Columns<Store, NC> v(tiles, t, first);
             const uint32_t* w = reinterpret_cast<const uint32_t*>(p) + t * kTile / 2;
-            for (int u = 0; u < kTile / 2; ++u, v += tiles.v_step, ahead += kShare * kUnit) {
+            for (int u = 0; u < kTile / 2; ++u) {
+                ahead.advance<MR, NC * Store::kUnitBytes>();
                 __m512bh x[NC];
 #pragma GCC unroll 8
-                for (int c = 0; c < NC; ++c) {
-                    x[c] = pairs(v + c * kUnit);
-                    if (c < kShare) prefetch_unit<Store>(ahead + c * kUnit);
-                }
+                for (int c = 0; c < NC; ++c) x[c] = pairs(v.unit(u, c));
 #pragma GCC unroll 8
                 for (int r = 0; r < MR; ++r) {
                     const __m512bh y = spread(w[r * kChunk + u]);
@@ -107,5 +105,6 @@ struct PairKernel {
 #pragma GCC unroll 16
             for (int c = 0; c < NC; ++c) vstore(acc + r * v_pad + c * W, o[r][c]);
         }
+        shared = ahead;
     }
 };

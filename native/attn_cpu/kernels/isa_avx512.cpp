@@ -9,9 +9,11 @@ namespace {
 // clang-format off: each header needs the ones above it
 #include "math.h"
 #include "storage.h"
+#include "tiles.h"
 #include "plain_kernel.h"
 #include "append.h"
 #include "partial.h"
+#include "softmax.h"
 #include "attend_item.h"
 #include "prefill_words.h"
 #include "prefill_kernel.h"

@@ -11,16 +11,7 @@ struct PairWords {
         __builtin_memcpy(&x, static_cast<const uint16_t*>(p) + i, sizeof x);
         return x;
     }
-    // 2^t for t <= 127, relative error 1e-4: little against that of rounding to bfloat16, which also makes zero of
-    // what is below 2^-126.
-    static inline F exp2(F t) {
-        const F c = vmax(vset(-127.0f), t), n = vround(c), f = vsub(c, n);
-        F p = vset(5.5171669e-2f);
-        p = vfma(p, f, vset(2.4261115e-1f));
-        p = vfma(p, f, vset(6.9326098e-1f));
-        p = vfma(p, f, vset(9.9992806e-1f));
-        return _mm512_scalef_ps(p, n);
-    }
+    static inline F exp2(F t) { return vexp2_coarse(t); }
     static inline __m512bh spread(Word pair) { return (__m512bh)_mm512_set1_epi32(static_cast<int>(pair)); }
     static inline F fma(F acc, const Word* b, Word a) {
         return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_loadu_si512(b), spread(a));

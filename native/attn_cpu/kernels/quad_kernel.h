@@ -33,12 +33,9 @@ inline __m512i v_quad(StoreI4, const uint8_t* p, int half) {
 template <class Store>
 struct QuadKernel {
     using Storage = Store;
-    static constexpr int kPass = 4, kWide = 4;
-    static constexpr int kRegisters = 8;  // pairs of accumulators, high and low
-    using Query = uint32_t;
     static constexpr size_t kQueryBytes = 4;  // per element; half of it quads, the rest for biases and scales
-    static constexpr int kQueryStep = 2;
-    static constexpr int kUnit = Store::kUnitBytes, kQuads = Store::kSteps / 4;
+    static constexpr int kSums = 2;           // accumulators of a row and unit: high and low
+    static constexpr int kQuads = Store::kSteps / 4;
     static constexpr int kBias = Store::kLevels == 7 ? 8 : 128;
     static inline F exp2(F t) { return vexp2_coarse(t); }
 
@@ -99,10 +96,13 @@ struct QuadKernel {
         __builtin_memcpy(dst + (quads + 1) * stride, scale, 8);
     }
 
-    template <int MR, int TT, int kShare>
-    static __attribute__((noinline)) void score_pass(const Tiles& tiles, int first, const uint32_t* q, int stride,
-                                                     int units, const uint8_t* ahead, float* s) {
-        const uint32_t* bias = q + static_cast<size_t>(units) * kQuads * stride * 2;
+    template <int MR, int TT>
+    static __attribute__((noinline)) void score_pass(const Tiles& tiles, int first, const uint8_t* rows, int k_pad,
+                                                     Ahead& shared, float* s) {
+        const uint32_t* q = reinterpret_cast<const uint32_t*>(rows);
+        const int units = k_pad / Store::kSteps;
+        const uint32_t* bias = q + static_cast<size_t>(units) * kQuads * MR * 2;
+        Ahead ahead = shared;
         __m512i high[MR][TT], low[MR][TT];
 #pragma GCC unroll 8
         for (int r = 0; r < MR; ++r) {
@@ -112,11 +112,10 @@ struct QuadKernel {
                 low[r][t] = bytes_of_16(bias[r * 2 + 1]);
             }
         }
-        for (int u = 0; u < units; ++u, ahead += kShare * kUnit) {
-#pragma GCC unroll 4
-            for (int t = 0; t < kShare; ++t) prefetch(ahead + t * kUnit);
+        for (int u = 0; u < units; ++u) {
+            ahead.advance<MR, TT * Store::kUnitBytes>();
 #pragma GCC unroll 2
-            for (int i = 0; i < kQuads; ++i, q += stride * 2) {
+            for (int i = 0; i < kQuads; ++i, q += MR * 2) {
                 __m512i x[TT];
 #pragma GCC unroll 4
                 for (int t = 0; t < TT; ++t) x[t] = k_quad(Store(), tiles.k[first + t] + u * tiles.k_step, i);
@@ -134,13 +133,14 @@ struct QuadKernel {
 #pragma GCC unroll 8
         for (int r = 0; r < MR; ++r) {
             float scale;
-            __builtin_memcpy(&scale, bias + (stride + r) * 2, 4);
+            __builtin_memcpy(&scale, bias + (MR + r) * 2, 4);
 #pragma GCC unroll 4
             for (int t = 0; t < TT; ++t) {
                 const F h = _mm512_cvtepi32_ps(high[r][t]), y = _mm512_cvtepi32_ps(low[r][t]);
                 vstore(s + r * kChunk + t * W, vmul(vfma(h, vset(256.0f), y), vset(scale)));
             }
         }
+        shared = ahead;
     }
 
     // out: 64 high bytes, 64 low bytes, the scale. Of both, quad i of tile t is quad i * 4 + t, as packing leaves them.
@@ -161,9 +161,11 @@ struct QuadKernel {
         store(p, out);
     }
 
-    template <int MR, int NC, int kShare>
-    static __attribute__((noinline)) void value_pass(const Tiles& tiles, int first, const float* p,
-                                                     const uint8_t* ahead, float* acc, int v_pad) {
+    template <int MR, int NC>
+    static __attribute__((noinline)) void value_pass(const Tiles& tiles, int first, const float* p, Ahead& shared,
+                                                     float* acc, int v_pad) {
+        Ahead ahead = shared;
+        acc += first * kTile;
         constexpr int kRow = kChunk * sizeof(float);
         const uint8_t* w = reinterpret_cast<const uint8_t*>(p);
         __m512i high[MR][NC], low[MR][NC];
@@ -173,19 +175,18 @@ struct QuadKernel {
             for (int c = 0; c < NC; ++c) high[r][c] = low[r][c] = _mm512_setzero_si512();
         }
         for (int t = tiles.first; t < tiles.last; ++t) {
-            const uint8_t* v = tiles.v[t] + first * kUnit;
-            for (int u = 0; u < kTile; u += Store::kSteps, v += tiles.v_step, ahead += kShare * kUnit) {
-#pragma GCC unroll 8
-                for (int c = 0; c < kShare; ++c) prefetch(ahead + c * kUnit);
+            const Columns<Store, NC> v(tiles, t, first);
+            for (int u = 0; u < kTile / Store::kSteps; ++u) {
+                ahead.advance<MR, NC * Store::kUnitBytes>();
 #pragma GCC unroll 2
                 for (int i = 0; i < kQuads; ++i) {
                     __m512i x[NC];
 #pragma GCC unroll 8
-                    for (int c = 0; c < NC; ++c) x[c] = v_quad(Store(), v + c * kUnit, i);
+                    for (int c = 0; c < NC; ++c) x[c] = v_quad(Store(), v.unit(u, c), i);
 #pragma GCC unroll 8
                     for (int r = 0; r < MR; ++r) {
                         uint32_t quad[2];
-                        const uint8_t* at = w + r * kRow + (u / 4 + i) * kTile + t * 4;
+                        const uint8_t* at = w + r * kRow + (u * kQuads + i) * kTile + t * 4;
                         __builtin_memcpy(quad, at, 4);
                         __builtin_memcpy(quad + 1, at + kChunk, 4);
                         const __m512i h = bytes_of_16(quad[0]), y = bytes_of_16(quad[1]);
@@ -208,5 +209,6 @@ struct QuadKernel {
                 vstore(o, vfma(sum, scale, vload(o)));
             }
         }
+        shared = ahead;
     }
 };

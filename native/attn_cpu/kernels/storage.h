@@ -1,13 +1,16 @@
 // How each KV type lies in a tile, and how it becomes float vectors. Included inside the namespace of one ISA.
 //
-// A unit is kSteps steps of 16 lanes. K tile: [k_pad/kSteps] units, lane = token, step = dim.
-// V tile: [16/kSteps][v_pad/16] units, lane = dim, step = token.
+// A unit is kSteps steps of 16 lanes. Of K: lane = token, step = dim; of V: lane = dim, step = token.
 // float32, float16: [2 steps][16 lanes]. bfloat16: [16 lanes][2 steps], int8: [16 lanes][4 steps], the operand
 // orders of pair and of quad products. int4: [16 lanes][4] bytes, steps 0 to 3 in the low halves, 4 to 7 in the high
 // ones, code + 8. int8 and int4 hold code * scale, one scale per token, head and K or V.
+//
+// In a run: K units [tile / kTurn][dim / kSteps][tile % kTurn], V units [dim / 16 / kTurn][token / kSteps][dim / 16 %
+// kTurn]; kTurn units lie side by side because one pass of a kernel reads them together.
 template <class Self, class Elem>
 struct WholeStore {
     static constexpr bool kScaled = false;
+    static constexpr int kTurn = kWideTurn;
     static constexpr int kSteps = sizeof(Elem) == 1 ? 4 : 2;
     static constexpr int kUnitBytes = kSteps * kTile * sizeof(Elem);
     static void put(uint8_t* unit, int lane, int step, float x) {
@@ -54,6 +57,7 @@ inline int code_of(float x, int levels) {
 
 struct StoreI8 : WholeStore<StoreI8, int8_t> {
     static constexpr bool kScaled = true;
+    static constexpr int kTurn = 1;
     static constexpr int kLevels = 127;
     static int offset(int lane, int step) { return lane * 4 + step; }
     static int8_t encode(float x) { return static_cast<int8_t>(code_of(x, kLevels)); }
@@ -64,6 +68,7 @@ struct StoreI8 : WholeStore<StoreI8, int8_t> {
 
 struct StoreI4 {
     static constexpr bool kScaled = true;
+    static constexpr int kTurn = 1;
     static constexpr int kLevels = 7;
     static constexpr int kSteps = 8;
     static constexpr int kUnitBytes = kSteps * kTile / 2;
@@ -82,35 +87,24 @@ struct StoreI4 {
     }
 };
 
+// Tiles of a run whose K units take turns.
 template <class Store>
-inline size_t v_unit_at(const HeadLayout& l, int token, int dim) {
-    return static_cast<size_t>(token / Store::kSteps * (l.v_pad / kTile) + dim / kTile) * Store::kUnitBytes;
+inline int k_turn(const HeadLayout& l) {
+    return l.run_tokens == kTile ? 1 : Store::kTurn;
 }
 
-// Offsets in a block: first unit of tile `tile`, and its scales.
+// Offsets in a run.
 template <class Store>
-inline bool alone(const HeadLayout& l) {
-    return l.k_step == Store::kUnitBytes;
+inline size_t k_unit_at(const HeadLayout& l, int token, int dim) {
+    const int turn = k_turn<Store>(l), tile = token / kTile, units = l.k_pad / Store::kSteps;
+    return static_cast<size_t>((tile / turn * units + dim / Store::kSteps) * turn + tile % turn) * Store::kUnitBytes;
 }
 template <class Store>
-inline size_t k_tile_at(const HeadLayout& l, uint32_t tile) {
-    if (alone<Store>(l)) return tile * l.k_tile;
-    return tile / kTilesPerChunk * kTilesPerChunk * l.k_tile + tile % kTilesPerChunk * Store::kUnitBytes;
+inline size_t v_unit_at(const HeadLayout& l, int token, int dim) {
+    const int column = dim / kTile, side = column % Store::kTurn, first = column - side, left = l.v_pad / kTile - first,
+              turn = left < Store::kTurn ? left : Store::kTurn;
+    const int units = first * (l.run_tokens / Store::kSteps) + token / Store::kSteps * turn + side;
+    return l.v_units + static_cast<size_t>(units) * Store::kUnitBytes;
 }
-template <class Store>
-inline size_t k_scales_at(const HeadLayout& l, uint32_t tile) {
-    if (alone<Store>(l)) return tile * l.k_tile + l.k_scales;
-    return tile / kTilesPerChunk * kTilesPerChunk * l.k_tile + l.k_scales + tile % kTilesPerChunk * kTile * 2;
-}
-template <class Store>
-inline size_t v_tile_at(const HeadLayout& l, uint32_t tile) {
-    if (alone<Store>(l)) return l.v_offset + tile * l.v_tile;
-    const uint32_t turn = tile % kTilesPerChunk;
-    return l.v_offset + (tile - turn) * l.v_tile + turn * (l.v_scales / kTilesPerChunk);
-}
-template <class Store>
-inline size_t v_scales_at(const HeadLayout& l, uint32_t tile) {
-    if (alone<Store>(l)) return l.v_offset + tile * l.v_tile + l.v_scales;
-    const uint32_t turn = tile % kTilesPerChunk;
-    return l.v_offset + (tile - turn) * l.v_tile + l.v_scales + turn * kTile * 2;
-}
+inline size_t k_scales_at(const HeadLayout& l, int token) { return l.scales + static_cast<size_t>(token) * 2; }
+inline size_t v_scales_at(const HeadLayout& l, int token) { return k_scales_at(l, l.run_tokens + token); }

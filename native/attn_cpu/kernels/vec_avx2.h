@@ -2,8 +2,7 @@
 constexpr int W = 8;
 constexpr int kMaxRows = 4;
 constexpr int kAccs = 8;
-constexpr int kPassRows = 4;  // of these, in registers at once
-constexpr int kWideRows = 4;
+constexpr int kWideTurn = 1;
 using F = __m256;
 
 inline F vload(const float* p) { return _mm256_loadu_ps(p); }
@@ -65,9 +64,12 @@ inline F keep_lanes(F a, int lo, int hi) {
     return _mm256_blendv_ps(vset(-__builtin_inff()), a, _mm256_castsi256_ps(keep));
 }
 
-inline F scale_exp2(F a, F n, F t) {
-    const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+inline F fraction(F t) { return _mm256_sub_ps(t, _mm256_floor_ps(t)); }  // NaN of -inf
+
+// p * 2^floor(t); zero where t < -126, whatever p is.
+inline F times_exp2(F p, F t) {
+    const __m256i whole = _mm256_cvtps_epi32(_mm256_floor_ps(t));
+    const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(whole, _mm256_set1_epi32(127)), 23);
     const F keep = _mm256_cmp_ps(t, vset(-126.0f), _CMP_NLT_UQ);
-    return _mm256_and_ps(_mm256_mul_ps(a, _mm256_castsi256_ps(power)), keep);
+    return _mm256_and_ps(_mm256_mul_ps(p, _mm256_castsi256_ps(power)), keep);
 }
-inline F vround(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }

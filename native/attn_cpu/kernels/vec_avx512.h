@@ -2,8 +2,7 @@
 constexpr int W = 16;
 constexpr int kMaxRows = 8;   // query rows that share one pass over K or V
 constexpr int kAccs = 16;     // accumulator registers of one pass
-constexpr int kPassRows = 4;  // of these, in registers at once
-constexpr int kWideRows = 2;  // the same where rows of V are long
+constexpr int kWideTurn = 2;  // units of whole elements that lie side by side
 using F = __m512;
 
 inline F vload(const float* p) { return _mm512_loadu_ps(p); }
@@ -58,12 +57,8 @@ inline F keep_lanes(F a, int lo, int hi) {
     return _mm512_mask_mov_ps(vset(-__builtin_inff()), keep, a);
 }
 
-// 2^n for whole n in [-126, 127], times a; zero where t < -126.
-inline F scale_exp2(F a, F n, F t) {
-    const __mmask16 keep = _mm512_cmp_ps_mask(t, vset(-126.0f), _CMP_NLT_UQ);
-    return _mm512_maskz_scalef_ps(keep, a, n);
-}
-inline F vround(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline F fraction(F t) { return _mm512_reduce_ps(t, 9); }         // t - floor(t); zero of -inf
+inline F times_exp2(F p, F t) { return _mm512_scalef_ps(p, t); }  // p * 2^floor(t)
 
 #define HPCDECODE_VECTOR_STORE_BF16
 // Round to nearest even; a NaN stays one.

@@ -2,8 +2,7 @@
 constexpr int W = 4;
 constexpr int kMaxRows = 2;
 constexpr int kAccs = 8;
-constexpr int kPassRows = 2;
-constexpr int kWideRows = 2;
+constexpr int kWideTurn = 1;
 typedef float F __attribute__((vector_size(16)));
 typedef int32_t I __attribute__((vector_size(16)));
 typedef uint32_t U __attribute__((vector_size(16)));
@@ -73,12 +72,17 @@ inline F keep_lanes(F a, int lo, int hi) {
     return keep ? a : vset(-__builtin_inff());
 }
 
-inline F vround(F a) {  // valid for |a| < 2^22, which clamping before use ensures
-    const F magic = vset(12582912.0f);
-    return (a + magic) - magic;
+// floor(t) for t < 2^22, -126 at least, by rounding in the adder and taking off one where that went up.
+inline F vfloor(F t) {
+    const F magic = vset(12582912.0f), c = vmax(vset(-126.0f), t), n = (c + magic) - magic;
+    const I up = n > c;
+    return up ? n - 1.0f : n;
 }
-inline F scale_exp2(F a, F n, F t) {
-    const U power = reinterpret_cast<U>(__builtin_convertvector(n, I) + 127) << 23;
+inline F fraction(F t) { return vmax(vset(-126.0f), t) - vfloor(t); }
+
+// p * 2^floor(t); zero where t < -126.
+inline F times_exp2(F p, F t) {
+    const U power = reinterpret_cast<U>(__builtin_convertvector(vfloor(t), I) + 127) << 23;
     const I drop = t < vset(-126.0f);
-    return drop ? vzero() : a * reinterpret_cast<F>(power);
+    return drop ? vzero() : p * reinterpret_cast<F>(power);
 }

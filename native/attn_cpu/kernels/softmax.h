@@ -1,0 +1,109 @@
+// Scores to weights, and what a query row carries from chunk to chunk. Included inside the namespace of one ISA.
+//
+// Weights are 2^(score * scale * log2 e - m) for a reference exponent m that is raised only when a score
+// exceeds it by more than kSlack: no overflow is possible, and most chunks need neither a horizontal maximum nor a
+// rescaled accumulator.
+constexpr float kSlack = 8.0f;
+constexpr int kChunkVecs = kTilesPerChunk * kVecs;
+
+// Visible positions of a row.
+inline Span visible(const AttendArgs& a, int row) {
+    const int64_t hi = a.length - a.new_tokens + (a.first_row + row) / a.group + 1;
+    const int64_t lo = a.window > 0 && hi > a.window ? hi - a.window : 0;
+    return {lo, hi};
+}
+
+// Whether every row sees all of a chunk; the last token sees most and its window begins last.
+inline bool whole(const AttendArgs& a, int64_t base) {
+    const int64_t first_end = a.length - a.new_tokens + 1;
+    return base + kChunk <= first_end && (a.window == 0 || base >= a.length - a.window);
+}
+
+// Of rows (head * rows of a head + row).
+struct Softmax {
+    float* m;      // reference exponent
+    float* bound;  // score above which m is raised; -inf while empty
+    float* sums;   // [16] each: of weights
+    float* acc;    // [v_pad] each: of weighted values
+    int v_pad;
+    float c;  // exponent per unit of score
+
+    void clear(size_t rows) const {
+        for (size_t r = 0; r < rows; ++r) {
+            m[r] = 0.0f;
+            bound[r] = -__builtin_inff();
+        }
+        __builtin_memset(sums, 0, rows * kTile * sizeof(float));
+        __builtin_memset(acc, 0, rows * v_pad * sizeof(float));
+    }
+
+    __attribute__((noinline)) void raise(int row, float top) const {
+        const float now = top * c, alpha = bound[row] == -__builtin_inff() ? 0.0f : exp2_one(m[row] - now);
+        m[row] = now;
+        bound[row] = (now + kSlack) / c;
+        for (int j = 0; j < kTile; j += W) scale(sums + row * kTile + j, alpha);
+        for (int d = 0; d < v_pad; d += W) scale(acc + static_cast<size_t>(row) * v_pad + d, alpha);
+    }
+    static inline void scale(float* p, float alpha) { vstore(p, vmul(vload(p), vset(alpha))); }
+
+    inline float sum(size_t row) const {
+        F x = vload(sums + row * kTile);
+        for (int j = W; j < kTile; j += W) x = vadd(x, vload(sums + row * kTile + j));
+        return hsum(x);
+    }
+};
+
+// Of the 64 tokens of a chunk, as floats.
+struct Scales {
+    float k[kChunk], v[kChunk];
+
+    explicit Scales(const Tiles& tiles) {
+        widen(tiles.k_scales, k);
+        widen(tiles.v_scales, v);
+    }
+    static inline void widen(const uint8_t* const* tiles, float* out) {
+        for (int t = 0; t < kTilesPerChunk; ++t)
+            for (int j = 0; j < kTile; j += W)
+                vstore(out + t * kTile + j, load_bf16(reinterpret_cast<const uint16_t*>(tiles[t]) + j));
+    }
+};
+
+inline void multiply(F* s, const float* by) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kChunkVecs; ++i) s[i] = vmul(s[i], vload(by + i * W));
+}
+
+inline void hide(const AttendArgs& a, int row, int64_t base, F* s) {
+    const Span seen = visible(a, row);
+    const int lo = seen.lo > base ? static_cast<int>(seen.lo - base < kChunk ? seen.lo - base : kChunk) : 0;
+    const int hi = seen.hi < base + kChunk ? static_cast<int>(seen.hi > base ? seen.hi - base : 0) : kChunk;
+    for (int i = 0; i < kChunkVecs; ++i) s[i] = keep_lanes(s[i], lo - i * W, hi - i * W);
+}
+
+// Scores of row `row` of a head -> weights as the kernel wants them; what is not visible gets a weight of exactly zero.
+template <class Kernel>
+inline void soften(const AttendArgs& a, const Softmax& x, const Scales* scales, int row, int state, int64_t base,
+                   const float* scores, float* weights) {
+    F s[kChunkVecs];
+#pragma GCC unroll 16
+    for (int i = 0; i < kChunkVecs; ++i) s[i] = vload(scores + i * W);
+    if constexpr (Kernel::Storage::kScaled) multiply(s, scales->k);
+    if (a.softcap > 0.0f)
+        for (int i = 0; i < kChunkVecs; ++i) s[i] = vsoftcap(vmul(s[i], vset(a.scale)), a.softcap);
+    if (!whole(a, base)) hide(a, row, base, s);
+    F top = s[0];
+#pragma GCC unroll 16
+    for (int i = 1; i < kChunkVecs; ++i) top = vmax(top, s[i]);
+    if (any_greater(top, x.bound[state])) x.raise(state, hmax(top));
+    const F scale = vset(x.c), m = vset(x.m[state]);
+#pragma GCC unroll 16
+    for (int i = 0; i < kChunkVecs; ++i) s[i] = Kernel::exp2(vsub(vmul(s[i], scale), m));  // exactly 1 at the top
+    float* sums = x.sums + static_cast<size_t>(state) * kTile;
+    if constexpr (Kernel::Storage::kScaled) {
+        add_weights(s, sums);
+        multiply(s, scales->v);
+        Kernel::store(s, weights);
+    } else {
+        Kernel::emit(s, sums, weights);
+    }
+}

@@ -1,0 +1,105 @@
+// Where the tiles of one chunk of one head lie, and what comes after them in memory. Included inside the namespace of
+// one ISA, after storage.h.
+constexpr size_t kAhead = 4096;  // bytes between what is read and what is prefetched
+constexpr int kUnaided = 4;      // rows up to which a pass reads fast enough for the hardware to follow by itself
+
+// Prefetches a line for every line that is read, in the order in which runs are visited. Where the hardware keeps up,
+// prefetching would only take the place of its own.
+struct Ahead {
+    const uint8_t* at;
+    const uint8_t* end;
+    const uint8_t* next;
+
+    // While `run` is read; `then` is the run after it.
+    Ahead(const uint8_t* run, size_t bytes, const uint8_t* then)
+        : at(run + (bytes < kAhead ? bytes : kAhead)), end(run + bytes), next(then) {}
+
+    template <int MR, int kBytes>
+    inline void advance() {
+        if constexpr (MR <= kUnaided) return;
+#pragma GCC unroll 8
+        for (int line = 0; line < kBytes; line += 64) {
+            at = at == end ? next : at;
+            prefetch(at);
+            at += 64;
+        }
+    }
+};
+
+struct Tiles {
+    const uint8_t* k[kTilesPerChunk];         // first unit
+    const uint8_t* v[kTilesPerChunk];         // V units of the tile's run
+    const uint8_t* k_scales[kTilesPerChunk];  // int8, int4: 16 each
+    const uint8_t* v_scales[kTilesPerChunk];
+    size_t k_step;    // between units of a K tile
+    size_t v_column;  // 16 dims of all tokens of a run
+    size_t v_tile;    // of that, before the next tile; 0 where a tile is a run
+    int first, last;  // tiles of this chunk that hold visible tokens
+};
+
+// Runs of the tiles of a chunk, of the first head; tiles without visible tokens repeat a neighbour.
+struct ChunkRuns {
+    const uint8_t* run[kTilesPerChunk];
+    int tile[kTilesPerChunk];  // tile of the chunk that stands for tile i
+    int first, last;
+};
+
+// Visible positions [lo, hi).
+struct Span {
+    int64_t lo, hi;
+};
+
+inline ChunkRuns find_runs(const HeadView& kv, const uint8_t* gathered, int64_t base, Span seen) {
+    const HeadLayout& l = *kv.layout;
+    const int64_t end = seen.hi < base + kChunk ? seen.hi : base + kChunk;
+    ChunkRuns c;
+    c.first = seen.lo > base ? static_cast<int>((seen.lo - base) / kTile) : 0;
+    c.last = static_cast<int>((end - base + kTile - 1) / kTile);
+    for (int i = 0; i < kTilesPerChunk; ++i) {
+        c.tile[i] = i < c.first ? c.first : i >= c.last ? c.last - 1 : i;
+        if (l.by_rows) {
+            c.run[i] = gathered;
+        } else if (l.run_tokens == kChunk && i > 0) {
+            c.run[i] = c.run[0];
+        } else {
+            const int64_t token = base + (l.run_tokens == kChunk ? 0 : c.tile[i] * kTile);
+            c.run[i] = kv.base + kv.blocks[token / l.block_tokens] * kv.block_bytes +
+                       static_cast<size_t>(token % l.block_tokens / l.run_tokens) * l.run_bytes;
+        }
+    }
+    return c;
+}
+
+template <class Store>
+inline Tiles tiles_of(const HeadLayout& l, const ChunkRuns& c, size_t skip) {
+    const bool together = l.run_tokens == kChunk;
+    Tiles t;
+    t.first = c.first;
+    t.last = c.last;
+    t.k_step = static_cast<size_t>(k_turn<Store>(l)) * Store::kUnitBytes;
+    t.v_column = static_cast<size_t>(l.run_tokens / Store::kSteps) * Store::kUnitBytes;
+    t.v_tile = together ? static_cast<size_t>(kTile / Store::kSteps) * Store::kUnitBytes : 0;
+    for (int i = 0; i < kTilesPerChunk; ++i) {
+        const uint8_t* run = c.run[i] + skip;
+        const int token = together ? c.tile[i] * kTile : 0;
+        t.k[i] = run + k_unit_at<Store>(l, token, 0);
+        t.v[i] = run + l.v_units;
+        t.k_scales[i] = run + k_scales_at(l, token);
+        t.v_scales[i] = run + v_scales_at(l, token);
+    }
+    return t;
+}
+
+// Units of columns `first` to first + NC of V, of one tile.
+template <class Store, int NC>
+struct Columns {
+    static constexpr int kSide = NC < Store::kTurn ? NC : Store::kTurn;  // lie side by side
+    const uint8_t* data;
+    size_t column;
+
+    Columns(const Tiles& tiles, int tile, int first)
+        : data(tiles.v[tile] + first * tiles.v_column + tile * tiles.v_tile * kSide), column(tiles.v_column) {}
+    inline const uint8_t* unit(int u, int c) const {
+        return data + static_cast<size_t>(u * kSide + c % kSide) * Store::kUnitBytes + c / kSide * kSide * column;
+    }
+};
