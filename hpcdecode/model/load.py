@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from hpcdecode.errors import UserError
 from hpcdecode.model.checkpoint import Stack, read_weights
 from hpcdecode.model.config import quiet, read_config
+from hpcdecode.model.compile import compile_graph
 from hpcdecode.model.describe import describe
 from hpcdecode.model.ops import AttendSpec
 from hpcdecode.model.split import Split, split
@@ -42,9 +43,9 @@ class SplitModel:
 
     def _bind(self, weights: dict[str, Tensor | Stack]) -> None:
         values = Values(self.parts.trace, weights, self.device)
-        compiled = [group.compile() for group in self.parts.groups]
-        self._run = [compiled[s.group] for s in self.parts.slices]
-        self._weights = [tuple(values[n] for n in s.weights) for s in self.parts.slices]
+        compiled = [compile_graph(group.graph, self.device) for group in self.parts.groups]
+        self._run = [compiled[s.group].run for s in self.parts.slices]
+        self._weights = [compiled[s.group].weights([values[n] for n in s.weights]) for s in self.parts.slices]
         sinks = [node.args[8] for node in self.parts.trace.attends]
         self._sinks = [None if n is None else values[n].to(torch.float32) for n in sinks]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, fx
 from hpcdecode.model import ops
 from hpcdecode.model.clean import freeze
 from hpcdecode.model.cut import STATIC, SYMBOL, find_cuts, node_kinds
+from hpcdecode.model.meta import KEPT, TOKENS, meta_of
 from hpcdecode.model.trace import Trace
 
 aten = torch.ops.aten
@@ -23,10 +23,6 @@ class Group:
 
     graph: fx.Graph  # ([o,] context..., weights...) -> (q, k, v, context...) or (logits,)
     slices: list[int] = field(default_factory=list)
-
-    def compile(self) -> Callable:
-        """A callable for the graph. Compiled forms take the place of this one."""
-        return fx.GraphModule({}, self.graph).forward
 
 
 @dataclass
@@ -135,10 +131,15 @@ class Builder:
 
     def graph(self) -> fx.Graph:
         graph, new = fx.Graph(), {}
+        names = {str(trace_size(self.trace.ids)): TOKENS, str(trace_size(self.trace.keep)): KEPT}
+
+        def describe(made: fx.Node, node: fx.Node) -> None:
+            made.meta = {"tensor": meta_of(node.meta["val"], names)}
+
         for kind, nodes in (("x", self.used), ("w", self.weights)):
             for i, node in enumerate(nodes):
                 new[node] = graph.placeholder(f"{kind}{i}")
-                new[node].meta = node.meta
+                describe(new[node], node)
         sizes: dict[str, fx.Node] = {}
 
         def value(node: fx.Node) -> fx.Node:
@@ -147,13 +148,12 @@ class Builder:
             size = str(node.meta["val"])
             if size not in sizes:
                 sizes[size] = graph.call_function(aten.sym_size.int, (new[self.sizes[size]], 0))
-                sizes[size].meta = node.meta
             return sizes[size]
 
         for node in self.calls:
             kwargs = {k: self.device if k == "device" else fx.map_arg(v, value) for k, v in node.kwargs.items()}
             new[node] = graph.call_function(runnable(node.target), fx.map_arg(node.args, value), kwargs)
-            new[node].meta = node.meta
+            describe(new[node], node)
         graph.output(tuple(new[n] for n in self.results))
         return graph
 
