@@ -6,6 +6,7 @@ element-wise and of one stage becomes one program, which runs token by token on 
 
 from __future__ import annotations
 
+import math
 import operator
 from collections import defaultdict
 from dataclasses import dataclass
@@ -55,9 +56,10 @@ def is_elementwise(node: fx.Node, plain: set[fx.Node]) -> bool:
 
 def fits(about: Meta) -> bool:
     """Whether a program can hold such a tensor: rows of tokens, or a weight that is not large."""
+    size = math.prod(about.one_token)
     if about.static:
-        return about.dtype in TYPES and torch.Size(about.shape).numel() <= MAX_STATIC
-    return about.dtype in TYPES and about.token_dim is not None
+        return about.dtype in TYPES and 0 < size <= MAX_STATIC
+    return about.dtype in TYPES and about.token_dim is not None and size > 0
 
 
 def is_size(node: fx.Node) -> bool:

@@ -293,7 +293,7 @@ def mean_or_sum(low: Lowering, node: fx.Node) -> Value:
 
 
 def layer_norm(low: Lowering, node: fx.Node) -> Value:
-    x, width, weight, bias, eps = (*node.args, *(None, None, 1e-5)[len(node.args) - 2 :])
+    x, width, weight, bias, eps = (*node.args, *(None, None, 1e-5)[len(node.args) - 2 :])[:5]
     value, (shape, narrow) = low.values[x], result(node)
     if list(width) != [shape[-1]]:
         raise Unlowerable

@@ -1,5 +1,4 @@
-// Elementary functions as plain arithmetic, so that the compiler vectorises the loops around them, with the same bits for
-// every instruction set.
+// Elementary functions as plain arithmetic, so that the compiler vectorises the loops around them.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -23,10 +22,10 @@ inline uint16_t to_bf16(float x) {
 
 inline float from_bf16(uint16_t x) { return bits<float>(static_cast<uint32_t>(x) << 16); }
 
-// Cephes' expf: x = n ln 2 + r, a polynomial in r, n added to the exponent. 2 ulp; 0 below -87.3.
+// Cephes' expf: x = n ln 2 + r, a polynomial in r, n added to the exponent. 2 ulp; 0 below -86.6.
 inline float exp_f(float x) {
     constexpr float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-    const float clamped = x < -87.3f ? -87.3f : (x > 88.7f ? 88.7f : x);
+    const float clamped = x < -86.6f ? -86.6f : (x > 88.7f ? 88.7f : x);
     const float shifted = clamped * 1.44269504088896341f + magic;
     const float n = shifted - magic;
     const float r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
@@ -37,11 +36,9 @@ inline float exp_f(float x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     const float y = (p * r) * r + r + 1.0f;
-    // n may be 128, one more than the exponent holds: two halves.
-    const int32_t whole = static_cast<int32_t>(n), half = whole >> 1;
-    const float scaled =
-        y * bits<float>((half + 127) << 23) * bits<float>((whole - half + 127) << 23);
-    const float low = x < -87.3f ? 0.0f : scaled;
+    // n may be 128, one more than an exponent holds, so 2^(n-1) twice.
+    const float scaled = y * bits<float>((static_cast<int32_t>(n) + 126) << 23) * 2.0f;
+    const float low = x < -86.6f ? 0.0f : scaled;
     const float high = x > 88.7f ? HUGE_VALF : low;
     return x != x ? x : high;
 }

@@ -57,7 +57,7 @@ void copy(const Step& s, float* scratch) {
     }
 }
 
-// 64 running sums, then halves onto each other: one order for every instruction set.
+// 64 running sums, then halves onto each other.
 inline float sum_of(const float* a, int64_t n) {
     constexpr int kLanes = 64;
     float lanes[kLanes] = {};
