@@ -89,7 +89,7 @@ def packable(weight: Meta) -> bool:
 
 def merged_placeholder(graph: fx.Graph, parts: list[fx.Node], number: int) -> fx.Node:
     node = graph.placeholder(f"p{number}")
-    node.meta["tensor"] = Meta(meta(parts[0]).dtype, (sum(meta(p).shape[0] for p in parts), *meta(parts[0]).shape[1:]))
+    node.meta["about"] = Meta.of(meta(parts[0]).dtype, (sum(meta(p).shape[0] for p in parts), *meta(parts[0]).shape[1:]))
     return node
 
 
@@ -97,13 +97,13 @@ def replace_projections(graph: fx.Graph, group: list[Projection], x: fx.Node, we
     target = torch.ops.mkldnn._linear_pointwise.default
     whole = graph.call_function(target, (x, weight, bias, "none", [], ""))
     about = meta(group[0].node)
-    whole.meta["tensor"] = Meta(about.dtype, (*about.shape[:-1], sum(p.width for p in group)))
+    whole.meta["about"] = Meta.of(about.dtype, (*about.shape[:-1], sum(p.width for p in group)))
     at = 0
     for p in group:
         part = whole
         if len(group) > 1:
             part = graph.call_function(aten.slice.Tensor, (whole, len(about.shape) - 1, at, at + p.width))
-            part.meta["tensor"] = meta(p.node)
+            part.meta["about"] = meta(p.node)
         at += p.width
         p.node.replace_all_uses_with(part)
         graph.erase_node(p.node)

@@ -9,13 +9,15 @@ import torch
 from torch import Tensor, fx
 
 from hpcdecode.errors import UserError
+from hpcdecode.model.cache import cached_trace
 from hpcdecode.model.checkpoint import Stack, read_weights
 from hpcdecode.model.config import quiet, read_config
 from hpcdecode.model.compile import compile_graph
 from hpcdecode.model.describe import describe
+from hpcdecode.model.meta import meta
 from hpcdecode.model.ops import AttendSpec
 from hpcdecode.model.split import Split, split
-from hpcdecode.model.trace import Trace, trace
+from hpcdecode.model.trace import Trace
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -33,7 +35,7 @@ class SplitModel:
         self.device = device
         self.dtype: torch.dtype = parts.trace.model.dtype
         self.attends: tuple[AttendSpec, ...] = attend_specs(parts.trace)
-        self.vocab_size: int = int(parts.trace.logits.meta["val"].shape[-1])
+        self.vocab_size: int = meta(parts.trace.logits).shape[-1]
         self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
         self._run: list[Callable] = []
         self._weights: list[tuple] = []
@@ -66,9 +68,27 @@ class SplitModel:
 
     @torch.inference_mode()
     def logits(self, o: Tensor, ctx: tuple[Tensor, ...]) -> Tensor:
-        """Run the last slice: logits [L, vocab] of the kept tokens, from the last layer's attention output."""
+        """Run the last slice: logits [L, vocab] of the kept tokens, from the last layer's attention output.
+
+        Only the kept tokens pass the slice.
+        """
         n = len(self.attends)
+        context = self.parts.slices[n - 1].context
+        keep = ctx[context.index(self.parts.trace.keep)]
+        if len(keep) < len(o):
+            o, ctx = o[keep], self._kept(keep, context, ctx)
         return self._call(n, self.parts.slices[n], o, ctx)[0]
+
+    def _kept(self, keep: Tensor, context: tuple[fx.Node, ...], ctx: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The context as if the kept tokens were all."""
+        rows = []
+        for node, x in zip(context, ctx, strict=True):
+            if node is self.parts.trace.keep:
+                rows.append(torch.arange(len(keep), device=keep.device))
+            else:
+                dim = meta(node).token_dim
+                rows.append(x if dim is None else x.index_select(dim, keep))
+        return tuple(rows)
 
     def _call(self, i: int, part, o: Tensor | None, ctx: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         given = [ctx[j] for j in part.take]
@@ -107,7 +127,7 @@ def attend_specs(trace: Trace) -> tuple[AttendSpec, ...]:
     specs = []
     for layer, node in enumerate(trace.attends):
         _, k, v, q_heads, kv_heads, scale, window, softcap, sinks = node.args
-        k_dim, v_dim = (int(x.meta["val"].shape[1]) // kv_heads for x in (k, v))
+        k_dim, v_dim = (meta(x).shape[1] // kv_heads for x in (k, v))
         specs.append(
             AttendSpec(layer, q_heads, kv_heads, k_dim, v_dim, scale, window, softcap, sinks_name(sinks, trace))
         )
@@ -150,7 +170,7 @@ def load_split(
     """
     config = read_config(path)
     device = torch.device(device)
-    traced = trace(config, parse_dtype(dtype, config))
+    traced = cached_trace(config, parse_dtype(dtype, config))
     parts = split(traced, device)
     bound = None
     if weights:
@@ -163,4 +183,4 @@ def load_split(
 def load_attends(path: str | Path) -> tuple[AttendSpec, ...]:
     """What the layers of the model directory `path` ask of attention, without its weights."""
     config = read_config(path)
-    return attend_specs(trace(config, parse_dtype("auto", config)))
+    return attend_specs(cached_trace(config, parse_dtype("auto", config)))
