@@ -89,7 +89,9 @@ def packable(weight: Meta) -> bool:
 
 def merged_placeholder(graph: fx.Graph, parts: list[fx.Node], number: int) -> fx.Node:
     node = graph.placeholder(f"p{number}")
-    node.meta["about"] = Meta.of(meta(parts[0]).dtype, (sum(meta(p).shape[0] for p in parts), *meta(parts[0]).shape[1:]))
+    node.meta["about"] = Meta.of(
+        meta(parts[0]).dtype, (sum(meta(p).shape[0] for p in parts), *meta(parts[0]).shape[1:])
+    )
     return node
 
 

@@ -10,9 +10,9 @@ from torch import Tensor, fx
 
 from hpcdecode.errors import UserError
 from hpcdecode.model.cache import cached_trace
-from hpcdecode.model.checkpoint import Stack, read_weights
-from hpcdecode.model.config import quiet, read_config
+from hpcdecode.model.checkpoint import Stack, forget_pages, read_weights
 from hpcdecode.model.compile import compile_graph
+from hpcdecode.model.config import quiet, read_config
 from hpcdecode.model.describe import describe
 from hpcdecode.model.meta import meta
 from hpcdecode.model.ops import AttendSpec
@@ -29,7 +29,15 @@ class SplitModel:
     A context is a tuple of tensors to hand on unchanged to the next slice, and to drop after that.
     """
 
-    def __init__(self, config, parts: Split, device: torch.device, weights: dict[str, Tensor | Stack] | None):
+    def __init__(
+        self,
+        config,
+        parts: Split,
+        device: torch.device,
+        weights: dict[str, Tensor | Stack] | None,
+        slice_bound: Callable[[], None] = lambda: None,
+    ):
+        """`slice_bound` is called when the weights of one more slice are in their final form."""
         self.config = config
         self.parts = parts
         self.device = device
@@ -41,13 +49,15 @@ class SplitModel:
         self._weights: list[tuple] = []
         self._sinks: list[Tensor | None] = []
         if weights is not None:
-            self._bind(weights)
+            self._bind(weights, slice_bound)
 
-    def _bind(self, weights: dict[str, Tensor | Stack]) -> None:
+    def _bind(self, weights: dict[str, Tensor | Stack], slice_bound: Callable[[], None]) -> None:
         values = Values(self.parts.trace, weights, self.device)
         compiled = [compile_graph(group.graph, self.device) for group in self.parts.groups]
         self._run = [compiled[s.group].run for s in self.parts.slices]
-        self._weights = [compiled[s.group].weights([values[n] for n in s.weights]) for s in self.parts.slices]
+        for part in self.parts.slices:
+            self._weights.append(compiled[part.group].weights([values[n] for n in part.weights]))
+            slice_bound()
         sinks = [node.args[8] for node in self.parts.trace.attends]
         self._sinks = [None if n is None else values[n].to(torch.float32) for n in sinks]
 
@@ -75,6 +85,8 @@ class SplitModel:
         n = len(self.attends)
         context = self.parts.slices[n - 1].context
         keep = ctx[context.index(self.parts.trace.keep)]
+        if len(keep) == 0:
+            return o.new_empty(0, self.vocab_size)
         if len(keep) < len(o):
             o, ctx = o[keep], self._kept(keep, context, ctx)
         return self._call(n, self.parts.slices[n], o, ctx)[0]
@@ -177,7 +189,7 @@ def load_split(
         wanted = {name for node, name in traced.weights.items() if node.users}
         with quiet():
             bound = read_weights(Path(path), traced.model, wanted, stackable(traced), device)
-    return SplitModel(config, parts, device, bound)
+    return SplitModel(config, parts, device, bound, lambda: forget_pages(Path(path)))
 
 
 def load_attends(path: str | Path) -> tuple[AttendSpec, ...]:

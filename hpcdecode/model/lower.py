@@ -50,7 +50,9 @@ class Value:
 
     @property
     def dense(self) -> bool:
-        return all(n == 1 or a == b for n, a, b in zip(self.shape, self.strides, dense_strides(self.shape), strict=True))
+        return all(
+            n == 1 or a == b for n, a, b in zip(self.shape, self.strides, dense_strides(self.shape), strict=True)
+        )
 
     def reshaped(self, shape: Shape) -> Value:
         """The same elements in the same order; for a dense value."""

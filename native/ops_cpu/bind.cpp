@@ -60,22 +60,21 @@ NB_MODULE(_ops_cpu, m) {
         .value("maximum", Op::maximum)
         .value("sum", Op::sum);
 
-    nb::class_<Step>(m, "Step")
-        .def(
-            "__init__",
-            [](Step* s, Op op, Type type, const Dims& dims, int64_t out, const Dims& out_stride, int64_t a,
-               const Dims& a_stride, std::optional<int64_t> b, const Dims& b_stride, float scalar) {
-                new (s) Step{op,
-                             type,
-                             {dims[0], dims[1], dims[2]},
-                             view_of(out, out_stride),
-                             view_of(a, a_stride),
-                             view_of(b.value_or(0), b_stride),
-                             b.has_value(),
-                             scalar};
-            },
-            nb::arg("op"), nb::arg("type"), nb::arg("dims"), nb::arg("out"), nb::arg("out_stride"), nb::arg("a"),
-            nb::arg("a_stride"), nb::arg("b").none(), nb::arg("b_stride"), nb::arg("scalar"));
+    nb::class_<Step>(m, "Step").def(
+        "__init__",
+        [](Step* s, Op op, Type type, const Dims& dims, int64_t out, const Dims& out_stride, int64_t a,
+           const Dims& a_stride, std::optional<int64_t> b, const Dims& b_stride, float scalar) {
+            new (s) Step{op,
+                         type,
+                         {dims[0], dims[1], dims[2]},
+                         view_of(out, out_stride),
+                         view_of(a, a_stride),
+                         view_of(b.value_or(0), b_stride),
+                         b.has_value(),
+                         scalar};
+        },
+        nb::arg("op"), nb::arg("type"), nb::arg("dims"), nb::arg("out"), nb::arg("out_stride"), nb::arg("a"),
+        nb::arg("a_stride"), nb::arg("b").none(), nb::arg("b_stride"), nb::arg("scalar"));
 
     nb::class_<Program>(m, "Program")
         .def(nb::init<std::vector<Step>, std::vector<Step>, int64_t, int, const std::string&>(), nb::arg("setup"),

@@ -43,7 +43,7 @@ struct Rows {
 };
 
 class Program {
-   public:
+  public:
     // `setup` runs once a thread, `body` once a token. Throws std::invalid_argument for steps that leave the scratch
     // memory or the call's tensors, and for an unknown instruction set.
     Program(std::vector<Step> setup, std::vector<Step> body, int64_t scratch, int tensors, const std::string& isa);
@@ -53,7 +53,7 @@ class Program {
 
     int tensors() const { return tensors_; }
 
-   private:
+  private:
     void check(const Step& step) const;
 
     std::vector<Step> setup_, body_;

@@ -1,8 +1,8 @@
-#include "../kernel_api.h"
-
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+
+#include "../kernel_api.h"
 
 namespace hpcdecode::ops::isa_avx512 {
 namespace {

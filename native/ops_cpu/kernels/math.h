@@ -59,7 +59,8 @@ inline float tanh_f(float x) {
 // Abramowitz and Stegun 7.1.26, absolute error 1.5e-7.
 inline float erf_f(float x) {
     const float a = std::fabs(x), t = 1.0f / (1.0f + 0.3275911f * a);
-    const float p = ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t;
+    const float p =
+        ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t;
     const float y = 1.0f - p * exp_f(-a * a);
     return x < 0 ? -y : y;
 }

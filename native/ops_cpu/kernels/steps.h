@@ -1,8 +1,8 @@
 // The steps of a token program. Included once per instruction set, inside that set's namespace.
 #pragma once
 
-#define EACH_ROW(s)                                \
-    for (int64_t i = 0; i < (s).dims[0]; ++i)      \
+#define EACH_ROW(s)                           \
+    for (int64_t i = 0; i < (s).dims[0]; ++i) \
         for (int64_t j = 0; j < (s).dims[1]; ++j)
 
 inline int64_t row_of(const View& v, int64_t i, int64_t j) { return v.at + i * v.stride[0] + j * v.stride[1]; }
@@ -105,27 +105,13 @@ inline float maximum_f(float x, float y) { return x < y ? y : x; }
 
 inline KernelTable make_table(const char* name) {
     return {name,
-            {{nullptr, nullptr},
-             {nullptr, nullptr},
-             {copy<Float>, copy<Bfloat>},
-             UNARY(neg_f),
-             BINARY(add_f),
-             BINARY(sub_f),
-             BINARY(mul_f),
-             BINARY(div_f),
-             UNARY(sqrt_f),
-             UNARY(rsqrt_f),
-             UNARY(reciprocal_f),
-             UNARY(exp_f),
-             UNARY(tanh_f),
-             UNARY(sigmoid_f),
-             UNARY(silu_f),
-             UNARY(gelu_f),
-             UNARY(gelu_tanh_f),
-             UNARY(relu_f),
-             BINARY(minimum_f),
-             BINARY(maximum_f),
-             {sum<Float>, sum<Bfloat>}},
+            {{nullptr, nullptr}, {nullptr, nullptr},  {copy<Float>, copy<Bfloat>},
+             UNARY(neg_f),       BINARY(add_f),       BINARY(sub_f),
+             BINARY(mul_f),      BINARY(div_f),       UNARY(sqrt_f),
+             UNARY(rsqrt_f),     UNARY(reciprocal_f), UNARY(exp_f),
+             UNARY(tanh_f),      UNARY(sigmoid_f),    UNARY(silu_f),
+             UNARY(gelu_f),      UNARY(gelu_tanh_f),  UNARY(relu_f),
+             BINARY(minimum_f),  BINARY(maximum_f),   {sum<Float>, sum<Bfloat>}},
             {load_f32, load_bf16},
             {store_f32, store_bf16}};
 }
