@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 @dataclass
 class Region:
-    """Element-wise nodes of one stage, and what goes in and out. Views of inputs stay in the graph beside the program."""
+    """Element-wise nodes of one stage, and what goes in and out. Mere views of inputs stay outside the program."""
 
     nodes: list[fx.Node]
     inputs: list[fx.Node]  # rows of tokens first, then weights
@@ -121,17 +121,11 @@ def lower(region: Region) -> fx.Node | None:
             lowering.lower(node)
         except Unlowerable:
             return node
-    reused = reusable(region)
     for i, node in enumerate(region.outputs):
         lowering.store(node, len(region.inputs) + i)
     program = lowering.finish(isa(), len(region.inputs) + len(region.outputs))
-    region.program = TokenProgram(program, [meta(n) for n in region.inputs], [meta(n) for n in region.outputs], reused)
+    region.program = TokenProgram(program, [meta(n) for n in region.inputs], [meta(n) for n in region.outputs])
     return None
-
-
-def reusable(region: Region) -> list[int | None]:
-    """For each output the input whose memory it may take."""
-    return [None] * len(region.outputs)
 
 
 def rebuild(graph: fx.Graph, stages: dict[fx.Node, int], regions: dict[tuple, Region], plain: set[fx.Node]) -> fx.Graph:
@@ -157,9 +151,8 @@ def rebuild(graph: fx.Graph, stages: dict[fx.Node, int], regions: dict[tuple, Re
             if key[0] == stage:
                 call_program(made, region, new)
         for node in light:
-            if node not in new:
-                if all(n in new for n in node.all_input_nodes):
-                    copy(node)
+            if node not in new and all(n in new for n in node.all_input_nodes):
+                copy(node)
         for node in here:
             if not is_light(node, plain):
                 copy(node)

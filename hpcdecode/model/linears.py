@@ -49,12 +49,12 @@ def merge_projections(graph: fx.Graph) -> list[Recipe]:
             siblings[found.x, found.bias is None, found.transposed].append(found)
     for (x, _, transposed), group in siblings.items():
         with graph.inserting_after(last):
-            weight = merged_placeholder(graph, [p.weight for p in group], len(recipes))
+            weight = graph.placeholder(f"p{len(recipes)}")
             recipes[weight] = Recipe(tuple(recipes[p.weight].sources[0] for p in group), transposed, packed=True)
         bias = None
         if group[0].bias is not None:
             with graph.inserting_after(weight):
-                bias = merged_placeholder(graph, [p.bias for p in group], len(recipes))
+                bias = graph.placeholder(f"p{len(recipes)}")
                 recipes[bias] = Recipe(tuple(recipes[p.bias].sources[0] for p in group))
         with graph.inserting_before(group[0].node):
             replace_projections(graph, group, x, weight, bias)
@@ -74,8 +74,8 @@ def projection(node: fx.Node, weights: dict[fx.Node, Recipe]) -> Projection | No
     else:
         return None
     known = all(n in weights for n in (found.weight, found.bias) if n is not None)
-    alone = all(len(n.users) == 1 for n in (found.weight,))
-    return found if known and alone and packable(meta(found.weight)) and len(meta(found.weight).shape) == 2 else None
+    alone = len(found.weight.users) == 1
+    return found if known and alone and packable(meta(found.weight)) else None
 
 
 def packable(weight: Meta) -> bool:
@@ -85,14 +85,6 @@ def packable(weight: Meta) -> bool:
     if weight.dtype == torch.bfloat16:
         return torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return weight.dtype == torch.float32
-
-
-def merged_placeholder(graph: fx.Graph, parts: list[fx.Node], number: int) -> fx.Node:
-    node = graph.placeholder(f"p{number}")
-    node.meta["about"] = Meta.of(
-        meta(parts[0]).dtype, (sum(meta(p).shape[0] for p in parts), *meta(parts[0]).shape[1:])
-    )
-    return node
 
 
 def replace_projections(graph: fx.Graph, group: list[Projection], x: fx.Node, weight: fx.Node, bias) -> None:

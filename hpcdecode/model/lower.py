@@ -50,9 +50,8 @@ class Value:
 
     @property
     def dense(self) -> bool:
-        return all(
-            n == 1 or a == b for n, a, b in zip(self.shape, self.strides, dense_strides(self.shape), strict=True)
-        )
+        dense = dense_strides(self.shape)
+        return all(n == 1 or a == b for n, a, b in zip(self.shape, self.strides, dense, strict=True))
 
     def reshaped(self, shape: Shape) -> Value:
         """The same elements in the same order; for a dense value."""
@@ -255,7 +254,12 @@ def binary(op: Op) -> Handler:
         shape, narrow = result(node)
         if not isinstance(a, fx.Node) or isinstance(b, bool):
             raise Unlowerable
-        other = low.values[b] if isinstance(b, fx.Node) else float(b)
+        if isinstance(b, fx.Node):
+            other = low.values[b]
+        elif op in (Op.add, Op.sub):  # torch rounds the number to the tensor's dtype here, but not in products
+            other = torch.tensor(b, dtype=meta(node).dtype).item()
+        else:
+            other = float(b)
         return low.step(op, shape, low.values[a], other, narrow=narrow)
 
     return handler

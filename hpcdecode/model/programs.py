@@ -12,15 +12,12 @@ from hpcdecode.model.meta import Meta
 
 
 class TokenProgram:
-    """A call of a native program. Takes the tensors of `inputs`, tokens' rows first, then weights; returns `outputs`.
-
-    `reused`: for each output the input whose memory it takes, or None.
-    """
+    """A call of a native program: takes `inputs`, rows of tokens first, then weights; returns `outputs`."""
 
     __module__ = __name__
 
-    def __init__(self, program: Program, inputs: list[Meta], outputs: list[Meta], reused: list[int | None]):
-        self.program, self.reused = program, reused
+    def __init__(self, program: Program, inputs: list[Meta], outputs: list[Meta]):
+        self.program = program
         self.inputs = [Rows(about) for about in inputs]
         self.outputs = [Rows(about) for about in outputs]
         self.__name__ = f"program_{id(self)}"
@@ -28,9 +25,7 @@ class TokenProgram:
     def __call__(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
         count = tensors[0].shape[self.inputs[0].dim]
         rows = [about.rows_of(x, count) for about, x in zip(self.inputs, tensors, strict=True)]
-        made = [
-            about.fresh(count) if i is None else rows[i] for about, i in zip(self.outputs, self.reused, strict=True)
-        ]
+        made = [about.fresh(count) for about in self.outputs]
         every = rows + made
         self.program.run(
             count,
