@@ -15,7 +15,8 @@ import torch
 from torch import fx
 
 from hpcdecode.attention import isa
-from hpcdecode.model.lower import HANDLERS, MAX_STATIC, TYPES, VIEWS, Lowering, Unlowerable
+from hpcdecode.model.handlers import HANDLERS, VIEWS
+from hpcdecode.model.lower import MAX_STATIC, TYPES, Lowering, Unlowerable
 from hpcdecode.model.meta import Meta, meta
 from hpcdecode.model.programs import TokenProgram
 
@@ -118,7 +119,7 @@ def lower(region: Region) -> fx.Node | None:
         lowering.load(node, i)
     for node in region.nodes:
         try:
-            lowering.lower(node)
+            lowering.values[node] = HANDLERS[node.target](lowering, node)
         except Unlowerable:
             return node
     for i, node in enumerate(region.outputs):

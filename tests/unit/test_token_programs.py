@@ -10,7 +10,7 @@ from torch import fx
 from hpcdecode.model import load_split
 from hpcdecode.model.compile import compile_graph
 from hpcdecode.model.fuse import fuse
-from hpcdecode.model.lower import HANDLERS
+from hpcdecode.model.handlers import HANDLERS
 from hpcdecode.model.meta import Meta
 from hpcdecode.model.programs import TokenProgram
 
