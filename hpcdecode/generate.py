@@ -25,8 +25,9 @@ from hpcdecode.job import Job
 from hpcdecode.launch import Team
 from hpcdecode.model import SplitModel
 from hpcdecode.report import text
-from hpcdecode.report.figures import Metrics, process_seconds, summarize, versions
+from hpcdecode.report.figures import Metrics, summarize, versions
 from hpcdecode.report.progress import Progress
+from hpcdecode.report.stages import Stages
 from hpcdecode.schedule.auto import LOOKAHEAD
 from hpcdecode.schedule.injector import Injector, Limits
 from hpcdecode.schedule.placement import Placement
@@ -50,6 +51,7 @@ def generate(job: Job, comm: MPI.Intracomm | None = None, *, model: SplitModel |
 
     model: a model loaded before, used in place of loading `job.model`. Raises UserError where the job cannot run.
     """
+    stages = Stages()
     team = launch.assemble(comm, job.s_ranks)
     begin = survey(job, team)
     earlier = begin.earlier if begin else None
@@ -58,15 +60,18 @@ def generate(job: Job, comm: MPI.Intracomm | None = None, *, model: SplitModel |
     if team.me.pinned:
         os.sched_setaffinity(0, team.me.cpus)
     torch.set_num_threads(team.me.threads)
+    stages.done("imports")
     setup, model, tokenizer = load(job, team, model)
+    stages.done("model")
     measure_room(job, team, setup)
     with Signals() as signals:
         desk = _open_desk(job, team, setup, model, tokenizer, begin) if begin else None
         scale = choose_scale(job, team, *desk.feed.preview(LOOKAHEAD)) if desk else None
         run = _Run(job, team, setup, team.broadcast(scale, Scale), model, signals)
         if desk:
-            run.announce()
-        startup, start = process_seconds(), perf_counter()
+            stages.done("rows")
+            run.announce(stages)
+        start = perf_counter()
         try:
             metrics = run.work(desk)
         except BaseException:
@@ -74,7 +79,7 @@ def generate(job: Job, comm: MPI.Intracomm | None = None, *, model: SplitModel |
                 with suppress(Exception):
                     desk.writer.checkpoint()
             raise
-        return run.finish(desk, metrics, startup, perf_counter() - start)
+        return run.finish(desk, metrics, stages.seconds, perf_counter() - start)
 
 
 def _say_complete(job: Job, earlier: Earlier) -> int:
@@ -113,8 +118,8 @@ class _Run:
         self.model, self.signals = model, signals
         self.part: RPart | None = None
 
-    def announce(self) -> None:
-        """Print the topology, and what `auto` became."""
+    def announce(self, stages: Stages) -> None:
+        """Print the topology, what `auto` became, and what the start took."""
         setup, scale = self.setup, self.scale
         lanes = "+".join(str(len(batches)) for batches in scale.lane_batches)
         print(text.topology(self.team.ranks), file=sys.stderr)
@@ -122,8 +127,8 @@ class _Run:
             f"{self.job.model}: {len(setup.shapes)} layers, {setup.dtype}, KV {setup.kv_dtype}; batch {scale.batch}, "
             f"period {scale.period} of {scale.steps} steps, lanes {lanes}",
             file=sys.stderr,
-            flush=True,
         )
+        print(stages.text(), file=sys.stderr, flush=True)
 
     def work(self, desk: Desk | None) -> Metrics:
         """Play this rank's role until the job ends."""

@@ -56,6 +56,12 @@ def run(line: list[str], timeout: float = TIMEOUT, **options) -> subprocess.Comp
     return subprocess.CompletedProcess(line, process.returncode, out, err)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Traces made by the tests are kept for the session, and not in the user's cache."""
+    os.environ["HPCDECODE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture
 def hpcdecode(tmp_path: Path) -> Command:
     return Command(tmp_path)

@@ -21,9 +21,19 @@ class LocalLink:
 
     def post(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
         decodes = len(self.share.decode_rows)
-        rows = torch.cat((q[:decodes], k[:decodes], v[:decodes]), dim=1)
-        prompts = torch.cat((k[decodes:], v[decodes:]), dim=1)
+        rows = _joined(q[:decodes], k[:decodes], v[:decodes])
+        prompts = _joined(k[decodes:], v[decodes:])
         self.part.attend(layer, self.share, rows, prompts, o[:decodes])
 
     def wait(self) -> None:
         pass
+
+
+def _joined(*parts: Tensor) -> Tensor:
+    """The columns of `parts` as one matrix; a view where they lie side by side, as slices leave them."""
+    first, end = parts[0], parts[0].data_ptr()
+    for part in parts:
+        if part.data_ptr() != end or part.stride() != first.stride():
+            return torch.cat(parts, dim=1)
+        end += part.shape[1] * part.element_size()
+    return first.as_strided((len(first), sum(part.shape[1] for part in parts)), first.stride())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,6 +62,18 @@ def open_shard(file: Path):
         raise UserError(
             f"{file} ({size} bytes) is truncated or not safetensors ({first_line(e)}): copy or download it again"
         ) from e
+
+
+def forget_pages(path: Path) -> None:
+    """Take the mapped weights of `path` out of this process's memory; what is used again is read again."""
+    files = {str(file.resolve()) for file in shard_files(path)}
+    advise = ctypes.CDLL(None, use_errno=True).madvise
+    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    with open("/proc/self/maps") as maps:
+        for span, *_, file in (line.split(maxsplit=5) for line in maps if "/" in line):
+            if file.rstrip() in files:
+                start, end = (int(address, 16) for address in span.split("-"))
+                advise(start, end - start, mmap.MADV_DONTNEED)
 
 
 class Stack(tuple):

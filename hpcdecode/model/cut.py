@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 
 import networkx as nx
-import torch
-from torch import Tensor, fx
+from torch import fx
 
 from hpcdecode.errors import UserError
+from hpcdecode.model.meta import meta, size_of
 from hpcdecode.model.trace import Trace
 
 SYMBOL, STATIC, POSITION, TOKEN = "symbol", "static", "position", "token"
@@ -25,25 +25,11 @@ def node_kinds(trace: Trace) -> dict[fx.Node, str]:
         if node in kinds:
             continue
         inputs = {kinds[n] for n in node.all_input_nodes}
-        if "val" in node.meta and not isinstance(node.meta["val"], Tensor | tuple | list):
+        if size_of(node) is not None:
             kinds[node] = SYMBOL
         else:
             kinds[node] = next((k for k in (TOKEN, POSITION) if k in inputs), STATIC)
     return kinds
-
-
-def bytes_per_token(node: fx.Node) -> int:
-    """Size of a node's value where there is one token (and one kept token)."""
-    value = node.meta["val"]
-    return numel_per_token(value) * value.element_size()
-
-
-def numel_per_token(value: Tensor) -> int:
-    count = 1
-    for size in value.shape:
-        expr = size.node.expr if isinstance(size, torch.SymInt) else size
-        count *= int(expr.subs(dict.fromkeys(expr.free_symbols, 1))) if hasattr(expr, "free_symbols") else int(expr)
-    return count
 
 
 def find_cuts(trace: Trace, kinds: dict[fx.Node, str]) -> list[tuple[fx.Node, ...]]:
@@ -108,9 +94,9 @@ def source_side(attend: fx.Node, free: list[fx.Node], done: set[fx.Node], kinds,
 
 def cost(node: fx.Node, trace: Trace) -> int:
     """Weight of a cut through `node`: bytes per token, out of reach for token ids and for tuples of tensors."""
-    if node is trace.ids or not isinstance(node.meta["val"], Tensor):
+    if node is trace.ids or meta(node) is None:
         return OUT_OF_REACH
-    return 0 if node is trace.keep else bytes_per_token(node)
+    return 0 if node is trace.keep else meta(node).bytes_per_token
 
 
 def reachable(flow: nx.DiGraph) -> set:

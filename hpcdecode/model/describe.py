@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from hpcdecode.attention import LayerShape
-from hpcdecode.model.cut import bytes_per_token
+from hpcdecode.model.meta import meta
 from hpcdecode.model.split import Split
 
 
@@ -17,14 +17,13 @@ def describe(parts: Split, attends: tuple[LayerShape, ...], dtype: torch.dtype) 
     wire = [wire_tensors(shape, dtype) for shape in attends]
     slices = []
     for i, part in enumerate(parts.slices):
-        weights = [n.meta["val"] for n in part.weights]
         slices.append(
             {
                 "slice": i,
                 "group": part.group,
                 "calls": sum(n.op == "call_function" for n in parts.groups[part.group].graph.nodes),
-                "weights": len(weights),
-                "weight_bytes": sum(w.numel() * w.element_size() for w in weights),
+                "weights": len(part.weights),
+                "weight_bytes": sum(meta(n).bytes_per_token for n in part.weights),
                 "context": [cut_tensor(n, parts) for n in part.context],
                 "wire": wire[i] if i < len(wire) else [],
             }
@@ -54,15 +53,14 @@ def wire_tensors(shape: LayerShape, dtype: torch.dtype) -> list[dict]:
 
 
 def cut_tensor(node: fx.Node, parts: Split) -> dict:
-    value: Tensor = node.meta["val"]
+    about = meta(node)
     per_token = node is not parts.trace.keep
-    tokens, kept = (str(n.meta["val"].shape[0]) for n in (parts.trace.ids, parts.trace.keep))
     return {
         "name": node.name,
         "from": parts.kinds[node] if per_token else "kept tokens",
-        "shape": [s if isinstance(s, int) else str(s).replace(tokens, "T").replace(kept, "L") for s in value.shape],
-        "dtype": str(value.dtype).removeprefix("torch."),
-        "bytes_per_token": bytes_per_token(node) if per_token else 0,
+        "shape": list(about.shape),
+        "dtype": str(about.dtype).removeprefix("torch."),
+        "bytes_per_token": about.bytes_per_token if per_token else 0,
     }
 
 

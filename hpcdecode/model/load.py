@@ -10,11 +10,14 @@ from torch import Tensor, fx
 
 from hpcdecode.attention import LayerShape
 from hpcdecode.errors import UserError
-from hpcdecode.model.checkpoint import Stack, read_weights
+from hpcdecode.model.cache import cached_trace
+from hpcdecode.model.checkpoint import Stack, forget_pages, read_weights
+from hpcdecode.model.compile import compile_graph
 from hpcdecode.model.config import quiet, read_config
 from hpcdecode.model.describe import describe
+from hpcdecode.model.meta import meta
 from hpcdecode.model.split import Split, split
-from hpcdecode.model.trace import Trace, trace
+from hpcdecode.model.trace import Trace
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -26,25 +29,35 @@ class SplitModel:
     A context is a tuple of tensors to hand on unchanged to the next slice, and to drop after that.
     """
 
-    def __init__(self, config, parts: Split, device: torch.device, weights: dict[str, Tensor | Stack] | None):
+    def __init__(
+        self,
+        config,
+        parts: Split,
+        device: torch.device,
+        weights: dict[str, Tensor | Stack] | None,
+        slice_bound: Callable[[], None] = lambda: None,
+    ):
+        """`slice_bound` is called when the weights of one more slice are in their final form."""
         self.config = config
         self.parts = parts
         self.device = device
         self.dtype: torch.dtype = parts.trace.model.dtype
         self.attends: tuple[LayerShape, ...] = layer_shapes(parts.trace)
-        self.vocab_size: int = int(parts.trace.logits.meta["val"].shape[-1])
+        self.vocab_size: int = meta(parts.trace.logits).shape[-1]
         self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
         self._run: list[Callable] = []
         self._weights: list[tuple] = []
         self._sinks: list[Tensor | None] = []
         if weights is not None:
-            self._bind(weights)
+            self._bind(weights, slice_bound)
 
-    def _bind(self, weights: dict[str, Tensor | Stack]) -> None:
+    def _bind(self, weights: dict[str, Tensor | Stack], slice_bound: Callable[[], None]) -> None:
         values = Values(self.parts.trace, weights, self.device)
-        compiled = [group.compile() for group in self.parts.groups]
-        self._run = [compiled[s.group] for s in self.parts.slices]
-        self._weights = [tuple(values[n] for n in s.weights) for s in self.parts.slices]
+        compiled = [compile_graph(group.graph, self.device) for group in self.parts.groups]
+        self._run = [compiled[s.group].run for s in self.parts.slices]
+        for part in self.parts.slices:
+            self._weights.append(compiled[part.group].weights([values[n] for n in part.weights]))
+            slice_bound()
         sinks = [node.args[8] for node in self.parts.trace.attends]
         self._sinks = [None if n is None else values[n].to(torch.float32) for n in sinks]
 
@@ -65,9 +78,29 @@ class SplitModel:
 
     @torch.inference_mode()
     def logits(self, o: Tensor, ctx: tuple[Tensor, ...]) -> Tensor:
-        """Run the last slice: logits [L, vocab] of the kept tokens, from the last layer's attention output."""
+        """Run the last slice: logits [L, vocab] of the kept tokens, from the last layer's attention output.
+
+        Only the kept tokens pass the slice.
+        """
         n = len(self.attends)
+        context = self.parts.slices[n - 1].context
+        keep = ctx[context.index(self.parts.trace.keep)]
+        if len(keep) == 0:
+            return o.new_empty(0, self.vocab_size)
+        if len(keep) < len(o):
+            o, ctx = o[keep], self._kept(keep, context, ctx)
         return self._call(n, self.parts.slices[n], o, ctx)[0]
+
+    def _kept(self, keep: Tensor, context: tuple[fx.Node, ...], ctx: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The context as if the kept tokens were all."""
+        rows = []
+        for node, x in zip(context, ctx, strict=True):
+            if node is self.parts.trace.keep:
+                rows.append(torch.arange(len(keep), device=keep.device))
+            else:
+                dim = meta(node).token_dim
+                rows.append(x if dim is None else x.index_select(dim, keep))
+        return tuple(rows)
 
     def _call(self, i: int, part, o: Tensor | None, ctx: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         given = [ctx[j] for j in part.take]
@@ -106,7 +139,7 @@ def layer_shapes(trace: Trace) -> tuple[LayerShape, ...]:
     shapes = []
     for node in trace.attends:
         _, k, v, q_heads, kv_heads, scale, window, softcap, sinks = node.args
-        k_dim, v_dim = (int(x.meta["val"].shape[1]) // kv_heads for x in (k, v))
+        k_dim, v_dim = (meta(x).shape[1] // kv_heads for x in (k, v))
         shapes.append(LayerShape(kv_heads, k_dim, v_dim, q_heads, scale, window, softcap, sinks is not None))
     return tuple(shapes)
 
@@ -140,11 +173,11 @@ def load_split(
     """
     config = read_config(path)
     device = torch.device(device)
-    traced = trace(config, parse_dtype(dtype, config))
+    traced = cached_trace(config, parse_dtype(dtype, config))
     parts = split(traced, device)
     bound = None
     if weights:
         wanted = {name for node, name in traced.weights.items() if node.users}
         with quiet():
             bound = read_weights(Path(path), traced.model, wanted, stackable(traced), device)
-    return SplitModel(config, parts, device, bound)
+    return SplitModel(config, parts, device, bound, lambda: forget_pages(Path(path)))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from hpcdecode.model import ops
 from hpcdecode.model.clean import freeze
 from hpcdecode.model.cut import STATIC, SYMBOL, find_cuts, node_kinds
+from hpcdecode.model.meta import meta, size_of
 from hpcdecode.model.trace import Trace
 
 aten = torch.ops.aten
@@ -23,10 +23,6 @@ class Group:
 
     graph: fx.Graph  # ([o,] context..., weights...) -> (q, k, v, context...) or (logits,)
     slices: list[int] = field(default_factory=list)
-
-    def compile(self) -> Callable:
-        """A callable for the graph. Compiled forms take the place of this one."""
-        return fx.GraphModule({}, self.graph).forward
 
 
 @dataclass
@@ -84,7 +80,7 @@ class Builder:
 
     def build(self, results: list[fx.Node]) -> None:
         self.results = results
-        self.sizes = {str(trace_size(n)): n for n in (self.trace.keep, self.given[0]) if n in self.given}
+        self.sizes = {meta(n).shape[0]: n for n in (self.trace.keep, self.given[0]) if n in self.given}
         seen: set[fx.Node] = set()
         stack = [(node, False) for node in reversed(results)]
         while stack:
@@ -104,7 +100,7 @@ class Builder:
         if node in self.given:
             self.used.append(node)
         elif self.is_size(node):
-            self.used.append(self.sizes[str(node.meta["val"])])
+            self.used.append(self.sizes[size_of(node)])
         elif node.op == "placeholder" or self.is_folded(node):
             self.weights.append(node)
         else:
@@ -112,24 +108,22 @@ class Builder:
         return True
 
     def is_size(self, node: fx.Node) -> bool:
-        return self.kinds[node] == SYMBOL and str(node.meta["val"]) in self.sizes
+        return self.kinds[node] == SYMBOL and size_of(node) in self.sizes
 
     def is_folded(self, node: fx.Node) -> bool:
         if self.kinds[node] != STATIC or any(self.kinds[n] == SYMBOL for n in node.all_input_nodes):
             return False
-        value = node.meta["val"]
-        return (
-            isinstance(value, Tensor) and all(isinstance(s, int) for s in value.shape) and value.numel() <= FOLD_NUMEL
-        )
+        about = meta(node)
+        return about is not None and about.static and about.numel_per_token <= FOLD_NUMEL
 
     def signature(self) -> tuple:
         """Equal for slices that one graph can serve: same calls on same places, same shapes and dtypes of inputs."""
         place = {n: i for i, n in enumerate([*self.used, *self.weights, *self.calls])}
 
         def name(node: fx.Node):
-            return ("size", place[self.sizes[str(node.meta["val"])]]) if self.is_size(node) else place[node]
+            return ("size", place[self.sizes[size_of(node)]]) if self.is_size(node) else place[node]
 
-        inputs = tuple((str(n.meta["val"].dtype), str(tuple(n.meta["val"].shape))) for n in [*self.used, *self.weights])
+        inputs = tuple(meta(n) for n in [*self.used, *self.weights])
         calls = tuple((str(n.target), freeze(n.args, name), freeze(n.kwargs, name)) for n in self.calls)
         return len(self.used), inputs, calls, tuple(place[n] for n in self.results)
 
@@ -138,28 +132,23 @@ class Builder:
         for kind, nodes in (("x", self.used), ("w", self.weights)):
             for i, node in enumerate(nodes):
                 new[node] = graph.placeholder(f"{kind}{i}")
-                new[node].meta = node.meta
+                new[node].meta = dict(node.meta)
         sizes: dict[str, fx.Node] = {}
 
         def value(node: fx.Node) -> fx.Node:
             if not self.is_size(node):
                 return new[node]
-            size = str(node.meta["val"])
+            size = size_of(node)
             if size not in sizes:
                 sizes[size] = graph.call_function(aten.sym_size.int, (new[self.sizes[size]], 0))
-                sizes[size].meta = node.meta
             return sizes[size]
 
         for node in self.calls:
             kwargs = {k: self.device if k == "device" else fx.map_arg(v, value) for k, v in node.kwargs.items()}
             new[node] = graph.call_function(runnable(node.target), fx.map_arg(node.args, value), kwargs)
-            new[node].meta = node.meta
+            new[node].meta = dict(node.meta)
         graph.output(tuple(new[n] for n in self.results))
         return graph
-
-
-def trace_size(node: fx.Node):
-    return node.meta["val"].shape[0]
 
 
 def runnable(target):

@@ -14,8 +14,9 @@ from hpcdecode.errors import UserError
 from hpcdecode.model import ops
 from hpcdecode.model.clean import clean
 from hpcdecode.model.config import first_line, quiet, unsupported
+from hpcdecode.model.meta import KEPT, TOKENS, annotate
 
-TOKENS, KEPT = 8, 3  # example sizes; the graph holds for any
+EXAMPLE_TOKENS, EXAMPLE_KEPT = 8, 3  # the graph holds for any number
 BYPASS = "its attention bypasses transformers' attention interface"
 
 
@@ -105,7 +106,7 @@ def export(model) -> torch.export.ExportedProgram:
     tokens, kept = torch.export.Dim("T", max=1 << 24), torch.export.Dim("L", max=1 << 24)
     with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True):
         model.to_empty(device="cpu")
-        args = tuple(torch.zeros(n, dtype=torch.int64) for n in (TOKENS, TOKENS, KEPT))
+        args = tuple(torch.zeros(n, dtype=torch.int64) for n in (EXAMPLE_TOKENS, EXAMPLE_TOKENS, EXAMPLE_KEPT))
     with torch.no_grad():
         shapes = ({0: tokens}, {0: tokens}, {0: kept})
         program = torch.export.export(Flat(model), args, dynamic_shapes=shapes, strict=False)
@@ -134,6 +135,8 @@ def read_program(program, model, buffers: dict[str, Tensor], config) -> Trace:
         else:
             weights[node] = name
     clean(program.graph)
+    tokens, kept = (str(inputs[i].meta["val"].shape[0]) for i in (0, 2))
+    annotate(program.graph, {tokens: TOKENS, kept: KEPT})
     attends = [n for n in program.graph.nodes if n.target is torch.ops.hpcdecode.attend.default]
     check_attends(attends, config)
     (logits,) = program.graph.output_node().args[0]

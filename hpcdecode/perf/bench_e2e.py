@@ -35,7 +35,7 @@ _PARTS = {"whole job": "seconds", "decode": "decode_seconds", "prefill": "prefil
 _AGREEMENT = 0.5  # of first tokens; near-ties of bfloat16 cost a few
 _MEMORY_BASE = 300 << 20
 _STARTUP = Workload("startup", 1, 64, 64, new=2)
-_IMPORTS = "import torch, transformers; from hpcdecode.report.figures import process_seconds; print(process_seconds())"
+_IMPORTS = "import torch, transformers; from hpcdecode.report.stages import process_seconds; print(process_seconds())"
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import resource
-import time
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -84,13 +82,6 @@ def summarize(desk: Desk, ranks: list[Metrics], startup: float, seconds: float) 
         "peak_rss_bytes": [m.peak_rss for m in ranks],
         "steps": max(m.steps for m in s_ranks),
     }
-
-
-def process_seconds() -> float:
-    """Seconds since this process started, to a clock tick (10 ms)."""
-    with open("/proc/self/stat") as file:
-        ticks = int(file.read().rpartition(")")[2].split()[19])  # starttime; proc(5)
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def versions() -> dict[str, str]:

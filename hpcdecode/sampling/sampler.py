@@ -18,12 +18,19 @@ def sample(logits: Tensor, sequences: Seq[Sequence]) -> list[int]:
     Filters apply in vLLM's order: temperature, top_k, top_p. The draw depends on (seed, row, sample, position)
     alone, so the same logits give the same token however the job is split.
     """
-    tokens = logits.argmax(dim=-1)
+    tokens = _greedy(logits)
     random = [i for i, s in enumerate(sequences) if s.prompt.params.temperature > 0]
     if random:
         index = torch.tensor(random, device=logits.device)
         tokens[index] = _draw(logits[index].float(), [sequences[i] for i in random])
     return tokens.tolist()
+
+
+def _greedy(logits: Tensor) -> Tensor:
+    """The first largest logit of each row; on the CPU by numpy, whose search is several times as fast as torch's."""
+    if logits.device.type != "cpu":
+        return logits.argmax(dim=-1)
+    return torch.from_numpy(logits.float().numpy().argmax(axis=-1))
 
 
 def _draw(logits: Tensor, sequences: list[Sequence]) -> Tensor:

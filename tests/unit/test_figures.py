@@ -5,7 +5,7 @@ import time
 import psutil
 import pytest
 
-from hpcdecode.report.figures import process_seconds
+from hpcdecode.report.stages import process_seconds
 
 
 def test_the_age_of_this_process():

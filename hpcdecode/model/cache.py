@@ -1,0 +1,222 @@
+"""Traces kept on disk: tracing a model takes many seconds, and depends on its config and on versions alone.
+
+A file is msgpack data without code, named by a hash of all that the trace depends on. Any of them may be deleted at
+any time; a new one appears by a rename, so that many ranks may write the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import operator
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, fx
+
+from hpcdecode import __version__
+from hpcdecode.errors import UserError
+from hpcdecode.model import ops
+from hpcdecode.model.config import quiet
+from hpcdecode.model.meta import Meta
+from hpcdecode.model.trace import Trace, skeleton, trace
+
+NAMESPACES = ("aten", "hpcdecode")
+FUNCTIONS = ("getitem", "add", "sub", "mul", "floordiv")  # of the module operator
+SOURCES = ("trace.py", "ops.py", "clean.py", "meta.py", "cache.py")  # what a trace is made by
+
+
+class StoredTensor(msgspec.Struct, array_like=True):
+    dtype: str
+    shape: list[int]
+    data: bytes
+
+
+class StoredNode(msgspec.Struct, array_like=True):
+    """about: a size; or dtype, shape and the shape at one token of a tensor. target is empty for an input."""
+
+    name: str
+    target: str
+    args: Any
+    kwargs: Any
+    about: str | tuple[str, list[int | str], list[int]] | None
+
+
+class StoredTrace(msgspec.Struct, array_like=True):
+    """Nodes are named by their place."""
+
+    nodes: list[StoredNode]
+    inputs: tuple[int, int, int, int]  # ids, positions, keep; logits
+    weights: dict[int, str]
+    constants: dict[int, StoredTensor]
+
+
+class Unstorable(Exception):
+    """The trace holds something that the format does not have."""
+
+
+def cached_trace(config, dtype: torch.dtype) -> Trace:
+    """The trace of `config` in `dtype`, from the cache directory if it is there; else made, and left there."""
+    file = directory() / f"{key(config, dtype)}.trace"
+    with contextlib.suppress(OSError, msgspec.MsgspecError, Unstorable, UserError):
+        ops.register()
+        with quiet():
+            return restored(msgspec.msgpack.decode(file.read_bytes(), type=StoredTrace), skeleton(config, dtype))
+    made = trace(config, dtype)
+    with contextlib.suppress(OSError, Unstorable):
+        write(file, msgspec.msgpack.encode(stored(made)))
+    return made
+
+
+def directory() -> Path:
+    """HPCDECODE_CACHE, else hpcdecode in the user's cache directory."""
+    if own := os.environ.get("HPCDECODE_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hpcdecode"
+
+
+def key(config, dtype: torch.dtype) -> str:
+    import transformers
+
+    made_by = [(Path(__file__).parent / name).read_bytes() for name in SOURCES]
+    versions = (__version__, torch.__version__, transformers.__version__, str(dtype), config.to_json_string(False))
+    return hashlib.sha256(b"\0".join([*made_by, *(v.encode() for v in versions)])).hexdigest()[:32]
+
+
+def write(file: Path, data: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=".trace-")
+    try:
+        with os.fdopen(handle, "wb") as out:
+            out.write(data)
+        os.replace(name, file)
+    except OSError:
+        os.unlink(name)
+        raise
+
+
+def stored(trace: Trace) -> StoredTrace:
+    """Raises Unstorable."""
+    nodes = [n for n in trace.graph.nodes if n.op != "output"]
+    places = {node: i for i, node in enumerate(nodes)}
+    return StoredTrace(
+        [
+            StoredNode(
+                node.name,
+                target_name(node),
+                encode(node.args, places) if node.op == "call_function" else None,
+                encode(dict(node.kwargs), places),
+                stored_about(node.meta.get("about")),
+            )
+            for node in nodes
+        ],
+        tuple(places[n] for n in (trace.ids, trace.positions, trace.keep, trace.logits)),
+        {places[n]: name for n, name in trace.weights.items()},
+        {places[n]: stored_tensor(t) for n, t in trace.constants.items()},
+    )
+
+
+def restored(data: StoredTrace, model: torch.nn.Module) -> Trace:
+    """Raises Unstorable for a file that does not hang together."""
+    graph, nodes = fx.Graph(), []
+    try:
+        for made in data.nodes:
+            if made.target:
+                args, kwargs = decode(made.args, nodes), decode(made.kwargs, nodes)
+                node = graph.create_node("call_function", target_of(made.target), tuple(args), kwargs, made.name)
+            else:
+                node = graph.placeholder(made.name)
+            node.meta = {} if made.about is None else {"about": restored_about(made.about)}
+            nodes.append(node)
+        ids, positions, keep, logits = (nodes[i] for i in data.inputs)
+        graph.output((logits,))
+        weights = {nodes[i]: name for i, name in data.weights.items()}
+        constants = {nodes[i]: restored_tensor(t) for i, t in data.constants.items()}
+    except (IndexError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise Unstorable from error
+    attends = [n for n in nodes if n.target is torch.ops.hpcdecode.attend.default]
+    return Trace(graph, ids, positions, keep, weights, constants, attends, logits, model)
+
+
+def target_name(node: fx.Node) -> str:
+    """`aten.add.Tensor` or `operator.getitem`; empty for an input."""
+    if node.op == "placeholder":
+        return ""
+    if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in NAMESPACES:
+        return str(node.target)
+    name = getattr(node.target, "__name__", "")
+    if name in FUNCTIONS and getattr(operator, name) is node.target:
+        return f"operator.{name}"
+    raise Unstorable
+
+
+def target_of(name: str):
+    namespace, *path = name.split(".")
+    if namespace == "operator" and len(path) == 1 and path[0] in FUNCTIONS:
+        return getattr(operator, path[0])
+    if namespace not in NAMESPACES or len(path) != 2:
+        raise Unstorable
+    return getattr(getattr(getattr(torch.ops, namespace), path[0]), path[1])
+
+
+def encode(arg: Any, places: dict[fx.Node, int]) -> Any:
+    """Scalars as they are; whatever else as [kind, value]."""
+    if arg is None or isinstance(arg, bool | int | float | str):
+        return arg
+    if isinstance(arg, fx.Node):
+        return ["node", places[arg]]
+    if isinstance(arg, tuple | list):
+        return ["list", [encode(a, places) for a in arg]]
+    if isinstance(arg, dict):
+        return ["dict", {k: encode(v, places) for k, v in arg.items()}]
+    if isinstance(arg, torch.device):
+        return ["device", str(arg)]
+    if isinstance(arg, torch.dtype | torch.layout | torch.memory_format):
+        return ["torch", str(arg).removeprefix("torch.")]
+    raise Unstorable
+
+
+def decode(arg: Any, nodes: list[fx.Node]) -> Any:
+    if not isinstance(arg, list):
+        return arg
+    kind, value = arg
+    if kind == "node":
+        return nodes[value]
+    if kind == "list":
+        return [decode(v, nodes) for v in value]
+    if kind == "dict":
+        return {k: decode(v, nodes) for k, v in value.items()}
+    if kind == "device":
+        return torch.device(value)
+    found = getattr(torch, value) if kind == "torch" else None
+    if not isinstance(found, torch.dtype | torch.layout | torch.memory_format):
+        raise Unstorable
+    return found
+
+
+def stored_about(about: Meta | str | None) -> Any:
+    if not isinstance(about, Meta):
+        return about
+    return str(about.dtype).removeprefix("torch."), list(about.shape), list(about.one_token)
+
+
+def restored_about(about: Any) -> Meta | str:
+    if isinstance(about, str):
+        return about
+    dtype, shape, one_token = about
+    return Meta(getattr(torch, dtype), tuple(shape), tuple(one_token))
+
+
+def stored_tensor(tensor: Tensor) -> StoredTensor:
+    flat = tensor.contiguous().view(-1).view(torch.uint8)
+    return StoredTensor(str(tensor.dtype).removeprefix("torch."), list(tensor.shape), flat.numpy().tobytes())
+
+
+def restored_tensor(stored: StoredTensor) -> Tensor:
+    if not stored.data:
+        return torch.empty(stored.shape, dtype=getattr(torch, stored.dtype))
+    return torch.frombuffer(bytearray(stored.data), dtype=getattr(torch, stored.dtype)).view(stored.shape)

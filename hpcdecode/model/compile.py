@@ -1,0 +1,53 @@
+"""From a slice's graph to what runs it, and to the weights in the form that it takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+from hpcdecode.model.checkpoint import Stack
+from hpcdecode.model.fuse import fuse
+from hpcdecode.model.linears import Recipe, make_weight, merge_projections
+from hpcdecode.model.meta import Meta, meta
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Compiled:
+    run: Callable[..., tuple[Tensor, ...]]  # ([o,] context..., weights...)
+    recipes: list[Recipe]
+
+    def weights(self, sources: Sequence[Tensor | Stack]) -> tuple[Tensor | Stack, ...]:
+        """The weights of one slice as `run` takes them, from the tensors that its graph named."""
+        return tuple(make_weight(recipe, [sources[i] for i in recipe.sources]) for recipe in self.recipes)
+
+
+def compile_graph(graph: fx.Graph, device: torch.device) -> Compiled:
+    """Merge, pack and fuse for the CPU; a plain graph for other devices."""
+    made = fx.Graph()
+    made.output(made.graph_copy(graph, {}))
+    if device.type != "cpu":
+        weights = sum(n.op == "placeholder" and n.name.startswith("w") for n in graph.nodes)
+        return Compiled(fx.GraphModule({}, made).forward, [Recipe((i,)) for i in range(weights)])
+    recipes = merge_projections(made)
+    join_rows(made)
+    return Compiled(fx.GraphModule({}, fuse(made)).forward, recipes)
+
+
+def join_rows(graph: fx.Graph) -> None:
+    """Let the q, k and v of a slice's results lie side by side in one matrix, as the R-part takes them."""
+    results = list(graph.output_node().args[0])
+    if len(results) < 3:
+        return
+    widths = [meta(n).shape[1] for n in results[:3]]
+    with graph.inserting_before(graph.output_node()):
+        rows = graph.call_function(aten.cat.default, (results[:3], 1))
+        rows.meta["about"] = Meta.of(meta(results[0]).dtype, (meta(results[0]).shape[0], sum(widths)))
+        for i, width in enumerate(widths):
+            start = sum(widths[:i])
+            results[i] = graph.call_function(aten.narrow.default, (rows, 1, start, width))
+    graph.output_node().args = (tuple(results),)

@@ -1,0 +1,83 @@
+// The Python module hpcdecode._ops_cpu. Only this file knows nanobind.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <array>
+#include <optional>
+
+#include "program.h"
+
+namespace nb = nanobind;
+using namespace hpcdecode::ops;
+
+namespace {
+
+using Dims = std::array<int64_t, 3>;
+
+View view_of(int64_t at, const Dims& stride) { return {at, {stride[0], stride[1], stride[2]}}; }
+
+void run(const Program& program, int64_t tokens, int threads, const std::vector<int64_t>& pointers,
+         const std::vector<int64_t>& row_bytes) {
+    if (pointers.size() != row_bytes.size() || static_cast<int>(pointers.size()) != program.tensors()) {
+        throw std::invalid_argument("run: expected " + std::to_string(program.tensors()) + " tensors, got " +
+                                    std::to_string(pointers.size()));
+    }
+    std::vector<Rows> rows;
+    rows.reserve(pointers.size());
+    for (size_t i = 0; i < pointers.size(); ++i)
+        rows.push_back({reinterpret_cast<char*>(static_cast<intptr_t>(pointers[i])), row_bytes[i]});
+    nb::gil_scoped_release unlocked;
+    program.run(tokens, threads, rows);
+}
+
+}  // namespace
+
+NB_MODULE(_ops_cpu, m) {
+    nb::enum_<Type>(m, "Type").value("float32", Type::f32).value("bfloat16", Type::bf16);
+    nb::enum_<Op>(m, "Op")
+        .value("load", Op::load)
+        .value("store", Op::store)
+        .value("copy", Op::copy)
+        .value("neg", Op::neg)
+        .value("add", Op::add)
+        .value("sub", Op::sub)
+        .value("mul", Op::mul)
+        .value("div", Op::div)
+        .value("sqrt", Op::sqrt)
+        .value("rsqrt", Op::rsqrt)
+        .value("reciprocal", Op::reciprocal)
+        .value("exp", Op::exp)
+        .value("tanh", Op::tanh)
+        .value("sigmoid", Op::sigmoid)
+        .value("silu", Op::silu)
+        .value("gelu", Op::gelu)
+        .value("gelu_tanh", Op::gelu_tanh)
+        .value("relu", Op::relu)
+        .value("minimum", Op::minimum)
+        .value("maximum", Op::maximum)
+        .value("sum", Op::sum);
+
+    nb::class_<Step>(m, "Step").def(
+        "__init__",
+        [](Step* s, Op op, Type type, const Dims& dims, int64_t out, const Dims& out_stride, int64_t a,
+           const Dims& a_stride, std::optional<int64_t> b, const Dims& b_stride, float scalar) {
+            new (s) Step{op,
+                         type,
+                         {dims[0], dims[1], dims[2]},
+                         view_of(out, out_stride),
+                         view_of(a, a_stride),
+                         view_of(b.value_or(0), b_stride),
+                         b.has_value(),
+                         scalar};
+        },
+        nb::arg("op"), nb::arg("type"), nb::arg("dims"), nb::arg("out"), nb::arg("out_stride"), nb::arg("a"),
+        nb::arg("a_stride"), nb::arg("b").none(), nb::arg("b_stride"), nb::arg("scalar"));
+
+    nb::class_<Program>(m, "Program")
+        .def(nb::init<std::vector<Step>, std::vector<Step>, int64_t, int, const std::string&>(), nb::arg("setup"),
+             nb::arg("body"), nb::arg("scratch"), nb::arg("tensors"), nb::arg("isa"))
+        .def("run", &run, nb::arg("tokens"), nb::arg("threads"), nb::arg("pointers"), nb::arg("row_bytes"));
+}

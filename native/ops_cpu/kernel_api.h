@@ -1,0 +1,21 @@
+// One table of kernels per instruction set.
+#pragma once
+#include <string>
+
+#include "program.h"
+
+namespace hpcdecode::ops {
+
+using Kernel = void (*)(const Step&, float* scratch);
+
+struct KernelTable {
+    const char* name;
+    Kernel run[static_cast<int>(Op::count)][2];  // by type of the result
+    void (*load[2])(int64_t count, const char* in, float* out);
+    void (*store[2])(int64_t count, const float* in, char* out);
+};
+
+// Throws std::invalid_argument for a name that this build does not have.
+const KernelTable& kernels_for(const std::string& isa);
+
+}  // namespace hpcdecode::ops

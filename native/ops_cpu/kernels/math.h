@@ -1,0 +1,72 @@
+// Elementary functions as plain arithmetic, so that the compiler vectorises the loops around them.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+// The including file wraps this in the namespace of its instruction set.
+
+template <class To, class From>
+inline To bits(From x) {
+    To y;
+    std::memcpy(&y, &x, sizeof y);
+    return y;
+}
+
+// float32 to the nearest bfloat16, ties to even.
+inline uint16_t to_bf16(float x) {
+    const uint32_t u = bits<uint32_t>(x);
+    const uint32_t rounded = u + 0x7fffu + ((u >> 16) & 1u);
+    return static_cast<uint16_t>((x != x ? u | 0x400000u : rounded) >> 16);
+}
+
+inline float from_bf16(uint16_t x) { return bits<float>(static_cast<uint32_t>(x) << 16); }
+
+// Cephes' expf: x = n ln 2 + r, a polynomial in r, n added to the exponent. 2 ulp; 0 below -86.6.
+inline float exp_f(float x) {
+    constexpr float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+    const float clamped = x < -86.6f ? -86.6f : (x > 88.7f ? 88.7f : x);
+    const float shifted = clamped * 1.44269504088896341f + magic;
+    const float n = shifted - magic;
+    const float r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    const float y = (p * r) * r + r + 1.0f;
+    // n may be 128, one more than an exponent holds, so 2^(n-1) twice.
+    const float scaled = y * bits<float>((static_cast<int32_t>(n) + 126) << 23) * 2.0f;
+    const float low = x < -86.6f ? 0.0f : scaled;
+    const float high = x > 88.7f ? HUGE_VALF : low;
+    return x != x ? x : high;
+}
+
+inline float sigmoid_f(float x) { return 1.0f / (1.0f + exp_f(-x)); }
+
+inline float silu_f(float x) { return x / (1.0f + exp_f(-x)); }
+
+// Near 0 the series, elsewhere 1 - 2 / (exp(2x) + 1).
+inline float tanh_f(float x) {
+    const float a = std::fabs(x), s = x * x;
+    const float large = 1.0f - 2.0f / (exp_f(2.0f * a) + 1.0f);
+    const float series = ((62.0f / 2835 * s - 17.0f / 315) * s + 2.0f / 15) * s - 1.0f / 3;
+    const float signed_large = x < 0 ? -large : large;
+    return a < 0.3f ? x + x * s * series : signed_large;
+}
+
+// Abramowitz and Stegun 7.1.26, absolute error 1.5e-7.
+inline float erf_f(float x) {
+    const float a = std::fabs(x), t = 1.0f / (1.0f + 0.3275911f * a);
+    const float p =
+        ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t;
+    const float y = 1.0f - p * exp_f(-a * a);
+    return x < 0 ? -y : y;
+}
+
+inline float gelu_f(float x) { return 0.5f * x * (1.0f + erf_f(x * 0.70710678118654752f)); }
+
+inline float gelu_tanh_f(float x) {
+    return 0.5f * x * (1.0f + tanh_f(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+}

@@ -1,0 +1,121 @@
+// The steps of a token program. Included once per instruction set, inside that set's namespace.
+#pragma once
+
+#define EACH_ROW(s)                           \
+    for (int64_t i = 0; i < (s).dims[0]; ++i) \
+        for (int64_t j = 0; j < (s).dims[1]; ++j)
+
+inline int64_t row_of(const View& v, int64_t i, int64_t j) { return v.at + i * v.stride[0] + j * v.stride[1]; }
+
+struct Float {
+    static float round(float x) { return x; }
+};
+struct Bfloat {
+    static float round(float x) { return from_bf16(to_bf16(x)); }
+};
+
+template <class R, float (*f)(float)>
+void unary(const Step& s, float* scratch) {
+    EACH_ROW(s) {
+        const float* __restrict a = scratch + row_of(s.a, i, j);
+        float* __restrict out = scratch + row_of(s.out, i, j);
+        for (int64_t k = 0; k < s.dims[2]; ++k) out[k] = R::round(f(a[k]));
+    }
+}
+
+// An operand that is the same for a whole row has inner stride 0.
+template <class R, float (*f)(float, float)>
+void binary(const Step& s, float* scratch) {
+    const int64_t n = s.dims[2];
+    EACH_ROW(s) {
+        const float* __restrict a = scratch + row_of(s.a, i, j);
+        const float* __restrict b = s.has_b ? scratch + row_of(s.b, i, j) : &s.scalar;
+        float* __restrict out = scratch + row_of(s.out, i, j);
+        if (s.a.stride[2] == 0) {
+            const float x = *a;
+            for (int64_t k = 0; k < n; ++k) out[k] = R::round(f(x, b[k * s.b.stride[2]]));
+        } else if (s.b.stride[2] == 0) {
+            const float y = *b;
+            for (int64_t k = 0; k < n; ++k) out[k] = R::round(f(a[k], y));
+        } else {
+            for (int64_t k = 0; k < n; ++k) out[k] = R::round(f(a[k], b[k]));
+        }
+    }
+}
+
+template <class R>
+void copy(const Step& s, float* scratch) {
+    const int64_t from = s.a.stride[2], to = s.out.stride[2];
+    EACH_ROW(s) {
+        const float* __restrict a = scratch + row_of(s.a, i, j);
+        float* __restrict out = scratch + row_of(s.out, i, j);
+        if (from == 1 && to == 1) {
+            for (int64_t k = 0; k < s.dims[2]; ++k) out[k] = R::round(a[k]);
+        } else {
+            for (int64_t k = 0; k < s.dims[2]; ++k) out[k * to] = R::round(a[k * from]);
+        }
+    }
+}
+
+// 64 running sums, then halves onto each other.
+inline float sum_of(const float* a, int64_t n) {
+    constexpr int kLanes = 64;
+    float lanes[kLanes] = {};
+    int64_t k = 0;
+    for (; k + kLanes <= n; k += kLanes)
+        for (int l = 0; l < kLanes; ++l) lanes[l] += a[k + l];
+    for (int l = 0; k + l < n; ++l) lanes[l] += a[k + l];
+    for (int width = kLanes / 2; width > 0; width /= 2)
+        for (int l = 0; l < width; ++l) lanes[l] += lanes[l + width];
+    return lanes[0];
+}
+
+template <class R>
+void sum(const Step& s, float* scratch) {
+    EACH_ROW(s) scratch[row_of(s.out, i, j)] = R::round(sum_of(scratch + row_of(s.a, i, j), s.dims[2]) * s.scalar);
+}
+
+inline void load_f32(int64_t n, const char* in, float* out) { std::memcpy(out, in, n * sizeof(float)); }
+inline void store_f32(int64_t n, const float* in, char* out) { std::memcpy(out, in, n * sizeof(float)); }
+
+inline void load_bf16(int64_t n, const char* in, float* __restrict out) {
+    const auto* __restrict x = reinterpret_cast<const uint16_t*>(in);
+    for (int64_t k = 0; k < n; ++k) out[k] = from_bf16(x[k]);
+}
+
+inline void store_bf16(int64_t n, const float* __restrict in, char* out) {
+    auto* __restrict x = reinterpret_cast<uint16_t*>(out);
+    for (int64_t k = 0; k < n; ++k) x[k] = to_bf16(in[k]);
+}
+
+inline float neg_f(float x) { return -x; }
+inline float sqrt_f(float x) { return std::sqrt(x); }
+inline float rsqrt_f(float x) { return 1.0f / std::sqrt(x); }
+inline float reciprocal_f(float x) { return 1.0f / x; }
+inline float relu_f(float x) { return x < 0 ? 0.0f : x; }
+inline float add_f(float x, float y) { return x + y; }
+inline float sub_f(float x, float y) { return x - y; }
+inline float mul_f(float x, float y) { return x * y; }
+inline float div_f(float x, float y) { return x / y; }
+inline float minimum_f(float x, float y) { return x > y ? y : x; }
+inline float maximum_f(float x, float y) { return x < y ? y : x; }
+
+#define UNARY(f) {unary<Float, f>, unary<Bfloat, f>}
+#define BINARY(f) {binary<Float, f>, binary<Bfloat, f>}
+
+inline KernelTable make_table(const char* name) {
+    return {name,
+            {{nullptr, nullptr}, {nullptr, nullptr},  {copy<Float>, copy<Bfloat>},
+             UNARY(neg_f),       BINARY(add_f),       BINARY(sub_f),
+             BINARY(mul_f),      BINARY(div_f),       UNARY(sqrt_f),
+             UNARY(rsqrt_f),     UNARY(reciprocal_f), UNARY(exp_f),
+             UNARY(tanh_f),      UNARY(sigmoid_f),    UNARY(silu_f),
+             UNARY(gelu_f),      UNARY(gelu_tanh_f),  UNARY(relu_f),
+             BINARY(minimum_f),  BINARY(maximum_f),   {sum<Float>, sum<Bfloat>}},
+            {load_f32, load_bf16},
+            {store_f32, store_bf16}};
+}
+
+#undef UNARY
+#undef BINARY
+#undef EACH_ROW

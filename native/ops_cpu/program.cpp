@@ -1,0 +1,112 @@
+#include "program.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "kernel_api.h"
+#include "team.h"
+
+namespace hpcdecode::ops {
+
+namespace isa_generic {
+extern const KernelTable table;
+}
+#if defined(__x86_64__)
+namespace isa_avx2 {
+extern const KernelTable table;
+}
+namespace isa_avx512 {
+extern const KernelTable table;
+}
+#endif
+
+const KernelTable& kernels_for(const std::string& isa) {
+    if (isa == "generic") return isa_generic::table;
+#if defined(__x86_64__)
+    if (isa == "avx2") return isa_avx2::table;
+    if (isa == "avx512" || isa == "avx512_bf16") return isa_avx512::table;
+#endif
+    throw std::invalid_argument("isa: no token programs for '" + isa + "' in this build");
+}
+
+namespace {
+
+constexpr int64_t kTokensAThread = 4;  // at least: waking a thread costs about as much
+constexpr int64_t kAlign = 16;         // floats; a cache line
+
+int64_t extent(const View& view, const int64_t* dims, int rank) {
+    int64_t last = view.at;
+    for (int d = 0; d < rank; ++d) last += (dims[d] - 1) * view.stride[d];
+    return last + 1;
+}
+
+struct Run {
+    const KernelTable* table;
+    const std::vector<Step>*setup, *body;
+    const Rows* tensors;
+    int64_t tokens, scratch;
+
+    void step(const Step& s, float* memory, int64_t token) const {
+        const int type = static_cast<int>(s.type);
+        if (s.op == Op::load) {
+            const Rows& rows = tensors[s.a.at];
+            table->load[type](s.dims[2], rows.data + token * rows.row_bytes, memory + s.out.at);
+        } else if (s.op == Op::store) {
+            const Rows& rows = tensors[s.out.at];
+            table->store[type](s.dims[2], memory + s.a.at, rows.data + token * rows.row_bytes);
+        } else {
+            table->run[static_cast<int>(s.op)][type](s, memory);
+        }
+    }
+
+    void part(int part, int parts) const {
+        static thread_local std::vector<float> kept;
+        if (static_cast<int64_t>(kept.size()) < scratch + kAlign) kept.resize(scratch + kAlign);
+        const auto address = reinterpret_cast<uintptr_t>(kept.data());
+        float* memory = kept.data() + (-(address / sizeof(float)) & (kAlign - 1));
+        for (const Step& s : *setup) step(s, memory, 0);
+        const int64_t end = tokens * (part + 1) / parts;
+        for (int64_t token = tokens * part / parts; token < end; ++token)
+            for (const Step& s : *body) step(s, memory, token);
+    }
+};
+
+}  // namespace
+
+Program::Program(std::vector<Step> setup, std::vector<Step> body, int64_t scratch, int tensors, const std::string& isa)
+    : setup_(std::move(setup)),
+      body_(std::move(body)),
+      scratch_(scratch),
+      tensors_(tensors),
+      table_(&kernels_for(isa)) {
+    for (const Step& s : setup_) check(s);
+    for (const Step& s : body_) check(s);
+}
+
+void Program::check(const Step& s) const {
+    const auto inside = [&](const View& v, int rank) { return v.at >= 0 && extent(v, s.dims, rank) <= scratch_; };
+    const auto tensor = [&](const View& v) { return v.at >= 0 && v.at < tensors_; };
+    const bool sane = s.dims[0] > 0 && s.dims[1] > 0 && s.dims[2] > 0;
+    const View dense_out{s.out.at, {0, 0, 1}}, dense_a{s.a.at, {0, 0, 1}};
+    bool fine = sane;
+    if (s.op == Op::load) {
+        fine = fine && tensor(s.a) && inside(dense_out, 3);
+    } else if (s.op == Op::store) {
+        fine = fine && tensor(s.out) && inside(dense_a, 3);
+    } else {
+        fine = fine && inside(s.a, 3) && inside(s.out, s.op == Op::sum ? 2 : 3) && (!s.has_b || inside(s.b, 3));
+    }
+    if (!fine) {
+        throw std::invalid_argument("token program: step " + std::to_string(static_cast<int>(s.op)) +
+                                    " leaves the scratch memory or the call's tensors");
+    }
+}
+
+void Program::run(int64_t count, int threads, const std::vector<Rows>& tensors) const {
+    const Run run{table_, &setup_, &body_, tensors.data(), count, scratch_};
+    const int64_t useful = std::max<int64_t>(count / kTokensAThread, 1);
+    const auto work = [](void* data, int part, int parts) { static_cast<const Run*>(data)->part(part, parts); };
+    run_team(static_cast<int>(std::min<int64_t>(threads, useful)), work, const_cast<Run*>(&run));
+}
+
+}  // namespace hpcdecode::ops

@@ -1,0 +1,65 @@
+// A token program: the element-wise work between two matrix products, run token by token on values that stay in cache.
+//
+// A step reads and writes float32 scratch memory of its thread; loads and stores convert. Nothing of a token depends on
+// the others, so its bits do not depend on the batch or on the threads.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace hpcdecode::ops {
+
+enum class Type : int { f32, bf16 };
+
+enum class Op : int {
+    // clang-format off
+    load, store, copy, neg, add, sub, mul, div, sqrt, rsqrt, reciprocal, exp, tanh, sigmoid, silu, gelu, gelu_tanh, relu,
+    minimum, maximum, sum,
+    // clang-format on
+    count,
+};
+
+// A view of scratch memory, in floats.
+struct View {
+    int64_t at = 0;
+    int64_t stride[3] = {0, 0, 0};
+};
+
+// out[i][j][k] = op(a[i][j][k], b[i][j][k] or scalar). `sum` reduces k and multiplies by `scalar`.
+// load: `at` of a is the input's place in the call, dims[2] its elements a token; store: the same of out.
+struct Step {
+    Op op;
+    Type type;  // of the result: it is rounded to it; of the memory for load and store
+    int64_t dims[3];
+    View out, a, b;
+    bool has_b;
+    float scalar;
+};
+
+// One tensor of a call: token t's elements are contiguous at data + t * row_bytes.
+struct Rows {
+    char* data;
+    int64_t row_bytes;
+};
+
+class Program {
+  public:
+    // `setup` runs once a thread, `body` once a token. Throws std::invalid_argument for steps that leave the scratch
+    // memory or the call's tensors, and for an unknown instruction set.
+    Program(std::vector<Step> setup, std::vector<Step> body, int64_t scratch, int tensors, const std::string& isa);
+
+    // Runs tokens 0 .. count - 1 on `threads` threads of the process's OpenMP team.
+    void run(int64_t count, int threads, const std::vector<Rows>& tensors) const;
+
+    int tensors() const { return tensors_; }
+
+  private:
+    void check(const Step& step) const;
+
+    std::vector<Step> setup_, body_;
+    int64_t scratch_;
+    int tensors_;
+    const struct KernelTable* table_;
+};
+
+}  // namespace hpcdecode::ops

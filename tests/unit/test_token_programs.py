@@ -1,0 +1,195 @@
+"""Token programs and packed projections against the plain graph, and their independence of the batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hpcdecode._ops_cpu import Op, Program, Step, Type
+from torch import fx
+
+from hpcdecode.model import load_split
+from hpcdecode.model.compile import compile_graph
+from hpcdecode.model.fuse import fuse
+from hpcdecode.model.handlers import HANDLERS
+from hpcdecode.model.meta import Meta
+from hpcdecode.model.programs import TokenProgram
+
+aten = torch.ops.aten
+WIDTH = 48
+UNARY = ("neg", "sqrt", "rsqrt", "reciprocal", "exp", "tanh", "sigmoid", "silu", "relu")
+BINARY = ("add", "sub", "mul", "div")
+ISAS = ("generic", "avx2", "avx512")
+
+
+@pytest.fixture(params=ISAS)
+def isa(request, monkeypatch):
+    from hpcdecode import _attn_cpu
+
+    if request.param not in _attn_cpu.supported_isas():
+        pytest.skip(f"this machine has no {request.param}")
+    monkeypatch.setenv("HPCDECODE_ISA", request.param)
+    return request.param
+
+
+class Builder:
+    """A graph over rows of tokens, and its plain and fused forms."""
+
+    def __init__(self):
+        self.graph = fx.Graph()
+
+    def input(self, name: str, dtype: torch.dtype, *shape: int | str) -> fx.Node:
+        node = self.graph.placeholder(name)
+        node.meta["about"] = Meta.of(dtype, shape)
+        return node
+
+    def call(self, target, *args, shape: tuple, dtype: torch.dtype, **kwargs) -> fx.Node:
+        node = self.graph.call_function(target, args, kwargs)
+        node.meta["about"] = Meta.of(dtype, shape)
+        return node
+
+    def finish(self, *results: fx.Node):
+        self.graph.output(results)
+        fused = fuse(self.graph)
+        programs = [n for n in fused.nodes if isinstance(n.target, TokenProgram)]
+        return fx.GraphModule({}, self.graph).forward, fx.GraphModule({}, fused).forward, programs
+
+
+def assert_same(plain, fused, *inputs):
+    for want, got in zip(plain(*inputs), fused(*inputs), strict=True):
+        assert got.shape == want.shape and got.dtype == want.dtype
+        exact = want.dtype == torch.float32
+        torch.testing.assert_close(got, want, rtol=3e-6 if exact else 8e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", UNARY)
+def test_unary(isa, name, dtype):
+    build = Builder()
+    x = build.input("x0", dtype, "T", WIDTH)
+    plain, fused, programs = build.finish(build.call(getattr(aten, name).default, x, shape=("T", WIDTH), dtype=dtype))
+    assert len(programs) == 1
+    values = torch.linspace(-30, 30, 5 * WIDTH) if name not in ("sqrt", "rsqrt") else torch.linspace(0.01, 9, 5 * WIDTH)
+    assert_same(plain, fused, values.view(5, WIDTH).to(dtype))
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu(isa, approximate):
+    build = Builder()
+    x = build.input("x0", torch.float32, "T", WIDTH)
+    y = build.call(aten.gelu.default, x, shape=("T", WIDTH), dtype=torch.float32, approximate=approximate)
+    plain, fused, _ = build.finish(y)
+    assert_same(plain, fused, torch.linspace(-8, 8, 3 * WIDTH).view(3, WIDTH))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", BINARY)
+@pytest.mark.parametrize("other", [(1, "T", WIDTH), (1, "T", 1), (WIDTH,), (), 0.7])
+def test_binary_broadcasts(isa, name, dtype, other):
+    build, generator = Builder(), torch.Generator().manual_seed(0)
+    shape = (1, "T", WIDTH)
+    x = build.input("x0", dtype, *shape)
+    inputs = [torch.randn(1, 6, WIDTH, generator=generator).to(dtype)]
+    operand = other
+    if isinstance(other, tuple):
+        operand = build.input("x1", dtype, *other)
+        inputs.append((torch.rand([6 if n == "T" else n for n in other], generator=generator) + 0.5).to(dtype))
+    plain, fused, programs = build.finish(build.call(getattr(aten, name).Tensor, x, operand, shape=shape, dtype=dtype))
+    assert len(programs) == 1
+    assert_same(plain, fused, *inputs)
+
+
+def test_rotary_embedding_through_views_slices_and_cat(isa):
+    build, d, heads = Builder(), 16, 3
+    bf16 = torch.bfloat16
+    x, cos = build.input("x0", bf16, "T", heads * d), build.input("x1", bf16, 1, 1, "T", d)
+    size = build.graph.call_function(aten.sym_size.int, (x, 0))
+    size.meta["about"] = "T"
+    four = (1, heads, "T", d)
+    q = build.call(aten.view.default, x, [1, size, -1, d], shape=(1, "T", heads, d), dtype=bf16)
+    q = build.call(aten.transpose.int, q, 1, 2, shape=four, dtype=bf16)
+    low = build.call(aten.slice.Tensor, q, 3, 0, d // 2, shape=(*four[:3], d // 2), dtype=bf16)
+    high = build.call(aten.slice.Tensor, q, 3, d // 2, 1 << 62, shape=(*four[:3], d // 2), dtype=bf16)
+    minus = build.call(aten.neg.default, high, shape=(*four[:3], d // 2), dtype=bf16)
+    turned = build.call(aten.cat.default, [minus, low], -1, shape=four, dtype=bf16)
+    one = build.call(aten.mul.Tensor, q, cos, shape=four, dtype=bf16)
+    two = build.call(aten.mul.Tensor, turned, cos, shape=four, dtype=bf16)
+    both = build.call(aten.add.Tensor, one, two, shape=four, dtype=bf16)
+    back = build.call(aten.transpose.int, both, 1, 2, shape=(1, "T", heads, d), dtype=bf16)
+    rows = build.call(aten.reshape.default, back, [size, -1], shape=("T", heads * d), dtype=bf16)
+    plain, fused, programs = build.finish(rows, both)
+    assert len(programs) == 1
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(7, heads * d, generator=generator), torch.randn(1, 1, 7, d, generator=generator)
+    for want, got in zip(plain(*(t.to(bf16) for t in inputs)), fused(*(t.to(bf16) for t in inputs)), strict=True):
+        assert torch.equal(want, got)  # a product and a sum round alike everywhere
+
+
+def test_what_has_no_steps_stays_in_the_graph():
+    build = Builder()
+    x = build.input("x0", torch.float32, "T", WIDTH)
+    y = build.call(aten.mul.Tensor, x, 2.0, shape=("T", WIDTH), dtype=torch.float32)
+    z = build.call(aten.cumsum.default, y, 0, shape=("T", WIDTH), dtype=torch.float32)
+    whole = build.call(aten.sum.dim_IntList, z, [0], True, shape=(1, WIDTH), dtype=torch.float32)
+    last = build.call(aten.sub.Tensor, z, whole, shape=("T", WIDTH), dtype=torch.float32)
+    plain, fused, programs = build.finish(last)
+    assert aten.cumsum.default not in HANDLERS and len(programs) == 2
+    assert_same(plain, fused, torch.randn(9, WIDTH))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["llama3", "gemma3", "gpt2", "phi3", "mixtral"])
+def test_slices_equal_their_plain_graphs(checkpoint, name, dtype):
+    model = load_split(checkpoint(name), dtype=dtype, weights=False)
+    generator = torch.Generator().manual_seed(2)
+    for group in model.parts.groups:
+        inputs = [n for n in group.graph.nodes if n.op == "placeholder"]
+        if any(n.users and any("expert_linear" in str(u.target) for u in n.users) for n in inputs):
+            continue  # their rows are not in token order
+        values = [example(n, model.vocab_size, generator) for n in inputs]
+        compiled = compile_graph(group.graph, model.device)
+        given = [v for n, v in zip(inputs, values, strict=True) if n.name.startswith("x")]
+        weights = compiled.weights([v for n, v in zip(inputs, values, strict=True) if n.name.startswith("w")])
+        with torch.inference_mode():
+            want = fx.GraphModule({}, group.graph)(*values)
+            got = compiled.run(*given, *weights)
+        for a, b in zip(want, got, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=2e-5 if dtype == "float32" else 0.1)
+
+
+def example(node: fx.Node, vocabulary: int, generator: torch.Generator) -> torch.Tensor:
+    about = node.meta["about"]
+    shape = [{"T": 11, "L": 4}.get(n, n) for n in about.shape]
+    if not about.dtype.is_floating_point:
+        return torch.randint(0, 4, shape, generator=generator, dtype=about.dtype)
+    scale = about.shape[-1] ** -0.5 if about.static and len(shape) == 2 else 1.0
+    return (torch.randn(shape, generator=generator) * scale).to(about.dtype)
+
+
+def test_a_token_does_not_depend_on_its_batch_or_on_threads():
+    build = Builder()
+    x, w = build.input("x0", torch.bfloat16, "T", WIDTH), build.input("w0", torch.bfloat16, WIDTH)
+    y = build.call(aten.layer_norm.default, x, [WIDTH], w, w, 1e-5, shape=("T", WIDTH), dtype=torch.bfloat16)
+    y = build.call(aten.gelu.default, y, shape=("T", WIDTH), dtype=torch.bfloat16)
+    _, fused, _ = build.finish(y)
+    rows, weight = torch.randn(37, WIDTH).bfloat16(), torch.randn(WIDTH).bfloat16()
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        (together,) = fused(rows, weight)
+        torch.set_num_threads(1)
+        assert torch.equal(fused(rows, weight)[0], together)
+    finally:
+        torch.set_num_threads(before)
+    alone = torch.cat([fused(row[None], weight)[0] for row in rows])
+    assert torch.equal(alone, together)
+
+
+def test_steps_outside_the_scratch_memory_are_refused():
+    dense, none = (0, 0, 1), (0, 0, 0)
+    step = Step(Op.neg, Type.float32, (1, 1, 16), 24, dense, 0, dense, None, none, 0.0)
+    with pytest.raises(ValueError, match="leaves the scratch memory"):
+        Program([], [step], 32, 0, "generic")
+    with pytest.raises(ValueError, match="no token programs for 'sse9'"):
+        Program([], [], 0, 0, "sse9")
+    with pytest.raises(ValueError, match="expected 1 tensors, got 0"):
+        Program([], [], 16, 1, "generic").run(1, 1, [], [])
