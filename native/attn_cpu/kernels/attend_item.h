@@ -57,7 +57,7 @@ struct AttendItem {
             Kernel::template score_pass<MR, N>(tiles, t, q, l.k_pad, ahead, w.s + t * kTile);
         if constexpr (Store::kScaled) {
             const Scales scales(tiles);
-            ahead.template advance<MR, kChunk * 4>();
+            ahead.template advance<true, kChunk * 4>();
             for (int r = 0; r < MR; ++r)
                 soften<Kernel>(a, w.x, &scales, row + r, state + r, base, w.s + r * kChunk, w.p + r * kChunk);
         } else {

@@ -41,7 +41,7 @@ struct PairKernel {
             for (int t = 0; t < TT; ++t) acc[r][t] = vzero();
         }
         for (int u = 0; u < units; ++u, q += MR) {
-            ahead.advance<MR, TT * Store::kUnitBytes>();
+            ahead.advance<Store::kScaled || (MR > kUnaided), TT * Store::kUnitBytes>();
             __m512bh x[TT];
 #pragma GCC unroll 4
             for (int t = 0; t < TT; ++t) x[t] = pairs(tiles.k[first + t] + u * tiles.k_step);
@@ -88,7 +88,7 @@ struct PairKernel {
             const Columns<Store, NC> v(tiles, t, first);
             const uint32_t* w = reinterpret_cast<const uint32_t*>(p) + t * kTile / 2;
             for (int u = 0; u < kTile / 2; ++u) {
-                ahead.advance<MR, NC * Store::kUnitBytes>();
+                ahead.advance<Store::kScaled || (MR > kUnaided), NC * Store::kUnitBytes>();
                 __m512bh x[NC];
 #pragma GCC unroll 8
                 for (int c = 0; c < NC; ++c) x[c] = pairs(v.unit(u, c));

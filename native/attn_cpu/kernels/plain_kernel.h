@@ -42,7 +42,7 @@ struct PlainKernel {
             for (int t = 0; t < TT * kVecs; ++t) acc[r][t] = vzero();
         }
         for (int u = 0; u < units; ++u, q += MR * Store::kSteps) {
-            ahead.advance<MR, TT * Store::kUnitBytes>();
+            ahead.advance<Store::kScaled || (MR > kUnaided), TT * Store::kUnitBytes>();
 #pragma GCC unroll 4
             for (int t = 0; t < TT; ++t) {
 #pragma GCC unroll 4
@@ -92,7 +92,7 @@ struct PlainKernel {
             const Columns<Store, NC> v(tiles, t, first);
             const float* w = p + t * kTile;
             for (int u = 0; u < kTile / Store::kSteps; ++u, w += Store::kSteps) {
-                ahead.advance<MR, NC * Store::kUnitBytes>();
+                ahead.advance<Store::kScaled || (MR > kUnaided), NC * Store::kUnitBytes>();
 #pragma GCC unroll 8
                 for (int c = 0; c < NC; ++c) {
 #pragma GCC unroll 4

@@ -113,7 +113,7 @@ struct QuadKernel {
             }
         }
         for (int u = 0; u < units; ++u) {
-            ahead.advance<MR, TT * Store::kUnitBytes>();
+            ahead.advance<true, TT * Store::kUnitBytes>();
 #pragma GCC unroll 2
             for (int i = 0; i < kQuads; ++i, q += MR * 2) {
                 __m512i x[TT];
@@ -177,7 +177,7 @@ struct QuadKernel {
         for (int t = tiles.first; t < tiles.last; ++t) {
             const Columns<Store, NC> v(tiles, t, first);
             for (int u = 0; u < kTile / Store::kSteps; ++u) {
-                ahead.advance<MR, NC * Store::kUnitBytes>();
+                ahead.advance<true, NC * Store::kUnitBytes>();
 #pragma GCC unroll 2
                 for (int i = 0; i < kQuads; ++i) {
                     __m512i x[NC];

@@ -4,7 +4,7 @@ constexpr size_t kAhead = 4096;  // bytes between what is read and what is prefe
 constexpr int kUnaided = 4;      // rows up to which a pass reads fast enough for the hardware to follow by itself
 
 // Prefetches a line for every line that is read, in the order in which runs are visited. Where the hardware keeps up,
-// prefetching would only take the place of its own.
+// as it does with two-byte and wider elements and few rows, prefetching would only take the place of its own.
 struct Ahead {
     const uint8_t* at;
     const uint8_t* end;
@@ -14,9 +14,9 @@ struct Ahead {
     Ahead(const uint8_t* run, size_t bytes, const uint8_t* then)
         : at(run + (bytes < kAhead ? bytes : kAhead)), end(run + bytes), next(then) {}
 
-    template <int MR, int kBytes>
+    template <bool kOn, int kBytes>
     inline void advance() {
-        if constexpr (MR <= kUnaided) return;
+        if constexpr (!kOn) return;
 #pragma GCC unroll 8
         for (int line = 0; line < kBytes; line += 64) {
             at = at == end ? next : at;
