@@ -9,6 +9,7 @@ from hpcdecode.exchange.local import LocalLink
 from hpcdecode.model import load_split
 from hpcdecode.schedule.injector import Injector, Limits
 from hpcdecode.schedule.placement import Placement
+from hpcdecode.schedule.stops import Stops
 from hpcdecode.workers.r_part import RPart
 from hpcdecode.workers.s_rank import SRank
 from tests.unit.test_schedule import ListFeed, prompts
@@ -30,7 +31,7 @@ def test_the_s_rank_holds_no_kv_of_decoding_sequences(checkpoint):
     feed, sink = ListFeed(prompts([(5, 9), (90, 7), (3, 1), (200, 6), (40, 12)])), Sink()
     injectors = [Injector(lane, feed, placement, Limits(4, 3, 9, 32, 1024)) for lane in range(2)]
     part = RPart(store, [None] * len(shapes))
-    worker = SRank(model, shapes, [LocalLink(part, 16 * i) for i in range(2)], injectors, sink, frozenset())
+    worker = SRank(model, shapes, [LocalLink(part, 16 * i) for i in range(2)], injectors, sink, Stops())
     held = []
 
     def look():
