@@ -35,7 +35,7 @@ def draw(logits: Tensor, params: Seq[SamplingParams], uniforms: Tensor) -> Tenso
 def _draw_any(logits: Tensor, uniforms: Tensor) -> Tensor:
     """From all tokens by the inverse of the distribution: first a block of them, then one in it."""
     weights = torch.softmax(logits, dim=-1)
-    weights = torch.nn.functional.pad(weights, (0, -weights.shape[1] % _BLOCK)).unflatten(1, (-1, _BLOCK))
+    weights = _padded(weights, _BLOCK, 0.0).unflatten(1, (-1, _BLOCK))
     block, uniforms = _pick(weights.sum(dim=-1), uniforms)
     token, _ = _pick(weights[torch.arange(len(block), device=block.device), block], uniforms)
     return (block * _BLOCK + token).clamp_(max=logits.shape[1] - 1)
@@ -67,11 +67,10 @@ def largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         return logits.sort(dim=-1, descending=True, stable=True)
     # Column j of a grid holds tokens j, j + width, ...: the `count` columns with the largest maxima hold them all.
     height = max(int((vocabulary / count) ** 0.5), 1)
-    grid = torch.nn.functional.pad(logits, (0, -vocabulary % height), value=float("-inf")).unflatten(1, (height, -1))
-    width = grid.shape[2]
-    logits = grid.flatten(1)
+    logits = _padded(logits, height, float("-inf"))
+    width = logits.shape[1] // height
     if count < width:
-        columns = grid.amax(dim=1).topk(count, sorted=False).indices
+        columns = logits.unflatten(1, (height, width)).amax(dim=1).topk(count, sorted=False).indices
         offsets = torch.arange(height, device=logits.device) * width
         ids = (columns[:, :, None] + offsets).flatten(1)
         ids = ids.gather(1, logits.gather(1, ids).topk(count, sorted=False).indices)
@@ -112,6 +111,11 @@ def _pick(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     weight = weights.gather(1, place).double()
     share = (target - (sums.gather(1, place) - weight)) / weight
     return place.squeeze(1), share.clamp_(0, 1).squeeze(1)
+
+
+def _padded(rows: Tensor, multiple: int, value: float) -> Tensor:
+    lacking = -rows.shape[1] % multiple
+    return torch.nn.functional.pad(rows, (0, lacking), value=value) if lacking else rows
 
 
 def _column(like: Tensor, values: list[float]) -> Tensor:
