@@ -1,4 +1,4 @@
-"""One random token a row, from a distribution that temperature, min_p, top_k and top_p shape in this order.
+"""One random token a row, from all tokens or from those that min_p, top_k and top_p leave, in this order.
 
 A row's token depends on its logits, its parameters and its number in (0, 1) alone, never on the rows beside it.
 """
@@ -13,47 +13,41 @@ from torch import Tensor
 from hpcdecode.sampling.params import SamplingParams
 
 _BLOCK = 256  # tokens whose weights are first drawn from together
-_BOUNDS = (128, 8192)  # most likely tokens to look at; all of them where these are not enough
+_BOUNDS = (128, 1024, 16384)  # most likely tokens to look at; all of them where these are not enough
 
 
-def draw(logits: Tensor, params: Seq[SamplingParams], uniforms: Tensor) -> Tensor:
-    """Token ids int64 [n] from float32 logits [n, vocab], which are overwritten, and float64 numbers [n] in (0, 1)."""
-    logits /= _column(logits, [p.temperature for p in params])
-    filtered = [0 < p.top_k < logits.shape[1] or p.top_p < 1 or p.min_p > 0 for p in params]
-    if not any(filtered):
-        return _draw_any(logits, uniforms)
-    if not all(filtered):
-        tokens = torch.empty(len(params), dtype=torch.int64, device=logits.device)
-        for some in (False, True):
-            rows = [i for i, f in enumerate(filtered) if f is some]
-            one = _draw_filtered if some else lambda part, _, numbers: _draw_any(part, numbers)
-            tokens[rows] = one(logits[rows], [params[i] for i in rows], uniforms[rows])
-        return tokens
-    return _draw_filtered(logits, params, uniforms)
+def is_filtered(params: SamplingParams, vocabulary: int) -> bool:
+    """Whether a row considers only some of the tokens."""
+    return 0 < params.top_k < vocabulary or params.top_p < 1 or params.min_p > 0
 
 
-def _draw_any(logits: Tensor, uniforms: Tensor) -> Tensor:
-    """From all tokens by the inverse of the distribution: first a block of them, then one in it."""
-    weights = torch.softmax(logits, dim=-1)
-    weights = _padded(weights, _BLOCK, 0.0).unflatten(1, (-1, _BLOCK))
+def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
+    """From all tokens, by the inverse of the distribution: first a block of them, then one in it.
+
+    logits: float32 [n, vocab]. uniforms: float64 [n] in (0, 1). Returns token ids int64 [n].
+    """
+    weights = _padded(torch.softmax(logits, dim=-1), _BLOCK, 0.0).unflatten(1, (-1, _BLOCK))
     block, uniforms = _pick(weights.sum(dim=-1), uniforms)
     token, _ = _pick(weights[torch.arange(len(block), device=block.device), block], uniforms)
     return (block * _BLOCK + token).clamp_(max=logits.shape[1] - 1)
 
 
-def _draw_filtered(logits: Tensor, params: Seq[SamplingParams], uniforms: Tensor) -> Tensor:
-    """From the most likely tokens; rows for which a bound is not enough go on to the next."""
+def draw_filtered(logits: Tensor, params: Seq[SamplingParams], uniforms: Tensor) -> Tensor:
+    """As `draw`, from the tokens that min_p, top_k and top_p leave, most likely first.
+
+    Only the most likely tokens are looked at; a row for which they are not enough goes on to more of them.
+    """
     tokens = torch.empty(len(params), dtype=torch.int64, device=logits.device)
     rows = torch.arange(len(params), device=logits.device)
     for bound in (*(b for b in _BOUNDS if b < logits.shape[1]), logits.shape[1]):
-        part, own = logits[rows], [params[i] for i in rows.tolist()]
-        values, ids = largest(part, bound)
-        weights, enough = _filter(part, values, ids, own)
+        values, ids = largest(logits, bound)
+        weights, enough = _filter(logits, values, ids, [params[i] for i in rows.tolist()])
         place, _ = _pick(weights, uniforms[rows])
         tokens[rows] = ids.gather(1, place[:, None]).squeeze(1)
-        rows = rows[~enough]
-        if not len(rows):
+        if enough.all():
             break
+        more = (~enough).nonzero().squeeze(1)
+        rows, logits = rows[more], logits.index_select(0, more)
     return tokens
 
 
@@ -91,10 +85,10 @@ def _filter(logits: Tensor, values: Tensor, ids: Tensor, params: Seq[SamplingPar
     cut = torch.tensor([p.min_p > 0 or 0 < p.top_k < logits.shape[1] for p in params], device=values.device)
     kept = (values >= least) & (values >= border)
     weights = torch.softmax(values.masked_fill(~kept, float("-inf")).double(), dim=-1)
-    whole = ~cut
-    if not complete and whole.any():  # top_p alone: its share is one of all tokens
-        weights[whole] = torch.softmax(logits[whole], dim=-1).gather(1, ids[whole]).double()
-    enough = whole | ~kept[:, -1]
+    if not complete and not cut.all():  # top_p alone: its share is one of all tokens
+        whole = (~cut).nonzero().squeeze(1)
+        weights[whole] = torch.softmax(logits.index_select(0, whole), dim=-1).gather(1, ids[whole]).double()
+    enough = ~(cut & kept[:, -1])
     kept &= weights.cumsum(dim=-1) - weights < _column(weights, [p.top_p for p in params])
     last = values.gather(1, kept.sum(dim=-1, keepdim=True).clamp(min=1) - 1)
     enough &= (values[:, -1:] < last).squeeze(1)

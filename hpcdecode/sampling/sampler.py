@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -9,12 +11,13 @@ import torch
 from torch import Tensor
 
 from hpcdecode.sampling.adjust import adjust
-from hpcdecode.sampling.draw import draw
+from hpcdecode.sampling.draw import draw, draw_filtered, is_filtered
+from hpcdecode.sampling.params import SamplingParams
 from hpcdecode.sampling.philox import uniform
 from hpcdecode.schedule.sequence import Sequence
 
 _BLOCK = 256  # tokens whose largest logit is looked at first
-_PART = 1 << 21  # logits that are worked on at once, so that they stay in the cache
+_PART = 1 << 20  # logits that are worked on at once, so that they stay in the cache
 
 
 def sample(logits: Tensor, sequences: Seq[Sequence], eos: frozenset[int] = frozenset()) -> list[int]:
@@ -25,18 +28,48 @@ def sample(logits: Tensor, sequences: Seq[Sequence], eos: frozenset[int] = froze
     (which keeps all that equal the k-th), top_p. eos: what min_tokens keeps back beside a row's own stop tokens. A draw
     depends on (seed, row, sample, position) alone, so the same logits give the same token however the job is split.
     """
-    params = [s.prompt.params for s in sequences]
-    special = [i for i, p in enumerate(params) if p.temperature > 0 or p.changes_logits]
-    if not special:
+    ways: dict[Callable, list[int]] = defaultdict(list)
+    for row, sequence in enumerate(sequences):
+        ways[_way(sequence.prompt.params, logits.shape[1])].append(row)
+    if list(ways) == [_as_it_is]:
         return argmax(logits).tolist()
-    tokens = np.zeros(len(sequences), np.int64)
-    plain = np.setdiff1d(np.arange(len(sequences)), special)
-    if len(plain):
-        tokens[plain] = argmax(logits[torch.from_numpy(plain)]).cpu()
+    tokens = torch.empty(len(sequences), dtype=torch.int64, device=logits.device)
     count = max(_PART // logits.shape[1], 1)
-    for part in (special[i : i + count] for i in range(0, len(special), count)):
-        tokens[part] = _choose(logits[part].float(), [sequences[i] for i in part], eos).cpu()
+    for way, rows in ways.items():
+        for part in (rows[i : i + count] for i in range(0, len(rows), count)):
+            index = torch.tensor(part, device=logits.device)
+            tokens[index] = way(logits.index_select(0, index), [sequences[i] for i in part], eos)
     return tokens.tolist()
+
+
+def _way(params: SamplingParams, vocabulary: int) -> Callable[[Tensor, list[Sequence], frozenset[int]], Tensor]:
+    """How a row's token is chosen: rows are worked on together with others of the same way."""
+    if params.temperature == 0:
+        return _changed if params.changes_logits else _as_it_is
+    return _filtered if is_filtered(params, vocabulary) else _drawn
+
+
+def _as_it_is(logits: Tensor, _sequences: list[Sequence], _eos: frozenset[int]) -> Tensor:
+    return argmax(logits)
+
+
+def _changed(logits: Tensor, sequences: list[Sequence], eos: frozenset[int]) -> Tensor:
+    return argmax(adjust(logits.float(), sequences, eos))
+
+
+def _drawn(logits: Tensor, sequences: list[Sequence], eos: frozenset[int]) -> Tensor:
+    return draw(_tempered(logits, sequences, eos), _uniforms(sequences, logits.device))
+
+
+def _filtered(logits: Tensor, sequences: list[Sequence], eos: frozenset[int]) -> Tensor:
+    params = [s.prompt.params for s in sequences]
+    return draw_filtered(_tempered(logits, sequences, eos), params, _uniforms(sequences, logits.device))
+
+
+def _tempered(logits: Tensor, sequences: list[Sequence], eos: frozenset[int]) -> Tensor:
+    logits = adjust(logits.float(), sequences, eos)
+    temperatures = [s.prompt.params.temperature for s in sequences]
+    return logits.div_(torch.tensor(temperatures, dtype=logits.dtype, device=logits.device)[:, None])
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -53,19 +86,6 @@ def argmax(logits: Tensor) -> Tensor:
     begin = (largest.argmax(dim=-1, keepdim=True) * _BLOCK).clamp_(max=vocabulary - _BLOCK)
     block = logits.gather(1, begin + torch.arange(_BLOCK, device=logits.device))
     return (begin + block.argmax(dim=-1, keepdim=True)).squeeze(1)
-
-
-def _choose(logits: Tensor, sequences: list[Sequence], eos: frozenset[int]) -> Tensor:
-    adjust(logits, sequences, eos)
-    params = [s.prompt.params for s in sequences]
-    random = [i for i, p in enumerate(params) if p.temperature > 0]
-    if len(random) == len(sequences):
-        return draw(logits, params, _uniforms(sequences, logits.device))
-    tokens = argmax(logits)
-    if random:
-        drawing = [sequences[i] for i in random]
-        tokens[random] = draw(logits[random], [params[i] for i in random], _uniforms(drawing, logits.device))
-    return tokens
 
 
 def _uniforms(sequences: list[Sequence], device: torch.device) -> Tensor:
