@@ -47,8 +47,8 @@ class TokenCounts:
         return self._counts[: len(self._places)]
 
 
-def adjust(logits: Tensor, sequences: Seq[Sequence], eos: frozenset[int]) -> Tensor:
-    """`logits`, float32 [n, vocab], changed in place: bad_words, min_tokens, logit_bias, penalties, in vLLM's order."""
+def adjust(logits: Tensor, sequences: Seq[Sequence], eos: frozenset[int]) -> None:
+    """Change float32 logits [n, vocab] in place: bad_words, min_tokens, logit_bias, penalties, in vLLM's order."""
     forbidden = [(row, token) for row, s in enumerate(sequences) for token in _forbidden(s, eos, logits.shape[1])]
     if forbidden:
         logits[_places(logits, forbidden)] = _FORBIDDEN
@@ -57,7 +57,6 @@ def adjust(logits: Tensor, sequences: Seq[Sequence], eos: frozenset[int]) -> Ten
         added = torch.tensor([bias for *_, bias in biases], dtype=logits.dtype, device=logits.device)
         logits[_places(logits, [place for *place, _ in biases])] += added
     _penalize(logits, [(row, s) for row, s in enumerate(sequences) if s.prompt.params.penalizes])
-    return logits
 
 
 def _forbidden(sequence: Sequence, eos: frozenset[int], vocabulary: int) -> Iterable[int]:

@@ -16,38 +16,44 @@ _BLOCK = 256  # tokens whose weights are first drawn from together
 _BOUNDS = (128, 1024, 16384)  # most likely tokens to look at; all of them where these are not enough
 
 
-def is_filtered(params: SamplingParams, vocabulary: int) -> bool:
-    """Whether a row considers only some of the tokens."""
-    return 0 < params.top_k < vocabulary or params.top_p < 1 or params.min_p > 0
-
-
-def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
+def draw(logits: Tensor, _params: Seq[SamplingParams], uniforms: Tensor, weights: Tensor) -> Tensor:
     """From all tokens, by the inverse of the distribution: first a block of them, then one in it.
 
-    logits: float32 [n, vocab]. uniforms: float64 [n] in (0, 1). Returns token ids int64 [n].
+    logits: float32 [n, vocab], divided by the temperature. uniforms: float64 [n] in (0, 1). weights: room for float32
+    [n, vocab]. Returns token ids int64 [n].
     """
-    weights = _padded(torch.softmax(logits, dim=-1), _BLOCK, 0.0).unflatten(1, (-1, _BLOCK))
-    block, uniforms = _pick(weights.sum(dim=-1), uniforms)
-    token, _ = _pick(weights[torch.arange(len(block), device=block.device), block], uniforms)
+    torch.softmax(logits, dim=-1, out=weights)
+    blocks = _padded(weights, _BLOCK, 0.0).unflatten(1, (-1, _BLOCK))
+    block, uniforms = _pick(blocks.sum(dim=-1), uniforms)
+    token, _ = _pick(blocks[torch.arange(len(block), device=block.device), block], uniforms)
     return (block * _BLOCK + token).clamp_(max=logits.shape[1] - 1)
 
 
-def draw_filtered(logits: Tensor, params: Seq[SamplingParams], uniforms: Tensor) -> Tensor:
-    """As `draw`, from the tokens that min_p, top_k and top_p leave, most likely first.
+def draw_from_top(logits: Tensor, params: Seq[SamplingParams], uniforms: Tensor, _weights: Tensor) -> Tensor:
+    """As `draw`, for rows with min_p or top_k: from the tokens that these and top_p leave, most likely first."""
+    return _draw_from_largest(logits, params, uniforms, None)
 
-    Only the most likely tokens are looked at; a row for which they are not enough goes on to more of them.
-    """
+
+def draw_from_share(logits: Tensor, params: Seq[SamplingParams], uniforms: Tensor, weights: Tensor) -> Tensor:
+    """As `draw_from_top`, for rows with top_p alone, which is a share of all tokens."""
+    return _draw_from_largest(logits, params, uniforms, torch.softmax(logits, dim=-1, out=weights))
+
+
+def _draw_from_largest(logits: Tensor, params: Seq[SamplingParams], uniforms: Tensor, weights: Tensor | None) -> Tensor:
+    """Only the largest logits are looked at; a row for which they are not enough goes on to more of them."""
     tokens = torch.empty(len(params), dtype=torch.int64, device=logits.device)
     rows = torch.arange(len(params), device=logits.device)
     for bound in (*(b for b in _BOUNDS if b < logits.shape[1]), logits.shape[1]):
         values, ids = largest(logits, bound)
-        weights, enough = _filter(logits, values, ids, [params[i] for i in rows.tolist()])
-        place, _ = _pick(weights, uniforms[rows])
+        own = None if weights is None else weights.gather(1, ids)
+        kept, enough = _filter(values, own, [params[i] for i in rows.tolist()], bound == logits.shape[1])
+        place, _ = _pick(kept, uniforms[rows])
         tokens[rows] = ids.gather(1, place[:, None]).squeeze(1)
         if enough.all():
             break
         more = (~enough).nonzero().squeeze(1)
         rows, logits = rows[more], logits.index_select(0, more)
+        weights = None if weights is None else weights.index_select(0, more)
     return tokens
 
 
@@ -75,20 +81,21 @@ def largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values, ids.gather(1, order)
 
 
-def _filter(logits: Tensor, values: Tensor, ids: Tensor, params: Seq[SamplingParams]) -> tuple[Tensor, Tensor]:
+def _filter(
+    values: Tensor, weights: Tensor | None, params: Seq[SamplingParams], complete: bool
+) -> tuple[Tensor, Tensor]:
     """Weights float64 [n, bound] of the largest logits, 0 where a filter excludes the token, and whether the bound is
-    enough for each row: whether a token outside of it is excluded for certain."""
-    bound, complete = values.shape[1], values.shape[1] == logits.shape[1]
-    least = values[:, :1] + _column(values, [p.min_p for p in params]).log()
+    enough for each row: whether every token outside of it is excluded. weights: of rows with top_p alone, of 1 for all
+    tokens; None: of what min_p and top_k leave. complete: nothing is outside."""
+    bound = values.shape[1]
     top_k = [p.top_k if 0 < p.top_k < bound else bound for p in params]
     border = values.gather(1, torch.tensor(top_k, device=values.device)[:, None] - 1)
-    cut = torch.tensor([p.min_p > 0 or 0 < p.top_k < logits.shape[1] for p in params], device=values.device)
-    kept = (values >= least) & (values >= border)
-    weights = torch.softmax(values.masked_fill(~kept, float("-inf")).double(), dim=-1)
-    if not complete and not cut.all():  # top_p alone: its share is one of all tokens
-        whole = (~cut).nonzero().squeeze(1)
-        weights[whole] = torch.softmax(logits.index_select(0, whole), dim=-1).gather(1, ids[whole]).double()
-    enough = ~(cut & kept[:, -1])
+    least = values[:, :1] + _column(values, [p.min_p for p in params]).log()
+    kept = (values >= border) & (values >= least)
+    enough = ~kept[:, -1] if weights is None else torch.ones_like(kept[:, -1])
+    if weights is None:
+        weights = torch.softmax(values.masked_fill(~kept, float("-inf")).double(), dim=-1)
+    weights = weights.double()
     kept &= weights.cumsum(dim=-1) - weights < _column(weights, [p.top_p for p in params])
     last = values.gather(1, kept.sum(dim=-1, keepdim=True).clamp(min=1) - 1)
     enough &= (values[:, -1:] < last).squeeze(1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hpcdecode.sampling.adjust import adjust
-from hpcdecode.sampling.draw import draw, draw_filtered, is_filtered
+from hpcdecode.sampling.draw import draw, draw_from_share, draw_from_top
 from hpcdecode.sampling.params import SamplingParams
 from hpcdecode.sampling.philox import uniform
 from hpcdecode.schedule.sequence import Sequence
@@ -28,48 +28,20 @@ def sample(logits: Tensor, sequences: Seq[Sequence], eos: frozenset[int] = froze
     (which keeps all that equal the k-th), top_p. eos: what min_tokens keeps back beside a row's own stop tokens. A draw
     depends on (seed, row, sample, position) alone, so the same logits give the same token however the job is split.
     """
-    ways: dict[Callable, list[int]] = defaultdict(list)
+    ways: dict[Callable[..., Tensor] | None, list[int]] = defaultdict(list)
     for row, sequence in enumerate(sequences):
         ways[_way(sequence.prompt.params, logits.shape[1])].append(row)
-    if list(ways) == [_as_it_is]:
+    if list(ways) == [None]:
         return argmax(logits).tolist()
     tokens = torch.empty(len(sequences), dtype=torch.int64, device=logits.device)
     count = max(_PART // logits.shape[1], 1)
+    work = torch.empty(2, count, logits.shape[1], device=logits.device)  # reused: fresh pages cost more than the sums
     for way, rows in ways.items():
         for part in (rows[i : i + count] for i in range(0, len(rows), count)):
             index = torch.tensor(part, device=logits.device)
-            tokens[index] = way(logits.index_select(0, index), [sequences[i] for i in part], eos)
+            own, some = logits.index_select(0, index), [sequences[i] for i in part]
+            tokens[index] = _choose(way, own, some, eos, work[:, : len(part)]) if way else argmax(own)
     return tokens.tolist()
-
-
-def _way(params: SamplingParams, vocabulary: int) -> Callable[[Tensor, list[Sequence], frozenset[int]], Tensor]:
-    """How a row's token is chosen: rows are worked on together with others of the same way."""
-    if params.temperature == 0:
-        return _changed if params.changes_logits else _as_it_is
-    return _filtered if is_filtered(params, vocabulary) else _drawn
-
-
-def _as_it_is(logits: Tensor, _sequences: list[Sequence], _eos: frozenset[int]) -> Tensor:
-    return argmax(logits)
-
-
-def _changed(logits: Tensor, sequences: list[Sequence], eos: frozenset[int]) -> Tensor:
-    return argmax(adjust(logits.float(), sequences, eos))
-
-
-def _drawn(logits: Tensor, sequences: list[Sequence], eos: frozenset[int]) -> Tensor:
-    return draw(_tempered(logits, sequences, eos), _uniforms(sequences, logits.device))
-
-
-def _filtered(logits: Tensor, sequences: list[Sequence], eos: frozenset[int]) -> Tensor:
-    params = [s.prompt.params for s in sequences]
-    return draw_filtered(_tempered(logits, sequences, eos), params, _uniforms(sequences, logits.device))
-
-
-def _tempered(logits: Tensor, sequences: list[Sequence], eos: frozenset[int]) -> Tensor:
-    logits = adjust(logits.float(), sequences, eos)
-    temperatures = [s.prompt.params.temperature for s in sequences]
-    return logits.div_(torch.tensor(temperatures, dtype=logits.dtype, device=logits.device)[:, None])
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -86,6 +58,28 @@ def argmax(logits: Tensor) -> Tensor:
     begin = (largest.argmax(dim=-1, keepdim=True) * _BLOCK).clamp_(max=vocabulary - _BLOCK)
     block = logits.gather(1, begin + torch.arange(_BLOCK, device=logits.device))
     return (begin + block.argmax(dim=-1, keepdim=True)).squeeze(1)
+
+
+def _way(params: SamplingParams, vocabulary: int) -> Callable[..., Tensor] | None:
+    """How a row's token is chosen, None where it is its largest logit as it came; rows of one way go together."""
+    if params.temperature == 0:
+        return argmax if params.changes_logits else None
+    if params.min_p > 0 or 0 < params.top_k < vocabulary:
+        return draw_from_top
+    return draw_from_share if params.top_p < 1 else draw
+
+
+def _choose(
+    way: Callable[..., Tensor], logits: Tensor, sequences: list[Sequence], eos: frozenset[int], work: Tensor
+) -> Tensor:
+    """work: float32 [2, n, vocab], overwritten."""
+    logits, weights = work[0].copy_(logits), work[1]
+    adjust(logits, sequences, eos)
+    if way is argmax:
+        return argmax(logits)
+    params = [s.prompt.params for s in sequences]
+    logits /= torch.tensor([p.temperature for p in params], device=logits.device)[:, None]
+    return way(logits, params, _uniforms(sequences, logits.device), weights)
 
 
 def _uniforms(sequences: list[Sequence], device: torch.device) -> Tensor:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdecode.data.read import read
+from hpcdecode import read
 from tests.conftest import Command
 
 PROMPTS = Path(__file__).parents[2] / "jobs" / "demo" / "prompts.jsonl"

@@ -20,7 +20,7 @@ from transformers import (
 from hpcdecode.data.tokens import Prompt
 from hpcdecode.sampling import draw as draw_module
 from hpcdecode.sampling.adjust import adjust
-from hpcdecode.sampling.draw import draw, draw_filtered, is_filtered, largest
+from hpcdecode.sampling.draw import draw, draw_from_share, draw_from_top, largest
 from hpcdecode.sampling.params import SamplingParams
 from hpcdecode.sampling.sampler import argmax, sample
 from hpcdecode.schedule.sequence import Sequence
@@ -45,7 +45,9 @@ def random_logits(rows=6, seed=0):
 
 
 def adjusted(logits, *sequences):
-    return adjust(logits.clone(), sequences, EOS)
+    logits = logits.clone()
+    adjust(logits, sequences, EOS)
+    return logits
 
 
 def by_transformers(processors, logits, ids=GENERATED):
@@ -152,11 +154,9 @@ def test_a_distribution_is_that_of_transformers(monkeypatch, name, bounds):
     expected = torch.softmax(by_transformers(warpers, logits), dim=-1)[0].double().numpy() * count
     params = SamplingParams(**{"temperature": 1.0, **params})
     uniforms = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-    tempered = (logits / params.temperature).expand(1000, -1)
-    if is_filtered(params, VOCABULARY):
-        tokens = torch.cat([draw_filtered(tempered, [params] * 1000, u) for u in uniforms.split(1000)])
-    else:
-        tokens = torch.cat([draw(tempered, u) for u in uniforms.split(1000)])
+    way = draw_from_top if params.min_p or params.top_k else draw_from_share if params.top_p < 1 else draw
+    tempered, room = (logits / params.temperature).expand(1000, -1), torch.empty(1000, VOCABULARY)
+    tokens = torch.cat([way(tempered, [params] * 1000, u, room) for u in uniforms.split(1000)])
     made = np.bincount(tokens.numpy(), minlength=VOCABULARY)
     assert np.abs(made - expected).max() < 1.05
     assert not made[expected == 0].any()
