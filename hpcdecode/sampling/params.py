@@ -70,9 +70,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self
 
     @property
-    def changes_logits(self) -> bool:
-        """Whether a greedy choice, too, depends on more than the model's logits."""
-        return bool(self.min_tokens or self.logit_bias or self.bad_words or self.penalizes)
+    def takes_largest(self) -> bool:
+        """Whether a token is the largest logit as the model made it."""
+        changed = self.min_tokens or self.logit_bias or self.bad_words or self.penalizes
+        return self.temperature == 0 and not changed
 
     @property
     def penalizes(self) -> bool:

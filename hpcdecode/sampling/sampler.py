@@ -17,7 +17,7 @@ from hpcdecode.sampling.philox import uniform
 from hpcdecode.schedule.sequence import Sequence
 
 _BLOCK = 256  # tokens whose largest logit is looked at first
-_PART = 1 << 20  # logits that are worked on at once, so that they stay in the cache
+_PART = 1 << 21  # logits that are worked on at once, so that they stay in the cache
 
 
 def sample(logits: Tensor, sequences: Seq[Sequence], eos: frozenset[int] = frozenset()) -> list[int]:
@@ -28,19 +28,20 @@ def sample(logits: Tensor, sequences: Seq[Sequence], eos: frozenset[int] = froze
     (which keeps all that equal the k-th), top_p. eos: what min_tokens keeps back beside a row's own stop tokens. A draw
     depends on (seed, row, sample, position) alone, so the same logits give the same token however the job is split.
     """
-    ways: dict[Callable[..., Tensor] | None, list[int]] = defaultdict(list)
+    if all(s.prompt.params.takes_largest for s in sequences):
+        return argmax(logits).tolist()
+    ways: dict[Callable[..., Tensor], list[int]] = defaultdict(list)
     for row, sequence in enumerate(sequences):
         ways[_way(sequence.prompt.params, logits.shape[1])].append(row)
-    if list(ways) == [None]:
-        return argmax(logits).tolist()
-    tokens = torch.empty(len(sequences), dtype=torch.int64, device=logits.device)
+    tokens = np.empty(len(sequences), np.int64)
     count = max(_PART // logits.shape[1], 1)
     work = torch.empty(2, count, logits.shape[1], device=logits.device)  # reused: fresh pages cost more than the sums
     for way, rows in ways.items():
         for part in (rows[i : i + count] for i in range(0, len(rows), count)):
-            index = torch.tensor(part, device=logits.device)
-            own, some = logits.index_select(0, index), [sequences[i] for i in part]
-            tokens[index] = _choose(way, own, some, eos, work[:, : len(part)]) if way else argmax(own)
+            own, weights = work[:, : len(part)]
+            for place, row in enumerate(part):
+                own[place] = logits[row]
+            tokens[part] = _choose(way, own, [sequences[i] for i in part], eos, weights).cpu()
     return tokens.tolist()
 
 
@@ -60,20 +61,19 @@ def argmax(logits: Tensor) -> Tensor:
     return (begin + block.argmax(dim=-1, keepdim=True)).squeeze(1)
 
 
-def _way(params: SamplingParams, vocabulary: int) -> Callable[..., Tensor] | None:
-    """How a row's token is chosen, None where it is its largest logit as it came; rows of one way go together."""
+def _way(params: SamplingParams, vocabulary: int) -> Callable[..., Tensor]:
+    """How a row's token is chosen from its adjusted logits; rows of one way are worked on together."""
     if params.temperature == 0:
-        return argmax if params.changes_logits else None
+        return argmax
     if params.min_p > 0 or 0 < params.top_k < vocabulary:
         return draw_from_top
     return draw_from_share if params.top_p < 1 else draw
 
 
 def _choose(
-    way: Callable[..., Tensor], logits: Tensor, sequences: list[Sequence], eos: frozenset[int], work: Tensor
+    way: Callable[..., Tensor], logits: Tensor, sequences: list[Sequence], eos: frozenset[int], weights: Tensor
 ) -> Tensor:
-    """work: float32 [2, n, vocab], overwritten."""
-    logits, weights = work[0].copy_(logits), work[1]
+    """logits: float32 [n, vocab], overwritten. weights: room for as many."""
     adjust(logits, sequences, eos)
     if way is argmax:
         return argmax(logits)
