@@ -6,6 +6,7 @@ A row's token depends on its logits, its parameters and its number in (0, 1) alo
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from math import log2
 
 import torch
 from torch import Tensor
@@ -66,7 +67,7 @@ def largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if count >= vocabulary:
         return logits.sort(dim=-1, descending=True, stable=True)
     # Column j of a grid holds tokens j, j + width, ...: the `count` columns with the largest maxima hold them all.
-    height = max(int((vocabulary / count) ** 0.5), 1)
+    height = 1 << round(log2(vocabulary / count) / 2)
     logits = _padded(logits, height, float("-inf"))
     width = logits.shape[1] // height
     if count < width:
