@@ -31,6 +31,7 @@ from hpcdecode.report.stages import Stages
 from hpcdecode.schedule.auto import LOOKAHEAD
 from hpcdecode.schedule.injector import Injector, Limits
 from hpcdecode.schedule.placement import Placement
+from hpcdecode.schedule.stops import Stops
 from hpcdecode.setup import Begin, Scale, Setup, choose_scale, load, measure_room, survey
 from hpcdecode.signals import Signals
 from hpcdecode.workers.desk import Desk
@@ -67,7 +68,7 @@ def generate(job: Job, comm: MPI.Intracomm | None = None, *, model: SplitModel |
     with Signals() as signals:
         desk = _open_desk(job, team, setup, model, tokenizer, begin) if begin else None
         scale = choose_scale(job, team, *desk.feed.preview(LOOKAHEAD)) if desk else None
-        run = _Run(job, team, setup, team.broadcast(scale, Scale), model, signals)
+        run = _Run(job, team, setup, team.broadcast(scale, Scale), model, tokenizer, signals)
         if desk:
             stages.done("rows")
             run.announce(stages)
@@ -113,9 +114,18 @@ def _open_desk(job: Job, team: Team, setup: Setup, model: SplitModel, tokenizer:
 class _Run:
     """One rank's part in the work."""
 
-    def __init__(self, job: Job, team: Team, setup: Setup, scale: Scale, model: SplitModel | None, signals: Signals):
+    def __init__(
+        self,
+        job: Job,
+        team: Team,
+        setup: Setup,
+        scale: Scale,
+        model: SplitModel | None,
+        tokenizer: Tokenizer | None,
+        signals: Signals,
+    ):
         self.job, self.team, self.setup, self.scale = job, team, setup, scale
-        self.model, self.signals = model, signals
+        self.model, self.tokenizer, self.signals = model, tokenizer, signals
         self.part: RPart | None = None
 
     def announce(self, stages: Stages) -> None:
@@ -205,7 +215,7 @@ class _Run:
     def _run_remote(self, links: Seq[SLink], s_comm: MPI.Intracomm) -> SRank:
         from hpcdecode.workers.remote import RemoteDesk
 
-        desk = RemoteDesk(s_comm)
+        desk = RemoteDesk(s_comm, self.tokenizer)
         worker = self._s_rank(links, desk)
         checkpoint_due = monotonic() + self.job.checkpoint_every
 
@@ -230,7 +240,8 @@ class _Run:
             Limits(batch, scale.period, scale.steps, self.job.prefill_tokens, setup.max_positions) for batch in batches
         ]
         injectors = [Injector(lane, desk, placement, limit) for lane, limit in enumerate(limits)]
-        return SRank(self.model, setup.shapes, links, injectors, desk, setup.eos, self._prompt_attention())
+        stops = Stops(setup.eos, self.tokenizer.decode)
+        return SRank(self.model, setup.shapes, links, injectors, desk, stops, self._prompt_attention())
 
     def _prompt_attention(self) -> PromptAttention:
         me, setup = self.team.me, self.setup

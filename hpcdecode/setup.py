@@ -88,15 +88,14 @@ def survey(job: Job, team: Team) -> Begin | None:
 
 
 def load(job: Job, team: Team, model: SplitModel | None = None) -> tuple[Setup, SplitModel | None, Tokenizer | None]:
-    """Load the model on the S-ranks; the tokenizer is the lead's.
+    """Load the model and its tokenizer on the S-ranks.
 
     model: one loaded before. Any rank's UserError is raised on every rank.
     """
     setup, tokenizer, problem = None, None, ""
     try:
-        if team.lead:
-            tokenizer = Tokenizer.load(job.model)
         if team.me.has_s:
+            tokenizer = Tokenizer.load(job.model)
             model = model or load_split(job.model, dtype=job.dtype or _auto_dtype(job.model))
         if team.lead:
             setup = _describe(job, model, tokenizer)

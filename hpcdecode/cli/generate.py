@@ -51,12 +51,27 @@ def _add_generate(commands) -> None:
     sampling = parser.add_argument_group("sampling (a row's own fields win)")
     add = sampling.add_argument
     add("--max-tokens", type=int, default=defaults.max_tokens, metavar="N", help="(%(default)s)")
+    add("--min-tokens", type=int, default=defaults.min_tokens, metavar="N", help="before anything stops (%(default)s)")
     add("--temperature", type=float, default=defaults.temperature, metavar="T", help="0 is greedy (%(default)s)")
     add("--top-k", type=int, default=defaults.top_k, metavar="K", help="0 for all tokens (%(default)s)")
     add("--top-p", type=float, default=defaults.top_p, metavar="P", help="(%(default)s)")
+    add("--min-p", type=float, default=defaults.min_p, metavar="P", help="as a share of the greatest (%(default)s)")
+    for name, what in (
+        ("presence", "once for a generated token"),
+        ("frequency", "each time it was generated"),
+        ("repetition", "a factor, for the prompt's tokens too"),
+    ):
+        default = getattr(defaults, f"{name}_penalty")
+        add(f"--{name}-penalty", type=float, default=default, metavar="X", help=f"{what} (%(default)s)")
+    add("--logit-bias", type=_biases, default={}, metavar="ID:X[,ID:X...]", help="added to the logits of token ids")
+    add("--bad-words", action="append", default=[], metavar="TEXT", help="never generated; may be given again")
     add("--seed", type=int, default=defaults.seed, metavar="S", help="(%(default)s)")
     add("--ignore-eos", action="store_true", help="go on after end-of-sequence tokens")
     add("--stop-token-ids", type=_ids, default=(), metavar="ID[,ID...]", help="token ids that end a sequence")
+    add("--stop", action="append", default=[], metavar="TEXT", help="ends a sequence; may be given again")
+    add("--include-stop-str-in-output", action="store_true", help="leave the stop string in the text")
+    add("--skip-special-tokens", action=argparse.BooleanOptionalAction, default=True, help="in the text (yes)")
+    add("--truncate-prompt-tokens", type=int, metavar="N", help="keep a prompt's last N; -1 for what there is room for")
     size = parser.add_argument_group("size (auto if not given)")
     add = size.add_argument
     add("--dtype", choices=DTYPES, help="of weights and activations")
@@ -74,15 +89,7 @@ def _add_generate(commands) -> None:
 
 def _generate(options: argparse.Namespace, comm) -> int:
     try:
-        params = SamplingParams(
-            max_tokens=options.max_tokens,
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-            seed=options.seed,
-            ignore_eos=options.ignore_eos,
-            stop_token_ids=options.stop_token_ids,
-        ).check()
+        params = _sampling(options).check()
     except RowProblem as problem:
         raise UserError(f"--{problem}".replace("_", "-", 2), everywhere=True) from None
     job = Job(
@@ -109,6 +116,11 @@ def _generate(options: argparse.Namespace, comm) -> int:
     return generate(job, comm)
 
 
+def _sampling(options: argparse.Namespace) -> SamplingParams:
+    values = {name: getattr(options, name) for name in SamplingParams.__struct_fields__}
+    return SamplingParams(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+
+
 def _count(text: str) -> int | None:
     """`auto` is None."""
     return None if text == "auto" else int(text)
@@ -116,6 +128,11 @@ def _count(text: str) -> int | None:
 
 def _ids(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
+
+
+def _biases(text: str) -> dict[int, float]:
+    pairs = (part.split(":") for part in text.split(","))
+    return {int(token): float(bias) for token, bias in pairs}
 
 
 def _bytes(text: str) -> int:

@@ -18,37 +18,26 @@ OPENAI_MAX_TOKENS = "max_completion_tokens"  # the newer name, which wins
 # Sampling names of vLLM and OpenAI that would change the result, with the value that asks for nothing.
 UNSUPPORTED: dict[str, Any] = {
     "allowed_token_ids": None,
-    "bad_words": [],
     "beam_width": 1,
     "best_of": 1,
     "detokenize": True,
     "extra_args": None,
-    "frequency_penalty": 0,
     "guided_choice": None,
     "guided_decoding": None,
     "guided_grammar": None,
     "guided_json": None,
     "guided_regex": None,
-    "include_stop_str_in_output": False,
     "length_penalty": 1,
-    "logit_bias": {},
     "logits_processors": [],
     "logprobs": None,
-    "min_p": 0,
-    "min_tokens": 0,
     "n": 1,
-    "presence_penalty": 0,
     "prompt_logprobs": None,
-    "repetition_penalty": 1,
     "response_format": None,
-    "skip_special_tokens": True,
     "spaces_between_special_tokens": True,
-    "stop": [],
     "structured_outputs": None,
     "tool_choice": None,
     "tools": [],
     "top_logprobs": None,
-    "truncate_prompt_tokens": None,
     "use_beam_search": False,
 }
 
@@ -76,17 +65,39 @@ def sampling_kinds() -> dict[str, Any]:
 
 
 def typed(name: str, kind: Any, value: Any) -> Any:
-    """`value` as `kind` (bool, int, float or a tuple of ints) without conversion between them, or RowProblem."""
+    """`value` as `kind` (a type of `SamplingParams`) without conversion between numbers, or RowProblem."""
     if kind is bool and isinstance(value, bool):
         return value
-    if kind is int and is_integer(value) and abs(value) <= MAX_INTEGER:
+    if kind in (int, int | None) and is_integer(value) and abs(value) <= MAX_INTEGER:
         return value
     if kind is float and (is_integer(value) or isinstance(value, float)):
         return _as_float(name, value)
+    if kind is str and isinstance(value, str):
+        return value
     if kind == tuple[int, ...] and isinstance(value, list):
         return tuple(typed(f"{name}[{index}]", int, element) for index, element in enumerate(value))
-    words = {bool: "true or false", int: "a 64-bit integer", float: "a number"}
-    raise RowProblem(f"{name}: expected {words.get(kind, 'a list of integers')}, got {type_name(value)} {shown(value)}")
+    if kind == tuple[str, ...] and isinstance(value, (str, list)):
+        elements = [value] if isinstance(value, str) else value
+        return tuple(typed(f"{name}[{index}]", str, element) for index, element in enumerate(elements))
+    if kind == dict[int, float] and isinstance(value, dict):
+        return {_token_id(name, key): typed(f"{name}[{key}]", float, element) for key, element in value.items()}
+    raise RowProblem(f"{name}: expected {_KINDS.get(kind, 'a 64-bit integer')}, got {type_name(value)} {shown(value)}")
+
+
+_KINDS = {
+    bool: "true or false",
+    float: "a number",
+    str: "a string",
+    tuple[int, ...]: "a list of integers",
+    tuple[str, ...]: "a string or a list of strings",
+    dict[int, float]: "an object of token ids and numbers",
+}
+
+
+def _token_id(name: str, key: str) -> int:
+    if not (key.isascii() and key.isdigit() and len(key) < 19):
+        raise RowProblem(f"{name}: expected token ids as keys, got {shown(key)}")
+    return int(key)
 
 
 def _as_float(name: str, value: int | float) -> float:

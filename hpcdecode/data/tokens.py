@@ -37,6 +37,7 @@ class Prompt(msgspec.Struct):
     token_ids: list[int]  # at least 1, and at least 1 position less than the model has
     params: SamplingParams
     resumed: int = 0  # the last token ids that an earlier run of the job has generated
+    bad_word_ids: list[list[int]] = []  # what params.bad_words forbids as token ids
 
     @property
     def resumed_ids(self) -> list[int]:
@@ -54,6 +55,7 @@ class Tokenizer:
         self._backend = backend
         self.eos_token_ids = eos_token_ids
         self.vocab_size = vocab_size
+        self._bad_words: dict[tuple[str, ...], list[list[int]]] = {}
 
     @classmethod
     def load(cls, model_dir: str | os.PathLike) -> Tokenizer:
@@ -87,6 +89,35 @@ class Tokenizer:
             return self.encode_texts([self.chat_text(row.messages)], add_special_tokens=False)[0]
         return self.encode_texts([row.prompt])[0]
 
+    def encode_last(self, row: Row, count: int) -> list[int]:
+        """`encode`, cut to the last `count` tokens; a plain prompt keeps the special tokens around it (as in vLLM)."""
+        ids = self.encode(row)
+        if len(ids) <= count or row.prompt is None:
+            return ids[-count:]
+        text = self.encode_texts([row.prompt], add_special_tokens=False)[0]
+        begin = next((i for i in range(len(ids) - len(text) + 1) if ids[i : i + len(text)] == text), 0)
+        end = begin + len(text)
+        return (ids[:begin] + ids[end - max(count - len(ids) + len(text), 0) : end] + ids[end:])[-count:]
+
+    def bad_word_ids(self, words: tuple[str, ...]) -> list[list[int]]:
+        """Token ids of each word, and of the word after a space where only its first token differs (as in vLLM).
+
+        Raises RowProblem where a word has no tokens.
+        """
+        if words not in self._bad_words:
+            self._bad_words = {words: [ids for word in words for ids in self._word_ids(word)]}  # rows repeat the last
+        return self._bad_words[words]
+
+    def _word_ids(self, word: str) -> list[list[int]]:
+        try:
+            plain, spaced = _ids(self._backend, [word.lstrip(), " " + word.lstrip()], add_special_tokens=False)
+        except Exception as e:
+            raise RowProblem(f"bad_words: the tokenizer refused {word!r}: {_brief(e)}") from e
+        if not plain:
+            raise RowProblem(f"bad_words: expected words of at least one token, got {word!r}")
+        both = len(plain) == len(spaced) and plain[0] != spaced[0]
+        return [self._checked(ids) for ids in ([plain, spaced] if both else [plain])]
+
     def encode_texts(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
         """One tokenizer call for all texts, each encoded as if alone. Raises RowProblem if any of them is unusable."""
         try:
@@ -104,9 +135,17 @@ class Tokenizer:
         except Exception as e:
             raise RowProblem(f"messages: the model's chat template refused them: {_brief(e)}") from e
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """Text of generated ids, special tokens left out."""
-        return self._backend.decode(list(ids), skip_special_tokens=True)
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """Text of generated ids, special tokens left out unless they are asked for, and spaces left as they are."""
+        options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
+        return self._backend.decode(list(ids), **options)
+
+    def check_params(self, params: SamplingParams) -> None:
+        """Raise RowProblem where a token id that the row names is not in the vocabulary."""
+        for name in ("logit_bias", "stop_token_ids"):
+            for token in getattr(params, name):
+                if token >= self.vocab_size:
+                    raise RowProblem(f"{name}: expected token ids in [0, {self.vocab_size}), got {token}")
 
     def _checked(self, ids: list[int]) -> list[int]:
         if not ids:
@@ -143,7 +182,7 @@ def _chunks(rows: Iterable[Row | RowError]) -> Iterator[list[Row | RowError]]:
 def _encode_together(chunk: list[Row | RowError], tokenizer: Tokenizer, max_positions: int) -> dict[int, list[int]]:
     """Token ids by line for the plain prompts of a chunk; none where one of them is bad: each is then tried alone."""
     plain = [row for row in chunk if isinstance(row, Row) and row.prompt is not None]
-    plain = [row for row in plain if not _needs_probe(row.prompt, max_positions)]
+    plain = [r for r in plain if r.params.truncate_prompt_tokens is None and not _needs_probe(r.prompt, max_positions)]
     if len(plain) < 2:
         return {}
     try:
@@ -155,13 +194,31 @@ def _encode_together(chunk: list[Row | RowError], tokenizer: Tokenizer, max_posi
 
 def _prompt(row: Row, ids: list[int] | None, tokenizer: Tokenizer, max_positions: int) -> Prompt | RowError:
     try:
-        if ids is None and row.prompt is not None and _needs_probe(row.prompt, max_positions):
-            _probe(row.prompt, tokenizer, max_positions)
-        ids = tokenizer.encode(row) if ids is None else ids
+        tokenizer.check_params(row.params)
+        ids = _encode_alone(row, tokenizer, max_positions) if ids is None else ids
         _require_room(len(ids), "", max_positions)
+        bad_word_ids = tokenizer.bad_word_ids(row.params.bad_words)
     except RowProblem as e:
         return row_error(row.line, row.id, e)
-    return Prompt(line=row.line, id=row.id, token_ids=ids, params=row.params)
+    return Prompt(line=row.line, id=row.id, token_ids=ids, params=row.params, bad_word_ids=bad_word_ids)
+
+
+def _encode_alone(row: Row, tokenizer: Tokenizer, max_positions: int) -> list[int]:
+    count = row.params.truncate_prompt_tokens
+    if count is not None:
+        return tokenizer.encode_last(row, _room(row.params.max_tokens, max_positions) if count == -1 else count)
+    if row.prompt is not None and _needs_probe(row.prompt, max_positions):
+        _probe(row.prompt, tokenizer, max_positions)
+    return tokenizer.encode(row)
+
+
+def _room(max_tokens: int, max_positions: int) -> int:
+    if max_tokens >= max_positions:
+        raise RowProblem(
+            f"truncate_prompt_tokens: expected room for a prompt, got a context of {max_positions} tokens and "
+            f"max_tokens {max_tokens}; lower max_tokens"
+        )
+    return max_positions - max_tokens
 
 
 def _needs_probe(text: str, max_positions: int) -> bool:

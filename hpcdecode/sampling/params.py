@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isfinite
+
 import msgspec
 
 from hpcdecode.errors import RowProblem
@@ -9,30 +11,73 @@ from hpcdecode.errors import RowProblem
 MAX_SEED = 2**63 - 1
 
 
-class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Job-wide values come from flags; a row's own fields win over them.
 
-    temperature: 0 is greedy. top_k: 0 or -1 considers every token. top_p: in (0, 1]. max_tokens: tokens to
-    generate at most, the end-of-sequence token included.
+    max_tokens, min_tokens: tokens to generate at most and at least, the end-of-sequence token included.
+    temperature: 0 is greedy. top_k: 0 or -1 considers every token. top_p: in (0, 1]. min_p: in [0, 1], the least
+    probability considered, as a share of the greatest.
+    presence_penalty, frequency_penalty: in [-2, 2], taken off the logit of a generated token once, or each time.
+    repetition_penalty: > 0, divides positive and multiplies other logits of tokens in the prompt or generated.
+    logit_bias: token id to what is added to its logit, in [-100, 100]. bad_words: texts that are not generated.
+    stop: strings that end a sequence; its text ends before the first of them, or after it with
+    include_stop_str_in_output, which shows a stop token's text too. ignore_eos: end-of-sequence tokens end nothing.
+    skip_special_tokens: leave special tokens out of the text.
+    truncate_prompt_tokens: keep so many of the prompt's last tokens; -1 keeps what the context has room for.
     """
 
     max_tokens: int = 256
+    min_tokens: int = 0
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    bad_words: tuple[str, ...] = ()
     seed: int = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
 
     def check(self) -> SamplingParams:
         """Return self, or raise RowProblem naming the field that is out of range."""
-        _require(self.max_tokens >= 1, "max_tokens", "an integer >= 1", self.max_tokens)
+        most, kept = self.max_tokens, self.truncate_prompt_tokens
+        _require(most >= 1, "max_tokens", "an integer >= 1", most)
+        _require(0 <= self.min_tokens <= most, "min_tokens", f"an integer in [0, {most} (max_tokens)]", self.min_tokens)
         _require(0.0 <= self.temperature < float("inf"), "temperature", "a finite number >= 0", self.temperature)
         _require(self.top_k >= -1, "top_k", "an integer >= 1, or 0 or -1 for all tokens", self.top_k)
         _require(0.0 < self.top_p <= 1.0, "top_p", "a number in (0, 1]", self.top_p)
+        _require(0.0 <= self.min_p <= 1.0, "min_p", "a number in [0, 1]", self.min_p)
+        for name in ("presence_penalty", "frequency_penalty"):
+            _require(-2.0 <= getattr(self, name) <= 2.0, name, "a number in [-2, 2]", getattr(self, name))
+        repetition = self.repetition_penalty
+        _require(repetition > 0 and isfinite(repetition), "repetition_penalty", "a finite number > 0", repetition)
+        _require(all(t >= 0 for t in self.logit_bias), "logit_bias", "token ids >= 0", list(self.logit_bias))
+        for bias in self.logit_bias.values():
+            _require(-100.0 <= bias <= 100.0, "logit_bias", "numbers in [-100, 100]", bias)
+        _require(all(self.bad_words), "bad_words", "strings that are not empty", self.bad_words)
         _require(0 <= self.seed <= MAX_SEED, "seed", f"an integer in [0, {MAX_SEED}]", self.seed)
         _require(all(t >= 0 for t in self.stop_token_ids), "stop_token_ids", "token ids >= 0", self.stop_token_ids)
+        _require(all(self.stop), "stop", "strings that are not empty", self.stop)
+        truncates = kept is None or kept == -1 or kept >= 1
+        _require(truncates, "truncate_prompt_tokens", "an integer >= 1, or -1 for what the context has room for", kept)
         return self
+
+    @property
+    def takes_largest(self) -> bool:
+        """Whether a token is the largest logit as the model made it."""
+        changed = self.min_tokens or self.logit_bias or self.bad_words or self.penalizes
+        return self.temperature == 0 and not changed
+
+    @property
+    def penalizes(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
 
 def _require(ok: bool, name: str, expected: str, got: object) -> None:

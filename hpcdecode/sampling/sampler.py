@@ -1,63 +1,87 @@
-"""Logits to tokens: greedy, temperature, top_k and top_p, one draw a token by the inverse of the distribution."""
+"""Logits to tokens."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hpcdecode.sampling.adjust import adjust
+from hpcdecode.sampling.draw import draw, draw_from_share, draw_from_top
+from hpcdecode.sampling.params import SamplingParams
 from hpcdecode.sampling.philox import uniform
 from hpcdecode.schedule.sequence import Sequence
 
+_BLOCK = 256  # tokens whose largest logit is looked at first
+_PART = 1 << 21  # logits that are worked on at once, so that they stay in the cache
 
-def sample(logits: Tensor, sequences: Seq[Sequence]) -> list[int]:
-    """The next token of each sequence from its row of logits [n, vocab], of any float dtype.
 
-    Filters apply in vLLM's order: temperature, top_k, top_p. The draw depends on (seed, row, sample, position)
-    alone, so the same logits give the same token however the job is split.
+def sample(logits: Tensor, sequences: Seq[Sequence], eos: frozenset[int] = frozenset()) -> list[int]:
+    """The next token of each sequence from its row of logits [n, vocab], of any float dtype; they are left as they are.
+
+    What a row asks for applies in the order of vLLM's V1 sampler: bad_words, min_tokens, logit_bias, repetition,
+    frequency and presence penalty, after which a greedy row takes its largest logit; then temperature, min_p, top_k
+    (which keeps all that equal the k-th), top_p. eos: what min_tokens keeps back beside a row's own stop tokens. A draw
+    depends on (seed, row, sample, position) alone, so the same logits give the same token however the job is split.
     """
-    tokens = _greedy(logits)
-    random = [i for i, s in enumerate(sequences) if s.prompt.params.temperature > 0]
-    if random:
-        index = torch.tensor(random, device=logits.device)
-        tokens[index] = _draw(logits[index].float(), [sequences[i] for i in random])
+    if all(s.prompt.params.takes_largest for s in sequences):
+        return argmax(logits).tolist()
+    ways: dict[Callable[..., Tensor], list[int]] = defaultdict(list)
+    for row, sequence in enumerate(sequences):
+        ways[_way(sequence.prompt.params, logits.shape[1])].append(row)
+    tokens = np.empty(len(sequences), np.int64)
+    count = max(_PART // logits.shape[1], 1)
+    work = torch.empty(2, count, logits.shape[1], device=logits.device)  # reused: fresh pages cost more than the sums
+    for way, rows in ways.items():
+        for part in (rows[i : i + count] for i in range(0, len(rows), count)):
+            own, weights = work[:, : len(part)]
+            for place, row in enumerate(part):
+                own[place] = logits[row]
+            tokens[part] = _choose(way, own, [sequences[i] for i in part], eos, weights).cpu()
     return tokens.tolist()
 
 
-def _greedy(logits: Tensor) -> Tensor:
-    """The first largest logit of each row; on the CPU by numpy, whose search is several times as fast as torch's."""
-    if logits.device.type != "cpu":
-        return logits.argmax(dim=-1)
-    return torch.from_numpy(logits.float().numpy().argmax(axis=-1))
+def argmax(logits: Tensor) -> Tensor:
+    """The first of the largest logits of each row [n, vocab], as `torch.argmax`, which is many times slower on a CPU.
 
-
-def _draw(logits: Tensor, sequences: list[Sequence]) -> Tensor:
-    params = [s.prompt.params for s in sequences]
-    column = {"device": logits.device, "dtype": torch.float32}
-    logits = logits / torch.tensor([p.temperature for p in params], **column)[:, None]
-    if any(0 < p.top_k < logits.shape[1] or p.top_p < 1 for p in params):
-        logits = _filter(logits, [p.top_k for p in params], torch.tensor([p.top_p for p in params], **column))
-    weights = torch.softmax(logits.double(), dim=-1).cumsum(dim=-1)
-    target = torch.from_numpy(_uniforms(sequences)).to(logits.device)[:, None] * weights[:, -1:]
-    drawn = torch.searchsorted(weights, target, right=True)
-    return drawn.clamp_(max=logits.shape[1] - 1).squeeze(1)
-
-
-def _uniforms(sequences: list[Sequence]) -> np.ndarray:
-    columns = [(s.prompt.params.seed, s.prompt.line, s.sample, len(s.generated)) for s in sequences]
-    return uniform(*np.array(columns, dtype=np.int64).T)
-
-
-def _filter(logits: Tensor, top_k: list[int], top_p: Tensor) -> Tensor:
-    """Set the logits of the tokens that top_k or top_p exclude to -inf. Ties at the border are kept by token id."""
-    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    A block of tokens first, by its largest logit, then one in it; the last block overlaps the one before.
+    """
     vocabulary = logits.shape[1]
-    keep = torch.tensor([k if k > 0 else vocabulary for k in top_k], device=logits.device)[:, None]
-    outside = torch.arange(vocabulary, device=logits.device)[None, :] >= keep
-    ordered = ordered.masked_fill(outside, float("-inf"))
-    weights = torch.softmax(ordered.double(), dim=-1)
-    before = weights.cumsum(dim=-1) - weights
-    ordered = ordered.masked_fill(before >= top_p.double()[:, None], float("-inf"))
-    return torch.empty_like(logits).scatter_(1, order, ordered)
+    if vocabulary <= _BLOCK:
+        return logits.argmax(dim=-1)
+    whole = vocabulary // _BLOCK
+    largest = logits[:, : whole * _BLOCK].unflatten(1, (whole, _BLOCK)).amax(dim=-1)
+    largest = torch.cat([largest, logits[:, -_BLOCK:].amax(dim=-1, keepdim=True)], dim=1)
+    begin = (largest.argmax(dim=-1, keepdim=True) * _BLOCK).clamp_(max=vocabulary - _BLOCK)
+    block = logits.gather(1, begin + torch.arange(_BLOCK, device=logits.device))
+    return (begin + block.argmax(dim=-1, keepdim=True)).squeeze(1)
+
+
+def _way(params: SamplingParams, vocabulary: int) -> Callable[..., Tensor]:
+    """How a row's token is chosen from its adjusted logits; rows of one way are worked on together."""
+    if params.temperature == 0:
+        return argmax
+    if params.min_p > 0 or 0 < params.top_k < vocabulary:
+        return draw_from_top
+    return draw_from_share if params.top_p < 1 else draw
+
+
+def _choose(
+    way: Callable[..., Tensor], logits: Tensor, sequences: list[Sequence], eos: frozenset[int], weights: Tensor
+) -> Tensor:
+    """logits: float32 [n, vocab], overwritten. weights: room for as many."""
+    adjust(logits, sequences, eos)
+    if way is argmax:
+        return argmax(logits)
+    params = [s.prompt.params for s in sequences]
+    logits /= torch.tensor([p.temperature for p in params], device=logits.device)[:, None]
+    return way(logits, params, _uniforms(sequences, logits.device), weights)
+
+
+def _uniforms(sequences: list[Sequence], device: torch.device) -> Tensor:
+    columns = [(s.prompt.params.seed, s.prompt.line, s.sample, len(s.generated)) for s in sequences]
+    return torch.from_numpy(uniform(*np.array(columns, dtype=np.int64).T)).to(device)

@@ -20,6 +20,7 @@ from hpcdecode.data.tokens import Prompt
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.plan import Plan
 from hpcdecode.schedule.sequence import Sequence
+from hpcdecode.schedule.stops import Stops
 
 
 class Feed(Protocol):
@@ -122,7 +123,7 @@ class Injector:
         """The lane's last plan: it frees what has finished, for the lanes that go on."""
         return Plan(release=self._release(), stop=True)
 
-    def commit(self, step: Step, tokens: Seq[int], eos: frozenset[int]) -> list[Sequence]:
+    def commit(self, step: Step, tokens: Seq[int], stops: Stops) -> list[Sequence]:
         """Take the sampled token of each sequence in `step.sampled`; returns the sequences that are finished."""
         for chunk in step.prefill:
             chunk.sequence.prefilled += chunk.count
@@ -130,7 +131,7 @@ class Injector:
                 self.ready.append(self.prefilling.popleft())
         finished = []
         for sequence, token in zip(step.sampled, tokens, strict=True):
-            sequence.accept(token, eos)
+            sequence.accept(token, stops)
             if sequence.finish_reason is not None:
                 finished.append(sequence)
         if finished:

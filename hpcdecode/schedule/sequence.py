@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from hpcdecode.data.tokens import Prompt
+from hpcdecode.schedule.stops import Decode, Stops, StopText
+
+if TYPE_CHECKING:
+    from hpcdecode.sampling.adjust import TokenCounts
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +26,10 @@ class Sequence:
     prefilled: int = 0  # prompt tokens already sent to the R-rank
     generated: list[int] = field(default_factory=list)  # an earlier run's tokens first
     finish_reason: str | None = None
+    hidden_tokens: int = 0  # the last of `generated` that its text leaves out
+    hidden_characters: int = 0  # the last of the text of the others that it leaves out too
+    counts: TokenCounts | None = None  # kept for a row with penalties
+    stop_text: StopText | None = None  # kept for a row with stop strings
     queued_at: float = 0.0  # Unix times: its prefill began, its first token came, its last token came
     first_token_at: float = 0.0
     finished_at: float = 0.0
@@ -53,11 +62,16 @@ class Sequence:
         """The last lane step in which the sequence can still be decoded."""
         return self.start_step + self.max_new - 2
 
-    def accept(self, token: int, eos: frozenset[int]) -> None:
+    def accept(self, token: int, stops: Stops) -> None:
         """Append a sampled token and settle whether it ends the sequence."""
-        params = self.prompt.params
         self.generated.append(token)
-        if token in params.stop_token_ids or (token in eos and not params.ignore_eos):
+        if stops.at_token(self) or stops.at_string(self):
             self.finish_reason = "stop"
         elif self.new >= self.max_new:
             self.finish_reason = "length"
+
+    def text(self, decode: Decode) -> str:
+        """The text of what was generated, without a stop token or a stop string and what follows it."""
+        shown = len(self.generated) - self.hidden_tokens
+        text = decode(self.generated[:shown], self.prompt.params.skip_special_tokens)
+        return text[: len(text) - self.hidden_characters]

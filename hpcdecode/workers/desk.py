@@ -15,7 +15,7 @@ from hpcdecode.schedule.sequence import Sequence
 
 
 class Finished(msgspec.Struct, array_like=True):
-    """A finished sequence on its way to the results; its text is made at the desk."""
+    """A finished sequence on its way to the results."""
 
     line: int
     id: str
@@ -27,9 +27,10 @@ class Finished(msgspec.Struct, array_like=True):
     first_token_at: float
     finished_at: float
     token_ids: list[int]
+    text: str
 
     @staticmethod
-    def of(sequence: Sequence) -> Finished:
+    def of(sequence: Sequence, tokenizer: Tokenizer) -> Finished:
         prompt = sequence.prompt
         return Finished(
             line=prompt.line,
@@ -42,6 +43,7 @@ class Finished(msgspec.Struct, array_like=True):
             first_token_at=sequence.first_token_at,
             finished_at=sequence.finished_at,
             token_ids=sequence.generated,
+            text=sequence.text(tokenizer.decode),
         )
 
 
@@ -72,16 +74,16 @@ class Desk:
         self.feed.refuse(prompt, reason)
 
     def finish(self, sequence: Sequence) -> None:
-        self.record(Finished.of(sequence))
+        self.record(Finished.of(sequence, self.tokenizer))
 
     def record(self, done: Finished) -> None:
-        """Count a finished sequence, make its text and hand it to the results."""
+        """Count a finished sequence and hand it to the results."""
         self.rows += 1
         self.prompt_tokens += done.prompt_tokens
         self.generated_tokens += len(done.token_ids) - done.resumed
         fields = msgspec.structs.asdict(done)
         del fields["resumed"]
-        self.writer.add(Result(**fields, text=self.tokenizer.decode(done.token_ids)))
+        self.writer.add(Result(**fields))
 
     def error(self, error: RowError) -> None:
         """Record a row that cannot be used."""

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from hpcdecode.data.prompts import RowError
 from hpcdecode.data.resume import Unfinished
-from hpcdecode.data.tokens import Prompt
+from hpcdecode.data.tokens import Prompt, Tokenizer
 from hpcdecode.exchange.wait import wait
 from hpcdecode.schedule.sequence import Sequence
 from hpcdecode.workers.desk import Desk, Finished
@@ -76,8 +76,8 @@ class Clients:
 class RemoteDesk:
     """Feed and sink of an S-rank that is not the lead. An empty answer to a question for rows is their end."""
 
-    def __init__(self, comm: MPI.Intracomm):
-        self.comm = comm
+    def __init__(self, comm: MPI.Intracomm, tokenizer: Tokenizer):
+        self.comm, self.tokenizer = comm, tokenizer
         self._rows: deque[Prompt] = deque()
         self._finished: list[Finished] = []
         self._errors: list[RowError] = []
@@ -99,7 +99,7 @@ class RemoteDesk:
         self._errors.append(RowError(prompt.line, prompt.id, reason))
 
     def finish(self, sequence: Sequence) -> None:
-        self._finished.append(Finished.of(sequence))
+        self._finished.append(Finished.of(sequence, self.tokenizer))
         if len(self._finished) >= _ROWS_A_MESSAGE:
             self._report(0)
 

@@ -20,6 +20,7 @@ from hpcdecode.sampling.sampler import sample
 from hpcdecode.schedule.injector import Injector, Step
 from hpcdecode.schedule.plan import Plan
 from hpcdecode.schedule.sequence import Sequence
+from hpcdecode.schedule.stops import Stops
 from hpcdecode.workers.prefill import PrefillCache
 
 
@@ -43,11 +44,11 @@ class SRank:
         links: Seq[SLink],
         injectors: Seq[Injector],
         sink: Sink,
-        eos: frozenset[int],
+        stops: Stops,
         prompts: PromptAttention,
     ):
         self.model, self.shapes, self.links, self.injectors = model, shapes, links, injectors
-        self.sink, self.eos = sink, eos
+        self.sink, self.stops = sink, stops
         self.prefill = PrefillCache(prompts)
         self.stopping = False
         self.seconds = self.wait_seconds = 0.0
@@ -85,7 +86,7 @@ class SRank:
                 yield True  # waiting for room that another lane's sequences hold
                 continue
             logits = yield from self._forward(link, step)
-            tokens = sample(logits, step.sampled) if logits is not None else []
+            tokens = sample(logits, step.sampled, self.stops.eos) if logits is not None else []
             self._finish_step(injector, step, tokens)
         self._announce(link, injector.stop_plan())
 
@@ -119,7 +120,7 @@ class SRank:
         for chunk in step.prefill:
             if chunk.completes:
                 chunk.sequence.first_token_at = now
-        for sequence in injector.commit(step, tokens, self.eos):
+        for sequence in injector.commit(step, tokens, self.stops):
             sequence.finished_at = now
             self.sink.finish(sequence)
         self.steps += 1

@@ -57,7 +57,10 @@ def test_a_rows_own_fields_win_over_the_jobs(tmp_path):
     row = read_one(tmp_path, {"prompt": "a", "ignore_eos": True, **own})
     assert row.params == SamplingParams(**{**own, "temperature": 1.0, "stop_token_ids": (4, 5), "ignore_eos": True})
     assert type(row.params.temperature) is float
-    assert read_one(tmp_path, {"prompt": "a", "top_k": 3}).params == SamplingParams(32, 0.5, 3)
+    own = {"stop": "\n", "bad_words": ["x"], "logit_bias": {"7": -1}, "truncate_prompt_tokens": -1, "min_p": 0}
+    row = read_one(tmp_path, {"prompt": "a", **own})
+    assert (row.params.stop, row.params.bad_words, row.params.logit_bias) == (("\n",), ("x",), {7: -1.0})
+    assert row.params.truncate_prompt_tokens == -1 and row.params.temperature == DEFAULTS.temperature
 
 
 def test_null_fields_count_as_absent(tmp_path):
@@ -132,10 +135,17 @@ HOSTILE = [
     (b'{"prompt": "a", "stop_token_ids": [1, "2"]}', "stop_token_ids[1]: expected a 64-bit integer, got a string"),
     (b'{"prompt": "a", "n": 2}', "n: not supported yet, got 2"),
     (b'{"prompt": "a", "n": true}', "n: not supported yet"),
-    (b'{"prompt": "a", "stop": ["\\n"]}', "stop: not supported yet"),
-    (b'{"prompt": "a", "min_p": 0.1}', "min_p: not supported yet"),
+    (b'{"prompt": "a", "stop": ["\\n", 3]}', "stop[1]: expected a string, got an integer 3"),
+    (b'{"prompt": "a", "stop": [""]}', "stop: expected strings that are not empty"),
+    (b'{"prompt": "a", "logit_bias": {"a": 1}}', 'logit_bias: expected token ids as keys, got "a"'),
+    (b'{"prompt": "a", "logit_bias": {"5": 101}}', "logit_bias: expected numbers in [-100, 100], got 101.0"),
+    (b'{"prompt": "a", "min_tokens": 50}', "min_tokens: expected an integer in [0, 32 (max_tokens)], got 50"),
+    (b'{"prompt": "a", "min_p": 1.5}', "min_p: expected a number in [0, 1], got 1.5"),
+    (b'{"prompt": "a", "presence_penalty": -3}', "presence_penalty: expected a number in [-2, 2], got -3.0"),
+    (b'{"prompt": "a", "repetition_penalty": 0}', "repetition_penalty: expected a finite number > 0, got 0.0"),
+    (b'{"prompt": "a", "truncate_prompt_tokens": 0}', "truncate_prompt_tokens: expected an integer >= 1, or -1"),
+    (b'{"prompt": "a", "logprobs": 5}', "logprobs: not supported yet"),
     (b'{"prompt": "a", "logprobs": 0}', "logprobs: not supported yet"),
-    (b'{"prompt": "a", "repetition_penalty": 1.2}', "repetition_penalty: not supported yet"),
     (b'{"messages": [{"role": "user"}], "tools": [{}]}', "tools: not supported yet"),
 ]
 
@@ -150,7 +160,7 @@ def test_a_hostile_line_is_one_row_error_between_good_rows(tmp_path, data, reaso
 
 
 def test_sampling_values_that_ask_for_nothing_are_accepted(tmp_path):
-    neutral = {"n": 1, "stop": [], "presence_penalty": 0.0, "repetition_penalty": 1.0, "skip_special_tokens": True}
+    neutral = {"n": 1, "best_of": 1, "logits_processors": [], "use_beam_search": False, "length_penalty": 1.0}
     assert read_one(tmp_path, {"prompt": "a", **neutral}).params is DEFAULTS
 
 

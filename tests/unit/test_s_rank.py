@@ -9,6 +9,7 @@ from hpcdecode.exchange.local import LocalLink
 from hpcdecode.model import load_split
 from hpcdecode.schedule.injector import Injector, Limits
 from hpcdecode.schedule.placement import Placement
+from hpcdecode.schedule.stops import Stops
 from hpcdecode.workers.r_part import RPart
 from hpcdecode.workers.s_rank import SRank
 from tests.unit.test_schedule import ListFeed, prompts
@@ -32,7 +33,7 @@ def test_the_s_rank_holds_no_kv_of_decoding_sequences(checkpoint):
     part = RPart(store, [None] * len(shapes))
     links = [LocalLink(part, 16 * i) for i in range(2)]
     prompts_attend = PromptAttention(shapes, dtype="float32")
-    worker = SRank(model, shapes, links, injectors, sink, frozenset(), prompts_attend)
+    worker = SRank(model, shapes, links, injectors, sink, Stops(), prompts_attend)
     held = []
 
     def look():

@@ -15,6 +15,7 @@ from hpcdecode.schedule.auto import choose
 from hpcdecode.schedule.injector import Injector, Limits, Step
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.plan import Plan, wire_length
+from hpcdecode.schedule.stops import Stops
 
 
 class ListFeed:
@@ -84,7 +85,7 @@ class Machine:
         tokens = [self.stops.get((s.prompt.line, len(s.generated)), 7) for s in step.sampled]
         for sequence in step.decode:
             assert self.lengths[sequence.rank][lane, sequence.slot] == sequence.length + 1
-        self.done += injector.commit(step, tokens, frozenset())
+        self.done += injector.commit(step, tokens, Stops())
 
 
 @pytest.mark.parametrize(("period", "steps"), [(1, 32), (4, 32), (8, 32), (32, 32)])

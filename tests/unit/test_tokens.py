@@ -204,3 +204,43 @@ def test_from_file_to_prompts(tmp_path, tokenizer):
     first, error, last = tokenized(read_rows([str(path)], PARAMS), tokenizer, 512)
     assert tokenizer.decode(first.token_ids) == "Return a"
     assert (error.line, last.line, last.params.max_tokens) == (2, 3, 3)
+
+
+def test_truncated_prompts_keep_their_special_tokens_and_last_tokens(tokenizer, reference):
+    for text in random_texts(50):
+        ids = reference(text)["input_ids"]
+        for count in (1, 2, len(ids) // 2 + 1, len(ids), len(ids) + 5):
+            reference.truncation_side = "left"
+            expected = reference(text, truncation=True, max_length=count)["input_ids"]
+            assert tokenizer.encode_last(row(prompt=text), count) == expected
+    assert tokenizer.encode_last(row(ids=[9, 8, 7, 6]), 2) == [7, 6]
+
+
+@pytest.mark.parametrize(("truncate", "max_tokens", "length"), [(5, 10, 5), (40, 10, 40), (-1, 10, 54), (None, 10, 60)])
+def test_prompts_are_truncated_as_their_row_asks(tokenizer, truncate, max_tokens, length):
+    params = SamplingParams(truncate_prompt_tokens=truncate, max_tokens=max_tokens)
+    rows = [Row(1, "1", "a b " * 200, None, None, params), Row(2, "2", None, list(range(60)), None, params)]
+    text, ids = tokenized(rows, tokenizer, 64)
+    assert ids.token_ids == list(range(60))[-length:]
+    assert isinstance(text, RowError) if truncate is None else len(text.token_ids) == length
+
+
+def test_truncation_to_what_there_is_room_for_needs_room(tokenizer):
+    params = SamplingParams(truncate_prompt_tokens=-1, max_tokens=64)
+    (error,) = tokenized([Row(1, "1", "a", None, None, params)], tokenizer, 64)
+    assert "got a context of 64 tokens and max_tokens 64; lower max_tokens" in error.reason
+
+
+def test_bad_words_are_forbidden_with_and_without_a_space(tokenizer):
+    plain, spaced = (tokenizer.encode_texts([text], False)[0] for text in ("the", " the"))
+    assert len(plain) == len(spaced) and plain != spaced
+    assert tokenizer.bad_word_ids(("the", " the")) == [plain, spaced] * 2
+    params = SamplingParams(bad_words=("the",))
+    (prompt,) = tokenized([Row(1, "1", "a", None, None, params)], tokenizer, 64)
+    assert prompt.bad_word_ids == [plain, spaced]
+
+
+@pytest.mark.parametrize("field", [{"logit_bias": {2048: 1.0}}, {"stop_token_ids": (2048,)}], ids=str)
+def test_token_ids_of_sampling_fields_are_checked_against_the_vocabulary(tokenizer, field):
+    (error,) = tokenized([Row(1, "1", "a", None, None, SamplingParams(**field))], tokenizer, 64)
+    assert error.reason == f"{next(iter(field))}: expected token ids in [0, 2048), got 2048"

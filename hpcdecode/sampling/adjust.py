@@ -1,0 +1,103 @@
+"""What a row asks to change in its logits before a token is chosen, greedily or at random."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcdecode.schedule.sequence import Sequence
+
+_FORBIDDEN = float("-inf")
+
+
+class TokenCounts:
+    """The tokens of a sequence, each once, and how often it was generated; grows with the sequence.
+
+    ids, counts: int64 [n], n the number of different tokens; a prompt token that was not generated counts 0.
+    """
+
+    def __init__(self, prompt_ids: Seq[int]):
+        self._ids = np.unique(np.array(prompt_ids, np.int64))
+        self._counts = np.zeros_like(self._ids)
+        self._places = {token: place for place, token in enumerate(self._ids.tolist())}
+        self._taken = 0
+
+    def update(self, generated: Seq[int]) -> TokenCounts:
+        """Count the tokens that are new since the last call."""
+        for token in generated[self._taken :]:
+            place = self._places.setdefault(token, len(self._places))
+            if place == len(self._ids):
+                self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
+                self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+            self._ids[place] = token
+            self._counts[place] += 1
+        self._taken = len(generated)
+        return self
+
+    @property
+    def ids(self) -> np.ndarray:
+        return self._ids[: len(self._places)]
+
+    @property
+    def counts(self) -> np.ndarray:
+        return self._counts[: len(self._places)]
+
+
+def adjust(logits: Tensor, sequences: Seq[Sequence], eos: frozenset[int]) -> None:
+    """Change float32 logits [n, vocab] in place: bad_words, min_tokens, logit_bias, penalties, in vLLM's order."""
+    forbidden = [(row, token) for row, s in enumerate(sequences) for token in _forbidden(s, eos, logits.shape[1])]
+    if forbidden:
+        logits[_places(logits, forbidden)] = _FORBIDDEN
+    biases = [(row, *bias) for row, s in enumerate(sequences) for bias in s.prompt.params.logit_bias.items()]
+    if biases:
+        added = torch.tensor([bias for *_, bias in biases], dtype=logits.dtype, device=logits.device)
+        logits[_places(logits, [place for *place, _ in biases])] += added
+    _penalize(logits, [(row, s) for row, s in enumerate(sequences) if s.prompt.params.penalizes])
+
+
+def _forbidden(sequence: Sequence, eos: frozenset[int], vocabulary: int) -> Iterable[int]:
+    """Tokens that would end the sequence before min_tokens, or complete one of its bad words."""
+    params, generated = sequence.prompt.params, sequence.generated
+    if len(generated) < params.min_tokens:
+        yield from (token for token in eos.union(params.stop_token_ids) if token < vocabulary)
+    for *begin, last in sequence.prompt.bad_word_ids:
+        if generated[max(len(generated) - len(begin), 0) :] == begin:
+            yield last
+
+
+def _penalize(logits: Tensor, penalized: list[tuple[int, Sequence]]) -> None:
+    """Repetition over prompt and output, then frequency and presence over the output (as in the OpenAI API)."""
+    if not penalized:
+        return
+    held = [_counts(sequence) for _, sequence in penalized]
+    sizes = [len(h.ids) for h in held]
+    rows = torch.from_numpy(np.repeat([row for row, _ in penalized], sizes)).to(logits.device)
+    tokens = torch.from_numpy(np.concatenate([h.ids for h in held])).to(logits.device)
+    counts = torch.from_numpy(np.concatenate([h.counts for h in held])).to(logits.device)
+    params = [sequence.prompt.params for _, sequence in penalized]
+
+    def column(name: str) -> Tensor:
+        values = np.array([getattr(p, name) for p in params], np.float32)
+        return torch.from_numpy(np.repeat(values, sizes)).to(logits.device)
+
+    values, repetition = logits[rows, tokens], column("repetition_penalty")
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    values -= column("frequency_penalty") * counts
+    values -= column("presence_penalty") * (counts > 0)
+    logits[rows, tokens] = values
+
+
+def _counts(sequence: Sequence) -> TokenCounts:
+    if sequence.counts is None:
+        prompt = sequence.prompt
+        sequence.counts = TokenCounts(prompt.token_ids[: len(prompt.token_ids) - prompt.resumed])
+    return sequence.counts.update(sequence.generated)
+
+
+def _places(logits: Tensor, pairs: Seq[Seq[int]]) -> tuple[Tensor, Tensor]:
+    rows, tokens = torch.tensor(pairs, device=logits.device).unbind(1)
+    return rows, tokens

@@ -1,0 +1,124 @@
+"""One random token a row, from all tokens or from those that min_p, top_k and top_p leave, in this order.
+
+A row's token depends on its logits, its parameters and its number in (0, 1) alone, never on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from math import log2
+
+import torch
+from torch import Tensor
+
+from hpcdecode.sampling.params import SamplingParams
+
+_BLOCK = 256  # tokens whose weights are first drawn from together
+_BOUNDS = (128, 1024, 16384)  # most likely tokens to look at; all of them where these are not enough
+
+
+def draw(logits: Tensor, _params: Seq[SamplingParams], uniforms: Tensor, weights: Tensor) -> Tensor:
+    """From all tokens, by the inverse of the distribution: first a block of them, then one in it.
+
+    logits: float32 [n, vocab], divided by the temperature. uniforms: float64 [n] in (0, 1). weights: room for float32
+    [n, vocab]. Returns token ids int64 [n].
+    """
+    torch.softmax(logits, dim=-1, out=weights)
+    blocks = _padded(weights, _BLOCK, 0.0).unflatten(1, (-1, _BLOCK))
+    block, uniforms = _pick(blocks.sum(dim=-1), uniforms)
+    token, _ = _pick(blocks[torch.arange(len(block), device=block.device), block], uniforms)
+    return (block * _BLOCK + token).clamp_(max=logits.shape[1] - 1)
+
+
+def draw_from_top(logits: Tensor, params: Seq[SamplingParams], uniforms: Tensor, _weights: Tensor) -> Tensor:
+    """As `draw`, for rows with min_p or top_k: from the tokens that these and top_p leave, most likely first."""
+    return _draw_from_largest(logits, params, uniforms, None)
+
+
+def draw_from_share(logits: Tensor, params: Seq[SamplingParams], uniforms: Tensor, weights: Tensor) -> Tensor:
+    """As `draw_from_top`, for rows with top_p alone, which is a share of all tokens."""
+    return _draw_from_largest(logits, params, uniforms, torch.softmax(logits, dim=-1, out=weights))
+
+
+def _draw_from_largest(logits: Tensor, params: Seq[SamplingParams], uniforms: Tensor, weights: Tensor | None) -> Tensor:
+    """Only the largest logits are looked at; a row for which they are not enough goes on to more of them."""
+    tokens = torch.empty(len(params), dtype=torch.int64, device=logits.device)
+    rows = torch.arange(len(params), device=logits.device)
+    for bound in (*(b for b in _BOUNDS if b < logits.shape[1]), logits.shape[1]):
+        values, ids = largest(logits, bound)
+        own = None if weights is None else weights.gather(1, ids)
+        kept, enough = _filter(values, own, [params[i] for i in rows.tolist()], bound == logits.shape[1])
+        place, _ = _pick(kept, uniforms[rows])
+        tokens[rows] = ids.gather(1, place[:, None]).squeeze(1)
+        if enough.all():
+            break
+        more = (~enough).nonzero().squeeze(1)
+        rows, logits = rows[more], logits.index_select(0, more)
+        weights = None if weights is None else weights.index_select(0, more)
+    return tokens
+
+
+def largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest logits of each row in falling order, equal ones by token id, and their token ids.
+
+    Of those equal to the last one, any may be among them.
+    """
+    vocabulary = logits.shape[1]
+    if count >= vocabulary:
+        return logits.sort(dim=-1, descending=True, stable=True)
+    # Column j of a grid holds tokens j, j + width, ...: the `count` columns with the largest maxima hold them all.
+    height = 1 << round(log2(vocabulary / count) / 2)
+    logits = _padded(logits, height, float("-inf"))
+    width = logits.shape[1] // height
+    if count < width:
+        columns = logits.unflatten(1, (height, width)).amax(dim=1).topk(count, sorted=False).indices
+        offsets = torch.arange(height, device=logits.device) * width
+        ids = (columns[:, :, None] + offsets).flatten(1)
+        ids = ids.gather(1, logits.gather(1, ids).topk(count, sorted=False).indices)
+    else:
+        ids = logits.topk(count, sorted=False).indices
+    ids = ids.sort(dim=-1).values
+    values, order = logits.gather(1, ids).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(1, order)
+
+
+def _filter(
+    values: Tensor, weights: Tensor | None, params: Seq[SamplingParams], complete: bool
+) -> tuple[Tensor, Tensor]:
+    """Weights float64 [n, bound] of the largest logits, 0 where a filter excludes the token, and whether the bound is
+    enough for each row: whether every token outside of it is excluded. weights: of rows with top_p alone, of 1 for all
+    tokens; None: of what min_p and top_k leave. complete: nothing is outside."""
+    bound = values.shape[1]
+    top_k = [p.top_k if 0 < p.top_k < bound else bound for p in params]
+    border = values.gather(1, torch.tensor(top_k, device=values.device)[:, None] - 1)
+    least = values[:, :1] + _column(values, [p.min_p for p in params]).log()
+    kept = (values >= border) & (values >= least)
+    enough = ~kept[:, -1] if weights is None else torch.ones_like(kept[:, -1])
+    if weights is None:
+        weights = torch.softmax(values.masked_fill(~kept, float("-inf")).double(), dim=-1)
+    weights = weights.double()
+    kept &= weights.cumsum(dim=-1) - weights < _column(weights, [p.top_p for p in params])
+    last = values.gather(1, kept.sum(dim=-1, keepdim=True).clamp(min=1) - 1)
+    enough &= (values[:, -1:] < last).squeeze(1)
+    return weights * kept, enough | complete
+
+
+def _pick(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the running sum of the weights [n, m] passes the share `uniforms` [n] of their total: the place [n], and
+    the share of that weight [n] that was passed. A weight of 0 is never picked."""
+    sums = weights.double().cumsum(dim=-1)
+    total = sums[:, -1:]
+    target = torch.minimum(uniforms[:, None] * total, total.nextafter(torch.zeros_like(total)))
+    place = torch.searchsorted(sums, target, right=True).clamp_(max=weights.shape[1] - 1)
+    weight = weights.gather(1, place).double()
+    share = (target - (sums.gather(1, place) - weight)) / weight
+    return place.squeeze(1), share.clamp_(0, 1).squeeze(1)
+
+
+def _padded(rows: Tensor, multiple: int, value: float) -> Tensor:
+    lacking = -rows.shape[1] % multiple
+    return torch.nn.functional.pad(rows, (0, lacking), value=value) if lacking else rows
+
+
+def _column(like: Tensor, values: list[float]) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
