@@ -14,7 +14,7 @@ from torch import Tensor
 from hpcdecode.sampling.params import SamplingParams
 
 _BLOCK = 256  # tokens whose weights are first drawn from together
-_BOUNDS = (128, 1024, 16384)  # most likely tokens to look at; all of them where these are not enough
+_BOUNDS = (64, 1024, 16384)  # most likely tokens to look at; all of them where these are not enough
 
 
 def draw(logits: Tensor, _params: Seq[SamplingParams], uniforms: Tensor, weights: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         ids = logits.topk(count, sorted=False).indices
     ids = ids.sort(dim=-1).values
     values, order = logits.gather(1, ids).sort(dim=-1, descending=True, stable=True)
-    return values, ids.gather(1, order)
+    return values, ids.gather(1, order).clamp_(max=vocabulary - 1)
 
 
 def _filter(
@@ -92,7 +92,7 @@ def _filter(
     top_k = [p.top_k if 0 < p.top_k < bound else bound for p in params]
     border = values.gather(1, torch.tensor(top_k, device=values.device)[:, None] - 1)
     least = values[:, :1] + _column(values, [p.min_p for p in params]).log()
-    kept = (values >= border) & (values >= least)
+    kept = (values >= border) & (values >= least) & (values > float("-inf"))
     enough = ~kept[:, -1] if weights is None else torch.ones_like(kept[:, -1])
     if weights is None:
         weights = torch.softmax(values.masked_fill(~kept, float("-inf")).double(), dim=-1)

@@ -194,6 +194,14 @@ def test_ties_and_bounds_do_not_change_a_draw(monkeypatch):
         assert sample(logits, rows) == expected
 
 
+def test_a_forbidden_token_is_never_drawn():
+    logits = torch.full((200, 1001), float("-inf"))
+    logits[:, [5, 7]] = 0.0
+    for params in ({}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}):
+        rows = [sequence(line, temperature=1.0, **params) for line in range(200)]
+        assert set(sample(logits, rows)) == {5, 7}
+
+
 @pytest.mark.parametrize("vocabulary", [3, 255, 256, 1000, 4096, 5003])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_largest_logits_are_those_of_a_sort(vocabulary, dtype):
