@@ -31,8 +31,11 @@ class Command:
         return run(self.line(*arguments, ranks=ranks), cwd=self.directory, env=self.environment, timeout=timeout)
 
     def start(self, *arguments: object, ranks: int = 1) -> subprocess.Popen:
+        return self.launch(self.line(*arguments, ranks=ranks))
+
+    def launch(self, line: list[str]) -> subprocess.Popen:
         return subprocess.Popen(
-            self.line(*arguments, ranks=ranks),
+            line,
             cwd=self.directory,
             env=self.environment,
             stdout=subprocess.PIPE,

@@ -67,12 +67,12 @@ def test_a_signal_ends_all_ranks_and_keeps_finished_rows(hpcdecode, long_job, tm
 
 
 def test_an_error_on_one_rank_names_rank_host_and_cause(hpcdecode, long_job):
-    hpcdecode.environment["HPCDECODE_ISA"] = "none-such"  # only R-ranks choose one
-    process = hpcdecode.start(*long_job, ranks=3)
+    alone, (mpiexec, *_) = hpcdecode.line(*long_job), hpcdecode.line(ranks=2)
+    odd = ["-n", "1", "-env", "HPCDECODE_ISA", "none-such", *alone]
+    process = hpcdecode.launch([mpiexec, "-n", "2", *alone, ":", *odd])
     code, err = end(process, 60)
     assert code != 0
-    assert f"on {os.uname().nodename} failed:" in err and "none-such" in err
-    assert "rank 1" in err or "rank 2" in err
+    assert f"rank 2 on {os.uname().nodename} failed:" in err and "none-such" in err
 
 
 @pytest.mark.parametrize("rank", [0, 2])
