@@ -16,7 +16,7 @@ import numpy as np
 
 from hpcdecode.data.durable import publish, write_errors
 from hpcdecode.data.layout import ROW_COLUMNS, STRING
-from hpcdecode.data.read import COLUMNS, Results
+from hpcdecode.data.read import COLUMNS, Results, rows_of
 from hpcdecode.data.tables import optional
 from hpcdecode.errors import UserError
 
@@ -102,8 +102,7 @@ def _require_columns(columns: Seq[str]) -> None:
 
 def _jsonl(stretches: Iterator[Stretch]) -> Iterator[dict[str, Any]]:
     for stretch in stretches:
-        for values in zip(*stretch.values(), strict=True):
-            yield dict(zip(stretch, values, strict=True))
+        yield from rows_of(stretch)
 
 
 def _batch(results: Results, stretches: Iterator[Stretch], endpoint: str) -> Iterator[dict[str, Any]]:

@@ -29,44 +29,38 @@ def join(output: str, paths: Seq[str], *, overwrite: bool = False) -> None:
         raise UserError(f"{out}: expected a new file, got one of those to merge; choose another name")
     if out.exists() and not overwrite:
         raise UserError(f"{out}: exists already; use --overwrite to replace it, or choose another name")
-    attributes, complete = _agreed(paths)
-    _require_distinct(paths)
+    parts = [_Part(path) for path in paths]
+    _require_one_job(parts)
+    _require_distinct(parts)
+    attributes = {**parts[0].attributes, "summary": {"merged": [p.attributes.get("summary", {}) for p in parts]}}
     with write_errors(out, "free some space"), new_file(out.with_name(out.name + ".tmp"), out) as (file, check):
-        merge([source for path in paths for source in _sources(Path(path))], file, check)
-        write_attributes(file, attributes, complete=complete)
+        merge([source for part in parts for source in part.sources], file, check)
+        write_attributes(file, attributes, complete=all(part.complete for part in parts))
 
 
-def _agreed(paths: Seq[str]) -> tuple[dict, bool]:
-    """The attributes of the first file, with every file's summary, and whether all are complete."""
-    first, summaries, complete = {}, [], True
-    for path in paths:
+class _Part:
+    """One of the files. sources: sorted files, itself if it is complete, else the segments of an interrupted job."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
         with Results(path) as results:
-            first = first or results.attributes
-            before, now = ({**a.get("identity", {}), "prompts": None} for a in (first, results.attributes))
-            changed = list(differences(before, now))
-            if changed:
-                raise UserError(f"{path}: holds rows of another job than {paths[0]}: {'; '.join(changed)}")
-            summaries.append(results.attributes.get("summary", {}))
-            complete = complete and results.complete
-    return {**first, "summary": {"merged": summaries}}, complete
+            self.complete, self.attributes = results.complete, results.attributes
+            self.keys = np.stack([results.column(name).astype(np.int64) for name in ("line", "sample")], axis=1)
+        folder = parts_folder(Path(path))
+        self.sources = [Path(path)] if self.complete else [folder / segment.name for segment in segments_in(folder)]
 
 
-def _require_distinct(paths: Seq[str]) -> None:
-    seen = np.empty((0, 2), np.int64)
-    for path in paths:
-        with Results(path) as results:
-            keys = np.stack([results.column("line"), results.column("sample").astype(np.int64)], axis=1)
-        seen = np.concatenate([seen, keys])
-    rows, counts = np.unique(seen, axis=0, return_counts=True)
+def _require_one_job(parts: Seq[_Part]) -> None:
+    """Of one model and sampling; the prompt files may differ."""
+    first, *others = ({**part.attributes.get("identity", {}), "prompts": None} for part in parts)
+    for part, identity in zip(parts[1:], others, strict=True):
+        changed = list(differences(first, identity))
+        if changed:
+            raise UserError(f"{part.path}: holds rows of another job than {parts[0].path}: {'; '.join(changed)}")
+
+
+def _require_distinct(parts: Seq[_Part]) -> None:
+    rows, counts = np.unique(np.concatenate([part.keys for part in parts]), axis=0, return_counts=True)
     twice = rows[counts > 1]
     if len(twice):
         raise UserError(f"{len(twice)} rows are in several of the files, the first of them line {twice[0][0]}")
-
-
-def _sources(path: Path) -> list[Path]:
-    """Sorted files: the results of a complete job, or the segments of an interrupted one."""
-    with Results(path) as results:
-        if results.complete:
-            return [path]
-    parts = parts_folder(path)
-    return [parts / segment.name for segment in segments_in(parts)]

@@ -49,15 +49,19 @@ class Results:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Rows by line and sample, as `[line]` gives them."""
         for columns in self.stretches():
-            for values in zip(*columns.values(), strict=True):
-                yield dict(zip(columns, values, strict=True))
+            yield from rows_of(columns)
 
     def __getitem__(self, line: int) -> dict[str, Any]:
         """The first sample of a line: every column by name, `token_ids` an int32 array. KeyError if it is not there."""
-        at = int(np.searchsorted(self._lines, line))
-        if at == len(self) or self._lines[at] != line:
+        samples = self.samples(line)
+        if not samples:
             raise KeyError(f"line {line} is not among the {len(self)} rows")
-        return {name: values[0] for name, values in self._columns(COLUMNS, at, at + 1).items()}
+        return samples[0]
+
+    def samples(self, line: int) -> list[dict[str, Any]]:
+        """All samples of a line, as `[line]` gives the first; none where the line is not there. Reads no other rows."""
+        start, stop = (int(np.searchsorted(self._lines, line, side)) for side in ("left", "right"))
+        return list(rows_of(self._columns(COLUMNS, start, stop)))
 
     def by_id(self, row_id: str) -> dict[str, Any]:
         """The first row of that id; reads all ids. KeyError if there is none."""
@@ -121,6 +125,12 @@ class Results:
         for i, row in enumerate(index - first):
             out[i] = tokens[ends[row] - ends[0] : ends[row + 1] - ends[0]]
         return out
+
+
+def rows_of(columns: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
+    """Columns of one length as one dict a row."""
+    for values in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, values, strict=True))
 
 
 def _pick(dataset: Any, index: np.ndarray) -> np.ndarray:

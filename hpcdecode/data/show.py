@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from hpcdecode.data.read import Results
@@ -18,7 +18,8 @@ def show(path: str, lines: Seq[int] = ()) -> Iterator[str]:
         errors = results.errors()
         state = "complete" if results.complete else "not complete"
         yield f"{path}: {len(results)} rows, {len(errors)} errors, {state}"
-        rows = (row for row in results if row["line"] in lines) if lines else islice(results, _FIRST)
+        wanted = (results.samples(line) for line in sorted(set(lines)))
+        rows = chain.from_iterable(wanted) if lines else islice(results, _FIRST)
         for row in rows:
             yield _row(row)
         for error in (e for e in errors if e["line"] in lines) if lines else errors[:_FIRST]:
