@@ -105,8 +105,8 @@ def _open_desk(job: Job, team: Team, setup: Setup, model: SplitModel, tokenizer:
     }
     earlier = begin.earlier
     writer = ResultsWriter(job.output, attributes=attributes, earlier=earlier, checkpoint_seconds=job.checkpoint_every)
-    selection = {"column": job.prompt_column, "limit": job.limit, **({"done": earlier.done} if earlier else {})}
-    rows = read_rows(begin.files, job.params, **selection)
+    done = earlier.done if earlier else None
+    rows = read_rows(begin.files, job.params, column=job.prompt_column, limit=job.limit, done=done)
     prompts = tokenized(rows, tokenizer, setup.max_positions or _NO_CONTEXT_LIMIT)
     return Desk(earlier.continued(prompts) if earlier else prompts, writer, tokenizer, job.max_errors)
 

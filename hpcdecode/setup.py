@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -23,6 +24,7 @@ from hpcdecode.model.config import read_config
 from hpcdecode.schedule.auto import choose
 from hpcdecode.schedule.injector import Limits
 
+T = TypeVar("T")
 _MEMORY_SHARE = 0.7  # of what is available, for the KV caches of a host
 
 
@@ -71,20 +73,15 @@ def survey(job: Job, team: Team) -> Begin | None:
 
     The lead's UserError is raised on every rank.
     """
-    begin, problem = None, ""
-    if team.lead:
-        try:
-            files = resolve(job.prompts)
-            _require_apart(job.output, files)
-            dtype = job.dtype or _auto_dtype(job.model)
-            what = identity(job, files, dtype, job.kv_dtype or dtype)
-            begin = Begin(files, what, find_earlier(job.output, what, overwrite=job.overwrite))
-        except UserError as error:
-            problem = str(error)
-    problem = team.broadcast(problem, str)
-    if problem:
-        raise UserError(problem, everywhere=True)
-    return begin
+
+    def look() -> Begin:
+        files = resolve(job.prompts)
+        _require_apart(job.output, files)
+        dtype = job.dtype or _auto_dtype(job.model)
+        what = identity(job, files, dtype, job.kv_dtype or dtype)
+        return Begin(files, what, find_earlier(job.output, what, overwrite=job.overwrite))
+
+    return _together(team, lambda: look() if team.lead else None)
 
 
 def load(job: Job, team: Team, model: SplitModel | None = None) -> tuple[Setup, SplitModel | None, Tokenizer | None]:
@@ -92,19 +89,29 @@ def load(job: Job, team: Team, model: SplitModel | None = None) -> tuple[Setup, 
 
     model: one loaded before. Any rank's UserError is raised on every rank.
     """
-    setup, tokenizer, problem = None, None, ""
+
+    def own() -> tuple[Setup | None, SplitModel | None, Tokenizer | None]:
+        if not team.me.has_s:
+            return None, None, None
+        tokenizer = Tokenizer.load(job.model)
+        loaded = model or load_split(job.model, dtype=job.dtype or _auto_dtype(job.model))
+        return _describe(job, loaded, tokenizer) if team.lead else None, loaded, tokenizer
+
+    setup, loaded, tokenizer = _together(team, own)
+    return team.broadcast(setup, Setup), loaded, tokenizer
+
+
+def _together(team: Team, action: Callable[[], T]) -> T:
+    """What `action` returns on this rank; the UserError of any rank is raised on every rank."""
+    result, problem = None, ""
     try:
-        if team.me.has_s:
-            tokenizer = Tokenizer.load(job.model)
-            model = model or load_split(job.model, dtype=job.dtype or _auto_dtype(job.model))
-        if team.lead:
-            setup = _describe(job, model, tokenizer)
+        result = action()
     except UserError as error:
         problem = str(error)
     problems = [p for p in team.gather_all(problem, str) if p]
     if problems:
         raise UserError(problems[0], everywhere=True)
-    return team.broadcast(setup, Setup), model, tokenizer
+    return result
 
 
 def measure_room(job: Job, team: Team, setup: Setup) -> None:

@@ -55,7 +55,7 @@ def read_rows(
     *,
     column: str | None = None,
     limit: int | None = None,
-    done: Callable[[int], bool] = lambda _number: False,
+    done: Callable[[int], bool] | None = None,
 ) -> Iterator[Row | RowError]:
     """Yield every row of `files` that is not blank, in order; a field of the row wins over `defaults`.
 
@@ -64,7 +64,7 @@ def read_rows(
     cannot be opened or read; a row that cannot be used is yielded as a RowError.
     """
     rows = islice(raw_rows(files, column, _known()), limit)
-    return (_row(raw, defaults, column) for raw in rows if not done(raw.number))
+    return (_row(raw, defaults, column) for raw in rows if done is None or not done(raw.number))
 
 
 def row_error(line: int, row_id: str | None, reason: object) -> RowError:

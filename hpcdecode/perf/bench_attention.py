@@ -18,7 +18,7 @@ from hpcdecode.attention import LayerShape, open_store
 from hpcdecode.attention_reference import attend_one, stored
 from hpcdecode.perf.bandwidth import probe
 from hpcdecode.perf.result import case as result
-from hpcdecode.perf.result import machine
+from hpcdecode.perf.result import machine, seconds_of
 
 TOLERANCE = 2e-2  # share of max |v|; bfloat16 activations
 FILL = 1024  # rows of random K and V that are repeated to fill the cache
@@ -156,8 +156,8 @@ def against_sdpa(threads: int, passes: int) -> dict:
         slots, counts, qkv, out = queries(case, len(lengths))
         ratios, rates = [], []
         for _ in range(max(3, passes // 3)):
-            theirs = _seconds(attend)
-            ours = _seconds(lambda: store.attend(0, slots, counts, qkv, out))
+            theirs = seconds_of(attend)
+            ours = seconds_of(lambda: store.attend(0, slots, counts, qkv, out))
             rates.append(len(lengths) / ours)
             ratios.append(theirs / ours)
     finally:
@@ -194,12 +194,6 @@ def fastest_sdpa(shape: LayerShape, lengths: tuple[int, ...]):
     for name, make in ways.items():  # one at a time: the expanded copies are large
         call = make()
         call()
-        times[name] = min(_seconds(call) for _ in range(2))
+        times[name] = min(seconds_of(call) for _ in range(2))
     best = min(times, key=times.get)
     return f"torch scaled_dot_product_attention, {best}", ways[best]()
-
-
-def _seconds(call) -> float:
-    begun = time.perf_counter()
-    call()
-    return time.perf_counter() - begun

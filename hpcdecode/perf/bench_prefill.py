@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import statistics
 from dataclasses import dataclass
-from time import perf_counter
 
 import torch
 
@@ -17,7 +16,7 @@ from hpcdecode.attention import LayerShape, PromptAttention
 from hpcdecode.attention_reference import attend_one
 from hpcdecode.perf.bench_attention import label
 from hpcdecode.perf.result import case as result
-from hpcdecode.perf.result import machine
+from hpcdecode.perf.result import machine, seconds_of
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}  # share of max |v|
 GEMM = (512, 1024, 3072)
@@ -125,7 +124,7 @@ def measure(case: Case, passes: int) -> list[dict]:
     calls = prompt.attend, lambda: torch.nn.functional.linear(a, b), prompt.sdpa
     for call in calls:
         call()
-    rows = [[_seconds(call) for call in calls] for _ in range(passes)]
+    rows = [[seconds_of(call) for call in calls] for _ in range(passes)]
     rates = [case.flops / ours / 1e9 for ours, _, _ in rows]
     to_gemm = [rate * 1e9 / (2 * m * k * n / gemm) for rate, (_, gemm, _) in zip(rates, rows, strict=True)]
     to_sdpa = [sdpa / ours for ours, _, sdpa in rows]
@@ -134,9 +133,3 @@ def measure(case: Case, passes: int) -> list[dict]:
         result(case.name, rates, "GFLOP/s", f"torch GEMM, same threads: {gemm:.0f} GFLOP/s", to_gemm),
         result(case.name, rates, "GFLOP/s", "torch scaled_dot_product_attention", to_sdpa),
     ]
-
-
-def _seconds(call) -> float:
-    begun = perf_counter()
-    call()
-    return perf_counter() - begun

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import statistics
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -29,6 +31,13 @@ def entry(name: str, value: float, unit: str, reference: str, ratio: float, rati
         "ratio": round(ratio, 5),
         "spread": [round(low, 5), round(high, 5)],
     }
+
+
+def seconds_of(call: Callable[[], Any]) -> float:
+    """Wall-clock seconds of one call."""
+    begun = perf_counter()
+    call()
+    return perf_counter() - begun
 
 
 def machine() -> dict[str, Any]:

@@ -12,6 +12,10 @@ from hpcdecode.attention import LayerShape, open_store
 from hpcdecode.attention_reference import attend_one, stored
 
 
+def shape(kv_heads, k_dim, group, v_dim=None, **rest) -> LayerShape:
+    return LayerShape(kv_heads, k_dim, v_dim or k_dim, kv_heads * group, k_dim**-0.5, **rest)
+
+
 @dataclass
 class Batch:
     """Sequences that already hold lengths[i] - counts[i] tokens and now attend from their last counts[i]."""

@@ -4,7 +4,7 @@ from functools import lru_cache
 
 import pytest
 import torch
-from attention_cases import expected, make_batch, run_batch
+from attention_cases import expected, make_batch, run_batch, shape
 
 from hpcdecode import _attn_cpu
 from hpcdecode.attention import KV_DTYPES, LayerShape
@@ -12,10 +12,6 @@ from hpcdecode.attention_reference import stored
 
 LENGTHS = (1, 2, 15, 16, 17, 40, 63, 64, 65, 130, 511, 512, 513, 1025, 3000)
 COUNTS = (1, 2, 3, 1, 5, 40, 1, 2, 1, 17, 1, 3, 2, 1, 4)
-
-
-def shape(kv_heads, k_dim, group, v_dim=None, **rest):
-    return LayerShape(kv_heads, k_dim, v_dim or k_dim, kv_heads * group, k_dim**-0.5, **rest)
 
 
 SHAPES = {

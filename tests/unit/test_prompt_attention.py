@@ -4,17 +4,13 @@ from functools import lru_cache
 
 import pytest
 import torch
-from attention_cases import expected, make_batch
+from attention_cases import expected, make_batch, shape
 
 from hpcdecode import _attn_cpu
 from hpcdecode.attention import LayerShape, PromptAttention, open_store
 
 LENGTHS = (1, 2, 17, 63, 64, 65, 130, 300)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-def shape(kv_heads, k_dim, group, v_dim=None, **rest):
-    return LayerShape(kv_heads, k_dim, v_dim or k_dim, kv_heads * group, k_dim**-0.5, **rest)
 
 
 SHAPES = {
