@@ -259,6 +259,7 @@ class CpuStore:
         self.truncate = engine.truncate
         self.length = engine.length
         self.check = engine.check
+        self.read_seconds = engine.read_seconds
 
     def extend(self, slots: Any, counts: Any) -> None:
         try:

@@ -11,25 +11,26 @@
 
 namespace hpcdecode {
 
+// Seconds in which the pool reads `data` once, in a straight line, each node's threads their share of it first.
+double read_seconds(const KernelTable& table, ThreadPool& pool, const NumaNodes& nodes, NodeQueues& queues,
+                    const uint8_t* data, size_t bytes);
+
 // A touched huge-page buffer and threads to read it with; each NUMA node holds and reads a share.
 class ReadProbe {
   public:
     // Throws std::invalid_argument. Arguments as in EngineOptions.
     ReadProbe(size_t bytes, int threads, const std::vector<int>& cpus, const std::string& isa,
               const std::vector<int>& nodes);
-    double seconds();  // of reading every byte once
+    double seconds() { return read_seconds(table_, pool_, nodes_, queues_, arena_.data(), arena_.size()); }
     size_t bytes() const { return arena_.size(); }
     const uint8_t* data() const { return arena_.data(); }
 
   private:
-    void pass(bool write);
-
     const KernelTable& table_;
     ThreadPool pool_;
     NumaNodes nodes_;
     NodeQueues queues_;
     Arena arena_;
-    std::vector<int64_t> bounds_;  // of the nodes' shares, in units of 1 MiB
 };
 
 }  // namespace hpcdecode

@@ -133,6 +133,7 @@ NB_MODULE(_attn_cpu, m) {
         .def("truncate", &Engine::truncate, nb::arg("slot"), nb::arg("length"))
         .def("length", &Engine::length, nb::arg("slot"))
         .def("check", &Engine::check)
+        .def("read_seconds", &Engine::read_seconds, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("used_tokens", [](const Engine& e) { return e.store().used_tokens(); })
         .def_prop_ro("capacity_tokens", [](const Engine& e) { return e.store().capacity_tokens(); })
         .def_prop_ro("free_blocks", [](const Engine& e) { return e.store().free_blocks(); })

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <new>
 
+#include "bandwidth.h"
 #include "isa.h"
 
 namespace hpcdecode {
@@ -282,6 +283,11 @@ int64_t Engine::length(int slot) {
 void Engine::check() {
     const std::lock_guard<std::mutex> lock(mutex_);
     store_.check();
+}
+
+double Engine::read_seconds() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return hpcdecode::read_seconds(table_, *pool_, nodes_, queues_, store_.data(), store_.bytes());
 }
 
 }  // namespace hpcdecode

@@ -42,6 +42,7 @@ class Engine {
     void truncate(int slot, int64_t length);
     int64_t length(int slot);
     void check();
+    double read_seconds();  // of reading all memory of the KV cache once: the floor of attending to all of it
 
     const KvStore& store() const { return store_; }
     const char* isa() const { return table_.name; }

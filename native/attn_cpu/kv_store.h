@@ -49,6 +49,7 @@ class KvStore {
     int nodes() const { return static_cast<int>(free_.size()); }
     int64_t used_tokens() const { return (blocks_ - free_blocks()) * block_tokens_; }
     size_t bytes() const { return arena_.size(); }
+    const uint8_t* data() const { return arena_.data(); }
 
   private:
     struct Slot {
