@@ -36,7 +36,9 @@ void take(void* context, int thread) {
     }
 }
 
-std::vector<int64_t> shares_of(const NumaNodes& nodes, size_t bytes) { return nodes.cut((bytes + kShare - 1) / kShare); }
+std::vector<int64_t> shares_of(const NumaNodes& nodes, size_t bytes) {
+    return nodes.cut((bytes + kShare - 1) / kShare);
+}
 
 }  // namespace
 

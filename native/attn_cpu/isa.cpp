@@ -4,6 +4,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace hpcdecode {
@@ -21,6 +23,14 @@ extern const KernelTable table;
 namespace isa_avx512_bf16 {
 extern const KernelTable table;
 }
+namespace isa_amx {
+extern const KernelTable table;
+}
+#ifdef HPCDECODE_EMULATED_TILES
+namespace isa_amx_emulated {
+extern const KernelTable table;
+}
+#endif
 #elif defined(__aarch64__)
 namespace isa_neon {
 extern const KernelTable table;
@@ -50,7 +60,7 @@ Regs cpuid(unsigned leaf, unsigned sub) {
 
 bool bits(unsigned value, unsigned mask) { return (value & mask) == mask; }
 
-// Register state that the operating system saves: bits 1, 2 for AVX and 5, 6, 7 for AVX-512.
+// Register state that the operating system saves: bits 1, 2 for AVX, 5, 6, 7 for AVX-512 and 17, 18 for AMX.
 unsigned saved_state() {
     if (!bits(cpuid(1, 0).c, bit_OSXSAVE)) return 0;
     unsigned lo, hi;
@@ -71,15 +81,32 @@ bool has_avx512() {
 bool has_avx512_bf16() {
     return has_avx512() && bits(cpuid(7, 0).c, bit_AVX512VNNI) && bits(cpuid(7, 1).a, bit_AVX512BF16);
 }
+
+// Asks Linux for the tiles' state, which a process has to do before it touches them.
+bool may_use_tiles() {
+    constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA
+    static const bool may = syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+    return may;
+}
+
+bool has_amx() {
+    constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
+    return has_avx512_bf16() && bits(saved_state(), 0x60000) && bits(cpuid(7, 0).d, kBf16 | kTile | kInt8) &&
+           may_use_tiles();
+}
 #endif
 
 const std::vector<Entry>& entries() {
     static const std::vector<Entry> all = {
         {&isa_generic::table, always, true},
+#ifdef HPCDECODE_EMULATED_TILES
+        {&isa_amx_emulated::table, has_avx512_bf16, true},
+#endif
 #if defined(__x86_64__)
         {&isa_avx2::table, has_avx2, true},
         {&isa_avx512::table, has_avx512, true},
         {&isa_avx512_bf16::table, has_avx512_bf16, true},
+        {&isa_amx::table, has_amx, true},
 #elif defined(__aarch64__)
         {&isa_neon::table, always, false},
 #endif

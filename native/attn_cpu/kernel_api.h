@@ -139,6 +139,13 @@ struct PromptKernel {
     void (*attend)(const PromptAttendArgs&);
 };
 
+// How the decode kernels of an ISA prefetch what they read.
+struct Prefetching {
+    int unaided_rows;  // passes of up to so many rows leave elements of two bytes and more to the hardware
+    size_t ahead;      // bytes between what is read and what is prefetched
+    bool into_l2;      // rather than into the first level, whose line buffers are few
+};
+
 struct KernelTable {
     const char* name;
     void (*append[kNumKvTypes])(const AppendArgs&);

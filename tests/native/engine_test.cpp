@@ -98,7 +98,7 @@ void attend_case(const std::string& isa, KvType type, const LayerShape& s, int l
 void kernels() {
     const std::vector<LayerShape> shapes = {
         {2, 64, 64, 2, 0.125f, 0, 0, false},  {1, 128, 128, 8, 0.09f, 0, 0, false}, {3, 5, 7, 15, 0.4f, 0, 0, false},
-        {1, 33, 130, 11, 0.2f, 70, 0, false}, {2, 1, 1, 4, 1.0f, 0, 20.0f, false},
+        {1, 33, 130, 11, 0.2f, 70, 0, false}, {2, 1, 1, 4, 1.0f, 0, 20.0f, false},  {2, 96, 80, 40, 0.1f, 90, 0, false},
     };
     for (const std::string& isa : supported_isas())
         for (int type = 0; type < kNumKvTypes; ++type)

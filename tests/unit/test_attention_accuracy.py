@@ -33,7 +33,7 @@ SHAPES = {
 
 # Largest error as a share of max |v|. float32 activations; K and V taken as stored, so what is left is arithmetic.
 BOUND = 1e-5
-# avx512_bf16 rounds queries and weights to bfloat16 (relative 2^-9 each) where bfloat16 holds K and V exactly.
+# avx512_bf16 and amx round queries and weights to bfloat16 (relative 2^-9 each) where bfloat16 holds K and V exactly.
 BOUND_PAIRS = 1.2e-2
 
 
@@ -46,7 +46,7 @@ def case(name):
 
 
 def bound(isa, kv_dtype):
-    return BOUND_PAIRS if isa == "avx512_bf16" and kv_dtype in ("bfloat16", "int8", "int4") else BOUND
+    return BOUND_PAIRS if isa in ("avx512_bf16", "amx") and kv_dtype in ("bfloat16", "int8", "int4") else BOUND
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)

@@ -11,6 +11,7 @@ LENGTHS = (1, 30, 64, 200, 513, 1400, 2600, 77)
 COUNTS = (1, 2, 1, 40, 1, 3, 1, 1)
 SHAPES = {
     "gqa3_64": LayerShape(4, 64, 64, 12, 0.125),
+    "gqa8_96": LayerShape(1, 96, 80, 8, 0.1, window=900),
     "mha_window_sinks": LayerShape(2, 40, 24, 2, 0.2, window=700, sinks=True),
 }
 

@@ -9,25 +9,27 @@ inline uint8_t* carve(uint8_t*& p, size_t bytes) {
 template <class Kernel>
 struct AttendItem {
     using Store = typename Kernel::Storage;
+    static constexpr int kRows = Kernel::kRows;
 
     // State of row r of head h lies at index h * rows + r.
     struct Scratch {
         Softmax x;
-        uint8_t* q;    // row tiles of kMaxRows
+        uint8_t* q;    // of every kRows rows
         float* total;  // partials, folded so far
-        float* s;      // [kMaxRows][64] scores
-        float* p;      // [kMaxRows][64] weights as the kernel wants them
+        float* s;      // [kRows][64] scores
+        float* p;      // [kRows][64] weights as the kernel wants them
         uint8_t* run;  // gathered rows
+        typename Kernel::Unit* unit;
     };
 
-    static Scratch carve_scratch(const AttendArgs& a) {
+    static Scratch carve_scratch(const AttendArgs& a, typename Kernel::Unit& unit) {
         const HeadLayout& l = *a.kv.layout;
         uint8_t* at = a.scratch;
         const size_t rows = static_cast<size_t>(a.heads) * a.rows, f = sizeof(float);
         const auto floats = [&](size_t n) { return reinterpret_cast<float*>(carve(at, n * f)); };
         Scratch w;
-        w.s = floats(kMaxRows * kChunk);
-        w.p = floats(kMaxRows * kChunk);
+        w.s = floats(kRows * kChunk);
+        w.p = floats(kRows * kChunk);
         w.q = carve(at, rows * l.k_pad * f);
         w.x.m = floats(rows);
         w.x.bound = floats(rows);
@@ -37,6 +39,7 @@ struct AttendItem {
         w.x.c = a.softcap > 0.0f ? kLog2E : a.scale * kLog2E;
         w.total = floats(rows * (2 + l.v_pad));
         w.run = carve(at, l.run_bytes);
+        w.unit = &unit;
         return w;
     }
 
@@ -50,19 +53,24 @@ struct AttendItem {
     static __attribute__((noinline)) void chunk(const AttendArgs& a, const Scratch& w, const Tiles& tiles, Ahead& ahead,
                                                 int h, int row, int64_t base) {
         constexpr int N = wide<MR>();
+        w.unit->template shape<MR>();
         const HeadLayout& l = *a.kv.layout;
         const int state = h * a.rows + row;
         const uint8_t* q = w.q + static_cast<size_t>(state) * l.k_pad * Kernel::kQueryBytes;
         for (int t = 0; t < kTilesPerChunk; t += N)
             Kernel::template score_pass<MR, N>(tiles, t, q, l.k_pad, ahead, w.s + t * kTile);
+        const auto weights = [&](const Scales* scales) {
+            for (int r = 0; r < MR; ++r) {
+                if constexpr (Kernel::kTiles) ahead.lines(l.run_bytes / 2 / MR / 64);  // the passes see to the rest
+                soften<Kernel>(a, w.x, scales, row + r, state + r, base, w.s + r * kChunk, w.p + r * kChunk);
+            }
+        };
         if constexpr (Store::kScaled) {
             const Scales scales(tiles);
             ahead.template advance<true, kChunk * 4>();
-            for (int r = 0; r < MR; ++r)
-                soften<Kernel>(a, w.x, &scales, row + r, state + r, base, w.s + r * kChunk, w.p + r * kChunk);
+            weights(&scales);
         } else {
-            for (int r = 0; r < MR; ++r)
-                soften<Kernel>(a, w.x, nullptr, row + r, state + r, base, w.s + r * kChunk, w.p + r * kChunk);
+            weights(nullptr);
         }
         float* acc = w.x.acc + static_cast<size_t>(state) * l.v_pad;
         int c = 0;
@@ -105,11 +113,11 @@ struct AttendItem {
 
     static void head_chunk(const AttendArgs& a, const Scratch& w, const Tiles& tiles, Ahead ahead, int h,
                            int64_t base) {
-        for (int row = 0; row < a.rows; row += kMaxRows) {
-            const int n = a.rows - row < kMaxRows ? a.rows - row : kMaxRows;
+        for (int row = 0; row < a.rows; row += kRows) {
+            const int n = a.rows - row < kRows ? a.rows - row : kRows;
             if (!whole(a, base) && (visible(a, row + n - 1).hi <= base || visible(a, row).lo >= base + kChunk))
                 continue;
-            dispatch<kMaxRows>(n, a, w, tiles, ahead, h, row, base);
+            dispatch<kRows>(n, a, w, tiles, ahead, h, row, base);
         }
     }
 
@@ -138,11 +146,15 @@ struct AttendItem {
 
     static void run(const AttendArgs& a) {
         const HeadLayout& l = *a.kv.layout;
-        const Scratch w = carve_scratch(a);
+        if constexpr (Kernel::kTiles) {
+            if (!Kernel::fits(l, a.group)) return AttendItem<typename Kernel::Vectors>::run(a);
+        }
+        typename Kernel::Unit unit;
+        const Scratch w = carve_scratch(a, unit);
         for (int h = 0; h < a.heads; ++h)
-            for (int row = 0; row < a.rows; row += kMaxRows)
-                prepare<kMaxRows>(a.rows - row < kMaxRows ? a.rows - row : kMaxRows, a, h, row,
-                                  w.q + static_cast<size_t>(h * a.rows + row) * l.k_pad * Kernel::kQueryBytes);
+            for (int row = 0; row < a.rows; row += kRows)
+                prepare<kRows>(a.rows - row < kRows ? a.rows - row : kRows, a, h, row,
+                               w.q + static_cast<size_t>(h * a.rows + row) * l.k_pad * Kernel::kQueryBytes);
         const bool whole = a.partials == nullptr;
         const int states = a.heads * a.rows;
         float* total = whole ? w.total : a.partials;

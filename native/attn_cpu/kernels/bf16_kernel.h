@@ -1,7 +1,7 @@
 // Scores and weighted values by bfloat16 pair products (AVX512_BF16). Queries and weights are rounded to bfloat16;
 // the sum of weights is taken over the rounded ones, so that equal values come out exactly.
 template <class Store>
-struct PairKernel {
+struct PairKernel : VectorKernel {
     using Storage = Store;
     static constexpr size_t kQueryBytes = 2;  // per element
     static constexpr int kSums = 1;           // accumulators of a row and unit
@@ -15,9 +15,7 @@ struct PairKernel {
         uint16_t* q = reinterpret_cast<uint16_t*>(dst);
         const HeadLayout& l = *a.kv.layout;
         for (int r = 0; r < MR; ++r) {
-            const int row = a.first_row + row0 + r;
-            const int64_t base =
-                (row / a.group) * a.q_stride + static_cast<int64_t>(head * a.group + row % a.group) * l.k_dim;
+            const int64_t base = query_at(a, head, row0 + r);
             if (a.type == ActType::kBF16 && l.k_dim % 2 == 0) {
                 const uint16_t* src = static_cast<const uint16_t*>(a.q) + base;
                 for (int u = 0; u < l.k_dim / 2; ++u) __builtin_memcpy(q + (u * MR + r) * 2, src + u * 2, 4);
@@ -41,7 +39,7 @@ struct PairKernel {
             for (int t = 0; t < TT; ++t) acc[r][t] = vzero();
         }
         for (int u = 0; u < units; ++u, q += MR) {
-            ahead.advance<Store::kScaled || (MR > kUnaided), TT * Store::kUnitBytes>();
+            ahead.advance<Store::kScaled || (MR > kPrefetching.unaided_rows), TT * Store::kUnitBytes>();
             __m512bh x[TT];
 #pragma GCC unroll 4
             for (int t = 0; t < TT; ++t) x[t] = pairs(tiles.k[first + t] + u * tiles.k_step);
@@ -88,7 +86,7 @@ struct PairKernel {
             const Columns<Store, NC> v(tiles, t, first);
             const uint32_t* w = reinterpret_cast<const uint32_t*>(p) + t * kTile / 2;
             for (int u = 0; u < kTile / 2; ++u) {
-                ahead.advance<Store::kScaled || (MR > kUnaided), NC * Store::kUnitBytes>();
+                ahead.advance<Store::kScaled || (MR > kPrefetching.unaided_rows), NC * Store::kUnitBytes>();
                 __m512bh x[NC];
 #pragma GCC unroll 8
                 for (int c = 0; c < NC; ++c) x[c] = pairs(v.unit(u, c));

@@ -8,7 +8,7 @@ inline void add_weights(const F* p, float* sums) {
 }
 
 template <class Store>
-struct PlainKernel {
+struct PlainKernel : VectorKernel {
     using Storage = Store;
     static constexpr size_t kQueryBytes = 4;  // per element
     static constexpr int kSums = kVecs;       // accumulators of a row and unit
@@ -21,9 +21,7 @@ struct PlainKernel {
         float* q = reinterpret_cast<float*>(dst);
         const HeadLayout& l = *a.kv.layout;
         for (int r = 0; r < MR; ++r) {
-            const int row = a.first_row + row0 + r;
-            const int64_t base =
-                (row / a.group) * a.q_stride + static_cast<int64_t>(head * a.group + row % a.group) * l.k_dim;
+            const int64_t base = query_at(a, head, row0 + r);
             for (int d = 0; d < l.k_pad; ++d)
                 q[((d / 2) * MR + r) * 2 + d % 2] = d < l.k_dim ? load_act(a.q, a.type, base + d) : 0.0f;
         }
@@ -42,7 +40,7 @@ struct PlainKernel {
             for (int t = 0; t < TT * kVecs; ++t) acc[r][t] = vzero();
         }
         for (int u = 0; u < units; ++u, q += MR * Store::kSteps) {
-            ahead.advance<Store::kScaled || (MR > kUnaided), TT * Store::kUnitBytes>();
+            ahead.advance<Store::kScaled || (MR > kPrefetching.unaided_rows), TT * Store::kUnitBytes>();
 #pragma GCC unroll 4
             for (int t = 0; t < TT; ++t) {
 #pragma GCC unroll 4
@@ -92,7 +90,7 @@ struct PlainKernel {
             const Columns<Store, NC> v(tiles, t, first);
             const float* w = p + t * kTile;
             for (int u = 0; u < kTile / Store::kSteps; ++u, w += Store::kSteps) {
-                ahead.advance<Store::kScaled || (MR > kUnaided), NC * Store::kUnitBytes>();
+                ahead.advance<Store::kScaled || (MR > kPrefetching.unaided_rows), NC * Store::kUnitBytes>();
 #pragma GCC unroll 8
                 for (int c = 0; c < NC; ++c) {
 #pragma GCC unroll 4

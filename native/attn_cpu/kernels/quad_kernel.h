@@ -31,7 +31,7 @@ inline __m512i v_quad(StoreI4, const uint8_t* p, int half) {
 }
 
 template <class Store>
-struct QuadKernel {
+struct QuadKernel : VectorKernel {
     using Storage = Store;
     static constexpr size_t kQueryBytes = 4;  // per element; half of it quads, the rest for biases and scales
     static constexpr int kSums = 2;           // accumulators of a row and unit: high and low
@@ -42,15 +42,19 @@ struct QuadKernel {
     // [k_pad / 4 quads][row]{high, low}, [row]{bias of high, of low}, [row]{scale, unused}
     template <int MR>
     static void prepare(const AttendArgs& a, int head, int row0, uint8_t* dst) {
-        const HeadLayout& l = *a.kv.layout;
-        const int quads = l.k_pad / 4;
+        const int quads = a.kv.layout->k_pad / 4;
         for (int r = 0; r < MR; ++r) {
-            const int row = a.first_row + row0 + r;
-            const int64_t base =
-                (row / a.group) * a.q_stride + static_cast<int64_t>(head * a.group + row % a.group) * l.k_dim;
-            prepare_row(a, base, dst + r * 8, MR * 8, quads);
+            const int64_t base = query_at(a, head, row0 + r);
+            const Query query = split_row(a, base, dst + r * 8, MR * 8, 4, quads);
+            __builtin_memcpy(dst + quads * MR * 8 + r * 8, query.bias, 8);
+            __builtin_memcpy(dst + (quads + 1) * MR * 8 + r * 8, &query.scale, 4);
         }
     }
+
+    struct Query {
+        int32_t bias[2];  // of high, of low
+        float scale;
+    };
 
     // Dims [d, d + 16) of a query row, zero from k_dim on.
     static inline F query_dims(const AttendArgs& a, int64_t base, int d) {
@@ -64,7 +68,8 @@ struct QuadKernel {
         return vload(lanes);
     }
 
-    static void prepare_row(const AttendArgs& a, int64_t base, uint8_t* dst, size_t stride, int quads) {
+    // Quad i of the high bytes goes to dst + i * stride, that of the low bytes `low_at` behind it.
+    static Query split_row(const AttendArgs& a, int64_t base, uint8_t* dst, size_t stride, size_t low_at, int quads) {
         const int k_dim = a.kv.layout->k_dim;
         F top = vzero();
         __mmask16 strange = 0;
@@ -87,13 +92,11 @@ struct QuadKernel {
             _mm_storeu_si128(reinterpret_cast<__m128i*>(halves[1]), _mm512_cvtepi32_epi8(low));
             for (int i = 0; i < 4 && d / 4 + i < quads; ++i) {
                 __builtin_memcpy(dst + (d / 4 + i) * stride, &halves[0][i], 4);
-                __builtin_memcpy(dst + (d / 4 + i) * stride + 4, &halves[1][i], 4);
+                __builtin_memcpy(dst + (d / 4 + i) * stride + low_at, &halves[1][i], 4);
             }
         }
-        const int32_t bias[2] = {-kBias * _mm512_reduce_add_epi32(high_sum), -kBias * _mm512_reduce_add_epi32(low_sum)};
-        __builtin_memcpy(dst + quads * stride, bias, 8);
-        const float scale[2] = {strange ? __builtin_nanf("") : 1.0f / up, 0.0f};
-        __builtin_memcpy(dst + (quads + 1) * stride, scale, 8);
+        return {{-kBias * _mm512_reduce_add_epi32(high_sum), -kBias * _mm512_reduce_add_epi32(low_sum)},
+                strange ? __builtin_nanf("") : 1.0f / up};
     }
 
     template <int MR, int TT>
@@ -143,18 +146,23 @@ struct QuadKernel {
         shared = ahead;
     }
 
-    // out: 64 high bytes, 64 low bytes, the scale. Of both, quad i of tile t is quad i * 4 + t, as packing leaves them.
-    static inline void store(const F* p, float* out) {
+    // 64 weights as whole numbers; returns their scale.
+    static inline float whole(const F* p, __m512i* x) {
         const float up = up_scale(hmax(vmax(vmax(p[0], p[1]), vmax(p[2], p[3]))), 15);
-        uint8_t* bytes = reinterpret_cast<uint8_t*>(out);
-        __m512i x[kTilesPerChunk];
 #pragma GCC unroll 4
         for (int t = 0; t < kTilesPerChunk; ++t) x[t] = _mm512_cvtps_epi32(vmul(p[t], vset(up)));
+        return 1.0f / up;
+    }
+
+    // out: 64 high bytes, 64 low bytes, the scale. Of both, quad i of tile t is quad i * 4 + t, as packing leaves them.
+    static inline void store(const F* p, float* out) {
+        uint8_t* bytes = reinterpret_cast<uint8_t*>(out);
+        __m512i x[kTilesPerChunk];
+        out[2 * kChunk / 4] = whole(p, x);
         const __m512i a = _mm512_packus_epi32(x[0], x[1]), b = _mm512_packus_epi32(x[2], x[3]);
         const __m512i byte = _mm512_set1_epi16(255);
         _mm512_storeu_si512(bytes, _mm512_packus_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8)));
         _mm512_storeu_si512(bytes + kChunk, _mm512_packus_epi16(_mm512_and_si512(a, byte), _mm512_and_si512(b, byte)));
-        out[2 * kChunk / 4] = 1.0f / up;
     }
     static inline void emit(const F* p, float* sums, float* out) {
         add_weights(p, sums);

@@ -1,10 +1,8 @@
 // Where the tiles of one chunk of one head lie, and what comes after them in memory. Included inside the namespace of
 // one ISA, after storage.h.
-constexpr size_t kAhead = 4096;  // bytes between what is read and what is prefetched
-constexpr int kUnaided = 4;      // rows up to which a pass reads fast enough for the hardware to follow by itself
-
-// Prefetches a line for every line that is read, in the order in which runs are visited. Where the hardware keeps up,
-// as it does with two-byte and wider elements and few rows, prefetching would only take the place of its own.
+// Prefetches a line for every line that is read, in the order in which runs are visited. With elements of two bytes and
+// more, the hardware of some processors keeps up by itself in passes of few rows, and prefetching would only take the
+// place of its own (kPrefetching of the ISA).
 struct Ahead {
     const uint8_t* at;
     const uint8_t* end;
@@ -12,7 +10,15 @@ struct Ahead {
 
     // While `run` is read; `then` is the run after it.
     Ahead(const uint8_t* run, size_t bytes, const uint8_t* then)
-        : at(run + (bytes < kAhead ? bytes : kAhead)), end(run + bytes), next(then) {}
+        : at(run + (bytes < kPrefetching.ahead ? bytes : kPrefetching.ahead)), end(run + bytes), next(then) {}
+
+    inline void lines(size_t n) {
+        for (size_t i = 0; i < n; ++i) {
+            at = at == end ? next : at;
+            prefetch(at);
+            at += 64;
+        }
+    }
 
     template <bool kOn, int kBytes>
     inline void advance() {
@@ -24,6 +30,22 @@ struct Ahead {
             at += 64;
         }
     }
+};
+
+// Where row `row` of a head has its query in `a.q`, in elements.
+inline int64_t query_at(const AttendArgs& a, int head, int row) {
+    const int all = a.first_row + row;
+    return all / a.group * a.q_stride + static_cast<int64_t>(head * a.group + all % a.group) * a.kv.layout->k_dim;
+}
+
+// What kernels that work in vector registers have in common.
+struct VectorKernel {
+    static constexpr bool kTiles = false;
+    static constexpr int kRows = kMaxRows;  // of one pass
+    struct Unit {
+        template <int MR>
+        void shape() {}
+    };
 };
 
 struct Tiles {

@@ -1,0 +1,136 @@
+// Scores and weighted values of int8 and int4 by tile products of bytes (AMX_INT8). Queries and weights are the whole
+// numbers of quad_kernel.h; the high and the low bytes of a row are two rows of a tile. Included inside the namespace
+// of one ISA, after quad_kernel.h.
+
+// 16 quads of 16 lanes, as rows of a tile.
+inline const uint8_t* tile_rows(StoreI8, const uint8_t* units, int, uint8_t*) { return units; }
+inline const uint8_t* tile_rows(StoreI4, const uint8_t* units, int rows, uint8_t* room) {
+    for (int i = 0; i < rows; i += 2) {
+        _mm512_store_si512(room + i * 64, v_quad(StoreI4(), units + i * 32, 0));
+        _mm512_store_si512(room + i * 64 + 64, v_quad(StoreI4(), units + i * 32, 1));
+    }
+    return room;
+}
+
+template <class Store>
+struct TileQuadKernel : QuadKernel<Store> {
+    using Vectors = QuadKernel<Store>;
+    static constexpr bool kTiles = true;
+    static constexpr int kRows = 8;
+    static constexpr int kSums = 0;
+    static constexpr int kFewRows = 4;
+    struct Unit : TileUnit {
+        template <int MR>
+        void shape() {
+            configure(2 * MR);
+        }
+    };
+
+    static constexpr int kDims = 64;                                            // of a tile of K
+    static constexpr size_t kRowBytes = Store::kUnitBytes * 4 / Store::kSteps;  // of the cache, in a row of a tile
+    static constexpr size_t kWeights = kChunk * sizeof(float) / 2;  // from high to low bytes, and to the next row
+
+    // Whether K is cut into whole and half tiles, V lies in tiles and rows are worth them; else `Vectors` attends.
+    static bool fits(const HeadLayout& l, int group) {
+        return group > kFewRows && l.k_pad % (kDims / 2) == 0 && l.run_tokens == kChunk;
+    }
+
+    // Of every row: [k_pad] high bytes, the scale; from 2 * k_pad on [k_pad] low bytes.
+    template <int MR>
+    static void prepare(const AttendArgs& a, int head, int row0, uint8_t* dst) {
+        const size_t k_pad = a.kv.layout->k_pad;
+        for (int r = 0; r < MR; ++r, dst += 4 * k_pad) {
+            const int64_t base = query_at(a, head, row0 + r);
+            const float scale = Vectors::split_row(a, base, dst, 4, 2 * k_pad, static_cast<int>(k_pad) / 4).scale;
+            __builtin_memcpy(dst + k_pad, &scale, 4);
+        }
+    }
+
+    template <int TT, int T = 0>
+    static inline void add_scores(const Tiles& tiles, int first, int dim, bool half, Ahead& ahead, uint8_t* room) {
+        const uint8_t* k = tiles.k[first + T] + dim / Store::kSteps * Store::kUnitBytes;
+        if (half) {
+            ahead.advance<true, 4 * kRowBytes>();
+            tile_load<7>(tile_rows(Store(), k, 8, room), 64);
+            tile_add_quads<T, 6, 7>();
+        } else {
+            ahead.advance<true, 8 * kRowBytes>();
+            tile_load<5>(tile_rows(Store(), k, 16, room), 64);
+            tile_add_quads<T, 4, 5>();
+        }
+        if constexpr (T + 1 < TT) add_scores<TT, T + 1>(tiles, first, dim, half, ahead, room);
+    }
+
+    template <int MR, int TT>
+    static inline void score_pass(const Tiles& tiles, int first, const uint8_t* q, int k_pad, Ahead& ahead, float* s) {
+        alignas(64) uint8_t room[16 * 64];
+        tile_zero<0>();
+        if constexpr (TT > 1) tile_zero<1>();
+        int dim = 0;
+        for (; dim + kDims <= k_pad; dim += kDims) {
+            tile_load<4>(q + dim, 2 * k_pad);
+            add_scores<TT>(tiles, first, dim, false, ahead, room);
+        }
+        if (dim < k_pad) {
+            tile_load<6>(q + dim, 2 * k_pad);
+            add_scores<TT>(tiles, first, dim, true, ahead, room);
+        }
+        int32_t sums[TT][2 * kRows][kTile];
+        tile_store<0>(sums[0], sizeof sums[0][0]);
+        if constexpr (TT > 1) tile_store<1>(sums[TT - 1], sizeof sums[0][0]);
+        for (int r = 0; r < MR; ++r) {
+            float scale;
+            __builtin_memcpy(&scale, q + static_cast<size_t>(4 * r + 1) * k_pad, 4);
+            for (int t = 0; t < TT; ++t) {
+                const F high = _mm512_cvtepi32_ps(_mm512_loadu_si512(sums[t][2 * r]));
+                const F low = _mm512_cvtepi32_ps(_mm512_loadu_si512(sums[t][2 * r + 1]));
+                vstore(s + r * kChunk + t * kTile, vmul(vfma(high, vset(256.0f), low), vset(scale)));
+            }
+        }
+    }
+
+    // out: 64 high bytes, the scale; from kWeights on 64 low bytes
+    static inline void store(const F* p, float* out) {
+        uint8_t* bytes = reinterpret_cast<uint8_t*>(out);
+        __m512i x[kTilesPerChunk];
+        out[kChunk / 4] = Vectors::whole(p, x);
+        for (int t = 0; t < kTilesPerChunk; ++t) {
+            x[t] = _mm512_min_epi32(x[t], _mm512_set1_epi32(65535));
+            __m128i* at = reinterpret_cast<__m128i*>(bytes + t * kTile);
+            _mm_storeu_si128(at, _mm512_cvtepi32_epi8(_mm512_srli_epi32(x[t], 8)));
+            _mm_storeu_si128(at + kWeights / kTile, _mm512_cvtepi32_epi8(x[t]));
+        }
+    }
+    static inline void emit(const F* p, float* sums, float* out) {
+        add_weights(p, sums);
+        store(p, out);
+    }
+
+    template <int MR, int NC>
+    static inline void value_pass(const Tiles& tiles, int first, const float* p, Ahead& ahead, float* acc, int v_pad) {
+        alignas(64) uint8_t room[16 * 64];
+        ahead.advance<true, 8 * NC * kRowBytes>();
+        tile_load<4>(p, kWeights);
+        add_values<0>(tiles.v[0] + first * tiles.v_column, room);
+        if constexpr (NC > 1) add_values<1>(tiles.v[0] + (first + 1) * tiles.v_column, room);
+        int32_t sums[NC][2 * kRows][kTile];
+        tile_store<0>(sums[0], sizeof sums[0][0]);
+        if constexpr (NC > 1) tile_store<1>(sums[NC - 1], sizeof sums[0][0]);
+        for (int r = 0; r < MR; ++r) {
+            const F scale = vset(p[r * kChunk + kChunk / 4]);
+            for (int c = 0; c < NC; ++c) {
+                float* o = acc + r * v_pad + (first + c) * kTile;
+                const __m512i high = _mm512_loadu_si512(sums[c][2 * r]), low = _mm512_loadu_si512(sums[c][2 * r + 1]);
+                const F sum = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low));
+                vstore(o, vfma(sum, scale, vload(o)));
+            }
+        }
+    }
+
+    template <int C>
+    static inline void add_values(const uint8_t* column, uint8_t* room) {
+        tile_zero<C>();
+        tile_load<5>(tile_rows(Store(), column, 16, room), 64);
+        tile_add_unsigned_quads<C, 4, 5>();
+    }
+};

@@ -1,0 +1,56 @@
+// The tile registers of AMX, numbered as TileUnit::configure shapes them. Included inside the namespace of one ISA.
+//
+// Sums of products, C[m][n] += A[m][k] * B[k][n], where a row of A and a column of B hold pairs (bfloat16) or quads
+// (bytes) along k: rows of B are units of the KV cache as they lie there.
+//
+// tiles 0-3: C, `rows` x 16 words. 4 and 5: A, `rows` x 16 words, and B, 16 x 16 words. 6 and 7: their halves, A with 8
+// words a row and B with 8 rows.
+class TileUnit {
+  public:
+    ~TileUnit() {
+        if (rows_ > 0) asm volatile("tilerelease");
+    }
+    void configure(int rows) {
+        if (rows == rows_) return;
+        struct {
+            uint8_t palette, start, reserved[14];
+            uint16_t row_bytes[16];
+            uint8_t rows[16];
+        } shape = {};
+        shape.palette = 1;
+        for (int i = 0; i < 8; ++i) {
+            shape.row_bytes[i] = i == 6 ? 32 : 64;
+            shape.rows[i] = static_cast<uint8_t>(i == 5 ? 16 : i == 7 ? 8 : rows);
+        }
+        asm volatile("ldtilecfg %0" ::"m"(shape));
+        rows_ = rows;
+    }
+
+  private:
+    int rows_ = 0;
+};
+
+template <int T>
+inline void tile_zero() {
+    asm volatile("tilezero %%tmm%c0" ::"i"(T));
+}
+template <int T>
+inline void tile_load(const void* p, size_t stride) {
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(stride), "i"(T) : "memory");
+}
+template <int T>
+inline void tile_store(void* p, size_t stride) {
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(p), "r"(stride), "i"(T) : "memory");
+}
+template <int C, int A, int B>
+inline void tile_add_pairs() {  // bfloat16 x bfloat16 to float
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+}
+template <int C, int A, int B>
+inline void tile_add_quads() {  // int8 x int8 to int32
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+}
+template <int C, int A, int B>
+inline void tile_add_unsigned_quads() {  // uint8 x int8 to int32
+    asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+}
