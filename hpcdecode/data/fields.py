@@ -74,9 +74,9 @@ def typed(name: str, kind: Any, value: Any) -> Any:
         return _as_float(name, value)
     if kind is str and isinstance(value, str):
         return value
-    if kind == tuple[int, ...] and isinstance(value, list):
+    if kind == tuple[int, ...] and isinstance(value, (list, tuple)):
         return tuple(typed(f"{name}[{index}]", int, element) for index, element in enumerate(value))
-    if kind == tuple[str, ...] and isinstance(value, (str, list)):
+    if kind == tuple[str, ...] and isinstance(value, (str, list, tuple)):
         elements = [value] if isinstance(value, str) else value
         return tuple(typed(f"{name}[{index}]", str, element) for index, element in enumerate(elements))
     if kind == dict[int, float] and isinstance(value, dict):
@@ -120,15 +120,15 @@ def type_name(value: Any) -> str:
     """JSON's word for the type of a decoded value, with its article."""
     if isinstance(value, bool):
         return "a boolean"
-    words = {dict: "an object", list: "a list", str: "a string", int: "an integer", float: "a float"}
-    return words.get(type(value), "null")
+    words = {dict: "an object", list: "a list", tuple: "a list", str: "a string", int: "an integer", float: "a float"}
+    return "null" if value is None else words.get(type(value), f"a {type(value).__name__}")
 
 
 def shown(value: Any) -> str:
     """A decoded value as JSON, cut to a length that fits into a message."""
     if isinstance(value, str):
         value = value[: MAX_SHOWN_CHARACTERS + 1]
-    elif isinstance(value, (list, dict)):
+    elif isinstance(value, (list, tuple, dict)):
         return f"of {len(value)} elements"
     text = msgspec.json.encode(value).decode() if not is_integer(value) else _digits(value)
     return text if len(text) <= MAX_SHOWN_CHARACTERS else text[: MAX_SHOWN_CHARACTERS - 3] + "..."

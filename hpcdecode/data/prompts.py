@@ -64,7 +64,7 @@ def read_rows(
     cannot be opened or read; a row that cannot be used is yielded as a RowError.
     """
     rows = islice(raw_rows(files, column, _known()), limit)
-    return (_row(raw, defaults, column) for raw in rows if done is None or not done(raw.number))
+    return (read_row(raw, defaults, column) for raw in rows if done is None or not done(raw.number))
 
 
 def row_error(line: int, row_id: str | None, reason: object) -> RowError:
@@ -75,7 +75,8 @@ def row_error(line: int, row_id: str | None, reason: object) -> RowError:
     return RowError(line=line, id=str(line) if row_id is None else row_id, reason=text)
 
 
-def _row(raw: RawRow, defaults: SamplingParams, column: str | None) -> Row | RowError:
+def read_row(raw: RawRow, defaults: SamplingParams, column: str | None = None) -> Row | RowError:
+    """What a raw row asks for, or why it cannot be used; see `read_rows`."""
     line, row_id = raw.number, None
     try:
         fields = _fields(raw.data)
