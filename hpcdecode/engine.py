@@ -169,7 +169,8 @@ class Engine:
         ]
         injectors = [Injector(lane, desk, placement, limit) for lane, limit in enumerate(limits)]
         stops = Stops(setup.eos, self.tokenizer.decode)
-        return SRank(self.model, setup.shapes, links, injectors, desk, stops, self._prompt_attention())
+        grammars = self.tokenizer.grammars
+        return SRank(self.model, setup.shapes, links, injectors, desk, stops, self._prompt_attention(), grammars)
 
     def _prompt_attention(self) -> PromptAttention:
         me, setup = self.team.me, self.setup

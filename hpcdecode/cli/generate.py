@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+from pathlib import Path
 
 import msgspec
 
@@ -81,6 +83,8 @@ def _add_sampling(group) -> None:
     add("--stop", action="append", metavar="TEXT", help="ends a sequence; may be given again")
     add("--include-stop-str-in-output", action=_Switch, help="leave the stop string in the text")
     add("--skip-special-tokens", action=_Switch, help="in the text (yes)")
+    help = "what texts follow, as in a row: JSON, or a file of it with json, regex, choice or grammar"
+    add("--structured-outputs", type=_object, metavar="JSON", help=help)
     add("--truncate-prompt-tokens", type=int, metavar="N", help="keep a prompt's last N; -1 for what there is room for")
 
 
@@ -132,6 +136,17 @@ def _ids(text: str) -> tuple[int, ...]:
 def _biases(text: str) -> dict[int, float]:
     pairs = (part.split(":") for part in text.split(","))
     return {int(token): float(bias) for token, bias in pairs}
+
+
+def _object(text: str) -> dict:
+    """A JSON object, or that of a file."""
+    try:
+        value = json.loads(text if text.lstrip().startswith("{") else Path(text).read_bytes())
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"expected a JSON object or a file of one: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"expected a JSON object, got {value!r}")
+    return value
 
 
 def _bytes(text: str) -> int:

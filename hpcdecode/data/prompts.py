@@ -12,6 +12,7 @@ import msgspec
 
 from hpcdecode.data.fields import (
     OPENAI_MAX_TOKENS,
+    RESPONSE_FORMAT,
     UNSUPPORTED,
     is_integer,
     row_params,
@@ -137,7 +138,7 @@ def _renamed(fields: dict[str, Any], column: str | None) -> dict[str, Any]:
 @cache
 def _known() -> frozenset[str]:
     """The names of a row's fields that mean something here."""
-    return frozenset(("id", "custom_id", *SOURCES, OPENAI_MAX_TOKENS, *UNSUPPORTED, *sampling_kinds()))
+    return frozenset(("id", "custom_id", *SOURCES, OPENAI_MAX_TOKENS, RESPONSE_FORMAT, *UNSUPPORTED, *sampling_kinds()))
 
 
 def _json_object(data: bytes) -> dict[str, Any]:
