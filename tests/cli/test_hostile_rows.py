@@ -49,6 +49,8 @@ WRONG = {  # values that a field cannot have
     "stop_token_ids": [[-1], [VOCAB], [2**70], "5", [1.5], {}],
     "ignore_eos": [0, "yes", []],
     "truncate_prompt_tokens": [0, -2, 1.5, 2**64],
+    "structured_outputs": [{}, 5, {"regex": "(a"}, {"regex": "a", "choice": ["a"]}, {"json": {"type": "x"}}],
+    "response_format": [5, {}, {"type": "json_schema"}],
     "best_of": [3, 1.5, "2"],
     "tools": [[{"type": "function"}]],
 }
