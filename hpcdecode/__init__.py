@@ -8,8 +8,14 @@ if TYPE_CHECKING:
     import os
 
     from hpcdecode.data.read import Results
+    from hpcdecode.llm import LLM, CompletionOutput, PromptError, RequestOutput
+    from hpcdecode.sampling.params import SamplingParams
 
 __version__ = "0.1.0"
+__all__ = ["LLM", "CompletionOutput", "PromptError", "RequestOutput", "SamplingParams", "read"]
+
+_HOMES = dict.fromkeys(("LLM", "CompletionOutput", "PromptError", "RequestOutput"), "hpcdecode.llm")
+_HOMES["SamplingParams"] = "hpcdecode.sampling.params"
 
 
 def read(path: str | os.PathLike) -> Results:
@@ -17,3 +23,16 @@ def read(path: str | os.PathLike) -> Results:
     from hpcdecode.data.read import Results
 
     return Results(path)
+
+
+def __getattr__(name: str):
+    """Import torch only when a name that needs it is asked for."""
+    from importlib import import_module
+
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _HOMES[name] == "hpcdecode.llm":
+        from hpcdecode.cores import share_cores
+
+        share_cores()
+    return getattr(import_module(_HOMES[name]), name)

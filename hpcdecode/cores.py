@@ -8,6 +8,15 @@ from collections.abc import Iterable
 _CPU = "/sys/devices/system/cpu/cpu{}"
 
 
+def share_cores() -> None:
+    """Settings of libraries that are not loaded yet: ranks share cores with each other and with the R-part's threads.
+
+    OpenMP's threads must not spin long (libgomp's default), and the tokenizer starts none.
+    """
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
 def nodes_of(cpus: Iterable[int]) -> list[int]:
     """The NUMA node of each of `cpus`; empty where the system does not tell."""
     nodes = [_node(cpu) for cpu in cpus]

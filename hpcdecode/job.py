@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from glob import has_magic
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,19 +19,21 @@ try:
 except ImportError:  # Python 3.10
     import tomli as tomllib
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 DTYPES = ("float32", "bfloat16")
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")
 SETTINGS = "hpcdecode.toml"
 STDIN = "-"
+DEMO = "demo"  # the model that ships with hpcdecode
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A generation job. None means auto: it is resolved before the job starts, and what it became is printed."""
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """A model and how it is run. None means auto: it is resolved before the work, and what it became is printed."""
 
-    prompts: tuple[str, ...]  # files, patterns, or - for standard input
     model: str
-    output: str
-    params: SamplingParams = SamplingParams()
     dtype: str | None = None
     kv_dtype: str | None = None
     batch: int | None = None  # B, sequences decoding at once in the steady state
@@ -38,13 +42,37 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     prefill_tokens: int = 512  # most prompt tokens that a lane prefills in one step
     s_ranks: int | None = None
     kv_memory: int | None = None  # bytes per R-rank
+
+    def check(self) -> Self:
+        """Return self, or raise UserError naming the value that is out of range."""
+        for name, choices in (("dtype", DTYPES), ("kv_dtype", KV_DTYPES)):
+            value = getattr(self, name)
+            if value is not None and value not in choices:
+                expected = f"one of {', '.join(choices)}"
+                raise UserError(f"--{name.replace('_', '-')}: expected {expected}, got {value!r}", everywhere=True)
+        self._require_counts("batch", "period", "lanes", "prefill_tokens", "s_ranks", "kv_memory")
+        return self
+
+    def _require_counts(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"--{name.replace('_', '-')}: expected an integer >= 1, got {value}", everywhere=True)
+
+
+class Job(EngineOptions, frozen=True, kw_only=True):
+    """A generation job of the command line: what an engine is to do, and where its results go."""
+
+    prompts: tuple[str, ...]  # files, patterns, or - for standard input
+    output: str
+    params: SamplingParams = SamplingParams()
     overwrite: bool = False
     prompt_column: str | None = None
     limit: int | None = None  # rows to take at most
     max_errors: int | None = None  # rows that may be unusable before the job stops
     checkpoint_every: float = 5.0  # seconds between commits of what is finished and what is in flight
 
-    def check(self) -> Job:
+    def check(self) -> Self:
         """Return self, or raise UserError naming the value that is out of range."""
         if len(self.prompts) == 0:
             raise UserError("expected at least one prompt file, got none", everywhere=True)
@@ -52,11 +80,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             raise UserError(f"--checkpoint-every: expected seconds > 0, got {self.checkpoint_every}", everywhere=True)
         if self.max_errors is not None and self.max_errors < 0:
             raise UserError(f"--max-errors: expected an integer >= 0, got {self.max_errors}", everywhere=True)
-        for name in ("batch", "period", "lanes", "prefill_tokens", "s_ranks", "kv_memory", "limit"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"--{name.replace('_', '-')}: expected an integer >= 1, got {value}", everywhere=True)
-        return self
+        self._require_counts("limit")
+        return super().check()
+
+
+def parse_bytes(text: str) -> int:
+    """`512M` or `64G` as bytes. Raises ValueError."""
+    match = re.fullmatch(r"(\d+)([kmgt]?)(i?b)?", text.strip().lower())
+    if not match:
+        raise ValueError(f"expected a size such as 512M or 64G, got {text!r}")
+    return int(match[1]) * _UNITS[match[2]]
 
 
 def default_output(prompts: Seq[str]) -> str:
@@ -69,7 +102,9 @@ def default_output(prompts: Seq[str]) -> str:
 
 def find_model(flag: str | None, environment: Mapping[str, str]) -> str:
     """The model directory from --model, HPCDECODE_MODEL or hpcdecode.toml, in this order."""
-    model = flag or environment.get("HPCDECODE_MODEL") or _settings().get("model")
+    model = flag or environment.get("HPCDECODE_MODEL")
+    if model is None and Path(SETTINGS).exists():
+        model = read_toml(SETTINGS).get("model")
     if model is None:
         raise UserError(
             "no model given: expected --model DIR, the environment variable HPCDECODE_MODEL, or a line "
@@ -79,17 +114,16 @@ def find_model(flag: str | None, environment: Mapping[str, str]) -> str:
         )
     if not isinstance(model, str):
         raise UserError(f"{SETTINGS}: model: expected a string, got {model!r}", everywhere=True)
-    return str(_demo()) if model == "demo" else model
+    return str(_demo()) if model == DEMO else model
 
 
-def _settings() -> dict:
+def read_toml(path: str) -> dict[str, Any]:
+    """Raises UserError where the file cannot be read as TOML."""
     try:
-        with open(SETTINGS, "rb") as file:
+        with open(path, "rb") as file:
             return tomllib.load(file)
-    except FileNotFoundError:
-        return {}
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise UserError(f"{SETTINGS}: expected a readable TOML file: {error}", everywhere=True) from error
+    except (OSError, ValueError) as error:  # a TOMLDecodeError is a ValueError, as is invalid UTF-8
+        raise UserError(f"{path}: expected a readable TOML file: {error}", everywhere=True) from error
 
 
 def demo_directory() -> Path:

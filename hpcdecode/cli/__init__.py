@@ -5,20 +5,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import os
 import sys
 from collections.abc import Sequence as Seq
 
 from hpcdecode import __version__, launch
 from hpcdecode.cli import generate, machine, results
+from hpcdecode.cores import share_cores
 from hpcdecode.errors import UserError
 
 
 def main(arguments: Seq[str] | None = None) -> int:
     """Run one subcommand; returns the exit code (0 done, 1 failed, 2 the job cannot run as asked, 128 + signal)."""
-    # Ranks share cores with each other and with the R-part's threads: OpenMP's must not spin long (libgomp's default).
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    share_cores()
     options = _parse(arguments, speak=launch.is_lead())
     if options is None:
         return 0

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import re
+from pathlib import Path
+
+import msgspec
 
 from hpcdecode import launch
+from hpcdecode.cli.job_file import read_job_file
 from hpcdecode.errors import RowProblem, UserError
-from hpcdecode.job import DTYPES, KV_DTYPES, Job, default_output, find_model
+from hpcdecode.job import DTYPES, KV_DTYPES, Job, default_output, find_model, parse_bytes
 from hpcdecode.sampling.params import SamplingParams
 
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_DEFAULTS = {f.name: f.default for kind in (Job, SamplingParams) for f in msgspec.structs.fields(kind)}
+_Switch = argparse.BooleanOptionalAction  # --no-... takes back what a job file says
 
 
 def _add_generate(commands) -> None:
@@ -22,103 +27,101 @@ def _add_generate(commands) -> None:
         "continues an interrupted job. Exit code: 0 all rows done, 3 done but for rows under /errors, 2 the job cannot "
         "run as asked, 1 failed, 128 + signal stopped.",
         allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
     )
-    defaults = SamplingParams()
+    _add_job(parser)
+    _add_rows(parser.add_argument_group("rows"))
+    _add_sampling(parser.add_argument_group("sampling (a row's own fields win)"))
+    _add_size(parser.add_argument_group("size (auto if not given)"))
+    parser.set_defaults(run=_generate, connect=launch.world)
+
+
+def _add_job(parser) -> None:
     add = parser.add_argument
     add(
         "prompts",
         metavar="PROMPTS",
-        nargs="+",
+        nargs="*",
         help="files, patterns or - (stdin): .jsonl, .jsonl.gz, .jsonl.zst with prompt, prompt_token_ids or messages a "
         "row, or requests of the OpenAI batch format; .parquet; .h5",
     )
+    add("--job", metavar="FILE", help="TOML with values for these flags, under their names with underscores; flags win")
     add("--model", metavar="DIR", help="Hugging Face model directory, or demo (HPCDECODE_MODEL, hpcdecode.toml)")
     add("-o", "--output", metavar="OUT.h5", help="results (the prompt file's name with .h5)")
     add("--overwrite", action="store_true", help="start anew in place of what the output holds")
-    rows = parser.add_argument_group("rows")
-    add = rows.add_argument
+
+
+def _add_rows(group) -> None:
+    add = group.add_argument
     add("--prompt-column", metavar="NAME", help="where rows have their prompt (prompt); in HDF5 a dataset's path")
     add("--limit", type=int, metavar="N", help="take the first N rows only")
     add("--max-errors", type=int, metavar="N", help="stop when more than N rows cannot be used (never)")
     add("--fail-fast", dest="max_errors", action="store_const", const=0, help="stop at the first of them")
-    add(
-        "--checkpoint-every",
-        type=float,
-        default=5.0,
-        metavar="SECONDS",
-        help="between commits of finished rows and of those in flight (%(default)s)",
-    )
-    sampling = parser.add_argument_group("sampling (a row's own fields win)")
-    add = sampling.add_argument
-    add("--max-tokens", type=int, default=defaults.max_tokens, metavar="N", help="(%(default)s)")
-    add("--min-tokens", type=int, default=defaults.min_tokens, metavar="N", help="before anything stops (%(default)s)")
-    add("--temperature", type=float, default=defaults.temperature, metavar="T", help="0 is greedy (%(default)s)")
-    add("--top-k", type=int, default=defaults.top_k, metavar="K", help="0 for all tokens (%(default)s)")
-    add("--top-p", type=float, default=defaults.top_p, metavar="P", help="(%(default)s)")
-    add("--min-p", type=float, default=defaults.min_p, metavar="P", help="as a share of the greatest (%(default)s)")
+    help = f"between commits of finished rows and of those in flight ({_DEFAULTS['checkpoint_every']})"
+    add("--checkpoint-every", type=float, metavar="SECONDS", help=help)
+
+
+def _add_sampling(group) -> None:
+    add, default = group.add_argument, _DEFAULTS
+    add("--max-tokens", type=int, metavar="N", help=f"({default['max_tokens']})")
+    add("--min-tokens", type=int, metavar="N", help=f"before anything stops ({default['min_tokens']})")
+    add("--temperature", type=float, metavar="T", help=f"0 is greedy ({default['temperature']})")
+    add("--top-k", type=int, metavar="K", help=f"0 for all tokens ({default['top_k']})")
+    add("--top-p", type=float, metavar="P", help=f"({default['top_p']})")
+    add("--min-p", type=float, metavar="P", help=f"as a share of the greatest ({default['min_p']})")
     for name, what in (
         ("presence", "once for a generated token"),
         ("frequency", "each time it was generated"),
         ("repetition", "a factor, for the prompt's tokens too"),
     ):
-        default = getattr(defaults, f"{name}_penalty")
-        add(f"--{name}-penalty", type=float, default=default, metavar="X", help=f"{what} (%(default)s)")
-    add("--logit-bias", type=_biases, default={}, metavar="ID:X[,ID:X...]", help="added to the logits of token ids")
-    add("--bad-words", action="append", default=[], metavar="TEXT", help="never generated; may be given again")
-    add("--seed", type=int, default=defaults.seed, metavar="S", help="(%(default)s)")
-    add("--ignore-eos", action="store_true", help="go on after end-of-sequence tokens")
-    add("--stop-token-ids", type=_ids, default=(), metavar="ID[,ID...]", help="token ids that end a sequence")
-    add("--stop", action="append", default=[], metavar="TEXT", help="ends a sequence; may be given again")
-    add("--include-stop-str-in-output", action="store_true", help="leave the stop string in the text")
-    add("--skip-special-tokens", action=argparse.BooleanOptionalAction, default=True, help="in the text (yes)")
+        add(f"--{name}-penalty", type=float, metavar="X", help=f"{what} ({default[f'{name}_penalty']})")
+    add("--logit-bias", type=_biases, metavar="ID:X[,ID:X...]", help="added to the logits of token ids")
+    add("--bad-words", action="append", metavar="TEXT", help="never generated; may be given again")
+    add("--seed", type=int, metavar="S", help=f"({default['seed']})")
+    add("--ignore-eos", action=_Switch, help="go on after end-of-sequence tokens")
+    add("--stop-token-ids", type=_ids, metavar="ID[,ID...]", help="token ids that end a sequence")
+    add("--stop", action="append", metavar="TEXT", help="ends a sequence; may be given again")
+    add("--include-stop-str-in-output", action=_Switch, help="leave the stop string in the text")
+    add("--skip-special-tokens", action=_Switch, help="in the text (yes)")
+    help = "what texts follow, as in a row: JSON, or a file of it with json, regex, choice or grammar"
+    add("--structured-outputs", type=_object, metavar="JSON", help=help)
     add("--truncate-prompt-tokens", type=int, metavar="N", help="keep a prompt's last N; -1 for what there is room for")
-    size = parser.add_argument_group("size (auto if not given)")
-    add = size.add_argument
+
+
+def _add_size(group) -> None:
+    add = group.add_argument
     add("--dtype", choices=DTYPES, help="of weights and activations")
     add("--kv-dtype", choices=KV_DTYPES, help="of the KV cache (as --dtype)")
     add("--batch", type=_count, metavar="B", help="sequences decoding at once in the steady state")
     add("--period", type=_count, metavar="F", help="steps between two injections")
     add("--lanes", type=_count, metavar="L", help="mini-batches in flight per S-rank (2, or 1 in one process)")
-    add(
-        "--prefill-tokens", type=int, default=512, metavar="N", help="most prompt tokens a step of a lane (%(default)s)"
-    )
+    help = f"most prompt tokens a step of a lane ({_DEFAULTS['prefill_tokens']})"
+    add("--prefill-tokens", type=int, metavar="N", help=help)
     add("--s-ranks", type=int, metavar="K", help="ranks that hold weights; the others hold KV caches (1)")
     add("--kv-memory", type=_bytes, metavar="SIZE", help="KV cache of an R-rank, such as 64G")
-    parser.set_defaults(run=_generate, connect=launch.world)
 
 
 def _generate(options: argparse.Namespace, comm) -> int:
+    given = vars(options)  # no flag has a default
+    values = {**(read_job_file(options.job) if "job" in given else {}), **given}
     try:
-        params = _sampling(options).check()
+        params = _pick(SamplingParams, values).check()
     except RowProblem as problem:
         raise UserError(f"--{problem}".replace("_", "-", 2), everywhere=True) from None
-    job = Job(
-        prompts=tuple(options.prompts),
-        model=find_model(options.model, os.environ),
-        output=options.output or default_output(options.prompts),
-        params=params,
-        dtype=options.dtype,
-        kv_dtype=options.kv_dtype,
-        batch=options.batch,
-        period=options.period,
-        lanes=options.lanes,
-        prefill_tokens=options.prefill_tokens,
-        s_ranks=options.s_ranks,
-        kv_memory=options.kv_memory,
-        overwrite=options.overwrite,
-        prompt_column=options.prompt_column,
-        limit=options.limit,
-        max_errors=options.max_errors,
-        checkpoint_every=options.checkpoint_every,
-    ).check()
+    if "prompts" not in values:
+        raise UserError("expected at least one prompt file, or a job file that names some, got none", everywhere=True)
+    values["model"] = find_model(values.get("model"), os.environ)
+    values["output"] = values.get("output") or default_output(values["prompts"])
+    job = _pick(Job, {**values, "params": params}).check()
     from hpcdecode.generate import generate
 
     return generate(job, comm)
 
 
-def _sampling(options: argparse.Namespace) -> SamplingParams:
-    values = {name: getattr(options, name) for name in SamplingParams.__struct_fields__}
-    return SamplingParams(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+def _pick(kind: type, values: dict):
+    """The struct `kind` of those values that are its fields."""
+    own = {name: values[name] for name in kind.__struct_fields__ if name in values}
+    return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in own.items()})
 
 
 def _count(text: str) -> int | None:
@@ -135,11 +138,22 @@ def _biases(text: str) -> dict[int, float]:
     return {int(token): float(bias) for token, bias in pairs}
 
 
+def _object(text: str) -> dict:
+    """A JSON object, or that of a file."""
+    try:
+        value = json.loads(text if text.lstrip().startswith("{") else Path(text).read_bytes())
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"expected a JSON object or a file of one: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"expected a JSON object, got {value!r}")
+    return value
+
+
 def _bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d+)([kmgt]?)(i?b)?", text.strip().lower())
-    if not match:
-        raise argparse.ArgumentTypeError(f"expected a size such as 512M or 64G, got {text!r}")
-    return int(match[1]) * _UNITS[match[2]]
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 COMMANDS = (_add_generate,)

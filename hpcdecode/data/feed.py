@@ -11,7 +11,7 @@ from hpcdecode.data.prompts import RowError
 from hpcdecode.data.tokens import Prompt
 
 _AHEAD_ROWS = 4096
-_AHEAD_TOKENS = 1 << 19
+_AHEAD_TOKENS = 1 << 17
 
 
 class ErrorSink(Protocol):

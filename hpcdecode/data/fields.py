@@ -14,6 +14,7 @@ from hpcdecode.sampling.params import SamplingParams
 MAX_SHOWN_CHARACTERS = 60
 MAX_INTEGER = 2**63 - 1
 OPENAI_MAX_TOKENS = "max_completion_tokens"  # the newer name, which wins
+RESPONSE_FORMAT = "response_format"  # what the OpenAI API has in place of structured_outputs
 
 # Sampling names of vLLM and OpenAI that would change the result, with the value that asks for nothing.
 UNSUPPORTED: dict[str, Any] = {
@@ -32,9 +33,7 @@ UNSUPPORTED: dict[str, Any] = {
     "logprobs": None,
     "n": 1,
     "prompt_logprobs": None,
-    "response_format": None,
     "spaces_between_special_tokens": True,
-    "structured_outputs": None,
     "tool_choice": None,
     "tools": [],
     "top_logprobs": None,
@@ -53,6 +52,8 @@ def row_params(fields: dict[str, Any], defaults: SamplingParams) -> SamplingPara
             raise RowProblem(f"{name}: not supported yet, got {shown(fields[name])}; remove the field")
     if fields.get(OPENAI_MAX_TOKENS) is not None:
         fields = {**fields, "max_tokens": fields[OPENAI_MAX_TOKENS]}
+    if fields.get(RESPONSE_FORMAT) is not None:
+        fields = {**fields, "structured_outputs": _of_response_format(fields)}
     kinds = sampling_kinds()
     own = {name: typed(name, kinds[name], fields[name]) for name in kinds if fields.get(name) is not None}
     return msgspec.structs.replace(defaults, **own).check() if own else defaults
@@ -74,13 +75,15 @@ def typed(name: str, kind: Any, value: Any) -> Any:
         return _as_float(name, value)
     if kind is str and isinstance(value, str):
         return value
-    if kind == tuple[int, ...] and isinstance(value, list):
+    if kind == tuple[int, ...] and isinstance(value, (list, tuple)):
         return tuple(typed(f"{name}[{index}]", int, element) for index, element in enumerate(value))
-    if kind == tuple[str, ...] and isinstance(value, (str, list)):
+    if kind == tuple[str, ...] and isinstance(value, (str, list, tuple)):
         elements = [value] if isinstance(value, str) else value
         return tuple(typed(f"{name}[{index}]", str, element) for index, element in enumerate(elements))
     if kind == dict[int, float] and isinstance(value, dict):
         return {_token_id(name, key): typed(f"{name}[{key}]", float, element) for key, element in value.items()}
+    if kind == dict[str, Any] | None and isinstance(value, dict):
+        return {key: element for key, element in value.items() if element is not None}
     raise RowProblem(f"{name}: expected {_KINDS.get(kind, 'a 64-bit integer')}, got {type_name(value)} {shown(value)}")
 
 
@@ -91,7 +94,22 @@ _KINDS = {
     tuple[int, ...]: "a list of integers",
     tuple[str, ...]: "a string or a list of strings",
     dict[int, float]: "an object of token ids and numbers",
+    dict[str, Any] | None: "an object",
 }
+
+
+def _of_response_format(fields: dict[str, Any]) -> dict[str, Any] | None:
+    asked, own = fields[RESPONSE_FORMAT], fields.get("structured_outputs")
+    if own is not None:
+        raise RowProblem(f"expected one of structured_outputs and {RESPONSE_FORMAT}, got both")
+    kind = asked.get("type") if isinstance(asked, dict) else None
+    schema = asked.get("json_schema") if kind == "json_schema" else None
+    if isinstance(schema, dict) and isinstance(schema.get("schema"), dict):
+        return {"json": schema["schema"]}
+    if kind not in ("text", "json_object"):
+        expected = "an object with type text, json_object, or json_schema and json_schema.schema"
+        raise RowProblem(f"{RESPONSE_FORMAT}: expected {expected}, got {type_name(asked)} {shown(asked)}")
+    return {"json_object": True} if kind == "json_object" else None
 
 
 def _token_id(name: str, key: str) -> int:
@@ -120,15 +138,15 @@ def type_name(value: Any) -> str:
     """JSON's word for the type of a decoded value, with its article."""
     if isinstance(value, bool):
         return "a boolean"
-    words = {dict: "an object", list: "a list", str: "a string", int: "an integer", float: "a float"}
-    return words.get(type(value), "null")
+    words = {dict: "an object", list: "a list", tuple: "a list", str: "a string", int: "an integer", float: "a float"}
+    return "null" if value is None else words.get(type(value), f"a {type(value).__name__}")
 
 
 def shown(value: Any) -> str:
     """A decoded value as JSON, cut to a length that fits into a message."""
     if isinstance(value, str):
         value = value[: MAX_SHOWN_CHARACTERS + 1]
-    elif isinstance(value, (list, dict)):
+    elif isinstance(value, (list, tuple, dict)):
         return f"of {len(value)} elements"
     text = msgspec.json.encode(value).decode() if not is_integer(value) else _digits(value)
     return text if len(text) <= MAX_SHOWN_CHARACTERS else text[: MAX_SHOWN_CHARACTERS - 3] + "..."

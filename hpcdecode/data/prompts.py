@@ -12,6 +12,7 @@ import msgspec
 
 from hpcdecode.data.fields import (
     OPENAI_MAX_TOKENS,
+    RESPONSE_FORMAT,
     UNSUPPORTED,
     is_integer,
     row_params,
@@ -64,7 +65,7 @@ def read_rows(
     cannot be opened or read; a row that cannot be used is yielded as a RowError.
     """
     rows = islice(raw_rows(files, column, _known()), limit)
-    return (_row(raw, defaults, column) for raw in rows if done is None or not done(raw.number))
+    return (read_row(raw, defaults, column) for raw in rows if done is None or not done(raw.number))
 
 
 def row_error(line: int, row_id: str | None, reason: object) -> RowError:
@@ -75,7 +76,8 @@ def row_error(line: int, row_id: str | None, reason: object) -> RowError:
     return RowError(line=line, id=str(line) if row_id is None else row_id, reason=text)
 
 
-def _row(raw: RawRow, defaults: SamplingParams, column: str | None) -> Row | RowError:
+def read_row(raw: RawRow, defaults: SamplingParams, column: str | None = None) -> Row | RowError:
+    """What a raw row asks for, or why it cannot be used; see `read_rows`."""
     line, row_id = raw.number, None
     try:
         fields = _fields(raw.data)
@@ -136,7 +138,7 @@ def _renamed(fields: dict[str, Any], column: str | None) -> dict[str, Any]:
 @cache
 def _known() -> frozenset[str]:
     """The names of a row's fields that mean something here."""
-    return frozenset(("id", "custom_id", *SOURCES, OPENAI_MAX_TOKENS, *UNSUPPORTED, *sampling_kinds()))
+    return frozenset(("id", "custom_id", *SOURCES, OPENAI_MAX_TOKENS, RESPONSE_FORMAT, *UNSUPPORTED, *sampling_kinds()))
 
 
 def _json_object(data: bytes) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import msgspec
 from hpcdecode.data.prompts import Row, RowError, row_error
 from hpcdecode.errors import RowProblem, UserError
 from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.sampling.structured import Grammars
 
 # Any one of these groups is enough for transformers to build a tokenizer.
 VOCABULARY_FILES = (
@@ -55,6 +56,7 @@ class Tokenizer:
         self._backend = backend
         self.eos_token_ids = eos_token_ids
         self.vocab_size = vocab_size
+        self.grammars = Grammars(backend, eos_token_ids, vocab_size)
         self._bad_words: dict[tuple[str, ...], list[list[int]]] = {}
 
     @classmethod
@@ -141,11 +143,13 @@ class Tokenizer:
         return self._backend.decode(list(ids), **options)
 
     def check_params(self, params: SamplingParams) -> None:
-        """Raise RowProblem where a token id that the row names is not in the vocabulary."""
+        """Raise RowProblem where a token id that the row names is not in the vocabulary, or its grammar is no good."""
         for name in ("logit_bias", "stop_token_ids"):
             for token in getattr(params, name):
                 if token >= self.vocab_size:
                     raise RowProblem(f"{name}: expected token ids in [0, {self.vocab_size}), got {token}")
+        if params.structured_outputs is not None:
+            self.grammars.check(params.structured_outputs)
 
     def _checked(self, ids: list[int]) -> list[int]:
         if not ids:

@@ -13,12 +13,15 @@ _BAR_SECONDS = 0.2
 
 
 class Progress:
-    """Ask `due` at every turn, and call `update` when it is."""
+    """Ask `due` at every turn, and call `update` when it is.
 
-    def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
+    bar: whether to show a bar (None: on a terminal) rather than lines. total: rows, where their number is known.
+    """
+
+    def __init__(self, *, bar: bool | None = None, total: int | None = None) -> None:
+        self._terminal = sys.stderr.isatty() if bar is None else bar
         columns = shutil.get_terminal_size().columns
-        self._bar = tqdm(unit=" rows", disable=not self._terminal, file=sys.stderr, ncols=columns)
+        self._bar = tqdm(total=total, unit=" rows", disable=not self._terminal, file=sys.stderr, ncols=columns)
         self._start = self._last = perf_counter()
         self._last_tokens = 0
 
@@ -40,3 +43,13 @@ class Progress:
     def close(self, rows: int) -> None:
         self._bar.update(rows - self._bar.n)
         self._bar.close()
+
+
+class NoProgress(Progress):
+    """Shows nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(bar=False)
+
+    def due(self) -> bool:
+        return False

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcdecode.sampling.structured import Grammars
 from hpcdecode.schedule.sequence import Sequence
 
 _FORBIDDEN = float("-inf")
@@ -47,8 +48,11 @@ class TokenCounts:
         return self._counts[: len(self._places)]
 
 
-def adjust(logits: Tensor, sequences: Seq[Sequence], eos: frozenset[int]) -> None:
-    """Change float32 logits [n, vocab] in place: bad_words, min_tokens, logit_bias, penalties, in vLLM's order."""
+def adjust(logits: Tensor, sequences: Seq[Sequence], eos: frozenset[int], grammars: Grammars | None = None) -> None:
+    """Change float32 logits [n, vocab] in place: bad_words, min_tokens, logit_bias, penalties, in vLLM's order.
+
+    Last comes what a row's grammar allows.
+    """
     forbidden = [(row, token) for row, s in enumerate(sequences) for token in _forbidden(s, eos, logits.shape[1])]
     if forbidden:
         logits[_places(logits, forbidden)] = _FORBIDDEN
@@ -57,6 +61,24 @@ def adjust(logits: Tensor, sequences: Seq[Sequence], eos: frozenset[int]) -> Non
         added = torch.tensor([bias for *_, bias in biases], dtype=logits.dtype, device=logits.device)
         logits[_places(logits, [place for *place, _ in biases])] += added
     _penalize(logits, [(row, s) for row, s in enumerate(sequences) if s.prompt.params.penalizes])
+    _restrict(logits, sequences, grammars)
+
+
+def _restrict(logits: Tensor, sequences: Seq[Sequence], grammars: Grammars | None) -> None:
+    """Forbid, in float32 logits [n, vocab], what the rows' grammars do not allow.
+
+    A grammar wins over whatever else a row asks for: where that forbids all it allows, its tokens are equally likely.
+    """
+    for row, sequence in enumerate(sequences):
+        asked = sequence.prompt.params.structured_outputs
+        if asked is None:
+            continue
+        if sequence.matcher is None:
+            sequence.matcher = grammars.matcher(asked)
+        allowed = torch.from_numpy(sequence.matcher.allowed(sequence.generated, logits.shape[1])).to(logits.device)
+        logits[row].masked_fill_(~allowed, _FORBIDDEN)
+        if logits[row].max() == _FORBIDDEN:
+            logits[row].masked_fill_(allowed, 0.0)
 
 
 def _forbidden(sequence: Sequence, eos: frozenset[int], vocabulary: int) -> Iterable[int]:

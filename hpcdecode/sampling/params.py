@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import isfinite
+from typing import Any
 
 import msgspec
 
@@ -24,6 +25,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     include_stop_str_in_output, which shows a stop token's text too. ignore_eos: end-of-sequence tokens end nothing.
     skip_special_tokens: leave special tokens out of the text.
     truncate_prompt_tokens: keep so many of the prompt's last tokens; -1 keeps what the context has room for.
+    structured_outputs: what the text must follow, one of json (a schema), json_object, regex, choice and grammar.
     """
 
     max_tokens: int = 256
@@ -44,6 +46,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
+    structured_outputs: dict[str, Any] | None = None
 
     def check(self) -> SamplingParams:
         """Return self, or raise RowProblem naming the field that is out of range."""
@@ -67,12 +70,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _require(all(self.stop), "stop", "strings that are not empty", self.stop)
         truncates = kept is None or kept == -1 or kept >= 1
         _require(truncates, "truncate_prompt_tokens", "an integer >= 1, or -1 for what the context has room for", kept)
+        if self.structured_outputs is not None:
+            _check_asked(self.structured_outputs)
         return self
 
     @property
     def takes_largest(self) -> bool:
         """Whether a token is the largest logit as the model made it."""
-        changed = self.min_tokens or self.logit_bias or self.bad_words or self.penalizes
+        changed = self.min_tokens or self.logit_bias or self.bad_words or self.penalizes or self.structured_outputs
         return self.temperature == 0 and not changed
 
     @property
@@ -83,3 +88,31 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 def _require(ok: bool, name: str, expected: str, got: object) -> None:
     if not ok:
         raise RowProblem(f"{name}: expected {expected}, got {got!r}")
+
+
+def _check_asked(asked: dict[str, Any]) -> None:
+    """Raise RowProblem unless `asked` has one known key with a value of its type; grammars are not looked into."""
+    if len(asked) != 1 or next(iter(asked)) not in _KINDS:
+        got = ", ".join(map(str, asked)) or "none"
+        raise RowProblem(f"structured_outputs: expected one of {', '.join(_KINDS)}, got {got[:100]}")
+    ((name, value),) = asked.items()
+    expected, fits = _KINDS[name]
+    if not fits(value):
+        raise RowProblem(f"structured_outputs.{name}: expected {expected}, got {type(value).__name__}")
+
+
+def _is_choice(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) > 0 and all(isinstance(v, str) and v for v in value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+_KINDS = {
+    "json": ("a JSON schema, as an object or as text", lambda value: isinstance(value, dict) or _is_text(value)),
+    "json_object": ("true", lambda value: value is True),
+    "regex": ("a string that is not empty", _is_text),
+    "choice": ("a list of strings that are not empty", _is_choice),
+    "grammar": ("a string that is not empty", _is_text),
+}

@@ -14,18 +14,25 @@ from hpcdecode.sampling.adjust import adjust
 from hpcdecode.sampling.draw import draw, draw_from_share, draw_from_top
 from hpcdecode.sampling.params import SamplingParams
 from hpcdecode.sampling.philox import uniform
+from hpcdecode.sampling.structured import Grammars
 from hpcdecode.schedule.sequence import Sequence
 
 _BLOCK = 256  # tokens whose largest logit is looked at first
 _PART = 1 << 21  # logits that are worked on at once, so that they stay in the cache
 
 
-def sample(logits: Tensor, sequences: Seq[Sequence], eos: frozenset[int] = frozenset()) -> list[int]:
+def sample(
+    logits: Tensor,
+    sequences: Seq[Sequence],
+    eos: frozenset[int] = frozenset(),
+    grammars: Grammars | None = None,
+) -> list[int]:
     """The next token of each sequence from its row of logits [n, vocab], of any float dtype; they are left as they are.
 
     What a row asks for applies in the order of vLLM's V1 sampler: bad_words, min_tokens, logit_bias, repetition,
     frequency and presence penalty, after which a greedy row takes its largest logit; then temperature, min_p, top_k
-    (which keeps all that equal the k-th), top_p. eos: what min_tokens keeps back beside a row's own stop tokens. A draw
+    (which keeps all that equal the k-th), top_p. eos: what min_tokens keeps back beside a row's own stop tokens.
+    grammars: needed where rows have structured_outputs. A draw
     depends on (seed, row, sample, position) alone, so the same logits give the same token however the job is split.
     """
     if all(s.prompt.params.takes_largest for s in sequences):
@@ -41,7 +48,8 @@ def sample(logits: Tensor, sequences: Seq[Sequence], eos: frozenset[int] = froze
             own, weights = work[:, : len(part)]
             for place, row in enumerate(part):
                 own[place] = logits[row]
-            tokens[part] = _choose(way, own, [sequences[i] for i in part], eos, weights).cpu()
+            adjust(own, [sequences[i] for i in part], eos, grammars)
+            tokens[part] = _choose(way, own, [sequences[i] for i in part], weights).cpu()
     return tokens.tolist()
 
 
@@ -70,11 +78,8 @@ def _way(params: SamplingParams, vocabulary: int) -> Callable[..., Tensor]:
     return draw_from_share if params.top_p < 1 else draw
 
 
-def _choose(
-    way: Callable[..., Tensor], logits: Tensor, sequences: list[Sequence], eos: frozenset[int], weights: Tensor
-) -> Tensor:
-    """logits: float32 [n, vocab], overwritten. weights: room for as many."""
-    adjust(logits, sequences, eos)
+def _choose(way: Callable[..., Tensor], logits: Tensor, sequences: list[Sequence], weights: Tensor) -> Tensor:
+    """logits: float32 [n, vocab], adjusted, overwritten. weights: room for as many."""
     if way is argmax:
         return argmax(logits)
     params = [s.prompt.params for s in sequences]

@@ -10,6 +10,7 @@ from hpcdecode.schedule.stops import Decode, Stops, StopText
 
 if TYPE_CHECKING:
     from hpcdecode.sampling.adjust import TokenCounts
+    from hpcdecode.sampling.structured import Matcher
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +31,7 @@ class Sequence:
     hidden_characters: int = 0  # the last of the text of the others that it leaves out too
     counts: TokenCounts | None = None  # kept for a row with penalties
     stop_text: StopText | None = None  # kept for a row with stop strings
+    matcher: Matcher | None = None  # kept for a row with structured outputs
     queued_at: float = 0.0  # Unix times: its prefill began, its first token came, its last token came
     first_token_at: float = 0.0
     finished_at: float = 0.0

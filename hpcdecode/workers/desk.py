@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import msgspec
 
 from hpcdecode.data.feed import RowFeed
 from hpcdecode.data.prompts import RowError
-from hpcdecode.data.results import Result, ResultsWriter
+from hpcdecode.data.results import Result
+from hpcdecode.data.resume import Unfinished
 from hpcdecode.data.tokens import Prompt, Tokenizer
 from hpcdecode.errors import UserError
 from hpcdecode.schedule.sequence import Sequence
@@ -47,6 +49,19 @@ class Finished(msgspec.Struct, array_like=True):
         )
 
 
+class Writer(Protocol):
+    """Where results go: a file (`ResultsWriter`), or memory. See there for what they mean."""
+
+    error_count: int
+    unfinished: Callable[[], list[Unfinished]]
+
+    def add(self, result: Result) -> None: ...
+
+    def error(self, e: RowError) -> None: ...
+
+    def tick(self) -> None: ...
+
+
 class Desk:
     """Feed and sink of the lead's lanes; the other S-ranks reach it through `workers.remote`.
 
@@ -56,7 +71,7 @@ class Desk:
     def __init__(
         self,
         rows: Iterable[Prompt | RowError],
-        writer: ResultsWriter,
+        writer: Writer,
         tokenizer: Tokenizer,
         max_errors: int | None = None,
     ):
@@ -91,6 +106,6 @@ class Desk:
         if self.max_errors is not None and self.writer.error_count > self.max_errors:
             raise UserError(
                 f"{self.writer.error_count} rows cannot be used and --max-errors allows {self.max_errors}; the last is "
-                f"line {error.line}: {error.reason} (all are under /errors in {self.writer.path}; the same command "
+                f"line {error.line}: {error.reason} (all are under /errors of the results; the same command "
                 "with more --max-errors goes on from here)"
             )

@@ -17,6 +17,7 @@ from hpcdecode.data.resume import Unfinished
 from hpcdecode.exchange.base import SLink
 from hpcdecode.model import SplitModel
 from hpcdecode.sampling.sampler import sample
+from hpcdecode.sampling.structured import Grammars
 from hpcdecode.schedule.injector import Injector, Step
 from hpcdecode.schedule.plan import Plan
 from hpcdecode.schedule.sequence import Sequence
@@ -46,9 +47,10 @@ class SRank:
         sink: Sink,
         stops: Stops,
         prompts: PromptAttention,
+        grammars: Grammars | None = None,
     ):
         self.model, self.shapes, self.links, self.injectors = model, shapes, links, injectors
-        self.sink, self.stops = sink, stops
+        self.sink, self.stops, self.grammars = sink, stops, grammars
         self.prefill = PrefillCache(prompts)
         self.stopping = False
         self.seconds = self.wait_seconds = 0.0
@@ -86,7 +88,7 @@ class SRank:
                 yield True  # waiting for room that another lane's sequences hold
                 continue
             logits = yield from self._forward(link, step)
-            tokens = sample(logits, step.sampled, self.stops.eos) if logits is not None else []
+            tokens = sample(logits, step.sampled, self.stops.eos, self.grammars) if logits is not None else []
             self._finish_step(injector, step, tokens)
         self._announce(link, injector.stop_plan())
 

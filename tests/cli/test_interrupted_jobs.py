@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import time
 from itertools import pairwise
@@ -39,26 +38,6 @@ def run_until(process, path, rows):
         if path.exists() and len(contents(path)[0]) >= rows:
             return
         time.sleep(0.05)
-
-
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_killed_jobs_end_as_if_uninterrupted(hpcdecode, job, tmp_path, ranks):
-    flags = () if ranks == 1 else ("--s-ranks", 2)
-    out = tmp_path / "out.h5"
-    for rows in (1, 50, 100):
-        process = hpcdecode.start(*job, *flags, "-o", out, ranks=ranks)
-        run_until(process, out, rows)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        time.sleep(0.5)
-        assert len(contents(out)[0]) >= rows or process.returncode == 3
-    last = hpcdecode(*job, *flags, "-o", out, ranks=ranks)
-    assert last.returncode == 3, last.stderr
-    whole = hpcdecode(*job, "-o", "whole.h5")
-    assert whole.returncode == 3, whole.stderr
-    assert contents(out) == contents(tmp_path / "whole.h5")
-    assert contents(out)[0] == [n for n in range(1, ROWS + 1) if n != 78] and contents(out)[2:] == ([78], True)
-    assert not (tmp_path / "out.h5.parts").exists()
 
 
 def test_a_signal_keeps_the_tokens_in_flight(hpcdecode, job, tmp_path):

@@ -1,0 +1,64 @@
+"""Job files: the flags of `hpcdecode generate` as TOML, under their names with underscores."""
+
+from __future__ import annotations
+
+import typing
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+from hpcdecode.data.fields import sampling_kinds, typed
+from hpcdecode.errors import RowProblem, UserError
+from hpcdecode.job import DEMO, STDIN, Job, parse_bytes, read_toml
+
+_FAIL_FAST = "fail_fast"
+
+
+def read_job_file(path: str) -> dict[str, Any]:
+    """The values of a job file, by the names of Job and SamplingParams.
+
+    Relative paths in it (`prompts`, `model`, `output`) start at the file's folder. Raises UserError for a file that is
+    no TOML, a key that no flag has, and a value of the wrong type.
+    """
+    kinds, values = _kinds(), read_toml(path)
+    unknown = sorted(values.keys() - kinds.keys())
+    if unknown:
+        known = ", ".join(sorted(kinds))
+        raise UserError(f"job file {path}: expected keys among {known}; got {', '.join(unknown)}", everywhere=True)
+    try:
+        values = {name: _value(name, kinds[name], value) for name, value in values.items()}
+    except RowProblem as problem:
+        raise UserError(f"job file {path}: {problem}", everywhere=True) from None
+    if values.pop(_FAIL_FAST, False):
+        values["max_errors"] = 0
+    return _from_folder(Path(path).parent, values)
+
+
+def _kinds() -> dict[str, Any]:
+    """What each key holds: the type of its field, None left out."""
+    job = {name: _filled(kind) for name, kind in typing.get_type_hints(Job).items() if name != "params"}
+    return {**job, **sampling_kinds(), _FAIL_FAST: bool}
+
+
+def _filled(kind: Any) -> Any:
+    parts = [part for part in typing.get_args(kind) if part is not NoneType]
+    return parts[0] if NoneType in typing.get_args(kind) else kind
+
+
+def _value(name: str, kind: Any, value: Any) -> Any:
+    if name == "kv_memory" and isinstance(value, str):
+        try:
+            return parse_bytes(value)
+        except ValueError as error:
+            raise RowProblem(f"{name}: {error}") from None
+    return typed(name, kind, value)
+
+
+def _from_folder(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
+    if "prompts" in values:
+        values["prompts"] = tuple(p if p == STDIN else str(folder / p) for p in values["prompts"])
+    if values.get("model", DEMO) != DEMO:
+        values["model"] = str(folder / values["model"])
+    if "output" in values:
+        values["output"] = str(folder / values["output"])
+    return values

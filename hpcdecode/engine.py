@@ -1,0 +1,204 @@
+"""The engine: a model loaded over the ranks of a team, and the lanes that take rows from a desk and bring them back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import torch
+
+from hpcdecode.attention import PromptAttention, open_store
+from hpcdecode.exchange.base import SLink
+from hpcdecode.exchange.local import LocalLink
+from hpcdecode.exchange.wait import Backoff
+from hpcdecode.job import EngineOptions
+from hpcdecode.launch import Team
+from hpcdecode.model import SplitModel
+from hpcdecode.report.figures import Metrics
+from hpcdecode.report.progress import Progress
+from hpcdecode.schedule.auto import LOOKAHEAD
+from hpcdecode.schedule.injector import Injector, Limits
+from hpcdecode.schedule.placement import Placement
+from hpcdecode.schedule.stops import Stops
+from hpcdecode.setup import Scale, choose_scale, load, measure_room
+from hpcdecode.signals import Signals
+from hpcdecode.workers.desk import Desk
+from hpcdecode.workers.r_part import RPart
+from hpcdecode.workers.s_rank import SRank
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from hpcdecode.workers.remote import RemoteDesk
+
+_NO_CONTEXT_LIMIT = 1 << 40
+
+
+class Engine:
+    """One rank's part in a loaded model and its KV caches. Every method is called by all ranks of `team`.
+
+    model: one loaded before, in place of `options.model`. setup, model, tokenizer: what was loaded; the last two are
+    None on R-ranks. Raises UserError, on every rank, where the model cannot be run.
+    """
+
+    def __init__(self, options: EngineOptions, team: Team, model: SplitModel | None = None):
+        self.options, self.team = options, team
+        torch.set_num_threads(team.me.threads)
+        self.setup, self.model, self.tokenizer = load(options, team, model)
+        measure_room(options, team, self.setup)
+        self._part: RPart | None = None
+        self._slots = 0  # that the part has
+
+    @property
+    def max_positions(self) -> int:
+        """The context, tokens; a large number where the model has no limit."""
+        return self.setup.max_positions or _NO_CONTEXT_LIMIT
+
+    def placement(self, lanes: int) -> Placement:
+        """What an S-rank may use of the R-ranks' KV caches."""
+        capacity = [r.kv_tokens // len(self.team.s_ranks) for r in self.team.ranks if r.has_r]
+        return Placement(capacity, self.setup.block_tokens, lanes)
+
+    def scale(self, desk: Desk | None) -> Scale:
+        """B, F and lanes for the rows of the lead's desk."""
+        scale = choose_scale(self.options, self.team, *desk.feed.preview(LOOKAHEAD)) if desk else None
+        return self.team.broadcast(scale, Scale)
+
+    def work(
+        self, desk: Desk | None, scale: Scale, signals: Signals, progress: Progress, checkpoint_seconds: float
+    ) -> Metrics:
+        """Play this rank's role until all rows of the lead's desk are done, or a signal has come to the lead."""
+        try:
+            if self.team.comm is not None:
+                return self._work_over_mpi(desk, scale, signals, progress, checkpoint_seconds)
+            part = self._opened_part(scale)
+            links = [LocalLink(part, scale.slots * lane) for lane in range(scale.lanes)]
+            return Metrics.of(self._run_lead(desk, scale, links, signals, progress), part)
+        except BaseException:
+            self._part = None  # sequences are left in it
+            raise
+
+    def _work_over_mpi(
+        self, desk: Desk | None, scale: Scale, signals: Signals, progress: Progress, checkpoint_seconds: float
+    ) -> Metrics:
+        from hpcdecode.exchange.mpi import MpiRLink, MpiSLink, lane_communicators, subset
+        from hpcdecode.workers.r_rank import Turns, lane_program, serve
+
+        team, shapes, slots = self.team, self.setup.shapes, scale.slots
+        dtype = getattr(torch, self.setup.dtype)
+        comms = lane_communicators(team.comm, team.s_ranks, team.r_ranks, list(map(len, scale.lane_batches)))
+        worker, part = None, self._opened_part(scale) if team.me.has_r else None
+        if part is not None:
+            turns = [Turns() for _ in team.s_ranks]
+            links = [MpiRLink(comm, shapes, slots, slots * i, dtype) for i, (_, comm) in enumerate(comms)]
+            programs = [lane_program(link, part, turns[s]) for link, (s, _) in zip(links, comms, strict=True)]
+            serve(programs, signals.check)
+        else:
+            links = [MpiSLink(comm, shapes, slots, dtype) for _, comm in comms]
+            s_comm = subset(team.comm, team.s_ranks) if len(team.s_ranks) > 1 else None
+            if desk:
+                worker = self._run_lead(desk, scale, links, signals, progress, s_comm)
+            else:
+                worker = self._run_remote(scale, links, signals, checkpoint_seconds, s_comm)
+        for link in links:
+            link.close()
+        return Metrics.of(worker, part)
+
+    def _run_lead(
+        self,
+        desk: Desk,
+        scale: Scale,
+        links: Seq[SLink],
+        signals: Signals,
+        progress: Progress,
+        s_comm: MPI.Intracomm | None = None,
+    ) -> SRank:
+        worker, clients = self._s_rank(scale, links, desk), None
+        if s_comm is not None:
+            from hpcdecode.workers.remote import Clients
+
+            clients = Clients(desk, s_comm)
+        desk.writer.unfinished = lambda: worker.unfinished() + (clients.unfinished() if clients else [])
+
+        def duties() -> None:
+            worker.stopping = signals.received is not None
+            if clients:
+                clients.serve(stop=worker.stopping)
+            desk.writer.tick()
+            if progress.due():
+                tokens = worker.tokens + (clients.tokens if clients else 0)
+                progress.update(desk.rows, tokens, worker.tokens_in_flight)
+
+        worker.run(duties)
+        backoff = Backoff()
+        while clients and clients.open:
+            duties()
+            backoff.pause()
+        progress.close(desk.rows)
+        return worker
+
+    def _run_remote(
+        self, scale: Scale, links: Seq[SLink], signals: Signals, checkpoint_seconds: float, s_comm: MPI.Intracomm
+    ) -> SRank:
+        from hpcdecode.workers.remote import RemoteDesk
+
+        desk = RemoteDesk(s_comm, self.tokenizer)
+        worker = self._s_rank(scale, links, desk)
+        checkpoint_due = monotonic() + checkpoint_seconds
+
+        def duties() -> None:
+            nonlocal checkpoint_due
+            signals.check()
+            worker.stopping = worker.stopping or desk.told_to_stop()
+            if monotonic() >= checkpoint_due:
+                desk.checkpoint(worker.unfinished())
+                checkpoint_due = monotonic() + checkpoint_seconds
+
+        worker.run(duties)
+        desk.close(worker.unfinished())
+        return worker
+
+    def _s_rank(self, scale: Scale, links: Seq[SLink], desk: Desk | RemoteDesk) -> SRank:
+        team, setup = self.team, self.setup
+        batches = scale.lane_batches[team.s_ranks.index(team.me.rank)]
+        placement = self.placement(len(batches))
+        limits = [
+            Limits(batch, scale.period, scale.steps, self.options.prefill_tokens, setup.max_positions)
+            for batch in batches
+        ]
+        injectors = [Injector(lane, desk, placement, limit) for lane, limit in enumerate(limits)]
+        stops = Stops(setup.eos, self.tokenizer.decode)
+        grammars = self.tokenizer.grammars
+        return SRank(self.model, setup.shapes, links, injectors, desk, stops, self._prompt_attention(), grammars)
+
+    def _prompt_attention(self) -> PromptAttention:
+        me, setup = self.team.me, self.setup
+        return PromptAttention(
+            setup.shapes,
+            dtype=setup.dtype,
+            threads=me.threads,
+            cpus=me.cpus if me.pinned else None,
+            beside=self._part.store if self._part else None,
+        )
+
+    def _opened_part(self, scale: Scale) -> RPart:
+        """The R-part, kept from work to work unless it has too few slots."""
+        slots = scale.slots * scale.lanes
+        if self._part is None or slots > self._slots:
+            self._part = None  # its memory goes first
+            self._part, self._slots = self._open_part(slots), slots
+        return self._part
+
+    def _open_part(self, slots: int) -> RPart:
+        me, setup = self.team.me, self.setup
+        store = open_store(
+            setup.shapes,
+            kv_dtype=setup.kv_dtype,
+            capacity_tokens=me.kv_tokens,
+            max_sequences=slots,
+            block_tokens=setup.block_tokens,
+            threads=me.threads,
+            cpus=me.cpus if me.pinned else None,
+        )
+        return RPart(store, [None if s is None else torch.tensor(s) for s in setup.sinks])

@@ -1,0 +1,204 @@
+"""The Python API: a model in this process, prompts in and texts out. For scripts and notebooks; no files, no MPI."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from hpcdecode import launch
+from hpcdecode.data.fields import row_params
+from hpcdecode.data.inputs import RawRow
+from hpcdecode.data.prompts import Row, RowError, read_row
+from hpcdecode.data.results import Result
+from hpcdecode.data.resume import Unfinished
+from hpcdecode.data.tokens import Prompt, tokenized
+from hpcdecode.engine import Engine
+from hpcdecode.errors import RowProblem, UserError
+from hpcdecode.job import EngineOptions, find_model, parse_bytes
+from hpcdecode.report.progress import NoProgress, Progress
+from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.signals import Signals
+from hpcdecode.workers.desk import Desk
+
+_CHECKPOINT_SECONDS = 3600.0  # nothing is checkpointed
+
+
+class PromptError(UserError, ValueError):
+    """A prompt, or what is asked for it, cannot be used; nothing was generated."""
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One sequence. finish_reason: stop or length."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """What became of one prompt. prompt: its text, None where it came as token ids."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool = True
+
+
+class LLM:
+    """A model loaded once, in one process that plays both roles.
+
+    model: a Hugging Face directory, or `demo`. dtype, kv_dtype: as the flags of `hpcdecode generate`; None or "auto"
+    chooses. batch: sequences decoding at once. kv_memory: bytes, or a size such as "8G". threads: cores to use (all
+    that the process has). Raises UserError where the model cannot be run.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike,
+        *,
+        dtype: str | None = None,
+        kv_dtype: str | None = None,
+        batch: int | None = None,
+        period: int | None = None,
+        prefill_tokens: int = 512,
+        kv_memory: int | str | None = None,
+        threads: int | None = None,
+    ):
+        options = EngineOptions(
+            model=find_model(os.fspath(model), os.environ),
+            dtype=None if dtype == "auto" else dtype,
+            kv_dtype=None if kv_dtype == "auto" else kv_dtype,
+            batch=batch,
+            period=period,
+            prefill_tokens=prefill_tokens,
+            kv_memory=parse_bytes(kv_memory) if isinstance(kv_memory, str) else kv_memory,
+        ).check()
+        team = launch.assemble(None, None)
+        if threads is not None:
+            if threads < 1:
+                raise UserError(f"threads: expected an integer >= 1, got {threads}")
+            team.me.threads, team.me.pinned = threads, False
+        self._engine = Engine(options, team)
+
+    def generate(
+        self,
+        prompts: str | dict[str, Any] | Seq[str | dict[str, Any]],
+        sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Generate for every prompt; results are in the order of the prompts.
+
+        prompts: text, or dicts as the rows of a prompt file (`prompt` or `prompt_token_ids`, sampling fields of their
+        own). sampling_params: one for all, or one for each. A sampled prompt's tokens depend on its seed and its place
+        in the list alone. Raises PromptError, a ValueError, before any work if one of them cannot be used.
+        """
+        given = [prompts] if isinstance(prompts, (str, dict)) else list(prompts)
+        rows = [{"prompt": prompt} if isinstance(prompt, str) else prompt for prompt in given]
+        return self._run(rows, sampling_params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Seq[dict[str, Any]] | Seq[Seq[dict[str, Any]]],
+        sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """As `generate`, for a conversation or several, through the model's chat template."""
+        several = [messages] if len(messages) and isinstance(messages[0], dict) else messages
+        return self._run([{"messages": list(each)} for each in several], sampling_params, use_tqdm)
+
+    def _run(
+        self, fields: list[dict[str, Any]], params: SamplingParams | Seq[SamplingParams] | None, use_tqdm: bool
+    ) -> list[RequestOutput]:
+        engine = self._engine
+        rows = _usable(_row(number, *each) for number, each in enumerate(_with_params(fields, params), 1))
+        prompts = _usable(tokenized(rows, engine.tokenizer, engine.max_positions))
+        self._require_room(prompts)
+        results = _Collected()
+        desk = Desk(prompts, results, engine.tokenizer)
+        progress = Progress(bar=True, total=len(prompts)) if use_tqdm else NoProgress()
+        try:
+            engine.work(desk, engine.scale(desk), Signals(), progress, _CHECKPOINT_SECONDS)
+        finally:
+            desk.feed.close()
+        return [self._output(row, prompt, results) for row, prompt in zip(rows, prompts, strict=True)]
+
+    def _require_room(self, prompts: list[Prompt]) -> None:
+        placement = self._engine.placement(1)
+        for prompt in prompts:
+            new = min(prompt.params.max_tokens, self._engine.max_positions - len(prompt.token_ids))
+            if not placement.fits_alone(len(prompt.token_ids) + new - 1):
+                raise PromptError(
+                    f"prompt {prompt.line}: needs {len(prompt.token_ids)} tokens of KV cache and up to {new} new ones, "
+                    f"but there is room for {max(placement.capacity)}: raise kv_memory, or lower max_tokens"
+                )
+
+    def _output(self, row: Row, prompt: Prompt, results: _Collected) -> RequestOutput:
+        text = self._engine.tokenizer.chat_text(row.messages) if row.messages is not None else row.prompt
+        return RequestOutput(row.id, text, prompt.token_ids, results.outputs(row.line))
+
+
+class _Collected:
+    """Results in memory, in place of a file."""
+
+    def __init__(self) -> None:
+        self.error_count = 0
+        self.unfinished: Any = list[Unfinished]
+        self._results: dict[int, list[Result]] = {}  # by line
+
+    def add(self, result: Result) -> None:
+        self._results.setdefault(result.line, []).append(result)
+
+    def error(self, e: RowError) -> None:
+        raise _problem(e)
+
+    def tick(self) -> None:
+        """Nothing is ever due."""
+
+    def outputs(self, line: int) -> list[CompletionOutput]:
+        samples = sorted(self._results[line], key=lambda r: r.sample)
+        return [CompletionOutput(r.sample, r.text, r.token_ids, r.finish_reason) for r in samples]
+
+
+def _with_params(
+    fields: list[dict[str, Any]], params: SamplingParams | Seq[SamplingParams] | None
+) -> list[tuple[dict[str, Any], SamplingParams]]:
+    if params is None or isinstance(params, SamplingParams):
+        return [(each, checked) for checked in [_checked(params or SamplingParams())] for each in fields]
+    if len(params) != len(fields):
+        raise PromptError(f"sampling_params: expected one for each of {len(fields)} prompts, got {len(params)}")
+    return [(each, _checked(own)) for each, own in zip(fields, params, strict=True)]
+
+
+def _checked(params: SamplingParams) -> SamplingParams:
+    """The parameters with lists and single strings as rows of prompt files may have them."""
+    try:
+        return row_params(msgspec.to_builtins(params, str_keys=True), SamplingParams())
+    except RowProblem as problem:
+        raise PromptError(f"sampling_params: {problem}") from None
+
+
+def _row(number: int, fields: Any, params: SamplingParams) -> Row | RowError:
+    if not isinstance(fields, dict):
+        return RowError(number, str(number), f"expected a string or a dict, got {type(fields).__name__}")
+    return read_row(RawRow(number, "", fields), params)
+
+
+def _usable(items: Any) -> list:
+    found = list(items)
+    errors = [item for item in found if isinstance(item, RowError)]
+    if errors:
+        raise _problem(errors[0], len(errors) - 1)
+    return found
+
+
+def _problem(error: RowError, others: int = 0) -> PromptError:
+    more = f" (and {others} more that cannot be used)" if others else ""
+    return PromptError(f"prompt {error.line}: {error.reason}{more}")

@@ -1,0 +1,116 @@
+"""Job files: values under the flags, paths from the file's folder, and what is wrong said with what is known."""
+
+from __future__ import annotations
+
+import json
+
+import h5py
+import msgspec
+import pytest
+
+from hpcdecode.cli.job_file import read_job_file
+from hpcdecode.errors import UserError
+from hpcdecode.job import SETTINGS, Job, read_toml
+from hpcdecode.sampling.params import SamplingParams
+from tests.conftest import ROOT
+
+EXAMPLE = ROOT / "jobs" / "demo.toml"
+
+
+def job_of(path):
+    with h5py.File(path) as file:
+        assert file.attrs["complete"]
+        return json.loads(file.attrs["job"]), len(file["rows/line"])
+
+
+def test_the_example_runs_and_flags_win_over_it(hpcdecode, tmp_path):
+    result = hpcdecode("generate", "--job", EXAMPLE, "--max-tokens", 4, "--limit", 6, "--stop", "x")
+    assert result.returncode == 0, result.stderr
+    job, rows = job_of(tmp_path / "prompts.h5")
+    params = msgspec.to_builtins(SamplingParams(max_tokens=4, stop=("x",)))
+    assert (rows, job["dtype"], job["kv_memory"]) == (6, "float32", 64 << 20)
+    assert job["params"] == json.loads(json.dumps(params))
+    assert job["prompts"] == [str(ROOT / "jobs" / "demo/prompts.jsonl")]
+
+
+def test_every_key_of_a_job_file_is_a_flag(hpcdecode):
+    flags = hpcdecode("generate", "--help").stdout
+    names = {*Job.__struct_fields__, *SamplingParams.__struct_fields__, "fail_fast"} - {"params", "prompts"}
+    assert all(f"--{name.replace('_', '-')}" in flags for name in names)
+    assert f"({SamplingParams().max_tokens})" in flags and "(5.0)" in flags
+
+
+@pytest.fixture
+def job_file(tmp_path):
+    def write(text):
+        (tmp_path / "x.toml").write_text(text)
+        return str(tmp_path / "x.toml")
+
+    return write
+
+
+def test_values_and_paths(job_file, tmp_path):
+    text = """
+        prompts = ["a.jsonl", "/b/*.jsonl", "-"]
+        model = "models/m"
+        output = "out/o.h5"
+        temperature = 1
+        stop = "end"
+        stop_token_ids = [3, 4]
+        logit_bias = { "7" = -1 }
+        kv_memory = 4096
+        fail_fast = true
+        overwrite = true
+    """
+    assert read_job_file(job_file(text)) == {
+        "prompts": (str(tmp_path / "a.jsonl"), "/b/*.jsonl", "-"),
+        "model": str(tmp_path / "models/m"),
+        "output": str(tmp_path / "out/o.h5"),
+        "temperature": 1.0,
+        "stop": ("end",),
+        "stop_token_ids": (3, 4),
+        "logit_bias": {7: -1.0},
+        "kv_memory": 4096,
+        "max_errors": 0,
+        "overwrite": True,
+    }
+    assert read_job_file(job_file('model = "demo"'))["model"] == "demo"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("max_token = 3", r"expected keys among bad_words, .*max_tokens.*; got max_token"),
+        ("[sampling]\nseed = 3", "got sampling"),
+        ('max_tokens = "3"', 'max_tokens: expected a 64-bit integer, got a string "3"'),
+        ("batch = true", "batch: expected a 64-bit integer, got a boolean true"),
+        ("model = 3", "model: expected a string, got an integer 3"),
+        ("prompts = [1]", r"prompts\[0\]: expected a string"),
+        ("seed = 1979-05-27", "seed: expected a 64-bit integer, got a date"),
+        ('kv_memory = "lots"', "kv_memory: expected a size such as 512M"),
+        ("seed = ", "expected a readable TOML file"),
+    ],
+)
+def test_what_is_wrong(job_file, text, expected):
+    with pytest.raises(UserError, match=expected):
+        read_job_file(job_file(text))
+
+
+def test_a_missing_file_ends_the_command(hpcdecode):
+    result = hpcdecode("generate", "--job", "none.toml")
+    assert result.returncode == 2 and "none.toml" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_token_ids_outside_the_vocabulary_end_the_job_before_it_begins(hpcdecode, tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n' * 3)
+    for flags in (("--stop-token-ids", "5,70000"), ("--logit-bias", "70000:1")):
+        result = hpcdecode("generate", "p.jsonl", "--model", "demo", *flags)
+        assert result.returncode == 2, result.stderr
+        assert f"{flags[0]}: expected token ids in [0, 2048), got 70000" in result.stderr
+        assert not (tmp_path / "p.h5").exists()
+
+
+def test_settings_that_are_no_toml_are_named(tmp_path):
+    (tmp_path / SETTINGS).write_bytes(b"\xff")
+    with pytest.raises(UserError, match=SETTINGS):
+        read_toml(str(tmp_path / SETTINGS))
