@@ -239,8 +239,8 @@ class _Run:
         limits = [
             Limits(batch, scale.period, scale.steps, self.job.prefill_tokens, setup.max_positions) for batch in batches
         ]
-        injectors = [Injector(lane, desk, placement, limit) for lane, limit in enumerate(limits)]
         stops = Stops(setup.eos, self.tokenizer.decode)
+        injectors = [Injector(lane, desk, placement, limit, stops) for lane, limit in enumerate(limits)]
         return SRank(self.model, setup.shapes, links, injectors, desk, stops, self._prompt_attention())
 
     def _prompt_attention(self) -> PromptAttention:

@@ -135,10 +135,11 @@ def choose_scale(job: Job, team: Team, first: list[Prompt], all_rows: bool) -> S
     """B, F, S and the lanes; called by the lead. first: the job's first rows, `all_rows` if it has no others."""
     capacity = sum(r.kv_tokens for r in team.ranks)
     batch, period, steps = choose(job.batch, job.period, first, all_rows, job.params.max_tokens, capacity)
+    most = max([p.params.n for p in first], default=1)  # a row is run by one lane
     batch = max(batch, len(team.s_ranks))
     shares = _split(batch, len(team.s_ranks))
     lanes = job.lanes or (1 if team.comm is None else 2)  # one process has nothing to overlap
-    return Scale(batch, period, steps, [_split(share, min(lanes, share)) for share in shares])
+    return Scale(batch, period, steps, [_split(share, max(min(lanes, share // most), 1)) for share in shares])
 
 
 def _describe(job: Job, model: SplitModel, tokenizer: Tokenizer) -> Setup:

@@ -50,6 +50,7 @@ def _add_generate(commands) -> None:
     )
     sampling = parser.add_argument_group("sampling (a row's own fields win)")
     add = sampling.add_argument
+    add("--n", type=int, default=defaults.n, metavar="N", help="samples of every row (%(default)s)")
     add("--max-tokens", type=int, default=defaults.max_tokens, metavar="N", help="(%(default)s)")
     add("--min-tokens", type=int, default=defaults.min_tokens, metavar="N", help="before anything stops (%(default)s)")
     add("--temperature", type=float, default=defaults.temperature, metavar="T", help="0 is greedy (%(default)s)")

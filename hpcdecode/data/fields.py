@@ -30,7 +30,6 @@ UNSUPPORTED: dict[str, Any] = {
     "length_penalty": 1,
     "logits_processors": [],
     "logprobs": None,
-    "n": 1,
     "prompt_logprobs": None,
     "response_format": None,
     "spaces_between_special_tokens": True,

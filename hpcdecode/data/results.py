@@ -22,7 +22,7 @@ from hpcdecode.data.durable import write_errors, write_whole
 from hpcdecode.data.layout import FINISH_REASONS, Table, objects, utf8, write_attributes
 from hpcdecode.data.merge import merge
 from hpcdecode.data.prompts import RowError
-from hpcdecode.data.resume import LOCK, UNFINISHED, Earlier, Lock, Unfinished, save_unfinished
+from hpcdecode.data.resume import LOCK, UNFINISHED, Earlier, Lock, save_unfinished
 from hpcdecode.data.segments import (
     FAN_IN,
     SEGMENT_PATTERN,
@@ -32,6 +32,7 @@ from hpcdecode.data.segments import (
     parts_folder,
     segment_image,
 )
+from hpcdecode.data.tokens import Unfinished
 
 SEGMENT_TOKENS = 1 << 20  # a commit is due at so many tokens, however few rows they are
 MERGE_ROWS = 1 << 18  # no merge beyond this before the end, or beyond 1/32 of all rows so far
@@ -85,7 +86,7 @@ class ResultsWriter:
         self._pending_tokens = 0
         self._segments: list[Segment] = list(earlier.segments) if earlier else []
         self._commits = self._segments[-1].last if self._segments else 0
-        self._left = dict(earlier.unfinished) if earlier else {}  # of the earlier run, not finished yet
+        self._left = dict(earlier.unfinished) if earlier else {}  # of the earlier run, by line: not finished yet
         self._saved = bool(self._left)
         self._superseded: list[Path] = []  # merged segments that the index on disk still names
         self._retired: list[tuple[float, Path]] = []  # when it may go, merged segment
@@ -95,14 +96,15 @@ class ResultsWriter:
             self._lock = (earlier and earlier.lock) or _claim(self.path, self._parts)
             self._write_index()
 
-    def add(self, result: Result) -> None:
-        """Take a finished sequence; it is durable after the next commit."""
-        if result.finish_reason not in FINISH_REASONS:
-            raise ValueError(f"finish_reason: expected one of {list(FINISH_REASONS)}, got {result.finish_reason!r}")
-        result = msgspec.structs.replace(result, token_ids=np.asarray(result.token_ids, dtype=np.int32))
-        self._rows.append(result)
-        self._left.pop(result.line, None)
-        self._pending_tokens += len(result.token_ids)
+    def add(self, *samples: Result) -> None:
+        """Take a finished row, all its samples; they become durable together, with the next commit."""
+        for result in samples:
+            if result.finish_reason not in FINISH_REASONS:
+                raise ValueError(f"finish_reason: expected one of {list(FINISH_REASONS)}, got {result.finish_reason!r}")
+            result = msgspec.structs.replace(result, token_ids=np.asarray(result.token_ids, dtype=np.int32))
+            self._rows.append(result)
+            self._left.pop(result.line, None)
+            self._pending_tokens += len(result.token_ids)
         self.tick()
 
     def error(self, e: RowError) -> None:
@@ -157,7 +159,7 @@ class ResultsWriter:
         if self._rows or self._errors:
             self._commit_segment()
         if unfinished:
-            left = [Unfinished(line, 0, tokens) for line, tokens in self._left.items()]
+            left = [sequence for samples in self._left.values() for sequence in samples.values()]
             sequences = left + self.unfinished()  # a sequence's newer entry comes last, and holds
             if sequences or self._saved:
                 save_unfinished(self._parts, sequences)

@@ -39,6 +39,7 @@ class Share:
         prefill = plan.prefill[:, 0] == rank
         counts = plan.prefill[:, 2]
         self.release = plan.release[plan.release[:, 0] == rank, 1] + first_slot
+        self.fork = plan.fork[plan.fork[:, 0] == rank, 1:] + first_slot  # rows (slot, new slot)
         self.decode_slots = plan.decode[decode, 1] + first_slot
         self.decode_counts = np.ones(len(self.decode_slots), np.int32)
         self.prefill_slots = plan.prefill[prefill, 1] + first_slot

@@ -9,11 +9,13 @@ import msgspec
 from hpcdecode.errors import RowProblem
 
 MAX_SEED = 2**63 - 1
+MAX_SAMPLES = 2**16 - 1
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Job-wide values come from flags; a row's own fields win over them.
 
+    n: samples of the row, each with random numbers of its own.
     max_tokens, min_tokens: tokens to generate at most and at least, the end-of-sequence token included.
     temperature: 0 is greedy. top_k: 0 or -1 considers every token. top_p: in (0, 1]. min_p: in [0, 1], the least
     probability considered, as a share of the greatest.
@@ -26,6 +28,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     truncate_prompt_tokens: keep so many of the prompt's last tokens; -1 keeps what the context has room for.
     """
 
+    n: int = 1
     max_tokens: int = 256
     min_tokens: int = 0
     temperature: float = 0.0
@@ -48,6 +51,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def check(self) -> SamplingParams:
         """Return self, or raise RowProblem naming the field that is out of range."""
         most, kept = self.max_tokens, self.truncate_prompt_tokens
+        _require(1 <= self.n <= MAX_SAMPLES, "n", f"an integer in [1, {MAX_SAMPLES}]", self.n)
         _require(most >= 1, "max_tokens", "an integer >= 1", most)
         _require(0 <= self.min_tokens <= most, "min_tokens", f"an integer in [0, {most} (max_tokens)]", self.min_tokens)
         _require(0.0 <= self.temperature < float("inf"), "temperature", "a finite number >= 0", self.temperature)

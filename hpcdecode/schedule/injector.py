@@ -19,7 +19,7 @@ import numpy as np
 from hpcdecode.data.tokens import Prompt
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.plan import Plan
-from hpcdecode.schedule.sequence import Sequence
+from hpcdecode.schedule.sequence import Sequence, branches_of, family_of
 from hpcdecode.schedule.stops import Stops
 
 
@@ -59,7 +59,7 @@ class Step:
     @property
     def sampled(self) -> list[Sequence]:
         """Sequences that get a token in this step, in the order of their logits."""
-        return self.decode + [c.sequence for c in self.prefill if c.completes]
+        return self.decode + [s for c in self.prefill if c.completes for s in c.sequence.branch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +81,14 @@ class Limits:
 class Injector:
     """Admits rows to one lane and turns its state into a plan a step."""
 
-    def __init__(self, lane: int, feed: Feed, placement: Placement, limits: Limits):
-        self.lane, self.feed, self.placement, self.limits = lane, feed, placement, limits
-        self.decoding: list[Sequence] = []
-        self.prefilling: deque[Sequence] = deque()
+    def __init__(self, lane: int, feed: Feed, placement: Placement, limits: Limits, stops: Stops):
+        self.lane, self.feed, self.placement, self.limits, self.stops = lane, feed, placement, limits, stops
+        self.families: dict[int, list[Sequence]] = {}  # of the rows in flight, by line
+        self.waiting: deque[Sequence] = deque()  # of the row that was admitted last, not placed yet
+        self.prefilling: deque[Sequence] = deque()  # others follow them
         self.ready: list[Sequence] = []  # prefilled, waiting for their micro-batch to start
+        self.decoding: list[Sequence] = []
+        self._forks: list[tuple[int, int, int]] = []  # R-rank, slot, new slot: for the next plan
         self._freed: list[Sequence] = []  # finished, to be released by the next plan
         self._slots = list(range(limits.slots))[::-1]
         self._injections = 0
@@ -93,7 +96,7 @@ class Injector:
 
     @property
     def active(self) -> int:
-        return len(self.decoding) + len(self.prefilling) + len(self.ready)
+        return len(self.decoding) + len(self.ready) + sum(len(s.branch) for s in self.prefilling)
 
     @property
     def tokens_in_flight(self) -> int:
@@ -101,7 +104,7 @@ class Injector:
 
     def exhausted(self) -> bool:
         """No sequence in flight and no row left to admit."""
-        return not self.active and self.feed.peek() is None
+        return not self.active and not self.waiting and self.feed.peek() is None
 
     def next_step(self, now: int) -> Step:
         """The plan of lane step `now`; it runs no model if there is nothing to do but to wait for room."""
@@ -112,8 +115,10 @@ class Injector:
         if now >= self._next_injection and not self.prefilling:
             self._inject(now)
         chunks = self._chunks(now)
+        forks, self._forks = self._forks, []
         plan = Plan(
             release=release,
+            fork=_table(forks, 3),
             decode=_table(((s.rank, s.slot) for s in self.decoding), 2),
             prefill=_table(((c.sequence.rank, c.sequence.slot, c.count) for c in chunks), 3),
         )
@@ -123,29 +128,47 @@ class Injector:
         """The lane's last plan: it frees what has finished, for the lanes that go on."""
         return Plan(release=self._release(), stop=True)
 
-    def commit(self, step: Step, tokens: Seq[int], stops: Stops) -> list[Sequence]:
-        """Take the sampled token of each sequence in `step.sampled`; returns the sequences that are finished."""
+    def commit(self, step: Step, tokens: Seq[int]) -> list[list[Sequence]]:
+        """Take the sampled token of each sequence in `step.sampled`; returns the rows that are finished."""
+        finished = []
+        for sequence, token in zip(step.sampled, tokens, strict=True):
+            sequence.accept(token, self.stops)
+            if sequence.finish_reason is not None:
+                finished.append(sequence)
         for chunk in step.prefill:
             chunk.sequence.prefilled += chunk.count
             if chunk.completes:
-                self.ready.append(self.prefilling.popleft())
-        finished = []
-        for sequence, token in zip(step.sampled, tokens, strict=True):
-            sequence.accept(token, stops)
-            if sequence.finish_reason is not None:
-                finished.append(sequence)
-        if finished:
-            self.decoding = [s for s in self.decoding if s.finish_reason is None]
-            self.ready = [s for s in self.ready if s.finish_reason is None]
-            self._freed += finished
-        return finished
+                self._part(self.prefilling.popleft())
+        if not finished:
+            return []
+        self.decoding = [s for s in self.decoding if s.finish_reason is None]
+        self._freed += finished
+        lines = dict.fromkeys(s.prompt.line for s in finished)
+        return [self.families.pop(line) for line in lines if all(s.finish_reason for s in self.families[line])]
+
+    def _part(self, leader: Sequence) -> None:
+        """The samples of a prompt go their own ways; the first that goes on takes the prompt's slot over."""
+        going = [s for s in leader.branch if s.finish_reason is None]
+        heir = going[0] if going else leader
+        heir.slot, leader.slot = leader.slot, heir.slot
+        for sequence in leader.branch:
+            sequence.prefilled = leader.prefilled
+            if sequence is heir:
+                continue
+            if sequence.finish_reason is None:
+                self._forks.append((leader.rank, heir.slot, sequence.slot))
+            else:  # its slot was never opened
+                self._slots.append(sequence.slot)
+                sequence.slot = -1
+        self.ready += going
 
     def _release(self) -> np.ndarray:
         freed, self._freed = self._freed, []
         for sequence in freed:
             self.placement.remove(sequence)
-            self._slots.append(sequence.slot)
-        return _table(((s.rank, s.slot) for s in freed), 2)
+        opened = [s for s in freed if s.slot >= 0]
+        self._slots += [s.slot for s in opened]
+        return _table(((s.rank, s.slot) for s in opened), 2)
 
     def _inject(self, now: int) -> None:
         """Admit the micro-batch that starts to decode when its prompts are prefilled, a period from now."""
@@ -156,48 +179,58 @@ class Injector:
         ending = sum(s.end_step < now + limits.period for s in (*self.decoding, *self.ready))
         room = target - (self.active - ending)
         group: list[Sequence] = []
-        while len(group) < room and self._slots and (prompt := self.feed.peek()) is not None:
-            sequence = self._new_sequence(prompt)
-            if not self.placement.fits_alone(sequence.final_length):
-                self.feed.refuse(prompt, self._too_long(sequence))
-                continue
-            if not self._place(group, sequence, now):
+        while (branches := self._next_branches()) is not None:
+            first = branches[0]
+            count = len(first.branch)
+            if count > min(room, len(self._slots)) or not self._place(group, first, now):
                 break
-            self.feed.pop()
-            sequence.slot = self._slots.pop()
-            group.append(sequence)
-        for sequence in group:
+            if not self.waiting:
+                self.feed.pop()
+                self.waiting += branches
+                self.families[first.prompt.line] = first.family
+            group.append(self.waiting.popleft())
+            for sequence in first.branch:
+                sequence.slot = self._slots.pop()
+            room -= count
+        for sequence in (s for first in group for s in first.branch):
             self.placement.add(sequence)
         self.prefilling.extend(group)
         if group and not (self.decoding or self.ready):
             self._next_injection = group[0].start_step
 
-    def _new_sequence(self, prompt: Prompt) -> Sequence:
-        max_new = prompt.params.max_tokens - prompt.resumed
-        if self.limits.max_positions is not None:
-            max_new = min(max_new, self.limits.max_positions - len(prompt.token_ids))
-        return Sequence(prompt, max_new, self.lane, rank=-1, slot=-1, start_step=0)
+    def _next_branches(self) -> Seq[Sequence] | None:
+        """What is to be admitted next: the rest of a row, or the next row that this lane can run, or nothing."""
+        while not self.waiting and (prompt := self.feed.peek()) is not None:
+            max_new = prompt.params.max_tokens
+            if self.limits.max_positions is not None:
+                max_new = min(max_new, self.limits.max_positions - len(prompt.token_ids))
+            branches = branches_of(family_of(prompt, max_new, self.lane, self.stops), self.placement.block_tokens)
+            problem = self._problem(branches)
+            if problem is None:
+                return branches
+            self.feed.refuse(prompt, problem)
+        return self.waiting or None
 
     def _place(self, group: list[Sequence], sequence: Sequence, now: int) -> bool:
         """Choose the sequence's R-rank; False, and nothing changed, if it fits on none yet."""
         before = group[0].start_step if group else now
-        members = [*group, sequence]
-        self._set_start(members, now)
+        leaders = [*group, sequence]
+        members = [s for leader in leaders for s in leader.branch]
+        _set_start(members, self._start_step(leaders, now))
         for rank in self.placement.candidates(self.lane, group):
-            sequence.rank = rank
+            for member in sequence.branch:
+                member.rank = rank
             changed = {rank} if sequence.start_step == before else {s.rank for s in members}
             if all(self.placement.fits(r, [s for s in members if s.rank == r]) for r in changed):
                 return True
-        for member in group:
-            member.start_step = before
+        _set_start(members, before)
         return False
 
-    def _set_start(self, members: list[Sequence], now: int) -> None:
-        steps = ceil(sum(s.prompt_length for s in members) / self.limits.prefill_tokens)
+    def _start_step(self, group: list[Sequence], now: int) -> int:
+        steps = ceil(sum(s.prompt_length for s in group) / self.limits.prefill_tokens)
         if self.decoding or self.ready:  # prompts ride along with decoding: spread them evenly
             steps = ceil(steps / self.limits.period) * self.limits.period
-        for sequence in members:
-            sequence.start_step = now + steps
+        return now + steps
 
     def _chunks(self, now: int) -> list[Chunk]:
         """An even share of the prompt tokens that are left to prefill before the micro-batch starts."""
@@ -214,12 +247,27 @@ class Injector:
             budget -= count
         return chunks
 
-    def _too_long(self, sequence: Sequence) -> str:
+    def _problem(self, branches: Seq[Sequence]) -> str | None:
+        """Why this lane can never run a row, if it cannot."""
+        most, capacity = max(len(s.branch) for s in branches), max(self.placement.capacity)
+        if most > self.limits.batch:
+            return (
+                f"n: expected at most {self.limits.batch} (the batch of a lane), got {most}; raise --batch, or lower n"
+            )
+        if all(self.placement.tokens(s.branch) <= capacity for s in branches):
+            return None
+        first = branches[0]
+        samples = f" for each of {most} samples" if most > 1 else ""
         return (
-            f"needs {sequence.final_length} tokens of KV cache ({sequence.prompt_length} of the prompt and up to "
-            f"{sequence.max_new} new), but an R-rank holds {max(self.placement.capacity)}: raise --kv-memory, or "
-            "lower max_tokens"
+            f"needs {max(self.placement.tokens(s.branch) for s in branches)} tokens of KV cache "
+            f"({len(first.prompt.token_ids)} of the prompt and up to {first.max_new} new{samples}), but an R-rank "
+            f"holds {capacity}: raise --kv-memory, or lower max_tokens{' or n' if samples else ''}"
         )
+
+
+def _set_start(sequences: Iterable[Sequence], step: int) -> None:
+    for sequence in sequences:
+        sequence.start_step = step
 
 
 def _table(rows: Iterable[tuple[int, ...]], columns: int) -> np.ndarray:

@@ -37,8 +37,8 @@ class Finished(msgspec.Struct, array_like=True):
             id=prompt.id,
             sample=sequence.sample,
             finish_reason=sequence.finish_reason or "",
-            prompt_tokens=sequence.prompt_length - prompt.resumed,
-            resumed=prompt.resumed,
+            prompt_tokens=len(prompt.token_ids),
+            resumed=sequence.resumed,
             queued_at=sequence.queued_at,
             first_token_at=sequence.first_token_at,
             finished_at=sequence.finished_at,
@@ -73,17 +73,16 @@ class Desk:
     def refuse(self, prompt: Prompt, reason: str) -> None:
         self.feed.refuse(prompt, reason)
 
-    def finish(self, sequence: Sequence) -> None:
-        self.record(Finished.of(sequence, self.tokenizer))
+    def finish(self, family: list[Sequence]) -> None:
+        self.record([Finished.of(sequence, self.tokenizer) for sequence in family])
 
-    def record(self, done: Finished) -> None:
-        """Count a finished sequence and hand it to the results."""
+    def record(self, samples: list[Finished]) -> None:
+        """Count a finished row and hand it to the results."""
         self.rows += 1
-        self.prompt_tokens += done.prompt_tokens
-        self.generated_tokens += len(done.token_ids) - done.resumed
-        fields = msgspec.structs.asdict(done)
-        del fields["resumed"]
-        self.writer.add(Result(**fields))
+        self.prompt_tokens += samples[0].prompt_tokens
+        self.generated_tokens += sum(len(done.token_ids) - done.resumed for done in samples)
+        fields = [msgspec.structs.asdict(done) for done in samples]
+        self.writer.add(*(Result(**{k: v for k, v in f.items() if k != "resumed"}) for f in fields))
 
     def error(self, error: RowError) -> None:
         """Record a row that cannot be used."""

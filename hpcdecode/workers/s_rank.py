@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hpcdecode.attention import LayerShape, PromptAttention
-from hpcdecode.data.resume import Unfinished
+from hpcdecode.data.tokens import Unfinished
 from hpcdecode.exchange.base import SLink
 from hpcdecode.model import SplitModel
 from hpcdecode.sampling.sampler import sample
@@ -25,9 +25,10 @@ from hpcdecode.workers.prefill import PrefillCache
 
 
 class Sink(Protocol):
-    """Where finished sequences go."""
+    """Where finished rows go."""
 
-    def finish(self, sequence: Sequence) -> None: ...
+    def finish(self, family: list[Sequence]) -> None:
+        """Take all samples of a row."""
 
 
 class SRank:
@@ -73,14 +74,14 @@ class SRank:
         return sum(injector.tokens_in_flight for injector in self.injectors)
 
     def unfinished(self) -> list[Unfinished]:
-        """What the sequences in flight have generated."""
-        sequences = (s for injector in self.injectors for s in (*injector.decoding, *injector.ready))
-        return [Unfinished(s.prompt.line, s.sample, list(s.generated)) for s in sequences]
+        """What the rows in flight have generated, finished samples of theirs included."""
+        sequences = (s for injector in self.injectors for family in injector.families.values() for s in family)
+        return [Unfinished(s.prompt.line, s.sample, list(s.generated)) for s in sequences if s.generated]
 
     def _lane(self, link: SLink, injector: Injector) -> Generator[bool, None, None]:
         while not self.stopping and not injector.exhausted():
             step = injector.next_step(self._turn // len(self.shapes))
-            if len(step.plan.release) or step.plan.runs_model:
+            if step.plan.changes_slots or step.plan.runs_model:
                 self._announce(link, step.plan)
             if not step.plan.runs_model:
                 yield True  # waiting for room that another lane's sequences hold
@@ -98,8 +99,9 @@ class SRank:
         """Run the slices; yields after every post, returns the logits of the step's sampled tokens."""
         decodes = len(step.decode)
         for chunk in step.prefill:
-            chunk.sequence.queued_at = chunk.sequence.queued_at or time()
-        ids, positions, keep = _inputs(step)
+            for sequence in chunk.sequence.branch:
+                sequence.queued_at = sequence.queued_at or time()
+        ids, positions, keep, drawn = _inputs(step)
         o, context = None, (ids, positions, keep)
         for layer, shape in enumerate(self.shapes):
             q, k, v, context = self.model.slice(layer, o, context)
@@ -113,16 +115,23 @@ class SRank:
             link.wait()
             self.wait_seconds += perf_counter() - start
         self.prefill.finish(step.prefill)
-        return self.model.logits(o, context) if len(keep) else None
+        if not len(keep):
+            return None
+        logits = self.model.logits(o, context)
+        return logits if len(drawn) == len(keep) else logits[drawn]
 
     def _finish_step(self, injector: Injector, step: Step, tokens: list[int]) -> None:
         now = time()
         for chunk in step.prefill:
             if chunk.completes:
-                chunk.sequence.first_token_at = now
-        for sequence in injector.commit(step, tokens, self.stops):
-            sequence.finished_at = now
-            self.sink.finish(sequence)
+                for sequence in chunk.sequence.branch:
+                    sequence.first_token_at = now
+        finished = injector.commit(step, tokens)
+        for sequence in step.sampled:
+            if sequence.finish_reason is not None:
+                sequence.finished_at = now
+        for family in finished:
+            self.sink.finish(family)
         self.steps += 1
         self.tokens += len(tokens)
         self._count_seconds(step, len(tokens))
@@ -138,15 +147,18 @@ class SRank:
             self.decode_tokens += tokens
 
 
-def _inputs(step: Step) -> tuple[Tensor, Tensor, Tensor]:
-    """Token ids [T], positions [T] and indices of the tokens whose logits are needed [L], all int64."""
+def _inputs(step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Token ids [T], positions [T], indices of the tokens whose logits are needed [L], and the row of those that each
+    sampled sequence draws from; all int64."""
     ids = [s.generated[-1] for s in step.decode]
     positions = [s.length for s in step.decode]
     keep = list(range(len(ids)))
+    drawn = list(keep)
     for chunk in step.prefill:
         end = chunk.start + chunk.count
-        ids += chunk.sequence.prompt.token_ids[chunk.start : end]
+        ids += chunk.sequence.input_ids[chunk.start : end]
         positions += range(chunk.start, end)
         if chunk.completes:
+            drawn += [len(keep)] * len(chunk.sequence.branch)
             keep.append(len(ids) - 1)
-    return tuple(torch.from_numpy(np.array(x, np.int64)) for x in (ids, positions, keep))
+    return tuple(torch.from_numpy(np.array(x, np.int64)) for x in (ids, positions, keep, drawn))

@@ -13,11 +13,14 @@ import msgspec
 import pytest
 
 ROWS = 150
+SEQUENCES = [line for line in range(1, ROWS + 1) if line != 78 for _ in range(3 if line % 10 == 1 else 1)]
 
 
 @pytest.fixture
 def job(hpcdecode, checkpoint, tmp_path):
-    rows = ({"prompt_token_ids": [5 + i % 400] * 4, "max_tokens": 20 + i * 37 % 200} for i in range(ROWS))
+    rows = [{"prompt_token_ids": [5 + i % 400] * 4, "max_tokens": 20 + i * 37 % 200} for i in range(ROWS)]
+    for row in rows[::10]:
+        row |= {"n": 3, "temperature": 1.0}
     lines = [json.dumps(row) for row in rows]
     lines[77] = "{broken"
     (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
@@ -57,7 +60,7 @@ def test_killed_jobs_end_as_if_uninterrupted(hpcdecode, job, tmp_path, ranks):
     whole = hpcdecode(*job, "-o", "whole.h5")
     assert whole.returncode == 3, whole.stderr
     assert contents(out) == contents(tmp_path / "whole.h5")
-    assert contents(out)[0] == [n for n in range(1, ROWS + 1) if n != 78] and contents(out)[2:] == ([78], True)
+    assert contents(out)[0] == SEQUENCES and contents(out)[2:] == ([78], True)
     assert not (tmp_path / "out.h5.parts").exists()
 
 
@@ -84,4 +87,4 @@ def test_fail_fast_keeps_what_is_done(hpcdecode, job, tmp_path):
     assert stopped.returncode == 2 and "line 78: expected a JSON object" in stopped.stderr
     whole = hpcdecode(*job, "--max-errors", 1, "--limit", 100)
     assert whole.returncode == 3, whole.stderr
-    assert contents(tmp_path / "prompts.h5")[0] == [n for n in range(1, 101) if n != 78]
+    assert contents(tmp_path / "prompts.h5")[0] == [line for line in SEQUENCES if line <= 100]

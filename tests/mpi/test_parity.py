@@ -40,7 +40,7 @@ def test_tokens_equal_those_of_transformers(float32, name):
 
 def test_sampled_tokens_are_the_same_for_every_world_period_and_lane_count(mpiexec, tmp_path):
     sampling = {"temperature": 0.9, "top_k": 100, "top_p": 0.95, "seed": 5}
-    case = make_case("llama3", tmp_path, rows=8, new_tokens=24, **sampling)
+    case = make_case("llama3", tmp_path, rows=8, new_tokens=24, n=3, **sampling)
     assert differing(mpiexec, [case], "float32", "first-run", ALL_RUNS) == {"llama3": dict.fromkeys(ALL_RUNS, 0)}
 
 

@@ -17,7 +17,7 @@ SHAPE = LayerShape(2, 16, 20, 6, 0.2, window=70, sinks=True)
 
 
 def sequence(length):
-    return Sequence(Prompt(1, "1", [1] * length, SamplingParams()), 4, 0, 0, 0, 0)
+    return Sequence(Prompt(1, "1", [1] * length, SamplingParams()), 4, lane=0)
 
 
 @pytest.mark.parametrize("chunks", [[300], [1, 130, 100, 69]])
