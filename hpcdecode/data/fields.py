@@ -13,6 +13,7 @@ from hpcdecode.sampling.params import SamplingParams
 
 MAX_SHOWN_CHARACTERS = 60
 MAX_INTEGER = 2**63 - 1
+OPENAI_LOGPROBS = "top_logprobs"
 OPENAI_MAX_TOKENS = "max_completion_tokens"  # the newer name, which wins
 
 # Sampling names of vLLM and OpenAI that would change the result, with the value that asks for nothing.
@@ -29,14 +30,11 @@ UNSUPPORTED: dict[str, Any] = {
     "guided_regex": None,
     "length_penalty": 1,
     "logits_processors": [],
-    "logprobs": None,
-    "prompt_logprobs": None,
     "response_format": None,
     "spaces_between_special_tokens": True,
     "structured_outputs": None,
     "tool_choice": None,
     "tools": [],
-    "top_logprobs": None,
     "use_beam_search": False,
 }
 
@@ -50,6 +48,9 @@ def row_params(fields: dict[str, Any], defaults: SamplingParams) -> SamplingPara
     for name in UNSUPPORTED.keys() & fields.keys():
         if fields[name] is not None and not _asks_for_nothing(fields[name], UNSUPPORTED[name]):
             raise RowProblem(f"{name}: not supported yet, got {shown(fields[name])}; remove the field")
+    if isinstance(fields.get("logprobs"), bool):  # as in the OpenAI API for chats
+        top = fields.get(OPENAI_LOGPROBS) or 0
+        fields = {**fields, "logprobs": top if fields["logprobs"] else None}
     if fields.get(OPENAI_MAX_TOKENS) is not None:
         fields = {**fields, "max_tokens": fields[OPENAI_MAX_TOKENS]}
     kinds = sampling_kinds()

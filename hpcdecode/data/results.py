@@ -19,7 +19,8 @@ import numpy as np
 
 from hpcdecode.data.diskfile import new_file
 from hpcdecode.data.durable import write_errors, write_whole
-from hpcdecode.data.layout import FINISH_REASONS, Table, objects, utf8, write_attributes
+from hpcdecode.data.layout import FINISH_REASONS, PROMPTS, RAGGED, TOKENS, Table, objects, utf8, write_attributes
+from hpcdecode.data.logprobs import Logprobs, columns_of
 from hpcdecode.data.merge import merge
 from hpcdecode.data.prompts import RowError
 from hpcdecode.data.resume import LOCK, UNFINISHED, Earlier, Lock, save_unfinished
@@ -53,6 +54,15 @@ class Result(msgspec.Struct):
     queued_at: float = 0.0  # Unix times: prefill began, first and last token came
     first_token_at: float = 0.0
     finished_at: float = 0.0
+    logprobs: Logprobs | None = None  # of token_ids
+    prompt_token_ids: list[int] = []  # where it has the next
+    prompt_logprobs: Logprobs | None = None
+
+    @property
+    def weight(self) -> int:
+        """Tokens, each as often as numbers are kept of it."""
+        held = [x for x in (self.logprobs, self.prompt_logprobs) if x is not None]
+        return len(self.token_ids) + sum(len(x) * (1 + 2 * x.width) for x in held)
 
 
 class ResultsWriter:
@@ -104,7 +114,7 @@ class ResultsWriter:
             result = msgspec.structs.replace(result, token_ids=np.asarray(result.token_ids, dtype=np.int32))
             self._rows.append(result)
             self._left.pop(result.line, None)
-            self._pending_tokens += len(result.token_ids)
+            self._pending_tokens += result.weight
         self.tick()
 
     def error(self, e: RowError) -> None:
@@ -169,9 +179,8 @@ class ResultsWriter:
     def _commit_segment(self) -> None:
         """Write what is pending as a segment. An interruption at any point leaves it pending or committed, not both."""
         table, last = _table(self._rows, self._errors), self._segments[-1] if self._segments else None
-        number, base = self._commits + 1, last.base + last.tokens if last else 0
-        tokens = int(table.lengths.sum())
-        segment = Segment(number, number, 0, len(self._rows), tokens, len(self._errors), base)
+        number, base = self._commits + 1, last.end if last else dict.fromkeys(RAGGED, 0)
+        segment = Segment(number, number, 0, table.extent(), base)
         write_whole(self._parts / segment.name, segment_image(table, base))
         segments = [*self._segments, segment]
         self._segments, self._commits, self._rows, self._errors, self._pending_tokens = segments, number, [], [], 0
@@ -179,10 +188,10 @@ class ResultsWriter:
 
     def _compact(self) -> None:
         """Merge the newest segments while FAN_IN of them are of one level: the number of segments stays bounded."""
-        limit = max(MERGE_ROWS, sum(s.rows + s.errors for s in self._segments) // 32)
+        limit = max(MERGE_ROWS, sum(s.weight for s in self._segments) // 32)
         while len(newest := self._segments[-FAN_IN:]) == FAN_IN and newest[0].level == newest[-1].level:
             whole = joined(newest)
-            if whole.rows + whole.errors > limit:
+            if whole.weight > limit:
                 return
             paths = [self._parts / s.name for s in newest]
             temporary = self._parts / (whole.name + ".tmp")
@@ -219,8 +228,9 @@ def _due(start: float, seconds: float) -> float:
 def _table(rows: list[Result], errors: list[RowError]) -> Table:
     rows = sorted(rows, key=lambda r: (r.line, r.sample))
     errors = sorted(errors, key=lambda e: e.line)
-    tokens = np.concatenate([np.empty(0, np.int32), *(r.token_ids for r in rows)])
-    return Table(
+    generated = [(len(r.token_ids), r.logprobs) for r in rows]
+    prompts = [(len(r.prompt_token_ids), r.prompt_logprobs) for r in rows]
+    table = Table(
         rows={
             "line": np.array([r.line for r in rows], np.int64),
             "id": objects([utf8(r.id) for r in rows]),
@@ -232,14 +242,26 @@ def _table(rows: list[Result], errors: list[RowError]) -> Table:
             "first_token_at": np.array([r.first_token_at for r in rows], np.float64),
             "finished_at": np.array([r.finished_at for r in rows], np.float64),
         },
-        lengths=np.array([len(r.token_ids) for r in rows], np.int64),
-        tokens={"token_ids": tokens},
+        lengths={
+            name: np.array([n for n, _ in of], np.int64) for name, of in ((TOKENS, generated), (PROMPTS, prompts))
+        },
+        entries={
+            "token_ids": np.concatenate([np.empty(0, np.int32), *(r.token_ids for r in rows)]),
+            **columns_of(generated, "logprobs", "top_token_ids", "top_logprobs"),
+            **columns_of(prompts, "prompt_logprobs", "prompt_top_token_ids", "prompt_top_logprobs"),
+        },
         errors={
             "line": np.array([e.line for e in errors], np.int64),
             "id": objects([utf8(e.id) for e in errors]),
             "reason": objects([utf8(e.reason) for e in errors]),
         },
     )
+    if "logprobs" in table.entries:
+        sums = [float("nan") if r.logprobs is None else sum(r.logprobs.chosen) for r in rows]
+        table.rows["cumulative_logprob"] = np.array(sums, np.float64)
+    if "prompt_logprobs" in table.entries:
+        table.entries["prompt_token_ids"] = np.array([i for r in rows for i in r.prompt_token_ids], np.int32)
+    return table
 
 
 def _claim(path: Path, parts: Path) -> Lock:

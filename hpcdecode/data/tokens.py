@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from hpcdecode.data.logprobs import Logprobs
 from hpcdecode.data.prompts import Row, RowError, row_error
 from hpcdecode.errors import RowProblem, UserError
 from hpcdecode.sampling.params import SamplingParams
@@ -35,6 +36,8 @@ class Unfinished(msgspec.Struct, array_like=True):
     line: int
     sample: int
     token_ids: list[int]
+    logprobs: Logprobs | None = None  # theirs, where the row asks for them
+    prompt_logprobs: Logprobs | None = None
 
 
 class Prompt(msgspec.Struct):

@@ -10,6 +10,7 @@ from hpcdecode.errors import RowProblem
 
 MAX_SEED = 2**63 - 1
 MAX_SAMPLES = 2**16 - 1
+MAX_LOGPROBS = 20
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,6 +27,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     include_stop_str_in_output, which shows a stop token's text too. ignore_eos: end-of-sequence tokens end nothing.
     skip_special_tokens: leave special tokens out of the text.
     truncate_prompt_tokens: keep so many of the prompt's last tokens; -1 keeps what the context has room for.
+    logprobs, prompt_logprobs: keep the log-probability of every generated token, or of the prompt's (in sample 0), and
+    those of so many of the most likely tokens; they are the model's own, before anything above changes them.
     """
 
     n: int = 1
@@ -47,6 +50,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def check(self) -> SamplingParams:
         """Return self, or raise RowProblem naming the field that is out of range."""
@@ -71,6 +76,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _require(all(self.stop), "stop", "strings that are not empty", self.stop)
         truncates = kept is None or kept == -1 or kept >= 1
         _require(truncates, "truncate_prompt_tokens", "an integer >= 1, or -1 for what the context has room for", kept)
+        for name in ("logprobs", "prompt_logprobs"):
+            held = getattr(self, name)
+            expected = f"an integer in [0, {MAX_LOGPROBS}]"
+            _require(held is None or 0 <= held <= MAX_LOGPROBS, name, expected, held)
         return self
 
     @property

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import nan
 from typing import TYPE_CHECKING
 
-from hpcdecode.data.tokens import Prompt
+from hpcdecode.data.logprobs import Logprobs
+from hpcdecode.data.tokens import Prompt, Unfinished
 from hpcdecode.schedule.stops import Decode, Stops, StopText
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ class Sequence:
     resumed: int = 0  # tokens that an earlier run generated
     prefilled: int = 0  # tokens of its input already sent to the R-rank
     generated: list[int] = field(default_factory=list)  # an earlier run's tokens first
+    logprobs: Logprobs | None = None  # of `generated`, for a row that asks for them
+    prompt_logprobs: Logprobs | None = None  # kept with sample 0
     finish_reason: str | None = None
     hidden_tokens: int = 0  # the last of `generated` that its text leaves out
     hidden_characters: int = 0  # the last of the text of the others that it leaves out too
@@ -45,6 +49,12 @@ class Sequence:
     queued_at: float = 0.0  # Unix times: its prefill began, its first token came, its last token came
     first_token_at: float = 0.0
     finished_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.prompt.params.logprobs is not None:
+            self.logprobs = Logprobs()
+        if self.prompt.params.prompt_logprobs is not None and self.sample == 0:
+            self.prompt_logprobs = Logprobs([nan], [[]], [[]])
 
     @property
     def input_ids(self) -> list[int]:
@@ -90,11 +100,21 @@ class Sequence:
         elif len(self.generated) >= self.max_new:
             self.finish_reason = "length"
 
-    def resume(self, generated: list[int], stops: Stops) -> None:
+    def unfinished(self) -> Unfinished:
+        """What is kept of it if the job is interrupted."""
+        prompt = self.prompt_logprobs
+        complete = prompt is not None and len(prompt) == len(self.prompt.token_ids)
+        return Unfinished(
+            self.prompt.line, self.sample, list(self.generated), self.logprobs, prompt if complete else None
+        )
+
+    def resume(self, earlier: Unfinished, stops: Stops) -> None:
         """Take over what an earlier run generated; it may have been all."""
-        self.generated = generated[:-1]
-        self.accept(generated[-1], stops)
-        self.resumed = len(generated)
+        self.generated = earlier.token_ids[:-1]
+        self.accept(earlier.token_ids[-1], stops)
+        self.resumed = len(self.generated)
+        self.logprobs = earlier.logprobs
+        self.prompt_logprobs = earlier.prompt_logprobs or self.prompt_logprobs
 
     def text(self, decode: Decode) -> str:
         """The text of what was generated, without a stop token or a stop string and what follows it."""
@@ -107,7 +127,7 @@ def family_of(prompt: Prompt, max_new: int, lane: int, stops: Stops) -> list[Seq
     """All samples of a row, with what an earlier run generated; at least one of them is not finished."""
     family = [Sequence(prompt, max_new, lane, sample) for sample in range(prompt.params.n)]
     for earlier in prompt.unfinished:
-        family[earlier.sample].resume(earlier.token_ids, stops)
+        family[earlier.sample].resume(earlier, stops)
     if all(s.finish_reason for s in family):
         family[-1] = Sequence(prompt, max_new, lane, family[-1].sample)
     for sequence in family:

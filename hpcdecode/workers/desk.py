@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from hpcdecode.data.feed import RowFeed
+from hpcdecode.data.logprobs import Logprobs
 from hpcdecode.data.prompts import RowError
 from hpcdecode.data.results import Result, ResultsWriter
 from hpcdecode.data.tokens import Prompt, Tokenizer
@@ -28,6 +29,9 @@ class Finished(msgspec.Struct, array_like=True):
     finished_at: float
     token_ids: list[int]
     text: str
+    logprobs: Logprobs | None
+    prompt_token_ids: list[int]  # where it has the next
+    prompt_logprobs: Logprobs | None
 
     @staticmethod
     def of(sequence: Sequence, tokenizer: Tokenizer) -> Finished:
@@ -44,6 +48,9 @@ class Finished(msgspec.Struct, array_like=True):
             finished_at=sequence.finished_at,
             token_ids=sequence.generated,
             text=sequence.text(tokenizer.decode),
+            logprobs=sequence.logprobs,
+            prompt_token_ids=[] if sequence.prompt_logprobs is None else prompt.token_ids,
+            prompt_logprobs=sequence.prompt_logprobs,
         )
 
 

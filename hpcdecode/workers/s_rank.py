@@ -8,7 +8,6 @@ from collections.abc import Sequence as Seq
 from time import perf_counter, time
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from hpcdecode.schedule.injector import Injector, Step
 from hpcdecode.schedule.plan import Plan
 from hpcdecode.schedule.sequence import Sequence
 from hpcdecode.schedule.stops import Stops
+from hpcdecode.workers.inputs import Inputs, take_logprobs
 from hpcdecode.workers.prefill import PrefillCache
 
 
@@ -76,7 +76,7 @@ class SRank:
     def unfinished(self) -> list[Unfinished]:
         """What the rows in flight have generated, finished samples of theirs included."""
         sequences = (s for injector in self.injectors for family in injector.families.values() for s in family)
-        return [Unfinished(s.prompt.line, s.sample, list(s.generated)) for s in sequences if s.generated]
+        return [s.unfinished() for s in sequences if s.generated]
 
     def _lane(self, link: SLink, injector: Injector) -> Generator[bool, None, None]:
         while not self.stopping and not injector.exhausted():
@@ -88,6 +88,7 @@ class SRank:
                 continue
             logits = yield from self._forward(link, step)
             tokens = sample(logits, step.sampled, self.stops.eos) if logits is not None else []
+            take_logprobs(logits, step.sampled, tokens)
             self._finish_step(injector, step, tokens)
         self._announce(link, injector.stop_plan())
 
@@ -96,13 +97,13 @@ class SRank:
         self._plans += 1
 
     def _forward(self, link: SLink, step: Step) -> Generator[bool, None, Tensor | None]:
-        """Run the slices; yields after every post, returns the logits of the step's sampled tokens."""
+        """Run the slices; yields after every post, returns the logits that the step's sampled tokens come from."""
         decodes = len(step.decode)
         for chunk in step.prefill:
             for sequence in chunk.sequence.branch:
                 sequence.queued_at = sequence.queued_at or time()
-        ids, positions, keep, drawn = _inputs(step)
-        o, context = None, (ids, positions, keep)
+        inputs = Inputs(step)
+        o, context = None, (inputs.ids, inputs.positions, inputs.keep)
         for layer, shape in enumerate(self.shapes):
             q, k, v, context = self.model.slice(layer, o, context)
             o = q.new_empty(len(q), shape.out_columns)
@@ -115,10 +116,11 @@ class SRank:
             link.wait()
             self.wait_seconds += perf_counter() - start
         self.prefill.finish(step.prefill)
-        if not len(keep):
+        if not len(inputs.keep):
             return None
         logits = self.model.logits(o, context)
-        return logits if len(drawn) == len(keep) else logits[drawn]
+        inputs.take_prompt_logprobs(logits)
+        return inputs.drawn(logits)
 
     def _finish_step(self, injector: Injector, step: Step, tokens: list[int]) -> None:
         now = time()
@@ -145,20 +147,3 @@ class SRank:
         else:
             self.decode_seconds += self._step_end - before
             self.decode_tokens += tokens
-
-
-def _inputs(step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Token ids [T], positions [T], indices of the tokens whose logits are needed [L], and the row of those that each
-    sampled sequence draws from; all int64."""
-    ids = [s.generated[-1] for s in step.decode]
-    positions = [s.length for s in step.decode]
-    keep = list(range(len(ids)))
-    drawn = list(keep)
-    for chunk in step.prefill:
-        end = chunk.start + chunk.count
-        ids += chunk.sequence.input_ids[chunk.start : end]
-        positions += range(chunk.start, end)
-        if chunk.completes:
-            drawn += [len(keep)] * len(chunk.sequence.branch)
-            keep.append(len(ids) - 1)
-    return tuple(torch.from_numpy(np.array(x, np.int64)) for x in (ids, positions, keep, drawn))

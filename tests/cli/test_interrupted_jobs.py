@@ -72,7 +72,7 @@ def test_a_signal_keeps_the_tokens_in_flight(hpcdecode, job, tmp_path):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM and "the same command goes on" in err
     in_flight = msgspec.msgpack.decode((tmp_path / "out.h5.parts" / "unfinished.msgpack").read_bytes())
-    first = sum(map(len, contents(out)[1])) + sum(len(tokens) for _line, _sample, tokens in in_flight)
+    first = sum(map(len, contents(out)[1])) + sum(len(tokens) for _line, _sample, tokens, *_ in in_flight)
     assert len(in_flight) > 1
     changed = hpcdecode(*job, "-o", out, "--temperature", 1)
     assert changed.returncode == 2 and "sampling.temperature was 0.0 and is 1.0" in changed.stderr

@@ -145,8 +145,8 @@ HOSTILE = [
     (b'{"prompt": "a", "presence_penalty": -3}', "presence_penalty: expected a number in [-2, 2], got -3.0"),
     (b'{"prompt": "a", "repetition_penalty": 0}', "repetition_penalty: expected a finite number > 0, got 0.0"),
     (b'{"prompt": "a", "truncate_prompt_tokens": 0}', "truncate_prompt_tokens: expected an integer >= 1, or -1"),
-    (b'{"prompt": "a", "logprobs": 5}', "logprobs: not supported yet"),
-    (b'{"prompt": "a", "logprobs": 0}', "logprobs: not supported yet"),
+    (b'{"prompt": "a", "logprobs": 21}', "logprobs: expected an integer in [0, 20], got 21"),
+    (b'{"prompt": "a", "logprobs": true, "top_logprobs": "x"}', "logprobs: expected a 64-bit integer, got a string"),
     (b'{"messages": [{"role": "user"}], "tools": [{}]}', "tools: not supported yet"),
 ]
 
