@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from hpcdecode.workers.remote import RemoteDesk
 
 ROW_ERRORS = 3  # exit code of a job that is done, with rows that could not be used
+_PREFIX_BYTES = 1 << 30  # of an S-rank, for K and V of what prompts share
 _NO_CONTEXT_LIMIT = 1 << 40
 
 
@@ -236,12 +237,13 @@ class _Run:
         batches = scale.lane_batches[team.s_ranks.index(team.me.rank)]
         capacity = [r.kv_tokens // len(team.s_ranks) for r in team.ranks if r.has_r]
         placement = Placement(capacity, setup.block_tokens, len(batches))
-        limits = [
-            Limits(batch, scale.period, scale.steps, self.job.prefill_tokens, setup.max_positions) for batch in batches
-        ]
+        prompts = self._prompt_attention()
+        shared = prompts.tokens_in(_PREFIX_BYTES // len(batches)) if self.job.prefix_sharing else 0
+        sizes = (scale.period, scale.steps, self.job.prefill_tokens, setup.max_positions, shared)
+        limits = [Limits(batch, *sizes) for batch in batches]
         stops = Stops(setup.eos, self.tokenizer.decode)
         injectors = [Injector(lane, desk, placement, limit, stops) for lane, limit in enumerate(limits)]
-        return SRank(self.model, setup.shapes, links, injectors, desk, stops, self._prompt_attention())
+        return SRank(self.model, setup.shapes, links, injectors, desk, stops, prompts)
 
     def _prompt_attention(self) -> PromptAttention:
         me, setup = self.team.me, self.setup

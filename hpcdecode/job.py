@@ -42,6 +42,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     prompt_column: str | None = None
     limit: int | None = None  # rows to take at most
     max_errors: int | None = None  # rows that may be unusable before the job stops
+    prefix_sharing: bool = True  # prefill what several prompts begin with once
     checkpoint_every: float = 5.0  # seconds between commits of what is finished and what is in flight
 
     def check(self) -> Job:

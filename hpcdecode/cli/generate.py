@@ -85,6 +85,12 @@ def _add_generate(commands) -> None:
     add(
         "--prefill-tokens", type=int, default=512, metavar="N", help="most prompt tokens a step of a lane (%(default)s)"
     )
+    add(
+        "--no-prefix-sharing",
+        dest="prefix_sharing",
+        action="store_false",
+        help="prefill every prompt in full, whatever it begins with",
+    )
     add("--s-ranks", type=int, metavar="K", help="ranks that hold weights; the others hold KV caches (1)")
     add("--kv-memory", type=_bytes, metavar="SIZE", help="KV cache of an R-rank, such as 64G")
     parser.set_defaults(run=_generate, connect=launch.world)
@@ -106,6 +112,7 @@ def _generate(options: argparse.Namespace, comm) -> int:
         period=options.period,
         lanes=options.lanes,
         prefill_tokens=options.prefill_tokens,
+        prefix_sharing=options.prefix_sharing,
         s_ranks=options.s_ranks,
         kv_memory=options.kv_memory,
         overwrite=options.overwrite,

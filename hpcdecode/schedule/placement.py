@@ -13,6 +13,7 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
+from hpcdecode.schedule.prefixes import Prefix
 from hpcdecode.schedule.sequence import Sequence, Stem
 
 
@@ -25,7 +26,7 @@ class Placement:
     def __init__(self, capacity: Seq[int], block_tokens: int, lanes: int):
         self.capacity = tuple(capacity)
         self.block_tokens = block_tokens
-        self._held: list[set[Sequence]] = [set() for _ in capacity]
+        self._held: list[set[Sequence | Prefix]] = [set() for _ in capacity]
         self._lane_load = np.zeros((len(self.capacity), lanes))
 
     def tokens(self, sequences: Iterable[Sequence]) -> int:
@@ -45,7 +46,7 @@ class Placement:
         total = self._lane_load.sum(axis=1)
         return sorted(range(len(self.capacity)), key=lambda r: (load[r], total[r], r))
 
-    def fits(self, rank: int, extra: Iterable[Sequence]) -> bool:
+    def fits(self, rank: int, extra: Iterable[Sequence | Prefix]) -> bool:
         """Whether R-rank `rank` never overflows with the sequences in `extra` added to those it holds."""
         sequences = [*self._held[rank], *extra]
         if self.tokens(sequences) <= self.capacity[rank]:
@@ -59,6 +60,15 @@ class Placement:
     def remove(self, sequence: Sequence) -> None:
         self._held[sequence.rank].remove(sequence)
         self._lane_load[sequence.rank, sequence.lane] -= _mean_length(sequence)
+
+    def hold(self, prefix: Prefix) -> None:
+        """Count a prefix on its R-ranks."""
+        for rank in prefix.ranks:
+            self._held[rank].add(prefix)
+
+    def drop(self, prefix: Prefix) -> None:
+        for rank in prefix.ranks:
+            self._held[rank].remove(prefix)
 
     def _round(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens) * self.block_tokens

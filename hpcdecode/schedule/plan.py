@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from hpcdecode.schedule.prefixes import MOST
+
 _HEADER = 6
 _STOP = 1
 
@@ -20,11 +22,11 @@ def _table(columns: int) -> np.ndarray:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Rows of `release` and `decode` are (R-rank, slot); of `fork` (R-rank, slot, new slot); of `prefill` (R-rank,
-    slot, tokens). All int32.
+    slot, first row, tokens). All int32.
 
     An R-rank first frees the slots in `release`, then opens the new slots of `fork`, then makes room for one token of
     every decode row and for `tokens` of every prefill row. The lane's activations hold the decode rows first, then the
-    prefill chunks.
+    prefill chunks; a prefix has a row in `prefill` for every R-rank, with the same activations.
     `number` counts the plans of an S-rank over all its lanes: R-ranks begin them in this order, so that room is
     freed before it is taken again.
     """
@@ -33,7 +35,7 @@ class Plan:
     release: np.ndarray = field(default_factory=lambda: _table(2))
     fork: np.ndarray = field(default_factory=lambda: _table(3))
     decode: np.ndarray = field(default_factory=lambda: _table(2))
-    prefill: np.ndarray = field(default_factory=lambda: _table(3))
+    prefill: np.ndarray = field(default_factory=lambda: _table(4))
     stop: bool = False
 
     @property
@@ -42,7 +44,8 @@ class Plan:
 
     @property
     def prefill_tokens(self) -> int:
-        return int(self.prefill[:, 2].sum())
+        ends = self.prefill[:, 2] + self.prefill[:, 3]
+        return int(ends.max(initial=len(self.decode))) - len(self.decode)
 
     @property
     def changes_slots(self) -> bool:
@@ -66,12 +69,12 @@ class Plan:
     def decode_from(wire: np.ndarray) -> Plan:
         number, flags, *counts = (int(x) for x in wire[:_HEADER])
         parts, at = [], _HEADER
-        for rows, columns in zip(counts, (2, 3, 2, 3), strict=True):
+        for rows, columns in zip(counts, (2, 3, 2, 4), strict=True):
             parts.append(wire[at : at + rows * columns].reshape(rows, columns).copy())
             at += rows * columns
         return Plan(number, *parts, stop=bool(flags & _STOP))
 
 
-def wire_length(slots: int) -> int:
-    """int32 elements that any plan over `slots` sequences of a lane needs."""
-    return _HEADER + 10 * slots
+def wire_length(slots: int, ranks: int) -> int:
+    """int32 elements that any plan over `slots` sequences of a lane and its prefixes on `ranks` R-ranks needs."""
+    return _HEADER + 11 * slots + (2 + 3 + 4) * MOST * ranks

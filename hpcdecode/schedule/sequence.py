@@ -12,6 +12,7 @@ from hpcdecode.schedule.stops import Decode, Stops, StopText
 
 if TYPE_CHECKING:
     from hpcdecode.sampling.adjust import TokenCounts
+    from hpcdecode.schedule.prefixes import Prefix
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +36,8 @@ class Sequence:
     start_step: int = 0  # the lane step at which decoding starts
     family: list[Sequence] = field(default_factory=list)  # all samples of the row
     followers: list[Sequence] = field(default_factory=list)  # samples that fork from this one once it is prefilled
-    stem: Stem | None = None  # what it shares with its followers, or the sequence that it follows
+    prefix: Prefix | None = None  # what it shares with sequences of other rows
+    stem: Stem | None = None  # what it shares, beyond that, with its followers, or the sequence that it follows
     resumed: int = 0  # tokens that an earlier run generated
     prefilled: int = 0  # tokens of its input already sent to the R-rank
     generated: list[int] = field(default_factory=list)  # an earlier run's tokens first
@@ -68,14 +70,26 @@ class Sequence:
         return len(self.prompt.token_ids) + self.resumed
 
     @property
+    def ranks(self) -> list[int]:
+        """The R-ranks that its prompt is sent to."""
+        return [self.rank]
+
+    @property
     def branch(self) -> list[Sequence]:
         """The sequences that go on from its prompt: itself, and those that follow it."""
         return [self, *self.followers]
 
     @property
+    def shares_prefix(self) -> bool:
+        """Whether it may; not where the logits of all its positions are asked for."""
+        return self.prompt.params.prompt_logprobs is None
+
+    @property
     def shared(self) -> int:
-        """Tokens at the beginning whose KV blocks are counted with the stem."""
-        return self.stem.end if self.stem else 0
+        """Tokens at the beginning whose KV blocks are counted with its stem and its prefix."""
+        if self.stem:
+            return self.stem.end
+        return self.prefix.prompt_length if self.prefix else 0
 
     @property
     def length(self) -> int:
@@ -91,6 +105,14 @@ class Sequence:
     def end_step(self) -> int:
         """The last lane step in which the sequence can still be decoded."""
         return self.start_step + self.max_new - self.resumed - 2
+
+    def begin_with(self, prefix: Prefix | None) -> None:
+        """Let its branch share `prefix` before anything of it is prefilled; None: nothing."""
+        for sequence in self.branch:
+            sequence.prefix = prefix
+            sequence.prefilled = prefix.prompt_length if prefix else 0
+        if self.stem:
+            self.stem.start = self.prefilled
 
     def accept(self, token: int, stops: Stops) -> None:
         """Append a sampled token and settle whether it ends the sequence."""

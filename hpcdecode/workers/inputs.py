@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from hpcdecode.sampling.logprobs import logprobs
-from hpcdecode.schedule.injector import Chunk, Step
 from hpcdecode.schedule.sequence import Sequence
+from hpcdecode.schedule.step import Chunk, Step
 
 
 class Inputs:
@@ -27,8 +27,8 @@ class Inputs:
             if asked := _asked(chunk):
                 self._prompts.append((chunk.sequence.family[0], len(keep), asked))
                 keep += range(first, first + len(asked))
-            if chunk.completes:
-                drawn += [len(keep)] * len(chunk.sequence.branch)
+            if chunk.drawing:
+                drawn += [len(keep)] * len(chunk.drawing)
                 keep.append(len(ids) - 1)
         self.ids, self.positions, self.keep, self._drawn = (_tensor(x) for x in (ids, positions, keep, drawn))
 
@@ -61,7 +61,8 @@ def take_logprobs(logits: Tensor, sequences: list[Sequence], tokens: list[int]) 
 
 def _asked(chunk: Chunk) -> range:
     """The positions of a chunk whose logits tell the log-probability of the prompt's next token."""
-    held = chunk.sequence.family[0].prompt_logprobs
+    family = chunk.sequence.family
+    held = family[0].prompt_logprobs if family else None
     if held is None or len(held) != chunk.start + 1:
         return range(0)
     return range(chunk.start, min(chunk.start + chunk.count, len(chunk.sequence.prompt.token_ids) - 1))

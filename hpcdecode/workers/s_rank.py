@@ -16,9 +16,10 @@ from hpcdecode.data.tokens import Unfinished
 from hpcdecode.exchange.base import SLink
 from hpcdecode.model import SplitModel
 from hpcdecode.sampling.sampler import sample
-from hpcdecode.schedule.injector import Injector, Step
+from hpcdecode.schedule.injector import Injector
 from hpcdecode.schedule.plan import Plan
 from hpcdecode.schedule.sequence import Sequence
+from hpcdecode.schedule.step import Step
 from hpcdecode.schedule.stops import Stops
 from hpcdecode.workers.inputs import Inputs, take_logprobs
 from hpcdecode.workers.prefill import PrefillCache
@@ -70,6 +71,11 @@ class SRank:
         self.seconds = perf_counter() - start
 
     @property
+    def shared_tokens(self) -> int:
+        """Prompt tokens that were not prefilled, because other rows begin with them."""
+        return sum(injector.shared_tokens for injector in self.injectors)
+
+    @property
     def tokens_in_flight(self) -> int:
         return sum(injector.tokens_in_flight for injector in self.injectors)
 
@@ -91,6 +97,7 @@ class SRank:
             take_logprobs(logits, step.sampled, tokens)
             self._finish_step(injector, step, tokens)
         self._announce(link, injector.stop_plan())
+        self.prefill.finish(())
 
     def _announce(self, link: SLink, plan: Plan) -> None:
         link.begin(dataclasses.replace(plan, number=self._plans))

@@ -9,8 +9,8 @@ import torch
 from hpcdecode.attention import LayerShape, PromptAttention, open_store
 from hpcdecode.data.tokens import Prompt
 from hpcdecode.sampling.params import SamplingParams
-from hpcdecode.schedule.injector import Chunk
 from hpcdecode.schedule.sequence import Sequence
+from hpcdecode.schedule.step import Chunk
 from hpcdecode.workers.prefill import PrefillCache
 
 SHAPE = LayerShape(2, 16, 20, 6, 0.2, window=70, sinks=True)

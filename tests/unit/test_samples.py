@@ -35,10 +35,10 @@ def rows(*fields):
     ]
 
 
-def run(model, prompts, *, lanes=1, batch=8, steps=None):
+def run(model, prompts, *, lanes=1, batch=8, steps=None, shared=0):
     """The samples that are finished by line and sample, and the worker; `steps`: turns of the lanes before it stops."""
     shapes = model.attends
-    limits = Limits(batch, 3, 9, 32, 1024)
+    limits = Limits(batch, 3, 9, 32, 1024, shared)
     slots = limits.slots
     store = open_store(shapes, kv_dtype="float32", capacity_tokens=4096, max_sequences=slots * lanes)
     placement, part, sink, feed = (
@@ -60,7 +60,7 @@ def run(model, prompts, *, lanes=1, batch=8, steps=None):
     worker.run(count)
     if steps is None:
         store.check()
-        assert store.used_tokens == 0
+        assert store.used_tokens == 0 and not worker.prefill.tokens
     return {(s.prompt.line, s.sample): s for s in sink.done}, worker
 
 

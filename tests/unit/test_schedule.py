@@ -14,9 +14,10 @@ from hpcdecode.data.tokens import Prompt, Unfinished
 from hpcdecode.exchange.base import Share
 from hpcdecode.sampling.params import SamplingParams
 from hpcdecode.schedule.auto import choose
-from hpcdecode.schedule.injector import Injector, Limits, Step
+from hpcdecode.schedule.injector import Injector, Limits
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.plan import Plan, wire_length
+from hpcdecode.schedule.step import Step
 from hpcdecode.schedule.stops import Stops
 from hpcdecode.workers.r_part import RPart
 
@@ -50,10 +51,12 @@ SHAPE = LayerShape(kv_heads=1, k_dim=2, v_dim=2, q_heads=1, scale=1.0)
 class Machine:
     """The KV stores of R-ranks, with nothing written to them, and an S-rank that runs the lanes in rotation."""
 
-    def __init__(self, feed, *, batch, period, steps, capacity, block=1, lanes=1, prefill_tokens=64, stops=None):
+    def __init__(
+        self, feed, *, batch, period, steps, capacity, block=1, lanes=1, prefill_tokens=64, stops=None, shared=0
+    ):
         self.stops = stops or {}  # (line, sample, position) -> token
         self.placement = Placement(capacity, block, lanes)
-        limits = Limits(batch, period, steps, prefill_tokens, None)
+        limits = Limits(batch, period, steps, prefill_tokens, None, shared)
         self.injectors = [Injector(lane, feed, self.placement, limits, Stops()) for lane in range(lanes)]
         sizes = {"kv_dtype": "float32", "max_sequences": limits.slots * lanes, "block_tokens": block}
         self.stores = [open_store([SHAPE], capacity_tokens=c // block * block, **sizes) for c in capacity]
@@ -77,7 +80,7 @@ class Machine:
             step = Step(injector.stop_plan(), [], [])
         else:
             step = injector.next_step(self.now)
-        wire = np.zeros(wire_length(injector.limits.slots), np.int32)
+        wire = np.zeros(wire_length(injector.limits.slots, len(self.stores)), np.int32)
         step.plan.encode(wire)
         plan = Plan.decode_from(wire)
         first = lane * injector.limits.slots
@@ -97,6 +100,7 @@ class Machine:
             assert store.used_tokens == 0
         for injector in self.injectors:
             assert sorted(injector._slots) == list(range(injector.limits.slots)) and not injector.families
+            assert not injector.prefixes.live
 
 
 @pytest.mark.parametrize(("period", "steps"), [(1, 32), (4, 32), (8, 32), (32, 32)])
@@ -175,10 +179,13 @@ FAMILIES = {
             st.integers(1, 60),
             st.lists(st.none() | st.integers(0, 30), min_size=1, max_size=5),
             st.lists(st.integers(0, 12), max_size=5),
+            st.tuples(st.integers(0, 2), st.integers(0, 90)),  # how far it begins as others do, and as which
         ),
         min_size=1,
         max_size=20,
     ),
+    "shared": st.sampled_from([0, 100, 1000]),
+    "prefill_tokens": st.sampled_from([8, 64]),
     "batch": st.integers(4, 12),
     "period": st.integers(1, 20),
     "lanes": st.integers(1, 3),
@@ -200,18 +207,17 @@ def test_three_thousand_families(**case):
     check_families(**case)
 
 
-def check_families(rows, batch, period, lanes, block, capacity):
+def check_families(rows, block, **sizes):
     feed, stops, ends = ListFeed([]), {}, {}
-    for line, (length, most, positions, before) in enumerate(rows, 1):
+    for line, (length, most, positions, before, (kind, common)) in enumerate(rows, 1):
+        ids = ([kind] * common + [100 + line] * length)[:length]
         params = SamplingParams(n=len(positions), max_tokens=most, ignore_eos=True, stop_token_ids=(9,))
         ends |= {(line, i): min(most, most if p is None else p + 1) for i, p in enumerate(positions)}
         stops |= {(line, i, p): 9 for i, p in enumerate(positions) if p is not None}
         made = [[stops.get((line, i, at), 7) for at in range(most)][: ends[line, i]] for i in range(len(positions))]
         earlier = [Unfinished(line, i, made[i][:count]) for i, count in enumerate(before[: len(made)]) if count]
-        feed.prompts.append(Prompt(line, str(line), [1] * length, params, earlier))
-    machine = Machine(
-        feed, batch=batch, period=period, steps=30, capacity=capacity, block=block, lanes=lanes, stops=stops
-    ).run()
+        feed.prompts.append(Prompt(line, str(line), ids, params, earlier))
+    machine = Machine(feed, steps=30, block=block, stops=stops, **sizes).run()
     refused = {line for line, _ in feed.refused}
     assert len(refused) == len(feed.refused)
     done = {(s.prompt.line, s.sample): len(s.generated) for s in machine.done}
@@ -227,6 +233,33 @@ def test_a_family_is_prefilled_once_and_forked():
     assert [len(p.fork) for p in machine.steps if len(p.fork)] == [2]
     assert machine.parts[0].peak_tokens == 32 + 3 * 16
     assert [s.sample for s in machine.done] == [0, 1, 2]
+    machine.require_empty()
+
+
+def test_a_prefix_is_prefilled_once_on_every_r_rank():
+    rows = [Prompt(i, str(i), [5] * 100 + [i] * 20, SamplingParams(max_tokens=9, ignore_eos=True)) for i in range(40)]
+    sizes = {"batch": 8, "period": 4, "steps": 8, "capacity": [600, 600], "block": 16}
+    machine = Machine(ListFeed(rows), shared=1000, **sizes).run()
+    assert sum(p.prefill_tokens for p in machine.steps) == 96 + 40 * (120 - 96)
+    assert machine.injectors[0].shared_tokens == 40 * 96 - 96
+    assert sum(len(p.fork) for p in machine.steps) == 40
+    machine.require_empty()
+    apart = Machine(ListFeed(rows), **sizes).run()
+    assert sum(p.prefill_tokens for p in apart.steps) == 40 * 120
+    assert max(p.peak_tokens for p in machine.parts) < max(p.peak_tokens for p in apart.parts)
+
+
+def test_longer_prefixes_begin_with_shorter_ones():
+    def row(i, *runs):
+        ids = [token for token, count in runs for _ in range(count)]
+        return Prompt(i, str(i), ids, SamplingParams(max_tokens=30, ignore_eos=True))
+
+    rows = [row(i, (5, 64), (6 + i % 2, 64), (100 + i, 9)) for i in range(32)]
+    sizes = {"batch": 8, "period": 2, "steps": 16, "capacity": [4000], "block": 16, "prefill_tokens": 512}
+    machine = Machine(ListFeed(rows), shared=1000, **sizes).run()
+    sent = sum(p.prefill_tokens for p in machine.steps)
+    assert sent + machine.injectors[0].shared_tokens == 32 * 137
+    assert sent <= 32 * 9 + 3 * 137 + 3 * 64
     machine.require_empty()
 
 
