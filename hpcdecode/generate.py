@@ -29,7 +29,8 @@ from hpcdecode.report.figures import Metrics, summarize, versions
 from hpcdecode.report.progress import Progress
 from hpcdecode.report.stages import Stages
 from hpcdecode.schedule.auto import LOOKAHEAD
-from hpcdecode.schedule.injector import Injector, Limits
+from hpcdecode.schedule.injector import Injector
+from hpcdecode.schedule.microbatch import Limits
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.stops import Stops
 from hpcdecode.setup import Begin, Scale, Setup, choose_scale, load, measure_room, survey

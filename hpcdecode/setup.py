@@ -22,7 +22,7 @@ from hpcdecode.memory import available_bytes
 from hpcdecode.model import SplitModel, load_split
 from hpcdecode.model.config import read_config
 from hpcdecode.schedule.auto import choose
-from hpcdecode.schedule.injector import Limits
+from hpcdecode.schedule.microbatch import Limits
 
 T = TypeVar("T")
 _MEMORY_SHARE = 0.7  # of what is available, for the KV caches of a host
@@ -135,7 +135,7 @@ def choose_scale(job: Job, team: Team, first: list[Prompt], all_rows: bool) -> S
     """B, F, S and the lanes; called by the lead. first: the job's first rows, `all_rows` if it has no others."""
     capacity = sum(r.kv_tokens for r in team.ranks)
     batch, period, steps = choose(job.batch, job.period, first, all_rows, job.params.max_tokens, capacity)
-    most = max([p.params.n for p in first], default=1)  # a row is run by one lane
+    most = max([p.params.samples for p in first], default=1)  # a row is run by one lane
     batch = max(batch, len(team.s_ranks))
     shares = _split(batch, len(team.s_ranks))
     lanes = job.lanes or (1 if team.comm is None else 2)  # one process has nothing to overlap

@@ -73,6 +73,8 @@ def _add_generate(commands) -> None:
     add("--include-stop-str-in-output", action="store_true", help="leave the stop string in the text")
     add("--skip-special-tokens", action=argparse.BooleanOptionalAction, default=True, help="in the text (yes)")
     add("--truncate-prompt-tokens", type=int, metavar="N", help="keep a prompt's last N; -1 for what there is room for")
+    add("--beam-width", type=int, metavar="W", help="search for the W likeliest continuations, the row's samples")
+    add("--length-penalty", type=float, default=defaults.length_penalty, metavar="X", help="of beams (%(default)s)")
     add("--logprobs", type=int, metavar="K", help="keep tokens' log-probabilities, and those of the K most likely ones")
     add("--prompt-logprobs", type=int, metavar="K", help="the same of the prompts' tokens")
     size = parser.add_argument_group("size (auto if not given)")

@@ -19,7 +19,6 @@ OPENAI_MAX_TOKENS = "max_completion_tokens"  # the newer name, which wins
 # Sampling names of vLLM and OpenAI that would change the result, with the value that asks for nothing.
 UNSUPPORTED: dict[str, Any] = {
     "allowed_token_ids": None,
-    "beam_width": 1,
     "best_of": 1,
     "detokenize": True,
     "extra_args": None,
@@ -28,7 +27,6 @@ UNSUPPORTED: dict[str, Any] = {
     "guided_grammar": None,
     "guided_json": None,
     "guided_regex": None,
-    "length_penalty": 1,
     "logits_processors": [],
     "response_format": None,
     "spaces_between_special_tokens": True,

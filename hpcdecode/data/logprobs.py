@@ -26,6 +26,11 @@ class Logprobs(msgspec.Struct, array_like=True):
         """The most likely tokens that any of the tokens has."""
         return max(map(len, self.top_ids), default=0)
 
+    @property
+    def total(self) -> float:
+        """Of all of them together."""
+        return sum(self.chosen)
+
     def add(self, chosen: float, top_ids: list[int], top: list[float]) -> None:
         self.chosen.append(chosen)
         self.top_ids.append(top_ids)

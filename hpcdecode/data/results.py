@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ class Result(msgspec.Struct):
     first_token_at: float = 0.0
     finished_at: float = 0.0
     logprobs: Logprobs | None = None  # of token_ids
+    cumulative_logprob: float = nan
     prompt_token_ids: list[int] = []  # where it has the next
     prompt_logprobs: Logprobs | None = None
 
@@ -256,9 +258,9 @@ def _table(rows: list[Result], errors: list[RowError]) -> Table:
             "reason": objects([utf8(e.reason) for e in errors]),
         },
     )
-    if "logprobs" in table.entries:
-        sums = [float("nan") if r.logprobs is None else sum(r.logprobs.chosen) for r in rows]
-        table.rows["cumulative_logprob"] = np.array(sums, np.float64)
+    sums = np.array([r.cumulative_logprob for r in rows], np.float64)
+    if not np.isnan(sums).all():
+        table.rows["cumulative_logprob"] = sums
     if "prompt_logprobs" in table.entries:
         table.entries["prompt_token_ids"] = np.array([i for r in rows for i in r.prompt_token_ids], np.int32)
     return table

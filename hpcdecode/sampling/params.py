@@ -11,6 +11,7 @@ from hpcdecode.errors import RowProblem
 MAX_SEED = 2**63 - 1
 MAX_SAMPLES = 2**16 - 1
 MAX_LOGPROBS = 20
+MAX_BEAMS = 256
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,6 +30,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     truncate_prompt_tokens: keep so many of the prompt's last tokens; -1 keeps what the context has room for.
     logprobs, prompt_logprobs: keep the log-probability of every generated token, or of the prompt's (in sample 0), and
     those of so many of the most likely tokens; they are the model's own, before anything above changes them.
+    beam_width: search for so many likeliest continuations, which become the row's samples, best first; the score is the
+    log-probability over the length to the power of length_penalty. Nothing else may change logits or end a sequence but
+    end-of-sequence and stop tokens.
     """
 
     n: int = 1
@@ -52,6 +56,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     truncate_prompt_tokens: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    beam_width: int | None = None
+    length_penalty: float = 1.0
 
     def check(self) -> SamplingParams:
         """Return self, or raise RowProblem naming the field that is out of range."""
@@ -80,7 +86,25 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             held = getattr(self, name)
             expected = f"an integer in [0, {MAX_LOGPROBS}]"
             _require(held is None or 0 <= held <= MAX_LOGPROBS, name, expected, held)
+        penalty, width = self.length_penalty, self.beam_width
+        _require(isfinite(penalty), "length_penalty", "a finite number", penalty)
+        expected = f"an integer in [1, {MAX_BEAMS}]"
+        _require(width is None or 1 <= width <= MAX_BEAMS, "beam_width", expected, width)
+        _require(width is None or not self._beside_beams, "beam_width", f"no {self._beside_beams} beside it", width)
         return self
+
+    @property
+    def samples(self) -> int:
+        """Sequences of the row."""
+        return self.beam_width or self.n
+
+    @property
+    def _beside_beams(self) -> str:
+        """A field that has no meaning in a beam search, if one is set."""
+        default = SamplingParams()
+        same = ("n", "min_tokens", "temperature", "presence_penalty", "frequency_penalty", "repetition_penalty")
+        same += ("logit_bias", "bad_words", "stop", "logprobs", "prompt_logprobs")
+        return next((name for name in same if getattr(self, name) != getattr(default, name)), "")
 
     @property
     def takes_largest(self) -> bool:

@@ -50,6 +50,7 @@ class Injector:
         self.ready: list[Sequence] = []  # prefilled, waiting for their micro-batch to start
         self.decoding: list[Sequence] = []
         self._forks: list[tuple[int, int, int]] = []  # R-rank, slot, new slot: for the next plan
+        self._closed: list[tuple[int, int]] = []  # R-rank, slot that is released and not free: of beams
         self._freed: list[Sequence] = []  # finished, to be released by the next plan
         self._dropped: list[Prefix] = []  # the same of prefixes
         self._slots = list(range(limits.slots))[::-1]
@@ -94,9 +95,12 @@ class Injector:
 
     def commit(self, step: Step, tokens: Seq[int]) -> list[list[Sequence]]:
         """Take the sampled token of each sequence in `step.sampled`; returns the rows that are finished."""
+        for family in {id(s.family): s.family for s in step.sampled if s.beams}.values():
+            self._move(family)
         finished = []
         for sequence, token in zip(step.sampled, tokens, strict=True):
-            sequence.accept(token, self.stops)
+            if sequence.beams is None:
+                sequence.accept(token, self.stops)
             if sequence.finish_reason is not None:
                 finished.append(sequence)
                 if sequence.prefix:
@@ -112,6 +116,29 @@ class Injector:
         self._freed += finished
         lines = dict.fromkeys(s.prompt.line for s in finished)
         return [self.families.pop(line) for line in lines if all(s.finish_reason for s in self.families[line])]
+
+    def _move(self, family: list[Sequence]) -> None:
+        """Beams go on as their search says: the first child of a beam takes its slot over, others fork from it."""
+        beams = family[0].beams
+        if not beams.moves:
+            for sequence, hypothesis in zip(family, beams.best, strict=True):
+                sequence.end_as(hypothesis)
+            return
+        before = [s.generated for s in family]
+        for sequence, move in zip(family, beams.moves, strict=True):
+            sequence.generated = [*before[move.parent], move.token]
+        if not before[0]:
+            return  # the prompt's slot is forked where it is parted
+        slots = [s.slot for s in family]
+        parents = [move.parent for move in beams.moves]
+        unused = [slots[beam] for beam in range(len(family)) if beam not in parents]
+        self._closed += [(family[0].rank, slot) for slot in unused]
+        for place, (sequence, parent) in enumerate(zip(family, parents, strict=True)):
+            if parent in parents[:place]:
+                sequence.slot = unused.pop()
+                self._forks.append((sequence.rank, slots[parent], sequence.slot))
+            else:
+                sequence.slot = slots[parent]
 
     def _part(self, leader: Sequence | Prefix) -> None:
         """The samples of a prompt go their own ways; the first that goes on takes the prompt's slot over."""
@@ -141,6 +168,7 @@ class Injector:
         opened = [s for s in freed if s.slot >= 0]
         self._slots += [s.slot for s in (*opened, *dropped)]
         places = [(s.rank, s.slot) for s in opened] + [(rank, p.slot) for p in dropped for rank in p.ranks]
+        places, self._closed = places + self._closed, []
         return _table(places, 2)
 
     def _inject(self, now: int) -> None:

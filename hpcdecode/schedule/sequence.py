@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hpcdecode.data.logprobs import Logprobs
 from hpcdecode.data.tokens import Prompt, Unfinished
+from hpcdecode.schedule.beams import Beams, Hypothesis
 from hpcdecode.schedule.stops import Decode, Stops, StopText
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class Sequence:
     generated: list[int] = field(default_factory=list)  # an earlier run's tokens first
     logprobs: Logprobs | None = None  # of `generated`, for a row that asks for them
     prompt_logprobs: Logprobs | None = None  # kept with sample 0
+    cumulative_logprob: float = nan  # of a beam that has ended
+    beams: Beams | None = None  # the search that the samples of its row are beams of
     finish_reason: str | None = None
     hidden_tokens: int = 0  # the last of `generated` that its text leaves out
     hidden_characters: int = 0  # the last of the text of the others that it leaves out too
@@ -122,6 +125,13 @@ class Sequence:
         elif len(self.generated) >= self.max_new:
             self.finish_reason = "length"
 
+    def end_as(self, hypothesis: Hypothesis) -> None:
+        """Become what a beam search has found."""
+        self.generated, self.cumulative_logprob = hypothesis.token_ids, hypothesis.logprob
+        stopped = self.generated[-1] in self.beams.ends
+        self.finish_reason = "stop" if stopped else "length"
+        self.hidden_tokens = int(stopped and not self.prompt.params.include_stop_str_in_output)
+
     def unfinished(self) -> Unfinished:
         """What is kept of it if the job is interrupted."""
         prompt = self.prompt_logprobs
@@ -147,7 +157,12 @@ class Sequence:
 
 def family_of(prompt: Prompt, max_new: int, lane: int, stops: Stops) -> list[Sequence]:
     """All samples of a row, with what an earlier run generated; at least one of them is not finished."""
-    family = [Sequence(prompt, max_new, lane, sample) for sample in range(prompt.params.n)]
+    params = prompt.params
+    family = [Sequence(prompt, max_new, lane, sample) for sample in range(params.samples)]
+    if params.beam_width:
+        beams = Beams(params.beam_width, params.length_penalty, max_new, stops.ends_of(params))
+        for sequence in family:
+            sequence.beams = beams
     for earlier in prompt.unfinished:
         family[earlier.sample].resume(earlier, stops)
     if all(s.finish_reason for s in family):

@@ -30,6 +30,7 @@ class Finished(msgspec.Struct, array_like=True):
     token_ids: list[int]
     text: str
     logprobs: Logprobs | None
+    cumulative_logprob: float  # NaN where it is not known
     prompt_token_ids: list[int]  # where it has the next
     prompt_logprobs: Logprobs | None
 
@@ -49,6 +50,7 @@ class Finished(msgspec.Struct, array_like=True):
             token_ids=sequence.generated,
             text=sequence.text(tokenizer.decode),
             logprobs=sequence.logprobs,
+            cumulative_logprob=sequence.logprobs.total if sequence.logprobs else sequence.cumulative_logprob,
             prompt_token_ids=[] if sequence.prompt_logprobs is None else prompt.token_ids,
             prompt_logprobs=sequence.prompt_logprobs,
         )

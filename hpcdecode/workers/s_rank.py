@@ -15,6 +15,7 @@ from hpcdecode.attention import LayerShape, PromptAttention
 from hpcdecode.data.tokens import Unfinished
 from hpcdecode.exchange.base import SLink
 from hpcdecode.model import SplitModel
+from hpcdecode.sampling.beam import advance_beams
 from hpcdecode.sampling.sampler import sample
 from hpcdecode.schedule.injector import Injector
 from hpcdecode.schedule.plan import Plan
@@ -80,9 +81,9 @@ class SRank:
         return sum(injector.tokens_in_flight for injector in self.injectors)
 
     def unfinished(self) -> list[Unfinished]:
-        """What the rows in flight have generated, finished samples of theirs included."""
+        """What the rows in flight have generated, finished samples included; a beam search would start over."""
         sequences = (s for injector in self.injectors for family in injector.families.values() for s in family)
-        return [s.unfinished() for s in sequences if s.generated]
+        return [s.unfinished() for s in sequences if s.generated and s.beams is None]
 
     def _lane(self, link: SLink, injector: Injector) -> Generator[bool, None, None]:
         while not self.stopping and not injector.exhausted():
@@ -94,6 +95,7 @@ class SRank:
                 continue
             logits = yield from self._forward(link, step)
             tokens = sample(logits, step.sampled, self.stops.eos) if logits is not None else []
+            advance_beams(logits, step.sampled)
             take_logprobs(logits, step.sampled, tokens)
             self._finish_step(injector, step, tokens)
         self._announce(link, injector.stop_plan())

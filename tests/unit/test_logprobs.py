@@ -106,6 +106,7 @@ def result(line, sample=0, *, top=None, prompt_top=None, count=4):
 
     made = Result(line, f"id-{line}", sample, "text", "stop", len(prompt), ids)
     made.logprobs = None if top is None else held(ids, top)
+    made.cumulative_logprob = float("nan") if top is None else made.logprobs.total
     if prompt_top is not None:
         rest = held(prompt[1:], prompt_top)
         made.prompt_token_ids = prompt

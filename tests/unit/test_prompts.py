@@ -161,7 +161,7 @@ def test_a_hostile_line_is_one_row_error_between_good_rows(tmp_path, data, reaso
 
 
 def test_sampling_values_that_ask_for_nothing_are_accepted(tmp_path):
-    neutral = {"best_of": 1, "logits_processors": [], "use_beam_search": False, "length_penalty": 1.0}
+    neutral = {"best_of": 1, "logits_processors": [], "use_beam_search": False}
     assert read_one(tmp_path, {"prompt": "a", **neutral}).params is DEFAULTS
 
 

@@ -14,7 +14,8 @@ from hpcdecode.data.tokens import Prompt, Unfinished
 from hpcdecode.exchange.base import Share
 from hpcdecode.sampling.params import SamplingParams
 from hpcdecode.schedule.auto import choose
-from hpcdecode.schedule.injector import Injector, Limits
+from hpcdecode.schedule.injector import Injector
+from hpcdecode.schedule.microbatch import Limits
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.plan import Plan, wire_length
 from hpcdecode.schedule.step import Step
