@@ -177,6 +177,12 @@ class PromptAttention:
         self._native = _attn_cpu.Prefill(_native(layers), dtype, threads, list(cpus or ()), forced, engine)
         self.isa = self._native.isa
         self.threads = self._native.threads
+        self.layers = len(layers)
+
+    def tokens_in(self, nbytes: int) -> int:
+        """Tokens of a prompt whose K and V, of all layers, take at most `nbytes`."""
+        tokens = 1 << 12
+        return nbytes * tokens // sum(self.packed_bytes(layer, tokens) for layer in range(self.layers))
 
     def packed_bytes(self, layer: int, tokens: int) -> int:
         """Bytes that hold K and V of `tokens` tokens of one prompt at `layer`."""

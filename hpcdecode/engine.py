@@ -18,7 +18,8 @@ from hpcdecode.model import SplitModel
 from hpcdecode.report.figures import Metrics
 from hpcdecode.report.progress import Progress
 from hpcdecode.schedule.auto import LOOKAHEAD
-from hpcdecode.schedule.injector import Injector, Limits
+from hpcdecode.schedule.injector import Injector
+from hpcdecode.schedule.microbatch import Limits
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.stops import Stops
 from hpcdecode.setup import Scale, choose_scale, load, measure_room
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from hpcdecode.workers.remote import RemoteDesk
 
+_PREFIX_BYTES = 1 << 30  # of an S-rank, for K and V of what prompts share
 _NO_CONTEXT_LIMIT = 1 << 40
 
 
@@ -54,6 +56,16 @@ class Engine:
     def max_positions(self) -> int:
         """The context, tokens; a large number where the model has no limit."""
         return self.setup.max_positions or _NO_CONTEXT_LIMIT
+
+    @property
+    def stops(self) -> Stops:
+        """What ends a sequence; on S-ranks."""
+        return Stops(self.setup.eos, self.tokenizer.decode)
+
+    def limits(self, batch: int, scale: Scale, prefix_tokens: int = 0) -> Limits:
+        """Of a lane whose share of B is `batch`."""
+        sizes = (scale.period, scale.steps, self.options.prefill_tokens, self.setup.max_positions, prefix_tokens)
+        return Limits(batch, *sizes)
 
     def placement(self, lanes: int) -> Placement:
         """What an S-rank may use of the R-ranks' KV caches."""
@@ -163,14 +175,11 @@ class Engine:
         team, setup = self.team, self.setup
         batches = scale.lane_batches[team.s_ranks.index(team.me.rank)]
         placement = self.placement(len(batches))
-        limits = [
-            Limits(batch, scale.period, scale.steps, self.options.prefill_tokens, setup.max_positions)
-            for batch in batches
-        ]
-        injectors = [Injector(lane, desk, placement, limit) for lane, limit in enumerate(limits)]
-        stops = Stops(setup.eos, self.tokenizer.decode)
-        grammars = self.tokenizer.grammars
-        return SRank(self.model, setup.shapes, links, injectors, desk, stops, self._prompt_attention(), grammars)
+        prompts, grammars = self._prompt_attention(), self.tokenizer.grammars
+        shared = prompts.tokens_in(_PREFIX_BYTES // len(batches)) if self.options.prefix_sharing else 0
+        limits = [self.limits(batch, scale, shared) for batch in batches]
+        injectors = [Injector(lane, desk, placement, limit, self.stops) for lane, limit in enumerate(limits)]
+        return SRank(self.model, setup.shapes, links, injectors, desk, self.stops, prompts, grammars)
 
     def _prompt_attention(self) -> PromptAttention:
         me, setup = self.team.me, self.setup

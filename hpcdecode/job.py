@@ -40,6 +40,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     period: int | None = None  # F, steps between injections
     lanes: int | None = None  # mini-batches in flight
     prefill_tokens: int = 512  # most prompt tokens that a lane prefills in one step
+    prefix_sharing: bool = True  # prefill what several prompts begin with once
     s_ranks: int | None = None
     kv_memory: int | None = None  # bytes per R-rank
 

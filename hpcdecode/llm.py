@@ -12,15 +12,17 @@ import msgspec
 from hpcdecode import launch
 from hpcdecode.data.fields import row_params
 from hpcdecode.data.inputs import RawRow
+from hpcdecode.data.logprobs import Logprobs
 from hpcdecode.data.prompts import Row, RowError, read_row
 from hpcdecode.data.results import Result
-from hpcdecode.data.resume import Unfinished
-from hpcdecode.data.tokens import Prompt, tokenized
+from hpcdecode.data.tokens import Prompt, Unfinished, tokenized
 from hpcdecode.engine import Engine
 from hpcdecode.errors import RowProblem, UserError
 from hpcdecode.job import EngineOptions, find_model, parse_bytes
 from hpcdecode.report.progress import NoProgress, Progress
 from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.schedule.injector import problem_of, row_branches
+from hpcdecode.setup import Scale
 from hpcdecode.signals import Signals
 from hpcdecode.workers.desk import Desk
 
@@ -33,22 +35,32 @@ class PromptError(UserError, ValueError):
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """One sequence. finish_reason: stop or length."""
+    """One sequence. finish_reason: stop or length.
+
+    logprobs: of every token, where they were asked for: the log-probabilities of itself and of the most likely tokens,
+    by token id. cumulative_logprob: of all of them; NaN where it is not known.
+    """
 
     index: int
     text: str
     token_ids: list[int]
     finish_reason: str
+    cumulative_logprob: float
+    logprobs: list[dict[int, float]] | None
 
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """What became of one prompt. prompt: its text, None where it came as token ids."""
+    """What became of one prompt. prompt: its text, None where it came as token ids. outputs: its samples.
+
+    prompt_logprobs: as those of an output, of the prompt's tokens; None for the first, which has none.
+    """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
+    prompt_logprobs: list[dict[int, float] | None] | None
     finished: bool = True
 
 
@@ -120,29 +132,29 @@ class LLM:
         engine = self._engine
         rows = _usable(_row(number, *each) for number, each in enumerate(_with_params(fields, params), 1))
         prompts = _usable(tokenized(rows, engine.tokenizer, engine.max_positions))
-        self._require_room(prompts)
         results = _Collected()
         desk = Desk(prompts, results, engine.tokenizer)
         progress = Progress(bar=True, total=len(prompts)) if use_tqdm else NoProgress()
         try:
-            engine.work(desk, engine.scale(desk), Signals(), progress, _CHECKPOINT_SECONDS)
+            scale = engine.scale(desk)
+            self._require_room(prompts, scale)
+            engine.work(desk, scale, Signals(), progress, _CHECKPOINT_SECONDS)
         finally:
             desk.feed.close()
         return [self._output(row, prompt, results) for row, prompt in zip(rows, prompts, strict=True)]
 
-    def _require_room(self, prompts: list[Prompt]) -> None:
-        placement = self._engine.placement(1)
+    def _require_room(self, prompts: list[Prompt], scale: Scale) -> None:
+        engine, batch = self._engine, scale.lane_batches[0][0]
+        limits, placement = engine.limits(batch, scale), engine.placement(1)
         for prompt in prompts:
-            new = min(prompt.params.max_tokens, self._engine.max_positions - len(prompt.token_ids))
-            if not placement.fits_alone(len(prompt.token_ids) + new - 1):
-                raise PromptError(
-                    f"prompt {prompt.line}: needs {len(prompt.token_ids)} tokens of KV cache and up to {new} new ones, "
-                    f"but there is room for {max(placement.capacity)}: raise kv_memory, or lower max_tokens"
-                )
+            branches = row_branches(prompt, 0, limits, placement, engine.stops)
+            if problem := problem_of(branches, limits, placement):
+                raise PromptError(f"prompt {prompt.line}: {problem}")
 
     def _output(self, row: Row, prompt: Prompt, results: _Collected) -> RequestOutput:
         text = self._engine.tokenizer.chat_text(row.messages) if row.messages is not None else row.prompt
-        return RequestOutput(row.id, text, prompt.token_ids, results.outputs(row.line))
+        outputs, logprobs = results.outputs(row.line), results.prompt_logprobs(row.line)
+        return RequestOutput(row.id, text, prompt.token_ids, outputs, logprobs)
 
 
 class _Collected:
@@ -153,8 +165,8 @@ class _Collected:
         self.unfinished: Any = list[Unfinished]
         self._results: dict[int, list[Result]] = {}  # by line
 
-    def add(self, result: Result) -> None:
-        self._results.setdefault(result.line, []).append(result)
+    def add(self, *samples: Result) -> None:
+        self._results[samples[0].line] = sorted(samples, key=lambda r: r.sample)
 
     def error(self, e: RowError) -> None:
         raise _problem(e)
@@ -163,8 +175,24 @@ class _Collected:
         """Nothing is ever due."""
 
     def outputs(self, line: int) -> list[CompletionOutput]:
-        samples = sorted(self._results[line], key=lambda r: r.sample)
-        return [CompletionOutput(r.sample, r.text, r.token_ids, r.finish_reason) for r in samples]
+        return [
+            CompletionOutput(r.sample, r.text, r.token_ids, r.finish_reason, r.cumulative_logprob, _by_token(r))
+            for r in self._results[line]
+        ]
+
+    def prompt_logprobs(self, line: int) -> list[dict[int, float] | None] | None:
+        first = self._results[line][0]
+        held = first.prompt_logprobs
+        return None if held is None else [None, *_likely(first.prompt_token_ids, held)[1:]]
+
+
+def _by_token(result: Result) -> list[dict[int, float]] | None:
+    return None if result.logprobs is None else _likely(result.token_ids, result.logprobs)
+
+
+def _likely(token_ids: Seq[int], held: Logprobs) -> list[dict[int, float]]:
+    each = zip(token_ids, held.chosen, held.top_ids, held.top, strict=True)
+    return [{**dict(zip(ids, values, strict=True)), token: own} for token, own, ids, values in each]
 
 
 def _with_params(

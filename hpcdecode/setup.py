@@ -18,7 +18,7 @@ from hpcdecode.memory import available_bytes
 from hpcdecode.model import SplitModel, load_split
 from hpcdecode.model.config import read_config
 from hpcdecode.schedule.auto import choose
-from hpcdecode.schedule.injector import Limits
+from hpcdecode.schedule.microbatch import Limits
 
 T = TypeVar("T")
 _MEMORY_SHARE = 0.7  # of what is available, for the KV caches of a host
@@ -109,10 +109,11 @@ def choose_scale(options: EngineOptions, team: Team, first: list[Prompt], all_ro
     """B, F, S and the lanes; called by the lead. first: the first rows, `all_rows` if there are no others."""
     capacity = sum(r.kv_tokens for r in team.ranks)
     batch, period, steps = choose(options.batch, options.period, first, all_rows, 1, capacity)
+    most = max([p.params.samples for p in first], default=1)  # a row is run by one lane
     batch = max(batch, len(team.s_ranks))
     shares = _split(batch, len(team.s_ranks))
     lanes = options.lanes or (1 if team.comm is None else 2)  # one process has nothing to overlap
-    return Scale(batch, period, steps, [_split(share, min(lanes, share)) for share in shares])
+    return Scale(batch, period, steps, [_split(share, max(min(lanes, share // most), 1)) for share in shares])
 
 
 def _describe(options: EngineOptions, model: SplitModel, tokenizer: Tokenizer) -> Setup:

@@ -17,21 +17,26 @@ LENGTHS = (1, 2, 3, 5, 8, 13, 16, 17, 31, 33, 48, 63, 64, 65, 95, 97, 128, 150, 
 SMALLEST_GAP = 1e-5  # between logits of the order of 10
 
 
-def make_case(name: str, directory: Path, *, rows: int = 24, new_tokens: int = 48, **fields: object) -> Path:
+def make_case(
+    name: str, directory: Path, *, rows: int = 24, new_tokens: int = 48, common: int = 0, **fields: object
+) -> Path:
     """Write model/, prompts.jsonl and reference.json (greedy token ids by row) to directory/name; returns it.
 
-    fields: sampling fields of every row of the prompt file. Prompts on which two tokens tie to within float32
-    rounding are drawn again: the order of sums decides them, in transformers as here.
+    common: tokens that all prompts begin with. fields: sampling fields of every row of the prompt file.
+
+    Prompts on which two tokens tie to within float32 rounding are drawn again: the order of sums decides them, in
+    transformers as here.
     """
     case = directory / name
     model = AutoModelForCausalLM.from_pretrained(build(name, case / "model"), dtype=torch.float32).eval()
     draw = np.random.default_rng(7)
     lengths = [LENGTHS[round(i * (len(LENGTHS) - 1) / max(rows - 1, 1))] for i in range(rows)]
+    beginning = draw.integers(5, model.config.vocab_size, common).tolist()
     prompts, reference = [], []
     for length in draw.permutation(lengths):
         gap = 0.0
         while gap < SMALLEST_GAP:
-            prompt = draw.integers(5, model.config.vocab_size, length).tolist()
+            prompt = beginning + draw.integers(5, model.config.vocab_size, length).tolist()
             tokens, gap = greedy(model, prompt, new_tokens)
         prompts.append({"prompt_token_ids": prompt, **fields})
         reference.append(tokens)

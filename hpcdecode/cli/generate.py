@@ -63,6 +63,7 @@ def _add_rows(group) -> None:
 
 def _add_sampling(group) -> None:
     add, default = group.add_argument, _DEFAULTS
+    add("--n", type=int, metavar="N", help=f"samples of every row ({default['n']})")
     add("--max-tokens", type=int, metavar="N", help=f"({default['max_tokens']})")
     add("--min-tokens", type=int, metavar="N", help=f"before anything stops ({default['min_tokens']})")
     add("--temperature", type=float, metavar="T", help=f"0 is greedy ({default['temperature']})")
@@ -86,6 +87,10 @@ def _add_sampling(group) -> None:
     help = "what texts follow, as in a row: JSON, or a file of it with json, regex, choice or grammar"
     add("--structured-outputs", type=_object, metavar="JSON", help=help)
     add("--truncate-prompt-tokens", type=int, metavar="N", help="keep a prompt's last N; -1 for what there is room for")
+    add("--beam-width", type=int, metavar="W", help="search for the W likeliest continuations, the row's samples")
+    add("--length-penalty", type=float, metavar="X", help=f"of beams ({default['length_penalty']})")
+    add("--logprobs", type=int, metavar="K", help="keep tokens' log-probabilities, and those of the K most likely ones")
+    add("--prompt-logprobs", type=int, metavar="K", help="the same of the prompts' tokens")
 
 
 def _add_size(group) -> None:
@@ -97,6 +102,7 @@ def _add_size(group) -> None:
     add("--lanes", type=_count, metavar="L", help="mini-batches in flight per S-rank (2, or 1 in one process)")
     help = f"most prompt tokens a step of a lane ({_DEFAULTS['prefill_tokens']})"
     add("--prefill-tokens", type=int, metavar="N", help=help)
+    add("--prefix-sharing", action=_Switch, help="prefill what several prompts begin with once (yes)")
     add("--s-ranks", type=int, metavar="K", help="ranks that hold weights; the others hold KV caches (1)")
     add("--kv-memory", type=_bytes, metavar="SIZE", help="KV cache of an R-rank, such as 64G")
 

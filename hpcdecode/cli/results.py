@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from hpcdecode.data.export import FORMATS, OBJECTS
-from hpcdecode.data.read import COLUMNS
+from hpcdecode.data.export import FORMATS
+from hpcdecode.data.openai import OBJECTS
 
 
 def _add_show(commands) -> None:
@@ -40,7 +40,7 @@ def _add_export(commands) -> None:
     add("--to", required=True, choices=tuple(FORMATS), help="format")
     add("-o", "--output", metavar="FILE", help="(OUT.results.jsonl, OUT.results.parquet, OUT.batch.jsonl)")
     add("--overwrite", action="store_true", help="replace the file if it exists")
-    add("--columns", metavar="NAME[,NAME...]", default=",".join(COLUMNS), help="(all)")
+    add("--columns", metavar="NAME[,NAME...]", help="(all)")
     add("--where", metavar="CONDITION", action="append", default=[], help="such as finish_reason=stop; all must hold")
     add("--endpoint", choices=tuple(OBJECTS), default="chat", help="of the requests of an OpenAI batch (%(default)s)")
     parser.set_defaults(run=_export)
@@ -49,7 +49,7 @@ def _add_export(commands) -> None:
 def _export(options: argparse.Namespace, _comm) -> int:
     from hpcdecode.data.export import export
 
-    columns = [name for name in options.columns.split(",") if name]
+    columns = None if options.columns is None else [name for name in options.columns.split(",") if name]
     choice = {"columns": columns, "where": options.where, "endpoint": options.endpoint}
     print(export(options.results, options.output, options.to, overwrite=options.overwrite, **choice))
     return 0

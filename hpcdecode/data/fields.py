@@ -13,13 +13,13 @@ from hpcdecode.sampling.params import SamplingParams
 
 MAX_SHOWN_CHARACTERS = 60
 MAX_INTEGER = 2**63 - 1
+OPENAI_LOGPROBS = "top_logprobs"
 OPENAI_MAX_TOKENS = "max_completion_tokens"  # the newer name, which wins
 RESPONSE_FORMAT = "response_format"  # what the OpenAI API has in place of structured_outputs
 
 # Sampling names of vLLM and OpenAI that would change the result, with the value that asks for nothing.
 UNSUPPORTED: dict[str, Any] = {
     "allowed_token_ids": None,
-    "beam_width": 1,
     "best_of": 1,
     "detokenize": True,
     "extra_args": None,
@@ -28,15 +28,10 @@ UNSUPPORTED: dict[str, Any] = {
     "guided_grammar": None,
     "guided_json": None,
     "guided_regex": None,
-    "length_penalty": 1,
     "logits_processors": [],
-    "logprobs": None,
-    "n": 1,
-    "prompt_logprobs": None,
     "spaces_between_special_tokens": True,
     "tool_choice": None,
     "tools": [],
-    "top_logprobs": None,
     "use_beam_search": False,
 }
 
@@ -50,6 +45,9 @@ def row_params(fields: dict[str, Any], defaults: SamplingParams) -> SamplingPara
     for name in UNSUPPORTED.keys() & fields.keys():
         if fields[name] is not None and not _asks_for_nothing(fields[name], UNSUPPORTED[name]):
             raise RowProblem(f"{name}: not supported yet, got {shown(fields[name])}; remove the field")
+    if isinstance(fields.get("logprobs"), bool):  # as in the OpenAI API for chats
+        top = fields.get(OPENAI_LOGPROBS) or 0
+        fields = {**fields, "logprobs": top if fields["logprobs"] else None}
     if fields.get(OPENAI_MAX_TOKENS) is not None:
         fields = {**fields, "max_tokens": fields[OPENAI_MAX_TOKENS]}
     if fields.get(RESPONSE_FORMAT) is not None:

@@ -1,17 +1,19 @@
 """The HDF5 layout of results: which datasets there are, and how a file of them is written.
 
-    /rows/*           [n]      one entry per finished sequence
-    /rows/token_ids   [total]  row i has token_offsets[i]:token_offsets[i+1]
-    /errors/*         [m]      one entry per line that could not be used
+    /rows/*            [n]       one entry per finished sequence
+    /rows/token_ids    [total]   row i has token_offsets[i]:token_offsets[i+1], as it has of all in its group
+    /rows/top_logprobs [total,k] the k most likely tokens at each
+    /errors/*          [m]       one entry per line that could not be used
 
 The same names hold in the final file, in a segment (a file of the rows of one commit) and in the index (virtual
-datasets over segments). Only the token_offsets of a segment begin at its `base` instead of 0: the tokens of all
-segments before it, so that the index joins them as they are.
+datasets over segments). Only the offsets of a segment begin at its `base` instead of 0: the entries of all segments
+before it, so that the index joins them as they are. A column with a `fill` is there only where some row has values.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import h5py
 import msgspec
@@ -20,63 +22,145 @@ import numpy as np
 STRING = h5py.string_dtype("utf-8")
 FINISH_REASONS = {"stop": 0, "length": 1}
 FINISH = h5py.enum_dtype(FINISH_REASONS, basetype="u1")
+_NONE = float("nan")
 
-ROW_COLUMNS: dict[str, Any] = {
-    "line": np.dtype("i8"),
-    "id": STRING,
-    "sample": np.dtype("i4"),
-    "text": STRING,
-    "finish_reason": FINISH,
-    "prompt_tokens": np.dtype("i4"),
-    "queued_at": np.dtype("f8"),
-    "first_token_at": np.dtype("f8"),
-    "finished_at": np.dtype("f8"),
+
+class Column(NamedTuple):
+    dtype: Any
+    fill: float | None = None  # what entries without a value hold
+    wide: bool = False  # [entries, k] rather than [entries]
+
+
+ROW_COLUMNS: dict[str, Column] = {
+    "line": Column(np.dtype("i8")),
+    "id": Column(STRING),
+    "sample": Column(np.dtype("i4")),
+    "text": Column(STRING),
+    "finish_reason": Column(FINISH),
+    "prompt_tokens": Column(np.dtype("i4")),
+    "queued_at": Column(np.dtype("f8")),
+    "first_token_at": Column(np.dtype("f8")),
+    "finished_at": Column(np.dtype("f8")),
+    "cumulative_logprob": Column(np.dtype("f8"), _NONE),
 }
-TOKEN_COLUMNS: dict[str, Any] = {"token_ids": np.dtype("i4")}
+TOKENS, PROMPTS = "token_offsets", "prompt_offsets"
+RAGGED: dict[str, dict[str, Column]] = {  # columns by the offsets that cut them into rows
+    TOKENS: {
+        "token_ids": Column(np.dtype("i4")),
+        "logprobs": Column(np.dtype("f4"), _NONE),
+        "top_token_ids": Column(np.dtype("i4"), -1, wide=True),
+        "top_logprobs": Column(np.dtype("f4"), _NONE, wide=True),
+    },
+    PROMPTS: {
+        "prompt_token_ids": Column(np.dtype("i4"), -1),
+        "prompt_logprobs": Column(np.dtype("f4"), _NONE),
+        "prompt_top_token_ids": Column(np.dtype("i4"), -1, wide=True),
+        "prompt_top_logprobs": Column(np.dtype("f4"), _NONE, wide=True),
+    },
+}
+OFFSETS = {name: offsets for offsets, columns in RAGGED.items() for name in columns}
+COLUMNS = ROW_COLUMNS | {name: column for columns in RAGGED.values() for name, column in columns.items()}
 ERROR_COLUMNS: dict[str, Any] = {"line": np.dtype("i8"), "id": STRING, "reason": STRING}
-TOKEN_OFFSETS = "rows/token_offsets"
 
 CHUNK_ROWS = 8192
 CHUNK_TOKENS = 65536
 
 
-class Table(msgspec.Struct):
-    """Columns in memory. rows and errors: [n] and [m] arrays by name, bytes objects for strings."""
+class Extent(msgspec.Struct, frozen=True):
+    """How much a file holds. entries: by offsets. widths: of the columns that are there, 1 where they are not wide."""
 
-    rows: dict[str, np.ndarray]
-    lengths: np.ndarray  # [n] int64, generated tokens of each row
-    tokens: dict[str, np.ndarray]  # [sum of lengths]
-    errors: dict[str, np.ndarray]
+    rows: int
+    errors: int
+    entries: dict[str, int]
+    widths: dict[str, int]
+
+    @staticmethod
+    def of(file: h5py.File) -> Extent:
+        rows = file["rows"]
+        ends = {name: rows[name] for name in RAGGED if name in rows}
+        return Extent(
+            rows=len(rows["line"]),
+            errors=len(file["errors/line"]),
+            entries={name: int(ends[name][-1] - ends[name][0]) if name in ends else 0 for name in RAGGED},
+            widths={name: rows[name].shape[1] if COLUMNS[name].wide else 1 for name in COLUMNS if name in rows},
+        )
+
+    @staticmethod
+    def sum(extents: list[Extent]) -> Extent:
+        widths: dict[str, int] = {name: 1 for name, column in COLUMNS.items() if column.fill is None}
+        for extent in extents:
+            for name, width in extent.widths.items():
+                widths[name] = max(widths.get(name, 0), width)
+        entries = {name: sum(e.entries[name] for e in extents) for name in RAGGED}
+        return Extent(sum(e.rows for e in extents), sum(e.errors for e in extents), entries, widths)
+
+    def length(self, name: str) -> int:
+        """How long a column is, or would be if it were there."""
+        return self.entries[OFFSETS[name]] if name in OFFSETS else self.rows
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return (self.length(name), self.widths[name]) if COLUMNS[name].wide else (self.length(name),)
+
+
+class Table(msgspec.Struct):
+    """Columns in memory; those that no row has values for are left out. Strings are bytes objects."""
+
+    rows: dict[str, np.ndarray]  # [n]
+    lengths: dict[str, np.ndarray]  # by offsets: [n] int64, entries of each row
+    entries: dict[str, np.ndarray]  # [sum of lengths] or [sum of lengths, k]
+    errors: dict[str, np.ndarray]  # [m]
+
+    def extent(self) -> Extent:
+        columns = self.rows | self.entries
+        return Extent(
+            rows=len(self.rows["line"]),
+            errors=len(self.errors["line"]),
+            entries={name: int(lengths.sum()) for name, lengths in self.lengths.items()},
+            widths={name: values.shape[1] if COLUMNS[name].wide else 1 for name, values in columns.items()},
+        )
 
 
 class FileWriter:
-    """Fills an open file with `n` rows, `total` tokens and `m` errors, given in their final order by stretches."""
+    """Fills an open file of a known extent, given in its final order by stretches.
 
-    def __init__(self, file: h5py.File, n: int, total: int, m: int, base: int = 0) -> None:
-        self._rows = {name: create(file, f"rows/{name}", n, kind, CHUNK_ROWS) for name, kind in ROW_COLUMNS.items()}
-        self._tokens = {
-            name: create(file, f"rows/{name}", total, kind, CHUNK_TOKENS) for name, kind in TOKEN_COLUMNS.items()
+    base: where the offsets of a segment begin; None for a final file, which has no offsets without entries.
+    """
+
+    def __init__(self, file: h5py.File, extent: Extent, base: Mapping[str, int] | None = None) -> None:
+        self._columns = {
+            name: create(file, f"rows/{name}", extent.shape(name), COLUMNS[name]) for name in extent.widths
         }
         self._errors = {
-            name: create(file, f"errors/{name}", m, kind, CHUNK_ROWS) for name, kind in ERROR_COLUMNS.items()
+            name: create(file, f"errors/{name}", (extent.errors,), Column(kind)) for name, kind in ERROR_COLUMNS.items()
         }
-        self._offsets = create(file, TOKEN_OFFSETS, n + 1, np.dtype("i8"), CHUNK_ROWS)
-        self._offsets[0] = base
-        self._base, self._row, self._token, self._error = base, 0, 0, 0
+        kept = [name for name in RAGGED if base is not None or extent.entries[name] or name == TOKENS]
+        self._offsets = {
+            name: create(file, f"rows/{name}", (extent.rows + 1,), Column(np.dtype("i8"))) for name in kept
+        }
+        self._base = {name: base[name] if base else 0 for name in RAGGED}
+        for name, offsets in self._offsets.items():
+            offsets[0] = self._base[name]
+        self._row = self._error = 0
+        self._entry = dict.fromkeys(RAGGED, 0)
 
-    def append_rows(self, rows: dict[str, np.ndarray], lengths: np.ndarray, tokens: dict[str, np.ndarray]) -> None:
-        n, total = len(lengths), int(lengths.sum())
+    def append_rows(
+        self, rows: dict[str, np.ndarray], lengths: dict[str, np.ndarray], entries: dict[str, np.ndarray]
+    ) -> None:
+        n = len(rows["line"])
         if n == 0:
             return
-        for name, dataset in self._rows.items():
-            dataset[self._row : self._row + n] = rows[name]
-        ends = self._base + self._token + np.cumsum(lengths, dtype=np.int64)
-        self._offsets[self._row + 1 : self._row + 1 + n] = ends
-        if total:
-            for name, dataset in self._tokens.items():
-                dataset[self._token : self._token + total] = tokens[name]
+        for name, values in rows.items():
+            self._columns[name][self._row : self._row + n] = values
+        for name, values in entries.items():
+            start = self._entry[OFFSETS[name]]
+            if values.size:
+                self._columns[name][(slice(start, start + len(values)), *map(slice, values.shape[1:]))] = values
+        for name, counts in lengths.items():
+            ends = np.cumsum(counts, dtype=np.int64)
+            if name in self._offsets:
+                self._offsets[name][self._row + 1 : self._row + 1 + n] = self._base[name] + self._entry[name] + ends
+            self._entry[name] += int(ends[-1])
         self._row += n
-        self._token += total
 
     def append_errors(self, errors: dict[str, np.ndarray]) -> None:
         m = len(errors["line"])
@@ -87,12 +171,14 @@ class FileWriter:
         self._error += m
 
 
-def create(file: h5py.File, name: str, length: int, kind: Any, chunk: int) -> h5py.Dataset:
-    """An empty dataset [length]: numbers chunked and compressed, strings chunked (their text lies in the heap)."""
-    if length == 0:
-        return file.create_dataset(name, (0,), dtype=kind)
-    options = {} if kind is STRING else {"compression": "gzip", "compression_opts": 1, "shuffle": True}
-    return file.create_dataset(name, (length,), dtype=kind, chunks=(min(length, chunk),), **options)
+def create(file: h5py.File, name: str, shape: tuple[int, ...], column: Column) -> h5py.Dataset:
+    """An empty dataset: numbers chunked and compressed, strings chunked (their text lies in the heap)."""
+    if 0 in shape:
+        return file.create_dataset(name, shape, dtype=column.dtype)
+    options = {} if column.dtype is STRING else {"compression": "gzip", "compression_opts": 1, "shuffle": True}
+    most = CHUNK_TOKENS if name.removeprefix("rows/") in OFFSETS else CHUNK_ROWS
+    chunks = (min(shape[0], max(most // max(shape[1:], default=1), 1)), *shape[1:])
+    return file.create_dataset(name, shape, dtype=column.dtype, chunks=chunks, fillvalue=column.fill, **options)
 
 
 def write_attributes(file: h5py.File, attributes: dict[str, Any], *, complete: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -10,30 +10,33 @@ import h5py
 import numpy as np
 
 from hpcdecode.data.diskfile import open_segment
-from hpcdecode.data.layout import ERROR_COLUMNS, ROW_COLUMNS, TOKEN_COLUMNS, TOKEN_OFFSETS, FileWriter
+from hpcdecode.data.layout import COLUMNS, ERROR_COLUMNS, OFFSETS, RAGGED, ROW_COLUMNS, Extent, FileWriter
 
 STRETCH_ROWS = 8192
-STRETCH_TOKENS = 1 << 20
+STRETCH_TOKENS = 1 << 20  # numbers beside those of the row itself
 _HEAD_ROWS = 1 << 15  # keys held in memory, all sources together
 _SAMPLE_BITS = 20
 
 Span = tuple[int, int, int]  # source, first row, row after the last
 
 
-def merge(paths: Sequence[Path], out: h5py.File, check: Callable[[], None], base: int = 0) -> None:
+def merge(
+    paths: Sequence[Path], out: h5py.File, check: Callable[[], None], base: Mapping[str, int] | None = None
+) -> None:
     """Write the rows of all segments `paths` to `out` by (line, sample), their errors by line.
 
-    Each segment is sorted already. base: where the token offsets of `out` begin. check: called after each stretch, it
-    may raise to stop the merge. Memory does not grow with the number of rows. Raises OSError for unreadable segments.
+    Each segment is sorted already. base: where the offsets of `out` begin if it is a segment. check: called after each
+    stretch, it may raise to stop the merge. Memory does not grow with the number of rows. Raises OSError for unreadable
+    segments.
     """
     with ExitStack() as stack:
         files = [stack.enter_context(open_segment(path)) for path in paths]
         rows = [_RowSource(file) for file in files]
         errors = [_ErrorSource(file) for file in files]
-        totals = sum(s.length for s in rows), sum(s.tokens for s in rows), sum(s.length for s in errors)
-        writer = FileWriter(out, *totals, base)
+        total = Extent.sum([source.extent for source in rows])
+        writer = FileWriter(out, total, base)
         for spans, order in _stretches(rows):
-            _copy_rows(rows, spans, order, writer)
+            _copy_rows(rows, spans, order, writer, total)
             check()
         for spans, order in _stretches(errors):
             columns = {name: _gather(errors, name, spans)[order] for name in ERROR_COLUMNS}
@@ -80,15 +83,35 @@ class _ErrorSource(_Source):
 class _RowSource(_Source):
     def __init__(self, file: h5py.File) -> None:
         super().__init__(file["rows"])
-        self.offsets = file[TOKEN_OFFSETS]
-        self.base = int(self.offsets[0])
-        self.tokens = int(self.offsets[self.length]) - self.base
+        self.extent = Extent.of(file)
+        self.offsets = {name: self.group[name] for name in RAGGED if name in self.group}
+        self.bases = {name: int(offsets[0]) for name, offsets in self.offsets.items()}
+        widths = {name: [w for n, w in self.extent.widths.items() if OFFSETS.get(n) == name] for name in RAGGED}
+        self.weights = {name: sum(w) for name, w in widths.items()}
 
     def keys(self, start: int, stop: int) -> np.ndarray:
         return (self.group["line"][start:stop] << _SAMPLE_BITS) + self.group["sample"][start:stop]
 
     def lengths(self, start: int, stop: int) -> np.ndarray:
-        return np.diff(self.offsets[start : stop + 1])
+        return sum(self.counts(name, start, stop) * self.weights[name] for name in RAGGED)
+
+    def counts(self, offsets: str, start: int, stop: int) -> np.ndarray:
+        """Entries of each row."""
+        if offsets not in self.offsets:
+            return np.zeros(stop - start, np.int64)
+        return np.diff(self.offsets[offsets][start : stop + 1])
+
+    def entries(self, name: str, start: int, stop: int, width: int) -> np.ndarray:
+        """A column's entries of rows, [entries] or [entries, width]."""
+        offsets, column = OFFSETS[name], COLUMNS[name]
+        first, last = (
+            int(self.offsets[offsets][i]) - self.bases[offsets] if offsets in self.offsets else 0 for i in (start, stop)
+        )
+        values = np.full((last - first, width) if column.wide else last - first, column.fill or 0, column.dtype)
+        if name in self.extent.widths and values.size:
+            held = self.group[name][first:last]
+            values[(slice(None), *map(slice, held.shape[1:]))] = held
+        return values
 
 
 def _stretches(sources: Sequence[_Source]) -> Iterator[tuple[list[Span], np.ndarray]]:
@@ -119,25 +142,27 @@ def _next_counts(sources: Sequence[_Source]) -> np.ndarray:
     return np.bincount(owners[order[: max(1, fitting)]], minlength=len(sources))
 
 
-def _copy_rows(sources: Sequence[_RowSource], spans: list[Span], order: np.ndarray, writer: FileWriter) -> None:
-    rows = {name: _gather(sources, name, spans)[order] for name in ROW_COLUMNS}
-    lengths = np.concatenate([sources[i].head_lengths[: b - a] for i, a, b in spans])
-    starts = np.cumsum(lengths) - lengths
-    lengths = lengths[order]
-    shift = starts[order] - (np.cumsum(lengths) - lengths)
-    picked = np.repeat(shift, lengths) + np.arange(int(lengths.sum()))
-    tokens = {name: _gather_tokens(sources, name, spans)[picked] for name in TOKEN_COLUMNS}
-    writer.append_rows(rows, lengths, tokens)
+def _copy_rows(
+    sources: Sequence[_RowSource], spans: list[Span], order: np.ndarray, writer: FileWriter, total: Extent
+) -> None:
+    rows = {name: _gather(sources, name, spans)[order] for name in ROW_COLUMNS if name in total.widths}
+    lengths, entries = {}, {}
+    for offsets, columns in RAGGED.items():
+        counts = np.concatenate([sources[i].counts(offsets, a, b) for i, a, b in spans])
+        starts = np.cumsum(counts) - counts
+        counts = lengths[offsets] = counts[order]
+        shift = starts[order] - (np.cumsum(counts) - counts)
+        picked = np.repeat(shift, counts) + np.arange(int(counts.sum()))
+        for name in (n for n in columns if n in total.widths):
+            made = [sources[i].entries(name, a, b, total.widths[name]) for i, a, b in spans]
+            entries[name] = np.concatenate(made)[picked]
+    writer.append_rows(rows, lengths, entries)
 
 
 def _gather(sources: Sequence[_Source], name: str, spans: list[Span]) -> np.ndarray:
-    return np.concatenate([sources[i].group[name][a:b] for i, a, b in spans])
-
-
-def _gather_tokens(sources: Sequence[_RowSource], name: str, spans: list[Span]) -> np.ndarray:
-    pieces = []
-    for i, a, b in spans:
-        source = sources[i]
-        start, stop = int(source.offsets[a]) - source.base, int(source.offsets[b]) - source.base
-        pieces.append(source.group[name][start:stop])
-    return np.concatenate(pieces)
+    return np.concatenate(
+        [
+            sources[i].group[name][a:b] if name in sources[i].group else np.full(b - a, COLUMNS[name].fill)
+            for i, a, b in spans
+        ]
+    )

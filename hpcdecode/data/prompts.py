@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from hpcdecode.data.fields import (
+    OPENAI_LOGPROBS,
     OPENAI_MAX_TOKENS,
     RESPONSE_FORMAT,
     UNSUPPORTED,
@@ -138,7 +139,8 @@ def _renamed(fields: dict[str, Any], column: str | None) -> dict[str, Any]:
 @cache
 def _known() -> frozenset[str]:
     """The names of a row's fields that mean something here."""
-    return frozenset(("id", "custom_id", *SOURCES, OPENAI_MAX_TOKENS, RESPONSE_FORMAT, *UNSUPPORTED, *sampling_kinds()))
+    names = (OPENAI_LOGPROBS, OPENAI_MAX_TOKENS, RESPONSE_FORMAT)
+    return frozenset(("id", "custom_id", *SOURCES, *names, *UNSUPPORTED, *sampling_kinds()))
 
 
 def _json_object(data: bytes) -> dict[str, Any]:

@@ -11,10 +11,9 @@ import h5py
 import msgspec
 import numpy as np
 
-from hpcdecode.data.layout import ERROR_COLUMNS, ROW_COLUMNS, STRING, TOKEN_COLUMNS, TOKEN_OFFSETS
+from hpcdecode.data.layout import COLUMNS, ERROR_COLUMNS, OFFSETS, RAGGED, STRING, TOKENS
 from hpcdecode.errors import UserError
 
-COLUMNS = (*ROW_COLUMNS, *TOKEN_COLUMNS)
 _STRETCH = 4096  # rows read at once
 
 
@@ -22,7 +21,8 @@ class Results:
     """A results file, complete or of a job that runs or was interrupted; usable as a context.
 
     path: the output of `hpcdecode generate`. complete: whether the job has ended. attributes: what it was (`job`,
-    `model`, `versions`, `topology`, `summary`). Raises UserError where the file is none of results.
+    `model`, `versions`, `topology`, `summary`). columns: those that the file has; `logprobs` and its like are there if
+    a row asked for them. Raises UserError where the file is none of results.
 
         with hpcdecode.read("out.h5") as results:
             print(len(results), results[7]["text"])
@@ -31,13 +31,15 @@ class Results:
     def __init__(self, path: str | os.PathLike) -> None:
         try:
             self._file = h5py.File(path, "r", locking=False)
-            rows, self._ends = self._file["rows"], self._file[TOKEN_OFFSETS]
+            rows = self._file["rows"]
+            self._ends = {name: rows[name] for name in RAGGED if name in rows or name == TOKENS}
             self.complete = bool(self._file.attrs["complete"])
             line, sample = rows["line"][:], rows["sample"][:]
         except (OSError, KeyError) as e:
             raise UserError(f"{path}: expected a results file of hpcdecode generate: {e}") from e
         self.attributes = {k: msgspec.json.decode(v) for k, v in self._file.attrs.items() if k != "complete"}
         self._rows = rows
+        self.columns = tuple(name for name in COLUMNS if name in rows)
         self._order = np.lexsort((sample, line))  # an interrupted job's rows lie in the order of their commits
         self._lines = line[self._order]
         reasons = h5py.check_enum_dtype(rows["finish_reason"].dtype)
@@ -52,7 +54,11 @@ class Results:
             yield from rows_of(columns)
 
     def __getitem__(self, line: int) -> dict[str, Any]:
-        """The first sample of a line: every column by name, `token_ids` an int32 array. KeyError if it is not there."""
+        """The first sample of a line: every column by name. KeyError if it is not there.
+
+        `token_ids`, `prompt_token_ids` and log-probabilities are arrays [tokens], those of the most likely tokens
+        [tokens, k]; None where the row did not ask for them.
+        """
         samples = self.samples(line)
         if not samples:
             raise KeyError(f"line {line} is not among the {len(self)} rows")
@@ -61,7 +67,7 @@ class Results:
     def samples(self, line: int) -> list[dict[str, Any]]:
         """All samples of a line, as `[line]` gives the first; none where the line is not there. Reads no other rows."""
         start, stop = (int(np.searchsorted(self._lines, line, side)) for side in ("left", "right"))
-        return list(rows_of(self._columns(COLUMNS, start, stop)))
+        return list(rows_of(self._columns(self.columns, start, stop)))
 
     def by_id(self, row_id: str) -> dict[str, Any]:
         """The first row of that id; reads all ids. KeyError if there is none."""
@@ -71,11 +77,12 @@ class Results:
         return self[int(self._lines[found[0]])]
 
     def column(self, name: str) -> np.ndarray:
-        """[rows] of one column: numbers, str objects, or for token_ids int32 arrays."""
+        """[rows] of one column: numbers, str objects, or for what is kept of tokens arrays."""
         return self._columns([name], 0, len(self))[name]
 
-    def stretches(self, names: Seq[str] = COLUMNS) -> Iterator[dict[str, np.ndarray]]:
-        """Columns by name, some thousand rows at a time."""
+    def stretches(self, names: Seq[str] | None = None) -> Iterator[dict[str, np.ndarray]]:
+        """Columns by name (all), some thousand rows at a time."""
+        names = self.columns if names is None else names
         for start in range(0, len(self), _STRETCH):
             yield self._columns(names, start, min(start + _STRETCH, len(self)))
 
@@ -90,7 +97,7 @@ class Results:
         """A pandas DataFrame of all rows; pandas must be installed."""
         import pandas
 
-        return pandas.DataFrame({name: self.column(name) for name in COLUMNS})
+        return pandas.DataFrame({name: self.column(name) for name in self.columns})
 
     def close(self) -> None:
         self._file.close()
@@ -103,28 +110,40 @@ class Results:
 
     def _columns(self, names: Seq[str], start: int, stop: int) -> dict[str, np.ndarray]:
         index = self._order[start:stop]
-        return {name: self._tokens(name, index) if name in TOKEN_COLUMNS else self._take(name, index) for name in names}
+        return {name: self._entries(name, index) if name in OFFSETS else self._take(name, index) for name in names}
 
     def _take(self, name: str, index: np.ndarray) -> np.ndarray:
-        kind, dataset = ROW_COLUMNS[name], self._rows[name]
-        values = _pick(dataset.asstr(errors="replace") if kind is STRING else dataset, index)
+        strings, dataset = COLUMNS[name].dtype is STRING, self._rows[name]
+        values = _pick(dataset.asstr(errors="replace") if strings else dataset, index)
         return self._reasons[values] if name == "finish_reason" else values
 
-    def _tokens(self, name: str, index: np.ndarray) -> np.ndarray:
+    def _entries(self, name: str, index: np.ndarray) -> np.ndarray:
         out = np.empty(len(index), dtype=object)
         if len(index) == 0:
             return out
-        first, last = int(index.min()), int(index.max())
+        ends, first, last = self._ends[OFFSETS[name]], int(index.min()), int(index.max())
         if last - first >= 2 * len(index):  # scattered: one read a row
             for i, row in enumerate(index):
-                a, b = self._ends[row : row + 2]
-                out[i] = self._rows[name][a:b]
+                a, b = ends[row : row + 2]
+                out[i] = _held(name, self._rows[name][a:b])
             return out
-        ends = self._ends[first : last + 2]
-        tokens = self._rows[name][ends[0] : ends[-1]]
+        ends = ends[first : last + 2]
+        entries = self._rows[name][ends[0] : ends[-1]]
         for i, row in enumerate(index - first):
-            out[i] = tokens[ends[row] - ends[0] : ends[row + 1] - ends[0]]
+            out[i] = _held(name, entries[ends[row] - ends[0] : ends[row + 1] - ends[0]])
         return out
+
+
+def _held(name: str, values: np.ndarray) -> np.ndarray | None:
+    """What a row has of its entries [tokens] or [tokens, k]; None where it has none."""
+    column = COLUMNS[name]
+    if column.fill is None:
+        return values
+    lacking = np.isnan(values) if np.isnan(column.fill) else values == column.fill
+    if not column.wide:
+        return None if lacking.all() else values
+    width = int((~lacking).sum(axis=1).max(initial=0))
+    return values[:, :width] if width else None
 
 
 def rows_of(columns: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:

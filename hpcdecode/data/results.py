@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ import numpy as np
 
 from hpcdecode.data.diskfile import new_file
 from hpcdecode.data.durable import write_errors, write_whole
-from hpcdecode.data.layout import FINISH_REASONS, Table, objects, utf8, write_attributes
+from hpcdecode.data.layout import FINISH_REASONS, PROMPTS, RAGGED, TOKENS, Table, objects, utf8, write_attributes
+from hpcdecode.data.logprobs import Logprobs, columns_of
 from hpcdecode.data.merge import merge
 from hpcdecode.data.prompts import RowError
-from hpcdecode.data.resume import LOCK, UNFINISHED, Earlier, Lock, Unfinished, save_unfinished
+from hpcdecode.data.resume import LOCK, UNFINISHED, Earlier, Lock, save_unfinished
 from hpcdecode.data.segments import (
     FAN_IN,
     SEGMENT_PATTERN,
@@ -32,6 +34,7 @@ from hpcdecode.data.segments import (
     parts_folder,
     segment_image,
 )
+from hpcdecode.data.tokens import Unfinished
 
 SEGMENT_TOKENS = 1 << 20  # a commit is due at so many tokens, however few rows they are
 MERGE_ROWS = 1 << 18  # no merge beyond this before the end, or beyond 1/32 of all rows so far
@@ -52,6 +55,16 @@ class Result(msgspec.Struct):
     queued_at: float = 0.0  # Unix times: prefill began, first and last token came
     first_token_at: float = 0.0
     finished_at: float = 0.0
+    logprobs: Logprobs | None = None  # of token_ids
+    cumulative_logprob: float = nan
+    prompt_token_ids: list[int] = []  # where it has the next
+    prompt_logprobs: Logprobs | None = None
+
+    @property
+    def weight(self) -> int:
+        """Tokens, each as often as numbers are kept of it."""
+        held = [x for x in (self.logprobs, self.prompt_logprobs) if x is not None]
+        return len(self.token_ids) + sum(len(x) * (1 + 2 * x.width) for x in held)
 
 
 class ResultsWriter:
@@ -85,7 +98,7 @@ class ResultsWriter:
         self._pending_tokens = 0
         self._segments: list[Segment] = list(earlier.segments) if earlier else []
         self._commits = self._segments[-1].last if self._segments else 0
-        self._left = dict(earlier.unfinished) if earlier else {}  # of the earlier run, not finished yet
+        self._left = dict(earlier.unfinished) if earlier else {}  # of the earlier run, by line: not finished yet
         self._saved = bool(self._left)
         self._superseded: list[Path] = []  # merged segments that the index on disk still names
         self._retired: list[tuple[float, Path]] = []  # when it may go, merged segment
@@ -95,14 +108,15 @@ class ResultsWriter:
             self._lock = (earlier and earlier.lock) or _claim(self.path, self._parts)
             self._write_index()
 
-    def add(self, result: Result) -> None:
-        """Take a finished sequence; it is durable after the next commit."""
-        if result.finish_reason not in FINISH_REASONS:
-            raise ValueError(f"finish_reason: expected one of {list(FINISH_REASONS)}, got {result.finish_reason!r}")
-        result = msgspec.structs.replace(result, token_ids=np.asarray(result.token_ids, dtype=np.int32))
-        self._rows.append(result)
-        self._left.pop(result.line, None)
-        self._pending_tokens += len(result.token_ids)
+    def add(self, *samples: Result) -> None:
+        """Take a finished row, all its samples; they become durable together, with the next commit."""
+        for result in samples:
+            if result.finish_reason not in FINISH_REASONS:
+                raise ValueError(f"finish_reason: expected one of {list(FINISH_REASONS)}, got {result.finish_reason!r}")
+            result = msgspec.structs.replace(result, token_ids=np.asarray(result.token_ids, dtype=np.int32))
+            self._rows.append(result)
+            self._left.pop(result.line, None)
+            self._pending_tokens += result.weight
         self.tick()
 
     def error(self, e: RowError) -> None:
@@ -157,7 +171,7 @@ class ResultsWriter:
         if self._rows or self._errors:
             self._commit_segment()
         if unfinished:
-            left = [Unfinished(line, 0, tokens) for line, tokens in self._left.items()]
+            left = [sequence for samples in self._left.values() for sequence in samples.values()]
             sequences = left + self.unfinished()  # a sequence's newer entry comes last, and holds
             if sequences or self._saved:
                 save_unfinished(self._parts, sequences)
@@ -167,9 +181,8 @@ class ResultsWriter:
     def _commit_segment(self) -> None:
         """Write what is pending as a segment. An interruption at any point leaves it pending or committed, not both."""
         table, last = _table(self._rows, self._errors), self._segments[-1] if self._segments else None
-        number, base = self._commits + 1, last.base + last.tokens if last else 0
-        tokens = int(table.lengths.sum())
-        segment = Segment(number, number, 0, len(self._rows), tokens, len(self._errors), base)
+        number, base = self._commits + 1, last.end if last else dict.fromkeys(RAGGED, 0)
+        segment = Segment(number, number, 0, table.extent(), base)
         write_whole(self._parts / segment.name, segment_image(table, base))
         segments = [*self._segments, segment]
         self._segments, self._commits, self._rows, self._errors, self._pending_tokens = segments, number, [], [], 0
@@ -177,10 +190,10 @@ class ResultsWriter:
 
     def _compact(self) -> None:
         """Merge the newest segments while FAN_IN of them are of one level: the number of segments stays bounded."""
-        limit = max(MERGE_ROWS, sum(s.rows + s.errors for s in self._segments) // 32)
+        limit = max(MERGE_ROWS, sum(s.weight for s in self._segments) // 32)
         while len(newest := self._segments[-FAN_IN:]) == FAN_IN and newest[0].level == newest[-1].level:
             whole = joined(newest)
-            if whole.rows + whole.errors > limit:
+            if whole.weight > limit:
                 return
             paths = [self._parts / s.name for s in newest]
             temporary = self._parts / (whole.name + ".tmp")
@@ -217,8 +230,9 @@ def _due(start: float, seconds: float) -> float:
 def _table(rows: list[Result], errors: list[RowError]) -> Table:
     rows = sorted(rows, key=lambda r: (r.line, r.sample))
     errors = sorted(errors, key=lambda e: e.line)
-    tokens = np.concatenate([np.empty(0, np.int32), *(r.token_ids for r in rows)])
-    return Table(
+    generated = [(len(r.token_ids), r.logprobs) for r in rows]
+    prompts = [(len(r.prompt_token_ids), r.prompt_logprobs) for r in rows]
+    table = Table(
         rows={
             "line": np.array([r.line for r in rows], np.int64),
             "id": objects([utf8(r.id) for r in rows]),
@@ -230,14 +244,26 @@ def _table(rows: list[Result], errors: list[RowError]) -> Table:
             "first_token_at": np.array([r.first_token_at for r in rows], np.float64),
             "finished_at": np.array([r.finished_at for r in rows], np.float64),
         },
-        lengths=np.array([len(r.token_ids) for r in rows], np.int64),
-        tokens={"token_ids": tokens},
+        lengths={
+            name: np.array([n for n, _ in of], np.int64) for name, of in ((TOKENS, generated), (PROMPTS, prompts))
+        },
+        entries={
+            "token_ids": np.concatenate([np.empty(0, np.int32), *(r.token_ids for r in rows)]),
+            **columns_of(generated, "logprobs", "top_token_ids", "top_logprobs"),
+            **columns_of(prompts, "prompt_logprobs", "prompt_top_token_ids", "prompt_top_logprobs"),
+        },
         errors={
             "line": np.array([e.line for e in errors], np.int64),
             "id": objects([utf8(e.id) for e in errors]),
             "reason": objects([utf8(e.reason) for e in errors]),
         },
     )
+    sums = np.array([r.cumulative_logprob for r in rows], np.float64)
+    if not np.isnan(sums).all():
+        table.rows["cumulative_logprob"] = sums
+    if "prompt_logprobs" in table.entries:
+        table.entries["prompt_token_ids"] = np.array([i for r in rows for i in r.prompt_token_ids], np.int32)
+    return table
 
 
 def _claim(path: Path, parts: Path) -> Lock:

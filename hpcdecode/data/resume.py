@@ -19,19 +19,11 @@ from hpcdecode.data.durable import write_errors, write_whole
 from hpcdecode.data.identity import differences
 from hpcdecode.data.prompts import RowError
 from hpcdecode.data.segments import Segment, parts_folder, segments_in
-from hpcdecode.data.tokens import Prompt
+from hpcdecode.data.tokens import Prompt, Unfinished
 from hpcdecode.errors import UserError
 
 UNFINISHED = "unfinished.msgpack"
 LOCK = "lock"
-
-
-class Unfinished(msgspec.Struct, array_like=True):
-    """A sequence in flight: what it has generated so far."""
-
-    line: int
-    sample: int
-    token_ids: list[int]
 
 
 class Earlier:
@@ -44,7 +36,7 @@ class Earlier:
         self.complete, self.lock = complete, lock
         self.segments: list[Segment] = [] if complete else segments_in(parts_folder(path))
         self._done = np.zeros(0, bool)  # by line
-        self.unfinished: dict[int, list[int]] = {}  # generated tokens by line
+        self.unfinished: dict[int, dict[int, Unfinished]] = {}  # by line and sample
         self.rows = self.errors = 0
         for file_path in [path] if complete else [parts_folder(path) / s.name for s in self.segments]:
             with open_segment(file_path) as file:
@@ -54,7 +46,8 @@ class Earlier:
                     self._mark(file["rows/line"][:])
                     self._mark(file["errors/line"][:])
         if not complete:
-            self.unfinished = {u.line: u.token_ids for u in _load_unfinished(parts_folder(path))}
+            for u in _load_unfinished(parts_folder(path)):
+                self.unfinished.setdefault(u.line, {})[u.sample] = u  # a sequence's newer entry comes last, and holds
 
     def done(self, line: int) -> bool:
         """Whether nothing is left to do for a row."""
@@ -63,10 +56,8 @@ class Earlier:
     def continued(self, prompts: Iterable[Prompt | RowError]) -> Iterator[Prompt | RowError]:
         """The prompts, those that were in flight with what they had generated."""
         for prompt in prompts:
-            tokens = None if isinstance(prompt, RowError) else self.unfinished.get(prompt.line)
-            if tokens:
-                prompt.token_ids = prompt.token_ids + tokens
-                prompt.resumed = len(tokens)
+            if isinstance(prompt, Prompt) and prompt.line in self.unfinished:
+                prompt.unfinished = list(self.unfinished[prompt.line].values())
             yield prompt
 
     def _mark(self, lines: np.ndarray) -> None:

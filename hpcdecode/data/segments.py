@@ -16,11 +16,12 @@ import numpy as np
 
 from hpcdecode.data.diskfile import open_segment
 from hpcdecode.data.layout import (
-    CHUNK_ROWS,
+    COLUMNS,
     ERROR_COLUMNS,
-    ROW_COLUMNS,
-    TOKEN_COLUMNS,
-    TOKEN_OFFSETS,
+    RAGGED,
+    TOKENS,
+    Column,
+    Extent,
     FileWriter,
     Table,
     create,
@@ -36,14 +37,22 @@ class Segment(msgspec.Struct, frozen=True):
     first: int  # commits first..last, counted from 1
     last: int
     level: int  # merges that its rows went through
-    rows: int
-    tokens: int
-    errors: int
-    base: int  # tokens in all segments before it
+    extent: Extent
+    base: dict[str, int]  # by offsets: entries in all segments before it
 
     @property
     def name(self) -> str:
         return f"seg-{self.first:08d}-{self.last:08d}.h5"
+
+    @property
+    def weight(self) -> int:
+        """Rows and errors."""
+        return self.extent.rows + self.extent.errors
+
+    @property
+    def end(self) -> dict[str, int]:
+        """The base of the segment after it."""
+        return {name: self.base[name] + self.extent.entries[name] for name in RAGGED}
 
 
 def parts_folder(path: Path) -> Path:
@@ -73,13 +82,11 @@ def _reach(path: Path) -> tuple[int, int]:
 
 def _describe(path: Path, first: int, last: int) -> Segment:
     with open_segment(path) as file:
-        offsets = file[TOKEN_OFFSETS]
-        rows, base = len(offsets) - 1, int(offsets[0])
-        tokens, errors = int(offsets[rows]) - base, len(file["errors/line"])
+        extent, base = Extent.of(file), {name: int(file["rows"][name][0]) for name in RAGGED}
     level = 0
     while FAN_IN ** (level + 1) <= last - first + 1:
         level += 1
-    return Segment(first, last, level, rows, tokens, errors, base)
+    return Segment(first, last, level, extent, base)
 
 
 def joined(segments: Sequence[Segment]) -> Segment:
@@ -88,65 +95,65 @@ def joined(segments: Sequence[Segment]) -> Segment:
         first=segments[0].first,
         last=segments[-1].last,
         level=max(s.level for s in segments) + 1,
-        rows=sum(s.rows for s in segments),
-        tokens=sum(s.tokens for s in segments),
-        errors=sum(s.errors for s in segments),
+        extent=Extent.sum([s.extent for s in segments]),
         base=segments[0].base,
     )
 
 
-def segment_image(table: Table, base: int) -> bytes:
+def segment_image(table: Table, base: dict[str, int]) -> bytes:
     """The bytes of a segment file."""
     with _memory_file() as file:
-        writer = FileWriter(file, len(table.lengths), int(table.lengths.sum()), len(table.errors["line"]), base)
-        writer.append_rows(table.rows, table.lengths, table.tokens)
+        writer = FileWriter(file, table.extent(), base)
+        writer.append_rows(table.rows, table.lengths, table.entries)
         writer.append_errors(table.errors)
         return _image(file)
 
 
 def index_image(segments: Sequence[Segment], folder: str, attributes: dict[str, Any]) -> bytes:
     """The bytes of the file that shows `segments`, in `folder` beside it, as one; its size depends on their number."""
-    sources = [(f"{folder}/{s.name}".replace("%", "%%"), s) for s in segments]  # HDF5 reads %b as a pattern
-    rows = [(name, s.rows) for name, s in sources]
-    tokens = [(name, s.tokens) for name, s in sources]
-    errors = [(name, s.errors) for name, s in sources]
+    sources = [(f"{folder}/{s.name}".replace("%", "%%"), s.extent) for s in segments]  # HDF5 reads %b as a pattern
+    total = Extent.sum([s.extent for s in segments])
     with _memory_file() as file:
-        for column, kind in ROW_COLUMNS.items():
-            _virtual(file, f"rows/{column}", kind, rows)
-        for column, kind in TOKEN_COLUMNS.items():
-            _virtual(file, f"rows/{column}", kind, tokens)
-        for column, kind in ERROR_COLUMNS.items():
-            _virtual(file, f"errors/{column}", kind, errors)
-        _virtual_offsets(file, rows)
+        for name in total.widths:
+            parts = [(source, e.length(name), e.shape(name) if name in e.widths else None) for source, e in sources]
+            _virtual(file, f"rows/{name}", COLUMNS[name], total.shape(name), parts)
+        for name, kind in ERROR_COLUMNS.items():
+            parts = [(source, e.errors, (e.errors,)) for source, e in sources]
+            _virtual(file, f"errors/{name}", Column(kind), (total.errors,), parts)
+        for name in RAGGED:
+            if total.entries[name] or name == TOKENS:
+                _virtual_offsets(file, f"rows/{name}", [(source, e.rows) for source, e in sources if e.rows])
         write_attributes(file, attributes, complete=False)
         return _image(file)
 
 
-def _virtual(file: h5py.File, name: str, kind: Any, sources: list[tuple[str, int]]) -> None:
-    total = sum(count for _, count in sources)
-    if total == 0:
-        create(file, name, 0, kind, CHUNK_ROWS)
+Part = tuple[str, int, tuple[int, ...] | None]  # a file, how much of the whole it is, its shape if it has the column
+
+
+def _virtual(file: h5py.File, name: str, column: Column, shape: tuple[int, ...], parts: list[Part]) -> None:
+    if 0 in shape:
+        create(file, name, shape, column)
         return
-    layout, start = h5py.VirtualLayout((total,), dtype=kind), 0
-    for source, count in sources:
-        if count:
-            layout[start : start + count] = h5py.VirtualSource(source, name, (count,), dtype=kind)
-            start += count
-    file.create_virtual_dataset(name, layout)
+    layout, start = h5py.VirtualLayout(shape, dtype=column.dtype), 0
+    for source, length, own in parts:
+        if own is not None and 0 not in own:
+            place = (slice(start, start + length), *map(slice, own[1:]))
+            layout[place] = h5py.VirtualSource(source, name, own, dtype=column.dtype)
+        start += length
+    file.create_virtual_dataset(name, layout, fillvalue=column.fill)
 
 
-def _virtual_offsets(file: h5py.File, sources: list[tuple[str, int]]) -> None:
+def _virtual_offsets(file: h5py.File, name: str, filled: list[tuple[str, int]]) -> None:
     """n + 1 offsets: all but the last of each segment, as it is the first of the next; both of the last segment."""
-    filled = [(source, count) for source, count in sources if count]
     if not filled:
-        file[TOKEN_OFFSETS] = np.zeros(1, np.int64)
+        file[name] = np.zeros(1, np.int64)
         return
     layout, start = h5py.VirtualLayout((sum(n for _, n in filled) + 1,), dtype="i8"), 0
     for source, count in filled:
         taken = count + (source == filled[-1][0])
-        layout[start : start + taken] = h5py.VirtualSource(source, TOKEN_OFFSETS, (count + 1,), dtype="i8")[:taken]
+        layout[start : start + taken] = h5py.VirtualSource(source, name, (count + 1,), dtype="i8")[:taken]
         start += count
-    file.create_virtual_dataset(TOKEN_OFFSETS, layout)
+    file.create_virtual_dataset(name, layout)
 
 
 def _memory_file() -> h5py.File:

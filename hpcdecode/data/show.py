@@ -28,4 +28,5 @@ def show(path: str, lines: Seq[int] = ()) -> Iterator[str]:
 
 def _row(row: dict[str, Any]) -> str:
     tokens = f"{row['prompt_tokens']} + {len(row['token_ids'])} tokens"
-    return f"\n--- line {row['line']}, id {row['id']}, {tokens}, {row['finish_reason']}\n{row['text']}"
+    sample = f", sample {row['sample']}" if row["sample"] else ""
+    return f"\n--- line {row['line']}, id {row['id']}{sample}, {tokens}, {row['finish_reason']}\n{row['text']}"

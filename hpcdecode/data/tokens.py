@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from hpcdecode.data.logprobs import Logprobs
 from hpcdecode.data.prompts import Row, RowError, row_error
 from hpcdecode.errors import RowProblem, UserError
 from hpcdecode.sampling.params import SamplingParams
@@ -30,6 +31,16 @@ CHUNK_CHARACTERS = 1 << 20
 PROBE_CHARACTERS = 32  # per position; a longer text is first judged by a beginning of this size
 
 
+class Unfinished(msgspec.Struct, array_like=True):
+    """A sequence whose row is not finished: what it has generated so far."""
+
+    line: int
+    sample: int
+    token_ids: list[int]
+    logprobs: Logprobs | None = None  # theirs, where the row asks for them
+    prompt_logprobs: Logprobs | None = None
+
+
 class Prompt(msgspec.Struct):
     """A row that is ready to decode."""
 
@@ -37,12 +48,8 @@ class Prompt(msgspec.Struct):
     id: str
     token_ids: list[int]  # at least 1, and at least 1 position less than the model has
     params: SamplingParams
-    resumed: int = 0  # the last token ids that an earlier run of the job has generated
+    unfinished: list[Unfinished] = []  # what an earlier run of the job has generated, in any order
     bad_word_ids: list[list[int]] = []  # what params.bad_words forbids as token ids
-
-    @property
-    def resumed_ids(self) -> list[int]:
-        return self.token_ids[len(self.token_ids) - self.resumed :]
 
 
 class Tokenizer:

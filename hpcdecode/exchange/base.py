@@ -37,14 +37,15 @@ class Share:
     def __init__(self, plan: Plan, rank: int, first_slot: int = 0):
         decode = plan.decode[:, 0] == rank
         prefill = plan.prefill[:, 0] == rank
-        counts = plan.prefill[:, 2]
         self.release = plan.release[plan.release[:, 0] == rank, 1] + first_slot
+        self.fork = plan.fork[plan.fork[:, 0] == rank, 1:] + first_slot  # rows (slot, new slot)
         self.decode_slots = plan.decode[decode, 1] + first_slot
         self.decode_counts = np.ones(len(self.decode_slots), np.int32)
         self.prefill_slots = plan.prefill[prefill, 1] + first_slot
-        self.prefill_counts = np.ascontiguousarray(counts[prefill])
+        self.prefill_counts = np.ascontiguousarray(plan.prefill[prefill, 3])
         self.decode_rows = np.flatnonzero(decode)
-        self.prefill_rows = np.flatnonzero(np.repeat(prefill, counts)) + len(decode)
+        stretches = [np.arange(first, first + count) for first, count in plan.prefill[prefill, 2:].tolist()]
+        self.prefill_rows = np.concatenate([np.empty(0, np.int64), *stretches])
 
     def elements(self, shape: LayerShape) -> int:
         """Elements that the R-rank receives for one layer."""

@@ -45,7 +45,7 @@ class MpiSLink:
     def __init__(self, comm: MPI.Intracomm, shapes: Seq[LayerShape], slots: int, dtype: torch.dtype):
         self.comm, self.shapes = comm, shapes
         self.ranks = comm.size - 1
-        self._plan_wire = np.zeros(wire_length(slots), np.int32)
+        self._plan_wire = np.zeros(wire_length(slots, self.ranks), np.int32)
         self._out, self._in = _Buffer(dtype), _Buffer(dtype)
         self._plan_sent = self._rows_sent = self._received = MPI.REQUEST_NULL
 
@@ -103,7 +103,7 @@ class MpiRLink:
 
     def __init__(self, comm: MPI.Intracomm, shapes: Seq[LayerShape], slots: int, first_slot: int, dtype: torch.dtype):
         self.comm, self.shapes, self.first_slot = comm, shapes, first_slot
-        self._plan_wire = np.zeros(wire_length(slots), np.int32)
+        self._plan_wire = np.zeros(wire_length(slots, comm.size - 1), np.int32)
         self._in, self._out = _Buffer(dtype), _Buffer(dtype)
         self._nothing = [0] * comm.size
         self._sent = MPI.REQUEST_NULL

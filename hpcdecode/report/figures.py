@@ -32,6 +32,7 @@ class Metrics(msgspec.Struct, kw_only=True):
     decode_seconds: float = 0.0
     decode_tokens: int = 0
     peak_prefill_tokens: int = 0
+    shared_tokens: int = 0
     r_role: bool = False
     r_busy: float = 0.0
     bytes_read: int = 0
@@ -46,7 +47,7 @@ class Metrics(msgspec.Struct, kw_only=True):
             metrics.s_seconds, metrics.s_wait = worker.seconds, worker.wait_seconds
             metrics.steps, metrics.peak_prefill_tokens = worker.steps, worker.peak_prefill_tokens
             metrics.prefill_seconds, metrics.decode_seconds = worker.prefill_seconds, worker.decode_seconds
-            metrics.decode_tokens = worker.decode_tokens
+            metrics.decode_tokens, metrics.shared_tokens = worker.decode_tokens, worker.shared_tokens
         if part is not None:
             metrics.r_role = True
             metrics.r_busy, metrics.peak_tokens = part.busy_seconds, part.peak_tokens
@@ -67,6 +68,7 @@ def summarize(desk: Desk, ranks: list[Metrics], startup: float, seconds: float) 
         "rows": desk.rows,
         "errors": desk.writer.error_count,
         "prompt_tokens": desk.prompt_tokens,
+        "shared_prompt_tokens": sum(m.shared_tokens for m in s_ranks),
         "generated_tokens": desk.generated_tokens,
         "startup_seconds": startup,
         "seconds": seconds,

@@ -37,10 +37,11 @@ def topology(ranks: Iterable[Rank]) -> str:
 def summary(figures: dict[str, Any]) -> str:
     """The closing lines; `figures` is what the output's `summary` attribute holds."""
     f = figures
+    shared = f" ({f['shared_prompt_tokens']:,} shared)" if f["shared_prompt_tokens"] else ""
     return "\n".join(
         (
             f"rows {f['rows']:,}, errors {f['errors']:,}, tokens {f['generated_tokens']:,} generated"
-            f" and {f['prompt_tokens']:,} of prompts, in {f['seconds']:.1f} s",
+            f" and {f['prompt_tokens']:,} of prompts{shared}, in {f['seconds']:.1f} s",
             f"{f['tokens_per_second']:,.1f} tokens/s, S busy {f['s_busy']:.0%}, R busy {f['r_busy']:.0%},"
             f" R-part {f['r_gigabytes_per_second']:.1f} GB/s, peak KV {f['peak_kv_tokens']:,} tokens",
             f"peak memory of ranks 0.. (MiB): {', '.join(str(b >> 20) for b in f['peak_rss_bytes'])}",

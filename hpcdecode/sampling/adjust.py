@@ -115,8 +115,7 @@ def _penalize(logits: Tensor, penalized: list[tuple[int, Sequence]]) -> None:
 
 def _counts(sequence: Sequence) -> TokenCounts:
     if sequence.counts is None:
-        prompt = sequence.prompt
-        sequence.counts = TokenCounts(prompt.token_ids[: len(prompt.token_ids) - prompt.resumed])
+        sequence.counts = TokenCounts(sequence.prompt.token_ids)
     return sequence.counts.update(sequence.generated)
 
 

@@ -10,11 +10,15 @@ import msgspec
 from hpcdecode.errors import RowProblem
 
 MAX_SEED = 2**63 - 1
+MAX_SAMPLES = 2**16 - 1
+MAX_LOGPROBS = 20
+MAX_BEAMS = 256
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Job-wide values come from flags; a row's own fields win over them.
 
+    n: samples of the row, each with random numbers of its own.
     max_tokens, min_tokens: tokens to generate at most and at least, the end-of-sequence token included.
     temperature: 0 is greedy. top_k: 0 or -1 considers every token. top_p: in (0, 1]. min_p: in [0, 1], the least
     probability considered, as a share of the greatest.
@@ -26,8 +30,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     skip_special_tokens: leave special tokens out of the text.
     truncate_prompt_tokens: keep so many of the prompt's last tokens; -1 keeps what the context has room for.
     structured_outputs: what the text must follow, one of json (a schema), json_object, regex, choice and grammar.
+    logprobs, prompt_logprobs: keep the log-probability of every generated token, or of the prompt's (in sample 0), and
+    those of so many of the most likely tokens; they are the model's own, before anything above changes them.
+    beam_width: search for so many likeliest continuations, which become the row's samples, best first; the score is the
+    log-probability over the length to the power of length_penalty. Nothing else may change logits or end a sequence but
+    end-of-sequence and stop tokens.
     """
 
+    n: int = 1
     max_tokens: int = 256
     min_tokens: int = 0
     temperature: float = 0.0
@@ -47,10 +57,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     skip_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
     structured_outputs: dict[str, Any] | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    beam_width: int | None = None
+    length_penalty: float = 1.0
 
     def check(self) -> SamplingParams:
         """Return self, or raise RowProblem naming the field that is out of range."""
         most, kept = self.max_tokens, self.truncate_prompt_tokens
+        _require(1 <= self.n <= MAX_SAMPLES, "n", f"an integer in [1, {MAX_SAMPLES}]", self.n)
         _require(most >= 1, "max_tokens", "an integer >= 1", most)
         _require(0 <= self.min_tokens <= most, "min_tokens", f"an integer in [0, {most} (max_tokens)]", self.min_tokens)
         _require(0.0 <= self.temperature < float("inf"), "temperature", "a finite number >= 0", self.temperature)
@@ -72,7 +87,29 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _require(truncates, "truncate_prompt_tokens", "an integer >= 1, or -1 for what the context has room for", kept)
         if self.structured_outputs is not None:
             _check_asked(self.structured_outputs)
+        for name in ("logprobs", "prompt_logprobs"):
+            held = getattr(self, name)
+            expected = f"an integer in [0, {MAX_LOGPROBS}]"
+            _require(held is None or 0 <= held <= MAX_LOGPROBS, name, expected, held)
+        penalty, width = self.length_penalty, self.beam_width
+        _require(isfinite(penalty), "length_penalty", "a finite number", penalty)
+        expected = f"an integer in [1, {MAX_BEAMS}]"
+        _require(width is None or 1 <= width <= MAX_BEAMS, "beam_width", expected, width)
+        _require(width is None or not self._beside_beams, "beam_width", f"no {self._beside_beams} beside it", width)
         return self
+
+    @property
+    def samples(self) -> int:
+        """Sequences of the row."""
+        return self.beam_width or self.n
+
+    @property
+    def _beside_beams(self) -> str:
+        """A field that has no meaning in a beam search, if one is set."""
+        default = SamplingParams()
+        same = ("n", "min_tokens", "temperature", "presence_penalty", "frequency_penalty", "repetition_penalty")
+        same += ("logit_bias", "bad_words", "stop", "structured_outputs", "logprobs", "prompt_logprobs")
+        return next((name for name in same if getattr(self, name) != getattr(default, name)), "")
 
     @property
     def takes_largest(self) -> bool:

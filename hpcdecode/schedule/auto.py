@@ -20,11 +20,12 @@ def choose(
     capacity: KV tokens of all R-ranks. The steady state holds B*(P + (S+F)/2) tokens (FastDecode, section 4.2).
     """
     steps = max((p.params.max_tokens for p in first), default=max_tokens)
-    prompt = sum(len(p.token_ids) for p in first) / max(len(first), 1)
-    if all_rows and len(first) <= (batch or LOOKAHEAD) and len(first) * (prompt + steps) <= _FULL * capacity:
-        return batch or max(len(first), 1), period or steps, steps
+    sequences = sum(p.params.samples for p in first)
+    prompt = sum(len(p.token_ids) * p.params.samples for p in first) / max(sequences, 1)
+    if all_rows and sequences <= (batch or LOOKAHEAD) and sequences * (prompt + steps) <= _FULL * capacity:
+        return batch or max(sequences, 1), period or steps, steps
     period = min(period or max(steps // _PERIODS, 1), steps)
     if batch is None:
         batch = int(_FULL * capacity / (prompt + (steps + period) / 2))
-        batch = min(max(batch, 1), LOOKAHEAD)
+        batch = max(min(batch, LOOKAHEAD), 1, *(p.params.samples for p in first))
     return batch, period, steps

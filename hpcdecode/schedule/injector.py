@@ -10,16 +10,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from math import ceil
 from typing import Protocol
 
 import numpy as np
 
 from hpcdecode.data.tokens import Prompt
+from hpcdecode.schedule.microbatch import Limits, MicroBatch, left
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.plan import Plan
-from hpcdecode.schedule.sequence import Sequence
+from hpcdecode.schedule.prefixes import Prefix, Prefixes
+from hpcdecode.schedule.sequence import Sequence, branches_of, family_of
+from hpcdecode.schedule.step import Chunk, Step
 from hpcdecode.schedule.stops import Stops
 
 
@@ -35,73 +37,38 @@ class Feed(Protocol):
         """Drop the next prompt and record why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Part of a prompt that is prefilled in one step: tokens [start, start + count) of its sequence."""
-
-    sequence: Sequence
-    start: int
-    count: int
-
-    @property
-    def completes(self) -> bool:
-        return self.start + self.count == self.sequence.prompt_length
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A plan with the sequences behind it, for the S-rank."""
-
-    plan: Plan
-    decode: list[Sequence]
-    prefill: list[Chunk]
-
-    @property
-    def sampled(self) -> list[Sequence]:
-        """Sequences that get a token in this step, in the order of their logits."""
-        return self.decode + [c.sequence for c in self.prefill if c.completes]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """batch, period, steps: B, F and S of this lane. prefill_tokens: most prompt tokens in one step.
-    max_positions: the model's context. slots: sequences the lane may hold at once, in prefill or decoding."""
-
-    batch: int
-    period: int
-    steps: int
-    prefill_tokens: int
-    max_positions: int | None
-
-    @property
-    def slots(self) -> int:
-        return 2 * self.batch
-
-
 class Injector:
     """Admits rows to one lane and turns its state into a plan a step."""
 
-    def __init__(self, lane: int, feed: Feed, placement: Placement, limits: Limits):
-        self.lane, self.feed, self.placement, self.limits = lane, feed, placement, limits
-        self.decoding: list[Sequence] = []
-        self.prefilling: deque[Sequence] = deque()
+    def __init__(self, lane: int, feed: Feed, placement: Placement, limits: Limits, stops: Stops):
+        self.lane, self.feed, self.placement, self.limits, self.stops = lane, feed, placement, limits, stops
+        self.prefixes = Prefixes(placement.block_tokens, limits.prefix_tokens)
+        self.shared_tokens = 0  # of prompts, not prefilled because they lie in prefixes
+        self.families: dict[int, list[Sequence]] = {}  # of the rows in flight, by line
+        self.waiting: deque[Sequence] = deque()  # of the row that was admitted last, not placed yet
+        self.prefilling: deque[Sequence | Prefix] = deque()  # others follow them; prefixes come first
         self.ready: list[Sequence] = []  # prefilled, waiting for their micro-batch to start
+        self.decoding: list[Sequence] = []
+        self._forks: list[tuple[int, int, int]] = []  # R-rank, slot, new slot: for the next plan
+        self._closed: list[tuple[int, int]] = []  # R-rank, slot that is released and not free: of beams
         self._freed: list[Sequence] = []  # finished, to be released by the next plan
+        self._dropped: list[Prefix] = []  # the same of prefixes
         self._slots = list(range(limits.slots))[::-1]
         self._injections = 0
         self._next_injection = 0
+        self._prefix_step = 0  # when the prefixes in `prefilling` are complete
 
     @property
     def active(self) -> int:
-        return len(self.decoding) + len(self.prefilling) + len(self.ready)
+        return len(self.decoding) + len(self.ready) + sum(len(s.branch) for s in self.prefilling)
 
     @property
     def tokens_in_flight(self) -> int:
-        return sum(s.length for s in (*self.decoding, *self.ready, *self.prefilling))
+        return sum(s.length for s in (*self.decoding, *self.ready)) + sum(s.prefilled for s in self.prefilling)
 
     def exhausted(self) -> bool:
         """No sequence in flight and no row left to admit."""
-        return not self.active and self.feed.peek() is None
+        return not self.active and not self.waiting and self.feed.peek() is None
 
     def next_step(self, now: int) -> Step:
         """The plan of lane step `now`; it runs no model if there is nothing to do but to wait for room."""
@@ -112,40 +79,97 @@ class Injector:
         if now >= self._next_injection and not self.prefilling:
             self._inject(now)
         chunks = self._chunks(now)
+        forks, self._forks = self._forks + _begun(chunks), []
         plan = Plan(
             release=release,
+            fork=_table(forks, 3),
             decode=_table(((s.rank, s.slot) for s in self.decoding), 2),
-            prefill=_table(((c.sequence.rank, c.sequence.slot, c.count) for c in chunks), 3),
+            prefill=_table(_places(chunks, len(self.decoding)), 4),
         )
         return Step(plan, list(self.decoding), chunks)
 
     def stop_plan(self) -> Plan:
         """The lane's last plan: it frees what has finished, for the lanes that go on."""
+        self._dropped += self.prefixes.drop_unused()
         return Plan(release=self._release(), stop=True)
 
-    def commit(self, step: Step, tokens: Seq[int], stops: Stops) -> list[Sequence]:
-        """Take the sampled token of each sequence in `step.sampled`; returns the sequences that are finished."""
+    def commit(self, step: Step, tokens: Seq[int]) -> list[list[Sequence]]:
+        """Take the sampled token of each sequence in `step.sampled`; returns the rows that are finished."""
+        for family in {id(s.family): s.family for s in step.sampled if s.beams}.values():
+            self._move(family)
+        finished = []
+        for sequence, token in zip(step.sampled, tokens, strict=True):
+            if sequence.beams is None:
+                sequence.accept(token, self.stops)
+            if sequence.finish_reason is not None:
+                finished.append(sequence)
+                if sequence.prefix:
+                    sequence.prefix.users -= 1
         for chunk in step.prefill:
             chunk.sequence.prefilled += chunk.count
             if chunk.completes:
-                self.ready.append(self.prefilling.popleft())
-        finished = []
-        for sequence, token in zip(step.sampled, tokens, strict=True):
-            sequence.accept(token, stops)
-            if sequence.finish_reason is not None:
-                finished.append(sequence)
-        if finished:
-            self.decoding = [s for s in self.decoding if s.finish_reason is None]
-            self.ready = [s for s in self.ready if s.finish_reason is None]
-            self._freed += finished
-        return finished
+                self.prefilling.popleft()
+                self._part(chunk.sequence)
+        if not finished:
+            return []
+        self.decoding = [s for s in self.decoding if s.finish_reason is None]
+        self._freed += finished
+        lines = dict.fromkeys(s.prompt.line for s in finished)
+        return [self.families.pop(line) for line in lines if all(s.finish_reason for s in self.families[line])]
+
+    def _move(self, family: list[Sequence]) -> None:
+        """Beams go on as their search says: the first child of a beam takes its slot over, others fork from it."""
+        beams = family[0].beams
+        if not beams.moves:
+            for sequence, hypothesis in zip(family, beams.best, strict=True):
+                sequence.end_as(hypothesis)
+            return
+        before = [s.generated for s in family]
+        for sequence, move in zip(family, beams.moves, strict=True):
+            sequence.generated = [*before[move.parent], move.token]
+        if not before[0]:
+            return  # the prompt's slot is forked where it is parted
+        slots = [s.slot for s in family]
+        parents = [move.parent for move in beams.moves]
+        unused = [slots[beam] for beam in range(len(family)) if beam not in parents]
+        self._closed += [(family[0].rank, slot) for slot in unused]
+        for place, (sequence, parent) in enumerate(zip(family, parents, strict=True)):
+            if parent in parents[:place]:
+                sequence.slot = unused.pop()
+                self._forks.append((sequence.rank, slots[parent], sequence.slot))
+            else:
+                sequence.slot = slots[parent]
+
+    def _part(self, leader: Sequence | Prefix) -> None:
+        """The samples of a prompt go their own ways; the first that goes on takes the prompt's slot over."""
+        if not leader.branch:
+            return
+        going = [s for s in leader.branch if s.finish_reason is None]
+        heir = going[0] if going else leader
+        heir.slot, leader.slot = leader.slot, heir.slot
+        for sequence in leader.branch:
+            sequence.prefilled = leader.prefilled
+            if sequence is heir:
+                continue
+            if sequence.finish_reason is None:
+                self._forks.append((leader.rank, heir.slot, sequence.slot))
+            else:  # its slot was never opened
+                self._slots.append(sequence.slot)
+                sequence.slot = -1
+        self.ready += going
 
     def _release(self) -> np.ndarray:
         freed, self._freed = self._freed, []
+        dropped, self._dropped = self._dropped, []
         for sequence in freed:
             self.placement.remove(sequence)
-            self._slots.append(sequence.slot)
-        return _table(((s.rank, s.slot) for s in freed), 2)
+        for prefix in dropped:
+            self.placement.drop(prefix)
+        opened = [s for s in freed if s.slot >= 0]
+        self._slots += [s.slot for s in (*opened, *dropped)]
+        places = [(s.rank, s.slot) for s in opened] + [(rank, p.slot) for p in dropped for rank in p.ranks]
+        places, self._closed = places + self._closed, []
+        return _table(places, 2)
 
     def _inject(self, now: int) -> None:
         """Admit the micro-batch that starts to decode when its prompts are prefilled, a period from now."""
@@ -155,71 +179,95 @@ class Injector:
         target = min(limits.batch, ceil(limits.batch * limits.period * self._injections / limits.steps))
         ending = sum(s.end_step < now + limits.period for s in (*self.decoding, *self.ready))
         room = target - (self.active - ending)
-        group: list[Sequence] = []
-        while len(group) < room and self._slots and (prompt := self.feed.peek()) is not None:
-            sequence = self._new_sequence(prompt)
-            if not self.placement.fits_alone(sequence.final_length):
-                self.feed.refuse(prompt, self._too_long(sequence))
-                continue
-            if not self._place(group, sequence, now):
+        busy = bool(self.decoding or self.ready)
+        group = MicroBatch(self.lane, self.placement, self.prefixes, limits, now, busy)
+        while (branches := self._next_branches()) is not None:
+            first = branches[0]
+            count = len(first.branch)
+            if count > min(room, len(self._slots)) or not group.admit(first, self._slots):
                 break
-            self.feed.pop()
-            sequence.slot = self._slots.pop()
-            group.append(sequence)
-        for sequence in group:
+            if not self.waiting:
+                self.feed.pop()
+                self.waiting += branches
+                self.families[first.prompt.line] = first.family
+            self.waiting.popleft()
+            room -= count
+        for sequence in group.members:
             self.placement.add(sequence)
-        self.prefilling.extend(group)
-        if group and not (self.decoding or self.ready):
-            self._next_injection = group[0].start_step
+            if sequence.prefix:
+                sequence.prefix.users += 1
+        self.prefilling.extend((*group.prefixes, *group.sequences))
+        self.shared_tokens += sum(s.prefilled for s in group.sequences) - sum(map(left, group.prefixes))
+        self._prefix_step = group.prefix_step
+        self._dropped += self.prefixes.drop_unused()
+        if group.sequences and not busy:
+            self._next_injection = group.start_step
 
-    def _new_sequence(self, prompt: Prompt) -> Sequence:
-        max_new = prompt.params.max_tokens - prompt.resumed
-        if self.limits.max_positions is not None:
-            max_new = min(max_new, self.limits.max_positions - len(prompt.token_ids))
-        return Sequence(prompt, max_new, self.lane, rank=-1, slot=-1, start_step=0)
-
-    def _place(self, group: list[Sequence], sequence: Sequence, now: int) -> bool:
-        """Choose the sequence's R-rank; False, and nothing changed, if it fits on none yet."""
-        before = group[0].start_step if group else now
-        members = [*group, sequence]
-        self._set_start(members, now)
-        for rank in self.placement.candidates(self.lane, group):
-            sequence.rank = rank
-            changed = {rank} if sequence.start_step == before else {s.rank for s in members}
-            if all(self.placement.fits(r, [s for s in members if s.rank == r]) for r in changed):
-                return True
-        for member in group:
-            member.start_step = before
-        return False
-
-    def _set_start(self, members: list[Sequence], now: int) -> None:
-        steps = ceil(sum(s.prompt_length for s in members) / self.limits.prefill_tokens)
-        if self.decoding or self.ready:  # prompts ride along with decoding: spread them evenly
-            steps = ceil(steps / self.limits.period) * self.limits.period
-        for sequence in members:
-            sequence.start_step = now + steps
+    def _next_branches(self) -> Seq[Sequence] | None:
+        """What is to be admitted next: the rest of a row, or the next row that this lane can run, or nothing."""
+        while not self.waiting and (prompt := self.feed.peek()) is not None:
+            branches = row_branches(prompt, self.lane, self.limits, self.placement, self.stops)
+            problem = problem_of(branches, self.limits, self.placement)
+            if problem is None:
+                return branches
+            self.feed.refuse(prompt, problem)
+        return self.waiting or None
 
     def _chunks(self, now: int) -> list[Chunk]:
         """An even share of the prompt tokens that are left to prefill before the micro-batch starts."""
         if not self.prefilling:
             return []
-        pending = sum(s.prompt_length - s.prefilled for s in self.prefilling)
-        budget = ceil(pending / max(self.prefilling[0].start_step - now, 1))
+        prefixes = [p for p in self.prefilling if not p.branch]
+        waiting = prefixes or self.prefilling
+        end = self._prefix_step if prefixes else waiting[0].start_step
+        budget = ceil(sum(map(left, waiting)) / max(end - now, 1))
         chunks = []
-        for sequence in self.prefilling:
-            count = min(sequence.prompt_length - sequence.prefilled, budget)
+        for sequence in waiting:
+            count = min(left(sequence), budget)
             if count == 0:
                 break
             chunks.append(Chunk(sequence, sequence.prefilled, count))
             budget -= count
         return chunks
 
-    def _too_long(self, sequence: Sequence) -> str:
-        return (
-            f"needs {sequence.final_length} tokens of KV cache ({sequence.prompt_length} of the prompt and up to "
-            f"{sequence.max_new} new), but an R-rank holds {max(self.placement.capacity)}: raise --kv-memory, or "
-            "lower max_tokens"
-        )
+
+def row_branches(prompt: Prompt, lane: int, limits: Limits, placement: Placement, stops: Stops) -> list[Sequence]:
+    """What is to be prefilled of a row: the sequences from which its samples go on."""
+    max_new = prompt.params.max_tokens
+    if limits.max_positions is not None:
+        max_new = min(max_new, limits.max_positions - len(prompt.token_ids))
+    return branches_of(family_of(prompt, max_new, lane, stops), placement.block_tokens)
+
+
+def problem_of(branches: Seq[Sequence], limits: Limits, placement: Placement) -> str | None:
+    """Why a lane can never run a row, if it cannot."""
+    most, capacity = max(len(s.branch) for s in branches), max(placement.capacity)
+    if most > limits.batch:
+        return f"n: expected at most {limits.batch} (the batch of a lane), got {most}; raise --batch, or lower n"
+    if all(placement.tokens(s.branch) <= capacity for s in branches):
+        return None
+    first = branches[0]
+    samples = f" for each of {most} samples" if most > 1 else ""
+    return (
+        f"needs {max(placement.tokens(s.branch) for s in branches)} tokens of KV cache "
+        f"({len(first.prompt.token_ids)} of the prompt and up to {first.max_new} new{samples}), but an R-rank "
+        f"holds {capacity}: raise --kv-memory, or lower max_tokens{' or n' if samples else ''}"
+    )
+
+
+def _begun(chunks: Iterable[Chunk]) -> list[tuple[int, int, int]]:
+    """(R-rank, slot, new slot) of the chunks that begin behind a prefix."""
+    begun = (c.sequence for c in chunks if c.begins and c.sequence.prefix)
+    return [(rank, s.prefix.slot, s.slot) for s in begun for rank in s.ranks]
+
+
+def _places(chunks: Iterable[Chunk], row: int) -> list[tuple[int, int, int, int]]:
+    """(R-rank, slot, first row, tokens) of chunks whose rows begin at `row`."""
+    places = []
+    for chunk in chunks:
+        places += [(rank, chunk.sequence.slot, row, chunk.count) for rank in chunk.sequence.ranks]
+        row += chunk.count
+    return places
 
 
 def _table(rows: Iterable[tuple[int, ...]], columns: int) -> np.ndarray:

@@ -2,7 +2,8 @@
 
 A sequence of P prompt tokens that starts to decode at step x and runs to step E holds
 max(P, final - (E - t)) tokens at step t <= E. The load of an R-rank can only peak where a sequence ends
-(FastDecode, Algorithm 1), so it is enough to look at every end step.
+(FastDecode, Algorithm 1), so it is enough to look at every end step. The blocks of a stem count once, until the
+last of the sequences that share it is gone; each of these counts what it holds beyond.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
-from hpcdecode.schedule.sequence import Sequence
+from hpcdecode.schedule.prefixes import Prefix
+from hpcdecode.schedule.sequence import Sequence, Stem
 
 
 class Placement:
@@ -24,12 +26,14 @@ class Placement:
     def __init__(self, capacity: Seq[int], block_tokens: int, lanes: int):
         self.capacity = tuple(capacity)
         self.block_tokens = block_tokens
-        self._held: list[set[Sequence]] = [set() for _ in capacity]
+        self._held: list[set[Sequence | Prefix]] = [set() for _ in capacity]
         self._lane_load = np.zeros((len(self.capacity), lanes))
 
-    def fits_alone(self, tokens: int) -> bool:
-        """Whether a sequence of `tokens` in the end could run with nothing else on some R-rank."""
-        return self._round(tokens) <= max(self.capacity)
+    def tokens(self, sequences: Iterable[Sequence]) -> int:
+        """What sequences take in the end, all together."""
+        sequences = list(sequences)
+        own = sum(self._round(s.final_length) - s.shared for s in sequences)
+        return own + sum(stem.end - stem.start for stem in {s.stem for s in sequences} - {None})
 
     def candidates(self, lane: int, group: Iterable[Sequence] = ()) -> list[int]:
         """R-ranks in the order in which they should be tried: least load in this lane, then in all.
@@ -38,14 +42,14 @@ class Placement:
         """
         load = self._lane_load[:, lane].copy()
         for sequence in group:
-            load[sequence.rank] += _mean_length(sequence)
+            load[sequence.rank] += sum(map(_mean_length, sequence.branch))
         total = self._lane_load.sum(axis=1)
         return sorted(range(len(self.capacity)), key=lambda r: (load[r], total[r], r))
 
-    def fits(self, rank: int, extra: Iterable[Sequence]) -> bool:
+    def fits(self, rank: int, extra: Iterable[Sequence | Prefix]) -> bool:
         """Whether R-rank `rank` never overflows with the sequences in `extra` added to those it holds."""
         sequences = [*self._held[rank], *extra]
-        if sum(self._round(s.final_length) for s in sequences) <= self.capacity[rank]:
+        if self.tokens(sequences) <= self.capacity[rank]:
             return True
         return self._peak(sequences) <= self.capacity[rank]
 
@@ -57,6 +61,15 @@ class Placement:
         self._held[sequence.rank].remove(sequence)
         self._lane_load[sequence.rank, sequence.lane] -= _mean_length(sequence)
 
+    def hold(self, prefix: Prefix) -> None:
+        """Count a prefix on its R-ranks."""
+        for rank in prefix.ranks:
+            self._held[rank].add(prefix)
+
+    def drop(self, prefix: Prefix) -> None:
+        for rank in prefix.ranks:
+            self._held[rank].remove(prefix)
+
     def _round(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens) * self.block_tokens
 
@@ -64,9 +77,22 @@ class Placement:
         prompt = np.array([s.prompt_length for s in sequences])
         final = np.array([s.final_length for s in sequences])
         end = np.array([s.end_step for s in sequences])
+        shared = np.array([s.shared for s in sequences])
         at = np.unique(end + 1)[:, None]  # a slot is freed by the next plan of its lane, one step after the end
-        tokens = np.maximum(prompt, final - np.maximum(end - at, 0))
-        return int(np.where(end + 1 >= at, self._round(tokens), 0).sum(axis=1).max())
+        tokens = self._round(np.maximum(prompt, final - np.maximum(end - at, 0))) - shared
+        load = np.where(end + 1 >= at, tokens, 0).sum(axis=1)
+        for stem, last in _stems(sequences).items():
+            load += np.where(last + 1 >= at[:, 0], stem.end - stem.start, 0)
+        return int(load.max())
+
+
+def _stems(sequences: Iterable[Sequence]) -> dict[Stem, int]:
+    """The stems of sequences, and the last step at which any of these holds them."""
+    last: dict[Stem, int] = {}
+    for sequence in sequences:
+        if sequence.stem is not None:
+            last[sequence.stem] = max(last.get(sequence.stem, -1), sequence.end_step)
+    return last
 
 
 def _mean_length(sequence: Sequence) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hpcdecode.sampling.params import SamplingParams
     from hpcdecode.schedule.sequence import Sequence
 
 Decode = Callable[[list[int], bool], str]  # token ids, and whether to leave special tokens out, to text
@@ -19,6 +20,10 @@ class Stops:
 
     def __init__(self, eos: frozenset[int] = frozenset(), decode: Decode | None = None):
         self.eos, self.decode = eos, decode
+
+    def ends_of(self, params: SamplingParams) -> frozenset[int]:
+        """The tokens that end a sequence."""
+        return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos)
 
     def at_token(self, sequence: Sequence) -> bool:
         """Whether the newest token ends the sequence; its text is hidden unless include_stop_str_in_output."""

@@ -8,10 +8,10 @@ from typing import Protocol
 import msgspec
 
 from hpcdecode.data.feed import RowFeed
+from hpcdecode.data.logprobs import Logprobs
 from hpcdecode.data.prompts import RowError
 from hpcdecode.data.results import Result
-from hpcdecode.data.resume import Unfinished
-from hpcdecode.data.tokens import Prompt, Tokenizer
+from hpcdecode.data.tokens import Prompt, Tokenizer, Unfinished
 from hpcdecode.errors import UserError
 from hpcdecode.schedule.sequence import Sequence
 
@@ -30,6 +30,10 @@ class Finished(msgspec.Struct, array_like=True):
     finished_at: float
     token_ids: list[int]
     text: str
+    logprobs: Logprobs | None
+    cumulative_logprob: float  # NaN where it is not known
+    prompt_token_ids: list[int]  # where it has the next
+    prompt_logprobs: Logprobs | None
 
     @staticmethod
     def of(sequence: Sequence, tokenizer: Tokenizer) -> Finished:
@@ -39,13 +43,17 @@ class Finished(msgspec.Struct, array_like=True):
             id=prompt.id,
             sample=sequence.sample,
             finish_reason=sequence.finish_reason or "",
-            prompt_tokens=sequence.prompt_length - prompt.resumed,
-            resumed=prompt.resumed,
+            prompt_tokens=len(prompt.token_ids),
+            resumed=sequence.resumed,
             queued_at=sequence.queued_at,
             first_token_at=sequence.first_token_at,
             finished_at=sequence.finished_at,
             token_ids=sequence.generated,
             text=sequence.text(tokenizer.decode),
+            logprobs=sequence.logprobs,
+            cumulative_logprob=sequence.logprobs.total if sequence.logprobs else sequence.cumulative_logprob,
+            prompt_token_ids=[] if sequence.prompt_logprobs is None else prompt.token_ids,
+            prompt_logprobs=sequence.prompt_logprobs,
         )
 
 
@@ -55,7 +63,7 @@ class Writer(Protocol):
     error_count: int
     unfinished: Callable[[], list[Unfinished]]
 
-    def add(self, result: Result) -> None: ...
+    def add(self, *samples: Result) -> None: ...
 
     def error(self, e: RowError) -> None: ...
 
@@ -88,17 +96,16 @@ class Desk:
     def refuse(self, prompt: Prompt, reason: str) -> None:
         self.feed.refuse(prompt, reason)
 
-    def finish(self, sequence: Sequence) -> None:
-        self.record(Finished.of(sequence, self.tokenizer))
+    def finish(self, family: list[Sequence]) -> None:
+        self.record([Finished.of(sequence, self.tokenizer) for sequence in family])
 
-    def record(self, done: Finished) -> None:
-        """Count a finished sequence and hand it to the results."""
+    def record(self, samples: list[Finished]) -> None:
+        """Count a finished row and hand it to the results."""
         self.rows += 1
-        self.prompt_tokens += done.prompt_tokens
-        self.generated_tokens += len(done.token_ids) - done.resumed
-        fields = msgspec.structs.asdict(done)
-        del fields["resumed"]
-        self.writer.add(Result(**fields))
+        self.prompt_tokens += samples[0].prompt_tokens
+        self.generated_tokens += sum(len(done.token_ids) - done.resumed for done in samples)
+        fields = [msgspec.structs.asdict(done) for done in samples]
+        self.writer.add(*(Result(**{k: v for k, v in f.items() if k != "resumed"}) for f in fields))
 
     def error(self, error: RowError) -> None:
         """Record a row that cannot be used."""

@@ -1,23 +1,30 @@
-"""Attention of prompts on the S-rank, chunk by chunk. It keeps K and V only of prompts that are not complete."""
+"""Attention of prompts on the S-rank, chunk by chunk. It keeps K and V of prompts in prefill and of live prefixes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
 import torch
 from torch import Tensor
 
 from hpcdecode.attention import PromptAttention
-from hpcdecode.schedule.injector import Chunk
+from hpcdecode.schedule.prefixes import Prefix
 from hpcdecode.schedule.sequence import Sequence
+from hpcdecode.schedule.step import Chunk
+
+_PASSING = 64 << 20  # bytes for prompts that come in one chunk, unless one alone takes more
 
 
 class PrefillCache:
-    """K and V of the prompts in prefill, and nothing else: a prompt's are dropped with its last chunk."""
+    """K and V of prompts, and nothing else: those of a sequence until its last chunk, those of a prefix while it lives.
+
+    A prompt that shares a prefix begins with a copy of the prefix's.
+    """
 
     def __init__(self, attention: PromptAttention):
         self.attention = attention
-        self._layers: dict[Sequence, list[Tensor]] = {}  # packed K and V
+        self._layers: dict[Sequence | Prefix, list[Tensor]] = {}  # packed K and V
         self._passing = torch.empty(0, dtype=torch.uint8)  # those of prompts that come in one chunk, layer by layer
 
     @property
@@ -26,33 +33,64 @@ class PrefillCache:
         return sum(s.prefilled for s in self._layers)
 
     def finish(self, chunks: Seq[Chunk]) -> None:
-        """Forget the prompts that are complete after this step."""
+        """Forget the prompts that are complete after this step, and the prefixes that were dropped."""
         for chunk in chunks:
-            if chunk.completes:
+            if chunk.completes and isinstance(chunk.sequence, Sequence):
                 self._layers.pop(chunk.sequence, None)
+        for prefix in [s for s in self._layers if isinstance(s, Prefix) and not s.live]:
+            del self._layers[prefix]
 
     def attend(
         self, layer: int, chunks: Seq[Chunk], q: Tensor, k: Tensor, v: Tensor, o: Tensor, sinks: Tensor | None
     ) -> None:
         """Write o [T, Hq*Dv] for the chunks' tokens q [T, Hq*Dk], k [T, Hkv*Dk], v [T, Hkv*Dv], in order."""
-        starts, counts = [c.start for c in chunks], [c.count for c in chunks]
-        self.attention.attend(layer, self._packed(layer, chunks), starts, counts, q, k, v, o, sinks)
+        first = 0
+        for run in self._runs(layer, chunks):
+            starts, counts = [c.start for c in run], [c.count for c in run]
+            rows = slice(first, first + sum(counts))
+            packed = self._packed(layer, run)
+            self.attention.attend(layer, packed, starts, counts, q[rows], k[rows], v[rows], o[rows], sinks)
+            first = rows.stop
+
+    def _runs(self, layer: int, chunks: Seq[Chunk]) -> Iterator[list[Chunk]]:
+        """Chunks that are attended together: as many as there is room for those that pass."""
+        run, used = [], 0
+        for chunk in chunks:
+            size = self._size(layer, chunk) if _passes(chunk) else 0
+            if run and used + size > _PASSING:
+                yield run
+                run, used = [], 0
+            run.append(chunk)
+            used += size
+        if run:
+            yield run
 
     def _packed(self, layer: int, chunks: Seq[Chunk]) -> list[Tensor]:
         """Memory for the packed K and V of every chunk's prompt, with what it holds so far."""
-        sizes = [self.attention.packed_bytes(layer, c.sequence.prompt_length) for c in chunks]
-        passing = [c.start == 0 and c.completes for c in chunks]
-        need = sum(size for size, passes in zip(sizes, passing, strict=True) if passes)
+        need = sum(self._size(layer, c) for c in chunks if _passes(c))
         if need > len(self._passing):
             self._passing = torch.empty(need, dtype=torch.uint8)
         packed, at = [], 0
-        for chunk, size, passes in zip(chunks, sizes, passing, strict=True):
-            if passes:
-                packed.append(self._passing[at : at + size])
+        for chunk in chunks:
+            size, layers = self._size(layer, chunk), self._layers.get(chunk.sequence, [])
+            if _passes(chunk):
+                memory = self._passing[at : at + size]
                 at += size
-                continue
-            layers = self._layers.setdefault(chunk.sequence, [])
-            if len(layers) <= layer:
-                layers.append(torch.empty(size, dtype=torch.uint8))
-            packed.append(layers[layer])
+            elif len(layers) > layer:
+                memory = layers[layer]
+            else:
+                memory = torch.empty(size, dtype=torch.uint8)
+                self._layers.setdefault(chunk.sequence, []).append(memory)
+            if chunk.begins and chunk.start:
+                held = self._layers[chunk.sequence.prefix][layer]
+                memory[: self.attention.packed_bytes(layer, chunk.start)] = held
+            packed.append(memory)
         return packed
+
+    def _size(self, layer: int, chunk: Chunk) -> int:
+        return self.attention.packed_bytes(layer, chunk.sequence.prompt_length)
+
+
+def _passes(chunk: Chunk) -> bool:
+    """Whether its K and V are needed in this step alone."""
+    return chunk.begins and chunk.completes and isinstance(chunk.sequence, Sequence)

@@ -22,6 +22,8 @@ class RPart:
         """Free and make room as the plan says; raises KvCapacityError before anything is written."""
         if len(share.release):
             self.store.release(share.release)
+        for slot, new in share.fork.tolist():
+            self.store.fork(slot, new)
         if len(share.decode_slots):
             self.store.extend(share.decode_slots, share.decode_counts)
         if len(share.prefill_slots):

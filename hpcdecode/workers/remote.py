@@ -9,8 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdecode.data.prompts import RowError
-from hpcdecode.data.resume import Unfinished
-from hpcdecode.data.tokens import Prompt, Tokenizer
+from hpcdecode.data.tokens import Prompt, Tokenizer, Unfinished
 from hpcdecode.exchange.wait import wait
 from hpcdecode.schedule.sequence import Sequence
 from hpcdecode.workers.desk import Desk, Finished
@@ -26,7 +25,7 @@ class Report(msgspec.Struct, array_like=True):
     """
 
     ask: int
-    finished: list[Finished]
+    finished: list[list[Finished]]  # rows, with all their samples
     errors: list[RowError]
     unfinished: list[Unfinished] | None  # all sequences in flight; None in most reports
 
@@ -50,9 +49,9 @@ class Clients:
         status = MPI.Status()
         while self.open and self.comm.Iprobe(tag=_REPORT, status=status):
             report = _receive(self.comm, status.source, _REPORT, Report)
-            for done in report.finished:
-                self.desk.record(done)
-                self.tokens += len(done.token_ids)
+            for samples in report.finished:
+                self.desk.record(samples)
+                self.tokens += sum(len(done.token_ids) for done in samples)
             for error in report.errors:
                 self.desk.error(error)
             if report.unfinished is not None:
@@ -79,7 +78,7 @@ class RemoteDesk:
     def __init__(self, comm: MPI.Intracomm, tokenizer: Tokenizer):
         self.comm, self.tokenizer = comm, tokenizer
         self._rows: deque[Prompt] = deque()
-        self._finished: list[Finished] = []
+        self._finished: list[list[Finished]] = []
         self._errors: list[RowError] = []
         self._asked = self._ended = False
 
@@ -98,8 +97,8 @@ class RemoteDesk:
         self._rows.popleft()
         self._errors.append(RowError(prompt.line, prompt.id, reason))
 
-    def finish(self, sequence: Sequence) -> None:
-        self._finished.append(Finished.of(sequence, self.tokenizer))
+    def finish(self, family: list[Sequence]) -> None:
+        self._finished.append([Finished.of(sequence, self.tokenizer) for sequence in family])
         if len(self._finished) >= _ROWS_A_MESSAGE:
             self._report(0)
 

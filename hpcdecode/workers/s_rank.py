@@ -8,27 +8,30 @@ from collections.abc import Sequence as Seq
 from time import perf_counter, time
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hpcdecode.attention import LayerShape, PromptAttention
-from hpcdecode.data.resume import Unfinished
+from hpcdecode.data.tokens import Unfinished
 from hpcdecode.exchange.base import SLink
 from hpcdecode.model import SplitModel
+from hpcdecode.sampling.beam import advance_beams
 from hpcdecode.sampling.sampler import sample
 from hpcdecode.sampling.structured import Grammars
-from hpcdecode.schedule.injector import Injector, Step
+from hpcdecode.schedule.injector import Injector
 from hpcdecode.schedule.plan import Plan
 from hpcdecode.schedule.sequence import Sequence
+from hpcdecode.schedule.step import Step
 from hpcdecode.schedule.stops import Stops
+from hpcdecode.workers.inputs import Inputs, take_logprobs
 from hpcdecode.workers.prefill import PrefillCache
 
 
 class Sink(Protocol):
-    """Where finished sequences go."""
+    """Where finished rows go."""
 
-    def finish(self, sequence: Sequence) -> None: ...
+    def finish(self, family: list[Sequence]) -> None:
+        """Take all samples of a row."""
 
 
 class SRank:
@@ -71,38 +74,47 @@ class SRank:
         self.seconds = perf_counter() - start
 
     @property
+    def shared_tokens(self) -> int:
+        """Prompt tokens that were not prefilled, because other rows begin with them."""
+        return sum(injector.shared_tokens for injector in self.injectors)
+
+    @property
     def tokens_in_flight(self) -> int:
         return sum(injector.tokens_in_flight for injector in self.injectors)
 
     def unfinished(self) -> list[Unfinished]:
-        """What the sequences in flight have generated."""
-        sequences = (s for injector in self.injectors for s in (*injector.decoding, *injector.ready))
-        return [Unfinished(s.prompt.line, s.sample, list(s.generated)) for s in sequences]
+        """What the rows in flight have generated, finished samples included; a beam search would start over."""
+        sequences = (s for injector in self.injectors for family in injector.families.values() for s in family)
+        return [s.unfinished() for s in sequences if s.generated and s.beams is None]
 
     def _lane(self, link: SLink, injector: Injector) -> Generator[bool, None, None]:
         while not self.stopping and not injector.exhausted():
             step = injector.next_step(self._turn // len(self.shapes))
-            if len(step.plan.release) or step.plan.runs_model:
+            if step.plan.changes_slots or step.plan.runs_model:
                 self._announce(link, step.plan)
             if not step.plan.runs_model:
                 yield True  # waiting for room that another lane's sequences hold
                 continue
             logits = yield from self._forward(link, step)
             tokens = sample(logits, step.sampled, self.stops.eos, self.grammars) if logits is not None else []
+            advance_beams(logits, step.sampled)
+            take_logprobs(logits, step.sampled, tokens)
             self._finish_step(injector, step, tokens)
         self._announce(link, injector.stop_plan())
+        self.prefill.finish(())
 
     def _announce(self, link: SLink, plan: Plan) -> None:
         link.begin(dataclasses.replace(plan, number=self._plans))
         self._plans += 1
 
     def _forward(self, link: SLink, step: Step) -> Generator[bool, None, Tensor | None]:
-        """Run the slices; yields after every post, returns the logits of the step's sampled tokens."""
+        """Run the slices; yields after every post, returns the logits that the step's sampled tokens come from."""
         decodes = len(step.decode)
         for chunk in step.prefill:
-            chunk.sequence.queued_at = chunk.sequence.queued_at or time()
-        ids, positions, keep = _inputs(step)
-        o, context = None, (ids, positions, keep)
+            for sequence in chunk.sequence.branch:
+                sequence.queued_at = sequence.queued_at or time()
+        inputs = Inputs(step)
+        o, context = None, (inputs.ids, inputs.positions, inputs.keep)
         for layer, shape in enumerate(self.shapes):
             q, k, v, context = self.model.slice(layer, o, context)
             o = q.new_empty(len(q), shape.out_columns)
@@ -115,16 +127,24 @@ class SRank:
             link.wait()
             self.wait_seconds += perf_counter() - start
         self.prefill.finish(step.prefill)
-        return self.model.logits(o, context) if len(keep) else None
+        if not len(inputs.keep):
+            return None
+        logits = self.model.logits(o, context)
+        inputs.take_prompt_logprobs(logits)
+        return inputs.drawn(logits)
 
     def _finish_step(self, injector: Injector, step: Step, tokens: list[int]) -> None:
         now = time()
         for chunk in step.prefill:
             if chunk.completes:
-                chunk.sequence.first_token_at = now
-        for sequence in injector.commit(step, tokens, self.stops):
-            sequence.finished_at = now
-            self.sink.finish(sequence)
+                for sequence in chunk.sequence.branch:
+                    sequence.first_token_at = now
+        finished = injector.commit(step, tokens)
+        for sequence in step.sampled:
+            if sequence.finish_reason is not None:
+                sequence.finished_at = now
+        for family in finished:
+            self.sink.finish(family)
         self.steps += 1
         self.tokens += len(tokens)
         self._count_seconds(step, len(tokens))
@@ -138,17 +158,3 @@ class SRank:
         else:
             self.decode_seconds += self._step_end - before
             self.decode_tokens += tokens
-
-
-def _inputs(step: Step) -> tuple[Tensor, Tensor, Tensor]:
-    """Token ids [T], positions [T] and indices of the tokens whose logits are needed [L], all int64."""
-    ids = [s.generated[-1] for s in step.decode]
-    positions = [s.length for s in step.decode]
-    keep = list(range(len(ids)))
-    for chunk in step.prefill:
-        end = chunk.start + chunk.count
-        ids += chunk.sequence.prompt.token_ids[chunk.start : end]
-        positions += range(chunk.start, end)
-        if chunk.completes:
-            keep.append(len(ids) - 1)
-    return tuple(torch.from_numpy(np.array(x, np.int64)) for x in (ids, positions, keep))

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 from hpcdecode.cli import main
-from hpcdecode.schedule.injector import Injector, Step
+from hpcdecode.schedule.injector import Injector
+from hpcdecode.schedule.step import Step
 from hpcdecode.workers.s_rank import SRank
 
 

@@ -38,9 +38,14 @@ def test_tokens_equal_those_of_transformers(float32, name):
     assert float32[name] == dict.fromkeys(SOME_RUNS, 0)
 
 
+def test_tokens_behind_a_shared_prefix_equal_those_of_transformers(mpiexec, tmp_path):
+    case = make_case("llama3", tmp_path, rows=8, new_tokens=12, common=200)
+    assert differing(mpiexec, [case], "float32", "transformers", SOME_RUNS) == {"llama3": dict.fromkeys(SOME_RUNS, 0)}
+
+
 def test_sampled_tokens_are_the_same_for_every_world_period_and_lane_count(mpiexec, tmp_path):
     sampling = {"temperature": 0.9, "top_k": 100, "top_p": 0.95, "seed": 5}
-    case = make_case("llama3", tmp_path, rows=8, new_tokens=24, **sampling)
+    case = make_case("llama3", tmp_path, rows=8, new_tokens=24, common=200, n=3, **sampling)
     assert differing(mpiexec, [case], "float32", "first-run", ALL_RUNS) == {"llama3": dict.fromkeys(ALL_RUNS, 0)}
 
 

@@ -9,15 +9,15 @@ import torch
 from hpcdecode.attention import LayerShape, PromptAttention, open_store
 from hpcdecode.data.tokens import Prompt
 from hpcdecode.sampling.params import SamplingParams
-from hpcdecode.schedule.injector import Chunk
 from hpcdecode.schedule.sequence import Sequence
+from hpcdecode.schedule.step import Chunk
 from hpcdecode.workers.prefill import PrefillCache
 
 SHAPE = LayerShape(2, 16, 20, 6, 0.2, window=70, sinks=True)
 
 
 def sequence(length):
-    return Sequence(Prompt(1, "1", [1] * length, SamplingParams()), 4, 0, 0, 0, 0)
+    return Sequence(Prompt(1, "1", [1] * length, SamplingParams()), 4, lane=0)
 
 
 @pytest.mark.parametrize("chunks", [[300], [1, 130, 100, 69]])

@@ -133,8 +133,9 @@ HOSTILE = [
     (b'{"prompt": "a", "ignore_eos": 1}', "ignore_eos: expected true or false, got an integer 1"),
     (b'{"prompt": "a", "stop_token_ids": 3}', "stop_token_ids: expected a list of integers, got an integer 3"),
     (b'{"prompt": "a", "stop_token_ids": [1, "2"]}', "stop_token_ids[1]: expected a 64-bit integer, got a string"),
-    (b'{"prompt": "a", "n": 2}', "n: not supported yet, got 2"),
-    (b'{"prompt": "a", "n": true}', "n: not supported yet"),
+    (b'{"prompt": "a", "best_of": 2}', "best_of: not supported yet, got 2"),
+    (b'{"prompt": "a", "best_of": true}', "best_of: not supported yet"),
+    (b'{"prompt": "a", "n": 0}', "n: expected an integer in [1, 65535], got 0"),
     (b'{"prompt": "a", "stop": ["\\n", 3]}', "stop[1]: expected a string, got an integer 3"),
     (b'{"prompt": "a", "stop": [""]}', "stop: expected strings that are not empty"),
     (b'{"prompt": "a", "logit_bias": {"a": 1}}', 'logit_bias: expected token ids as keys, got "a"'),
@@ -144,8 +145,8 @@ HOSTILE = [
     (b'{"prompt": "a", "presence_penalty": -3}', "presence_penalty: expected a number in [-2, 2], got -3.0"),
     (b'{"prompt": "a", "repetition_penalty": 0}', "repetition_penalty: expected a finite number > 0, got 0.0"),
     (b'{"prompt": "a", "truncate_prompt_tokens": 0}', "truncate_prompt_tokens: expected an integer >= 1, or -1"),
-    (b'{"prompt": "a", "logprobs": 5}', "logprobs: not supported yet"),
-    (b'{"prompt": "a", "logprobs": 0}', "logprobs: not supported yet"),
+    (b'{"prompt": "a", "logprobs": 21}', "logprobs: expected an integer in [0, 20], got 21"),
+    (b'{"prompt": "a", "logprobs": true, "top_logprobs": "x"}', "logprobs: expected a 64-bit integer, got a string"),
     (b'{"messages": [{"role": "user"}], "tools": [{}]}', "tools: not supported yet"),
 ]
 
@@ -160,7 +161,7 @@ def test_a_hostile_line_is_one_row_error_between_good_rows(tmp_path, data, reaso
 
 
 def test_sampling_values_that_ask_for_nothing_are_accepted(tmp_path):
-    neutral = {"n": 1, "best_of": 1, "logits_processors": [], "use_beam_search": False, "length_penalty": 1.0}
+    neutral = {"best_of": 1, "logits_processors": [], "use_beam_search": False}
     assert read_one(tmp_path, {"prompt": "a", **neutral}).params is DEFAULTS
 
 

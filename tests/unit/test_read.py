@@ -108,7 +108,7 @@ def test_export_to_an_openai_batch(stored, tmp_path):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"columns": ["texts"]}, "--columns: expected some of line, .* got texts"),
+        ({"columns": ["texts"]}, "expected some of the columns line, .* got texts"),
         ({"where": ["text"]}, "--where text: expected COLUMN"),
         ({"where": ["texts=1"]}, "expected a column of"),
         ({"where": ["line=x"]}, "expected a number for line"),

@@ -67,11 +67,11 @@ def test_sequences_in_flight_go_on_where_they_were(path):
     prompts = [Prompt(n, str(n), [1, 1], SamplingParams()) for n in (1, 2)]
     first, second, _ = earlier.continued([*prompts, RowError(9, "9", "bad")])
     assert earlier.done(3) and not earlier.done(2)
-    assert (first.token_ids, first.resumed, first.resumed_ids) == ([1, 1], 0, [])
-    assert (second.token_ids, second.resumed, second.resumed_ids) == ([1, 1, 5, 6], 2, [5, 6])
+    assert (first.token_ids, first.unfinished) == ([1, 1], [])
+    assert (second.token_ids, second.unfinished) == ([1, 1], [Unfinished(2, 0, [5, 6])])
     out.close(complete=False, summary={})
     earlier, out = begin(path)  # a run that did not come to them has lost nothing
-    assert earlier.unfinished[2] == [5, 6]
+    assert earlier.unfinished[2] == {0: Unfinished(2, 0, [5, 6])}
     out.add(result(2))
     out.close(complete=False, summary={})
     assert 2 not in begin(path)[0].unfinished

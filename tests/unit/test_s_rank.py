@@ -7,7 +7,8 @@ import torch
 from hpcdecode.attention import PromptAttention, open_store
 from hpcdecode.exchange.local import LocalLink
 from hpcdecode.model import load_split
-from hpcdecode.schedule.injector import Injector, Limits
+from hpcdecode.schedule.injector import Injector
+from hpcdecode.schedule.microbatch import Limits
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.stops import Stops
 from hpcdecode.workers.r_part import RPart
@@ -19,8 +20,8 @@ class Sink:
     def __init__(self):
         self.done = []
 
-    def finish(self, sequence):
-        self.done.append(sequence)
+    def finish(self, family):
+        self.done += family
 
 
 def test_the_s_rank_holds_no_kv_of_decoding_sequences(checkpoint):
@@ -29,7 +30,7 @@ def test_the_s_rank_holds_no_kv_of_decoding_sequences(checkpoint):
     store = open_store(shapes, kv_dtype="float32", capacity_tokens=4096, max_sequences=32, backend="reference")
     placement = Placement([4096], store.block_tokens, 2)
     feed, sink = ListFeed(prompts([(5, 9), (90, 7), (3, 1), (200, 6), (40, 12)])), Sink()
-    injectors = [Injector(lane, feed, placement, Limits(4, 3, 9, 32, 1024)) for lane in range(2)]
+    injectors = [Injector(lane, feed, placement, Limits(4, 3, 9, 32, 1024), Stops()) for lane in range(2)]
     part = RPart(store, [None] * len(shapes))
     links = [LocalLink(part, 16 * i) for i in range(2)]
     prompts_attend = PromptAttention(shapes, dtype="float32")

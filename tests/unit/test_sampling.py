@@ -15,7 +15,7 @@ from hpcdecode.schedule.sequence import Sequence
 
 def sequence(line=1, generated=0, sample=0, **params):
     prompt = Prompt(line=line, id=str(line), token_ids=[1], params=SamplingParams(**params))
-    made = Sequence(prompt, 10**6, 0, 0, 0, 0, sample=sample)
+    made = Sequence(prompt, 10**6, lane=0, sample=sample)
     made.generated = [0] * generated
     return made
 

@@ -31,11 +31,10 @@ EOS = frozenset({2, 3})
 
 
 def sequence(line=1, generated=GENERATED, bad_word_ids=(), resumed=0, **params):
-    token_ids = PROMPT + generated[:resumed]
     bad = list(map(list, bad_word_ids))
     params.setdefault("bad_words", ("x",) * len(bad))
-    prompt = Prompt(line, str(line), token_ids, SamplingParams(**params), resumed, bad)
-    made = Sequence(prompt, 10**6, 0, 0, 0, 0)
+    prompt = Prompt(line, str(line), PROMPT, SamplingParams(**params), bad_word_ids=bad)
+    made = Sequence(prompt, 10**6, lane=0, resumed=resumed)
     made.generated = list(generated)
     return made
 

@@ -9,13 +9,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hpcdecode.data.tokens import Prompt
+from hpcdecode.attention import LayerShape, open_store
+from hpcdecode.data.tokens import Prompt, Unfinished
+from hpcdecode.exchange.base import Share
 from hpcdecode.sampling.params import SamplingParams
 from hpcdecode.schedule.auto import choose
-from hpcdecode.schedule.injector import Injector, Limits, Step
+from hpcdecode.schedule.injector import Injector
+from hpcdecode.schedule.microbatch import Limits
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.plan import Plan, wire_length
+from hpcdecode.schedule.step import Step
 from hpcdecode.schedule.stops import Stops
+from hpcdecode.workers.r_part import RPart
 
 
 class ListFeed:
@@ -41,15 +46,22 @@ def prompts(lengths):
     ]
 
 
-class Machine:
-    """R-ranks reduced to their token counts, and an S-rank that runs the lanes in rotation."""
+SHAPE = LayerShape(kv_heads=1, k_dim=2, v_dim=2, q_heads=1, scale=1.0)
 
-    def __init__(self, feed, *, batch, period, steps, capacity, block=1, lanes=1, prefill_tokens=64, stops=None):
-        self.block, self.capacity, self.stops = block, capacity, stops or {}
+
+class Machine:
+    """The KV stores of R-ranks, with nothing written to them, and an S-rank that runs the lanes in rotation."""
+
+    def __init__(
+        self, feed, *, batch, period, steps, capacity, block=1, lanes=1, prefill_tokens=64, stops=None, shared=0
+    ):
+        self.stops = stops or {}  # (line, sample, position) -> token
         self.placement = Placement(capacity, block, lanes)
-        limits = Limits(batch, period, steps, prefill_tokens, None)
-        self.injectors = [Injector(lane, feed, self.placement, limits) for lane in range(lanes)]
-        self.lengths = [{} for _ in capacity]  # (lane, slot) -> tokens
+        limits = Limits(batch, period, steps, prefill_tokens, None, shared)
+        self.injectors = [Injector(lane, feed, self.placement, limits, Stops()) for lane in range(lanes)]
+        sizes = {"kv_dtype": "float32", "max_sequences": limits.slots * lanes, "block_tokens": block}
+        self.stores = [open_store([SHAPE], capacity_tokens=c // block * block, **sizes) for c in capacity]
+        self.parts = [RPart(store, [None]) for store in self.stores]
         self.now, self.done, self.loads, self.steps = 0, [], [], []
         self.stopped = set()
 
@@ -69,23 +81,27 @@ class Machine:
             step = Step(injector.stop_plan(), [], [])
         else:
             step = injector.next_step(self.now)
-        wire = np.zeros(wire_length(injector.limits.slots), np.int32)
+        wire = np.zeros(wire_length(injector.limits.slots, len(self.stores)), np.int32)
         step.plan.encode(wire)
         plan = Plan.decode_from(wire)
-        for rank, slot in plan.release:
-            del self.lengths[rank][lane, slot]
-        for rank, slot in plan.decode:
-            self.lengths[rank][lane, slot] += 1
-        for rank, slot, count in plan.prefill:
-            self.lengths[rank][lane, slot] = self.lengths[rank].get((lane, slot), 0) + count
-        for held, capacity in zip(self.lengths, self.capacity, strict=True):
-            assert sum(-(-n // self.block) * self.block for n in held.values()) <= capacity
+        first = lane * injector.limits.slots
+        for rank, part in enumerate(self.parts):
+            part.begin(Share(plan, rank, first))  # raises KvCapacityError where it does not fit
         self.loads.append(sum(s.length + 1 for s in injector.decoding))
         self.steps.append(plan)
-        tokens = [self.stops.get((s.prompt.line, len(s.generated)), 7) for s in step.sampled]
+        tokens = [self.stops.get((s.prompt.line, s.sample, len(s.generated)), 7) for s in step.sampled]
         for sequence in step.decode:
-            assert self.lengths[sequence.rank][lane, sequence.slot] == sequence.length + 1
-        self.done += injector.commit(step, tokens, Stops())
+            assert self.stores[sequence.rank].length(first + sequence.slot) == sequence.length + 1
+        self.done += [s for family in injector.commit(step, tokens) for s in family]
+
+    def require_empty(self):
+        assert not any(self.placement._held) and not self.placement._lane_load.round(6).any()
+        for store in self.stores:
+            store.check()
+            assert store.used_tokens == 0
+        for injector in self.injectors:
+            assert sorted(injector._slots) == list(range(injector.limits.slots)) and not injector.families
+            assert not injector.prefixes.live
 
 
 @pytest.mark.parametrize(("period", "steps"), [(1, 32), (4, 32), (8, 32), (32, 32)])
@@ -109,7 +125,7 @@ def test_prompts_of_a_period_are_spread_over_its_steps():
 
 
 def test_early_ends_are_replaced_at_the_next_injection():
-    stops = {(line, 3): 9 for line in range(1, 5)}
+    stops = {(line, 0, 3): 9 for line in range(1, 5)}
     rows = prompts([(1, 33)] * 60)
     for row in rows:
         row.params = SamplingParams(max_tokens=33, ignore_eos=True, stop_token_ids=(9,))
@@ -145,7 +161,7 @@ def test_sequences_are_spread_over_r_ranks_by_load():
     capacity=st.lists(st.integers(200, 600), min_size=1, max_size=3),
 )
 def test_every_row_is_done_once_and_no_r_rank_overflows(rows, batch, period, lanes, block, capacity):
-    stops = {(line, stop): 9 for line, (*_, stop) in enumerate(rows, 1)}
+    stops = {(line, 0, stop): 9 for line, (*_, stop) in enumerate(rows, 1)}
     feed = ListFeed(prompts([row[:2] for row in rows]))
     for row in feed.prompts:
         row.params = SamplingParams(max_tokens=row.params.max_tokens, ignore_eos=True, stop_token_ids=(9,))
@@ -154,7 +170,106 @@ def test_every_row_is_done_once_and_no_r_rank_overflows(rows, batch, period, lan
     ).run()
     lines = sorted([s.prompt.line for s in machine.done] + [line for line, _ in feed.refused])
     assert lines == list(range(1, len(rows) + 1))
-    assert not any(machine.placement._held) and not any(machine.lengths)
+    machine.require_empty()
+
+
+FAMILIES = {
+    "rows": st.lists(  # prompt tokens, max_tokens, positions of the samples' stop tokens, tokens that a run before made
+        st.tuples(
+            st.integers(1, 90),
+            st.integers(1, 60),
+            st.lists(st.none() | st.integers(0, 30), min_size=1, max_size=5),
+            st.lists(st.integers(0, 12), max_size=5),
+            st.tuples(st.integers(0, 2), st.integers(0, 90)),  # how far it begins as others do, and as which
+        ),
+        min_size=1,
+        max_size=20,
+    ),
+    "shared": st.sampled_from([0, 100, 1000]),
+    "prefill_tokens": st.sampled_from([8, 64]),
+    "batch": st.integers(4, 12),
+    "period": st.integers(1, 20),
+    "lanes": st.integers(1, 3),
+    "block": st.sampled_from([1, 4, 16]),
+    "capacity": st.lists(st.integers(100, 600), min_size=1, max_size=3),
+}
+
+
+@settings(max_examples=50, deadline=None)
+@given(**FAMILIES)
+def test_families_are_done_once_and_no_r_rank_overflows(**case):
+    check_families(**case)
+
+
+@pytest.mark.full
+@settings(max_examples=3000, deadline=None)
+@given(**FAMILIES)
+def test_three_thousand_families(**case):
+    check_families(**case)
+
+
+def check_families(rows, block, **sizes):
+    feed, stops, ends = ListFeed([]), {}, {}
+    for line, (length, most, positions, before, (kind, common)) in enumerate(rows, 1):
+        ids = ([kind] * common + [100 + line] * length)[:length]
+        params = SamplingParams(n=len(positions), max_tokens=most, ignore_eos=True, stop_token_ids=(9,))
+        ends |= {(line, i): min(most, most if p is None else p + 1) for i, p in enumerate(positions)}
+        stops |= {(line, i, p): 9 for i, p in enumerate(positions) if p is not None}
+        made = [[stops.get((line, i, at), 7) for at in range(most)][: ends[line, i]] for i in range(len(positions))]
+        earlier = [Unfinished(line, i, made[i][:count]) for i, count in enumerate(before[: len(made)]) if count]
+        feed.prompts.append(Prompt(line, str(line), ids, params, earlier))
+    machine = Machine(feed, steps=30, block=block, stops=stops, **sizes).run()
+    refused = {line for line, _ in feed.refused}
+    assert len(refused) == len(feed.refused)
+    done = {(s.prompt.line, s.sample): len(s.generated) for s in machine.done}
+    assert len(done) == len(machine.done)
+    assert done == {key: end for key, end in ends.items() if key[0] not in refused}
+    machine.require_empty()
+
+
+def test_a_family_is_prefilled_once_and_forked():
+    row = Prompt(1, "1", [1] * 40, SamplingParams(n=3, max_tokens=5, ignore_eos=True))
+    machine = Machine(ListFeed([row]), batch=3, period=5, steps=5, capacity=[48 + 3 * 16], block=16).run()
+    assert sum(p.prefill_tokens for p in machine.steps) == 40
+    assert [len(p.fork) for p in machine.steps if len(p.fork)] == [2]
+    assert machine.parts[0].peak_tokens == 32 + 3 * 16
+    assert [s.sample for s in machine.done] == [0, 1, 2]
+    machine.require_empty()
+
+
+def test_a_prefix_is_prefilled_once_on_every_r_rank():
+    rows = [Prompt(i, str(i), [5] * 100 + [i] * 20, SamplingParams(max_tokens=9, ignore_eos=True)) for i in range(40)]
+    sizes = {"batch": 8, "period": 4, "steps": 8, "capacity": [600, 600], "block": 16}
+    machine = Machine(ListFeed(rows), shared=1000, **sizes).run()
+    assert sum(p.prefill_tokens for p in machine.steps) == 96 + 40 * (120 - 96)
+    assert machine.injectors[0].shared_tokens == 40 * 96 - 96
+    assert sum(len(p.fork) for p in machine.steps) == 40
+    machine.require_empty()
+    apart = Machine(ListFeed(rows), **sizes).run()
+    assert sum(p.prefill_tokens for p in apart.steps) == 40 * 120
+    assert max(p.peak_tokens for p in machine.parts) < max(p.peak_tokens for p in apart.parts)
+
+
+def test_longer_prefixes_begin_with_shorter_ones():
+    def row(i, *runs):
+        ids = [token for token, count in runs for _ in range(count)]
+        return Prompt(i, str(i), ids, SamplingParams(max_tokens=30, ignore_eos=True))
+
+    rows = [row(i, (5, 64), (6 + i % 2, 64), (100 + i, 9)) for i in range(32)]
+    sizes = {"batch": 8, "period": 2, "steps": 16, "capacity": [4000], "block": 16, "prefill_tokens": 512}
+    machine = Machine(ListFeed(rows), shared=1000, **sizes).run()
+    sent = sum(p.prefill_tokens for p in machine.steps)
+    assert sent + machine.injectors[0].shared_tokens == 32 * 137
+    assert sent <= 32 * 9 + 3 * 137 + 3 * 64
+    machine.require_empty()
+
+
+def test_a_family_that_fits_nowhere_is_refused():
+    rows = [Prompt(i, "", [1] * 40, SamplingParams(n=n, max_tokens=41, ignore_eos=True)) for i, n in ((1, 4), (2, 9))]
+    feed = ListFeed(rows)
+    Machine(feed, batch=8, period=5, steps=5, capacity=[32 + 3 * 48], block=16).run()
+    assert "lower max_tokens or n" in feed.refused[0][1] and "needs 224 tokens" in feed.refused[0][1]
+    assert "expected at most 8" in feed.refused[1][1] and "--batch" in feed.refused[1][1]
 
 
 def test_auto_starts_a_small_job_at_once_and_staggers_a_large_one():

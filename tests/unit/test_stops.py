@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdecode.data.tokens import Prompt, Tokenizer
+from hpcdecode.data.tokens import Prompt, Tokenizer, Unfinished
 from hpcdecode.sampling.params import SamplingParams
 from hpcdecode.schedule.sequence import Sequence
 from hpcdecode.schedule.stops import Stops
@@ -37,8 +37,10 @@ def tokenizer():
 
 def run(tokenizer, ids, resumed=0, max_new=10**6, eos=frozenset(), **params):
     """Accept the ids one by one until they end the sequence, the first `resumed` as those of an earlier run."""
-    prompt = Prompt(1, "1", [1, *ids[:resumed]], SamplingParams(max_tokens=10**6, **params), resumed)
-    sequence, stops = Sequence(prompt, max_new - resumed, 0, 0, 0, 0), Stops(eos, tokenizer.decode)
+    prompt = Prompt(1, "1", [1], SamplingParams(max_tokens=10**6, **params))
+    sequence, stops = Sequence(prompt, max_new, lane=0), Stops(eos, tokenizer.decode)
+    if resumed:
+        sequence.resume(Unfinished(1, 0, ids[:resumed]), stops)
     for token in ids[resumed:]:
         sequence.accept(token, stops)
         if sequence.finish_reason:

@@ -1,0 +1,46 @@
+"""What a lane does in one step, as the S-rank sees it: a plan, and the sequences behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcdecode.schedule.plan import Plan
+from hpcdecode.schedule.prefixes import Prefix
+from hpcdecode.schedule.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Part of a prompt that is prefilled in one step: tokens [start, start + count) of its sequence."""
+
+    sequence: Sequence | Prefix
+    start: int
+    count: int
+
+    @property
+    def completes(self) -> bool:
+        return self.start + self.count == self.sequence.prompt_length
+
+    @property
+    def begins(self) -> bool:
+        """Whether nothing of it was prefilled before, but a prefix that it shares."""
+        return self.start == (self.sequence.prefix.prompt_length if self.sequence.prefix else 0)
+
+    @property
+    def drawing(self) -> list[Sequence]:
+        """The sequences that draw a token from the logits of its end."""
+        return self.sequence.branch if self.completes else []
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A plan with the sequences behind it."""
+
+    plan: Plan
+    decode: list[Sequence]
+    prefill: list[Chunk]
+
+    @property
+    def sampled(self) -> list[Sequence]:
+        """Sequences that get a token in this step, in the order of their logits."""
+        return self.decode + [s for c in self.prefill for s in c.drawing]

@@ -1,0 +1,72 @@
+"""What goes into the slices in one step, and which of its logits are for whom."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcdecode.sampling.logprobs import logprobs
+from hpcdecode.schedule.sequence import Sequence
+from hpcdecode.schedule.step import Chunk, Step
+
+
+class Inputs:
+    """ids, positions: int64 [T], the step's tokens. keep: int64 [L], those of them whose logits are needed."""
+
+    def __init__(self, step: Step):
+        ids = [s.generated[-1] for s in step.decode]
+        positions = [s.length for s in step.decode]
+        keep = list(range(len(ids)))
+        drawn = list(keep)  # the row of logits that each sampled sequence draws from
+        self._prompts: list[tuple[Sequence, int, range]] = []  # sample 0 of a row, first row of logits, positions
+        for chunk in step.prefill:
+            first, end = len(ids), chunk.start + chunk.count
+            ids += chunk.sequence.input_ids[chunk.start : end]
+            positions += range(chunk.start, end)
+            if asked := _asked(chunk):
+                self._prompts.append((chunk.sequence.family[0], len(keep), asked))
+                keep += range(first, first + len(asked))
+            if chunk.drawing:
+                drawn += [len(keep)] * len(chunk.drawing)
+                keep.append(len(ids) - 1)
+        self.ids, self.positions, self.keep, self._drawn = (_tensor(x) for x in (ids, positions, keep, drawn))
+
+    def drawn(self, logits: Tensor) -> Tensor:
+        """The rows of logits [L, vocab] that the step's sampled sequences draw from."""
+        return logits if len(self._drawn) == len(self.keep) else logits[self._drawn]
+
+    def take_prompt_logprobs(self, logits: Tensor) -> None:
+        """Keep those of the prompts that ask for them."""
+        for sequence, row, positions in self._prompts:
+            held, prompt = sequence.prompt_logprobs, sequence.prompt
+            if len(held) != positions.start + 1:  # another sample's prefill has been here
+                continue
+            tokens = [prompt.token_ids[p + 1] for p in positions]
+            counts = [prompt.params.prompt_logprobs] * len(tokens)
+            for entry in logprobs(logits[row : row + len(tokens)], tokens, counts):
+                held.add(*entry)
+
+
+def take_logprobs(logits: Tensor, sequences: list[Sequence], tokens: list[int]) -> None:
+    """Keep those of the sampled tokens, from logits [n, vocab], for the sequences that ask for them."""
+    rows = [row for row, s in enumerate(sequences) if s.logprobs is not None]
+    if not rows:
+        return
+    counts = [sequences[row].prompt.params.logprobs for row in rows]
+    own = logits if len(rows) == len(sequences) else logits[rows]
+    for row, entry in zip(rows, logprobs(own, [tokens[row] for row in rows], counts), strict=True):
+        sequences[row].logprobs.add(*entry)
+
+
+def _asked(chunk: Chunk) -> range:
+    """The positions of a chunk whose logits tell the log-probability of the prompt's next token."""
+    family = chunk.sequence.family
+    held = family[0].prompt_logprobs if family else None
+    if held is None or len(held) != chunk.start + 1:
+        return range(0)
+    return range(chunk.start, min(chunk.start + chunk.count, len(chunk.sequence.prompt.token_ids) - 1))
+
+
+def _tensor(values: list[int]) -> Tensor:
+    return torch.from_numpy(np.array(values, np.int64))
