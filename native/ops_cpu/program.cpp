@@ -21,10 +21,10 @@ extern const KernelTable table;
 #endif
 
 const KernelTable& kernels_for(const std::string& isa) {
-    if (isa == "generic") return isa_generic::table;
+    if (isa == "generic" || isa == "neon") return isa_generic::table;
 #if defined(__x86_64__)
     if (isa == "avx2") return isa_avx2::table;
-    if (isa == "avx512" || isa == "avx512_bf16") return isa_avx512::table;
+    if (isa == "avx512" || isa == "avx512_bf16" || isa == "amx") return isa_avx512::table;
 #endif
     throw std::invalid_argument("isa: no token programs for '" + isa + "' in this build");
 }
