@@ -243,7 +243,7 @@ def problem_of(branches: Seq[Sequence], limits: Limits, placement: Placement) ->
     """Why a lane can never run a row, if it cannot."""
     most, capacity = max(len(s.branch) for s in branches), max(placement.capacity)
     if most > limits.batch:
-        return f"n: expected at most {limits.batch} (the batch of a lane), got {most}; raise --batch, or lower n"
+        return f"n: expected at most {limits.batch} (the batch of a lane), got {most}; raise batch, or lower n"
     if all(placement.tokens(s.branch) <= capacity for s in branches):
         return None
     first = branches[0]
@@ -251,7 +251,7 @@ def problem_of(branches: Seq[Sequence], limits: Limits, placement: Placement) ->
     return (
         f"needs {max(placement.tokens(s.branch) for s in branches)} tokens of KV cache "
         f"({len(first.prompt.token_ids)} of the prompt and up to {first.max_new} new{samples}), but an R-rank "
-        f"holds {capacity}: raise --kv-memory, or lower max_tokens{' or n' if samples else ''}"
+        f"holds {capacity}: raise kv_memory, or lower max_tokens{' or n' if samples else ''}"
     )
 
 

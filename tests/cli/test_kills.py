@@ -61,7 +61,7 @@ class Kills:
             rows |= contents(parts / segment.name)[0]
         left = parts / UNFINISHED
         in_flight = msgspec.msgpack.decode(left.read_bytes()) if left.exists() else []
-        newest = {(line, sample): ids for line, sample, ids in in_flight if line not in rows}
+        newest = {(line, sample): ids for line, sample, ids, *_ in in_flight if line not in rows}
         return sum(map(len, rows.values())) + sum(map(len, newest.values()))
 
     def counted(self) -> int:

@@ -139,7 +139,7 @@ def test_a_row_that_fits_nowhere_is_refused():
     feed = ListFeed(prompts([(10, 5), (90, 20), (10, 5)]))
     machine = Machine(feed, batch=4, period=1, steps=5, capacity=[100, 100]).run()
     assert [s.prompt.line for s in machine.done] == [1, 3]
-    assert feed.refused[0][0] == 2 and "--kv-memory" in feed.refused[0][1]
+    assert feed.refused[0][0] == 2 and "kv_memory" in feed.refused[0][1]
 
 
 def test_sequences_are_spread_over_r_ranks_by_load():
