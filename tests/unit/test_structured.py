@@ -12,10 +12,11 @@ import torch
 
 from hpcdecode import LLM, SamplingParams
 from hpcdecode.data.fields import row_params
-from hpcdecode.data.tokens import Prompt, Tokenizer
+from hpcdecode.data.tokens import Prompt, Tokenizer, Unfinished
 from hpcdecode.errors import RowProblem
 from hpcdecode.sampling.sampler import sample
-from hpcdecode.schedule.sequence import Sequence
+from hpcdecode.schedule.sequence import family_of
+from hpcdecode.schedule.stops import Stops
 from tests.models import EOS, VOCAB
 
 SCHEMA = {
@@ -113,7 +114,7 @@ def test_a_continued_sequence_knows_what_it_has_said(tokenizer):
         last = stepwise.allowed(ids[:count], VOCAB)
     assert (at_once.allowed(ids, VOCAB) == last).all() and 0 < last.sum() < VOCAB
     params = SamplingParams(structured_outputs=asked)
-    sequence = Sequence(Prompt(1, "1", [7, *ids], params, resumed=len(ids)), 9, 0, 0, 0, 0)
+    (sequence,) = family_of(Prompt(1, "1", [7], params, [Unfinished(1, 0, ids)]), 9, 0, Stops(frozenset([EOS])))
     (token,) = sample(torch.randn(1, VOCAB), [sequence], frozenset([EOS]), tokenizer.grammars)
     assert last[token]
 
