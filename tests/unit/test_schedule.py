@@ -269,7 +269,7 @@ def test_a_family_that_fits_nowhere_is_refused():
     feed = ListFeed(rows)
     Machine(feed, batch=8, period=5, steps=5, capacity=[32 + 3 * 48], block=16).run()
     assert "lower max_tokens or n" in feed.refused[0][1] and "needs 224 tokens" in feed.refused[0][1]
-    assert "expected at most 8" in feed.refused[1][1] and "--batch" in feed.refused[1][1]
+    assert "expected at most 8" in feed.refused[1][1] and "batch" in feed.refused[1][1]
 
 
 def test_auto_starts_a_small_job_at_once_and_staggers_a_large_one():
