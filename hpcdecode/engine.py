@@ -175,11 +175,11 @@ class Engine:
         team, setup = self.team, self.setup
         batches = scale.lane_batches[team.s_ranks.index(team.me.rank)]
         placement = self.placement(len(batches))
-        prompts, grammars = self._prompt_attention(), self.tokenizer.grammars
+        prompts, grammars, stops = self._prompt_attention(), self.tokenizer.grammars, self.stops
         shared = prompts.tokens_in(_PREFIX_BYTES // len(batches)) if self.options.prefix_sharing else 0
         limits = [self.limits(batch, scale, shared) for batch in batches]
-        injectors = [Injector(lane, desk, placement, limit, self.stops) for lane, limit in enumerate(limits)]
-        return SRank(self.model, setup.shapes, links, injectors, desk, self.stops, prompts, grammars)
+        injectors = [Injector(lane, desk, placement, limit, stops) for lane, limit in enumerate(limits)]
+        return SRank(self.model, setup.shapes, links, injectors, desk, stops, prompts, grammars)
 
     def _prompt_attention(self) -> PromptAttention:
         me, setup = self.team.me, self.setup

@@ -145,9 +145,9 @@ class LLM:
 
     def _require_room(self, prompts: list[Prompt], scale: Scale) -> None:
         engine, batch = self._engine, scale.lane_batches[0][0]
-        limits, placement = engine.limits(batch, scale), engine.placement(1)
+        limits, placement, stops = engine.limits(batch, scale), engine.placement(1), engine.stops
         for prompt in prompts:
-            branches = row_branches(prompt, 0, limits, placement, engine.stops)
+            branches = row_branches(prompt, 0, limits, placement, stops)
             if problem := problem_of(branches, limits, placement):
                 raise PromptError(f"prompt {prompt.line}: {problem}")
 

@@ -28,7 +28,7 @@ class Stops:
     def at_token(self, sequence: Sequence) -> bool:
         """Whether the newest token ends the sequence; its text is hidden unless include_stop_str_in_output."""
         params, token = sequence.prompt.params, sequence.generated[-1]
-        if token in params.stop_token_ids or (token in self.eos and not params.ignore_eos):
+        if token in self.ends_of(params):
             sequence.hidden_tokens = 0 if params.include_stop_str_in_output else 1
             return True
         return False

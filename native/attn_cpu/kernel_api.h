@@ -16,6 +16,7 @@ constexpr int kTile = 16;
 constexpr int kChunk = 64;
 constexpr int kPiece = 512;
 constexpr int kTilesPerChunk = kChunk / kTile;
+constexpr int kMaxPassRows = 16;   // query rows that share one pass over K or V, in the kernels of any ISA
 constexpr int kMaxRowBlock = 128;  // query rows (tokens x group) that one item holds in scratch
 
 // Where one block keeps one KV head of a layer. Sizes in bytes unless said otherwise.

@@ -10,6 +10,7 @@ template <class Kernel>
 struct AttendItem {
     using Store = typename Kernel::Storage;
     static constexpr int kRows = Kernel::kRows;
+    static_assert(kRows <= kMaxPassRows, "scratch_bytes has room for fewer");
 
     // State of row r of head h lies at index h * rows + r.
     struct Scratch {

@@ -27,6 +27,7 @@ constexpr Prefetching kPrefetching = {0, 16384, true};
 #else
 #include "tile_unit.h"
 #endif
+#include "tile_kernel.h"
 #include "tile_pair_kernel.h"
 #include "tile_quad_kernel.h"
 #include "append.h"

@@ -1,18 +1,9 @@
 // Scores and weighted values of bfloat16 by tile products (AMX_BF16), for up to 16 query rows at the price of one.
-// Included inside the namespace of one ISA, after bf16_kernel.h.
+// Included inside the namespace of one ISA, after bf16_kernel.h and tile_kernel.h.
 template <class Store>
-struct TilePairKernel : PairKernel<Store> {
+struct TilePairKernel : TileKernel<PairKernel<Store>, 16, 1> {
     using Vectors = PairKernel<Store>;
-    static constexpr bool kTiles = true;
-    static constexpr int kRows = 16;
-    static constexpr int kSums = 0;
     static constexpr int kFewRows = 3;
-    struct Unit : TileUnit {
-        template <int MR>
-        void shape() {
-            configure(MR);
-        }
-    };
 
     // Whether K is cut into whole and half tiles and rows are worth them; else `Vectors` attends.
     static bool fits(const HeadLayout& l, int group) { return group > kFewRows && l.k_pad % 16 == 0; }

@@ -1,6 +1,6 @@
 // Scores and weighted values of int8 and int4 by tile products of bytes (AMX_INT8). Queries and weights are the whole
 // numbers of quad_kernel.h; the high and the low bytes of a row are two rows of a tile. Included inside the namespace
-// of one ISA, after quad_kernel.h.
+// of one ISA, after quad_kernel.h and tile_kernel.h.
 
 // 16 quads of 16 lanes, as rows of a tile.
 inline const uint8_t* tile_rows(StoreI8, const uint8_t* units, int, uint8_t*) { return units; }
@@ -13,19 +13,10 @@ inline const uint8_t* tile_rows(StoreI4, const uint8_t* units, int rows, uint8_t
 }
 
 template <class Store>
-struct TileQuadKernel : QuadKernel<Store> {
+struct TileQuadKernel : TileKernel<QuadKernel<Store>, 8, 2> {
     using Vectors = QuadKernel<Store>;
-    static constexpr bool kTiles = true;
-    static constexpr int kRows = 8;
-    static constexpr int kSums = 0;
+    using TileKernel<Vectors, 8, 2>::kRows;
     static constexpr int kFewRows = 4;
-    struct Unit : TileUnit {
-        template <int MR>
-        void shape() {
-            configure(2 * MR);
-        }
-    };
-
     static constexpr int kDims = 64;                                            // of a tile of K
     static constexpr size_t kRowBytes = Store::kUnitBytes * 4 / Store::kSteps;  // of the cache, in a row of a tile
     static constexpr size_t kWeights = kChunk * sizeof(float) / 2;  // from high to low bytes, and to the next row

@@ -12,23 +12,20 @@ struct Ahead {
     Ahead(const uint8_t* run, size_t bytes, const uint8_t* then)
         : at(run + (bytes < kPrefetching.ahead ? bytes : kPrefetching.ahead)), end(run + bytes), next(then) {}
 
+    inline void line() {
+        at = at == end ? next : at;
+        prefetch(at);
+        at += 64;
+    }
     inline void lines(size_t n) {
-        for (size_t i = 0; i < n; ++i) {
-            at = at == end ? next : at;
-            prefetch(at);
-            at += 64;
-        }
+        for (size_t i = 0; i < n; ++i) line();
     }
 
     template <bool kOn, int kBytes>
     inline void advance() {
         if constexpr (!kOn) return;
 #pragma GCC unroll 8
-        for (int line = 0; line < kBytes; line += 64) {
-            at = at == end ? next : at;
-            prefetch(at);
-            at += 64;
-        }
+        for (int i = 0; i < kBytes; i += 64) line();
     }
 };
 
