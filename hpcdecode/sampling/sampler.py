@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -11,8 +9,7 @@ import torch
 from torch import Tensor
 
 from hpcdecode.sampling.adjust import adjust
-from hpcdecode.sampling.draw import draw, draw_from_share, draw_from_top
-from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.sampling.draw import draw
 from hpcdecode.sampling.philox import uniform
 from hpcdecode.sampling.structured import Grammars
 from hpcdecode.schedule.sequence import Sequence
@@ -37,20 +34,28 @@ def sample(
     """
     if all(s.prompt.params.takes_largest for s in sequences):
         return argmax(logits).tolist()
-    ways: dict[Callable[..., Tensor], list[int]] = defaultdict(list)
-    for row, sequence in enumerate(sequences):
-        ways[_way(sequence.prompt.params, logits.shape[1])].append(row)
+    chosen = [row for row, s in enumerate(sequences) if s.prompt.params.temperature == 0]
+    drawn = [row for row, s in enumerate(sequences) if s.prompt.params.temperature > 0]
     tokens = np.empty(len(sequences), np.int64)
     count = max(_PART // logits.shape[1], 1)
-    work = torch.empty(2, count, logits.shape[1], device=logits.device)  # reused: fresh pages cost more than the sums
-    for way, rows in ways.items():
+    work = torch.empty(count, logits.shape[1], device=logits.device)  # reused: fresh pages cost more than the sums
+    for rows, way in ((chosen, _choose), (drawn, _draw)):
         for part in (rows[i : i + count] for i in range(0, len(rows), count)):
-            own, weights = work[:, : len(part)]
-            for place, row in enumerate(part):
-                own[place] = logits[row]
-            adjust(own, [sequences[i] for i in part], eos, grammars)
-            tokens[part] = _choose(way, own, [sequences[i] for i in part], weights).cpu()
+            own, beside = work[: len(part)], [sequences[i] for i in part]
+            own.copy_(logits[part])
+            adjust(own, beside, eos, grammars)
+            tokens[part] = way(own, beside).cpu()
     return tokens.tolist()
+
+
+def _choose(logits: Tensor, _sequences: list[Sequence]) -> Tensor:
+    return argmax(logits)
+
+
+def _draw(logits: Tensor, sequences: list[Sequence]) -> Tensor:
+    columns = [(s.prompt.params.seed, s.prompt.line, s.sample, len(s.generated)) for s in sequences]
+    uniforms = torch.from_numpy(uniform(*np.array(columns, dtype=np.int64).T)).to(logits.device)
+    return draw(logits, [s.prompt.params for s in sequences], uniforms)
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -67,26 +72,3 @@ def argmax(logits: Tensor) -> Tensor:
     begin = (largest.argmax(dim=-1, keepdim=True) * _BLOCK).clamp_(max=vocabulary - _BLOCK)
     block = logits.gather(1, begin + torch.arange(_BLOCK, device=logits.device))
     return (begin + block.argmax(dim=-1, keepdim=True)).squeeze(1)
-
-
-def _way(params: SamplingParams, vocabulary: int) -> Callable[..., Tensor]:
-    """How a row's token is chosen from its adjusted logits; rows of one way are worked on together."""
-    if params.temperature == 0:
-        return argmax
-    if params.min_p > 0 or 0 < params.top_k < vocabulary:
-        return draw_from_top
-    return draw_from_share if params.top_p < 1 else draw
-
-
-def _choose(way: Callable[..., Tensor], logits: Tensor, sequences: list[Sequence], weights: Tensor) -> Tensor:
-    """logits: float32 [n, vocab], adjusted, overwritten. weights: room for as many."""
-    if way is argmax:
-        return argmax(logits)
-    params = [s.prompt.params for s in sequences]
-    logits /= torch.tensor([p.temperature for p in params], device=logits.device)[:, None]
-    return way(logits, params, _uniforms(sequences, logits.device), weights)
-
-
-def _uniforms(sequences: list[Sequence], device: torch.device) -> Tensor:
-    columns = [(s.prompt.params.seed, s.prompt.line, s.sample, len(s.generated)) for s in sequences]
-    return torch.from_numpy(uniform(*np.array(columns, dtype=np.int64).T)).to(device)
