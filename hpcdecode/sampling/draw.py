@@ -20,19 +20,26 @@ _BLOCK = 256  # tokens whose weights are first drawn from together
 _BOUNDS = (64, 1024, 16384)  # most likely tokens to look at; all of them where these are not enough
 
 
-def draw(logits: Tensor, params: Seq[SamplingParams], uniforms: Tensor) -> Tensor:
-    """Token ids int64 [n] from logits float32 [n, vocab], by float64 uniforms [n] in (0, 1); temperatures are not 0."""
+_TYPES = {torch.float32: _ops_cpu.Type.float32, torch.bfloat16: _ops_cpu.Type.bfloat16}
+
+
+def draw(logits: Tensor, rows: list[int], params: Seq[SamplingParams], uniforms: Tensor) -> Tensor:
+    """Token ids int64 [n] from rows of logits [m, vocab] of any float dtype, by float64 uniforms [n] in (0, 1).
+
+    Temperatures are not 0.
+    """
     if logits.device.type != "cpu":
-        return draw_by_torch(logits, params, uniforms)
-    assert logits.dtype == torch.float32 and logits.stride(1) == 1
+        return draw_by_torch(logits[rows], params, uniforms)
+    logits = logits if logits.dtype in _TYPES and logits.stride(1) == 1 else logits.float().contiguous()
     asked = zip(params, uniforms.tolist(), strict=True)
     draws = [_ops_cpu.Draw(p.temperature, p.min_p, max(p.top_k, 0), p.top_p, u) for p, u in asked]
-    place = logits.data_ptr(), logits.stride(0), logits.shape[1]
-    return torch.tensor(_ops_cpu.draw(*place, draws, torch.get_num_threads(), isa()))
+    place = logits.data_ptr(), logits.stride(0) * logits.element_size(), _TYPES[logits.dtype], logits.shape[1]
+    return torch.tensor(_ops_cpu.draw(*place, rows, draws, torch.get_num_threads(), isa()))
 
 
 def draw_by_torch(logits: Tensor, params: Seq[SamplingParams], uniforms: Tensor) -> Tensor:
-    """As `draw`, on any device."""
+    """As `draw`, of all rows, on any device."""
+    logits = logits.float()
     logits = logits / _column(logits, [p.temperature for p in params])
     tokens = torch.empty(len(params), dtype=torch.int64, device=logits.device)
     for way in (_draw_from_all, _draw_from_top, _draw_from_share):

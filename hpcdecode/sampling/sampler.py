@@ -34,28 +34,34 @@ def sample(
     """
     if all(s.prompt.params.takes_largest for s in sequences):
         return argmax(logits).tolist()
-    chosen = [row for row, s in enumerate(sequences) if s.prompt.params.temperature == 0]
-    drawn = [row for row, s in enumerate(sequences) if s.prompt.params.temperature > 0]
     tokens = np.empty(len(sequences), np.int64)
+    plain = [row for row, s in enumerate(sequences) if not s.prompt.params.adjusts]
+    if plain:
+        tokens[plain] = _choose(logits, plain, [sequences[row] for row in plain])
+    adjusted = [row for row, s in enumerate(sequences) if s.prompt.params.adjusts]
     count = max(_PART // logits.shape[1], 1)
     work = torch.empty(count, logits.shape[1], device=logits.device)  # reused: fresh pages cost more than the sums
-    for rows, way in ((chosen, _choose), (drawn, _draw)):
-        for part in (rows[i : i + count] for i in range(0, len(rows), count)):
-            own, beside = work[: len(part)], [sequences[i] for i in part]
-            own.copy_(logits[part])
-            adjust(own, beside, eos, grammars)
-            tokens[part] = way(own, beside).cpu()
+    for part in (adjusted[i : i + count] for i in range(0, len(adjusted), count)):
+        own, beside = work[: len(part)], [sequences[row] for row in part]
+        own.copy_(logits[part])
+        adjust(own, beside, eos, grammars)
+        tokens[part] = _choose(own, list(range(len(part))), beside)
     return tokens.tolist()
 
 
-def _choose(logits: Tensor, _sequences: list[Sequence]) -> Tensor:
-    return argmax(logits)
-
-
-def _draw(logits: Tensor, sequences: list[Sequence]) -> Tensor:
-    columns = [(s.prompt.params.seed, s.prompt.line, s.sample, len(s.generated)) for s in sequences]
-    uniforms = torch.from_numpy(uniform(*np.array(columns, dtype=np.int64).T)).to(logits.device)
-    return draw(logits, [s.prompt.params for s in sequences], uniforms)
+def _choose(logits: Tensor, rows: list[int], sequences: list[Sequence]) -> np.ndarray:
+    """Token ids int64 [n] of sequences from these rows of logits, as they are now."""
+    tokens = np.empty(len(rows), np.int64)
+    largest = [i for i, s in enumerate(sequences) if s.prompt.params.temperature == 0]
+    if largest:
+        tokens[largest] = argmax(logits[[rows[i] for i in largest]]).cpu()
+    drawn = [i for i, s in enumerate(sequences) if s.prompt.params.temperature > 0]
+    if drawn:
+        own = [sequences[i] for i in drawn]
+        columns = [(s.prompt.params.seed, s.prompt.line, s.sample, len(s.generated)) for s in own]
+        uniforms = torch.from_numpy(uniform(*np.array(columns, dtype=np.int64).T)).to(logits.device)
+        tokens[drawn] = draw(logits, [rows[i] for i in drawn], [s.prompt.params for s in own], uniforms).cpu()
+    return tokens
 
 
 def argmax(logits: Tensor) -> Tensor:

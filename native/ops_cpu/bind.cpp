@@ -34,10 +34,13 @@ void run(const Program& program, int64_t tokens, int threads, const std::vector<
     program.run(tokens, threads, rows);
 }
 
-std::vector<int64_t> draw_rows(int64_t logits, int64_t stride, int64_t vocabulary, const std::vector<Draw>& draws,
-                               int threads, const std::string& isa) {
+std::vector<int64_t> draw_rows(int64_t logits, int64_t row_bytes, Type type, int64_t vocabulary,
+                               const std::vector<int64_t>& rows, const std::vector<Draw>& draws, int threads,
+                               const std::string& isa) {
+    if (rows.size() != draws.size()) throw std::invalid_argument("draw: expected a draw for every row");
     nb::gil_scoped_release unlocked;
-    return draw(reinterpret_cast<const float*>(static_cast<intptr_t>(logits)), stride, vocabulary, draws, threads, isa);
+    const Rows all{reinterpret_cast<char*>(static_cast<intptr_t>(logits)), row_bytes};
+    return draw(all, type, vocabulary, rows, draws, threads, isa);
 }
 
 }  // namespace
@@ -94,6 +97,6 @@ NB_MODULE(_ops_cpu, m) {
             new (d) Draw{temperature, min_p, top_k, top_p, uniform};
         },
         nb::arg("temperature"), nb::arg("min_p"), nb::arg("top_k"), nb::arg("top_p"), nb::arg("uniform"));
-    m.def("draw", &draw_rows, nb::arg("logits"), nb::arg("stride"), nb::arg("vocabulary"), nb::arg("draws"),
-          nb::arg("threads"), nb::arg("isa"));
+    m.def("draw", &draw_rows, nb::arg("logits"), nb::arg("row_bytes"), nb::arg("type"), nb::arg("vocabulary"),
+          nb::arg("rows"), nb::arg("draws"), nb::arg("threads"), nb::arg("isa"));
 }

@@ -44,11 +44,12 @@ class Row {
           sums_(blocks_),
           most_(blocks_) {}
 
-    int64_t draw(const float* logits, const Draw& d) {
-        const float top = table_.largest(size_, logits);
-        if (!std::isfinite(top)) return std::max_element(logits, logits + size_) - logits;
+    int64_t draw(const char* logits, Type type, const Draw& d) {
+        table_.load[static_cast<int>(type)](size_, logits, weights_.data());
+        const float top = table_.largest(size_, weights_.data());
+        if (!std::isfinite(top)) return std::max_element(weights_.begin(), weights_.end()) - weights_.begin();
         for (int64_t b = 0; b < blocks_; ++b) {
-            table_.weigh(count(b), logits + b * kBlock, top, 1.0f / d.temperature, block(b));
+            table_.weigh(count(b), top, 1.0f / d.temperature, block(b));
             most_[b] = table_.largest(count(b), block(b));
         }
         Border border{std::max(d.min_p, std::numeric_limits<float>::min()), size_};
@@ -165,26 +166,28 @@ class Row {
 };
 
 struct Work {
-    const KernelTable* table;
-    const float* logits;
-    int64_t stride, vocabulary;
-    const std::vector<Draw>* draws;
-    int64_t* tokens;
+    const KernelTable& table;
+    const Rows& logits;
+    Type type;
+    int64_t vocabulary;
+    const std::vector<int64_t>& rows;
+    const std::vector<Draw>& draws;
+    std::vector<int64_t>& tokens;
 
     void part(int part, int parts) const {
-        Row row(*table, vocabulary);
-        const int64_t count = static_cast<int64_t>(draws->size());
+        Row row(table, vocabulary);
+        const int64_t count = static_cast<int64_t>(rows.size());
         for (int64_t i = count * part / parts; i < count * (part + 1) / parts; ++i)
-            tokens[i] = row.draw(logits + i * stride, (*draws)[i]);
+            tokens[i] = row.draw(logits.data + rows[i] * logits.row_bytes, type, draws[i]);
     }
 };
 
 }  // namespace
 
-std::vector<int64_t> draw(const float* logits, int64_t stride, int64_t vocabulary, const std::vector<Draw>& draws,
-                          int threads, const std::string& isa) {
+std::vector<int64_t> draw(const Rows& logits, Type type, int64_t vocabulary, const std::vector<int64_t>& rows,
+                          const std::vector<Draw>& draws, int threads, const std::string& isa) {
     std::vector<int64_t> tokens(draws.size());
-    Work all{&kernels_for(isa), logits, stride, vocabulary, &draws, tokens.data()};
+    Work all{kernels_for(isa), logits, type, vocabulary, rows, draws, tokens};
     const auto work = [](void* data, int part, int parts) { static_cast<const Work*>(data)->part(part, parts); };
     run_team(std::min(threads, static_cast<int>(draws.size())), work, &all);
     return tokens;

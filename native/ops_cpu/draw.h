@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "program.h"
+
 namespace hpcdecode::ops {
 
 struct Draw {
@@ -19,9 +21,9 @@ struct Draw {
     double uniform;     // in (0, 1)
 };
 
-// logits: rows of `vocabulary` floats, `stride` apart; -inf is never drawn. A row without a finite largest logit gives
-// its first largest. Throws std::invalid_argument for an unknown instruction set.
-std::vector<int64_t> draw(const float* logits, int64_t stride, int64_t vocabulary, const std::vector<Draw>& draws,
-                          int threads, const std::string& isa);
+// Row i of `draws` is row rows[i] of `logits`, `vocabulary` numbers of `type`; -inf is never drawn. A row without a
+// finite largest logit gives its first largest. Throws std::invalid_argument for an unknown instruction set.
+std::vector<int64_t> draw(const Rows& logits, Type type, int64_t vocabulary, const std::vector<int64_t>& rows,
+                          const std::vector<Draw>& draws, int threads, const std::string& isa);
 
 }  // namespace hpcdecode::ops

@@ -16,7 +16,7 @@ struct KernelTable {
     void (*load[2])(int64_t count, const char* in, float* out);
     void (*store[2])(int64_t count, const float* in, char* out);
     float (*largest)(int64_t count, const float* values);
-    void (*weigh)(int64_t count, const float* logits, float top, float by, float* weights);  // exp((logit - top) * by)
+    void (*weigh)(int64_t count, float top, float by, float* logits);  // to exp((logit - top) * by)
     void (*sums_from)(int64_t count, const float* weights, const float* floors, double* sums);  // adds, of kFloors
     float (*sum_from)(int64_t count, const float* weights, float floor);                        // of those >= floor
 };

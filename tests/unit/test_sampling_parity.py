@@ -44,6 +44,10 @@ def random_logits(rows=6, seed=0):
     return torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 4
 
 
+def draw_all(logits, params, uniforms):
+    return draw(logits, list(range(len(logits))), params, uniforms)
+
+
 def adjusted(logits, *sequences):
     logits = logits.clone()
     adjust(logits, sequences, EOS)
@@ -154,7 +158,7 @@ def test_a_distribution_is_that_of_transformers(monkeypatch, name, bounds):
     expected = torch.softmax(by_transformers(warpers, logits), dim=-1)[0].double().numpy() * count
     params = SamplingParams(**{"temperature": 1.0, **params})
     uniforms = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-    for way in (draw, draw_by_torch):
+    for way in (draw_all, draw_by_torch):
         tokens = torch.cat([way(logits.expand(1000, -1), [params] * 1000, u) for u in uniforms.split(1000)])
         made = np.bincount(tokens.numpy(), minlength=VOCABULARY)
         assert np.abs(made - expected).max() < 1.05
@@ -193,7 +197,12 @@ def test_torch_draws_the_same_tokens(monkeypatch, isa, bounds, kind):
     uniforms = torch.rand(64, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
     monkeypatch.setattr(draw_module, "_BOUNDS", bounds)
     monkeypatch.setenv("HPCDECODE_ISA", isa)
-    assert torch.equal(draw(logits, params, uniforms), draw_by_torch(logits, params, uniforms))
+    expected = draw_by_torch(logits, params, uniforms)
+    assert torch.equal(draw_all(logits, params, uniforms), expected)
+    backwards = list(range(63, -1, -1))
+    assert torch.equal(draw(logits.flip(0), backwards, params, uniforms), expected)
+    narrow = logits.bfloat16()
+    assert torch.equal(draw_all(narrow, params, uniforms), draw_all(narrow.float(), params, uniforms))
 
 
 def test_a_forbidden_token_is_never_drawn():

@@ -14,8 +14,8 @@ inline float largest(int64_t n, const float* x) {
     return lanes[0];
 }
 
-inline void weigh(int64_t n, const float* __restrict x, float top, float by, float* __restrict weights) {
-    for (int64_t k = 0; k < n; ++k) weights[k] = exp_f((x[k] - top) * by);
+inline void weigh(int64_t n, float top, float by, float* x) {
+    for (int64_t k = 0; k < n; ++k) x[k] = exp_f((x[k] - top) * by);
 }
 
 inline float sum_from(int64_t n, const float* weights, float floor) {
