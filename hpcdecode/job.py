@@ -71,6 +71,7 @@ class Job(EngineOptions, frozen=True, kw_only=True):
     prompt_column: str | None = None
     limit: int | None = None  # rows to take at most
     max_errors: int | None = None  # rows that may be unusable before the job stops
+    trace: str | None = None  # file for a trace of all ranks
     checkpoint_every: float = 5.0  # seconds between commits of what is finished and what is in flight
 
     def check(self) -> Self:

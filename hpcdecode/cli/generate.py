@@ -48,6 +48,7 @@ def _add_job(parser) -> None:
     add("--job", metavar="FILE", help="TOML with values for these flags, under their names with underscores; flags win")
     add("--model", metavar="DIR", help="Hugging Face model directory, or demo (HPCDECODE_MODEL, hpcdecode.toml)")
     add("-o", "--output", metavar="OUT.h5", help="results (the prompt file's name with .h5)")
+    add("--trace", metavar="OUT.json", help="write what every rank did when, for Perfetto or chrome://tracing")
     add("--overwrite", action="store_true", help="start anew in place of what the output holds")
 
 
