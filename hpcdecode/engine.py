@@ -103,19 +103,21 @@ class Engine:
         self, desk: Desk | None, scale: Scale, signals: Signals, progress: Progress, checkpoint_seconds: float
     ) -> Metrics:
         from hpcdecode.exchange.mpi import MpiRLink, MpiSLink, lane_communicators, subset
+        from hpcdecode.exchange.wire import shared_sizes
         from hpcdecode.workers.r_rank import Turns, lane_program, serve
 
         team, shapes, slots = self.team, self.setup.shapes, scale.slots
         dtype = getattr(torch, self.setup.dtype)
+        wire = (dtype, shared_sizes(shapes, slots, self.options.prefill_tokens, dtype))
         comms = lane_communicators(team.comm, team.s_ranks, team.r_ranks, list(map(len, scale.lane_batches)))
         worker, part = None, self._opened_part(scale) if team.me.has_r else None
         if part is not None:
             turns = [Turns() for _ in team.s_ranks]
-            links = [MpiRLink(comm, shapes, slots, slots * i, dtype) for i, (_, comm) in enumerate(comms)]
+            links = [MpiRLink(comm, shapes, slots, *wire, first_slot=slots * i) for i, (_, comm) in enumerate(comms)]
             programs = [lane_program(i, links[i], part, turns[s]) for i, (s, _) in enumerate(comms)]
             serve(programs, self.timeline, signals.check)
         else:
-            links = [MpiSLink(comm, shapes, slots, dtype) for _, comm in comms]
+            links = [MpiSLink(comm, shapes, slots, *wire) for _, comm in comms]
             s_comm = subset(team.comm, team.s_ranks) if len(team.s_ranks) > 1 else None
             if desk:
                 worker = self._run_lead(desk, scale, links, signals, progress, s_comm)
