@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 import torch
 
-from hpcdecode.attention import LayerShape, block_tokens_for, bytes_per_token, capacity_for, isa
+from hpcdecode.attention import LayerShape, block_tokens_for, bytes_per_token, capacity_for, isa, multiplies_bfloat16
 from hpcdecode.data.tokens import Prompt, Tokenizer
 from hpcdecode.errors import UserError
 from hpcdecode.job import EngineOptions
@@ -144,7 +144,7 @@ def _kv_bytes(options: EngineOptions, team: Team, setup: Setup) -> int:
 def auto_dtype(model: str) -> str:
     """bfloat16 for a 16-bit checkpoint on a CPU that multiplies bfloat16, else float32."""
     narrow = read_config(model).dtype in (torch.bfloat16, torch.float16)
-    return "bfloat16" if narrow and "bf16" in isa() else "float32"
+    return "bfloat16" if narrow and multiplies_bfloat16() else "float32"
 
 
 def _split(total: int, parts: int) -> list[int]:
