@@ -7,7 +7,7 @@ import os
 import time
 from typing import Protocol
 
-_SPIN_SECONDS = 200e-6
+_SPIN_SECONDS, _OWN_CORES_SPIN_SECONDS = 200e-6, 5e-3
 _SHORTEST_NAP, _LONGEST_NAP = 20e-6, 1e-3
 _NAP_SHARE = 1 / 8  # of the time waited so far: what a nap may add to it
 _PR_SET_TIMERSLACK = 29
@@ -24,7 +24,12 @@ class Request(Protocol):
 
 
 class Backoff:
-    """Call `pause` after every poll that found nothing, `reset` after one that did."""
+    """Call `pause` after every poll that found nothing, `reset` after one that did.
+
+    own_cores: whether no other rank runs on this one's. It polls for longer then: a core that slept is slow at first.
+    """
+
+    own_cores = False
 
     def __init__(self) -> None:
         self.reset()
@@ -36,7 +41,7 @@ class Backoff:
         now = time.perf_counter()
         self._start = self._start or now
         waited = now - self._start
-        if waited < _SPIN_SECONDS:
+        if waited < (_OWN_CORES_SPIN_SECONDS if self.own_cores else _SPIN_SECONDS):
             os.sched_yield()
         else:
             time.sleep(min(max(waited * _NAP_SHARE, _SHORTEST_NAP), _LONGEST_NAP))
