@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hpcdecode.attention import LayerShape
 from hpcdecode.exchange.base import Share, side_by_side
+from hpcdecode.exchange.partition import Partition
 from hpcdecode.exchange.wait import wait
 from hpcdecode.exchange.wire import Parcel, Window
 from hpcdecode.schedule.plan import Plan, wire_length
@@ -37,18 +38,25 @@ class _All:
 
 
 class _Bundle:
-    """A parcel as the S-rank packs and opens it. rows, prompts: where its rows are in the lane's q, k, v and o."""
+    """A parcel as the S-rank packs and opens it.
 
-    def __init__(self, rank: int, parcel: Parcel):
-        self.rank, self.parcel = rank, parcel
+    columns: of q, k, v and o; None for all. rows, prompts: where its rows are in the lane's.
+    """
+
+    def __init__(self, rank: int, parcel: Parcel, columns: tuple[slice, ...] | None):
+        self.rank, self.parcel, self.columns = rank, parcel, columns
         self.rows, self.prompts = _index(parcel.piece.decode_rows), _index(parcel.piece.prefill_rows)
 
-    def pack(self, qkv: Seq[Tensor], kv: Seq[Tensor]) -> None:
-        """qkv [T, row_columns] and kv [T, kv_columns]: all rows of the lane, in blocks of columns."""
-        _gather(qkv, self.rows, self.parcel.rows)
-        _gather(kv, self.prompts, self.parcel.prompts)
+    def pack(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        if self.columns:
+            q, k, v = (block[:, columns] for block, columns in zip((q, k, v), self.columns[:3], strict=True))
+        whole = side_by_side(q, k, v)
+        _gather((q, k, v) if whole is None else (whole,), self.rows, self.parcel.rows)
+        _gather((k, v), self.prompts, self.parcel.prompts)
 
     def open(self, o: Tensor) -> None:
+        if self.columns:
+            o = o[:, self.columns[3]]
         if isinstance(self.rows, slice):
             o[self.rows] = self.parcel.out
         else:
@@ -59,7 +67,7 @@ class MpiSLink:
     """The S-rank's end of a lane.
 
     slots: sequences that the lane may hold; shared: as `Window`; pieces: of the work of an R-rank in a layer. All ranks
-    of the lane give the same.
+    of the lane give the same, and the shapes of whole layers.
     """
 
     def __init__(
@@ -69,9 +77,10 @@ class MpiSLink:
         slots: int,
         dtype: torch.dtype,
         shared: tuple[int, int],
+        partition: Partition,
         pieces: int = 1,
     ):
-        self.comm, self.shapes, self.pieces = comm, shapes, pieces
+        self.comm, self.shapes, self.partition, self.pieces = comm, shapes, partition, pieces
         self._window = Window(comm, dtype, shared)
         self._plan_wire = np.zeros(wire_length(slots, comm.size - 1), np.int32)
         self._plans, self._sent, self._answers = _All(), _All(), _All()
@@ -80,18 +89,18 @@ class MpiSLink:
         wait(self._plans)
         message = [self._plan_wire[: plan.encode(self._plan_wire)], MPI.INT32_T]
         self._plans.requests += [self.comm.Isend(message, rank, _PLAN) for rank in range(1, self.comm.size)]
-        self._shares = [Share(plan, rank, count=self.pieces) for rank in range(self.comm.size - 1)]
+        self._shares = [
+            Share(plan, self.partition.named(rank), count=self.pieces) for rank in range(self.comm.size - 1)
+        ]
         self._layers: dict[LayerShape, list[_Bundle]] = {}
 
     def post(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
         bundles = self._bundles(self.shapes[layer])
-        whole = side_by_side(q, k, v)
-        qkv, kv = (q, k, v) if whole is None else (whole,), (k, v)
         wait(self._sent)
         self._target, self._opened = o, bundles
         self._answers.requests += [self.comm.Irecv(b.parcel.answer, b.rank, _OUT) for b in bundles]
         for bundle in bundles:
-            bundle.pack(qkv, kv)
+            bundle.pack(q, k, v)
             self._window.sync()
             self._sent.requests.append(self.comm.Isend(bundle.parcel.message, bundle.rank, _ROWS))
 
@@ -114,9 +123,12 @@ class MpiSLink:
     def _bundles(self, shape: LayerShape) -> list[_Bundle]:
         """Of a layer of this shape, piece by piece, so that every R-rank can begin soon."""
         if shape not in self._layers:
-            each = [w.parcels(share, shape) for w, share in zip(self._window.wires, self._shares, strict=True)]
+            own = self.partition.shape(shape)
+            each = [w.parcels(share, own) for w, share in zip(self._window.wires, self._shares, strict=True)]
             order = sorted((i, rank) for rank, parcels in enumerate(each) for i in range(len(parcels)))
-            self._layers[shape] = [_Bundle(rank + 1, each[rank][i]) for i, rank in order]
+            by_head = self.partition.by_head
+            columns = [self.partition.columns(shape, rank) if by_head else None for rank in range(len(each))]
+            self._layers[shape] = [_Bundle(rank + 1, each[rank][i], columns[rank]) for i, rank in order]
         return self._layers[shape]
 
 
@@ -133,10 +145,12 @@ class MpiRLink:
         slots: int,
         dtype: torch.dtype,
         shared: tuple[int, int],
+        partition: Partition,
         pieces: int = 1,
         first_slot: int = 0,
     ):
-        self.comm, self.shapes, self.first_slot, self.pieces = comm, shapes, first_slot, pieces
+        self.comm, self.partition, self.first_slot, self.pieces = comm, partition, first_slot, pieces
+        self.shapes = list(map(partition.shape, shapes))
         self._window = Window(comm, dtype, shared)
         self._plan_wire = np.zeros(wire_length(slots, comm.size - 1), np.int32)
         self._sent = _All()
@@ -147,7 +161,7 @@ class MpiRLink:
     def plan(self) -> Plan:
         """The plan that has arrived."""
         plan = Plan.decode_from(self._plan_wire)
-        self.share = Share(plan, self.comm.rank - 1, self.first_slot, self.pieces)
+        self.share = Share(plan, self.partition.named(self.comm.rank - 1), self.first_slot, self.pieces)
         self._layers: dict[LayerShape, list[Parcel]] = {}
         return plan
 

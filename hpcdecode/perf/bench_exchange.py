@@ -94,12 +94,13 @@ class _Links:
 
     def __init__(self, comm, shape: LayerShape, rows: int):
         from hpcdecode.exchange.mpi import MpiRLink, MpiSLink
+        from hpcdecode.exchange.partition import Partition
         from hpcdecode.exchange.wait import wait
         from hpcdecode.exchange.wire import shared_sizes
         from hpcdecode.schedule.plan import Plan
 
         parts, shapes, dtype = comm.size - 1, [shape], torch.bfloat16
-        wire = (shapes, rows, dtype, shared_sizes(shapes, rows, 0, dtype))
+        wire = (shapes, rows, dtype, shared_sizes(shapes, rows, 0, dtype), Partition("request", parts))
         self._wait, self._shape, self.is_s = wait, shape, comm.rank == 0
         if self.is_s:
             self.link = MpiSLink(comm.Dup(), *wire)

@@ -14,6 +14,7 @@ from hpcdecode.attention import LayerShape, PromptAttention, capacity_for, open_
 from hpcdecode.data.tokens import Prompt
 from hpcdecode.exchange.base import Share, SLink
 from hpcdecode.exchange.mpi import MpiRLink, MpiSLink
+from hpcdecode.exchange.partition import Partition
 from hpcdecode.exchange.wire import shared_sizes
 from hpcdecode.launch import Rank
 from hpcdecode.model import SplitModel
@@ -59,7 +60,8 @@ class Steady:
         """Seconds of a step by operation, of every rank on every rank; `step` of rank 0 is that of all lanes' batch."""
         timeline, dtype = Timeline(), torch.bfloat16
         slots = Limits(load.lane_batch, 1, 1, 1, None).slots
-        wire = (self.shapes, slots, dtype, shared_sizes(self.shapes, load.lane_batch, 0, dtype), load.pieces)
+        sizes, partition = shared_sizes(self.shapes, load.lane_batch, 0, dtype), Partition("request", self.parts)
+        wire = (self.shapes, slots, dtype, sizes, partition, load.pieces)
         part = None if self.model else self._part(load, slots, timeline)
         comms = [self.comm.Dup() for _ in range(load.lanes)]
         links: list = [

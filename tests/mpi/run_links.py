@@ -14,6 +14,7 @@ from mpi4py import MPI
 from hpcdecode import launch
 from hpcdecode.attention import LayerShape
 from hpcdecode.exchange.mpi import MpiRLink, MpiSLink
+from hpcdecode.exchange.partition import Partition
 from hpcdecode.exchange.wait import wait
 from hpcdecode.exchange.wire import shared_sizes
 from hpcdecode.schedule.plan import Plan
@@ -87,7 +88,7 @@ def main() -> int:
     for layers, prefill, pieces in ((2, 16, 1), (2, 16, 3), (2, None, 1), (2, None, 4), (1, 0, 2)):
         none = prefill is None  # no shared memory: everything goes by message
         shared = (0, 0) if none else shared_sizes(SHAPES, 20, prefill, torch.float32)  # of 30 rows: too little for all
-        setting = (SHAPES[:layers], SLOTS, torch.float32, shared, pieces)
+        setting = (SHAPES[:layers], SLOTS, torch.float32, shared, Partition("request", R_RANKS), pieces)
         link = MpiRLink(WORLD.Dup(), *setting) if WORLD.rank else MpiSLink(WORLD.Dup(), *setting)
         figure = (serve_r if WORLD.rank else serve_s)(link, layers)
         link.close()
