@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hpcdecode.attention import PromptAttention, open_store
+from hpcdecode.attention import LayerShape, PromptAttention, open_store
 from hpcdecode.exchange.base import SLink
 from hpcdecode.exchange.local import LocalLink
+from hpcdecode.exchange.partition import Partition
 from hpcdecode.exchange.wait import Backoff
 from hpcdecode.job import EngineOptions
 from hpcdecode.launch import Team
 from hpcdecode.model import SplitModel
+from hpcdecode.report.account import Account
 from hpcdecode.report.figures import Metrics
 from hpcdecode.report.progress import Progress
 from hpcdecode.schedule.auto import LOOKAHEAD
@@ -22,8 +24,9 @@ from hpcdecode.schedule.injector import Injector
 from hpcdecode.schedule.microbatch import Limits
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.stops import Stops
-from hpcdecode.setup import Scale, choose_scale, load, measure_room
+from hpcdecode.setup import Scale, choose_scale, load, measure_room, partition_of
 from hpcdecode.signals import Signals
+from hpcdecode.timeline import Timeline
 from hpcdecode.workers.desk import Desk
 from hpcdecode.workers.r_part import RPart
 from hpcdecode.workers.s_rank import SRank
@@ -41,11 +44,17 @@ class Engine:
     """One rank's part in a loaded model and its KV caches. Every method is called by all ranks of `team`.
 
     model: one loaded before, in place of `options.model`. setup, model, tokenizer: what was loaded; the last two are
-    None on R-ranks. Raises UserError, on every rank, where the model cannot be run.
+    None on R-ranks. timeline: of this rank. Raises UserError, on every rank, where the model cannot be run.
     """
 
-    def __init__(self, options: EngineOptions, team: Team, model: SplitModel | None = None):
-        self.options, self.team = options, team
+    def __init__(
+        self,
+        options: EngineOptions,
+        team: Team,
+        model: SplitModel | None = None,
+        timeline: Timeline | None = None,
+    ):
+        self.options, self.team, self.timeline = options, team, timeline or Timeline()
         torch.set_num_threads(team.me.threads)
         self.setup, self.model, self.tokenizer = load(options, team, model)
         measure_room(options, team, self.setup)
@@ -56,6 +65,15 @@ class Engine:
     def max_positions(self) -> int:
         """The context, tokens; a large number where the model has no limit."""
         return self.setup.max_positions or _NO_CONTEXT_LIMIT
+
+    @property
+    def partition(self) -> Partition:
+        return partition_of(self.options, self.team)
+
+    @property
+    def r_shapes(self) -> list[LayerShape]:
+        """What an R-rank has of every layer."""
+        return list(map(self.partition.shape, self.setup.shapes))
 
     @property
     def stops(self) -> Stops:
@@ -70,7 +88,7 @@ class Engine:
     def placement(self, lanes: int) -> Placement:
         """What an S-rank may use of the R-ranks' KV caches."""
         capacity = [r.kv_tokens // len(self.team.s_ranks) for r in self.team.ranks if r.has_r]
-        return Placement(capacity, self.setup.block_tokens, lanes)
+        return Placement(self.partition.capacity(capacity), self.setup.block_tokens, lanes)
 
     def scale(self, desk: Desk | None) -> Scale:
         """B, F and lanes for the rows of the lead's desk."""
@@ -85,8 +103,8 @@ class Engine:
             if self.team.comm is not None:
                 return self._work_over_mpi(desk, scale, signals, progress, checkpoint_seconds)
             part = self._opened_part(scale)
-            links = [LocalLink(part, scale.slots * lane) for lane in range(scale.lanes)]
-            return Metrics.of(self._run_lead(desk, scale, links, signals, progress), part)
+            links = [LocalLink(part, lane, scale.slots * lane) for lane in range(scale.lanes)]
+            return self._metrics(self._run_lead(desk, scale, links, signals, progress), part)
         except BaseException:
             self._part = None  # sequences are left in it
             raise
@@ -95,19 +113,23 @@ class Engine:
         self, desk: Desk | None, scale: Scale, signals: Signals, progress: Progress, checkpoint_seconds: float
     ) -> Metrics:
         from hpcdecode.exchange.mpi import MpiRLink, MpiSLink, lane_communicators, subset
+        from hpcdecode.exchange.wire import shared_sizes
         from hpcdecode.workers.r_rank import Turns, lane_program, serve
 
         team, shapes, slots = self.team, self.setup.shapes, scale.slots
         dtype = getattr(torch, self.setup.dtype)
+        partition, own = self.partition, self.r_shapes
+        sizes = shared_sizes(own, slots, self.options.prefill_tokens, dtype)
+        wire = (shapes, slots, dtype, sizes, partition, self.options.overlap)
         comms = lane_communicators(team.comm, team.s_ranks, team.r_ranks, list(map(len, scale.lane_batches)))
         worker, part = None, self._opened_part(scale) if team.me.has_r else None
         if part is not None:
             turns = [Turns() for _ in team.s_ranks]
-            links = [MpiRLink(comm, shapes, slots, slots * i, dtype) for i, (_, comm) in enumerate(comms)]
-            programs = [lane_program(link, part, turns[s]) for link, (s, _) in zip(links, comms, strict=True)]
-            serve(programs, signals.check)
+            links = [MpiRLink(comm, *wire, first_slot=slots * i) for i, (_, comm) in enumerate(comms)]
+            programs = [lane_program(i, links[i], part, turns[s]) for i, (s, _) in enumerate(comms)]
+            serve(programs, self.timeline, signals.check)
         else:
-            links = [MpiSLink(comm, shapes, slots, dtype) for _, comm in comms]
+            links = [MpiSLink(comm, *wire) for _, comm in comms]
             s_comm = subset(team.comm, team.s_ranks) if len(team.s_ranks) > 1 else None
             if desk:
                 worker = self._run_lead(desk, scale, links, signals, progress, s_comm)
@@ -115,7 +137,10 @@ class Engine:
                 worker = self._run_remote(scale, links, signals, checkpoint_seconds, s_comm)
         for link in links:
             link.close()
-        return Metrics.of(worker, part)
+        return self._metrics(worker, part)
+
+    def _metrics(self, worker: SRank | None, part: RPart | None) -> Metrics:
+        return Metrics.of(Account.of(self.team.me, self.timeline), worker, part)
 
     def _run_lead(
         self,
@@ -179,7 +204,7 @@ class Engine:
         shared = prompts.tokens_in(_PREFIX_BYTES // len(batches)) if self.options.prefix_sharing else 0
         limits = [self.limits(batch, scale, shared) for batch in batches]
         injectors = [Injector(lane, desk, placement, limit, stops) for lane, limit in enumerate(limits)]
-        return SRank(self.model, setup.shapes, links, injectors, desk, stops, prompts, grammars)
+        return SRank(self.model, setup.shapes, links, injectors, desk, stops, prompts, self.timeline, grammars)
 
     def _prompt_attention(self) -> PromptAttention:
         me, setup = self.team.me, self.setup
@@ -202,7 +227,7 @@ class Engine:
     def _open_part(self, slots: int) -> RPart:
         me, setup = self.team.me, self.setup
         store = open_store(
-            setup.shapes,
+            self.r_shapes,
             kv_dtype=setup.kv_dtype,
             capacity_tokens=me.kv_tokens,
             max_sequences=slots,
@@ -210,4 +235,7 @@ class Engine:
             threads=me.threads,
             cpus=me.cpus if me.pinned else None,
         )
-        return RPart(store, [None if s is None else torch.tensor(s) for s in setup.sinks])
+        rank = self.team.r_ranks.index(me.rank)
+        heads = [self.partition.heads(shape, rank) for shape in setup.shapes]
+        sinks = [None if s is None else torch.tensor(s[own]) for s, own in zip(setup.sinks, heads, strict=True)]
+        return RPart(store, sinks, self.timeline)

@@ -12,7 +12,7 @@ import msgspec
 from hpcdecode import launch
 from hpcdecode.cli.job_file import read_job_file
 from hpcdecode.errors import RowProblem, UserError
-from hpcdecode.job import DTYPES, KV_DTYPES, Job, default_output, find_model, parse_bytes
+from hpcdecode.job import DTYPES, KV_DTYPES, PARTITIONS, Job, default_output, find_model, parse_bytes
 from hpcdecode.sampling.params import SamplingParams
 
 _DEFAULTS = {f.name: f.default for kind in (Job, SamplingParams) for f in msgspec.structs.fields(kind)}
@@ -48,6 +48,7 @@ def _add_job(parser) -> None:
     add("--job", metavar="FILE", help="TOML with values for these flags, under their names with underscores; flags win")
     add("--model", metavar="DIR", help="Hugging Face model directory, or demo (HPCDECODE_MODEL, hpcdecode.toml)")
     add("-o", "--output", metavar="OUT.h5", help="results (the prompt file's name with .h5)")
+    add("--trace", metavar="OUT.json", help="write what every rank did when, for Perfetto or chrome://tracing")
     add("--overwrite", action="store_true", help="start anew in place of what the output holds")
 
 
@@ -103,6 +104,9 @@ def _add_size(group) -> None:
     help = f"most prompt tokens a step of a lane ({_DEFAULTS['prefill_tokens']})"
     add("--prefill-tokens", type=int, metavar="N", help=help)
     add("--prefix-sharing", action=_Switch, help="prefill what several prompts begin with once (yes)")
+    add("--partition", choices=PARTITIONS, help=f"what R-ranks share out ({_DEFAULTS['partition']})")
+    help = f"pieces of an R-rank's work in a layer, attended as they arrive ({_DEFAULTS['overlap']})"
+    add("--overlap", type=int, metavar="N", help=help)
     add("--s-ranks", type=int, metavar="K", help="ranks that hold weights; the others hold KV caches (1)")
     add("--kv-memory", type=_bytes, metavar="SIZE", help="KV cache of an R-rank, such as 64G")
 
