@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -127,10 +128,16 @@ def _open_desk(job: Job, engine: Engine, begin: _Begin) -> Desk:
         "topology": msgspec.to_builtins(engine.team.ranks),
     }
     writer = ResultsWriter(job.output, attributes=attributes, earlier=earlier, checkpoint_seconds=job.checkpoint_every)
-    done = earlier.done if earlier else None
-    rows = read_rows(begin.files, job.params, column=job.prompt_column, limit=job.limit, done=done)
+    rows = read_rows(begin.files, job.params, column=job.prompt_column, limit=job.limit, wanted=_wanted(job, earlier))
     prompts = tokenized(rows, engine.tokenizer, engine.max_positions)
     return Desk(earlier.continued(prompts) if earlier else prompts, writer, engine.tokenizer, job.max_errors)
+
+
+def _wanted(job: Job, earlier: Earlier | None) -> Callable[[int], bool]:
+    """Tells by a row's line whether it is for this job to do."""
+    holds = job.shard.holds if job.shard else lambda line: True
+    done = earlier.done if earlier else lambda line: False
+    return lambda line: holds(line) and not done(line)
 
 
 def _announce(engine: Engine, scale: Scale, stages: Stages) -> None:

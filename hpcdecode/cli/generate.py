@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from hpcdecode import launch
 from hpcdecode.cli.job_file import read_job_file
 from hpcdecode.errors import RowProblem, UserError
-from hpcdecode.job import DTYPES, KV_DTYPES, Job, default_output, find_model, parse_bytes
+from hpcdecode.job import DTYPES, KV_DTYPES, Job, Shard, default_output, find_model, parse_bytes
 from hpcdecode.sampling.params import SamplingParams
 
 _DEFAULTS = {f.name: f.default for kind in (Job, SamplingParams) for f in msgspec.structs.fields(kind)}
@@ -55,6 +57,12 @@ def _add_rows(group) -> None:
     add = group.add_argument
     add("--prompt-column", metavar="NAME", help="where rows have their prompt (prompt); in HDF5 a dataset's path")
     add("--limit", type=int, metavar="N", help="take the first N rows only")
+    add(
+        "--shard",
+        type=_parsed(Shard.parse),
+        metavar="I/N",
+        help="take those rows whose line modulo N is I; see hpcdecode merge",
+    )
     add("--max-errors", type=int, metavar="N", help="stop when more than N rows cannot be used (never)")
     add("--fail-fast", dest="max_errors", action="store_const", const=0, help="stop at the first of them")
     help = f"between commits of finished rows and of those in flight ({_DEFAULTS['checkpoint_every']})"
@@ -104,7 +112,7 @@ def _add_size(group) -> None:
     add("--prefill-tokens", type=int, metavar="N", help=help)
     add("--prefix-sharing", action=_Switch, help="prefill what several prompts begin with once (yes)")
     add("--s-ranks", type=int, metavar="K", help="ranks that hold weights; the others hold KV caches (1)")
-    add("--kv-memory", type=_bytes, metavar="SIZE", help="KV cache of an R-rank, such as 64G")
+    add("--kv-memory", type=_parsed(parse_bytes), metavar="SIZE", help="KV cache of an R-rank, such as 64G")
 
 
 def _generate(options: argparse.Namespace, comm) -> int:
@@ -117,7 +125,7 @@ def _generate(options: argparse.Namespace, comm) -> int:
     if "prompts" not in values:
         raise UserError("expected at least one prompt file, or a job file that names some, got none", everywhere=True)
     values["model"] = find_model(values.get("model"), os.environ)
-    values["output"] = values.get("output") or default_output(values["prompts"])
+    values["output"] = values.get("output") or default_output(values["prompts"], values.get("shard"))
     job = _pick(Job, {**values, "params": params}).check()
     from hpcdecode.generate import generate
 
@@ -155,11 +163,16 @@ def _object(text: str) -> dict:
     return value
 
 
-def _bytes(text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def _parsed(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """As the type of a flag, a parser whose ValueError says what was expected."""
+
+    def of(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return of
 
 
 COMMANDS = (_add_generate,)
