@@ -24,6 +24,7 @@ from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.stops import Stops
 from hpcdecode.setup import Scale, choose_scale, load, measure_room
 from hpcdecode.signals import Signals
+from hpcdecode.timeline import Timeline
 from hpcdecode.workers.desk import Desk
 from hpcdecode.workers.r_part import RPart
 from hpcdecode.workers.s_rank import SRank
@@ -41,11 +42,17 @@ class Engine:
     """One rank's part in a loaded model and its KV caches. Every method is called by all ranks of `team`.
 
     model: one loaded before, in place of `options.model`. setup, model, tokenizer: what was loaded; the last two are
-    None on R-ranks. Raises UserError, on every rank, where the model cannot be run.
+    None on R-ranks. timeline: of this rank. Raises UserError, on every rank, where the model cannot be run.
     """
 
-    def __init__(self, options: EngineOptions, team: Team, model: SplitModel | None = None):
-        self.options, self.team = options, team
+    def __init__(
+        self,
+        options: EngineOptions,
+        team: Team,
+        model: SplitModel | None = None,
+        timeline: Timeline | None = None,
+    ):
+        self.options, self.team, self.timeline = options, team, timeline or Timeline()
         torch.set_num_threads(team.me.threads)
         self.setup, self.model, self.tokenizer = load(options, team, model)
         measure_room(options, team, self.setup)
@@ -85,7 +92,7 @@ class Engine:
             if self.team.comm is not None:
                 return self._work_over_mpi(desk, scale, signals, progress, checkpoint_seconds)
             part = self._opened_part(scale)
-            links = [LocalLink(part, scale.slots * lane) for lane in range(scale.lanes)]
+            links = [LocalLink(part, lane, scale.slots * lane) for lane in range(scale.lanes)]
             return Metrics.of(self._run_lead(desk, scale, links, signals, progress), part)
         except BaseException:
             self._part = None  # sequences are left in it
@@ -104,8 +111,8 @@ class Engine:
         if part is not None:
             turns = [Turns() for _ in team.s_ranks]
             links = [MpiRLink(comm, shapes, slots, slots * i, dtype) for i, (_, comm) in enumerate(comms)]
-            programs = [lane_program(link, part, turns[s]) for link, (s, _) in zip(links, comms, strict=True)]
-            serve(programs, signals.check)
+            programs = [lane_program(i, links[i], part, turns[s]) for i, (s, _) in enumerate(comms)]
+            serve(programs, self.timeline, signals.check)
         else:
             links = [MpiSLink(comm, shapes, slots, dtype) for _, comm in comms]
             s_comm = subset(team.comm, team.s_ranks) if len(team.s_ranks) > 1 else None
@@ -179,7 +186,7 @@ class Engine:
         shared = prompts.tokens_in(_PREFIX_BYTES // len(batches)) if self.options.prefix_sharing else 0
         limits = [self.limits(batch, scale, shared) for batch in batches]
         injectors = [Injector(lane, desk, placement, limit, stops) for lane, limit in enumerate(limits)]
-        return SRank(self.model, setup.shapes, links, injectors, desk, stops, prompts, grammars)
+        return SRank(self.model, setup.shapes, links, injectors, desk, stops, prompts, self.timeline, grammars)
 
     def _prompt_attention(self) -> PromptAttention:
         me, setup = self.team.me, self.setup
@@ -210,4 +217,4 @@ class Engine:
             threads=me.threads,
             cpus=me.cpus if me.pinned else None,
         )
-        return RPart(store, [None if s is None else torch.tensor(s) for s in setup.sinks])
+        return RPart(store, [None if s is None else torch.tensor(s) for s in setup.sinks], self.timeline)

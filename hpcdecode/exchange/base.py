@@ -24,11 +24,14 @@ class SLink(Protocol):
     def post(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
         """Start the attention of `layer` over the lane's rows: q [T, Hq*Dk], k [T, Hkv*Dk], v [T, Hkv*Dv].
 
-        The decode rows of o [T, Hq*Dv], which come first, are valid after `wait`; the others are the caller's.
+        The decode rows of o [T, Hq*Dv], which come first, are valid after `take`; the others are the caller's.
         """
 
     def wait(self) -> None:
-        """Return when the attention posted last is complete."""
+        """Return when the attention posted last has arrived."""
+
+    def take(self) -> None:
+        """Put what has arrived where `post` was told to."""
 
 
 class Share:
@@ -55,6 +58,6 @@ class Share:
 class Part(Protocol):
     """An R-part as a link drives it: see `workers.r_part.RPart`."""
 
-    def begin(self, share: Share) -> None: ...
+    def begin(self, lane: int, share: Share) -> None: ...
 
-    def attend(self, layer: int, share: Share, rows: Tensor, prompts: Tensor, out: Tensor) -> None: ...
+    def attend(self, lane: int, layer: int, share: Share, rows: Tensor, prompts: Tensor, out: Tensor) -> None: ...

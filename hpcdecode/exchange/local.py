@@ -12,20 +12,23 @@ from hpcdecode.schedule.plan import Plan
 class LocalLink:
     """A lane whose only R-rank is this process."""
 
-    def __init__(self, part: Part, first_slot: int):
-        self.part, self.first_slot = part, first_slot
+    def __init__(self, part: Part, lane: int, first_slot: int):
+        self.part, self.lane, self.first_slot = part, lane, first_slot
 
     def begin(self, plan: Plan) -> None:
         self.share = Share(plan, 0, self.first_slot)
-        self.part.begin(self.share)
+        self.part.begin(self.lane, self.share)
 
     def post(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
         decodes = len(self.share.decode_rows)
         rows = _joined(q[:decodes], k[:decodes], v[:decodes])
         prompts = _joined(k[decodes:], v[decodes:])
-        self.part.attend(layer, self.share, rows, prompts, o[:decodes])
+        self.part.attend(self.lane, layer, self.share, rows, prompts, o[:decodes])
 
     def wait(self) -> None:
+        pass
+
+    def take(self) -> None:
         pass
 
 

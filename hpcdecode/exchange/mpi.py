@@ -75,10 +75,11 @@ class MpiSLink:
             self._arriving = rows
 
     def wait(self) -> None:
-        if not self._decodes:
-            return
-        wait(self._received)
-        if self.ranks > 1:
+        if self._decodes:
+            wait(self._received)
+
+    def take(self) -> None:
+        if self._decodes and self.ranks > 1:
             self._target[self._order] = self._arriving
 
     def close(self) -> None:

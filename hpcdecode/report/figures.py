@@ -44,13 +44,13 @@ class Metrics(msgspec.Struct, kw_only=True):
         metrics = cls(peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
         if worker is not None:
             metrics.s_role = True
-            metrics.s_seconds, metrics.s_wait = worker.seconds, worker.wait_seconds
+            metrics.s_seconds, metrics.s_wait = worker.seconds, worker.timeline.seconds("wait")
             metrics.steps, metrics.peak_prefill_tokens = worker.steps, worker.peak_prefill_tokens
             metrics.prefill_seconds, metrics.decode_seconds = worker.prefill_seconds, worker.decode_seconds
             metrics.decode_tokens, metrics.shared_tokens = worker.decode_tokens, worker.shared_tokens
         if part is not None:
             metrics.r_role = True
-            metrics.r_busy, metrics.peak_tokens = part.busy_seconds, part.peak_tokens
+            metrics.r_busy, metrics.peak_tokens = part.timeline.seconds("append", "attend"), part.peak_tokens
             metrics.bytes_read, metrics.attend_seconds = part.store.bytes_read, part.store.attend_seconds
         return metrics
 

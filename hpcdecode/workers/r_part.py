@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from time import perf_counter
-
 from torch import Tensor
 
 from hpcdecode.attention import KvStore
 from hpcdecode.exchange.base import Share
+from hpcdecode.timeline import Timeline
 
 
 class RPart:
-    """Runs plans on a KV store and counts what they cost."""
+    """Runs plans on a KV store."""
 
-    def __init__(self, store: KvStore, sinks: list[Tensor | None]):
-        self.store, self.sinks = store, sinks
-        self.busy_seconds = 0.0
+    def __init__(self, store: KvStore, sinks: list[Tensor | None], timeline: Timeline):
+        self.store, self.sinks, self.timeline = store, sinks, timeline
         self.peak_tokens = 0
 
-    def begin(self, share: Share) -> None:
+    def begin(self, lane: int, share: Share) -> None:
         """Free and make room as the plan says; raises KvCapacityError before anything is written."""
+        self.timeline.enter("plan", lane)
         if len(share.release):
             self.store.release(share.release)
         for slot, new in share.fork.tolist():
@@ -28,13 +27,15 @@ class RPart:
             self.store.extend(share.decode_slots, share.decode_counts)
         if len(share.prefill_slots):
             self.store.extend(share.prefill_slots, share.prefill_counts)
-        self.peak_tokens = max(self.peak_tokens, self.store.used_tokens)
+        used = self.store.used_tokens
+        self.peak_tokens = max(self.peak_tokens, used)
+        self.timeline.load.add(used)
 
-    def attend(self, layer: int, share: Share, rows: Tensor, prompts: Tensor, out: Tensor) -> None:
+    def attend(self, lane: int, layer: int, share: Share, rows: Tensor, prompts: Tensor, out: Tensor) -> None:
         """Append prompts [k | v] and rows' k and v at `layer`; write the rows' attention to out."""
-        start = perf_counter()
         if len(share.prefill_slots):
+            self.timeline.enter("append", lane)
             self.store.append(layer, share.prefill_slots, share.prefill_counts, prompts)
         if len(share.decode_slots):
+            self.timeline.enter("attend", lane)
             self.store.attend(layer, share.decode_slots, share.decode_counts, rows, out, self.sinks[layer])
-        self.busy_seconds += perf_counter() - start

@@ -7,9 +7,10 @@ from collections.abc import Sequence as Seq
 
 from hpcdecode.exchange.mpi import MpiRLink
 from hpcdecode.exchange.wait import Backoff, Request
+from hpcdecode.timeline import Timeline
 from hpcdecode.workers.r_part import RPart
 
-Program = Generator[Request, None, None]
+Program = Generator[tuple[str, Request], None, None]  # what it waits in (wait or idle), and for what
 
 
 class Turns:
@@ -27,33 +28,34 @@ class _Turn:
         return self.turns.next == self.number
 
 
-def lane_program(link: MpiRLink, part: RPart, turns: Turns) -> Program:
+def lane_program(lane: int, link: MpiRLink, part: RPart, turns: Turns) -> Program:
     """Serve one lane until its stop plan; yields each request that it must wait for."""
     while True:
-        yield link.receive_plan()
+        yield "idle", link.receive_plan()
         plan = link.plan()
-        yield _Turn(turns, plan.number)
+        yield "idle", _Turn(turns, plan.number)
         turns.next += 1
-        part.begin(link.share)
+        part.begin(lane, link.share)
         if plan.stop:
             return
         if not plan.runs_model:
             continue
         for layer in range(len(link.shapes)):
-            yield link.receive_rows(layer)
+            yield "wait", link.receive_rows(layer)
             rows, prompts, out = link.rows(layer)
-            part.attend(layer, link.share, rows, prompts, out)
+            part.attend(lane, layer, link.share, rows, prompts, out)
             if plan.decode_tokens:
+                part.timeline.enter("post", lane)
                 link.send(out)
 
 
-def serve(programs: Seq[Program], check: Callable[[], None]) -> None:
+def serve(programs: Seq[Program], timeline: Timeline, check: Callable[[], None]) -> None:
     """Run the lanes' programs to their end; `check` is called while idle and may raise."""
     waiting = {program: next(program) for program in programs}
-    backoff = Backoff()
+    backoff, idling = Backoff(), False
     while waiting:
         progressed = False
-        for program, request in list(waiting.items()):
+        for program, (_, request) in list(waiting.items()):
             if not request.Test():
                 continue
             progressed = True
@@ -65,5 +67,9 @@ def serve(programs: Seq[Program], check: Callable[[], None]) -> None:
         if progressed:
             backoff.reset()
         else:
+            if not idling:
+                timeline.enter("wait" if any(why == "wait" for why, _ in waiting.values()) else "idle")
             check()
             backoff.pause()
+        idling = not progressed
+    timeline.enter("other")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Generator
 from collections.abc import Sequence as Seq
-from time import perf_counter, time
+from time import time
 from typing import Protocol
 
 import torch
@@ -23,6 +23,7 @@ from hpcdecode.schedule.plan import Plan
 from hpcdecode.schedule.sequence import Sequence
 from hpcdecode.schedule.step import Step
 from hpcdecode.schedule.stops import Stops
+from hpcdecode.timeline import Timeline
 from hpcdecode.workers.inputs import Inputs, take_logprobs
 from hpcdecode.workers.prefill import PrefillCache
 
@@ -50,28 +51,31 @@ class SRank:
         sink: Sink,
         stops: Stops,
         prompts: PromptAttention,
+        timeline: Timeline,
         grammars: Grammars | None = None,
     ):
         self.model, self.shapes, self.links, self.injectors = model, shapes, links, injectors
-        self.sink, self.stops, self.grammars = sink, stops, grammars
+        self.sink, self.stops, self.timeline, self.grammars = sink, stops, timeline, grammars
         self.prefill = PrefillCache(prompts)
         self.stopping = False
-        self.seconds = self.wait_seconds = 0.0
+        self.seconds = 0.0
         self.prefill_seconds = self.decode_seconds = 0.0  # of steps with prompt tokens, and without
         self.steps = self.tokens = self.decode_tokens = self.peak_prefill_tokens = 0
         self._turn = self._plans = 0
-        self._step_end = 0.0
 
     def run(self, between_turns: Callable[[], None]) -> None:
         """Generate until done; `between_turns` is called once a rotation of the lanes."""
-        start = self._step_end = perf_counter()
+        before = self.timeline.seconds()
+        self.timeline.lap()
         with torch.inference_mode():
-            lanes = [self._lane(link, injector) for link, injector in zip(self.links, self.injectors, strict=True)]
+            lanes = [self._lane(*each) for each in zip(range(len(self.links)), self.links, self.injectors, strict=True)]
             while lanes:
                 lanes = [lane for lane in lanes if next(lane, False)]
                 self._turn += 1
+                self.timeline.enter("desk")
                 between_turns()
-        self.seconds = perf_counter() - start
+        self.timeline.enter("other")
+        self.seconds = self.timeline.seconds() - before
 
     @property
     def shared_tokens(self) -> int:
@@ -87,18 +91,22 @@ class SRank:
         sequences = (s for injector in self.injectors for family in injector.families.values() for s in family)
         return [s.unfinished() for s in sequences if s.generated and s.beams is None]
 
-    def _lane(self, link: SLink, injector: Injector) -> Generator[bool, None, None]:
+    def _lane(self, lane: int, link: SLink, injector: Injector) -> Generator[bool, None, None]:
+        enter = self.timeline.enter
         while not self.stopping and not injector.exhausted():
+            enter("plan", lane)
             step = injector.next_step(self._turn // len(self.shapes))
             if step.plan.changes_slots or step.plan.runs_model:
                 self._announce(link, step.plan)
             if not step.plan.runs_model:
                 yield True  # waiting for room that another lane's sequences hold
                 continue
-            logits = yield from self._forward(link, step)
+            logits = yield from self._forward(lane, link, step)
+            enter("sample", lane)
             tokens = sample(logits, step.sampled, self.stops.eos, self.grammars) if logits is not None else []
             advance_beams(logits, step.sampled)
             take_logprobs(logits, step.sampled, tokens)
+            enter("commit", lane)
             self._finish_step(injector, step, tokens)
         self._announce(link, injector.stop_plan())
         self.prefill.finish(())
@@ -107,28 +115,33 @@ class SRank:
         link.begin(dataclasses.replace(plan, number=self._plans))
         self._plans += 1
 
-    def _forward(self, link: SLink, step: Step) -> Generator[bool, None, Tensor | None]:
+    def _forward(self, lane: int, link: SLink, step: Step) -> Generator[bool, None, Tensor | None]:
         """Run the slices; yields after every post, returns the logits that the step's sampled tokens come from."""
-        decodes = len(step.decode)
+        decodes, enter = len(step.decode), self.timeline.enter
         for chunk in step.prefill:
             for sequence in chunk.sequence.branch:
                 sequence.queued_at = sequence.queued_at or time()
         inputs = Inputs(step)
         o, context = None, (inputs.ids, inputs.positions, inputs.keep)
         for layer, shape in enumerate(self.shapes):
+            enter("slice", lane)
             q, k, v, context = self.model.slice(layer, o, context)
             o = q.new_empty(len(q), shape.out_columns)
+            enter("post", lane)
             link.post(layer, q, k, v, o)
             if step.prefill:
+                enter("prefill", lane)
                 rows = slice(decodes, None)
                 self.prefill.attend(layer, step.prefill, q[rows], k[rows], v[rows], o[rows], self.model.sinks(layer))
             yield True
-            start = perf_counter()
+            enter("wait", lane)
             link.wait()
-            self.wait_seconds += perf_counter() - start
+            enter("take", lane)
+            link.take()
         self.prefill.finish(step.prefill)
         if not len(inputs.keep):
             return None
+        enter("logits", lane)
         logits = self.model.logits(o, context)
         inputs.take_prompt_logprobs(logits)
         return inputs.drawn(logits)
@@ -152,9 +165,9 @@ class SRank:
 
     def _count_seconds(self, step: Step, tokens: int) -> None:
         """The time since any lane's last step ended belongs to this step."""
-        before, self._step_end = self._step_end, perf_counter()
+        seconds = self.timeline.lap()
         if step.prefill:
-            self.prefill_seconds += self._step_end - before
+            self.prefill_seconds += seconds
         else:
-            self.decode_seconds += self._step_end - before
+            self.decode_seconds += seconds
             self.decode_tokens += tokens

@@ -11,6 +11,7 @@ from hpcdecode.schedule.injector import Injector
 from hpcdecode.schedule.microbatch import Limits
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.stops import Stops
+from hpcdecode.timeline import Timeline
 from hpcdecode.workers.r_part import RPart
 from hpcdecode.workers.s_rank import SRank
 from tests.unit.test_schedule import ListFeed, prompts
@@ -31,10 +32,10 @@ def test_the_s_rank_holds_no_kv_of_decoding_sequences(checkpoint):
     placement = Placement([4096], store.block_tokens, 2)
     feed, sink = ListFeed(prompts([(5, 9), (90, 7), (3, 1), (200, 6), (40, 12)])), Sink()
     injectors = [Injector(lane, feed, placement, Limits(4, 3, 9, 32, 1024), Stops()) for lane in range(2)]
-    part = RPart(store, [None] * len(shapes))
-    links = [LocalLink(part, 16 * i) for i in range(2)]
+    part = RPart(store, [None] * len(shapes), Timeline())
+    links = [LocalLink(part, i, 16 * i) for i in range(2)]
     prompts_attend = PromptAttention(shapes, dtype="float32")
-    worker = SRank(model, shapes, links, injectors, sink, Stops(), prompts_attend)
+    worker = SRank(model, shapes, links, injectors, sink, Stops(), prompts_attend, Timeline())
     held = []
 
     def look():

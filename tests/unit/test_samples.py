@@ -15,6 +15,7 @@ from hpcdecode.schedule.injector import Injector
 from hpcdecode.schedule.microbatch import Limits
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.stops import Stops
+from hpcdecode.timeline import Timeline
 from hpcdecode.workers.r_part import RPart
 from hpcdecode.workers.s_rank import SRank
 from tests.unit.test_s_rank import Sink
@@ -42,15 +43,12 @@ def run(model, prompts, *, lanes=1, batch=8, steps=None, shared=0):
     limits = Limits(batch, 3, 9, 32, 1024, shared)
     slots = limits.slots
     store = open_store(shapes, kv_dtype="float32", capacity_tokens=4096, max_sequences=slots * lanes)
-    placement, part, sink, feed = (
-        Placement([4096], 64, lanes),
-        RPart(store, [None] * len(shapes)),
-        Sink(),
-        ListFeed(prompts),
-    )
+    placement, sink, feed, timeline = Placement([4096], 64, lanes), Sink(), ListFeed(prompts), Timeline()
+    part = RPart(store, [None] * len(shapes), timeline)
     injectors = [Injector(lane, feed, placement, limits, Stops()) for lane in range(lanes)]
-    links = [LocalLink(part, slots * lane) for lane in range(lanes)]
-    worker = SRank(model, shapes, links, injectors, sink, Stops(), PromptAttention(shapes, dtype="float32"))
+    links = [LocalLink(part, lane, slots * lane) for lane in range(lanes)]
+    prompts_attend = PromptAttention(shapes, dtype="float32")
+    worker = SRank(model, shapes, links, injectors, sink, Stops(), prompts_attend, timeline)
     turns = 0
 
     def count():

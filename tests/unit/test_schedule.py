@@ -20,6 +20,7 @@ from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.plan import Plan, wire_length
 from hpcdecode.schedule.step import Step
 from hpcdecode.schedule.stops import Stops
+from hpcdecode.timeline import Timeline
 from hpcdecode.workers.r_part import RPart
 
 
@@ -61,7 +62,7 @@ class Machine:
         self.injectors = [Injector(lane, feed, self.placement, limits, Stops()) for lane in range(lanes)]
         sizes = {"kv_dtype": "float32", "max_sequences": limits.slots * lanes, "block_tokens": block}
         self.stores = [open_store([SHAPE], capacity_tokens=c // block * block, **sizes) for c in capacity]
-        self.parts = [RPart(store, [None]) for store in self.stores]
+        self.parts = [RPart(store, [None], Timeline()) for store in self.stores]
         self.now, self.done, self.loads, self.steps = 0, [], [], []
         self.stopped = set()
 
@@ -86,7 +87,7 @@ class Machine:
         plan = Plan.decode_from(wire)
         first = lane * injector.limits.slots
         for rank, part in enumerate(self.parts):
-            part.begin(Share(plan, rank, first))  # raises KvCapacityError where it does not fit
+            part.begin(0, Share(plan, rank, first))  # raises KvCapacityError where it does not fit
         self.loads.append(sum(s.length + 1 for s in injector.decoding))
         self.steps.append(plan)
         tokens = [self.stops.get((s.prompt.line, s.sample, len(s.generated)), 7) for s in step.sampled]
