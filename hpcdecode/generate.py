@@ -38,39 +38,45 @@ ROW_ERRORS = 3  # exit code of a job that is done, with rows that could not be u
 
 
 def generate(job: Job, comm: MPI.Intracomm | None = None, *, model: SplitModel | None = None) -> int:
-    """Run `job` over the ranks of `comm` (None: this process alone plays both roles); returns the exit code.
+    """Run `job` over the ranks of `comm` (None: this process alone plays both roles).
 
+    Returns the exit code, which is 0 on all ranks but the lead.
     model: a model loaded before, used in place of loading `job.model`. Raises UserError where the job cannot run.
     """
+    with Signals() as signals:
+        return _generate(job, launch.assemble(comm, job.s_ranks), signals, model)
+
+
+def _generate(job: Job, team: Team, signals: Signals, model: SplitModel | None) -> int:
     stages = Stages()
-    team = launch.assemble(comm, job.s_ranks)
     begin = _survey(job, team)
     earlier = begin.earlier if begin else None
     if team.broadcast(earlier is not None and earlier.complete, bool):
-        return team.broadcast(_say_complete(job, earlier) if earlier else 0, int)
+        return _say_complete(job, earlier) if earlier else 0
     if team.me.pinned:
         os.sched_setaffinity(0, team.me.cpus)
     stages.done("imports")
     engine = Engine(job, team, model)
     together(team, lambda: _check_params(job, engine.tokenizer) if team.lead else None)
     stages.done("model")
-    with Signals() as signals:
-        desk = _open_desk(job, engine, begin) if begin else None
-        scale = engine.scale(desk)
+    signals.hold_interrupts()
+    desk = _open_desk(job, engine, begin) if begin else None
+    scale = engine.scale(desk)
+    if desk:
+        stages.done("rows")
+        _announce(engine, scale, stages, signals.drain_before(job.drain_before))
+    start = perf_counter()
+    try:
+        metrics = engine.work(desk, scale, signals, Progress(), job.checkpoint_every)
+    except BaseException:
         if desk:
-            stages.done("rows")
-            _announce(engine, scale, stages)
-        start = perf_counter()
-        try:
-            metrics = engine.work(desk, scale, signals, Progress(), job.checkpoint_every)
-        except BaseException:
-            if desk:
-                with suppress(Exception):
-                    desk.writer.checkpoint()
-            raise
-        every = team.gather_all(metrics, Metrics)
-        code = _finish(job, desk, every, stages.seconds, perf_counter() - start, signals) if desk else 0
-        return team.broadcast(code, int)
+            with suppress(Exception):
+                desk.writer.checkpoint()
+        raise
+    every = team.gather_all(metrics, Metrics)
+    code = _finish(job, desk, every, stages.seconds, perf_counter() - start, signals) if desk else 0
+    team.broadcast(code, int)  # nobody leaves before the results are whole
+    return code
 
 
 class _Begin(msgspec.Struct, frozen=True):
@@ -140,8 +146,8 @@ def _wanted(job: Job, earlier: Earlier | None) -> Callable[[int], bool]:
     return lambda line: holds(line) and not done(line)
 
 
-def _announce(engine: Engine, scale: Scale, stages: Stages) -> None:
-    """Print the topology, what `auto` became, and what the start took."""
+def _announce(engine: Engine, scale: Scale, stages: Stages, time_left: str) -> None:
+    """Print the topology, what `auto` became, what the start took, and the time that is left."""
     setup = engine.setup
     lanes = "+".join(str(len(batches)) for batches in scale.lane_batches)
     print(text.topology(engine.team.ranks), file=sys.stderr)
@@ -150,7 +156,7 @@ def _announce(engine: Engine, scale: Scale, stages: Stages) -> None:
         f"period {scale.period} of {scale.steps} steps, lanes {lanes}",
         file=sys.stderr,
     )
-    print(stages.text(), file=sys.stderr, flush=True)
+    print(*filter(None, (stages.text(), time_left)), sep="\n", file=sys.stderr, flush=True)
 
 
 def _finish(job: Job, desk: Desk, metrics: list[Metrics], startup: float, seconds: float, signals: Signals) -> int:
@@ -162,7 +168,7 @@ def _finish(job: Job, desk: Desk, metrics: list[Metrics], startup: float, second
     print(text.summary(figures), file=sys.stderr)
     if code:
         print(
-            f"hpcdecode: stopped by a signal; finished rows are in {job.output}; the same command goes on",
+            f"hpcdecode: stopped by {signals.cause}; finished rows are in {job.output}; the same command goes on",
             file=sys.stderr,
         )
         return code

@@ -94,6 +94,7 @@ class Job(EngineOptions, frozen=True, kw_only=True):
     shard: Shard | None = None  # of the rows; None for all
     max_errors: int | None = None  # rows that may be unusable before the job stops
     checkpoint_every: float = 5.0  # seconds between commits of what is finished and what is in flight
+    drain_before: float = 120.0  # seconds before the end of the batch job's time; 0 never
 
     def check(self) -> Self:
         """Return self, or raise UserError naming the value that is out of range."""
@@ -101,6 +102,8 @@ class Job(EngineOptions, frozen=True, kw_only=True):
             raise UserError("expected at least one prompt file, got none", everywhere=True)
         if not 0 < self.checkpoint_every < float("inf"):
             raise UserError(f"--checkpoint-every: expected seconds > 0, got {self.checkpoint_every}", everywhere=True)
+        if not 0 <= self.drain_before < float("inf"):
+            raise UserError(f"--drain-before: expected seconds >= 0, got {self.drain_before}", everywhere=True)
         if self.max_errors is not None and self.max_errors < 0:
             raise UserError(f"--max-errors: expected an integer >= 0, got {self.max_errors}", everywhere=True)
         self._require_counts("limit")

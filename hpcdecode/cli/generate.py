@@ -16,6 +16,7 @@ from hpcdecode.cli.job_file import read_job_file
 from hpcdecode.errors import RowProblem, UserError
 from hpcdecode.job import DTYPES, KV_DTYPES, Job, Shard, default_output, find_model, parse_bytes
 from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.signals import END_TIME
 
 _DEFAULTS = {f.name: f.default for kind in (Job, SamplingParams) for f in msgspec.structs.fields(kind)}
 _Switch = argparse.BooleanOptionalAction  # --no-... takes back what a job file says
@@ -26,13 +27,15 @@ def _add_generate(commands) -> None:
         "generate",
         help="generate text for the rows of a prompt file",
         description="Generate text for every row of the prompt files, into one HDF5 file. The same command again "
-        "continues an interrupted job. Exit code: 0 all rows done, 3 done but for rows under /errors, 2 the job cannot "
-        "run as asked, 1 failed, 128 + signal stopped.",
+        "continues an interrupted job. Exit code: 0 all rows done, 3 done but for rows under /errors, 75 stopped with "
+        "rows left to be started again (SIGUSR1, end of time), 128 + signal stopped, 2 the job cannot run as asked, "
+        "1 failed.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
     _add_job(parser)
     _add_rows(parser.add_argument_group("rows"))
+    _add_time(parser.add_argument_group("time"))
     _add_sampling(parser.add_argument_group("sampling (a row's own fields win)"))
     _add_size(parser.add_argument_group("size (auto if not given)"))
     parser.set_defaults(run=_generate, connect=launch.world)
@@ -65,8 +68,14 @@ def _add_rows(group) -> None:
     )
     add("--max-errors", type=int, metavar="N", help="stop when more than N rows cannot be used (never)")
     add("--fail-fast", dest="max_errors", action="store_const", const=0, help="stop at the first of them")
+
+
+def _add_time(group) -> None:
+    add = group.add_argument
     help = f"between commits of finished rows and of those in flight ({_DEFAULTS['checkpoint_every']})"
     add("--checkpoint-every", type=float, metavar="SECONDS", help=help)
+    help = f"stop so long before the batch job's time is over, {END_TIME}; 0 never ({_DEFAULTS['drain_before']})"
+    add("--drain-before", type=float, metavar="SECONDS", help=help)
 
 
 def _add_sampling(group) -> None:

@@ -11,6 +11,8 @@ import h5py
 import psutil
 import pytest
 
+from hpcdecode.signals import DRAINED
+
 
 @pytest.fixture
 def long_job(hpcdecode, checkpoint, tmp_path):
@@ -31,11 +33,18 @@ def finished(path):
         return rows, bool(file.attrs["complete"])
 
 
-def wait_for_rows(path, process, seconds=120):
+def rank_of(process, rank):
+    """The process of a rank."""
+    family = psutil.Process(process.pid).children(recursive=True)
+    (found,) = (p for p in family if p.environ().get("PMI_RANK") == str(rank) and "hpcdecode" in p.cmdline())
+    return found
+
+
+def wait_for_rows(path, process, seconds=120, more_than=0):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         assert process.poll() is None, process.communicate()
-        if path.exists() and finished(path)[0]:
+        if path.exists() and len(finished(path)[0]) > more_than:
             return
         time.sleep(0.2)
     pytest.fail("no row was finished")
@@ -66,6 +75,19 @@ def test_a_signal_ends_all_ranks_and_keeps_finished_rows(hpcdecode, long_job, tm
     assert all(len(tokens) == 8 + (line - 1) % 100 for line, tokens in rows.items())
 
 
+def test_signals_to_r_ranks_change_nothing_and_one_to_the_lead_drains_the_job(hpcdecode, long_job, tmp_path):
+    process = hpcdecode.start(*long_job, ranks=3)
+    wait_for_rows(tmp_path / "out.h5", process)
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
+        for rank in (1, 2):
+            rank_of(process, rank).send_signal(number)
+    before = len(finished(tmp_path / "out.h5")[0])
+    wait_for_rows(tmp_path / "out.h5", process, more_than=before)
+    rank_of(process, 0).send_signal(signal.SIGUSR1)
+    code, err = end(process, 20)
+    assert code == DRAINED and "stopped by SIGUSR1" in err, err
+
+
 def test_an_error_on_one_rank_names_rank_host_and_cause(hpcdecode, long_job):
     alone, (mpiexec, *_) = hpcdecode.line(*long_job), hpcdecode.line(ranks=2)
     odd = ["-n", "1", "-env", "HPCDECODE_ISA", "none-such", *alone]
@@ -79,9 +101,7 @@ def test_an_error_on_one_rank_names_rank_host_and_cause(hpcdecode, long_job):
 def test_a_killed_rank_ends_the_others(hpcdecode, long_job, tmp_path, rank):
     process = hpcdecode.start(*long_job, ranks=3)
     wait_for_rows(tmp_path / "out.h5", process)
-    for child in psutil.Process(process.pid).children(recursive=True):
-        if child.environ().get("PMI_RANK") == str(rank) and "hpcdecode" in child.cmdline():
-            child.kill()
+    rank_of(process, rank).kill()
     code, _ = end(process, 20)
     assert code != 0
     rows, complete = finished(tmp_path / "out.h5")
