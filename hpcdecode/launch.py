@@ -199,8 +199,12 @@ def leave(comm: MPI.Intracomm | None, code: int) -> int:
 
     At the end of a job all ranks but one have exit code 0.
     """
-    if comm is not None and code:
-        time.sleep(_LEAVE_SECONDS)
+    if comm is not None:
+        from mpi4py import MPI
+
+        MPI.Finalize()  # none returns before all have called it
+        if code:
+            time.sleep(_LEAVE_SECONDS)
     return code
 
 
