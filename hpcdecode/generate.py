@@ -18,6 +18,7 @@ from hpcdecode.data.prompts import read_rows
 from hpcdecode.data.results import ResultsWriter
 from hpcdecode.data.resume import Earlier, find_earlier
 from hpcdecode.data.tokens import Tokenizer, tokenized
+from hpcdecode.doctor import binding
 from hpcdecode.engine import Engine
 from hpcdecode.errors import RowProblem, UserError
 from hpcdecode.job import STDIN, Job
@@ -53,6 +54,9 @@ def _generate(job: Job, team: Team, signals: Signals, model: SplitModel | None) 
     earlier = begin.earlier if begin else None
     if team.broadcast(earlier is not None and earlier.complete, bool):
         return _say_complete(job, earlier) if earlier else 0
+    problems = binding(team)
+    if begin:
+        print(*problems, sep="\n", end="\n" * bool(problems), file=sys.stderr, flush=True)
     if team.me.pinned:
         os.sched_setaffinity(0, team.me.cpus)
     stages.done("imports")

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs Slurm from the system's packages, for the tests in this folder; starts no service.
 set -e
-if command -v slurmctld slurmd munged srun >/dev/null; then exit 0; fi
+if command -v slurmctld >/dev/null && command -v slurmd >/dev/null && command -v srun >/dev/null; then exit 0; fi
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
     echo "tests/slurm: expected root and apt-get to install Slurm; its tests will be skipped" >&2
     exit 0
