@@ -15,6 +15,7 @@ from hpcdecode.exchange.wait import Backoff
 from hpcdecode.job import EngineOptions
 from hpcdecode.launch import Team
 from hpcdecode.model import SplitModel
+from hpcdecode.report.account import Account
 from hpcdecode.report.figures import Metrics
 from hpcdecode.report.progress import Progress
 from hpcdecode.schedule.auto import LOOKAHEAD
@@ -93,7 +94,7 @@ class Engine:
                 return self._work_over_mpi(desk, scale, signals, progress, checkpoint_seconds)
             part = self._opened_part(scale)
             links = [LocalLink(part, lane, scale.slots * lane) for lane in range(scale.lanes)]
-            return Metrics.of(self._run_lead(desk, scale, links, signals, progress), part)
+            return self._metrics(self._run_lead(desk, scale, links, signals, progress), part)
         except BaseException:
             self._part = None  # sequences are left in it
             raise
@@ -122,7 +123,10 @@ class Engine:
                 worker = self._run_remote(scale, links, checkpoint_seconds, s_comm)
         for link in links:
             link.close()
-        return Metrics.of(worker, part)
+        return self._metrics(worker, part)
+
+    def _metrics(self, worker: SRank | None, part: RPart | None) -> Metrics:
+        return Metrics.of(Account.of(self.team.me, self.timeline), worker, part)
 
     def _run_lead(
         self,

@@ -28,8 +28,11 @@ from hpcdecode.report import text
 from hpcdecode.report.figures import Metrics, summarize, versions
 from hpcdecode.report.progress import Progress
 from hpcdecode.report.stages import Stages
+from hpcdecode.report.trace import check_path, clock_offset, write_trace
 from hpcdecode.setup import Scale, auto_dtype, together
 from hpcdecode.signals import Signals
+from hpcdecode.timeline import Timeline
+from hpcdecode.watchdog import Watchdog
 from hpcdecode.workers.desk import Desk
 
 if TYPE_CHECKING:
@@ -44,11 +47,13 @@ def generate(job: Job, comm: MPI.Intracomm | None = None, *, model: SplitModel |
     Returns the exit code, which is 0 on all ranks but the lead.
     model: a model loaded before, used in place of loading `job.model`. Raises UserError where the job cannot run.
     """
-    with Signals() as signals:
-        return _generate(job, launch.assemble(comm, job.s_ranks), signals, model)
+    timeline = Timeline(trace=job.trace is not None)
+    team = launch.assemble(comm, job.s_ranks)
+    with Signals() as signals, Watchdog(team, timeline, job.stall_timeout):
+        return _generate(job, team, timeline, signals, model)
 
 
-def _generate(job: Job, team: Team, signals: Signals, model: SplitModel | None) -> int:
+def _generate(job: Job, team: Team, timeline: Timeline, signals: Signals, model: SplitModel | None) -> int:
     stages = Stages()
     begin = _survey(job, team)
     earlier = begin.earlier if begin else None
@@ -60,7 +65,8 @@ def _generate(job: Job, team: Team, signals: Signals, model: SplitModel | None) 
     if team.me.pinned:
         os.sched_setaffinity(0, team.me.cpus)
     stages.done("imports")
-    engine = Engine(job, team, model)
+    offset = clock_offset(team) if job.trace else 0
+    engine = Engine(job, team, model, timeline)
     together(team, lambda: _check_params(job, engine.tokenizer) if team.lead else None)
     stages.done("model")
     signals.hold_interrupts()
@@ -78,8 +84,11 @@ def _generate(job: Job, team: Team, signals: Signals, model: SplitModel | None) 
                 desk.writer.checkpoint()
         raise
     every = team.gather_all(metrics, Metrics)
+    timeline.enter("end")
     code = _finish(job, desk, every, stages.seconds, perf_counter() - start, signals) if desk else 0
     team.broadcast(code, int)  # nobody leaves before the results are whole
+    if job.trace:
+        write_trace(job.trace, team, timeline, offset)
     return code
 
 
@@ -101,6 +110,8 @@ def _survey(job: Job, team: Team) -> _Begin | None:
         files = resolve(job.prompts)
         if any(os.path.realpath(path) == os.path.realpath(job.output) for path in files if path != STDIN):
             raise UserError(f"results {job.output}: expected a file that is no prompt file; choose another -o")
+        if job.trace:
+            check_path(job.trace)
         dtype = job.dtype or auto_dtype(job.model)
         what = identity(job, files, dtype, job.kv_dtype or dtype)
         return _Begin(files, what, find_earlier(job.output, what, overwrite=job.overwrite))

@@ -93,7 +93,9 @@ class Job(EngineOptions, frozen=True, kw_only=True):
     limit: int | None = None  # rows to take at most, of all shards together
     shard: Shard | None = None  # of the rows; None for all
     max_errors: int | None = None  # rows that may be unusable before the job stops
+    trace: str | None = None  # file for a trace of all ranks
     checkpoint_every: float = 5.0  # seconds between commits of what is finished and what is in flight
+    stall_timeout: float = 300.0  # seconds that a rank may be without progress; 0 for ever
     drain_before: float = 120.0  # seconds before the end of the batch job's time; 0 never
 
     def check(self) -> Self:
@@ -102,8 +104,10 @@ class Job(EngineOptions, frozen=True, kw_only=True):
             raise UserError("expected at least one prompt file, got none", everywhere=True)
         if not 0 < self.checkpoint_every < float("inf"):
             raise UserError(f"--checkpoint-every: expected seconds > 0, got {self.checkpoint_every}", everywhere=True)
-        if not 0 <= self.drain_before < float("inf"):
-            raise UserError(f"--drain-before: expected seconds >= 0, got {self.drain_before}", everywhere=True)
+        for name in ("drain_before", "stall_timeout"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise UserError(f"--{name.replace('_', '-')}: expected seconds >= 0, got {value}", everywhere=True)
         if self.max_errors is not None and self.max_errors < 0:
             raise UserError(f"--max-errors: expected an integer >= 0, got {self.max_errors}", everywhere=True)
         self._require_counts("limit")

@@ -215,7 +215,12 @@ def abort(comm: MPI.Intracomm | None, error: BaseException, code: int = 1) -> No
     rank = comm.rank if comm else 0
     cause = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     print(f"hpcdecode: rank {rank} on {socket.gethostname()} failed: {cause}", file=sys.stderr, flush=True)
+    end_all(comm, code)
+
+
+def end_all(comm: MPI.Intracomm | None, code: int = 1) -> NoReturn:
+    """End all ranks at once, from any thread, once what was printed is out."""
     if comm is not None:
         time.sleep(_SPEAK_SECONDS)  # launchers drop output that they have not passed on yet
         comm.Abort(code)
-    raise SystemExit(code)
+    os._exit(code)

@@ -53,6 +53,7 @@ def _add_job(parser) -> None:
     add("--job", metavar="FILE", help="TOML with values for these flags, under their names with underscores; flags win")
     add("--model", metavar="DIR", help="Hugging Face model directory, or demo (HPCDECODE_MODEL, hpcdecode.toml)")
     add("-o", "--output", metavar="OUT.h5", help="results (the prompt file's name with .h5)")
+    add("--trace", metavar="OUT.json", help="write what every rank did when, for Perfetto or chrome://tracing")
     add("--overwrite", action="store_true", help="start anew in place of what the output holds")
 
 
@@ -76,6 +77,10 @@ def _add_time(group) -> None:
     add("--checkpoint-every", type=float, metavar="SECONDS", help=help)
     help = f"stop so long before the batch job's time is over, {END_TIME}; 0 never ({_DEFAULTS['drain_before']})"
     add("--drain-before", type=float, metavar="SECONDS", help=help)
+    help = (
+        f"end the job, naming the rank, where one makes no progress for so long; 0 never ({_DEFAULTS['stall_timeout']})"
+    )
+    add("--stall-timeout", type=float, metavar="SECONDS", help=help)
 
 
 def _add_sampling(group) -> None:

@@ -1,4 +1,4 @@
-"""`hpcdecode show`, `export` and `merge`: results read again."""
+"""`hpcdecode show`, `export`, `merge` and `report`: results read again."""
 
 from __future__ import annotations
 
@@ -77,4 +77,27 @@ def _merge(options: argparse.Namespace, _comm) -> int:
     return 0
 
 
-COMMANDS = (_add_show, _add_export, _add_merge)
+def _add_report(commands) -> None:
+    parser = commands.add_parser(
+        "report",
+        help="show where the time of a job went, rank by rank",
+        description="Show each rank's shares: busy; overhead of the loop; wait (S for o, R for q, k, v); bubble (R "
+        "without a plan). Its peak KV load too, and with -o both over time as a picture (extra plot).",
+        allow_abbrev=False,
+    )
+    parser.add_argument("file", metavar="OUT.h5|TRACE.json", help="results, or what --trace wrote")
+    parser.add_argument("-o", "--output", metavar="FILE.png", help="draw them (no picture)")
+    parser.set_defaults(run=_report)
+
+
+def _report(options: argparse.Namespace, _comm) -> int:
+    from hpcdecode.report import account, plot
+
+    accounts = account.read(options.file)
+    print(account.text(accounts))
+    if options.output:
+        plot.draw(accounts, options.output)
+    return 0
+
+
+COMMANDS = (_add_show, _add_export, _add_merge, _add_report)

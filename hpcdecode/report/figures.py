@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hpcdecode import __version__
+from hpcdecode.report.account import Account
 
 if TYPE_CHECKING:
     from hpcdecode.workers.desk import Desk
@@ -18,15 +19,15 @@ if TYPE_CHECKING:
 
 
 class Metrics(msgspec.Struct, kw_only=True):
-    """Counters of one rank. Seconds are wall-clock; `s_wait` is spent waiting for R-ranks.
+    """Counters of one rank. Seconds are wall-clock.
 
     prefill_seconds, decode_seconds: of the steps that carry prompt tokens, and of the others (`decode_tokens`).
     """
 
+    account: Account
     peak_rss: int = 0  # bytes
     s_role: bool = False
     s_seconds: float = 0.0
-    s_wait: float = 0.0
     steps: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
@@ -34,25 +35,28 @@ class Metrics(msgspec.Struct, kw_only=True):
     peak_prefill_tokens: int = 0
     shared_tokens: int = 0
     r_role: bool = False
-    r_busy: float = 0.0
     bytes_read: int = 0
     attend_seconds: float = 0.0
     peak_tokens: int = 0
 
     @classmethod
-    def of(cls, worker: SRank | None, part: RPart | None) -> Metrics:
-        metrics = cls(peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
+    def of(cls, account: Account, worker: SRank | None, part: RPart | None) -> Metrics:
+        metrics = cls(account=account, peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
         if worker is not None:
             metrics.s_role = True
-            metrics.s_seconds, metrics.s_wait = worker.seconds, worker.timeline.seconds("wait")
-            metrics.steps, metrics.peak_prefill_tokens = worker.steps, worker.peak_prefill_tokens
+            metrics.s_seconds, metrics.steps = worker.seconds, worker.steps
+            metrics.peak_prefill_tokens = worker.peak_prefill_tokens
             metrics.prefill_seconds, metrics.decode_seconds = worker.prefill_seconds, worker.decode_seconds
             metrics.decode_tokens, metrics.shared_tokens = worker.decode_tokens, worker.shared_tokens
         if part is not None:
             metrics.r_role = True
-            metrics.r_busy, metrics.peak_tokens = part.timeline.seconds("append", "attend"), part.peak_tokens
+            metrics.peak_tokens = part.peak_tokens
             metrics.bytes_read, metrics.attend_seconds = part.store.bytes_read, part.store.attend_seconds
         return metrics
+
+    def spent(self, *operations: str) -> float:
+        """Seconds in these operations."""
+        return sum(self.account.seconds.get(o, 0.0) for o in operations)
 
 
 def summarize(desk: Desk, ranks: list[Metrics], startup: float, seconds: float) -> dict[str, Any]:
@@ -61,7 +65,6 @@ def summarize(desk: Desk, ranks: list[Metrics], startup: float, seconds: float) 
     startup: seconds from the start of the lead's process to the start of the work, which took `seconds`.
     """
     s_ranks, r_ranks = [m for m in ranks if m.s_role], [m for m in ranks if m.r_role]
-    local = sum(m.r_busy for m in ranks if m.s_role)
     wall = max(seconds, 1e-9)
     attending = sum(m.attend_seconds for m in r_ranks)
     return {
@@ -76,13 +79,14 @@ def summarize(desk: Desk, ranks: list[Metrics], startup: float, seconds: float) 
         "decode_seconds": max(m.decode_seconds for m in s_ranks),
         "decode_tokens": sum(m.decode_tokens for m in s_ranks),
         "tokens_per_second": desk.generated_tokens / wall,
-        "s_busy": sum(m.s_seconds - m.s_wait for m in s_ranks) / len(s_ranks) / wall - local / wall,
-        "r_busy": sum(m.r_busy for m in r_ranks) / len(r_ranks) / wall,
+        "s_busy": sum(m.s_seconds - m.spent("wait", "append", "attend") for m in s_ranks) / len(s_ranks) / wall,
+        "r_busy": sum(m.spent("append", "attend") for m in r_ranks) / len(r_ranks) / wall,
         "r_gigabytes_per_second": sum(m.bytes_read for m in r_ranks) / max(attending, 1e-9) / 1e9,
         "peak_kv_tokens": sum(m.peak_tokens for m in r_ranks),
         "peak_prefill_tokens_on_s": max(m.peak_prefill_tokens for m in s_ranks),
         "peak_rss_bytes": [m.peak_rss for m in ranks],
         "steps": max(m.steps for m in s_ranks),
+        "accounts": msgspec.to_builtins([m.account for m in ranks]),
     }
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import deque
 
 import msgspec
-import numpy as np
 from mpi4py import MPI
 
 from hpcdecode.data.prompts import RowError
 from hpcdecode.data.tokens import Prompt, Tokenizer, Unfinished
-from hpcdecode.exchange.wait import wait
+from hpcdecode.exchange.message import receive, send
 from hpcdecode.schedule.sequence import Sequence
 from hpcdecode.workers.desk import Desk, Finished
 
@@ -45,10 +44,10 @@ class Clients:
         if stop and not self.stopping:
             self.stopping = True
             for client in self.open:
-                _send(self.comm, client, _STOP, None)
+                send(self.comm, client, _STOP, None)
         status = MPI.Status()
         while self.open and self.comm.Iprobe(tag=_REPORT, status=status):
-            report = _receive(self.comm, status.source, _REPORT, Report)
+            report = receive(self.comm, status.source, _REPORT, Report)
             for samples in report.finished:
                 self.desk.record(samples)
                 self.tokens += sum(len(done.token_ids) for done in samples)
@@ -57,7 +56,7 @@ class Clients:
             if report.unfinished is not None:
                 self._unfinished[status.source] = report.unfinished
             if report.ask > 0:
-                _send(self.comm, status.source, _ROWS, self._rows(report.ask))
+                send(self.comm, status.source, _ROWS, self._rows(report.ask))
             elif report.ask < 0:
                 self.open.remove(status.source)
 
@@ -116,30 +115,10 @@ class RemoteDesk:
         self._report(-1, unfinished)
 
     def _take_answer(self) -> None:
-        rows = _receive(self.comm, 0, _ROWS, list[Prompt])
+        rows = receive(self.comm, 0, _ROWS, list[Prompt])
         self._rows += rows
         self._ended, self._asked = not rows, False
 
     def _report(self, ask: int, unfinished: list[Unfinished] | None = None) -> None:
-        _send(self.comm, 0, _REPORT, Report(ask, self._finished, self._errors, unfinished))
+        send(self.comm, 0, _REPORT, Report(ask, self._finished, self._errors, unfinished))
         self._finished, self._errors = [], []
-
-
-def _send(comm: MPI.Intracomm, target: int, tag: int, message: object) -> None:
-    wait(comm.Isend([msgspec.msgpack.encode(message), MPI.BYTE], target, tag))
-
-
-class _Arrival:
-    def __init__(self, comm: MPI.Intracomm, source: int, tag: int):
-        self.comm, self.source, self.tag, self.status = comm, source, tag, MPI.Status()
-
-    def Test(self) -> bool:
-        return self.comm.Iprobe(self.source, self.tag, self.status)
-
-
-def _receive(comm: MPI.Intracomm, source: int, tag: int, kind):
-    arrival = _Arrival(comm, source, tag)
-    wait(arrival)
-    wire = np.empty(arrival.status.Get_count(MPI.BYTE), np.uint8)
-    wait(comm.Irecv([wire, MPI.BYTE], source, tag))
-    return msgspec.msgpack.decode(wire.tobytes(), type=kind)

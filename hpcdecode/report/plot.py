@@ -1,0 +1,50 @@
+"""The accounts of a job as a picture: shares of every rank, and the R-ranks' load over time."""
+
+from __future__ import annotations
+
+from hpcdecode.errors import UserError
+from hpcdecode.report.account import GROUPS, Account
+
+_COLOURS = {"busy": "#4477aa", "overhead": "#ccbb44", "wait": "#ee6677", "bubble": "#bbbbbb"}
+
+
+def draw(accounts: list[Account], path: str) -> None:
+    """Write a PNG (or what else matplotlib makes of the name). UserError without matplotlib, or if it cannot write."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise UserError("drawing needs matplotlib: pip install 'hpcdecode[plot]', or leave out -o") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (shares, load) = pyplot.subplots(2, 1, figsize=(9, 3.5 + 0.3 * len(accounts)), layout="constrained")
+    _draw_shares(shares, accounts)
+    _draw_load(load, accounts)
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: expected the name of a picture that can be written: {error}") from None
+    finally:
+        pyplot.close(figure)
+
+
+def _draw_shares(axes, accounts: list[Account]) -> None:
+    names = [f"rank {a.rank} {a.role}" for a in accounts]
+    left = [0.0] * len(accounts)
+    for group in GROUPS:
+        widths = [a.share(group) for a in accounts]
+        axes.barh(names, widths, left=left, color=_COLOURS[group], label=group)
+        left = [x + width for x, width in zip(left, widths, strict=True)]
+    axes.invert_yaxis()
+    axes.set(xlim=(0, 1), xlabel="share of the work's time")
+    axes.legend(ncols=len(GROUPS), loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+
+
+def _draw_load(axes, accounts: list[Account]) -> None:
+    for account in accounts:
+        if account.load:
+            seconds, tokens = zip(*account.load, strict=True)
+            axes.plot(seconds, tokens, drawstyle="steps-post", label=f"rank {account.rank}")
+    axes.set(xlabel="seconds since the start", ylabel="tokens in the KV cache")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)

@@ -1,0 +1,106 @@
+"""Traces: every rank's timeline as one file of Chrome's trace events, which Perfetto and chrome://tracing show."""
+
+from __future__ import annotations
+
+import json
+import os
+from array import array
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from hpcdecode.errors import UserError
+from hpcdecode.launch import Team
+from hpcdecode.report.account import Account
+from hpcdecode.timeline import OPERATIONS, Spans, Timeline
+
+_TAG = 5
+
+
+class Record(msgspec.Struct):
+    """One rank's. offset: nanoseconds from its clock to that of rank 0; began: on its own clock."""
+
+    account: Account
+    spans: Spans
+    began: int
+    offset: int
+
+
+def check_path(path: str) -> None:
+    """UserError where no trace can be written."""
+    folder = os.path.dirname(path) or "."
+    if os.path.isdir(path) or not os.access(folder, os.W_OK):
+        raise UserError(f"--trace {path}: expected a file in a folder that can be written to")
+
+
+def clock_offset(team: Team) -> int:
+    """Nanoseconds from this rank's clock to that of rank 0; every rank calls this."""
+    if team.comm is None:
+        return 0
+    from hpcdecode.exchange import message
+
+    return message.clock_offset(team.comm)
+
+
+def write_trace(path: str, team: Team, timeline: Timeline, offset: int) -> None:
+    """Bring the ranks' timelines to the lead, which writes them; every rank calls this. UserError on the lead."""
+    timeline.enter("other")
+    own = Record(Account.of(team.me, timeline), timeline.spans(), timeline.began, offset)
+    records = _gathered(team, own)
+    if records:
+        temporary = Path(f"{path}.tmp")
+        try:
+            with open(temporary, "w") as file:
+                file.writelines(_lines(records))
+            temporary.replace(path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise UserError(f"--trace {path}: writing failed: {error.strerror}; the results are complete") from None
+
+
+def _gathered(team: Team, own: Record) -> list[Record]:
+    """Those of all ranks by rank on the lead, none elsewhere; one rank after the other, as they are large."""
+    if team.comm is None:
+        return [own]
+    from hpcdecode.exchange.message import receive, send
+
+    if team.lead:
+        ranks = range(team.comm.size)
+        return [own if r == team.me.rank else receive(team.comm, r, _TAG, Record) for r in ranks]
+    send(team.comm, team.s_ranks[0], _TAG, own)
+    return []
+
+
+def _lines(records: list[Record]) -> Iterator[str]:
+    """A JSON object, a line an event. Times are microseconds since the first rank began."""
+    zero = min(r.began + r.offset for r in records)
+    summary = {"accounts": msgspec.to_builtins([r.account for r in records])}
+    yield f'{{"displayTimeUnit": "ms",\n"otherData": {json.dumps(summary)},\n"traceEvents": [\n'
+    separator = ""
+    for record in records:
+        for event in _events(record, record.offset - zero):
+            yield f"{separator}{event}"
+            separator = ",\n"
+    yield "\n]}\n"
+
+
+def _events(record: Record, shift: int) -> Iterator[str]:
+    account, spans = record.account, record.spans
+    rank, lanes = account.rank, array("h", spans.lanes)
+    name = f"rank {rank} {account.role} {account.host}"
+    yield json.dumps({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": name}})
+    for lane in sorted(set(lanes)):
+        own = {"name": f"lane {lane}" if lane >= 0 else "no lane"}
+        yield json.dumps({"ph": "M", "name": "thread_name", "pid": rank, "tid": lane + 1, "args": own})
+    names = list(OPERATIONS)
+    for code, lane, (start, end) in zip(
+        array("b", spans.codes), lanes, pairwise(array("q", spans.starts)), strict=False
+    ):
+        where = f'"pid": {rank}, "tid": {lane + 1}'
+        time = f'"ts": {(start + shift) / 1e3:.3f}, "dur": {(end - start) / 1e3:.3f}'
+        yield f'{{"ph": "X", "name": "{names[code]}", {where}, {time}}}'
+    for tokens, start in zip(array("q", spans.loads), array("q", spans.load_starts), strict=True):
+        time = f'"ts": {(start + shift) / 1e3:.3f}'
+        yield f'{{"ph": "C", "name": "KV tokens", "pid": {rank}, {time}, "args": {{"tokens": {tokens}}}}}'
