@@ -215,7 +215,9 @@ def abort(comm: MPI.Intracomm | None, error: BaseException, code: int = 1) -> No
     rank = comm.rank if comm else 0
     cause = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     print(f"hpcdecode: rank {rank} on {socket.gethostname()} failed: {cause}", file=sys.stderr, flush=True)
-    end_all(comm, code)
+    if comm is not None:
+        end_all(comm, code)
+    raise SystemExit(code)
 
 
 def end_all(comm: MPI.Intracomm | None, code: int = 1) -> NoReturn:

@@ -182,11 +182,11 @@ class Watchdog:
             self._end(rank, *troubles[rank])
 
     def _end(self, rank: int, kind: int, seconds: float) -> NoReturn:
-        operation = self._watched[rank].operation
-        what = "no sign of life" if kind == _SILENT else "no progress"
+        where, operation = self._team.ranks[rank].host, self._watched[rank].operation
+        sign = "no sign of life" if kind == _SILENT else "no progress"
         print(
-            f"hpcdecode: rank {rank} on {self._team.ranks[rank].host} stalled: {what} for {seconds:.0f} s in {operation} "
-            f"({OPERATIONS[operation]}); the job ends, and the same command goes on (--stall-timeout {self._timeout:g})",
+            f"hpcdecode: rank {rank} on {where} stalled: {sign} for {seconds:.0f} s, in {operation} "
+            f"({OPERATIONS[operation]}); the same command goes on (--stall-timeout {self._timeout:g})",
             file=sys.stderr,
             flush=True,
         )

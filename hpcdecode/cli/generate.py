@@ -77,9 +77,7 @@ def _add_time(group) -> None:
     add("--checkpoint-every", type=float, metavar="SECONDS", help=help)
     help = f"stop so long before the batch job's time is over, {END_TIME}; 0 never ({_DEFAULTS['drain_before']})"
     add("--drain-before", type=float, metavar="SECONDS", help=help)
-    help = (
-        f"end the job, naming the rank, where one makes no progress for so long; 0 never ({_DEFAULTS['stall_timeout']})"
-    )
+    help = f"end the job where a rank makes no progress for so long; 0 never ({_DEFAULTS['stall_timeout']})"
     add("--stall-timeout", type=float, metavar="SECONDS", help=help)
 
 

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from hpcdecode.signals import DRAINED
+from hpcdecode.timeline import OPERATIONS
 
 
 @pytest.fixture
@@ -106,3 +107,27 @@ def test_a_killed_rank_ends_the_others(hpcdecode, long_job, tmp_path, rank):
     assert code != 0
     rows, complete = finished(tmp_path / "out.h5")
     assert rows and not complete
+
+
+@pytest.mark.parametrize("rank", [0, 1, pytest.param(2, marks=pytest.mark.full), 3])
+def test_a_rank_that_hangs_is_named_with_what_it_was_doing(hpcdecode, long_job, tmp_path, rank):
+    """Of the lead, another S-rank, and R-ranks."""
+    process = hpcdecode.start(*long_job, "--s-ranks", 2, "--stall-timeout", 5, ranks=4)
+    wait_for_rows(tmp_path / "out.h5", process)
+    rank_of(process, rank).send_signal(signal.SIGSTOP)
+    code, err = end(process, 5 + 10)
+    (said,) = [line for line in err.splitlines() if "stalled" in line]
+    assert code != 0 and f"rank {rank} on {os.uname().nodename} stalled: no sign of life for " in said
+    assert any(f" s, in {operation} ({what})" in said for operation, what in OPERATIONS.items())
+    rows, complete = finished(tmp_path / "out.h5")
+    assert rows and not complete
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_file_that_never_answers_is_named(hpcdecode, tmp_path, ranks):
+    """A pipe that nobody writes to: the lead hangs in it, and the others rightly wait."""
+    os.mkfifo(tmp_path / "prompts.jsonl")
+    process = hpcdecode.start("generate", "prompts.jsonl", "--model", "demo", "--stall-timeout", 5, ranks=ranks)
+    code, err = end(process, 60)
+    assert code != 0 and err.count("stalled") == 1
+    assert f"rank 0 on {os.uname().nodename} stalled: no progress for " in err and " s, in load (" in err
