@@ -162,7 +162,8 @@ class Watchdog:
             self._watched.pop(rank, None)
             return
         seen = self._watched[rank]
-        seen.operation, seen.still, seen.at = _NAMES[code], still, time.monotonic()
+        seen.operation, seen.at = _NAMES[code], time.monotonic()
+        seen.still = still if self._team.lead else 0.0  # the lead judges itself while it can
 
     def _forgive(self, now: float) -> None:
         """This process was stopped itself, and probably all of them: begin anew."""
