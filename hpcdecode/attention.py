@@ -217,6 +217,11 @@ def isa() -> str:
         raise UserError(str(error)) from error
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether that instruction set has products of bfloat16."""
+    return isa() in ("avx512_bf16", "amx")
+
+
 def _native(layers: Sequence[LayerShape]) -> list[_attn_cpu.LayerShape]:
     return [
         _attn_cpu.LayerShape(s.kv_heads, s.k_dim, s.v_dim, s.q_heads, s.scale, s.window, s.softcap, s.sinks)

@@ -8,13 +8,16 @@ from collections.abc import Iterable
 _CPU = "/sys/devices/system/cpu/cpu{}"
 
 
-def share_cores() -> None:
-    """Settings of libraries that are not loaded yet: ranks share cores with each other and with the R-part's threads.
+# Of libraries that are not loaded yet. OpenMP's threads must not spin long (libgomp's default), since ranks share cores
+# with each other and with the R-part's threads; the tokenizer starts none; oneDNN keeps fewer of its kernels, which are
+# megabytes each.
+SETTINGS = {"GOMP_SPINCOUNT": "1000", "TOKENIZERS_PARALLELISM": "false", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}
 
-    OpenMP's threads must not spin long (libgomp's default), and the tokenizer starts none.
-    """
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+def share_cores() -> None:
+    """Have `SETTINGS` where the environment has none."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
 
 
 def nodes_of(cpus: Iterable[int]) -> list[int]:

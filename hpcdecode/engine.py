@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hpcdecode.attention import PromptAttention, open_store
+from hpcdecode.attention import LayerShape, PromptAttention, open_store
 from hpcdecode.exchange.base import SLink
 from hpcdecode.exchange.local import LocalLink
+from hpcdecode.exchange.partition import Partition
 from hpcdecode.exchange.wait import Backoff
 from hpcdecode.job import EngineOptions
 from hpcdecode.launch import Team
@@ -23,7 +24,7 @@ from hpcdecode.schedule.injector import Injector
 from hpcdecode.schedule.microbatch import Limits
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.stops import Stops
-from hpcdecode.setup import Scale, choose_scale, load, measure_room
+from hpcdecode.setup import Scale, choose_scale, load, measure_room, partition_of
 from hpcdecode.signals import Signals
 from hpcdecode.timeline import Timeline
 from hpcdecode.workers.desk import Desk
@@ -66,6 +67,15 @@ class Engine:
         return self.setup.max_positions or _NO_CONTEXT_LIMIT
 
     @property
+    def partition(self) -> Partition:
+        return partition_of(self.options, self.team)
+
+    @property
+    def r_shapes(self) -> list[LayerShape]:
+        """What an R-rank has of every layer."""
+        return list(map(self.partition.shape, self.setup.shapes))
+
+    @property
     def stops(self) -> Stops:
         """What ends a sequence; on S-ranks."""
         return Stops(self.setup.eos, self.tokenizer.decode)
@@ -78,7 +88,7 @@ class Engine:
     def placement(self, lanes: int) -> Placement:
         """What an S-rank may use of the R-ranks' KV caches."""
         capacity = [r.kv_tokens // len(self.team.s_ranks) for r in self.team.ranks if r.has_r]
-        return Placement(capacity, self.setup.block_tokens, lanes)
+        return Placement(self.partition.capacity(capacity), self.setup.block_tokens, lanes)
 
     def scale(self, desk: Desk | None) -> Scale:
         """B, F and lanes for the rows of the lead's desk."""
@@ -103,19 +113,23 @@ class Engine:
         self, desk: Desk | None, scale: Scale, signals: Signals, progress: Progress, checkpoint_seconds: float
     ) -> Metrics:
         from hpcdecode.exchange.mpi import MpiRLink, MpiSLink, lane_communicators, subset
+        from hpcdecode.exchange.wire import shared_sizes
         from hpcdecode.workers.r_rank import Turns, lane_program, serve
 
         team, shapes, slots = self.team, self.setup.shapes, scale.slots
         dtype = getattr(torch, self.setup.dtype)
+        partition, own = self.partition, self.r_shapes
+        sizes = shared_sizes(own, slots, self.options.prefill_tokens, dtype)
+        wire = (shapes, slots, dtype, sizes, partition, self.options.overlap)
         comms = lane_communicators(team.comm, team.s_ranks, team.r_ranks, list(map(len, scale.lane_batches)))
         worker, part = None, self._opened_part(scale) if team.me.has_r else None
         if part is not None:
             turns = [Turns() for _ in team.s_ranks]
-            links = [MpiRLink(comm, shapes, slots, slots * i, dtype) for i, (_, comm) in enumerate(comms)]
+            links = [MpiRLink(comm, *wire, first_slot=slots * i) for i, (_, comm) in enumerate(comms)]
             programs = [lane_program(i, links[i], part, turns[s]) for i, (s, _) in enumerate(comms)]
             serve(programs, self.timeline)
         else:
-            links = [MpiSLink(comm, shapes, slots, dtype) for _, comm in comms]
+            links = [MpiSLink(comm, *wire) for _, comm in comms]
             s_comm = subset(team.comm, team.s_ranks) if len(team.s_ranks) > 1 else None
             if desk:
                 worker = self._run_lead(desk, scale, links, signals, progress, s_comm)
@@ -210,7 +224,7 @@ class Engine:
     def _open_part(self, slots: int) -> RPart:
         me, setup = self.team.me, self.setup
         store = open_store(
-            setup.shapes,
+            self.r_shapes,
             kv_dtype=setup.kv_dtype,
             capacity_tokens=me.kv_tokens,
             max_sequences=slots,
@@ -218,4 +232,7 @@ class Engine:
             threads=me.threads,
             cpus=me.cpus if me.pinned else None,
         )
-        return RPart(store, [None if s is None else torch.tensor(s) for s in setup.sinks], self.timeline)
+        rank = self.team.r_ranks.index(me.rank)
+        heads = [self.partition.heads(shape, rank) for shape in setup.shapes]
+        sinks = [None if s is None else torch.tensor(s[own]) for s, own in zip(setup.sinks, heads, strict=True)]
+        return RPart(store, sinks, self.timeline)

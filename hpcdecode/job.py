@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 DTYPES = ("float32", "bfloat16")
+PARTITIONS = ("request", "head")
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")
 SETTINGS = "hpcdecode.toml"
 STDIN = "-"
@@ -41,17 +42,19 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     lanes: int | None = None  # mini-batches in flight
     prefill_tokens: int = 512  # most prompt tokens that a lane prefills in one step
     prefix_sharing: bool = True  # prefill what several prompts begin with once
+    partition: str = "request"  # of the attention over R-ranks
+    overlap: int = 1  # pieces of an R-rank's work in a layer, each attended as soon as it has come
     s_ranks: int | None = None
     kv_memory: int | None = None  # bytes per R-rank
 
     def check(self) -> Self:
         """Return self, or raise UserError naming the value that is out of range."""
-        for name, choices in (("dtype", DTYPES), ("kv_dtype", KV_DTYPES)):
+        for name, choices in (("dtype", DTYPES), ("kv_dtype", KV_DTYPES), ("partition", PARTITIONS)):
             value = getattr(self, name)
             if value is not None and value not in choices:
                 expected = f"one of {', '.join(choices)}"
                 raise UserError(f"--{name.replace('_', '-')}: expected {expected}, got {value!r}", everywhere=True)
-        self._require_counts("batch", "period", "lanes", "prefill_tokens", "s_ranks", "kv_memory")
+        self._require_counts("batch", "period", "lanes", "prefill_tokens", "overlap", "s_ranks", "kv_memory")
         return self
 
     def _require_counts(self, *names: str) -> None:

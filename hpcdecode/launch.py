@@ -119,6 +119,10 @@ def assemble(comm: MPI.Intracomm | None, s_ranks: int | None) -> Team:
     _assign_roles(ranks, s_ranks)
     _assign_cores(ranks)
     team = Team(comm, ranks)
+    if comm is not None:
+        from hpcdecode.exchange.wait import Backoff
+
+        Backoff.own_cores = team.me.pinned
     team.me.numa = ",".join(map(str, sorted(set(nodes_of(team.me.cpus))))) or "-"
     return team
 

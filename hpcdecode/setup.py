@@ -9,9 +9,10 @@ from typing import TypeVar
 import msgspec
 import torch
 
-from hpcdecode.attention import LayerShape, block_tokens_for, bytes_per_token, capacity_for, isa
+from hpcdecode.attention import LayerShape, block_tokens_for, bytes_per_token, capacity_for, isa, multiplies_bfloat16
 from hpcdecode.data.tokens import Prompt, Tokenizer
 from hpcdecode.errors import UserError
+from hpcdecode.exchange.partition import Partition
 from hpcdecode.job import EngineOptions
 from hpcdecode.launch import Rank, Team
 from hpcdecode.memory import available_bytes
@@ -69,6 +70,7 @@ def load(
             return None, None, None
         tokenizer = Tokenizer.load(options.model)
         loaded = model or load_split(options.model, dtype=options.dtype or auto_dtype(options.model))
+        partition_of(options, team).check(loaded.attends)
         return _describe(options, loaded, tokenizer) if team.lead else None, loaded, tokenizer
 
     setup, loaded, tokenizer = together(team, own)
@@ -88,18 +90,23 @@ def together(team: Team, action: Callable[[], T]) -> T:
     return result
 
 
+def partition_of(options: EngineOptions, team: Team) -> Partition:
+    """Of the attention over the team's R-ranks."""
+    return Partition(options.partition, len(team.r_ranks))
+
+
 def measure_room(options: EngineOptions, team: Team, setup: Setup) -> None:
     """Settle how many KV tokens each R-rank holds, and let everybody know."""
-    me = team.me
+    me, own = team.me, list(map(partition_of(options, team).shape, setup.shapes))
     if me.has_r:
         me.isa = isa()
-        me.kv_tokens = capacity_for(setup.shapes, setup.kv_dtype, _kv_bytes(options, team, setup))
+        me.kv_tokens = capacity_for(own, setup.kv_dtype, _kv_bytes(options, team, setup))
     team.ranks[:] = team.gather_all(me, Rank)
     for rank in team.ranks:
         if rank.has_r and rank.kv_tokens < 1:
             raise UserError(
                 f"rank {rank.rank} on {rank.host} has no room for a KV cache: this model needs "
-                f"{bytes_per_token(setup.shapes, setup.kv_dtype):,.0f} bytes a token, in blocks of "
+                f"{bytes_per_token(own, setup.kv_dtype):,.0f} bytes a token, in blocks of "
                 f"{setup.block_tokens} tokens; raise --kv-memory, or give the rank more memory",
                 everywhere=True,
             )
@@ -107,7 +114,7 @@ def measure_room(options: EngineOptions, team: Team, setup: Setup) -> None:
 
 def choose_scale(options: EngineOptions, team: Team, first: list[Prompt], all_rows: bool) -> Scale:
     """B, F, S and the lanes; called by the lead. first: the first rows, `all_rows` if there are no others."""
-    capacity = sum(r.kv_tokens for r in team.ranks)
+    capacity = sum(partition_of(options, team).capacity([r.kv_tokens for r in team.ranks if r.has_r]))
     batch, period, steps = choose(options.batch, options.period, first, all_rows, 1, capacity)
     most = max([p.params.samples for p in first], default=1)  # a row is run by one lane
     batch = max(batch, len(team.s_ranks))
@@ -144,7 +151,7 @@ def _kv_bytes(options: EngineOptions, team: Team, setup: Setup) -> int:
 def auto_dtype(model: str) -> str:
     """bfloat16 for a 16-bit checkpoint on a CPU that multiplies bfloat16, else float32."""
     narrow = read_config(model).dtype in (torch.bfloat16, torch.float16)
-    return "bfloat16" if narrow and "bf16" in isa() else "float32"
+    return "bfloat16" if narrow and multiplies_bfloat16() else "float32"
 
 
 def _split(total: int, parts: int) -> list[int]:

@@ -14,7 +14,7 @@ import msgspec
 from hpcdecode import launch
 from hpcdecode.cli.job_file import read_job_file
 from hpcdecode.errors import RowProblem, UserError
-from hpcdecode.job import DTYPES, KV_DTYPES, Job, Shard, default_output, find_model, parse_bytes
+from hpcdecode.job import DTYPES, KV_DTYPES, PARTITIONS, Job, Shard, default_output, find_model, parse_bytes
 from hpcdecode.sampling.params import SamplingParams
 from hpcdecode.signals import END_TIME
 
@@ -123,6 +123,9 @@ def _add_size(group) -> None:
     help = f"most prompt tokens a step of a lane ({_DEFAULTS['prefill_tokens']})"
     add("--prefill-tokens", type=int, metavar="N", help=help)
     add("--prefix-sharing", action=_Switch, help="prefill what several prompts begin with once (yes)")
+    add("--partition", choices=PARTITIONS, help=f"what R-ranks share out ({_DEFAULTS['partition']})")
+    help = f"pieces of an R-rank's work in a layer, attended as they arrive ({_DEFAULTS['overlap']})"
+    add("--overlap", type=int, metavar="N", help=help)
     add("--s-ranks", type=int, metavar="K", help="ranks that hold weights; the others hold KV caches (1)")
     add("--kv-memory", type=_parsed(parse_bytes), metavar="SIZE", help="KV cache of an R-rank, such as 64G")
 

@@ -34,15 +34,17 @@ def _add_bench(commands) -> None:
     parser = commands.add_parser(
         "bench", help="measure against the machine's limits", description="Measure one part.", allow_abbrev=False
     )
-    parser.add_argument("name", choices=("attention", "prefill", "accuracy", "e2e"), help="what to measure")
+    parser.add_argument(
+        "name", choices=("attention", "prefill", "accuracy", "exchange", "pipeline", "e2e"), help="what to measure"
+    )
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own flags; see hpcdecode bench NAME --help")
-    parser.set_defaults(run=_bench)
+    parser.set_defaults(run=_bench, connect=launch.connect)
 
 
-def _bench(options: argparse.Namespace, _comm) -> int:
+def _bench(options: argparse.Namespace, comm) -> int:
     from hpcdecode.perf.bench import main as bench
 
-    return bench(options.name, options.arguments)
+    return bench(options.name, options.arguments, comm)
 
 
 def _add_doctor(commands) -> None:

@@ -1,11 +1,12 @@
 """Links over MPI: one communicator per lane, rank 0 of it the S-rank, the others its R-ranks.
 
-Per step a lane posts one Ibcast of the plan, then per layer an Ialltoallv of q, k, v and, if the step decodes
-anything, an Ialltoallv of o. Every rank of the lane derives this order from the plan. Buffers are reused.
+Per step the S-rank sends every R-rank the plan. Per layer it sends one message for every piece of work that an
+R-rank has, and gets one back when that is done; an R-rank without work in a step gets none. Memory is reused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -14,135 +15,201 @@ from mpi4py import MPI
 from torch import Tensor
 
 from hpcdecode.attention import LayerShape
-from hpcdecode.exchange.base import Share
+from hpcdecode.exchange.base import Share, side_by_side
+from hpcdecode.exchange.partition import Partition
 from hpcdecode.exchange.wait import wait
+from hpcdecode.exchange.wire import Parcel, Window
 from hpcdecode.schedule.plan import Plan, wire_length
 
-
-class _Buffer:
-    """Wire memory that grows when a step needs more than any before it."""
-
-    def __init__(self, dtype: torch.dtype):
-        self._data = torch.empty(0, dtype=dtype)
-
-    def take(self, elements: int) -> Tensor:
-        if elements > len(self._data):
-            self._data = torch.empty(elements + elements // 4, dtype=self._data.dtype)
-        return self._data[:elements]
+_PLAN, _ROWS, _OUT = 1, 2, 3  # message tags
 
 
-def _spec(tensor: Tensor, counts: Seq[int]) -> list:
-    """Send or receive specification: `counts[i]` elements of `tensor` for rank i of the lane, in order."""
-    sizes = np.asarray(counts, dtype=np.int64) * tensor.element_size()
-    starts = np.concatenate(([0], np.cumsum(sizes)[:-1]))
-    memory = tensor.view(-1).view(torch.uint8).numpy()
-    return [memory, (sizes.astype(np.intc), starts.astype(np.intc)), MPI.BYTE]
+class _All:
+    """Several requests as one."""
+
+    def __init__(self) -> None:
+        self.requests: list[MPI.Request] = []
+
+    def Test(self) -> bool:
+        done = MPI.Request.Testall(self.requests)
+        if done:
+            self.requests.clear()
+        return done
+
+
+class _Bundle:
+    """A parcel as the S-rank packs and opens it.
+
+    columns: of q, k, v and o; None for all. rows, prompts: where its rows are in the lane's.
+    """
+
+    def __init__(self, rank: int, parcel: Parcel, columns: tuple[slice, ...] | None):
+        self.rank, self.parcel, self.columns = rank, parcel, columns
+        self.rows, self.prompts = _index(parcel.piece.decode_rows), _index(parcel.piece.prefill_rows)
+
+    def pack(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        if self.columns:
+            q, k, v = (block[:, columns] for block, columns in zip((q, k, v), self.columns[:3], strict=True))
+        whole = side_by_side(q, k, v)
+        _gather((q, k, v) if whole is None else (whole,), self.rows, self.parcel.rows)
+        _gather((k, v), self.prompts, self.parcel.prompts)
+
+    def open(self, o: Tensor) -> None:
+        if self.columns:
+            o = o[:, self.columns[3]]
+        if isinstance(self.rows, slice):
+            o[self.rows] = self.parcel.out
+        else:
+            o.index_copy_(0, self.rows, self.parcel.out)
 
 
 class MpiSLink:
-    """The S-rank's end of a lane."""
+    """The S-rank's end of a lane.
 
-    def __init__(self, comm: MPI.Intracomm, shapes: Seq[LayerShape], slots: int, dtype: torch.dtype):
-        self.comm, self.shapes = comm, shapes
-        self.ranks = comm.size - 1
-        self._plan_wire = np.zeros(wire_length(slots, self.ranks), np.int32)
-        self._out, self._in = _Buffer(dtype), _Buffer(dtype)
-        self._plan_sent = self._rows_sent = self._received = MPI.REQUEST_NULL
+    slots: sequences that the lane may hold; shared: as `Window`; pieces: of the work of an R-rank in a layer. All ranks
+    of the lane give the same, and the shapes of whole layers.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        shapes: Seq[LayerShape],
+        slots: int,
+        dtype: torch.dtype,
+        shared: tuple[int, int],
+        partition: Partition,
+        pieces: int = 1,
+    ):
+        self.comm, self.shapes, self.partition, self.pieces = comm, shapes, partition, pieces
+        self._window = Window(comm, dtype, shared)
+        self._plan_wire = np.zeros(wire_length(slots, comm.size - 1), np.int32)
+        self._plans, self._sent, self._answers = _All(), _All(), _All()
 
     def begin(self, plan: Plan) -> None:
-        wait(self._plan_sent)
-        plan.encode(self._plan_wire)
-        self._plan_sent = self.comm.Ibcast([self._plan_wire, MPI.INT32_T], root=0)
-        self._decodes = plan.decode_tokens
-        self._shares = [Share(plan, r) for r in range(self.ranks)]
-        self._rows = [(torch.from_numpy(s.decode_rows), torch.from_numpy(s.prefill_rows)) for s in self._shares]
-        order = np.concatenate([s.decode_rows for s in self._shares])
-        self._order = torch.from_numpy(order)
+        wait(self._plans)
+        message = [self._plan_wire[: plan.encode(self._plan_wire)], MPI.INT32_T]
+        self._plans.requests += [self.comm.Isend(message, rank, _PLAN) for rank in range(1, self.comm.size)]
+        self._shares = [
+            Share(plan, self.partition.named(rank), count=self.pieces) for rank in range(self.comm.size - 1)
+        ]
+        self._layers: dict[LayerShape, list[_Bundle]] = {}
 
     def post(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
-        shape = self.shapes[layer]
-        counts = [s.elements(shape) for s in self._shares]
-        wait(self._rows_sent)
-        wire = self._out.take(sum(counts))
-        self._pack(shape, wire, q, k, v)
-        nothing = [0] * self.comm.size
-        self._rows_sent = self.comm.Ialltoallv(_spec(wire, [0, *counts]), _spec(wire[:0], nothing))
-        if self._decodes:
-            self._target = o[: self._decodes]
-            rows = self._target if self.ranks == 1 else self._in.take(self._target.numel()).view_as(self._target)
-            back = [len(s.decode_rows) * shape.out_columns for s in self._shares]
-            self._received = self.comm.Ialltoallv(_spec(rows[:0], nothing), _spec(rows, [0, *back]))
-            self._arriving = rows
+        bundles = self._bundles(self.shapes[layer])
+        wait(self._sent)
+        self._target, self._opened = o, bundles
+        self._answers.requests += [self.comm.Irecv(b.parcel.answer, b.rank, _OUT) for b in bundles]
+        for bundle in bundles:
+            bundle.pack(q, k, v)
+            self._window.sync()
+            self._sent.requests.append(self.comm.Isend(bundle.parcel.message, bundle.rank, _ROWS))
 
     def wait(self) -> None:
-        if self._decodes:
-            wait(self._received)
+        wait(self._answers)
 
     def take(self) -> None:
-        if self._decodes and self.ranks > 1:
-            self._target[self._order] = self._arriving
+        self._window.sync()
+        for bundle in self._opened:
+            bundle.open(self._target)
 
     def close(self) -> None:
-        """Complete what is under way after the stop plan, and free the lane's communicator."""
-        wait(self._plan_sent)
-        wait(self._rows_sent)
+        """Complete what is under way after the stop plan, and free the lane's communicator; every rank calls this."""
+        wait(self._plans)
+        wait(self._sent)
+        self._layers, self._opened = {}, []
+        self._window.close()
         self.comm.Free()
 
-    def _pack(self, shape: LayerShape, wire: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
-        at = 0
-        for decode, prefill in self._rows:
-            for rows, parts, width in ((decode, (q, k, v), shape.row_columns), (prefill, (k, v), shape.kv_columns)):
-                if not len(rows):
-                    continue
-                target = wire[at : at + len(rows) * width].view(len(rows), width)
-                torch.cat([part[rows] for part in parts], dim=1, out=target)
-                at += target.numel()
+    def _bundles(self, shape: LayerShape) -> list[_Bundle]:
+        """Of a layer of this shape, piece by piece, so that every R-rank can begin soon."""
+        if shape not in self._layers:
+            own = self.partition.shape(shape)
+            each = [w.parcels(share, own) for w, share in zip(self._window.wires, self._shares, strict=True)]
+            order = sorted((i, rank) for rank, parcels in enumerate(each) for i in range(len(parcels)))
+            by_head = self.partition.by_head
+            columns = [self.partition.columns(shape, rank) if by_head else None for rank in range(len(each))]
+            self._layers[shape] = [_Bundle(rank + 1, each[rank][i], columns[rank]) for i, rank in order]
+        return self._layers[shape]
 
 
 class MpiRLink:
-    """An R-rank's end of a lane: the requests that its program waits for, and their data."""
+    """An R-rank's end of a lane: the requests that its program waits for, and their data.
 
-    def __init__(self, comm: MPI.Intracomm, shapes: Seq[LayerShape], slots: int, first_slot: int, dtype: torch.dtype):
-        self.comm, self.shapes, self.first_slot = comm, shapes, first_slot
+    first_slot: of the KV store's slots, the first that is the lane's. Others as `MpiSLink`.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        shapes: Seq[LayerShape],
+        slots: int,
+        dtype: torch.dtype,
+        shared: tuple[int, int],
+        partition: Partition,
+        pieces: int = 1,
+        first_slot: int = 0,
+    ):
+        self.comm, self.partition, self.first_slot, self.pieces = comm, partition, first_slot, pieces
+        self.shapes = list(map(partition.shape, shapes))
+        self._window = Window(comm, dtype, shared)
         self._plan_wire = np.zeros(wire_length(slots, comm.size - 1), np.int32)
-        self._in, self._out = _Buffer(dtype), _Buffer(dtype)
-        self._nothing = [0] * comm.size
-        self._sent = MPI.REQUEST_NULL
+        self._sent = _All()
 
     def receive_plan(self) -> MPI.Request:
-        return self.comm.Ibcast([self._plan_wire, MPI.INT32_T], root=0)
+        return self.comm.Irecv([self._plan_wire, MPI.INT32_T], 0, _PLAN)
 
     def plan(self) -> Plan:
         """The plan that has arrived."""
         plan = Plan.decode_from(self._plan_wire)
-        self.share = Share(plan, self.comm.rank - 1, self.first_slot)
+        self.share = Share(plan, self.partition.named(self.comm.rank - 1), self.first_slot, self.pieces)
+        self._layers: dict[LayerShape, list[Parcel]] = {}
         return plan
 
-    def receive_rows(self, layer: int) -> MPI.Request:
-        elements = self.share.elements(self.shapes[layer])
-        self._wire = self._in.take(elements)
-        counts = [elements, *self._nothing[1:]]
-        return self.comm.Ialltoallv(_spec(self._wire[:0], self._nothing), _spec(self._wire, counts))
-
-    def rows(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """What has arrived: decode rows [q | k | v], prefill rows [k | v], and the o to be written."""
-        shape, decodes = self.shapes[layer], len(self.share.decode_rows)
-        split = decodes * shape.row_columns
-        rows = self._wire[:split].view(decodes, shape.row_columns)
-        prompts = self._wire[split:].view(-1, shape.kv_columns)
+    def receive(self, layer: int) -> Iterator[tuple[MPI.Request, Parcel]]:
+        """The layer's pieces, each with a request; when that is complete, and `opened` was called, it is there."""
+        shape = self.shapes[layer]
+        if shape not in self._layers:
+            self._layers[shape] = self._window.wires[0].parcels(self.share, shape)
         wait(self._sent)
-        out = self._out.take(decodes * shape.out_columns).view(decodes, shape.out_columns)
-        return rows, prompts, out
+        parcels = self._layers[shape]
+        requests = [self.comm.Irecv(parcel.message, 0, _ROWS) for parcel in parcels]
+        yield from zip(requests, parcels, strict=True)
 
-    def send(self, out: Tensor) -> None:
-        """Send o back; every R-rank of the lane calls this in a step that decodes anything on any of them."""
-        counts = [out.numel(), *self._nothing[1:]]
-        self._sent = self.comm.Ialltoallv(_spec(out, counts), _spec(out[:0], self._nothing))
+    def opened(self) -> None:
+        """Make sure that what was announced is seen."""
+        self._window.sync()
+
+    def send(self, parcel: Parcel) -> None:
+        """Send o of a piece back."""
+        self._window.sync()
+        self._sent.requests.append(self.comm.Isend(parcel.answer, 0, _OUT))
 
     def close(self) -> None:
-        """Complete what is under way after the stop plan, and free the lane's communicator."""
+        """Complete what is under way after the stop plan, and free the lane's communicator; every rank calls this."""
         wait(self._sent)
+        self._layers = {}
+        self._window.close()
         self.comm.Free()
+
+
+def _index(rows: np.ndarray) -> slice | Tensor:
+    """An index of ascending rows: a slice where they follow one another."""
+    if len(rows) == 0 or rows[-1] - rows[0] == len(rows) - 1:
+        first = int(rows[0]) if len(rows) else 0
+        return slice(first, first + len(rows))
+    return torch.from_numpy(rows)
+
+
+def _gather(blocks: Seq[Tensor], rows: slice | Tensor, out: Tensor) -> None:
+    if not len(out):
+        return
+    if len(blocks) == 1 and not isinstance(rows, slice):
+        torch.index_select(blocks[0], 0, rows, out=out)
+        return
+    at = 0
+    for block in blocks:
+        out[:, at : at + block.shape[1]] = block[rows]
+        at += block.shape[1]
 
 
 def subset(comm: MPI.Intracomm, ranks: Seq[int]) -> MPI.Intracomm:

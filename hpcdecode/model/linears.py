@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from hpcdecode.model.meta import Meta, meta
+from hpcdecode.model.rows import packed_linear
 
 aten = torch.ops.aten
 PACKED_FOR = 128  # tokens: the packed layout is chosen for this many, and serves any number
@@ -88,8 +89,7 @@ def packable(weight: Meta) -> bool:
 
 
 def replace_projections(graph: fx.Graph, group: list[Projection], x: fx.Node, weight: fx.Node, bias) -> None:
-    target = torch.ops.mkldnn._linear_pointwise.default
-    whole = graph.call_function(target, (x, weight, bias, "none", [], ""))
+    whole = graph.call_function(packed_linear, (x, weight, bias))
     about = meta(group[0].node)
     whole.meta["about"] = Meta.of(about.dtype, (*about.shape[:-1], sum(p.width for p in group)))
     at = 0

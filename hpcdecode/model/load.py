@@ -16,6 +16,7 @@ from hpcdecode.model.compile import compile_graph
 from hpcdecode.model.config import quiet, read_config
 from hpcdecode.model.describe import describe
 from hpcdecode.model.meta import meta
+from hpcdecode.model.rows import empty_rows
 from hpcdecode.model.split import Split, split
 from hpcdecode.model.trace import Trace
 
@@ -105,6 +106,13 @@ class SplitModel:
     def _call(self, i: int, part, o: Tensor | None, ctx: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         given = [ctx[j] for j in part.take]
         return self._run[i](*given, *self._weights[i]) if o is None else self._run[i](o, *given, *self._weights[i])
+
+    def empty_output(self, i: int, tokens: int) -> Tensor:
+        """Room for the attention output of layer `i`, [T, q_heads * v_dim], as the next slice reads it best."""
+        columns = self.attends[i].out_columns
+        if self.device.type != "cpu":
+            return torch.empty(tokens, columns, dtype=self.dtype, device=self.device)
+        return empty_rows(tokens, columns, self.dtype)
 
     def sinks(self, i: int) -> Tensor | None:
         """The attention sinks of layer `i`, float32 [q_heads], or None."""

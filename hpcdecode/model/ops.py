@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from hpcdecode.errors import UserError
+from hpcdecode.model.rows import linear
 
 NAME = "hpcdecode"  # of both implementations in transformers' registries
 

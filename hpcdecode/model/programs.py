@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hpcdecode._ops_cpu import Program
 from hpcdecode.model.meta import Meta
+from hpcdecode.model.rows import empty_rows
 
 
 class TokenProgram:
@@ -53,7 +54,7 @@ class Rows:
         return rows if rows.stride(1) == 1 or self.elements == 1 else rows.contiguous()
 
     def fresh(self, count: int) -> Tensor:
-        return torch.empty((count, self.elements), dtype=self.dtype)
+        return empty_rows(count, self.elements, self.dtype)
 
     def shaped(self, rows: Tensor, count: int) -> Tensor:
         if self.leads:

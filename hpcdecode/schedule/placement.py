@@ -27,7 +27,7 @@ class Placement:
         self.capacity = tuple(capacity)
         self.block_tokens = block_tokens
         self._held: list[set[Sequence | Prefix]] = [set() for _ in capacity]
-        self._lane_load = np.zeros((len(self.capacity), lanes))
+        self._decoding: list[list[set[Sequence]]] = [[set() for _ in range(lanes)] for _ in capacity]
 
     def tokens(self, sequences: Iterable[Sequence]) -> int:
         """What sequences take in the end, all together."""
@@ -35,16 +35,19 @@ class Placement:
         own = sum(self._round(s.final_length) - s.shared for s in sequences)
         return own + sum(stem.end - stem.start for stem in {s.stem for s in sequences} - {None})
 
-    def candidates(self, lane: int, group: Iterable[Sequence] = ()) -> list[int]:
-        """R-ranks in the order in which they should be tried: least load in this lane, then in all.
+    def candidates(self, new: Sequence, group: Seq[Sequence] = ()) -> list[int]:
+        """R-ranks in the order in which they should be tried for a sequence whose first step is known.
 
+        The lane waits for the slowest R-rank in every layer: so first the one that reads least for this lane while the
+        sequence decodes, by the tokens that its others will hold; then the one with fewest sequences of all lanes.
         group: sequences of the lane that have been placed but not added yet.
         """
-        load = self._lane_load[:, lane].copy()
+        ranks = range(len(self.capacity))
+        placed: list[list[Sequence]] = [list(self._decoding[r][new.lane]) for r in ranks]
         for sequence in group:
-            load[sequence.rank] += sum(map(_mean_length, sequence.branch))
-        total = self._lane_load.sum(axis=1)
-        return sorted(range(len(self.capacity)), key=lambda r: (load[r], total[r], r))
+            placed[sequence.rank] += sequence.branch
+        load = [_tokens_read(placed[r], new) for r in ranks]
+        return sorted(ranks, key=lambda r: (load[r], len(self._held[r]), r))
 
     def fits(self, rank: int, extra: Iterable[Sequence | Prefix]) -> bool:
         """Whether R-rank `rank` never overflows with the sequences in `extra` added to those it holds."""
@@ -55,11 +58,11 @@ class Placement:
 
     def add(self, sequence: Sequence) -> None:
         self._held[sequence.rank].add(sequence)
-        self._lane_load[sequence.rank, sequence.lane] += _mean_length(sequence)
+        self._decoding[sequence.rank][sequence.lane].add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         self._held[sequence.rank].remove(sequence)
-        self._lane_load[sequence.rank, sequence.lane] -= _mean_length(sequence)
+        self._decoding[sequence.rank][sequence.lane].remove(sequence)
 
     def hold(self, prefix: Prefix) -> None:
         """Count a prefix on its R-ranks."""
@@ -95,5 +98,11 @@ def _stems(sequences: Iterable[Sequence]) -> dict[Stem, int]:
     return last
 
 
-def _mean_length(sequence: Sequence) -> float:
-    return (sequence.prompt_length + sequence.final_length) / 2
+def _tokens_read(sequences: Seq[Sequence], new: Sequence) -> float:
+    """Tokens of `sequences` that are attended to over the steps in which `new` decodes."""
+    if not sequences:
+        return 0.0
+    start, end, final = np.array([(s.start_step, s.end_step, s.final_length) for s in sequences]).T
+    first, last = np.maximum(start, new.start_step), np.minimum(end, new.end_step)
+    mean = final - end + (first + last) / 2
+    return float((np.maximum(last - first + 1, 0) * mean).sum())

@@ -55,8 +55,8 @@ class Plan:
     def runs_model(self) -> bool:
         return len(self.decode) + len(self.prefill) > 0
 
-    def encode(self, out: np.ndarray) -> None:
-        """Write the plan to `out`, int32 of at least `wire_length(slots)` elements."""
+    def encode(self, out: np.ndarray) -> int:
+        """Write the plan to `out`, int32 of at least `wire_length(slots)` elements; returns how many it takes."""
         flags = _STOP if self.stop else 0
         parts = (self.release, self.fork, self.decode, self.prefill)
         out[:_HEADER] = (self.number, flags, *map(len, parts))
@@ -64,6 +64,7 @@ class Plan:
         for part in parts:
             out[at : at + part.size] = part.reshape(-1)
             at += part.size
+        return at
 
     @staticmethod
     def decode_from(wire: np.ndarray) -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from hpcdecode.attention import KvStore
-from hpcdecode.exchange.base import Share
+from hpcdecode.exchange.base import Piece, Share
 from hpcdecode.timeline import Timeline
 
 
@@ -23,19 +23,20 @@ class RPart:
             self.store.release(share.release)
         for slot, new in share.fork.tolist():
             self.store.fork(slot, new)
-        if len(share.decode_slots):
-            self.store.extend(share.decode_slots, share.decode_counts)
-        if len(share.prefill_slots):
-            self.store.extend(share.prefill_slots, share.prefill_counts)
+        whole = share.whole
+        if len(whole.decode_slots):
+            self.store.extend(whole.decode_slots, whole.decode_counts)
+        if len(whole.prefill_slots):
+            self.store.extend(whole.prefill_slots, whole.prefill_counts)
         used = self.store.used_tokens
         self.peak_tokens = max(self.peak_tokens, used)
         self.timeline.load.add(used)
 
-    def attend(self, lane: int, layer: int, share: Share, rows: Tensor, prompts: Tensor, out: Tensor) -> None:
+    def attend(self, lane: int, layer: int, piece: Piece, rows: Tensor, prompts: Tensor, out: Tensor) -> None:
         """Append prompts [k | v] and rows' k and v at `layer`; write the rows' attention to out."""
-        if len(share.prefill_slots):
+        if len(piece.prefill_slots):
             self.timeline.enter("append", lane)
-            self.store.append(layer, share.prefill_slots, share.prefill_counts, prompts)
-        if len(share.decode_slots):
+            self.store.append(layer, piece.prefill_slots, piece.prefill_counts, prompts)
+        if len(piece.decode_slots):
             self.timeline.enter("attend", lane)
-            self.store.attend(layer, share.decode_slots, share.decode_counts, rows, out, self.sinks[layer])
+            self.store.attend(layer, piece.decode_slots, piece.decode_counts, rows, out, self.sinks[layer])

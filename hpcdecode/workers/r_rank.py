@@ -38,15 +38,15 @@ def lane_program(lane: int, link: MpiRLink, part: RPart, turns: Turns) -> Progra
         part.begin(lane, link.share)
         if plan.stop:
             return
-        if not plan.runs_model:
+        if not link.share.pieces:
             continue
         for layer in range(len(link.shapes)):
-            yield "wait", link.receive_rows(layer)
-            rows, prompts, out = link.rows(layer)
-            part.attend(lane, layer, link.share, rows, prompts, out)
-            if plan.decode_tokens:
+            for request, parcel in link.receive(layer):
+                yield "wait", request
+                link.opened()
+                part.attend(lane, layer, parcel.piece, parcel.rows, parcel.prompts, parcel.out)
                 part.timeline.enter("post", lane)
-                link.send(out)
+                link.send(parcel)
 
 
 def serve(programs: Seq[Program], timeline: Timeline) -> None:

@@ -123,10 +123,10 @@ class SRank:
                 sequence.queued_at = sequence.queued_at or time()
         inputs = Inputs(step)
         o, context = None, (inputs.ids, inputs.positions, inputs.keep)
-        for layer, shape in enumerate(self.shapes):
+        for layer in range(len(self.shapes)):
             enter("slice", lane)
             q, k, v, context = self.model.slice(layer, o, context)
-            o = q.new_empty(len(q), shape.out_columns)
+            o = self.model.empty_output(layer, len(q))
             enter("post", lane)
             link.post(layer, q, k, v, o)
             if step.prefill:

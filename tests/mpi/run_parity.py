@@ -1,6 +1,6 @@
 """Run by mpiexec: every case over sub-worlds of several sizes, against the reference and against each other.
 
-usage: run_parity.py DTYPE EXPECT WORLD:PERIOD:LANES,... CASE...     (cases made by tests.parity)
+usage: run_parity.py DTYPE EXPECT WORLD:PERIOD:LANES[:PARTITION:OVERLAP],... CASE...     (cases made by tests.parity)
 
 EXPECT: transformers, first-run (equal to the first of the runs), or same-schedule (to the first with its F and lanes).
 """
@@ -28,8 +28,8 @@ def main(dtype: str, expect: str, runs: str, *cases: str) -> int:
     for case in map(Path, cases):
         model = load_split(case / "model", dtype=dtype) if WORLD.rank == 0 else None
         results = {}
-        for setting in (tuple(map(int, run.split(":"))) for run in runs.split(",")):
-            tokens = run(case, model, dtype, *setting)
+        for setting in runs.split(","):
+            tokens = run(case, model, dtype, *setting.split(":"))
             if tokens is not None:
                 results[setting] = tokens
         if WORLD.rank == 0:
@@ -37,7 +37,8 @@ def main(dtype: str, expect: str, runs: str, *cases: str) -> int:
     return int(launch.broadcast(WORLD, failures, int) > 0)
 
 
-def run(case: Path, model, dtype: str, size: int, period: int, lanes: int):
+def run(case: Path, model, dtype: str, world: str, period: str, lanes: str, partition="request", overlap="1"):
+    size = int(world)
     comm = WORLD.Split(0 if WORLD.rank < size else MPI.UNDEFINED)
     if WORLD.rank < size:
         job = Job(
@@ -47,8 +48,10 @@ def run(case: Path, model, dtype: str, size: int, period: int, lanes: int):
             params=SamplingParams(max_tokens=new_tokens(case), ignore_eos=True),
             dtype=dtype,
             batch=10,
-            period=period,
-            lanes=lanes,
+            period=int(period),
+            lanes=int(lanes),
+            partition=partition,
+            overlap=int(overlap),
             prefill_tokens=256,
             kv_memory=64 << 20,
             overwrite=True,
@@ -66,15 +69,16 @@ def new_tokens(case: Path) -> int:
 def report(case: Path, expect: str, results: dict) -> int:
     """Print one line a run; returns how many differ from what they must equal."""
     failures = 0
-    for (size, period, lanes), tokens in results.items():
+    for setting, tokens in results.items():
         if expect == "transformers":
             expected = json.loads((case / "reference.json").read_text())
         elif expect == "first-run":
             expected = next(iter(results.values()))
         else:  # same-schedule
-            expected = next(made for key, made in results.items() if key[1:] == (period, lanes))
+            schedule = setting.split(":")[1:3]
+            expected = next(made for other, made in results.items() if other.split(":")[1:3] == schedule)
         wrong = [i for i, (a, b) in enumerate(zip(expected, tokens, strict=True)) if a != b]
-        print(f"PARITY {case.name} world {size} F {period} lanes {lanes}: {len(wrong)} rows differ {wrong}")
+        print(f"PARITY {case.name} {setting} {len(wrong)} rows differ {wrong}")
         failures += bool(wrong)
     return failures
 

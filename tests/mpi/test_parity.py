@@ -10,18 +10,21 @@ import pytest
 from tests.models import ARCHITECTURES
 from tests.parity import make_case
 
-# world : period F : lanes
-SOME_RUNS = ("1:7:2", "2:1:1", "4:7:2")
-ALL_RUNS = tuple(f"{world}:{period}:{lanes}" for world in (1, 2, 4) for period in (1, 7) for lanes in (1, 2))
-LINE = re.compile(r"PARITY (\S+) world (\d) F (\d+) lanes (\d): (\d+) rows differ")
+# world : period F : lanes : partition : overlap
+SOME_RUNS = ("1:7:2", "2:1:1", "3:7:2:head:1", "4:7:2:request:3")
+ALL_RUNS = (
+    *(f"{world}:{period}:{lanes}" for world in (1, 2, 4) for period in (1, 7) for lanes in (1, 2)),
+    *("3:7:3:head:2", "3:1:1:head:1", "4:7:2:request:4"),
+)
+LINE = re.compile(r"PARITY (\S+) (\S+) (\d+) rows differ")
 
 
 def differing(mpiexec, cases, dtype, expect, runs):
     """Rows that differ from what is expected, by case and run."""
     result = mpiexec(4, "tests/mpi/run_parity.py", dtype, expect, ",".join(runs), *cases, timeout=3000)
     found = defaultdict(dict)
-    for name, world, period, lanes, rows in LINE.findall(result.stdout):
-        found[name][f"{world}:{period}:{lanes}"] = int(rows)
+    for name, run, rows in LINE.findall(result.stdout):
+        found[name][run] = int(rows)
     assert len(found) == len(cases), result.stderr[-4000:]
     return found
 

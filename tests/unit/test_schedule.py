@@ -64,6 +64,7 @@ class Machine:
         self.stores = [open_store([SHAPE], capacity_tokens=c // block * block, **sizes) for c in capacity]
         self.parts = [RPart(store, [None], Timeline()) for store in self.stores]
         self.now, self.done, self.loads, self.steps = 0, [], [], []
+        self.reads = []  # by step of a lane and R-rank: tokens that are attended to, and sequences
         self.stopped = set()
 
     def run(self, most=10_000):
@@ -90,13 +91,15 @@ class Machine:
             part.begin(0, Share(plan, rank, first))  # raises KvCapacityError where it does not fit
         self.loads.append(sum(s.length + 1 for s in injector.decoding))
         self.steps.append(plan)
+        by_rank = [[s.length + 1 for s in step.decode if s.rank == rank] for rank in range(len(self.parts))]
+        self.reads.append([(sum(lengths), len(lengths)) for lengths in by_rank])
         tokens = [self.stops.get((s.prompt.line, s.sample, len(s.generated)), 7) for s in step.sampled]
         for sequence in step.decode:
             assert self.stores[sequence.rank].length(first + sequence.slot) == sequence.length + 1
         self.done += [s for family in injector.commit(step, tokens) for s in family]
 
     def require_empty(self):
-        assert not any(self.placement._held) and not self.placement._lane_load.round(6).any()
+        assert not any(self.placement._held) and not any(map(any, self.placement._decoding))
         for store in self.stores:
             store.check()
             assert store.used_tokens == 0
@@ -123,6 +126,20 @@ def test_prompts_of_a_period_are_spread_over_its_steps():
     machine = Machine(feed, batch=16, period=8, steps=32, capacity=[100_000], prefill_tokens=64).run()
     steady = [p.prefill_tokens for p in machine.steps[40:80]]
     assert set(steady) == {20}  # 4 prompts of 40 tokens over 8 steps
+
+
+def test_r_ranks_read_about_as_much_in_every_layer():
+    draw = np.random.default_rng(0)
+    rows = [(int(draw.integers(100, 400)), int(draw.integers(32, 128))) for _ in range(256)]
+    feed = ListFeed(prompts(rows))
+    machine = Machine(feed, batch=32, period=8, steps=128, capacity=[100_000] * 2, prefill_tokens=4096, lanes=2)
+    machine.run().require_empty()
+    full = [read for read in machine.reads if sum(n for _, n in read) >= 24]
+    slowest = [max(tokens for tokens, _ in read) for read in full]
+    mean = [sum(tokens for tokens, _ in read) / 2 for read in full]
+    assert np.median(np.divide(slowest, mean)) < 1.05
+    placed = {rank for read in full for rank, (_, n) in enumerate(read) if n}
+    assert placed == {0, 1}
 
 
 def test_early_ends_are_replaced_at_the_next_injection():

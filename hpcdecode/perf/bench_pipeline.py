@@ -1,0 +1,122 @@
+"""`mpiexec -n N hpcdecode bench pipeline`: steps of one lane and of two, against the two sides measured alone.
+
+One S-rank, N - 1 R-ranks, each on cores of its own where there are enough. The context is chosen so that both sides
+take about as long, unless --context is given. Passes of all settings alternate; figures are medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hpcdecode import launch
+from hpcdecode.attention import LayerShape
+from hpcdecode.errors import UserError
+from hpcdecode.model import load_split
+from hpcdecode.perf.result import case, machine
+from hpcdecode.perf.workload import SHAPES, checkpoint, default_folder
+
+if TYPE_CHECKING:
+    from hpcdecode.perf.steady import Load, Steady
+
+_COMPUTING = ("slice", "logits", "sample")
+_TRIAL, _SHORTEST, _LONGEST = 256, 32, 8192  # contexts: where the R-rank's speed is tried, and what is chosen from
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--batch", type=int, default=256, help="sequences in all lanes together (%(default)s)")
+    add("--context", type=int, help="tokens of each (chosen so that S and R take as long)")
+    add("--lanes", type=int, nargs="+", default=[1, 2], help="(default: 1 2)")
+    add("--overlap", type=int, nargs="+", default=[1], help="pieces of an R-rank's work in a layer (default: 1)")
+    add("--steps", type=int, default=6, help="of a pass (%(default)s)")
+    add("--passes", type=int, default=5)
+    add("--model", choices=tuple(SHAPES), default="pipeline", help="checkpoint to make (%(default)s)")
+    add("--work", type=Path, default=default_folder(), metavar="DIR", help="checkpoints (%(default)s)")
+
+
+def run(args: argparse.Namespace) -> dict | None:
+    """The S-rank returns what `bench --json` prints. UserError in a world of 1."""
+    if args.comm is None:
+        raise UserError("bench pipeline: expected several ranks; start it with mpiexec -n 2 hpcdecode bench pipeline")
+    from hpcdecode.perf.steady import Load, Steady
+
+    team = launch.assemble(args.comm, 1)
+    if team.me.pinned:
+        os.sched_setaffinity(0, team.me.cpus)
+    torch.set_num_threads(team.me.threads)
+    model = None
+    if team.lead:
+        args.work.mkdir(parents=True, exist_ok=True)
+        model = load_split(checkpoint(args.work, args.model), dtype="bfloat16")
+    shapes = team.broadcast(list(model.attends) if model else None, list[LayerShape])
+    steady = Steady(args.comm, team.me, shapes, model)
+    most = max(args.lanes)
+    context = args.context or _balanced(steady, Load(args.batch, most, _TRIAL, args.steps))
+    loads = [Load(args.batch, lanes, context, args.steps, pieces) for lanes in args.lanes for pieces in args.overlap]
+    passes = [_pass(steady, loads) for _ in range(args.passes + 1)][1:]
+    if not team.lead:
+        return None
+    layers = len(shapes)
+    return {"bench": "pipeline", "machine": machine(), "cases": _cases(loads, passes, layers)}
+
+
+def _balanced(steady: Steady, trial: Load) -> int:
+    """The context with which the R-ranks take as long as the S-rank."""
+    for _ in range(2):  # the first is to warm up
+        s, r = steady.at_once(trial)
+    context = int(min(max(trial.context * s / r, _SHORTEST), _LONGEST))
+    if steady.model:
+        print(f"context {context}: S {s * 1e3:.1f} ms a step, R {r * 1e3:.1f} at {trial.context}", file=sys.stderr)
+    return launch.broadcast(steady.comm, context, int)
+
+
+def _pass(steady: Steady, loads: list[Load]) -> dict[Any, Any]:
+    """By load: the ranks' seconds of a step by operation; by number of lanes: S and R alone, and at once."""
+    found: dict[Any, Any] = {load: steady.run(load) for load in loads}
+    for lanes, load in {load.lanes: load for load in loads}.items():
+        found[lanes] = (*steady.alone(load), *steady.at_once(load))
+    return found
+
+
+def _cases(loads: list[Load], passes: list[dict], layers: int) -> list[dict]:
+    cases = []
+    for load in loads:
+        pieces = f" in {load.pieces} pieces" if load.pieces > 1 else ""
+        label = f"{load.lanes} lanes{pieces}, batch {load.batch}, context {load.context}"
+        steps = [p[load][0]["step"] for p in passes]
+        sides = list(zip(*(p[load.lanes] for p in passes), strict=True))
+        bounds, shared = ([max(pair) for pair in zip(*sides[i : i + 2], strict=True)] for i in (0, 2))
+
+        def add(what: str, values: list[float], unit: str, reference: str, against: list[float], scale: float = 1e3):
+            ratios = [a / b for a, b in zip(values, against, strict=True)]
+            cases.append(case(f"{label}: {what}", [v * scale for v in values], unit, reference, ratios))  # noqa: B023
+
+        add("S alone", sides[0], "ms a step", "the longer side", bounds)
+        add("R alone", sides[1], "ms a step", "the longer side", bounds)
+        add("S beside R", sides[2], "ms a step", "S alone", sides[0])
+        add("R beside S", sides[3], "ms a step", "R alone", sides[1])
+        add("step", steps, "ms", "the longer side alone", bounds)
+        add("step", steps, "ms", "the longer of both at once", shared)
+        if load is not loads[0]:
+            first = [p[loads[0]][0]["step"] for p in passes]
+            rates = [load.batch / s for s in steps]
+            add("speed", rates, "tokens/s", "the first setting", [load.batch / s for s in first], 1.0)
+        for rank, what, operations in (
+            (0, "S computes", ("slice", "logits", "sample")),
+            (0, "S waits", ("wait",)),
+            (0, "S packs and unpacks", ("post", "take")),
+            (1, "R attends", ("attend",)),
+            (1, "R waits", ("wait", "idle")),
+        ):
+            spent = [sum(p[load][rank].get(o, 0.0) for o in operations) for p in passes]
+            add(what, spent, "ms a step", "the step", steps)
+        for rank, operations in ((0, ("post", "take", "desk")), (1, ("post", "plan"))):
+            spent = [sum(p[load][rank].get(o, 0.0) for o in operations) / layers / load.lanes for p in passes]
+            add(f"{'SR'[rank]}'s loop and link", spent, "us a layer and lane", "the step", steps, 1e6)
+    return cases
