@@ -6,6 +6,7 @@ Tensors are CPU torch tensors (float32, bfloat16) or numpy float32 arrays, 2-D, 
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -211,8 +212,13 @@ class PromptAttention:
 
 def isa() -> str:
     """Name of the instruction set that `open_store` uses now. Raises UserError for a forced, unsupported one."""
+    return _selected(os.environ.get("HPCDECODE_ISA", ""))
+
+
+@functools.cache
+def _selected(forced: str) -> str:
     try:
-        return _attn_cpu.select_isa(os.environ.get("HPCDECODE_ISA", ""))
+        return _attn_cpu.select_isa(forced)
     except ValueError as error:
         raise UserError(str(error)) from error
 

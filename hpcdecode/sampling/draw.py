@@ -1,6 +1,7 @@
 """One random token a row, from all tokens or from those that min_p, top_k and top_p leave, in this order.
 
-A row's token depends on its logits, its parameters and its number in (0, 1) alone, never on the rows beside it.
+A row's token depends on its logits, its parameters and its number in (0, 1) alone, never on the rows beside it: it is
+the one, by token id, at which the running sum of the weights that are left passes this share of their total.
 """
 
 from __future__ import annotations
@@ -11,33 +12,65 @@ from math import log2
 import torch
 from torch import Tensor
 
+from hpcdecode import _ops_cpu
+from hpcdecode.attention import isa
 from hpcdecode.sampling.params import SamplingParams
 
 _BLOCK = 256  # tokens whose weights are first drawn from together
 _BOUNDS = (64, 1024, 16384)  # most likely tokens to look at; all of them where these are not enough
 
 
-def draw(logits: Tensor, _params: Seq[SamplingParams], uniforms: Tensor, weights: Tensor) -> Tensor:
-    """From all tokens, by the inverse of the distribution: first a block of them, then one in it.
+_TYPES = {torch.float32: _ops_cpu.Type.float32, torch.bfloat16: _ops_cpu.Type.bfloat16}
 
-    logits: float32 [n, vocab], divided by the temperature. uniforms: float64 [n] in (0, 1). weights: room for float32
-    [n, vocab]. Returns token ids int64 [n].
+
+def draw(logits: Tensor, rows: list[int], params: Seq[SamplingParams], uniforms: Tensor) -> Tensor:
+    """Token ids int64 [n] from rows of logits [m, vocab] of any float dtype, by float64 uniforms [n] in (0, 1).
+
+    Temperatures are not 0.
     """
-    torch.softmax(logits, dim=-1, out=weights)
-    blocks = _padded(weights, _BLOCK, 0.0).unflatten(1, (-1, _BLOCK))
+    if logits.device.type != "cpu":
+        return draw_by_torch(logits[rows], params, uniforms)
+    logits = logits if logits.dtype in _TYPES and logits.stride(1) == 1 else logits.float().contiguous()
+    asked = zip(params, uniforms.tolist(), strict=True)
+    draws = [_ops_cpu.Draw(p.temperature, p.min_p, max(p.top_k, 0), p.top_p, u) for p, u in asked]
+    place = logits.data_ptr(), logits.stride(0) * logits.element_size(), _TYPES[logits.dtype], logits.shape[1]
+    return torch.tensor(_ops_cpu.draw(*place, rows, draws, torch.get_num_threads(), isa()))
+
+
+def draw_by_torch(logits: Tensor, params: Seq[SamplingParams], uniforms: Tensor) -> Tensor:
+    """As `draw`, of all rows, on any device."""
+    logits = logits.float()
+    logits = logits / _column(logits, [p.temperature for p in params])
+    tokens = torch.empty(len(params), dtype=torch.int64, device=logits.device)
+    for way in (_draw_from_all, _draw_from_top, _draw_from_share):
+        rows = [i for i, p in enumerate(params) if _way(p, logits.shape[1]) is way]
+        if rows:
+            tokens[rows] = way(logits[rows], [params[i] for i in rows], uniforms[rows])
+    return tokens
+
+
+def _way(params: SamplingParams, vocabulary: int):
+    if params.min_p > 0 or 0 < params.top_k < vocabulary:
+        return _draw_from_top
+    return _draw_from_share if params.top_p < 1 else _draw_from_all
+
+
+def _draw_from_all(logits: Tensor, _params: Seq[SamplingParams], uniforms: Tensor) -> Tensor:
+    """First a block of tokens, then one in it."""
+    blocks = _padded(torch.softmax(logits, dim=-1), _BLOCK, 0.0).unflatten(1, (-1, _BLOCK))
     block, uniforms = _pick(blocks.sum(dim=-1), uniforms)
     token, _ = _pick(blocks[torch.arange(len(block), device=block.device), block], uniforms)
     return (block * _BLOCK + token).clamp_(max=logits.shape[1] - 1)
 
 
-def draw_from_top(logits: Tensor, params: Seq[SamplingParams], uniforms: Tensor, _weights: Tensor) -> Tensor:
-    """As `draw`, for rows with min_p or top_k: from the tokens that these and top_p leave, most likely first."""
+def _draw_from_top(logits: Tensor, params: Seq[SamplingParams], uniforms: Tensor) -> Tensor:
+    """For rows with min_p or top_k: top_p is a share of what these leave."""
     return _draw_from_largest(logits, params, uniforms, None)
 
 
-def draw_from_share(logits: Tensor, params: Seq[SamplingParams], uniforms: Tensor, weights: Tensor) -> Tensor:
-    """As `draw_from_top`, for rows with top_p alone, which is a share of all tokens."""
-    return _draw_from_largest(logits, params, uniforms, torch.softmax(logits, dim=-1, out=weights))
+def _draw_from_share(logits: Tensor, params: Seq[SamplingParams], uniforms: Tensor) -> Tensor:
+    """For rows with top_p alone, which is a share of all tokens."""
+    return _draw_from_largest(logits, params, uniforms, torch.softmax(logits, dim=-1))
 
 
 def _draw_from_largest(logits: Tensor, params: Seq[SamplingParams], uniforms: Tensor, weights: Tensor | None) -> Tensor:
@@ -48,7 +81,8 @@ def _draw_from_largest(logits: Tensor, params: Seq[SamplingParams], uniforms: Te
         values, ids = largest(logits, bound)
         own = None if weights is None else weights.gather(1, ids)
         kept, enough = _filter(values, own, [params[i] for i in rows.tolist()], bound == logits.shape[1])
-        place, _ = _pick(kept, uniforms[rows])
+        ids, order = ids.sort(dim=-1)
+        place, _ = _pick(kept.gather(1, order), uniforms[rows])
         tokens[rows] = ids.gather(1, place[:, None]).squeeze(1)
         if enough.all():
             break

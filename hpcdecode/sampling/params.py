@@ -114,8 +114,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def takes_largest(self) -> bool:
         """Whether a token is the largest logit as the model made it."""
+        return self.temperature == 0 and not self.adjusts
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether logits are changed before a token is chosen from them."""
         changed = self.min_tokens or self.logit_bias or self.bad_words or self.penalizes or self.structured_outputs
-        return self.temperature == 0 and not changed
+        return bool(changed)
 
     @property
     def penalizes(self) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -11,8 +9,7 @@ import torch
 from torch import Tensor
 
 from hpcdecode.sampling.adjust import adjust
-from hpcdecode.sampling.draw import draw, draw_from_share, draw_from_top
-from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.sampling.draw import draw
 from hpcdecode.sampling.philox import uniform
 from hpcdecode.sampling.structured import Grammars
 from hpcdecode.schedule.sequence import Sequence
@@ -37,20 +34,34 @@ def sample(
     """
     if all(s.prompt.params.takes_largest for s in sequences):
         return argmax(logits).tolist()
-    ways: dict[Callable[..., Tensor], list[int]] = defaultdict(list)
-    for row, sequence in enumerate(sequences):
-        ways[_way(sequence.prompt.params, logits.shape[1])].append(row)
     tokens = np.empty(len(sequences), np.int64)
+    plain = [row for row, s in enumerate(sequences) if not s.prompt.params.adjusts]
+    if plain:
+        tokens[plain] = _choose(logits, plain, [sequences[row] for row in plain])
+    adjusted = [row for row, s in enumerate(sequences) if s.prompt.params.adjusts]
     count = max(_PART // logits.shape[1], 1)
-    work = torch.empty(2, count, logits.shape[1], device=logits.device)  # reused: fresh pages cost more than the sums
-    for way, rows in ways.items():
-        for part in (rows[i : i + count] for i in range(0, len(rows), count)):
-            own, weights = work[:, : len(part)]
-            for place, row in enumerate(part):
-                own[place] = logits[row]
-            adjust(own, [sequences[i] for i in part], eos, grammars)
-            tokens[part] = _choose(way, own, [sequences[i] for i in part], weights).cpu()
+    work = torch.empty(count, logits.shape[1], device=logits.device)  # reused: fresh pages cost more than the sums
+    for part in (adjusted[i : i + count] for i in range(0, len(adjusted), count)):
+        own, beside = work[: len(part)], [sequences[row] for row in part]
+        own.copy_(logits[part])
+        adjust(own, beside, eos, grammars)
+        tokens[part] = _choose(own, list(range(len(part))), beside)
     return tokens.tolist()
+
+
+def _choose(logits: Tensor, rows: list[int], sequences: list[Sequence]) -> np.ndarray:
+    """Token ids int64 [n] of sequences from these rows of logits, as they are now."""
+    tokens = np.empty(len(rows), np.int64)
+    largest = [i for i, s in enumerate(sequences) if s.prompt.params.temperature == 0]
+    if largest:
+        tokens[largest] = argmax(logits[[rows[i] for i in largest]]).cpu()
+    drawn = [i for i, s in enumerate(sequences) if s.prompt.params.temperature > 0]
+    if drawn:
+        own = [sequences[i] for i in drawn]
+        columns = [(s.prompt.params.seed, s.prompt.line, s.sample, len(s.generated)) for s in own]
+        uniforms = torch.from_numpy(uniform(*np.array(columns, dtype=np.int64).T)).to(logits.device)
+        tokens[drawn] = draw(logits, [rows[i] for i in drawn], [s.prompt.params for s in own], uniforms).cpu()
+    return tokens
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -67,26 +78,3 @@ def argmax(logits: Tensor) -> Tensor:
     begin = (largest.argmax(dim=-1, keepdim=True) * _BLOCK).clamp_(max=vocabulary - _BLOCK)
     block = logits.gather(1, begin + torch.arange(_BLOCK, device=logits.device))
     return (begin + block.argmax(dim=-1, keepdim=True)).squeeze(1)
-
-
-def _way(params: SamplingParams, vocabulary: int) -> Callable[..., Tensor]:
-    """How a row's token is chosen from its adjusted logits; rows of one way are worked on together."""
-    if params.temperature == 0:
-        return argmax
-    if params.min_p > 0 or 0 < params.top_k < vocabulary:
-        return draw_from_top
-    return draw_from_share if params.top_p < 1 else draw
-
-
-def _choose(way: Callable[..., Tensor], logits: Tensor, sequences: list[Sequence], weights: Tensor) -> Tensor:
-    """logits: float32 [n, vocab], adjusted, overwritten. weights: room for as many."""
-    if way is argmax:
-        return argmax(logits)
-    params = [s.prompt.params for s in sequences]
-    logits /= torch.tensor([p.temperature for p in params], device=logits.device)[:, None]
-    return way(logits, params, _uniforms(sequences, logits.device), weights)
-
-
-def _uniforms(sequences: list[Sequence], device: torch.device) -> Tensor:
-    columns = [(s.prompt.params.seed, s.prompt.line, s.sample, len(s.generated)) for s in sequences]
-    return torch.from_numpy(uniform(*np.array(columns, dtype=np.int64).T)).to(device)

@@ -96,7 +96,7 @@ struct MergeArgs {
 // [kPromptTile / word_elements][v_pad] words of V. A word is four bytes: one float, or two bfloat16 that follow one
 // another along k_dim (K) or along the positions (V).
 constexpr int kPromptTile = 64;
-constexpr int kPromptRows = 6;       // query rows of one pass
+constexpr int kMaxPromptRows = 32;   // query rows of one pass, in the kernels of any ISA
 constexpr int kPromptItemRows = 96;  // query rows (tokens x group) of one item, unless the group is larger
 
 struct PromptLayout {
@@ -136,6 +136,8 @@ struct PromptAttendArgs {
 
 struct PromptKernel {
     int word_elements;
+    int rows;        // of one pass
+    int word_block;  // words of K come in multiples of it, the last ones zero
     void (*pack)(const PromptPackArgs&);
     void (*attend)(const PromptAttendArgs&);
 };

@@ -16,24 +16,25 @@ constexpr double kInlineProducts = 1 << 20;  // fewer than this are not worth wa
 
 int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
-PromptLayout lay_out_prompts(const LayerShape& s, int word_elements) {
+PromptLayout lay_out_prompts(const LayerShape& s, const PromptKernel& kernel) {
     PromptLayout l{};
     l.k_dim = s.k_dim;
     l.v_dim = s.v_dim;
-    l.k_words = (s.k_dim + word_elements - 1) / word_elements;
+    const int elements = kernel.word_elements;
+    l.k_words = static_cast<int>(round_up((s.k_dim + elements - 1) / elements, kernel.word_block));
     l.v_pad = static_cast<int>(round_up(s.v_dim, kTile));
     l.v_offset = int64_t{l.k_words} * kPromptTile;
-    l.tile_words = l.v_offset + int64_t{kPromptTile / word_elements} * l.v_pad;
+    l.tile_words = l.v_offset + int64_t{kPromptTile / elements} * l.v_pad;
     l.tile_stride = l.tile_words * s.kv_heads;
     return l;
 }
 
 // What Prefill::carve of the kernels takes.
-size_t scratch_bytes(const PromptLayout& l, int64_t rows) {
-    const int64_t padded = round_up(rows, kPromptRows);
+size_t scratch_bytes(const PromptLayout& l, const PromptKernel& kernel, int64_t rows) {
+    const int64_t padded = round_up(rows, kernel.rows);
     const int64_t words[] = {
-        padded * l.k_words,       padded * l.v_pad, padded, padded * kTile, 2 * kPromptRows * kPromptTile,
-        kPromptRows * kPromptTile};
+        padded * l.k_words,       padded * l.v_pad, padded, padded * kTile, 2 * kernel.rows * kPromptTile,
+        kernel.rows * kPromptTile};
     int64_t bytes = 0;
     for (int64_t n : words) bytes += round_up(n * 4, 64);
     return static_cast<size_t>(bytes);
@@ -72,8 +73,8 @@ Prefill::Prefill(const std::vector<LayerShape>& layers, ActType type, std::share
     size_t scratch = 64;
     for (const LayerShape& s : layers) {
         const int tokens = std::max(1, kPromptItemRows / s.group());
-        const PromptLayout l = lay_out_prompts(s, kernel_.word_elements);
-        layers_.push_back({s, l, tokens, scratch_bytes(l, int64_t{tokens} * s.group())});
+        const PromptLayout l = lay_out_prompts(s, kernel_);
+        layers_.push_back({s, l, tokens, scratch_bytes(l, kernel_, int64_t{tokens} * s.group())});
         scratch = std::max(scratch, layers_.back().scratch);
     }
     for (auto& buffer : scratch_) {

@@ -8,6 +8,7 @@
 #include <array>
 #include <optional>
 
+#include "draw.h"
 #include "program.h"
 
 namespace nb = nanobind;
@@ -31,6 +32,15 @@ void run(const Program& program, int64_t tokens, int threads, const std::vector<
         rows.push_back({reinterpret_cast<char*>(static_cast<intptr_t>(pointers[i])), row_bytes[i]});
     nb::gil_scoped_release unlocked;
     program.run(tokens, threads, rows);
+}
+
+std::vector<int64_t> draw_rows(int64_t logits, int64_t row_bytes, Type type, int64_t vocabulary,
+                               const std::vector<int64_t>& rows, const std::vector<Draw>& draws, int threads,
+                               const std::string& isa) {
+    if (rows.size() != draws.size()) throw std::invalid_argument("draw: expected a draw for every row");
+    nb::gil_scoped_release unlocked;
+    const Rows all{reinterpret_cast<char*>(static_cast<intptr_t>(logits)), row_bytes};
+    return draw(all, type, vocabulary, rows, draws, threads, isa);
 }
 
 }  // namespace
@@ -80,4 +90,13 @@ NB_MODULE(_ops_cpu, m) {
         .def(nb::init<std::vector<Step>, std::vector<Step>, int64_t, int, const std::string&>(), nb::arg("setup"),
              nb::arg("body"), nb::arg("scratch"), nb::arg("tensors"), nb::arg("isa"))
         .def("run", &run, nb::arg("tokens"), nb::arg("threads"), nb::arg("pointers"), nb::arg("row_bytes"));
+
+    nb::class_<Draw>(m, "Draw").def(
+        "__init__",
+        [](Draw* d, float temperature, float min_p, int64_t top_k, float top_p, double uniform) {
+            new (d) Draw{temperature, min_p, top_k, top_p, uniform};
+        },
+        nb::arg("temperature"), nb::arg("min_p"), nb::arg("top_k"), nb::arg("top_p"), nb::arg("uniform"));
+    m.def("draw", &draw_rows, nb::arg("logits"), nb::arg("row_bytes"), nb::arg("type"), nb::arg("vocabulary"),
+          nb::arg("rows"), nb::arg("draws"), nb::arg("threads"), nb::arg("isa"));
 }

@@ -17,10 +17,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from hpcdecode._attn_cpu import supported_isas
 from hpcdecode.data.tokens import Prompt
 from hpcdecode.sampling import draw as draw_module
 from hpcdecode.sampling.adjust import adjust
-from hpcdecode.sampling.draw import draw, draw_from_share, draw_from_top, largest
+from hpcdecode.sampling.draw import draw, draw_by_torch, largest
 from hpcdecode.sampling.params import SamplingParams
 from hpcdecode.sampling.sampler import argmax, sample
 from hpcdecode.schedule.sequence import Sequence
@@ -41,6 +42,10 @@ def sequence(line=1, generated=GENERATED, bad_word_ids=(), resumed=0, **params):
 
 def random_logits(rows=6, seed=0):
     return torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 4
+
+
+def draw_all(logits, params, uniforms):
+    return draw(logits, list(range(len(logits))), params, uniforms)
 
 
 def adjusted(logits, *sequences):
@@ -153,12 +158,11 @@ def test_a_distribution_is_that_of_transformers(monkeypatch, name, bounds):
     expected = torch.softmax(by_transformers(warpers, logits), dim=-1)[0].double().numpy() * count
     params = SamplingParams(**{"temperature": 1.0, **params})
     uniforms = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-    way = draw_from_top if params.min_p or params.top_k else draw_from_share if params.top_p < 1 else draw
-    tempered, room = (logits / params.temperature).expand(1000, -1), torch.empty(1000, VOCABULARY)
-    tokens = torch.cat([way(tempered, [params] * 1000, u, room) for u in uniforms.split(1000)])
-    made = np.bincount(tokens.numpy(), minlength=VOCABULARY)
-    assert np.abs(made - expected).max() < 1.05
-    assert not made[expected == 0].any()
+    for way in (draw_all, draw_by_torch):
+        tokens = torch.cat([way(logits.expand(1000, -1), [params] * 1000, u) for u in uniforms.split(1000)])
+        made = np.bincount(tokens.numpy(), minlength=VOCABULARY)
+        assert np.abs(made - expected).max() < 1.05
+        assert not made[expected == 0].any()
 
 
 @pytest.mark.parametrize("name", FILTERS)
@@ -181,16 +185,24 @@ def test_top_k_keeps_what_equals_the_last():
     assert set(sample(logits.expand(199, -1), rows)) == {0, 2, 3, 4}
 
 
-def test_ties_and_bounds_do_not_change_a_draw(monkeypatch):
-    """Logits of few different values: a bound that cuts through equal ones is not enough."""
-    logits = (random_logits(64, seed=5) * 2).round() / 2
+@pytest.mark.parametrize("isa", [name for name in ("generic", "avx2", "avx512") if name in supported_isas()])
+@pytest.mark.parametrize("bounds", [(), (2,), (8, 100), (128,)], ids=str)
+@pytest.mark.parametrize("kind", ["plain", "ties", "flat", "steep"])
+def test_torch_draws_the_same_tokens(monkeypatch, isa, bounds, kind):
+    """Ties: logits of few different values, where a bound that cuts through equal ones is not enough."""
+    logits = random_logits(64, seed=5)
+    logits = {"plain": logits, "ties": (logits * 2).round() / 2, "flat": logits / 100, "steep": logits * 30}[kind]
     choices = [f for f, _ in FILTERS.values()]
-    rows = [sequence(line, **{"temperature": 1.0, **choices[line % len(choices)]}) for line in range(64)]
-    monkeypatch.setattr(draw_module, "_BOUNDS", ())
-    expected = sample(logits, rows)
-    for bounds in ((2,), (8, 100), (128,)):
-        monkeypatch.setattr(draw_module, "_BOUNDS", bounds)
-        assert sample(logits, rows) == expected
+    params = [SamplingParams(**{"temperature": 1.0, **choices[line % len(choices)]}) for line in range(64)]
+    uniforms = torch.rand(64, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    monkeypatch.setattr(draw_module, "_BOUNDS", bounds)
+    monkeypatch.setenv("HPCDECODE_ISA", isa)
+    expected = draw_by_torch(logits, params, uniforms)
+    assert torch.equal(draw_all(logits, params, uniforms), expected)
+    backwards = list(range(63, -1, -1))
+    assert torch.equal(draw(logits.flip(0), backwards, params, uniforms), expected)
+    narrow = logits.bfloat16()
+    assert torch.equal(draw_all(narrow, params, uniforms), draw_all(narrow.float(), params, uniforms))
 
 
 def test_a_forbidden_token_is_never_drawn():

@@ -36,6 +36,7 @@ constexpr Prefetching kPrefetching = {0, 16384, true};
 #include "attend_item.h"
 #include "prefill_words.h"
 #include "prefill_pairs.h"
+#include "prefill_tile_pairs.h"
 #include "prefill_kernel.h"
 #include "read.h"
 #include "table.h"
@@ -43,7 +44,7 @@ constexpr Prefetching kPrefetching = {0, 16384, true};
 }  // namespace
 
 extern const KernelTable table;
-const KernelTable table = make_table<TilePairKernel, TileQuadKernel, PairWords>(HPCDECODE_ISA_NAME);
+const KernelTable table = make_table<TilePairKernel, TileQuadKernel, TilePairWords>(HPCDECODE_ISA_NAME);
 
 }  // namespace HPCDECODE_ISA
 }  // namespace hpcdecode

@@ -5,11 +5,13 @@ template <class Words>
 struct Prefill {
     using Word = typename Words::Word;
     static constexpr int kSteps = Words::kElements;
+    static constexpr int kRows = Words::kRows;
+    static_assert(kRows <= kMaxPromptRows, "more than the calls of one prompt expect");
     static constexpr int kVecsPerTile = kPromptTile / W;
     static constexpr int kWeights = kPromptTile / kSteps;  // words of a row
     static constexpr float kSlack = 8.0f;  // weights grow to 2^kSlack before the reference exponent follows
 
-    static constexpr PromptKernel kernel() { return {kSteps, pack, attend}; }
+    static constexpr PromptKernel kernel() { return {kSteps, kRows, Words::kWordBlock, pack, attend}; }
 
     static void pack(const PromptPackArgs& a) {
         const PromptLayout& l = *a.layout;
@@ -20,6 +22,8 @@ struct Prefill {
             Word* values = tile + l.v_offset;
             // Positions that are yet to come have weight zero, which NaN would not survive.
             if (lane == 0) __builtin_memset(values, 0, (l.tile_words - l.v_offset) * sizeof(Word));
+            const int words = (l.k_dim + kSteps - 1) / kSteps;
+            if (lane == 0) __builtin_memset(tile + words * kPromptTile, 0, (l.k_words - words) * kPromptTile * 4);
             copy_row(a.k, a.type, i * a.k_stride, l.k_dim, tile + lane, kPromptTile);
             Word* row = values + lane / kSteps * l.v_pad;
             for (int d = 0; d < l.v_dim; ++d)
@@ -41,15 +45,15 @@ struct Prefill {
         float* o;       // [padded][v_pad]
         float* m;       // [padded] reference exponents
         float* sums;    // [padded][W] partial sums of weights
-        float* scores;  // [2][kPromptRows][kPromptTile]
-        Word* weights;  // [kPromptRows][kPromptTile / kSteps]
+        float* scores;  // [2][kRows][kPromptTile]
+        Word* weights;  // [kRows][kPromptTile / kSteps]
     };
 
     static Rows carve(const PromptAttendArgs& a) {
         const PromptLayout& l = *a.layout;
         Rows w;
         w.count = static_cast<int>(a.count) * a.group;
-        w.padded = (w.count + kPromptRows - 1) / kPromptRows * kPromptRows;
+        w.padded = (w.count + kRows - 1) / kRows * kRows;
         uint8_t* at = a.scratch;
         const auto take = [&](int64_t words) {
             uint8_t* p = at;
@@ -60,8 +64,8 @@ struct Prefill {
         w.o = reinterpret_cast<float*>(take(int64_t{w.padded} * l.v_pad));
         w.m = reinterpret_cast<float*>(take(w.padded));
         w.sums = reinterpret_cast<float*>(take(int64_t{w.padded} * W));
-        w.scores = reinterpret_cast<float*>(take(2 * kPromptRows * kPromptTile));
-        w.weights = reinterpret_cast<Word*>(take(kPromptRows * kPromptTile));
+        w.scores = reinterpret_cast<float*>(take(2 * kRows * kPromptTile));
+        w.weights = reinterpret_cast<Word*>(take(kRows * kPromptTile));
         return w;
     }
 
@@ -69,11 +73,10 @@ struct Prefill {
         const PromptLayout& l = *a.layout;
         for (int r = 0; r < w.padded; ++r) {
             Word* q = w.q + int64_t{r} * l.k_words;
+            __builtin_memset(q, 0, sizeof(Word) * l.k_words);
             if (r < w.count) {
                 const int64_t from = r / a.group * a.q_stride + static_cast<int64_t>(r % a.group) * l.k_dim;
                 copy_row(a.q, a.type, from, l.k_dim, q, 1);
-            } else {
-                __builtin_memset(q, 0, sizeof(Word) * l.k_words);
             }
             w.m[r] = -__builtin_inff();
         }
@@ -125,13 +128,13 @@ struct Prefill {
     // Moves on to the next pass that sees anything; false when there is none.
     static bool next(const PromptAttendArgs& a, const Rows& w, Pass& p) {
         while (true) {
-            p.row += kPromptRows;
+            p.row += kRows;
             if (p.row >= w.padded) {
                 p.row = 0;
                 ++p.tile;
             }
             if (p.tile * kPromptTile >= a.position + a.count) return false;
-            const int64_t most = seen(a, w, p.row + kPromptRows - 1, p.tile);
+            const int64_t most = seen(a, w, p.row + kRows - 1, p.tile);
             p.keys = static_cast<int>(most < kPromptTile ? most : kPromptTile);
             if (most > 0 && (a.window == 0 || seen(a, w, p.row, p.tile) - a.window < kPromptTile)) return true;
         }
@@ -143,12 +146,12 @@ struct Prefill {
 
     static void score(const PromptAttendArgs& a, const Rows& w, const Pass& p, float* scores) {
         const int words = a.layout->k_words;
-        multiply<Words, false>(w.q + int64_t{p.row} * words, words, tile_of(a, p.tile), kPromptTile, words, scores,
-                               kPromptTile, (p.keys + W - 1) / W);
+        Words::template multiply<false>(w.q + int64_t{p.row} * words, words, tile_of(a, p.tile), kPromptTile, words,
+                                        scores, kPromptTile, (p.keys + W - 1) / W);
     }
 
     static void weigh_rows(const PromptAttendArgs& a, const Rows& w, const Pass& p, const float* scores) {
-        for (int i = 0; i < kPromptRows; ++i) {
+        for (int i = 0; i < kRows; ++i) {
             const int r = p.row + i;
             const int64_t hi = seen(a, w, r, p.tile), lo = a.window > 0 ? hi - a.window : 0;
             weigh(a, scores + i * kPromptTile, lo, hi, w.m[r], w.sums + r * W, w.o + int64_t{r} * a.layout->v_pad,
@@ -158,8 +161,9 @@ struct Prefill {
 
     static void add_values(const PromptAttendArgs& a, const Rows& w, const Pass& p) {
         const PromptLayout& l = *a.layout;
-        multiply<Words, true>(w.weights, kWeights, tile_of(a, p.tile) + l.v_offset, l.v_pad,
-                              (p.keys + kSteps - 1) / kSteps, w.o + int64_t{p.row} * l.v_pad, l.v_pad, l.v_pad / W);
+        Words::template multiply<true>(w.weights, kWeights, tile_of(a, p.tile) + l.v_offset, l.v_pad,
+                                       (p.keys + kSteps - 1) / kSteps, w.o + int64_t{p.row} * l.v_pad, l.v_pad,
+                                       l.v_pad / W);
     }
 
     // Every pass fetches its share of the tile that comes next.
@@ -167,7 +171,7 @@ struct Prefill {
         if ((p.tile + 1) * kPromptTile >= a.position + a.count) return;
         const uint8_t* tile = reinterpret_cast<const uint8_t*>(tile_of(a, p.tile + 1));
         const int64_t bytes = a.layout->tile_words * 4;
-        for (int64_t at = bytes * p.row / w.padded / 64 * 64; at < bytes * (p.row + kPromptRows) / w.padded; at += 64)
+        for (int64_t at = bytes * p.row / w.padded / 64 * 64; at < bytes * (p.row + kRows) / w.padded; at += 64)
             __builtin_prefetch(tile + at, 0, 2);
     }
 
@@ -201,11 +205,12 @@ struct Prefill {
     }
 
     static void attend(const PromptAttendArgs& a) {
+        const typename Words::Unit unit;
         const Rows w = carve(a);
         prepare(a, w);
         const int64_t first = a.window > 0 && a.position >= a.window ? (a.position - a.window + 1) / kPromptTile : 0;
-        Pass now{first, -kPromptRows, 0};
-        float* scores[2] = {w.scores, w.scores + kPromptRows * kPromptTile};
+        Pass now{first, -kRows, 0};
+        float* scores[2] = {w.scores, w.scores + kRows * kPromptTile};
         next(a, w, now);
         score(a, w, now, scores[0]);
         for (bool more = true; more; swap(scores)) {

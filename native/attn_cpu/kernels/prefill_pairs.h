@@ -1,6 +1,6 @@
 // Prompts held as pairs of bfloat16, multiplied by AVX512_BF16. Weights are rounded to bfloat16; their sum is taken
 // over the rounded ones, so that equal values come out exactly.
-struct PairWords {
+struct PairWords : VectorWords<PairWords> {
     using Word = uint32_t;
     static constexpr int kElements = 2;
 

@@ -1,6 +1,74 @@
-// Prompts held as floats, and the product of panels that every kind of word shares. Included inside the namespace of
+// The product of panels of words, and prompts held as floats. Included inside the namespace of
 // one ISA.
-struct FloatWords {
+constexpr int kPanelVecs = W == 16 ? 4 : 2;  // vectors of a row of c that are kept in registers
+constexpr int kPanelRows = 6;
+
+// c[r][j] = (kAdd ? c[r][j] : 0) + sum over u of a[r][u] * b[u][j], for kPanelRows rows r and NC * W columns j; u
+// ascends, whatever is computed beside. Strides in words.
+template <class Words, int NC, bool kAdd>
+static __attribute__((noinline)) void multiply_panel(const typename Words::Word* a, int64_t a_stride,
+                                                     const typename Words::Word* b, int64_t b_stride, int units,
+                                                     float* c, int64_t c_stride) {
+    F acc[kPanelRows][NC];
+#pragma GCC unroll 8
+    for (int r = 0; r < kPanelRows; ++r) {
+#pragma GCC unroll 4
+        for (int j = 0; j < NC; ++j) acc[r][j] = kAdd ? vload(c + r * c_stride + j * W) : vzero();
+    }
+    for (int u = 0; u < units; ++u, ++a, b += b_stride) {
+#pragma GCC unroll 8
+        for (int r = 0; r < kPanelRows; ++r) {
+            const typename Words::Word x = a[r * a_stride];
+#pragma GCC unroll 4
+            for (int j = 0; j < NC; ++j) acc[r][j] = Words::fma(acc[r][j], b + j * W, x);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kPanelRows; ++r) {
+#pragma GCC unroll 4
+        for (int j = 0; j < NC; ++j) vstore(c + r * c_stride + j * W, acc[r][j]);
+    }
+}
+
+// What words that are multiplied in vector registers have in common.
+template <class Words>
+struct VectorWords {
+    static constexpr int kRows = kPanelRows;  // of one pass
+    static constexpr int kWordBlock = 1;      // words of a row of a come in multiples of it
+    struct Unit {
+        Unit() {}
+    };
+
+    // c = a * b, or c += a * b, of kRows rows and `vecs` vectors of columns, in panels of nearly equal width.
+    template <bool kAdd, class Word>
+    static void multiply(const Word* a, int64_t a_stride, const Word* b, int64_t b_stride, int units, float* c,
+                         int64_t c_stride, int vecs) {
+        for (int panels = (vecs + kPanelVecs - 1) / kPanelVecs; panels > 0; --panels) {
+            const int n = (vecs + panels - 1) / panels;
+            switch (n) {
+                case 1:
+                    multiply_panel<Words, 1, kAdd>(a, a_stride, b, b_stride, units, c, c_stride);
+                    break;
+                case 2:
+                    multiply_panel<Words, 2, kAdd>(a, a_stride, b, b_stride, units, c, c_stride);
+                    break;
+                default:
+                    if constexpr (kPanelVecs > 2) {
+                        if (n == 3) {
+                            multiply_panel<Words, 3, kAdd>(a, a_stride, b, b_stride, units, c, c_stride);
+                        } else {
+                            multiply_panel<Words, 4, kAdd>(a, a_stride, b, b_stride, units, c, c_stride);
+                        }
+                    }
+            }
+            vecs -= n;
+            b += n * W;
+            c += n * W;
+        }
+    }
+};
+
+struct FloatWords : VectorWords<FloatWords> {
     using Word = float;
     static constexpr int kElements = 1;  // of a word
 
@@ -20,60 +88,3 @@ struct FloatWords {
         vstore(sums, sum);
     }
 };
-
-constexpr int kPanelVecs = W == 16 ? 4 : 2;  // vectors of a row of c that are kept in registers
-
-// c[r][j] = (kAdd ? c[r][j] : 0) + sum over u of a[r][u] * b[u][j], for kPromptRows rows r and NC * W columns j; u
-// ascends, whatever is computed beside. Strides in words.
-template <class Words, int NC, bool kAdd>
-static __attribute__((noinline)) void multiply_panel(const typename Words::Word* a, int64_t a_stride,
-                                                     const typename Words::Word* b, int64_t b_stride, int units,
-                                                     float* c, int64_t c_stride) {
-    F acc[kPromptRows][NC];
-#pragma GCC unroll 8
-    for (int r = 0; r < kPromptRows; ++r) {
-#pragma GCC unroll 4
-        for (int j = 0; j < NC; ++j) acc[r][j] = kAdd ? vload(c + r * c_stride + j * W) : vzero();
-    }
-    for (int u = 0; u < units; ++u, ++a, b += b_stride) {
-#pragma GCC unroll 8
-        for (int r = 0; r < kPromptRows; ++r) {
-            const typename Words::Word x = a[r * a_stride];
-#pragma GCC unroll 4
-            for (int j = 0; j < NC; ++j) acc[r][j] = Words::fma(acc[r][j], b + j * W, x);
-        }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < kPromptRows; ++r) {
-#pragma GCC unroll 4
-        for (int j = 0; j < NC; ++j) vstore(c + r * c_stride + j * W, acc[r][j]);
-    }
-}
-
-// The same for any number of vectors, in panels of nearly equal width.
-template <class Words, bool kAdd>
-static void multiply(const typename Words::Word* a, int64_t a_stride, const typename Words::Word* b, int64_t b_stride,
-                     int units, float* c, int64_t c_stride, int vecs) {
-    for (int panels = (vecs + kPanelVecs - 1) / kPanelVecs; panels > 0; --panels) {
-        const int n = (vecs + panels - 1) / panels;
-        switch (n) {
-            case 1:
-                multiply_panel<Words, 1, kAdd>(a, a_stride, b, b_stride, units, c, c_stride);
-                break;
-            case 2:
-                multiply_panel<Words, 2, kAdd>(a, a_stride, b, b_stride, units, c, c_stride);
-                break;
-            default:
-                if constexpr (kPanelVecs > 2) {
-                    if (n == 3) {
-                        multiply_panel<Words, 3, kAdd>(a, a_stride, b, b_stride, units, c, c_stride);
-                    } else {
-                        multiply_panel<Words, 4, kAdd>(a, a_stride, b, b_stride, units, c, c_stride);
-                    }
-                }
-        }
-        vecs -= n;
-        b += n * W;
-        c += n * W;
-    }
-}

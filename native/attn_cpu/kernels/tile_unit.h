@@ -12,21 +12,31 @@ class TileUnit {
     }
     void configure(int rows) {
         if (rows == rows_) return;
-        struct {
-            uint8_t palette, start, reserved[14];
-            uint16_t row_bytes[16];
-            uint8_t rows[16];
-        } shape = {};
-        shape.palette = 1;
-        for (int i = 0; i < 8; ++i) {
-            shape.row_bytes[i] = i == 6 ? 32 : 64;
-            shape.rows[i] = static_cast<uint8_t>(i == 5 ? 16 : i == 7 ? 8 : rows);
-        }
-        asm volatile("ldtilecfg %0" ::"m"(shape));
+        Shape shape;
+        for (int i = 0; i < 8; ++i) shape.tile(i, i == 5 ? 16 : i == 7 ? 8 : rows, i == 6 ? 32 : 64);
+        shape.load();
         rows_ = rows;
+    }
+    // All tiles 16 x 16 words.
+    void configure_panels() {
+        Shape shape;
+        for (int i = 0; i < 8; ++i) shape.tile(i, 16, 64);
+        shape.load();
+        rows_ = 16;
     }
 
   private:
+    struct Shape {
+        uint8_t palette = 1, start = 0, reserved[14] = {};
+        uint16_t row_bytes[16] = {};
+        uint8_t rows[16] = {};
+
+        void tile(int i, int count, int bytes) {
+            rows[i] = static_cast<uint8_t>(count);
+            row_bytes[i] = static_cast<uint16_t>(bytes);
+        }
+        void load() const { asm volatile("ldtilecfg %0" ::"m"(*this)); }
+    };
     int rows_ = 0;
 };
 

@@ -1,5 +1,6 @@
 // The steps of a token program. Included once per instruction set, inside that set's namespace.
 #pragma once
+#include "weights.h"
 
 #define EACH_ROW(s)                           \
     for (int64_t i = 0; i < (s).dims[0]; ++i) \
@@ -113,7 +114,11 @@ inline KernelTable make_table(const char* name) {
              UNARY(gelu_f),      UNARY(gelu_tanh_f),  UNARY(relu_f),
              BINARY(minimum_f),  BINARY(maximum_f),   {sum<Float>, sum<Bfloat>}},
             {load_f32, load_bf16},
-            {store_f32, store_bf16}};
+            {store_f32, store_bf16},
+            largest,
+            weigh,
+            sums_from,
+            sum_from};
 }
 
 #undef UNARY
