@@ -7,8 +7,8 @@ take about as long, unless --context is given. Passes of all settings alternate;
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from hpcdecode.perf.steady import Load, Steady
 
 _COMPUTING = ("slice", "logits", "sample")
-_TRIAL, _SHORTEST, _LONGEST = 256, 32, 8192  # contexts: where the R-rank's speed is tried, and what is chosen from
+_TRIALS = 4  # before a context is chosen
+_TRIAL, _SHORTEST, _LONGEST = 256, 32, 8192  # contexts: the first that is tried, and what is chosen from
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--context", type=int, help="tokens of each (chosen so that S and R take as long)")
     add("--lanes", type=int, nargs="+", default=[1, 2], help="(default: 1 2)")
     add("--overlap", type=int, nargs="+", default=[1], help="pieces of an R-rank's work in a layer (default: 1)")
+    add("--messages", action="store_true", help="send activations as between hosts, not through shared memory")
     add("--steps", type=int, default=6, help="of a pass (%(default)s)")
     add("--passes", type=int, default=5)
     add("--model", choices=tuple(SHAPES), default="pipeline", help="checkpoint to make (%(default)s)")
@@ -58,7 +60,11 @@ def run(args: argparse.Namespace) -> dict | None:
     steady = Steady(args.comm, team.me, shapes, model)
     most = max(args.lanes)
     context = args.context or _balanced(steady, Load(args.batch, most, _TRIAL, args.steps))
-    loads = [Load(args.batch, lanes, context, args.steps, pieces) for lanes in args.lanes for pieces in args.overlap]
+    loads = [
+        Load(args.batch, lanes, context, args.steps, pieces, args.messages)
+        for lanes in args.lanes
+        for pieces in args.overlap
+    ]
     passes = [_pass(steady, loads) for _ in range(args.passes + 1)][1:]
     if not team.lead:
         return None
@@ -68,12 +74,11 @@ def run(args: argparse.Namespace) -> dict | None:
 
 def _balanced(steady: Steady, trial: Load) -> int:
     """The context with which the R-ranks take as long as the S-rank."""
-    for _ in range(2):  # the first is to warm up
+    for _ in range(_TRIALS):
         s, r = steady.at_once(trial)
-    context = int(min(max(trial.context * s / r, _SHORTEST), _LONGEST))
-    if steady.model:
-        print(f"context {context}: S {s * 1e3:.1f} ms a step, R {r * 1e3:.1f} at {trial.context}", file=sys.stderr)
-    return launch.broadcast(steady.comm, context, int)
+        context = int(min(max(trial.context * s / r, _SHORTEST), _LONGEST))
+        trial = dataclasses.replace(trial, context=launch.broadcast(steady.comm, context, int))
+    return trial.context
 
 
 def _pass(steady: Steady, loads: list[Load]) -> dict[Any, Any]:

@@ -36,13 +36,15 @@ _TOKEN = 7
 
 @dataclass(frozen=True)
 class Load:
-    """batch sequences of `context` tokens over `lanes` lanes; `pieces`: of an R-rank's work in a layer."""
+    """batch sequences of `context` tokens over `lanes` lanes. pieces: of an R-rank's work in a layer; messages: send
+    the activations as between hosts, not through shared memory."""
 
     batch: int
     lanes: int
     context: int
     steps: int
     pieces: int = 1
+    messages: bool = False
 
     @property
     def lane_batch(self) -> int:
@@ -60,8 +62,8 @@ class Steady:
         """Seconds of a step by operation, of every rank on every rank; `step` of rank 0 is that of all lanes' batch."""
         timeline, dtype = Timeline(), torch.bfloat16
         slots = Limits(load.lane_batch, 1, 1, 1, None).slots
-        sizes, partition = shared_sizes(self.shapes, load.lane_batch, 0, dtype), Partition("request", self.parts)
-        wire = (self.shapes, slots, dtype, sizes, partition, load.pieces)
+        sizes = (0, 0) if load.messages else shared_sizes(self.shapes, load.lane_batch, 0, dtype)
+        wire = (self.shapes, slots, dtype, sizes, Partition("request", self.parts), load.pieces)
         part = None if self.model else self._part(load, slots, timeline)
         comms = [self.comm.Dup() for _ in range(load.lanes)]
         links: list = [

@@ -65,6 +65,7 @@ class SRank:
 
     def run(self, between_turns: Callable[[], None]) -> None:
         """Generate until done; `between_turns` is called once a rotation of the lanes."""
+        self.timeline.enter("desk")
         before = self.timeline.seconds()
         self.timeline.lap()
         with torch.inference_mode():

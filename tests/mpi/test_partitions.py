@@ -1,8 +1,15 @@
-"""`--partition head` on the demo model, which has three KV heads."""
+"""`--partition head`: refused where KV heads cannot be dealt out, and what an R-rank has of a layer."""
 
 from __future__ import annotations
 
-from tests.mpi.test_worlds import FLAGS, PROMPTS, contents
+import pytest
+
+from hpcdecode.attention import LayerShape
+from hpcdecode.errors import UserError
+from hpcdecode.exchange.partition import Partition
+from tests.mpi.test_worlds import FLAGS, PROMPTS
+
+SHAPE = LayerShape(kv_heads=6, k_dim=4, v_dim=8, q_heads=12, scale=1.0, window=7)
 
 
 def test_heads_that_r_ranks_cannot_share_out_are_refused(hpcdecode):
@@ -11,13 +18,21 @@ def test_heads_that_r_ranks_cannot_share_out_are_refused(hpcdecode):
     assert "--partition head: expected a number of R-ranks that divides" in result.stderr and "got 2" in result.stderr
 
 
-def test_by_head_an_r_rank_holds_every_sequence_in_a_share_of_the_bytes(hpcdecode, tmp_path):
-    found = {}
-    for kind in ("request", "head"):
-        flags = (*FLAGS, "--partition", kind, "--overlap", 2, "--kv-memory", "16M")
-        result = hpcdecode("generate", PROMPTS, "-o", f"{kind}.h5", *flags, ranks=4)
-        assert result.returncode == 0, result.stderr
-        found[kind] = contents(tmp_path / f"{kind}.h5")
-    assert found["head"][0] == found["request"][0]
-    by_request, by_head = ([r["kv_tokens"] for r in found[kind][1][1:]] for kind in ("request", "head"))
-    assert all(3 * whole <= own < 3 * (whole + 64) for whole, own in zip(by_request, by_head, strict=True))
+def test_by_head_r_ranks_have_all_columns_between_them():
+    partition = Partition("head", 3)
+    partition.check([SHAPE])
+    assert partition.shape(SHAPE) == LayerShape(kv_heads=2, k_dim=4, v_dim=8, q_heads=4, scale=1.0, window=7)
+    for widths in zip(*(partition.columns(SHAPE, rank) for rank in range(3)), strict=True):
+        assert [part.start for part in widths] == [0, widths[0].stop, widths[1].stop]
+    assert [part.stop for part in partition.columns(SHAPE, 2)] == [48, 24, 48, 96]
+    assert partition.heads(SHAPE, 1) == slice(4, 8)
+    assert partition.capacity([30, 20, 40]) == [20] and partition.named(2) == 0
+    with pytest.raises(UserError, match=r"KV heads \(6\), got 4"):
+        Partition("head", 4).check([SHAPE])
+
+
+def test_by_request_an_r_rank_has_whole_layers():
+    partition = Partition("request", 4)
+    partition.check([SHAPE])
+    assert partition.shape(SHAPE) == SHAPE and partition.named(2) == 2 and partition.capacity([3, 4]) == [3, 4]
+    assert [part.stop for part in partition.columns(SHAPE, 3)] == [48, 24, 48, 96]

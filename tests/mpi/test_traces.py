@@ -36,6 +36,7 @@ def test_the_spans_of_every_rank_cover_its_time(traced):
     command, trace = traced
     with h5py.File(command.directory / "out.h5") as file:
         summary = json.loads(file.attrs["summary"])
+    assert 0 < summary["s_busy"] <= 1 and 0 < summary["r_busy"] <= 1
     accounts = {a["rank"]: a for a in trace["otherData"]["accounts"]}
     spans = spans_by_rank(trace)
     assert spans.keys() == accounts.keys() == set(range(len(summary["peak_rss_bytes"])))
