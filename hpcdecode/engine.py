@@ -98,7 +98,7 @@ class Engine:
     def work(
         self, desk: Desk | None, scale: Scale, signals: Signals, progress: Progress, checkpoint_seconds: float
     ) -> Metrics:
-        """Play this rank's role until all rows of the lead's desk are done, or a signal has come to the lead."""
+        """Play this rank's role until all rows of the lead's desk are done, or the lead's `signals` say to stop."""
         try:
             if self.team.comm is not None:
                 return self._work_over_mpi(desk, scale, signals, progress, checkpoint_seconds)
@@ -127,14 +127,14 @@ class Engine:
             turns = [Turns() for _ in team.s_ranks]
             links = [MpiRLink(comm, *wire, first_slot=slots * i) for i, (_, comm) in enumerate(comms)]
             programs = [lane_program(i, links[i], part, turns[s]) for i, (s, _) in enumerate(comms)]
-            serve(programs, self.timeline, signals.check)
+            serve(programs, self.timeline)
         else:
             links = [MpiSLink(comm, *wire) for _, comm in comms]
             s_comm = subset(team.comm, team.s_ranks) if len(team.s_ranks) > 1 else None
             if desk:
                 worker = self._run_lead(desk, scale, links, signals, progress, s_comm)
             else:
-                worker = self._run_remote(scale, links, signals, checkpoint_seconds, s_comm)
+                worker = self._run_remote(scale, links, checkpoint_seconds, s_comm)
         for link in links:
             link.close()
         return self._metrics(worker, part)
@@ -159,7 +159,7 @@ class Engine:
         desk.writer.unfinished = lambda: worker.unfinished() + (clients.unfinished() if clients else [])
 
         def duties() -> None:
-            worker.stopping = signals.received is not None
+            worker.stopping = signals.stopping
             if clients:
                 clients.serve(stop=worker.stopping)
             desk.writer.tick()
@@ -175,9 +175,7 @@ class Engine:
         progress.close(desk.rows)
         return worker
 
-    def _run_remote(
-        self, scale: Scale, links: Seq[SLink], signals: Signals, checkpoint_seconds: float, s_comm: MPI.Intracomm
-    ) -> SRank:
+    def _run_remote(self, scale: Scale, links: Seq[SLink], checkpoint_seconds: float, s_comm: MPI.Intracomm) -> SRank:
         from hpcdecode.workers.remote import RemoteDesk
 
         desk = RemoteDesk(s_comm, self.tokenizer)
@@ -186,7 +184,6 @@ class Engine:
 
         def duties() -> None:
             nonlocal checkpoint_due
-            signals.check()
             worker.stopping = worker.stopping or desk.told_to_stop()
             if monotonic() >= checkpoint_due:
                 desk.checkpoint(worker.unfinished())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from hpcdecode.data.prompts import read_rows
 from hpcdecode.data.results import ResultsWriter
 from hpcdecode.data.resume import Earlier, find_earlier
 from hpcdecode.data.tokens import Tokenizer, tokenized
+from hpcdecode.doctor import binding
 from hpcdecode.engine import Engine
 from hpcdecode.errors import RowProblem, UserError
 from hpcdecode.job import STDIN, Job
@@ -30,6 +32,7 @@ from hpcdecode.report.trace import check_path, clock_offset, write_trace
 from hpcdecode.setup import Scale, auto_dtype, together
 from hpcdecode.signals import Signals
 from hpcdecode.timeline import Timeline
+from hpcdecode.watchdog import Watchdog
 from hpcdecode.workers.desk import Desk
 
 if TYPE_CHECKING:
@@ -39,16 +42,26 @@ ROW_ERRORS = 3  # exit code of a job that is done, with rows that could not be u
 
 
 def generate(job: Job, comm: MPI.Intracomm | None = None, *, model: SplitModel | None = None) -> int:
-    """Run `job` over the ranks of `comm` (None: this process alone plays both roles); returns the exit code.
+    """Run `job` over the ranks of `comm` (None: this process alone plays both roles).
 
+    Returns the exit code, which is 0 on all ranks but the lead.
     model: a model loaded before, used in place of loading `job.model`. Raises UserError where the job cannot run.
     """
-    stages, timeline = Stages(), Timeline(trace=job.trace is not None)
+    timeline = Timeline(trace=job.trace is not None)
     team = launch.assemble(comm, job.s_ranks)
+    with Signals() as signals, Watchdog(team, timeline, job.stall_timeout):
+        return _generate(job, team, timeline, signals, model)
+
+
+def _generate(job: Job, team: Team, timeline: Timeline, signals: Signals, model: SplitModel | None) -> int:
+    stages = Stages()
     begin = _survey(job, team)
     earlier = begin.earlier if begin else None
     if team.broadcast(earlier is not None and earlier.complete, bool):
-        return team.broadcast(_say_complete(job, earlier) if earlier else 0, int)
+        return _say_complete(job, earlier) if earlier else 0
+    problems = binding(team)
+    if begin:
+        print(*problems, sep="\n", end="\n" * bool(problems), file=sys.stderr, flush=True)
     if team.me.pinned:
         os.sched_setaffinity(0, team.me.cpus)
     stages.done("imports")
@@ -56,27 +69,27 @@ def generate(job: Job, comm: MPI.Intracomm | None = None, *, model: SplitModel |
     engine = Engine(job, team, model, timeline)
     together(team, lambda: _check_params(job, engine.tokenizer) if team.lead else None)
     stages.done("model")
-    with Signals() as signals:
-        desk = _open_desk(job, engine, begin) if begin else None
-        scale = engine.scale(desk)
+    signals.hold_interrupts()
+    desk = _open_desk(job, engine, begin) if begin else None
+    scale = engine.scale(desk)
+    if desk:
+        stages.done("rows")
+        _announce(engine, scale, stages, signals.drain_before(job.drain_before))
+    start = perf_counter()
+    try:
+        metrics = engine.work(desk, scale, signals, Progress(), job.checkpoint_every)
+    except BaseException:
         if desk:
-            stages.done("rows")
-            _announce(engine, scale, stages)
-        start = perf_counter()
-        try:
-            metrics = engine.work(desk, scale, signals, Progress(), job.checkpoint_every)
-        except BaseException:
-            if desk:
-                with suppress(Exception):
-                    desk.writer.checkpoint()
-            raise
-        every = team.gather_all(metrics, Metrics)
-        timeline.enter("end")
-        code = _finish(job, desk, every, stages.seconds, perf_counter() - start, signals) if desk else 0
-        code = team.broadcast(code, int)
-        if job.trace:
-            write_trace(job.trace, team, timeline, offset)
-        return code
+            with suppress(Exception):
+                desk.writer.checkpoint()
+        raise
+    every = team.gather_all(metrics, Metrics)
+    timeline.enter("end")
+    code = _finish(job, desk, every, stages.seconds, perf_counter() - start, signals) if desk else 0
+    team.broadcast(code, int)  # nobody leaves before the results are whole
+    if job.trace:
+        write_trace(job.trace, team, timeline, offset)
+    return code
 
 
 class _Begin(msgspec.Struct, frozen=True):
@@ -136,14 +149,20 @@ def _open_desk(job: Job, engine: Engine, begin: _Begin) -> Desk:
         "topology": msgspec.to_builtins(engine.team.ranks),
     }
     writer = ResultsWriter(job.output, attributes=attributes, earlier=earlier, checkpoint_seconds=job.checkpoint_every)
-    done = earlier.done if earlier else None
-    rows = read_rows(begin.files, job.params, column=job.prompt_column, limit=job.limit, done=done)
+    rows = read_rows(begin.files, job.params, column=job.prompt_column, limit=job.limit, wanted=_wanted(job, earlier))
     prompts = tokenized(rows, engine.tokenizer, engine.max_positions)
     return Desk(earlier.continued(prompts) if earlier else prompts, writer, engine.tokenizer, job.max_errors)
 
 
-def _announce(engine: Engine, scale: Scale, stages: Stages) -> None:
-    """Print the topology, what `auto` became, and what the start took."""
+def _wanted(job: Job, earlier: Earlier | None) -> Callable[[int], bool]:
+    """Tells by a row's line whether it is for this job to do."""
+    holds = job.shard.holds if job.shard else lambda line: True
+    done = earlier.done if earlier else lambda line: False
+    return lambda line: holds(line) and not done(line)
+
+
+def _announce(engine: Engine, scale: Scale, stages: Stages, time_left: str) -> None:
+    """Print the topology, what `auto` became, what the start took, and the time that is left."""
     setup = engine.setup
     lanes = "+".join(str(len(batches)) for batches in scale.lane_batches)
     print(text.topology(engine.team.ranks), file=sys.stderr)
@@ -152,7 +171,7 @@ def _announce(engine: Engine, scale: Scale, stages: Stages) -> None:
         f"period {scale.period} of {scale.steps} steps, lanes {lanes}",
         file=sys.stderr,
     )
-    print(stages.text(), file=sys.stderr, flush=True)
+    print(*filter(None, (stages.text(), time_left)), sep="\n", file=sys.stderr, flush=True)
 
 
 def _finish(job: Job, desk: Desk, metrics: list[Metrics], startup: float, seconds: float, signals: Signals) -> int:
@@ -164,7 +183,7 @@ def _finish(job: Job, desk: Desk, metrics: list[Metrics], startup: float, second
     print(text.summary(figures), file=sys.stderr)
     if code:
         print(
-            f"hpcdecode: stopped by a signal; finished rows are in {job.output}; the same command goes on",
+            f"hpcdecode: stopped by {signals.cause}; finished rows are in {job.output}; the same command goes on",
             file=sys.stderr,
         )
         return code

@@ -64,6 +64,27 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
                 raise UserError(f"--{name.replace('_', '-')}: expected an integer >= 1, got {value}", everywhere=True)
 
 
+class Shard(msgspec.Struct, frozen=True):
+    """One of `count` jobs that share the rows of their prompt files: those whose line modulo `count` is `index`."""
+
+    index: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """`0/4` to `3/4`. Raises ValueError."""
+        match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+        if not match or not int(match[1]) < int(match[2]):
+            raise ValueError(f"expected I/N with 0 <= I < N, such as 0/4, got {text!r}")
+        return cls(int(match[1]), int(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+    def holds(self, line: int) -> bool:
+        return line % self.count == self.index
+
+
 class Job(EngineOptions, frozen=True, kw_only=True):
     """A generation job of the command line: what an engine is to do, and where its results go."""
 
@@ -72,10 +93,13 @@ class Job(EngineOptions, frozen=True, kw_only=True):
     params: SamplingParams = SamplingParams()
     overwrite: bool = False
     prompt_column: str | None = None
-    limit: int | None = None  # rows to take at most
+    limit: int | None = None  # rows to take at most, of all shards together
+    shard: Shard | None = None  # of the rows; None for all
     max_errors: int | None = None  # rows that may be unusable before the job stops
     trace: str | None = None  # file for a trace of all ranks
     checkpoint_every: float = 5.0  # seconds between commits of what is finished and what is in flight
+    stall_timeout: float = 300.0  # seconds that a rank may be without progress; 0 for ever
+    drain_before: float = 120.0  # seconds before the end of the batch job's time; 0 never
 
     def check(self) -> Self:
         """Return self, or raise UserError naming the value that is out of range."""
@@ -83,6 +107,10 @@ class Job(EngineOptions, frozen=True, kw_only=True):
             raise UserError("expected at least one prompt file, got none", everywhere=True)
         if not 0 < self.checkpoint_every < float("inf"):
             raise UserError(f"--checkpoint-every: expected seconds > 0, got {self.checkpoint_every}", everywhere=True)
+        for name in ("drain_before", "stall_timeout"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise UserError(f"--{name.replace('_', '-')}: expected seconds >= 0, got {value}", everywhere=True)
         if self.max_errors is not None and self.max_errors < 0:
             raise UserError(f"--max-errors: expected an integer >= 0, got {self.max_errors}", everywhere=True)
         self._require_counts("limit")
@@ -97,12 +125,15 @@ def parse_bytes(text: str) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
-def default_output(prompts: Seq[str]) -> str:
-    """`prompts.jsonl.gz` -> `prompts.h5`, in the working directory; UserError where no name follows from the input."""
+def default_output(prompts: Seq[str], shard: Shard | None = None) -> str:
+    """`prompts.jsonl.gz` -> `prompts.h5`, of a shard `prompts.0-of-4.h5`, in the working directory.
+
+    UserError where no name follows from the input.
+    """
     name = Path(prompts[0]).name.removesuffix(".gz").removesuffix(".zst")
     if len(prompts) > 1 or prompts[0] == STDIN or has_magic(name):
         raise UserError("expected -o OUT.h5 for several prompt files or standard input, got none", everywhere=True)
-    return str(Path(name).with_suffix(".h5"))
+    return str(Path(name).with_suffix(f".{shard.index}-of-{shard.count}.h5" if shard else ".h5"))
 
 
 def find_model(flag: str | None, environment: Mapping[str, str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 import traceback
 from typing import TYPE_CHECKING, NoReturn
 
@@ -19,9 +20,11 @@ if TYPE_CHECKING:
 # Set for the ranks by mpiexec (Hydra, PRTE, Open MPI) and by srun with a PMI plug-in.
 _LAUNCHERS = ("PMI_SIZE", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "PALS_RANKID", "MPI_LOCALNRANKS")
 
-
 # How many it started, by the launchers' own variables.
 _COUNTS = {"srun": ("SLURM_STEP_NUM_TASKS",), "mpiexec": ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")}
+
+_LEAVE_SECONDS = 2.0
+_SPEAK_SECONDS = 0.3
 
 
 def connect() -> MPI.Intracomm | None:
@@ -195,6 +198,20 @@ def is_lead() -> bool:
     return all(os.environ.get(name, "0") == "0" for name in names)
 
 
+def leave(comm: MPI.Intracomm | None, code: int) -> int:
+    """`code`, once the other ranks have had time to end: a launcher that kills on bad exit would report them killed.
+
+    At the end of a job all ranks but one have exit code 0.
+    """
+    if comm is not None:
+        from mpi4py import MPI
+
+        MPI.Finalize()  # none returns before all have called it
+        if code:
+            time.sleep(_LEAVE_SECONDS)
+    return code
+
+
 def abort(comm: MPI.Intracomm | None, error: BaseException, code: int = 1) -> NoReturn:
     """End all ranks at once, naming this rank, its host and the cause."""
     if not isinstance(error, UserError):
@@ -203,5 +220,13 @@ def abort(comm: MPI.Intracomm | None, error: BaseException, code: int = 1) -> No
     cause = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     print(f"hpcdecode: rank {rank} on {socket.gethostname()} failed: {cause}", file=sys.stderr, flush=True)
     if comm is not None:
-        comm.Abort(code)
+        end_all(comm, code)
     raise SystemExit(code)
+
+
+def end_all(comm: MPI.Intracomm | None, code: int = 1) -> NoReturn:
+    """End all ranks at once, from any thread, once what was printed is out."""
+    if comm is not None:
+        time.sleep(_SPEAK_SECONDS)  # launchers drop output that they have not passed on yet
+        comm.Abort(code)
+    os._exit(code)

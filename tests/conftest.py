@@ -6,9 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -57,6 +60,19 @@ def run(line: list[str], timeout: float = TIMEOUT, **options) -> subprocess.Comp
         out, err = process.communicate()
         pytest.fail(f"no end after {timeout} s: {' '.join(line)}\n{out[-2000:]}\n{err[-4000:]}")
     return subprocess.CompletedProcess(line, process.returncode, out, err)
+
+
+def rank_of(process: subprocess.Popen, rank: int, seconds: float = 20) -> psutil.Process:
+    """The process of a rank of those that a launcher starts; waits until it is there."""
+    names, end = {f"{name}={rank}" for name in ("PMI_RANK", "PMIX_RANK")}, time.monotonic() + seconds
+    while time.monotonic() < end:
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                own = {f"{name}={value}" for name, value in child.environ().items()}
+                if names & own and "python" in child.name():
+                    return child
+        time.sleep(0.05)
+    raise AssertionError(f"no rank {rank} after {seconds} s")
 
 
 @pytest.fixture(scope="session", autouse=True)

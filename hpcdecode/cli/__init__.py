@@ -15,7 +15,7 @@ from hpcdecode.errors import UserError
 
 
 def main(arguments: Seq[str] | None = None) -> int:
-    """Run one subcommand; returns the exit code (0 done, 1 failed, 2 the job cannot run as asked, 128 + signal)."""
+    """Run one subcommand; returns the exit code: 0 done, 1 failed, 2 not as asked; others are the subcommand's."""
     share_cores()
     options = _parse(arguments, speak=launch.is_lead())
     if options is None:
@@ -23,14 +23,14 @@ def main(arguments: Seq[str] | None = None) -> int:
     comm = None
     try:
         comm = options.connect() if options.connect else None
-        return options.run(options, comm)
+        return launch.leave(comm, options.run(options, comm))
     except UserError as error:
         if comm is not None and not error.everywhere:
             launch.abort(comm, error, 2)
         if not launch.is_lead():
-            return 0  # a launcher that kills on bad exit must not end the lead before it has spoken
+            return 0
         print(f"hpcdecode: error: {error}", file=sys.stderr, flush=True)
-        return 2
+        return launch.leave(comm, 2)
     except KeyboardInterrupt:
         launch.abort(comm, UserError("interrupted before the first step"), 130)
     except BrokenPipeError:

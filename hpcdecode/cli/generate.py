@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from hpcdecode import launch
 from hpcdecode.cli.job_file import read_job_file
 from hpcdecode.errors import RowProblem, UserError
-from hpcdecode.job import DTYPES, KV_DTYPES, PARTITIONS, Job, default_output, find_model, parse_bytes
+from hpcdecode.job import DTYPES, KV_DTYPES, PARTITIONS, Job, Shard, default_output, find_model, parse_bytes
 from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.signals import END_TIME
 
 _DEFAULTS = {f.name: f.default for kind in (Job, SamplingParams) for f in msgspec.structs.fields(kind)}
 _Switch = argparse.BooleanOptionalAction  # --no-... takes back what a job file says
@@ -24,13 +27,15 @@ def _add_generate(commands) -> None:
         "generate",
         help="generate text for the rows of a prompt file",
         description="Generate text for every row of the prompt files, into one HDF5 file. The same command again "
-        "continues an interrupted job. Exit code: 0 all rows done, 3 done but for rows under /errors, 2 the job cannot "
-        "run as asked, 1 failed, 128 + signal stopped.",
+        "continues an interrupted job. Exit code: 0 all rows done, 3 done but for rows under /errors, 75 stopped with "
+        "rows left to be started again (SIGUSR1, end of time), 128 + signal stopped, 2 the job cannot run as asked, "
+        "1 failed.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
     _add_job(parser)
     _add_rows(parser.add_argument_group("rows"))
+    _add_time(parser.add_argument_group("time"))
     _add_sampling(parser.add_argument_group("sampling (a row's own fields win)"))
     _add_size(parser.add_argument_group("size (auto if not given)"))
     parser.set_defaults(run=_generate, connect=launch.world)
@@ -56,10 +61,24 @@ def _add_rows(group) -> None:
     add = group.add_argument
     add("--prompt-column", metavar="NAME", help="where rows have their prompt (prompt); in HDF5 a dataset's path")
     add("--limit", type=int, metavar="N", help="take the first N rows only")
+    add(
+        "--shard",
+        type=_parsed(Shard.parse),
+        metavar="I/N",
+        help="take those rows whose line modulo N is I; see hpcdecode merge",
+    )
     add("--max-errors", type=int, metavar="N", help="stop when more than N rows cannot be used (never)")
     add("--fail-fast", dest="max_errors", action="store_const", const=0, help="stop at the first of them")
+
+
+def _add_time(group) -> None:
+    add = group.add_argument
     help = f"between commits of finished rows and of those in flight ({_DEFAULTS['checkpoint_every']})"
     add("--checkpoint-every", type=float, metavar="SECONDS", help=help)
+    help = f"stop so long before the batch job's time is over, {END_TIME}; 0 never ({_DEFAULTS['drain_before']})"
+    add("--drain-before", type=float, metavar="SECONDS", help=help)
+    help = f"end the job where a rank makes no progress for so long; 0 never ({_DEFAULTS['stall_timeout']})"
+    add("--stall-timeout", type=float, metavar="SECONDS", help=help)
 
 
 def _add_sampling(group) -> None:
@@ -108,7 +127,7 @@ def _add_size(group) -> None:
     help = f"pieces of an R-rank's work in a layer, attended as they arrive ({_DEFAULTS['overlap']})"
     add("--overlap", type=int, metavar="N", help=help)
     add("--s-ranks", type=int, metavar="K", help="ranks that hold weights; the others hold KV caches (1)")
-    add("--kv-memory", type=_bytes, metavar="SIZE", help="KV cache of an R-rank, such as 64G")
+    add("--kv-memory", type=_parsed(parse_bytes), metavar="SIZE", help="KV cache of an R-rank, such as 64G")
 
 
 def _generate(options: argparse.Namespace, comm) -> int:
@@ -121,7 +140,7 @@ def _generate(options: argparse.Namespace, comm) -> int:
     if "prompts" not in values:
         raise UserError("expected at least one prompt file, or a job file that names some, got none", everywhere=True)
     values["model"] = find_model(values.get("model"), os.environ)
-    values["output"] = values.get("output") or default_output(values["prompts"])
+    values["output"] = values.get("output") or default_output(values["prompts"], values.get("shard"))
     job = _pick(Job, {**values, "params": params}).check()
     from hpcdecode.generate import generate
 
@@ -159,11 +178,16 @@ def _object(text: str) -> dict:
     return value
 
 
-def _bytes(text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def _parsed(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """As the type of a flag, a parser whose ValueError says what was expected."""
+
+    def of(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return of
 
 
 COMMANDS = (_add_generate,)

@@ -9,9 +9,10 @@ from typing import Any
 
 from hpcdecode.data.fields import sampling_kinds, typed
 from hpcdecode.errors import RowProblem, UserError
-from hpcdecode.job import DEMO, STDIN, Job, parse_bytes, read_toml
+from hpcdecode.job import DEMO, STDIN, Job, Shard, parse_bytes, read_toml
 
 _FAIL_FAST = "fail_fast"
+_PARSED = {"kv_memory": parse_bytes, "shard": Shard.parse}  # where they are strings
 
 
 def read_job_file(path: str) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def read_job_file(path: str) -> dict[str, Any]:
 def _kinds() -> dict[str, Any]:
     """What each key holds: the type of its field, None left out."""
     job = {name: _filled(kind) for name, kind in typing.get_type_hints(Job).items() if name != "params"}
-    return {**job, **sampling_kinds(), _FAIL_FAST: bool}
+    return {**job, **sampling_kinds(), _FAIL_FAST: bool, "shard": str}
 
 
 def _filled(kind: Any) -> Any:
@@ -46,9 +47,9 @@ def _filled(kind: Any) -> Any:
 
 
 def _value(name: str, kind: Any, value: Any) -> Any:
-    if name == "kv_memory" and isinstance(value, str):
+    if name in _PARSED and isinstance(value, str):
         try:
-            return parse_bytes(value)
+            return _PARSED[name](value)
         except ValueError as error:
             raise RowProblem(f"{name}: {error}") from None
     return typed(name, kind, value)

@@ -59,7 +59,8 @@ def _add_merge(commands) -> None:
     parser = commands.add_parser(
         "merge",
         help="join the results of parts of a job",
-        description="Join results files of the same model and sampling, complete or not, into one sorted by line.",
+        description="Join results files of the same model and sampling, complete or not, into one sorted by line; of "
+        "shards (generate --shard) all are needed.",
         allow_abbrev=False,
     )
     add = parser.add_argument

@@ -16,13 +16,14 @@ from hpcdecode.data.merge import merge
 from hpcdecode.data.read import Results
 from hpcdecode.data.segments import parts_folder, segments_in
 from hpcdecode.errors import UserError
+from hpcdecode.job import Shard
 
 
 def join(output: str, paths: Seq[str], *, overwrite: bool = False) -> None:
     """Merge results files by line into `output`, which is complete if all of them are.
 
-    Memory grows by some 20 bytes a row. Raises UserError where the files are not of one model and sampling, or hold a
-    row twice.
+    Shards become the file of the whole job. Memory grows by some 20 bytes a row. Raises UserError where the files are
+    not of one model and sampling, hold a row twice, or are not all the shards of one job.
     """
     out = Path(output)
     if any(out.exists() and os.path.samefile(out, path) for path in paths if os.path.exists(path)):
@@ -31,32 +32,60 @@ def join(output: str, paths: Seq[str], *, overwrite: bool = False) -> None:
         raise UserError(f"{out}: exists already; use --overwrite to replace it, or choose another name")
     parts = [_Part(path) for path in paths]
     _require_one_job(parts)
+    _require_all_shards(parts)
     _require_distinct(parts)
     attributes = {**parts[0].attributes, "summary": {"merged": [p.attributes.get("summary", {}) for p in parts]}}
+    for name in ("identity", "job"):
+        attributes[name] = {**attributes.get(name, {}), "shard": None}
     with write_errors(out, "free some space"), new_file(out.with_name(out.name + ".tmp"), out) as (file, check):
         merge([source for part in parts for source in part.sources], file, check)
         write_attributes(file, attributes, complete=all(part.complete for part in parts))
 
 
 class _Part:
-    """One of the files. sources: sorted files, itself if it is complete, else the segments of an interrupted job."""
+    """One of the files. sources: sorted files, itself if it is complete, else the segments of an interrupted job.
+
+    shard: which of them it is; None for no shard.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
         with Results(path) as results:
             self.complete, self.attributes = results.complete, results.attributes
             self.keys = np.stack([results.column(name).astype(np.int64) for name in ("line", "sample")], axis=1)
+        self.identity = self.attributes.get("identity", {})
+        shard = self.identity.get("shard")
+        self.shard = Shard.parse(shard) if shard else None
         folder = parts_folder(Path(path))
         self.sources = [Path(path)] if self.complete else [folder / segment.name for segment in segments_in(folder)]
 
 
 def _require_one_job(parts: Seq[_Part]) -> None:
-    """Of one model and sampling; the prompt files may differ."""
-    first, *others = ({**part.attributes.get("identity", {}), "prompts": None} for part in parts)
+    """Of one model and sampling; the prompt files may differ, but not those of shards."""
+    free = ("shard",) if any(part.shard for part in parts) else ("shard", "prompts")
+    first, *others = ({k: v for k, v in part.identity.items() if k not in free} for part in parts)
     for part, identity in zip(parts[1:], others, strict=True):
         changed = list(differences(first, identity))
         if changed:
             raise UserError(f"{part.path}: holds rows of another job than {parts[0].path}: {'; '.join(changed)}")
+
+
+def _require_all_shards(parts: Seq[_Part]) -> None:
+    """Either no part is a shard, or they are all shards of one count, each of them once."""
+    first = next((part for part in parts if part.shard), None)
+    if first is None:
+        return
+    found: dict[int, str] = {}
+    for part in parts:
+        if part.shard is None or part.shard.count != first.shard.count:
+            is_one = f"{first.path} is shard {first.shard}"
+            raise UserError(f"{part.path}: {is_one}, so expected another of them, got {part.shard or 'no shard'}")
+        if part.shard.index in found:
+            raise UserError(f"{part.path}: is shard {part.shard}, as is {found[part.shard.index]}; give one of them")
+        found[part.shard.index] = part.path
+    missing = [str(Shard(i, first.shard.count)) for i in range(first.shard.count) if i not in found]
+    if missing:
+        raise UserError(f"expected all {first.shard.count} shards, got {len(found)}: {', '.join(missing)} missing")
 
 
 def _require_distinct(parts: Seq[_Part]) -> None:

@@ -57,16 +57,16 @@ def read_rows(
     *,
     column: str | None = None,
     limit: int | None = None,
-    done: Callable[[int], bool] | None = None,
+    wanted: Callable[[int], bool] | None = None,
 ) -> Iterator[Row | RowError]:
     """Yield every row of `files` that is not blank, in order; a field of the row wins over `defaults`.
 
-    column: the name under which rows have their prompt. limit: of rows that are not blank. done: tells by a row's
-    number whether it is to be left out. The first file is opened now and all are read once. Raises UserError where one
+    column: the name under which rows have their prompt. limit: of rows that are not blank. wanted: tells by a row's
+    number whether it is to be yielded. The first file is opened now and all are read once. Raises UserError where one
     cannot be opened or read; a row that cannot be used is yielded as a RowError.
     """
     rows = islice(raw_rows(files, column, _known()), limit)
-    return (read_row(raw, defaults, column) for raw in rows if done is None or not done(raw.number))
+    return (read_row(raw, defaults, column) for raw in rows if wanted is None or wanted(raw.number))
 
 
 def row_error(line: int, row_id: str | None, reason: object) -> RowError:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from hpcdecode.doctor.run import doctor
+from hpcdecode.doctor.run import binding, doctor
 
-__all__ = ["doctor"]
+__all__ = ["binding", "doctor"]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from hpcdecode.doctor.facts import Facts
+from hpcdecode.doctor.facts import Facts, Place
 from hpcdecode.launch import fallen_apart
 
 _HUGE = 0.9  # share of the memory that should be in huge pages
@@ -28,6 +28,7 @@ class Problem(msgspec.Struct, kw_only=True):
 
 
 World = list[Facts]
+Places = list[Place] | World
 
 
 def world(ranks: World) -> Iterator[Problem]:
@@ -50,7 +51,7 @@ def same_software(ranks: World) -> Iterator[Problem]:
         )
 
 
-def numa(ranks: World) -> Iterator[Problem]:
+def numa(ranks: Places) -> Iterator[Problem]:
     """An R-rank's cores lie on one NUMA node."""
     spanning = [f for f in ranks if f.rank.has_r and "," in f.rank.numa]
     if not spanning:
@@ -66,7 +67,7 @@ def numa(ranks: World) -> Iterator[Problem]:
     yield _problem("numa", spanning, f"R-ranks span NUMA nodes ({spanning[0].rank.numa})", remedy)
 
 
-def own_cores(ranks: World) -> Iterator[Problem]:
+def own_cores(ranks: Places) -> Iterator[Problem]:
     """No core works for two ranks."""
     sharing = set()
     for members in _group(ranks, lambda f: f.rank.host).values():
@@ -87,7 +88,7 @@ def own_cores(ranks: World) -> Iterator[Problem]:
         yield _problem("cores", of, finding, f"start fewer ranks a host, or give each C cores of its own: {own}")
 
 
-def all_cores(ranks: World) -> Iterator[Problem]:
+def all_cores(ranks: Places) -> Iterator[Problem]:
     """The ranks of a host use the cores that the job has there."""
     for host, members in _group(ranks, lambda f: f.rank.host).items():
         used = len(set().union(*(f.cpus for f in members)))
@@ -203,12 +204,15 @@ def memory(ranks: World) -> Iterator[Problem]:
         )
 
 
-CHECKS: tuple[Callable[[World], Iterator[Problem]], ...] = (
-    world,
-    same_software,
+BINDING: tuple[Callable[[Places], Iterator[Problem]], ...] = (
     numa,
     own_cores,
     all_cores,
+)  # what a job looks at when it starts
+CHECKS: tuple[Callable[[World], Iterator[Problem]], ...] = (
+    world,
+    same_software,
+    *BINDING,
     quota,
     huge_pages,
     local_memory,
@@ -218,15 +222,15 @@ CHECKS: tuple[Callable[[World], Iterator[Problem]], ...] = (
 )
 
 
-def _problem(check: str, of: World, finding: str, remedy: str) -> Problem:
+def _problem(check: str, of: Places, finding: str, remedy: str) -> Problem:
     return Problem(check=check, ranks=[f.rank.rank for f in of], finding=finding, remedy=remedy)
 
 
-def _by_launcher(of: World, *, srun: str, mpiexec: str, mpirun: str, none: str = "") -> str:
+def _by_launcher(of: Places, *, srun: str, mpiexec: str, mpirun: str, none: str = "") -> str:
     return {"srun": srun, "mpiexec": mpiexec, "mpirun": mpirun}.get(of[0].launcher, none)
 
 
-def _group(ranks: World, key: Callable) -> dict:
+def _group(ranks: Places, key: Callable) -> dict:
     groups = defaultdict(list)
     for f in ranks:
         groups[key(f)].append(f)

@@ -33,13 +33,19 @@ class Memory(msgspec.Struct, kw_only=True):
     local: float  # share on the NUMA nodes of the rank's cores
 
 
-class Facts(msgspec.Struct, kw_only=True):
-    """One rank. `rank` is what `generate` would make of it."""
+class Place(msgspec.Struct, kw_only=True):
+    """Where a rank runs, as a launcher bound it. `rank` is what `generate` makes of it."""
 
     rank: Rank
     cpus: list[int]  # that the process was given
     host_cpus: int  # that the job has on this host
     host_nodes: int
+    launcher: str
+
+
+class Facts(Place, kw_only=True):
+    """All of one rank."""
+
     cpu_quota: float | None  # CPUs' worth of time
     huge_pages: str  # mode of transparent huge pages; empty: none
     memory: Memory | None  # None: not an R-rank
@@ -48,20 +54,27 @@ class Facts(msgspec.Struct, kw_only=True):
     supported_isas: list[str]
     untested_isas: list[str]  # built, and tested under an emulator only
     mpi: str
-    launcher: str
     versions: dict[str, str]
 
 
-def examine(rank: Rank, comm: MPI.Intracomm | None, given: Iterable[int]) -> Facts:
-    """Find out. `given`: the CPUs that the process was started with. R-ranks measure for about a second."""
-    if rank.has_r:
-        rank.isa = attention.isa()
-    available = available_bytes()
-    return Facts(
+def place(rank: Rank, given: Iterable[int]) -> Place:
+    """Find out. `given`: the CPUs that the process was started with."""
+    return Place(
         rank=rank,
         cpus=sorted(given),
         host_cpus=int(os.environ.get("SLURM_CPUS_ON_NODE") or len(cgroup.cpus()) or os.cpu_count() or 1),
         host_nodes=len(listed(read("/sys/devices/system/node/online"))) or 1,
+        launcher=_launcher(),
+    )
+
+
+def examine(rank: Rank, comm: MPI.Intracomm | None, given: Iterable[int]) -> Facts:
+    """As `place`, and more. R-ranks measure for about a second."""
+    if rank.has_r:
+        rank.isa = attention.isa()
+    available = available_bytes()
+    return Facts(
+        **msgspec.structs.asdict(place(rank, given)),
         cpu_quota=cgroup.cpu_quota(),
         huge_pages=_bracketed(read("/sys/kernel/mm/transparent_hugepage/enabled")),
         memory=_measure(rank, available) if rank.has_r else None,
@@ -70,7 +83,6 @@ def examine(rank: Rank, comm: MPI.Intracomm | None, given: Iterable[int]) -> Fac
         supported_isas=_attn_cpu.supported_isas(),
         untested_isas=_attn_cpu.untested_isas(),
         mpi=_mpi(comm),
-        launcher=_launcher(),
         versions=versions(),
     )
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from hpcdecode.doctor.checks import CHECKS, Problem
-from hpcdecode.doctor.facts import Facts, examine
-from hpcdecode.launch import assemble, is_lead
+from hpcdecode.doctor.checks import BINDING, CHECKS, Problem
+from hpcdecode.doctor.facts import Facts, Place, examine, place
+from hpcdecode.launch import Team, assemble, is_lead
 from hpcdecode.report.text import table
 
 if TYPE_CHECKING:
@@ -38,6 +39,12 @@ def doctor(comm: MPI.Intracomm | None, s_ranks: int | None, as_json: bool) -> in
     return 1 if problems else 0
 
 
+def binding(team: Team) -> list[str]:
+    """What is wrong with how the launcher bound the ranks, as lines to print; called by all before they are pinned."""
+    places = team.gather_all(place(team.me, os.sched_getaffinity(0)), Place)
+    return _told(problem for check in BINDING for problem in check(places))
+
+
 def _json(ranks: Seq[Facts], problems: Seq[Problem]) -> str:
     report = {"healthy": not problems, "problems": problems, "ranks": ranks}
     return msgspec.json.format(msgspec.json.encode(report), indent=1).decode()
@@ -56,10 +63,15 @@ def _text(ranks: Seq[Facts], problems: Seq[Problem]) -> str:
         "versions: " + ", ".join(f"{name} {version}" for name, version in first.versions.items()),
         "",
     ]
+    return "\n".join([*lines, *_told(problems), f"problems: {len(problems)}" if problems else "healthy"])
+
+
+def _told(problems: Iterable[Problem]) -> list[str]:
+    lines = []
     for p in problems:
         which = f"rank {p.ranks[0]}" if len(p.ranks) == 1 else f"ranks {', '.join(map(str, p.ranks))}"
         lines += [f"problem: {p.check}, {which}: {p.finding}", f"    remedy: {p.remedy}"]
-    return "\n".join([*lines, f"problems: {len(problems)}" if problems else "healthy"])
+    return lines
 
 
 def _table(ranks: Seq[Facts]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from collections.abc import Sequence as Seq
 
 from hpcdecode.exchange.mpi import MpiRLink
@@ -49,8 +49,8 @@ def lane_program(lane: int, link: MpiRLink, part: RPart, turns: Turns) -> Progra
                 link.send(parcel)
 
 
-def serve(programs: Seq[Program], timeline: Timeline, check: Callable[[], None]) -> None:
-    """Run the lanes' programs to their end; `check` is called while idle and may raise."""
+def serve(programs: Seq[Program], timeline: Timeline) -> None:
+    """Run the lanes' programs to their end."""
     waiting = {program: next(program) for program in programs}
     backoff, idling = Backoff(), False
     while waiting:
@@ -69,7 +69,6 @@ def serve(programs: Seq[Program], timeline: Timeline, check: Callable[[], None])
         else:
             if not idling:
                 timeline.enter("wait" if any(why == "wait" for why, _ in waiting.values()) else "idle")
-            check()
             backoff.pause()
         idling = not progressed
     timeline.enter("other")

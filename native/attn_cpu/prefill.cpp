@@ -142,15 +142,16 @@ void Prefill::pack(const Call& call, int64_t item) const {
     kernel_.pack(a);
 }
 
-// The items of a head run backwards: those with most keys come first, so that the last ones are short.
+// Head by head, so that its keys stay in the cache; backwards, so that the last item is short.
 void Prefill::attend_item(const Call& call, int64_t item, int thread) const {
     const auto after = std::upper_bound(call.parts.begin(), call.parts.end(), item,
                                         [](int64_t x, const Call::Part& p) { return x < p.first_item; });
     const Call::Part& part = *(after - 1);
     const Layer& l = *call.layer;
     const LayerShape& s = l.shape;
-    const int64_t i = item - part.first_item, head = i % s.kv_heads, q_head = head * s.group();
-    const int64_t token = (part.items_per_head - 1 - i / s.kv_heads) * l.tokens_per_item, row = part.first_row + token;
+    const int64_t i = item - part.first_item, head = i / part.items_per_head, q_head = head * s.group();
+    const int64_t token = (part.items_per_head - 1 - i % part.items_per_head) * l.tokens_per_item,
+                  row = part.first_row + token;
     PromptAttendArgs a{};
     a.layout = &l.layout;
     a.tiles = reinterpret_cast<const uint32_t*>(part.chunk.packed) + head * a.layout->tile_words;

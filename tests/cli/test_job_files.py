@@ -88,6 +88,8 @@ def test_values_and_paths(job_file, tmp_path):
         ("prompts = [1]", r"prompts\[0\]: expected a string"),
         ("seed = 1979-05-27", "seed: expected a 64-bit integer, got a date"),
         ('kv_memory = "lots"', "kv_memory: expected a size such as 512M"),
+        ('shard = "4/4"', "shard: expected I/N"),
+        ("shard = 4", "shard: expected a string"),
         ("seed = ", "expected a readable TOML file"),
     ],
 )

@@ -17,11 +17,12 @@ import pytest
 from hpcdecode.data.resume import UNFINISHED
 from hpcdecode.data.segments import parts_folder, segments_in
 from hpcdecode.generate import ROW_ERRORS
-from tests.conftest import ROOT
+from tests.conftest import ROOT, rank_of
 
 DEMO = ROOT / "jobs" / "demo" / "prompts.jsonl"
 BROKEN = 78  # line
 WAIT = 180  # seconds for the first token
+GONE = 10  # seconds until a job has ended of which a rank was killed
 
 
 class Kills:
@@ -33,8 +34,11 @@ class Kills:
         self.counts.mkdir()
         self.repeated: list[int] = []
 
-    def kill(self, ranks: int, seconds: float, flags=(), *, in_start: bool = False) -> None:
-        """Start the command, kill it so long after its first token (in_start: its start), and look at its file."""
+    def kill(self, ranks: int, seconds: float, flags=(), *, in_start: bool = False, rank: int | None = None) -> None:
+        """Start the command, kill it so long after its first token (in_start: its start), and look at its file.
+
+        rank: the one that is killed, and has to take all others along; None kills all.
+        """
         before = self.durable()
         self.counts_reset()
         line = self.command.line(*self.arguments, *flags, "-o", self.out, ranks=ranks)
@@ -46,7 +50,7 @@ class Kills:
             time.sleep(0.02)
         time.sleep(seconds)
         assert process.poll() is None, process.communicate()
-        _kill_all(process)
+        _kill_all(process) if rank is None else _kill_one(process, rank)
         self.repeated.append(before + self.counted() - self.durable())
 
     def durable(self) -> int:
@@ -79,6 +83,16 @@ def _kill_all(process) -> None:
         member.kill()
     process.communicate()
     _, alive = psutil.wait_procs(family[:-1], timeout=20)
+    assert not alive
+
+
+def _kill_one(process, rank) -> None:
+    others = psutil.Process(process.pid).children(recursive=True)
+    rank_of(process, rank).kill()
+    end = time.monotonic() + GONE
+    process.communicate(timeout=GONE)
+    assert process.returncode != 0
+    _, alive = psutil.wait_procs(others, timeout=max(end - time.monotonic(), 0.1))
     assert not alive
 
 
@@ -147,3 +161,15 @@ def test_sixty_kills_of_2000_rows(hpcdecode, job, tmp_path):
     shares = sorted(repeated / whole for repeated in kills.repeated)
     print(f"repeated a kill: median {statistics.median(shares):.2%}, most {shares[-1]:.2%} of {whole:,} tokens")
     assert min(shares) >= 0 and statistics.median(shares) <= 0.02
+
+
+@pytest.mark.full
+def test_twenty_kills_of_each_role(hpcdecode, job, tmp_path):
+    """Of the lead, another S-rank and an R-rank, at random moments: the others end within seconds, nothing is lost."""
+    arguments = job(2000, 80, 2)
+    kills, draw = Kills(hpcdecode, tmp_path, arguments), random.Random(3)
+    for number in range(60):
+        in_start = number % 10 == 9
+        kills.kill(4, draw.uniform(0.5, 4), ("--s-ranks", 2), in_start=in_start, rank=number % 3)
+    finish_and_compare(hpcdecode, arguments, kills, tmp_path, 2000)
+    assert min(kills.repeated) >= 0

@@ -5,11 +5,19 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
+from pathlib import Path
 
 import h5py
 import psutil
 import pytest
+
+from hpcdecode.signals import DRAINED
+from hpcdecode.timeline import OPERATIONS
+from tests.conftest import rank_of
+
+OPEN_MPI = (Path(sys.executable).parent / "prterun").exists()
 
 
 @pytest.fixture
@@ -31,11 +39,11 @@ def finished(path):
         return rows, bool(file.attrs["complete"])
 
 
-def wait_for_rows(path, process, seconds=120):
+def wait_for_rows(path, process, seconds=120, more_than=0):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         assert process.poll() is None, process.communicate()
-        if path.exists() and finished(path)[0]:
+        if path.exists() and len(finished(path)[0]) > more_than:
             return
         time.sleep(0.2)
     pytest.fail("no row was finished")
@@ -54,7 +62,13 @@ def end(process, seconds):
     return process.returncode, err
 
 
-@pytest.mark.parametrize(("ranks", "number"), [(1, signal.SIGINT), (3, signal.SIGINT), (3, signal.SIGTERM)])
+ends_ranks_itself = pytest.mark.skipif(OPEN_MPI, reason="Open MPI's mpiexec ends the ranks itself")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "number"),
+    [(1, signal.SIGINT), *(pytest.param(3, n, marks=ends_ranks_itself) for n in (signal.SIGINT, signal.SIGTERM))],
+)
 def test_a_signal_ends_all_ranks_and_keeps_finished_rows(hpcdecode, long_job, tmp_path, ranks, number):
     process = hpcdecode.start(*long_job, ranks=ranks)
     wait_for_rows(tmp_path / "out.h5", process)
@@ -66,9 +80,22 @@ def test_a_signal_ends_all_ranks_and_keeps_finished_rows(hpcdecode, long_job, tm
     assert all(len(tokens) == 8 + (line - 1) % 100 for line, tokens in rows.items())
 
 
+def test_signals_to_r_ranks_change_nothing_and_one_to_the_lead_drains_the_job(hpcdecode, long_job, tmp_path):
+    process = hpcdecode.start(*long_job, ranks=3)
+    wait_for_rows(tmp_path / "out.h5", process)
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
+        for rank in (1, 2):
+            rank_of(process, rank).send_signal(number)
+    before = len(finished(tmp_path / "out.h5")[0])
+    wait_for_rows(tmp_path / "out.h5", process, more_than=before)
+    rank_of(process, 0).send_signal(signal.SIGUSR1)
+    code, err = end(process, 20)
+    assert code == DRAINED and "stopped by SIGUSR1" in err, err
+
+
 def test_an_error_on_one_rank_names_rank_host_and_cause(hpcdecode, long_job):
     alone, (mpiexec, *_) = hpcdecode.line(*long_job), hpcdecode.line(ranks=2)
-    odd = ["-n", "1", "-env", "HPCDECODE_ISA", "none-such", *alone]
+    odd = ["-n", "1", "env", "HPCDECODE_ISA=none-such", *alone]
     process = hpcdecode.launch([mpiexec, "-n", "2", *alone, ":", *odd])
     code, err = end(process, 60)
     assert code != 0
@@ -79,10 +106,32 @@ def test_an_error_on_one_rank_names_rank_host_and_cause(hpcdecode, long_job):
 def test_a_killed_rank_ends_the_others(hpcdecode, long_job, tmp_path, rank):
     process = hpcdecode.start(*long_job, ranks=3)
     wait_for_rows(tmp_path / "out.h5", process)
-    for child in psutil.Process(process.pid).children(recursive=True):
-        if child.environ().get("PMI_RANK") == str(rank) and "hpcdecode" in child.cmdline():
-            child.kill()
+    rank_of(process, rank).kill()
     code, _ = end(process, 20)
     assert code != 0
     rows, complete = finished(tmp_path / "out.h5")
     assert rows and not complete
+
+
+@pytest.mark.parametrize("rank", [0, 1, pytest.param(2, marks=pytest.mark.full), 3])
+def test_a_rank_that_hangs_is_named_with_what_it_was_doing(hpcdecode, long_job, tmp_path, rank):
+    """Of the lead, another S-rank, and R-ranks."""
+    process = hpcdecode.start(*long_job, "--s-ranks", 2, "--stall-timeout", 5, ranks=4)
+    wait_for_rows(tmp_path / "out.h5", process)
+    rank_of(process, rank).send_signal(signal.SIGSTOP)
+    code, err = end(process, 5 + 10)
+    (said,) = [line for line in err.splitlines() if "stalled" in line]
+    assert code != 0 and f"rank {rank} on {os.uname().nodename} stalled: no sign of life for " in said
+    assert any(f" s, in {operation} ({what})" in said for operation, what in OPERATIONS.items())
+    rows, complete = finished(tmp_path / "out.h5")
+    assert rows and not complete
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_file_that_never_answers_is_named(hpcdecode, tmp_path, ranks):
+    """A pipe that nobody writes to: the lead hangs in it, and the others rightly wait."""
+    os.mkfifo(tmp_path / "prompts.jsonl")
+    process = hpcdecode.start("generate", "prompts.jsonl", "--model", "demo", "--stall-timeout", 5, ranks=ranks)
+    code, err = end(process, 60)
+    assert code != 0 and err.count("stalled") == 1
+    assert f"rank 0 on {os.uname().nodename} stalled: no progress for " in err and " s, in load (" in err

@@ -48,6 +48,8 @@ def test_a_world_makes_the_rows_of_one_process(hpcdecode, tmp_path, alone, s_ran
     rows, topology, summary = contents(tmp_path / "out.h5")
     assert [rank["role"] for rank in topology] == ["S"] * s_ranks + ["R"] * (RANKS - s_ranks)
     assert rows == alone[0]
+    shared = len(os.sched_getaffinity(0)) < RANKS
+    assert shared == ("problem: cores" in result.stderr.partition("ready after")[0])
     assert summary["peak_kv_tokens"] > 0 and len(summary["peak_rss_bytes"]) == RANKS
 
 

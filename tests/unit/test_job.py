@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcdecode.errors import UserError
-from hpcdecode.job import Job, default_output, demo_directory, find_model
+from hpcdecode.job import Job, Shard, default_output, demo_directory, find_model
 
 
 def test_the_flag_wins_over_the_environment_over_the_settings(tmp_path, monkeypatch):
@@ -28,6 +28,13 @@ def test_no_model_is_an_error(tmp_path, monkeypatch, settings):
 
 def test_the_output_is_named_after_the_prompts():
     assert default_output(["/data/prompts.jsonl.gz"]) == "prompts.h5"
+    assert default_output(["prompts.jsonl"], Shard(0, 4)) == "prompts.0-of-4.h5"
+
+
+@pytest.mark.parametrize("text", ["4/4", "-1/4", "1", "a/b", "1/4/2", "0/0", ""])
+def test_a_shard_that_is_none_is_refused(text):
+    with pytest.raises(ValueError, match="expected I/N with 0 <= I < N"):
+        Shard.parse(text)
 
 
 @pytest.mark.parametrize("field", ["batch", "period", "lanes", "prefill_tokens", "kv_memory"])

@@ -15,6 +15,7 @@ from hpcdecode.data.prompts import RowError
 from hpcdecode.data.results import Result, ResultsWriter
 from hpcdecode.data.show import show
 from hpcdecode.errors import UserError
+from hpcdecode.job import Shard
 
 IDENTITY = {"model": {"config.json": "7 bytes"}, "prompts": ["a"], "sampling": {"seed": 1}}
 
@@ -140,3 +141,26 @@ def test_parts_of_a_job_become_one_file(tmp_path):
     write(tmp_path / "c.h5", [99], complete=True, identity={**IDENTITY, "sampling": {"seed": 2}})
     with pytest.raises(UserError, match=r"sampling\.seed was 1 and is 2"):
         join(str(tmp_path / "other.h5"), [paths[0], str(tmp_path / "c.h5")])
+
+
+def test_shards_merge_to_the_whole_job_and_no_other_way(tmp_path):
+    def shard(name, of, prompts=("a",)):
+        chosen = [line for line in range(1, 60) if of is None or Shard.parse(of).holds(line)]
+        write(tmp_path / name, chosen, complete=True, identity={**IDENTITY, "prompts": list(prompts), "shard": of})
+        return str(tmp_path / name)
+
+    paths = [shard(f"{i}.h5", f"{i}/3") for i in (2, 0, 1)]
+    whole = write(tmp_path / "whole.h5", range(1, 60), complete=True)
+    join(str(tmp_path / "out.h5"), paths)
+    with hpcdecode.read(tmp_path / "out.h5") as results:
+        assert [(r["line"], r["sample"], r["text"]) for r in results] == [(r.line, r.sample, r.text) for r in whole]
+        assert results.complete and results.attributes["identity"] == {**IDENTITY, "shard": None}
+    for others, said in (
+        (paths[:2], "expected all 3 shards, got 2: 1/3 missing"),
+        ([*paths, shard("again.h5", "1/3")], r"again\.h5: is shard 1/3, as is .*1\.h5"),
+        ([*paths, shard("quarter.h5", "3/4")], r"2\.h5 is shard 2/3, so expected another of them, got 3/4"),
+        ([*paths, shard("all.h5", None)], "expected another of them, got no shard"),
+        ([*paths[:2], shard("foreign.h5", "1/3", ("b",))], "holds rows of another job than .*: prompts changed"),
+    ):
+        with pytest.raises(UserError, match=said):
+            join(str(tmp_path / "none.h5"), others)

@@ -16,19 +16,37 @@ struct Prefill {
     static void pack(const PromptPackArgs& a) {
         const PromptLayout& l = *a.layout;
         for (int64_t i = 0; i < a.count; ++i) {
-            const int64_t position = a.position + i;
-            const int lane = static_cast<int>(position % kPromptTile);
-            Word* tile = reinterpret_cast<Word*>(a.tiles) + position / kPromptTile * l.tile_stride;
-            Word* values = tile + l.v_offset;
-            // Positions that are yet to come have weight zero, which NaN would not survive.
-            if (lane == 0) __builtin_memset(values, 0, (l.tile_words - l.v_offset) * sizeof(Word));
-            const int words = (l.k_dim + kSteps - 1) / kSteps;
-            if (lane == 0) __builtin_memset(tile + words * kPromptTile, 0, (l.k_words - words) * kPromptTile * 4);
+            const int lane = static_cast<int>((a.position + i) % kPromptTile);
+            Word* tile = tile_at(a, i);
+            if (lane == 0) clear(l, tile);
             copy_row(a.k, a.type, i * a.k_stride, l.k_dim, tile + lane, kPromptTile);
-            Word* row = values + lane / kSteps * l.v_pad;
-            for (int d = 0; d < l.v_dim; ++d)
-                row[d] = Words::put(row[d], lane % kSteps, Words::load(a.v, a.type, i * a.v_stride + d));
         }
+        for (int64_t i = 0; i < a.count;) {
+            const int lane = static_cast<int>((a.position + i) % kPromptTile);
+            Word* row = tile_at(a, i) + l.v_offset + lane / kSteps * l.v_pad;
+            const int64_t v = i * a.v_stride;
+            if (kSteps == 2 && lane % 2 == 0 && i + 1 < a.count) {
+                for (int d = 0; d < l.v_dim; ++d)
+                    row[d] = Words::put(Words::put(Word{}, 0, Words::load(a.v, a.type, v + d)), 1,
+                                        Words::load(a.v, a.type, v + a.v_stride + d));
+                i += 2;
+            } else {
+                for (int d = 0; d < l.v_dim; ++d)
+                    row[d] = Words::put(row[d], lane % kSteps, Words::load(a.v, a.type, v + d));
+                ++i;
+            }
+        }
+    }
+
+    static Word* tile_at(const PromptPackArgs& a, int64_t i) {
+        return reinterpret_cast<Word*>(a.tiles) + (a.position + i) / kPromptTile * a.layout->tile_stride;
+    }
+
+    // Positions that are yet to come have weight zero, which NaN would not survive; nor would words beyond a key.
+    static void clear(const PromptLayout& l, Word* tile) {
+        const int words = (l.k_dim + kSteps - 1) / kSteps;
+        __builtin_memset(tile + words * kPromptTile, 0, (l.k_words - words) * kPromptTile * sizeof(Word));
+        __builtin_memset(tile + l.v_offset, 0, (l.tile_words - l.v_offset) * sizeof(Word));
     }
 
     // A row of n elements as words that lie `step` apart.

@@ -1,0 +1,149 @@
+"""The scripts of `slurm/` on a real Slurm: every row exactly once, with the tokens of an uninterrupted local run."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import h5py
+import pytest
+
+from hpcdecode.signals import DRAINED
+from tests.conftest import ROOT, Command
+from tests.slurm.cluster import Cluster, missing
+
+pytestmark = pytest.mark.skipif(missing(), reason=f"Slurm is not installed: run tests/slurm/install.sh ({missing()})")
+FEW, MANY = 24, 400  # rows
+FLAGS = ("--model", "demo", "--ignore-eos", "--dtype", "float32", "--batch", 32, "--kv-memory", "128M")
+FLAGS = (*FLAGS, "--checkpoint-every", 0.5)
+THREE = ("--nodes=3", "--ntasks-per-node=1")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with Cluster(tmp_path_factory.mktemp("slurm")) as cluster:
+        bin = Path(sys.executable).parent
+        cluster.environment |= {"PYTHONPATH": str(ROOT), "PATH": f"{bin}:{cluster.environment['PATH']}"}
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("jobs")
+    with open(folder / "prompts.jsonl", "w") as file:
+        for i in range(MANY):
+            file.write(json.dumps({"prompt": f"The number {i} is", "max_tokens": 30 + i * 37 % 100}) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    """Token ids by line of an uninterrupted run in one process."""
+    result = Command(folder)("generate", "prompts.jsonl", *FLAGS, "-o", "expected.h5")
+    assert result.returncode == 0, result.stderr
+    return rows(folder / "expected.h5")
+
+
+def rows(path):
+    with h5py.File(path) as file:
+        lines, ends, tokens = file["rows/line"][:].tolist(), file["rows/token_offsets"][:], file["rows/token_ids"][:]
+        assert file.attrs["complete"] and len(file["errors/line"]) == 0
+        assert lines == sorted(set(lines))
+        return {line: tokens[a:b].tolist() for line, (a, b) in zip(lines, pairwise(ends), strict=True)}
+
+
+def first(expected, count):
+    return {line: tokens for line, tokens in expected.items() if line <= count}
+
+
+def submit(cluster, folder, *line):
+    result = cluster("sbatch", "--parsable", *line, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def wait_for_rows(cluster, job, path, more_than=-1, seconds=120):
+    """Until the running job has committed more rows than so many; returns how many it has."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        cluster.wait(job, "PENDING", "RUNNING", "COMPLETING")
+        if path.exists():
+            with h5py.File(path) as file:
+                assert not file.attrs["complete"]
+                count = len(file["rows/line"])
+            if count > more_than:
+                return count
+        time.sleep(0.2)
+    pytest.fail(f"job {job}: no row was finished in {seconds} s: {logs(path.parent)}")
+
+
+def logs(folder):
+    return "\n".join(path.read_text()[-3000:] for path in folder.glob("*.log"))
+
+
+def test_srun_makes_one_world_of_its_tasks(cluster, folder, expected):
+    arguments = ("generate", "prompts.jsonl", *FLAGS, "--limit", FEW, "-o", "srun.h5")
+    result = cluster("srun", "-K", "--mpi=pmi2", "-n", 3, "hpcdecode", *arguments, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    assert rows(folder / "srun.h5") == first(expected, FEW)
+    with h5py.File(folder / "srun.h5") as file:
+        assert [rank["role"] for rank in json.loads(file.attrs["topology"])] == ["S", "R", "R"]
+
+
+def test_a_step_without_pmi_is_named_and_writes_nothing(cluster, folder):
+    arguments = ("generate", "prompts.jsonl", *FLAGS, "-o", "apart.h5")
+    result = cluster("srun", "-K", "--mpi=none", "-n", 3, "hpcdecode", *arguments, cwd=folder)
+    assert result.returncode == 2 and result.stderr.count("srun --mpi=pmi2 with MPICH") == 1, result.stderr
+    assert not (folder / "apart.h5").exists()
+
+
+def test_s_and_r_on_different_nodes(cluster, folder, expected):
+    script = ROOT / "slurm" / "hetero.sbatch"
+    job = submit(cluster, folder, script, "prompts.jsonl", *FLAGS, "--limit", FEW, "-o", "hetero.h5")
+    cluster.wait(job, "COMPLETED")
+    assert rows(folder / "hetero.h5") == first(expected, FEW)
+    with h5py.File(folder / "hetero.h5") as file:
+        assert [rank["role"] for rank in json.loads(file.attrs["topology"])] == ["S", "R", "R", "R"]
+
+
+def test_an_array_of_shards_is_merged(cluster, folder, expected):
+    cluster.environment["SHARDS"] = "4"
+    arguments = ("prompts.jsonl", *FLAGS, "--limit", FEW)
+    array = submit(cluster, folder, "--array=0-3", ROOT / "slurm" / "array.sbatch", *arguments)
+    merge = "hpcdecode merge array.h5 prompts.*-of-4.h5"
+    job = submit(cluster, folder, f"--dependency=afterok:{array}", "--wrap", merge)
+    cluster.wait(job, "COMPLETED", seconds=180)
+    assert rows(folder / "array.h5") == first(expected, FEW)
+
+
+def test_a_job_goes_on_after_signals_and_a_requeue(cluster, folder, expected):
+    """Two drains, after which the script requeues itself, and a requeue from outside."""
+    script, out = ROOT / "slurm" / "cpu.sbatch", folder / "requeued.h5"
+    job = submit(cluster, folder, *THREE, script, "prompts.jsonl", *FLAGS, "-o", out)
+    done = wait_for_rows(cluster, job, out)
+    for how in (("scancel", "--signal=USR1"), ("scontrol", "requeue"), ("scancel", "--signal=USR1")):
+        assert cluster(*how, job).returncode == 0
+        cluster.wait(job, "PENDING", seconds=20)
+        done = wait_for_rows(cluster, job, out, more_than=done)
+    cluster.wait(job, "COMPLETED", seconds=180)
+    assert rows(out) == expected
+    assert logs(folder).count("stopped by SIGUSR1") == 2
+    assert f"Exited with exit code {DRAINED}" in logs(folder)
+
+
+@pytest.mark.full
+def test_a_job_that_needs_three_walltimes(cluster, folder):
+    """Of 60 s each: Slurm's warning drains the job, and the script requeues it."""
+    arguments = ("prompts.jsonl", *FLAGS, "--n", 12, "--temperature", 1, "--batch", 96)
+    whole = Command(folder)("generate", *arguments, "-o", "whole.h5", timeout=600)
+    assert whole.returncode == 0, whole.stderr
+    limits = ("--time=1", "--signal=USR1@15", *THREE)
+    job = submit(cluster, folder, *limits, ROOT / "slurm" / "cpu.sbatch", *arguments, "-o", "walltimes.h5")
+    cluster.wait(job, "COMPLETED", seconds=900)
+    assert logs(folder).count("stopped by") >= 2
+    with h5py.File(folder / "whole.h5") as whole, h5py.File(folder / "walltimes.h5") as made:
+        for name in ("line", "sample", "token_offsets", "token_ids"):
+            assert (whole["rows"][name][:] == made["rows"][name][:]).all()
