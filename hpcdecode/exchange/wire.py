@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hpcdecode.attention import LayerShape
 from hpcdecode.exchange.base import Piece, Share
+from hpcdecode.exchange.wait import wait
 
 _ALIGN = 64  # bytes
 _SHARED_MEMORY = "/dev/shm"
@@ -100,6 +101,7 @@ class Window:
         self._window = MPI.Win.Allocate_shared(own, 1, comm=self._here)
         if own:  # touched at once: the next lane's look at what is left counts it, and it lies on this rank's node
             np.frombuffer(self._window.tomemory(), np.uint8)[:] = 0
+        wait(self._here.Ibarrier())  # nobody writes there before
         self._window.Lock_all(MPI.MODE_NOCHECK)
         self.sync = self._window.Sync  # memory barrier: before a signal is sent, and after one has come
         mine = places[1:] if comm.rank == 0 else [places[comm.rank]]
