@@ -10,12 +10,14 @@ import os
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from mpi4py import MPI
 from torch import Tensor
 
 from hpcdecode.attention import LayerShape
 from hpcdecode.exchange.base import Piece, Share
+from hpcdecode.exchange.wait import wait
 
 _ALIGN = 64  # bytes
 _SHARED_MEMORY = "/dev/shm"
@@ -97,6 +99,9 @@ class Window:
         beside_s = places[0] != MPI.UNDEFINED
         own = there + back if comm.rank > 0 and beside_s and self._enough(there + back) else 0
         self._window = MPI.Win.Allocate_shared(own, 1, comm=self._here)
+        if own:  # touched at once: the next lane's look at what is left counts it, and it lies on this rank's node
+            np.frombuffer(self._window.tomemory(), np.uint8)[:] = 0
+        wait(self._here.Ibarrier())  # nobody writes there before
         self._window.Lock_all(MPI.MODE_NOCHECK)
         self.sync = self._window.Sync  # memory barrier: before a signal is sent, and after one has come
         mine = places[1:] if comm.rank == 0 else [places[comm.rank]]

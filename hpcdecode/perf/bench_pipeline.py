@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +26,6 @@ from hpcdecode.perf.workload import SHAPES, checkpoint, default_folder
 if TYPE_CHECKING:
     from hpcdecode.perf.steady import Load, Steady
 
-_COMPUTING = ("slice", "logits", "sample")
 _TRIALS = 4  # before a context is chosen
 _TRIAL, _SHORTEST, _LONGEST = 256, 32, 8192  # contexts: the first that is tried, and what is chosen from
 
@@ -90,38 +91,50 @@ def _pass(steady: Steady, loads: list[Load]) -> dict[Any, Any]:
 
 
 def _cases(loads: list[Load], passes: list[dict], layers: int) -> list[dict]:
-    cases = []
-    for load in loads:
-        pieces = f" in {load.pieces} pieces" if load.pieces > 1 else ""
-        label = f"{load.lanes} lanes{pieces}, batch {load.batch}, context {load.context}"
-        steps = [p[load][0]["step"] for p in passes]
-        sides = list(zip(*(p[load.lanes] for p in passes), strict=True))
-        bounds, shared = ([max(pair) for pair in zip(*sides[i : i + 2], strict=True)] for i in (0, 2))
+    return [found for load in loads for found in (*_bounds(load, loads[0], passes), *_shares(load, passes, layers))]
 
-        def add(what: str, values: list[float], unit: str, reference: str, against: list[float], scale: float = 1e3):
-            ratios = [a / b for a, b in zip(values, against, strict=True)]
-            cases.append(case(f"{label}: {what}", [v * scale for v in values], unit, reference, ratios))  # noqa: B023
 
-        add("S alone", sides[0], "ms a step", "the longer side", bounds)
-        add("R alone", sides[1], "ms a step", "the longer side", bounds)
-        add("S beside R", sides[2], "ms a step", "S alone", sides[0])
-        add("R beside S", sides[3], "ms a step", "R alone", sides[1])
-        add("step", steps, "ms", "the longer side alone", bounds)
-        add("step", steps, "ms", "the longer of both at once", shared)
-        if load is not loads[0]:
-            first = [p[loads[0]][0]["step"] for p in passes]
-            rates = [load.batch / s for s in steps]
-            add("speed", rates, "tokens/s", "the first setting", [load.batch / s for s in first], 1.0)
-        for rank, what, operations in (
-            (0, "S computes", ("slice", "logits", "sample")),
-            (0, "S waits", ("wait",)),
-            (0, "S packs and unpacks", ("post", "take")),
-            (1, "R attends", ("attend",)),
-            (1, "R waits", ("wait", "idle")),
-        ):
-            spent = [sum(p[load][rank].get(o, 0.0) for o in operations) for p in passes]
-            add(what, spent, "ms a step", "the step", steps)
-        for rank, operations in ((0, ("post", "take", "desk")), (1, ("post", "plan"))):
-            spent = [sum(p[load][rank].get(o, 0.0) for o in operations) / layers / load.lanes for p in passes]
-            add(f"{'SR'[rank]}'s loop and link", spent, "us a layer and lane", "the step", steps, 1e6)
-    return cases
+def _bounds(load: Load, first: Load, passes: list[dict]) -> Iterator[dict]:
+    """The step against both sides, alone and at once, and against the first setting."""
+    steps = [p[load][0]["step"] for p in passes]
+    s, r, s_beside, r_beside = zip(*(p[load.lanes] for p in passes), strict=True)
+    alone, at_once = (list(map(max, *sides)) for sides in ((s, r), (s_beside, r_beside)))
+    yield _figure(load, "S alone", s, "ms a step", "the longer side", alone)
+    yield _figure(load, "R alone", r, "ms a step", "the longer side", alone)
+    yield _figure(load, "S beside R", s_beside, "ms a step", "S alone", s)
+    yield _figure(load, "R beside S", r_beside, "ms a step", "R alone", r)
+    yield _figure(load, "step", steps, "ms", "the longer side alone", alone)
+    yield _figure(load, "step", steps, "ms", "the longer of both at once", at_once)
+    if load is not first:
+        rates, before = ([each.batch / p[each][0]["step"] for p in passes] for each in (load, first))
+        yield _figure(load, "speed", rates, "tokens/s", "the first setting", before, 1.0)
+
+
+def _shares(load: Load, passes: list[dict], layers: int) -> Iterator[dict]:
+    """Where the time of a step goes on the S-rank and on the first R-rank."""
+    steps = [p[load][0]["step"] for p in passes]
+    for rank, what, operations in (
+        (0, "S computes", ("slice", "logits", "sample")),
+        (0, "S waits", ("wait",)),
+        (0, "S packs and unpacks", ("post", "take")),
+        (1, "R attends", ("attend",)),
+        (1, "R waits", ("wait", "idle")),
+    ):
+        yield _figure(load, what, _spent(load, passes, rank, operations), "ms a step", "the step", steps)
+    turns = layers * load.lanes
+    for rank, operations in ((0, ("post", "take", "desk")), (1, ("post", "plan"))):
+        spent, name = _spent(load, passes, rank, operations), f"{'SR'[rank]}'s loop and link"
+        yield _figure(load, name, spent, "us a layer and lane", "the step", steps, 1e6 / turns)
+
+
+def _spent(load: Load, passes: list[dict], rank: int, operations: Seq[str]) -> list[float]:
+    return [sum(p[load][rank].get(o, 0.0) for o in operations) for p in passes]
+
+
+def _figure(
+    load: Load, what: str, values: Seq[float], unit: str, reference: str, against: Seq[float], scale: float = 1e3
+) -> dict:
+    pieces = f" in {load.pieces} pieces" if load.pieces > 1 else ""
+    label = f"{load.lanes} lanes{pieces}, batch {load.batch}, context {load.context}: {what}"
+    ratios = [a / b for a, b in zip(values, against, strict=True)]
+    return case(label, [v * scale for v in values], unit, reference, ratios)

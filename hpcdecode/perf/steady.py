@@ -74,7 +74,7 @@ class Steady:
         before, turns = timeline.shares(), Turns()
         seconds = 0.0
         if part:
-            serve([lane_program(i, link, part, turns) for i, link in enumerate(links)], timeline, lambda: None)
+            serve([lane_program(i, link, part, turns) for i, link in enumerate(links)], timeline)
         else:
             seconds = self._run_s(load, links, timeline)
         for link in links:

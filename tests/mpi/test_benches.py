@@ -7,21 +7,8 @@ import json
 import pytest
 
 EXCHANGE = ("bench", "exchange", "--rows", 5, "--hidden", 1024, "--passes", 2, "--json")
-PIPELINE = (
-    "bench",
-    "pipeline",
-    "--model",
-    "tiny",
-    "--batch",
-    4,
-    "--context",
-    40,
-    "--steps",
-    3,
-    "--passes",
-    2,
-    "--json",
-)
+SMALL = ("--model", "tiny", "--batch", 4, "--context", 40, "--steps", 3, "--passes", 2)
+PIPELINE = ("bench", "pipeline", *SMALL, "--json")
 
 
 @pytest.mark.parametrize(("line", "ranks"), [(EXCHANGE, 3), (PIPELINE, 2)])
