@@ -20,7 +20,15 @@ def test_a_signal_says_stop_and_its_repetition_nothing_more(number):
     assert signal.getsignal(number) == signal.SIG_DFL
 
 
-def test_an_interrupt_is_held_once_there_is_something_to_keep():
+@pytest.fixture
+def interrupts():
+    """SIGINT as a terminal's processes have it; those of a shell's background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_is_held_once_there_is_something_to_keep(interrupts):
     with Signals() as signals:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
