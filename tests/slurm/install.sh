@@ -13,5 +13,6 @@ if [ ! -e $policy ]; then
     trap 'rm -f $policy' EXIT
 fi
 export DEBIAN_FRONTEND=noninteractive
-apt-get update -qq
-apt-get install -qq -y --no-install-recommends slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libpmi2-0
+apt-get update -qq &&
+    apt-get install -qq -y --no-install-recommends slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libpmi2-0 ||
+    echo "tests/slurm: Slurm cannot be installed from the system's packages; its tests will be skipped" >&2
