@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
@@ -41,7 +42,7 @@ class Admission:
         """No row left to admit."""
         return not self.waiting and self.feed.peek() is None
 
-    def admit(self, now: int, in_flight: Seq[Sequence], slots: list[int]) -> MicroBatch:
+    def admit(self, now: int, in_flight: Collection[Sequence], slots: list[int]) -> MicroBatch:
         """The micro-batch that is to be prefilled from step `now` on, placed; it may be empty.
 
         in_flight: sequences that decode or are prefilled. slots: free ones, of which those that are needed are taken.

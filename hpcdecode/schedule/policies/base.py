@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from math import ceil
 
@@ -18,14 +19,14 @@ class Policy:
     def __init__(self, limits: Limits):
         self.limits = limits
 
-    def room(self, now: int, in_flight: Seq[Sequence]) -> int:
+    def room(self, now: int, in_flight: Collection[Sequence]) -> int:
         """How many sequences the lane may admit at step `now`; asked whenever no prompt is being prefilled.
 
         in_flight: those that decode, and those that are prefilled.
         """
         return self.limits.batch - self.held(now, in_flight)
 
-    def held(self, now: int, in_flight: Seq[Sequence]) -> int:
+    def held(self, now: int, in_flight: Collection[Sequence]) -> int:
         """Of those in flight, the ones that may be there when what is admitted at step `now` starts."""
         return sum(s.end_step >= now + self.period for s in in_flight)
 

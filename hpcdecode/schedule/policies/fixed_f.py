@@ -6,7 +6,7 @@ micro-batch are prefilled over the F steps before it starts. Rows that end early
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Collection
 
 from hpcdecode.schedule.limits import Limits
 from hpcdecode.schedule.policies.base import Policy, ramp
@@ -20,7 +20,7 @@ class FixedF(Policy):
         self._injections = 0
         self._next = 0  # step
 
-    def room(self, now: int, in_flight: Seq[Sequence]) -> int:
+    def room(self, now: int, in_flight: Collection[Sequence]) -> int:
         if now < self._next:
             return 0
         target = ramp(self.limits, self.period * self._injections)

@@ -12,6 +12,7 @@ stopped early, that is n, and the load never exceeds W_lim, but for a row that e
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -28,7 +29,7 @@ class LoadControl(Policy):
         self._tokens = self._stops = 0
         self._in_flight = _NOTHING
 
-    def room(self, now: int, in_flight: Seq[Sequence]) -> int:
+    def room(self, now: int, in_flight: Collection[Sequence]) -> int:
         if not in_flight:
             self._began = None
         self._in_flight = self._courses(in_flight, now)
@@ -50,7 +51,7 @@ class LoadControl(Policy):
         self._tokens += tokens
         self._stops += stops
 
-    def _courses(self, sequences: Seq[Sequence], now: int) -> np.ndarray:
+    def _courses(self, sequences: Collection[Sequence], now: int) -> np.ndarray:
         """First step, expected last step, and the step at which each would have held no token, int64 [3, n]."""
         if not sequences:
             return _NOTHING

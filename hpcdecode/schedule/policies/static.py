@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Collection
 
 from hpcdecode.schedule.policies.base import Policy
 from hpcdecode.schedule.sequence import Sequence
 
 
 class Static(Policy):
-    def room(self, now: int, in_flight: Seq[Sequence]) -> int:
+    def room(self, now: int, in_flight: Collection[Sequence]) -> int:
         return 0 if in_flight else self.limits.batch
