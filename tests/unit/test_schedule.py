@@ -111,7 +111,7 @@ class Machine:
         self.done += [s for family in injector.commit(step, tokens) for s in family]
 
     def require_empty(self):
-        assert not any(self.placement._held) and not any(map(any, self.placement._decoding))
+        assert not any(self.placement._held) and not any(self.placement._decoding)
         for store in self.stores:
             store.check()
             assert store.used_tokens == 0
