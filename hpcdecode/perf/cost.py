@@ -73,14 +73,15 @@ class ModelSize(msgspec.Struct, frozen=True):
 
 class Cost(msgspec.Struct, frozen=True):
     """Seconds. tokens, body: of all slices for so many tokens, linear between and beyond. logits: the same for the
-    tokens that draw. attend: of a cached token, all layers, on one R-rank (R); prefill: of a query and a key.
-    wire: of a token, both ways, all layers. latency: of a message."""
+    tokens that draw. attend: of a cached token, all layers, on one R-rank (R); row: of a sequence beyond that.
+    prefill: of a query and a key. wire: of a token, both ways, all layers. latency: of a message."""
 
     layers: int
     tokens: list[int]
     body: list[float]
     logits: list[float]
     attend: float
+    row: float
     prefill: float
     wire: float
     latency: float
@@ -100,11 +101,12 @@ class Cost(msgspec.Struct, frozen=True):
         slope = (seconds[-1] - seconds[-2]) / (self.tokens[-1] - self.tokens[-2])
         return seconds[-1] + slope * (tokens - self.tokens[-1])
 
-    def lane(self, tokens: int, pairs: int, reads: np.ndarray) -> Turn:
-        """What a lane needs in a step. pairs: of prompt queries and keys; reads: cached tokens on every R-rank."""
+    def lane(self, tokens: int, pairs: int, reads: np.ndarray, rows: np.ndarray) -> Turn:
+        """What a lane needs in a step. pairs: of prompt queries and keys; reads, rows: cached tokens and
+        sequences that every R-rank attends to."""
         return Turn(
             s=self.body_seconds(tokens) + self.prefill * pairs,
-            r=self.attend * reads,
+            r=self.attend * reads + self.row * rows,
             wire=self.wire * tokens,
             wait=2 * self.layers * self.latency if tokens else 0.0,
         )
@@ -145,6 +147,7 @@ def of_devices(size: ModelSize, s: Device, r: Device, link: float, latency: floa
         body=products(size.body),
         logits=products(size.head),
         attend=size.kv_bytes(kv_width) / r_read,
+        row=0.0,
         prefill=4 * size.q * size.layers / flops,
         wire=size.wire_bytes / link,
         latency=latency,

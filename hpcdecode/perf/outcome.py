@@ -39,8 +39,8 @@ def text(outcome: Outcome) -> str:
     return table(("", ""), [*rows, *((f"latency {q}", f"{_shown(s)} s") for q, s in latency.items())]).strip()
 
 
-def draw(outcome: Outcome, path: str) -> None:
-    """Write a PNG. UserError without matplotlib, or if it cannot write."""
+def canvas() -> Any:
+    """matplotlib's pyplot; UserError without matplotlib."""
     try:
         import matplotlib
     except ImportError:
@@ -48,6 +48,11 @@ def draw(outcome: Outcome, path: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    return pyplot
+
+
+def draw(outcome: Outcome, pyplot: Any, path: str) -> None:
+    """Write a PNG, or what else the name says. UserError if it cannot be written."""
     figure, (load, latency) = pyplot.subplots(2, 1, figsize=(9, 6), layout="constrained")
     load.plot(*zip(*outcome.load, strict=True))
     load.set(xlabel="seconds", ylabel="tokens that a step attends to")

@@ -94,13 +94,15 @@ class Rows:
 
 
 class Work(NamedTuple):
-    """Of a lane in a step. pairs: of prompt tokens and what they attend to; reads: tokens on every R-rank."""
+    """Of a lane in a step. pairs: of prompt tokens and what they attend to; reads, rows: tokens and sequences on
+    every R-rank."""
 
     decode: int
     drawn: int
     prefill: int
     pairs: int
     reads: np.ndarray
+    rows: np.ndarray
     ended: list[int]  # rows
 
 
@@ -131,7 +133,7 @@ class SimLane:
         if not self._prefilling:
             self._prefilling.extend(self.admission.admit(now, self.in_flight.values(), self._slots).sequences)
         self._reads += self._count
-        reads, decode = self._reads.copy(), int(self._count.sum())
+        reads, rows, decode = self._reads.copy(), self._count.copy(), int(self._count.sum())
         prefill, pairs, first, ended = self._prefill(now)
         while self._ends and self._ends[0][0] <= now:
             row = heapq.heappop(self._ends)[1]
@@ -140,7 +142,7 @@ class SimLane:
             self._reads[sequence.rank] -= self._length(sequence, now)
         early = sum(self._new[s.prompt.line] < s.max_new for s in self._freed)
         self.admission.policy.saw(decode + first, early)
-        return Work(decode, decode + first, prefill, pairs, reads, ended)
+        return Work(decode, decode + first, prefill, pairs, reads, rows, ended)
 
     def _prefill(self, now: int) -> tuple[int, int, int, list[int]]:
         """Prompt tokens, pairs of queries and keys, prompts that are complete, rows that end with that."""
@@ -205,7 +207,7 @@ def simulate(world: World, lengths: Lengths) -> Outcome:
             feed.clock = max(feed.clock, feed.next_arrival)
             continue
         works = [lane.step(now) for lane in lanes]
-        turns = [cost.lane(w.decode + w.prefill, w.pairs, w.reads) for w in works]
+        turns = [cost.lane(w.decode + w.prefill, w.pairs, w.reads, w.rows) for w in works]
         logits = sum(cost.logits_seconds(w.drawn) for w in works)
         feed.clock += step_seconds(turns) + logits
         now += 1
