@@ -21,7 +21,7 @@ from hpcdecode.report.figures import Metrics
 from hpcdecode.report.progress import Progress
 from hpcdecode.schedule.auto import LOOKAHEAD
 from hpcdecode.schedule.injector import Injector
-from hpcdecode.schedule.microbatch import Limits
+from hpcdecode.schedule.limits import Limits
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.stops import Stops
 from hpcdecode.setup import Scale, choose_scale, load, measure_room, partition_of
@@ -82,8 +82,16 @@ class Engine:
 
     def limits(self, batch: int, scale: Scale, prefix_tokens: int = 0) -> Limits:
         """Of a lane whose share of B is `batch`."""
-        sizes = (scale.period, scale.steps, self.options.prefill_tokens, self.setup.max_positions, prefix_tokens)
-        return Limits(batch, *sizes)
+        return Limits(
+            batch,
+            scale.period,
+            scale.steps,
+            self.options.prefill_tokens,
+            self.setup.max_positions,
+            prefix_tokens,
+            self.options.schedule,
+            scale.load * batch // scale.batch,
+        )
 
     def placement(self, lanes: int) -> Placement:
         """What an S-rank may use of the R-ranks' KV caches."""

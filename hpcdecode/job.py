@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "bfloat16")
 PARTITIONS = ("request", "head")
+SCHEDULES = ("fixed-f", "load-control", "static", "fifo")
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")
+_CHOICES = {"dtype": DTYPES, "kv_dtype": KV_DTYPES, "partition": PARTITIONS, "schedule": SCHEDULES}
 SETTINGS = "hpcdecode.toml"
 STDIN = "-"
 DEMO = "demo"  # the model that ships with hpcdecode
@@ -40,6 +42,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     batch: int | None = None  # B, sequences decoding at once in the steady state
     period: int | None = None  # F, steps between injections
     lanes: int | None = None  # mini-batches in flight
+    schedule: str = "fixed-f"  # when rows enter
+    load_limit: int | None = None  # W_lim of load-control: tokens that all sequences attend to in a step
     prefill_tokens: int = 512  # most prompt tokens that a lane prefills in one step
     prefix_sharing: bool = True  # prefill what several prompts begin with once
     partition: str = "request"  # of the attention over R-ranks
@@ -49,12 +53,13 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> Self:
         """Return self, or raise UserError naming the value that is out of range."""
-        for name, choices in (("dtype", DTYPES), ("kv_dtype", KV_DTYPES), ("partition", PARTITIONS)):
+        for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if value is not None and value not in choices:
                 expected = f"one of {', '.join(choices)}"
                 raise UserError(f"--{name.replace('_', '-')}: expected {expected}, got {value!r}", everywhere=True)
         self._require_counts("batch", "period", "lanes", "prefill_tokens", "overlap", "s_ranks", "kv_memory")
+        self._require_counts("load_limit")
         return self
 
     def _require_counts(self, *names: str) -> None:

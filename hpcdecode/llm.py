@@ -21,7 +21,7 @@ from hpcdecode.errors import RowProblem, UserError
 from hpcdecode.job import EngineOptions, find_model, parse_bytes
 from hpcdecode.report.progress import NoProgress, Progress
 from hpcdecode.sampling.params import SamplingParams
-from hpcdecode.schedule.injector import problem_of, row_branches
+from hpcdecode.schedule.admission import problem_of, row_branches
 from hpcdecode.setup import Scale
 from hpcdecode.signals import Signals
 from hpcdecode.workers.desk import Desk

@@ -18,8 +18,8 @@ from hpcdecode.launch import Rank, Team
 from hpcdecode.memory import available_bytes
 from hpcdecode.model import SplitModel, load_split
 from hpcdecode.model.config import read_config
-from hpcdecode.schedule.auto import choose
-from hpcdecode.schedule.microbatch import Limits
+from hpcdecode.schedule.auto import choose, load_limit
+from hpcdecode.schedule.limits import Limits
 
 T = TypeVar("T")
 _MEMORY_SHARE = 0.7  # of what is available, for the KV caches of a host
@@ -39,11 +39,12 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """The size of the work. batch, period, steps: B, F and S; lane_batches: B of every lane, by S-rank."""
+    """The size of the work. batch, period, steps: B, F and S; load: W_lim; lane_batches: B of every lane, by S-rank."""
 
     batch: int
     period: int
     steps: int
+    load: int
     lane_batches: list[list[int]]
 
     @property
@@ -118,9 +119,10 @@ def choose_scale(options: EngineOptions, team: Team, first: list[Prompt], all_ro
     batch, period, steps = choose(options.batch, options.period, first, all_rows, 1, capacity)
     most = max([p.params.samples for p in first], default=1)  # a row is run by one lane
     batch = max(batch, len(team.s_ranks))
+    load = options.load_limit or load_limit(batch, period, steps, first, capacity)
     shares = _split(batch, len(team.s_ranks))
     lanes = options.lanes or (1 if team.comm is None else 2)  # one process has nothing to overlap
-    return Scale(batch, period, steps, [_split(share, max(min(lanes, share // most), 1)) for share in shares])
+    return Scale(batch, period, steps, load, [_split(share, max(min(lanes, share // most), 1)) for share in shares])
 
 
 def _describe(options: EngineOptions, model: SplitModel, tokenizer: Tokenizer) -> Setup:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence as Seq
 
 from hpcdecode import __version__, launch
-from hpcdecode.cli import generate, machine, results
+from hpcdecode.cli import generate, machine, planning, results
 from hpcdecode.cores import share_cores
 from hpcdecode.errors import UserError
 
@@ -57,6 +57,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"hpcdecode {__version__}")
     parser.set_defaults(connect=None)  # most subcommands run in one process
     commands = parser.add_subparsers(title="subcommands", metavar="COMMAND", required=True)
-    for add in (*generate.COMMANDS, *results.COMMANDS, *machine.COMMANDS):
+    for add in (*generate.COMMANDS, *results.COMMANDS, *machine.COMMANDS, *planning.COMMANDS):
         add(commands)
     return parser

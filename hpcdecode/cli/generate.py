@@ -14,7 +14,7 @@ import msgspec
 from hpcdecode import launch
 from hpcdecode.cli.job_file import read_job_file
 from hpcdecode.errors import RowProblem, UserError
-from hpcdecode.job import DTYPES, KV_DTYPES, PARTITIONS, Job, Shard, default_output, find_model, parse_bytes
+from hpcdecode.job import DTYPES, KV_DTYPES, PARTITIONS, SCHEDULES, Job, Shard, default_output, find_model, parse_bytes
 from hpcdecode.sampling.params import SamplingParams
 from hpcdecode.signals import END_TIME
 
@@ -119,6 +119,8 @@ def _add_size(group) -> None:
     add("--kv-dtype", choices=KV_DTYPES, help="of the KV cache (as --dtype)")
     add("--batch", type=_count, metavar="B", help="sequences decoding at once in the steady state")
     add("--period", type=_count, metavar="F", help="steps between two injections")
+    add("--schedule", choices=SCHEDULES, help=f"when rows enter ({_DEFAULTS['schedule']})")
+    add("--load-limit", type=_count, metavar="TOKENS", help="that a step may attend to under load-control")
     add("--lanes", type=_count, metavar="L", help="mini-batches in flight per S-rank (2, or 1 in one process)")
     help = f"most prompt tokens a step of a lane ({_DEFAULTS['prefill_tokens']})"
     add("--prefill-tokens", type=int, metavar="N", help=help)

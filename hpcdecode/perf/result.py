@@ -47,7 +47,7 @@ def machine() -> dict[str, Any]:
         "cpus": len(os.sched_getaffinity(0)),
         "isa": attention.isa(),
         "huge_pages": _first_line("/sys/kernel/mm/transparent_hugepage/enabled"),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "system": platform.platform(),
     }
 

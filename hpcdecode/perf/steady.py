@@ -20,7 +20,7 @@ from hpcdecode.launch import Rank
 from hpcdecode.model import SplitModel
 from hpcdecode.sampling.params import SamplingParams
 from hpcdecode.schedule.injector import Injector
-from hpcdecode.schedule.microbatch import Limits
+from hpcdecode.schedule.limits import Limits
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.plan import Plan
 from hpcdecode.schedule.sequence import Sequence

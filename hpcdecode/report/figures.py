@@ -33,6 +33,7 @@ class Metrics(msgspec.Struct, kw_only=True):
     decode_seconds: float = 0.0
     decode_tokens: int = 0
     peak_prefill_tokens: int = 0
+    peak_load: int = 0
     shared_tokens: int = 0
     r_role: bool = False
     bytes_read: int = 0
@@ -45,7 +46,7 @@ class Metrics(msgspec.Struct, kw_only=True):
         if worker is not None:
             metrics.s_role = True
             metrics.s_seconds, metrics.steps = worker.seconds, worker.steps
-            metrics.peak_prefill_tokens = worker.peak_prefill_tokens
+            metrics.peak_prefill_tokens, metrics.peak_load = worker.peak_prefill_tokens, worker.peak_load
             metrics.prefill_seconds, metrics.decode_seconds = worker.prefill_seconds, worker.decode_seconds
             metrics.decode_tokens, metrics.shared_tokens = worker.decode_tokens, worker.shared_tokens
         if part is not None:
@@ -83,6 +84,7 @@ def summarize(desk: Desk, ranks: list[Metrics], startup: float, seconds: float) 
         "r_busy": sum(m.spent("append", "attend") for m in r_ranks) / len(r_ranks) / wall,
         "r_gigabytes_per_second": sum(m.bytes_read for m in r_ranks) / max(attending, 1e-9) / 1e9,
         "peak_kv_tokens": sum(m.peak_tokens for m in r_ranks),
+        "peak_load_tokens": sum(m.peak_load for m in s_ranks),
         "peak_prefill_tokens_on_s": max(m.peak_prefill_tokens for m in s_ranks),
         "peak_rss_bytes": [m.peak_rss for m in ranks],
         "steps": max(m.steps for m in s_ranks),

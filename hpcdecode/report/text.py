@@ -43,7 +43,8 @@ def summary(figures: dict[str, Any]) -> str:
             f"rows {f['rows']:,}, errors {f['errors']:,}, tokens {f['generated_tokens']:,} generated"
             f" and {f['prompt_tokens']:,} of prompts{shared}, in {f['seconds']:.1f} s",
             f"{f['tokens_per_second']:,.1f} tokens/s, S busy {f['s_busy']:.0%}, R busy {f['r_busy']:.0%},"
-            f" R-part {f['r_gigabytes_per_second']:.1f} GB/s, peak KV {f['peak_kv_tokens']:,} tokens",
+            f" R-part {f['r_gigabytes_per_second']:.1f} GB/s, peak KV {f['peak_kv_tokens']:,} tokens,"
+            f" peak load {f['peak_load_tokens']:,}",
             f"peak memory of ranks 0.. (MiB): {', '.join(str(b >> 20) for b in f['peak_rss_bytes'])}",
         )
     )

@@ -1,4 +1,4 @@
-"""`--batch auto --period auto`: B and F from the KV capacity and the lengths of the first rows."""
+"""B, F and W_lim where they are not given: from the KV capacity and the lengths of the first rows."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ def choose(
 ) -> tuple[int, int, int]:
     """B, F and S, from those that are given and the first rows of the job.
 
+    S: steps in which a row decodes at most; its first token comes with its prompt.
+
     all_rows: whether `first` is the whole job; then all of it starts at once where it fits.
     capacity: KV tokens of all R-ranks. The steady state holds B*(P + (S+F)/2) tokens (FastDecode, section 4.2).
     """
-    steps = max((p.params.max_tokens for p in first), default=max_tokens)
-    sequences = sum(p.params.samples for p in first)
-    prompt = sum(len(p.token_ids) * p.params.samples for p in first) / max(sequences, 1)
+    steps = max(max((p.params.max_tokens for p in first), default=max_tokens) - 1, 1)
+    sequences, prompt = sum(p.params.samples for p in first), _mean_prompt(first)
     if all_rows and sequences <= (batch or LOOKAHEAD) and sequences * (prompt + steps) <= _FULL * capacity:
         return batch or max(sequences, 1), period or steps, steps
     period = min(period or max(steps // _PERIODS, 1), steps)
@@ -29,3 +30,13 @@ def choose(
         batch = int(_FULL * capacity / (prompt + (steps + period) / 2))
         batch = max(min(batch, LOOKAHEAD), 1, *(p.params.samples for p in first))
     return batch, period, steps
+
+
+def load_limit(batch: int, period: int, steps: int, first: Seq[Prompt], capacity: int) -> int:
+    """W_lim of all lanes: the load at which B sequences of S steps are level, or what the KV capacity allows."""
+    return int(min(batch * (_mean_prompt(first) + (steps + period) / 2), _FULL * capacity))
+
+
+def _mean_prompt(first: Seq[Prompt]) -> float:
+    """Tokens, over the samples of all rows."""
+    return sum(len(p.token_ids) * p.params.samples for p in first) / max(sum(p.params.samples for p in first), 1)

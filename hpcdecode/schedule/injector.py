@@ -1,9 +1,4 @@
-"""The fixed-F injector (FastDecode, section 4.2): a micro-batch every F steps, so that the R-load stays level.
-
-B sequences of S steps each are in flight in the steady state; M = B*F/S of them enter every F steps. The
-prompts of a micro-batch are prefilled over the F steps before it starts to decode. Rows that end early leave
-room that the next injection fills.
-"""
+"""A lane's state from step to step: what it admits, prefills, decodes and frees becomes a plan a step."""
 
 from __future__ import annotations
 
@@ -11,41 +6,29 @@ from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from math import ceil
-from typing import Protocol
 
 import numpy as np
 
-from hpcdecode.data.tokens import Prompt
-from hpcdecode.schedule.microbatch import Limits, MicroBatch, left
+from hpcdecode.schedule.admission import Admission, Feed
+from hpcdecode.schedule.limits import Limits
+from hpcdecode.schedule.microbatch import left
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.plan import Plan
-from hpcdecode.schedule.prefixes import Prefix, Prefixes
-from hpcdecode.schedule.sequence import Sequence, branches_of, family_of
+from hpcdecode.schedule.prefixes import Prefix
+from hpcdecode.schedule.sequence import Sequence
 from hpcdecode.schedule.step import Chunk, Step
 from hpcdecode.schedule.stops import Stops
-
-
-class Feed(Protocol):
-    """Where admitted rows come from."""
-
-    def peek(self) -> Prompt | None:
-        """The next prompt, or None when there are no more."""
-
-    def pop(self) -> Prompt: ...
-
-    def refuse(self, prompt: Prompt, reason: str) -> None:
-        """Drop the next prompt and record why."""
 
 
 class Injector:
     """Admits rows to one lane and turns its state into a plan a step."""
 
     def __init__(self, lane: int, feed: Feed, placement: Placement, limits: Limits, stops: Stops):
-        self.lane, self.feed, self.placement, self.limits, self.stops = lane, feed, placement, limits, stops
-        self.prefixes = Prefixes(placement.block_tokens, limits.prefix_tokens)
+        self.lane, self.placement, self.limits, self.stops = lane, placement, limits, stops
+        self.admission = Admission(lane, feed, placement, limits, stops)
+        self.prefixes = self.admission.prefixes
         self.shared_tokens = 0  # of prompts, not prefilled because they lie in prefixes
         self.families: dict[int, list[Sequence]] = {}  # of the rows in flight, by line
-        self.waiting: deque[Sequence] = deque()  # of the row that was admitted last, not placed yet
         self.prefilling: deque[Sequence | Prefix] = deque()  # others follow them; prefixes come first
         self.ready: list[Sequence] = []  # prefilled, waiting for their micro-batch to start
         self.decoding: list[Sequence] = []
@@ -54,8 +37,7 @@ class Injector:
         self._freed: list[Sequence] = []  # finished, to be released by the next plan
         self._dropped: list[Prefix] = []  # the same of prefixes
         self._slots = list(range(limits.slots))[::-1]
-        self._injections = 0
-        self._next_injection = 0
+        self.load = 0  # tokens that the sequences of the last plan attend to
         self._prefix_step = 0  # when the prefixes in `prefilling` are complete
 
     @property
@@ -68,7 +50,7 @@ class Injector:
 
     def exhausted(self) -> bool:
         """No sequence in flight and no row left to admit."""
-        return not self.active and not self.waiting and self.feed.peek() is None
+        return not self.active and self.admission.exhausted()
 
     def next_step(self, now: int) -> Step:
         """The plan of lane step `now`; it runs no model if there is nothing to do but to wait for room."""
@@ -76,8 +58,9 @@ class Injector:
         started = [s for s in self.ready if s.start_step <= now]
         self.decoding += started
         self.ready = [s for s in self.ready if s.start_step > now]
-        if now >= self._next_injection and not self.prefilling:
+        if not self.prefilling:
             self._inject(now)
+        self.load = sum(s.length + 1 for s in self.decoding)
         chunks = self._chunks(now)
         forks, self._forks = self._forks + _begun(chunks), []
         plan = Plan(
@@ -91,6 +74,7 @@ class Injector:
     def stop_plan(self) -> Plan:
         """The lane's last plan: it frees what has finished, for the lanes that go on."""
         self._dropped += self.prefixes.drop_unused()
+        self.load = 0
         return Plan(release=self._release(), stop=True)
 
     def commit(self, step: Step, tokens: Seq[int]) -> list[list[Sequence]]:
@@ -110,6 +94,7 @@ class Injector:
             if chunk.completes:
                 self.prefilling.popleft()
                 self._part(chunk.sequence)
+        self.admission.policy.saw(len(tokens), sum(s.finish_reason == "stop" for s in finished))
         if not finished:
             return []
         self.decoding = [s for s in self.decoding if s.finish_reason is None]
@@ -172,46 +157,13 @@ class Injector:
         return _table(places, 2)
 
     def _inject(self, now: int) -> None:
-        """Admit the micro-batch that starts to decode when its prompts are prefilled, a period from now."""
-        limits = self.limits
-        self._injections += 1
-        self._next_injection = now + limits.period
-        target = min(limits.batch, ceil(limits.batch * limits.period * self._injections / limits.steps))
-        ending = sum(s.end_step < now + limits.period for s in (*self.decoding, *self.ready))
-        room = target - (self.active - ending)
-        busy = bool(self.decoding or self.ready)
-        group = MicroBatch(self.lane, self.placement, self.prefixes, limits, now, busy)
-        while (branches := self._next_branches()) is not None:
-            first = branches[0]
-            count = len(first.branch)
-            if count > min(room, len(self._slots)) or not group.admit(first, self._slots):
-                break
-            if not self.waiting:
-                self.feed.pop()
-                self.waiting += branches
-                self.families[first.prompt.line] = first.family
-            self.waiting.popleft()
-            room -= count
-        for sequence in group.members:
-            self.placement.add(sequence)
-            if sequence.prefix:
-                sequence.prefix.users += 1
+        group = self.admission.admit(now, [*self.decoding, *self.ready], self._slots)
+        for sequence in group.sequences:
+            self.families[sequence.prompt.line] = sequence.family
         self.prefilling.extend((*group.prefixes, *group.sequences))
         self.shared_tokens += sum(s.prefilled for s in group.sequences) - sum(map(left, group.prefixes))
         self._prefix_step = group.prefix_step
         self._dropped += self.prefixes.drop_unused()
-        if group.sequences and not busy:
-            self._next_injection = group.start_step
-
-    def _next_branches(self) -> Seq[Sequence] | None:
-        """What is to be admitted next: the rest of a row, or the next row that this lane can run, or nothing."""
-        while not self.waiting and (prompt := self.feed.peek()) is not None:
-            branches = row_branches(prompt, self.lane, self.limits, self.placement, self.stops)
-            problem = problem_of(branches, self.limits, self.placement)
-            if problem is None:
-                return branches
-            self.feed.refuse(prompt, problem)
-        return self.waiting or None
 
     def _chunks(self, now: int) -> list[Chunk]:
         """An even share of the prompt tokens that are left to prefill before the micro-batch starts."""
@@ -229,30 +181,6 @@ class Injector:
             chunks.append(Chunk(sequence, sequence.prefilled, count))
             budget -= count
         return chunks
-
-
-def row_branches(prompt: Prompt, lane: int, limits: Limits, placement: Placement, stops: Stops) -> list[Sequence]:
-    """What is to be prefilled of a row: the sequences from which its samples go on."""
-    max_new = prompt.params.max_tokens
-    if limits.max_positions is not None:
-        max_new = min(max_new, limits.max_positions - len(prompt.token_ids))
-    return branches_of(family_of(prompt, max_new, lane, stops), placement.block_tokens)
-
-
-def problem_of(branches: Seq[Sequence], limits: Limits, placement: Placement) -> str | None:
-    """Why a lane can never run a row, if it cannot."""
-    most, capacity = max(len(s.branch) for s in branches), max(placement.capacity)
-    if most > limits.batch:
-        return f"n: expected at most {limits.batch} (the batch of a lane), got {most}; raise batch, or lower n"
-    if all(placement.tokens(s.branch) <= capacity for s in branches):
-        return None
-    first = branches[0]
-    samples = f" for each of {most} samples" if most > 1 else ""
-    return (
-        f"needs {max(placement.tokens(s.branch) for s in branches)} tokens of KV cache "
-        f"({len(first.prompt.token_ids)} of the prompt and up to {first.max_new} new{samples}), but an R-rank "
-        f"holds {capacity}: raise kv_memory, or lower max_tokens{' or n' if samples else ''}"
-    )
 
 
 def _begun(chunks: Iterable[Chunk]) -> list[tuple[int, int, int]]:

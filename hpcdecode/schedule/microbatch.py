@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import ceil
 
 import numpy as np
 
+from hpcdecode.schedule.limits import Limits
 from hpcdecode.schedule.placement import Placement
-from hpcdecode.schedule.prefixes import MOST, Prefix, Prefixes
+from hpcdecode.schedule.policies.base import Policy
+from hpcdecode.schedule.prefixes import Prefix, Prefixes
 from hpcdecode.schedule.sequence import Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """batch, period, steps: B, F and S of this lane. prefill_tokens: most prompt tokens in one step.
-    max_positions: the model's context. prefix_tokens: most tokens of prefixes that prompts share; 0 shares none.
-    slots: sequences and prefixes the lane may hold at once."""
-
-    batch: int
-    period: int
-    steps: int
-    prefill_tokens: int
-    max_positions: int | None
-    prefix_tokens: int = 0
-
-    @property
-    def slots(self) -> int:
-        return 2 * self.batch + MOST
 
 
 class MicroBatch:
@@ -37,8 +20,17 @@ class MicroBatch:
     busy: whether the lane decodes meanwhile. sequences: without their followers. prefixes: those that are new.
     """
 
-    def __init__(self, lane: int, placement: Placement, known: Prefixes, limits: Limits, now: int, busy: bool):
-        self.lane, self.placement, self.known, self.limits = lane, placement, known, limits
+    def __init__(
+        self,
+        lane: int,
+        placement: Placement,
+        known: Prefixes,
+        limits: Limits,
+        policy: Policy,
+        now: int,
+        busy: bool,
+    ):
+        self.lane, self.placement, self.known, self.limits, self.policy = lane, placement, known, limits, policy
         self.now, self.busy = now, busy
         self.sequences: list[Sequence] = []
         self.prefixes: list[Prefix] = []
@@ -108,12 +100,14 @@ class MicroBatch:
         return True
 
     def _place(self, sequence: Sequence, prefix: Prefix | None) -> bool:
-        """Choose the R-rank of a sequence and its followers; False, and no other is changed, if they fit on none."""
+        """Choose the R-rank of a sequence and its followers; False, and no other is changed, if they fit on none
+        or the policy has them wait."""
         before = self.start_step
         sequence.begin_with(prefix)
         members = [*self.members, *sequence.branch]
         _set_start(members, self._start_with(sequence))
-        for rank in self.placement.candidates(sequence, self.sequences):
+        ranks = self.placement.candidates(sequence, self.sequences) if self.policy.allows(members) else []
+        for rank in ranks:
             if prefix and rank not in prefix.ranks:
                 continue
             for member in sequence.branch:
@@ -127,7 +121,7 @@ class MicroBatch:
     def _start_with(self, sequence: Sequence) -> int:
         steps = self._steps(self.prefixes) + self._steps([*self.sequences, sequence])
         if self.busy:  # prompts ride along with decoding: spread them evenly
-            steps = ceil(steps / self.limits.period) * self.limits.period
+            steps = ceil(steps / self.policy.period) * self.policy.period
         return self.now + steps
 
     def _steps(self, waiting: Iterable[Sequence | Prefix]) -> int:

@@ -27,7 +27,7 @@ class Placement:
         self.capacity = tuple(capacity)
         self.block_tokens = block_tokens
         self._held: list[set[Sequence | Prefix]] = [set() for _ in capacity]
-        self._decoding: list[list[set[Sequence]]] = [[set() for _ in range(lanes)] for _ in capacity]
+        self._decoding: list[dict[Sequence, tuple[int, ...]]] = [{} for _ in range(lanes)]  # their courses, by lane
 
     def tokens(self, sequences: Iterable[Sequence]) -> int:
         """What sequences take in the end, all together."""
@@ -43,10 +43,8 @@ class Placement:
         group: sequences of the lane that have been placed but not added yet.
         """
         ranks = range(len(self.capacity))
-        placed: list[list[Sequence]] = [list(self._decoding[r][new.lane]) for r in ranks]
-        for sequence in group:
-            placed[sequence.rank] += sequence.branch
-        load = [_tokens_read(placed[r], new) for r in ranks]
+        courses = [*self._decoding[new.lane].values(), *(_course(s) for leader in group for s in leader.branch)]
+        load = _tokens_read(courses, new, len(ranks))
         return sorted(ranks, key=lambda r: (load[r], len(self._held[r]), r))
 
     def fits(self, rank: int, extra: Iterable[Sequence | Prefix]) -> bool:
@@ -58,11 +56,11 @@ class Placement:
 
     def add(self, sequence: Sequence) -> None:
         self._held[sequence.rank].add(sequence)
-        self._decoding[sequence.rank][sequence.lane].add(sequence)
+        self._decoding[sequence.lane][sequence] = _course(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         self._held[sequence.rank].remove(sequence)
-        self._decoding[sequence.rank][sequence.lane].remove(sequence)
+        del self._decoding[sequence.lane][sequence]
 
     def hold(self, prefix: Prefix) -> None:
         """Count a prefix on its R-ranks."""
@@ -98,11 +96,16 @@ def _stems(sequences: Iterable[Sequence]) -> dict[Stem, int]:
     return last
 
 
-def _tokens_read(sequences: Seq[Sequence], new: Sequence) -> float:
-    """Tokens of `sequences` that are attended to over the steps in which `new` decodes."""
-    if not sequences:
-        return 0.0
-    start, end, final = np.array([(s.start_step, s.end_step, s.final_length) for s in sequences]).T
+def _course(sequence: Sequence) -> tuple[int, ...]:
+    """R-rank, first and last step, tokens in the end; settled once it is placed."""
+    return sequence.rank, sequence.start_step, sequence.end_step, sequence.final_length
+
+
+def _tokens_read(courses: Seq[tuple[int, ...]], new: Sequence, ranks: int) -> list[float]:
+    """Tokens of the sequences with these courses that each R-rank attends to over the steps in which `new` decodes."""
+    if not courses:
+        return [0.0] * ranks
+    rank, start, end, final = np.array(courses).T
     first, last = np.maximum(start, new.start_step), np.minimum(end, new.end_step)
     mean = final - end + (first + last) / 2
-    return float((np.maximum(last - first + 1, 0) * mean).sum())
+    return np.bincount(rank, np.maximum(last - first + 1, 0) * mean, ranks).tolist()

@@ -61,6 +61,7 @@ class SRank:
         self.seconds = 0.0
         self.prefill_seconds = self.decode_seconds = 0.0  # of steps with prompt tokens, and without
         self.steps = self.tokens = self.decode_tokens = self.peak_prefill_tokens = 0
+        self.peak_load = 0  # tokens that the sequences of all lanes attend to in a step
         self._turn = self._plans = 0
 
     def run(self, between_turns: Callable[[], None]) -> None:
@@ -97,6 +98,7 @@ class SRank:
         while not self.stopping and not injector.exhausted():
             enter("plan", lane)
             step = injector.next_step(self._turn // len(self.shapes))
+            self.peak_load = max(self.peak_load, sum(i.load for i in self.injectors))
             if step.plan.changes_slots or step.plan.runs_model:
                 self._announce(link, step.plan)
             if not step.plan.runs_model:

@@ -1,6 +1,6 @@
 """Run by mpiexec: every case over sub-worlds of several sizes, against the reference and against each other.
 
-usage: run_parity.py DTYPE EXPECT WORLD:PERIOD:LANES[:PARTITION:OVERLAP],... CASE...     (cases made by tests.parity)
+usage: run_parity.py DTYPE EXPECT WORLD:PERIOD:LANES[:PARTITION:OVERLAP[:SCHEDULE]],... CASE...     (of tests.parity)
 
 EXPECT: transformers, first-run (equal to the first of the runs), or same-schedule (to the first with its F and lanes).
 """
@@ -37,7 +37,17 @@ def main(dtype: str, expect: str, runs: str, *cases: str) -> int:
     return int(launch.broadcast(WORLD, failures, int) > 0)
 
 
-def run(case: Path, model, dtype: str, world: str, period: str, lanes: str, partition="request", overlap="1"):
+def run(
+    case: Path,
+    model,
+    dtype: str,
+    world: str,
+    period: str,
+    lanes: str,
+    partition="request",
+    overlap="1",
+    schedule="fixed-f",
+):
     size = int(world)
     comm = WORLD.Split(0 if WORLD.rank < size else MPI.UNDEFINED)
     if WORLD.rank < size:
@@ -52,6 +62,7 @@ def run(case: Path, model, dtype: str, world: str, period: str, lanes: str, part
             lanes=int(lanes),
             partition=partition,
             overlap=int(overlap),
+            schedule=schedule,
             prefill_tokens=256,
             kv_memory=64 << 20,
             overwrite=True,

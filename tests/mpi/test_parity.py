@@ -10,12 +10,13 @@ import pytest
 from tests.models import ARCHITECTURES
 from tests.parity import make_case
 
-# world : period F : lanes : partition : overlap
+# world : period F : lanes : partition : overlap : schedule
 SOME_RUNS = ("1:7:2", "2:1:1", "3:7:2:head:1", "4:7:2:request:3")
 ALL_RUNS = (
     *(f"{world}:{period}:{lanes}" for world in (1, 2, 4) for period in (1, 7) for lanes in (1, 2)),
     *("3:7:3:head:2", "3:1:1:head:1", "4:7:2:request:4"),
 )
+SCHEDULE_RUNS = ("1:7:2:request:1:load-control", "4:7:2:request:1:fifo", "3:7:1:request:1:static")
 LINE = re.compile(r"PARITY (\S+) (\S+) (\d+) rows differ")
 
 
@@ -43,7 +44,7 @@ def test_tokens_equal_those_of_transformers(float32, name):
 
 def test_tokens_behind_a_shared_prefix_equal_those_of_transformers(mpiexec, tmp_path):
     case = make_case("llama3", tmp_path, rows=8, new_tokens=12, common=200)
-    runs = (*SOME_RUNS, "3:7:2")
+    runs = (*SOME_RUNS, *SCHEDULE_RUNS, "3:7:2")
     assert differing(mpiexec, [case], "float32", "transformers", runs) == {"llama3": dict.fromkeys(runs, 0)}
 
 

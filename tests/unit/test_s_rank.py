@@ -8,7 +8,7 @@ from hpcdecode.attention import PromptAttention, open_store
 from hpcdecode.exchange.local import LocalLink
 from hpcdecode.model import load_split
 from hpcdecode.schedule.injector import Injector
-from hpcdecode.schedule.microbatch import Limits
+from hpcdecode.schedule.limits import Limits
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.stops import Stops
 from hpcdecode.timeline import Timeline

@@ -10,9 +10,9 @@ from hpcdecode.data.tokens import Prompt
 from hpcdecode.exchange.local import LocalLink
 from hpcdecode.model import load_split
 from hpcdecode.sampling.params import SamplingParams
-from hpcdecode.schedule import injector
+from hpcdecode.schedule import admission
 from hpcdecode.schedule.injector import Injector
-from hpcdecode.schedule.microbatch import Limits
+from hpcdecode.schedule.limits import Limits
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.stops import Stops
 from hpcdecode.timeline import Timeline
@@ -76,12 +76,12 @@ MIXED = [
 def test_a_sample_is_what_it_is_alone(model, monkeypatch, lanes):
     together, _ = run(model, rows(*MIXED), lanes=lanes)
     assert sorted(together) == [(i, s) for i, (_, p) in enumerate(MIXED, 1) for s in range(p["n"])]
-    family_of = injector.family_of
+    family_of = admission.family_of
 
     def alone(prompt, *arguments):
         return [s for s in family_of(prompt, *arguments) if s.sample == sample]
 
-    monkeypatch.setattr(injector, "family_of", alone)
+    monkeypatch.setattr(admission, "family_of", alone)
     for sample in range(4):
         prompts = [p for p in rows(*MIXED) if p.params.n > sample]
         single, _ = run(model, prompts)

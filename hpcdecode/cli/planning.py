@@ -1,0 +1,176 @@
+"""`hpcdecode calibrate` and `simulate`: a machine's costs, and jobs before they are run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import msgspec
+
+from hpcdecode.errors import UserError
+from hpcdecode.job import DTYPES, KV_DTYPES, SCHEDULES, find_model, parse_bytes
+
+_WIDTHS = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.5}  # bytes of a stored value, without its scale
+
+
+def _add_simulate(commands) -> None:
+    parser = commands.add_parser(
+        "simulate",
+        help="a job on machines that are not there, by the schedules that jobs run",
+        description="Predict how long rows take on one S-rank and its R-ranks (or on --shards of them), from data "
+        "sheets. The schedule, placement and capacity are those of hpcdecode generate; see docs/planning.md.",
+        allow_abbrev=False,
+    )
+    _add_machine(parser.add_argument_group("machine"))
+    _add_rows(parser.add_argument_group("rows (ShareGPT-like lognormal lengths if not given)"))
+    _add_schedule(parser.add_argument_group("schedule"))
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("-o", "--output", metavar="FILE.png", help="draw the load and the latencies (extra plot)")
+    parser.set_defaults(run=_simulate)
+
+
+def _add_machine(group) -> None:
+    add = group.add_argument
+    add("--model", required=True, metavar="DIR", help="its config.json is enough")
+    add("--profile", metavar="FILE", help="of hpcdecode calibrate, in place of data sheets: S and R as measured there")
+    add("--s-device", default="a10", metavar="NAME", help="of the S-rank (%(default)s)")
+    add("--r-device", default="epyc-7003", metavar="NAME", help="of an R-rank (%(default)s)")
+    add("--r-ranks", type=int, default=4, metavar="P", help="of an S-rank (%(default)s); 0: one process is both")
+    add("--shards", type=int, default=1, metavar="N", help="such worlds, each with its share of the rows (1)")
+    add("--kv-memory", type=parse_bytes, default="128G", metavar="SIZE", help="of an R-rank (%(default)s)")
+    add("--kv-dtype", choices=_WIDTHS, default="bfloat16", help="(%(default)s)")
+    add("--link", type=float, default=100.0, metavar="GBIT", help="of the S-rank, Gbit/s (%(default)s)")
+    add("--latency", type=float, default=20.0, metavar="US", help="of a message, microseconds (%(default)s)")
+
+
+def _add_rows(group) -> None:
+    from hpcdecode.perf.lengths import SHAREGPT
+
+    add = group.add_argument
+    add("--prompts", metavar="FILE", help="rows of a prompt file, which all generate their max_tokens")
+    add("--fixed", type=int, nargs=2, metavar=("PROMPT", "NEW"), help="rows of one length")
+    add("--mean", type=float, nargs=2, default=SHAREGPT, metavar=("PROMPT", "NEW"), help="lognormal lengths")
+    add("--rows", type=int, default=10_000, metavar="N", help="(%(default)s)")
+    add("--max-tokens", type=int, default=1024, metavar="N", help="of a row (%(default)s)")
+    add("--rate", type=float, metavar="ROWS", help="that come a second, at random; all are there at once if not given")
+    add("--seed", type=int, default=0)
+
+
+def _add_schedule(group) -> None:
+    add = group.add_argument
+    add("--schedule", choices=SCHEDULES, default="fixed-f", help="(%(default)s)")
+    add("--batch", type=int, default=512, metavar="B", help="sequences at once (%(default)s)")
+    add("--period", type=int, metavar="F", help="steps between injections (max_tokens / 16)")
+    add(
+        "--load-limit", type=int, metavar="TOKENS", help="that a step may attend to under load-control (the level load)"
+    )
+    add("--lanes", type=int, default=2, metavar="L", help="(%(default)s)")
+    add(
+        "--prefill-tokens", type=int, default=512, metavar="N", help="most prompt tokens a step of a lane (%(default)s)"
+    )
+
+
+def _add_calibrate(commands) -> None:
+    parser = commands.add_parser(
+        "calibrate",
+        help="measure what a model costs on this machine, for simulate",
+        description="Measure the slices by tokens, the logits, attention by context and the prompts' attention, each "
+        "alone on all cores of this process.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--model", required=True, metavar="DIR", help="Hugging Face model directory, or demo")
+    add("-o", "--output", required=True, metavar="FILE.json")
+    add("--dtype", choices=DTYPES, help="of weights and activations (as generate chooses)")
+    add("--kv-dtype", choices=KV_DTYPES, help="of the KV cache (as --dtype)")
+    add("--passes", type=int, default=7, help="(%(default)s)")
+    parser.set_defaults(run=_calibrate)
+
+
+def _calibrate(options: argparse.Namespace, _comm) -> int:
+    from hpcdecode.perf.calibrate import Calibration
+    from hpcdecode.setup import auto_dtype
+
+    if options.passes < 1:
+        raise UserError(f"--passes: expected an integer >= 1, got {options.passes}")
+    model = find_model(options.model, {})
+    dtype = options.dtype or auto_dtype(model)
+    profile = Calibration(model, dtype, options.kv_dtype or dtype, options.passes).profile()
+    try:
+        Path(options.output).write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=1))
+    except OSError as error:
+        raise UserError(f"-o {options.output}: expected a file that can be written: {error}") from None
+    return 0
+
+
+def _simulate(options: argparse.Namespace, _comm) -> int:
+    from hpcdecode.perf.outcome import canvas, draw, figures, text
+    from hpcdecode.perf.simulator import simulate_shards
+
+    _check(options)
+    pyplot = canvas() if options.output else None
+    rows = _rows(options)
+    world = _world(options, rows)
+    outcome = simulate_shards(world, rows, options.shards)
+    if pyplot:
+        draw(outcome, pyplot, options.output)
+    print(json.dumps(figures(outcome)) if options.json else text(outcome))
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    if options.r_ranks < 0 or (options.r_ranks == 0 and (options.lanes > 1 or not options.profile)):
+        raise UserError("--r-ranks: expected a number >= 1, or 0 with --profile and --lanes 1 (one process)")
+    names = ("shards", "kv_memory", "rows", "max_tokens", "batch", "period", "load_limit", "lanes")
+    for name in (*names, "prefill_tokens", "link", "latency", "rate"):
+        value = getattr(options, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise UserError(f"--{name.replace('_', '-')}: expected a number > 0, got {value}")
+    for name in ("fixed", "mean"):
+        value = getattr(options, name)
+        if value is not None and not min(value) >= 1:
+            raise UserError(f"--{name}: expected two lengths >= 1, got {value[0]} {value[1]}")
+    if options.batch < options.lanes:
+        raise UserError(f"--batch: expected at least one sequence a lane ({options.lanes}), got {options.batch}")
+
+
+def _rows(options: argparse.Namespace):
+    from hpcdecode.perf import lengths
+
+    if options.prompts:
+        rows = lengths.of_file(options.prompts, find_model(options.model, {}), options.max_tokens)
+    elif options.fixed:
+        rows = lengths.fixed(options.rows, *options.fixed)
+    else:
+        rows = lengths.lognormal(options.rows, *options.mean, options.max_tokens, options.seed)
+    return lengths.poisson(rows, options.rate, options.seed) if options.rate else rows
+
+
+def _world(options: argparse.Namespace, rows):
+    from hpcdecode.perf.calibrate import read
+    from hpcdecode.perf.cost import ModelSize, of_devices
+    from hpcdecode.perf.hardware import device
+    from hpcdecode.perf.simulator import World
+    from hpcdecode.schedule.limits import Limits
+
+    size, width = ModelSize.of(find_model(options.model, {})), _WIDTHS[options.kv_dtype]
+    link, latency = options.link * 1e9 / 8, options.latency * 1e-6
+    if options.profile:
+        cost = read(options.profile).cost
+        if options.r_ranks:
+            cost = msgspec.structs.replace(cost, wire=size.wire_bytes / link, latency=latency)
+    else:
+        cost = of_devices(size, device(options.s_device), device(options.r_device), link, latency, width)
+    steps = max(int(rows.most.max()) - 1, 1)
+    period = min(options.period or max(steps // 16, 1), steps)
+    load = options.load_limit or int(options.batch * (rows.prompt.mean() + (steps + period) / 2))
+    lanes = [options.batch // options.lanes + (i < options.batch % options.lanes) for i in range(options.lanes)]
+    limits = [
+        Limits(b, period, steps, options.prefill_tokens, None, 0, options.schedule, load * b // options.batch)
+        for b in lanes
+    ]
+    return World(cost, [int(options.kv_memory / size.kv_bytes(width))] * max(options.r_ranks, 1), limits)
+
+
+COMMANDS = (_add_calibrate, _add_simulate)

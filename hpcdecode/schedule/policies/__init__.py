@@ -1,0 +1,17 @@
+"""Schedules by name: when a lane admits sequences, and how many. A new one is a file here and a line in POLICIES."""
+
+from __future__ import annotations
+
+from hpcdecode.schedule.limits import Limits
+from hpcdecode.schedule.policies.base import Policy
+from hpcdecode.schedule.policies.fifo import Fifo
+from hpcdecode.schedule.policies.fixed_f import FixedF
+from hpcdecode.schedule.policies.load_control import LoadControl
+from hpcdecode.schedule.policies.static import Static
+
+POLICIES: dict[str, type[Policy]] = {"fixed-f": FixedF, "load-control": LoadControl, "static": Static, "fifo": Fifo}
+
+
+def policy_of(limits: Limits) -> Policy:
+    """The policy of a lane with these limits."""
+    return POLICIES[limits.schedule](limits)

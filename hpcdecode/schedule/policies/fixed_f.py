@@ -1,0 +1,33 @@
+"""Fixed F (FastDecode, section 4.2): a micro-batch every F steps, so that the R-load stays level.
+
+B sequences of S steps each are in flight in the steady state; M = B*F/S of them enter every F steps. The prompts of a
+micro-batch are prefilled over the F steps before it starts. Rows that end early leave room that the next one fills.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from hpcdecode.schedule.limits import Limits
+from hpcdecode.schedule.policies.base import Policy, ramp
+from hpcdecode.schedule.sequence import Sequence
+
+
+class FixedF(Policy):
+    def __init__(self, limits: Limits):
+        super().__init__(limits)
+        self.period = limits.period
+        self._injections = 0
+        self._next = 0  # step
+
+    def room(self, now: int, in_flight: Collection[Sequence]) -> int:
+        if now < self._next:
+            return 0
+        target = ramp(self.limits, self.period * self._injections)
+        self._injections += 1
+        self._next = now + self.period
+        return target - self.held(now, in_flight)
+
+    def admitted(self, start_step: int, busy: bool) -> None:
+        if not busy:
+            self._next = start_step

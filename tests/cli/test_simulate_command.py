@@ -1,0 +1,63 @@
+"""`hpcdecode calibrate` and `hpcdecode simulate`."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from hpcdecode.perf.calibrate import Profile
+
+SIZES = ("--fixed", 20, 33, "--rows", 96, "--batch", 32, "--period", 8, "--lanes", 1, "--max-tokens", 33)
+
+
+def test_a_profile_of_this_machine_drives_the_simulator(hpcdecode, tmp_path):
+    result = hpcdecode("calibrate", "--model", "demo", "-o", "profile.json", "--passes", 2, "--dtype", "float32")
+    assert result.returncode == 0, result.stderr
+    profile = msgspec.json.decode((tmp_path / "profile.json").read_bytes(), type=Profile)
+    cost = profile.cost
+    assert min(*cost.body, *cost.logits, cost.prefill) > 0 and cost.attend + cost.row > 0
+    assert cost.layers == 5 and "T(512)" in profile.spread
+    one = ("--profile", "profile.json", "--r-ranks", 0, "--kv-memory", "64M")
+    result = hpcdecode("simulate", "--model", "demo", *one, *SIZES, "--json")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["generated_tokens"] == 96 * 33 and found["peak_load_tokens"] == 32 * (20 + (32 + 8) // 2)
+    assert found["seconds"] * 1.001 >= found["s_busy"] * found["seconds"] > 0
+    assert found["s_busy"] + found["r_busy"] == pytest.approx(1, rel=1e-6)  # one process does one thing at a time
+
+
+def test_rows_of_a_file_on_devices_by_their_data_sheets(hpcdecode, tmp_path):
+    rows = [{"prompt": "The with statement", "max_tokens": 5 + i} for i in range(12)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    flags = ("--prompts", "rows.jsonl", "--batch", 4, "--rate", 10, "--shards", 2, "--kv-memory", "1G")
+    result = hpcdecode("simulate", "--model", "demo", *flags)
+    assert result.returncode == 0, result.stderr
+    shown = dict(line.split("  ", 1) for line in result.stdout.splitlines())
+    assert shown["generated tokens"].strip() == str(sum(row["max_tokens"] for row in rows))
+
+
+def test_a_picture(hpcdecode, tmp_path):
+    pytest.importorskip("matplotlib")
+    result = hpcdecode("simulate", "--model", "demo", *SIZES, "-o", "load.png")
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "load.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--s-device", "a11"), "device: expected one of a10"),
+        (("--s-device", "epyc-7003"), "S device: expected one with a rate of matrix products"),
+        (("--batch", 1), "--batch: expected at least one sequence a lane (2), got 1"),
+        (("--rate", -1), "--rate: expected a number > 0, got -1"),
+        (("--r-ranks", 0), "--r-ranks: expected a number >= 1, or 0 with --profile"),
+        (("--profile", "absent.json"), "absent.json: expected a profile that hpcdecode calibrate wrote"),
+    ],
+)
+def test_bad_input_is_said(capsys, flags, said):
+    from hpcdecode.cli import main
+
+    assert main(["simulate", "--model", "demo", *map(str, flags)]) == 2
+    assert said in capsys.readouterr().err
