@@ -73,7 +73,7 @@ def test_the_load_of_fixed_f_peaks_at_half_the_static_load(period, steps):
     r=st.lists(st.lists(st.integers(0, 40), min_size=3, max_size=3), min_size=2, max_size=2),
     wait=st.integers(0, 20),
 )
-def test_a_step_takes_what_its_events_take(s, r, wait):
+def test_a_step_takes_what_its_events_take_or_little_less(s, r, wait):
     """Layer by layer: the S-rank visits the lanes in rotation, R-ranks serve them in order of arrival."""
     layers, ranks = 400, np.array(r)[:, : len(s)]
     back, s_free, r_free = [0.0] * len(s), 0.0, np.zeros(len(ranks))
@@ -84,7 +84,7 @@ def test_a_step_takes_what_its_events_take(s, r, wait):
             r_free = np.maximum(r_free, arrived) + ranks[:, lane]
             back[lane] = float(r_free.max()) + wait / 2
     turns = [Turn(layers * own, layers * ranks[:, lane], 0.0, layers * wait) for lane, own in enumerate(s)]
-    assert max(back) == pytest.approx(step_seconds(turns), rel=0.02)
+    assert 0.999 < max(back) / step_seconds(turns) < 1.15
 
 
 def test_rows_arrive_wait_and_are_all_done():
