@@ -142,7 +142,7 @@ def text(
 ) -> str:
     """The choice with the formulas behind it. prices: of an hour of the S-rank and of an R-rank; 0 for none."""
     rows, p, near = plan.rows, plan, f"within {1 - _ENOUGH:.0%} of the fastest"
-    micro = p.batch * rows.period / rows.steps
+    micro, held = p.batch * rows.period / rows.steps, p.load / p.r_ranks / capacity
     balance, room = p.r_ranks * p.r / max(p.s, 1e-12), FULL * capacity * p.r_ranks
     lines = [
         f"--batch {p.batch} --period {rows.period} --lanes {p.lanes}, {p.r_ranks} R-ranks: "
@@ -152,7 +152,7 @@ def text(
         f"P: the fewest {near}; attention takes as long as the S-part with P = {balance:,.1f}",
         f"latency: S*step = {rows.steps:,.0f} * {p.step * 1e3:,.1f} ms = {p.latency:,.1f} s to decode a row",
         f"a step: S {p.s * 1e3:,.1f} ms, R {p.r * 1e3:,.1f}, wire {p.wire * 1e3:,.1f}; bottleneck: {p.bottleneck}",
-        f"memory: {size.weight_bytes / 1e9:,.1f} GB of weights on S, {p.load / p.r_ranks / capacity:.0%} of an R-rank's KV",
+        f"memory: {size.weight_bytes / 1e9:,.1f} GB of weights on S, {held:.0%} of an R-rank's KV",
         f"one more R-rank: {more.tokens_per_second / p.tokens_per_second - 1:+.1%} tokens/s",
     ]
     if any(prices):
