@@ -11,7 +11,7 @@ import msgspec
 from hpcdecode.errors import UserError
 from hpcdecode.job import DTYPES, KV_DTYPES, SCHEDULES, find_model, parse_bytes
 
-_WIDTHS = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.5}  # bytes of a stored value, without its scale
+_WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int4": 0.5}  # bytes, without scales
 
 
 def _add_simulate(commands) -> None:
