@@ -1,4 +1,4 @@
-"""`hpcdecode calibrate` and `simulate`: a machine's costs, and jobs before they are run."""
+"""`hpcdecode calibrate`, `simulate` and `plan`: a machine's costs, and jobs before they are run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from hpcdecode.errors import UserError
 from hpcdecode.job import DTYPES, KV_DTYPES, SCHEDULES, find_model, parse_bytes
 
-_WIDTHS = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.5}  # bytes of a stored value, without its scale
+_WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int4": 0.5}  # bytes, without scales
 
 
 def _add_simulate(commands) -> None:
@@ -109,6 +109,10 @@ def _simulate(options: argparse.Namespace, _comm) -> int:
     from hpcdecode.perf.simulator import simulate_shards
 
     _check(options)
+    if options.r_ranks < 0 or (options.r_ranks == 0 and (options.lanes > 1 or not options.profile)):
+        raise UserError("--r-ranks: expected a number >= 1, or 0 with --profile and --lanes 1 (one process)")
+    if options.batch < options.lanes:
+        raise UserError(f"--batch: expected at least one sequence a lane ({options.lanes}), got {options.batch}")
     pyplot = canvas() if options.output else None
     rows = _rows(options)
     world = _world(options, rows)
@@ -120,19 +124,15 @@ def _simulate(options: argparse.Namespace, _comm) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    if options.r_ranks < 0 or (options.r_ranks == 0 and (options.lanes > 1 or not options.profile)):
-        raise UserError("--r-ranks: expected a number >= 1, or 0 with --profile and --lanes 1 (one process)")
-    names = ("shards", "kv_memory", "rows", "max_tokens", "batch", "period", "load_limit", "lanes")
+    names = ("shards", "kv_memory", "rows", "max_tokens", "batch", "period", "load_limit", "lanes", "latency_limit")
     for name in (*names, "prefill_tokens", "link", "latency", "rate"):
-        value = getattr(options, name)
+        value = getattr(options, name, None)
         if value is not None and not 0 < value < float("inf"):
             raise UserError(f"--{name.replace('_', '-')}: expected a number > 0, got {value}")
     for name in ("fixed", "mean"):
         value = getattr(options, name)
         if value is not None and not min(value) >= 1:
             raise UserError(f"--{name}: expected two lengths >= 1, got {value[0]} {value[1]}")
-    if options.batch < options.lanes:
-        raise UserError(f"--batch: expected at least one sequence a lane ({options.lanes}), got {options.batch}")
 
 
 def _rows(options: argparse.Namespace):
@@ -147,12 +147,11 @@ def _rows(options: argparse.Namespace):
     return lengths.poisson(rows, options.rate, options.seed) if options.rate else rows
 
 
-def _world(options: argparse.Namespace, rows):
+def _cost(options: argparse.Namespace):
+    """The model's size, its cost, and how many KV tokens an R-rank holds."""
     from hpcdecode.perf.calibrate import read
     from hpcdecode.perf.cost import ModelSize, of_devices
     from hpcdecode.perf.hardware import device
-    from hpcdecode.perf.simulator import World
-    from hpcdecode.schedule.limits import Limits
 
     size, width = ModelSize.of(find_model(options.model, {})), _WIDTHS[options.kv_dtype]
     link, latency = options.link * 1e9 / 8, options.latency * 1e-6
@@ -162,6 +161,14 @@ def _world(options: argparse.Namespace, rows):
             cost = msgspec.structs.replace(cost, wire=size.wire_bytes / link, latency=latency)
     else:
         cost = of_devices(size, device(options.s_device), device(options.r_device), link, latency, width)
+    return size, cost, int(options.kv_memory / size.kv_bytes(width))
+
+
+def _world(options: argparse.Namespace, rows):
+    from hpcdecode.perf.simulator import World
+    from hpcdecode.schedule.limits import Limits
+
+    _, cost, capacity = _cost(options)
     steps = max(int(rows.most.max()) - 1, 1)
     period = min(options.period or max(steps // 16, 1), steps)
     load = options.load_limit or int(options.batch * (rows.prompt.mean() + (steps + period) / 2))
@@ -170,7 +177,45 @@ def _world(options: argparse.Namespace, rows):
         Limits(b, period, steps, options.prefill_tokens, None, 0, options.schedule, load * b // options.batch)
         for b in lanes
     ]
-    return World(cost, [int(options.kv_memory / size.kv_bytes(width))] * max(options.r_ranks, 1), limits)
+    return World(cost, [capacity] * max(options.r_ranks, 1), limits)
 
 
-COMMANDS = (_add_calibrate, _add_simulate)
+def _add_plan(commands) -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="choose B, F, lanes and the number of R-ranks, and say what comes of it",
+        description="Choose the batch, the period, the lanes and the number of R-ranks for rows of some lengths, by "
+        "the formulas of the steady state, and compare with the S device alone; see docs/planning.md.",
+        allow_abbrev=False,
+    )
+    _add_machine(parser.add_argument_group("machine (--r-ranks: at most so many)"))
+    _add_rows(parser.add_argument_group("rows (ShareGPT-like lognormal lengths if not given)"))
+    parser.add_argument("--latency-limit", type=float, metavar="SECONDS", help="in which a row decodes, at most")
+    parser.add_argument("--s-price", type=float, default=0.0, metavar="X", help="of an hour of the S-rank")
+    parser.add_argument("--r-price", type=float, default=0.0, metavar="X", help="of an hour of an R-rank")
+    parser.set_defaults(run=_plan)
+
+
+def _plan(options: argparse.Namespace, _comm) -> int:
+    from hpcdecode.perf import planner
+    from hpcdecode.perf.hardware import BANDWIDTH, device
+
+    _check(options)
+    if options.r_ranks < 1:
+        raise UserError(f"--r-ranks: expected a number >= 1, got {options.r_ranks}")
+    lengths = _rows(options)
+    rows = planner.Rows(float(lengths.prompt.mean()), max(float(lengths.new.mean()) - 1, 1.0))
+    size, cost, capacity = _cost(options)
+    plan = planner.choose(cost, rows, capacity, options.r_ranks, options.latency_limit)
+    more = planner.one_more(cost, plan, capacity, options.latency_limit)
+    single = None
+    if not options.profile:
+        s, token_bytes = device(options.s_device), size.kv_bytes(_WIDTHS[options.kv_dtype])
+        room = int(max(s.memory - size.weight_bytes, 0) / token_bytes)
+        single = planner.alone(cost, token_bytes / (s.bandwidth * BANDWIDTH), rows, room)
+    prices = options.s_price, options.r_price
+    print(planner.text(plan, more, single, capacity, size, prices, bool(options.profile)))
+    return 0
+
+
+COMMANDS = (_add_calibrate, _add_simulate, _add_plan)

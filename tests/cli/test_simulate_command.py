@@ -1,4 +1,4 @@
-"""`hpcdecode calibrate` and `hpcdecode simulate`."""
+"""`hpcdecode calibrate`, `hpcdecode simulate` and `hpcdecode plan`."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ def test_a_profile_of_this_machine_drives_the_simulator(hpcdecode, tmp_path):
     assert found["generated_tokens"] == 96 * 33 and found["peak_load_tokens"] == 32 * (20 + (32 + 8) // 2)
     assert found["seconds"] * 1.001 >= found["s_busy"] * found["seconds"] > 0
     assert found["s_busy"] + found["r_busy"] == pytest.approx(1, rel=1e-6)  # one process does one thing at a time
+    result = hpcdecode("plan", "--model", "demo", "--profile", "profile.json", "--kv-memory", "64M", "--fixed", 20, 33)
+    assert result.returncode == 0 and "bottleneck: " in result.stdout, result.stderr
 
 
 def test_rows_of_a_file_on_devices_by_their_data_sheets(hpcdecode, tmp_path):
@@ -61,3 +63,14 @@ def test_bad_input_is_said(capsys, flags, said):
 
     assert main(["simulate", "--model", "demo", *map(str, flags)]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_plan_from_data_sheets(capsys):
+    from hpcdecode.cli import main
+
+    assert main(["plan", "--model", "demo", "--fixed", "128", "513", "--s-price", "2"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("--batch ") and "--period 32 --lanes " in said
+    assert "the S device alone" in said and "a million tokens: " in said
+    assert main(["plan", "--model", "demo", "--r-ranks", "0"]) == 2
+    assert "--r-ranks: expected a number >= 1, got 0" in capsys.readouterr().err

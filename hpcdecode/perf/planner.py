@@ -1,0 +1,180 @@
+"""B, F, lanes and the number of R-ranks P, by the formulas of the steady state, and what one device alone would do.
+
+With fixed F and rows of p prompt tokens that decode for S steps, B sequences hold B*(p + (S+F)/2) tokens at the peak
+(FastDecode, section 4.2), and bring B/(S+1) prompts a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from msgspec.structs import replace
+
+from hpcdecode.errors import UserError
+from hpcdecode.perf.cost import Cost, ModelSize, step_seconds
+
+FULL = 0.9  # of the KV capacity that the steady state may take
+PERIODS = 16  # injections in the life of a sequence
+_ENOUGH = 0.97  # of the best speed: fewer R-ranks are taken where they reach it
+_BATCHES = [n for i in range(3, 15) for n in (1 << i, 3 << (i - 1))]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Means. prompt: tokens; steps: S, decode steps."""
+
+    prompt: float
+    steps: float
+
+    @property
+    def period(self) -> int:
+        return max(int(self.steps / PERIODS), 1)
+
+    @property
+    def peak(self) -> float:
+        """Tokens of a sequence's share in the peak load."""
+        return self.prompt + (self.steps + self.period) / 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A setting, and the seconds of a step: of all, of the S-rank, of the busiest R-rank, on the wire."""
+
+    batch: int
+    lanes: int
+    r_ranks: int
+    rows: Rows
+    step: float
+    s: float
+    r: float
+    wire: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.batch / self.step
+
+    @property
+    def load(self) -> float:
+        return self.batch * self.rows.peak
+
+    @property
+    def latency(self) -> float:
+        """Seconds in which a row decodes."""
+        return self.rows.steps * self.step
+
+    @property
+    def bottleneck(self) -> str:
+        sides = {"S": self.s, "R": self.r, "wire": self.wire}
+        longest = max(sides, key=sides.get)
+        return longest if sides[longest] > 0.9 * self.step else "the way there and back: more lanes or a larger batch"
+
+
+def predict(cost: Cost, rows: Rows, batch: int, lanes: int, r_ranks: int) -> Plan:
+    """The steady state with lanes of one size and R-ranks of one load."""
+    own = batch / lanes
+    prompts = own / (rows.steps + 1)
+    tokens, pairs = own + prompts * rows.prompt, prompts * rows.prompt * (rows.prompt + 1) / 2
+    shares = np.full(r_ranks, 1 / r_ranks)
+    turn = cost.lane(tokens, pairs, own * rows.peak * shares, own * shares)
+    logits = lanes * cost.logits_seconds(own)
+    step = step_seconds([turn] * lanes) + logits
+    sides = lanes * turn.s + logits, lanes * float(turn.r.max()), lanes * turn.wire
+    return Plan(batch, lanes, r_ranks, rows, step, *sides)
+
+
+def choose(cost: Cost, rows: Rows, capacity: int, most_ranks: int, latency: float | None) -> Plan:
+    """The fastest setting, with no more R-ranks than it takes. capacity: KV tokens of an R-rank; latency: most seconds
+    in which a row may decode. UserError where nothing fits."""
+    fastest = [best for p in range(1, most_ranks + 1) if (best := _fastest(cost, rows, capacity, p, latency))]
+    if not fastest:
+        raise UserError(
+            f"expected room and time for {_BATCHES[0]} sequences, got none: {most_ranks} R-ranks hold "
+            f"{capacity * most_ranks:,} tokens, a sequence takes {rows.peak:,.0f}; raise --kv-memory, --r-ranks or "
+            "--latency-limit"
+        )
+    most = max(plan.tokens_per_second for plan in fastest)
+    return next(plan for plan in fastest if plan.tokens_per_second >= _ENOUGH * most)
+
+
+def one_more(cost: Cost, plan: Plan, capacity: int, latency: float | None) -> Plan:
+    """The same or another batch, whichever is faster, with another R-rank."""
+    ranks = plan.r_ranks + 1
+    same = predict(cost, plan.rows, plan.batch, plan.lanes, ranks)
+    return max(same, _fastest(cost, plan.rows, capacity, ranks, latency) or same, key=lambda p: p.tokens_per_second)
+
+
+def _fastest(cost: Cost, rows: Rows, capacity: int, r_ranks: int, latency: float | None) -> Plan | None:
+    """Of those that reach nearly the same speed, the one with the smallest batch."""
+    plans = list(_settings(cost, rows, capacity, r_ranks, latency))
+    if not plans:
+        return None
+    most = max(plan.tokens_per_second for plan in plans)
+    return min((p for p in plans if p.tokens_per_second >= _ENOUGH * most), key=lambda p: (p.batch, p.step))
+
+
+def _settings(cost: Cost, rows: Rows, capacity: int, r_ranks: int, latency: float | None) -> Iterator[Plan]:
+    for batch in _BATCHES:
+        if batch * rows.peak > FULL * capacity * r_ranks:
+            return
+        for lanes in (2, 3, 4):
+            plan = predict(cost, rows, batch, lanes, r_ranks)
+            if latency is None or plan.latency <= latency:
+                yield plan
+
+
+def alone(cost: Cost, attend: float, rows: Rows, capacity: int) -> Plan | None:
+    """The S device with the KV cache in its own memory, of `capacity` tokens; attend: its seconds a cached token."""
+    local = replace(cost, attend=attend, row=0.0, wire=0.0, latency=0.0)
+    plans = [predict(local, rows, b, 1, 1) for b in _BATCHES if b * rows.peak <= FULL * capacity]
+    return max(plans, key=lambda p: p.tokens_per_second, default=None)
+
+
+def text(
+    plan: Plan,
+    more: Plan,
+    single: Plan | None,
+    capacity: int,
+    size: ModelSize,
+    prices: tuple[float, float],
+    profiled: bool,
+) -> str:
+    """The choice with the formulas behind it. prices: of an hour of the S-rank and of an R-rank; 0 for none."""
+    rows, p, near = plan.rows, plan, f"within {1 - _ENOUGH:.0%} of the fastest"
+    micro, held = p.batch * rows.period / rows.steps, p.load / p.r_ranks / capacity
+    balance, room = p.r_ranks * p.r / max(p.s, 1e-12), FULL * capacity * p.r_ranks
+    lines = [
+        f"--batch {p.batch} --period {rows.period} --lanes {p.lanes}, {p.r_ranks} R-ranks: "
+        f"{p.tokens_per_second:,.0f} tokens/s predicted",
+        f"F: S/{PERIODS} of S = {rows.steps:,.0f} steps; M = B*F/S = {micro:,.1f} rows a period",
+        f"B: the smallest {near}; B*(p + (S+F)/2) = {p.load:,.0f} tokens <= {FULL}*C*P = {room:,.0f}",
+        f"P: the fewest {near}; attention takes as long as the S-part with P = {balance:,.1f}",
+        f"latency: S*step = {rows.steps:,.0f} * {p.step * 1e3:,.1f} ms = {p.latency:,.1f} s to decode a row",
+        f"a step: S {p.s * 1e3:,.1f} ms, R {p.r * 1e3:,.1f}, wire {p.wire * 1e3:,.1f}; bottleneck: {p.bottleneck}",
+        f"memory: {size.weight_bytes / 1e9:,.1f} GB of weights on S, {held:.0%} of an R-rank's KV",
+        f"one more R-rank: {more.tokens_per_second / p.tokens_per_second - 1:+.1%} tokens/s",
+    ]
+    if any(prices):
+        lines.append(f"a million tokens: {_price(p, prices[0] + p.r_ranks * prices[1]):,.2f}")
+    return "\n".join([*lines, *([] if profiled else _compared(plan, single, prices))])
+
+
+def _compared(plan: Plan, single: Plan | None, prices: tuple[float, float]) -> list[str]:
+    if single is None:
+        return ["the S device alone: the model and its KV cache do not fit; the split is what runs"]
+    ratio = plan.tokens_per_second / single.tokens_per_second
+    said = f"the S device alone, B = {single.batch}: {single.tokens_per_second:,.0f} tokens/s; the split: {ratio:.2f}x"
+    if any(prices):
+        said += f"; {_price(single, prices[0]):,.2f} a million tokens"
+    if ratio > 1:
+        return [said]
+    return [
+        said,
+        "the split does not pay: run the S device alone, its KV cache in its own memory",
+    ]
+
+
+def _price(plan: Plan, hour: float) -> float:
+    """Of a million tokens, where an hour costs so much."""
+    return hour / 3600 / plan.tokens_per_second * 1e6

@@ -1,0 +1,62 @@
+"""The planner's formulas against the simulator, and its choice against all others."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcdecode.errors import UserError
+from hpcdecode.perf import lengths, planner
+from hpcdecode.perf.cost import Cost, ModelSize, of_devices
+from hpcdecode.perf.hardware import device
+from hpcdecode.perf.simulator import World, simulate
+from hpcdecode.schedule.limits import Limits
+
+ROWS = planner.Rows(prompt=50, steps=128)
+SLOW_WIRE = Cost(8, [1, 512], [2e-2, 6e-2], [1e-3, 3e-3], 2e-6, 1e-5, 1e-8, 1e-5, 1e-5)
+SIZE = ModelSize(layers=32, body=6_500_000_000, head=131_000_000, q=4096, k=4096, v=4096, positions=None)
+
+
+@pytest.mark.parametrize(("batch", "lanes", "ranks"), [(64, 2, 1), (64, 2, 3), (128, 3, 2), (128, 4, 4)])
+def test_the_steady_state_is_that_of_the_simulator(batch, lanes, ranks):
+    plan = planner.predict(SLOW_WIRE, ROWS, batch, lanes, ranks)
+    sizes = [batch // lanes + (i < batch % lanes) for i in range(lanes)]
+    limits = [Limits(b, ROWS.period, 128, 512, None) for b in sizes]
+    found = [simulate(World(SLOW_WIRE, [1 << 20] * ranks, limits), lengths.fixed(n * batch, 50, 129)) for n in (4, 12)]
+    speed = (found[1].tokens - found[0].tokens) / (found[1].seconds - found[0].seconds)  # without its start and end
+    assert plan.tokens_per_second == pytest.approx(speed, rel=0.08)
+    assert found[1].peak_load == pytest.approx(plan.load, rel=0.05)
+
+
+def test_the_choice_fits_and_is_nearly_the_fastest():
+    cost = of_devices(SIZE, device("a10"), device("epyc-7003"), 12.5e9, 2e-5)
+    capacity, most = 50_000, 6
+    plan = planner.choose(cost, ROWS, capacity, most, latency=30.0)
+    assert plan.load <= planner.FULL * capacity * plan.r_ranks and plan.latency <= 30.0 and plan.r_ranks <= most
+    others = [
+        planner.predict(cost, ROWS, batch, lanes, ranks)
+        for ranks in range(1, most + 1)
+        for batch in range(8, 3000, 8)
+        for lanes in (2, 3, 4)
+        if batch * ROWS.peak <= planner.FULL * capacity * ranks
+    ]
+    best = max(p.tokens_per_second for p in others if p.latency <= 30.0)
+    assert plan.tokens_per_second >= 0.95 * best
+    assert planner.one_more(cost, plan, capacity, 30.0).r_ranks == plan.r_ranks + 1
+
+
+def test_it_says_when_the_split_does_not_pay():
+    slow, fast = (of_devices(SIZE, device(name), device("epyc-7003"), 12.5e9, 2e-5) for name in ("a10", "h200"))
+    said = []
+    for cost, name in ((slow, "a10"), (fast, "h200")):
+        room = int((device(name).memory - SIZE.weight_bytes) / SIZE.kv_bytes())
+        alone = planner.alone(cost, SIZE.kv_bytes() / device(name).bandwidth, ROWS, room)
+        plan = planner.choose(cost, ROWS, 200_000, 2, None)
+        more = planner.one_more(cost, plan, 200_000, None)
+        said.append(planner.text(plan, more, alone, 200_000, SIZE, (2.0, 1.0), False))
+    assert "does not pay" not in said[0] and "does not pay" in said[1]
+    assert all("a million tokens: " in text and "bottleneck: " in text for text in said)
+
+
+def test_what_fits_nowhere_is_said():
+    with pytest.raises(UserError, match="raise --kv-memory"):
+        planner.choose(SLOW_WIRE, ROWS, 100, 2, None)
