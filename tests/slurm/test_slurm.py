@@ -17,6 +17,7 @@ from tests.slurm.cluster import Cluster, missing
 
 pytestmark = pytest.mark.skipif(missing(), reason=f"Slurm is not installed: run tests/slurm/install.sh ({missing()})")
 FEW, MANY = 24, 250  # rows
+READY = "ready after"  # in the log of a job whose work begins
 FLAGS = ("--model", "demo", "--ignore-eos", "--dtype", "float32", "--batch", 32, "--kv-memory", "128M")
 FLAGS = (*FLAGS, "--checkpoint-every", 0.5)
 THREE = ("--nodes=3", "--ntasks-per-node=1")
@@ -80,6 +81,15 @@ def wait_for_rows(cluster, job, path, more_than=-1, seconds=120):
     pytest.fail(f"job {job}: no row was finished in {seconds} s: {logs(path.parent)}")
 
 
+def wait_for_start(cluster, job, folder, starts, seconds=120):
+    """Until the jobs of this folder have begun to work more often than so: signals are obeyed from then on."""
+    end = time.monotonic() + seconds
+    while logs(folder).count(READY) <= starts:
+        assert time.monotonic() < end, f"job {job} did not start again: {logs(folder)}"
+        cluster.wait(job, "PENDING", "RUNNING", "COMPLETING")
+        time.sleep(0.2)
+
+
 def logs(folder):
     return "\n".join(path.read_text() for path in folder.glob("*.log"))
 
@@ -125,8 +135,10 @@ def test_a_job_goes_on_after_signals_and_a_requeue(cluster, folder, expected):
     job = submit(cluster, folder, *THREE, script, "prompts.jsonl", *FLAGS, "-o", out)
     done = wait_for_rows(cluster, job, out)
     for how in (("scancel", "--signal=USR1"), ("scontrol", "requeue"), ("scancel", "--signal=USR1")):
+        starts = logs(folder).count(READY)
         assert cluster(*how, job).returncode == 0
         cluster.wait(job, "PENDING", seconds=20)
+        wait_for_start(cluster, job, folder, starts)
         done = wait_for_rows(cluster, job, out, more_than=done)
     cluster.wait(job, "COMPLETED", seconds=180)
     assert rows(out) == expected
