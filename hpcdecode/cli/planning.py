@@ -105,8 +105,9 @@ def _calibrate(options: argparse.Namespace, _comm) -> int:
 
 
 def _simulate(options: argparse.Namespace, _comm) -> int:
-    from hpcdecode.perf.outcome import canvas, draw, figures, text
+    from hpcdecode.perf.outcome import draw, figures, text
     from hpcdecode.perf.simulator import simulate_shards
+    from hpcdecode.report.plot import canvas
 
     _check(options)
     if options.r_ranks < 0 or (options.r_ranks == 0 and (options.lanes > 1 or not options.profile)):

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from hpcdecode.errors import UserError
 from hpcdecode.perf.simulator import Outcome
+from hpcdecode.report.plot import save
 from hpcdecode.report.text import table
 
 _QUANTILES = (50, 99)
@@ -39,32 +39,15 @@ def text(outcome: Outcome) -> str:
     return table(("", ""), [*rows, *((f"latency {q}", f"{_shown(s)} s") for q, s in latency.items())]).strip()
 
 
-def canvas() -> Any:
-    """matplotlib's pyplot; UserError without matplotlib."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise UserError("drawing needs matplotlib: pip install 'hpcdecode[plot]', or leave out -o") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
-
-
 def draw(outcome: Outcome, pyplot: Any, path: str) -> None:
-    """Write a PNG, or what else the name says. UserError if it cannot be written."""
+    """The load and the latencies, as `save`."""
     figure, (load, latency) = pyplot.subplots(2, 1, figsize=(9, 6), layout="constrained")
     load.plot(*zip(*outcome.load, strict=True))
     load.set(xlabel="seconds", ylabel="tokens that a step attends to")
     load.set_ylim(bottom=0)
     latency.plot(np.sort(outcome.latency), np.linspace(0, 1, len(outcome.latency)))
     latency.set(xlabel="seconds from a row's arrival to its end", ylabel="share of rows", ylim=(0, 1))
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: expected the name of a picture that can be written: {error}") from None
-    finally:
-        pyplot.close(figure)
+    save(pyplot, figure, path)
 
 
 def _shown(value: float) -> str:

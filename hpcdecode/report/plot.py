@@ -1,6 +1,8 @@
-"""The accounts of a job as a picture: shares of every rank, and the R-ranks' load over time."""
+"""Pictures; of a job's accounts: shares of every rank, and the R-ranks' load over time."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from hpcdecode.errors import UserError
 from hpcdecode.report.account import GROUPS, Account
@@ -8,8 +10,8 @@ from hpcdecode.report.account import GROUPS, Account
 _COLOURS = {"busy": "#4477aa", "overhead": "#ccbb44", "wait": "#ee6677", "bubble": "#bbbbbb"}
 
 
-def draw(accounts: list[Account], path: str) -> None:
-    """Write a PNG (or what else matplotlib makes of the name). UserError without matplotlib, or if it cannot write."""
+def canvas() -> Any:
+    """matplotlib's pyplot; UserError without matplotlib."""
     try:
         import matplotlib
     except ImportError:
@@ -17,15 +19,26 @@ def draw(accounts: list[Account], path: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (shares, load) = pyplot.subplots(2, 1, figsize=(9, 3.5 + 0.3 * len(accounts)), layout="constrained")
-    _draw_shares(shares, accounts)
-    _draw_load(load, accounts)
+    return pyplot
+
+
+def save(pyplot: Any, figure: Any, path: str) -> None:
+    """Write a PNG (or what else matplotlib makes of the name), and close the figure. UserError if it cannot write."""
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: expected the name of a picture that can be written: {error}") from None
     finally:
         pyplot.close(figure)
+
+
+def draw(accounts: list[Account], path: str) -> None:
+    """As `save`. UserError without matplotlib, too."""
+    pyplot = canvas()
+    figure, (shares, load) = pyplot.subplots(2, 1, figsize=(9, 3.5 + 0.3 * len(accounts)), layout="constrained")
+    _draw_shares(shares, accounts)
+    _draw_load(load, accounts)
+    save(pyplot, figure, path)
 
 
 def _draw_shares(axes, accounts: list[Account]) -> None:
