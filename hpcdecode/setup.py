@@ -18,7 +18,7 @@ from hpcdecode.launch import Rank, Team
 from hpcdecode.memory import available_bytes
 from hpcdecode.model import SplitModel, load_split
 from hpcdecode.model.config import read_config
-from hpcdecode.schedule.auto import choose, load_limit
+from hpcdecode.schedule.auto import choose, load_limit, split
 from hpcdecode.schedule.limits import Limits
 
 T = TypeVar("T")
@@ -120,9 +120,9 @@ def choose_scale(options: EngineOptions, team: Team, first: list[Prompt], all_ro
     most = max([p.params.samples for p in first], default=1)  # a row is run by one lane
     batch = max(batch, len(team.s_ranks))
     load = options.load_limit or load_limit(batch, period, steps, first, capacity)
-    shares = _split(batch, len(team.s_ranks))
+    shares = split(batch, len(team.s_ranks))
     lanes = options.lanes or (1 if team.comm is None else 2)  # one process has nothing to overlap
-    return Scale(batch, period, steps, load, [_split(share, max(min(lanes, share // most), 1)) for share in shares])
+    return Scale(batch, period, steps, load, [split(share, max(min(lanes, share // most), 1)) for share in shares])
 
 
 def _describe(options: EngineOptions, model: SplitModel, tokenizer: Tokenizer) -> Setup:
@@ -154,7 +154,3 @@ def auto_dtype(model: str) -> str:
     """bfloat16 for a 16-bit checkpoint on a CPU that multiplies bfloat16, else float32."""
     narrow = read_config(model).dtype in (torch.bfloat16, torch.float16)
     return "bfloat16" if narrow and multiplies_bfloat16() else "float32"
-
-
-def _split(total: int, parts: int) -> list[int]:
-    return [total // parts + (i < total % parts) for i in range(parts)]

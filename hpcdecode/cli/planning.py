@@ -167,16 +167,16 @@ def _cost(options: argparse.Namespace):
 
 def _world(options: argparse.Namespace, rows):
     from hpcdecode.perf.simulator import World
+    from hpcdecode.schedule.auto import PERIODS, split
     from hpcdecode.schedule.limits import Limits
 
     _, cost, capacity = _cost(options)
     steps = max(int(rows.most.max()) - 1, 1)
-    period = min(options.period or max(steps // 16, 1), steps)
+    period = min(options.period or max(steps // PERIODS, 1), steps)
     load = options.load_limit or int(options.batch * (rows.prompt.mean() + (steps + period) / 2))
-    lanes = [options.batch // options.lanes + (i < options.batch % options.lanes) for i in range(options.lanes)]
     limits = [
         Limits(b, period, steps, options.prefill_tokens, None, 0, options.schedule, load * b // options.batch)
-        for b in lanes
+        for b in split(options.batch, options.lanes)
     ]
     return World(cost, [capacity] * max(options.r_ranks, 1), limits)
 

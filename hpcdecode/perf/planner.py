@@ -14,9 +14,8 @@ from msgspec.structs import replace
 
 from hpcdecode.errors import UserError
 from hpcdecode.perf.cost import Cost, ModelSize, step_seconds
+from hpcdecode.schedule.auto import FULL, PERIODS
 
-FULL = 0.9  # of the KV capacity that the steady state may take
-PERIODS = 16  # injections in the life of a sequence
 _ENOUGH = 0.97  # of the best speed: fewer R-ranks are taken where they reach it
 _BATCHES = [n for i in range(3, 15) for n in (1 << i, 3 << (i - 1))]
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence as Seq
 from hpcdecode.data.tokens import Prompt
 
 LOOKAHEAD = 256  # rows looked at, and the largest B chosen
-_FULL = 0.9  # part of the KV capacity that the steady state may take
-_PERIODS = 16  # injections in the life of a sequence: peak load is (1 + 1/16)/2 of the static one
+FULL = 0.9  # part of the KV capacity that the steady state may take
+PERIODS = 16  # injections in the life of a sequence: peak load is (1 + 1/16)/2 of the static one
 
 
 def choose(
@@ -23,20 +23,25 @@ def choose(
     """
     steps = max(max((p.params.max_tokens for p in first), default=max_tokens) - 1, 1)
     sequences, prompt = sum(p.params.samples for p in first), _mean_prompt(first)
-    if all_rows and sequences <= (batch or LOOKAHEAD) and sequences * (prompt + steps) <= _FULL * capacity:
+    if all_rows and sequences <= (batch or LOOKAHEAD) and sequences * (prompt + steps) <= FULL * capacity:
         return batch or max(sequences, 1), period or steps, steps
-    period = min(period or max(steps // _PERIODS, 1), steps)
+    period = min(period or max(steps // PERIODS, 1), steps)
     if batch is None:
-        batch = int(_FULL * capacity / (prompt + (steps + period) / 2))
+        batch = int(FULL * capacity / (prompt + (steps + period) / 2))
         batch = max(min(batch, LOOKAHEAD), 1, *(p.params.samples for p in first))
     return batch, period, steps
 
 
 def load_limit(batch: int, period: int, steps: int, first: Seq[Prompt], capacity: int) -> int:
     """W_lim of all lanes: the load at which B sequences of S steps are level, or what the KV capacity allows."""
-    return int(min(batch * (_mean_prompt(first) + (steps + period) / 2), _FULL * capacity))
+    return int(min(batch * (_mean_prompt(first) + (steps + period) / 2), FULL * capacity))
 
 
 def _mean_prompt(first: Seq[Prompt]) -> float:
     """Tokens, over the samples of all rows."""
     return sum(len(p.token_ids) * p.params.samples for p in first) / max(sum(p.params.samples for p in first), 1)
+
+
+def split(total: int, parts: int) -> list[int]:
+    """`total` in `parts` whole numbers that differ by one at most."""
+    return [total // parts + (i < total % parts) for i in range(parts)]
