@@ -62,8 +62,7 @@ def _generate(job: Job, team: Team, timeline: Timeline, signals: Signals, model:
     problems = binding(team)
     if begin:
         print(*problems, sep="\n", end="\n" * bool(problems), file=sys.stderr, flush=True)
-    if team.me.pinned:
-        os.sched_setaffinity(0, team.me.cpus)
+    team.pin()
     stages.done("imports")
     offset = clock_offset(team) if job.trace else 0
     engine = Engine(job, team, model, timeline)

@@ -98,6 +98,11 @@ class Team:
         """Whether this is the first S-rank, which reads the prompts and writes the results."""
         return self.me.rank == self.s_ranks[0]
 
+    def pin(self) -> None:
+        """Keep this process to its cores, if it has some of its own."""
+        if self.me.pinned:
+            os.sched_setaffinity(0, self.me.cpus)
+
     def broadcast(self, value, kind):
         """The lead's `value` on every rank, as msgspec type `kind`."""
         return broadcast(self.comm, value, kind, self.s_ranks[0])

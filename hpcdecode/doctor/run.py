@@ -25,8 +25,7 @@ def doctor(comm: MPI.Intracomm | None, s_ranks: int | None, as_json: bool) -> in
     """
     team = assemble(comm, s_ranks)
     given = os.sched_getaffinity(0)
-    if team.me.pinned:
-        os.sched_setaffinity(0, team.me.cpus)
+    team.pin()
     try:
         facts = examine(team.me, comm, given)
     finally:

@@ -8,7 +8,6 @@ the way, the median of the pairs.
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Iterator
 from time import perf_counter
 
@@ -38,8 +37,7 @@ def run(args: argparse.Namespace) -> dict | None:
     if args.comm is None:
         raise UserError("bench exchange: expected several ranks; start it with mpiexec -n 3 hpcdecode bench exchange")
     team = launch.assemble(args.comm, 1)
-    if team.me.pinned:
-        os.sched_setaffinity(0, team.me.cpus)
+    team.pin()
     torch.set_num_threads(team.me.threads)
     cases = [c for hidden in args.hidden for rows in args.rows for c in _measured(args, hidden, rows)]
     return {"bench": "exchange", "machine": machine(), "cases": cases} if args.comm.rank == 0 else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from pathlib import Path
@@ -50,8 +49,7 @@ def run(args: argparse.Namespace) -> dict | None:
     from hpcdecode.perf.steady import Load, Steady
 
     team = launch.assemble(args.comm, 1)
-    if team.me.pinned:
-        os.sched_setaffinity(0, team.me.cpus)
+    team.pin()
     torch.set_num_threads(team.me.threads)
     model = None
     if team.lead:
