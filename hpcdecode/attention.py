@@ -121,6 +121,7 @@ def open_store(
     threads: int = 1,
     cpus: Sequence[int] | None = None,
     nodes: Sequence[int] | None = None,
+    team: bool = False,
     backend: str = "attn_cpu",
 ) -> KvStore:
     """Open a KV store for all attention layers of a model.
@@ -128,6 +129,7 @@ def open_store(
     `capacity_tokens` is rounded up to whole blocks; memory is touched only when it is used. `block_tokens` None: the
     measured best. `cpus`: one CPU per thread; workers are pinned, the calling thread is left as it is. `nodes`: the
     NUMA node of each of `cpus` (None: as the system tells); every node gets a share of the blocks and of the work.
+    `team`: run on torch's OpenMP threads, for a process that runs matrix products on the same cores.
     The environment variable HPCDECODE_ISA forces an instruction set. Raises ValueError on bad arguments.
     """
     if backend == "reference":
@@ -136,7 +138,7 @@ def open_store(
         return ReferenceStore(layers, kv_dtype, capacity_tokens, max_sequences, block_tokens)
     if backend != "attn_cpu":
         raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
-    return CpuStore(layers, kv_dtype, capacity_tokens, max_sequences, block_tokens, threads, cpus, nodes)
+    return CpuStore(layers, kv_dtype, capacity_tokens, max_sequences, block_tokens, threads, cpus, nodes, team)
 
 
 def capacity_for(layers: Sequence[LayerShape], kv_dtype: str, nbytes: int, block_tokens: int | None = None) -> int:
@@ -160,7 +162,8 @@ class PromptAttention:
     """Causal attention of prompts over their own K and V, in C++. The caller holds those, packed as kernels read them.
 
     dtype, float32 or bfloat16, is that of every tensor. `beside`: a store on the same cores, whose threads are used;
-    None: threads of its own, as in `open_store`. The result of a token has the same bits however its prompt is cut into
+    None:
+    torch's, pinned to `cpus` as in `open_store`. The result of a token has the same bits however its prompt is cut into
     chunks, whatever it is batched with, on any number of threads. Raises ValueError on bad arguments.
     """
 
@@ -248,6 +251,7 @@ class CpuStore:
         threads: int,
         cpus: Sequence[int] | None,
         nodes: Sequence[int] | None,
+        team: bool,
     ) -> None:
         cpus = list(cpus or ())
         self._engine = engine = _attn_cpu.Engine(
@@ -260,6 +264,7 @@ class CpuStore:
             cpus,
             os.environ.get("HPCDECODE_ISA", ""),
             nodes_of(cpus) if nodes is None else list(nodes),
+            team,
         )
         self.layers = tuple(layers)
         self.kv_dtype = kv_dtype

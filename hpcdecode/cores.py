@@ -8,10 +8,10 @@ from collections.abc import Iterable
 _CPU = "/sys/devices/system/cpu/cpu{}"
 
 
-# Of libraries that are not loaded yet. OpenMP's threads must not spin long (libgomp's default), since ranks share cores
-# with each other and with the R-part's threads; the tokenizer starts none; oneDNN keeps fewer of its kernels, which are
-# megabytes each.
-SETTINGS = {"GOMP_SPINCOUNT": "1000", "TOKENIZERS_PARALLELISM": "false", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}
+# Of libraries that are not loaded yet. OpenMP's threads spin for a millisecond or less: long enough to stay awake from
+# one matrix product to the next, not as long as libgomp's default, which starves a machine that others use too. The
+# tokenizer starts no threads; oneDNN keeps fewer of its kernels, which are megabytes each.
+SETTINGS = {"GOMP_SPINCOUNT": "20000", "TOKENIZERS_PARALLELISM": "false", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}
 
 
 def share_cores() -> None:

@@ -239,6 +239,7 @@ class Engine:
             block_tokens=setup.block_tokens,
             threads=me.threads,
             cpus=me.cpus if me.pinned else None,
+            team=self.model is not None,
         )
         rank = self.team.r_ranks.index(me.rank)
         heads = [self.partition.heads(shape, rank) for shape in setup.shapes]

@@ -42,12 +42,12 @@ std::vector<int64_t> shares_of(const NumaNodes& nodes, size_t bytes) {
 
 }  // namespace
 
-double read_seconds(const KernelTable& table, ThreadPool& pool, const NumaNodes& nodes, NodeQueues& queues,
+double read_seconds(const KernelTable& table, Workers& workers, const NumaNodes& nodes, NodeQueues& queues,
                     const uint8_t* data, size_t bytes) {
     const auto start = std::chrono::steady_clock::now();
     Pass p{&table, &nodes, &queues, const_cast<uint8_t*>(data), bytes, {0}};
     queues.fill(shares_of(nodes, bytes));
-    pool.run(take, &p);
+    workers.run(take, &p);
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 

@@ -11,8 +11,8 @@
 
 namespace hpcdecode {
 
-// Seconds in which the pool reads `data` once, in a straight line, each node's threads their share of it first.
-double read_seconds(const KernelTable& table, ThreadPool& pool, const NumaNodes& nodes, NodeQueues& queues,
+// Seconds in which the workers read `data` once, in a straight line, each node's threads their share of it first.
+double read_seconds(const KernelTable& table, Workers& workers, const NumaNodes& nodes, NodeQueues& queues,
                     const uint8_t* data, size_t bytes);
 
 // A touched huge-page buffer and threads to read it with; each NUMA node holds and reads a share.

@@ -117,13 +117,13 @@ NB_MODULE(_attn_cpu, m) {
             "__init__",
             [](Engine* e, const std::vector<LayerShape>& layers, const std::string& kv_dtype, int64_t capacity_tokens,
                int max_sequences, std::optional<int> block_tokens, int threads, const std::vector<int>& cpus,
-               const std::string& isa, const std::vector<int>& nodes) {
+               const std::string& isa, const std::vector<int>& nodes, bool team) {
                 new (e) Engine(layers, {parse_kv_type(kv_dtype), capacity_tokens, max_sequences,
-                                        resolve_block_tokens(kv_dtype, block_tokens), threads, cpus, isa, nodes});
+                                        resolve_block_tokens(kv_dtype, block_tokens), threads, cpus, isa, nodes, team});
             },
             nb::arg("layers"), nb::arg("kv_dtype"), nb::arg("capacity_tokens"), nb::arg("max_sequences"),
-            nb::arg("block_tokens").none(), nb::arg("threads"), nb::arg("cpus"), nb::arg("isa"),
-            nb::arg("nodes") = std::vector<int>())
+            nb::arg("block_tokens").none(), nb::arg("threads"), nb::arg("cpus"), nb::arg("isa"), nb::arg("nodes"),
+            nb::arg("team"))
         .def("extend", &extend, nb::arg("slots"), nb::arg("counts"))
         .def("append", &append, nb::arg("layer"), nb::arg("slots"), nb::arg("counts"), nb::arg("kv"))
         .def("attend", &attend, nb::arg("layer"), nb::arg("slots"), nb::arg("counts"), nb::arg("qkv"), nb::arg("out"),
@@ -155,8 +155,8 @@ NB_MODULE(_attn_cpu, m) {
             "__init__",
             [](Prefill* p, const std::vector<LayerShape>& layers, const std::string& dtype, int threads,
                const std::vector<int>& cpus, const std::string& isa, const Engine* beside) {
-                auto pool = beside ? beside->pool() : std::make_shared<ThreadPool>(threads, cpus);
-                new (p) Prefill(layers, parse_act_type(dtype), std::move(pool), isa);
+                auto workers = beside ? beside->workers() : make_workers(true, threads, cpus);
+                new (p) Prefill(layers, parse_act_type(dtype), std::move(workers), isa);
             },
             nb::arg("layers"), nb::arg("dtype"), nb::arg("threads"), nb::arg("cpus"), nb::arg("isa"),
             nb::arg("beside").none())

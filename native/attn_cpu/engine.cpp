@@ -51,7 +51,7 @@ struct Engine::Call {
 
 Engine::Engine(const std::vector<LayerShape>& layers, const EngineOptions& o)
     : table_(select_isa(o.isa)),
-      pool_(std::make_shared<ThreadPool>(o.threads, o.cpus)),
+      workers_(make_workers(o.team, o.threads, o.cpus)),
       nodes_(o.threads, o.cpus, o.nodes),
       queues_(nodes_.count()),
       store_(layers, o.kv_type, o.capacity_tokens, o.max_sequences, o.block_tokens, nodes_),
@@ -83,7 +83,7 @@ void Engine::run_parallel(Call& call, const std::vector<int64_t>& bounds, void (
         for (int64_t i; (i = c.engine->queues_.take(node)) >= 0;) c.work(c, i, thread);
     };
     if (bounds.back() > 1 && call.plan->bytes > kInlineBytes) {
-        pool_->run(loop, &call);
+        workers_->run(loop, &call);
     } else {
         loop(&call, 0);
     }
@@ -216,7 +216,7 @@ void Engine::append(int layer, const int32_t* slots, const int32_t* counts, int 
     const int64_t tokens = check_rows(layer, slots, counts, n);
     const LayerLayout& l = store_.layers()[layer];
     check_matrix("kv", kv, tokens, int64_t{l.shape.kv_heads} * (l.shape.k_dim + l.shape.v_dim));
-    plan_.make(store_, layer, slots, counts, n, pool_->threads());
+    plan_.make(store_, layer, slots, counts, n, workers_->threads());
     reserve_scratch(l, 1);
     Call call{this, layer, &l, &kv, nullptr, 0, nullptr, &plan_, nullptr};
     write_all(call);
@@ -240,7 +240,7 @@ void Engine::attend(int layer, const int32_t* slots, const int32_t* counts, int 
     if (sinks != nullptr && sink_count != shape.q_heads) {
         invalid("sinks: expected " + std::to_string(shape.q_heads) + " values, got " + std::to_string(sink_count));
     }
-    plan_.make(store_, layer, slots, counts, n, pool_->threads());
+    plan_.make(store_, layer, slots, counts, n, workers_->threads());
     int64_t rows = 1;
     for (const SequencePlan& s : plan_.sequences)
         rows = std::max(rows, std::min<int64_t>(s.count * shape.group(), kMaxRowBlock) * s.heads_per_item);
@@ -287,7 +287,7 @@ void Engine::check() {
 
 double Engine::read_seconds() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return hpcdecode::read_seconds(table_, *pool_, nodes_, queues_, store_.data(), store_.bytes());
+    return hpcdecode::read_seconds(table_, *workers_, nodes_, queues_, store_.data(), store_.bytes());
 }
 
 }  // namespace hpcdecode

@@ -9,7 +9,7 @@
 #include "kv_store.h"
 #include "numa.h"
 #include "plan.h"
-#include "thread_pool.h"
+#include "workers.h"
 
 namespace hpcdecode {
 
@@ -26,6 +26,7 @@ struct EngineOptions {
     std::vector<int> cpus;
     std::string isa;         // empty: the best
     std::vector<int> nodes;  // NUMA node of each of `cpus`; empty: unknown
+    bool team = false;       // run on torch's threads
 };
 
 // Calls exclude each other. Bad arguments throw std::invalid_argument before anything changes.
@@ -46,8 +47,8 @@ class Engine {
 
     const KvStore& store() const { return store_; }
     const char* isa() const { return table_.name; }
-    int threads() const { return pool_->threads(); }
-    const std::shared_ptr<ThreadPool>& pool() const { return pool_; }  // for other work on the same cores
+    int threads() const { return workers_->threads(); }
+    const std::shared_ptr<Workers>& workers() const { return workers_; }  // for other work on the same cores
     int64_t bytes_read() const { return bytes_read_; }
     double attend_seconds() const { return attend_seconds_; }
 
@@ -69,7 +70,7 @@ class Engine {
     static void grow(Buffer& buffer, size_t& size, size_t need);
 
     const KernelTable& table_;
-    std::shared_ptr<ThreadPool> pool_;
+    std::shared_ptr<Workers> workers_;
     NumaNodes nodes_;
     NodeQueues queues_;
     KvStore store_;

@@ -1,4 +1,4 @@
-// The NUMA nodes that a pool's threads run on, and how memory and work are dealt out to them.
+// The NUMA nodes that workers run on, and how memory and work are dealt out to them.
 #pragma once
 #include <atomic>
 #include <cstdint>

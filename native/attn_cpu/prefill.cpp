@@ -62,13 +62,13 @@ struct Prefill::Call {
     std::atomic<int64_t> next{0};
 };
 
-Prefill::Prefill(const std::vector<LayerShape>& layers, ActType type, std::shared_ptr<ThreadPool> pool,
+Prefill::Prefill(const std::vector<LayerShape>& layers, ActType type, std::shared_ptr<Workers> workers,
                  const std::string& isa)
     : table_(select_isa(isa)),
       kernel_(table_.prompts[static_cast<int>(type)]),
       type_(type),
-      pool_(std::move(pool)),
-      scratch_(pool_->threads()) {
+      workers_(std::move(workers)),
+      scratch_(workers_->threads()) {
     lay_out(layers, KvType::kF32, kTile);  // throws for shapes that make no sense
     size_t scratch = 64;
     for (const LayerShape& s : layers) {
@@ -186,10 +186,10 @@ void Prefill::attend(int layer, const std::vector<PromptChunk>& chunks, const Ma
         items += per_head * l.shape.kv_heads;
         products += double(c.count) * (c.start + c.count) * l.shape.q_heads * (l.shape.k_dim + l.shape.v_dim);
     }
-    const auto run = [&](int64_t count, ThreadPool::Work work) {
+    const auto run = [&](int64_t count, Workers::Work work) {
         call.items = count;
         call.next.store(0);
-        products > kInlineProducts ? pool_->run(work, &call) : work(&call, 0);
+        products > kInlineProducts ? workers_->run(work, &call) : work(&call, 0);
     };
     run(static_cast<int64_t>(chunks.size()) * l.shape.kv_heads, [](void* context, int) {
         Call& c = *static_cast<Call*>(context);

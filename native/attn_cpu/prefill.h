@@ -8,7 +8,7 @@
 
 #include "engine.h"
 #include "layout.h"
-#include "thread_pool.h"
+#include "workers.h"
 
 namespace hpcdecode {
 
@@ -23,7 +23,7 @@ struct PromptChunk {
 class Prefill {
   public:
     // type: of the activations, and of what is packed where the ISA multiplies it.
-    Prefill(const std::vector<LayerShape>& layers, ActType type, std::shared_ptr<ThreadPool> pool,
+    Prefill(const std::vector<LayerShape>& layers, ActType type, std::shared_ptr<Workers> workers,
             const std::string& isa);
 
     int64_t packed_bytes(int layer, int64_t tokens) const;  // of one prompt's K and V
@@ -34,7 +34,7 @@ class Prefill {
                 const Matrix& out, const float* sinks, int64_t sink_count);
 
     const char* isa() const { return table_.name; }
-    int threads() const { return pool_->threads(); }
+    int threads() const { return workers_->threads(); }
 
   private:
     struct Layer {
@@ -58,7 +58,7 @@ class Prefill {
     const PromptKernel& kernel_;
     ActType type_;
     std::vector<Layer> layers_;
-    std::shared_ptr<ThreadPool> pool_;
+    std::shared_ptr<Workers> workers_;
     std::vector<std::unique_ptr<uint8_t, Free>> scratch_;  // one per thread
     std::mutex mutex_;
 };

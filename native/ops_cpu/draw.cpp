@@ -189,7 +189,7 @@ std::vector<int64_t> draw(const Rows& logits, Type type, int64_t vocabulary, con
     std::vector<int64_t> tokens(draws.size());
     Work all{kernels_for(isa), logits, type, vocabulary, rows, draws, tokens};
     const auto work = [](void* data, int part, int parts) { static_cast<const Work*>(data)->part(part, parts); };
-    run_team(std::min(threads, static_cast<int>(draws.size())), work, &all);
+    run_team(threads, static_cast<int>(draws.size()), work, &all);
     return tokens;
 }
 

@@ -104,9 +104,9 @@ void Program::check(const Step& s) const {
 
 void Program::run(int64_t count, int threads, const std::vector<Rows>& tensors) const {
     const Run run{table_, &setup_, &body_, tensors.data(), count, scratch_};
-    const int64_t useful = std::max<int64_t>(count / kTokensAThread, 1);
+    const int useful = static_cast<int>(std::min<int64_t>(count / kTokensAThread, threads));
     const auto work = [](void* data, int part, int parts) { static_cast<const Run*>(data)->part(part, parts); };
-    run_team(static_cast<int>(std::min<int64_t>(threads, useful)), work, const_cast<Run*>(&run));
+    run_team(threads, useful, work, const_cast<Run*>(&run));
 }
 
 }  // namespace hpcdecode::ops

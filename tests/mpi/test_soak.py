@@ -60,7 +60,9 @@ def test_half_an_hour_of_decoding(hpcdecode, tmp_path):
     assert process.returncode == 130, err
     quarter = len(memory) // 4
     for rank in memory[-1]:
-        early, late = (median(m[rank] for m in part) for part in (memory[quarter : 2 * quarter], memory[-quarter:]))
+        early, late = (
+            int(median(m[rank] for m in part)) for part in (memory[quarter : 2 * quarter], memory[-quarter:])
+        )
         print(f"rank {rank}: {early >> 20} MiB, then {late >> 20} MiB")
         assert late < GROWTH * early, f"rank {rank}: {early >> 20} MiB became {late >> 20}"
     compare_with_serial(hpcdecode, tmp_path)

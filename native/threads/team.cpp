@@ -2,7 +2,11 @@
 
 #include <dlfcn.h>
 
-namespace hpcdecode::ops {
+#include <algorithm>
+
+#include "affinity.h"
+
+namespace hpcdecode {
 namespace {
 
 // The entry points that compilers emit for `#pragma omp parallel`; GCC's, LLVM's and Intel's runtimes all have them.
@@ -36,19 +40,43 @@ const Runtime& runtime() {
 struct Call {
     void (*work)(void*, int, int);
     void* data;
+    int parts;
 };
 
 void enter(void* call) {
     const Call& c = *static_cast<const Call*>(call);
-    c.work(c.data, runtime().thread(), runtime().threads());
+    const int parts = std::min(c.parts, runtime().threads()), part = runtime().thread();
+    if (part < parts) c.work(c.data, part, parts);
 }
 
 }  // namespace
 
-void run_team(int threads, void (*work)(void*, int, int), void* data) {
-    if (threads < 2 || !runtime().complete()) return work(data, 0, 1);
-    Call call{work, data};
+bool has_team() { return runtime().complete(); }
+
+void run_team(int threads, int parts, void (*work)(void*, int, int), void* data) {
+    if (threads < 2 || parts < 2 || !has_team()) return work(data, 0, 1);
+    Call call{work, data, parts};
     runtime().parallel(enter, &call, static_cast<unsigned>(threads), 0);
 }
 
-}  // namespace hpcdecode::ops
+TeamWorkers::TeamWorkers(int threads, std::vector<int> cpus) : threads_(threads), cpus_(std::move(cpus)) {
+    check_cpus(threads_, cpus_);
+}
+
+void TeamWorkers::run(Work work, void* context) {
+    struct Job {
+        Work work;
+        void* context;
+        const std::vector<int>& cpus;
+    } job{work, context, cpus_};
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto enter = [](void* data, int thread, int) {
+        static thread_local int at = -1;  // the runtime may replace its threads
+        const Job& j = *static_cast<const Job*>(data);
+        if (thread > 0 && !j.cpus.empty() && j.cpus[thread] != at) pin(at = j.cpus[thread]);
+        j.work(j.context, thread);
+    };
+    run_team(threads_, threads_, enter, &job);
+}
+
+}  // namespace hpcdecode

@@ -1,13 +1,12 @@
 #include "thread_pool.h"
 
 #include <linux/futex.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <chrono>
-#include <stdexcept>
-#include <string>
+
+#include "affinity.h"
 
 namespace hpcdecode {
 namespace {
@@ -37,33 +36,6 @@ bool spin(Done done) {
 
 void futex(std::atomic<uint32_t>& word, int op, uint32_t value) {
     syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), op | FUTEX_PRIVATE_FLAG, value, nullptr, nullptr, 0);
-}
-
-void pin(int cpu) {
-    if (cpu < 0) return;
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET(cpu, &set);
-    sched_setaffinity(0, sizeof set, &set);
-}
-
-void check_cpus(int threads, const std::vector<int>& cpus) {
-    if (threads < 1 || threads > 4096) {
-        throw std::invalid_argument("threads: expected 1 to 4096, got " + std::to_string(threads));
-    }
-    if (cpus.empty()) return;
-    if (static_cast<int>(cpus.size()) != threads) {
-        throw std::invalid_argument("cpus: expected one CPU per thread (" + std::to_string(threads) + "), got " +
-                                    std::to_string(cpus.size()));
-    }
-    cpu_set_t allowed;
-    CPU_ZERO(&allowed);
-    sched_getaffinity(0, sizeof allowed, &allowed);
-    for (int cpu : cpus) {
-        if (cpu < 0 || cpu >= CPU_SETSIZE || !CPU_ISSET(cpu, &allowed)) {
-            throw std::invalid_argument("cpus: CPU " + std::to_string(cpu) + " is not in this process's affinity mask");
-        }
-    }
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Persistent threads that help the caller through one job at a time.
+// Threads of our own: for ranks whose cores no matrix products run on.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -6,24 +6,23 @@
 #include <thread>
 #include <vector>
 
+#include "workers.h"
+
 namespace hpcdecode {
 
-class ThreadPool {
+class ThreadPool : public Workers {
   public:
-    using Work = void (*)(void* context, int thread);  // takes items until there are none; thread 0 is the caller
-
     // Starts threads - 1 workers. `cpus`, if not empty, names one CPU per thread; the caller's own is left alone.
     // Throws std::invalid_argument.
     ThreadPool(int threads, const std::vector<int>& cpus);
-    ~ThreadPool();
+    ~ThreadPool() override;
     ThreadPool(const ThreadPool&) = delete;
     ThreadPool& operator=(const ThreadPool&) = delete;
 
-    int threads() const { return static_cast<int>(workers_.size()) + 1; }
+    int threads() const override { return static_cast<int>(workers_.size()) + 1; }
 
-    // Runs `work` here and on workers that wake in time; returns when all that joined have left.
-    // A worker that wakes after the caller has finished its share is not waited for. Calls exclude each other.
-    void run(Work work, void* context);
+    // A worker that wakes after the caller has finished its share is not waited for.
+    void run(Work work, void* context) override;
 
   private:
     void loop(int thread, int cpu);
