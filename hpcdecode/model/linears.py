@@ -12,7 +12,7 @@ from hpcdecode.model.meta import Meta, meta
 from hpcdecode.model.rows import packed_linear
 
 aten = torch.ops.aten
-PACKED_FOR = 128  # tokens: the packed layout is chosen for this many, and serves any number
+PACKED_FOR = 512  # tokens: the packed layout is chosen for this many, and serves any number
 
 
 @dataclass(frozen=True)
