@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from hpcdecode._ops_cpu import Op, Program, Step, Type
-from hpcdecode.model.meta import meta
+from hpcdecode.model.meta import dense_strides, meta
 
 TYPES = {torch.float32: Type.float32, torch.bfloat16: Type.bfloat16}
 LINE = 16  # floats of a cache line
@@ -141,10 +141,6 @@ class Lowering:
 
 def fresh(shape: Shape, narrow: bool = False) -> Value:
     return Value(Buffer(math.prod(shape)), shape, dense_strides(shape), 0, narrow)
-
-
-def dense_strides(shape: Shape) -> Shape:
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def broadcast(value: Value, shape: Shape) -> Value:

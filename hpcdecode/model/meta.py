@@ -50,6 +50,10 @@ def meta(node: fx.Node) -> Meta | None:
     return about if isinstance(about, Meta) else None
 
 
+def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
 def size_of(node: fx.Node) -> str | None:
     """The size that `node` computes, such as "T"; None where it computes something else."""
     about = node.meta.get("about")

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hpcdecode.model.meta import dense_strides
+
 
 def padded(rows: int) -> int:
     """The next of 1, 2, 4, 8, 16, then of multiples of 16, then of eighths of a power of two."""
@@ -28,8 +30,9 @@ def empty_rows(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
 def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x [..., in] @ weight.T + bias, for a `weight` [out, in] that oneDNN has packed."""
     rows = x.reshape(-1, x.shape[-1])
-    y = torch.ops.mkldnn._linear_pointwise(with_room(rows), weight, bias, "none", [], "")[: len(rows)]
-    return y.view(*x.shape[:-1], y.shape[1])
+    y = torch.ops.mkldnn._linear_pointwise(with_room(rows), weight, bias, "none", [], "")
+    shape = (*x.shape[:-1], y.shape[1])
+    return y.as_strided(shape, dense_strides(shape))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
