@@ -1,6 +1,7 @@
 """Attention: the R-part's paged KV store, which attends where it lies, and the S-part's attention of prompts.
 
-`open_store` picks the backend: `attn_cpu` (C++, all ISAs of the machine) or `reference` (plain torch, for tests).
+`open_store` picks the backend: `attn_cpu` (C++, all ISAs of the machine), `attn_cuda` (tensors are on a device, see
+`attention_cuda`) or `reference` (plain torch, for tests).
 Tensors are CPU torch tensors (float32, bfloat16) or numpy float32 arrays, 2-D, last dimension contiguous.
 """
 
@@ -16,7 +17,8 @@ from hpcdecode import _attn_cpu
 from hpcdecode.cores import nodes_of
 from hpcdecode.errors import UserError
 
-BACKENDS = ("attn_cpu", "reference")
+BACKENDS = ("attn_cpu", "attn_cuda", "reference")
+DEFAULT_BLOCK_TOKENS = 64
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")  # the last two with a scale per token and head
 
 
@@ -122,18 +124,24 @@ def open_store(
     cpus: Sequence[int] | None = None,
     nodes: Sequence[int] | None = None,
     backend: str = "attn_cpu",
+    device: Any = "cpu",
 ) -> KvStore:
     """Open a KV store for all attention layers of a model.
 
     `capacity_tokens` is rounded up to whole blocks; memory is touched only when it is used. `block_tokens` None: the
     measured best. `cpus`: one CPU per thread; workers are pinned, the calling thread is left as it is. `nodes`: the
     NUMA node of each of `cpus` (None: as the system tells); every node gets a share of the blocks and of the work.
+    `device`: of `attn_cuda`; on the CPU its kernels are emulated.
     The environment variable HPCDECODE_ISA forces an instruction set. Raises ValueError on bad arguments.
     """
     if backend == "reference":
         from hpcdecode.attention_reference import ReferenceStore
 
         return ReferenceStore(layers, kv_dtype, capacity_tokens, max_sequences, block_tokens)
+    if backend == "attn_cuda":
+        from hpcdecode.attention_cuda import CudaStore
+
+        return CudaStore(layers, kv_dtype, capacity_tokens, max_sequences, block_tokens, device)
     if backend != "attn_cpu":
         raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
     return CpuStore(layers, kv_dtype, capacity_tokens, max_sequences, block_tokens, threads, cpus, nodes)
