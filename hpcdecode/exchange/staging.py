@@ -133,8 +133,9 @@ class StagedLink:
 
     def take(self) -> None:
         self.link.take()
-        rows = slice(self._decodes)
-        self.outbox.copies.into([(self._target[rows], self._answer[rows])], self._mark)
+        if self._decodes:
+            rows = slice(self._decodes)
+            self.outbox.copies.into([(self._target[rows], self._answer[rows])], self._mark)
 
     def close(self) -> None:
         self.link.close()
@@ -150,3 +151,11 @@ class StagedLink:
                 self._memory[i : i + 1] = [self.outbox.copies.pinned(len(x) + len(x) // 4, x.shape[1], x.dtype)]
             found.append(self._memory[i].flatten()[: x.numel()].view(x.shape))
         return found
+
+
+def staged(links: Seq[SLink], device: torch.device) -> Seq[SLink]:
+    """The lanes' links for tensors on `device`."""
+    if device.type == "cpu":
+        return links
+    outbox = Outbox(CudaCopies(device))
+    return [StagedLink(link, outbox) for link in links]

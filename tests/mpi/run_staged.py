@@ -1,0 +1,24 @@
+"""As run_parity.py, with the S-rank as on a device: plain graphs, staged links, prompts by torch."""
+
+from __future__ import annotations
+
+import sys
+
+from hpcdecode import engine
+from hpcdecode.attention_torch import TorchPrompts
+from hpcdecode.exchange.staging import Outbox, StagedLink
+from hpcdecode.model import load
+from hpcdecode.model.compile import compile_plain
+from tests.late_copies import LateCopies
+from tests.mpi.run_parity import main
+
+
+def staged(links, _device):
+    outbox = Outbox(LateCopies(2))
+    return [StagedLink(link, outbox) for link in links]
+
+
+load.compile_graph = lambda graph, _device: compile_plain(graph)
+engine.staged = staged
+engine.Engine._prompt_attention = lambda self: TorchPrompts(self.model.attends, self.model.dtype, self.model.device)
+sys.exit(main(*sys.argv[1:]))
