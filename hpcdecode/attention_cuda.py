@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
+from time import perf_counter
 from types import ModuleType
 from typing import Any
 
@@ -47,12 +48,11 @@ def native(device: torch.device) -> ModuleType:
     return import_module("hpcdecode._attn_cuda")
 
 
-def bytes_per_token(
-    layers: Sequence[LayerShape], kv_dtype: str, device: torch.device, block_tokens: int | None = None
-) -> float:
-    """Stored bytes of one token over all layers, padding included."""
-    module, tokens = native(device), block_tokens or DEFAULT_BLOCK_TOKENS
-    return module.block_bytes(_shapes(module, layers), kv_dtype, tokens) / tokens
+def capacity_for(layers: Sequence[LayerShape], kv_dtype: str, nbytes: int, device: torch.device) -> int:
+    """Tokens, in whole blocks, that fit in `nbytes`."""
+    module = native(device)
+    block = module.block_bytes(_shapes(module, layers), kv_dtype, DEFAULT_BLOCK_TOKENS)
+    return nbytes // block * DEFAULT_BLOCK_TOKENS
 
 
 class CudaStore:
@@ -96,7 +96,7 @@ class CudaStore:
         self.truncate = engine.truncate
         self.length = engine.length
         self.check = engine.check
-        self.attend_seconds = 0.0  # calls return before their work is done; `bench gpu` has the time
+        self.attend_seconds = 0.0  # not known: calls return before their work is done
 
     def extend(self, slots: Any, counts: Any) -> None:
         try:
@@ -124,6 +124,21 @@ class CudaStore:
 
     def _stream(self) -> int:
         return torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
+
+
+class HostStore(CudaStore):
+    """The same for tensors in this host's memory: `attend` returns when its result is there."""
+
+    def append(self, layer: int, slots: Any, counts: Any, kv: Any) -> None:
+        super().append(layer, slots, counts, torch.as_tensor(kv).to(self.device))
+
+    def attend(self, layer: int, slots: Any, counts: Any, qkv: Any, out: Any, sinks: Any = None) -> None:
+        begun = perf_counter()
+        result = torch.as_tensor(out)
+        there = torch.empty(result.shape, dtype=result.dtype, device=self.device)
+        super().attend(layer, slots, counts, torch.as_tensor(qkv).to(self.device), there, sinks)
+        result.copy_(there)
+        self.attend_seconds += perf_counter() - begun
 
 
 def _shapes(module: ModuleType, layers: Sequence[LayerShape]) -> list:

@@ -18,7 +18,7 @@
 #else
 #define HPC_DEVICE inline
 #define HPC_BOTH inline
-#define HPC_UNROLL _Pragma("GCC unroll 16")
+#define HPC_UNROLL
 #endif
 
 namespace hpcdecode {

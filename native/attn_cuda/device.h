@@ -44,10 +44,10 @@ class Memory {
     Kind kind_ = Kind::kDevice;
 };
 
-// A place in a stream.
+// A place in a stream of the device in use when it was first recorded; before that there is nothing to wait for.
 class Event {
   public:
-    Event();
+    Event() = default;
     ~Event();
     Event(Event&& other) noexcept;
     Event& operator=(Event&&) = delete;

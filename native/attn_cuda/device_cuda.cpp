@@ -37,20 +37,24 @@ Memory::~Memory() {
     if (data_ != nullptr) kind_ == Kind::kPinned ? cudaFreeHost(data_) : cudaFree(data_);
 }
 
-Event::Event() {
-    cudaEvent_t event;
-    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
-    event_ = event;
-}
 Event::~Event() {
     if (event_ != nullptr) cudaEventDestroy(static_cast<cudaEvent_t>(event_));
 }
 Event::Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+
 void Event::record(Stream stream) {
-    check(cudaEventRecord(static_cast<cudaEvent_t>(event_), of(stream)), "cudaEventRecord");
+    cudaEvent_t event = static_cast<cudaEvent_t>(event_);
+    if (event == nullptr) check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+    event_ = event;
+    check(cudaEventRecord(event, of(stream)), "cudaEventRecord");
 }
-void Event::reach() const { check(cudaEventSynchronize(static_cast<cudaEvent_t>(event_)), "cudaEventSynchronize"); }
+
+void Event::reach() const {
+    if (event_ != nullptr) check(cudaEventSynchronize(static_cast<cudaEvent_t>(event_)), "cudaEventSynchronize");
+}
+
 void Event::before(Stream stream) const {
+    if (event_ == nullptr) return;
     check(cudaStreamWaitEvent(of(stream), static_cast<cudaEvent_t>(event_), 0), "cudaStreamWaitEvent");
 }
 

@@ -16,7 +16,6 @@ Memory::Memory(size_t bytes, Kind kind)
 }
 Memory::~Memory() { std::free(data_); }
 
-Event::Event() {}
 Event::~Event() {}
 Event::Event(Event&&) noexcept {}
 void Event::record(Stream) {}

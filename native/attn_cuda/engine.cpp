@@ -95,9 +95,11 @@ Engine::Engine(const std::vector<LayerShape>& layers, const EngineOptions& o)
 }
 
 Engine::~Engine() {
-    const Using device(device_);
-    last_.reach();
-    batches_.clear();
+    try {
+        const Using device(device_);
+        last_.reach();
+    } catch (const std::runtime_error&) {  // of a device that has failed before
+    }
 }
 
 void Engine::enter(Stream stream) {
