@@ -182,13 +182,13 @@ def _describe(options: EngineOptions, model: SplitModel, tokenizer: Tokenizer) -
 
 def _room(options: EngineOptions, team: Team, setup: Setup, own: list[LayerShape]) -> int:
     """KV tokens that this R-rank holds."""
-    device = torch.device(team.me.kv_device)
-    if device.type == "cpu":
+    if team.me.kv_device == "cpu":
         return capacity_for(own, setup.kv_dtype, _kv_bytes(options, team, setup))
     from hpcdecode.attention_cuda import capacity_for as on_device
 
-    free = torch.cuda.mem_get_info(device)[0]  # what an S-rank in this process holds is gone already
-    return on_device(own, setup.kv_dtype, options.kv_memory or int(free * _MEMORY_SHARE), device)
+    device = torch.device(team.me.kv_device)  # without what an S-rank in this process holds there
+    nbytes = options.kv_memory or int(torch.cuda.mem_get_info(device)[0] * _MEMORY_SHARE)
+    return on_device(own, setup.kv_dtype, nbytes, device)
 
 
 def _kv_bytes(options: EngineOptions, team: Team, setup: Setup) -> int:

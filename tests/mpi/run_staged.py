@@ -1,4 +1,4 @@
-"""As run_parity.py, with the S-rank as on a device: plain graphs, staged links, prompts by torch."""
+"""As run_parity.py, with S and R as on devices: plain graphs, staged links, prompts by torch; attn_cuda, emulated."""
 
 from __future__ import annotations
 
@@ -20,5 +20,6 @@ def staged(links, _device):
 
 load.compile_graph = lambda graph, _device: compile_plain(graph)
 engine.staged = staged
+engine.kv_device_of = lambda _options, team: "cpu:0" if team.me.has_r else "cpu"
 engine.Engine._prompt_attention = lambda self: TorchPrompts(self.model.attends, self.model.dtype, self.model.device)
 sys.exit(main(*sys.argv[1:]))

@@ -34,21 +34,27 @@ class Sink:
         self.tokens[family[0].prompt.line] = family[0].generated
 
 
-@pytest.mark.parametrize(("name", "patience"), [("llama3", 0), ("gemma2", 3), ("gpt_oss", 3)])
-def test_tokens_equal_those_of_transformers(name, patience, tmp_path, monkeypatch):
-    case = make_case(name, tmp_path, rows=6, new_tokens=8)
+@pytest.mark.parametrize(
+    ("name", "patience", "backend"),
+    [("llama3", 0, "attn_cpu"), ("gemma2", 3, "attn_cpu"), ("gpt_oss", 3, "attn_cpu"), ("gemma2", None, "attn_cuda")],
+)
+def test_tokens_equal_those_of_transformers(name, patience, backend, tmp_path, monkeypatch):
+    """patience: of the copies; None: one device has both roles, and nothing is copied."""
+    case = make_case(name, tmp_path, rows=5, new_tokens=6)
     rows = [json.loads(line) for line in (case / "prompts.jsonl").read_text().splitlines()]
     monkeypatch.setattr(load, "compile_graph", lambda graph, _device: compile_plain(graph))
     model = load_split(case / "model", dtype="float32")
     shapes, lanes = model.attends, 2
-    store = open_store(shapes, kv_dtype="float32", capacity_tokens=8192, max_sequences=32)
-    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    store = open_store(shapes, kv_dtype="float32", capacity_tokens=8192, max_sequences=32, backend=backend)
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
     feed = ListFeed([Prompt(i, str(i), row["prompt_token_ids"], params) for i, row in enumerate(rows)])
     placement, sink = Placement([8192], store.block_tokens, lanes), Sink()
-    injectors = [Injector(i, feed, placement, Limits(4, 3, 8, 256, 1024), Stops()) for i in range(lanes)]
+    injectors = [Injector(i, feed, placement, Limits(4, 3, 6, 256, 1024), Stops()) for i in range(lanes)]
     part = RPart(store, [model.sinks(i) for i in range(len(shapes))], Timeline())
-    outbox = Outbox(LateCopies(patience))
-    links = [StagedLink(LocalLink(part, i, 16 * i), outbox) for i in range(lanes)]
+    links = [LocalLink(part, i, 16 * i) for i in range(lanes)]
+    if patience is not None:
+        outbox = Outbox(LateCopies(patience))
+        links = [StagedLink(link, outbox) for link in links]
     prompts = TorchPrompts(shapes, model.dtype, model.device)
     SRank(model, shapes, links, injectors, sink, Stops(), prompts, Timeline()).run(lambda: None)
     assert [sink.tokens[i] for i in range(len(rows))] == json.loads((case / "reference.json").read_text())

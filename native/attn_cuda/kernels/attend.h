@@ -121,12 +121,14 @@ struct Attend {
     // One group of copies: the rows of a tile, zeros for those that are not there.
     HPC_DEVICE void load(int to, int from, int stride, int bytes) {
         block.each([&](int t) {
-            const int chunks = bytes / 16;
-            for (int i = t; i < kTile * chunks; i += kThreads) {
-                const int token = i / chunks, chunk = i % chunks * 16;
+            const int down = kThreads * 16 / bytes, right = kThreads * 16 % bytes;
+            for (int token = t * 16 / bytes, at = t * 16 % bytes; token < kTile; token += down, at += right) {
+                if (at >= bytes) {
+                    at -= bytes;
+                    if (++token == kTile) break;
+                }
                 const uint8_t* row = shared<const uint8_t*>(from)[token];
-                block.copy16(block.smem + to + token * stride + chunk, row ? row + chunk : a.layer.base,
-                             row != nullptr);
+                block.copy16(block.smem + to + token * stride + at, row ? row + at : a.layer.base, row != nullptr);
             }
             block.commit();
         });
