@@ -4,7 +4,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 SOURCES := pyproject.toml CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name 'CMakeLists.txt')
 
-.PHONY: demo test test-% test-openmpi test-native test-numa lint bench clean
+.PHONY: demo test test-% test-openmpi test-native test-numa cuda lint bench clean
 
 demo: .venv/.installed
 	$(BIN)/mpiexec -n 3 $(BIN)/hpcdecode generate jobs/demo/prompts.jsonl --model demo -o demo.h5 --overwrite --max-tokens 64
@@ -30,10 +30,15 @@ test-native: .venv/.installed
 test-numa:
 	tests/native/run_numa_guest.sh $(KERNEL)
 
+# Compiles what runs on a GPU, for sm_80, sm_90 and as PTX; needs nvcc, no GPU
+cuda:
+	cmake -S . -B build/cuda -DHPCDECODE_CUDA=ON -DHPCDECODE_PYTHON=OFF >/dev/null
+	cmake --build build/cuda --target attn_cuda --parallel 2
+
 lint: .venv/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run -Werror $(shell git ls-files '*.cpp' '*.h')
+	$(BIN)/clang-format --dry-run -Werror $(shell git ls-files '*.cpp' '*.h' '*.cu')
 
 bench: .venv/.installed
 	$(BIN)/hpcdecode bench attention

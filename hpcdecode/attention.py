@@ -1,6 +1,7 @@
 """Attention: the R-part's paged KV store, which attends where it lies, and the S-part's attention of prompts.
 
-`open_store` picks the backend: `attn_cpu` (C++, all ISAs of the machine) or `reference` (plain torch, for tests).
+`open_store` picks the backend: `attn_cpu` (C++, all ISAs of the machine), `attn_cuda` (tensors are on a device, see
+`attention_cuda`) or `reference` (plain torch, for tests).
 Tensors are CPU torch tensors (float32, bfloat16) or numpy float32 arrays, 2-D, last dimension contiguous.
 """
 
@@ -13,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hpcdecode import _attn_cpu
-from hpcdecode.cores import nodes_of
 from hpcdecode.errors import UserError
 
-BACKENDS = ("attn_cpu", "reference")
+BACKENDS = ("attn_cpu", "attn_cuda", "reference")
+DEFAULT_BLOCK_TOKENS = 64
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")  # the last two with a scale per token and head
 
 
@@ -123,6 +124,7 @@ def open_store(
     nodes: Sequence[int] | None = None,
     team: bool = False,
     backend: str = "attn_cpu",
+    device: Any = "cpu",
 ) -> KvStore:
     """Open a KV store for all attention layers of a model.
 
@@ -130,32 +132,39 @@ def open_store(
     measured best. `cpus`: one CPU per thread; workers are pinned, the calling thread is left as it is. `nodes`: the
     NUMA node of each of `cpus` (None: as the system tells); every node gets a share of the blocks and of the work.
     `team`: run on torch's OpenMP threads, for a process that runs matrix products on the same cores.
+    `device`: of `attn_cuda`; on the CPU its kernels are emulated.
     The environment variable HPCDECODE_ISA forces an instruction set. Raises ValueError on bad arguments.
     """
     if backend == "reference":
         from hpcdecode.attention_reference import ReferenceStore
 
         return ReferenceStore(layers, kv_dtype, capacity_tokens, max_sequences, block_tokens)
+    if backend == "attn_cuda":
+        from hpcdecode.attention_cuda import CudaStore
+
+        return CudaStore(layers, kv_dtype, capacity_tokens, max_sequences, block_tokens, device)
     if backend != "attn_cpu":
         raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
+    from hpcdecode.attention_cpu import CpuStore
+
     return CpuStore(layers, kv_dtype, capacity_tokens, max_sequences, block_tokens, threads, cpus, nodes, team)
 
 
 def capacity_for(layers: Sequence[LayerShape], kv_dtype: str, nbytes: int, block_tokens: int | None = None) -> int:
     """Tokens, in whole blocks, that fit in `nbytes`."""
-    block, tokens = _attn_cpu.block_bytes(_native(layers), kv_dtype, block_tokens)
+    block, tokens = _attn_cpu.block_bytes(native_shapes(layers), kv_dtype, block_tokens)
     return nbytes // block * tokens
 
 
 def bytes_per_token(layers: Sequence[LayerShape], kv_dtype: str, block_tokens: int | None = None) -> float:
     """Stored bytes of one token over all layers, padding included."""
-    block, tokens = _attn_cpu.block_bytes(_native(layers), kv_dtype, block_tokens)
+    block, tokens = _attn_cpu.block_bytes(native_shapes(layers), kv_dtype, block_tokens)
     return block / tokens
 
 
 def block_tokens_for(layers: Sequence[LayerShape], kv_dtype: str) -> int:
     """Tokens of a block where `block_tokens` is None."""
-    return _attn_cpu.block_bytes(_native(layers), kv_dtype, None)[1]
+    return _attn_cpu.block_bytes(native_shapes(layers), kv_dtype, None)[1]
 
 
 class PromptAttention:
@@ -176,12 +185,15 @@ class PromptAttention:
         cpus: Sequence[int] | None = None,
         beside: KvStore | None = None,
     ) -> None:
+        from hpcdecode.attention_cpu import CpuStore
+
         engine = beside._engine if isinstance(beside, CpuStore) else None
         forced = os.environ.get("HPCDECODE_ISA", "")
-        self._native = _attn_cpu.Prefill(_native(layers), dtype, threads, list(cpus or ()), forced, engine)
+        self._native = _attn_cpu.Prefill(native_shapes(layers), dtype, threads, list(cpus or ()), forced, engine)
         self.isa = self._native.isa
         self.threads = self._native.threads
         self.layers = len(layers)
+        self.device = "cpu"  # of all tensors
 
     def tokens_in(self, nbytes: int) -> int:
         """Tokens of a prompt whose K and V, of all layers, take at most `nbytes`."""
@@ -231,81 +243,8 @@ def multiplies_bfloat16() -> bool:
     return isa() in ("avx512_bf16", "amx")
 
 
-def _native(layers: Sequence[LayerShape]) -> list[_attn_cpu.LayerShape]:
+def native_shapes(layers: Sequence[LayerShape]) -> list[_attn_cpu.LayerShape]:
     return [
         _attn_cpu.LayerShape(s.kv_heads, s.k_dim, s.v_dim, s.q_heads, s.scale, s.window, s.softcap, s.sinks)
         for s in layers
     ]
-
-
-class CpuStore:
-    """The C++ backend; see KvStore for the verbs."""
-
-    def __init__(
-        self,
-        layers: Sequence[LayerShape],
-        kv_dtype: str,
-        capacity_tokens: int,
-        max_sequences: int,
-        block_tokens: int | None,
-        threads: int,
-        cpus: Sequence[int] | None,
-        nodes: Sequence[int] | None,
-        team: bool,
-    ) -> None:
-        cpus = list(cpus or ())
-        self._engine = engine = _attn_cpu.Engine(
-            _native(layers),
-            kv_dtype,
-            capacity_tokens,
-            max_sequences,
-            block_tokens,
-            threads,
-            cpus,
-            os.environ.get("HPCDECODE_ISA", ""),
-            nodes_of(cpus) if nodes is None else list(nodes),
-            team,
-        )
-        self.layers = tuple(layers)
-        self.kv_dtype = kv_dtype
-        self.capacity_tokens = engine.capacity_tokens
-        self.block_tokens = engine.block_tokens
-        self.bytes = engine.bytes
-        self.isa = engine.isa
-        self.threads = engine.threads
-        # Bound here rather than wrapped: attend is called once per layer and lane.
-        self.append = engine.append
-        self.attend = engine.attend
-        self.release = engine.release
-        self.fork = engine.fork
-        self.truncate = engine.truncate
-        self.length = engine.length
-        self.check = engine.check
-        self.read_seconds = engine.read_seconds
-
-    def extend(self, slots: Any, counts: Any) -> None:
-        try:
-            self._engine.extend(slots, counts)
-        except _attn_cpu.CapacityError as error:
-            raise KvCapacityError(str(error)) from None
-
-    @property
-    def used_tokens(self) -> int:
-        return self._engine.used_tokens
-
-    @property
-    def free_blocks(self) -> int:
-        return self._engine.free_blocks
-
-    @property
-    def node_free_blocks(self) -> list[int]:
-        """Free blocks of each NUMA node, in the order of the nodes' numbers."""
-        return self._engine.node_free_blocks
-
-    @property
-    def bytes_read(self) -> int:
-        return self._engine.bytes_read
-
-    @property
-    def attend_seconds(self) -> float:
-        return self._engine.attend_seconds

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hpcdecode.attention import LayerShape, PromptAttention, open_store
+from hpcdecode.attention import KvStore, LayerShape, PromptAttention, open_store
+from hpcdecode.attention_torch import TorchPrompts
 from hpcdecode.exchange.base import SLink
 from hpcdecode.exchange.local import LocalLink
 from hpcdecode.exchange.partition import Partition
+from hpcdecode.exchange.staging import staged
 from hpcdecode.exchange.wait import Backoff
 from hpcdecode.job import EngineOptions
 from hpcdecode.launch import Team
@@ -24,7 +26,7 @@ from hpcdecode.schedule.injector import Injector
 from hpcdecode.schedule.limits import Limits
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.stops import Stops
-from hpcdecode.setup import Scale, choose_scale, load, measure_room, partition_of
+from hpcdecode.setup import Scale, apart, choose_scale, device_of, kv_device_of, load, measure_room, partition_of
 from hpcdecode.signals import Signals
 from hpcdecode.timeline import Timeline
 from hpcdecode.workers.desk import Desk
@@ -56,6 +58,7 @@ class Engine:
     ):
         self.options, self.team, self.timeline = options, team, timeline or Timeline()
         torch.set_num_threads(team.me.threads)
+        team.me.device, team.me.kv_device = device_of(options, team), kv_device_of(options, team)
         self.setup, self.model, self.tokenizer = load(options, team, model)
         measure_room(options, team, self.setup)
         self._part: RPart | None = None
@@ -208,11 +211,15 @@ class Engine:
         prompts, grammars, stops = self._prompt_attention(), self.tokenizer.grammars, self.stops
         shared = prompts.tokens_in(_PREFIX_BYTES // len(batches)) if self.options.prefix_sharing else 0
         limits = [self.limits(batch, scale, shared) for batch in batches]
+        if apart(self.team):
+            links = staged(links, self.model.device)
         injectors = [Injector(lane, desk, placement, limit, stops) for lane, limit in enumerate(limits)]
         return SRank(self.model, setup.shapes, links, injectors, desk, stops, prompts, self.timeline, grammars)
 
-    def _prompt_attention(self) -> PromptAttention:
+    def _prompt_attention(self) -> PromptAttention | TorchPrompts:
         me, setup = self.team.me, self.setup
+        if self.model.device.type != "cpu":
+            return TorchPrompts(setup.shapes, self.model.dtype, self.model.device)
         return PromptAttention(
             setup.shapes,
             dtype=setup.dtype,
@@ -231,17 +238,28 @@ class Engine:
 
     def _open_part(self, slots: int) -> RPart:
         me, setup = self.team.me, self.setup
-        store = open_store(
-            self.r_shapes,
-            kv_dtype=setup.kv_dtype,
-            capacity_tokens=me.kv_tokens,
-            max_sequences=slots,
-            block_tokens=setup.block_tokens,
-            threads=me.threads,
-            cpus=me.cpus if me.pinned else None,
-            team=self.model is not None,
+        store = (
+            self._store_on_device(slots)
+            if me.kv_device != "cpu"
+            else open_store(
+                self.r_shapes,
+                kv_dtype=setup.kv_dtype,
+                capacity_tokens=me.kv_tokens,
+                max_sequences=slots,
+                block_tokens=setup.block_tokens,
+                threads=me.threads,
+                cpus=me.cpus if me.pinned else None,
+                team=self.model is not None,
+            )
         )
         rank = self.team.r_ranks.index(me.rank)
         heads = [self.partition.heads(shape, rank) for shape in setup.shapes]
         sinks = [None if s is None else torch.tensor(s[own]) for s, own in zip(setup.sinks, heads, strict=True)]
         return RPart(store, sinks, self.timeline)
+
+    def _store_on_device(self, slots: int) -> KvStore:
+        from hpcdecode.attention_cuda import CudaStore, HostStore
+
+        me, setup = self.team.me, self.setup
+        kind = HostStore if apart(self.team) else CudaStore
+        return kind(self.r_shapes, setup.kv_dtype, me.kv_tokens, slots, setup.block_tokens, me.kv_device)

@@ -29,7 +29,7 @@ from hpcdecode.report.figures import Metrics, summarize, versions
 from hpcdecode.report.progress import Progress
 from hpcdecode.report.stages import Stages
 from hpcdecode.report.trace import check_path, clock_offset, write_trace
-from hpcdecode.setup import Scale, auto_dtype, together
+from hpcdecode.setup import Scale, auto_dtype, device_of, together
 from hpcdecode.signals import Signals
 from hpcdecode.timeline import Timeline
 from hpcdecode.watchdog import Watchdog
@@ -111,7 +111,7 @@ def _survey(job: Job, team: Team) -> _Begin | None:
             raise UserError(f"results {job.output}: expected a file that is no prompt file; choose another -o")
         if job.trace:
             check_path(job.trace)
-        dtype = job.dtype or auto_dtype(job.model)
+        dtype = job.dtype or auto_dtype(job.model, device_of(job, team))
         what = identity(job, files, dtype, job.kv_dtype or dtype)
         return _Begin(files, what, find_earlier(job.output, what, overwrite=job.overwrite))
 

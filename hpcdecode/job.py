@@ -23,10 +23,18 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 DTYPES = ("float32", "bfloat16")
+DEVICES = ("cpu", "cuda")
 PARTITIONS = ("request", "head")
 SCHEDULES = ("fixed-f", "load-control", "static", "fifo")
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")
-_CHOICES = {"dtype": DTYPES, "kv_dtype": KV_DTYPES, "partition": PARTITIONS, "schedule": SCHEDULES}
+_CHOICES = {
+    "dtype": DTYPES,
+    "kv_dtype": KV_DTYPES,
+    "device": DEVICES,
+    "r_device": DEVICES,
+    "partition": PARTITIONS,
+    "schedule": SCHEDULES,
+}
 SETTINGS = "hpcdecode.toml"
 STDIN = "-"
 DEMO = "demo"  # the model that ships with hpcdecode
@@ -39,6 +47,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     dtype: str | None = None
     kv_dtype: str | None = None
+    device: str | None = None  # of S-ranks: cuda where they see a GPU
+    r_device: str = "cpu"  # of R-ranks
     batch: int | None = None  # B, sequences decoding at once in the steady state
     period: int | None = None  # F, steps between injections
     lanes: int | None = None  # mini-batches in flight
@@ -58,6 +68,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             if value is not None and value not in choices:
                 expected = f"one of {', '.join(choices)}"
                 raise UserError(f"--{name.replace('_', '-')}: expected {expected}, got {value!r}", everywhere=True)
+        if self.r_device == "cuda" and self.kv_dtype == "int4":
+            raise UserError(
+                "--r-device cuda: expected --kv-dtype float32, float16, bfloat16 or int8, got int4", everywhere=True
+            )
         self._require_counts("batch", "period", "lanes", "prefill_tokens", "overlap", "s_ranks", "kv_memory")
         self._require_counts("load_limit")
         return self

@@ -68,7 +68,8 @@ class Rank(msgspec.Struct, kw_only=True):
     cpus: list[int]
     gpus: int = 0  # that it sees
     role: str = ""
-    device: str = "cpu"
+    device: str = "cpu"  # of the slices
+    kv_device: str = "cpu"  # of the KV cache and its attention
     threads: int = 1
     pinned: bool = False
     numa: str = ""

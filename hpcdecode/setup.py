@@ -58,6 +58,42 @@ class Scale(msgspec.Struct, frozen=True):
         return sum(map(len, self.lane_batches))
 
 
+def device_of(options: EngineOptions, team: Team) -> str:
+    """Where this rank computes slices. UserError, everywhere, where an S-rank that is to have a GPU sees none."""
+    if options.device == "cuda":
+        _require_gpus("--device", [r for r in team.ranks if r.has_s])
+    return _own_gpu(options, team) if team.me.has_s and options.device != "cpu" else "cpu"
+
+
+def kv_device_of(options: EngineOptions, team: Team) -> str:
+    """Where this rank keeps the KV cache and attends; as `device_of`."""
+    if options.r_device == "cuda":
+        _require_gpus("--r-device", [r for r in team.ranks if r.has_r])
+    return _own_gpu(options, team) if team.me.has_r and options.r_device == "cuda" else "cpu"
+
+
+def apart(team: Team) -> bool:
+    """Whether q, k, v and o cross in memory of the host: not where one process has both roles on one device."""
+    return team.comm is not None or team.me.device != team.me.kv_device
+
+
+def _require_gpus(flag: str, ranks: list[Rank]) -> None:
+    blind = [r for r in ranks if not r.gpus]
+    if blind:
+        raise UserError(
+            f"{flag} cuda: rank {blind[0].rank} on {blind[0].host} sees no GPU; give its host GPUs (such as srun "
+            f"--gpus-per-node=1) and a CUDA build of torch, or leave {flag} out",
+            everywhere=True,
+        )
+
+
+def _own_gpu(options: EngineOptions, team: Team) -> str:
+    """The GPUs of a host go round its ranks that use one."""
+    me, on_gpu = team.me, (options.device != "cpu", options.r_device == "cuda")
+    beside = [r.rank for r in team.ranks if r.host == me.host and ((r.has_s and on_gpu[0]) or (r.has_r and on_gpu[1]))]
+    return f"cuda:{beside.index(me.rank) % me.gpus}" if me.gpus else "cpu"
+
+
 def load(
     options: EngineOptions, team: Team, model: SplitModel | None = None
 ) -> tuple[Setup, SplitModel | None, Tokenizer | None]:
@@ -70,7 +106,9 @@ def load(
         if not team.me.has_s:
             return None, None, None
         tokenizer = Tokenizer.load(options.model)
-        loaded = model or load_split(options.model, dtype=options.dtype or auto_dtype(options.model))
+        device = team.me.device
+        dtype = options.dtype or auto_dtype(options.model, device)
+        loaded = model or load_split(options.model, dtype=dtype, device=device)
         partition_of(options, team).check(loaded.attends)
         return _describe(options, loaded, tokenizer) if team.lead else None, loaded, tokenizer
 
@@ -100,8 +138,8 @@ def measure_room(options: EngineOptions, team: Team, setup: Setup) -> None:
     """Settle how many KV tokens each R-rank holds, and let everybody know."""
     me, own = team.me, list(map(partition_of(options, team).shape, setup.shapes))
     if me.has_r:
-        me.isa = isa()
-        me.kv_tokens = capacity_for(own, setup.kv_dtype, _kv_bytes(options, team, setup))
+        me.isa = isa() if me.kv_device == "cpu" else ""
+        me.kv_tokens = _room(options, team, setup, own)
     team.ranks[:] = team.gather_all(me, Rank)
     for rank in team.ranks:
         if rank.has_r and rank.kv_tokens < 1:
@@ -121,7 +159,7 @@ def choose_scale(options: EngineOptions, team: Team, first: list[Prompt], all_ro
     batch = max(batch, len(team.s_ranks))
     load = options.load_limit or load_limit(batch, period, steps, first, capacity)
     shares = split(batch, len(team.s_ranks))
-    lanes = options.lanes or (1 if team.comm is None else 2)  # one process has nothing to overlap
+    lanes = options.lanes or (2 if apart(team) else 1)  # one device has nothing to overlap
     return Scale(batch, period, steps, load, [split(share, max(min(lanes, share // most), 1)) for share in shares])
 
 
@@ -142,6 +180,17 @@ def _describe(options: EngineOptions, model: SplitModel, tokenizer: Tokenizer) -
     )
 
 
+def _room(options: EngineOptions, team: Team, setup: Setup, own: list[LayerShape]) -> int:
+    """KV tokens that this R-rank holds."""
+    if team.me.kv_device == "cpu":
+        return capacity_for(own, setup.kv_dtype, _kv_bytes(options, team, setup))
+    from hpcdecode.attention_cuda import capacity_for as on_device
+
+    device = torch.device(team.me.kv_device)  # without what an S-rank in this process holds there
+    nbytes = options.kv_memory or int(torch.cuda.mem_get_info(device)[0] * _MEMORY_SHARE)
+    return on_device(own, setup.kv_dtype, nbytes, device)
+
+
 def _kv_bytes(options: EngineOptions, team: Team, setup: Setup) -> int:
     if options.kv_memory is not None:
         return options.kv_memory
@@ -150,7 +199,7 @@ def _kv_bytes(options: EngineOptions, team: Team, setup: Setup) -> int:
     return int(max(available_bytes() - weights, 0) * _MEMORY_SHARE / sum(r.has_r for r in here))
 
 
-def auto_dtype(model: str) -> str:
-    """bfloat16 for a 16-bit checkpoint on a CPU that multiplies bfloat16, else float32."""
+def auto_dtype(model: str, device: str = "cpu") -> str:
+    """bfloat16 for a 16-bit checkpoint on a GPU, or a CPU that multiplies bfloat16, else float32."""
     narrow = read_config(model).dtype in (torch.bfloat16, torch.float16)
-    return "bfloat16" if narrow and multiplies_bfloat16() else "float32"
+    return "bfloat16" if narrow and (device != "cpu" or multiplies_bfloat16()) else "float32"

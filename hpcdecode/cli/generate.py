@@ -14,7 +14,18 @@ import msgspec
 from hpcdecode import launch
 from hpcdecode.cli.job_file import read_job_file
 from hpcdecode.errors import RowProblem, UserError
-from hpcdecode.job import DTYPES, KV_DTYPES, PARTITIONS, SCHEDULES, Job, Shard, default_output, find_model, parse_bytes
+from hpcdecode.job import (
+    DEVICES,
+    DTYPES,
+    KV_DTYPES,
+    PARTITIONS,
+    SCHEDULES,
+    Job,
+    Shard,
+    default_output,
+    find_model,
+    parse_bytes,
+)
 from hpcdecode.sampling.params import SamplingParams
 from hpcdecode.signals import END_TIME
 
@@ -117,6 +128,9 @@ def _add_size(group) -> None:
     add = group.add_argument
     add("--dtype", choices=DTYPES, help="of weights and activations")
     add("--kv-dtype", choices=KV_DTYPES, help="of the KV cache (as --dtype)")
+    add("--device", choices=DEVICES, help="of the S-ranks (cuda where they see a GPU)")
+    help = f"of the R-ranks ({_DEFAULTS['r_device']}); in one process with cuda for both, the KV cache is the GPU's"
+    add("--r-device", choices=DEVICES, help=help)
     add("--batch", type=_count, metavar="B", help="sequences decoding at once in the steady state")
     add("--period", type=_count, metavar="F", help="steps between two injections")
     add("--schedule", choices=SCHEDULES, help=f"when rows enter ({_DEFAULTS['schedule']})")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hpcdecode import _attn_cpu, attention, cgroup
+from hpcdecode import _attn_cpu, attention, attention_cuda, cgroup
 from hpcdecode.cgroup import listed, read
 from hpcdecode.cores import nodes_of
 from hpcdecode.launch import Rank
@@ -53,6 +53,7 @@ class Facts(Place, kw_only=True):
     built_isas: list[str]
     supported_isas: list[str]
     untested_isas: list[str]  # built, and tested under an emulator only
+    gpu_attention: str  # whether it was built
     mpi: str
     versions: dict[str, str]
 
@@ -82,6 +83,7 @@ def examine(rank: Rank, comm: MPI.Intracomm | None, given: Iterable[int]) -> Fac
         built_isas=_attn_cpu.built_isas(),
         supported_isas=_attn_cpu.supported_isas(),
         untested_isas=_attn_cpu.untested_isas(),
+        gpu_attention=attention_cuda.state(),
         mpi=_mpi(comm),
         versions=versions(),
     )

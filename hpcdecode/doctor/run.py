@@ -59,6 +59,7 @@ def _text(ranks: Seq[Facts], problems: Seq[Problem]) -> str:
         f"ISAs built: {', '.join(first.built_isas)}"
         + (f"; beyond this machine: {', '.join(beyond)}" if beyond else "")
         + (f"; tested under an emulator only: {', '.join(first.untested_isas)}" if first.untested_isas else ""),
+        f"attention on GPUs: {first.gpu_attention}",
         "versions: " + ", ".join(f"{name} {version}" for name, version in first.versions.items()),
         "",
     ]

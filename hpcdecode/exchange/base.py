@@ -32,8 +32,11 @@ class SLink(Protocol):
         The decode rows of o [T, Hq*Dv], which come first, are valid after `take`; the others are the caller's.
         """
 
+    def done(self) -> bool:
+        """Whether the R-ranks have done what was posted last."""
+
     def wait(self) -> None:
-        """Return when the R-ranks have done what was posted last."""
+        """Return when they have."""
 
     def take(self) -> None:
         """Put o where `post` was told to."""

@@ -104,6 +104,9 @@ class MpiSLink:
             self._window.sync()
             self._sent.requests.append(self.comm.Isend(bundle.parcel.message, bundle.rank, _ROWS))
 
+    def done(self) -> bool:
+        return self._answers.Test()
+
     def wait(self) -> None:
         wait(self._answers)
 

@@ -28,14 +28,24 @@ class Compiled:
 
 def compile_graph(graph: fx.Graph, device: torch.device) -> Compiled:
     """Merge, pack and fuse for the CPU; a plain graph for other devices."""
-    made = fx.Graph()
-    made.output(made.graph_copy(graph, {}))
     if device.type != "cpu":
-        weights = sum(n.op == "placeholder" and n.name.startswith("w") for n in graph.nodes)
-        return Compiled(fx.GraphModule({}, made).forward, [Recipe((i,)) for i in range(weights)])
+        return compile_plain(graph)
+    made = copied(graph)
     recipes = merge_projections(made)
     join_rows(made)
     return Compiled(fx.GraphModule({}, fuse(made)).forward, recipes)
+
+
+def compile_plain(graph: fx.Graph) -> Compiled:
+    """The graph as it is, operator by operator, on any device."""
+    weights = sum(n.op == "placeholder" and n.name.startswith("w") for n in graph.nodes)
+    return Compiled(fx.GraphModule({}, copied(graph)).forward, [Recipe((i,)) for i in range(weights)])
+
+
+def copied(graph: fx.Graph) -> fx.Graph:
+    made = fx.Graph()
+    made.output(made.graph_copy(graph, {}))
+    return made
 
 
 def join_rows(graph: fx.Graph) -> None:

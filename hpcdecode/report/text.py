@@ -23,7 +23,7 @@ def topology(ranks: Iterable[Rank]) -> str:
             r.rank,
             r.host,
             r.role,
-            r.device,
+            " + ".join(dict.fromkeys([r.device] * r.has_s + [r.kv_device] * r.has_r)),
             r.numa,
             f"{r.threads}{'' if r.pinned else ' (unpinned)'}",
             r.isa or "-",

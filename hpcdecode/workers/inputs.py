@@ -14,7 +14,7 @@ from hpcdecode.schedule.step import Chunk, Step
 class Inputs:
     """ids, positions: int64 [T], the step's tokens. keep: int64 [L], those of them whose logits are needed."""
 
-    def __init__(self, step: Step):
+    def __init__(self, step: Step, device: torch.device):
         ids = [s.generated[-1] for s in step.decode]
         positions = [s.length for s in step.decode]
         keep = list(range(len(ids)))
@@ -30,7 +30,9 @@ class Inputs:
             if chunk.drawing:
                 drawn += [len(keep)] * len(chunk.drawing)
                 keep.append(len(ids) - 1)
-        self.ids, self.positions, self.keep, self._drawn = (_tensor(x) for x in (ids, positions, keep, drawn))
+        self.ids, self.positions, self.keep, self._drawn = (
+            _tensor(x).to(device) for x in (ids, positions, keep, drawn)
+        )
 
     def drawn(self, logits: Tensor) -> Tensor:
         """The rows of logits [L, vocab] that the step's sampled sequences draw from."""

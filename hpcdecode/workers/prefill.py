@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hpcdecode.attention import PromptAttention
+from hpcdecode.attention_torch import TorchPrompts
 from hpcdecode.schedule.prefixes import Prefix
 from hpcdecode.schedule.sequence import Sequence
 from hpcdecode.schedule.step import Chunk
@@ -22,10 +23,10 @@ class PrefillCache:
     A prompt that shares a prefix begins with a copy of the prefix's.
     """
 
-    def __init__(self, attention: PromptAttention):
+    def __init__(self, attention: PromptAttention | TorchPrompts):
         self.attention = attention
         self._layers: dict[Sequence | Prefix, list[Tensor]] = {}  # packed K and V
-        self._passing = torch.empty(0, dtype=torch.uint8)  # those of prompts that come in one chunk, layer by layer
+        self._passing = self._memory(0)  # those of prompts that come in one chunk, layer by layer
 
     @property
     def tokens(self) -> int:
@@ -69,7 +70,7 @@ class PrefillCache:
         """Memory for the packed K and V of every chunk's prompt, with what it holds so far."""
         need = sum(self._size(layer, c) for c in chunks if _passes(c))
         if need > len(self._passing):
-            self._passing = torch.empty(need, dtype=torch.uint8)
+            self._passing = self._memory(need)
         packed, at = [], 0
         for chunk in chunks:
             size, layers = self._size(layer, chunk), self._layers.get(chunk.sequence, [])
@@ -79,13 +80,16 @@ class PrefillCache:
             elif len(layers) > layer:
                 memory = layers[layer]
             else:
-                memory = torch.empty(size, dtype=torch.uint8)
+                memory = self._memory(size)
                 self._layers.setdefault(chunk.sequence, []).append(memory)
             if chunk.begins and chunk.start:
                 held = self._layers[chunk.sequence.prefix][layer]
                 memory[: self.attention.packed_bytes(layer, chunk.start)] = held
             packed.append(memory)
         return packed
+
+    def _memory(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=self.attention.device)
 
     def _size(self, layer: int, chunk: Chunk) -> int:
         return self.attention.packed_bytes(layer, chunk.sequence.prompt_length)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hpcdecode.attention import LayerShape, PromptAttention
+from hpcdecode.attention_torch import TorchPrompts
 from hpcdecode.data.tokens import Unfinished
 from hpcdecode.exchange.base import SLink
 from hpcdecode.model import SplitModel
@@ -50,7 +51,7 @@ class SRank:
         injectors: Seq[Injector],
         sink: Sink,
         stops: Stops,
-        prompts: PromptAttention,
+        prompts: PromptAttention | TorchPrompts,
         timeline: Timeline,
         grammars: Grammars | None = None,
     ):
@@ -124,7 +125,7 @@ class SRank:
         for chunk in step.prefill:
             for sequence in chunk.sequence.branch:
                 sequence.queued_at = sequence.queued_at or time()
-        inputs = Inputs(step)
+        inputs = Inputs(step, self.model.device)
         o, context = None, (inputs.ids, inputs.positions, inputs.keep)
         for layer in range(len(self.shapes)):
             enter("slice", lane)

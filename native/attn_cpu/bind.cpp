@@ -1,4 +1,4 @@
-// The Python module hpcdecode._attn_cpu. Only this file and tensor.cpp know nanobind.
+// The Python module hpcdecode._attn_cpu.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -17,19 +17,6 @@ namespace nb = nanobind;
 using namespace hpcdecode;
 
 namespace {
-
-struct Sequences {
-    Ints slots, counts;
-};
-
-Sequences read_sequences(nb::handle slots, nb::handle counts) {
-    Sequences s{read_ints(slots, "slots"), read_ints(counts, "counts")};
-    if (s.slots.size != s.counts.size) {
-        throw std::invalid_argument("slots and counts: expected the same length, got " + std::to_string(s.slots.size) +
-                                    " and " + std::to_string(s.counts.size));
-    }
-    return s;
-}
 
 void extend(Engine& e, nb::handle slots, nb::handle counts) {
     const Sequences s = read_sequences(slots, counts);
@@ -89,28 +76,10 @@ void release(Engine& e, nb::handle slots) {
     e.release(s.data, s.size);
 }
 
-int resolve_block_tokens(const std::string& kv_dtype, std::optional<int> block_tokens) {
-    return block_tokens ? *block_tokens : default_block_tokens(parse_kv_type(kv_dtype));
-}
-
 }  // namespace
 
 NB_MODULE(_attn_cpu, m) {
-    nb::exception<CapacityError>(m, "CapacityError", PyExc_RuntimeError);
-
-    nb::class_<LayerShape>(m, "LayerShape")
-        .def(
-            "__init__",
-            [](LayerShape* s, int kv_heads, int k_dim, int v_dim, int q_heads, float scale,
-               std::optional<int64_t> window, std::optional<float> softcap, bool sinks) {
-                if ((window && *window < 1) || (softcap && !(*softcap > 0))) {
-                    throw std::invalid_argument("window and softcap: expected positive values, or None");
-                }
-                new (s)
-                    LayerShape{kv_heads, k_dim, v_dim, q_heads, scale, window.value_or(0), softcap.value_or(0), sinks};
-            },
-            nb::arg("kv_heads"), nb::arg("k_dim"), nb::arg("v_dim"), nb::arg("q_heads"), nb::arg("scale"),
-            nb::arg("window").none(), nb::arg("softcap").none(), nb::arg("sinks"));
+    bind_common(m);
 
     nb::class_<Engine>(m, "Engine")
         .def(
@@ -119,7 +88,7 @@ NB_MODULE(_attn_cpu, m) {
                int max_sequences, std::optional<int> block_tokens, int threads, const std::vector<int>& cpus,
                const std::string& isa, const std::vector<int>& nodes, bool team) {
                 new (e) Engine(layers, {parse_kv_type(kv_dtype), capacity_tokens, max_sequences,
-                                        resolve_block_tokens(kv_dtype, block_tokens), threads, cpus, isa, nodes, team});
+                                        block_tokens.value_or(kDefaultBlockTokens), threads, cpus, isa, nodes, team});
             },
             nb::arg("layers"), nb::arg("kv_dtype"), nb::arg("capacity_tokens"), nb::arg("max_sequences"),
             nb::arg("block_tokens").none(), nb::arg("threads"), nb::arg("cpus"), nb::arg("isa"), nb::arg("nodes"),
@@ -175,7 +144,7 @@ NB_MODULE(_attn_cpu, m) {
     m.def(
         "block_bytes",
         [](const std::vector<LayerShape>& layers, const std::string& kv_dtype, std::optional<int> block_tokens) {
-            const int tokens = resolve_block_tokens(kv_dtype, block_tokens);
+            const int tokens = block_tokens.value_or(kDefaultBlockTokens);
             return std::make_pair(bytes_per_block(lay_out(layers, parse_kv_type(kv_dtype), tokens)), tokens);
         },
         nb::arg("layers"), nb::arg("kv_dtype"), nb::arg("block_tokens").none(),

@@ -12,8 +12,6 @@ namespace {
 
 constexpr int64_t kInlineBytes = 64 << 10;  // less work than this is not worth waking anyone
 
-[[noreturn]] void invalid(const std::string& what) { throw std::invalid_argument(what); }
-
 size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // What AttendItem::carve_scratch takes, and what merging and appending need.
@@ -22,17 +20,6 @@ size_t scratch_bytes(const HeadLayout& l, int64_t rows) {
     return padded(r * l.k_pad * f) + 2 * padded(r * f) + padded(r * kTile * f) + padded(r * l.v_pad * f) +
            padded(r * (2 + l.v_pad) * f) + 2 * padded(kMaxPassRows * kChunk * f) + padded(l.run_bytes) +
            padded((l.k_pad + l.v_pad) * f);
-}
-
-const uint8_t* at(const Matrix& m, int64_t row, int64_t column) {
-    const size_t size = m.type == ActType::kF32 ? 4 : 2;
-    return static_cast<const uint8_t*>(m.data) + (row * m.stride + column) * static_cast<int64_t>(size);
-}
-
-void check_matrix(const char* name, const Matrix& m, int64_t rows, int64_t columns) {
-    if (m.rows == rows && m.columns == columns) return;
-    invalid(std::string(name) + ": expected shape [" + std::to_string(rows) + ", " + std::to_string(columns) +
-            "], got [" + std::to_string(m.rows) + ", " + std::to_string(m.columns) + "]");
 }
 
 }  // namespace
@@ -87,20 +74,6 @@ void Engine::run_parallel(Call& call, const std::vector<int64_t>& bounds, void (
     } else {
         loop(&call, 0);
     }
-}
-
-int64_t Engine::check_rows(int layer, const int32_t* slots, const int32_t* counts, int n) {
-    const int layers = static_cast<int>(store_.layers().size());
-    if (layer < 0 || layer >= layers) {
-        invalid("layer " + std::to_string(layer) + " is out of range: expected 0 to " + std::to_string(layers - 1));
-    }
-    store_.check_slots(slots, n);
-    int64_t tokens = 0;
-    for (int i = 0; i < n; ++i) {
-        store_.check_written(slots[i], counts[i]);
-        tokens += counts[i];
-    }
-    return tokens;
 }
 
 // New tokens at positions [begin, end) of one head.
@@ -205,17 +178,14 @@ void Engine::merge(const Call& call, const SequencePlan& s, int head, int heads,
 
 void Engine::extend(const int32_t* slots, const int32_t* counts, int n) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const std::vector<KvStore::Copy> copies = store_.extend(slots, counts, n);
-    for (const KvStore::Copy& copy : copies)
-        for (size_t layer = 0; layer < store_.layers().size(); ++layer)
-            store_.copy_block(copy, static_cast<int>(layer));
+    store_.extend(slots, counts, n);
 }
 
 void Engine::append(int layer, const int32_t* slots, const int32_t* counts, int n, const Matrix& kv) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const int64_t tokens = check_rows(layer, slots, counts, n);
+    check_layer(layer, store_.layers().size());
     const LayerLayout& l = store_.layers()[layer];
-    check_matrix("kv", kv, tokens, int64_t{l.shape.kv_heads} * (l.shape.k_dim + l.shape.v_dim));
+    check_append(l.shape, store_.check_written(slots, counts, n), kv);
     plan_.make(store_, layer, slots, counts, n, workers_->threads());
     reserve_scratch(l, 1);
     Call call{this, layer, &l, &kv, nullptr, 0, nullptr, &plan_, nullptr};
@@ -226,20 +196,10 @@ void Engine::attend(int layer, const int32_t* slots, const int32_t* counts, int 
                     const float* sinks, int64_t sink_count) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto start = std::chrono::steady_clock::now();
-    const int64_t tokens = check_rows(layer, slots, counts, n);
+    check_layer(layer, store_.layers().size());
     const LayerLayout& l = store_.layers()[layer];
     const LayerShape& shape = l.shape;
-    const int64_t q_columns = int64_t{shape.q_heads} * shape.k_dim;
-    check_matrix("qkv", qkv, tokens, q_columns + int64_t{shape.kv_heads} * (shape.k_dim + shape.v_dim));
-    check_matrix("out", out, tokens, int64_t{shape.q_heads} * shape.v_dim);
-    if (qkv.type != out.type) invalid("qkv and out: expected the same dtype");
-    if (shape.sinks != (sinks != nullptr)) {
-        invalid(shape.sinks ? "sinks: this layer has attention sinks, expected [q_heads] float32, got None"
-                            : "sinks: this layer was opened without attention sinks, expected None");
-    }
-    if (sinks != nullptr && sink_count != shape.q_heads) {
-        invalid("sinks: expected " + std::to_string(shape.q_heads) + " values, got " + std::to_string(sink_count));
-    }
+    check_attend(shape, store_.check_written(slots, counts, n), qkv, out, sinks, sink_count);
     plan_.make(store_, layer, slots, counts, n, workers_->threads());
     int64_t rows = 1;
     for (const SequencePlan& s : plan_.sequences)
@@ -253,7 +213,7 @@ void Engine::attend(int layer, const int32_t* slots, const int32_t* counts, int 
     for (const SequencePlan& s : plan_.sequences)
         if (s.segments > 1)
             for (int h = 0; h < s.head_items; ++h) pending_[s.first_pending + h].store(s.segments);
-    Call call{this, layer, &l, &qkv, &out, q_columns, sinks, &plan_, nullptr};
+    Call call{this, layer, &l, &qkv, &out, shape.q_columns(), sinks, &plan_, nullptr};
     if (plan_.write_first) write_all(call);
     run_parallel(call, plan_.node_items, [](Call& c, int64_t i, int thread) { c.engine->run_item(c, i, thread); });
     bytes_read_ += plan_.bytes;

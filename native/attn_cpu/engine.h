@@ -7,17 +7,12 @@
 #include <vector>
 
 #include "kv_store.h"
+#include "matrix.h"
 #include "numa.h"
 #include "plan.h"
 #include "workers.h"
 
 namespace hpcdecode {
-
-struct Matrix {
-    void* data;
-    ActType type;
-    int64_t rows, columns, stride;  // elements
-};
 
 struct EngineOptions {
     KvType kv_type;
@@ -59,7 +54,6 @@ class Engine {
     };
     using Buffer = std::unique_ptr<uint8_t, AlignedFree>;
 
-    int64_t check_rows(int layer, const int32_t* slots, const int32_t* counts, int n);
     AppendArgs new_rows(const Call& call, const SequencePlan& s, int head, int64_t begin, int64_t end) const;
     void write_rows(const Call& call, const SequencePlan& s, int head);
     void run_item(const Call& call, int64_t item, int thread);

@@ -4,11 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace hpcdecode {
+#include "types.h"
 
-enum class KvType : int { kF32, kF16, kBF16, kI8, kI4 };
-enum class ActType : int { kF32, kBF16 };
-constexpr int kNumKvTypes = 5;
+namespace hpcdecode {
 
 // Arithmetic is defined on absolute positions, never on blocks or batches: tiles of 16 tokens are what one vector
 // holds, chunks of 64 are scored together, pieces of 512 are what partial results stand for.

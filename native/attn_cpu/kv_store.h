@@ -1,83 +1,32 @@
-// Paged storage of keys and values. One block id stands for block_tokens positions in every layer's arena.
-// Each NUMA node has a range of the blocks. A sequence takes blocks of one node, its home, until that has none left.
+// Paged storage of keys and values in this machine's memory: a block table, and an arena with every layer's blocks.
 #pragma once
-#include <cstdint>
-#include <stdexcept>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "arena.h"
+#include "block_table.h"
 #include "layout.h"
 #include "numa.h"
 
 namespace hpcdecode {
 
-struct CapacityError : std::runtime_error {
-    using std::runtime_error::runtime_error;
-};
-
-class KvStore {
+class KvStore : public BlockTable {
   public:
-    using Copy = std::pair<int32_t, int32_t>;  // block to block
-
     KvStore(const std::vector<LayerShape>& layers, KvType type, int64_t capacity_tokens, int max_sequences,
             int block_tokens, const NumaNodes& nodes);
 
-    // All of these throw std::invalid_argument on bad arguments and change nothing then.
-    // `extend` also throws CapacityError; it returns the copies that forked blocks need before they are written.
-    std::vector<Copy> extend(const int32_t* slots, const int32_t* counts, int n);
-    void release(const int32_t* slots, int n);
-    void fork(int src, int dst);
-    void truncate(int slot, int64_t length);
-    int64_t length(int slot) const;
-    int home(int slot) const { return slots_[slot].home; }  // NUMA node
-    void check() const;  // throws std::logic_error with the equation that does not hold
-
-    void copy_block(const Copy& copy, int layer);
+    // As BlockTable's, with the copies that forked blocks need.
+    void extend(const int32_t* slots, const int32_t* counts, int n);
     HeadView view(int layer, int head, int slot) const;
-    void check_slots(const int32_t* slots, int n);      // in range, each once
-    void check_written(int slot, int64_t count) const;  // open, long enough, last `count` positions not shared
 
     const std::vector<LayerLayout>& layers() const { return layers_; }
     KvType type() const { return type_; }
-    int block_tokens() const { return block_tokens_; }
-    int max_sequences() const { return static_cast<int>(slots_.size()); }
-    int64_t capacity_tokens() const { return int64_t{blocks_} * block_tokens_; }
-    int64_t free_blocks() const;
-    int64_t free_blocks(int node) const { return static_cast<int64_t>(free_[node].size()); }
-    int nodes() const { return static_cast<int>(free_.size()); }
-    int64_t used_tokens() const { return (blocks_ - free_blocks()) * block_tokens_; }
     size_t bytes() const { return arena_.size(); }
     const uint8_t* data() const { return arena_.data(); }
 
   private:
-    struct Slot {
-        bool open = false;
-        int home = 0;
-        int64_t length = 0;
-        std::vector<int32_t> blocks;
-    };
-
-    const Slot& opened(int slot) const;
-    bool tail_shared(const Slot& s) const;
-    int64_t blocks_for(int64_t tokens) const { return (tokens + block_tokens_ - 1) / block_tokens_; }
-    int roomiest_node() const;
-    int node_of(int32_t block) const;
-    int32_t take_block(int home);
-    void drop_block(int32_t block);
-
     KvType type_;
-    int block_tokens_;
     std::vector<LayerLayout> layers_;
-    int32_t blocks_;
     Arena arena_;
-    std::vector<int64_t> bounds_;             // of the nodes' blocks
-    std::vector<std::vector<int32_t>> free_;  // of each node, LIFO
-    std::vector<int32_t> references_;
-    std::vector<Slot> slots_;
-    std::vector<uint32_t> stamps_;  // last check_slots call that saw a slot
-    uint32_t stamp_ = 0;
 };
 
 }  // namespace hpcdecode

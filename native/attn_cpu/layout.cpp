@@ -1,7 +1,5 @@
 #include "layout.h"
 
-#include <stdexcept>
-
 namespace hpcdecode {
 namespace {
 
@@ -22,22 +20,7 @@ size_t bytes_of(KvType type, size_t elements) {
     }
 }
 
-void require(bool ok, size_t layer, const char* what) {
-    if (!ok) throw std::invalid_argument("layer " + std::to_string(layer) + ": " + what);
-}
-
 }  // namespace
-
-KvType parse_kv_type(const std::string& name) {
-    if (name == "float32") return KvType::kF32;
-    if (name == "float16") return KvType::kF16;
-    if (name == "bfloat16") return KvType::kBF16;
-    if (name == "int8") return KvType::kI8;
-    if (name == "int4") return KvType::kI4;
-    throw std::invalid_argument("kv_dtype: expected float32, float16, bfloat16, int8 or int4, got '" + name + "'");
-}
-
-int default_block_tokens(KvType) { return 64; }
 
 HeadLayout head_layout(const LayerShape& shape, KvType type, int block_tokens) {
     const size_t scale = scaled(type) ? 2 : 0;
@@ -59,17 +42,9 @@ HeadLayout head_layout(const LayerShape& shape, KvType type, int block_tokens) {
 }
 
 std::vector<LayerLayout> lay_out(const std::vector<LayerShape>& layers, KvType type, int block_tokens) {
-    if (layers.empty()) throw std::invalid_argument("expected at least one attention layer, got none");
-    if (block_tokens < 1) {
-        throw std::invalid_argument("block_tokens: expected at least 1, got " + std::to_string(block_tokens));
-    }
+    check_shapes(layers, block_tokens);
     std::vector<LayerLayout> out;
-    for (size_t i = 0; i < layers.size(); ++i) {
-        const LayerShape& s = layers[i];
-        require(s.kv_heads >= 1 && s.k_dim >= 1 && s.v_dim >= 1 && s.q_heads >= 1, i, "heads and dims must be >= 1");
-        require(s.q_heads % s.kv_heads == 0, i, "q_heads must be a multiple of kv_heads");
-        require(s.scale > 0 && s.scale < 1e30f, i, "scale must be a positive number");
-        require(s.window >= 0 && s.softcap >= 0, i, "window and softcap must be positive, or None");
+    for (const LayerShape& s : layers) {
         LayerLayout l{};
         l.shape = s;
         l.head = head_layout(s, type, block_tokens);

@@ -1,21 +1,11 @@
-// Shapes of a model's attention layers, and where their keys and values lie in a block.
+// Where the keys and values of a model's attention layers lie in a block.
 #pragma once
-#include <cstdint>
-#include <string>
 #include <vector>
 
 #include "kernel_api.h"
+#include "shape.h"
 
 namespace hpcdecode {
-
-struct LayerShape {
-    int kv_heads, k_dim, v_dim, q_heads;
-    float scale;
-    int64_t window;  // 0: none
-    float softcap;   // 0: none
-    bool sinks;
-    int group() const { return q_heads / kv_heads; }
-};
 
 struct LayerLayout {
     LayerShape shape;
@@ -25,9 +15,7 @@ struct LayerLayout {
     double token_head_bytes;  // stored bytes of one token and KV head
 };
 
-KvType parse_kv_type(const std::string& name);  // throws std::invalid_argument
 HeadLayout head_layout(const LayerShape& shape, KvType type, int block_tokens);
-int default_block_tokens(KvType type);
 
 // Throws std::invalid_argument for shapes that make no sense.
 std::vector<LayerLayout> lay_out(const std::vector<LayerShape>& layers, KvType type, int block_tokens);

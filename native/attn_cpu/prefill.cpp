@@ -40,11 +40,6 @@ size_t scratch_bytes(const PromptLayout& l, const PromptKernel& kernel, int64_t 
     return static_cast<size_t>(bytes);
 }
 
-const uint8_t* at(const Matrix& m, int64_t row, int64_t column) {
-    const int64_t size = m.type == ActType::kF32 ? 4 : 2;
-    return static_cast<const uint8_t*>(m.data) + (row * m.stride + column) * size;
-}
-
 }  // namespace
 
 // Chunks with what their items are counted from. An item packs, or attends a run of tokens of, one KV head.
@@ -84,10 +79,7 @@ Prefill::Prefill(const std::vector<LayerShape>& layers, ActType type, std::share
 }
 
 const Prefill::Layer& Prefill::layer_at(int layer) const {
-    if (layer < 0 || layer >= static_cast<int>(layers_.size())) {
-        invalid("layer " + std::to_string(layer) + " is out of range: expected 0 to " +
-                std::to_string(layers_.size() - 1));
-    }
+    check_layer(layer, layers_.size());
     return layers_[layer];
 }
 

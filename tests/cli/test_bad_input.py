@@ -7,6 +7,7 @@ import shutil
 
 import h5py
 import pytest
+import torch
 
 
 @pytest.fixture
@@ -32,6 +33,12 @@ def refused(result, *expected):
 
 def test_no_model_says_where_it_can_come_from(hpcdecode, prompts):
     refused(hpcdecode("generate", prompts), "--model", "HPCDECODE_MODEL", "hpcdecode.toml")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize("flag", ["--device", "--r-device"])
+def test_a_gpu_that_is_not_there(hpcdecode, prompts, model, flag):
+    refused(hpcdecode("generate", prompts, "--model", model, flag, "cuda"), f"{flag} cuda", "sees no GPU", "leave")
 
 
 def test_missing_model_files(hpcdecode, prompts, model):

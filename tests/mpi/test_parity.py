@@ -20,9 +20,9 @@ SCHEDULE_RUNS = ("1:7:2:request:1:load-control", "4:7:2:request:1:fifo", "3:7:1:
 LINE = re.compile(r"PARITY (\S+) (\S+) (\d+) rows differ")
 
 
-def differing(mpiexec, cases, dtype, expect, runs):
+def differing(mpiexec, cases, dtype, expect, runs, script="run_parity.py"):
     """Rows that differ from what is expected, by case and run."""
-    result = mpiexec(4, "tests/mpi/run_parity.py", dtype, expect, ",".join(runs), *cases, timeout=3000)
+    result = mpiexec(4, f"tests/mpi/{script}", dtype, expect, ",".join(runs), *cases, timeout=3000)
     found = defaultdict(dict)
     for name, run, rows in LINE.findall(result.stdout):
         found[name][run] = int(rows)
@@ -46,6 +46,14 @@ def test_tokens_behind_a_shared_prefix_equal_those_of_transformers(mpiexec, tmp_
     case = make_case("llama3", tmp_path, rows=8, new_tokens=12, common=200)
     runs = (*SOME_RUNS, *SCHEDULE_RUNS, "3:7:2")
     assert differing(mpiexec, [case], "float32", "transformers", runs) == {"llama3": dict.fromkeys(runs, 0)}
+
+
+def test_tokens_of_emulated_devices_equal_those_of_transformers(mpiexec, tmp_path):
+    case = make_case("llama3", tmp_path, rows=4, new_tokens=8, common=100)
+    runs = ("1:7:2", "4:7:2:request:3", "3:7:2:head:1")
+    assert differing(mpiexec, [case], "float32", "transformers", runs, "run_staged.py") == {
+        "llama3": dict.fromkeys(runs, 0)
+    }
 
 
 def test_sampled_tokens_are_the_same_for_every_world_period_and_lane_count(mpiexec, tmp_path):

@@ -49,38 +49,39 @@ def pretend(*nodes) -> dict:
     return {"threads": len(nodes), "cpus": [cpus[i % len(cpus)] for i in range(len(nodes))], "nodes": list(nodes)}
 
 
-def poison(store, shape: LayerShape, layer=0) -> None:
+def poison(store, shape: LayerShape, layer=0, device="cpu") -> None:
     """Leaves infinities in every block."""
     tokens = store.capacity_tokens
     store.extend(ints([0]), ints([tokens]))
-    store.append(layer, ints([0]), ints([tokens]), torch.full((tokens, shape.kv_columns), float("inf")))
+    store.append(layer, ints([0]), ints([tokens]), torch.full((tokens, shape.kv_columns), float("inf"), device=device))
     store.release(ints([0]))
 
 
 def run_batch(
-    batch: Batch, kv_dtype: str, *, which=None, poisoned=True, layers=None, layer=0, **options
+    batch: Batch, kv_dtype: str, *, which=None, poisoned=True, layers=None, layer=0, device="cpu", **options
 ) -> torch.Tensor:
     """Output rows of the batch's sequences `which`, in that order, from a fresh store."""
     which = list(range(len(batch.rows)) if which is None else which)
     s = batch.shape
     tokens = sum(batch.lengths[i] + 512 for i in which)
-    store = open_store(layers or [s], kv_dtype=kv_dtype, capacity_tokens=tokens, max_sequences=len(which), **options)
+    options = {"capacity_tokens": tokens, "max_sequences": len(which), "device": device, **options}
+    store = open_store(layers or [s], kv_dtype=kv_dtype, **options)
     if poisoned:
-        poison(store, s, layer)
+        poison(store, s, layer, device)
     slots = ints(range(len(which)))
     old, new = (
         ints(x) for x in zip(*((batch.lengths[i] - batch.counts[i], batch.counts[i]) for i in which), strict=True)
     )
     store.extend(slots, old)
     kv = torch.cat([batch.rows[i][:n, s.q_columns :] for i, n in zip(which, old, strict=True)])
-    store.append(layer, slots, old, kv)
+    store.append(layer, slots, old, kv.to(device))
     store.extend(slots, new)
-    qkv = batch.new_rows(which)
-    wide = torch.full((qkv.shape[0], s.out_columns + 3), float("nan"), dtype=qkv.dtype)
+    qkv = batch.new_rows(which).to(device)
+    wide = torch.full((qkv.shape[0], s.out_columns + 3), float("nan"), dtype=qkv.dtype, device=device)
     store.attend(layer, slots, new, qkv, wide[:, : s.out_columns], batch.sinks)
     assert wide[:, s.out_columns :].isnan().all(), "wrote past the end of a row"
     store.check()
-    return wide[:, : s.out_columns]
+    return wide[:, : s.out_columns].cpu()
 
 
 def expected(batch: Batch, kv_dtype: str) -> torch.Tensor:

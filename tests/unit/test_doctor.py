@@ -24,6 +24,7 @@ def rank(number, role="R", cpus=(0, 1), host="a", numa="0", isa="avx2", launcher
         "built_isas": ["generic", "avx2", "avx512"],
         "supported_isas": ["generic", "avx2"],
         "untested_isas": [],
+        "gpu_attention": "built without CUDA",
         "mpi": "MPICH 5",
         "launcher": launcher,
         "versions": {"torch": "2"},

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from hpcdecode import launch
 from hpcdecode.errors import UserError
-from hpcdecode.launch import Rank
+from hpcdecode.job import EngineOptions
+from hpcdecode.launch import Rank, Team
+from hpcdecode.setup import device_of, kv_device_of
 
 
 def ranks(*cpus, host="a"):
@@ -82,3 +86,27 @@ def test_a_process_without_launcher_is_a_world_of_its_own(monkeypatch):
     for name in (*launch._LAUNCHERS, "SLURM_STEP_NUM_TASKS"):
         monkeypatch.delenv(name, raising=False)
     assert launch.world() is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "devices"),
+    [
+        ({}, [("cuda:0", "cpu"), ("cuda:1", "cpu"), ("cpu", "cpu"), ("cpu", "cpu")]),
+        ({"device": "cpu"}, [("cpu", "cpu")] * 4),
+        ({"r_device": "cuda"}, [("cuda:0", "cpu"), ("cuda:1", "cpu"), ("cpu", "cuda:2"), ("cpu", "cuda:0")]),
+        ({"device": "cpu", "r_device": "cuda"}, [("cpu", "cpu"), ("cpu", "cpu"), ("cpu", "cuda:0"), ("cpu", "cuda:1")]),
+    ],
+)
+def test_gpus_go_round_the_ranks_of_a_host_that_use_one(flags, devices):
+    roles, options = "SSRR", EngineOptions(model="", **flags)
+    ranks = [Rank(rank=i, host="a", cpus=[i], gpus=3, role=role) for i, role in enumerate(roles)]
+    teams = [Team(SimpleNamespace(rank=i), ranks) for i in range(4)]
+    assert [(device_of(options, team), kv_device_of(options, team)) for team in teams] == devices
+
+
+def test_a_rank_that_should_have_a_gpu_and_sees_none_is_named():
+    ranks = [Rank(rank=i, host=f"n{i}", cpus=[0], gpus=int(i == 0), role="SR"[i]) for i in range(2)]
+    team = Team(SimpleNamespace(rank=0), ranks)
+    assert device_of(EngineOptions(model="", device="cuda"), team) == "cuda:0"
+    with pytest.raises(UserError, match="--r-device cuda: rank 1 on n1 sees no GPU"):
+        kv_device_of(EngineOptions(model="", r_device="cuda"), team)

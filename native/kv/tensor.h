@@ -6,12 +6,16 @@
 
 #include <vector>
 
-#include "engine.h"
+#include "block_table.h"
+#include "matrix.h"
 
 namespace hpcdecode {
 
+// Device types of DLPack.
+constexpr int kCpu = 1, kCuda = 2;
+
 // All throw nanobind::type_error or std::invalid_argument that name the argument.
-Matrix read_matrix(nanobind::handle h, const char* name, bool writable);
+Matrix read_matrix(nanobind::handle h, const char* name, bool writable, int device = kCpu);
 std::vector<float> read_floats(nanobind::handle h, const char* name);
 struct Bytes {
     uint8_t* data;
@@ -24,5 +28,12 @@ struct Ints {
     nanobind::object owner;
 };
 Ints read_ints(nanobind::handle h, const char* name);
+struct Sequences {
+    Ints slots, counts;
+};
+Sequences read_sequences(nanobind::handle slots, nanobind::handle counts);
+
+// What the modules of all backends have: LayerShape and CapacityError, each module its own.
+void bind_common(nanobind::module_& m);
 
 }  // namespace hpcdecode

@@ -1,8 +1,10 @@
 #include "tensor.h"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
 #include <cstring>
+#include <optional>
 
 namespace nb = nanobind;
 
@@ -61,9 +63,12 @@ struct View {
     nb::object keep;
 };
 
-constexpr int kCpu = 1;  // DLPack device type
+void check_device(const char* name, int device, int came) {
+    if (came == device) return;
+    wrong_type(name, device == kCpu ? "a CPU tensor" : "a CUDA tensor", "one on another device");
+}
 
-View view_of(nb::handle h, const char* name, const char* expected, bool writable) {
+View view_of(nb::handle h, const char* name, const char* expected, bool writable, int device = kCpu) {
     View v{};
     const auto fill = [&](void* data, int ndim, nb::dlpack::dtype dtype, const int64_t* shape, const int64_t* strides) {
         v.data = data;
@@ -79,16 +84,18 @@ View view_of(nb::handle h, const char* name, const char* expected, bool writable
     if (const ExchangeTable* table = exchange_table(Py_TYPE(h.ptr()))) {
         Tensor t{};
         if (table->tensor_from_object(h.ptr(), &t) != 0) throw nb::python_error();
-        if (t.device.device_type != kCpu) wrong_type(name, "a CPU tensor", "one on another device");
+        check_device(name, device, t.device.device_type);
         fill(static_cast<uint8_t*>(t.data) + t.byte_offset, t.ndim, t.dtype, t.shape, t.strides);
         return v;
     }
-    nb::ndarray<nb::ro, nb::device::cpu> ro;
-    nb::ndarray<nb::device::cpu> rw;
+    nb::ndarray<nb::ro> ro;
+    nb::ndarray<> rw;
     if (writable ? nb::try_cast(h, rw, false) : nb::try_cast(h, ro, false)) {
         if (writable) {
+            check_device(name, device, rw.device_type());
             fill(rw.data(), static_cast<int>(rw.ndim()), rw.dtype(), rw.shape_ptr(), rw.stride_ptr());
         } else {
+            check_device(name, device, ro.device_type());
             fill(const_cast<void*>(ro.data()), static_cast<int>(ro.ndim()), ro.dtype(), ro.shape_ptr(),
                  ro.stride_ptr());
         }
@@ -103,10 +110,10 @@ bool is(nb::dlpack::dtype t, nb::dlpack::dtype_code code, int bits) {
 
 }  // namespace
 
-Matrix read_matrix(nb::handle h, const char* name, bool writable) {
-    const char* expected =
-        writable ? "a writable 2-D float32 or bfloat16 CPU tensor" : "a 2-D float32 or bfloat16 CPU tensor";
-    const View v = view_of(h, name, expected, writable);
+Matrix read_matrix(nb::handle h, const char* name, bool writable, int device) {
+    const std::string expected = std::string(writable ? "a writable" : "a") + " 2-D float32 or bfloat16 " +
+                                 (device == kCpu ? "CPU" : "CUDA") + " tensor";
+    const View v = view_of(h, name, expected.c_str(), writable, device);
     Matrix m{};
     if (is(v.dtype, nb::dlpack::dtype_code::Float, 32)) {
         m.type = ActType::kF32;
@@ -167,6 +174,32 @@ Ints read_ints(nb::handle h, const char* name) {
     }
     if (v.shape[0] > INT32_MAX) throw std::invalid_argument(std::string(name) + ": too long");
     return {static_cast<const int32_t*>(v.data), static_cast<int>(v.shape[0]), nb::object()};
+}
+
+Sequences read_sequences(nb::handle slots, nb::handle counts) {
+    Sequences s{read_ints(slots, "slots"), read_ints(counts, "counts")};
+    if (s.slots.size != s.counts.size) {
+        throw std::invalid_argument("slots and counts: expected the same length, got " + std::to_string(s.slots.size) +
+                                    " and " + std::to_string(s.counts.size));
+    }
+    return s;
+}
+
+void bind_common(nb::module_& m) {
+    nb::exception<CapacityError>(m, "CapacityError", PyExc_RuntimeError);
+    nb::class_<LayerShape>(m, "LayerShape")
+        .def(
+            "__init__",
+            [](LayerShape* s, int kv_heads, int k_dim, int v_dim, int q_heads, float scale,
+               std::optional<int64_t> window, std::optional<float> softcap, bool sinks) {
+                if ((window && *window < 1) || (softcap && !(*softcap > 0))) {
+                    throw std::invalid_argument("window and softcap: expected positive values, or None");
+                }
+                new (s)
+                    LayerShape{kv_heads, k_dim, v_dim, q_heads, scale, window.value_or(0), softcap.value_or(0), sinks};
+            },
+            nb::arg("kv_heads"), nb::arg("k_dim"), nb::arg("v_dim"), nb::arg("q_heads"), nb::arg("scale"),
+            nb::arg("window").none(), nb::arg("softcap").none(), nb::arg("sinks"));
 }
 
 }  // namespace hpcdecode

@@ -1,0 +1,148 @@
+"""The KV store on a device: blocks are dealt out on the host, K and V lie on the device and are attended to there.
+
+`device` is a CUDA device; or the CPU, where the very same kernels run as a host compiler's loops, for the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from time import perf_counter
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from hpcdecode.attention import DEFAULT_BLOCK_TOKENS, KvCapacityError, LayerShape
+from hpcdecode.errors import UserError
+
+KV_DTYPES = ("float32", "float16", "bfloat16", "int8")
+
+
+def built() -> bool:
+    """Whether this hpcdecode was built with CUDA."""
+    try:
+        import_module("hpcdecode._attn_cuda")
+    except ImportError:
+        return False
+    return True
+
+
+def state() -> str:
+    """What `doctor` says of it."""
+    if not built():
+        return "built without CUDA"
+    return f"built with CUDA, {native(torch.device('cuda')).device_count()} devices"
+
+
+def native(device: torch.device) -> ModuleType:
+    """The module that has the kernels for `device`. Raises UserError where it was not built."""
+    if device.type == "cpu":
+        return import_module("hpcdecode._attn_cuda_emulated")
+    if not built():
+        raise UserError(
+            "attention on a GPU: expected an hpcdecode that was built with CUDA, got one without; install it with "
+            "pip install . -Ccmake.define.HPCDECODE_CUDA=ON where nvcc is",
+            everywhere=True,
+        )
+    return import_module("hpcdecode._attn_cuda")
+
+
+def capacity_for(layers: Sequence[LayerShape], kv_dtype: str, nbytes: int, device: torch.device) -> int:
+    """Tokens, in whole blocks, that fit in `nbytes`."""
+    module = native(device)
+    block = module.block_bytes(_shapes(module, layers), kv_dtype, DEFAULT_BLOCK_TOKENS)
+    return nbytes // block * DEFAULT_BLOCK_TOKENS
+
+
+class CudaStore:
+    """See KvStore for the verbs. Tensors are on the device; calls put their work on its current stream and return.
+
+    Raises torch.OutOfMemoryError where the device has no room, ValueError for heads or a kv_dtype without kernels.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerShape],
+        kv_dtype: str,
+        capacity_tokens: int,
+        max_sequences: int,
+        block_tokens: int | None = None,
+        device: torch.device | str = "cuda",
+    ) -> None:
+        self.device = device = torch.device(device)
+        module = native(device)
+        if device.type == "cuda":
+            torch.cuda.init()
+            self.device = device = torch.device("cuda", device.index or 0)
+        try:
+            self._engine = engine = module.Engine(
+                _shapes(module, layers),
+                kv_dtype,
+                capacity_tokens,
+                max_sequences,
+                DEFAULT_BLOCK_TOKENS if block_tokens is None else block_tokens,
+                device.index or 0,
+            )
+        except MemoryError:
+            raise torch.OutOfMemoryError(f"{device} has no room for {capacity_tokens:,} tokens of KV cache") from None
+        self._capacity_error = module.CapacityError
+        self.layers, self.kv_dtype = tuple(layers), kv_dtype
+        self.capacity_tokens = engine.capacity_tokens
+        self.block_tokens = engine.block_tokens
+        self.bytes = engine.bytes
+        self.release = engine.release
+        self.fork = engine.fork
+        self.truncate = engine.truncate
+        self.length = engine.length
+        self.check = engine.check
+        self.attend_seconds = 0.0  # not known: calls return before their work is done
+
+    def extend(self, slots: Any, counts: Any) -> None:
+        try:
+            self._engine.extend(slots, counts, self._stream())
+        except self._capacity_error as error:
+            raise KvCapacityError(str(error)) from None
+
+    def append(self, layer: int, slots: Any, counts: Any, kv: Any) -> None:
+        self._engine.append(layer, slots, counts, kv, self._stream())
+
+    def attend(self, layer: int, slots: Any, counts: Any, qkv: Any, out: Any, sinks: Any = None) -> None:
+        self._engine.attend(layer, slots, counts, qkv, out, sinks, self._stream())
+
+    @property
+    def used_tokens(self) -> int:
+        return self._engine.used_tokens
+
+    @property
+    def free_blocks(self) -> int:
+        return self._engine.free_blocks
+
+    @property
+    def bytes_read(self) -> int:
+        return self._engine.bytes_read
+
+    def _stream(self) -> int:
+        return torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
+
+
+class HostStore(CudaStore):
+    """The same for tensors in this host's memory: `attend` returns when its result is there."""
+
+    def append(self, layer: int, slots: Any, counts: Any, kv: Any) -> None:
+        super().append(layer, slots, counts, torch.as_tensor(kv).to(self.device))
+
+    def attend(self, layer: int, slots: Any, counts: Any, qkv: Any, out: Any, sinks: Any = None) -> None:
+        begun = perf_counter()
+        result = torch.as_tensor(out)
+        there = torch.empty(result.shape, dtype=result.dtype, device=self.device)
+        super().attend(layer, slots, counts, torch.as_tensor(qkv).to(self.device), there, sinks)
+        result.copy_(there)
+        self.attend_seconds += perf_counter() - begun
+
+
+def _shapes(module: ModuleType, layers: Sequence[LayerShape]) -> list:
+    return [
+        module.LayerShape(s.kv_heads, s.k_dim, s.v_dim, s.q_heads, s.scale, s.window, s.softcap, s.sinks)
+        for s in layers
+    ]

@@ -1,0 +1,82 @@
+#include "batch.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace hpcdecode {
+namespace {
+
+int32_t ceil_div(int64_t a, int64_t b) { return static_cast<int32_t>((a + b - 1) / b); }
+
+// Copies `values` to `host` + `at`, and says where it will be on the device.
+template <class T>
+const T* put(const std::vector<T>& values, uint8_t* host, const uint8_t* device, size_t& at) {
+    const size_t begin = at, bytes = values.size() * sizeof(T);
+    if (bytes > 0) std::memcpy(host + begin, values.data(), bytes);
+    at += (bytes + 15) / 16 * 16;
+    return reinterpret_cast<const T*>(device + begin);
+}
+
+template <class T>
+size_t room(const std::vector<T>& values) {
+    return (values.size() * sizeof(T) + 15) / 16 * 16;
+}
+
+}  // namespace
+
+bool Batch::holds(const int32_t* slots, const int32_t* counts, int n, uint64_t version, int group) const {
+    return version == version_ && group == group_ && static_cast<size_t>(n) == slots_.size() &&
+           std::equal(slots, slots + n, slots_.begin()) && std::equal(counts, counts + n, counts_.begin());
+}
+
+void Batch::fill(const BlockTable& table, const int32_t* slots, const int32_t* counts, int n, uint64_t version,
+                 int group, Stream stream) {
+    version_ = 0;  // holds nothing until it is filled
+    slots_.assign(slots, slots + n);
+    counts_.assign(counts, counts + n);
+    sequences_.clear();
+    std::vector<Item> items;
+    std::vector<int32_t> blocks, sequence_of;
+    for (int i = 0; i < n; ++i) {
+        SequenceArgs s{};
+        s.length = static_cast<int32_t>(table.length(slots[i]));
+        s.count = counts[i];
+        s.first_row = static_cast<int32_t>(sequence_of.size());
+        s.first_block = static_cast<int32_t>(blocks.size());
+        s.first_item = static_cast<int32_t>(items.size());
+        s.row_blocks = ceil_div(int64_t{s.count} * group, kRows);
+        for (int32_t piece = 0; s.count > 0 && int64_t{piece} * kPiece < s.length; ++piece)
+            for (int32_t b = 0; b < s.row_blocks; ++b) items.push_back({i, piece, b});
+        blocks.insert(blocks.end(), table.blocks(slots[i]).begin(), table.blocks(slots[i]).end());
+        sequence_of.insert(sequence_of.end(), s.count, i);
+        sequences_.push_back(s);
+    }
+    const size_t bytes = room(sequences_) + room(items) + room(blocks) + room(sequence_of);
+    last_use_.reach();  // what this memory held is no longer read
+    pinned_.grow(bytes, Memory::Kind::kPinned);
+    device_.grow(bytes, Memory::Kind::kDevice);
+    auto *host = pinned_.as<uint8_t>(), *device = device_.as<uint8_t>();
+    size_t at = 0;
+    args_.sequences = put(sequences_, host, device, at);
+    args_.items = put(items, host, device, at);
+    args_.blocks = put(blocks, host, device, at);
+    args_.sequence_of = put(sequence_of, host, device, at);
+    args_.tokens = static_cast<int>(sequence_of.size());
+    args_.item_count = static_cast<int>(items.size());
+    copy_in(device, host, at, stream);
+    last_use_.record(stream);
+    version_ = version;
+    group_ = group;
+}
+
+double Batch::bytes(const LayerArgs& layer, double token_bytes) const {
+    double tokens = 0;
+    for (const SequenceArgs& s : sequences_) {
+        if (s.count == 0) continue;
+        const int64_t first = layer.window > 0 ? std::max<int64_t>(0, s.length - s.count + 1 - layer.window) : 0;
+        tokens += static_cast<double>(s.length - first);
+    }
+    return tokens * token_bytes;
+}
+
+}  // namespace hpcdecode

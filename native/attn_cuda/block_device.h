@@ -1,0 +1,50 @@
+// A block on the device. Included by block.h.
+#pragma once
+
+namespace hpcdecode {
+
+template <class T>
+struct Own {
+    T value;
+    HPC_DEVICE T& operator[](int) { return value; }
+    HPC_DEVICE const T& operator[](int) const { return value; }
+};
+
+struct Block {
+    int x, y;       // index in the grid
+    uint8_t* smem;  // 16-byte aligned
+
+    template <class F>
+    HPC_DEVICE void each(F&& f) const {
+        f(static_cast<int>(threadIdx.x));
+    }
+    HPC_DEVICE void sync() const { __syncthreads(); }
+
+    // The value of the lane whose number differs in the bits of `mask`. Every thread calls this.
+    template <class T>
+    HPC_DEVICE Own<T> exchange(const Own<T>& x, int mask) const {
+        return {__shfl_xor_sync(0xffffffffu, x.value, mask)};
+    }
+
+    // 16 bytes from global to shared memory, zeros where not `there`; `commit` closes a group of them.
+    HPC_DEVICE void copy16(void* to, const void* from, bool there) const {
+        const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(to));
+        const int bytes = there ? 16 : 0;
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(at), "l"(from), "r"(bytes) : "memory");
+    }
+    HPC_DEVICE void commit() const { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+    // Until all but the last N groups of this thread are there; a barrier makes them seen by the others.
+    template <int N>
+    HPC_DEVICE void wait() const {
+        asm volatile("cp.async.wait_group %0;\n" ::"n"(N) : "memory");
+    }
+};
+
+HPC_DEVICE float as_float(uint32_t bits) { return __uint_as_float(bits); }
+HPC_DEVICE uint32_t as_bits(float x) { return __float_as_uint(x); }
+HPC_DEVICE uint16_t bf16_of(float x) { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
+HPC_DEVICE uint16_t f16_of(float x) { return __half_as_ushort(__float2half_rn(x)); }
+HPC_DEVICE float float_of_f16(uint16_t h) { return __half2float(__ushort_as_half(h)); }
+HPC_DEVICE float infinity() { return as_float(0x7f800000u); }
+
+}  // namespace hpcdecode

@@ -1,0 +1,65 @@
+// A block whose threads are loops: every phase ends before the next one begins, in rising or in falling order of its
+// threads, and copies are done no sooner than they are waited for. Included by block.h.
+#pragma once
+#include <utility>
+#include <vector>
+
+#include "host_numbers.h"
+
+namespace hpcdecode {
+
+inline bool& falling_order() {
+    static bool falling = false;
+    return falling;
+}
+
+template <class T>
+struct Own {
+    std::vector<T> values = std::vector<T>(kThreads);
+    T& operator[](int t) { return values[t]; }
+    const T& operator[](int t) const { return values[t]; }
+};
+
+struct Block {
+    Block(int x, int y, uint8_t* smem) : x(x), y(y), smem(smem) {}
+    int x, y;
+    uint8_t* smem;
+
+    template <class F>
+    void each(F&& f) {
+        for (int i = 0; i < kThreads; ++i) f(falling_order() ? kThreads - 1 - i : i);
+    }
+    void sync() {}
+
+    template <class T>
+    Own<T> exchange(const Own<T>& x, int mask) const {
+        Own<T> out;
+        for (int t = 0; t < kThreads; ++t) out[t] = x[t ^ mask];
+        return out;
+    }
+
+    void copy16(void* to, const void* from, bool there) { open_.push_back({to, there ? from : nullptr}); }
+    // Threads commit together, so the last of them closes the group of all.
+    void commit() {
+        if (++committed_ % kThreads == 0) groups_.push_back(std::exchange(open_, {}));
+    }
+    template <int N>
+    void wait() {
+        if (++waited_ % kThreads != 0) return;
+        while (groups_.size() > N) {
+            for (const Copy& c : groups_.front()) c.from ? std::memcpy(c.to, c.from, 16) : std::memset(c.to, 0, 16);
+            groups_.erase(groups_.begin());
+        }
+    }
+
+  private:
+    struct Copy {
+        void* to;
+        const void* from;
+    };
+    std::vector<Copy> open_;
+    std::vector<std::vector<Copy>> groups_;
+    int64_t committed_ = 0, waited_ = 0;
+};
+
+}  // namespace hpcdecode

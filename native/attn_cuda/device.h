@@ -1,0 +1,65 @@
+// What the engine needs of a device beside its kernels. `device_cuda.cpp` has it from the CUDA runtime; in
+// `device_emulated.cpp` the device is this machine's memory, and a stream does at once what it is told.
+// All throw std::runtime_error where the device refuses, std::bad_alloc where its memory is full.
+#pragma once
+#include <cstddef>
+
+namespace hpcdecode {
+
+using Stream = void*;  // cudaStream_t; null: the default stream
+
+constexpr int kDeviceType = HPCDECODE_DEVICE_TYPE;  // DLPack's, of the tensors that the engine takes
+
+// The calling thread works on device `index` while this lives.
+class Using {
+  public:
+    explicit Using(int index);
+    ~Using();
+    Using(const Using&) = delete;
+    Using& operator=(const Using&) = delete;
+
+  private:
+    int before_ = 0;
+};
+
+// Device memory, or host memory that a device copies from on its own.
+class Memory {
+  public:
+    enum class Kind { kDevice, kPinned };
+    Memory() = default;
+    Memory(size_t bytes, Kind kind);
+    ~Memory();
+    Memory(Memory&& other) noexcept;
+    Memory& operator=(Memory&& other) noexcept;
+    void grow(size_t bytes, Kind kind);  // new memory, without what is in the old, where that is too small
+    template <class T>
+    T* as() const {
+        return static_cast<T*>(data_);
+    }
+    size_t size() const { return size_; }
+
+  private:
+    void* data_ = nullptr;
+    size_t size_ = 0;
+    Kind kind_ = Kind::kDevice;
+};
+
+// A place in a stream of the device in use when it was first recorded; before that there is nothing to wait for.
+class Event {
+  public:
+    Event() = default;
+    ~Event();
+    Event(Event&& other) noexcept;
+    Event& operator=(Event&&) = delete;
+    void record(Stream stream);
+    void reach() const;                // the host waits until the stream has come there
+    void before(Stream stream) const;  // `stream` waits
+  private:
+    void* event_ = nullptr;
+};
+
+void copy_in(void* to, const void* from, size_t bytes, Stream stream);  // from pinned memory to the device
+int device_count();
+size_t shared_bytes();  // most shared memory of a block on the device in use
+
+}  // namespace hpcdecode

@@ -1,0 +1,45 @@
+// The device's conversions of numbers, on a host.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace hpcdecode {
+
+inline float as_float(uint32_t bits) {
+    float x;
+    std::memcpy(&x, &bits, 4);
+    return x;
+}
+inline uint32_t as_bits(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    return bits;
+}
+inline uint16_t bf16_of(float x) {
+    const uint32_t b = as_bits(x);
+    if ((b & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((b >> 16) | 0x40);
+    return static_cast<uint16_t>((b + 0x7fff + ((b >> 16) & 1)) >> 16);
+}
+inline uint16_t f16_of(float x) {
+    const uint32_t b = as_bits(x), size = b & 0x7fffffffu, sign = b >> 16 & 0x8000u;
+    if (size > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
+    if (size == 0) return static_cast<uint16_t>(sign);
+    if (size >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
+    // Below 2^-14 units are 2^-24, else 2^-10 of the power of two; lrint rounds to nearest even.
+    int exponent;
+    std::frexp(as_float(size), &exponent);
+    const int unit = exponent < -13 ? -24 : exponent - 11;
+    const int64_t units = std::lrint(std::ldexp(as_float(size), -unit));
+    return static_cast<uint16_t>(sign | (units + (static_cast<int64_t>(unit + 24) << 10)));
+}
+inline float float_of_f16(uint16_t h) {
+    const int exponent = h >> 10 & 31, digits = h & 1023;
+    const float size = exponent == 31  ? (digits ? NAN : INFINITY)
+                       : exponent == 0 ? std::ldexp(static_cast<float>(digits), -24)
+                                       : std::ldexp(static_cast<float>(digits + 1024), exponent - 25);
+    return h & 0x8000 ? -size : size;
+}
+inline float infinity() { return INFINITY; }
+
+}  // namespace hpcdecode

@@ -1,0 +1,104 @@
+// What the kernels are given, and how they are launched. Device memory unless said otherwise.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "types.h"
+
+namespace hpcdecode {
+
+// Arithmetic is defined on absolute positions, never on blocks or batches: tiles of 64 tokens are scored together,
+// pieces of 512 are what partial results stand for. 16 query rows share every read of K and V.
+constexpr int kTile = 64;
+constexpr int kPiece = 512;
+constexpr int kRows = 16;
+constexpr int kMaxVDim = 256;
+
+// Where a block keeps one KV head of a layer: [block_tokens] rows of K, as many of V, then their scales. Rows are
+// padded with zeros to 16 elements. int8: code + 128, and a bfloat16 each for K and V of a token.
+struct HeadLayout {
+    int k_dim, v_dim, k_pad, v_pad;  // elements
+    int block_tokens;
+    int k_row, v_row;        // bytes
+    int64_t v_rows, scales;  // bytes from the head's start
+    int64_t head_bytes, block_bytes;
+};
+
+// One sequence of a call; rows are those of the call's matrices.
+struct SequenceArgs {
+    int32_t length;  // new tokens included
+    int32_t count;   // new tokens
+    int32_t first_row;
+    int32_t first_block;  // of its block ids
+    int32_t first_item;   // item of piece p and row block b: first_item + p * row_blocks + b
+    int32_t row_blocks;
+};
+
+// A piece of a sequence for one block of 16 query rows. Row r is query token r / group and query head r % group of a KV
+// head.
+struct Item {
+    int32_t sequence, piece, row_block;
+};
+
+struct BatchArgs {
+    const SequenceArgs* sequences;
+    const Item* items;
+    const int32_t* blocks;       // block ids of all sequences
+    const int32_t* sequence_of;  // by row
+    int tokens, item_count;
+};
+
+struct LayerArgs {
+    uint8_t* base;  // block 0
+    HeadLayout head;
+    int heads, group;      // KV heads; query heads of each
+    int64_t window;        // 0: none
+    float scale, softcap;  // softcap 0: none
+};
+
+struct RowsArgs {
+    const void* data;
+    ActType type;
+    int64_t stride;  // elements
+};
+
+struct AppendArgs {
+    BatchArgs batch;
+    LayerArgs layer;
+    RowsArgs kv;  // rows [k | v]
+};
+
+struct AttendArgs {
+    BatchArgs batch;
+    LayerArgs layer;
+    RowsArgs q;
+    float* partials;  // [items][heads][kRows][2 + v_pad]: (m, sum, weighted values) for weights relative to 2^m
+};
+
+struct MergeArgs {
+    BatchArgs batch;
+    LayerArgs layer;
+    const float* partials;
+    const float* sinks;  // [heads * group] or null
+    void* out;
+    ActType type;
+    int64_t stride;  // elements
+};
+
+struct CopyArgs {
+    uint8_t* arena;
+    const int64_t* layers;  // offset of every layer in the arena, then its bytes of a block
+    const int32_t* blocks;  // pairs: from, to
+    int copies, layer_count;
+};
+
+// Shared memory of a block that attends. Host function.
+size_t attend_smem(const HeadLayout& head, KvType type);
+
+// On a stream. All throw std::runtime_error where the device refuses.
+void launch_append(const AppendArgs& args, KvType type, void* stream);
+void launch_attend(const AttendArgs& args, KvType type, void* stream);
+void launch_merge(const MergeArgs& args, void* stream);
+void launch_copy(const CopyArgs& args, void* stream);
+
+}  // namespace hpcdecode

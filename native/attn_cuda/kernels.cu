@@ -1,0 +1,75 @@
+// The kernels as the device runs them.
+#include <cuda_runtime.h>
+
+#include <string>
+
+#include "kernels/table.h"
+
+namespace hpcdecode {
+namespace {
+
+extern __shared__ __align__(16) uint8_t shared_memory[];
+
+__device__ __forceinline__ Block this_block() {
+    return {static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y), shared_memory};
+}
+
+template <class Num>
+__global__ void __launch_bounds__(kThreads) append_kernel(const AppendArgs args) {
+    Block block = this_block();
+    append<Num>(block, args);
+}
+template <class Num, int N>
+__global__ void __launch_bounds__(kThreads, N == 4 && Num::kTensor ? 4 : 2) attend_kernel(const AttendArgs args) {
+    Block block = this_block();
+    attend<Num, N>(block, args);
+}
+__global__ void __launch_bounds__(kThreads) merge_kernel(const MergeArgs args) {
+    Block block = this_block();
+    merge(block, args);
+}
+__global__ void __launch_bounds__(kThreads) copy_kernel(const CopyArgs args) {
+    Block block = this_block();
+    copy_blocks(block, args);
+}
+
+void check(cudaError_t error, const char* what) {
+    if (error == cudaSuccess) return;
+    throw std::runtime_error(std::string("CUDA: ") + what + ": " + cudaGetErrorString(error));
+}
+
+template <class Args>
+void launch(void (*kernel)(Args), const char* name, const Args& args, int x, int y, size_t smem, void* stream) {
+    if (x == 0) return;
+    if (smem > 48 << 10)
+        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem)), name);
+    kernel<<<dim3(x, y), kThreads, smem, static_cast<cudaStream_t>(stream)>>>(args);
+    check(cudaGetLastError(), name);
+}
+
+}  // namespace
+
+void launch_append(const AppendArgs& a, KvType type, void* stream) {
+    with_num(type, [&](auto num) {
+        launch(append_kernel<decltype(num)>, "append", a, a.batch.tokens, a.layer.heads, kAppendSmem, stream);
+    });
+}
+
+void launch_attend(const AttendArgs& a, KvType type, void* stream) {
+    const size_t smem = attend_smem(a.layer.head, type);
+    with_num(type, [&](auto num) {
+        const auto kernel =
+            a.layer.head.v_pad <= 128 ? attend_kernel<decltype(num), 4> : attend_kernel<decltype(num), 8>;
+        launch(kernel, "attend", a, a.batch.item_count, a.layer.heads, smem, stream);
+    });
+}
+
+void launch_merge(const MergeArgs& a, void* stream) {
+    launch(merge_kernel, "merge", a, a.batch.tokens, a.layer.heads * a.layer.group, 0, stream);
+}
+
+void launch_copy(const CopyArgs& a, void* stream) {
+    launch(copy_kernel, "copy", a, a.copies, a.layer_count, 0, stream);
+}
+
+}  // namespace hpcdecode

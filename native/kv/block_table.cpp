@@ -1,0 +1,226 @@
+#include "block_table.h"
+
+#include <algorithm>
+
+#include "shape.h"
+
+namespace hpcdecode {
+namespace {
+
+std::string str(int64_t x) { return std::to_string(x); }
+
+[[noreturn]] void invalid(const std::string& what) { throw std::invalid_argument(what); }
+
+}  // namespace
+
+int32_t BlockTable::count_blocks(int64_t capacity_tokens, int block_tokens) {
+    check_block_tokens(block_tokens);
+    if (capacity_tokens < 1) invalid("capacity_tokens: expected at least 1, got " + str(capacity_tokens));
+    const int64_t blocks = (capacity_tokens + block_tokens - 1) / block_tokens;
+    if (blocks > INT32_MAX) invalid("capacity_tokens: " + str(capacity_tokens) + " needs more than 2^31 blocks");
+    return static_cast<int32_t>(blocks);
+}
+
+BlockTable::BlockTable(int block_tokens, std::vector<int64_t> bounds, int max_sequences)
+    : block_tokens_(block_tokens),
+      blocks_(static_cast<int32_t>(bounds.back())),
+      bounds_(std::move(bounds)),
+      free_(bounds_.size() - 1) {
+    if (max_sequences < 1) invalid("max_sequences: expected at least 1, got " + str(max_sequences));
+    references_.assign(blocks_, 0);
+    slots_.resize(max_sequences);
+    stamps_.assign(max_sequences, 0);
+    for (int i = 0; i < nodes(); ++i) {
+        free_[i].reserve(bounds_[i + 1] - bounds_[i]);
+        for (int64_t b = bounds_[i + 1]; b-- > bounds_[i];) free_[i].push_back(static_cast<int32_t>(b));
+    }
+}
+
+int64_t BlockTable::free_blocks() const {
+    int64_t total = 0;
+    for (const auto& list : free_) total += static_cast<int64_t>(list.size());
+    return total;
+}
+
+int BlockTable::roomiest_node() const {
+    const auto less = [](const auto& a, const auto& b) { return a.size() < b.size(); };
+    return static_cast<int>(std::max_element(free_.begin(), free_.end(), less) - free_.begin());
+}
+
+int BlockTable::node_of(int32_t block) const {
+    return static_cast<int>(std::upper_bound(bounds_.begin() + 1, bounds_.end() - 1, block) - bounds_.begin()) - 1;
+}
+
+const BlockTable::Slot& BlockTable::opened(int slot) const {
+    if (slot < 0 || slot >= max_sequences()) {
+        invalid("slot " + str(slot) + " is out of range: expected 0 to " + str(max_sequences() - 1));
+    }
+    if (!slots_[slot].open) invalid("slot " + str(slot) + " is not open; extend it first");
+    return slots_[slot];
+}
+
+void BlockTable::check_slots(const int32_t* slots, int n) {
+    if (++stamp_ == 0) {
+        std::fill(stamps_.begin(), stamps_.end(), 0);
+        stamp_ = 1;
+    }
+    for (int i = 0; i < n; ++i) {
+        if (slots[i] < 0 || slots[i] >= max_sequences()) {
+            invalid("slot " + str(slots[i]) + " is out of range: expected 0 to " + str(max_sequences() - 1));
+        }
+        if (stamps_[slots[i]] == stamp_) invalid("slot " + str(slots[i]) + " is given twice in one call");
+        stamps_[slots[i]] = stamp_;
+    }
+}
+
+int64_t BlockTable::check_written(const int32_t* slots, const int32_t* counts, int n) {
+    check_slots(slots, n);
+    int64_t tokens = 0;
+    for (int i = 0; i < n; ++i) {
+        check_tail(slots[i], counts[i]);
+        tokens += counts[i];
+    }
+    return tokens;
+}
+
+void BlockTable::check_tail(int slot, int64_t count) const {
+    const Slot& s = opened(slot);
+    if (count < 0 || count > s.length) {
+        invalid("slot " + str(slot) + ": count " + str(count) + " does not fit its length " + str(s.length));
+    }
+    if (count == 0) return;
+    for (int64_t b = (s.length - count) / block_tokens_; b < static_cast<int64_t>(s.blocks.size()); ++b) {
+        if (references_[s.blocks[b]] != 1) {
+            invalid("slot " + str(slot) + ": its last " + str(count) +
+                    " positions are shared with a fork; extend first");
+        }
+    }
+}
+
+int32_t BlockTable::take_block(int home) {
+    std::vector<int32_t>& list = free_[free_[home].empty() ? roomiest_node() : home];
+    const int32_t block = list.back();
+    list.pop_back();
+    references_[block] = 1;
+    return block;
+}
+
+void BlockTable::drop_block(int32_t block) {
+    if (--references_[block] == 0) free_[node_of(block)].push_back(block);
+}
+
+bool BlockTable::tail_shared(const Slot& s) const {
+    return s.length % block_tokens_ != 0 && references_[s.blocks.back()] > 1;
+}
+
+std::vector<BlockTable::Copy> BlockTable::extend(const int32_t* slots, const int32_t* counts, int n) {
+    check_slots(slots, n);
+    for (int i = 0; i < n; ++i)
+        if (counts[i] < 0) invalid("count " + str(counts[i]) + " of slot " + str(slots[i]) + " is negative");
+
+    // A shared, partly filled last block is copied by all but the last of its holders, so holders leave one by one.
+    int64_t needed = 0;
+    std::vector<int> copying;
+    for (int i = 0; i < n; ++i) {
+        const Slot& s = slots_[slots[i]];
+        needed += blocks_for(s.length + counts[i]) - static_cast<int64_t>(s.blocks.size());
+        if (counts[i] == 0 || !s.open || !tail_shared(s)) continue;
+        --references_[s.blocks.back()];
+        copying.push_back(slots[i]);
+    }
+    needed += static_cast<int64_t>(copying.size());
+    if (needed > free_blocks()) {
+        for (int slot : copying) ++references_[slots_[slot].blocks.back()];
+        throw CapacityError("KV cache full: " + str(needed * block_tokens_) + " tokens needed, " +
+                            str(free_blocks() * block_tokens_) + " free of " + str(capacity_tokens()) + " (blocks of " +
+                            str(block_tokens_) +
+                            "); lower the batch or the token limit, or give the KV cache more memory");
+    }
+
+    std::vector<Copy> copies;
+    for (int slot : copying) {
+        int32_t& tail = slots_[slot].blocks.back();
+        copies.emplace_back(tail, take_block(slots_[slot].home));
+        tail = copies.back().second;
+    }
+    for (int i = 0; i < n; ++i) {
+        Slot& s = slots_[slots[i]];
+        if (!s.open) s.home = roomiest_node();
+        s.open = true;
+        s.length += counts[i];
+        for (int64_t want = blocks_for(s.length); static_cast<int64_t>(s.blocks.size()) < want;)
+            s.blocks.push_back(take_block(s.home));
+    }
+    return copies;
+}
+
+void BlockTable::release(const int32_t* slots, int n) {
+    check_slots(slots, n);
+    for (int i = 0; i < n; ++i) opened(slots[i]);
+    for (int i = 0; i < n; ++i) {
+        Slot& s = slots_[slots[i]];
+        while (!s.blocks.empty()) {
+            drop_block(s.blocks.back());
+            s.blocks.pop_back();
+        }
+        s.length = 0;
+        s.open = false;
+    }
+}
+
+void BlockTable::fork(int src, int dst) {
+    const int32_t both[] = {src, dst};
+    check_slots(both, 2);
+    opened(src);
+    if (slots_[dst].open) invalid("slot " + str(dst) + " is open; release it before forking into it");
+    slots_[dst] = slots_[src];
+    for (int32_t block : slots_[dst].blocks) ++references_[block];
+}
+
+void BlockTable::truncate(int slot, int64_t length) {
+    const Slot& known = opened(slot);
+    if (length < 0 || length > known.length) {
+        invalid("slot " + str(slot) + ": cannot truncate length " + str(known.length) + " to " + str(length));
+    }
+    Slot& s = slots_[slot];
+    s.length = length;
+    while (static_cast<int64_t>(s.blocks.size()) > blocks_for(length)) {
+        drop_block(s.blocks.back());
+        s.blocks.pop_back();
+    }
+}
+
+int64_t BlockTable::length(int slot) const { return opened(slot).length; }
+
+void BlockTable::check() const {
+    std::vector<int32_t> held(blocks_, 0), listed(blocks_, 0);
+    for (size_t i = 0; i < slots_.size(); ++i) {
+        const Slot& s = slots_[i];
+        const int64_t have = static_cast<int64_t>(s.blocks.size());
+        if (have != blocks_for(s.length) || (!s.open && have != 0)) {
+            throw std::logic_error("slot " + str(i) + ": blocks " + str(have) + " != ceil(length " + str(s.length) +
+                                   " / block_tokens " + str(block_tokens_) + ")");
+        }
+        for (int32_t b : s.blocks) ++held[b];
+    }
+    for (int i = 0; i < nodes(); ++i) {
+        for (int32_t b : free_[i]) {
+            ++listed[b];
+            if (node_of(b) == i) continue;
+            throw std::logic_error("block " + str(b) + " of node " + str(node_of(b)) + " is listed free on node " +
+                                   str(i));
+        }
+    }
+    for (int32_t b = 0; b < blocks_; ++b) {
+        if (held[b] != references_[b]) {
+            throw std::logic_error("block " + str(b) + ": holders " + str(held[b]) + " != references " +
+                                   str(references_[b]));
+        }
+        if ((references_[b] == 0 ? 1 : 0) != listed[b]) {
+            throw std::logic_error("block " + str(b) + ": references " + str(references_[b]) + ", but listed free " +
+                                   str(listed[b]) + " times");
+        }
+    }
+}
+
+}  // namespace hpcdecode

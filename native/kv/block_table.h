@@ -1,0 +1,77 @@
+// Who holds which blocks of a paged KV cache. One block id stands for block_tokens positions in every layer; where a
+// block lies in memory is its user's affair. The blocks are dealt out in ranges, one a NUMA node (a device has one). A
+// sequence takes blocks of one node, its home, until that has none left.
+#pragma once
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace hpcdecode {
+
+struct CapacityError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+class BlockTable {
+  public:
+    using Copy = std::pair<int32_t, int32_t>;  // block to block
+
+    // bounds: of the nodes' blocks, [nodes + 1]
+    BlockTable(int block_tokens, std::vector<int64_t> bounds, int max_sequences);
+    static int32_t count_blocks(int64_t capacity_tokens, int block_tokens);
+
+    // All of these throw std::invalid_argument on bad arguments and change nothing then.
+    // `extend` also throws CapacityError; it returns the copies that forked blocks need before they are written.
+    std::vector<Copy> extend(const int32_t* slots, const int32_t* counts, int n);
+    void release(const int32_t* slots, int n);
+    void fork(int src, int dst);
+    void truncate(int slot, int64_t length);
+    int64_t length(int slot) const;
+    const std::vector<int32_t>& blocks(int slot) const { return slots_[slot].blocks; }
+    int home(int slot) const { return slots_[slot].home; }  // NUMA node
+    void check() const;  // throws std::logic_error with the equation that does not hold
+
+    // That the slots are in range, each once, long enough, and the positions that are written not shared. Returns the
+    // sum of `counts`.
+    int64_t check_written(const int32_t* slots, const int32_t* counts, int n);
+
+    int block_tokens() const { return block_tokens_; }
+    int max_sequences() const { return static_cast<int>(slots_.size()); }
+    int32_t block_count() const { return blocks_; }
+    int64_t capacity_tokens() const { return int64_t{blocks_} * block_tokens_; }
+    int64_t free_blocks() const;
+    int64_t free_blocks(int node) const { return static_cast<int64_t>(free_[node].size()); }
+    int nodes() const { return static_cast<int>(free_.size()); }
+    int64_t used_tokens() const { return (blocks_ - free_blocks()) * block_tokens_; }
+
+  private:
+    struct Slot {
+        bool open = false;
+        int home = 0;
+        int64_t length = 0;
+        std::vector<int32_t> blocks;
+    };
+
+    const Slot& opened(int slot) const;
+    void check_slots(const int32_t* slots, int n);  // in range, each once
+    void check_tail(int slot, int64_t count) const;
+    bool tail_shared(const Slot& s) const;
+    int64_t blocks_for(int64_t tokens) const { return (tokens + block_tokens_ - 1) / block_tokens_; }
+    int roomiest_node() const;
+    int node_of(int32_t block) const;
+    int32_t take_block(int home);
+    void drop_block(int32_t block);
+
+    int block_tokens_;
+    int32_t blocks_;
+    std::vector<int64_t> bounds_;             // of the nodes' blocks
+    std::vector<std::vector<int32_t>> free_;  // of each node, LIFO
+    std::vector<int32_t> references_;
+    std::vector<Slot> slots_;
+    std::vector<uint32_t> stamps_;  // last check_slots call that saw a slot
+    uint32_t stamp_ = 0;
+};
+
+}  // namespace hpcdecode

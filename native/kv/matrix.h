@@ -1,0 +1,26 @@
+// Matrices that the verbs of a store are given, and what they must be like.
+#pragma once
+#include <cstdint>
+
+#include "shape.h"
+
+namespace hpcdecode {
+
+struct Matrix {
+    void* data;
+    ActType type;
+    int64_t rows, columns, stride;  // elements
+};
+
+inline const uint8_t* at(const Matrix& m, int64_t row, int64_t column) {
+    const int64_t size = m.type == ActType::kF32 ? 4 : 2;
+    return static_cast<const uint8_t*>(m.data) + (row * m.stride + column) * size;
+}
+
+// All throw std::invalid_argument that says what was expected. `tokens`: new rows of the call.
+void check_layer(int layer, size_t layers);
+void check_append(const LayerShape& shape, int64_t tokens, const Matrix& kv);
+void check_attend(const LayerShape& shape, int64_t tokens, const Matrix& qkv, const Matrix& out, const float* sinks,
+                  int64_t sink_count);
+
+}  // namespace hpcdecode

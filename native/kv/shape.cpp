@@ -1,0 +1,40 @@
+#include "shape.h"
+
+#include <stdexcept>
+
+namespace hpcdecode {
+namespace {
+
+void require(bool ok, size_t layer, const char* what) {
+    if (!ok) throw std::invalid_argument("layer " + std::to_string(layer) + ": " + what);
+}
+
+}  // namespace
+
+KvType parse_kv_type(const std::string& name) {
+    if (name == "float32") return KvType::kF32;
+    if (name == "float16") return KvType::kF16;
+    if (name == "bfloat16") return KvType::kBF16;
+    if (name == "int8") return KvType::kI8;
+    if (name == "int4") return KvType::kI4;
+    throw std::invalid_argument("kv_dtype: expected float32, float16, bfloat16, int8 or int4, got '" + name + "'");
+}
+
+void check_block_tokens(int block_tokens) {
+    if (block_tokens >= 1) return;
+    throw std::invalid_argument("block_tokens: expected at least 1, got " + std::to_string(block_tokens));
+}
+
+void check_shapes(const std::vector<LayerShape>& layers, int block_tokens) {
+    if (layers.empty()) throw std::invalid_argument("expected at least one attention layer, got none");
+    check_block_tokens(block_tokens);
+    for (size_t i = 0; i < layers.size(); ++i) {
+        const LayerShape& s = layers[i];
+        require(s.kv_heads >= 1 && s.k_dim >= 1 && s.v_dim >= 1 && s.q_heads >= 1, i, "heads and dims must be >= 1");
+        require(s.q_heads % s.kv_heads == 0, i, "q_heads must be a multiple of kv_heads");
+        require(s.scale > 0 && s.scale < 1e30f, i, "scale must be a positive number");
+        require(s.window >= 0 && s.softcap >= 0, i, "window and softcap must be positive, or None");
+    }
+}
+
+}  // namespace hpcdecode

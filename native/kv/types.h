@@ -1,0 +1,10 @@
+// What keys and values are stored as, and what activations are. Plain data only: kernels include this header too.
+#pragma once
+
+namespace hpcdecode {
+
+enum class KvType : int { kF32, kF16, kBF16, kI8, kI4 };
+enum class ActType : int { kF32, kBF16 };
+constexpr int kNumKvTypes = 5;
+
+}  // namespace hpcdecode

@@ -1,0 +1,90 @@
+// Exercises the engine of a device and its kernels, emulated, for a sanitizer to watch: memory errors where a block's
+// threads are loops, races between barriers where they are the system's.
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "check.h"
+#include "engine.h"
+
+using namespace hpcdecode;
+
+namespace {
+
+#ifdef HPCDECODE_BLOCK_THREADS
+const std::vector<int> kLengths = {140};                         // three tiles
+const std::vector<KvType> kTypes = {KvType::kF32, KvType::kI8};  // those whose phases differ
+#else
+const std::vector<int> kLengths = {1, 64, 65, 700};
+const std::vector<KvType> kTypes = {KvType::kF32, KvType::kF16, KvType::kBF16, KvType::kI8};
+#endif
+
+std::mt19937 random_bits(7);
+
+std::vector<float> normal(size_t n) {
+    std::normal_distribution<float> d;
+    std::vector<float> out(n);
+    for (float& x : out) x = d(random_bits);
+    return out;
+}
+
+Matrix matrix(std::vector<float>& data, int64_t rows, int64_t columns) {
+    return {data.data(), ActType::kF32, rows, columns, columns};
+}
+
+// One output of decode attention, in double.
+double plain(const LayerShape& s, const std::vector<float>& kv, const std::vector<float>& row, int head, int dim) {
+    const int64_t columns = s.kv_columns(), length = static_cast<int64_t>(kv.size()) / columns;
+    const int kv_head = head / s.group();
+    double sum = 0, total = 0;
+    for (int64_t t = s.window > 0 ? std::max<int64_t>(0, length - s.window) : 0; t < length; ++t) {
+        double score = 0;
+        for (int d = 0; d < s.k_dim; ++d)
+            score += double{row[head * s.k_dim + d]} * kv[t * columns + kv_head * s.k_dim + d];
+        score *= s.scale;
+        if (s.softcap > 0) score = s.softcap * std::tanh(score / s.softcap);
+        total += std::exp(score);
+        sum += std::exp(score) * kv[t * columns + s.kv_heads * s.k_dim + kv_head * s.v_dim + dim];
+    }
+    return sum / total;
+}
+
+// Appends a prompt, forks it, then decodes in both, with buffers of the exact size.
+void attend_case(KvType type, const LayerShape& s, int length, int block_tokens) {
+    Engine e({s, s}, {type, 2 * (length + 100), 2, block_tokens, 0});
+    const int32_t slots[] = {1, 0}, before = length - 1, ones[] = {1, 1};
+    std::vector<float> kv = normal(before * s.kv_columns()), row = normal(s.q_columns() + s.kv_columns()), rows = row;
+    rows.insert(rows.end(), row.begin(), row.end());
+    std::vector<float> out(2 * s.out_columns(), NAN);
+    e.extend(slots, &before, 1, nullptr);
+    e.append(1, slots, &before, 1, matrix(kv, before, s.kv_columns()), nullptr);
+    e.fork(1, 0);
+    e.extend(slots, ones, 2, nullptr);
+    e.attend(1, slots, ones, 2, matrix(rows, 2, s.q_columns() + s.kv_columns()), matrix(out, 2, s.out_columns()),
+             nullptr, nullptr);
+    e.check();
+    kv.insert(kv.end(), row.begin() + s.q_columns(), row.end());
+    for (int head = 0; head < s.q_heads; ++head) {
+        for (int d = 0; d < s.v_dim; ++d) {
+            const double want = plain(s, kv, row, head, d), got = out[head * s.v_dim + d];
+            const double bound = type == KvType::kF32 ? 1e-4 : type == KvType::kI8 ? 0.1 : 0.06;
+            if (std::fabs(want - got) <= bound && got == out[s.out_columns() + head * s.v_dim + d]) continue;
+            CHECK(false, "type %d dims %d %d length %d blocks of %d: %g, expected %g", static_cast<int>(type), s.k_dim,
+                  s.v_dim, length, block_tokens, got, want);
+            return;
+        }
+    }
+}
+
+}  // namespace
+
+int main() {
+    const std::vector<LayerShape> shapes = {
+        {1, 64, 64, 4, 0.125f, 0, 0, false},
+        {1, 33, 130, 3, 0.2f, 170, 20.0f, false},
+    };
+    for (KvType type : kTypes)
+        for (const LayerShape& s : shapes)
+            for (int length : kLengths) attend_case(type, s, length, length % 2 ? 24 : 64);
+    return report("device");
+}

@@ -1,0 +1,60 @@
+"""The path of an S-rank on a device, on the CPU: plain graphs, staged links and prompts by torch."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hpcdecode.attention import open_store
+from hpcdecode.attention_torch import TorchPrompts
+from hpcdecode.data.tokens import Prompt
+from hpcdecode.exchange.local import LocalLink
+from hpcdecode.exchange.staging import Outbox, StagedLink
+from hpcdecode.model import load, load_split
+from hpcdecode.model.compile import compile_plain
+from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.schedule.injector import Injector
+from hpcdecode.schedule.limits import Limits
+from hpcdecode.schedule.placement import Placement
+from hpcdecode.schedule.stops import Stops
+from hpcdecode.timeline import Timeline
+from hpcdecode.workers.r_part import RPart
+from hpcdecode.workers.s_rank import SRank
+from tests.late_copies import LateCopies
+from tests.parity import make_case
+from tests.unit.test_schedule import ListFeed
+
+
+class Sink:
+    def __init__(self):
+        self.tokens = {}
+
+    def finish(self, family):
+        self.tokens[family[0].prompt.line] = family[0].generated
+
+
+@pytest.mark.parametrize(
+    ("name", "patience", "backend"),
+    [("llama3", 0, "attn_cpu"), ("gemma2", 3, "attn_cpu"), ("gpt_oss", 3, "attn_cpu"), ("gemma2", None, "attn_cuda")],
+)
+def test_tokens_equal_those_of_transformers(name, patience, backend, tmp_path, monkeypatch):
+    """patience: of the copies; None: one device has both roles, and nothing is copied."""
+    case = make_case(name, tmp_path, rows=5, new_tokens=6)
+    rows = [json.loads(line) for line in (case / "prompts.jsonl").read_text().splitlines()]
+    monkeypatch.setattr(load, "compile_graph", lambda graph, _device: compile_plain(graph))
+    model = load_split(case / "model", dtype="float32")
+    shapes, lanes = model.attends, 2
+    store = open_store(shapes, kv_dtype="float32", capacity_tokens=8192, max_sequences=32, backend=backend)
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    feed = ListFeed([Prompt(i, str(i), row["prompt_token_ids"], params) for i, row in enumerate(rows)])
+    placement, sink = Placement([8192], store.block_tokens, lanes), Sink()
+    injectors = [Injector(i, feed, placement, Limits(4, 3, 6, 256, 1024), Stops()) for i in range(lanes)]
+    part = RPart(store, [model.sinks(i) for i in range(len(shapes))], Timeline())
+    links = [LocalLink(part, i, 16 * i) for i in range(lanes)]
+    if patience is not None:
+        outbox = Outbox(LateCopies(patience))
+        links = [StagedLink(link, outbox) for link in links]
+    prompts = TorchPrompts(shapes, model.dtype, model.device)
+    SRank(model, shapes, links, injectors, sink, Stops(), prompts, Timeline()).run(lambda: None)
+    assert [sink.tokens[i] for i in range(len(rows))] == json.loads((case / "reference.json").read_text())
