@@ -28,7 +28,7 @@ def main(arguments: Seq[str] | None = None) -> int:
         if comm is not None and not error.everywhere:
             launch.abort(comm, error, 2)
         if not launch.is_lead():
-            return 0
+            return launch.leave(comm, 0)
         print(f"hpcdecode: error: {error}", file=sys.stderr, flush=True)
         return launch.leave(comm, 2)
     except KeyboardInterrupt:

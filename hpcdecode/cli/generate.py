@@ -79,6 +79,7 @@ def _add_time(group) -> None:
     add("--drain-before", type=float, metavar="SECONDS", help=help)
     help = f"end the job where a rank makes no progress for so long; 0 never ({_DEFAULTS['stall_timeout']})"
     add("--stall-timeout", type=float, metavar="SECONDS", help=help)
+    add("--survive", action=_Switch, help="go on without R-ranks that are lost (Open MPI 5, mpiexec --with-ft ulfm)")
 
 
 def _add_sampling(group) -> None:

@@ -4,29 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 
-import msgspec
 from mpi4py import MPI
 
 from hpcdecode.data.prompts import RowError
 from hpcdecode.data.tokens import Prompt, Tokenizer, Unfinished
 from hpcdecode.exchange.message import receive, send
 from hpcdecode.schedule.sequence import Sequence
-from hpcdecode.workers.desk import Desk, Finished
+from hpcdecode.workers.desk import Desk, Finished, Report
 
 _REPORT, _ROWS, _STOP = 1, 2, 3  # message tags
 _ROWS_A_MESSAGE = 16
-
-
-class Report(msgspec.Struct, array_like=True):
-    """From an S-rank to the lead: what is done since the last report, and how many rows it asks for.
-
-    ask: 0 asks for nothing and gets no answer; -1 is the S-rank's last report.
-    """
-
-    ask: int
-    finished: list[list[Finished]]  # rows, with all their samples
-    errors: list[RowError]
-    unfinished: list[Unfinished] | None  # all sequences in flight; None in most reports
 
 
 class Clients:
@@ -100,6 +87,10 @@ class RemoteDesk:
         self._finished.append([Finished.of(sequence, self.tokenizer) for sequence in family])
         if len(self._finished) >= _ROWS_A_MESSAGE:
             self._report(0)
+
+    def last_report(self, unfinished: list[Unfinished]) -> Report:
+        """What `close` would send."""
+        return Report(-1, self._finished, self._errors, unfinished)
 
     def told_to_stop(self) -> bool:
         return self.comm.Iprobe(0, _STOP)
