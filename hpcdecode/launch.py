@@ -274,5 +274,13 @@ def end_all(comm: MPI.Intracomm | None, code: int = 1) -> NoReturn:
     """End all ranks at once, from any thread, once what was printed is out."""
     if comm is not None:
         time.sleep(_SPEAK_SECONDS)  # launchers drop output that they have not passed on yet
-        comm.Abort(code)
+        if not _alone(comm):
+            comm.Abort(code)
     os._exit(code)
+
+
+def _alone(comm: MPI.Intracomm) -> bool:
+    """Whether all other ranks are lost: Open MPI's mpiexec would report an abort as success."""
+    from hpcdecode.exchange import ulfm
+
+    return len(ulfm.lost(comm)) == comm.size - 1
