@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -41,18 +41,25 @@ if TYPE_CHECKING:
 ROW_ERRORS = 3  # exit code of a job that is done, with rows that could not be used
 
 
-def generate(job: Job, comm: MPI.Intracomm | None = None, *, model: SplitModel | None = None) -> int:
+def generate(
+    job: Job,
+    comm: MPI.Intracomm | None = None,
+    *,
+    model: SplitModel | None = None,
+    signals: Signals | None = None,
+) -> int:
     """Run `job` over the ranks of `comm` (None: this process alone plays both roles).
 
     Returns the exit code, which is 0 on all ranks but the lead.
-    model: a model loaded before, used in place of loading `job.model`. Raises UserError where the job cannot run.
+    model: a model loaded before, used in place of loading `job.model`. signals: entered before. Raises UserError where
+    the job cannot run.
     """
     timeline = Timeline(trace=job.trace is not None)
     if job.survive:
         _check_survive(comm)
     team = launch.assemble(comm, job.s_ranks)
-    with Signals() as signals, Watchdog(team, timeline, job.stall_timeout):
-        return _generate(job, team, timeline, signals, model)
+    with nullcontext(signals) if signals else Signals() as held, Watchdog(team, timeline, job.stall_timeout):
+        return _generate(job, team, timeline, held, model)
 
 
 def _generate(job: Job, team: Team, timeline: Timeline, signals: Signals, model: SplitModel | None) -> int:

@@ -16,7 +16,7 @@ from hpcdecode.cli.job_file import read_job_file
 from hpcdecode.errors import RowProblem, UserError
 from hpcdecode.job import DTYPES, KV_DTYPES, PARTITIONS, SCHEDULES, Job, Shard, default_output, find_model, parse_bytes
 from hpcdecode.sampling.params import SamplingParams
-from hpcdecode.signals import END_TIME
+from hpcdecode.signals import END_TIME, Signals
 
 _DEFAULTS = {f.name: f.default for kind in (Job, SamplingParams) for f in msgspec.structs.fields(kind)}
 _Switch = argparse.BooleanOptionalAction  # --no-... takes back what a job file says
@@ -38,7 +38,7 @@ def _add_generate(commands) -> None:
     _add_time(parser.add_argument_group("time"))
     _add_sampling(parser.add_argument_group("sampling (a row's own fields win)"))
     _add_size(parser.add_argument_group("size (auto if not given)"))
-    parser.set_defaults(run=_generate, connect=launch.world)
+    parser.set_defaults(run=_generate, connect=launch.world, signals=Signals())
 
 
 def _add_job(parser) -> None:
@@ -147,7 +147,7 @@ def _generate(options: argparse.Namespace, comm) -> int:
     job = _pick(Job, {**values, "params": params}).check()
     from hpcdecode.generate import generate
 
-    return generate(job, comm)
+    return generate(job, comm, signals=options.signals)
 
 
 def _pick(kind: type, values: dict):
