@@ -110,8 +110,8 @@ def _check_survive(comm: MPI.Intracomm | None) -> None:
         problem = ulfm.problem()
     if problem:
         raise UserError(
-            "--survive: expected ranks of Open MPI 5 that were started with `mpiexec --with-ft ulfm` (under srun "
-            f"--mpi=pmix: with OMPI_MCA_mpi_ft_enable=1), {problem}; start the job so, or leave --survive out",
+            f"--survive: expected ranks of Open MPI 5 that were started by `mpiexec --with-ft ulfm`, {problem}; "
+            "start the job so, or leave --survive out",
             everywhere=True,
         )
 
