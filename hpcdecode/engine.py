@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from hpcdecode.exchange.partition import Partition
 from hpcdecode.exchange.staging import staged
 from hpcdecode.exchange.wait import Backoff
 from hpcdecode.job import EngineOptions
-from hpcdecode.launch import Team
+from hpcdecode.launch import Rank, Team
 from hpcdecode.model import SplitModel
 from hpcdecode.report.account import Account
 from hpcdecode.report.figures import Metrics
@@ -29,13 +30,14 @@ from hpcdecode.schedule.stops import Stops
 from hpcdecode.setup import Scale, apart, choose_scale, device_of, kv_device_of, load, measure_room, partition_of
 from hpcdecode.signals import Signals
 from hpcdecode.timeline import Timeline
-from hpcdecode.workers.desk import Desk
+from hpcdecode.workers.desk import Desk, Report
 from hpcdecode.workers.r_part import RPart
 from hpcdecode.workers.s_rank import SRank
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from hpcdecode.exchange.mpi import MpiRLink
     from hpcdecode.workers.remote import RemoteDesk
 
 _PREFIX_BYTES = 1 << 30  # of an S-rank, for K and V of what prompts share
@@ -63,6 +65,11 @@ class Engine:
         measure_room(options, team, self.setup)
         self._part: RPart | None = None
         self._slots = 0  # that the part has
+        self._worker: SRank | None = None
+        self._links: Seq[SLink | MpiRLink] = []
+        self._abandoned: list[Seq[SLink | MpiRLink]] = []
+        self.comms: list[MPI.Intracomm] = []  # of the work under way
+        self.lost: list[Rank] = []
 
     @property
     def max_positions(self) -> int:
@@ -112,16 +119,22 @@ class Engine:
         """Play this rank's role until all rows of the lead's desk are done, or the lead's `signals` say to stop."""
         try:
             if self.team.comm is not None:
-                return self._work_over_mpi(desk, scale, signals, progress, checkpoint_seconds)
+                run = partial(self._work_over_mpi, desk, signals, progress, checkpoint_seconds)
+                if not self.options.survive:
+                    return run(scale)
+                from hpcdecode.survive import work_on
+
+                return work_on(self, desk, scale, run)
             part = self._opened_part(scale)
             links = [LocalLink(part, lane, scale.slots * lane) for lane in range(scale.lanes)]
-            return self._metrics(self._run_lead(desk, scale, links, signals, progress), part)
+            self._run_lead(desk, scale, links, signals, progress)
+            return self.metrics()
         except BaseException:
             self._part = None  # sequences are left in it
             raise
 
     def _work_over_mpi(
-        self, desk: Desk | None, scale: Scale, signals: Signals, progress: Progress, checkpoint_seconds: float
+        self, desk: Desk | None, signals: Signals, progress: Progress, checkpoint_seconds: float, scale: Scale
     ) -> Metrics:
         from hpcdecode.exchange.mpi import MpiRLink, MpiSLink, lane_communicators, subset
         from hpcdecode.exchange.wire import shared_sizes
@@ -133,25 +146,44 @@ class Engine:
         sizes = shared_sizes(own, slots, self.options.prefill_tokens, dtype)
         wire = (shapes, slots, dtype, sizes, partition, self.options.overlap)
         comms = lane_communicators(team.comm, team.s_ranks, team.r_ranks, list(map(len, scale.lane_batches)))
-        worker, part = None, self._opened_part(scale) if team.me.has_r else None
-        if part is not None:
+        self.comms += [comm for _, comm in comms]
+        if team.me.has_r:
+            part = self._opened_part(scale)
             turns = [Turns() for _ in team.s_ranks]
             links = [MpiRLink(comm, *wire, first_slot=slots * i) for i, (_, comm) in enumerate(comms)]
+            self._links = links
             programs = [lane_program(i, links[i], part, turns[s]) for i, (s, _) in enumerate(comms)]
             serve(programs, self.timeline)
         else:
+            self.timeline.enter("wait")
             links = [MpiSLink(comm, *wire) for _, comm in comms]
+            self._links = links
             s_comm = subset(team.comm, team.s_ranks) if len(team.s_ranks) > 1 else None
+            self.comms += [s_comm] if s_comm else []
             if desk:
-                worker = self._run_lead(desk, scale, links, signals, progress, s_comm)
+                self._run_lead(desk, scale, links, signals, progress, s_comm)
             else:
-                worker = self._run_remote(scale, links, checkpoint_seconds, s_comm)
+                self._run_remote(scale, links, checkpoint_seconds, s_comm)
+        self.timeline.enter("wait")
         for link in links:
             link.close()
-        return self._metrics(worker, part)
+        self.comms.clear()
+        return self.metrics()
 
-    def _metrics(self, worker: SRank | None, part: RPart | None) -> Metrics:
-        return Metrics.of(Account.of(self.team.me, self.timeline), worker, part)
+    def metrics(self) -> Metrics:
+        """What this rank counted in its last work."""
+        return Metrics.of(Account.of(self.team.me, self.timeline), self._worker, self._part)
+
+    def report(self) -> Report:
+        """What this rank knows of the rows that it works on."""
+        worker = self._worker
+        return worker.sink.last_report(worker.unfinished()) if worker else Report(-1, [], [], [])
+
+    def give_up(self) -> None:
+        """Drop lanes, KV cache and sequences. Messages that are under way may still be written to the lanes' memory."""
+        self._abandoned.append(self._links)
+        self._links, self._part, self._worker = [], None, None
+        self.comms.clear()
 
     def _run_lead(
         self,
@@ -161,13 +193,18 @@ class Engine:
         signals: Signals,
         progress: Progress,
         s_comm: MPI.Intracomm | None = None,
-    ) -> SRank:
-        worker, clients = self._s_rank(scale, links, desk), None
+    ) -> None:
+        worker, clients = self._make_worker(scale, links, desk), None
         if s_comm is not None:
             from hpcdecode.workers.remote import Clients
 
             clients = Clients(desk, s_comm)
-        desk.writer.unfinished = lambda: worker.unfinished() + (clients.unfinished() if clients else [])
+        desk.writer.unfinished = lambda: [
+            *desk.unfinished(),
+            *worker.unfinished(),
+            *(clients.unfinished() if clients else ()),
+        ]
+        progress.restart()
 
         def duties() -> None:
             worker.stopping = signals.stopping
@@ -184,13 +221,12 @@ class Engine:
             duties()
             backoff.pause()
         progress.close(desk.rows)
-        return worker
 
-    def _run_remote(self, scale: Scale, links: Seq[SLink], checkpoint_seconds: float, s_comm: MPI.Intracomm) -> SRank:
+    def _run_remote(self, scale: Scale, links: Seq[SLink], checkpoint_seconds: float, s_comm: MPI.Intracomm) -> None:
         from hpcdecode.workers.remote import RemoteDesk
 
         desk = RemoteDesk(s_comm, self.tokenizer)
-        worker = self._s_rank(scale, links, desk)
+        worker = self._make_worker(scale, links, desk)
         checkpoint_due = monotonic() + checkpoint_seconds
 
         def duties() -> None:
@@ -202,11 +238,10 @@ class Engine:
 
         worker.run(duties)
         desk.close(worker.unfinished())
-        return worker
 
-    def _s_rank(self, scale: Scale, links: Seq[SLink], desk: Desk | RemoteDesk) -> SRank:
+    def _make_worker(self, scale: Scale, links: Seq[SLink], desk: Desk | RemoteDesk) -> SRank:
         team, setup = self.team, self.setup
-        batches = scale.lane_batches[team.s_ranks.index(team.me.rank)]
+        batches = scale.lane_batches[team.s_ranks.index(team.place)]
         placement = self.placement(len(batches))
         prompts, grammars, stops = self._prompt_attention(), self.tokenizer.grammars, self.stops
         shared = prompts.tokens_in(_PREFIX_BYTES // len(batches)) if self.options.prefix_sharing else 0
@@ -214,7 +249,9 @@ class Engine:
         if apart(self.team):
             links = staged(links, self.model.device)
         injectors = [Injector(lane, desk, placement, limit, stops) for lane, limit in enumerate(limits)]
-        return SRank(self.model, setup.shapes, links, injectors, desk, stops, prompts, self.timeline, grammars)
+        rest = desk, stops, prompts, self.timeline, grammars
+        self._worker = SRank(self.model, setup.shapes, links, injectors, *rest)
+        return self._worker
 
     def _prompt_attention(self) -> PromptAttention | TorchPrompts:
         me, setup = self.team.me, self.setup
@@ -252,7 +289,7 @@ class Engine:
                 team=self.model is not None,
             )
         )
-        rank = self.team.r_ranks.index(me.rank)
+        rank = self.team.r_ranks.index(self.team.place)
         heads = [self.partition.heads(shape, rank) for shape in setup.shapes]
         sinks = [None if s is None else torch.tensor(s[own]) for s, own in zip(setup.sinks, heads, strict=True)]
         return RPart(store, sinks, self.timeline)

@@ -14,5 +14,9 @@ class UserError(Exception):
         self.everywhere = everywhere
 
 
+class RankLost(Exception):
+    """A rank is gone without which the job cannot go on."""
+
+
 class RowProblem(Exception):
     """One row cannot be used; it becomes an entry under `/errors` and the job goes on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -41,16 +41,25 @@ if TYPE_CHECKING:
 ROW_ERRORS = 3  # exit code of a job that is done, with rows that could not be used
 
 
-def generate(job: Job, comm: MPI.Intracomm | None = None, *, model: SplitModel | None = None) -> int:
+def generate(
+    job: Job,
+    comm: MPI.Intracomm | None = None,
+    *,
+    model: SplitModel | None = None,
+    signals: Signals | None = None,
+) -> int:
     """Run `job` over the ranks of `comm` (None: this process alone plays both roles).
 
     Returns the exit code, which is 0 on all ranks but the lead.
-    model: a model loaded before, used in place of loading `job.model`. Raises UserError where the job cannot run.
+    model: a model loaded before, used in place of loading `job.model`. signals: entered before. Raises UserError where
+    the job cannot run.
     """
     timeline = Timeline(trace=job.trace is not None)
+    if job.survive:
+        _check_survive(comm)
     team = launch.assemble(comm, job.s_ranks)
-    with Signals() as signals, Watchdog(team, timeline, job.stall_timeout):
-        return _generate(job, team, timeline, signals, model)
+    with nullcontext(signals) if signals else Signals() as held, Watchdog(team, timeline, job.stall_timeout):
+        return _generate(job, team, timeline, held, model)
 
 
 def _generate(job: Job, team: Team, timeline: Timeline, signals: Signals, model: SplitModel | None) -> int:
@@ -77,6 +86,7 @@ def _generate(job: Job, team: Team, timeline: Timeline, signals: Signals, model:
     start = perf_counter()
     try:
         metrics = engine.work(desk, scale, signals, Progress(), job.checkpoint_every)
+        team = engine.team
     except BaseException:
         if desk:
             with suppress(Exception):
@@ -84,11 +94,26 @@ def _generate(job: Job, team: Team, timeline: Timeline, signals: Signals, model:
         raise
     every = team.gather_all(metrics, Metrics)
     timeline.enter("end")
-    code = _finish(job, desk, every, stages.seconds, perf_counter() - start, signals) if desk else 0
+    figures = summarize(desk, every, engine.lost, stages.seconds, perf_counter() - start) if desk else {}
+    code = _finish(job, desk, figures, signals) if desk else 0
     team.broadcast(code, int)  # nobody leaves before the results are whole
     if job.trace:
         write_trace(job.trace, team, timeline, offset)
     return code
+
+
+def _check_survive(comm: MPI.Intracomm | None) -> None:
+    problem = "got a single process"
+    if comm is not None:
+        from hpcdecode.exchange import ulfm
+
+        problem = ulfm.problem()
+    if problem:
+        raise UserError(
+            f"--survive: expected ranks of Open MPI 5 that were started by `mpiexec --with-ft ulfm`, {problem}; "
+            "start the job so, or leave --survive out",
+            everywhere=True,
+        )
 
 
 class _Begin(msgspec.Struct, frozen=True):
@@ -174,11 +199,10 @@ def _announce(engine: Engine, scale: Scale, stages: Stages, time_left: str) -> N
     print(*filter(None, (stages.text(), time_left)), sep="\n", file=sys.stderr, flush=True)
 
 
-def _finish(job: Job, desk: Desk, metrics: list[Metrics], startup: float, seconds: float, signals: Signals) -> int:
-    """Complete the results and print the summary; returns the exit code. metrics: of every rank."""
+def _finish(job: Job, desk: Desk, figures: dict[str, Any], signals: Signals) -> int:
+    """Complete the results and print the summary, `figures`; returns the exit code."""
     code = signals.exit_code
     desk.feed.close()
-    figures = summarize(desk, metrics, startup, seconds)
     desk.writer.close(complete=code == 0, summary=figures)
     print(text.summary(figures), file=sys.stderr)
     if code:

@@ -60,6 +60,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     overlap: int = 1  # pieces of an R-rank's work in a layer, each attended as soon as it has come
     s_ranks: int | None = None
     kv_memory: int | None = None  # bytes per R-rank
+    survive: bool = False  # the loss of R-ranks, where MPI can
 
     def check(self) -> Self:
         """Return self, or raise UserError naming the value that is out of range."""

@@ -7,12 +7,13 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
 from hpcdecode.cores import arranged, nodes_of
-from hpcdecode.errors import UserError
+from hpcdecode.errors import RankLost, UserError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -25,6 +26,7 @@ _COUNTS = {"srun": ("SLURM_STEP_NUM_TASKS",), "mpiexec": ("PMI_SIZE", "OMPI_COMM
 
 _LEAVE_SECONDS = 2.0
 _SPEAK_SECONDS = 0.3
+_WAIT_FOR_END_SECONDS = 10.0
 
 
 def connect() -> MPI.Intracomm | None:
@@ -63,7 +65,7 @@ def fallen_apart() -> tuple[str, str] | None:
 class Rank(msgspec.Struct, kw_only=True):
     """One rank, as printed in the topology."""
 
-    rank: int
+    rank: int  # in the world as it began
     host: str
     cpus: list[int]
     gpus: int = 0  # that it sees
@@ -86,18 +88,22 @@ class Rank(msgspec.Struct, kw_only=True):
 
 
 class Team:
-    """The ranks of a job: all of them, and this one's place among them. `comm` is None where there is only one."""
+    """The ranks of a job: all of them, and this one's place among them. `comm` is None where there is only one.
+
+    place, s_ranks, r_ranks: in `ranks` and in `comm`.
+    """
 
     def __init__(self, comm: MPI.Intracomm | None, ranks: list[Rank]):
         self.comm, self.ranks = comm, ranks
-        self.me = ranks[comm.rank if comm else 0]
-        self.s_ranks = [r.rank for r in ranks if r.has_s]
-        self.r_ranks = [r.rank for r in ranks if r.has_r]
+        self.place = comm.rank if comm else 0
+        self.me = ranks[self.place]
+        self.s_ranks = [place for place, r in enumerate(ranks) if r.has_s]
+        self.r_ranks = [place for place, r in enumerate(ranks) if r.has_r]
 
     @property
     def lead(self) -> bool:
         """Whether this is the first S-rank, which reads the prompts and writes the results."""
-        return self.me.rank == self.s_ranks[0]
+        return self.place == self.s_ranks[0]
 
     def pin(self) -> None:
         """Keep this process to its cores, if it has some of its own."""
@@ -131,6 +137,29 @@ def assemble(comm: MPI.Intracomm | None, s_ranks: int | None) -> Team:
         Backoff.own_cores = team.me.pinned
     team.me.numa = ",".join(map(str, sorted(set(nodes_of(team.me.cpus))))) or "-"
     return team
+
+
+def survivors(team: Team) -> Team:
+    """What is left of a team whose loss `ulfm.unless_lost` has told, with the same roles.
+
+    Raises RankLost, on one rank, where it cannot go on: an S-rank is among the lost, or no R-rank is left.
+    """
+    from hpcdecode.exchange import ulfm
+
+    comm, places = ulfm.shrunk(team.comm)
+    left = Team(comm, [team.ranks[place] for place in places])
+    if len(left.s_ranks) == len(team.s_ranks) and left.r_ranks:
+        return left
+    if left.place != (left.s_ranks[0] if left.s_ranks else 0):
+        time.sleep(_WAIT_FOR_END_SECONDS)
+        end_all(comm)
+    lost = named(rank for place, rank in enumerate(team.ranks) if place not in places)
+    raise RankLost(f"{lost} lost, and {'no R-rank' if not left.r_ranks else 'not every S-rank'} is left")
+
+
+def named(ranks: Iterable[Rank]) -> str:
+    """Such as `rank 2 (R) on node17`."""
+    return ", ".join(f"rank {r.rank} ({r.role}) on {r.host}" for r in ranks)
 
 
 def _assign_roles(ranks: list[Rank], s_ranks: int | None) -> None:
@@ -209,21 +238,33 @@ def leave(comm: MPI.Intracomm | None, code: int) -> int:
 
     At the end of a job all ranks but one have exit code 0.
     """
-    if comm is not None:
-        from mpi4py import MPI
+    if comm is None:
+        return code
+    from mpi4py import MPI
 
+    from hpcdecode.exchange import ulfm
+
+    survived = bool(ulfm.lost(comm))
+    if survived:
+        ulfm.agreed(comm, True)
+    else:
         MPI.Finalize()  # none returns before all have called it
-        if code:
-            time.sleep(_LEAVE_SECONDS)
+    if code:
+        time.sleep(_LEAVE_SECONDS)
+    if survived:  # MPI_Finalize would wait for the lost
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     return code
 
 
 def abort(comm: MPI.Intracomm | None, error: BaseException, code: int = 1) -> NoReturn:
     """End all ranks at once, naming this rank, its host and the cause."""
-    if not isinstance(error, UserError):
+    expected = isinstance(error, (UserError, RankLost))
+    if not expected:
         traceback.print_exception(error)
     rank = comm.rank if comm else 0
-    cause = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    cause = str(error) if expected else f"{type(error).__name__}: {error}"
     print(f"hpcdecode: rank {rank} on {socket.gethostname()} failed: {cause}", file=sys.stderr, flush=True)
     if comm is not None:
         end_all(comm, code)
@@ -234,5 +275,13 @@ def end_all(comm: MPI.Intracomm | None, code: int = 1) -> NoReturn:
     """End all ranks at once, from any thread, once what was printed is out."""
     if comm is not None:
         time.sleep(_SPEAK_SECONDS)  # launchers drop output that they have not passed on yet
-        comm.Abort(code)
+        if not _alone(comm):
+            comm.Abort(code)
     os._exit(code)
+
+
+def _alone(comm: MPI.Intracomm) -> bool:
+    """Whether all other ranks are lost: Open MPI's mpiexec would report an abort as success."""
+    from hpcdecode.exchange import ulfm
+
+    return len(ulfm.lost(comm)) == comm.size - 1

@@ -9,6 +9,7 @@ import resource
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
@@ -89,13 +90,11 @@ class Watchdog:
         self._interval = min(_LONGEST_INTERVAL, timeout / 10)
         self._ending, self._failed = threading.Event(), False
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
-        lead, me = team.s_ranks[0], team.me.rank
-        deputy = next((r.rank for r in team.ranks if r.rank != lead), None)
-        self._target = deputy if team.lead else lead
-        watched = [r.rank for r in team.ranks] if team.lead else [lead] if me == deputy else []
-        self._watched = {rank: _Seen() for rank in watched}
-        self._suspected: float | None = None  # since when
+        self._lead, self._lost = team.s_ranks[0], set[int]()
         self._sent: MPI.Request | None = None
+        self._watched = {rank: _Seen() for rank in range(len(team.ranks)) if team.lead}
+        self._choose_deputy()
+        self._suspected: float | None = None  # since when
 
     def __enter__(self) -> Watchdog:
         if self._timeout:
@@ -117,10 +116,9 @@ class Watchdog:
                 self._forgive(now)
             last = now
             operation, still = self._vitals.take()
-            self._send(_NAMES.index(operation), still)
-            self._receive()
+            self._talk(_NAMES.index(operation), still)
             if self._team.lead:
-                self._note(self._team.me.rank, _NAMES.index(operation), still)
+                self._note(self._lead, _NAMES.index(operation), still)
             self._judge(now)
         self._part()
 
@@ -128,17 +126,42 @@ class Watchdog:
         """Say goodbye, and watch on those that have not."""
         if self._failed:
             return
-        self._watched.pop(self._team.me.rank, None)
-        self._send(_BYE, 0.0, urgent=True)
+        self._watched.pop(self._team.place, None)
+        self._talk(_BYE, 0.0, urgent=True)
         while self._watched:
-            self._receive()
+            self._talk()
             self._judge(time.monotonic())
             time.sleep(_LAST_NAP)
 
-    def _send(self, code: int, still: float, *, urgent: bool = False) -> None:
-        """A report that the receiver has not taken yet makes way for none but the last."""
+    def _talk(self, code: int | None = None, still: float = 0.0, *, urgent: bool = False) -> None:
+        """Take the reports that have come, and send one if there is something to report."""
         if self._comm is None:
             return
+        from mpi4py import MPI
+
+        from hpcdecode.exchange import ulfm
+
+        with suppress(MPI.Exception):  # of a rank that is lost: there is nothing to say to it, and nothing to hear
+            lost = set(ulfm.lost(self._comm))
+            if lost != self._lost:
+                self._lost = lost
+                self._choose_deputy()
+            if code is not None:
+                self._send(code, still, urgent)
+            self._receive()
+
+    def _choose_deputy(self) -> None:
+        """The first of the others watches the lead. The lost are watched by nobody."""
+        for rank in self._lost:
+            self._watched.pop(rank, None)
+        others = (rank for rank in range(len(self._team.ranks)) if rank != self._lead and rank not in self._lost)
+        deputy = next(others, None)
+        self._target, self._sent = deputy if self._team.lead else self._lead, None
+        if self._team.place == deputy and not self._ending.is_set():
+            self._watched.setdefault(self._lead, _Seen())
+
+    def _send(self, code: int, still: float, urgent: bool) -> None:
+        """A report that the receiver has not taken yet makes way for none but the last."""
         if self._sent is not None and urgent:
             wait(self._sent)
         if self._sent is None or self._sent.Test():
@@ -148,8 +171,6 @@ class Watchdog:
                 wait(self._sent)
 
     def _receive(self) -> None:
-        if self._comm is None:
-            return
         from mpi4py import MPI
 
         status, wire = MPI.Status(), np.empty(2)
@@ -161,7 +182,7 @@ class Watchdog:
         if code == _BYE:
             self._watched.pop(rank, None)
             return
-        seen = self._watched[rank]
+        seen = self._watched.setdefault(rank, _Seen())
         seen.operation, seen.at = _NAMES[code], time.monotonic()
         seen.still = still if self._team.lead else 0.0  # the lead judges itself while it can
 

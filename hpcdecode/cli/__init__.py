@@ -20,6 +20,11 @@ def main(arguments: Seq[str] | None = None) -> int:
     options = _parse(arguments, speak=launch.is_lead())
     if options is None:
         return 0
+    with options.signals or contextlib.nullcontext():
+        return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
     comm = None
     try:
         comm = options.connect() if options.connect else None
@@ -28,7 +33,7 @@ def main(arguments: Seq[str] | None = None) -> int:
         if comm is not None and not error.everywhere:
             launch.abort(comm, error, 2)
         if not launch.is_lead():
-            return 0
+            return launch.leave(comm, 0)
         print(f"hpcdecode: error: {error}", file=sys.stderr, flush=True)
         return launch.leave(comm, 2)
     except KeyboardInterrupt:
@@ -55,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="hpcdecode", description="Offline LLM text generation for HPC clusters.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"hpcdecode {__version__}")
-    parser.set_defaults(connect=None)  # most subcommands run in one process
+    parser.set_defaults(connect=None, signals=None)  # most subcommands run in one process, and end at a signal
     commands = parser.add_subparsers(title="subcommands", metavar="COMMAND", required=True)
     for add in (*generate.COMMANDS, *results.COMMANDS, *machine.COMMANDS, *planning.COMMANDS):
         add(commands)

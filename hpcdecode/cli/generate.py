@@ -27,7 +27,7 @@ from hpcdecode.job import (
     parse_bytes,
 )
 from hpcdecode.sampling.params import SamplingParams
-from hpcdecode.signals import END_TIME
+from hpcdecode.signals import END_TIME, Signals
 
 _DEFAULTS = {f.name: f.default for kind in (Job, SamplingParams) for f in msgspec.structs.fields(kind)}
 _Switch = argparse.BooleanOptionalAction  # --no-... takes back what a job file says
@@ -49,7 +49,7 @@ def _add_generate(commands) -> None:
     _add_time(parser.add_argument_group("time"))
     _add_sampling(parser.add_argument_group("sampling (a row's own fields win)"))
     _add_size(parser.add_argument_group("size (auto if not given)"))
-    parser.set_defaults(run=_generate, connect=launch.world)
+    parser.set_defaults(run=_generate, connect=launch.world, signals=Signals())
 
 
 def _add_job(parser) -> None:
@@ -90,6 +90,7 @@ def _add_time(group) -> None:
     add("--drain-before", type=float, metavar="SECONDS", help=help)
     help = f"end the job where a rank makes no progress for so long; 0 never ({_DEFAULTS['stall_timeout']})"
     add("--stall-timeout", type=float, metavar="SECONDS", help=help)
+    add("--survive", action=_Switch, help="go on without R-ranks that are lost (Open MPI 5, mpiexec --with-ft ulfm)")
 
 
 def _add_sampling(group) -> None:
@@ -160,7 +161,7 @@ def _generate(options: argparse.Namespace, comm) -> int:
     job = _pick(Job, {**values, "params": params}).check()
     from hpcdecode.generate import generate
 
-    return generate(job, comm)
+    return generate(job, comm, signals=options.signals)
 
 
 def _pick(kind: type, values: dict):

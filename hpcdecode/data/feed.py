@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from typing import Protocol
 
 from hpcdecode.data.prompts import RowError
@@ -40,6 +41,10 @@ class RowFeed:
         """Take the next prompt."""
         self._fill(1)
         return self._next.popleft()
+
+    def give_back(self, prompts: Seq[Prompt]) -> None:
+        """Put `prompts` before the next one."""
+        self._next.extendleft(reversed(prompts))
 
     def refuse(self, prompt: Prompt, reason: str) -> None:
         """Drop the next prompt, `prompt`, and record why."""

@@ -141,9 +141,13 @@ def _mpi(comm: MPI.Intracomm | None) -> str:
         return "not used"
     from mpi4py import MPI
 
+    from hpcdecode.exchange import ulfm
+
     levels = {getattr(MPI, f"THREAD_{name}"): name.lower() for name in ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")}
     library = re.split(r"[\n\0,]", MPI.Get_library_version())[0].replace("Version:", "")
-    return f"{' '.join(library.split())}, thread level {levels[MPI.Query_thread()]}"
+    survives = "can" if ulfm.problem() is None else "cannot"
+    level = levels[MPI.Query_thread()]
+    return f"{' '.join(library.split())}, thread level {level}, {survives} --survive lost ranks"
 
 
 def _launcher() -> str:

@@ -17,8 +17,13 @@ _ROUNDS = 10
 
 
 def send(comm: MPI.Intracomm, target: int, tag: int, message: object) -> None:
-    """Returns when `message` is on its way and may be changed."""
-    wait(comm.Isend([msgspec.msgpack.encode(message), MPI.BYTE], target, tag))
+    """Returns when `message` is on its way; a large one may wait for its receiver."""
+    wait(post(comm, target, tag, message))
+
+
+def post(comm: MPI.Intracomm, target: int, tag: int, message: object) -> MPI.Request:
+    """As `send`, for one who must not wait: the message is on its way when the request is complete."""
+    return comm.Isend([msgspec.msgpack.encode(message), MPI.BYTE], target, tag)
 
 
 def receive(comm: MPI.Intracomm, source: int, tag: int, kind: type[T]) -> T:

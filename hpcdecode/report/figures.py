@@ -13,9 +13,17 @@ from hpcdecode import __version__
 from hpcdecode.report.account import Account
 
 if TYPE_CHECKING:
+    from hpcdecode.launch import Rank
     from hpcdecode.workers.desk import Desk
     from hpcdecode.workers.r_part import RPart
     from hpcdecode.workers.s_rank import SRank
+
+
+_SUMS = (
+    *("s_seconds", "steps", "prefill_seconds", "decode_seconds", "decode_tokens", "shared_tokens"),
+    *("bytes_read", "attend_seconds"),
+)
+_PEAKS = ("peak_prefill_tokens", "peak_load", "peak_tokens")
 
 
 class Metrics(msgspec.Struct, kw_only=True):
@@ -55,15 +63,22 @@ class Metrics(msgspec.Struct, kw_only=True):
             metrics.bytes_read, metrics.attend_seconds = part.store.bytes_read, part.store.attend_seconds
         return metrics
 
+    def after(self, earlier: Metrics) -> Metrics:
+        """Of both together. The account is this one's, which goes on from the other."""
+        both = {name: getattr(self, name) + getattr(earlier, name) for name in _SUMS}
+        both |= {name: max(getattr(self, name), getattr(earlier, name)) for name in _PEAKS}
+        return msgspec.structs.replace(self, **both)
+
     def spent(self, *operations: str) -> float:
         """Seconds in these operations."""
         return sum(self.account.seconds.get(o, 0.0) for o in operations)
 
 
-def summarize(desk: Desk, ranks: list[Metrics], startup: float, seconds: float) -> dict[str, Any]:
+def summarize(desk: Desk, ranks: list[Metrics], lost: list[Rank], startup: float, seconds: float) -> dict[str, Any]:
     """The `summary` attribute. In a process with both roles, S is busy when R is not.
 
-    startup: seconds from the start of the lead's process to the start of the work, which took `seconds`.
+    ranks: those that were there at the end; lost: the others. startup: seconds from the start of the lead's process to
+    the start of the work, which took `seconds`.
     """
     s_ranks, r_ranks = [m for m in ranks if m.s_role], [m for m in ranks if m.r_role]
     wall = max(seconds, 1e-9)
@@ -88,6 +103,7 @@ def summarize(desk: Desk, ranks: list[Metrics], startup: float, seconds: float) 
         "peak_prefill_tokens_on_s": max(m.peak_prefill_tokens for m in s_ranks),
         "peak_rss_bytes": [m.peak_rss for m in ranks],
         "steps": max(m.steps for m in s_ranks),
+        "lost": [{"rank": r.rank, "host": r.host} for r in lost],
         "accounts": msgspec.to_builtins([m.account for m in ranks]),
     }
 

@@ -28,6 +28,10 @@ class Progress:
     def due(self) -> bool:
         return perf_counter() - self._last >= (_BAR_SECONDS if self._terminal else _LINE_SECONDS)
 
+    def restart(self) -> None:
+        """Tokens are counted from 0 again."""
+        self._last_tokens = 0
+
     def update(self, rows: int, tokens: int, in_flight: int) -> None:
         """rows and tokens so far; in_flight: tokens in the KV cache now."""
         now = perf_counter()

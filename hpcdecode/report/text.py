@@ -38,8 +38,10 @@ def summary(figures: dict[str, Any]) -> str:
     """The closing lines; `figures` is what the output's `summary` attribute holds."""
     f = figures
     shared = f" ({f['shared_prompt_tokens']:,} shared)" if f["shared_prompt_tokens"] else ""
+    lost = [f"rank {r['rank']} on {r['host']}" for r in f["lost"]]
     return "\n".join(
         (
+            *([f"lost while the job went on: {', '.join(lost)}"] if lost else []),
             f"rows {f['rows']:,}, errors {f['errors']:,}, tokens {f['generated_tokens']:,} generated"
             f" and {f['prompt_tokens']:,} of prompts{shared}, in {f['seconds']:.1f} s",
             f"{f['tokens_per_second']:,.1f} tokens/s, S busy {f['s_busy']:.0%}, R busy {f['r_busy']:.0%},"

@@ -68,7 +68,7 @@ def _gathered(team: Team, own: Record) -> list[Record]:
 
     if team.lead:
         ranks = range(team.comm.size)
-        return [own if r == team.me.rank else receive(team.comm, r, _TAG, Record) for r in ranks]
+        return [own if r == team.place else receive(team.comm, r, _TAG, Record) for r in ranks]
     send(team.comm, team.s_ranks[0], _TAG, own)
     return []
 

@@ -57,6 +57,18 @@ class Finished(msgspec.Struct, array_like=True):
         )
 
 
+class Report(msgspec.Struct, array_like=True):
+    """From an S-rank to the lead: what is done since the last report, and how many rows it asks for.
+
+    ask: 0 asks for nothing and gets no answer; -1 is the S-rank's last report.
+    """
+
+    ask: int
+    finished: list[list[Finished]]  # rows, with all their samples
+    errors: list[RowError]
+    unfinished: list[Unfinished] | None  # all sequences in flight; None in most reports
+
+
 class Writer(Protocol):
     """Where results go: a file (`ResultsWriter`), or memory. See there for what they mean."""
 
@@ -86,12 +98,53 @@ class Desk:
         self.feed = RowFeed(rows, self)
         self.writer, self.tokenizer, self.max_errors = writer, tokenizer, max_errors
         self.rows = self.prompt_tokens = self.generated_tokens = 0
+        self._out: dict[int, Prompt] = {}  # rows that were given out and have not come back, by line
+        self._left: dict[int, list[Unfinished]] = {}  # of rows that were given out before, by line
 
     def peek(self) -> Prompt | None:
         return self.feed.peek()
 
     def pop(self) -> Prompt:
-        return self.feed.pop()
+        prompt = self.feed.pop()
+        self._out[prompt.line] = prompt
+        return prompt
+
+    def unfinished(self) -> list[Unfinished]:
+        """What rows had generated when they were taken back; those that run again have newer entries elsewhere."""
+        return [u for sequences in self._left.values() for u in sequences]
+
+    def last_report(self, unfinished: list[Unfinished]) -> Report:
+        """Of its own S-rank, which has nothing done that it has not handed in."""
+        return Report(-1, [], [], unfinished)
+
+    @property
+    def rows_left(self) -> int:
+        """Rows that were taken back and are not done yet."""
+        return len(self._left)
+
+    def take_back(self, reports: Iterable[Report]) -> None:
+        """All rows that were given out go out again, but for those that are done by the S-ranks' last reports.
+
+        They go on with what they have generated.
+        """
+        newest: dict[int, dict[int, Unfinished]] = {}
+        for report in reports:
+            for samples in report.finished:
+                if samples[0].line in self._out:  # the loss may have kept its S-rank from seeing that it had arrived
+                    self.record(samples)
+            for error in report.errors:
+                if error.line in self._out:
+                    self.error(error)
+            for u in report.unfinished or ():
+                newest.setdefault(u.line, {})[u.sample] = u
+        for line, prompt in self._out.items():
+            before = {u.sample: u for u in prompt.unfinished}
+            after = before | newest.get(line, {})
+            self.generated_tokens += sum(len(u.token_ids) for u in after.values())
+            self.generated_tokens -= sum(len(u.token_ids) for u in before.values())
+            prompt.unfinished = self._left[line] = list(after.values())
+        self.feed.give_back([prompt for _, prompt in sorted(self._out.items())])
+        self._out.clear()
 
     def refuse(self, prompt: Prompt, reason: str) -> None:
         self.feed.refuse(prompt, reason)
@@ -101,6 +154,7 @@ class Desk:
 
     def record(self, samples: list[Finished]) -> None:
         """Count a finished row and hand it to the results."""
+        self._returned(samples[0].line)
         self.rows += 1
         self.prompt_tokens += samples[0].prompt_tokens
         self.generated_tokens += sum(len(done.token_ids) - done.resumed for done in samples)
@@ -109,6 +163,7 @@ class Desk:
 
     def error(self, error: RowError) -> None:
         """Record a row that cannot be used."""
+        self._returned(error.line)
         self.writer.error(error)
         if self.max_errors is not None and self.writer.error_count > self.max_errors:
             raise UserError(
@@ -116,3 +171,7 @@ class Desk:
                 f"line {error.line}: {error.reason} (all are under /errors of the results; the same command "
                 "with more --max-errors goes on from here)"
             )
+
+    def _returned(self, line: int) -> None:
+        self._out.pop(line, None)
+        self._left.pop(line, None)

@@ -4,39 +4,30 @@ from __future__ import annotations
 
 from collections import deque
 
-import msgspec
 from mpi4py import MPI
 
 from hpcdecode.data.prompts import RowError
 from hpcdecode.data.tokens import Prompt, Tokenizer, Unfinished
-from hpcdecode.exchange.message import receive, send
+from hpcdecode.exchange.message import post, receive, send
 from hpcdecode.schedule.sequence import Sequence
-from hpcdecode.workers.desk import Desk, Finished
+from hpcdecode.workers.desk import Desk, Finished, Report
 
 _REPORT, _ROWS, _STOP = 1, 2, 3  # message tags
 _ROWS_A_MESSAGE = 16
 
 
-class Report(msgspec.Struct, array_like=True):
-    """From an S-rank to the lead: what is done since the last report, and how many rows it asks for.
-
-    ask: 0 asks for nothing and gets no answer; -1 is the S-rank's last report.
-    """
-
-    ask: int
-    finished: list[list[Finished]]  # rows, with all their samples
-    errors: list[RowError]
-    unfinished: list[Unfinished] | None  # all sequences in flight; None in most reports
-
-
 class Clients:
-    """The lead's end. comm: the S-ranks, of which the lead is rank 0."""
+    """The lead's end. comm: the S-ranks, of which the lead is rank 0.
+
+    It never waits for a message of its own to be taken: the client may wait for a large report to be.
+    """
 
     def __init__(self, desk: Desk, comm: MPI.Intracomm):
         self.desk, self.comm = desk, comm
         self.open = set(range(1, comm.size))
         self.stopping = False
         self.tokens = 0  # of the rows handed in
+        self._sent: list[MPI.Request] = []
         self._unfinished: dict[int, list[Unfinished]] = {}  # by client, as last reported
 
     def serve(self, *, stop: bool = False) -> None:
@@ -44,7 +35,8 @@ class Clients:
         if stop and not self.stopping:
             self.stopping = True
             for client in self.open:
-                send(self.comm, client, _STOP, None)
+                self._sent.append(post(self.comm, client, _STOP, None))
+        self._sent = [request for request in self._sent if not request.Test()]
         status = MPI.Status()
         while self.open and self.comm.Iprobe(tag=_REPORT, status=status):
             report = receive(self.comm, status.source, _REPORT, Report)
@@ -56,7 +48,7 @@ class Clients:
             if report.unfinished is not None:
                 self._unfinished[status.source] = report.unfinished
             if report.ask > 0:
-                send(self.comm, status.source, _ROWS, self._rows(report.ask))
+                self._sent.append(post(self.comm, status.source, _ROWS, self._rows(report.ask)))
             elif report.ask < 0:
                 self.open.remove(status.source)
 
@@ -100,6 +92,10 @@ class RemoteDesk:
         self._finished.append([Finished.of(sequence, self.tokenizer) for sequence in family])
         if len(self._finished) >= _ROWS_A_MESSAGE:
             self._report(0)
+
+    def last_report(self, unfinished: list[Unfinished]) -> Report:
+        """What `close` would send."""
+        return Report(-1, self._finished, self._errors, unfinished)
 
     def told_to_stop(self) -> bool:
         return self.comm.Iprobe(0, _STOP)

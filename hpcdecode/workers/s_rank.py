@@ -25,6 +25,7 @@ from hpcdecode.schedule.sequence import Sequence
 from hpcdecode.schedule.step import Step
 from hpcdecode.schedule.stops import Stops
 from hpcdecode.timeline import Timeline
+from hpcdecode.workers.desk import Report
 from hpcdecode.workers.inputs import Inputs, take_logprobs
 from hpcdecode.workers.prefill import PrefillCache
 
@@ -34,6 +35,9 @@ class Sink(Protocol):
 
     def finish(self, family: list[Sequence]) -> None:
         """Take all samples of a row."""
+
+    def last_report(self, unfinished: list[Unfinished]) -> Report:
+        """What there is to hand over where the work ends before its end. unfinished: the sequences in flight."""
 
 
 class SRank:
@@ -70,15 +74,18 @@ class SRank:
         self.timeline.enter("desk")
         before = self.timeline.seconds()
         self.timeline.lap()
-        with torch.inference_mode():
-            lanes = [self._lane(*each) for each in zip(range(len(self.links)), self.links, self.injectors, strict=True)]
-            while lanes:
-                lanes = [lane for lane in lanes if next(lane, False)]
-                self._turn += 1
-                self.timeline.enter("desk")
-                between_turns()
-        self.timeline.enter("other")
-        self.seconds = self.timeline.seconds() - before
+        try:
+            with torch.inference_mode():
+                each = zip(range(len(self.links)), self.links, self.injectors, strict=True)
+                lanes = [self._lane(*one) for one in each]
+                while lanes:
+                    lanes = [lane for lane in lanes if next(lane, False)]
+                    self._turn += 1
+                    self.timeline.enter("desk")
+                    between_turns()
+        finally:
+            self.timeline.enter("other")
+            self.seconds = self.timeline.seconds() - before
 
     @property
     def shared_tokens(self) -> int:

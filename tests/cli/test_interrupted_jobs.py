@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from itertools import pairwise
+from pathlib import Path
 
 import h5py
 import msgspec
 import pytest
+
+from hpcdecode.signals import DRAINED
 
 ROWS = 150
 SEQUENCES = [line for line in range(1, ROWS + 1) if line != 78 for _ in range(3 if line % 10 == 1 else 1)]
@@ -59,6 +63,23 @@ def test_a_signal_keeps_the_tokens_in_flight(hpcdecode, job, tmp_path):
     with h5py.File(out) as file:
         second = json.loads(file.attrs["summary"])["generated_tokens"]
         assert first + second == len(file["rows/token_ids"])  # nothing was generated twice
+
+
+def test_a_signal_before_anything_is_loaded_drains_the_job(hpcdecode, job):
+    process = hpcdecode.start(*job)
+    end = time.monotonic() + 60
+    while not catches(process.pid, signal.SIGUSR1):
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(1e-3)
+    assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()
+    process.send_signal(signal.SIGUSR1)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == DRAINED and "stopped by SIGUSR1" in err
+
+
+def catches(process, number):
+    caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{process}/status").read_text())[1]
+    return int(caught, 16) >> (number - 1) & 1
 
 
 def test_fail_fast_keeps_what_is_done(hpcdecode, job, tmp_path):

