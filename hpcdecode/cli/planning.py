@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from hpcdecode import launch
 from hpcdecode.errors import UserError
 from hpcdecode.job import DTYPES, KV_DTYPES, SCHEDULES, find_model, parse_bytes
 
@@ -74,9 +75,9 @@ def _add_schedule(group) -> None:
 def _add_calibrate(commands) -> None:
     parser = commands.add_parser(
         "calibrate",
-        help="measure what a model costs on this machine, for simulate",
-        description="Measure the slices by tokens, the logits, attention by context and the prompts' attention, each "
-        "alone on all cores of this process.",
+        help="measure what a model costs on this machine, for plan, simulate and generate",
+        description="Measure lanes in their steady state at a range of batches, contexts and prompts, on one process "
+        "or, under mpiexec or srun, on one S-rank and its R-ranks side by side as a job runs on them.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -84,19 +85,18 @@ def _add_calibrate(commands) -> None:
     add("-o", "--output", required=True, metavar="FILE.json")
     add("--dtype", choices=DTYPES, help="of weights and activations (as generate chooses)")
     add("--kv-dtype", choices=KV_DTYPES, help="of the KV cache (as --dtype)")
-    add("--passes", type=int, default=7, help="(%(default)s)")
-    parser.set_defaults(run=_calibrate)
+    add("--passes", type=int, default=5, help="(%(default)s)")
+    parser.set_defaults(run=_calibrate, connect=launch.world)
 
 
-def _calibrate(options: argparse.Namespace, _comm) -> int:
-    from hpcdecode.perf.calibrate import Calibration
-    from hpcdecode.setup import auto_dtype
+def _calibrate(options: argparse.Namespace, comm) -> int:
+    from hpcdecode.perf.calibrate import calibrate
 
     if options.passes < 1:
-        raise UserError(f"--passes: expected an integer >= 1, got {options.passes}")
-    model = find_model(options.model, {})
-    dtype = options.dtype or auto_dtype(model)
-    profile = Calibration(model, dtype, options.kv_dtype or dtype, options.passes).profile()
+        raise UserError(f"--passes: expected an integer >= 1, got {options.passes}", everywhere=True)
+    profile = calibrate(comm, find_model(options.model, {}), options.dtype, options.kv_dtype, options.passes)
+    if profile is None:
+        return 0
     try:
         Path(options.output).write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=1))
     except OSError as error:

@@ -74,11 +74,11 @@ def predict(cost: Cost, rows: Rows, batch: int, lanes: int, r_ranks: int) -> Pla
     """The steady state with lanes of one size and R-ranks of one load."""
     own = batch / lanes
     prompts = own / (rows.steps + 1)
-    tokens, pairs = own + prompts * rows.prompt, prompts * rows.prompt * (rows.prompt + 1) / 2
+    chunk, pairs = prompts * rows.prompt, prompts * rows.prompt * (rows.prompt + 1) / 2
     shares = np.full(r_ranks, 1 / r_ranks)
-    turn = cost.lane(tokens, pairs, own * rows.peak * shares, own * shares)
+    turn = cost.lane(own + chunk, chunk, pairs, own * rows.peak * shares, own * shares)
     logits = lanes * cost.logits_seconds(own)
-    step = step_seconds([turn] * lanes) + logits
+    step = step_seconds([turn] * lanes, cost.shared) + logits
     sides = lanes * turn.s + logits, lanes * float(turn.r.max()), lanes * turn.wire
     return Plan(batch, lanes, r_ranks, rows, step, *sides)
 
