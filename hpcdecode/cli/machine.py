@@ -35,7 +35,9 @@ def _add_bench(commands) -> None:
         "bench", help="measure against the machine's limits", description="Measure one part.", allow_abbrev=False
     )
     parser.add_argument(
-        "name", choices=("attention", "prefill", "accuracy", "exchange", "pipeline", "e2e"), help="what to measure"
+        "name",
+        choices=("attention", "prefill", "accuracy", "exchange", "pipeline", "planner", "e2e"),
+        help="what to measure",
     )
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own flags; see hpcdecode bench NAME --help")
     parser.set_defaults(run=_bench, connect=launch.connect)

@@ -4,50 +4,27 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
-from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 
 from hpcdecode import launch
 from hpcdecode.attention import LayerShape, bytes_per_token
-from hpcdecode.errors import UserError
 from hpcdecode.model import SplitModel, load_split
-from hpcdecode.perf.cost import Cost
 from hpcdecode.perf.fit import Sample, fit
+from hpcdecode.perf.profile import Profile
 from hpcdecode.perf.result import machine
 from hpcdecode.perf.steady import Load, Steady
 
-_BATCHES = (4, 16, 32, 64, 128, 256)
-_SHORT, _LONG = 64, 1024  # tokens of context
-_BESIDE = 32  # sequences beside prompts, and at long contexts
-_PROMPTS = ((256, 32), (256, 128), (512, 512))  # tokens, and of them in a step
-_TWO_LANES = (64, 256, 1024)  # contexts at which both sides work at once
-_STEPS = 8
+_BATCHES = (4, 16, 32, 64, 128, 256)  # of a lane
+_SHORT = 64  # tokens of context
+_ATTENDED = ((32, 64), (128, 64), (64, 256), (16, 1024))  # sequences, tokens of context
+_BESIDE = 32  # sequences of a lane beside prompts
+_PROMPTS = ((128, 32), (256, 128), (512, 512))  # tokens, and of them in a step
+_AT_ONCE = ((64, 256), (32, 1024))  # sequences of two lanes, and contexts at which both sides have work
+_STEPS = 4
 _KV_BYTES = 1 << 30  # of an R-rank at most
-
-
-class Profile(msgspec.Struct, frozen=True):
-    """ranks: on which it was measured, 1 for one process; spread: quartiles of the passes' steps over their median."""
-
-    machine: dict[str, Any]
-    model: str
-    dtype: str
-    kv_dtype: str
-    ranks: int
-    cost: Cost
-    spread: dict[str, tuple[float, float]]
-
-
-def read(path: str) -> Profile:
-    """UserError if it is no profile."""
-    try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=Profile)
-    except (OSError, msgspec.DecodeError) as error:
-        raise UserError(f"{path}: expected a profile that hpcdecode calibrate wrote: {error}") from None
 
 
 class Calibration:
@@ -100,12 +77,10 @@ def calibrate(comm, directory: str, dtype: str | None, kv_dtype: str | None, pas
 
 
 def _loads(several: bool) -> list[Load]:
-    """several: whether S and R are ranks of their own."""
-    loads = [Load(batch, 1, _SHORT, _STEPS) for batch in _BATCHES]
-    loads += [
-        Load(2 * _BESIDE, 1, 4 * _SHORT, _STEPS),
-        Load(_BESIDE // 2, 1, _LONG, _STEPS),
-        Load(_BESIDE, 1, _LONG, _STEPS),
-    ]
-    loads += [Load(_BESIDE, 1, _SHORT, _STEPS, prompt=prompt, chunk=chunk) for prompt, chunk in _PROMPTS]
-    return loads + [Load(2 * _BESIDE, 2, context, _STEPS) for context in _TWO_LANES if several]
+    """several: whether S and R are ranks of their own, and jobs have two lanes."""
+    lanes = 2 if several else 1
+    loads = [Load(lanes * batch, lanes, _SHORT, _STEPS) for batch in _BATCHES]
+    loads += [Load(lanes * _BESIDE, lanes, _SHORT, _STEPS, prompt=p, chunk=chunk) for p, chunk in _PROMPTS]
+    loads += [Load(batch, 1, context, _STEPS) for batch, context in _ATTENDED]
+    loads += [Load(batch, 2, context, _STEPS) for batch, context in _AT_ONCE if several]
+    return list(dict.fromkeys(loads))

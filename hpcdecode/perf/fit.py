@@ -23,17 +23,22 @@ _SHARES = np.linspace(0, 1, 101)
 
 
 def fit(samples: Seq[Sample], layers: int) -> Cost:
-    """The costs that come nearest to the samples, all of which are of the same ranks. Those of one lane tell what each
-    side costs while the other waits, those of several what they cost each other."""
+    """The costs that come nearest to the samples, all of which are of the same ranks.
+
+    What the S-rank takes is seen where it always has another lane to go on with, at short contexts: it is slower after
+    a wait. What an R-rank takes is seen with one lane, where the S-rank waits meanwhile.
+    """
     loads = medians(samples)
-    single = [(load, ranks) for load, ranks in loads if load.lanes == 1]
     alone = len(loads[0][1]) == 1
-    tokens, body = _table((load.lane_batch + load.chunk, _sum(ranks[0], _BY_TOKENS)) for load, ranks in single)
-    drawn, logits = _table((load.batch, _sum(ranks[0], _BY_DRAWN)) for load, ranks in single if not load.prompt)
+    lanes, context = max(load.lanes for load, _ in loads), min(load.context for load, _ in loads)
+    busy = [(load, ranks) for load, ranks in loads if load.lanes == lanes and load.context == context]
+    plain, prompts = ([each for each in busy if bool(each[0].prompt) is kind] for kind in (False, True))
+    single = [(load, ranks) for load, ranks in loads if load.lanes == 1 and not load.prompt]
+    tokens, body = _table((load.lane_batch + load.chunk, _sum(ranks[0], _BY_TOKENS) / lanes) for load, ranks in busy)
+    drawn, logits = _table((load.lane_batch, _sum(ranks[0], _BY_DRAWN) / lanes) for load, ranks in plain)
     attend, row, begin = _attention(single, alone)
-    chunk, prefill = _line([(1, _pairs(load)) for load, _ in single if load.prompt], _of(single, 0, "prefill"))
-    appended = [max(rank.get("append", 0.0) for rank in ranks) for load, ranks in single if load.prompt]
-    (append,) = _line([(load.chunk,) for load, _ in single if load.prompt], appended)
+    chunk, prefill = _line([(lanes, lanes * _pairs(load)) for load, _ in prompts], _spent(prompts, "prefill"))
+    (append,) = _line([(lanes * load.chunk,) for load, _ in prompts], _spent(prompts, "append"))
     cost = Cost(
         layers=layers,
         tokens=tokens,
@@ -84,7 +89,7 @@ def _attention(loads: Seq[Sample], alone: bool) -> tuple[float, float, float]:
     for load, ranks in loads:
         for i, rank in enumerate(ranks if alone else ranks[1:]):
             rows = len(range(i, load.batch, max(len(ranks) - 1, 1)))
-            if rows and not load.prompt:
+            if rows:
                 sizes.append((rows * _attended(load), rows, 0 if alone else 1))
                 seconds.append(rank["attend"] if alone else _sum(rank, _R_STEP))
     return tuple(_line(sizes, seconds))
@@ -94,10 +99,9 @@ def _wired(cost: Cost, shared: float, loads: Seq[Sample]) -> Cost:
     """With the seconds of a token and the latency that are left of the S-rank's waits once the R-ranks are done."""
     sizes, left = [], []
     for load, ranks in loads:
-        if not load.prompt:
-            busy = [_sum(rank, _R_STEP) for rank in ranks[1:]]
-            sizes.append((load.batch, 2 * cost.layers))
-            left.append(max(ranks[0]["wait"] - max(*busy, shared * sum(busy)), _LEAST))
+        busy = [_sum(rank, _R_STEP) for rank in ranks[1:]]
+        sizes.append((load.batch, 2 * cost.layers))
+        left.append(max(ranks[0]["wait"] - max(*busy, shared * sum(busy)), _LEAST))
     wire, latency = _line(sizes, left)
     return replace(cost, wire=wire, latency=latency, shared=float(shared))
 
@@ -123,9 +127,9 @@ def _table(pairs: Iterable[tuple[int, float]]) -> tuple[list[int], list[float]]:
     return sorted(by_size), [median(by_size[size]) for size in sorted(by_size)]
 
 
-def _of(loads: Seq[Sample], rank: int, operation: str) -> list[float]:
-    """Of the loads with prompts."""
-    return [ranks[rank][operation] for load, ranks in loads if load.prompt]
+def _spent(loads: Seq[Sample], operation: str) -> list[float]:
+    """Of all ranks together."""
+    return [sum(rank.get(operation, 0.0) for rank in ranks) for _, ranks in loads]
 
 
 def _sum(rank: dict[str, float], operations: Seq[str]) -> float:

@@ -1,7 +1,7 @@
-"""Jobs predicted and run, close together: `mpiexec -n N python -m hpcdecode.perf.predicted MODEL FOLDER ROUNDS CASES`.
+"""Jobs predicted and run, close together, on all ranks that this module is started on: see `bench_planner.py`.
 
-The model is loaded once. Every round is a pass of the calibration and a run of every case; predictions are made in the
-end from all passes. Rank 0 prints a JSON object, case by case: predicted and measured tokens/s.
+The model is loaded once. Between passes of the calibration every case is run; predictions are made in the end from all
+passes. The S-rank prints a Report as JSON.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import io
 import json
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -20,9 +21,10 @@ from hpcdecode import launch
 from hpcdecode.generate import generate
 from hpcdecode.job import Job
 from hpcdecode.model import SplitModel, load_split
-from hpcdecode.perf import lengths
+from hpcdecode.perf import lengths, planner
 from hpcdecode.perf.calibrate import Calibration
 from hpcdecode.perf.cost import Cost
+from hpcdecode.perf.profile import Profile
 from hpcdecode.perf.simulator import World, simulate
 from hpcdecode.sampling.params import SamplingParams
 from hpcdecode.schedule.auto import load_limit, split
@@ -111,19 +113,27 @@ class Runner:
         return figures["tokens_per_second"], figures["peak_load_tokens"]
 
 
-def main(directory: str, folder: str, rounds: int, cases: list[Case]) -> dict[str, Found] | None:
-    """By case, on the lead. rounds: of a pass of the calibration and a run of each case."""
+class Report(msgspec.Struct):
+    """Of all cases, by their text; choice: what the planner takes for the rows of the first, where it was asked."""
+
+    found: dict[str, Found]
+    choice: str | None
+
+
+def main(directory: str, folder: str, rounds: int, cases: list[Case], choosing: bool) -> Report | None:
+    """On the lead. rounds: runs of every case; choosing: add what the planner takes."""
     team = launch.assemble(launch.connect(), 1)
     team.pin()
     model = load_split(directory, dtype="bfloat16") if team.lead else None
     calibration = Calibration(team, model, directory, None)
     runner = Runner(team, model, Path(directory), Path(folder))
-    runs: dict[Case, list[tuple[float, int]]] = {case: [] for case in cases}
-    for _ in range(rounds):
-        calibration.measure()
-        for case in cases:
-            runs[case].append(runner.run(case))
     calibration.measure()
+    choice = team.broadcast(chosen(calibration.profile(), cases) if choosing else None, Case | None)
+    runs: dict[Case, list[tuple[float, int]]] = {case: [] for case in (*cases, *([choice] if choice else ()))}
+    for _ in range(rounds):
+        for case in runs:
+            runs[case].append(runner.run(case))
+        calibration.measure()
     if not team.lead:
         return None
     cost = calibration.profile().cost
@@ -131,10 +141,23 @@ def main(directory: str, folder: str, rounds: int, cases: list[Case]) -> dict[st
     for case, own in runs.items():
         speed, load = predict(cost, case, len(team.r_ranks), 1 if team.comm is None else 2)
         found[str(case)] = Found(speed, [rate for rate, _ in own], load, own[0][1])
-    return found
+    return Report(found, str(choice) if choice else None)
+
+
+def chosen(profile: Profile, cases: list[Case]) -> Case:
+    """The planner's B and F for the rows of the cases, with room for the largest of their batches."""
+    own = cases[0].lengths()
+    prompt, new = (sum(row[i] for row in own) / len(own) for i in (0, 1))
+    rows = planner.Rows(prompt, new - 1, len(own))
+    parts = max(profile.ranks - 1, 1)
+    capacity = int(max(case.batch for case in cases) * rows.peak / planner.FULL / parts) + 1
+    choice = replace(planner.choice(capacity, profile.ranks - 1, True), lanes=(1 if profile.ranks == 1 else 2,))
+    plan = planner.choose(profile.cost, rows, choice)
+    return msgspec.structs.replace(cases[0], batch=plan.batch, period=rows.period)
 
 
 if __name__ == "__main__":
-    result = main(*sys.argv[1:3], int(sys.argv[3]), msgspec.json.decode(sys.argv[4], type=list[Case]))
-    if result is not None:
-        print(msgspec.json.encode(result).decode())
+    cases = msgspec.json.decode(sys.argv[4], type=list[Case])
+    report = main(sys.argv[1], sys.argv[2], int(sys.argv[3]), cases, sys.argv[5] == "choose")
+    if report is not None:
+        print(msgspec.json.encode(report).decode())
