@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from hpcdecode.perf.cost import Cost, ModelSize
 
 _WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int4": 0.5}  # bytes, without scales
+_PERPLEXITY = {"bfloat16": 1.0, "int8": 0.9999, "int4": 1.011}  # of the demo model: bench accuracy
 
 
 def _add_simulate(commands) -> None:
@@ -70,7 +72,7 @@ def _add_schedule(group) -> None:
     add(
         "--load-limit", type=int, metavar="TOKENS", help="that a step may attend to under load-control (the level load)"
     )
-    add("--lanes", type=int, default=2, metavar="L", help="(%(default)s)")
+    add("--lanes", type=int, metavar="L", help="(2, or 1 in one process)")
     add(
         "--prefill-tokens", type=int, default=512, metavar="N", help="most prompt tokens a step of a lane (%(default)s)"
     )
@@ -114,8 +116,6 @@ def _simulate(options: argparse.Namespace, _comm) -> int:
     from hpcdecode.report.plot import canvas
 
     _check(options)
-    if options.batch < options.lanes:
-        raise UserError(f"--batch: expected at least one sequence a lane ({options.lanes}), got {options.batch}")
     pyplot = canvas() if options.output else None
     rows = _rows(options)
     world = _world(options, rows)
@@ -160,12 +160,12 @@ class Machine(NamedTuple):
     capacity: int
 
 
-def _machine(options: argparse.Namespace) -> Machine:
+def _machine(options: argparse.Namespace, size: ModelSize | None = None) -> Machine:
     from hpcdecode.perf.cost import ModelSize, of_devices
     from hpcdecode.perf.hardware import device
     from hpcdecode.perf.profile import read
 
-    size, width = ModelSize.of(find_model(options.model, {})), _WIDTHS[options.kv_dtype]
+    size, width = size or ModelSize.of(find_model(options.model, {})), _WIDTHS[options.kv_dtype]
     link, latency = options.link * 1e9 / 8, options.latency * 1e-6
     if options.profile is None:
         ranks = 4 if options.r_ranks is None else options.r_ranks
@@ -191,12 +191,15 @@ def _world(options: argparse.Namespace, rows):
     from hpcdecode.schedule.limits import Limits
 
     machine = _machine(options)
+    lanes = options.lanes or (2 if machine.r_ranks else 1)
+    if options.batch < lanes:
+        raise UserError(f"--batch: expected at least one sequence a lane ({lanes}), got {options.batch}")
     steps = max(int(rows.most.max()) - 1, 1)
     period = min(options.period or max(steps // PERIODS, 1), steps)
     load = options.load_limit or int(options.batch * (rows.prompt.mean() + (steps + period) / 2))
     limits = [
         Limits(b, period, steps, options.prefill_tokens, None, 0, options.schedule, load * b // options.batch)
-        for b in split(options.batch, options.lanes)
+        for b in split(options.batch, lanes)
     ]
     return World(machine.cost, [machine.capacity] * max(machine.r_ranks, 1), limits)
 
@@ -236,7 +239,20 @@ def _plan(options: argparse.Namespace, _comm) -> int:
         single = planner.alone(machine.cost, token_bytes / (s.bandwidth * BANDWIDTH), rows, room)
     prices = options.s_price, options.r_price
     print(planner.text(plan, more, single, capacity, machine.size, prices, bool(options.profile)))
+    if not options.profile:
+        print("KV cache in", "; ".join(_kv_choices(options, machine.size, rows)))
     return 0
+
+
+def _kv_choices(options: argparse.Namespace, size: ModelSize, rows) -> Iterator[str]:
+    """What the planner's choice would reach with each data type, and what that costs in quality."""
+    from hpcdecode.perf import planner
+
+    for name, perplexity in _PERPLEXITY.items():
+        machine = _machine(argparse.Namespace(**{**vars(options), "kv_dtype": name}), size)
+        choice = planner.choice(machine.capacity, machine.r_ranks, False, options.latency_limit)
+        speed = planner.choose(machine.cost, rows, choice).tokens_per_second
+        yield f"{name}: {speed:,.0f} tokens/s, perplexity x {perplexity:g}"
 
 
 COMMANDS = (_add_calibrate, _add_simulate, _add_plan)

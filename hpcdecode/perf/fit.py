@@ -138,7 +138,7 @@ def _sum(rank: dict[str, float], operations: Seq[str]) -> float:
 
 def _attended(load: Load) -> float:
     """Tokens of a sequence in the mean step."""
-    return load.context + (load.steps + 1) / 2
+    return load.context + 1 + (load.steps + 1) / 2
 
 
 def _pairs(load: Load) -> float:

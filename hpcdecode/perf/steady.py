@@ -22,6 +22,7 @@ from hpcdecode.schedule.limits import Limits
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.plan import Plan
 from hpcdecode.schedule.sequence import Sequence
+from hpcdecode.schedule.step import Step
 from hpcdecode.schedule.stops import Stops
 from hpcdecode.timeline import Timeline
 from hpcdecode.workers.r_part import RPart
@@ -54,12 +55,12 @@ class Load:
     @property
     def prompts(self) -> int:
         """Of every lane; the last is complete in the last step."""
-        return self.steps * self.chunk // self.prompt if self.prompt else 0
+        return (self.steps + 1) * self.chunk // self.prompt if self.prompt else 0
 
     @property
     def limits(self) -> Limits:
         """Of a lane: beside its sequences, one prompt after the other."""
-        return Limits(self.lane_batch + 1, 1, self.steps, max(self.chunk, 1), None, schedule="fifo")
+        return Limits(self.lane_batch + 1, 1, self.steps + 1, max(self.chunk, 1), None, schedule="fifo")
 
 
 class Steady:
@@ -72,22 +73,24 @@ class Steady:
         self.kv_dtype = kv_dtype or self.dtype
 
     def run(self, load: Load) -> list[dict[str, float]]:
-        """Seconds of a step by operation, of every rank on every rank; `step` of the S-rank is that of all lanes."""
+        """Seconds of a step by operation, of every rank on every rank; `step` of the S-rank is that of all lanes.
+
+        One more step comes first, which the S-rank does not count: threads and caches are cold in it.
+        """
         timeline = Timeline()
         part = self._part(load, timeline) if self.team.me.has_r else None
         links = self._links(load, part)
         self.team.gather_all(0, int)  # all are filled
         timeline.enter("other")
-        before, seconds = timeline.shares(), 0.0
         if self.model:
-            seconds = self._run_s(load, links, timeline, part)
+            own = self._run_s(load, links, timeline, part)
         else:
-            turns = Turns()
+            before, turns = timeline.shares(), Turns()
             serve([lane_program(i, link, part, turns) for i, link in enumerate(links)], timeline)
+            own = _since(before, timeline, load.steps + 1)
         for link in links if self.team.comm else ():
             link.close()
-        own = {o: (s - before.get(o, 0.0)) / load.steps for o, s in timeline.shares().items()}
-        return self.team.gather_all({**own, "step": seconds / load.steps}, dict[str, float])
+        return self.team.gather_all({**own, "step": sum(own.values())}, dict[str, float])
 
     def _links(self, load: Load, part: RPart | None) -> list:
         """Of all lanes, this rank's end."""
@@ -126,7 +129,7 @@ class Steady:
 
     def _s_work(self, load: Load) -> Callable[[], float]:
         """Runs the S-rank's steps when attention takes no time; returns the seconds of one."""
-        return lambda: self._run_s(load, [_NoLink()] * load.lanes, Timeline()) / load.steps
+        return lambda: sum(self._run_s(load, [_NoLink()] * load.lanes, Timeline()).values())
 
     def _r_work(self, load: Load) -> Callable[[], float]:
         """Runs a step's attention on this R-rank when its rows are there at once; returns its seconds."""
@@ -163,23 +166,25 @@ class Steady:
         i = np.arange(load.lane_batch)
         return np.stack([i % self.parts, load.limits.slots - 1 - i], axis=1).astype(np.int32)
 
-    def _run_s(self, load: Load, links: list[SLink], timeline: Timeline, part: RPart | None = None) -> float:
+    def _run_s(self, load: Load, links: list[SLink], timeline: Timeline, part: RPart | None = None) -> dict[str, float]:
         injectors = [self._injector(lane, load) for lane in range(load.lanes)]
+        before: dict[str, float] = {}
+        injectors[0].second = lambda: before.update(timeline.shares())
         me, store = self.team.me, part.store if part else None
         cpus = me.cpus if me.pinned else None
         prompts = PromptAttention(self.shapes, dtype=self.dtype, threads=me.threads, cpus=cpus, beside=store)
         worker = SRank(self.model, self.shapes, links, injectors, _NoSink(), Stops(), prompts, timeline)
         worker.run(lambda: None)
-        return worker.seconds
+        return _since(before, timeline, load.steps)
 
-    def _injector(self, lane: int, load: Load) -> Injector:
+    def _injector(self, lane: int, load: Load) -> _Injector:
         """With all its sequences decoding, and the prompts to come."""
         placement = Placement([1 << 40] * self.parts, 1, load.lanes)
-        injector = Injector(lane, _Prompts(load), placement, load.limits, Stops())
+        injector = _Injector(lane, _Prompts(load), placement, load.limits, Stops())
         params = SamplingParams(ignore_eos=True)
         for (rank, slot), line in zip(self._decode(load).tolist(), range(load.lane_batch), strict=True):
             prompt = Prompt(line, str(line), [_TOKEN] * load.context, params)
-            sequence = Sequence(prompt, load.steps + 1, lane, rank=rank, slot=slot, prefilled=load.context)
+            sequence = Sequence(prompt, load.steps + 2, lane, rank=rank, slot=slot, prefilled=load.context)
             sequence.generated.append(_TOKEN)
             sequence.family.append(sequence)
             injector.families[line] = sequence.family
@@ -203,7 +208,7 @@ class Steady:
         random = torch.randn(_FILL, max(s.kv_columns for s in self.shapes)).to(getattr(torch, self.dtype))
         for lane in range(load.lanes):
             for slot in (self._decode(load)[self._rank :: self.parts, 1] + slots * lane).tolist():
-                self._fill(store, slot, load.context + load.steps, random)  # so that no step touches new memory
+                self._fill(store, slot, load.context + load.steps + 1, random)  # so that no step touches new memory
                 store.truncate(slot, load.context)
         return RPart(store, [None] * len(self.shapes), timeline)
 
@@ -213,6 +218,24 @@ class Steady:
             store.extend([slot], [count])
             for layer, shape in enumerate(self.shapes):
                 store.append(layer, [slot], [count], random[:count, : shape.kv_columns].contiguous())
+
+
+def _since(before: dict[str, float], timeline: Timeline, steps: int) -> dict[str, float]:
+    """Seconds of a step by operation."""
+    return {o: (s - before.get(o, 0.0)) / steps for o, s in timeline.shares().items()}
+
+
+class _Injector(Injector):
+    """Calls `second` before its second step."""
+
+    second: Callable[[], None] | None = None
+    _steps = 0
+
+    def next_step(self, now: int) -> Step:
+        self._steps += 1
+        if self._steps == 2 and self.second:
+            self.second()
+        return super().next_step(now)
 
 
 class _NoLink:
