@@ -57,19 +57,19 @@ def measured(cost: Cost, load: Load, r_ranks: int) -> list[dict[str, float]]:
 
 def test_one_process():
     cost = fit([(load, measured(KNOWN, load, 0)) for load in loads(1)], LAYERS)
-    assert cost.tokens == [4, 16, 64, 128, 576] and cost.shared == 1
+    assert cost.tokens == [4, 64, 128, 576] and cost.shared == 1
     for name in ("attend", "row", "prefill", "chunk", "append"):
         assert getattr(cost, name) == pytest.approx(getattr(KNOWN, name), rel=1e-6)
     assert cost.body_seconds(100) == pytest.approx(KNOWN.body_seconds(100))
     assert cost.logits_seconds(200) == pytest.approx(KNOWN.logits_seconds(200))
 
 
-@pytest.mark.parametrize("shared", [0.3, 0.7])
+@pytest.mark.parametrize("shared", [0.5, 0.7])
 def test_ranks_that_share_cores(shared):
     known = Cost(**{**{f: getattr(KNOWN, f) for f in KNOWN.__struct_fields__}, "shared": shared, "begin": 1e-3})
     samples = [(load, measured(known, load, 2)) for load in loads(2)]
     cost = fit(samples, LAYERS)
-    assert cost.shared == pytest.approx(shared, abs=0.1) and cost.attend == pytest.approx(known.attend, rel=1e-3)
+    assert cost.shared == pytest.approx(shared, abs=0.05) and cost.attend == pytest.approx(known.attend, rel=1e-3)
     for load, ranks in samples:
         assert predicted(cost, load, 3) == pytest.approx(ranks[0]["step"], rel=0.1)
 
