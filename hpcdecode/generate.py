@@ -24,11 +24,13 @@ from hpcdecode.errors import RowProblem, UserError
 from hpcdecode.job import STDIN, Job
 from hpcdecode.launch import Team
 from hpcdecode.model import SplitModel
+from hpcdecode.perf.auto import planned, profile_for
 from hpcdecode.report import text
 from hpcdecode.report.figures import Metrics, summarize, versions
 from hpcdecode.report.progress import Progress
 from hpcdecode.report.stages import Stages
 from hpcdecode.report.trace import check_path, clock_offset, write_trace
+from hpcdecode.schedule.auto import LOOKAHEAD
 from hpcdecode.setup import Scale, auto_dtype, device_of, together
 from hpcdecode.signals import Signals
 from hpcdecode.timeline import Timeline
@@ -77,8 +79,11 @@ def _generate(job: Job, team: Team, timeline: Timeline, signals: Signals, model:
     engine = Engine(job, team, model, timeline)
     together(team, lambda: _check_params(job, engine.tokenizer) if team.lead else None)
     stages.done("model")
+    profile = together(team, lambda: profile_for(job.profile, engine) if team.lead and job.profile else None)
     signals.hold_interrupts()
     desk = _open_desk(job, engine, begin) if begin else None
+    if desk and profile:
+        engine.options = planned(profile, engine, *desk.feed.preview(LOOKAHEAD))
     scale = engine.scale(desk)
     if desk:
         stages.done("rows")

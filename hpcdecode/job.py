@@ -116,6 +116,7 @@ class Job(EngineOptions, frozen=True, kw_only=True):
     limit: int | None = None  # rows to take at most, of all shards together
     shard: Shard | None = None  # of the rows; None for all
     max_errors: int | None = None  # rows that may be unusable before the job stops
+    profile: str | None = None  # of calibrate: what B, F and lanes are chosen by
     trace: str | None = None  # file for a trace of all ranks
     checkpoint_every: float = 5.0  # seconds between commits of what is finished and what is in flight
     stall_timeout: float = 300.0  # seconds that a rank may be without progress; 0 for ever

@@ -18,7 +18,7 @@ from hpcdecode.launch import Rank, Team
 from hpcdecode.memory import available_bytes
 from hpcdecode.model import SplitModel, load_split
 from hpcdecode.model.config import read_config
-from hpcdecode.schedule.auto import choose, load_limit, split
+from hpcdecode.schedule.auto import choose, load_limit, mean_prompt, split
 from hpcdecode.schedule.limits import Limits
 
 T = TypeVar("T")
@@ -157,7 +157,7 @@ def choose_scale(options: EngineOptions, team: Team, first: list[Prompt], all_ro
     batch, period, steps = choose(options.batch, options.period, first, all_rows, 1, capacity)
     most = max([p.params.samples for p in first], default=1)  # a row is run by one lane
     batch = max(batch, len(team.s_ranks))
-    load = options.load_limit or load_limit(batch, period, steps, first, capacity)
+    load = options.load_limit or load_limit(batch, period, steps, mean_prompt(first), capacity)
     shares = split(batch, len(team.s_ranks))
     lanes = options.lanes or (2 if apart(team) else 1)  # one device has nothing to overlap
     return Scale(batch, period, steps, load, [split(share, max(min(lanes, share // most), 1)) for share in shares])

@@ -136,6 +136,8 @@ def _add_size(group) -> None:
     add("--period", type=_count, metavar="F", help="steps between two injections")
     add("--schedule", choices=SCHEDULES, help=f"when rows enter ({_DEFAULTS['schedule']})")
     add("--load-limit", type=_count, metavar="TOKENS", help="that a step may attend to under load-control")
+    help = "of hpcdecode calibrate on as many ranks: batch, period and lanes are the planner's, for many rows"
+    add("--profile", metavar="FILE", help=help)
     add("--lanes", type=_count, metavar="L", help="mini-batches in flight per S-rank (2, or 1 in one process)")
     help = f"most prompt tokens a step of a lane ({_DEFAULTS['prefill_tokens']})"
     add("--prefill-tokens", type=int, metavar="N", help=help)

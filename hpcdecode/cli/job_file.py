@@ -18,8 +18,8 @@ _PARSED = {"kv_memory": parse_bytes, "shard": Shard.parse}  # where they are str
 def read_job_file(path: str) -> dict[str, Any]:
     """The values of a job file, by the names of Job and SamplingParams.
 
-    Relative paths in it (`prompts`, `model`, `output`, `trace`) start at the file's folder. Raises UserError for a file
-    that is no TOML, a key that no flag has, and a value of the wrong type.
+    Relative paths in it (`prompts`, `model`, `output`, `trace`, `profile`) start at the file's folder. Raises UserError
+    for a file that is no TOML, a key that no flag has, and a value of the wrong type.
     """
     kinds, values = _kinds(), read_toml(path)
     unknown = sorted(values.keys() - kinds.keys())
@@ -60,6 +60,6 @@ def _from_folder(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
         values["prompts"] = tuple(p if p == STDIN else str(folder / p) for p in values["prompts"])
     if values.get("model", DEMO) != DEMO:
         values["model"] = str(folder / values["model"])
-    for name in values.keys() & {"output", "trace"}:
+    for name in values.keys() & {"output", "trace", "profile"}:
         values[name] = str(folder / values[name])
     return values

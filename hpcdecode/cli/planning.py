@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from hpcdecode import launch
 from hpcdecode.errors import UserError
 from hpcdecode.job import DTYPES, KV_DTYPES, SCHEDULES, find_model, parse_bytes
 
+if TYPE_CHECKING:
+    from hpcdecode.perf.cost import Cost, ModelSize
+
 _WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int4": 0.5}  # bytes, without scales
+_PERPLEXITY = {"bfloat16": 1.0, "int8": 0.9999, "int4": 1.011}  # of the demo model: bench accuracy
 
 
 def _add_simulate(commands) -> None:
@@ -33,10 +40,10 @@ def _add_simulate(commands) -> None:
 def _add_machine(group) -> None:
     add = group.add_argument
     add("--model", required=True, metavar="DIR", help="its config.json is enough")
-    add("--profile", metavar="FILE", help="of hpcdecode calibrate, in place of data sheets: S and R as measured there")
+    add("--profile", metavar="FILE", help="of hpcdecode calibrate, in place of data sheets")
     add("--s-device", default="a10", metavar="NAME", help="of the S-rank (%(default)s)")
     add("--r-device", default="epyc-7003", metavar="NAME", help="of an R-rank (%(default)s)")
-    add("--r-ranks", type=int, default=4, metavar="P", help="of an S-rank (%(default)s); 0: one process is both")
+    add("--r-ranks", type=int, metavar="P", help="of an S-rank (4; with --profile as measured); 0: one process is both")
     add("--shards", type=int, default=1, metavar="N", help="such worlds, each with its share of the rows (1)")
     add("--kv-memory", type=parse_bytes, default="128G", metavar="SIZE", help="of an R-rank (%(default)s)")
     add("--kv-dtype", choices=_WIDTHS, default="bfloat16", help="(%(default)s)")
@@ -65,7 +72,7 @@ def _add_schedule(group) -> None:
     add(
         "--load-limit", type=int, metavar="TOKENS", help="that a step may attend to under load-control (the level load)"
     )
-    add("--lanes", type=int, default=2, metavar="L", help="(%(default)s)")
+    add("--lanes", type=int, metavar="L", help="(2, or 1 in one process)")
     add(
         "--prefill-tokens", type=int, default=512, metavar="N", help="most prompt tokens a step of a lane (%(default)s)"
     )
@@ -74,9 +81,9 @@ def _add_schedule(group) -> None:
 def _add_calibrate(commands) -> None:
     parser = commands.add_parser(
         "calibrate",
-        help="measure what a model costs on this machine, for simulate",
-        description="Measure the slices by tokens, the logits, attention by context and the prompts' attention, each "
-        "alone on all cores of this process.",
+        help="measure what a model costs on this machine, for plan, simulate and generate",
+        description="Measure lanes in their steady state at a range of batches, contexts and prompts, on one process "
+        "or, under mpiexec or srun, on one S-rank and its R-ranks side by side as a job runs on them.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -84,19 +91,18 @@ def _add_calibrate(commands) -> None:
     add("-o", "--output", required=True, metavar="FILE.json")
     add("--dtype", choices=DTYPES, help="of weights and activations (as generate chooses)")
     add("--kv-dtype", choices=KV_DTYPES, help="of the KV cache (as --dtype)")
-    add("--passes", type=int, default=7, help="(%(default)s)")
-    parser.set_defaults(run=_calibrate)
+    add("--passes", type=int, default=5, help="(%(default)s)")
+    parser.set_defaults(run=_calibrate, connect=launch.world)
 
 
-def _calibrate(options: argparse.Namespace, _comm) -> int:
-    from hpcdecode.perf.calibrate import Calibration
-    from hpcdecode.setup import auto_dtype
+def _calibrate(options: argparse.Namespace, comm) -> int:
+    from hpcdecode.perf.calibrate import calibrate
 
     if options.passes < 1:
-        raise UserError(f"--passes: expected an integer >= 1, got {options.passes}")
-    model = find_model(options.model, {})
-    dtype = options.dtype or auto_dtype(model)
-    profile = Calibration(model, dtype, options.kv_dtype or dtype, options.passes).profile()
+        raise UserError(f"--passes: expected an integer >= 1, got {options.passes}", everywhere=True)
+    profile = calibrate(comm, find_model(options.model, {}), options.dtype, options.kv_dtype, options.passes)
+    if profile is None:
+        return 0
     try:
         Path(options.output).write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=1))
     except OSError as error:
@@ -110,10 +116,6 @@ def _simulate(options: argparse.Namespace, _comm) -> int:
     from hpcdecode.report.plot import canvas
 
     _check(options)
-    if options.r_ranks < 0 or (options.r_ranks == 0 and (options.lanes > 1 or not options.profile)):
-        raise UserError("--r-ranks: expected a number >= 1, or 0 with --profile and --lanes 1 (one process)")
-    if options.batch < options.lanes:
-        raise UserError(f"--batch: expected at least one sequence a lane ({options.lanes}), got {options.batch}")
     pyplot = canvas() if options.output else None
     rows = _rows(options)
     world = _world(options, rows)
@@ -148,21 +150,39 @@ def _rows(options: argparse.Namespace):
     return lengths.poisson(rows, options.rate, options.seed) if options.rate else rows
 
 
-def _cost(options: argparse.Namespace):
-    """The model's size, its cost, and how many KV tokens an R-rank holds."""
-    from hpcdecode.perf.calibrate import read
+class Machine(NamedTuple):
+    """size: of the model; r_ranks: 0 for one process; capacity: KV tokens of an R-rank."""
+
+    size: ModelSize
+    cost: Cost
+    r_ranks: int
+    measured: bool  # with these R-ranks side by side
+    capacity: int
+
+
+def _machine(options: argparse.Namespace, size: ModelSize | None = None) -> Machine:
     from hpcdecode.perf.cost import ModelSize, of_devices
     from hpcdecode.perf.hardware import device
+    from hpcdecode.perf.profile import read
 
-    size, width = ModelSize.of(find_model(options.model, {})), _WIDTHS[options.kv_dtype]
+    size, width = size or ModelSize.of(find_model(options.model, {})), _WIDTHS[options.kv_dtype]
     link, latency = options.link * 1e9 / 8, options.latency * 1e-6
-    if options.profile:
-        cost = read(options.profile).cost
-        if options.r_ranks:
-            cost = msgspec.structs.replace(cost, wire=size.wire_bytes / link, latency=latency)
-    else:
+    if options.profile is None:
+        ranks = 4 if options.r_ranks is None else options.r_ranks
+        if ranks < 1:
+            raise UserError(f"--r-ranks: expected a number >= 1, or 0 with --profile (one process), got {ranks}")
         cost = of_devices(size, device(options.s_device), device(options.r_device), link, latency, width)
-    return size, cost, int(options.kv_memory / size.kv_bytes(width))
+        return Machine(size, cost, ranks, False, int(options.kv_memory / size.kv_bytes(width)))
+    profile = read(options.profile)
+    capacity = int(options.kv_memory / size.kv_bytes(_WIDTHS[profile.kv_dtype]))
+    measured = profile.ranks - 1
+    if options.r_ranks in (None, measured):
+        return Machine(size, profile.cost, measured, True, capacity)
+    if measured or options.r_ranks < 0:
+        raise UserError(f"--r-ranks: expected {measured}, as {options.profile} was measured on, got {options.r_ranks}")
+    wire = size.wire_bytes / link
+    cost = msgspec.structs.replace(profile.cost, wire=wire, latency=latency, shared=0.0)
+    return Machine(size, cost, options.r_ranks, False, capacity)
 
 
 def _world(options: argparse.Namespace, rows):
@@ -170,15 +190,18 @@ def _world(options: argparse.Namespace, rows):
     from hpcdecode.schedule.auto import PERIODS, split
     from hpcdecode.schedule.limits import Limits
 
-    _, cost, capacity = _cost(options)
+    machine = _machine(options)
+    lanes = options.lanes or (2 if machine.r_ranks else 1)
+    if options.batch < lanes:
+        raise UserError(f"--batch: expected at least one sequence a lane ({lanes}), got {options.batch}")
     steps = max(int(rows.most.max()) - 1, 1)
     period = min(options.period or max(steps // PERIODS, 1), steps)
     load = options.load_limit or int(options.batch * (rows.prompt.mean() + (steps + period) / 2))
     limits = [
         Limits(b, period, steps, options.prefill_tokens, None, 0, options.schedule, load * b // options.batch)
-        for b in split(options.batch, options.lanes)
+        for b in split(options.batch, lanes)
     ]
-    return World(cost, [capacity] * max(options.r_ranks, 1), limits)
+    return World(machine.cost, [machine.capacity] * max(machine.r_ranks, 1), limits)
 
 
 def _add_plan(commands) -> None:
@@ -202,21 +225,34 @@ def _plan(options: argparse.Namespace, _comm) -> int:
     from hpcdecode.perf.hardware import BANDWIDTH, device
 
     _check(options)
-    if options.r_ranks < 1:
-        raise UserError(f"--r-ranks: expected a number >= 1, got {options.r_ranks}")
-    lengths = _rows(options)
-    rows = planner.Rows(float(lengths.prompt.mean()), max(float(lengths.new.mean()) - 1, 1.0))
-    size, cost, capacity = _cost(options)
-    plan = planner.choose(cost, rows, capacity, options.r_ranks, options.latency_limit)
-    more = planner.one_more(cost, plan, capacity, options.latency_limit)
-    single = None
+    lengths, machine = _rows(options), _machine(options)
+    rows = planner.Rows(float(lengths.prompt.mean()), max(float(lengths.new.mean()) - 1, 1.0), len(lengths))
+    capacity = machine.capacity
+    choice = planner.choice(capacity, machine.r_ranks, machine.measured, options.latency_limit)
+    plan = planner.choose(machine.cost, rows, choice)
+    more, single = None, None
+    if not machine.measured:
+        more = planner.one_more(machine.cost, plan, choice)
     if not options.profile:
-        s, token_bytes = device(options.s_device), size.kv_bytes(_WIDTHS[options.kv_dtype])
-        room = int(max(s.memory - size.weight_bytes, 0) / token_bytes)
-        single = planner.alone(cost, token_bytes / (s.bandwidth * BANDWIDTH), rows, room)
+        s, token_bytes = device(options.s_device), machine.size.kv_bytes(_WIDTHS[options.kv_dtype])
+        room = int(max(s.memory - machine.size.weight_bytes, 0) / token_bytes)
+        single = planner.alone(machine.cost, token_bytes / (s.bandwidth * BANDWIDTH), rows, room)
     prices = options.s_price, options.r_price
-    print(planner.text(plan, more, single, capacity, size, prices, bool(options.profile)))
+    print(planner.text(plan, more, single, capacity, machine.size, prices, bool(options.profile)))
+    if not options.profile:
+        print("KV cache in", "; ".join(_kv_choices(options, machine.size, rows)))
     return 0
+
+
+def _kv_choices(options: argparse.Namespace, size: ModelSize, rows) -> Iterator[str]:
+    """What the planner's choice would reach with each data type, and what that costs in quality."""
+    from hpcdecode.perf import planner
+
+    for name, perplexity in _PERPLEXITY.items():
+        machine = _machine(argparse.Namespace(**{**vars(options), "kv_dtype": name}), size)
+        choice = planner.choice(machine.capacity, machine.r_ranks, False, options.latency_limit)
+        speed = planner.choose(machine.cost, rows, choice).tokens_per_second
+        yield f"{name}: {speed:,.0f} tokens/s, perplexity x {perplexity:g}"
 
 
 COMMANDS = (_add_calibrate, _add_simulate, _add_plan)

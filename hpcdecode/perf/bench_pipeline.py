@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> dict | None:
         args.work.mkdir(parents=True, exist_ok=True)
         model = load_split(checkpoint(args.work, args.model), dtype="bfloat16")
     shapes = team.broadcast(list(model.attends) if model else None, list[LayerShape])
-    steady = Steady(args.comm, team.me, shapes, model)
+    steady = Steady(team, shapes, model)
     most = max(args.lanes)
     context = args.context or _balanced(steady, Load(args.batch, most, _TRIAL, args.steps))
     loads = [
@@ -76,7 +76,7 @@ def _balanced(steady: Steady, trial: Load) -> int:
     for _ in range(_TRIALS):
         s, r = steady.at_once(trial)
         context = int(min(max(trial.context * s / r, _SHORTEST), _LONGEST))
-        trial = dataclasses.replace(trial, context=launch.broadcast(steady.comm, context, int))
+        trial = dataclasses.replace(trial, context=steady.team.broadcast(context, int))
     return trial.context
 
 

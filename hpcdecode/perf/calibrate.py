@@ -1,156 +1,86 @@
-"""A machine's costs, measured: every part alone, on all cores that this process was given."""
+"""A model's costs on this machine, measured: lanes in their steady state, on the ranks that a job would run on."""
 
 from __future__ import annotations
 
-import os
-import statistics
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from collections import defaultdict
+from dataclasses import replace
+from statistics import median
 
-import msgspec
 import numpy as np
 import torch
 
-from hpcdecode.attention import KvStore, LayerShape, PromptAttention, bytes_per_token, capacity_for, open_store
-from hpcdecode.errors import UserError
+from hpcdecode import launch
+from hpcdecode.attention import LayerShape, bytes_per_token
 from hpcdecode.model import SplitModel, load_split
-from hpcdecode.perf.cost import Cost
-from hpcdecode.perf.result import machine, seconds_of
+from hpcdecode.perf.fit import Sample, fit
+from hpcdecode.perf.profile import Profile
+from hpcdecode.perf.result import machine
+from hpcdecode.perf.steady import Load, Steady
 
-_TOKENS = (1, 8, 32, 64, 128, 256, 512)
-_CONTEXTS = (64, 256, 1024, 4096)
-_SEQUENCES = 64  # at each of them, or as many as fit in _KV_BYTES
-_KV_BYTES = 512 << 20
-_PROMPT = 512  # tokens
-
-
-class Profile(msgspec.Struct, frozen=True):
-    """cost: with nothing on the wire; spread: quartiles of single passes over their median, by what was measured."""
-
-    machine: dict[str, Any]
-    model: str
-    dtype: str
-    kv_dtype: str
-    cost: Cost
-    spread: dict[str, tuple[float, float]]
-
-
-def read(path: str) -> Profile:
-    """UserError if it is no profile."""
-    try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=Profile)
-    except (OSError, msgspec.DecodeError) as error:
-        raise UserError(f"{path}: expected a profile that hpcdecode calibrate wrote: {error}") from None
+_BATCHES = (4, 16, 32, 64, 128, 256)  # of a lane
+_SHORT = 64  # tokens of context
+_ATTENDED = ((32, 64), (128, 64), (64, 256), (16, 1024))  # sequences, tokens of context
+_BESIDE = 32  # sequences of a lane beside prompts
+_PROMPTS = ((160, 32), (640, 128), (512, 512))  # tokens, and of them in a step: all of _STEPS + 1
+_AT_ONCE = ((64, 256), (32, 1024))  # sequences of two lanes, and contexts at which both sides have work
+_STEPS = 4
+_KV_BYTES = 1 << 30  # of an R-rank at most
 
 
 class Calibration:
-    """Measures a model on this process's cores. Figures are medians of `passes`, after one that is not counted."""
+    """Measures a model on one S-rank and the R-ranks of a team, or on one process that is both. Every rank calls the
+    same methods. model: on the S-rank."""
 
-    def __init__(self, directory: str, dtype: str, kv_dtype: str, passes: int):
-        self.directory, self.dtype, self.kv_dtype, self.passes = directory, dtype, kv_dtype, passes
-        self.cpus = sorted(os.sched_getaffinity(0))
-        torch.set_num_threads(len(self.cpus))
-        self.model: SplitModel = load_split(directory, dtype=dtype)
-        self.shapes: tuple[LayerShape, ...] = self.model.attends
-        self.spread: dict[str, tuple[float, float]] = {}
+    def __init__(self, team: launch.Team, model: SplitModel | None, directory: str, kv_dtype: str | None):
+        torch.set_num_threads(team.me.threads)
+        shapes = team.broadcast(list(model.attends) if model else None, list[LayerShape])
+        self.team, self.directory = team, directory
+        self.steady = Steady(team, shapes, model, kv_dtype)
+        width = bytes_per_token(shapes, self.steady.kv_dtype)
+        room = int(_KV_BYTES / width) * len(team.r_ranks)
+        self.loads = [load for load in _loads(team.comm is not None) if load.batch * load.context <= room]
+        self.samples: list[Sample] = []
+        for load in self.loads:  # products have their kernels made, and are not counted
+            self.steady.run(replace(load, steps=2))
+
+    def measure(self) -> None:
+        """One pass over all loads."""
+        self.samples += [(load, self.steady.run(load)) for load in self.loads]
 
     def profile(self) -> Profile:
-        with torch.inference_mode():
-            products = [self._products(count) for count in _TOKENS]
-            attend, row = self._attention()
-            cost = Cost(
-                layers=len(self.shapes),
-                tokens=list(_TOKENS),
-                body=[body for body, _ in products],
-                logits=[logits for _, logits in products],
-                attend=attend,
-                row=row,
-                prefill=self._prefill(),
-                wire=0.0,
-                latency=0.0,
-            )
-        return Profile(machine(), self.directory, self.dtype, self.kv_dtype, cost, self.spread)
+        """By the passes so far; the same on every rank."""
+        steady = self.steady
+        cost = fit(self.samples, len(steady.shapes))
+        size = len(self.team.ranks)
+        return Profile(machine(), self.directory, steady.dtype, steady.kv_dtype, size, cost, self._spread())
 
-    def _median(self, name: str, call: Callable[[], Any]) -> float:
-        call()
-        seconds = [seconds_of(call) for _ in range(self.passes)]
-        median = statistics.median(seconds)
-        low, high = np.quantile(seconds, [0.25, 0.75]) / median
-        self.spread[name] = (round(float(low), 3), round(float(high), 3))
-        return median
+    def _spread(self) -> dict[str, tuple[float, float]]:
+        steps = defaultdict(list)
+        for load, ranks in self.samples:
+            prompts = f", {load.chunk} of prompts of {load.prompt}" if load.prompt else ""
+            steps[f"{load.lanes} x {load.lane_batch} at {load.context}{prompts}"].append(ranks[0]["step"])
+        quartiles = {name: np.quantile(own, [0.25, 0.75]) / median(own) for name, own in steps.items()}
+        return {name: (round(float(low), 3), round(float(high), 3)) for name, (low, high) in quartiles.items()}
 
-    def _products(self, count: int) -> tuple[float, float]:
-        """T(count), and seconds of so many tokens' logits."""
-        ids = torch.zeros(count, dtype=torch.int64)
-        start = (ids, torch.arange(count), torch.arange(count))
-        last: tuple = ()
 
-        def body() -> None:
-            nonlocal last
-            o, context = None, start
-            for layer in range(len(self.shapes)):
-                *_, context = self.model.slice(layer, o, context)
-                o = self.model.empty_output(layer, count).zero_()
-            last = (o, context)
+def calibrate(comm, directory: str, dtype: str | None, kv_dtype: str | None, passes: int) -> Profile | None:
+    """The profile, on the S-rank. UserError where the model cannot be loaded."""
+    from hpcdecode.setup import auto_dtype, together
 
-        seconds = self._median(f"T({count})", body)
-        return seconds, self._median(f"logits of {count}", lambda: self.model.logits(*last))
+    team = launch.assemble(comm, 1)
+    team.pin()
+    load = lambda: load_split(directory, dtype=dtype or auto_dtype(directory)) if team.lead else None  # noqa: E731
+    calibration = Calibration(team, together(team, load), directory, kv_dtype)
+    for _ in range(passes):
+        calibration.measure()
+    return calibration.profile() if team.lead else None
 
-    def _attention(self) -> tuple[float, float]:
-        """Seconds of a cached token, and of a sequence beyond: a line through all contexts, by relative error."""
-        sizes, seconds = [], []
-        width = bytes_per_token(self.shapes, self.kv_dtype)
-        for context in _CONTEXTS:
-            count = int(min(max(_KV_BYTES / width / context, 1), _SEQUENCES))
-            sizes.append((count * (context + 1), count))
-            seconds.append(self._attended(context, count))
-        scaled = np.array(sizes) / np.array(seconds)[:, None]
-        attend, row = np.linalg.lstsq(scaled, np.ones(len(seconds)), rcond=None)[0]
-        return float(max(attend, 0.0)), float(max(row, 0.0))
 
-    def _attended(self, context: int, count: int) -> float:
-        store = self._filled(context, count)
-        slots, ones = np.arange(count, dtype=np.int32), np.ones(count, np.int32)
-        rows = torch.randn(count, max(s.row_columns for s in self.shapes)).to(getattr(torch, self.dtype))
-        outs = [torch.empty(count, s.out_columns, dtype=rows.dtype) for s in self.shapes]
-
-        def attend() -> None:
-            store.extend(slots, ones)
-            for layer, shape in enumerate(self.shapes):
-                store.attend(layer, slots, ones, rows[:, : shape.row_columns], outs[layer], None)
-            for slot in range(count):
-                store.truncate(slot, context)
-
-        return self._median(f"attention of {count} x {context}", attend)
-
-    def _filled(self, context: int, count: int) -> KvStore:
-        store = open_store(
-            self.shapes,
-            kv_dtype=self.kv_dtype,
-            capacity_tokens=max(count * (context + 128), capacity_for(self.shapes, self.kv_dtype, 1 << 20)),
-            max_sequences=count,
-            threads=len(self.cpus),
-            cpus=self.cpus,
-        )
-        random = torch.randn(context, max(s.kv_columns for s in self.shapes)).to(getattr(torch, self.dtype))
-        for slot in range(count):
-            store.extend([slot], [context])
-            for layer, shape in enumerate(self.shapes):
-                store.append(layer, [slot], [context], random[:, : shape.kv_columns].contiguous())
-        return store
-
-    def _prefill(self) -> float:
-        """Seconds of a query and a key of a prompt, all layers."""
-        prompts = PromptAttention(self.shapes, dtype=self.dtype, threads=len(self.cpus), cpus=self.cpus)
-        inputs = []
-        for layer, s in enumerate(self.shapes):
-            columns = (s.q_heads * s.k_dim, s.kv_heads * s.k_dim, s.kv_heads * s.v_dim, s.out_columns)
-            tensors = [torch.randn(_PROMPT, n).to(getattr(torch, self.dtype)) for n in columns]
-            inputs.append((torch.empty(prompts.packed_bytes(layer, _PROMPT), dtype=torch.uint8), *tensors))
-
-        def attend() -> None:
-            for layer, (packed, *tensors) in enumerate(inputs):
-                prompts.attend(layer, [packed], [0], [_PROMPT], *tensors)
-
-        return self._median(f"prompt of {_PROMPT}", attend) / (_PROMPT * (_PROMPT + 1) // 2)
+def _loads(several: bool) -> list[Load]:
+    """several: whether S and R are ranks of their own, and jobs have two lanes."""
+    lanes = 2 if several else 1
+    loads = [Load(lanes * batch, lanes, _SHORT, _STEPS) for batch in _BATCHES]
+    loads += [Load(lanes * _BESIDE, lanes, _SHORT, _STEPS, prompt=p, chunk=chunk) for p, chunk in _PROMPTS]
+    loads += [Load(batch, 1, context, _STEPS) for batch, context in _ATTENDED]
+    loads += [Load(batch, 2, context, _STEPS) for batch, context in _AT_ONCE if several]
+    return list(dict.fromkeys(loads))

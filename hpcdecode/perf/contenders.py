@@ -104,14 +104,21 @@ class Hpcdecode:
         self.name = "hpcdecode" if ranks == 1 else f"hpcdecode on {ranks} ranks"
 
     def prepare(self) -> None:
-        if self.ranks > 1 and not _mpiexec():
-            raise UserError(f"--ranks {self.ranks}: no mpiexec beside {sys.executable} or on PATH; install mpich")
+        launcher(self.ranks)
 
     def run(self, workload: Workload) -> Run:
         site, out = self.site, self.site.work / "hpcdecode.h5"
         rows = prompt_file(site.work, workload, site.model)
-        launcher = [_mpiexec(), "-n", str(self.ranks)] if self.ranks > 1 else []
-        line = [*launcher, sys.executable, "-m", "hpcdecode", "generate", str(rows), "--model", str(site.checkpoint)]
+        line = [
+            *launcher(self.ranks),
+            sys.executable,
+            "-m",
+            "hpcdecode",
+            "generate",
+            str(rows),
+            "--model",
+            str(site.checkpoint),
+        ]
         size = ["--dtype", "bfloat16", "--max-tokens", str(workload.new), "--ignore-eos"]
         site.call("hpcdecode", [*line, *size, "-o", str(out), "--overwrite"])
         with h5py.File(out) as file:
@@ -180,6 +187,10 @@ class Peer:
         self.site.call("openvino-export", line, bare=True)
 
 
-def _mpiexec() -> str | None:
+def launcher(ranks: int) -> list[str]:
+    """What starts a command on so many ranks of this host; UserError where there is no mpiexec."""
     beside = Path(sys.executable).with_name("mpiexec")
-    return str(beside) if beside.exists() else shutil.which("mpiexec")
+    mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if ranks > 1 and not mpiexec:
+        raise UserError(f"--ranks {ranks}: no mpiexec beside {sys.executable} or on PATH; install mpich")
+    return [mpiexec, "-n", str(ranks)] if ranks > 1 else []

@@ -1,7 +1,8 @@
 """What a step costs: the S-part by tokens, attention by cached tokens, and the wire by bytes.
 
 A turn of the lanes is one layer of each, and takes as long as the longest of what it needs: the S-rank's slices of all
-lanes; each R-rank's attention of all lanes; the wire; and any lane's own way there and back. A step is a turn a layer.
+lanes; each R-rank's attention of all lanes; the wire; any lane's own way there and back; and, where ranks share cores,
+their share of all that the ranks do. A step is a turn a layer.
 """
 
 from __future__ import annotations
@@ -72,44 +73,53 @@ class ModelSize(msgspec.Struct, frozen=True):
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """Seconds. tokens, body: of all slices for so many tokens, linear between and beyond. logits: the same for the
-    tokens that draw. attend: of a cached token, all layers, on one R-rank (R); row: of a sequence beyond that.
-    prefill: of a query and a key. wire: of a token, both ways, all layers. latency: of a message."""
+    """Seconds. tokens, body: of all slices for so many tokens, linear between and beyond, with what goes with them on
+    the S-rank. drawn, logits: the same for the tokens that draw, with planning and sampling. chunk: beyond that, of a
+    lane's step that carries prompt tokens; prefill: of a query and a key. attend: of a cached token, all layers, on
+    one R-rank (R); row: of a sequence beyond that; begin: of a lane's step; append: of a prompt token. wire: of a
+    token, both ways, all layers. latency: of a message. shared: of the sum of all ranks' seconds, what none can save
+    because they share cores; 0 for ranks with cores of their own, 1 for one process."""
 
     layers: int
     tokens: list[int]
     body: list[float]
+    drawn: list[int]
     logits: list[float]
     attend: float
     row: float
     prefill: float
     wire: float
     latency: float
+    chunk: float = 0.0
+    begin: float = 0.0
+    append: float = 0.0
+    shared: float = 0.0
 
     def body_seconds(self, tokens: float) -> float:
         """T(tokens) of all layers."""
-        return self._at(self.body, tokens)
+        return _at(self.tokens, self.body, tokens)
 
     def logits_seconds(self, tokens: float) -> float:
-        return self._at(self.logits, tokens)
+        return _at(self.drawn, self.logits, tokens)
 
-    def _at(self, seconds: list[float], tokens: float) -> float:
-        if not tokens:
-            return 0.0
-        if tokens <= self.tokens[-1]:
-            return float(np.interp(tokens, self.tokens, seconds))
-        slope = (seconds[-1] - seconds[-2]) / (self.tokens[-1] - self.tokens[-2])
-        return seconds[-1] + slope * (tokens - self.tokens[-1])
-
-    def lane(self, tokens: int, pairs: int, reads: np.ndarray, rows: np.ndarray) -> Turn:
-        """What a lane needs in a step. pairs: of prompt queries and keys; reads, rows: cached tokens and
-        sequences that every R-rank attends to."""
+    def lane(self, tokens: float, prompts: float, pairs: float, reads: np.ndarray, rows: np.ndarray) -> Turn:
+        """What a lane needs in a step of so many tokens. prompts: those of prompts; pairs: their queries and keys;
+        reads, rows: cached tokens and sequences that every R-rank attends to."""
+        busy = 1.0 if tokens else 0.0
         return Turn(
-            s=self.body_seconds(tokens) + self.prefill * pairs,
-            r=self.attend * reads + self.row * rows,
+            s=self.body_seconds(tokens) + self.prefill * pairs + self.chunk * min(prompts, 1.0),
+            r=self.attend * reads + self.row * rows + self.append * prompts / len(reads) + self.begin * busy,
             wire=self.wire * tokens,
-            wait=2 * self.layers * self.latency if tokens else 0.0,
+            wait=2 * self.layers * self.latency * busy,
         )
+
+
+def _at(sizes: list[int], seconds: list[float], size: float) -> float:
+    if not size:
+        return 0.0
+    if size <= sizes[-1]:
+        return float(np.interp(size, sizes, seconds))
+    return seconds[-1] + (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2]) * (size - sizes[-1])
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -121,13 +131,15 @@ class Turn(msgspec.Struct, frozen=True):
     wait: float
 
 
-def step_seconds(lanes: list[Turn]) -> float:
-    """Of one step of all lanes, without their logits."""
+def step_seconds(lanes: list[Turn], shared: float = 0.0) -> float:
+    """Of one step of all lanes, without their logits. shared: as of a Cost."""
+    s, r = sum(lane.s for lane in lanes), sum(lane.r for lane in lanes)
     return max(
-        sum(lane.s for lane in lanes),
-        float(sum(lane.r for lane in lanes).max()),
+        s,
+        float(r.max()),
+        shared * (s + float(r.sum())),
         sum(lane.wire for lane in lanes),
-        max(lane.s + lane.wire + lane.wait + float(lane.r.max()) for lane in lanes),
+        max(lane.s + lane.wire + lane.wait + max(float(lane.r.max()), shared * float(lane.r.sum())) for lane in lanes),
     )
 
 
@@ -145,6 +157,7 @@ def of_devices(size: ModelSize, s: Device, r: Device, link: float, latency: floa
         layers=size.layers,
         tokens=tokens,
         body=products(size.body),
+        drawn=tokens,
         logits=products(size.head),
         attend=size.kv_bytes(kv_width) / r_read,
         row=0.0,

@@ -35,6 +35,11 @@ def fixed(rows: int, prompt: int, new: int) -> Lengths:
     return _all_there(np.full(rows, prompt), np.full(rows, new), new)
 
 
+def of(prompt: list[int], new: list[int]) -> Lengths:
+    """Rows that run to their max_tokens."""
+    return _all_there(np.array(prompt), np.array(new), np.array(new))
+
+
 def lognormal(rows: int, prompt: float, new: float, most: int, seed: int) -> Lengths:
     """prompt, new: means. most: max_tokens of every row, at which answers end, and where prompts are cut."""
     draw = np.random.default_rng(seed)

@@ -7,6 +7,7 @@ With fixed F and rows of p prompt tokens that decode for S steps, B sequences ho
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,10 +23,11 @@ _BATCHES = [n for i in range(3, 15) for n in (1 << i, 3 << (i - 1))]
 
 @dataclass(frozen=True)
 class Rows:
-    """Means. prompt: tokens; steps: S, decode steps."""
+    """Means. prompt: tokens; steps: S, decode steps; count: of rows, None for many."""
 
     prompt: float
     steps: float
+    count: int | None = None
 
     @property
     def period(self) -> int:
@@ -39,7 +41,8 @@ class Rows:
 
 @dataclass(frozen=True)
 class Plan:
-    """A setting, and the seconds of a step: of all, of the S-rank, of the busiest R-rank, on the wire."""
+    """A setting, and the seconds of a step: of all, of the S-rank, of the busiest R-rank, on the wire. half: of a step
+    with half of the batch."""
 
     batch: int
     lanes: int
@@ -49,10 +52,16 @@ class Plan:
     s: float
     r: float
     wire: float
+    half: float = 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        return self.batch / self.step
+        """Of the steady state; of a number of rows with its start and end, S steps each with half of the batch."""
+        rows = self.rows
+        if rows.count is None:
+            return self.batch / self.step * (rows.steps + 1) / rows.steps
+        full = max(rows.count / self.batch - 1, 0.0)
+        return rows.count * (rows.steps + 1) / (rows.steps * (full * self.step + 2 * self.half))
 
     @property
     def load(self) -> float:
@@ -72,54 +81,75 @@ class Plan:
 
 def predict(cost: Cost, rows: Rows, batch: int, lanes: int, r_ranks: int) -> Plan:
     """The steady state with lanes of one size and R-ranks of one load."""
-    own = batch / lanes
+    half, step = (_step(cost, rows, own, lanes, r_ranks) for own in (batch / lanes / 2, batch / lanes))
+    return Plan(batch, lanes, r_ranks, rows, *step, half[0])
+
+
+def _step(cost: Cost, rows: Rows, own: float, lanes: int, r_ranks: int) -> tuple[float, float, float, float]:
+    """Seconds of a step with `own` sequences a lane: of all, of the S-rank, of an R-rank, on the wire."""
     prompts = own / (rows.steps + 1)
-    tokens, pairs = own + prompts * rows.prompt, prompts * rows.prompt * (rows.prompt + 1) / 2
+    chunk, pairs = prompts * rows.prompt, prompts * rows.prompt * (rows.prompt + 1) / 2
     shares = np.full(r_ranks, 1 / r_ranks)
-    turn = cost.lane(tokens, pairs, own * rows.peak * shares, own * shares)
+    turn = cost.lane(own + chunk, chunk, pairs, own * rows.peak * shares, own * shares)
     logits = lanes * cost.logits_seconds(own)
-    step = step_seconds([turn] * lanes) + logits
-    sides = lanes * turn.s + logits, lanes * float(turn.r.max()), lanes * turn.wire
-    return Plan(batch, lanes, r_ranks, rows, step, *sides)
+    step = step_seconds([turn] * lanes, cost.shared) + logits
+    return step, lanes * turn.s + logits, lanes * float(turn.r.max()), lanes * turn.wire
 
 
-def choose(cost: Cost, rows: Rows, capacity: int, most_ranks: int, latency: float | None) -> Plan:
-    """The fastest setting, with no more R-ranks than it takes. capacity: KV tokens of an R-rank; latency: most seconds
-    in which a row may decode. UserError where nothing fits."""
-    fastest = [best for p in range(1, most_ranks + 1) if (best := _fastest(cost, rows, capacity, p, latency))]
+@dataclass(frozen=True)
+class Choice:
+    """What to choose from. capacity: KV tokens of an R-rank; latency: most seconds in which a row may decode."""
+
+    capacity: int
+    r_ranks: Seq[int]
+    lanes: Seq[int] = (2, 3, 4)
+    latency: float | None = None
+
+
+def choice(capacity: int, r_ranks: int, measured: bool, latency: float | None = None) -> Choice:
+    """measured: whether the costs are those of just so many R-ranks, 0 for one process; else there may be fewer."""
+    if not measured:
+        return Choice(capacity, range(1, r_ranks + 1), latency=latency)
+    return Choice(capacity, (max(r_ranks, 1),), (1, 2, 3, 4) if r_ranks else (1,), latency)
+
+
+def choose(cost: Cost, rows: Rows, choice: Choice) -> Plan:
+    """The fastest setting, with no more R-ranks than it takes. UserError where nothing fits."""
+    fastest = [best for p in choice.r_ranks if (best := _fastest(cost, rows, choice, p))]
     if not fastest:
+        most = max(choice.r_ranks)
         raise UserError(
-            f"expected room and time for {_BATCHES[0]} sequences, got none: {most_ranks} R-ranks hold "
-            f"{capacity * most_ranks:,} tokens, a sequence takes {rows.peak:,.0f}; raise --kv-memory, --r-ranks or "
+            f"expected room and time for {_BATCHES[0]} sequences, got none: {most} R-ranks hold "
+            f"{choice.capacity * most:,} tokens, a sequence takes {rows.peak:,.0f}; raise --kv-memory, --r-ranks or "
             "--latency-limit"
         )
     most = max(plan.tokens_per_second for plan in fastest)
     return next(plan for plan in fastest if plan.tokens_per_second >= _ENOUGH * most)
 
 
-def one_more(cost: Cost, plan: Plan, capacity: int, latency: float | None) -> Plan:
+def one_more(cost: Cost, plan: Plan, choice: Choice) -> Plan:
     """The same or another batch, whichever is faster, with another R-rank."""
     ranks = plan.r_ranks + 1
     same = predict(cost, plan.rows, plan.batch, plan.lanes, ranks)
-    return max(same, _fastest(cost, plan.rows, capacity, ranks, latency) or same, key=lambda p: p.tokens_per_second)
+    return max(same, _fastest(cost, plan.rows, choice, ranks) or same, key=lambda p: p.tokens_per_second)
 
 
-def _fastest(cost: Cost, rows: Rows, capacity: int, r_ranks: int, latency: float | None) -> Plan | None:
+def _fastest(cost: Cost, rows: Rows, choice: Choice, r_ranks: int) -> Plan | None:
     """Of those that reach nearly the same speed, the one with the smallest batch."""
-    plans = list(_settings(cost, rows, capacity, r_ranks, latency))
+    plans = list(_settings(cost, rows, choice, r_ranks))
     if not plans:
         return None
     most = max(plan.tokens_per_second for plan in plans)
     return min((p for p in plans if p.tokens_per_second >= _ENOUGH * most), key=lambda p: (p.batch, p.step))
 
 
-def _settings(cost: Cost, rows: Rows, capacity: int, r_ranks: int, latency: float | None) -> Iterator[Plan]:
+def _settings(cost: Cost, rows: Rows, choice: Choice, r_ranks: int) -> Iterator[Plan]:
     for batch in _BATCHES:
-        if batch * rows.peak > FULL * capacity * r_ranks:
+        if batch * rows.peak > FULL * choice.capacity * r_ranks:
             return
-        for lanes in (2, 3, 4):
+        for lanes in choice.lanes:
             plan = predict(cost, rows, batch, lanes, r_ranks)
-            if latency is None or plan.latency <= latency:
+            if choice.latency is None or plan.latency <= choice.latency:
                 yield plan
 
 
@@ -132,7 +162,7 @@ def alone(cost: Cost, attend: float, rows: Rows, capacity: int) -> Plan | None:
 
 def text(
     plan: Plan,
-    more: Plan,
+    more: Plan | None,
     single: Plan | None,
     capacity: int,
     size: ModelSize,
@@ -152,8 +182,9 @@ def text(
         f"latency: S*step = {rows.steps:,.0f} * {p.step * 1e3:,.1f} ms = {p.latency:,.1f} s to decode a row",
         f"a step: S {p.s * 1e3:,.1f} ms, R {p.r * 1e3:,.1f}, wire {p.wire * 1e3:,.1f}; bottleneck: {p.bottleneck}",
         f"memory: {size.weight_bytes / 1e9:,.1f} GB of weights on S, {held:.0%} of an R-rank's KV",
-        f"one more R-rank: {more.tokens_per_second / p.tokens_per_second - 1:+.1%} tokens/s",
     ]
+    if more:
+        lines.append(f"one more R-rank: {more.tokens_per_second / p.tokens_per_second - 1:+.1%} tokens/s")
     if any(prices):
         lines.append(f"a million tokens: {_price(p, prices[0] + p.r_ranks * prices[1]):,.2f}")
     return "\n".join([*lines, *([] if profiled else _compared(plan, single, prices))])

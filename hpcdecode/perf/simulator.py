@@ -207,9 +207,9 @@ def simulate(world: World, lengths: Lengths) -> Outcome:
             feed.clock = max(feed.clock, feed.next_arrival)
             continue
         works = [lane.step(now) for lane in lanes]
-        turns = [cost.lane(w.decode + w.prefill, w.pairs, w.reads, w.rows) for w in works]
+        turns = [cost.lane(w.decode + w.prefill, w.prefill, w.pairs, w.reads, w.rows) for w in works]
         logits = sum(cost.logits_seconds(w.drawn) for w in works)
-        feed.clock += step_seconds(turns) + logits
+        feed.clock += step_seconds(turns, cost.shared) + logits
         now += 1
         s_seconds += sum(t.s for t in turns) + logits
         r_seconds += float(sum(t.r for t in turns).mean())

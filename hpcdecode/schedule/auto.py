@@ -22,7 +22,7 @@ def choose(
     capacity: KV tokens of all R-ranks. The steady state holds B*(P + (S+F)/2) tokens (FastDecode, section 4.2).
     """
     steps = max(max((p.params.max_tokens for p in first), default=max_tokens) - 1, 1)
-    sequences, prompt = sum(p.params.samples for p in first), _mean_prompt(first)
+    sequences, prompt = sum(p.params.samples for p in first), mean_prompt(first)
     if all_rows and sequences <= (batch or LOOKAHEAD) and sequences * (prompt + steps) <= FULL * capacity:
         return batch or max(sequences, 1), period or steps, steps
     period = min(period or max(steps // PERIODS, 1), steps)
@@ -32,12 +32,15 @@ def choose(
     return batch, period, steps
 
 
-def load_limit(batch: int, period: int, steps: int, first: Seq[Prompt], capacity: int) -> int:
-    """W_lim of all lanes: the load at which B sequences of S steps are level, or what the KV capacity allows."""
-    return int(min(batch * (_mean_prompt(first) + (steps + period) / 2), FULL * capacity))
+def load_limit(batch: int, period: int, steps: int, prompt: float, capacity: int) -> int:
+    """W_lim of all lanes: the load at which B sequences of S steps are level, or what the KV capacity allows.
+
+    prompt: mean tokens of prompts.
+    """
+    return int(min(batch * (prompt + (steps + period) / 2), FULL * capacity))
 
 
-def _mean_prompt(first: Seq[Prompt]) -> float:
+def mean_prompt(first: Seq[Prompt]) -> float:
     """Tokens, over the samples of all rows."""
     return sum(len(p.token_ids) * p.params.samples for p in first) / max(sum(p.params.samples for p in first), 1)
 

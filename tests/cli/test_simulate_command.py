@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 
-import msgspec
 import pytest
 
-from hpcdecode.perf.calibrate import Profile
+from hpcdecode.perf.planner import Rows, choice, choose
+from hpcdecode.perf.profile import read
 
 SIZES = ("--fixed", 20, 33, "--rows", 96, "--batch", 32, "--period", 8, "--lanes", 1, "--max-tokens", 33)
 
 
 def test_a_profile_of_this_machine_drives_the_simulator(hpcdecode, tmp_path):
-    result = hpcdecode("calibrate", "--model", "demo", "-o", "profile.json", "--passes", 2, "--dtype", "float32")
+    result = hpcdecode("calibrate", "--model", "demo", "-o", "profile.json", "--passes", 1, "--dtype", "float32")
     assert result.returncode == 0, result.stderr
-    profile = msgspec.json.decode((tmp_path / "profile.json").read_bytes(), type=Profile)
+    profile = read(str(tmp_path / "profile.json"))
     cost = profile.cost
-    assert min(*cost.body, *cost.logits, cost.prefill) > 0 and cost.attend + cost.row > 0
-    assert cost.layers == 5 and "T(512)" in profile.spread
+    assert min(*cost.body, *cost.logits, cost.chunk + cost.prefill, cost.append) > 0 and cost.attend + cost.row > 0
+    assert cost.layers == 5 and cost.shared == 1 and "1 x 32 at 64, 512 of prompts of 512" in profile.spread
     one = ("--profile", "profile.json", "--r-ranks", 0, "--kv-memory", "64M")
     result = hpcdecode("simulate", "--model", "demo", *one, *SIZES, "--json")
     assert result.returncode == 0, result.stderr
@@ -28,6 +29,20 @@ def test_a_profile_of_this_machine_drives_the_simulator(hpcdecode, tmp_path):
     assert found["s_busy"] + found["r_busy"] == pytest.approx(1, rel=1e-6)  # one process does one thing at a time
     result = hpcdecode("plan", "--model", "demo", "--profile", "profile.json", "--kv-memory", "64M", "--fixed", 20, 33)
     assert result.returncode == 0 and "bottleneck: " in result.stdout, result.stderr
+    rows = [{"prompt_token_ids": [5] * 20, "max_tokens": 17}] * 300
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    job = ("generate", "rows.jsonl", "--model", "demo", "--profile", "profile.json", "--kv-memory", "64M")
+    result = hpcdecode(*job, "--dtype", "float32")
+    plan = choose(cost, Rows(20, 16), choice(capacity(result.stderr), 0, measured=True))
+    assert result.returncode == 0, result.stderr
+    assert f"batch {plan.batch}, period 1 of 16 steps, lanes 1," in result.stderr
+    result = hpcdecode(*job, "--dtype", "bfloat16", "--overwrite")
+    assert result.returncode == 2 and "5 layers float32 KV float32 1 S-rank of 1 ranks" in result.stderr
+
+
+def capacity(printed: str) -> int:
+    """KV tokens of the topology's only rank."""
+    return int(re.search(r"([\d,]+) tokens\n", printed)[1].replace(",", ""))
 
 
 def test_rows_of_a_file_on_devices_by_their_data_sheets(hpcdecode, tmp_path):
@@ -71,6 +86,6 @@ def test_a_plan_from_data_sheets(capsys):
     assert main(["plan", "--model", "demo", "--fixed", "128", "513", "--s-price", "2"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("--batch ") and "--period 32 --lanes " in said
-    assert "the S device alone" in said and "a million tokens: " in said
+    assert "the S device alone" in said and "a million tokens: " in said and "int4: " in said
     assert main(["plan", "--model", "demo", "--r-ranks", "0"]) == 2
-    assert "--r-ranks: expected a number >= 1, got 0" in capsys.readouterr().err
+    assert "--r-ranks: expected a number >= 1, or 0 with --profile (one process), got 0" in capsys.readouterr().err

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from hpcdecode.perf.profile import read
+
 EXCHANGE = ("bench", "exchange", "--rows", 5, "--hidden", 1024, "--passes", 2, "--json")
 SMALL = ("--model", "tiny", "--batch", 4, "--context", 40, "--steps", 3, "--passes", 2)
 PIPELINE = ("bench", "pipeline", *SMALL, "--json")
@@ -22,6 +24,29 @@ def test_a_measurement_over_ranks(hpcdecode, tmp_path, line, ranks):
         assert case.keys() == {"case", "value", "unit", "reference", "ratio", "spread"}
     steps = {c["case"]: c["value"] for c in found["cases"] if c["unit"] == "ms"}
     assert all(value > 0 for value in steps.values())
+
+
+def test_ranks_are_calibrated_side_by_side(hpcdecode, tmp_path):
+    result = hpcdecode("calibrate", "--model", "demo", "-o", "profile.json", "--passes", 1, ranks=3)
+    assert result.returncode == 0, result.stderr
+    profile = read(str(tmp_path / "profile.json"))
+    assert profile.ranks == 3 and 0 <= profile.cost.shared <= 1 and profile.cost.attend + profile.cost.row > 0
+    plan = ("plan", "--model", "demo", "--profile", "profile.json", "--fixed", 20, 33)
+    result = hpcdecode(*plan)
+    assert result.returncode == 0 and ", 2 R-ranks: " in result.stdout, result.stderr
+    result = hpcdecode(*plan, "--r-ranks", 3)
+    assert result.returncode == 2 and "--r-ranks: expected 2, as profile.json was measured on" in result.stderr
+
+
+@pytest.mark.full
+def test_predictions_beside_jobs(hpcdecode, tmp_path):
+    hpcdecode.environment["XDG_CACHE_HOME"] = str(tmp_path)
+    line = ("bench", "planner", "--set", "truth", "choice", "schedules", "--model", "tiny", "--rounds", 1, "--json")
+    result = hpcdecode(*line, "--ranks", 1, 2, timeout=1800)
+    assert result.returncode == 0, result.stderr
+    cases = json.loads(result.stdout)["cases"]
+    assert cases[-1]["case"] == "worst error" and all(case["value"] > 0 for case in cases)
+    assert sum("chosen" in case["case"] for case in cases) == 2
 
 
 @pytest.mark.parametrize("line", [EXCHANGE, PIPELINE])

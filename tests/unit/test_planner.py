@@ -12,7 +12,7 @@ from hpcdecode.perf.simulator import World, simulate
 from hpcdecode.schedule.limits import Limits
 
 ROWS = planner.Rows(prompt=50, steps=128)
-SLOW_WIRE = Cost(8, [1, 512], [2e-2, 6e-2], [1e-3, 3e-3], 2e-6, 1e-5, 1e-8, 1e-5, 1e-5)
+SLOW_WIRE = Cost(8, [1, 512], [2e-2, 6e-2], [1, 512], [1e-3, 3e-3], 2e-6, 1e-5, 1e-8, 1e-5, 1e-5)
 SIZE = ModelSize(layers=32, body=6_500_000_000, head=131_000_000, q=4096, k=4096, v=4096, positions=None)
 
 
@@ -27,10 +27,20 @@ def test_the_steady_state_is_that_of_the_simulator(batch, lanes, ranks):
     assert found[1].peak_load == pytest.approx(plan.load, rel=0.05)
 
 
+def test_a_number_of_rows_has_a_start_and_an_end():
+    rows = planner.Rows(ROWS.prompt, ROWS.steps, count=256)
+    plan = planner.predict(SLOW_WIRE, rows, 64, 2, 2)
+    world = World(SLOW_WIRE, [1 << 20] * 2, [Limits(32, ROWS.period, 128, 512, None)] * 2)
+    found = simulate(world, lengths.fixed(256, 50, 129))
+    assert plan.tokens_per_second == pytest.approx(found.tokens_per_second, rel=0.08)
+    assert plan.tokens_per_second < 0.9 * planner.predict(SLOW_WIRE, ROWS, 64, 2, 2).tokens_per_second
+
+
 def test_the_choice_fits_and_is_nearly_the_fastest():
     cost = of_devices(SIZE, device("a10"), device("epyc-7003"), 12.5e9, 2e-5)
     capacity, most = 50_000, 6
-    plan = planner.choose(cost, ROWS, capacity, most, latency=30.0)
+    choice = planner.choice(capacity, most, measured=False, latency=30.0)
+    plan = planner.choose(cost, ROWS, choice)
     assert plan.load <= planner.FULL * capacity * plan.r_ranks and plan.latency <= 30.0 and plan.r_ranks <= most
     others = [
         planner.predict(cost, ROWS, batch, lanes, ranks)
@@ -41,17 +51,17 @@ def test_the_choice_fits_and_is_nearly_the_fastest():
     ]
     best = max(p.tokens_per_second for p in others if p.latency <= 30.0)
     assert plan.tokens_per_second >= 0.95 * best
-    assert planner.one_more(cost, plan, capacity, 30.0).r_ranks == plan.r_ranks + 1
+    assert planner.one_more(cost, plan, choice).r_ranks == plan.r_ranks + 1
 
 
 def test_it_says_when_the_split_does_not_pay():
     slow, fast = (of_devices(SIZE, device(name), device("epyc-7003"), 12.5e9, 2e-5) for name in ("a10", "h200"))
-    said = []
+    said, choice = [], planner.choice(200_000, 2, measured=False)
     for cost, name in ((slow, "a10"), (fast, "h200")):
         room = int((device(name).memory - SIZE.weight_bytes) / SIZE.kv_bytes())
         alone = planner.alone(cost, SIZE.kv_bytes() / device(name).bandwidth, ROWS, room)
-        plan = planner.choose(cost, ROWS, 200_000, 2, None)
-        more = planner.one_more(cost, plan, 200_000, None)
+        plan = planner.choose(cost, ROWS, choice)
+        more = planner.one_more(cost, plan, choice)
         said.append(planner.text(plan, more, alone, 200_000, SIZE, (2.0, 1.0), False))
     assert "does not pay" not in said[0] and "does not pay" in said[1]
     assert all("a million tokens: " in text and "bottleneck: " in text for text in said)
@@ -59,4 +69,4 @@ def test_it_says_when_the_split_does_not_pay():
 
 def test_what_fits_nowhere_is_said():
     with pytest.raises(UserError, match="raise --kv-memory"):
-        planner.choose(SLOW_WIRE, ROWS, 100, 2, None)
+        planner.choose(SLOW_WIRE, ROWS, planner.choice(100, 2, measured=False))

@@ -17,7 +17,7 @@ from hpcdecode.schedule.limits import Limits
 from hpcdecode.schedule.placement import Placement
 from tests.unit.test_schedule import ListFeed, Machine, prompts
 
-COST = Cost(2, [1, 512], [1e-3, 2e-3], [1e-4, 2e-4], 1e-7, 1e-6, 1e-10, 1e-6, 1e-5)
+COST = Cost(2, [1, 512], [1e-3, 2e-3], [1, 512], [1e-4, 2e-4], 1e-7, 1e-6, 1e-10, 1e-6, 1e-5)
 
 
 @settings(max_examples=60, deadline=None)

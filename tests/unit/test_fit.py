@@ -1,0 +1,80 @@
+"""Costs that are fitted to lanes whose costs are known come out as they were put in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hpcdecode.perf.cost import Cost, step_seconds
+from hpcdecode.perf.fit import fit, predicted
+from hpcdecode.perf.steady import Load
+
+LAYERS = 6
+KNOWN = Cost(
+    layers=LAYERS,
+    tokens=[4, 64, 128, 576],
+    body=[0.01, 0.03, 0.04, 0.1],
+    drawn=[4, 64],
+    logits=[0.002, 0.006],
+    attend=2e-6,
+    row=1e-4,
+    prefill=1e-7,
+    wire=0.0,
+    latency=0.0,
+    chunk=2e-3,
+    begin=0.0,
+    append=3e-5,
+    shared=1.0,
+)
+
+
+def loads(lanes: int) -> list[Load]:
+    plain = [Load(lanes * batch, lanes, 64, 4) for batch in (4, 64, 128)]
+    prompts = [Load(64 * lanes, lanes, 64, 4, prompt=p, chunk=c) for p, c in ((160, 64), (512, 512))]
+    single = [Load(batch, 1, context, 4) for batch, context in ((4, 1024), (64, 256), (16, 512))]
+    both = [Load(64, 2, context, 4) for context in (256, 1024) if lanes > 1]
+    return list(dict.fromkeys([*plain, *prompts, *single, *both]))
+
+
+def measured(cost: Cost, load: Load, r_ranks: int) -> list[dict[str, float]]:
+    """What a Timeline of every rank would say."""
+    step = predicted(cost, load, r_ranks + 1)
+    rows = [len(range(i, load.lane_batch, max(r_ranks, 1))) for i in range(max(r_ranks, 1))]
+    pairs = load.chunk * (load.prompt + 1) / 2
+    s = {
+        "slice": cost.body_seconds(load.lane_batch + load.chunk),
+        "logits": cost.logits_seconds(load.lane_batch),
+        "prefill": cost.prefill * pairs + cost.chunk * bool(load.chunk),
+    }
+    context = load.context + 1 + (load.steps + 1) / 2
+    r = [{"attend": n * (context * cost.attend + cost.row) + cost.begin} for n in rows]
+    r[0]["append"] = cost.append * load.chunk
+    s, *r = ({o: load.lanes * seconds for o, seconds in rank.items()} for rank in (s, *r))
+    if not r_ranks:
+        return [{**s, **r[0], "step": step}]
+    return [{**s, "wait": step - sum(s.values()), "step": step}, *r]
+
+
+def test_one_process():
+    cost = fit([(load, measured(KNOWN, load, 0)) for load in loads(1)], LAYERS)
+    assert cost.tokens == [4, 64, 128, 576] and cost.shared == 1
+    for name in ("attend", "row", "prefill", "chunk", "append"):
+        assert getattr(cost, name) == pytest.approx(getattr(KNOWN, name), rel=1e-6)
+    assert cost.body_seconds(100) == pytest.approx(KNOWN.body_seconds(100))
+    assert cost.logits_seconds(200) == pytest.approx(KNOWN.logits_seconds(200))
+
+
+@pytest.mark.parametrize("shared", [0.5, 0.7])
+def test_ranks_that_share_cores(shared):
+    known = Cost(**{**{f: getattr(KNOWN, f) for f in KNOWN.__struct_fields__}, "shared": shared, "begin": 1e-3})
+    samples = [(load, measured(known, load, 2)) for load in loads(2)]
+    cost = fit(samples, LAYERS)
+    assert cost.shared == pytest.approx(shared, abs=0.05) and cost.attend == pytest.approx(known.attend, rel=1e-3)
+    for load, ranks in samples:
+        assert predicted(cost, load, 3) == pytest.approx(ranks[0]["step"], rel=0.1)
+
+
+def test_ranks_that_share_cores_slow_each_other():
+    turn = KNOWN.lane(64, 0, 0, np.array([32_000, 32_000]), np.array([32, 32]))
+    apart, beside = (step_seconds([turn, turn], shared) for shared in (0.0, 1.0))
+    assert beside == pytest.approx(2 * (turn.s + turn.r.sum())) and apart < 0.6 * beside
