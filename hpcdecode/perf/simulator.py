@@ -136,6 +136,7 @@ class SimLane:
         self._new, self._placement = feed.lengths.new, placement
         self._slots = list(range(limits.slots))[::-1]
         self._prefilling: deque[Sequence] = deque()
+        self._left = 0  # tokens of these to prefill
         self._starts: list[tuple[int, int]] = []  # heaps of (step, row)
         self._ends: list[tuple[int, int]] = []
         self._freed: list[Sequence] = []
@@ -153,6 +154,7 @@ class SimLane:
             self._reads[sequence.rank] += sequence.prompt_length
         if not self._prefilling:
             self._prefilling.extend(self.admission.admit(now, self.in_flight.values(), self._slots).sequences)
+            self._left = sum(map(left, self._prefilling))
         self._reads += self._count
         reads, rows, decode = self._reads.copy(), self._count.copy(), int(self._count.sum())
         prefill, pairs, first, ended = self._prefill(now)
@@ -169,7 +171,7 @@ class SimLane:
         """Prompt tokens, pairs of queries and keys, prompts that are complete, rows that end with that."""
         if not self._prefilling:
             return 0, 0, 0, []
-        budget = ceil(sum(map(left, self._prefilling)) / max(self._prefilling[0].start_step - now, 1))
+        budget = ceil(self._left / max(self._prefilling[0].start_step - now, 1))
         tokens, pairs, complete, ended = budget, 0, 0, []
         while budget and self._prefilling:
             sequence = self._prefilling[0]
@@ -182,6 +184,7 @@ class SimLane:
             self._prefilling.popleft()
             complete += 1
             self._begin(sequence, ended)
+        self._left -= tokens - budget
         return tokens - budget, pairs, complete, ended
 
     def _begin(self, sequence: Sequence, ended: list[int]) -> None:
