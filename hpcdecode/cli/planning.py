@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,6 +14,7 @@ import msgspec
 from hpcdecode import launch
 from hpcdecode.errors import UserError
 from hpcdecode.job import DTYPES, KV_DTYPES, SCHEDULES, find_model, parse_bytes
+from hpcdecode.schedule.serving import SERVING
 
 if TYPE_CHECKING:
     from hpcdecode.perf.cost import Cost, ModelSize
@@ -26,7 +28,8 @@ def _add_simulate(commands) -> None:
         "simulate",
         help="a job on machines that are not there, by the schedules that jobs run",
         description="Predict how long rows take on one S-rank and its R-ranks (or on --shards of them), from data "
-        "sheets. The schedule, placement and capacity are those of hpcdecode generate; see docs/planning.md.",
+        "sheets. The schedule, placement and capacity are those of hpcdecode generate; see docs/planning.md. "
+        f"{', '.join(SERVING)} are schedules of the S device alone, its KV cache in its own memory.",
         allow_abbrev=False,
     )
     _add_machine(parser.add_argument_group("machine"))
@@ -41,7 +44,7 @@ def _add_machine(group) -> None:
     add = group.add_argument
     add("--model", required=True, metavar="DIR", help="its config.json is enough")
     add("--profile", metavar="FILE", help="of hpcdecode calibrate, in place of data sheets")
-    add("--s-device", default="a10", metavar="NAME", help="of the S-rank (%(default)s)")
+    add("--s-device", default="a10", metavar="NAME", help="of the S-rank (%(default)s); 4xa100: four as one")
     add("--r-device", default="epyc-7003", metavar="NAME", help="of an R-rank (%(default)s)")
     add("--r-ranks", type=int, metavar="P", help="of an S-rank (4; with --profile as measured); 0: one process is both")
     add("--shards", type=int, default=1, metavar="N", help="such worlds, each with its share of the rows (1)")
@@ -66,8 +69,8 @@ def _add_rows(group) -> None:
 
 def _add_schedule(group) -> None:
     add = group.add_argument
-    add("--schedule", choices=SCHEDULES, default="fixed-f", help="(%(default)s)")
-    add("--batch", type=int, default=512, metavar="B", help="sequences at once (%(default)s)")
+    add("--schedule", choices=(*SCHEDULES, *SERVING), default="fixed-f", help="(%(default)s)")
+    add("--batch", type=int, default=512, metavar="B", help="sequences at once (%(default)s); fluid has no limit")
     add("--period", type=int, metavar="F", help="steps between injections (max_tokens / 16)")
     add(
         "--load-limit", type=int, metavar="TOKENS", help="that a step may attend to under load-control (the level load)"
@@ -112,18 +115,44 @@ def _calibrate(options: argparse.Namespace, comm) -> int:
 
 def _simulate(options: argparse.Namespace, _comm) -> int:
     from hpcdecode.perf.outcome import draw, figures, text
-    from hpcdecode.perf.simulator import simulate_shards
+    from hpcdecode.perf.simulator import sharded
     from hpcdecode.report.plot import canvas
 
     _check(options)
     pyplot = canvas() if options.output else None
+    runner = _server if options.schedule in SERVING else _lanes
     rows = _rows(options)
-    world = _world(options, rows)
-    outcome = simulate_shards(world, rows, options.shards)
+    outcome = sharded(runner(options, rows), rows, options.shards)
     if pyplot:
         draw(outcome, pyplot, options.output)
     print(json.dumps(figures(outcome)) if options.json else text(outcome))
     return 0
+
+
+def _server(options: argparse.Namespace, _rows):
+    """What runs rows on the S device alone."""
+    from hpcdecode.perf.cost import ModelSize
+    from hpcdecode.perf.hardware import device
+    from hpcdecode.perf.serving import of_device, serve
+    from hpcdecode.schedule.serving.base import Limits
+
+    for name in ("profile", "period", "load_limit"):
+        if getattr(options, name):
+            raise UserError(f"--{name.replace('_', '-')}: expected none with --schedule {options.schedule}")
+    size, width = ModelSize.of(find_model(options.model, {})), _WIDTHS[options.kv_dtype]
+    server = of_device(size, device(options.s_device), width)
+    return partial(serve, server, options.schedule, Limits(options.batch, options.prefill_tokens))
+
+
+def _lanes(options: argparse.Namespace, rows):
+    """What runs rows on an S-rank and its R-ranks."""
+    from hpcdecode.perf.simulator import simulate
+
+    if options.r_ranks < 0 or (options.r_ranks == 0 and (options.lanes > 1 or not options.profile)):
+        raise UserError("--r-ranks: expected a number >= 1, or 0 with --profile and --lanes 1 (one process)")
+    if options.batch < options.lanes:
+        raise UserError(f"--batch: expected at least one sequence a lane ({options.lanes}), got {options.batch}")
+    return partial(simulate, _world(options, rows))
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -144,11 +144,15 @@ def step_seconds(lanes: list[Turn], shared: float = 0.0) -> float:
 
 
 def of_devices(size: ModelSize, s: Device, r: Device, link: float, latency: float, kv_width: float = _WIDTH) -> Cost:
-    """From data sheets. link: bytes per second in and out of the S-rank; latency: seconds of a message."""
+    """From data sheets. link: bytes per second in and out of the S-rank; latency: seconds of a message.
+
+    Several S devices split every layer, and sum up their results in a ring twice a layer.
+    """
     if not s.flops:
         raise UserError(f"S device: expected one with a rate of matrix products, got {s.name}; calibrate on it instead")
     flops, s_read, r_read = s.flops * COMPUTE, s.bandwidth * BANDWIDTH, r.bandwidth * BANDWIDTH
     tokens = [1 << i for i in range(14)]
+    reduced = 4 * size.layers * (s.count - 1) / s.count * _WIDTH * size.q / s.link if s.count > 1 else 0.0
 
     def products(weights: int) -> list[float]:
         return [max(2 * weights * t / flops, _WIDTH * weights / s_read) for t in tokens]
@@ -156,7 +160,7 @@ def of_devices(size: ModelSize, s: Device, r: Device, link: float, latency: floa
     return Cost(
         layers=size.layers,
         tokens=tokens,
-        body=products(size.body),
+        body=[seconds + reduced * t for seconds, t in zip(products(size.body), tokens, strict=True)],
         drawn=tokens,
         logits=products(size.head),
         attend=size.kv_bytes(kv_width) / r_read,

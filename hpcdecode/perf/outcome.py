@@ -11,6 +11,7 @@ from hpcdecode.report.plot import save
 from hpcdecode.report.text import table
 
 _QUANTILES = (50, 99)
+_RARE = ("preemptions", "recomputed_tokens", "swapped_tokens")
 
 
 def figures(outcome: Outcome) -> dict[str, Any]:
@@ -26,6 +27,9 @@ def figures(outcome: Outcome) -> dict[str, Any]:
         "s_busy": outcome.s_seconds / max(outcome.seconds, 1e-12),
         "r_busy": outcome.r_seconds / max(outcome.seconds, 1e-12),
         "peak_load_tokens": outcome.peak_load,
+        "preemptions": outcome.preemptions,
+        "recomputed_tokens": outcome.recomputed,
+        "swapped_tokens": outcome.swapped,
         "latency_seconds": {f"p{q}": float(np.percentile(done, q)) for q in _QUANTILES} if len(done) else {},
         "load": outcome.load,
     }
@@ -35,7 +39,8 @@ def text(outcome: Outcome) -> str:
     found = figures(outcome)
     del found["load"]
     latency = found.pop("latency_seconds")
-    rows = [(name.replace("_", " "), _shown(value)) for name, value in found.items()]
+    shown = {name: value for name, value in found.items() if value or name not in _RARE}
+    rows = [(name.replace("_", " "), _shown(value)) for name, value in shown.items()]
     return table(("", ""), [*rows, *((f"latency {q}", f"{_shown(s)} s") for q, s in latency.items())]).strip()
 
 

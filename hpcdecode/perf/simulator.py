@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Callable
 from math import ceil
 from typing import NamedTuple
 
@@ -42,7 +43,8 @@ class Outcome(msgspec.Struct, frozen=True):
     """Seconds from the first row's arrival; rows, generated tokens; S and R: busy seconds, R on average over ranks.
 
     peak_load: tokens attended to in a step; load: (seconds, tokens) over time; latency: seconds of every row from its
-    arrival to its end, float64 [rows].
+    arrival to its end, float64 [rows]. On a device that serves: preemptions; recomputed, swapped: tokens whose K and V
+    were computed again, or moved between device and host.
     """
 
     seconds: float
@@ -55,10 +57,29 @@ class Outcome(msgspec.Struct, frozen=True):
     peak_load: int
     load: list[tuple[float, int]]
     latency: np.ndarray
+    preemptions: int = 0
+    recomputed: int = 0
+    swapped: int = 0
 
     @property
     def tokens_per_second(self) -> float:
         return self.tokens / max(self.seconds, 1e-12)
+
+
+class Load:
+    """Tokens that steps attend to: the peak, and samples over time, at most 2*_SAMPLES of them."""
+
+    def __init__(self):
+        self.peak, self.samples = 0, []
+        self._seen, self._every = 0, 1
+
+    def add(self, seconds: float, tokens: int) -> None:
+        self.peak = max(self.peak, tokens)
+        self._seen += 1
+        if self._seen % self._every == 0:
+            self.samples.append((seconds, tokens))
+            if len(self.samples) == 2 * _SAMPLES:
+                self.samples, self._every = self.samples[1::2], 2 * self._every
 
 
 class Rows:
@@ -115,6 +136,7 @@ class SimLane:
         self._new, self._placement = feed.lengths.new, placement
         self._slots = list(range(limits.slots))[::-1]
         self._prefilling: deque[Sequence] = deque()
+        self._left = 0  # tokens of these to prefill
         self._starts: list[tuple[int, int]] = []  # heaps of (step, row)
         self._ends: list[tuple[int, int]] = []
         self._freed: list[Sequence] = []
@@ -132,6 +154,7 @@ class SimLane:
             self._reads[sequence.rank] += sequence.prompt_length
         if not self._prefilling:
             self._prefilling.extend(self.admission.admit(now, self.in_flight.values(), self._slots).sequences)
+            self._left = sum(map(left, self._prefilling))
         self._reads += self._count
         reads, rows, decode = self._reads.copy(), self._count.copy(), int(self._count.sum())
         prefill, pairs, first, ended = self._prefill(now)
@@ -148,7 +171,7 @@ class SimLane:
         """Prompt tokens, pairs of queries and keys, prompts that are complete, rows that end with that."""
         if not self._prefilling:
             return 0, 0, 0, []
-        budget = ceil(sum(map(left, self._prefilling)) / max(self._prefilling[0].start_step - now, 1))
+        budget = ceil(self._left / max(self._prefilling[0].start_step - now, 1))
         tokens, pairs, complete, ended = budget, 0, 0, []
         while budget and self._prefilling:
             sequence = self._prefilling[0]
@@ -161,6 +184,7 @@ class SimLane:
             self._prefilling.popleft()
             complete += 1
             self._begin(sequence, ended)
+        self._left -= tokens - budget
         return tokens - budget, pairs, complete, ended
 
     def _begin(self, sequence: Sequence, ended: list[int]) -> None:
@@ -197,8 +221,7 @@ def simulate(world: World, lengths: Lengths) -> Outcome:
     placement = Placement(world.capacity, world.block_tokens, len(world.limits))
     lanes = [SimLane(i, feed, placement, limits) for i, limits in enumerate(world.limits)]
     latency = np.full(len(lengths), np.nan)
-    load, every = [], 1
-    now = tokens = peak = 0
+    load, now, tokens = Load(), 0, 0
     s_seconds = r_seconds = 0.0
     while True:
         if all(lane.exhausted() for lane in lanes):
@@ -214,21 +237,16 @@ def simulate(world: World, lengths: Lengths) -> Outcome:
         s_seconds += sum(t.s for t in turns) + logits
         r_seconds += float(sum(t.r for t in turns).mean())
         tokens += sum(w.drawn for w in works)
-        total = int(sum(w.reads for w in works).sum())
-        peak = max(peak, total)
+        load.add(feed.clock, int(sum(w.reads for w in works).sum()))
         for work in works:
             latency[work.ended] = feed.clock - lengths.arrival[work.ended]
-        if now % every == 0:
-            load.append((feed.clock, total))
-            if len(load) == 2 * _SAMPLES:
-                load, every = load[1::2], 2 * every
     rows = len(lengths) - feed.refused
-    return Outcome(feed.clock, rows, feed.refused, tokens, now, s_seconds, r_seconds, peak, load, latency)
+    return Outcome(feed.clock, rows, feed.refused, tokens, now, s_seconds, r_seconds, load.peak, load.samples, latency)
 
 
-def simulate_shards(world: World, lengths: Lengths, shards: int) -> Outcome:
+def sharded(run: Callable[[Lengths], Outcome], lengths: Lengths, shards: int) -> Outcome:
     """The rows dealt out to so many worlds alike, as by `--shard I/N`; of the loads, that of the first."""
-    parts = [simulate(world, lengths.part(i, shards)) for i in range(shards)]
+    parts = [run(lengths.part(i, shards)) for i in range(shards)]
     return Outcome(
         seconds=max(p.seconds for p in parts),
         rows=sum(p.rows for p in parts),
@@ -240,4 +258,7 @@ def simulate_shards(world: World, lengths: Lengths, shards: int) -> Outcome:
         peak_load=max(p.peak_load for p in parts),
         load=parts[0].load,
         latency=np.concatenate([p.latency for p in parts]),
+        preemptions=sum(p.preemptions for p in parts),
+        recomputed=sum(p.recomputed for p in parts),
+        swapped=sum(p.swapped for p in parts),
     )

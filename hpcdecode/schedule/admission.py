@@ -89,7 +89,7 @@ def row_branches(prompt: Prompt, lane: int, limits: Limits, placement: Placement
 
 def problem_of(branches: Seq[Sequence], limits: Limits, placement: Placement) -> str | None:
     """Why a lane can never run a row, if it cannot."""
-    most, capacity = max(len(s.branch) for s in branches), max(placement.capacity)
+    most, capacity = max(len(s.branch) for s in branches), placement.largest
     if most > limits.batch:
         return f"n: expected at most {limits.batch} (the batch of a lane), got {most}; raise batch, or lower n"
     if all(placement.tokens(s.branch) <= capacity for s in branches):

@@ -8,7 +8,7 @@ from math import ceil
 import numpy as np
 
 from hpcdecode.schedule.limits import Limits
-from hpcdecode.schedule.placement import Placement
+from hpcdecode.schedule.placement import Courses, Placement
 from hpcdecode.schedule.policies.base import Policy
 from hpcdecode.schedule.prefixes import Prefix, Prefixes
 from hpcdecode.schedule.sequence import Sequence
@@ -33,25 +33,26 @@ class MicroBatch:
         self.lane, self.placement, self.known, self.limits, self.policy = lane, placement, known, limits, policy
         self.now, self.busy = now, busy
         self.sequences: list[Sequence] = []
+        self.members: list[Sequence] = []  # with their followers
         self.prefixes: list[Prefix] = []
+        self._left = 0  # tokens of the sequences to prefill
+        self._on: dict[int, list[Sequence]] = {}  # members by R-rank
+        self._courses = Courses()  # of the members
+        self._reads: dict[int, tuple[np.ndarray, int]] = {}  # by the end of a sequence that starts now
 
     @property
     def start_step(self) -> int:
         return self.sequences[0].start_step if self.sequences else self.now
 
     @property
-    def members(self) -> list[Sequence]:
-        return [s for leader in self.sequences for s in leader.branch]
-
-    @property
     def prefix_step(self) -> int:
         """When the new prefixes are complete, and their sequences follow: they have their share of the steps."""
-        first, rest = sum(map(left, self.prefixes)), sum(map(left, self.sequences))
+        first, rest = sum(map(left, self.prefixes)), self._left
         if not first:
             return self.now
         steps = self.start_step - self.now
         share = round(steps * first / (first + rest))
-        return self.now + max(self._steps(self.prefixes), min(share, steps - self._steps(self.sequences)))
+        return self.now + max(self._steps(first), min(share, steps - self._steps(rest)))
 
     def admit(self, sequence: Sequence, slots: list[int]) -> bool:
         """Place the sequence, with a prefix if it can share one; False if it fits on no R-rank yet.
@@ -74,15 +75,19 @@ class MicroBatch:
 
     def _take(self, sequence: Sequence, slots: list[int]) -> None:
         self.sequences.append(sequence)
+        self._left += left(sequence)
         self.known.remember(sequence.input_ids)
         for member in sequence.branch:
             member.slot = slots.pop()
+            self.members.append(member)
+            self._on.setdefault(member.rank, []).append(member)
+            self._courses.add(member)
 
     def _new_prefix(self, ids: list[int], known: Prefix | None) -> Prefix:
         """A prefix on every R-rank on which it fits."""
         new = Prefix(ids, known, prefilled=known.prompt_length if known else 0)
         ranks = known.ranks if known else range(len(self.placement.capacity))
-        new.ranks = [r for r in ranks if self.placement.fits(r, [new, *(s for s in self.members if s.rank == r)])]
+        new.ranks = [r for r in ranks if self.placement.fits(r, [new, *self._on.get(r, ())])]
         return new
 
     def _admit_with_new(self, sequence: Sequence, new: Prefix) -> bool:
@@ -97,6 +102,7 @@ class MicroBatch:
             same = other.shares_prefix and other.prefix is new.prefix and other.rank in new.ranks
             if same and new.begins(np.array(other.input_ids, np.int32)):
                 other.begin_with(new)
+        self._left = sum(map(left, self.sequences))
         return True
 
     def _place(self, sequence: Sequence, prefix: Prefix | None) -> bool:
@@ -104,29 +110,49 @@ class MicroBatch:
         or the policy has them wait."""
         before = self.start_step
         sequence.begin_with(prefix)
-        members = [*self.members, *sequence.branch]
-        _set_start(members, self._start_with(sequence))
-        ranks = self.placement.candidates(sequence, self.sequences) if self.policy.allows(members) else []
-        for rank in ranks:
-            if prefix and rank not in prefix.ranks:
-                continue
-            for member in sequence.branch:
-                member.rank = rank
-            changed = {rank} if sequence.start_step == before else {s.rank for s in members}
-            if all(self.placement.fits(r, [s for s in members if s.rank == r]) for r in changed):
-                return True
-        _set_start(members, before)
+        start = self._start_with(sequence)
+        self._start_at(start)
+        _set_start(sequence.branch, start)
+        if self.policy.allows([*self.members, *sequence.branch]):
+            for rank in self.placement.order(self._reads_with(sequence)):
+                if prefix and rank not in prefix.ranks:
+                    continue
+                changed = {rank} if start == before else {rank, *self._on}
+                if all(self.placement.fits(r, self._with(r, sequence if r == rank else None)) for r in changed):
+                    for member in sequence.branch:
+                        member.rank = rank
+                    return True
+        self._start_at(before)
         return False
 
     def _start_with(self, sequence: Sequence) -> int:
-        steps = self._steps(self.prefixes) + self._steps([*self.sequences, sequence])
+        steps = self._steps(sum(map(left, self.prefixes))) + self._steps(self._left + left(sequence))
         if self.busy:  # prompts ride along with decoding: spread them evenly
             steps = ceil(steps / self.policy.period) * self.policy.period
         return self.now + steps
 
-    def _steps(self, waiting: Iterable[Sequence | Prefix]) -> int:
+    def _start_at(self, step: int) -> None:
+        """All members start at this step."""
+        if self.members and step != self.start_step:
+            self._courses.shift(step - self.start_step)
+            self._reads.clear()
+            _set_start(self.members, step)
+
+    def _with(self, rank: int, sequence: Sequence | None) -> list[Sequence]:
+        """The members on an R-rank, and a sequence with those that follow it."""
+        return [*self._on.get(rank, ()), *(sequence.branch if sequence else ())]
+
+    def _reads_with(self, new: Sequence) -> np.ndarray:
+        """Tokens that each R-rank attends to for the lane and the members while `new` decodes, float64 [ranks]."""
+        reads, counted = self._reads.get(new.end_step) or (self.placement.reads(new), 0)
+        if counted < len(self.members):
+            reads = reads + self._courses.reads(new, len(reads), counted)
+        self._reads[new.end_step] = reads, len(self.members)
+        return reads
+
+    def _steps(self, tokens: int) -> int:
         """The fewest steps in which they are prefilled."""
-        return ceil(sum(map(left, waiting)) / self.limits.prefill_tokens)
+        return ceil(tokens / self.limits.prefill_tokens)
 
 
 def left(sequence: Sequence | Prefix) -> int:

@@ -8,13 +8,54 @@ last of the sequences that share it is gone; each of these counts what it holds 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 
 import numpy as np
 
 from hpcdecode.schedule.prefixes import Prefix
 from hpcdecode.schedule.sequence import Sequence, Stem
+
+
+class Courses:
+    """R-rank, first and last step, and tokens in the end, of sequences: int64 [4, n], in no order."""
+
+    def __init__(self):
+        self._rows = np.empty((4, 64), np.int64)
+        self._sequences: list[Sequence] = []
+        self._at: dict[Sequence, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def add(self, sequence: Sequence) -> None:
+        at = self._at[sequence] = len(self._sequences)
+        self._sequences.append(sequence)
+        if at == self._rows.shape[1]:
+            self._rows = np.concatenate([self._rows, np.empty_like(self._rows)], axis=1)
+        self._rows[:, at] = sequence.rank, sequence.start_step, sequence.end_step, sequence.final_length
+
+    def remove(self, sequence: Sequence) -> None:
+        """The last one takes its place."""
+        at, last = self._at.pop(sequence), self._sequences.pop()
+        if last is not sequence:
+            self._sequences[at], self._at[last] = last, at
+            self._rows[:, at] = self._rows[:, len(self._sequences)]
+
+    def shift(self, steps: int) -> None:
+        """All of them start and end so many steps later."""
+        self._rows[1:3] += steps
+
+    def reads(self, new: Sequence, ranks: int, after: int = 0) -> np.ndarray:
+        """Tokens that each R-rank attends to for them over the steps in which `new` decodes, float64 [ranks].
+
+        after: leave so many out, those that were added first; none must have been removed.
+        """
+        rank, start, end, final = self._rows[:, after : len(self)]
+        first, last = np.maximum(start, new.start_step), np.minimum(end, new.end_step)
+        mean = final - end + (first + last) / 2
+        return np.bincount(rank, np.maximum(last - first + 1, 0) * mean, ranks)
 
 
 class Placement:
@@ -24,10 +65,13 @@ class Placement:
     """
 
     def __init__(self, capacity: Seq[int], block_tokens: int, lanes: int):
-        self.capacity = tuple(capacity)
+        self.capacity, self.largest = tuple(capacity), max(capacity)
         self.block_tokens = block_tokens
         self._held: list[set[Sequence | Prefix]] = [set() for _ in capacity]
-        self._decoding: list[dict[Sequence, tuple[int, ...]]] = [{} for _ in range(lanes)]  # their courses, by lane
+        self._counts = np.zeros(len(self.capacity), np.int64)  # of those held
+        self._tokens = [0] * len(self.capacity)  # that they take in the end
+        self._stems: Counter[Stem] = Counter()
+        self._decoding = [Courses() for _ in range(lanes)]
 
     def tokens(self, sequences: Iterable[Sequence]) -> int:
         """What sequences take in the end, all together."""
@@ -35,41 +79,64 @@ class Placement:
         own = sum(self._round(s.final_length) - s.shared for s in sequences)
         return own + sum(stem.end - stem.start for stem in {s.stem for s in sequences} - {None})
 
-    def candidates(self, new: Sequence, group: Seq[Sequence] = ()) -> list[int]:
-        """R-ranks in the order in which they should be tried for a sequence whose first step is known.
+    def reads(self, new: Sequence) -> np.ndarray:
+        """Tokens that each R-rank attends to for its lane over the steps in which `new` decodes, float64 [ranks]."""
+        return self._decoding[new.lane].reads(new, len(self.capacity))
+
+    def order(self, reads: np.ndarray) -> Iterator[int]:
+        """R-ranks in the order in which they should be tried for a sequence.
 
         The lane waits for the slowest R-rank in every layer: so first the one that reads least for this lane while the
-        sequence decodes, by the tokens that its others will hold; then the one with fewest sequences of all lanes.
-        group: sequences of the lane that have been placed but not added yet.
+        sequence decodes; then the one with fewest sequences of all lanes.
         """
-        ranks = range(len(self.capacity))
-        courses = [*self._decoding[new.lane].values(), *(_course(s) for leader in group for s in leader.branch)]
-        load = _tokens_read(courses, new, len(ranks))
-        return sorted(ranks, key=lambda r: (load[r], len(self._held[r]), r))
+        least = np.flatnonzero(reads == reads.min())
+        first = int(least[self._counts[least].argmin()])
+        yield first
+        yield from (r for r in np.lexsort((self._counts, reads)).tolist() if r != first)
 
     def fits(self, rank: int, extra: Iterable[Sequence | Prefix]) -> bool:
-        """Whether R-rank `rank` never overflows with the sequences in `extra` added to those it holds."""
-        sequences = [*self._held[rank], *extra]
-        if self.tokens(sequences) <= self.capacity[rank]:
+        """Whether R-rank `rank` never overflows with the sequences in `extra` added to those it holds; these have no
+        stem in common."""
+        extra = list(extra)
+        if self._tokens[rank] + self.tokens(extra) <= self.capacity[rank]:
             return True
-        return self._peak(sequences) <= self.capacity[rank]
+        return self._peak([*self._held[rank], *extra]) <= self.capacity[rank]
 
     def add(self, sequence: Sequence) -> None:
-        self._held[sequence.rank].add(sequence)
-        self._decoding[sequence.lane][sequence] = _course(sequence)
+        self._hold(sequence.rank, sequence)
+        self._decoding[sequence.lane].add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        self._held[sequence.rank].remove(sequence)
-        del self._decoding[sequence.lane][sequence]
+        self._drop(sequence.rank, sequence)
+        self._decoding[sequence.lane].remove(sequence)
 
     def hold(self, prefix: Prefix) -> None:
         """Count a prefix on its R-ranks."""
         for rank in prefix.ranks:
-            self._held[rank].add(prefix)
+            self._hold(rank, prefix)
 
     def drop(self, prefix: Prefix) -> None:
         for rank in prefix.ranks:
-            self._held[rank].remove(prefix)
+            self._drop(rank, prefix)
+
+    def _hold(self, rank: int, sequence: Sequence | Prefix) -> None:
+        self._held[rank].add(sequence)
+        self._counts[rank] += 1
+        self._tokens[rank] += self._round(sequence.final_length) - sequence.shared
+        if stem := sequence.stem:
+            if not self._stems[stem]:
+                self._tokens[rank] += stem.end - stem.start
+            self._stems[stem] += 1
+
+    def _drop(self, rank: int, sequence: Sequence | Prefix) -> None:
+        self._held[rank].remove(sequence)
+        self._counts[rank] -= 1
+        self._tokens[rank] -= self._round(sequence.final_length) - sequence.shared
+        if stem := sequence.stem:
+            self._stems[stem] -= 1
+            if not self._stems[stem]:
+                self._tokens[rank] -= stem.end - stem.start
+                del self._stems[stem]
 
     def _round(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens) * self.block_tokens
@@ -94,18 +161,3 @@ def _stems(sequences: Iterable[Sequence]) -> dict[Stem, int]:
         if sequence.stem is not None:
             last[sequence.stem] = max(last.get(sequence.stem, -1), sequence.end_step)
     return last
-
-
-def _course(sequence: Sequence) -> tuple[int, ...]:
-    """R-rank, first and last step, tokens in the end; settled once it is placed."""
-    return sequence.rank, sequence.start_step, sequence.end_step, sequence.final_length
-
-
-def _tokens_read(courses: Seq[tuple[int, ...]], new: Sequence, ranks: int) -> list[float]:
-    """Tokens of the sequences with these courses that each R-rank attends to over the steps in which `new` decodes."""
-    if not courses:
-        return [0.0] * ranks
-    rank, start, end, final = np.array(courses).T
-    first, last = np.maximum(start, new.start_step), np.minimum(end, new.end_step)
-    mean = final - end + (first + last) / 2
-    return np.bincount(rank, np.maximum(last - first + 1, 0) * mean, ranks).tolist()

@@ -9,6 +9,7 @@ import pytest
 
 from hpcdecode.perf.planner import Rows, choice, choose
 from hpcdecode.perf.profile import read
+from hpcdecode.schedule.serving import SERVING
 
 SIZES = ("--fixed", 20, 33, "--rows", 96, "--batch", 32, "--period", 8, "--lanes", 1, "--max-tokens", 33)
 
@@ -55,6 +56,19 @@ def test_rows_of_a_file_on_devices_by_their_data_sheets(hpcdecode, tmp_path):
     assert shown["generated tokens"].strip() == str(sum(row["max_tokens"] for row in rows))
 
 
+@pytest.mark.parametrize("schedule", SERVING)
+def test_rows_that_arrive_at_a_device_alone(capsys, schedule):
+    from hpcdecode.cli import main
+
+    rows = ("--rows", 200, "--mean", 40, 60, "--max-tokens", 128, "--rate", 500, "--seed", 3)
+    device = ("--s-device", "2xa10", "--schedule", schedule, "--batch", 8, "--shards", 2, "--json")
+    assert main(["simulate", "--model", "demo", *map(str, (*rows, *device))]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["rows"] == 200 and found["generated_tokens"] > 200 and found["refused"] == 0
+    assert found["latency_seconds"]["p99"] > found["latency_seconds"]["p50"] > 0
+    assert found["s_busy"] + found["r_busy"] < 1.001
+
+
 def test_a_picture(hpcdecode, tmp_path):
     pytest.importorskip("matplotlib")
     result = hpcdecode("simulate", "--model", "demo", *SIZES, "-o", "load.png")
@@ -70,6 +84,7 @@ def test_a_picture(hpcdecode, tmp_path):
         (("--batch", 1), "--batch: expected at least one sequence a lane (2), got 1"),
         (("--rate", -1), "--rate: expected a number > 0, got -1"),
         (("--r-ranks", 0), "--r-ranks: expected a number >= 1, or 0 with --profile"),
+        (("--schedule", "vllm", "--period", 4), "--period: expected none with --schedule vllm"),
         (("--profile", "absent.json"), "absent.json: expected a profile that hpcdecode calibrate wrote"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from hpcdecode.job import SCHEDULES
 from hpcdecode.perf import lengths
 from hpcdecode.perf.cost import Cost, ModelSize, Turn, of_devices, step_seconds
 from hpcdecode.perf.hardware import device
-from hpcdecode.perf.simulator import Rows, SimLane, World, simulate, simulate_shards
+from hpcdecode.perf.simulator import Rows, SimLane, World, sharded, simulate
 from hpcdecode.sampling.params import SamplingParams
 from hpcdecode.schedule.limits import Limits
 from hpcdecode.schedule.placement import Placement
@@ -95,7 +97,7 @@ def test_rows_arrive_wait_and_are_all_done():
     assert outcome.tokens == rows.new.sum()
     assert outcome.seconds >= rows.arrival[-1] and (outcome.latency > 0).all()
     assert outcome.s_seconds <= outcome.seconds and outcome.r_seconds <= outcome.seconds
-    parts = simulate_shards(world, rows, 3)
+    parts = sharded(partial(simulate, world), rows, 3)
     assert parts.rows == 300 and parts.tokens == outcome.tokens and len(parts.latency) == 300
 
 

@@ -1,0 +1,90 @@
+"""FluidInfer: tokens of any requests go through the token-wise layers together, as many as there are.
+
+All requests whose KV cache is on the device run, with no limit on their number; prompts are split so that those of an
+iteration have at most max_num_batched_tokens. Attention is packed by its estimated time: prompts are bound by
+arithmetic and decoding by memory, so that one of them hides behind the other. Where the cache outgrows the device, that
+of the latest arrivals is swapped to the host, and back as soon as there is room.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+from hpcdecode.schedule.serving.base import Iteration, Request, Serving
+
+Work = tuple[Request, int]
+
+
+class Fluid(Serving):
+    WATERMARK = 0.01
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.out: deque[Request] = deque()  # on the host, in order of arrival, before all that wait
+
+    def next(self, now: float) -> Iteration:
+        swapped = self._grow() + self._enter(self.out)
+        if not self.out:
+            self._enter(self.waiting)
+        budget, prompts, decodes = self.limits.max_num_batched_tokens, [], []
+        for request in self.running:
+            left = request.left
+            if left == 1:
+                decodes.append((request, 1))
+            elif budget:
+                prompts.append((request, min(left, budget)))
+                budget -= prompts[-1][1]
+        packs = packed(prompts, decodes, self.estimate.attention) if prompts and decodes else None
+        return Iteration(prompts + decodes, swapped, packs)
+
+    def _grow(self) -> int:
+        """Room for another token of every request that stays; returns tokens that are swapped out."""
+        swapped = 0
+        for request in list(self.running):
+            while request in self.running and self.memory.need(request, request.length) > self.memory.free:
+                latest, _ = self.running.popitem()
+                swapped += latest.cached
+                self.preemptions += 1
+                self.memory.give(latest)
+                self.out.appendleft(latest)
+            if request not in self.running:
+                break
+            self.memory.take(request, request.length)
+        return swapped
+
+    def _enter(self, queue: deque[Request]) -> int:
+        """Those that have room, in order; returns tokens that are swapped in."""
+        swapped = 0
+        while queue and self.memory.need(queue[0], queue[0].length) <= self.memory.free - self.watermark:
+            request = queue.popleft()
+            swapped += request.cached
+            self.memory.take(request, request.length)
+            self.running[request] = None
+        return swapped
+
+
+def packed(prompts: Seq[Work], decodes: Seq[Work], seconds: Callable[[int, int], float]) -> list[list[Work]]:
+    """Packs around the longest work that is left, filled with what fits of the other kind, longest first.
+
+    seconds: of the attention of so many tokens to those cached.
+    """
+    kinds = [
+        sorted(((seconds(r.cached, n), i) for i, (r, n) in enumerate(k)), reverse=True) for k in (prompts, decodes)
+    ]
+    work, packs = (prompts, decodes), []
+    while all(kinds):
+        longer = int(kinds[1][0][0] > kinds[0][0][0])
+        room, first = kinds[longer].pop(0)
+        pack, rest = [work[longer][first]], []
+        for time, i in kinds[1 - longer]:
+            if time <= room:
+                room -= time
+                pack.append(work[1 - longer][i])
+            else:
+                rest.append((time, i))
+        kinds[1 - longer] = rest
+        packs.append(pack)
+    alone = [work[k][i] for k in (0, 1) for _, i in kinds[k]]
+    return [*packs, alone] if alone else packs

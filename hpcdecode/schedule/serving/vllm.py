@@ -1,0 +1,52 @@
+"""vLLM as it was published (Kwon et al. 2023): KV cache in blocks, taken as sequences grow.
+
+Prompts go first, in iterations of their own: up to max_num_batched_tokens, a longer one alone. A request enters while
+fewer than max_num_seqs run and a watermark of blocks stays free. Where there is no block for a next token, the latest
+arrivals give theirs up, wait in front of all others, and compute their tokens anew.
+"""
+
+from __future__ import annotations
+
+from hpcdecode.schedule.serving.base import Iteration, Request, Serving
+
+
+class Vllm(Serving):
+    WATERMARK = 0.01
+
+    def next(self, now: float) -> Iteration:
+        if prompts := self._admit():
+            return Iteration([(r, r.left) for r in prompts])
+        self._grow()
+        return Iteration([(r, 1) for r in self.running])
+
+    def _admit(self) -> list[Request]:
+        admitted, tokens = [], 0
+        while self.waiting and len(self.running) < self.limits.max_num_seqs:
+            request = self.waiting[0]
+            tokens += request.left
+            if admitted and tokens > self.limits.max_num_batched_tokens:
+                break
+            if self.memory.need(request, request.length) > self.memory.free - self.watermark:
+                break
+            self.memory.take(request, request.length)
+            self.running[self.waiting.popleft()] = None
+            admitted.append(request)
+        return admitted
+
+    def _grow(self) -> None:
+        """Room for another token of every request that stays."""
+        for request in list(self.running):
+            if request not in self.running:
+                break  # nor are those behind it
+            while request in self.running and self.memory.need(request, request.length) > self.memory.free:
+                self._preempt()
+            if request in self.running:
+                self.memory.take(request, request.length)
+
+    def _preempt(self) -> None:
+        request, _ = self.running.popitem()
+        self.memory.give(request)
+        self.preemptions += 1
+        self.recomputed += request.cached
+        request.cached = 0
+        self.waiting.appendleft(request)

@@ -1,0 +1,78 @@
+"""FluidInfer (Xiao): its schedule against those of vLLM, FastServe and Orca, rows arriving as a Poisson process.
+
+python jobs/figures/fluidinfer.py [-o fluidinfer.png]; docs/reproductions.md says what is assumed and what comes out.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from figure import drawn, show
+from shapes import SHAPES
+
+from hpcdecode.perf import lengths
+from hpcdecode.perf.hardware import device
+from hpcdecode.perf.serving import of_device, serve
+from hpcdecode.schedule.serving import SERVING
+from hpcdecode.schedule.serving.base import Limits
+
+MODELS, DEVICES = ("opt-125m", "opt-1.3b", "opt-6.7b"), ("rtx4090", "4xrtx4090", "4xa100")
+LIMITS = Limits(256, 2048)  # vLLM's defaults
+ROWS, MOST, SEED = 2000, 1024, 0
+
+
+class Found(NamedTuple):
+    """Of every schedule. speed: tokens per second with all rows there; latency: median seconds a token, from arrival
+    to end, with rows arriving at 0.8 of the rate at which vLLM completes them."""
+
+    speed: dict[str, float]
+    latency: dict[str, float]
+
+
+def compare(model: str, name: str, rows: int = ROWS) -> Found:
+    server = of_device(SHAPES[model], device(name))
+    work = lengths.lognormal(rows, *lengths.SHAREGPT, MOST, SEED)
+    full = {schedule: serve(server, schedule, LIMITS, work) for schedule in SERVING}
+    rate = 0.8 * full["vllm"].rows / full["vllm"].seconds
+    coming = lengths.poisson(work, rate, SEED)
+    served = {schedule: serve(server, schedule, LIMITS, coming) for schedule in SERVING}
+    return Found(
+        {schedule: outcome.tokens_per_second for schedule, outcome in full.items()},
+        {schedule: float(np.median(outcome.latency / work.new)) for schedule, outcome in served.items()},
+    )
+
+
+def draw(pyplot, found: dict[tuple[str, str], Found]):
+    figure, (speed, latency) = pyplot.subplots(2, 1, figsize=(11, 7), layout="constrained")
+    places, width = np.arange(len(found)), 0.8 / len(SERVING)
+    for i, schedule in enumerate(SERVING):
+        at = places + (i - (len(SERVING) - 1) / 2) * width
+        speed.bar(at, [f.speed[schedule] / f.speed["vllm"] for f in found.values()], width, label=schedule)
+        latency.bar(at, [f.latency[schedule] / f.latency["vllm"] for f in found.values()], width, label=schedule)
+    speed.axhspan(2, 4, color="grey", alpha=0.2, label="published, fluid")
+    latency.axhline(1 / 3, color="grey", linestyle=":", label="published, fluid")
+    latency.set_yscale("log")
+    for axis, what in ((speed, "tokens/s"), (latency, "median seconds a token")):
+        axis.set_xticks(places, [f"{model}\n{name}" for model, name in found])
+        axis.set_ylabel(f"{what}, over vLLM's")
+        axis.legend(ncols=3)
+    return figure
+
+
+def main() -> None:
+    found = {(model, name): compare(model, name) for model in MODELS for name in DEVICES}
+    drawn("fluidinfer.png", lambda pyplot: draw(pyplot, found))
+    others = [schedule for schedule in SERVING if schedule != "vllm"]
+    for what in Found._fields:
+        show(
+            (what, "device", "vllm", *(f"{s} over it" for s in others)),
+            [
+                (model, name, f"{of['vllm']:.4g}", *(of[s] / of["vllm"] for s in others))
+                for (model, name), of in ((key, getattr(f, what)) for key, f in found.items())
+            ],
+        )
+
+
+if __name__ == "__main__":
+    main()

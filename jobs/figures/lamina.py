@@ -1,0 +1,134 @@
+"""Lamina (Chen et al. 2024): the wire between the S device and its attention devices, and tokens per dollar.
+
+python jobs/figures/lamina.py [-o lamina.png]; docs/reproductions.md says what is assumed and what comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from figure import drawn, show
+from shapes import SHAPES
+
+from hpcdecode.perf.cost import ModelSize, of_devices, step_seconds
+from hpcdecode.perf.hardware import Device, device
+from hpcdecode.perf.serving import MEMORY, of_device
+
+MODELS = ("llama-33b", "llama-65b", "opt-66b")
+S_DEVICES = ("h100", "2xh100", "4xh100", "8xh100")
+R_DEVICE = "rtx3090"
+CONTEXT = 512  # tokens of every sequence
+BATCHES = (16, 32, 64, 128, 256, 512)
+LINK, LATENCY = 400e9 / 8, 33e-6  # 400 Gbit/s; half of a round trip of 67 us
+MOST = 64  # attention devices
+# Dollars an hour on demand: RunPod, as listed by deploybase.ai on March 10, 2026
+PRICES = {"h100": 4.76, "a100": 2.45, "rtx4090": 0.60, "rtx3090": 0.39}
+
+
+def mfu(size: ModelSize, s: Device, batch: int) -> float:
+    """Share of the peak FLOP/s that B tokens reach in the layers."""
+    cost = of_devices(size, s, s, float("inf"), 0.0)
+    return 2 * size.body * batch / cost.body_seconds(batch) / s.flops
+
+
+def least_link(size: ModelSize, s: Device, batch: int, width: float = 2) -> float:
+    """Bytes per second that keep the S device busy: 2*e*d*L*MFU(B)/N of its FLOP/s, for as many KV heads as heads."""
+    return 2 * width * size.q * size.layers * mfu(size, s, batch) / size.body * s.flops
+
+
+class Setting(NamedTuple):
+    """r_devices: for attention, 0 for S devices alone. per_dollar: tokens."""
+
+    s_device: str
+    batch: int
+    r_devices: int
+    tokens_per_second: float
+    per_dollar: float
+
+
+def alone(size: ModelSize) -> Setting:
+    """S devices with the weights and as many sequences as fit, in the number that gives most for the money."""
+    return _best(_alone(size, device(name)) for name in S_DEVICES if _fits(size, device(name)))
+
+
+def _fits(size: ModelSize, s: Device) -> bool:
+    return size.weight_bytes + CONTEXT * size.kv_bytes() <= MEMORY * s.memory
+
+
+def _alone(size: ModelSize, s: Device) -> Setting:
+    server = of_device(size, s)
+    cost, batch = server.cost, server.capacity // CONTEXT
+    seconds = cost.body_seconds(batch) + cost.logits_seconds(batch) + cost.attend * batch * CONTEXT
+    return Setting(s.name, batch, 0, batch / seconds, 3600 * batch / seconds / price(s))
+
+
+def split(size: ModelSize) -> Setting:
+    """With the devices and the batch that give most for the money; two lanes."""
+    settings = (_split(size, device(name)) for name in S_DEVICES if _fits(size, device(name)))
+    return _best(setting for group in settings for setting in group)
+
+
+def _split(size: ModelSize, s: Device) -> Iterator[Setting]:
+    r = device(R_DEVICE)
+    cost = of_devices(size, s, r, LINK, LATENCY)
+    for devices in range(1, MOST + 1):
+        room = int(devices * MEMORY * r.memory / size.kv_bytes() / CONTEXT)
+        for batch in range(16, min(room, 2048) + 1, 16):
+            reads = np.full(devices, batch / 2 * CONTEXT / devices)
+            turn = cost.lane(batch // 2, 0, reads, np.zeros(devices))
+            speed = batch / (step_seconds([turn, turn]) + 2 * cost.logits_seconds(batch / 2))
+            per_dollar = 3600 * speed / (price(s) + devices * price(r))
+            yield Setting(s.name, batch, devices, speed, per_dollar)
+
+
+def _best(settings: Iterable[Setting]) -> Setting:
+    return max(settings, key=lambda setting: setting.per_dollar)
+
+
+def price(d: Device) -> float:
+    return d.count * PRICES[d.name.removeprefix(f"{d.count}x")]
+
+
+def gains(models=MODELS) -> dict[str, tuple[Setting, Setting, Setting]]:
+    """Of every model: S devices alone, with attention devices, and the S devices of that without them."""
+    found = {}
+    for name in models:
+        best = split(SHAPES[name])
+        found[name] = alone(SHAPES[name]), best, _alone(SHAPES[name], device(best.s_device))
+    return found
+
+
+def draw(pyplot, found: dict[str, tuple[Setting, Setting, Setting]]):
+    figure, (link, money) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for name in MODELS:
+        link.plot(BATCHES, [least_link(SHAPES[name], device("h100"), b) / 1e9 for b in BATCHES], "o-", label=name)
+    link.set(xlabel="B", ylabel="least bandwidth of the wire of an H100, GB/s", ylim=(0, None))
+    link.legend()
+    money.bar(list(found), [split.per_dollar / alone.per_dollar for alone, split, _ in found.values()])
+    money.axhspan(2.1, 2.8, color="grey", alpha=0.2, label="published")
+    money.set(ylabel=f"tokens per dollar, split over alone, context {CONTEXT}")
+    money.legend()
+    return figure
+
+
+def main() -> None:
+    found = gains()
+    drawn("lamina.png", lambda pyplot: draw(pyplot, found))
+    show(
+        ("GB/s of an H100", *(f"B = {b}" for b in BATCHES)),
+        [(name, *(least_link(SHAPES[name], device("h100"), b) / 1e9 for b in BATCHES)) for name in MODELS],
+    )
+    show(
+        ("model", "", "S", "B", "R", "tokens/s", "tokens per dollar", "over alone"),
+        [
+            (name, kind, *s, s.per_dollar / found[name][0].per_dollar)
+            for name, both in found.items()
+            for kind, s in zip(("alone", "split", "the same S alone"), both, strict=True)
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()

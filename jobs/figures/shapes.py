@@ -1,0 +1,34 @@
+"""Sizes of the models that the figures are about, from the papers that published them."""
+
+from __future__ import annotations
+
+from hpcdecode.perf.cost import ModelSize
+
+
+def _decoder(layers: int, hidden: int, mlp: int, vocabulary: int, gated: bool) -> ModelSize:
+    """With as many KV heads as heads; the weights of norms and biases are not counted."""
+    body = layers * (4 * hidden**2 + (3 if gated else 2) * hidden * mlp)
+    return ModelSize(layers, body, vocabulary * hidden, hidden, hidden, hidden, None)
+
+
+def llama(layers: int, hidden: int, mlp: int) -> ModelSize:
+    """Touvron et al. 2023, table 2."""
+    return _decoder(layers, hidden, mlp, 32_000, True)
+
+
+def opt(layers: int, hidden: int) -> ModelSize:
+    """Zhang et al. 2022, table 1."""
+    return _decoder(layers, hidden, 4 * hidden, 50_272, False)
+
+
+SHAPES = {
+    "llama-7b": llama(32, 4096, 11008),
+    "llama-13b": llama(40, 5120, 13824),
+    "llama-33b": llama(60, 6656, 17920),
+    "llama-65b": llama(80, 8192, 22016),
+    "opt-125m": opt(12, 768),
+    "opt-1.3b": opt(24, 2048),
+    "opt-6.7b": opt(32, 4096),
+    "opt-66b": opt(64, 9216),
+    "opt-175b": opt(96, 12288),
+}

@@ -1,0 +1,226 @@
+"""Schedules of one device: memory, every token of every request, who gives way, and the time an iteration takes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpcdecode.errors import UserError
+from hpcdecode.perf import lengths
+from hpcdecode.perf.cost import Cost, ModelSize
+from hpcdecode.perf.hardware import DEVICES, device
+from hpcdecode.perf.serving import Server, of_device, serve
+from hpcdecode.schedule.serving import SERVING
+from hpcdecode.schedule.serving.base import Limits, Memory, Request
+from hpcdecode.schedule.serving.fluid import packed
+
+COST = Cost(2, [1, 512], [1e-3, 2e-3], [1e-4, 2e-4], 1e-6, 0.0, 1e-8, 0.0, 0.0)
+SERVER = Server(COST, 1 << 20, 1e-6)
+SIZE = ModelSize(layers=32, body=6_500_000_000, head=131_000_000, q=4096, k=4096, v=4096, positions=None)
+
+
+class Device:
+    """Runs a schedule for requests (arrival, prompt, new, most), and looks at its memory in every iteration."""
+
+    def __init__(self, schedule, rows, tokens, block=4, seqs=6, batched=64):
+        self.memory = Memory(tokens, block)
+        self.policy = SERVING[schedule](Limits(seqs, batched), self.memory, SERVER)
+        self.requests = [Request(i, p, most, float(at)) for i, (at, p, _, most) in enumerate(rows)]
+        self.new = [new for _, _, new, _ in rows]
+        self.refused, self.ended = [], []
+        self.ran = [[] for _ in rows]  # tokens, iteration by iteration
+        self.work, self.free = [], []
+
+    def run(self, most=20_000):
+        coming, now, active = sorted(self.requests, key=lambda r: r.arrival), 0.0, 0
+        for _ in range(most):
+            while coming and (coming[0].arrival <= now or not active):
+                request = coming.pop(0)
+                now = max(now, request.arrival)
+                if self.policy.refuses(request):
+                    self.refused.append(request)
+                else:
+                    self.policy.add(request)
+                    active += 1
+            if not active:
+                return self
+            active -= self.step(now)
+            now += 1e-3
+        raise AssertionError("the requests do not end")
+
+    def step(self, now):
+        iteration = self.policy.next(now)
+        assert iteration.work, "nothing runs, though there are requests"
+        self.work.append(iteration.work)
+        self.free.append(self.memory.free)
+        assert len({r for r, _ in iteration.work}) == len(iteration.work)
+        if iteration.packs is not None:
+            assert sorted((r.row, n) for p in iteration.packs for r, n in p) == sorted(
+                (r.row, n) for r, n in iteration.work
+            )
+        ended = 0
+        for request, count in iteration.work:
+            assert 1 <= count <= request.left
+            self.ran[request.row].append(count)
+            request.cached += count
+            if request.cached == request.length:
+                request.generated += 1
+                if request.generated == self.new[request.row]:
+                    self.policy.finish(request)
+                    self.ended.append(request)
+                    ended += 1
+        self.check(iteration)
+        return ended
+
+    def check(self, iteration):
+        held = sum(r.blocks for r in self.requests)
+        assert held + self.memory.free == self.memory.total and self.memory.free >= 0
+        assert all(r.cached <= r.blocks * self.memory.block_tokens for r, _ in iteration.work if r not in self.ended)
+        assert all(r.blocks == 0 for r in self.ended)
+
+
+ROWS = st.lists(
+    st.tuples(st.floats(0, 0.2), st.integers(1, 60), st.integers(1, 30), st.integers(0, 10)), min_size=1, max_size=25
+).map(lambda rows: [(at, p, new, new + more) for at, p, new, more in rows])
+
+
+@settings(max_examples=150, deadline=None)
+@given(rows=ROWS, schedule=st.sampled_from(sorted(SERVING)), tokens=st.integers(40, 400))
+def test_memory_is_never_exceeded_and_every_request_runs_exactly_its_tokens(rows, schedule, tokens):
+    found = Device(schedule, rows, tokens).run()
+    assert len(found.ended) + len(found.refused) == len(rows)
+    assert all(r.generated == found.new[r.row] for r in found.ended)
+    assert found.memory.free == found.memory.total and not found.policy.running
+    needed = sum(r.prompt + r.generated - 1 for r in found.ended)
+    assert sum(map(sum, found.ran)) == needed + found.policy.recomputed
+    if schedule != "vllm":
+        assert found.policy.recomputed == 0
+
+
+@pytest.mark.parametrize("schedule", SERVING)
+def test_a_long_request_is_not_starved_by_a_stream_of_short_ones(schedule):
+    long = (0.05, 2000, 10, 10)
+    short = [(i * 4e-3, 10, 20, 20) for i in range(1500)]  # more than the device can serve
+    found = Device(schedule, [long, *short], 2400, seqs=4).run()
+    assert found.ended.index(found.requests[0]) < 700
+
+
+def test_vllm_has_the_latest_give_way_and_compute_all_of_their_tokens_anew():
+    found = Device("vllm", [(0.0, 20, 40, 40), (0.0, 20, 40, 40)], 96).run()
+    assert found.ran[0] == [20] + 39 * [1]
+    again = [n for n in found.ran[1] if n > 1]
+    assert found.policy.preemptions == len(again) - 1 > 0
+    assert again[0] == 20 and again[1] == 20 + found.ran[1].index(again[1])  # the prompt, and what it had drawn
+    assert found.policy.recomputed == sum(again[1:]) - len(again[1:])
+
+
+def test_vllm_runs_prompts_first_and_alone_and_keeps_its_watermark():
+    found = Device("vllm", [(i * 2e-3, 10, 20, 20) for i in range(40)], 200, block=1, seqs=40).run()
+    assert found.policy.watermark == 2
+    kinds = [{n > 1 for _, n in work} for work in found.work]
+    assert all(len(kind) == 1 for kind in kinds)
+    assert min(free for free, kind in zip(found.free, kinds, strict=True) if kind == {True}) == 2
+    assert min(found.free) == 0
+
+
+def test_orca_reserves_for_the_longest_answer():
+    rows = [(0.0, 10, 5, 90)] * 9
+    found = Device("orca", rows, 200, block=1).run()
+    assert max(map(len, found.work)) == 2 and found.policy.preemptions == 0  # 200 // (10 + 90 - 1)
+    assert max(map(len, Device("vllm", rows, 200, block=1).run().work)) > 2
+
+
+def test_mlfq_lets_the_short_overtake_the_long_and_long_prompts_join_below():
+    rows = [(0.0, 10, 400, 400)] * 4 + [(0.02, 10, 3, 3)] * 4
+    ended = [r.row for r in Device("mlfq", rows, 4000, seqs=4).run().ended]
+    assert sorted(ended[:4]) == [4, 5, 6, 7]
+    assert sorted([r.row for r in Device("orca", rows, 4000, seqs=4).run().ended][:4]) == [0, 1, 2, 3]
+    policy = Device("mlfq", [], 4000).policy
+    short, long = Request(0, 4, 1, 0.0), Request(1, 4000, 1, 0.0)
+    policy.add(short)
+    policy.add(long)
+    assert short in policy.levels[1] and long in policy.levels[7]  # 1.006 and 89 ms; quanta of 1, 2, 4 ... ms
+
+
+def test_mlfq_and_fluid_swap_where_vllm_computes_anew():
+    rows = [(0.0, 20, 40, 40)] * 3
+    for schedule in ("mlfq", "fluid"):
+        found = Device(schedule, rows, 96).run()
+        assert found.policy.preemptions > 0
+        assert all(sum(ran) == 20 + 39 for ran in found.ran)
+
+
+def test_fluid_has_no_limit_on_requests_and_splits_prompts():
+    found = Device("fluid", [(0.0, 50, 100, 100)] * 40, 100_000, seqs=2, batched=64).run()
+    assert max(map(len, found.work)) == 40
+    assert max(sum(n for _, n in work if n > 1) for work in found.work) == 64
+
+
+@given(
+    prompts=st.lists(st.integers(2, 60), max_size=8),
+    decodes=st.lists(st.integers(0, 300), max_size=30),
+)
+def test_attention_is_packed_around_the_longest(prompts, decodes):
+    """A token of a prompt takes 10, a cached one 1."""
+
+    def seconds(cached, count):
+        return float(cached + 1 if count == 1 else 10 * count)
+
+    prompt_work = [(Request(i, n, 1, 0.0), n) for i, n in enumerate(prompts)]
+    decode_work = [(Request(100 + i, 1, 9, 0.0, cached=n), 1) for i, n in enumerate(decodes)]
+    packs = packed(prompt_work, decode_work, seconds)
+    assert sorted(r.row for p in packs for r, _ in p) == sorted(r.row for r, _ in prompt_work + decode_work)
+    times = [[(n > 1, seconds(r.cached, n)) for r, n in p] for p in packs]
+    for (kind, longest), *others in times:
+        if any(k != kind for k, _ in others):
+            assert sum(t for k, t in others if k != kind) <= longest
+    heads = [pack[0][1] for pack in times]
+    assert heads == sorted(heads, reverse=True)
+
+
+def test_the_time_of_one_request_is_that_of_its_iterations():
+    rows = lengths.Lengths(np.array([100]), np.array([4]), np.array([9]), np.array([5.0]))
+    prompt = COST.body_seconds(100) + 1e-8 * 100 * 101 / 2
+    decoding = sum(COST.body_seconds(1) + 1e-6 * (100 + i) for i in (1, 2, 3))
+    for schedule in SERVING:
+        outcome = serve(SERVER, schedule, Limits(4, 512), rows)
+        assert outcome.latency[0] == pytest.approx(prompt + decoding + 4 * COST.logits_seconds(1))
+        assert (outcome.tokens, outcome.rows, outcome.refused, outcome.steps) == (4, 1, 0, 4)
+        assert outcome.peak_load == 103
+
+
+@pytest.mark.parametrize("schedule", SERVING)
+def test_rows_that_come_at_random_are_all_served_or_refused(schedule):
+    rows = lengths.poisson(lengths.lognormal(200, 60, 60, 200, 1), 100.0, 2)
+    small = Server(COST, 300, 1e-5)
+    outcome = serve(small, schedule, Limits(16, 256), rows)
+    served = np.isfinite(outcome.latency)
+    assert served.sum() == outcome.rows == 200 - outcome.refused and outcome.refused > 0
+    assert outcome.tokens == rows.new[served].sum() and outcome.peak_load <= 300
+    assert (outcome.latency[served] > 0).all() and outcome.seconds > rows.arrival[-1]
+
+
+def test_what_is_swapped_takes_its_time():
+    rows = lengths.fixed(3, 20, 41)
+    times = [serve(Server(COST, 96, swap), "fluid", Limits(9, 64), rows) for swap in (0.0, 1.0)]
+    assert times[0].swapped == times[1].swapped > 0
+    assert times[0].seconds < 1 < times[1].seconds <= times[0].seconds + times[1].swapped
+
+
+def test_devices_by_their_data_sheets():
+    one, four = (of_device(SIZE, device(name)) for name in ("a100", "4xa100"))
+    assert one.capacity == int((0.9 * 80e9 - SIZE.weight_bytes) / SIZE.kv_bytes())
+    assert four.capacity == int((0.9 * 320e9 - SIZE.weight_bytes) / SIZE.kv_bytes())
+    assert four.cost.attend == pytest.approx(one.cost.attend / 4) and four.swap == pytest.approx(one.swap / 4)
+    reduced = 2 * 32 * 2 * 3 / 4 * 2 * 4096 / 300e9  # a ring, twice a layer
+    assert four.cost.body_seconds(1024) == pytest.approx(one.cost.body_seconds(1024) / 4 + 1024 * reduced)
+    with pytest.raises(UserError, match="as in 4xa10"):
+        of_device(ModelSize(40, 13_000_000_000, 0, 5120, 5120, 5120, None), device("a10"))
+    with pytest.raises(UserError, match="a memory and a rate of products of its own, got epyc-7003"):
+        of_device(SIZE, device("epyc-7003"))
+    for name in ("0xa100", "4x", "4xb100"):
+        with pytest.raises(UserError, match="several as in 4xa100"):
+            device(name)
+    assert all(d.flops == 0 or min(d.link, d.host, d.memory) > 0 for d in DEVICES.values())
