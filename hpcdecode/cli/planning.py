@@ -148,10 +148,6 @@ def _lanes(options: argparse.Namespace, rows):
     """What runs rows on an S-rank and its R-ranks."""
     from hpcdecode.perf.simulator import simulate
 
-    if options.r_ranks < 0 or (options.r_ranks == 0 and (options.lanes > 1 or not options.profile)):
-        raise UserError("--r-ranks: expected a number >= 1, or 0 with --profile and --lanes 1 (one process)")
-    if options.batch < options.lanes:
-        raise UserError(f"--batch: expected at least one sequence a lane ({options.lanes}), got {options.batch}")
     return partial(simulate, _world(options, rows))
 
 

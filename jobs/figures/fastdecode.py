@@ -27,7 +27,7 @@ PROMPT, NEW = 16, 1024  # tokens of every row
 BATCH, STEPS, PERIOD = 128, 512, 32  # of the loads
 BATCHES = (128, 256, 512, 1024)
 MODELS = ("llama-7b", "llama-13b", "opt-175b")
-_STEP = Cost(1, [1, 2], [1.0, 1.0], [0.0, 0.0], 0.0, 0.0, 0.0, 0.0, 0.0)  # a second a step
+_STEP = Cost(1, [1, 2], [1.0, 1.0], [1, 2], [0.0, 0.0], 0.0, 0.0, 0.0, 0.0, 0.0)  # a second a step
 
 
 def loads(batch: int = BATCH, steps: int = STEPS, period: int = PERIOD, seed: int = 0) -> dict[str, Outcome]:

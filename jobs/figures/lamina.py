@@ -77,7 +77,7 @@ def _split(size: ModelSize, s: Device) -> Iterator[Setting]:
         room = int(devices * MEMORY * r.memory / size.kv_bytes() / CONTEXT)
         for batch in range(16, min(room, 2048) + 1, 16):
             reads = np.full(devices, batch / 2 * CONTEXT / devices)
-            turn = cost.lane(batch // 2, 0, reads, np.zeros(devices))
+            turn = cost.lane(batch // 2, 0, 0, reads, np.zeros(devices))
             speed = batch / (step_seconds([turn, turn]) + 2 * cost.logits_seconds(batch / 2))
             per_dollar = 3600 * speed / (price(s) + devices * price(r))
             yield Setting(s.name, batch, devices, speed, per_dollar)

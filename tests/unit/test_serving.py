@@ -16,7 +16,7 @@ from hpcdecode.schedule.serving import SERVING
 from hpcdecode.schedule.serving.base import Limits, Memory, Request
 from hpcdecode.schedule.serving.fluid import packed
 
-COST = Cost(2, [1, 512], [1e-3, 2e-3], [1e-4, 2e-4], 1e-6, 0.0, 1e-8, 0.0, 0.0)
+COST = Cost(2, [1, 512], [1e-3, 2e-3], [1, 512], [1e-4, 2e-4], 1e-6, 0.0, 1e-8, 0.0, 0.0)
 SERVER = Server(COST, 1 << 20, 1e-6)
 SIZE = ModelSize(layers=32, body=6_500_000_000, head=131_000_000, q=4096, k=4096, v=4096, positions=None)
 
