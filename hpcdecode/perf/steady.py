@@ -204,6 +204,7 @@ class Steady:
             max_sequences=slots * load.lanes,
             threads=me.threads,
             cpus=me.cpus if me.pinned else None,
+            team=self.model is not None,
         )
         random = torch.randn(_FILL, max(s.kv_columns for s in self.shapes)).to(getattr(torch, self.dtype))
         for lane in range(load.lanes):
