@@ -97,8 +97,10 @@ class Lowering:
         self.values[node] = value
 
     def store(self, node: fx.Node, tensor: int) -> None:
-        value = self.packed(self.values[node])
-        kind = TYPES[meta(node).dtype]
+        value, kind = self.values[node], TYPES[meta(node).dtype]
+        if kind is Type.bfloat16 and not value.narrow:
+            value = self.step(Op.copy, value.shape, value, narrow=True)
+        value = self.packed(value)
         self.body.append(Instruction(Op.store, kind, (1, 1, math.prod(value.shape)), tensor, value))
 
     def step(self, op: Op, shape: Shape, a: Value, b: Value | float | None = None, narrow: bool = False) -> Value:

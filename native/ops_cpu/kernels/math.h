@@ -13,29 +13,35 @@ inline To bits(From x) {
     return y;
 }
 
-// float32 to the nearest bfloat16, ties to even.
-inline uint16_t to_bf16(float x) {
+// The float32 that the nearest bfloat16 is, ties to even.
+inline float round_bf16(float x) {
     const uint32_t u = bits<uint32_t>(x);
     const uint32_t rounded = u + 0x7fffu + ((u >> 16) & 1u);
-    return static_cast<uint16_t>((x != x ? u | 0x400000u : rounded) >> 16);
+    return bits<float>((x != x ? u | 0x400000u : rounded) & 0xffff0000u);
 }
 
 inline float from_bf16(uint16_t x) { return bits<float>(static_cast<uint32_t>(x) << 16); }
 
-// Cephes' expf: x = n ln 2 + r, a polynomial in r, n added to the exponent. 2 ulp; 0 below -86.6.
-inline float exp_f(float x) {
+// Cephes' expf: x = n ln 2 + r, a polynomial in r. Returns exp(r) and sets n; 2 ulp.
+inline float exp_of_rest(float x, float& n) {
     constexpr float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-    const float clamped = x < -86.6f ? -86.6f : (x > 88.7f ? 88.7f : x);
-    const float shifted = clamped * 1.44269504088896341f + magic;
-    const float n = shifted - magic;
-    const float r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
+    const float shifted = x * 1.44269504088896341f + magic;
+    n = shifted - magic;
+    const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
     float p = 1.9875691500e-4f;
     p = p * r + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
     p = p * r + 4.1665795894e-2f;
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
-    const float y = (p * r) * r + r + 1.0f;
+    return (p * r) * r + r + 1.0f;
+}
+
+// 0 below -86.6.
+inline float exp_f(float x) {
+    const float clamped = x < -86.6f ? -86.6f : (x > 88.7f ? 88.7f : x);
+    float n;
+    const float y = exp_of_rest(clamped, n);
     // n may be 128, one more than an exponent holds, so 2^(n-1) twice.
     const float scaled = y * bits<float>((static_cast<int32_t>(n) + 126) << 23) * 2.0f;
     const float low = x < -86.6f ? 0.0f : scaled;
@@ -43,9 +49,23 @@ inline float exp_f(float x) {
     return x != x ? x : high;
 }
 
-inline float sigmoid_f(float x) { return 1.0f / (1.0f + exp_f(-x)); }
+// Of 1 to 2^125, 1 ulp: a first guess from the bits, then Newton's steps; vector units divide far slower.
+inline float reciprocal_of(float x) {
+    float r = bits<float>(0x7ef311c7u - bits<uint32_t>(x));
+    r = r * (2.0f - x * r);
+    r = r * (2.0f - x * r);
+    return r * (2.0f - x * r);
+}
 
-inline float silu_f(float x) { return x / (1.0f + exp_f(-x)); }
+// 4e-38 where it is less.
+inline float sigmoid_f(float x) {
+    const float clamped = x < -86.0f ? -86.0f : (x > 86.0f ? 86.0f : x);
+    float n;
+    const float y = exp_of_rest(-clamped, n);
+    return reciprocal_of(1.0f + y * bits<float>((static_cast<int32_t>(n) + 127) << 23));
+}
+
+inline float silu_f(float x) { return x * sigmoid_f(x); }
 
 // Near 0 the series, elsewhere 1 - 2 / (exp(2x) + 1).
 inline float tanh_f(float x) {

@@ -12,7 +12,7 @@ struct Float {
     static float round(float x) { return x; }
 };
 struct Bfloat {
-    static float round(float x) { return from_bf16(to_bf16(x)); }
+    static float round(float x) { return round_bf16(x); }
 };
 
 template <class R, float (*f)(float)>
@@ -84,9 +84,10 @@ inline void load_bf16(int64_t n, const char* in, float* __restrict out) {
     for (int64_t k = 0; k < n; ++k) out[k] = from_bf16(x[k]);
 }
 
+// Of numbers that are rounded already.
 inline void store_bf16(int64_t n, const float* __restrict in, char* out) {
     auto* __restrict x = reinterpret_cast<uint16_t*>(out);
-    for (int64_t k = 0; k < n; ++k) x[k] = to_bf16(in[k]);
+    for (int64_t k = 0; k < n; ++k) x[k] = static_cast<uint16_t>(bits<uint32_t>(in[k]) >> 16);
 }
 
 inline float neg_f(float x) { return -x; }
