@@ -43,6 +43,6 @@ def planned(profile: Profile, engine: Engine, first: Seq[Prompt], all_rows: bool
     return msgspec.structs.replace(
         options,
         batch=options.batch or max(plan.batch, *(p.params.samples for p in first)),
-        period=options.period or rows.period,
+        period=options.period or plan.rows.period,
         lanes=options.lanes or plan.lanes,
     )

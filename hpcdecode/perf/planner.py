@@ -8,30 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
-from msgspec.structs import replace
+from msgspec import structs
 
 from hpcdecode.errors import UserError
 from hpcdecode.perf.cost import Cost, ModelSize, step_seconds
 from hpcdecode.schedule.auto import FULL, PERIODS
 
 _ENOUGH = 0.97  # of the best speed: fewer R-ranks are taken where they reach it
+_INJECTIONS = (PERIODS, PERIODS // 2, PERIODS // 4)  # where a job has few rows: it fills sooner
 _BATCHES = [n for i in range(3, 15) for n in (1 << i, 3 << (i - 1))]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Means. prompt: tokens; steps: S, decode steps; count: of rows, None for many."""
+    """Means. prompt: tokens; steps: S, decode steps; count: of rows, None for many; injections: in the life of one."""
 
     prompt: float
     steps: float
     count: int | None = None
+    injections: int = PERIODS
 
     @property
     def period(self) -> int:
-        return max(int(self.steps / PERIODS), 1)
+        return max(int(self.steps / self.injections), 1)
 
     @property
     def peak(self) -> float:
@@ -56,12 +59,13 @@ class Plan:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of the steady state; of a number of rows with its start and end, S steps each with half of the batch."""
+        """Of the steady state; of a number of rows with its start, S-F steps, and its end, S steps with half of the
+        batch on average."""
         rows = self.rows
         if rows.count is None:
             return self.batch / self.step * (rows.steps + 1) / rows.steps
-        full = max(rows.count / self.batch - 1, 0.0)
-        return rows.count * (rows.steps + 1) / (rows.steps * (full * self.step + 2 * self.half))
+        full = max(rows.count / self.batch - 1, 0.0) * rows.steps
+        return rows.count * (rows.steps + 1) / (full * self.step + (2 * rows.steps - rows.period) * self.half)
 
     @property
     def load(self) -> float:
@@ -140,22 +144,23 @@ def _fastest(cost: Cost, rows: Rows, choice: Choice, r_ranks: int) -> Plan | Non
     if not plans:
         return None
     most = max(plan.tokens_per_second for plan in plans)
-    return min((p for p in plans if p.tokens_per_second >= _ENOUGH * most), key=lambda p: (p.batch, p.step))
+    return min(
+        (p for p in plans if p.tokens_per_second >= _ENOUGH * most), key=lambda p: (p.batch, -p.tokens_per_second)
+    )
 
 
 def _settings(cost: Cost, rows: Rows, choice: Choice, r_ranks: int) -> Iterator[Plan]:
-    for batch in _BATCHES:
-        if batch * rows.peak > FULL * choice.capacity * r_ranks:
-            return
-        for lanes in choice.lanes:
-            plan = predict(cost, rows, batch, lanes, r_ranks)
+    periods = [replace(rows, injections=n) for n in (_INJECTIONS if rows.count else (PERIODS,))]
+    for own, batch, lanes in product(periods, _BATCHES, choice.lanes):
+        if batch * own.peak <= FULL * choice.capacity * r_ranks:
+            plan = predict(cost, own, batch, lanes, r_ranks)
             if choice.latency is None or plan.latency <= choice.latency:
                 yield plan
 
 
 def alone(cost: Cost, attend: float, rows: Rows, capacity: int) -> Plan | None:
     """The S device with the KV cache in its own memory, of `capacity` tokens; attend: its seconds a cached token."""
-    local = replace(cost, attend=attend, row=0.0, wire=0.0, latency=0.0)
+    local = structs.replace(cost, attend=attend, row=0.0, wire=0.0, latency=0.0)
     plans = [predict(local, rows, b, 1, 1) for b in _BATCHES if b * rows.peak <= FULL * capacity]
     return max(plans, key=lambda p: p.tokens_per_second, default=None)
 
@@ -176,7 +181,7 @@ def text(
     lines = [
         f"--batch {p.batch} --period {rows.period} --lanes {p.lanes}, {p.r_ranks} R-ranks: "
         f"{p.tokens_per_second:,.0f} tokens/s predicted",
-        f"F: S/{PERIODS} of S = {rows.steps:,.0f} steps; M = B*F/S = {micro:,.1f} rows a period",
+        f"F: S/{rows.injections} of S = {rows.steps:,.0f} steps; M = B*F/S = {micro:,.1f} rows a period",
         f"B: the smallest {near}; B*(p + (S+F)/2) = {p.load:,.0f} tokens <= {FULL}*C*P = {room:,.0f}",
         f"P: the fewest {near}; attention takes as long as the S-part with P = {balance:,.1f}",
         f"latency: S*step = {rows.steps:,.0f} * {p.step * 1e3:,.1f} ms = {p.latency:,.1f} s to decode a row",

@@ -153,7 +153,7 @@ def chosen(profile: Profile, cases: list[Case]) -> Case:
     capacity = int(max(case.batch for case in cases) * rows.peak / planner.FULL / parts) + 1
     choice = replace(planner.choice(capacity, profile.ranks - 1, True), lanes=(1 if profile.ranks == 1 else 2,))
     plan = planner.choose(profile.cost, rows, choice)
-    return msgspec.structs.replace(cases[0], batch=plan.batch, period=rows.period)
+    return msgspec.structs.replace(cases[0], batch=plan.batch, period=plan.rows.period)
 
 
 if __name__ == "__main__":

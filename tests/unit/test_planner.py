@@ -27,10 +27,11 @@ def test_the_steady_state_is_that_of_the_simulator(batch, lanes, ranks):
     assert found[1].peak_load == pytest.approx(plan.load, rel=0.05)
 
 
-def test_a_number_of_rows_has_a_start_and_an_end():
-    rows = planner.Rows(ROWS.prompt, ROWS.steps, count=256)
+@pytest.mark.parametrize("injections", [16, 4])
+def test_a_number_of_rows_has_a_start_and_an_end(injections):
+    rows = planner.Rows(ROWS.prompt, ROWS.steps, 256, injections)
     plan = planner.predict(SLOW_WIRE, rows, 64, 2, 2)
-    world = World(SLOW_WIRE, [1 << 20] * 2, [Limits(32, ROWS.period, 128, 512, None)] * 2)
+    world = World(SLOW_WIRE, [1 << 20] * 2, [Limits(32, rows.period, 128, 512, None)] * 2)
     found = simulate(world, lengths.fixed(256, 50, 129))
     assert plan.tokens_per_second == pytest.approx(found.tokens_per_second, rel=0.08)
     assert plan.tokens_per_second < 0.9 * planner.predict(SLOW_WIRE, ROWS, 64, 2, 2).tokens_per_second
