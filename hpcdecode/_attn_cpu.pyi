@@ -27,7 +27,8 @@ class Engine:
         threads: int,
         cpus: Sequence[int],
         isa: str,
-        nodes: Sequence[int] = (),
+        nodes: Sequence[int],
+        team: bool,
     ) -> None: ...
     def extend(self, slots: Any, counts: Any) -> None: ...
     def append(self, layer: int, slots: Any, counts: Any, kv: Any) -> None: ...

@@ -243,8 +243,38 @@ def multiplies_bfloat16() -> bool:
     return isa() in ("avx512_bf16", "amx")
 
 
-def native_shapes(layers: Sequence[LayerShape]) -> list[_attn_cpu.LayerShape]:
+def native_shapes(layers: Sequence[LayerShape], module: Any = _attn_cpu) -> list[Any]:
+    """`layers` as the native `module` has them."""
     return [
-        _attn_cpu.LayerShape(s.kv_heads, s.k_dim, s.v_dim, s.q_heads, s.scale, s.window, s.softcap, s.sinks)
+        module.LayerShape(s.kv_heads, s.k_dim, s.v_dim, s.q_heads, s.scale, s.window, s.softcap, s.sinks)
         for s in layers
     ]
+
+
+class EngineStore:
+    """What a KV store takes as it is from its native engine, which is bound here rather than wrapped."""
+
+    def __init__(self, engine: Any, layers: Sequence[LayerShape], kv_dtype: str) -> None:
+        self._engine = engine
+        self.layers = tuple(layers)
+        self.kv_dtype = kv_dtype
+        self.capacity_tokens: int = engine.capacity_tokens
+        self.block_tokens: int = engine.block_tokens
+        self.bytes: int = engine.bytes
+        self.release = engine.release
+        self.fork = engine.fork
+        self.truncate = engine.truncate
+        self.length = engine.length
+        self.check = engine.check
+
+    @property
+    def used_tokens(self) -> int:
+        return self._engine.used_tokens
+
+    @property
+    def free_blocks(self) -> int:
+        return self._engine.free_blocks
+
+    @property
+    def bytes_read(self) -> int:
+        return self._engine.bytes_read

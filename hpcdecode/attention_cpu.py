@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcdecode import _attn_cpu
-from hpcdecode.attention import KvCapacityError, LayerShape, native_shapes
+from hpcdecode.attention import EngineStore, KvCapacityError, LayerShape, native_shapes
 from hpcdecode.cores import nodes_of
 
 
-class CpuStore:
+class CpuStore(EngineStore):
     """The C++ backend; see KvStore for the verbs."""
 
     def __init__(
@@ -27,7 +27,7 @@ class CpuStore:
         team: bool,
     ) -> None:
         cpus = list(cpus or ())
-        self._engine = engine = _attn_cpu.Engine(
+        engine = _attn_cpu.Engine(
             native_shapes(layers),
             kv_dtype,
             capacity_tokens,
@@ -39,21 +39,11 @@ class CpuStore:
             nodes_of(cpus) if nodes is None else list(nodes),
             team,
         )
-        self.layers = tuple(layers)
-        self.kv_dtype = kv_dtype
-        self.capacity_tokens = engine.capacity_tokens
-        self.block_tokens = engine.block_tokens
-        self.bytes = engine.bytes
+        super().__init__(engine, layers, kv_dtype)
         self.isa = engine.isa
         self.threads = engine.threads
-        # Bound here rather than wrapped: attend is called once per layer and lane.
         self.append = engine.append
         self.attend = engine.attend
-        self.release = engine.release
-        self.fork = engine.fork
-        self.truncate = engine.truncate
-        self.length = engine.length
-        self.check = engine.check
         self.read_seconds = engine.read_seconds
 
     def extend(self, slots: Any, counts: Any) -> None:
@@ -63,21 +53,9 @@ class CpuStore:
             raise KvCapacityError(str(error)) from None
 
     @property
-    def used_tokens(self) -> int:
-        return self._engine.used_tokens
-
-    @property
-    def free_blocks(self) -> int:
-        return self._engine.free_blocks
-
-    @property
     def node_free_blocks(self) -> list[int]:
         """Free blocks of each NUMA node, in the order of the nodes' numbers."""
         return self._engine.node_free_blocks
-
-    @property
-    def bytes_read(self) -> int:
-        return self._engine.bytes_read
 
     @property
     def attend_seconds(self) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hpcdecode.attention import DEFAULT_BLOCK_TOKENS, KvCapacityError, LayerShape
+from hpcdecode.attention import DEFAULT_BLOCK_TOKENS, EngineStore, KvCapacityError, LayerShape, native_shapes
 from hpcdecode.errors import UserError
 
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8")
@@ -51,11 +51,11 @@ def native(device: torch.device) -> ModuleType:
 def capacity_for(layers: Sequence[LayerShape], kv_dtype: str, nbytes: int, device: torch.device) -> int:
     """Tokens, in whole blocks, that fit in `nbytes`."""
     module = native(device)
-    block = module.block_bytes(_shapes(module, layers), kv_dtype, DEFAULT_BLOCK_TOKENS)
+    block = module.block_bytes(native_shapes(layers, module), kv_dtype, DEFAULT_BLOCK_TOKENS)
     return nbytes // block * DEFAULT_BLOCK_TOKENS
 
 
-class CudaStore:
+class CudaStore(EngineStore):
     """See KvStore for the verbs. Tensors are on the device; calls put their work on its current stream and return.
 
     Raises torch.OutOfMemoryError where the device has no room, ValueError for heads or a kv_dtype without kernels.
@@ -76,8 +76,8 @@ class CudaStore:
             torch.cuda.init()
             self.device = device = torch.device("cuda", device.index or 0)
         try:
-            self._engine = engine = module.Engine(
-                _shapes(module, layers),
+            engine = module.Engine(
+                native_shapes(layers, module),
                 kv_dtype,
                 capacity_tokens,
                 max_sequences,
@@ -86,16 +86,8 @@ class CudaStore:
             )
         except MemoryError:
             raise torch.OutOfMemoryError(f"{device} has no room for {capacity_tokens:,} tokens of KV cache") from None
+        super().__init__(engine, layers, kv_dtype)
         self._capacity_error = module.CapacityError
-        self.layers, self.kv_dtype = tuple(layers), kv_dtype
-        self.capacity_tokens = engine.capacity_tokens
-        self.block_tokens = engine.block_tokens
-        self.bytes = engine.bytes
-        self.release = engine.release
-        self.fork = engine.fork
-        self.truncate = engine.truncate
-        self.length = engine.length
-        self.check = engine.check
         self.attend_seconds = 0.0  # not known: calls return before their work is done
 
     def extend(self, slots: Any, counts: Any) -> None:
@@ -109,18 +101,6 @@ class CudaStore:
 
     def attend(self, layer: int, slots: Any, counts: Any, qkv: Any, out: Any, sinks: Any = None) -> None:
         self._engine.attend(layer, slots, counts, qkv, out, sinks, self._stream())
-
-    @property
-    def used_tokens(self) -> int:
-        return self._engine.used_tokens
-
-    @property
-    def free_blocks(self) -> int:
-        return self._engine.free_blocks
-
-    @property
-    def bytes_read(self) -> int:
-        return self._engine.bytes_read
 
     def _stream(self) -> int:
         return torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
@@ -139,10 +119,3 @@ class HostStore(CudaStore):
         super().attend(layer, slots, counts, torch.as_tensor(qkv).to(self.device), there, sinks)
         result.copy_(there)
         self.attend_seconds += perf_counter() - begun
-
-
-def _shapes(module: ModuleType, layers: Sequence[LayerShape]) -> list:
-    return [
-        module.LayerShape(s.kv_heads, s.k_dim, s.v_dim, s.q_heads, s.scale, s.window, s.softcap, s.sinks)
-        for s in layers
-    ]
