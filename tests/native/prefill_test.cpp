@@ -68,7 +68,7 @@ void prompt_case(const std::string& isa, ActType type, const LayerShape& s, cons
     Data q(length, s.q_heads * s.k_dim), k(length, s.kv_heads * s.k_dim), v(length, s.kv_heads * s.v_dim),
         out(length, s.q_heads * s.v_dim);
     const std::vector<float> sinks(s.q_heads, 0.5f), expected = by_store(s, length, q, k, v, sinks);
-    Prefill p({s}, type, std::make_shared<ThreadPool>(2, std::vector<int>{}), isa);
+    Prefill p({s}, type, make_workers(false, 2, {}), isa);
     std::vector<uint8_t> packed(p.packed_bytes(0, length), 255);
     int64_t at = 0;
     for (int n : counts) {
