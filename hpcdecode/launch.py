@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Iterable
@@ -27,7 +26,6 @@ _COUNTS = {"srun": ("SLURM_STEP_NUM_TASKS",), "mpiexec": ("PMI_SIZE", "OMPI_COMM
 
 _LEAVE_SECONDS = 2.0
 _SPEAK_SECONDS = 0.3
-_FINALIZE_SECONDS = 5.0
 _WAIT_FOR_END_SECONDS = 10.0
 
 
@@ -246,21 +244,18 @@ def leave(comm: MPI.Intracomm | None, code: int) -> int:
 
     from hpcdecode.exchange import ulfm
 
-    if ulfm.lost(comm):
+    survived = bool(ulfm.lost(comm))
+    if survived:
         ulfm.agreed(comm, True)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        threading.Thread(target=_end_later, args=(code,), daemon=True).start()
-    MPI.Finalize()  # none returns before all have called it
+    else:
+        MPI.Finalize()  # none returns before all have called it
     if code:
         time.sleep(_LEAVE_SECONDS)
+    if survived:  # MPI_Finalize would wait for the lost
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     return code
-
-
-def _end_later(code: int) -> None:
-    """End this process even if MPI_Finalize waits for a lost rank."""
-    time.sleep(_FINALIZE_SECONDS)
-    os._exit(code)
 
 
 def abort(comm: MPI.Intracomm | None, error: BaseException, code: int = 1) -> NoReturn:
