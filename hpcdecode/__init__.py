@@ -32,7 +32,7 @@ def __getattr__(name: str):
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if _HOMES[name] == "hpcdecode.llm":
-        from hpcdecode.cores import share_cores
+        from hpcdecode.cores import set_libraries
 
-        share_cores()
+        set_libraries(ranks=1)
     return getattr(import_module(_HOMES[name]), name)

@@ -8,15 +8,17 @@ from collections.abc import Iterable
 _CPU = "/sys/devices/system/cpu/cpu{}"
 
 
-# Of libraries that are not loaded yet. OpenMP's threads spin for a millisecond or less: long enough to stay awake from
-# one matrix product to the next, not as long as libgomp's default, which starves a machine that others use too. The
-# tokenizer starts no threads; oneDNN keeps fewer of its kernels, which are megabytes each.
-SETTINGS = {"GOMP_SPINCOUNT": "20000", "TOKENIZERS_PARALLELISM": "false", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}
+# Of libraries that are not loaded yet. The tokenizer starts no threads; oneDNN keeps fewer of its kernels, which are
+# megabytes each. Beside other ranks OpenMP's threads spin for a millisecond or less: long enough to stay awake from one
+# matrix product to the next, not as long as libgomp's default, which starves ranks that share their cores.
+_ALWAYS = {"TOKENIZERS_PARALLELISM": "false", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}
+_BESIDE_RANKS = {"GOMP_SPINCOUNT": "20000"}
+SETTINGS = {**_ALWAYS, **_BESIDE_RANKS}
 
 
-def share_cores() -> None:
-    """Have `SETTINGS` where the environment has none."""
-    for name, value in SETTINGS.items():
+def set_libraries(ranks: int) -> None:
+    """Have settings for a process that is one of so many ranks, where the environment has none."""
+    for name, value in (SETTINGS if ranks > 1 else _ALWAYS).items():
         os.environ.setdefault(name, value)
 
 

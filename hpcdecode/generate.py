@@ -172,6 +172,7 @@ def _open_desk(job: Job, engine: Engine, begin: _Begin) -> Desk:
             "architectures": engine.model.config.architectures,
             "layers": len(setup.shapes),
             "dtype": setup.dtype,
+            "weights": job.weights or setup.dtype,
             "kv_dtype": setup.kv_dtype,
         },
         "versions": versions(),
@@ -194,11 +195,13 @@ def _announce(engine: Engine, scale: Scale, stages: Stages, time_left: str) -> N
     """Print the topology, what `auto` became, what the start took, and the time that is left."""
     setup = engine.setup
     lanes = "+".join(str(len(batches)) for batches in scale.lane_batches)
+    weights = f" with {engine.options.weights} weights" if engine.options.weights else ""
     limit = f" up to {scale.load:,} tokens a step" if engine.options.schedule == "load-control" else ""
     print(text.topology(engine.team.ranks), file=sys.stderr)
     print(
-        f"{engine.options.model}: {len(setup.shapes)} layers, {setup.dtype}, KV {setup.kv_dtype}; batch {scale.batch}, "
-        f"period {scale.period} of {scale.steps} steps, lanes {lanes}, schedule {engine.options.schedule}{limit}",
+        f"{engine.options.model}: {len(setup.shapes)} layers, {setup.dtype}{weights}, KV {setup.kv_dtype}; "
+        f"batch {scale.batch}, period {scale.period} of {scale.steps} steps, lanes {lanes}, "
+        f"schedule {engine.options.schedule}{limit}",
         file=sys.stderr,
     )
     print(*filter(None, (stages.text(), time_left)), sep="\n", file=sys.stderr, flush=True)

@@ -26,9 +26,11 @@ DTYPES = ("float32", "bfloat16")
 DEVICES = ("cpu", "cuda")
 PARTITIONS = ("request", "head")
 SCHEDULES = ("fixed-f", "load-control", "static", "fifo")
+WEIGHTS = ("int8",)
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")
 _CHOICES = {
     "dtype": DTYPES,
+    "weights": WEIGHTS,
     "kv_dtype": KV_DTYPES,
     "device": DEVICES,
     "r_device": DEVICES,
@@ -46,6 +48,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     dtype: str | None = None
+    weights: str | None = None  # of projections; None: as dtype
     kv_dtype: str | None = None
     device: str | None = None  # of S-ranks: cuda where they see a GPU
     r_device: str = "cpu"  # of R-ranks

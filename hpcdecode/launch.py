@@ -38,6 +38,17 @@ def connect() -> MPI.Intracomm | None:
     return MPI.COMM_WORLD if MPI.COMM_WORLD.size > 1 else None
 
 
+def started() -> int:
+    """Ranks that the launcher started, by its variables; 2 where it does not say how many."""
+    unknown = 2 if any(name in os.environ for name in _LAUNCHERS) else 1
+    return max(map(_count, _COUNTS)) or unknown
+
+
+def _count(launcher: str) -> int:
+    """Processes that it started, by its variables; 0 where they are not there."""
+    return max(int(os.environ.get(name, "0")) for name in _COUNTS[launcher])
+
+
 def world() -> MPI.Intracomm | None:
     """As `connect`; UserError where a launcher started several ranks that MPI does not bring together."""
     comm = connect()
@@ -49,9 +60,8 @@ def world() -> MPI.Intracomm | None:
 
 def fallen_apart() -> tuple[str, str] | None:
     """What is wrong and what to do, for a world of 1 in which a launcher started several processes."""
-    for launcher, names in _COUNTS.items():
-        count = max(int(os.environ.get(name, "1")) for name in names)
-        if count > 1:
+    for launcher in _COUNTS:
+        if (count := _count(launcher)) > 1:
             remedy = (
                 "use srun --mpi=pmi2 with MPICH, srun --mpi=pmix with Open MPI (srun --mpi=list shows what there is)"
                 if launcher == "srun"

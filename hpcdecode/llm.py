@@ -67,9 +67,9 @@ class RequestOutput:
 class LLM:
     """A model loaded once, in one process that plays both roles.
 
-    model: a Hugging Face directory, or `demo`. dtype, kv_dtype, device, r_device: as the flags of `hpcdecode generate`;
-    None or "auto" chooses. batch: sequences decoding at once. kv_memory: bytes, or a size such as "8G". threads: cores
-    to use (all that the process has). Raises UserError where the model cannot be run.
+    model: a Hugging Face directory, or `demo`. dtype, weights, kv_dtype, device, r_device: as the flags of `hpcdecode
+    generate`; None or "auto" chooses. batch: sequences decoding at once. kv_memory: bytes, or a size such as "8G".
+    threads: cores to use (all that the process has). Raises UserError where the model cannot be run.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class LLM:
         model: str | os.PathLike,
         *,
         dtype: str | None = None,
+        weights: str | None = None,
         kv_dtype: str | None = None,
         device: str | None = None,
         r_device: str = "cpu",
@@ -89,6 +90,7 @@ class LLM:
         options = EngineOptions(
             model=find_model(os.fspath(model), os.environ),
             dtype=None if dtype == "auto" else dtype,
+            weights=None if weights == "auto" else weights,
             kv_dtype=None if kv_dtype == "auto" else kv_dtype,
             device=None if device == "auto" else device,
             r_device=r_device,

@@ -108,7 +108,7 @@ def load(
         tokenizer = Tokenizer.load(options.model)
         device = team.me.device
         dtype = options.dtype or auto_dtype(options.model, device)
-        loaded = model or load_split(options.model, dtype=dtype, device=device)
+        loaded = model or load_split(options.model, dtype=dtype, device=device, int8=options.weights == "int8")
         partition_of(options, team).check(loaded.attends)
         return _describe(options, loaded, tokenizer) if team.lead else None, loaded, tokenizer
 

@@ -10,13 +10,13 @@ from collections.abc import Sequence as Seq
 
 from hpcdecode import __version__, launch
 from hpcdecode.cli import generate, machine, planning, results
-from hpcdecode.cores import share_cores
+from hpcdecode.cores import set_libraries
 from hpcdecode.errors import UserError
 
 
 def main(arguments: Seq[str] | None = None) -> int:
     """Run one subcommand; returns the exit code: 0 done, 1 failed, 2 not as asked; others are the subcommand's."""
-    share_cores()
+    set_libraries(launch.started())
     options = _parse(arguments, speak=launch.is_lead())
     if options is None:
         return 0

@@ -20,6 +20,7 @@ from hpcdecode.job import (
     KV_DTYPES,
     PARTITIONS,
     SCHEDULES,
+    WEIGHTS,
     Job,
     Shard,
     default_output,
@@ -128,6 +129,7 @@ def _add_sampling(group) -> None:
 def _add_size(group) -> None:
     add = group.add_argument
     add("--dtype", choices=DTYPES, help="of weights and activations")
+    add("--weights", choices=WEIGHTS, help="of projections: rounded, and their inputs before each product (as --dtype)")
     add("--kv-dtype", choices=KV_DTYPES, help="of the KV cache (as --dtype)")
     add("--device", choices=DEVICES, help="of the S-ranks (cuda where they see a GPU)")
     help = f"of the R-ranks ({_DEFAULTS['r_device']}); in one process with cuda for both, the KV cache is the GPU's"

@@ -211,9 +211,8 @@ def _machine(options: argparse.Namespace, size: ModelSize | None = None) -> Mach
 
 
 def _world(options: argparse.Namespace, rows):
-    from hpcdecode.perf.simulator import World
-    from hpcdecode.schedule.auto import PERIODS, split
-    from hpcdecode.schedule.limits import Limits
+    from hpcdecode.perf.simulator import World, lane_limits
+    from hpcdecode.schedule.auto import PERIODS, load_limit
 
     machine = _machine(options)
     lanes = options.lanes or (2 if machine.r_ranks else 1)
@@ -221,12 +220,10 @@ def _world(options: argparse.Namespace, rows):
         raise UserError(f"--batch: expected at least one sequence a lane ({lanes}), got {options.batch}")
     steps = max(int(rows.most.max()) - 1, 1)
     period = min(options.period or max(steps // PERIODS, 1), steps)
-    load = options.load_limit or int(options.batch * (rows.prompt.mean() + (steps + period) / 2))
-    limits = [
-        Limits(b, period, steps, options.prefill_tokens, None, 0, options.schedule, load * b // options.batch)
-        for b in split(options.batch, lanes)
-    ]
-    return World(machine.cost, [machine.capacity] * max(machine.r_ranks, 1), limits)
+    capacity = [machine.capacity] * max(machine.r_ranks, 1)
+    load = options.load_limit or load_limit(options.batch, period, steps, float(rows.prompt.mean()), sum(capacity))
+    limits = lane_limits(options.batch, period, steps, lanes, load, options.schedule, options.prefill_tokens)
+    return World(machine.cost, capacity, limits)
 
 
 def _add_plan(commands) -> None:

@@ -31,6 +31,7 @@ def identity(job: Job, files: Seq[str], dtype: str, kv_dtype: str) -> dict[str, 
         "sampling": msgspec.to_builtins(job.params),
         "dtype": dtype,
         "kv_dtype": kv_dtype,
+        "weights": job.weights,
     }
     return msgspec.json.decode(msgspec.json.encode(about))  # as it will be read again
 

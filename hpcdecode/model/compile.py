@@ -26,12 +26,12 @@ class Compiled:
         return tuple(make_weight(recipe, [sources[i] for i in recipe.sources]) for recipe in self.recipes)
 
 
-def compile_graph(graph: fx.Graph, device: torch.device) -> Compiled:
-    """Merge, pack and fuse for the CPU; a plain graph for other devices."""
+def compile_graph(graph: fx.Graph, device: torch.device, int8: bool = False) -> Compiled:
+    """Merge, pack and fuse for the CPU; a plain graph for other devices. int8: of the projections' weights."""
     if device.type != "cpu":
         return compile_plain(graph)
     made = copied(graph)
-    recipes = merge_projections(made)
+    recipes = merge_projections(made, int8)
     join_rows(made)
     return Compiled(fx.GraphModule({}, fuse(made)).forward, recipes)
 

@@ -15,7 +15,9 @@ import torch
 from torch import fx
 
 from hpcdecode._ops_cpu import Op
-from hpcdecode.model.lower import Lowering, Shape, Unlowerable, Value, broadcast, fresh
+from hpcdecode.model import quantize
+from hpcdecode.model.instruction import Shape, Value
+from hpcdecode.model.lower import Lowering, Unlowerable, broadcast, fresh
 from hpcdecode.model.meta import meta
 
 aten = torch.ops.aten
@@ -91,7 +93,7 @@ def mean_or_sum(low: Lowering, node: fx.Node) -> Value:
         raise Unlowerable
     scale = 1 / shape[-1] if node.target is aten.mean.dim else 1.0
     out, narrow = result(node)
-    return low.sum(low.values[x], out, scale, narrow)
+    return low.reduce(Op.sum, low.values[x], out, scale, narrow)
 
 
 def layer_norm(low: Lowering, node: fx.Node) -> Value:
@@ -100,8 +102,8 @@ def layer_norm(low: Lowering, node: fx.Node) -> Value:
     if list(width) != [shape[-1]]:
         raise Unlowerable
     reduced = (*shape[:-1], 1)
-    centred = low.step(Op.sub, shape, value, low.sum(value, reduced, 1 / shape[-1], False))
-    variance = low.sum(low.step(Op.mul, shape, centred, centred), reduced, 1 / shape[-1], False)
+    centred = low.step(Op.sub, shape, value, low.reduce(Op.sum, value, reduced, 1 / shape[-1]))
+    variance = low.reduce(Op.sum, low.step(Op.mul, shape, centred, centred), reduced, 1 / shape[-1])
     inverse = low.step(Op.rsqrt, reduced, low.step(Op.add, reduced, variance, eps))
     steps = [(Op.mul, inverse)]
     steps += [(Op.mul, low.values[weight])] if weight is not None else []
@@ -109,6 +111,17 @@ def layer_norm(low: Lowering, node: fx.Node) -> Value:
     for i, (op, operand) in enumerate(steps):
         centred = low.step(op, shape, centred, operand, narrow=narrow and i == len(steps) - 1)
     return centred
+
+
+def token_scale(low: Lowering, node: fx.Node) -> Value:
+    value, (shape, _) = low.values[node.args[0]], result(node)
+    peak = low.reduce(Op.peak, value, shape, 1 / quantize.MOST)
+    return low.step(Op.maximum, shape, peak, quantize.SMALLEST)
+
+
+def to_int8(low: Lowering, node: fx.Node) -> Value:
+    x, scale = (low.values[n] for n in node.args)
+    return low.step(Op.mul, x.shape, x, low.step(Op.reciprocal, scale.shape, scale))
 
 
 def cast(low: Lowering, node: fx.Node) -> Value:
@@ -234,4 +247,7 @@ HANDLERS: dict[object, Handler] = {
     aten.layer_norm.default: layer_norm,
     aten.cat.default: cat,
     operator.getitem: getitem,
+    quantize.token_scale: token_scale,
+    quantize.to_int8: to_int8,
+    quantize.scaled: binary(Op.mul),
 }

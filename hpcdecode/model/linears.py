@@ -1,13 +1,17 @@
-"""Projections of one input merged into one, and their weights packed for the GEMM library (oneDNN) at load."""
+"""Projections of one input merged into one, and their weights packed for the GEMM library (oneDNN) at load, as they are
+or as int8."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, fx
 
+from hpcdecode.model import quantize
 from hpcdecode.model.meta import Meta, meta
 from hpcdecode.model.rows import packed_linear
 
@@ -21,7 +25,7 @@ class Recipe:
 
     sources: tuple[int, ...]
     transposed: bool = False  # sources are [in, out]
-    packed: bool = False
+    form: Literal["plain", "packed", "int8", "scales"] = "plain"
 
 
 @dataclass
@@ -39,30 +43,86 @@ class Projection:
         return meta(self.node).shape[-1]
 
 
-def merge_projections(graph: fx.Graph) -> list[Recipe]:
-    """Merge and pack the projections of `graph` in place; returns the recipes of its weights, in their order."""
-    weights = [n for n in graph.nodes if n.op == "placeholder" and n.name.startswith("w")]
-    recipes = {node: Recipe((i,)) for i, node in enumerate(weights)}
-    last = [n for n in graph.nodes if n.op == "placeholder"][-1]
-    siblings: dict[tuple, list[Projection]] = defaultdict(list)
-    for node in graph.nodes:
-        if (found := projection(node, recipes)) is not None:
-            siblings[found.x, found.bias is None, found.transposed].append(found)
-    for (x, _, transposed), group in siblings.items():
-        with graph.inserting_after(last):
-            weight = graph.placeholder(f"p{len(recipes)}")
-            recipes[weight] = Recipe(tuple(recipes[p.weight].sources[0] for p in group), transposed, packed=True)
-        bias = None
+class Merging:
+    """Projections of `graph`, in place, by packed weights; int8: by quantised ones where outputs are many."""
+
+    def __init__(self, graph: fx.Graph, int8: bool):
+        self.graph, self.int8 = graph, int8
+        weights = [n for n in graph.nodes if n.op == "placeholder" and n.name.startswith("w")]
+        self.recipes = {node: Recipe((i,)) for i, node in enumerate(weights)}
+        self.last = [n for n in graph.nodes if n.op == "placeholder"][-1]
+
+    def run(self) -> list[Recipe]:
+        """The recipes of the weights that the graph takes now, in their order."""
+        siblings: dict[tuple, list[Projection]] = defaultdict(list)
+        for node in self.graph.nodes:
+            if (found := projection(node, self.recipes)) is not None:
+                int8 = self.int8 and found.width * quantize.NARROW >= meta(found.x).shape[-1]
+                siblings[found.x, found.bias is None, found.transposed, int8].append(found)
+        for (x, _, _, int8), group in siblings.items():
+            (self._quantized if int8 else self._packed)(x, group)
+        for node in list(self.recipes):
+            if not node.users:
+                self.graph.erase_node(node)
+        return [self.recipes[n] for n in self.graph.nodes if n in self.recipes]
+
+    def _weight(self, group: list[Projection], form: str) -> fx.Node:
+        return self._input(tuple(self.recipes[p.weight].sources[0] for p in group), group[0].transposed, form)
+
+    def _input(self, sources: tuple[int, ...], transposed: bool, form: str) -> fx.Node:
+        with self.graph.inserting_after(self.last):
+            node = self.graph.placeholder(f"p{len(self.recipes)}")
+        self.recipes[node] = Recipe(sources, transposed, form)
+        return node
+
+    def _packed(self, x: fx.Node, group: list[Projection]) -> None:
+        weight, bias = self._weight(group, "packed"), None
         if group[0].bias is not None:
-            with graph.inserting_after(weight):
-                bias = graph.placeholder(f"p{len(recipes)}")
-                recipes[bias] = Recipe(tuple(recipes[p.bias].sources[0] for p in group))
-        with graph.inserting_before(group[0].node):
-            replace_projections(graph, group, x, weight, bias)
-    for node in weights:
-        if not node.users:
-            graph.erase_node(node)
-    return [recipes[n] for n in graph.nodes if n in recipes]
+            bias = self._input(tuple(self.recipes[p.bias].sources[0] for p in group), False, "plain")
+        with self.graph.inserting_before(group[0].node):
+            self._replace(group, self._call(packed_linear, (x, weight, bias), *_whole(group)), lambda part, _: part)
+
+    def _quantized(self, x: fx.Node, group: list[Projection]) -> None:
+        weight, scales = (self._weight(group, form) for form in ("int8", "scales"))
+        dtype, shape = _whole(group)
+        with self.graph.inserting_before(group[0].node):
+            scale = self._call(quantize.token_scale, (x,), torch.float32, (*shape[:-1], 1))
+            rounded = self._call(quantize.to_int8, (x, scale), torch.int8, meta(x).shape)
+            whole = self._call(quantize.int8_linear, (rounded, weight, scales, dtype), dtype, shape)
+
+            def finished(part: fx.Node, p: Projection) -> fx.Node:
+                about = meta(p.node)
+                part = self._call(quantize.scaled, (part, scale), about.dtype, about.shape)
+                return part if p.bias is None else self._call(aten.add.Tensor, (part, p.bias), about.dtype, about.shape)
+
+            self._replace(group, whole, finished)
+
+    def _replace(self, group: list[Projection], whole: fx.Node, finished: Callable) -> None:
+        """Let those that read the group's results read parts of `whole`."""
+        dim, at = len(meta(whole).shape) - 1, 0
+        for p in group:
+            about, part = meta(p.node), whole
+            if len(group) > 1:
+                part = self._call(aten.slice.Tensor, (whole, dim, at, at + p.width), about.dtype, about.shape)
+            at += p.width
+            p.node.replace_all_uses_with(finished(part, p))
+        for p in group:
+            self.graph.erase_node(p.node)
+
+    def _call(self, target: Callable, args: tuple, dtype: torch.dtype, shape: tuple) -> fx.Node:
+        node = self.graph.call_function(target, args)
+        node.meta["about"] = Meta.of(dtype, shape)
+        return node
+
+
+def merge_projections(graph: fx.Graph, int8: bool) -> list[Recipe]:
+    """Merge and pack the projections of `graph` in place; returns the recipes of its weights, in their order."""
+    return Merging(graph, int8).run()
+
+
+def _whole(group: list[Projection]) -> tuple[torch.dtype, tuple]:
+    about = meta(group[0].node)
+    return about.dtype, (*about.shape[:-1], sum(p.width for p in group))
 
 
 def projection(node: fx.Node, weights: dict[fx.Node, Recipe]) -> Projection | None:
@@ -88,25 +148,12 @@ def packable(weight: Meta) -> bool:
     return weight.dtype == torch.float32
 
 
-def replace_projections(graph: fx.Graph, group: list[Projection], x: fx.Node, weight: fx.Node, bias) -> None:
-    whole = graph.call_function(packed_linear, (x, weight, bias))
-    about = meta(group[0].node)
-    whole.meta["about"] = Meta.of(about.dtype, (*about.shape[:-1], sum(p.width for p in group)))
-    at = 0
-    for p in group:
-        part = whole
-        if len(group) > 1:
-            part = graph.call_function(aten.slice.Tensor, (whole, len(about.shape) - 1, at, at + p.width))
-            part.meta["about"] = meta(p.node)
-        at += p.width
-        p.node.replace_all_uses_with(part)
-        graph.erase_node(p.node)
-
-
 def make_weight(recipe: Recipe, sources: list[Tensor]) -> Tensor:
     """The weight of `recipe` from the tensors that its sources name."""
     parts = [w.t() for w in sources] if recipe.transposed else sources
     whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-    if not recipe.packed:
-        return whole
-    return torch.ops.mkldnn._reorder_linear_weight(whole.contiguous(), PACKED_FOR)
+    if recipe.form == "packed":
+        return torch.ops.mkldnn._reorder_linear_weight(whole.contiguous(), PACKED_FOR)
+    if recipe.form == "int8":
+        return quantize.pack(whole, PACKED_FOR)
+    return quantize.output_scales(whole) if recipe.form == "scales" else whole

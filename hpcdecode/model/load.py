@@ -10,6 +10,7 @@ from torch import Tensor, fx
 
 from hpcdecode.attention import LayerShape
 from hpcdecode.errors import UserError
+from hpcdecode.model import quantize
 from hpcdecode.model.cache import cached_trace
 from hpcdecode.model.checkpoint import Stack, forget_pages, read_weights
 from hpcdecode.model.compile import compile_graph
@@ -37,8 +38,9 @@ class SplitModel:
         device: torch.device,
         weights: dict[str, Tensor | Stack] | None,
         slice_bound: Callable[[], None] = lambda: None,
+        int8: bool = False,
     ):
-        """`slice_bound` is called when the weights of one more slice are in their final form."""
+        """`slice_bound` is called when the weights of one more slice are in their final form, int8 or as they were."""
         self.config = config
         self.parts = parts
         self.device = device
@@ -50,11 +52,11 @@ class SplitModel:
         self._weights: list[tuple] = []
         self._sinks: list[Tensor | None] = []
         if weights is not None:
-            self._bind(weights, slice_bound)
+            self._bind(weights, slice_bound, int8)
 
-    def _bind(self, weights: dict[str, Tensor | Stack], slice_bound: Callable[[], None]) -> None:
+    def _bind(self, weights: dict[str, Tensor | Stack], slice_bound: Callable[[], None], int8: bool) -> None:
         values = Values(self.parts.trace, weights, self.device)
-        compiled = [compile_graph(group.graph, self.device) for group in self.parts.groups]
+        compiled = [compile_graph(group.graph, self.device, int8) for group in self.parts.groups]
         self._run = [compiled[s.group].run for s in self.parts.slices]
         for part in self.parts.slices:
             self._weights.append(compiled[part.group].weights([values[n] for n in part.weights]))
@@ -173,14 +175,27 @@ def parse_dtype(dtype: str | torch.dtype, config) -> torch.dtype:
 
 
 def load_split(
-    path: str | Path, *, dtype: str | torch.dtype, device: str | torch.device = "cpu", weights: bool = True
+    path: str | Path,
+    *,
+    dtype: str | torch.dtype,
+    device: str | torch.device = "cpu",
+    weights: bool = True,
+    int8: bool = False,
 ) -> SplitModel:
     """Trace, cut and bind the model directory `path`; without `weights` only shapes can be asked for.
+
+    int8: projections multiply in int8, on a CPU with VNNI (see quantize.py).
 
     Raises UserError for whatever is missing, broken or not supported, saying what was expected and what to change.
     """
     config = read_config(path)
     device = torch.device(device)
+    if int8 and device.type != "cpu":
+        raise UserError(
+            f"--weights int8: expected S-ranks on CPUs, got {device.type}; add --device cpu, or leave it out"
+        )
+    if int8 and not quantize.exact():
+        raise UserError("--weights int8: expected a CPU with int8 products (VNNI), this one has none; leave it out")
     traced = cached_trace(config, parse_dtype(dtype, config))
     parts = split(traced, device)
     bound = None
@@ -188,4 +203,4 @@ def load_split(
         wanted = {name for node, name in traced.weights.items() if node.users}
         with quiet():
             bound = read_weights(Path(path), traced.model, wanted, stackable(traced), device)
-    return SplitModel(config, parts, device, bound, lambda: forget_pages(Path(path)))
+    return SplitModel(config, parts, device, bound, lambda: forget_pages(Path(path)), int8)

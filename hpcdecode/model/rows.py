@@ -29,8 +29,16 @@ def empty_rows(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
 
 def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x [..., in] @ weight.T + bias, for a `weight` [out, in] that oneDNN has packed."""
-    rows = x.reshape(-1, x.shape[-1])
-    y = torch.ops.mkldnn._linear_pointwise(with_room(rows), weight, bias, "none", [], "")
+    return as_tokens(torch.ops.mkldnn._linear_pointwise(as_rows(x), weight, bias, "none", [], ""), x)
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """x [..., in] as a product takes it: [padded(rows), in]."""
+    return with_room(x.reshape(-1, x.shape[-1]))
+
+
+def as_tokens(y: Tensor, x: Tensor) -> Tensor:
+    """A product's [padded(rows), out] as [..., out], for the x [..., in] that went in."""
     shape = (*x.shape[:-1], y.shape[1])
     return y.as_strided(shape, dense_strides(shape))
 

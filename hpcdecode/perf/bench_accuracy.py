@@ -1,7 +1,8 @@
-"""`hpcdecode bench accuracy`: what the data type of the KV cache costs in quality.
+"""`hpcdecode bench accuracy`: what the data types of the KV cache and of the weights cost in quality.
 
 The model is teacher-forced over stretches of a text, with its attention computed by the R-part out of a cache of each
-data type. Perplexity and logits are compared with those of a float32 cache in the same run; spreads are quartiles.
+data type, and with quantised weights out of a float32 cache. Perplexity and logits are compared with those of a float32
+cache and the model's own weights in the same run; spreads are quartiles.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from torch import Tensor
 from hpcdecode.attention import KV_DTYPES, KvStore, open_store
 from hpcdecode.data.tokens import Tokenizer
 from hpcdecode.errors import UserError
-from hpcdecode.job import DTYPES, find_model
-from hpcdecode.model import SplitModel, load_split
+from hpcdecode.job import DTYPES, WEIGHTS, find_model
+from hpcdecode.model import SplitModel, load_split, quantize
 from hpcdecode.perf.result import entry, machine
 
 EXACT = "float32"
@@ -45,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", metavar="FILE", help="what to read (the Python language reference, as pydoc has it)")
     parser.add_argument("--dtype", choices=DTYPES, default=EXACT, help="of weights and activations (%(default)s)")
     parser.add_argument("--kv-dtype", nargs="+", default=list(KV_DTYPES[1:]), choices=KV_DTYPES)
+    help = "(default: int8, where this CPU has its products)"
+    parser.add_argument("--weights", nargs="*", choices=WEIGHTS, help=help)
     parser.add_argument("--stretches", type=int, default=16, help="taken evenly from the text (%(default)s)")
     parser.add_argument("--tokens", type=int, default=512, help="of each stretch (%(default)s)")
 
@@ -56,7 +59,10 @@ def run(args: argparse.Namespace) -> dict:
     model = load_split(path, dtype=args.dtype)
     if args.tokens > (model.max_positions or args.tokens):
         raise UserError(f"--tokens {args.tokens}: the model has {model.max_positions} positions; give at most that")
-    losses = measure(model, text, [EXACT, *(name for name in args.kv_dtype if name != EXACT)])
+    ways = {name: (model, _store(model, name, args.tokens)) for name in (EXACT, *args.kv_dtype)}
+    if "int8" in args.weights if args.weights is not None else quantize.exact():
+        ways["int8 weights"] = load_split(path, dtype=args.dtype, int8=True), ways[EXACT][1]
+    losses = measure(ways, text)
     exact = losses.pop(EXACT)
     return {
         "bench": "accuracy",
@@ -77,17 +83,17 @@ def stretches(tokenizer: Tokenizer, text: str, count: int, tokens: int) -> list[
     return [begin + ids[start : start + own] for start in starts]
 
 
-def measure(model: SplitModel, text: Seq[Seq[int]], kv_dtypes: Seq[str]) -> dict[str, Losses]:
-    """Teacher-force every stretch with every data type; the first is what the others are compared with."""
-    stores = {
-        name: open_store(model.attends, kv_dtype=name, capacity_tokens=max(map(len, text)), max_sequences=1)
-        for name in kv_dtypes
-    }
-    losses = {name: Losses() for name in kv_dtypes}
+def _store(model: SplitModel, kv_dtype: str, tokens: int) -> KvStore:
+    return open_store(model.attends, kv_dtype=kv_dtype, capacity_tokens=tokens, max_sequences=1)
+
+
+def measure(ways: dict[str, tuple[SplitModel, KvStore]], text: Seq[Seq[int]]) -> dict[str, Losses]:
+    """Teacher-force every stretch in every way; the first is what the others are compared with."""
+    losses = {name: Losses() for name in ways}
     for ids in text:
         following = torch.tensor(ids[1:])
         exact = None
-        for name, store in stores.items():
+        for name, (model, store) in ways.items():
             logits = forward(model, store, ids)[:-1].float()
             exact = logits if exact is None else exact
             loss = losses[name]

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdecode.errors import UserError
+from hpcdecode.job import WEIGHTS
 from hpcdecode.perf.contenders import PEERS, Hpcdecode, Peer, Run, Site
 from hpcdecode.perf.limits import PREFILL_TOKENS, Ideal, ideal
 from hpcdecode.perf.result import case, machine
@@ -60,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[=PYTHON]",
         help=f"{', '.join(PEERS)}; PYTHON is the interpreter of the environment that it is installed in",
     )
+    add("--weights", choices=WEIGHTS, help="of all contenders; the ideal stays that of bfloat16 (bfloat16)")
     add("--startup", action="store_true", help="also measure the start-up, cold and warm")
     add("--model", choices=tuple(SHAPES), default="355m", help="checkpoint to make; tiny is to try the command")
     add("--work", type=Path, default=default_folder(), metavar="DIR", help="checkpoints and logs (%(default)s)")
@@ -72,7 +74,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Returns the object that `bench --json` prints; UserError where a contender is missing or fails."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that no run outlives this process
     args.work.mkdir(parents=True, exist_ok=True)
-    site = Site(args.work.resolve(), args.model, args.prefix)
+    site = Site(args.work.resolve(), args.model, args.prefix, args.weights)
     contenders = [Hpcdecode(site, n) for n in args.ranks] + [Peer.parse(site, text) for text in args.peer]
     for contender in contenders:
         contender.prepare()

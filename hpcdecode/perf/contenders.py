@@ -44,11 +44,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Site:
-    """Where everything lies, and how a process is started: `prefix` comes before every command."""
+    """Where everything lies, how a process is started, `prefix` before every command, and in what weights multiply."""
 
     work: Path
     model: str  # of SHAPES
     prefix: Seq[str] = ()
+    weights: str | None = None
 
     @property
     def shape(self) -> Shape:
@@ -120,6 +121,7 @@ class Hpcdecode:
             str(site.checkpoint),
         ]
         size = ["--dtype", "bfloat16", "--max-tokens", str(workload.new), "--ignore-eos"]
+        size += ["--weights", site.weights] if site.weights else []
         site.call("hpcdecode", [*line, *size, "-o", str(out), "--overwrite"])
         with h5py.File(out) as file:
             figures, versions = json.loads(file.attrs["summary"]), json.loads(file.attrs["versions"])
@@ -152,6 +154,8 @@ class Peer:
 
     def prepare(self) -> None:
         """UserError where the peer is not installed; converts the checkpoint for a peer that needs it."""
+        if self.site.weights and self.name != "openvino":
+            raise UserError(f"--weights {self.site.weights}: expected no peer but openvino, got {self.name}")
         module, packages = _INSTALL[self.name]
         if not shutil.which(self.python):
             raise UserError(f"--peer {self.name}={self.python}: expected a Python interpreter, found none there")
@@ -176,13 +180,14 @@ class Peer:
         """The directory that the peer loads."""
         if self.name != "openvino":
             return self.site.checkpoint
-        return made(self.site.work / f"openvino-{self.site.model}", self._convert)
+        kind = f"{self.site.model}-{self.site.weights}" if self.site.weights else self.site.model
+        return made(self.site.work / f"openvino-{kind}", self._convert)
 
     def _convert(self, folder: Path) -> None:
         tool = Path(self.python).with_name("optimum-cli")
         if not tool.exists():
             raise UserError(f"--peer openvino: expected {tool}: pip install {_INSTALL['openvino'][1]}")
-        task = ["--task", "text-generation-with-past", "--weight-format", "fp16"]
+        task = ["--task", "text-generation-with-past", "--weight-format", self.site.weights or "fp16"]
         line = [str(tool), "export", "openvino", "-m", str(self.site.checkpoint), *task, str(folder)]
         self.site.call("openvino-export", line, bare=True)
 

@@ -13,7 +13,7 @@ import numpy as np
 from hpcdecode.errors import UserError
 from hpcdecode.perf.hardware import BANDWIDTH, COMPUTE, Device
 
-_WIDTH = 2  # bytes of weights and activations
+WIDTH = 2  # bytes of weights and activations
 
 
 class ModelSize(msgspec.Struct, frozen=True):
@@ -58,18 +58,18 @@ class ModelSize(msgspec.Struct, frozen=True):
             positions=getattr(config, "max_position_embeddings", None),
         )
 
-    def kv_bytes(self, width: float = _WIDTH) -> float:
+    def kv_bytes(self, width: float = WIDTH) -> float:
         """Of a cached token, all layers."""
         return self.layers * (self.k + self.v) * width
 
     @property
     def weight_bytes(self) -> float:
-        return _WIDTH * (self.body + self.head)
+        return WIDTH * (self.body + self.head)
 
     @property
     def wire_bytes(self) -> float:
         """Of a token, all layers, both ways: (2 + 2/G)*e*d a layer."""
-        return _WIDTH * self.layers * (2 * self.q + self.k + self.v)
+        return WIDTH * self.layers * (2 * self.q + self.k + self.v)
 
 
 class Cost(msgspec.Struct, frozen=True):
@@ -143,7 +143,7 @@ def step_seconds(lanes: list[Turn], shared: float = 0.0) -> float:
     )
 
 
-def of_devices(size: ModelSize, s: Device, r: Device, link: float, latency: float, kv_width: float = _WIDTH) -> Cost:
+def of_devices(size: ModelSize, s: Device, r: Device, link: float, latency: float, kv_width: float = WIDTH) -> Cost:
     """From data sheets. link: bytes per second in and out of the S-rank; latency: seconds of a message.
 
     Several S devices split every layer, and sum up their results in a ring twice a layer.
@@ -152,10 +152,10 @@ def of_devices(size: ModelSize, s: Device, r: Device, link: float, latency: floa
         raise UserError(f"S device: expected one with a rate of matrix products, got {s.name}; calibrate on it instead")
     flops, s_read, r_read = s.flops * COMPUTE, s.bandwidth * BANDWIDTH, r.bandwidth * BANDWIDTH
     tokens = [1 << i for i in range(14)]
-    reduced = 4 * size.layers * (s.count - 1) / s.count * _WIDTH * size.q / s.link if s.count > 1 else 0.0
+    reduced = 4 * size.layers * (s.count - 1) / s.count * WIDTH * size.q / s.link if s.count > 1 else 0.0
 
     def products(weights: int) -> list[float]:
-        return [max(2 * weights * t / flops, _WIDTH * weights / s_read) for t in tokens]
+        return [max(2 * weights * t / flops, WIDTH * weights / s_read) for t in tokens]
 
     return Cost(
         layers=size.layers,

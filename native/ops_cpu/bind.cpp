@@ -46,7 +46,7 @@ std::vector<int64_t> draw_rows(int64_t logits, int64_t row_bytes, Type type, int
 }  // namespace
 
 NB_MODULE(_ops_cpu, m) {
-    nb::enum_<Type>(m, "Type").value("float32", Type::f32).value("bfloat16", Type::bf16);
+    nb::enum_<Type>(m, "Type").value("float32", Type::f32).value("bfloat16", Type::bf16).value("int8", Type::i8);
     nb::enum_<Op>(m, "Op")
         .value("load", Op::load)
         .value("store", Op::store)
@@ -68,7 +68,8 @@ NB_MODULE(_ops_cpu, m) {
         .value("relu", Op::relu)
         .value("minimum", Op::minimum)
         .value("maximum", Op::maximum)
-        .value("sum", Op::sum);
+        .value("sum", Op::sum)
+        .value("peak", Op::peak);
 
     nb::class_<Step>(m, "Step").def(
         "__init__",

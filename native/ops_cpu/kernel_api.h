@@ -13,8 +13,8 @@ constexpr int kFloors = 3;
 struct KernelTable {
     const char* name;
     Kernel run[static_cast<int>(Op::count)][2];  // by type of the result
-    void (*load[2])(int64_t count, const char* in, float* out);
-    void (*store[2])(int64_t count, const float* in, char* out);
+    void (*load[3])(int64_t count, const char* in, float* out);
+    void (*store[3])(int64_t count, const float* in, char* out);
     float (*largest)(int64_t count, const float* values);
     void (*weigh)(int64_t count, float top, float by, float* logits);  // to exp((logit - top) * by)
     void (*sums_from)(int64_t count, const float* weights, const float* floors, double* sums);  // adds, of kFloors

@@ -31,8 +31,9 @@ const KernelTable& kernels_for(const std::string& isa) {
 
 namespace {
 
-constexpr int64_t kTokensAThread = 4;  // at least: waking a thread costs about as much
-constexpr int64_t kAlign = 16;         // floats; a cache line
+constexpr int64_t kTokensAThread = 4;    // at least: waking a thread costs about as much
+constexpr int64_t kAlign = 16;           // floats; a cache line
+constexpr int64_t kBytes[] = {4, 2, 1};  // by type
 
 int64_t extent(const View& view, const int64_t* dims, int rank) {
     int64_t last = view.at;
@@ -46,14 +47,17 @@ struct Run {
     const Rows* tensors;
     int64_t tokens, scratch;
 
+    char* place(const View& tensor, Type type, int64_t token) const {
+        const Rows& rows = tensors[tensor.at];
+        return rows.data + token * rows.row_bytes + tensor.stride[0] * kBytes[static_cast<int>(type)];
+    }
+
     void step(const Step& s, float* memory, int64_t token) const {
         const int type = static_cast<int>(s.type);
         if (s.op == Op::load) {
-            const Rows& rows = tensors[s.a.at];
-            table->load[type](s.dims[2], rows.data + token * rows.row_bytes, memory + s.out.at);
+            table->load[type](s.dims[2], place(s.a, s.type, token), memory + s.out.at);
         } else if (s.op == Op::store) {
-            const Rows& rows = tensors[s.out.at];
-            table->store[type](s.dims[2], memory + s.a.at, rows.data + token * rows.row_bytes);
+            table->store[type](s.dims[2], memory + s.a.at, place(s.out, s.type, token));
         } else {
             table->run[static_cast<int>(s.op)][type](s, memory);
         }
@@ -85,7 +89,7 @@ Program::Program(std::vector<Step> setup, std::vector<Step> body, int64_t scratc
 
 void Program::check(const Step& s) const {
     const auto inside = [&](const View& v, int rank) { return v.at >= 0 && extent(v, s.dims, rank) <= scratch_; };
-    const auto tensor = [&](const View& v) { return v.at >= 0 && v.at < tensors_; };
+    const auto tensor = [&](const View& v) { return v.at >= 0 && v.at < tensors_ && v.stride[0] >= 0; };
     const bool sane = s.dims[0] > 0 && s.dims[1] > 0 && s.dims[2] > 0;
     const View dense_out{s.out.at, {0, 0, 1}}, dense_a{s.a.at, {0, 0, 1}};
     bool fine = sane;
@@ -94,7 +98,9 @@ void Program::check(const Step& s) const {
     } else if (s.op == Op::store) {
         fine = fine && tensor(s.out) && inside(dense_a, 3);
     } else {
-        fine = fine && inside(s.a, 3) && inside(s.out, s.op == Op::sum ? 2 : 3) && (!s.has_b || inside(s.b, 3));
+        const bool reduces = s.op == Op::sum || s.op == Op::peak;
+        fine = fine && inside(s.a, 3) && inside(s.out, reduces ? 2 : 3) && (!s.has_b || inside(s.b, 3));
+        fine = fine && s.type != Type::i8;
     }
     if (!fine) {
         throw std::invalid_argument("token program: step " + std::to_string(static_cast<int>(s.op)) +

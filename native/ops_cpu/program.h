@@ -9,12 +9,12 @@
 
 namespace hpcdecode::ops {
 
-enum class Type : int { f32, bf16 };
+enum class Type : int { f32, bf16, i8 };  // i8: of memory only
 
 enum class Op : int {
     // clang-format off
     load, store, copy, neg, add, sub, mul, div, sqrt, rsqrt, reciprocal, exp, tanh, sigmoid, silu, gelu, gelu_tanh, relu,
-    minimum, maximum, sum,
+    minimum, maximum, sum, peak,
     // clang-format on
     count,
 };
@@ -25,8 +25,10 @@ struct View {
     int64_t stride[3] = {0, 0, 0};
 };
 
-// out[i][j][k] = op(a[i][j][k], b[i][j][k] or scalar). `sum` reduces k and multiplies by `scalar`.
-// load: `at` of a is the input's place in the call, dims[2] its elements a token; store: the same of out.
+// out[i][j][k] = op(a[i][j][k], b[i][j][k] or scalar). `sum` and `peak`, the largest
+// magnitude, reduce k and multiply by `scalar`.
+// load: of the tensor whose place in the call is `at` of a, the dims[2] elements of the token from stride[0] of a on;
+// store: the same of out.
 struct Step {
     Op op;
     Type type;  // of the result: it is rounded to it; of the memory for load and store

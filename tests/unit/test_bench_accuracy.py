@@ -1,14 +1,16 @@
-"""What the KV data types cost on the demo model, within the bounds that docs/performance.md states."""
+"""What the data types of KV and weights cost on the demo model, within the bounds that docs/performance.md states."""
 
 import json
 
 import pytest
 
 from hpcdecode.errors import UserError
+from hpcdecode.model import quantize
 from hpcdecode.perf.bench import main
 
 # Most change of perplexity, and most error of the logits as a share of their standard deviation.
-BOUNDS = {"float16": (1e-3, 1e-3), "bfloat16": (3e-3, 1e-2), "int8": (5e-3, 2e-2), "int4": (5e-2, 0.25)}
+KV_BOUNDS = {"float16": (1e-3, 1e-3), "bfloat16": (3e-3, 1e-2), "int8": (5e-3, 2e-2), "int4": (5e-2, 0.25)}
+BOUNDS = {**KV_BOUNDS, "int8 weights": (1e-2, 5e-2)}
 
 
 @pytest.fixture(scope="module")
@@ -25,17 +27,19 @@ def cases():
     return {c["case"]: c for c in result["cases"]}
 
 
-@pytest.mark.parametrize("kv_dtype", BOUNDS)
-def test_perplexity_and_logits_stay_within_bounds(cases, kv_dtype):
-    perplexity, error = BOUNDS[kv_dtype]
-    assert 1 < cases[f"{kv_dtype} perplexity"]["value"] < 2  # the model knows this text
-    assert abs(cases[f"{kv_dtype} perplexity"]["ratio"] - 1) <= perplexity
-    assert 0 < cases[f"{kv_dtype} logit error"]["ratio"] <= error
-    assert cases[f"{kv_dtype} same first choice"]["value"] > 0.97
+@pytest.mark.parametrize("name", BOUNDS)
+def test_perplexity_and_logits_stay_within_bounds(cases, name):
+    if name not in KV_BOUNDS and not quantize.exact():
+        pytest.skip("this CPU has no exact int8 products")
+    perplexity, error = BOUNDS[name]
+    assert 1 < cases[f"{name} perplexity"]["value"] < 2  # the model knows this text
+    assert abs(cases[f"{name} perplexity"]["ratio"] - 1) <= perplexity
+    assert 0 < cases[f"{name} logit error"]["ratio"] <= error
+    assert cases[f"{name} same first choice"]["value"] > 0.97
 
 
 def test_narrower_types_err_more(cases):
-    errors = [cases[f"{name} logit error"]["value"] for name in BOUNDS]
+    errors = [cases[f"{name} logit error"]["value"] for name in KV_BOUNDS]
     assert errors == sorted(errors)
 
 

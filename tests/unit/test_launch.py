@@ -29,6 +29,24 @@ def test_roles():
     assert roles(4, s_ranks=2) == ["S", "S", "R", "R"]
 
 
+@pytest.mark.parametrize(
+    ("variables", "count"),
+    [
+        ({}, 1),
+        ({"PMI_SIZE": "3", "PMI_RANK": "0"}, 3),
+        ({"PMI_SIZE": "1", "PMI_RANK": "0", "SLURM_STEP_NUM_TASKS": "1"}, 1),
+        ({"PMIX_RANK": "0", "SLURM_STEP_NUM_TASKS": "2"}, 2),
+        ({"PALS_RANKID": "0"}, 2),
+    ],
+)
+def test_a_process_knows_before_mpi_whether_it_is_alone(monkeypatch, variables, count):
+    for name in (*launch._LAUNCHERS, *(name for names in launch._COUNTS.values() for name in names)):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert launch.started() == count
+
+
 def test_ranks_that_see_a_gpu_are_s_ranks():
     team = ranks([0], [0], [0], [0])
     team[1].gpus = team[3].gpus = 1

@@ -42,7 +42,7 @@ def test_tokens_equal_those_of_transformers(name, patience, backend, tmp_path, m
     """patience: of the copies; None: one device has both roles, and nothing is copied."""
     case = make_case(name, tmp_path, rows=5, new_tokens=6)
     rows = [json.loads(line) for line in (case / "prompts.jsonl").read_text().splitlines()]
-    monkeypatch.setattr(load, "compile_graph", lambda graph, _device: compile_plain(graph))
+    monkeypatch.setattr(load, "compile_graph", lambda graph, *_: compile_plain(graph))
     model = load_split(case / "model", dtype="float32")
     shapes, lanes = model.attends, 2
     store = open_store(shapes, kv_dtype="float32", capacity_tokens=8192, max_sequences=32, backend=backend)

@@ -8,11 +8,15 @@ from hpcdecode._ops_cpu import Op, Program, Step, Type
 from torch import fx
 
 from hpcdecode.model import load_split
+from hpcdecode.model.columns import COLUMNS, in_columns
 from hpcdecode.model.compile import compile_graph
 from hpcdecode.model.fuse import fuse
 from hpcdecode.model.handlers import HANDLERS
+from hpcdecode.model.instruction import place
+from hpcdecode.model.lower import Lowering
 from hpcdecode.model.meta import Meta
 from hpcdecode.model.programs import TokenProgram
+from tests.graphs import example
 
 aten = torch.ops.aten
 WIDTH = 48
@@ -98,6 +102,48 @@ def test_binary_broadcasts(isa, name, dtype, other):
     assert_same(plain, fused, *inputs)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_wide_gate_runs_in_columns(isa, dtype):
+    """As a slice has it: both halves of one product, and a number of the token."""
+    width = 2 * COLUMNS + 300
+    build, shape = Builder(), ("T", width)
+    both, s, w = (build.input(*i) for i in (("x0", dtype, "T", 2 * width), ("x1", dtype, "T", 1), ("w0", dtype, width)))
+    gate, up = (build.call(aten.slice.Tensor, both, 1, at, at + width, shape=shape, dtype=dtype) for at in (0, width))
+    y = build.call(aten.silu.default, gate, shape=shape, dtype=dtype)
+    y = build.call(aten.mul.Tensor, y, up, shape=shape, dtype=dtype)
+    half = build.call(aten.mul.Tensor, s, 0.5, shape=("T", 1), dtype=dtype)
+    y = build.call(aten.mul.Tensor, y, half, shape=shape, dtype=dtype)
+    y = build.call(aten.add.Tensor, y, w, shape=shape, dtype=dtype)
+    plain, fused, programs = build.finish(y)
+    assert len(programs) == 1
+    inputs = (torch.randn(5, n, generator=torch.Generator().manual_seed(2)).to(dtype) for n in (2 * width, 1))
+    assert_same(plain, fused, *inputs, torch.linspace(-3, 3, width).to(dtype))
+
+
+def test_a_wide_program_whose_number_is_one_of_its_columns_is_left_whole():
+    build, width = Builder(), 2 * COLUMNS
+    x = build.input("x0", torch.float32, "T", width)
+    one = build.call(aten.slice.Tensor, x, 1, 3, 4, shape=("T", 1), dtype=torch.float32)
+    half = build.call(aten.mul.Tensor, one, 0.5, shape=("T", 1), dtype=torch.float32)
+    y = build.call(aten.mul.Tensor, x, half, shape=("T", width), dtype=torch.float32)
+    plain, fused, _ = build.finish(y)
+    assert_same(plain, fused, torch.randn(7, width, generator=torch.Generator().manual_seed(5)))
+
+
+def test_columns_follow_one_another_in_the_same_memory():
+    """A program of a wide product: its scratch memory is that of one block."""
+    lowering, node = Lowering(), fx.Graph().placeholder("x0")
+    node.meta["about"] = Meta.of(torch.float32, ("T", 10 * COLUMNS))
+    lowering.load(node, 0)
+    value = lowering.step(Op.neg, lowering.values[node].shape, lowering.values[node])
+    lowering.values[node] = value
+    lowering.store(node, 1)
+    body = in_columns(lowering.setup, lowering.body)
+    assert [i.op for i in body] == [Op.load, Op.neg, Op.store] * 10
+    assert [i.first for i in body[::3]] == [i * COLUMNS for i in range(10)]
+    assert place([], body) == 2 * COLUMNS
+
+
 def test_rotary_embedding_through_views_slices_and_cat(isa):
     build, d, heads = Builder(), 16, 3
     bf16 = torch.bfloat16
@@ -145,7 +191,7 @@ def test_slices_equal_their_plain_graphs(checkpoint, name, dtype):
         inputs = [n for n in group.graph.nodes if n.op == "placeholder"]
         if any(n.users and any("expert_linear" in str(u.target) for u in n.users) for n in inputs):
             continue  # their rows are not in token order
-        values = [example(n, model.vocab_size, generator) for n in inputs]
+        values = [example(n, generator) for n in inputs]
         compiled = compile_graph(group.graph, model.device)
         given = [v for n, v in zip(inputs, values, strict=True) if n.name.startswith("x")]
         weights = compiled.weights([v for n, v in zip(inputs, values, strict=True) if n.name.startswith("w")])
@@ -154,15 +200,6 @@ def test_slices_equal_their_plain_graphs(checkpoint, name, dtype):
             got = compiled.run(*given, *weights)
         for a, b in zip(want, got, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=2e-5 if dtype == "float32" else 0.1)
-
-
-def example(node: fx.Node, vocabulary: int, generator: torch.Generator) -> torch.Tensor:
-    about = node.meta["about"]
-    shape = [{"T": 11, "L": 4}.get(n, n) for n in about.shape]
-    if not about.dtype.is_floating_point:
-        return torch.randint(0, 4, shape, generator=generator, dtype=about.dtype)
-    scale = about.shape[-1] ** -0.5 if about.static and len(shape) == 2 else 1.0
-    return (torch.randn(shape, generator=generator) * scale).to(about.dtype)
 
 
 def test_a_token_does_not_depend_on_its_batch_or_on_threads():

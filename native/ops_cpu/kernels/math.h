@@ -22,11 +22,12 @@ inline float round_bf16(float x) {
 
 inline float from_bf16(uint16_t x) { return bits<float>(static_cast<uint32_t>(x) << 16); }
 
+// To the nearest integer, ties to even, of less than 2^22: 1.5 * 2^23 leaves no bits behind the point.
+inline float rounded(float x) { return (x + 12582912.0f) - 12582912.0f; }
+
 // Cephes' expf: x = n ln 2 + r, a polynomial in r. Returns exp(r) and sets n; 2 ulp.
 inline float exp_of_rest(float x, float& n) {
-    constexpr float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-    const float shifted = x * 1.44269504088896341f + magic;
-    n = shifted - magic;
+    n = rounded(x * 1.44269504088896341f);
     const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
     float p = 1.9875691500e-4f;
     p = p * r + 1.3981999507e-3f;

@@ -66,14 +66,22 @@ inline float sum_of(const float* a, int64_t n) {
     for (; k + kLanes <= n; k += kLanes)
         for (int l = 0; l < kLanes; ++l) lanes[l] += a[k + l];
     for (int l = 0; k + l < n; ++l) lanes[l] += a[k + l];
-    for (int width = kLanes / 2; width > 0; width /= 2)
-        for (int l = 0; l < width; ++l) lanes[l] += lanes[l + width];
-    return lanes[0];
+    return folded(lanes, add_f);
 }
 
-template <class R>
-void sum(const Step& s, float* scratch) {
-    EACH_ROW(s) scratch[row_of(s.out, i, j)] = R::round(sum_of(scratch + row_of(s.a, i, j), s.dims[2]) * s.scalar);
+inline float peak_of(const float* a, int64_t n) {
+    constexpr int kLanes = 64;
+    float lanes[kLanes] = {};
+    int64_t k = 0;
+    for (; k + kLanes <= n; k += kLanes)
+        for (int l = 0; l < kLanes; ++l) lanes[l] = maximum_f(lanes[l], std::fabs(a[k + l]));
+    for (int l = 0; k + l < n; ++l) lanes[l] = maximum_f(lanes[l], std::fabs(a[k + l]));
+    return folded(lanes, maximum_f);
+}
+
+template <class R, float (*f)(const float*, int64_t)>
+void reduce(const Step& s, float* scratch) {
+    EACH_ROW(s) scratch[row_of(s.out, i, j)] = R::round(f(scratch + row_of(s.a, i, j), s.dims[2]) * s.scalar);
 }
 
 inline void load_f32(int64_t n, const char* in, float* out) { std::memcpy(out, in, n * sizeof(float)); }
@@ -90,32 +98,59 @@ inline void store_bf16(int64_t n, const float* __restrict in, char* out) {
     for (int64_t k = 0; k < n; ++k) x[k] = static_cast<uint16_t>(bits<uint32_t>(in[k]) >> 16);
 }
 
+inline void load_i8(int64_t n, const char* in, float* __restrict out) {
+    const auto* __restrict x = reinterpret_cast<const int8_t*>(in);
+    for (int64_t k = 0; k < n; ++k) out[k] = x[k];
+}
+
+// The nearest whole number, ties to even, of -127 to 127.
+inline void store_i8(int64_t n, const float* __restrict in, char* out) {
+    auto* __restrict x = reinterpret_cast<int8_t*>(out);
+    for (int64_t k = 0; k < n; ++k) {
+        const float near = rounded(in[k]);
+        x[k] = static_cast<int8_t>(static_cast<int32_t>(near > 127.0f ? 127.0f : near < -127.0f ? -127.0f : near));
+    }
+}
+
 inline float neg_f(float x) { return -x; }
 inline float sqrt_f(float x) { return std::sqrt(x); }
 inline float rsqrt_f(float x) { return 1.0f / std::sqrt(x); }
 inline float reciprocal_f(float x) { return 1.0f / x; }
 inline float relu_f(float x) { return x < 0 ? 0.0f : x; }
-inline float add_f(float x, float y) { return x + y; }
 inline float sub_f(float x, float y) { return x - y; }
 inline float mul_f(float x, float y) { return x * y; }
 inline float div_f(float x, float y) { return x / y; }
 inline float minimum_f(float x, float y) { return x > y ? y : x; }
-inline float maximum_f(float x, float y) { return x < y ? y : x; }
 
 #define UNARY(f) {unary<Float, f>, unary<Bfloat, f>}
 #define BINARY(f) {binary<Float, f>, binary<Bfloat, f>}
 
 inline KernelTable make_table(const char* name) {
     return {name,
-            {{nullptr, nullptr}, {nullptr, nullptr},  {copy<Float>, copy<Bfloat>},
-             UNARY(neg_f),       BINARY(add_f),       BINARY(sub_f),
-             BINARY(mul_f),      BINARY(div_f),       UNARY(sqrt_f),
-             UNARY(rsqrt_f),     UNARY(reciprocal_f), UNARY(exp_f),
-             UNARY(tanh_f),      UNARY(sigmoid_f),    UNARY(silu_f),
-             UNARY(gelu_f),      UNARY(gelu_tanh_f),  UNARY(relu_f),
-             BINARY(minimum_f),  BINARY(maximum_f),   {sum<Float>, sum<Bfloat>}},
-            {load_f32, load_bf16},
-            {store_f32, store_bf16},
+            {{nullptr, nullptr},
+             {nullptr, nullptr},
+             {copy<Float>, copy<Bfloat>},
+             UNARY(neg_f),
+             BINARY(add_f),
+             BINARY(sub_f),
+             BINARY(mul_f),
+             BINARY(div_f),
+             UNARY(sqrt_f),
+             UNARY(rsqrt_f),
+             UNARY(reciprocal_f),
+             UNARY(exp_f),
+             UNARY(tanh_f),
+             UNARY(sigmoid_f),
+             UNARY(silu_f),
+             UNARY(gelu_f),
+             UNARY(gelu_tanh_f),
+             UNARY(relu_f),
+             BINARY(minimum_f),
+             BINARY(maximum_f),
+             {reduce<Float, sum_of>, reduce<Bfloat, sum_of>},
+             {reduce<Float, peak_of>, reduce<Bfloat, peak_of>}},
+            {load_f32, load_bf16, load_i8},
+            {store_f32, store_bf16, store_i8},
             largest,
             weigh,
             sums_from,

@@ -1,17 +1,26 @@
 // Weights of a row of logits, in blocks. Included once per instruction set, by steps.h.
 #pragma once
 
+// Running values onto each other, by halves.
+template <int kLanes, class F>
+inline float folded(float (&lanes)[kLanes], F f) {
+    for (int width = kLanes / 2; width > 0; width /= 2)
+        for (int l = 0; l < width; ++l) lanes[l] = f(lanes[l], lanes[l + width]);
+    return lanes[0];
+}
+
+inline float add_f(float x, float y) { return x + y; }
+inline float maximum_f(float x, float y) { return x < y ? y : x; }
+
 inline float largest(int64_t n, const float* x) {
     constexpr int kLanes = 64;
     float lanes[kLanes];
     for (int l = 0; l < kLanes; ++l) lanes[l] = -HUGE_VALF;
     int64_t k = 0;
     for (; k + kLanes <= n; k += kLanes)
-        for (int l = 0; l < kLanes; ++l) lanes[l] = x[k + l] > lanes[l] ? x[k + l] : lanes[l];
-    for (int l = 0; k + l < n; ++l) lanes[l] = x[k + l] > lanes[l] ? x[k + l] : lanes[l];
-    for (int width = kLanes / 2; width > 0; width /= 2)
-        for (int l = 0; l < width; ++l) lanes[l] = lanes[l + width] > lanes[l] ? lanes[l + width] : lanes[l];
-    return lanes[0];
+        for (int l = 0; l < kLanes; ++l) lanes[l] = maximum_f(lanes[l], x[k + l]);
+    for (int l = 0; k + l < n; ++l) lanes[l] = maximum_f(lanes[l], x[k + l]);
+    return folded(lanes, maximum_f);
 }
 
 inline void weigh(int64_t n, float top, float by, float* x) {
@@ -25,9 +34,7 @@ inline float sum_from(int64_t n, const float* weights, float floor) {
     for (; k + kLanes <= n; k += kLanes)
         for (int l = 0; l < kLanes; ++l) lanes[l] += weights[k + l] >= floor ? weights[k + l] : 0.0f;
     for (int l = 0; k + l < n; ++l) lanes[l] += weights[k + l] >= floor ? weights[k + l] : 0.0f;
-    for (int width = kLanes / 2; width > 0; width /= 2)
-        for (int l = 0; l < width; ++l) lanes[l] += lanes[l + width];
-    return lanes[0];
+    return folded(lanes, add_f);
 }
 
 inline void sums_from(int64_t n, const float* __restrict weights, const float* floors, double* sums) {
@@ -39,8 +46,6 @@ inline void sums_from(int64_t n, const float* __restrict weights, const float* f
             for (int l = 0; l < kLanes; ++l) lanes[f][l] += weights[k + l] >= floors[f] ? weights[k + l] : 0.0f;
     for (int f = 0; f < kFloors; ++f) {
         for (int l = 0; k + l < n; ++l) lanes[f][l] += weights[k + l] >= floors[f] ? weights[k + l] : 0.0f;
-        for (int width = kLanes / 2; width > 0; width /= 2)
-            for (int l = 0; l < width; ++l) lanes[f][l] += lanes[f][l + width];
-        sums[f] += lanes[f][0];
+        sums[f] += folded(lanes[f], add_f);
     }
 }
