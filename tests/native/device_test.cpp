@@ -1,11 +1,11 @@
 // Exercises the engine of a device and its kernels, emulated, for a sanitizer to watch: memory errors where a block's
 // threads are loops, races between barriers where they are the system's.
 #include <cmath>
-#include <random>
 #include <vector>
 
 #include "check.h"
 #include "engine.h"
+#include "random_rows.h"
 
 using namespace hpcdecode;
 
@@ -18,19 +18,6 @@ const std::vector<KvType> kTypes = {KvType::kF32, KvType::kI8};  // those whose 
 const std::vector<int> kLengths = {1, 64, 65, 700};
 const std::vector<KvType> kTypes = {KvType::kF32, KvType::kF16, KvType::kBF16, KvType::kI8};
 #endif
-
-std::mt19937 random_bits(7);
-
-std::vector<float> normal(size_t n) {
-    std::normal_distribution<float> d;
-    std::vector<float> out(n);
-    for (float& x : out) x = d(random_bits);
-    return out;
-}
-
-Matrix matrix(std::vector<float>& data, int64_t rows, int64_t columns) {
-    return {data.data(), ActType::kF32, rows, columns, columns};
-}
 
 // One output of decode attention, in double.
 double plain(const LayerShape& s, const std::vector<float>& kv, const std::vector<float>& row, int head, int dim) {

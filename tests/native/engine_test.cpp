@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <cstdio>
-#include <random>
 #include <set>
 #include <stdexcept>
 #include <vector>
@@ -12,23 +11,11 @@
 #include "bandwidth.h"
 #include "check.h"
 #include "isa.h"
+#include "random_rows.h"
 
 using namespace hpcdecode;
 
 namespace {
-
-std::mt19937 random_bits(7);
-
-std::vector<float> normal(size_t n) {
-    std::normal_distribution<float> d;
-    std::vector<float> out(n);
-    for (float& x : out) x = d(random_bits);
-    return out;
-}
-
-Matrix matrix(std::vector<float>& data, int64_t rows, int64_t columns) {
-    return {data.data(), ActType::kF32, rows, columns, columns};
-}
 
 // Decode attention of one query head over `kv` rows [k | v] of one KV head, in double.
 std::vector<double> plain(const float* q, const std::vector<const float*>& k, const std::vector<const float*>& v,

@@ -11,13 +11,7 @@ struct ByFloat {
     using Elem = typename Num::Elem;
     Own<Sums<N>> acc;
 
-    HPC_DEVICE void clear(int t) {
-        HPC_UNROLL
-        for (int n = 0; n < N; ++n) {
-            HPC_UNROLL
-            for (int i = 0; i < 4; ++i) acc[t].v[n][i] = 0.0f;
-        }
-    }
+    HPC_DEVICE void clear(int t) { acc[t].clear(); }
 
     HPC_DEVICE static void put_query(const Stage& stage, int row, int d, float x) {
         stage.shared<float>(stage.at.q + row * stage.at.q_stride)[d] = x;

@@ -12,13 +12,7 @@ struct ByTensor {
     using P = typename Num::Product;
     Own<Sums<N>> acc;
 
-    HPC_DEVICE void clear(int t) {
-        HPC_UNROLL
-        for (int n = 0; n < N; ++n) {
-            HPC_UNROLL
-            for (int i = 0; i < 4; ++i) acc[t].v[n][i] = 0.0f;
-        }
-    }
+    HPC_DEVICE void clear(int t) { acc[t].clear(); }
 
     HPC_DEVICE static void put_query(const Stage& stage, int row, int d, float x) {
         const uint16_t high = P::of(x);

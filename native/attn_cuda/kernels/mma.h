@@ -16,6 +16,14 @@ struct FragmentB {
 template <int N>
 struct Sums {
     float v[N][4];
+
+    HPC_DEVICE void clear() {
+        HPC_UNROLL
+        for (int n = 0; n < N; ++n) {
+            HPC_UNROLL
+            for (int i = 0; i < 4; ++i) v[n][i] = 0.0f;
+        }
+    }
 };
 
 #ifdef __CUDACC__
