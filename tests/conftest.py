@@ -103,10 +103,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 @pytest.fixture(scope="session")
 def mpiexec() -> Callable[..., subprocess.CompletedProcess]:
-    """Run a script of the tests on several ranks."""
+    """Run a script of the tests on several ranks; the first that fails ends them all."""
 
     def launch(ranks: int, script: str, *arguments: object, timeout: float = TIMEOUT):
-        line = [str(Path(sys.executable).parent / "mpiexec"), "-n", str(ranks), sys.executable]
+        line = [str(Path(sys.executable).parent / "mpiexec"), "-n", str(ranks), sys.executable, "-m", "mpi4py"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "GOMP_SPINCOUNT": "1000"}
         return run([*line, str(ROOT / script), *map(str, arguments)], env=environment, timeout=timeout)
 

@@ -18,7 +18,7 @@ def staged(links, _device):
     return [StagedLink(link, outbox) for link in links]
 
 
-load.compile_graph = lambda graph, _device: compile_plain(graph)
+load.compile_graph = lambda graph, *_: compile_plain(graph)
 engine.staged = staged
 engine.kv_device_of = lambda _options, team: "cpu:0" if team.me.has_r else "cpu"
 engine.Engine._prompt_attention = lambda self: TorchPrompts(self.model.attends, self.model.dtype, self.model.device)

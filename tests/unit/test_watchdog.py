@@ -14,8 +14,8 @@ def timeline():
     return Timeline()
 
 
-def still_after(vitals, action, reports=4, every=0.25):
-    """Seconds without movement, as a thread sees it after several reports while `action` is done again and again."""
+def still_during(vitals, action, reports=6, every=0.25):
+    """Seconds without movement, as a thread sees them in its later reports while `action` is done again and again."""
     still = []
 
     def watch():
@@ -27,21 +27,21 @@ def still_after(vitals, action, reports=4, every=0.25):
     watcher.start()
     while watcher.is_alive():
         action()
-    return still[-1]
+    return still[2:]
 
 
 def test_loading_moves_while_the_process_computes_and_stands_still_while_it_sleeps(timeline):
     vitals = Vitals(timeline, has_s=True)
-    assert still_after(vitals, lambda: sum(range(1000))) < 0.3
-    assert still_after(vitals, lambda: time.sleep(1e-3)) < 0.3  # as a rank that polls
-    assert still_after(vitals, lambda: time.sleep(1.1)) > 0.6
+    assert min(still_during(vitals, lambda: sum(range(1000)))) < 0.3
+    assert min(still_during(vitals, lambda: time.sleep(1e-3))) < 0.3  # as a rank that polls
+    assert max(still_during(vitals, lambda: time.sleep(2))) > 0.6  # whatever other threads of this process do for once
 
 
 def test_an_operation_of_a_step_has_a_bound_of_its_own(timeline):
     vitals = Vitals(timeline, has_s=True)
     timeline.enter("slice")
-    assert still_after(vitals, lambda: sum(range(1000))) > 0.6
-    assert still_after(vitals, lambda: timeline.enter("slice")) < 0.3
+    assert max(still_during(vitals, lambda: sum(range(1000)))) > 0.6
+    assert min(still_during(vitals, lambda: timeline.enter("slice"))) < 0.3
 
 
 @pytest.mark.parametrize(
@@ -50,4 +50,4 @@ def test_an_operation_of_a_step_has_a_bound_of_its_own(timeline):
 def test_an_r_rank_may_wait_for_ever(timeline, operation, has_s, patient):
     vitals = Vitals(timeline, has_s=has_s)
     timeline.enter(operation)
-    assert (still_after(vitals, lambda: time.sleep(1.1)) < 0.3) == patient
+    assert (max(still_during(vitals, lambda: time.sleep(2))) < 0.3) == patient
