@@ -171,9 +171,8 @@ class PromptAttention:
     """Causal attention of prompts over their own K and V, in C++. The caller holds those, packed as kernels read them.
 
     dtype, float32 or bfloat16, is that of every tensor. `beside`: a store on the same cores, whose threads are used;
-    None:
-    torch's, pinned to `cpus` as in `open_store`. The result of a token has the same bits however its prompt is cut into
-    chunks, whatever it is batched with, on any number of threads. Raises ValueError on bad arguments.
+    None: torch's, pinned to `cpus` as in `open_store`. The result of a token has the same bits however its prompt is
+    cut into chunks, whatever it is batched with, on any number of threads. Raises ValueError on bad arguments.
     """
 
     def __init__(
@@ -252,7 +251,7 @@ def native_shapes(layers: Sequence[LayerShape], module: Any = _attn_cpu) -> list
 
 
 class EngineStore:
-    """What a KV store takes as it is from its native engine, which is bound here rather than wrapped."""
+    """The part of a KV store that its native engine does as it is: the engine's own methods and figures."""
 
     def __init__(self, engine: Any, layers: Sequence[LayerShape], kv_dtype: str) -> None:
         self._engine = engine

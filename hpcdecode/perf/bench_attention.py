@@ -16,12 +16,9 @@ import torch
 
 from hpcdecode import attention
 from hpcdecode.attention import LayerShape, open_store
-from hpcdecode.attention_reference import attend_one, stored
+from hpcdecode.perf import filled
 from hpcdecode.perf.result import case as result
 from hpcdecode.perf.result import machine, seconds_of
-
-TOLERANCE = 2e-2  # share of max |v|; bfloat16 activations
-FILL = 1024  # rows of random K and V that are repeated to fill the cache
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ def run(args: argparse.Namespace) -> dict:
     cases = []
     for threads in args.threads:
         for case in table(args, threads):
-            verify(case)
+            filled.verify(opened(case, filled.LENGTHS), case.shape, case.kv_dtype)
             cases += measure(case, args.passes)
         if not args.no_sdpa:
             cases.append(against_sdpa(threads, args.passes))
@@ -81,50 +78,21 @@ def label(shape: LayerShape) -> str:
     return f"{'MHA' if shape.group == 1 else f'GQA{shape.group}'} d{shape.k_dim}"
 
 
-def open_filled(case: Case, lengths, seed: int = 0):
-    """A store whose sequences hold `lengths` tokens, and the repeated rows they hold."""
-    s = case.shape
-    block = 64
-    capacity = sum(-(-n // block) * block for n in lengths)
-    store = open_store(
-        [s], kv_dtype=case.kv_dtype, capacity_tokens=capacity, max_sequences=len(lengths), threads=case.threads
+def opened(case: Case, lengths: tuple[int, ...]):
+    """An empty store with room for sequences of `lengths` tokens."""
+    return open_store(
+        [case.shape],
+        kv_dtype=case.kv_dtype,
+        capacity_tokens=filled.capacity(lengths),
+        max_sequences=len(lengths),
+        threads=case.threads,
     )
-    rows = torch.randn(FILL, s.kv_columns, generator=torch.Generator().manual_seed(seed)).bfloat16()
-    for slot, length in enumerate(lengths):
-        for start in range(0, length, FILL):
-            n = min(FILL, length - start)
-            store.extend([slot], [n])
-            store.append(0, [slot], [n], rows[:n])
-    return store, rows
-
-
-def queries(case: Case, n: int):
-    s = case.shape
-    qkv = torch.randn(n, s.q_columns + s.kv_columns, generator=torch.Generator().manual_seed(1)).bfloat16()
-    return np.arange(n, dtype=np.int32), np.ones(n, np.int32), qkv, torch.empty(n, s.out_columns, dtype=torch.bfloat16)
-
-
-def verify(case: Case) -> None:
-    """Raises RuntimeError when short sequences of this case do not match float64."""
-    s, lengths = case.shape, (1, 100, 1500)
-    store, rows = open_filled(case, lengths)
-    slots, counts, qkv, out = queries(case, len(lengths))
-    store.attend(0, slots, counts, qkv, out)
-    for i, length in enumerate(lengths):
-        held = rows.repeat(2, 1)[:length].clone()
-        held[-1] = qkv[i, s.q_columns :]
-        k, v = held.split([s.kv_heads * s.k_dim, s.kv_heads * s.v_dim], dim=1)
-        k = stored(k.reshape(length, s.kv_heads, s.k_dim), case.kv_dtype).double()
-        v = stored(v.reshape(length, s.kv_heads, s.v_dim), case.kv_dtype).double()
-        q = qkv[i : i + 1, : s.q_columns].double().view(1, s.q_heads, s.k_dim)
-        error = (attend_one(q, k, v, s).flatten() - out[i].double()).abs().max().item()
-        if error > TOLERANCE * v.abs().max().item():
-            raise RuntimeError(f"bench attention: {case.name}, length {length}: error {error:.3g} is out of bounds")
 
 
 def measure(case: Case, passes: int) -> list[dict]:
-    store, _ = open_filled(case, case.lengths)
-    slots, counts, qkv, out = queries(case, len(case.lengths))
+    store = opened(case, case.lengths)
+    filled.fill(store, case.shape, case.lengths)
+    slots, counts, qkv, out = filled.decode(case.shape, len(case.lengths))
     store.attend(0, slots, counts, qkv, out)
     rates, ratios, seconds = [], [], []
     for _ in range(passes):
@@ -151,8 +119,9 @@ def against_sdpa(threads: int, passes: int) -> dict:
     torch.set_num_threads(threads)
     try:
         reference, attend = fastest_sdpa(shape, lengths)
-        store, _ = open_filled(case, lengths)
-        slots, counts, qkv, out = queries(case, len(lengths))
+        store = opened(case, lengths)
+        filled.fill(store, shape, lengths)
+        slots, counts, qkv, out = filled.decode(shape, len(lengths))
         ratios, rates = [], []
         for _ in range(max(3, passes // 3)):
             theirs = seconds_of(attend)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from time import perf_counter
 
 import numpy as np
@@ -53,10 +54,10 @@ def _measured(args: argparse.Namespace, hidden: int, rows: int) -> Iterator[dict
     rows = -(-rows // parts) * parts  # the same number on every R-rank
     there, back = (rows // parts * columns * 2 for columns in (shape.row_columns, shape.out_columns))
     seconds: dict[str, list[float]] = {}
-    with _Links(comm, shape, rows) as links:
+    with _Links(comm, shape, rows) as links, ExitStack() as stack:
         ways: dict[str, Callable[[], None]] = {"links": links.round}
         for way in WAYS:
-            ways[way.__name__] = way(Ends(comm, there, back, _echo))
+            ways[way.__name__] = way(stack.enter_context(Ends(comm, there, back, _echo)))
         links.verify()
         for _ in range(args.passes + 1):
             for name, one_round in ways.items():

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import gc
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -20,18 +19,16 @@ from torch import Tensor
 
 from hpcdecode.attention import LayerShape
 from hpcdecode.attention_cuda import CudaStore, state
-from hpcdecode.attention_reference import attend_one, stored
 from hpcdecode.errors import UserError
 from hpcdecode.exchange.staging import Copies, CudaCopies, Mark
 from hpcdecode.job import parse_bytes
 from hpcdecode.llm import LLM
 from hpcdecode.model import SplitModel, load_split
+from hpcdecode.perf import filled
 from hpcdecode.perf.result import case, machine, seconds_of
 from hpcdecode.perf.workload import SHAPES, Shape, Workload, checkpoint, default_folder
 from hpcdecode.sampling.params import SamplingParams
 
-_FILL = 1024  # random rows that are repeated
-_TOLERANCE = 2e-2  # share of max |v|; bfloat16 activations
 _ON_GPU = {"device": "cuda", "r_device": "cuda"}
 _WORLDS = {
     "S and R on the GPU": _ON_GPU,
@@ -79,7 +76,7 @@ def attention(
     for group, dim in ((1, 128), (4, 128), (8, 64)):
         shape = LayerShape(8, dim, dim, 8 * group, dim**-0.5)
         for kv_dtype in kv_dtypes:
-            _verify(shape, kv_dtype, device)
+            filled.verify(_opened(shape, kv_dtype, filled.LENGTHS, device), shape, kv_dtype, device)
             for context in contexts:
                 yield _attention_case(shape, kv_dtype, device, batch, context, passes)
 
@@ -87,50 +84,25 @@ def attention(
 def _attention_case(
     shape: LayerShape, kv_dtype: str, device: torch.device, batch: int, context: int, passes: int
 ) -> dict:
-    store, _ = _filled(shape, kv_dtype, device, [context] * batch)
-    slots, ones = list(range(batch)), [1] * batch
-    qkv = torch.randn(batch, shape.row_columns, device=device).bfloat16()
-    out = torch.empty(batch, shape.out_columns, dtype=torch.bfloat16, device=device)
+    lengths = (context,) * batch
+    store = _opened(shape, kv_dtype, lengths, device)
+    filled.fill(store, shape, lengths, device)
+    slots, counts, qkv, out = filled.decode(shape, batch, device)
     half = torch.empty(store.bytes // 2, dtype=torch.uint8, device=device)
     other = torch.empty_like(half)
     rates, ratios = [], []
     for _ in range(passes + 1):
         floor = 2 * len(half) / _seconds(lambda: other.copy_(half), device)
         before = store.bytes_read
-        seconds = _seconds(lambda: store.attend(0, slots, ones, qkv, out), device)
+        seconds = _seconds(lambda: store.attend(0, slots, counts, qkv, out), device)
         rates.append((store.bytes_read - before) / seconds)
         ratios.append(rates[-1] / floor)
     name = f"attention, {kv_dtype}, GQA{shape.group} d{shape.k_dim}, {batch} sequences of {context}"
     return case(name, [r / 1e9 for r in rates[1:]], "GB/s", "copying on the device", ratios[1:])
 
 
-def _filled(shape: LayerShape, kv_dtype: str, device: torch.device, lengths: list[int]) -> tuple[CudaStore, Tensor]:
-    """A store whose sequences hold `lengths` tokens, and the repeated rows that they hold."""
-    capacity = sum(-(-n // 64) * 64 for n in lengths)
-    store = CudaStore([shape], kv_dtype, capacity, len(lengths), None, device)
-    rows = torch.randn(_FILL, shape.kv_columns, generator=torch.Generator().manual_seed(0)).bfloat16().to(device)
-    for slot, length in enumerate(lengths):
-        for start, end in pairwise([*range(0, length, _FILL), length]):
-            store.extend([slot], [end - start])
-            store.append(0, [slot], [end - start], rows[: end - start])
-    return store, rows
-
-
-def _verify(shape: LayerShape, kv_dtype: str, device: torch.device) -> None:
-    """RuntimeError where short sequences do not match float64."""
-    lengths = [1, 100, 700]
-    store, rows = _filled(shape, kv_dtype, device, lengths)
-    qkv = torch.randn(len(lengths), shape.row_columns, generator=torch.Generator().manual_seed(1)).bfloat16()
-    out = torch.empty(len(lengths), shape.out_columns, dtype=torch.bfloat16, device=device)
-    store.attend(0, list(range(len(lengths))), [1] * len(lengths), qkv.to(device), out)
-    for i, length in enumerate(lengths):
-        held = torch.cat([rows.cpu()[: length - 1], qkv[i : i + 1, shape.q_columns :]])
-        k, v = (x.unflatten(1, (shape.kv_heads, -1)) for x in held.split(shape.kv_columns // 2, dim=1))
-        q = qkv[i : i + 1, : shape.q_columns].double().view(1, shape.q_heads, shape.k_dim)
-        answer = attend_one(q, stored(k, kv_dtype).double(), stored(v, kv_dtype).double(), shape).flatten()
-        error = (answer - out[i].cpu().double()).abs().max().item()
-        if error > _TOLERANCE * v.abs().max().item():
-            raise RuntimeError(f"bench gpu: {kv_dtype}, {shape}, length {length}: error {error:.3g} is out of bounds")
+def _opened(shape: LayerShape, kv_dtype: str, lengths: tuple[int, ...], device: torch.device) -> CudaStore:
+    return CudaStore([shape], kv_dtype, filled.capacity(lengths), len(lengths), None, device)
 
 
 def slices(model: SplitModel, shape: Shape, batch: int, passes: int) -> Iterator[dict]:

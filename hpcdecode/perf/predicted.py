@@ -25,10 +25,9 @@ from hpcdecode.perf import lengths, planner
 from hpcdecode.perf.calibrate import Calibration
 from hpcdecode.perf.cost import Cost
 from hpcdecode.perf.profile import Profile
-from hpcdecode.perf.simulator import World, simulate
+from hpcdecode.perf.simulator import World, lane_limits, simulate
 from hpcdecode.sampling.params import SamplingParams
-from hpcdecode.schedule.auto import load_limit, split
-from hpcdecode.schedule.limits import Limits
+from hpcdecode.schedule.auto import load_limit
 
 _CAPACITY = 1 << 40  # more than any case takes
 
@@ -68,10 +67,7 @@ def predict(cost: Cost, case: Case, r_ranks: int, lanes: int) -> tuple[float, in
     prompt, new = ([row[i] for row in own] for i in (0, 1))
     steps = max(new) - 1
     load = load_limit(case.batch, case.period, steps, sum(prompt) / len(prompt), _CAPACITY)
-    limits = [
-        Limits(b, case.period, steps, 512, None, 0, case.schedule, load * b // case.batch)
-        for b in split(case.batch, lanes)
-    ]
+    limits = lane_limits(case.batch, case.period, steps, lanes, load, case.schedule)
     outcome = simulate(World(cost, [_CAPACITY] * r_ranks, limits), lengths.of(prompt, new))
     return outcome.tokens_per_second, outcome.peak_load
 
@@ -145,12 +141,13 @@ def main(directory: str, folder: str, rounds: int, cases: list[Case], choosing: 
 
 
 def chosen(profile: Profile, cases: list[Case]) -> Case:
-    """The planner's B and F for the rows of the cases, with room for the largest of their batches."""
+    """The planner's B and F for the rows of the cases, with room for the largest of their loads."""
     own = cases[0].lengths()
     prompt, new = (sum(row[i] for row in own) / len(own) for i in (0, 1))
     rows = planner.Rows(prompt, new - 1, len(own))
     parts = max(profile.ranks - 1, 1)
-    capacity = int(max(case.batch for case in cases) * rows.peak / planner.FULL / parts) + 1
+    load = max(case.batch * (rows.prompt + (rows.steps + case.period) / 2) for case in cases)
+    capacity = int(load / planner.FULL / parts) + 1
     choice = replace(planner.choice(capacity, profile.ranks - 1, True), lanes=(1 if profile.ranks == 1 else 2,))
     plan = planner.choose(profile.cost, rows, choice)
     return msgspec.structs.replace(cases[0], batch=plan.batch, period=plan.rows.period)

@@ -19,15 +19,26 @@ Work = Callable[[np.ndarray, np.ndarray], None]  # what an R-rank does with what
 
 
 class Ends:
-    """Buffers of one rank: there, back, of so many bytes to each R-rank and back; on the S-rank for all of them."""
+    """Buffers of one rank: there, back, of so many bytes to each R-rank and back; on the S-rank for all of them.
+
+    Leaving frees the persistent requests.
+    """
 
     def __init__(self, comm: MPI.Intracomm, there: int, back: int, work: Work):
+        self.persistent: list[MPI.Request] = []
         self.comm, self.is_s, self.work = comm, comm.rank == 0, work
         self.peers = list(range(1, comm.size)) if self.is_s else [0]
         self.there = np.ones(there * len(self.peers), np.uint8)
         self.back = np.ones(back * len(self.peers), np.uint8)
         self.made, self.taken = np.ones_like(self.there), np.empty_like(self.back)
         self.counts = [there] * len(self.peers), [back] * len(self.peers)
+
+    def __enter__(self) -> Ends:
+        return self
+
+    def __exit__(self, *_) -> None:
+        for request in self.persistent:
+            request.Free()
 
     def pack(self) -> None:
         self.there[:] = self.made
@@ -67,6 +78,7 @@ def persistent_messages(ends: Ends) -> Round:
     receiving, sending = (back, there) if ends.is_s else (there, back)
     receives = [comm.Recv_init([part, MPI.BYTE], peer) for peer, part in zip(peers, receiving, strict=True)]
     sends = [comm.Send_init([part, MPI.BYTE], peer) for peer, part in zip(peers, sending, strict=True)]
+    ends.persistent += [*receives, *sends]
     return _started(ends, receives, sends)
 
 
@@ -81,6 +93,7 @@ def persistent_neighbours(ends: Ends) -> Round:
     """Neighbor_alltoallv_init on a distributed graph (MPI 4)."""
     comm = ends.comm.Create_dist_graph_adjacent(ends.peers, ends.peers)
     requests = [comm.Neighbor_alltoallv_init(*way) for way in _specifications(ends)]
+    ends.persistent += requests
     return _collective(ends, *(lambda request=request: request.Start() or request for request in requests))
 
 

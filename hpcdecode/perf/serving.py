@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from hpcdecode.errors import UserError
-from hpcdecode.perf.cost import Cost, ModelSize, of_devices
+from hpcdecode.perf.cost import WIDTH, Cost, ModelSize, of_devices
 from hpcdecode.perf.hardware import Device
 from hpcdecode.perf.lengths import Lengths
 from hpcdecode.perf.simulator import Load, Outcome
@@ -18,7 +18,6 @@ from hpcdecode.schedule.serving import SERVING
 from hpcdecode.schedule.serving.base import Iteration, Limits, Memory, Request, Serving
 
 MEMORY = 0.9  # of the device's, for weights and KV cache: vLLM's gpu_memory_utilization
-_WIDTH = 2  # bytes of weights and activations
 
 
 class Server(msgspec.Struct, frozen=True):
@@ -38,7 +37,7 @@ class Server(msgspec.Struct, frozen=True):
         return self.cost.prefill * (count * cached + count * (count + 1) // 2)
 
 
-def of_device(size: ModelSize, device: Device, kv_width: float = _WIDTH) -> Server:
+def of_device(size: ModelSize, device: Device, kv_width: float = WIDTH) -> Server:
     """From its data sheet. UserError where the weights leave no room for a KV cache."""
     if device.memory is None or not device.flops:
         raise UserError(f"S device: expected one with a memory and a rate of products of its own, got {device.name}")

@@ -20,6 +20,7 @@ from hpcdecode.perf.cost import Cost, step_seconds
 from hpcdecode.perf.lengths import Lengths
 from hpcdecode.sampling.params import SamplingParams
 from hpcdecode.schedule.admission import Admission
+from hpcdecode.schedule.auto import split
 from hpcdecode.schedule.limits import Limits
 from hpcdecode.schedule.microbatch import left
 from hpcdecode.schedule.placement import Placement
@@ -37,6 +38,14 @@ class World(msgspec.Struct, frozen=True):
     capacity: list[int]
     limits: list[Limits]
     block_tokens: int = 1
+
+
+def lane_limits(
+    batch: int, period: int, steps: int, lanes: int, load: int, schedule: str, prefill_tokens: int = 512
+) -> list[Limits]:
+    """Of lanes that share B = batch and W_lim = load."""
+    shares = split(batch, lanes)
+    return [Limits(b, period, steps, prefill_tokens, None, 0, schedule, load * b // batch) for b in shares]
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -116,6 +116,22 @@ class Serving:
         """What runs next; nothing only if there is no request. now: seconds."""
         raise NotImplementedError
 
+    def preempt(self, request: Request) -> None:
+        """It no longer runs, and its blocks are free: where its K and V go, and where it waits."""
+        raise NotImplementedError
+
+    def grow(self) -> None:
+        """Room for all known tokens of every request that stays; the latest arrivals are preempted for it."""
+        for request in list(self.running):
+            while request in self.running and self.memory.need(request, request.length) > self.memory.free:
+                latest, _ = self.running.popitem()
+                self.memory.give(latest)
+                self.preemptions += 1
+                self.preempt(latest)
+            if request not in self.running:
+                break  # nor are those behind it
+            self.memory.take(request, request.length)
+
     def finish(self, request: Request) -> None:
         """It has drawn its last token."""
         self.memory.give(request)

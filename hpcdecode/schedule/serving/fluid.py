@@ -23,9 +23,12 @@ class Fluid(Serving):
     def __init__(self, *args):
         super().__init__(*args)
         self.out: deque[Request] = deque()  # on the host, in order of arrival, before all that wait
+        self._swapped = 0  # tokens, out and in, for the iteration that is made
 
     def next(self, now: float) -> Iteration:
-        swapped = self._grow() + self._enter(self.out)
+        self._swapped = 0
+        self.grow()
+        self._enter(self.out)
         if not self.out:
             self._enter(self.waiting)
         budget, prompts, decodes = self.limits.max_num_batched_tokens, [], []
@@ -37,32 +40,19 @@ class Fluid(Serving):
                 prompts.append((request, min(left, budget)))
                 budget -= prompts[-1][1]
         packs = packed(prompts, decodes, self.estimate.attention) if prompts and decodes else None
-        return Iteration(prompts + decodes, swapped, packs)
+        return Iteration(prompts + decodes, self._swapped, packs)
 
-    def _grow(self) -> int:
-        """Room for another token of every request that stays; returns tokens that are swapped out."""
-        swapped = 0
-        for request in list(self.running):
-            while request in self.running and self.memory.need(request, request.length) > self.memory.free:
-                latest, _ = self.running.popitem()
-                swapped += latest.cached
-                self.preemptions += 1
-                self.memory.give(latest)
-                self.out.appendleft(latest)
-            if request not in self.running:
-                break
-            self.memory.take(request, request.length)
-        return swapped
+    def preempt(self, request: Request) -> None:
+        self._swapped += request.cached
+        self.out.appendleft(request)
 
-    def _enter(self, queue: deque[Request]) -> int:
-        """Those that have room, in order; returns tokens that are swapped in."""
-        swapped = 0
+    def _enter(self, queue: deque[Request]) -> None:
+        """Those that have room, in order."""
         while queue and self.memory.need(queue[0], queue[0].length) <= self.memory.free - self.watermark:
             request = queue.popleft()
-            swapped += request.cached
+            self._swapped += request.cached
             self.memory.take(request, request.length)
             self.running[request] = None
-        return swapped
 
 
 def packed(prompts: Seq[Work], decodes: Seq[Work], seconds: Callable[[int, int], float]) -> list[list[Work]]:

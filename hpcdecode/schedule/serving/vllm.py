@@ -16,7 +16,7 @@ class Vllm(Serving):
     def next(self, now: float) -> Iteration:
         if prompts := self._admit():
             return Iteration([(r, r.left) for r in prompts])
-        self._grow()
+        self.grow()
         return Iteration([(r, 1) for r in self.running])
 
     def _admit(self) -> list[Request]:
@@ -33,20 +33,7 @@ class Vllm(Serving):
             admitted.append(request)
         return admitted
 
-    def _grow(self) -> None:
-        """Room for another token of every request that stays."""
-        for request in list(self.running):
-            if request not in self.running:
-                break  # nor are those behind it
-            while request in self.running and self.memory.need(request, request.length) > self.memory.free:
-                self._preempt()
-            if request in self.running:
-                self.memory.take(request, request.length)
-
-    def _preempt(self) -> None:
-        request, _ = self.running.popitem()
-        self.memory.give(request)
-        self.preemptions += 1
+    def preempt(self, request: Request) -> None:
         self.recomputed += request.cached
         request.cached = 0
         self.waiting.appendleft(request)
