@@ -69,7 +69,7 @@ def table(args: argparse.Namespace, threads: int) -> list[Case]:
     shape = LayerShape(8, 128, 128, 8, 128**-0.5)
     spread = np.geomspace(1, 100, 64)
     tokens = (args.mebibytes << 20) / attention.bytes_per_token([shape], "bfloat16")
-    lengths = tuple(int(x) for x in spread / spread.sum() * tokens)
+    lengths = tuple(max(1, int(x)) for x in spread / spread.sum() * tokens)
     out.append(Case("bfloat16 MHA d128 64 lengths 1:100", shape, "bfloat16", lengths, threads))
     return out
 

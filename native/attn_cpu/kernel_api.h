@@ -144,7 +144,6 @@ struct PromptKernel {
 struct Prefetching {
     int unaided_rows;  // passes of up to so many rows leave elements of two bytes and more to the hardware
     size_t ahead;      // bytes between what is read and what is prefetched
-    bool into_l2;      // rather than into the first level, whose line buffers are few
 };
 
 struct KernelTable {

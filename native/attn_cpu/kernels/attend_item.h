@@ -62,7 +62,7 @@ struct AttendItem {
             Kernel::template score_pass<MR, N>(tiles, t, q, l.k_pad, ahead, w.s + t * kTile);
         const auto weights = [&](const Scales* scales) {
             for (int r = 0; r < MR; ++r) {
-                if constexpr (Kernel::kTiles) ahead.lines(l.run_bytes / 2 / MR / 64);  // the passes see to the rest
+                ahead.lines(Kernel::kSoftmaxLines);
                 soften<Kernel>(a, w.x, scales, row + r, state + r, base, w.s + r * kChunk, w.p + r * kChunk);
             }
         };

@@ -7,6 +7,7 @@ struct TileKernel : V {
     static constexpr bool kTiles = true;
     static constexpr int kRows = Rows;
     static constexpr int kSums = 0;
+    static constexpr int kSoftmaxLines = 3;  // prefetched while a row's weights are made; more wait for a line buffer
     struct Unit : TileUnit {
         template <int MR>
         void shape() {

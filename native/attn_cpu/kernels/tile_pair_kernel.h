@@ -19,11 +19,11 @@ struct TilePairKernel : TileKernel<PairKernel<Store>, 16, 1> {
     static inline void add_scores(const Tiles& tiles, int first, int unit, size_t step, bool half, Ahead& ahead) {
         const uint8_t* k = tiles.k[first + T] + unit * tiles.k_step;
         if (half) {
-            ahead.advance<true, 4 * Store::kUnitBytes>();
+            ahead.advance<true, 8 * Store::kUnitBytes>();
             tile_load<7>(k, step);
             tile_add_pairs<T, 6, 7>();
         } else {
-            ahead.advance<true, 8 * Store::kUnitBytes>();
+            ahead.advance<true, 16 * Store::kUnitBytes>();
             tile_load<5>(k, step);
             tile_add_pairs<T, 4, 5>();
         }
@@ -70,7 +70,7 @@ struct TilePairKernel : TileKernel<PairKernel<Store>, 16, 1> {
         for (int t = tiles.first; t < tiles.last; ++t) {
             const Columns<Store, NC> v(tiles, t, first);
             constexpr size_t kStep = Columns<Store, NC>::kSide * Store::kUnitBytes;
-            ahead.advance<true, 4 * NC * Store::kUnitBytes>();
+            ahead.advance<true, 8 * NC * Store::kUnitBytes>();
             tile_load<6>(reinterpret_cast<const uint16_t*>(p) + t * kTile, kChunk * sizeof(float));
             tile_load<7>(v.unit(0, 0), kStep);
             tile_add_pairs<0, 6, 7>();

@@ -41,11 +41,11 @@ struct TileQuadKernel : TileKernel<QuadKernel<Store>, 8, 2> {
     static inline void add_scores(const Tiles& tiles, int first, int dim, bool half, Ahead& ahead, uint8_t* room) {
         const uint8_t* k = tiles.k[first + T] + dim / Store::kSteps * Store::kUnitBytes;
         if (half) {
-            ahead.advance<true, 4 * kRowBytes>();
+            ahead.advance<true, 8 * kRowBytes>();
             tile_load<7>(tile_rows(Store(), k, 8, room), 64);
             tile_add_quads<T, 6, 7>();
         } else {
-            ahead.advance<true, 8 * kRowBytes>();
+            ahead.advance<true, 16 * kRowBytes>();
             tile_load<5>(tile_rows(Store(), k, 16, room), 64);
             tile_add_quads<T, 4, 5>();
         }
@@ -100,7 +100,7 @@ struct TileQuadKernel : TileKernel<QuadKernel<Store>, 8, 2> {
     template <int MR, int NC>
     static inline void value_pass(const Tiles& tiles, int first, const float* p, Ahead& ahead, float* acc, int v_pad) {
         alignas(64) uint8_t room[16 * 64];
-        ahead.advance<true, 8 * NC * kRowBytes>();
+        ahead.advance<true, 16 * NC * kRowBytes>();
         tile_load<4>(p, kWeights);
         add_values<0>(tiles.v[0] + first * tiles.v_column, room);
         if constexpr (NC > 1) add_values<1>(tiles.v[0] + (first + 1) * tiles.v_column, room);

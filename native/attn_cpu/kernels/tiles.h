@@ -38,6 +38,7 @@ inline int64_t query_at(const AttendArgs& a, int head, int row) {
 // What kernels that work in vector registers have in common.
 struct VectorKernel {
     static constexpr bool kTiles = false;
+    static constexpr int kSoftmaxLines = 0;
     static constexpr int kRows = kMaxRows;  // of one pass
     struct Unit {
         template <int MR>
