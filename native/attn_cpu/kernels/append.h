@@ -1,43 +1,86 @@
 // Writes new K and V rows into the cache, converting on the way. Included inside the namespace of one ISA.
 template <class Store>
 struct Append {
-    // Scale of a row, as stored; 1 where the type has none.
-    static inline uint16_t scale_of(const AppendArgs& a, const void* rows, int64_t at, int dims) {
+    static constexpr int kStretch = 128;  // dims that are converted at once
+
+    template <class Act>
+    static inline float widen(Act x) {
+        if constexpr (sizeof(Act) == 4) return x;
+        return float_of_bf16(x);
+    }
+
+    // Of a row, as stored; 1 where the type has none.
+    template <class Act>
+    static inline uint16_t scale_of(const Act* x, int dims) {
         if constexpr (Store::kScaled) {
-            float top = 0.0f;
-            for (int d = 0; d < dims; ++d) {
-                const float x = load_act(rows, a.type, at + d), size = x < 0 ? -x : x;
-                top = size > top ? size : top;
-            }
-            return bf16_of(top / Store::kLevels);
+            return bf16_of(largest(x, dims) / Store::kLevels);
         }
         return 0x3f80;
+    }
+    template <class Act>
+    static inline float largest(const Act* x, int dims) {
+        float top[kTile] = {};
+        const auto raise = [&](int lane, float v) {
+            const float size = v < 0 ? -v : v;
+            top[lane] = size > top[lane] ? size : top[lane];
+        };
+        int d = 0;
+        for (; d + kTile <= dims; d += kTile)
+            for (int lane = 0; lane < kTile; ++lane) raise(lane, widen(x[d + lane]));
+        for (; d < dims; ++d) raise(0, widen(x[d]));
+        for (int lane = 1; lane < kTile; ++lane) raise(0, top[lane]);
+        return top[0];
     }
     static inline float inverse(uint16_t scale) {
         const float x = float_of_bf16(scale);
         return x > 0.0f ? 1.0f / x : 0.0f;
     }
 
+    // Dims [first, last) of x, at dim `at` of a row.
+    template <class Act>
+    static inline void convert(const Act* x, int first, int last, float by, uint8_t* row, int at) {
+        float scaled[kStretch];
+        for (int d = first; d < last; ++d) scaled[d - first] = widen(x[d]) * by;
+        Store::put(row, at, scaled, last - first);
+    }
+    template <class Each>
+    static inline void stretches(int dims, Each each) {
+        for (int d = 0; d < dims; d += kStretch) each(d, d + kStretch < dims ? d + kStretch : dims);
+    }
+
+    // Dims [first, last) of a token's K and V, from where dim `first` lies in a row to their place in a run.
+    static inline void place_k(const HeadLayout& l, const uint8_t* row, int first, int last, uint8_t* run, int token) {
+        uint8_t* unit = run + k_unit_at<Store>(l, token, first);
+        const size_t step = static_cast<size_t>(k_turn<Store>(l)) * Store::kUnitBytes;
+        for (int d = 0; d < last - first; d += Store::kSteps, unit += step) Store::place(row, d, unit, token % kTile);
+    }
+    static inline void place_v(const HeadLayout& l, const uint8_t* row, int first, int last, uint8_t* run, int token) {
+        for (int d = first; d < last; d += kTile) {
+            uint8_t* unit = run + v_unit_at<Store>(l, token, d);
+            for (int lane = 0; lane < kTile; ++lane)
+                Store::move(row, d - first + lane, unit, lane, token % Store::kSteps);
+        }
+    }
+
     // K and V of one token, at its place in a run.
-    static void into_run(const AppendArgs& a, int64_t i) {
-        const HeadLayout& l = *a.kv.layout;
-        const int64_t position = a.position + i, at = i * a.stride;
-        const int in_block = static_cast<int>(position % l.block_tokens), token = in_block % l.run_tokens;
-        uint8_t* run = a.kv.base + a.kv.blocks[position / l.block_tokens] * a.kv.block_bytes +
-                       in_block / l.run_tokens * l.run_bytes;
+    template <class Act>
+    static void into_run(const HeadLayout& l, const Act* k, const Act* v, uint8_t* run, int token) {
         if (token % kTile == 0) clear_tile(l, run, token);
-        const uint16_t k_scale = scale_of(a, a.k, at, l.k_dim), v_scale = scale_of(a, a.v, at, l.v_dim);
+        const uint16_t k_scale = scale_of(k, l.k_dim), v_scale = scale_of(v, l.v_dim);
         if constexpr (Store::kScaled) {
             __builtin_memcpy(run + k_scales_at(l, token), &k_scale, 2);
             __builtin_memcpy(run + v_scales_at(l, token), &v_scale, 2);
         }
-        const float ki = inverse(k_scale), vi = inverse(v_scale);
-        for (int d = 0; d < l.k_dim; ++d)
-            Store::put(run + k_unit_at<Store>(l, token, d), token % kTile, d % Store::kSteps,
-                       load_act(a.k, a.type, at + d) * ki);
-        for (int d = 0; d < l.v_dim; ++d)
-            Store::put(run + v_unit_at<Store>(l, token, d), d % kTile, token % Store::kSteps,
-                       load_act(a.v, a.type, at + d) * vi);
+        alignas(64) uint8_t row[kStretch * sizeof(float)] = {};
+        stretches(l.v_dim, [&](int first, int last) {
+            convert(v, first, last, inverse(v_scale), row, 0);
+            place_v(l, row, first, last, run, token);
+        });
+        __builtin_memset(row, 0, sizeof row);  // no infinities where K is padded
+        stretches(l.k_dim, [&](int first, int last) {
+            convert(k, first, last, inverse(k_scale), row, 0);
+            place_k(l, row, first, last, run, token);
+        });
     }
 
     // A recycled block may hold infinities, which a weight of zero would turn into NaN.
@@ -48,21 +91,33 @@ struct Append {
         if constexpr (Store::kScaled) __builtin_memset(run + v_scales_at(l, token), 0, kTile * 2);
     }
 
-    static void row(const AppendArgs& a, int64_t i) {
-        const HeadLayout& l = *a.kv.layout;
-        const int64_t position = a.position + i, at = i * a.stride;
-        uint8_t* block = a.kv.base + a.kv.blocks[position / l.block_tokens] * a.kv.block_bytes;
-        uint8_t* row = block + position % l.block_tokens * l.row_bytes;
-        const uint16_t scales[2] = {scale_of(a, a.k, at, l.k_dim), scale_of(a, a.v, at, l.v_dim)};
+    template <class Act>
+    static void into_row(const HeadLayout& l, const Act* k, const Act* v, uint8_t* row) {
+        const uint16_t scales[2] = {scale_of(k, l.k_dim), scale_of(v, l.v_dim)};
         if constexpr (Store::kScaled) __builtin_memcpy(row + l.row_bytes - sizeof scales, scales, sizeof scales);
-        const float ki = inverse(scales[0]), vi = inverse(scales[1]);
-        for (int d = 0; d < l.k_dim; ++d) Store::put_row(row, d, load_act(a.k, a.type, at + d) * ki);
-        for (int d = 0; d < l.v_dim; ++d) Store::put_row(row + l.k_row, d, load_act(a.v, a.type, at + d) * vi);
+        stretches(l.k_dim, [&](int first, int last) { convert(k, first, last, inverse(scales[0]), row, first); });
+        stretches(l.v_dim,
+                  [&](int first, int last) { convert(v, first, last, inverse(scales[1]), row + l.k_row, first); });
     }
 
-    static void run(const AppendArgs& a) {
-        for (int64_t i = 0; i < a.count; ++i) a.kv.layout->by_rows ? row(a, i) : into_run(a, i);
+    template <class Act>
+    static void rows_of(const AppendArgs& a) {
+        const HeadLayout& l = *a.kv.layout;
+        for (int64_t i = 0; i < a.count; ++i) {
+            const Act *k = static_cast<const Act*>(a.k) + i * a.stride,
+                      *v = static_cast<const Act*>(a.v) + i * a.stride;
+            const int64_t position = a.position + i;
+            const int token = static_cast<int>(position % l.block_tokens);
+            uint8_t* block = a.kv.base + a.kv.blocks[position / l.block_tokens] * a.kv.block_bytes;
+            if (l.by_rows) {
+                into_row(l, k, v, block + token * l.row_bytes);
+            } else {
+                into_run(l, k, v, block + token / l.run_tokens * l.run_bytes, token % l.run_tokens);
+            }
+        }
     }
+
+    static void run(const AppendArgs& a) { a.type == ActType::kF32 ? rows_of<float>(a) : rows_of<uint16_t>(a); }
 
     // Gathers positions [begin, end) of one chunk, stored as rows, into a run of 64.
     static void gather(const HeadView& kv, int64_t begin, int64_t end, uint8_t* run) {
@@ -72,10 +127,8 @@ struct Append {
             const int token = static_cast<int>(p % kChunk);
             const uint8_t* row =
                 kv.base + kv.blocks[p / l.block_tokens] * kv.block_bytes + p % l.block_tokens * l.row_bytes;
-            for (int d = 0; d < l.k_dim; ++d)
-                Store::move(row, d, run + k_unit_at<Store>(l, token, d), token % kTile, d % Store::kSteps);
-            for (int d = 0; d < l.v_dim; ++d)
-                Store::move(row + l.k_row, d, run + v_unit_at<Store>(l, token, d), d % kTile, token % Store::kSteps);
+            place_k(l, row, 0, l.k_dim, run, token);
+            place_v(l, row + l.k_row, 0, l.v_dim, run, token);
             if constexpr (Store::kScaled) {
                 const uint8_t* scales = row + l.row_bytes - 4;
                 __builtin_memcpy(run + k_scales_at(l, token), scales, 2);

@@ -13,17 +13,26 @@ struct WholeStore {
     static constexpr int kTurn = kWideTurn;
     static constexpr int kSteps = sizeof(Elem) == 1 ? 4 : 2;
     static constexpr int kUnitBytes = kSteps * kTile * sizeof(Elem);
-    static void put(uint8_t* unit, int lane, int step, float x) {
-        reinterpret_cast<Elem*>(unit)[Self::offset(lane, step)] = Self::encode(x);
+    // Elements d to d + n of a row.
+    static inline void put(uint8_t* row, int d, const float* x, int n) {
+        for (int i = 0; i < n; ++i) reinterpret_cast<Elem*>(row)[d + i] = Self::encode(x[i]);
     }
-    static void put_row(uint8_t* row, int d, float x) { reinterpret_cast<Elem*>(row)[d] = Self::encode(x); }
-    static void move(const uint8_t* row, int d, uint8_t* unit, int lane, int step) {
+    static inline void move(const uint8_t* row, int d, uint8_t* unit, int lane, int step) {
         reinterpret_cast<Elem*>(unit)[Self::offset(lane, step)] = reinterpret_cast<const Elem*>(row)[d];
+    }
+    // Elements d to d + kSteps, one a step.
+    static inline void place(const uint8_t* row, int d, uint8_t* unit, int lane) {
+        if constexpr (Self::offset(0, 1) == 1) {
+            __builtin_memcpy(reinterpret_cast<Elem*>(unit) + Self::offset(lane, 0),
+                             reinterpret_cast<const Elem*>(row) + d, kSteps * sizeof(Elem));
+        } else {
+            for (int step = 0; step < kSteps; ++step) move(row, d + step, unit, lane, step);
+        }
     }
 };
 
 struct StoreF32 : WholeStore<StoreF32, float> {
-    static int offset(int lane, int step) { return step * kTile + lane; }
+    static constexpr int offset(int lane, int step) { return step * kTile + lane; }
     static float encode(float x) { return x; }
     static inline void load(const uint8_t* unit, int j, int, F& a, F& b) {
         const float* p = reinterpret_cast<const float*>(unit) + j * W;
@@ -33,7 +42,7 @@ struct StoreF32 : WholeStore<StoreF32, float> {
 };
 
 struct StoreF16 : WholeStore<StoreF16, uint16_t> {
-    static int offset(int lane, int step) { return step * kTile + lane; }
+    static constexpr int offset(int lane, int step) { return step * kTile + lane; }
     static uint16_t encode(float x) { return f16_of(x); }
     static inline void load(const uint8_t* unit, int j, int, F& a, F& b) {
         const uint16_t* p = reinterpret_cast<const uint16_t*>(unit) + j * W;
@@ -43,7 +52,7 @@ struct StoreF16 : WholeStore<StoreF16, uint16_t> {
 };
 
 struct StoreBF16 : WholeStore<StoreBF16, uint16_t> {
-    static int offset(int lane, int step) { return lane * 2 + step; }
+    static constexpr int offset(int lane, int step) { return lane * 2 + step; }
     static uint16_t encode(float x) { return bf16_of(x); }
     static inline void load(const uint8_t* unit, int j, int, F& a, F& b) {
         load_bf16_pairs(reinterpret_cast<const uint16_t*>(unit) + j * W * 2, a, b);
@@ -51,15 +60,15 @@ struct StoreBF16 : WholeStore<StoreBF16, uint16_t> {
 };
 
 inline int code_of(float x, int levels) {
-    const float c = x > levels ? levels : x < -levels ? -levels : x;
-    return static_cast<int>(c + (c < 0 ? -0.5f : 0.5f));
+    const float top = static_cast<float>(levels), below = x > top ? top : x, c = below < -top ? -top : below;
+    return static_cast<int>(c + __builtin_copysignf(0.5f, c));
 }
 
 struct StoreI8 : WholeStore<StoreI8, int8_t> {
     static constexpr bool kScaled = true;
     static constexpr int kTurn = 1;
     static constexpr int kLevels = 127;
-    static int offset(int lane, int step) { return lane * 4 + step; }
+    static constexpr int offset(int lane, int step) { return lane * 4 + step; }
     static int8_t encode(float x) { return static_cast<int8_t>(code_of(x, kLevels)); }
     static inline void load(const uint8_t* unit, int j, int pair, F& a, F& b) {
         load_i8_pairs(unit + j * W * 4, pair, a, b);
@@ -75,12 +84,21 @@ struct StoreI4 {
     static void put_half(uint8_t& byte, int step, int code) {
         byte = static_cast<uint8_t>(step == 0 ? (byte & 0xf0) | code : (byte & 0x0f) | code << 4);
     }
-    static void put(uint8_t* unit, int lane, int step, float x) {
-        put_half(unit[lane * 4 + step % 4], step / 4, code_of(x, kLevels) + 8);
+    static inline int code(float x) { return code_of(x, kLevels) + 8; }
+    // d is even.
+    static inline void put(uint8_t* row, int d, const float* x, int n) {
+        for (int i = 0; i + 2 <= n; i += 2) row[(d + i) / 2] = static_cast<uint8_t>(code(x[i]) | code(x[i + 1]) << 4);
+        if (n % 2 == 1) put_half(row[(d + n) / 2], 0, code(x[n - 1]));
     }
-    static void put_row(uint8_t* row, int d, float x) { put_half(row[d / 2], d % 2, code_of(x, kLevels) + 8); }
-    static void move(const uint8_t* row, int d, uint8_t* unit, int lane, int step) {
+    static inline void move(const uint8_t* row, int d, uint8_t* unit, int lane, int step) {
         put_half(unit[lane * 4 + step % 4], step / 4, row[d / 2] >> (d % 2 * 4) & 15);
+    }
+    static inline void place(const uint8_t* row, int d, uint8_t* unit, int lane) {
+        const uint8_t* pairs = row + d / 2;
+        for (int i = 0; i < 2; ++i) {
+            unit[lane * 4 + 2 * i] = static_cast<uint8_t>((pairs[i] & 0x0f) | pairs[i + 2] << 4);
+            unit[lane * 4 + 2 * i + 1] = static_cast<uint8_t>(pairs[i] >> 4 | (pairs[i + 2] & 0xf0));
+        }
     }
     static inline void load(const uint8_t* unit, int j, int pair, F& a, F& b) {
         load_i4_pairs(unit + j * W * 4, pair % 2 * 16 + pair / 2 * 4, a, b);
