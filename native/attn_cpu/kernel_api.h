@@ -9,10 +9,10 @@
 namespace hpcdecode {
 
 // Arithmetic is defined on absolute positions, never on blocks or batches: tiles of 16 tokens are what one vector
-// holds, chunks of 64 are scored together, pieces of 512 are what partial results stand for.
+// holds, chunks of 64 are scored together, pieces of 1024 are what partial results stand for.
 constexpr int kTile = 16;
 constexpr int kChunk = 64;
-constexpr int kPiece = 512;
+constexpr int kPiece = 1024;
 constexpr int kTilesPerChunk = kChunk / kTile;
 constexpr int kMaxPassRows = 16;   // query rows that share one pass over K or V, in the kernels of any ISA
 constexpr int kMaxRowBlock = 128;  // query rows (tokens x group) that one item holds in scratch

@@ -10,7 +10,7 @@ from hpcdecode import _attn_cpu
 from hpcdecode.attention import KV_DTYPES, LayerShape
 from hpcdecode.attention_reference import stored
 
-LENGTHS = (1, 2, 15, 16, 17, 40, 63, 64, 65, 130, 511, 512, 513, 1025, 3000)
+LENGTHS = (1, 2, 15, 16, 17, 40, 63, 64, 65, 130, 512, 1023, 1024, 1025, 3000)
 COUNTS = (1, 2, 3, 1, 5, 40, 1, 2, 1, 17, 1, 3, 2, 1, 4)
 
 
