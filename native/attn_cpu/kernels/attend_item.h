@@ -61,10 +61,7 @@ struct AttendItem {
         for (int t = 0; t < kTilesPerChunk; t += N)
             Kernel::template score_pass<MR, N>(tiles, t, q, l.k_pad, ahead, w.s + t * kTile);
         const auto weights = [&](const Scales* scales) {
-            for (int r = 0; r < MR; ++r) {
-                ahead.lines(Kernel::kSoftmaxLines);
-                soften<Kernel>(a, w.x, scales, row + r, state + r, base, w.s + r * kChunk, w.p + r * kChunk);
-            }
+            soften<Kernel>(a, w.x, scales, row, MR, state, base, w.s, w.p, ahead);
         };
         if constexpr (Store::kScaled) {
             const Scales scales(tiles);

@@ -146,23 +146,26 @@ struct QuadKernel : VectorKernel {
         shared = ahead;
     }
 
-    // 64 weights as whole numbers; returns their scale.
-    static inline float whole(const F* p, __m512i* x) {
+    // 64 weights as whole numbers, their high and their low bytes; returns their scale. Of both, quad i of tile t is
+    // quad i * 4 + t, as packing leaves them.
+    static inline float packed(const F* p, __m512i* out) {
         const float up = up_scale(hmax(vmax(vmax(p[0], p[1]), vmax(p[2], p[3]))), 15);
+        __m512i x[kTilesPerChunk];
 #pragma GCC unroll 4
         for (int t = 0; t < kTilesPerChunk; ++t) x[t] = _mm512_cvtps_epi32(vmul(p[t], vset(up)));
+        const __m512i a = _mm512_packus_epi32(x[0], x[1]), b = _mm512_packus_epi32(x[2], x[3]);
+        const __m512i byte = _mm512_set1_epi16(255);
+        out[0] = _mm512_packus_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8));
+        out[1] = _mm512_packus_epi16(_mm512_and_si512(a, byte), _mm512_and_si512(b, byte));
         return 1.0f / up;
     }
 
-    // out: 64 high bytes, 64 low bytes, the scale. Of both, quad i of tile t is quad i * 4 + t, as packing leaves them.
+    // out: 64 high bytes, 64 low bytes, the scale
     static inline void store(const F* p, float* out) {
-        uint8_t* bytes = reinterpret_cast<uint8_t*>(out);
-        __m512i x[kTilesPerChunk];
-        out[2 * kChunk / 4] = whole(p, x);
-        const __m512i a = _mm512_packus_epi32(x[0], x[1]), b = _mm512_packus_epi32(x[2], x[3]);
-        const __m512i byte = _mm512_set1_epi16(255);
-        _mm512_storeu_si512(bytes, _mm512_packus_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8)));
-        _mm512_storeu_si512(bytes + kChunk, _mm512_packus_epi16(_mm512_and_si512(a, byte), _mm512_and_si512(b, byte)));
+        __m512i bytes[2];
+        out[2 * kChunk / 4] = packed(p, bytes);
+        _mm512_storeu_si512(out, bytes[0]);
+        _mm512_storeu_si512(out + kChunk / 4, bytes[1]);
     }
     static inline void emit(const F* p, float* sums, float* out) {
         add_weights(p, sums);

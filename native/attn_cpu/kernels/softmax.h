@@ -80,30 +80,39 @@ inline void hide(const AttendArgs& a, int row, int64_t base, F* s) {
     for (int i = 0; i < kChunkVecs; ++i) s[i] = keep_lanes(s[i], lo - i * W, hi - i * W);
 }
 
-// Scores of row `row` of a head -> weights as the kernel wants them; what is not visible gets a weight of exactly zero.
+// Scores of `rows` rows of a head, from `row` on -> weights as the kernel wants them; what is not visible gets a weight
+// of exactly zero.
 template <class Kernel>
-inline void soften(const AttendArgs& a, const Softmax& x, const Scales* scales, int row, int state, int64_t base,
-                   const float* scores, float* weights) {
-    F s[kChunkVecs];
+__attribute__((noinline)) void soften(const AttendArgs& a, const Softmax& x, const Scales* scales, int row, int rows,
+                                      int state, int64_t base, const float* scores, float* weights, Ahead& shared) {
+    constexpr bool kScaled = Kernel::Storage::kScaled;
+    const bool capped = a.softcap > 0.0f, all = whole(a, base);
+    const F scale = vset(x.c);
+    Ahead ahead = shared;
+    for (int r = 0; r < rows; ++r, ++state, scores += kChunk, weights += kChunk) {
+        ahead.template advance<true, Kernel::kSoftmaxLines * 64>();
+        F s[kChunkVecs];
 #pragma GCC unroll 16
-    for (int i = 0; i < kChunkVecs; ++i) s[i] = vload(scores + i * W);
-    if constexpr (Kernel::Storage::kScaled) multiply(s, scales->k);
-    if (a.softcap > 0.0f)
-        for (int i = 0; i < kChunkVecs; ++i) s[i] = vsoftcap(vmul(s[i], vset(a.scale)), a.softcap);
-    if (!whole(a, base)) hide(a, row, base, s);
-    F top = s[0];
+        for (int i = 0; i < kChunkVecs; ++i) s[i] = vload(scores + i * W);
+        if constexpr (kScaled) multiply(s, scales->k);
+        if (capped)
+            for (int i = 0; i < kChunkVecs; ++i) s[i] = vsoftcap(vmul(s[i], vset(a.scale)), a.softcap);
+        if (!all) hide(a, row + r, base, s);
+        F top = s[0];
 #pragma GCC unroll 16
-    for (int i = 1; i < kChunkVecs; ++i) top = vmax(top, s[i]);
-    if (any_greater(top, x.bound[state])) x.raise(state, hmax(top));
-    const F scale = vset(x.c), m = vset(x.m[state]);
+        for (int i = 1; i < kChunkVecs; ++i) top = vmax(top, s[i]);
+        if (any_greater(top, x.bound[state])) x.raise(state, hmax(top));
+        const F m = vset(x.m[state]);
 #pragma GCC unroll 16
-    for (int i = 0; i < kChunkVecs; ++i) s[i] = Kernel::exp2(vsub(vmul(s[i], scale), m));  // exactly 1 at the top
-    float* sums = x.sums + static_cast<size_t>(state) * kTile;
-    if constexpr (Kernel::Storage::kScaled) {
-        add_weights(s, sums);
-        multiply(s, scales->v);
-        Kernel::store(s, weights);
-    } else {
-        Kernel::emit(s, sums, weights);
+        for (int i = 0; i < kChunkVecs; ++i) s[i] = Kernel::exp2(vsub(vmul(s[i], scale), m));  // exactly 1 at the top
+        float* sums = x.sums + static_cast<size_t>(state) * kTile;
+        if constexpr (kScaled) {
+            add_weights(s, sums);
+            multiply(s, scales->v);
+            Kernel::store(s, weights);
+        } else {
+            Kernel::emit(s, sums, weights);
+        }
     }
+    shared = ahead;
 }

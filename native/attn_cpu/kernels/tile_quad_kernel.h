@@ -53,7 +53,9 @@ struct TileQuadKernel : TileKernel<QuadKernel<Store>, 8, 2> {
     }
 
     template <int MR, int TT>
-    static inline void score_pass(const Tiles& tiles, int first, const uint8_t* q, int k_pad, Ahead& ahead, float* s) {
+    static __attribute__((noinline)) void score_pass(const Tiles& tiles, int first, const uint8_t* q, int k_pad,
+                                                     Ahead& shared, float* s) {
+        Ahead ahead = shared;
         alignas(64) uint8_t room[16 * 64];
         tile_zero<0>();
         if constexpr (TT > 1) tile_zero<1>();
@@ -66,6 +68,7 @@ struct TileQuadKernel : TileKernel<QuadKernel<Store>, 8, 2> {
             tile_load<6>(q + dim, 2 * k_pad);
             add_scores<TT>(tiles, first, dim, true, ahead, room);
         }
+        shared = ahead;
         int32_t sums[TT][2 * kRows][kTile];
         tile_store<0>(sums[0], sizeof sums[0][0]);
         if constexpr (TT > 1) tile_store<1>(sums[TT - 1], sizeof sums[0][0]);
@@ -80,17 +83,15 @@ struct TileQuadKernel : TileKernel<QuadKernel<Store>, 8, 2> {
         }
     }
 
-    // out: 64 high bytes, the scale; from kWeights on 64 low bytes
+    // out: 64 high bytes, the scale; from kWeights on 64 low bytes. Packing leaves quads i * 4 + t in place of t * 4 +
+    // i.
     static inline void store(const F* p, float* out) {
         uint8_t* bytes = reinterpret_cast<uint8_t*>(out);
-        __m512i x[kTilesPerChunk];
-        out[kChunk / 4] = Vectors::whole(p, x);
-        for (int t = 0; t < kTilesPerChunk; ++t) {
-            x[t] = _mm512_min_epi32(x[t], _mm512_set1_epi32(65535));
-            __m128i* at = reinterpret_cast<__m128i*>(bytes + t * kTile);
-            _mm_storeu_si128(at, _mm512_cvtepi32_epi8(_mm512_srli_epi32(x[t], 8)));
-            _mm_storeu_si128(at + kWeights / kTile, _mm512_cvtepi32_epi8(x[t]));
-        }
+        __m512i packed[2];
+        out[kChunk / 4] = Vectors::packed(p, packed);
+        const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        for (int i = 0; i < 2; ++i)
+            _mm512_storeu_si512(bytes + i * kWeights, _mm512_permutexvar_epi32(order, packed[i]));
     }
     static inline void emit(const F* p, float* sums, float* out) {
         add_weights(p, sums);
@@ -98,12 +99,15 @@ struct TileQuadKernel : TileKernel<QuadKernel<Store>, 8, 2> {
     }
 
     template <int MR, int NC>
-    static inline void value_pass(const Tiles& tiles, int first, const float* p, Ahead& ahead, float* acc, int v_pad) {
+    static __attribute__((noinline)) void value_pass(const Tiles& tiles, int first, const float* p, Ahead& shared,
+                                                     float* acc, int v_pad) {
+        Ahead ahead = shared;
         alignas(64) uint8_t room[16 * 64];
         ahead.advance<true, 16 * NC * kRowBytes>();
         tile_load<4>(p, kWeights);
         add_values<0>(tiles.v[0] + first * tiles.v_column, room);
         if constexpr (NC > 1) add_values<1>(tiles.v[0] + (first + 1) * tiles.v_column, room);
+        shared = ahead;
         int32_t sums[NC][2 * kRows][kTile];
         tile_store<0>(sums[0], sizeof sums[0][0]);
         if constexpr (NC > 1) tile_store<1>(sums[NC - 1], sizeof sums[0][0]);

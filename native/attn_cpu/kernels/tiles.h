@@ -12,20 +12,26 @@ struct Ahead {
     Ahead(const uint8_t* run, size_t bytes, const uint8_t* then)
         : at(run + (bytes < kPrefetching.ahead ? bytes : kPrefetching.ahead)), end(run + bytes), next(then) {}
 
-    inline void line() {
-        at = at == end ? next : at;
-        prefetch(at);
-        at += 64;
-    }
-    inline void lines(size_t n) {
-        for (size_t i = 0; i < n; ++i) line();
-    }
-
     template <bool kOn, int kBytes>
     inline void advance() {
         if constexpr (!kOn) return;
-#pragma GCC unroll 8
-        for (int i = 0; i < kBytes; i += 64) line();
+        if (end - at >= kBytes) return lines<kBytes>();
+        for (int i = 0; i < kBytes; i += 64) {
+            if (at == end) {
+                at = next;
+                end = next + kFar;
+            }
+            lines<64>();
+        }
+    }
+
+  private:
+    static constexpr int64_t kFar = int64_t{1} << 40;
+    template <int kBytes>
+    inline void lines() {
+#pragma GCC unroll 16
+        for (int i = 0; i < kBytes; i += 64) prefetch(at + i);
+        at += kBytes;
     }
 };
 
