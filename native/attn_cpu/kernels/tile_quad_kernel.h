@@ -16,7 +16,7 @@ template <class Store>
 struct TileQuadKernel : TileKernel<QuadKernel<Store>, 8, 2> {
     using Vectors = QuadKernel<Store>;
     using TileKernel<Vectors, 8, 2>::kRows;
-    static constexpr int kFewRows = 4;
+    static constexpr int kFewRows = 3;
     static constexpr int kDims = 64;                                            // of a tile of K
     static constexpr size_t kRowBytes = Store::kUnitBytes * 4 / Store::kSteps;  // of the cache, in a row of a tile
     static constexpr size_t kWeights = kChunk * sizeof(float) / 2;  // from high to low bytes, and to the next row
