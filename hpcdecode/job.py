@@ -57,7 +57,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     lanes: int | None = None  # mini-batches in flight
     schedule: str = "fixed-f"  # when rows enter
     load_limit: int | None = None  # W_lim of load-control: tokens that all sequences attend to in a step
-    prefill_tokens: int = 512  # most prompt tokens that a lane prefills in one step
+    prefill_tokens: int | None = None  # most that a lane prefills in one step
     prefix_sharing: bool = True  # prefill what several prompts begin with once
     partition: str = "request"  # of the attention over R-ranks
     overlap: int = 1  # pieces of an R-rank's work in a layer, each attended as soon as it has come

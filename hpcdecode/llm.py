@@ -83,7 +83,7 @@ class LLM:
         r_device: str = "cpu",
         batch: int | None = None,
         period: int | None = None,
-        prefill_tokens: int = 512,
+        prefill_tokens: int | None = None,
         kv_memory: int | str | None = None,
         threads: int | None = None,
     ):

@@ -28,6 +28,7 @@ from hpcdecode.job import (
     parse_bytes,
 )
 from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.schedule.limits import prefill_limit
 from hpcdecode.signals import END_TIME, Signals
 
 _DEFAULTS = {f.name: f.default for kind in (Job, SamplingParams) for f in msgspec.structs.fields(kind)}
@@ -141,7 +142,7 @@ def _add_size(group) -> None:
     help = "of hpcdecode calibrate on as many ranks: batch, period and lanes are the planner's, for many rows"
     add("--profile", metavar="FILE", help=help)
     add("--lanes", type=_count, metavar="L", help="mini-batches in flight per S-rank (2, or 1 in one process)")
-    help = f"most prompt tokens a step of a lane ({_DEFAULTS['prefill_tokens']})"
+    help = f"most prompt tokens a step of a lane ({prefill_limit(True)}, or {prefill_limit(False)} in one process)"
     add("--prefill-tokens", type=int, metavar="N", help=help)
     add("--prefix-sharing", action=_Switch, help="prefill what several prompts begin with once (yes)")
     add("--partition", choices=PARTITIONS, help=f"what R-ranks share out ({_DEFAULTS['partition']})")

@@ -14,6 +14,7 @@ import msgspec
 from hpcdecode import launch
 from hpcdecode.errors import UserError
 from hpcdecode.job import DTYPES, KV_DTYPES, SCHEDULES, find_model, parse_bytes
+from hpcdecode.schedule.limits import prefill_limit
 from hpcdecode.schedule.serving import SERVING
 
 if TYPE_CHECKING:
@@ -76,9 +77,8 @@ def _add_schedule(group) -> None:
         "--load-limit", type=int, metavar="TOKENS", help="that a step may attend to under load-control (the level load)"
     )
     add("--lanes", type=int, metavar="L", help="(2, or 1 in one process)")
-    add(
-        "--prefill-tokens", type=int, default=512, metavar="N", help="most prompt tokens a step of a lane (%(default)s)"
-    )
+    help = f"most prompt tokens a step of a lane ({prefill_limit(True)}, or {prefill_limit(False)} in one process)"
+    add("--prefill-tokens", type=int, metavar="N", help=help)
 
 
 def _add_calibrate(commands) -> None:
@@ -141,7 +141,9 @@ def _server(options: argparse.Namespace, _rows):
             raise UserError(f"--{name.replace('_', '-')}: expected none with --schedule {options.schedule}")
     size, width = ModelSize.of(find_model(options.model, {})), _WIDTHS[options.kv_dtype]
     server = of_device(size, device(options.s_device), width)
-    return partial(serve, server, options.schedule, Limits(options.batch, options.prefill_tokens))
+    return partial(
+        serve, server, options.schedule, Limits(options.batch, options.prefill_tokens or prefill_limit(True))
+    )
 
 
 def _lanes(options: argparse.Namespace, rows):
@@ -222,7 +224,8 @@ def _world(options: argparse.Namespace, rows):
     period = min(options.period or max(steps // PERIODS, 1), steps)
     capacity = [machine.capacity] * max(machine.r_ranks, 1)
     load = options.load_limit or load_limit(options.batch, period, steps, float(rows.prompt.mean()), sum(capacity))
-    limits = lane_limits(options.batch, period, steps, lanes, load, options.schedule, options.prefill_tokens)
+    chunk = options.prefill_tokens or prefill_limit(machine.r_ranks > 0)
+    limits = lane_limits(options.batch, period, steps, lanes, load, options.schedule, chunk)
     return World(machine.cost, capacity, limits)
 
 

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from hpcdecode.perf.bandwidth import probe
 from hpcdecode.perf.workload import SHAPES, Shape, Workload
+from hpcdecode.schedule.limits import prefill_limit
 
-PREFILL_TOKENS = 512  # a step's prompt tokens, as in `hpcdecode generate`
+PREFILL_TOKENS = prefill_limit(apart=False)  # a step's prompt tokens, as in `hpcdecode generate`
 _PASSES = 5
 
 

@@ -28,6 +28,7 @@ from hpcdecode.perf.profile import Profile
 from hpcdecode.perf.simulator import World, lane_limits, simulate
 from hpcdecode.sampling.params import SamplingParams
 from hpcdecode.schedule.auto import load_limit
+from hpcdecode.schedule.limits import prefill_limit
 
 _CAPACITY = 1 << 40  # more than any case takes
 
@@ -67,7 +68,7 @@ def predict(cost: Cost, case: Case, r_ranks: int, lanes: int) -> tuple[float, in
     prompt, new = ([row[i] for row in own] for i in (0, 1))
     steps = max(new) - 1
     load = load_limit(case.batch, case.period, steps, sum(prompt) / len(prompt), _CAPACITY)
-    limits = lane_limits(case.batch, case.period, steps, lanes, load, case.schedule)
+    limits = lane_limits(case.batch, case.period, steps, lanes, load, case.schedule, prefill_limit(lanes > 1))
     outcome = simulate(World(cost, [_CAPACITY] * r_ranks, limits), lengths.of(prompt, new))
     return outcome.tokens_per_second, outcome.peak_load
 

@@ -41,7 +41,7 @@ class World(msgspec.Struct, frozen=True):
 
 
 def lane_limits(
-    batch: int, period: int, steps: int, lanes: int, load: int, schedule: str, prefill_tokens: int = 512
+    batch: int, period: int, steps: int, lanes: int, load: int, schedule: str, prefill_tokens: int
 ) -> list[Limits]:
     """Of lanes that share B = batch and W_lim = load."""
     shares = split(batch, lanes)

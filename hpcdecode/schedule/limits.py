@@ -7,6 +7,13 @@ from dataclasses import dataclass
 from hpcdecode.schedule.prefixes import MOST
 
 
+def prefill_limit(apart: bool) -> int:
+    """Most prompt tokens of a step, unless told. apart: whether S and R are ranks, or devices, of their own.
+
+    Products of more tokens read the weights less often; R-ranks wait for as long as a step of prompts takes."""
+    return 512 if apart else 2048
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """batch, period, steps: B, F and S of this lane. prefill_tokens: most prompt tokens in one step.
