@@ -141,9 +141,8 @@ def _server(options: argparse.Namespace, _rows):
             raise UserError(f"--{name.replace('_', '-')}: expected none with --schedule {options.schedule}")
     size, width = ModelSize.of(find_model(options.model, {})), _WIDTHS[options.kv_dtype]
     server = of_device(size, device(options.s_device), width)
-    return partial(
-        serve, server, options.schedule, Limits(options.batch, options.prefill_tokens or prefill_limit(True))
-    )
+    chunk = options.prefill_tokens or prefill_limit(True)
+    return partial(serve, server, options.schedule, Limits(options.batch, chunk))
 
 
 def _lanes(options: argparse.Namespace, rows):

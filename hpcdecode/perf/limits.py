@@ -19,7 +19,7 @@ from hpcdecode.perf.bandwidth import probe
 from hpcdecode.perf.workload import SHAPES, Shape, Workload
 from hpcdecode.schedule.limits import prefill_limit
 
-PREFILL_TOKENS = prefill_limit(apart=False)  # a step's prompt tokens, as in `hpcdecode generate`
+PREFILL_TOKENS = prefill_limit(apart=False)  # a step's prompt tokens, as in one process of `generate`
 _PASSES = 5
 
 

@@ -83,8 +83,7 @@ struct TileQuadKernel : TileKernel<QuadKernel<Store>, 8, 2> {
         }
     }
 
-    // out: 64 high bytes, the scale; from kWeights on 64 low bytes. Packing leaves quads i * 4 + t in place of t * 4 +
-    // i.
+    // out: 64 high bytes, the scale; from kWeights on 64 low bytes. Quads come packed (as i * 4 + t) and go in order.
     static inline void store(const F* p, float* out) {
         uint8_t* bytes = reinterpret_cast<uint8_t*>(out);
         __m512i packed[2];
