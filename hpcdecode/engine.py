@@ -24,7 +24,7 @@ from hpcdecode.report.figures import Metrics
 from hpcdecode.report.progress import Progress
 from hpcdecode.schedule.auto import LOOKAHEAD
 from hpcdecode.schedule.injector import Injector
-from hpcdecode.schedule.limits import Limits, prefill_limit
+from hpcdecode.schedule.limits import Limits
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.stops import Stops
 from hpcdecode.setup import Scale, apart, choose_scale, device_of, kv_device_of, load, measure_room, partition_of
@@ -77,11 +77,6 @@ class Engine:
         return self.setup.max_positions or _NO_CONTEXT_LIMIT
 
     @property
-    def prefill_tokens(self) -> int:
-        """Most prompt tokens of a lane's step."""
-        return self.options.prefill_tokens or prefill_limit(apart(self.team))
-
-    @property
     def partition(self) -> Partition:
         return partition_of(self.options, self.team)
 
@@ -101,7 +96,7 @@ class Engine:
             batch,
             scale.period,
             scale.steps,
-            self.prefill_tokens,
+            scale.prefill_tokens,
             self.setup.max_positions,
             prefix_tokens,
             self.options.schedule,
@@ -148,7 +143,7 @@ class Engine:
         team, shapes, slots = self.team, self.setup.shapes, scale.slots
         dtype = getattr(torch, self.setup.dtype)
         partition, own = self.partition, self.r_shapes
-        sizes = shared_sizes(own, slots, self.prefill_tokens, dtype)
+        sizes = shared_sizes(own, slots, scale.prefill_tokens, dtype)
         wire = (shapes, slots, dtype, sizes, partition, self.options.overlap)
         comms = lane_communicators(team.comm, team.s_ranks, team.r_ranks, list(map(len, scale.lane_batches)))
         self.comms += [comm for _, comm in comms]

@@ -201,7 +201,7 @@ def _announce(engine: Engine, scale: Scale, stages: Stages, time_left: str) -> N
     print(
         f"{engine.options.model}: {len(setup.shapes)} layers, {setup.dtype}{weights}, KV {setup.kv_dtype}; "
         f"batch {scale.batch}, period {scale.period} of {scale.steps} steps, lanes {lanes}, "
-        f"schedule {engine.options.schedule}{limit}",
+        f"up to {scale.prefill_tokens:,} prompt tokens a step, schedule {engine.options.schedule}{limit}",
         file=sys.stderr,
     )
     print(*filter(None, (stages.text(), time_left)), sep="\n", file=sys.stderr, flush=True)

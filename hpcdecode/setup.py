@@ -19,7 +19,7 @@ from hpcdecode.memory import available_bytes
 from hpcdecode.model import SplitModel, load_split
 from hpcdecode.model.config import read_config
 from hpcdecode.schedule.auto import choose, load_limit, mean_prompt, split
-from hpcdecode.schedule.limits import Limits
+from hpcdecode.schedule.limits import Limits, prefill_limit
 
 T = TypeVar("T")
 _MEMORY_SHARE = 0.7  # of what is available, for the KV caches of a host
@@ -39,12 +39,14 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """The size of the work. batch, period, steps: B, F and S; load: W_lim; lane_batches: B of every lane, by S-rank."""
+    """The size of the work. batch, period, steps: B, F and S; load: W_lim; prefill_tokens: most of a lane's step;
+    lane_batches: B of every lane, by S-rank."""
 
     batch: int
     period: int
     steps: int
     load: int
+    prefill_tokens: int
     lane_batches: list[list[int]]
 
     @property
@@ -160,7 +162,9 @@ def choose_scale(options: EngineOptions, team: Team, first: list[Prompt], all_ro
     load = options.load_limit or load_limit(batch, period, steps, mean_prompt(first), capacity)
     shares = split(batch, len(team.s_ranks))
     lanes = options.lanes or (2 if apart(team) else 1)  # one device has nothing to overlap
-    return Scale(batch, period, steps, load, [split(share, max(min(lanes, share // most), 1)) for share in shares])
+    prefill = options.prefill_tokens or prefill_limit(apart(team))
+    lane_batches = [split(share, max(min(lanes, share // most), 1)) for share in shares]
+    return Scale(batch, period, steps, load, prefill, lane_batches)
 
 
 def _describe(options: EngineOptions, model: SplitModel, tokenizer: Tokenizer) -> Setup:
