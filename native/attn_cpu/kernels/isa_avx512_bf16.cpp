@@ -5,7 +5,7 @@
 namespace hpcdecode {
 namespace isa_avx512_bf16 {
 namespace {
-constexpr Prefetching kPrefetching = {4, 4096};
+constexpr Prefetching kPrefetching = {1, 8192, 2};
 #include "vec_avx512.h"
 // clang-format off: each header needs the ones above it
 #include "math.h"

@@ -6,7 +6,7 @@ inline double read_all(const uint8_t* data, size_t bytes) {
     for (int i = 0; i < 8; ++i) acc[i] = vzero();
     for (size_t at = 0; at + kStep <= bytes; at += kStep) {
         const float* p = reinterpret_cast<const float*>(data + at);
-        for (size_t line = 0; line < kStep; line += 64) prefetch(data + at + kAhead + line);
+        for (size_t line = 0; line < kStep; line += 64) __builtin_prefetch(data + at + kAhead + line);
 #pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) acc[i] = vmax(acc[i], vload(p + i * W));
     }

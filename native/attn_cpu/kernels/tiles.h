@@ -30,7 +30,7 @@ struct Ahead {
     template <int kBytes>
     inline void lines() {
 #pragma GCC unroll 16
-        for (int i = 0; i < kBytes; i += 64) prefetch(at + i);
+        for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(at + i, 0, kPrefetching.locality);
         at += kBytes;
     }
 };

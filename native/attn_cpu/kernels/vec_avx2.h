@@ -16,7 +16,6 @@ inline F vsub(F a, F b) { return _mm256_sub_ps(a, b); }
 inline F vdiv(F a, F b) { return _mm256_div_ps(a, b); }
 inline F vmax(F a, F b) { return _mm256_max_ps(a, b); }
 inline bool any_greater(F a, float b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, vset(b), _CMP_GT_OQ)) != 0; }
-inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
 inline float hmax(F a) {
     __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));

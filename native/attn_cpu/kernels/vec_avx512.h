@@ -18,7 +18,6 @@ inline F vmax(F a, F b) { return _mm512_max_ps(a, b); }
 inline bool any_greater(F a, float b) { return _mm512_cmp_ps_mask(a, vset(b), _CMP_GT_OQ) != 0; }
 inline float hmax(F a) { return _mm512_reduce_max_ps(a); }
 inline float hsum(F a) { return _mm512_reduce_add_ps(a); }
-inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
 inline F load_f16(const uint16_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));

@@ -25,7 +25,6 @@ inline bool any_greater(F a, float b) {
     const I m = a > vset(b);
     return (m[0] | m[1] | m[2] | m[3]) != 0;
 }
-inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 
 inline float hmax(F a) {
     const float x = a[0] > a[2] ? a[0] : a[2], y = a[1] > a[3] ? a[1] : a[3];

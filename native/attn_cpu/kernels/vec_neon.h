@@ -16,7 +16,6 @@ inline F vsub(F a, F b) { return vsubq_f32(a, b); }
 inline F vdiv(F a, F b) { return vdivq_f32(a, b); }
 inline F vmax(F a, F b) { return vmaxq_f32(a, b); }
 inline bool any_greater(F a, float b) { return vmaxvq_u32(vcgtq_f32(a, vset(b))) != 0; }
-inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 inline float hmax(F a) { return vmaxvq_f32(a); }
 inline float hsum(F a) { return vaddvq_f32(a); }
 
