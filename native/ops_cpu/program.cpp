@@ -33,6 +33,7 @@ namespace {
 
 constexpr int64_t kTokensAThread = 4;    // at least: waking a thread costs about as much
 constexpr int64_t kAlign = 16;           // floats; a cache line
+constexpr int64_t kLine = 64;            // bytes
 constexpr int64_t kBytes[] = {4, 2, 1};  // by type
 
 int64_t extent(const View& view, const int64_t* dims, int rank) {
@@ -52,10 +53,17 @@ struct Run {
         return rows.data + token * rows.row_bytes + tensor.stride[0] * kBytes[static_cast<int>(type)];
     }
 
+    // What the next token loads.
+    static void fetch(const char* data, int64_t bytes) {
+        for (int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(data + at);
+    }
+
     void step(const Step& s, float* memory, int64_t token) const {
         const int type = static_cast<int>(s.type);
         if (s.op == Op::load) {
-            table->load[type](s.dims[2], place(s.a, s.type, token), memory + s.out.at);
+            const char* in = place(s.a, s.type, token);
+            fetch(in + tensors[s.a.at].row_bytes, s.dims[2] * kBytes[type]);
+            table->load[type](s.dims[2], in, memory + s.out.at);
         } else if (s.op == Op::store) {
             table->store[type](s.dims[2], memory + s.a.at, place(s.out, s.type, token));
         } else {
