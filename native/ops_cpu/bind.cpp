@@ -46,6 +46,7 @@ std::vector<int64_t> draw_rows(int64_t logits, int64_t row_bytes, Type type, int
 }  // namespace
 
 NB_MODULE(_ops_cpu, m) {
+    nb::set_leak_warnings(false);  // objects may live until the interpreter ends
     nb::enum_<Type>(m, "Type").value("float32", Type::f32).value("bfloat16", Type::bf16).value("int8", Type::i8);
     nb::enum_<Op>(m, "Op")
         .value("load", Op::load)
