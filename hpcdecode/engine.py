@@ -27,7 +27,17 @@ from hpcdecode.schedule.injector import Injector
 from hpcdecode.schedule.limits import Limits
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.stops import Stops
-from hpcdecode.setup import Scale, apart, choose_scale, device_of, kv_device_of, load, measure_room, partition_of
+from hpcdecode.setup import (
+    Scale,
+    apart,
+    choose_scale,
+    device_of,
+    kv_device_of,
+    limit_torch,
+    load,
+    measure_room,
+    partition_of,
+)
 from hpcdecode.signals import Signals
 from hpcdecode.timeline import Timeline
 from hpcdecode.workers.desk import Desk, Report
@@ -61,6 +71,7 @@ class Engine:
         self.options, self.team, self.timeline = options, team, timeline or Timeline()
         torch.set_num_threads(team.me.threads)
         team.me.device, team.me.kv_device = device_of(options, team), kv_device_of(options, team)
+        limit_torch(team.me.device, options.gpu_memory)
         self.setup, self.model, self.tokenizer = load(options, team, model)
         measure_room(options, team, self.setup)
         self._part: RPart | None = None

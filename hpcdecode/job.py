@@ -63,6 +63,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     overlap: int = 1  # pieces of an R-rank's work in a layer, each attended as soon as it has come
     s_ranks: int | None = None
     kv_memory: int | None = None  # bytes per R-rank
+    gpu_memory: int | None = None  # bytes of a GPU that a rank takes at most, KV cache included; None: what is free
     survive: bool = False  # the loss of R-ranks, where MPI can
 
     def check(self) -> Self:
@@ -77,7 +78,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
                 "--r-device cuda: expected --kv-dtype float32, float16, bfloat16 or int8, got int4", everywhere=True
             )
         self._require_counts("batch", "period", "lanes", "prefill_tokens", "overlap", "s_ranks", "kv_memory")
-        self._require_counts("load_limit")
+        self._require_counts("load_limit", "gpu_memory")
         return self
 
     def _require_counts(self, *names: str) -> None:

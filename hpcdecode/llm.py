@@ -68,7 +68,7 @@ class LLM:
     """A model loaded once, in one process that plays both roles.
 
     model: a Hugging Face directory, or `demo`. dtype, weights, kv_dtype, device, r_device: as the flags of `hpcdecode
-    generate`; None or "auto" chooses. batch: sequences decoding at once. kv_memory: bytes, or a size such as "8G".
+    generate`; None or "auto" chooses. batch: sequences decoding at once. kv_memory, gpu_memory: bytes, or a size such as "8G".
     threads: cores to use (all that the process has). Raises UserError where the model cannot be run.
     """
 
@@ -85,6 +85,7 @@ class LLM:
         period: int | None = None,
         prefill_tokens: int | None = None,
         kv_memory: int | str | None = None,
+        gpu_memory: int | str | None = None,
         threads: int | None = None,
     ):
         options = EngineOptions(
@@ -98,6 +99,7 @@ class LLM:
             period=period,
             prefill_tokens=prefill_tokens,
             kv_memory=parse_bytes(kv_memory) if isinstance(kv_memory, str) else kv_memory,
+            gpu_memory=parse_bytes(gpu_memory) if isinstance(gpu_memory, str) else gpu_memory,
         ).check()
         team = launch.assemble(None, None)
         if threads is not None:

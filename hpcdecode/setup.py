@@ -190,9 +190,24 @@ def _room(options: EngineOptions, team: Team, setup: Setup, own: list[LayerShape
         return capacity_for(own, setup.kv_dtype, _kv_bytes(options, team, setup))
     from hpcdecode.attention_cuda import capacity_for as on_device
 
-    device = torch.device(team.me.kv_device)  # without what an S-rank in this process holds there
-    nbytes = options.kv_memory or int(torch.cuda.mem_get_info(device)[0] * _MEMORY_SHARE)
+    device = torch.device(team.me.kv_device)
+    nbytes = options.kv_memory or int(_free_on(device, options.gpu_memory) * _MEMORY_SHARE)
+    if team.me.device == team.me.kv_device:
+        limit_torch(team.me.device, options.gpu_memory, nbytes)
     return on_device(own, setup.kv_dtype, nbytes, device)
+
+
+def _free_on(device: torch.device, limit: int | None) -> int:
+    """Bytes of a GPU that this process may take, without those that its S-rank holds there."""
+    free = torch.cuda.mem_get_info(device)[0]
+    return free if limit is None else max(min(free, limit - torch.cuda.memory_reserved(device)), 0)
+
+
+def limit_torch(device: str, limit: int | None, beside: int = 0) -> None:
+    """Let torch take no more of a GPU than `--gpu-memory`, less the KV cache that lies `beside`."""
+    if limit is not None and device != "cpu":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(max(limit - beside, 0) / total, 1.0), device)
 
 
 def _kv_bytes(options: EngineOptions, team: Team, setup: Setup) -> int:

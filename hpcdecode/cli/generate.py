@@ -149,7 +149,14 @@ def _add_size(group) -> None:
     help = f"pieces of an R-rank's work in a layer, attended as they arrive ({_DEFAULTS['overlap']})"
     add("--overlap", type=int, metavar="N", help=help)
     add("--s-ranks", type=int, metavar="K", help="ranks that hold weights; the others hold KV caches (1)")
-    add("--kv-memory", type=_parsed(parse_bytes), metavar="SIZE", help="KV cache of an R-rank, such as 64G")
+    size = _parsed(parse_bytes)
+    add("--kv-memory", type=size, metavar="SIZE", help="KV cache of an R-rank, such as 64G")
+    add(
+        "--gpu-memory",
+        type=size,
+        metavar="SIZE",
+        help="that a rank takes of a GPU at most, KV cache included (what is free)",
+    )
 
 
 def _generate(options: argparse.Namespace, comm) -> int:

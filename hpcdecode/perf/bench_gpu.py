@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--kv-dtype", nargs="+", default=["bfloat16", "int8"], help="(default: bfloat16 int8)")
     add("--rows", type=int, default=512, help="of the jobs (%(default)s)")
     add("--new-tokens", type=int, default=128, help="of every row (%(default)s)")
-    add("--kv-memory", type=parse_bytes, metavar="BYTES", help="of a KV cache on the GPU")
+    add("--gpu-memory", type=parse_bytes, metavar="SIZE", help="that jobs take of the GPU at most, such as 24G")
     add("--passes", type=int, default=9)
     add("--work", type=Path, default=default_folder(), metavar="DIR", help="checkpoints (%(default)s)")
 
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> dict:
         cases += transfers(model, CudaCopies(device), batch, args.passes)
     del model
     work = Workload("gpu", args.rows, 256, 512, args.new_tokens)
-    cases += jobs(folder, work.prompts(shape), work.new, max(args.batch), args.kv_memory)
+    cases += jobs(folder, work.prompts(shape), work.new, max(args.batch), args.gpu_memory)
     about = {**machine(), "gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
     return {"bench": "gpu", "machine": about, "cases": cases}
 
@@ -171,14 +171,13 @@ def transfers(model: SplitModel, copies: Copies, batch: int, passes: int) -> Ite
 
 
 def jobs(
-    folder: Path, prompts: list[list[int]], new: int, batch: int, kv_memory: int | None, worlds: dict = _WORLDS
+    folder: Path, prompts: list[list[int]], new: int, batch: int, memory: int | None, worlds: dict = _WORLDS
 ) -> Iterator[dict]:
     """Tokens/s of whole jobs; the ratio is to the first world's."""
     params, rows = SamplingParams(max_tokens=new, ignore_eos=True), [{"prompt_token_ids": p} for p in prompts]
     first = None
     for name, options in worlds.items():
-        room = kv_memory if options.get("r_device") == "cuda" else None
-        llm = LLM(str(folder), dtype="bfloat16", batch=batch, kv_memory=room, **options)
+        llm = LLM(str(folder), dtype="bfloat16", batch=batch, gpu_memory=memory, **options)
         llm.generate(rows[:4], params, use_tqdm=False)
         rate = len(rows) * new / seconds_of(lambda llm=llm: llm.generate(rows, params, use_tqdm=False))
         del llm

@@ -5,8 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from hpcdecode import launch
+from hpcdecode import attention_cuda, launch, setup
 from hpcdecode.errors import UserError
 from hpcdecode.job import EngineOptions
 from hpcdecode.launch import Rank, Team
@@ -120,6 +121,29 @@ def test_gpus_go_round_the_ranks_of_a_host_that_use_one(flags, devices):
     ranks = [Rank(rank=i, host="a", cpus=[i], gpus=3, role=role) for i, role in enumerate(roles)]
     teams = [Team(SimpleNamespace(rank=i), ranks) for i in range(4)]
     assert [(device_of(options, team), kv_device_of(options, team)) for team in teams] == devices
+
+
+def test_gpu_memory_bounds_what_torch_and_the_kv_cache_take_together(monkeypatch):
+    """Without a GPU, torch's figures of one: 80 GiB, of which 60 are free and 10 hold weights."""
+    limits, gib = [], 1 << 30
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 * gib, 80 * gib))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10 * gib)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 * gib))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: limits.append(share))
+    monkeypatch.setattr(attention_cuda, "capacity_for", lambda shapes, kv_dtype, nbytes, device: nbytes)
+
+    def room(own: str, **flags) -> float:
+        rank = Rank(rank=0, host="a", cpus=[0], gpus=1, device=own, kv_device="cuda:0")
+        options = EngineOptions(model="", r_device="cuda", **flags)
+        return setup._room(options, Team(None, [rank]), SimpleNamespace(kv_dtype="bfloat16"), []) / gib
+
+    assert room("cuda:0") == pytest.approx(60 * 0.7) and limits == []
+    assert room("cuda:0", gpu_memory=24 * gib) == pytest.approx(14 * 0.7)
+    assert limits.pop() == pytest.approx((24 - 14 * 0.7) / 80)
+    assert room("cpu", gpu_memory=24 * gib) == pytest.approx(14 * 0.7) and limits == []
+    assert room("cuda:0", gpu_memory=8 * gib) == 0  # less than the weights: no room, which ends the job
+    assert room("cuda:0", gpu_memory=24 * gib, kv_memory=20 * gib) == 20
+    assert limits[-1] == pytest.approx(4 / 80)
 
 
 def test_a_rank_that_should_have_a_gpu_and_sees_none_is_named():
