@@ -68,8 +68,8 @@ class LLM:
     """A model loaded once, in one process that plays both roles.
 
     model: a Hugging Face directory, or `demo`. dtype, weights, kv_dtype, device, r_device: as the flags of `hpcdecode
-    generate`; None or "auto" chooses. batch: sequences decoding at once. kv_memory, gpu_memory: bytes, or a size such as "8G".
-    threads: cores to use (all that the process has). Raises UserError where the model cannot be run.
+    generate`; None or "auto" chooses. batch: sequences decoding at once. kv_memory, gpu_memory: bytes, or a size such
+    as "8G". threads: cores to use (all that the process has). Raises UserError where the model cannot be run.
     """
 
     def __init__(
