@@ -142,6 +142,8 @@ def measure_room(options: EngineOptions, team: Team, setup: Setup) -> None:
     if me.has_r:
         me.isa = isa() if me.kv_device == "cpu" else ""
         me.kv_tokens = _room(options, team, setup, own)
+        if me.device == me.kv_device:
+            limit_torch(me.device, options.gpu_memory, me.kv_tokens * bytes_per_token(own, setup.kv_dtype))
     team.ranks[:] = team.gather_all(me, Rank)
     for rank in team.ranks:
         if rank.has_r and rank.kv_tokens < 1:
@@ -192,8 +194,6 @@ def _room(options: EngineOptions, team: Team, setup: Setup, own: list[LayerShape
 
     device = torch.device(team.me.kv_device)
     nbytes = options.kv_memory or int(_free_on(device, options.gpu_memory) * _MEMORY_SHARE)
-    if team.me.device == team.me.kv_device:
-        limit_torch(team.me.device, options.gpu_memory, nbytes)
     return on_device(own, setup.kv_dtype, nbytes, device)
 
 
@@ -203,7 +203,7 @@ def _free_on(device: torch.device, limit: int | None) -> int:
     return free if limit is None else max(min(free, limit - torch.cuda.memory_reserved(device)), 0)
 
 
-def limit_torch(device: str, limit: int | None, beside: int = 0) -> None:
+def limit_torch(device: str, limit: int | None, beside: float = 0.0) -> None:
     """Let torch take no more of a GPU than `--gpu-memory`, less the KV cache that lies `beside`."""
     if limit is not None and device != "cpu":
         total = torch.cuda.get_device_properties(device).total_memory

@@ -7,11 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hpcdecode import attention_cuda, launch, setup
+from hpcdecode import attention_cuda, launch
+from hpcdecode.attention import LayerShape
 from hpcdecode.errors import UserError
 from hpcdecode.job import EngineOptions
 from hpcdecode.launch import Rank, Team
-from hpcdecode.setup import device_of, kv_device_of
+from hpcdecode.setup import device_of, kv_device_of, measure_room
 
 
 def ranks(*cpus, host="a"):
@@ -130,20 +131,24 @@ def test_gpu_memory_bounds_what_torch_and_the_kv_cache_take_together(monkeypatch
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10 * gib)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 * gib))
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: limits.append(share))
-    monkeypatch.setattr(attention_cuda, "capacity_for", lambda shapes, kv_dtype, nbytes, device: nbytes)
+    shape = LayerShape(kv_heads=1, k_dim=64, v_dim=64, q_heads=1, scale=1.0)  # 256 bytes a token
+    monkeypatch.setattr(attention_cuda, "capacity_for", lambda shapes, kv_dtype, nbytes, device: nbytes // 256)
 
     def room(own: str, **flags) -> float:
-        rank = Rank(rank=0, host="a", cpus=[0], gpus=1, device=own, kv_device="cuda:0")
+        """GiB of the KV cache."""
+        rank = Rank(rank=0, host="a", cpus=[0], gpus=1, role="SR", device=own, kv_device="cuda:0")
         options = EngineOptions(model="", r_device="cuda", **flags)
-        return setup._room(options, Team(None, [rank]), SimpleNamespace(kv_dtype="bfloat16"), []) / gib
+        measure_room(options, Team(None, [rank]), SimpleNamespace(shapes=[shape], kv_dtype="bfloat16", block_tokens=64))
+        return rank.kv_tokens * 256 / gib
 
     assert room("cuda:0") == pytest.approx(60 * 0.7) and limits == []
     assert room("cuda:0", gpu_memory=24 * gib) == pytest.approx(14 * 0.7)
     assert limits.pop() == pytest.approx((24 - 14 * 0.7) / 80)
     assert room("cpu", gpu_memory=24 * gib) == pytest.approx(14 * 0.7) and limits == []
-    assert room("cuda:0", gpu_memory=8 * gib) == 0  # less than the weights: no room, which ends the job
     assert room("cuda:0", gpu_memory=24 * gib, kv_memory=20 * gib) == 20
-    assert limits[-1] == pytest.approx(4 / 80)
+    assert limits.pop() == pytest.approx(4 / 80)
+    with pytest.raises(UserError, match="no room for a KV cache"):  # the weights alone take more
+        room("cuda:0", gpu_memory=8 * gib)
 
 
 def test_a_rank_that_should_have_a_gpu_and_sees_none_is_named():
