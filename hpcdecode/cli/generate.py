@@ -151,12 +151,8 @@ def _add_size(group) -> None:
     add("--s-ranks", type=int, metavar="K", help="ranks that hold weights; the others hold KV caches (1)")
     size = _parsed(parse_bytes)
     add("--kv-memory", type=size, metavar="SIZE", help="KV cache of an R-rank, such as 64G")
-    add(
-        "--gpu-memory",
-        type=size,
-        metavar="SIZE",
-        help="that a rank takes of a GPU at most, KV cache included (what is free)",
-    )
+    help = "that a rank takes of a GPU at most, KV cache included (what is free)"
+    add("--gpu-memory", type=size, metavar="SIZE", help=help)
 
 
 def _generate(options: argparse.Namespace, comm) -> int:

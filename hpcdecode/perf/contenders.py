@@ -186,9 +186,8 @@ class Peer:
         if self.name not in _CONVERTED:
             return self.site.checkpoint
         kind = f"{self.site.model}-{self.site.weights}" if self.site.weights else self.site.model
-        if self.name == "openvino":
-            return made(self.site.work / f"openvino-{kind}", self._to_openvino)
-        return made(self.site.work / f"llama.cpp-{kind}", self._to_gguf) / _GGUF
+        folder = self.site.work / f"{self.name}-{kind}"
+        return made(folder, self._to_openvino) if self.name == "openvino" else made(folder, self._to_gguf) / _GGUF
 
     def _to_gguf(self, folder: Path) -> None:
         script, kind = str(Path(__file__).with_name("peer_gguf.py")), "Q8_0" if self.site.weights else "BF16"

@@ -144,7 +144,7 @@ struct PromptKernel {
 struct Prefetching {
     int unaided_rows;  // passes of up to so many rows leave elements of two bytes and more to the hardware
     size_t ahead;      // bytes between what is read and what is prefetched
-    int locality;      // 3: into the first level of the cache, 2: the second
+    int locality = 3;  // 3: into the first level of the cache, 2: the second
 };
 
 struct KernelTable {

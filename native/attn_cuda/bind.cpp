@@ -47,7 +47,6 @@ void release(Engine& e, nb::handle slots) {
 }  // namespace
 
 NB_MODULE(HPCDECODE_MODULE, m) {
-    nb::set_leak_warnings(false);  // objects may live until the interpreter ends
     bind_common(m);
 
     nb::class_<Engine>(m, "Engine")

@@ -186,6 +186,7 @@ Sequences read_sequences(nb::handle slots, nb::handle counts) {
 }
 
 void bind_common(nb::module_& m) {
+    nb::set_leak_warnings(false);  // objects may live until the interpreter ends
     nb::exception<CapacityError>(m, "CapacityError", PyExc_RuntimeError);
     nb::class_<LayerShape>(m, "LayerShape")
         .def(

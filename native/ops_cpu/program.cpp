@@ -31,9 +31,9 @@ const KernelTable& kernels_for(const std::string& isa) {
 
 namespace {
 
-constexpr int64_t kTokensAThread = 4;    // at least: waking a thread costs about as much
-constexpr int64_t kAlign = 16;           // floats; a cache line
-constexpr int64_t kLine = 64;            // bytes
+constexpr int64_t kTokensAThread = 4;  // at least: waking a thread costs about as much
+constexpr int64_t kLine = 64;          // bytes of a cache line
+constexpr int64_t kAlign = kLine / sizeof(float);
 constexpr int64_t kBytes[] = {4, 2, 1};  // by type
 
 int64_t extent(const View& view, const int64_t* dims, int rank) {

@@ -13,7 +13,7 @@
 namespace hpcdecode {
 namespace HPCDECODE_ISA {
 namespace {
-constexpr Prefetching kPrefetching = {0, 8192, 3};
+constexpr Prefetching kPrefetching = {0, 8192};
 #include "vec_avx512.h"
 // clang-format off: each header needs the ones above it
 #include "math.h"

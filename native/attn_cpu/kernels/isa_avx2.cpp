@@ -5,7 +5,7 @@
 namespace hpcdecode {
 namespace isa_avx2 {
 namespace {
-constexpr Prefetching kPrefetching = {4, 4096, 3};
+constexpr Prefetching kPrefetching = {4, 4096};
 #include "vec_avx2.h"
 // clang-format off: each header needs the ones above it
 #include "math.h"

@@ -5,7 +5,7 @@
 namespace hpcdecode {
 namespace isa_avx512 {
 namespace {
-constexpr Prefetching kPrefetching = {0, 4096, 3};
+constexpr Prefetching kPrefetching = {0, 4096};
 #include "vec_avx512.h"
 // clang-format off: each header needs the ones above it
 #include "math.h"

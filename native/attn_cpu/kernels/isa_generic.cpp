@@ -3,7 +3,7 @@
 namespace hpcdecode {
 namespace isa_generic {
 namespace {
-constexpr Prefetching kPrefetching = {4, 4096, 3};
+constexpr Prefetching kPrefetching = {4, 4096};
 #include "vec_generic.h"
 // clang-format off: each header needs the ones above it
 #include "math.h"
