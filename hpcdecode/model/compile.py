@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
+from hpcdecode.model.chain import chained
 from hpcdecode.model.checkpoint import Stack
 from hpcdecode.model.fuse import fuse
 from hpcdecode.model.linears import Recipe, make_weight, merge_projections
@@ -23,7 +24,9 @@ class Compiled:
 
     def weights(self, sources: Sequence[Tensor | Stack]) -> tuple[Tensor | Stack, ...]:
         """The weights of one slice as `run` takes them, from the tensors that its graph named."""
-        return tuple(make_weight(recipe, [sources[i] for i in recipe.sources]) for recipe in self.recipes)
+        return tuple(
+            make_weight(recipe, [sources[i] for i in recipe.inputs]) for recipe in self.recipes
+        )
 
 
 def compile_graph(graph: fx.Graph, device: torch.device, int8: bool = False) -> Compiled:
@@ -33,7 +36,7 @@ def compile_graph(graph: fx.Graph, device: torch.device, int8: bool = False) -> 
     made = copied(graph)
     recipes = merge_projections(made, int8)
     join_rows(made)
-    return Compiled(fx.GraphModule({}, fuse(made)).forward, recipes)
+    return Compiled(fx.GraphModule({}, chained(fuse(made))).forward, recipes)
 
 
 def compile_plain(graph: fx.Graph) -> Compiled:

@@ -16,9 +16,10 @@ from torch import fx
 
 from hpcdecode.attention import isa
 from hpcdecode.model.handlers import HANDLERS, VIEWS
-from hpcdecode.model.lower import MAX_STATIC, TYPES, Lowering, Unlowerable
+from hpcdecode.model.instruction import TYPES
+from hpcdecode.model.lower import MAX_STATIC, Lowering, Unlowerable
 from hpcdecode.model.meta import Meta, meta
-from hpcdecode.model.programs import TokenProgram
+from hpcdecode.model.stage import Rows, Stage
 
 aten = torch.ops.aten
 
@@ -30,7 +31,7 @@ class Region:
     nodes: list[fx.Node]
     inputs: list[fx.Node]  # rows of tokens first, then weights
     outputs: list[fx.Node]
-    program: TokenProgram | None = None
+    program: Stage | None = None
 
 
 def fuse(graph: fx.Graph) -> fx.Graph:
@@ -125,7 +126,8 @@ def lower(region: Region) -> fx.Node | None:
     for i, node in enumerate(region.outputs):
         lowering.store(node, len(region.inputs) + i)
     program = lowering.finish(isa(), len(region.inputs) + len(region.outputs))
-    region.program = TokenProgram(program, [meta(n) for n in region.inputs], [meta(n) for n in region.outputs])
+    inputs, outputs = ([Rows(meta(n)) for n in nodes] for nodes in (region.inputs, region.outputs))
+    region.program = Stage(program, inputs, outputs)
     return None
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
+
 from hpcdecode._ops_cpu import Op, Step, Type
 from hpcdecode.model.meta import dense_strides
 
 LINE = 16  # floats of a cache line
+TYPES = {torch.float32: Type.float32, torch.bfloat16: Type.bfloat16, torch.int8: Type.int8}
 
 Shape = tuple[int, ...]
 

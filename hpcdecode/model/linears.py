@@ -1,31 +1,37 @@
-"""Projections of one input merged into one, and their weights packed for the GEMM library (oneDNN) at load, as they are
-or as int8."""
+"""Projections of one input merged into one, and their weights packed at load, as they are or as int8: in panels for
+products of our own where the CPU has them, else for oneDNN."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, fx
 
-from hpcdecode.model import quantize
+from hpcdecode.model import panels, quantize
 from hpcdecode.model.meta import Meta, meta
 from hpcdecode.model.rows import packed_linear
 
 aten = torch.ops.aten
 PACKED_FOR = 512  # tokens: the packed layout is chosen for this many, and serves any number
+Form = Literal["plain", "packed", "panels", "int8", "int8 panels", "scales"]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a slice's weight is made of the trace's: `sources` stacked along their first dimension."""
+    """How a slice's weight is made of the trace's: `sources` stacked along their first dimension, and `biases`."""
 
     sources: tuple[int, ...]
     transposed: bool = False  # sources are [in, out]
-    form: Literal["plain", "packed", "int8", "scales"] = "plain"
+    form: Form = "plain"
+    biases: tuple[int, ...] = ()  # that panels begin with
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        return self.sources + self.biases
 
 
 @dataclass
@@ -66,34 +72,46 @@ class Merging:
                 self.graph.erase_node(node)
         return [self.recipes[n] for n in self.graph.nodes if n in self.recipes]
 
-    def _weight(self, group: list[Projection], form: str) -> fx.Node:
-        return self._input(tuple(self.recipes[p.weight].sources[0] for p in group), group[0].transposed, form)
+    def _weight(self, group: list[Projection], form: Form, biases: tuple[int, ...] = ()) -> fx.Node:
+        sources = self._sources(p.weight for p in group)
+        return self._input(Recipe(sources, group[0].transposed, form, biases))
 
-    def _input(self, sources: tuple[int, ...], transposed: bool, form: str) -> fx.Node:
+    def _sources(self, weights: Iterable[fx.Node]) -> tuple[int, ...]:
+        return tuple(self.recipes[n].sources[0] for n in weights)
+
+    def _input(self, recipe: Recipe) -> fx.Node:
         with self.graph.inserting_after(self.last):
             node = self.graph.placeholder(f"p{len(self.recipes)}")
-        self.recipes[node] = Recipe(sources, transposed, form)
+        self.recipes[node] = recipe
         return node
 
     def _packed(self, x: fx.Node, group: list[Projection]) -> None:
-        weight, bias = self._weight(group, "packed"), None
-        if group[0].bias is not None:
-            bias = self._input(tuple(self.recipes[p.bias].sources[0] for p in group), False, "plain")
+        about = _whole(group)
+        biases = () if group[0].bias is None else self._sources(p.bias for p in group)
         with self.graph.inserting_before(group[0].node):
-            self._replace(group, self._call(packed_linear, (x, weight, bias), *_whole(group)), lambda part, _: part)
+            if (own := panels.product(meta(x), meta(group[0].weight), about)) is not None:
+                whole = self._call(own, (x, self._weight(group, "panels", biases)), about)
+            else:
+                bias = self._input(Recipe(biases)) if biases else None
+                whole = self._call(packed_linear, (x, self._weight(group, "packed"), bias), about)
+            self._replace(group, whole, lambda part, _: part)
 
     def _quantized(self, x: fx.Node, group: list[Projection]) -> None:
-        weight, scales = (self._weight(group, form) for form in ("int8", "scales"))
-        dtype, shape = _whole(group)
+        about, of_x = _whole(group), meta(x)
+        one_scale = Meta.of(torch.float32, (*about.shape[:-1], 1))
+        as_int8 = Meta.of(torch.int8, of_x.shape)
         with self.graph.inserting_before(group[0].node):
-            scale = self._call(quantize.token_scale, (x,), torch.float32, (*shape[:-1], 1))
-            rounded = self._call(quantize.to_int8, (x, scale), torch.int8, meta(x).shape)
-            whole = self._call(quantize.int8_linear, (rounded, weight, scales, dtype), dtype, shape)
+            scale = self._call(quantize.token_scale, (x,), one_scale)
+            rounded = self._call(quantize.to_int8, (x, scale), as_int8)
+            if (own := panels.product(as_int8, meta(group[0].weight), about)) is not None:
+                whole = self._call(own, (rounded, self._weight(group, "int8 panels")), about)
+            else:
+                weight, scales = (self._weight(group, form) for form in ("int8", "scales"))
+                whole = self._call(quantize.int8_linear, (rounded, weight, scales, about.dtype), about)
 
             def finished(part: fx.Node, p: Projection) -> fx.Node:
-                about = meta(p.node)
-                part = self._call(quantize.scaled, (part, scale), about.dtype, about.shape)
-                return part if p.bias is None else self._call(aten.add.Tensor, (part, p.bias), about.dtype, about.shape)
+                part = self._call(quantize.scaled, (part, scale), meta(p.node))
+                return part if p.bias is None else self._call(aten.add.Tensor, (part, p.bias), meta(p.node))
 
             self._replace(group, whole, finished)
 
@@ -103,15 +121,15 @@ class Merging:
         for p in group:
             about, part = meta(p.node), whole
             if len(group) > 1:
-                part = self._call(aten.slice.Tensor, (whole, dim, at, at + p.width), about.dtype, about.shape)
+                part = self._call(aten.slice.Tensor, (whole, dim, at, at + p.width), about)
             at += p.width
             p.node.replace_all_uses_with(finished(part, p))
         for p in group:
             self.graph.erase_node(p.node)
 
-    def _call(self, target: Callable, args: tuple, dtype: torch.dtype, shape: tuple) -> fx.Node:
+    def _call(self, target: Callable, args: tuple, about: Meta) -> fx.Node:
         node = self.graph.call_function(target, args)
-        node.meta["about"] = Meta.of(dtype, shape)
+        node.meta["about"] = about
         return node
 
 
@@ -120,9 +138,9 @@ def merge_projections(graph: fx.Graph, int8: bool) -> list[Recipe]:
     return Merging(graph, int8).run()
 
 
-def _whole(group: list[Projection]) -> tuple[torch.dtype, tuple]:
+def _whole(group: list[Projection]) -> Meta:
     about = meta(group[0].node)
-    return about.dtype, (*about.shape[:-1], sum(p.width for p in group))
+    return Meta.of(about.dtype, (*about.shape[:-1], sum(p.width for p in group)))
 
 
 def projection(node: fx.Node, weights: dict[fx.Node, Recipe]) -> Projection | None:
@@ -148,12 +166,21 @@ def packable(weight: Meta) -> bool:
     return weight.dtype == torch.float32
 
 
-def make_weight(recipe: Recipe, sources: list[Tensor]) -> Tensor:
-    """The weight of `recipe` from the tensors that its sources name."""
-    parts = [w.t() for w in sources] if recipe.transposed else sources
-    whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-    if recipe.form == "packed":
+def make_weight(recipe: Recipe, tensors: list[Tensor]) -> Tensor:
+    """The weight of `recipe` from the tensors that its sources and biases name."""
+    count = len(recipe.sources)
+    parts = [w.t() for w in tensors[:count]] if recipe.transposed else tensors[:count]
+    whole, form = _joined(parts), recipe.form
+    if form == "packed":
         return torch.ops.mkldnn._reorder_linear_weight(whole.contiguous(), PACKED_FOR)
-    if recipe.form == "int8":
+    if form == "panels":
+        return panels.plain(whole, _joined(tensors[count:]) if recipe.biases else None)
+    if form == "int8":
         return quantize.pack(whole, PACKED_FOR)
-    return quantize.output_scales(whole) if recipe.form == "scales" else whole
+    if form == "int8 panels":
+        return panels.int8(quantize.quantized(whole), quantize.output_scales(whole))
+    return quantize.output_scales(whole) if form == "scales" else whole
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -16,10 +16,9 @@ from torch import fx
 
 from hpcdecode._ops_cpu import Op, Program, Type
 from hpcdecode.model.columns import in_columns
-from hpcdecode.model.instruction import Buffer, Instruction, Shape, Value, native, place
+from hpcdecode.model.instruction import TYPES, Buffer, Instruction, Shape, Value, native, place
 from hpcdecode.model.meta import dense_strides, meta
 
-TYPES = {torch.float32: Type.float32, torch.bfloat16: Type.bfloat16, torch.int8: Type.int8}
 MAX_STATIC = 1 << 16  # elements of a weight that a program may keep in its scratch memory
 
 

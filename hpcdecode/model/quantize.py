@@ -32,7 +32,7 @@ def quantized(weight: Tensor) -> Tensor:
 
 def pack(weight: Tensor, tokens: int) -> Tensor:
     """The int8 weight of `weight` [out, in], packed by oneDNN for that many tokens."""
-    return torch.ops.onednn.qlinear_prepack(quantized(weight), [tokens, weight.shape[1]])
+    return torch.ops.onednn.qlinear_prepack(quantized(weight).contiguous(), [tokens, weight.shape[1]])
 
 
 def token_scale(x: Tensor) -> Tensor:

@@ -2,14 +2,16 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <array>
 #include <optional>
 
+#include "chain.h"
 #include "draw.h"
-#include "program.h"
 
 namespace nb = nanobind;
 using namespace hpcdecode::ops;
@@ -20,10 +22,10 @@ using Dims = std::array<int64_t, 3>;
 
 View view_of(int64_t at, const Dims& stride) { return {at, {stride[0], stride[1], stride[2]}}; }
 
-void run(const Program& program, int64_t tokens, int threads, const std::vector<int64_t>& pointers,
+void run(const Chain& chain, int64_t tokens, int threads, const std::vector<int64_t>& pointers,
          const std::vector<int64_t>& row_bytes) {
-    if (pointers.size() != row_bytes.size() || static_cast<int>(pointers.size()) != program.tensors()) {
-        throw std::invalid_argument("run: expected " + std::to_string(program.tensors()) + " tensors, got " +
+    if (pointers.size() != row_bytes.size() || static_cast<int>(pointers.size()) != chain.given()) {
+        throw std::invalid_argument("run: expected " + std::to_string(chain.given()) + " tensors, got " +
                                     std::to_string(pointers.size()));
     }
     std::vector<Rows> rows;
@@ -31,7 +33,7 @@ void run(const Program& program, int64_t tokens, int threads, const std::vector<
     for (size_t i = 0; i < pointers.size(); ++i)
         rows.push_back({reinterpret_cast<char*>(static_cast<intptr_t>(pointers[i])), row_bytes[i]});
     nb::gil_scoped_release unlocked;
-    program.run(tokens, threads, rows);
+    chain.run(tokens, threads, rows);
 }
 
 std::vector<int64_t> draw_rows(int64_t logits, int64_t row_bytes, Type type, int64_t vocabulary,
@@ -90,7 +92,25 @@ NB_MODULE(_ops_cpu, m) {
 
     nb::class_<Program>(m, "Program")
         .def(nb::init<std::vector<Step>, std::vector<Step>, int64_t, int, const std::string&>(), nb::arg("setup"),
-             nb::arg("body"), nb::arg("scratch"), nb::arg("tensors"), nb::arg("isa"))
+             nb::arg("body"), nb::arg("scratch"), nb::arg("tensors"), nb::arg("isa"));
+
+    nb::class_<Product>(m, "Product")
+        .def(nb::init<Type, Type, int64_t, int64_t, const std::string&>(), nb::arg("x"), nb::arg("y"), nb::arg("words"),
+             nb::arg("outputs"), nb::arg("isa"))
+        .def_static("offered", &Product::offered, nb::arg("x"), nb::arg("y"), nb::arg("isa"));
+
+    nb::class_<Chain>(m, "Chain")
+        .def(
+            "__init__",
+            [](Chain* c, const std::vector<std::pair<std::variant<Program, Product>, std::vector<int>>>& stages,
+               int given, const std::vector<std::pair<int64_t, int64_t>>& passed) {
+                std::vector<Stage> made;
+                for (const auto& [work, tensors] : stages) made.push_back({work, tensors});
+                std::vector<Passed> rows;
+                for (const auto& [bytes, at] : passed) rows.push_back({bytes, at});
+                new (c) Chain(std::move(made), given, std::move(rows));
+            },
+            nb::arg("stages"), nb::arg("given"), nb::arg("passed"))
         .def("run", &run, nb::arg("tokens"), nb::arg("threads"), nb::arg("pointers"), nb::arg("row_bytes"));
 
     nb::class_<Draw>(m, "Draw").def(

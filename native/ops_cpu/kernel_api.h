@@ -2,11 +2,18 @@
 #pragma once
 #include <string>
 
+#include "product.h"
 #include "program.h"
 
 namespace hpcdecode::ops {
 
 using Kernel = void (*)(const Step&, float* scratch);
+using TileKernel = void (*)(const Tile&);
+
+// Of a product of two types, by the number of rows less 1; nullptr where there is none.
+struct Products {
+    const TileKernel* of[3][2];
+};
 
 constexpr int kFloors = 3;
 
@@ -15,6 +22,7 @@ struct KernelTable {
     Kernel run[static_cast<int>(Op::count)][2];  // by type of the result
     void (*load[3])(int64_t count, const char* in, float* out);
     void (*store[3])(int64_t count, const float* in, char* out);
+    Products products;
     float (*largest)(int64_t count, const float* values);
     void (*weigh)(int64_t count, float top, float by, float* logits);  // to exp((logit - top) * by)
     void (*sums_from)(int64_t count, const float* weights, const float* floors, double* sums);  // adds, of kFloors

@@ -4,7 +4,6 @@
 #include <stdexcept>
 
 #include "kernel_api.h"
-#include "team.h"
 
 namespace hpcdecode::ops {
 
@@ -18,21 +17,24 @@ extern const KernelTable table;
 namespace isa_avx512 {
 extern const KernelTable table;
 }
+namespace isa_avx512_bf16 {
+extern const KernelTable table;
+}
 #endif
 
 const KernelTable& kernels_for(const std::string& isa) {
     if (isa == "generic" || isa == "neon") return isa_generic::table;
 #if defined(__x86_64__)
     if (isa == "avx2") return isa_avx2::table;
-    if (isa == "avx512" || isa == "avx512_bf16" || isa == "amx") return isa_avx512::table;
+    if (isa == "avx512" || isa == "amx") return isa_avx512::table;  // oneDNN's products are tiles with AMX
+    if (isa == "avx512_bf16") return isa_avx512_bf16::table;
 #endif
     throw std::invalid_argument("isa: no token programs for '" + isa + "' in this build");
 }
 
 namespace {
 
-constexpr int64_t kTokensAThread = 4;  // at least: waking a thread costs about as much
-constexpr int64_t kLine = 64;          // bytes of a cache line
+constexpr int64_t kLine = 64;  // bytes of a cache line
 constexpr int64_t kAlign = kLine / sizeof(float);
 constexpr int64_t kBytes[] = {4, 2, 1};  // by type
 
@@ -42,46 +44,28 @@ int64_t extent(const View& view, const int64_t* dims, int rank) {
     return last + 1;
 }
 
-struct Run {
-    const KernelTable* table;
-    const std::vector<Step>*setup, *body;
-    const Rows* tensors;
-    int64_t tokens, scratch;
+// What the next token loads.
+void fetch(const char* data, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(data + at);
+}
 
-    char* place(const View& tensor, Type type, int64_t token) const {
-        const Rows& rows = tensors[tensor.at];
-        return rows.data + token * rows.row_bytes + tensor.stride[0] * kBytes[static_cast<int>(type)];
-    }
+char* place(const Rows* tensors, const View& tensor, Type type, int64_t token) {
+    const Rows& rows = tensors[tensor.at];
+    return rows.data + token * rows.row_bytes + tensor.stride[0] * kBytes[static_cast<int>(type)];
+}
 
-    // What the next token loads.
-    static void fetch(const char* data, int64_t bytes) {
-        for (int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(data + at);
+void carry_out(const KernelTable& table, const Step& s, float* memory, const Rows* tensors, int64_t token) {
+    const int type = static_cast<int>(s.type);
+    if (s.op == Op::load) {
+        const char* in = place(tensors, s.a, s.type, token);
+        fetch(in + tensors[s.a.at].row_bytes, s.dims[2] * kBytes[type]);
+        table.load[type](s.dims[2], in, memory + s.out.at);
+    } else if (s.op == Op::store) {
+        table.store[type](s.dims[2], memory + s.a.at, place(tensors, s.out, s.type, token));
+    } else {
+        table.run[static_cast<int>(s.op)][type](s, memory);
     }
-
-    void step(const Step& s, float* memory, int64_t token) const {
-        const int type = static_cast<int>(s.type);
-        if (s.op == Op::load) {
-            const char* in = place(s.a, s.type, token);
-            fetch(in + tensors[s.a.at].row_bytes, s.dims[2] * kBytes[type]);
-            table->load[type](s.dims[2], in, memory + s.out.at);
-        } else if (s.op == Op::store) {
-            table->store[type](s.dims[2], memory + s.a.at, place(s.out, s.type, token));
-        } else {
-            table->run[static_cast<int>(s.op)][type](s, memory);
-        }
-    }
-
-    void part(int part, int parts) const {
-        static thread_local std::vector<float> kept;
-        if (static_cast<int64_t>(kept.size()) < scratch + kAlign) kept.resize(scratch + kAlign);
-        const auto address = reinterpret_cast<uintptr_t>(kept.data());
-        float* memory = kept.data() + (-(address / sizeof(float)) & (kAlign - 1));
-        for (const Step& s : *setup) step(s, memory, 0);
-        const int64_t end = tokens * (part + 1) / parts;
-        for (int64_t token = tokens * part / parts; token < end; ++token)
-            for (const Step& s : *body) step(s, memory, token);
-    }
-};
+}
 
 }  // namespace
 
@@ -116,11 +100,14 @@ void Program::check(const Step& s) const {
     }
 }
 
-void Program::run(int64_t count, int threads, const std::vector<Rows>& tensors) const {
-    const Run run{table_, &setup_, &body_, tensors.data(), count, scratch_};
-    const int useful = static_cast<int>(std::min<int64_t>(count / kTokensAThread, threads));
-    const auto work = [](void* data, int part, int parts) { static_cast<const Run*>(data)->part(part, parts); };
-    run_team(threads, useful, work, const_cast<Run*>(&run));
+void Program::run(int64_t first, int64_t end, const Rows* tensors) const {
+    static thread_local std::vector<float> kept;
+    if (static_cast<int64_t>(kept.size()) < scratch_ + kAlign) kept.resize(scratch_ + kAlign);
+    const auto address = reinterpret_cast<uintptr_t>(kept.data());
+    float* memory = kept.data() + (-(address / sizeof(float)) & (kAlign - 1));
+    for (const Step& s : setup_) carry_out(*table_, s, memory, tensors, 0);
+    for (int64_t token = first; token < end; ++token)
+        for (const Step& s : body_) carry_out(*table_, s, memory, tensors, token);
 }
 
 }  // namespace hpcdecode::ops

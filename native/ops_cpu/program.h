@@ -50,8 +50,8 @@ class Program {
     // memory or the call's tensors, and for an unknown instruction set.
     Program(std::vector<Step> setup, std::vector<Step> body, int64_t scratch, int tensors, const std::string& isa);
 
-    // Runs tokens 0 .. count - 1 on `threads` threads of the process's OpenMP team.
-    void run(int64_t count, int threads, const std::vector<Rows>& tensors) const;
+    // Runs tokens first .. end - 1 on the calling thread.
+    void run(int64_t first, int64_t end, const Rows* tensors) const;
 
     int tensors() const { return tensors_; }
 

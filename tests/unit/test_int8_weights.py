@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import fx
 
-from hpcdecode import LLM, SamplingParams
+from hpcdecode import LLM, SamplingParams, _attn_cpu
 from hpcdecode.errors import UserError
 from hpcdecode.job import EngineOptions
 from hpcdecode.model import load_split, quantize
-from hpcdecode.model.compile import copied
+from hpcdecode.model.chain import chained
+from hpcdecode.model.compile import compile_graph, copied
 from hpcdecode.model.fuse import fuse
 from hpcdecode.model.linears import make_weight, merge_projections
 from tests.graphs import example
@@ -22,9 +23,11 @@ from tests.graphs import example
 pytestmark = pytest.mark.skipif(not quantize.exact(), reason="this CPU has no exact int8 products")
 
 
-def test_a_product_is_the_exact_one_of_rounded_numbers():
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_product_is_the_exact_one_of_rounded_numbers(transposed):
     generator = torch.Generator().manual_seed(3)
     x, weight = (torch.randn(n, 96, generator=generator) for n in (21, 160))
+    weight = weight.t().contiguous().t() if transposed else weight
     scale, scales = quantize.token_scale(x), quantize.output_scales(weight)
     y = quantize.int8_linear(quantize.to_int8(x, scale), quantize.pack(weight, 512), scales, torch.float32)
     exact = (quantize.to_int8(x, scale).double() @ quantize.quantized(weight).double().t()) * scales.double()
@@ -36,8 +39,9 @@ def test_a_product_is_the_exact_one_of_rounded_numbers():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["llama3", "gpt2", "qwen2"])
-def test_programs_quantise_as_torch_does(checkpoint, name, dtype):
-    """llama3 merges three projections; the others have biases, gpt2's weights are transposed."""
+def test_programs_quantise_as_torch_does(checkpoint, monkeypatch, name, dtype):
+    """llama3 merges three projections; the others have biases, gpt2's weights are transposed. Products are oneDNN's."""
+    monkeypatch.setenv("HPCDECODE_ISA", "generic")
     model = load_split(checkpoint(name), dtype=dtype, weights=False)
     generator = torch.Generator().manual_seed(4)
     quantised = 0
@@ -48,13 +52,36 @@ def test_programs_quantise_as_torch_does(checkpoint, name, dtype):
         given = [example(n, generator) for n in graph.nodes if n.op == "placeholder" and n.name.startswith("x")]
         recipes = merge_projections(graph, int8=True)
         quantised += sum(r.form == "int8" for r in recipes)
-        made = [make_weight(r, [sources[i] for i in r.sources]) for r in recipes]
+        made = [make_weight(r, [sources[i] for i in r.inputs]) for r in recipes]
         with torch.inference_mode():
             want = fx.GraphModule({}, graph)(*given, *made)
-            got = fx.GraphModule({}, fuse(graph))(*given, *made)
+            got = fx.GraphModule({}, chained(fuse(graph)))(*given, *made)
         for a, b in zip(want, got, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=0.02 if dtype == "float32" else 0.2)
     assert quantised
+
+
+@pytest.mark.skipif("avx512_bf16" not in _attn_cpu.supported_isas(), reason="no int8 products of our own here")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["llama3", "gpt2", "qwen2"])
+def test_our_products_give_what_those_of_onednn_do(checkpoint, monkeypatch, name, dtype):
+    model = load_split(checkpoint(name), dtype=dtype, weights=False)
+    generator, panels = torch.Generator().manual_seed(4), 0
+    for group in model.parts.groups:
+        inputs = [n for n in group.graph.nodes if n.op == "placeholder"]
+        values = {n: example(n, generator) for n in inputs}
+        results = []
+        for isa in ("generic", "avx512_bf16"):
+            monkeypatch.setenv("HPCDECODE_ISA", isa)
+            compiled = compile_graph(group.graph, model.device, int8=True)
+            panels += sum(r.form == "int8 panels" for r in compiled.recipes)
+            given = [values[n] for n in inputs if n.name.startswith("x")]
+            weights = compiled.weights([values[n] for n in inputs if n.name.startswith("w")])
+            with torch.inference_mode():
+                results.append(compiled.run(*given, *weights))
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0.02 if dtype == "float32" else 0.2)
+    assert panels
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hpcdecode._ops_cpu import Op, Program, Step, Type
+from hpcdecode._ops_cpu import Chain, Op, Program, Step, Type
 from torch import fx
 
 from hpcdecode.model import load_split
+from hpcdecode.model.chain import chained
 from hpcdecode.model.columns import COLUMNS, in_columns
 from hpcdecode.model.compile import compile_graph
 from hpcdecode.model.fuse import fuse
@@ -15,14 +16,14 @@ from hpcdecode.model.handlers import HANDLERS
 from hpcdecode.model.instruction import place
 from hpcdecode.model.lower import Lowering
 from hpcdecode.model.meta import Meta
-from hpcdecode.model.programs import TokenProgram
+from hpcdecode.model.stage import Stage
 from tests.graphs import example
 
 aten = torch.ops.aten
 WIDTH = 48
 UNARY = ("neg", "sqrt", "rsqrt", "reciprocal", "exp", "tanh", "sigmoid", "silu", "relu")
 BINARY = ("add", "sub", "mul", "div")
-ISAS = ("generic", "avx2", "avx512")
+ISAS = ("generic", "avx2", "avx512", "avx512_bf16")
 
 
 @pytest.fixture(params=ISAS)
@@ -54,8 +55,8 @@ class Builder:
     def finish(self, *results: fx.Node):
         self.graph.output(results)
         fused = fuse(self.graph)
-        programs = [n for n in fused.nodes if isinstance(n.target, TokenProgram)]
-        return fx.GraphModule({}, self.graph).forward, fx.GraphModule({}, fused).forward, programs
+        programs = [n for n in fused.nodes if isinstance(n.target, Stage)]
+        return fx.GraphModule({}, self.graph).forward, fx.GraphModule({}, chained(fused)).forward, programs
 
 
 def assert_same(plain, fused, *inputs):
@@ -184,7 +185,7 @@ def test_what_has_no_steps_stays_in_the_graph():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["llama3", "gemma3", "gpt2", "phi3", "mixtral"])
-def test_slices_equal_their_plain_graphs(checkpoint, name, dtype):
+def test_slices_equal_their_plain_graphs(isa, checkpoint, name, dtype):
     model = load_split(checkpoint(name), dtype=dtype, weights=False)
     generator = torch.Generator().manual_seed(2)
     for group in model.parts.groups:
@@ -229,4 +230,6 @@ def test_steps_outside_the_scratch_memory_are_refused():
     with pytest.raises(ValueError, match="no token programs for 'sse9'"):
         Program([], [], 0, 0, "sse9")
     with pytest.raises(ValueError, match="expected 1 tensors, got 0"):
-        Program([], [], 16, 1, "generic").run(1, 1, [], [])
+        Chain([(Program([], [], 16, 1, "generic"), [0])], 1, []).run(1, 1, [], [])
+    with pytest.raises(ValueError, match="expected 1 tensors of 1 for every stage"):
+        Chain([(Program([], [], 16, 1, "generic"), [1])], 1, [])

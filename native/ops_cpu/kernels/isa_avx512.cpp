@@ -1,6 +1,9 @@
+#include <immintrin.h>
+
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "../kernel_api.h"
 
@@ -8,6 +11,9 @@ namespace hpcdecode::ops::isa_avx512 {
 namespace {
 #include "math.h"
 #include "steps.h"
+#include "units_avx512.h"
+//
+#include "tile.h"
 }  // namespace
-extern const KernelTable table = make_table("avx512");
+extern const KernelTable table = make_table("avx512", {{{tiles<Float32, ToFloat32>()}}});
 }  // namespace hpcdecode::ops::isa_avx512

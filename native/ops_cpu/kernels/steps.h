@@ -125,7 +125,7 @@ inline float minimum_f(float x, float y) { return x > y ? y : x; }
 #define UNARY(f) {unary<Float, f>, unary<Bfloat, f>}
 #define BINARY(f) {binary<Float, f>, binary<Bfloat, f>}
 
-inline KernelTable make_table(const char* name) {
+inline KernelTable make_table(const char* name, Products products = {}) {
     return {name,
             {{nullptr, nullptr},
              {nullptr, nullptr},
@@ -151,6 +151,7 @@ inline KernelTable make_table(const char* name) {
              {reduce<Float, peak_of>, reduce<Bfloat, peak_of>}},
             {load_f32, load_bf16, load_i8},
             {store_f32, store_bf16, store_i8},
+            products,
             largest,
             weigh,
             sums_from,

@@ -1,36 +1,37 @@
-"""Token programs as graph calls: from tensors to the native program's rows and back."""
+"""What chains are made of, token programs and products, as targets of a graph's calls; tensors as rows of tokens."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from hpcdecode._ops_cpu import Program
+from hpcdecode._ops_cpu import Product, Program
 from hpcdecode.model.meta import Meta, dense_strides
 from hpcdecode.model.rows import padded
 
 
-class TokenProgram:
-    """A call of a native program: takes `inputs`, rows of tokens first, then weights; returns `outputs`."""
+@dataclass(eq=False)
+class Stage:
+    """Native work on `inputs`, in the order of its arguments, and the results that it returns."""
 
-    __module__ = __name__
+    work: Program | Product
+    inputs: list[Rows]
+    outputs: list[Rows]
 
-    def __init__(self, program: Program, inputs: list[Meta], outputs: list[Meta]):
-        self.program = program
-        self.inputs = [Rows(about) for about in inputs]
-        self.outputs = [Rows(about) for about in outputs]
-        self.__name__ = f"program_{id(self)}"
+    def __post_init__(self) -> None:
+        self.__name__ = type(self.work).__name__.lower()
+        self.__module__ = __name__
+
+    @property
+    def symbol(self) -> str:
+        """What its rows are, tokens or kept tokens."""
+        return self.outputs[0].symbol
 
     def __call__(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
-        count = tensors[0].shape[self.inputs[0].dim]
-        rows = [about.rows_of(x, count) for about, x in zip(self.inputs, tensors, strict=True)]
-        made = [about.fresh(count) for about in self.outputs]
-        places = [(x.data_ptr(), step) for x, step in rows + made]
-        self.program.run(count, torch.get_num_threads(), *zip(*places, strict=True))
-        results = [about.shaped(x, count) for about, (x, _) in zip(self.outputs, made, strict=True)]
-        return results[0] if len(results) == 1 else tuple(results)
+        raise NotImplementedError("a stage runs in a chain")
 
 
 class Rows:
@@ -38,6 +39,7 @@ class Rows:
 
     def __init__(self, about: Meta):
         self.dtype, self.dim = about.dtype, about.token_dim
+        self.symbol = None if self.dim is None else about.shape[self.dim]
         self.shape = about.one_token
         self.elements = math.prod(self.shape)
         self.bytes = self.elements * self.dtype.itemsize
@@ -48,7 +50,7 @@ class Rows:
         """The elements of a token dense, and the bytes from one token to the next; 0 for a weight."""
         dim = self.dim
         if dim is None:
-            return x.view(-1), 0
+            return x.contiguous(), 0
         strides = x.stride()
         if self.leads and strides[dim + 1 :] == self.strides[dim + 1 :]:
             return x, strides[dim] * self.dtype.itemsize

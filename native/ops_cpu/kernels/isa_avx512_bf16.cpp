@@ -1,0 +1,21 @@
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "../kernel_api.h"
+
+namespace hpcdecode::ops::isa_avx512_bf16 {
+namespace {
+#include "math.h"
+#include "steps.h"
+#include "units_avx512.h"
+//
+#include "tile.h"
+}  // namespace
+extern const KernelTable table = make_table("avx512_bf16", {{{tiles<Float32, ToFloat32>()},
+                                                             {nullptr, tiles<Bfloat16, ToBfloat16>()},
+                                                             {tiles<Int8, ToFloat32>(), tiles<Int8, ToBfloat16>()}}});
+}  // namespace hpcdecode::ops::isa_avx512_bf16

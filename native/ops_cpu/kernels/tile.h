@@ -1,0 +1,43 @@
+// Tiles of a product. Included once per instruction set, inside that set's namespace, after its units.
+#pragma once
+
+// R rows by a panel: every sum in a register, the panel's words from cache, those of the rows broadcast.
+template <class Unit, class Out, int R>
+void tile(const Tile& t) {
+    constexpr int kVectors = kPanel / kLanes;
+    typename Unit::Sum sums[R][kVectors];
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < kVectors; ++v) sums[r][v] = Unit::start(t.panel + v * kLanes);
+    const uint32_t* weights = t.panel + Unit::kHeads * kPanel;
+    const char *x = t.x, *next = t.next;
+    for (int64_t i = 0; i < t.words; ++i, weights += kPanel, x += sizeof(uint32_t)) {
+        Words w[kVectors];
+        for (int v = 0; v < kVectors; ++v) w[v] = load_words(weights + v * kLanes);
+        if (next != nullptr) {
+            __builtin_prefetch(next, 0, 2);
+            next += kLanes * sizeof(uint32_t);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+            const Words a = Unit::everywhere(x + r * t.x_bytes);
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; ++v) sums[r][v] = Unit::add(sums[r][v], a, w[v]);
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < kVectors; ++v) {
+            const int count = t.columns - v * kLanes;
+            if (count > 0) Out::store(t.out + r * t.out_bytes, v * kLanes, count, Unit::values(sums[r][v], t.panel, v));
+        }
+}
+
+template <class Unit, class Out, int... kLess>
+const TileKernel* by_rows(std::integer_sequence<int, kLess...>) {
+    static constexpr TileKernel all[] = {tile<Unit, Out, kLess + 1>...};
+    return all;
+}
+
+template <class Unit, class Out>
+const TileKernel* tiles() {
+    return by_rows<Unit, Out>(std::make_integer_sequence<int, kTileRows>());
+}

@@ -1,0 +1,71 @@
+// What a product multiplies and adds: words of 16 outputs. Included inside the namespace of one ISA.
+#pragma once
+
+constexpr int kLanes = 16;
+using Words = __m512i;
+
+inline Words load_words(const uint32_t* p) { return _mm512_loadu_si512(p); }
+
+inline Words broadcast(const char* word) {
+    int32_t x;
+    std::memcpy(&x, word, sizeof x);
+    return _mm512_set1_epi32(x);
+}
+
+inline __mmask16 first_lanes(int count) { return (1u << count) - 1; }
+
+struct Float32 {
+    static constexpr int kHeads = 1;
+    using Sum = __m512;
+    static Sum start(const uint32_t* panel) { return _mm512_loadu_ps(panel); }
+    static Words everywhere(const char* x) { return broadcast(x); }
+    static Sum add(Sum sum, Words a, Words b) {
+        return _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum);
+    }
+    static __m512 values(Sum sum, const uint32_t*, int) { return sum; }
+};
+
+struct ToFloat32 {
+    static void store(char* row, int column, int count, __m512 x) {
+        auto* to = reinterpret_cast<float*>(row) + column;
+        count < kLanes ? _mm512_mask_storeu_ps(to, first_lanes(count), x) : _mm512_storeu_ps(to, x);
+    }
+};
+
+#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+struct Bfloat16 {
+    static constexpr int kHeads = 1;
+    using Sum = __m512;
+    static Sum start(const uint32_t* panel) { return _mm512_loadu_ps(panel); }
+    static Words everywhere(const char* x) { return broadcast(x); }
+    static Sum add(Sum sum, Words a, Words b) {
+        return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+    }
+    static __m512 values(Sum sum, const uint32_t*, int) { return sum; }
+};
+
+// One factor is unsigned: x + 128. The sums begin with -128 times those of the weights.
+struct Int8 {
+    static constexpr int kHeads = 2;
+    using Sum = __m512i;
+    static Sum start(const uint32_t* panel) { return load_words(panel); }
+    static Words everywhere(const char* x) {
+        return _mm512_xor_si512(broadcast(x), _mm512_set1_epi32(static_cast<int>(0x80808080u)));
+    }
+    static Sum add(Sum sum, Words a, Words b) {
+        __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));  // GCC 12 moves sums about with the intrinsic
+        return sum;
+    }
+    static __m512 values(Sum sum, const uint32_t* panel, int vector) {
+        return _mm512_mul_ps(_mm512_maskz_cvtepi32_ps(0xffff, sum), _mm512_loadu_ps(panel + kPanel + vector * kLanes));
+    }
+};
+
+struct ToBfloat16 {
+    static void store(char* row, int column, int count, __m512 x) {
+        const auto narrow = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
+        auto* to = reinterpret_cast<uint16_t*>(row) + column;
+        count < kLanes ? _mm256_mask_storeu_epi16(to, first_lanes(count), narrow) : _mm256_storeu_epi16(to, narrow);
+    }
+};
+#endif

@@ -1,0 +1,56 @@
+// Matrix products of rows by weights packed in panels of 32 outputs.
+//
+// A number of words, of 4 bytes, is what a product goes along: one float32, two bfloat16 or four int8 numbers. A panel
+// is rows of 32 words, one for each output: first what its sums begin with (float32, for int8 int32), for int8 then the
+// scales that make the sums numbers again (float32), then the weights word by word. Sums run along the words in their
+// order, so a row's bits do not depend on the rows beside it or on the threads.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "program.h"
+
+namespace hpcdecode::ops {
+
+constexpr int kPanel = 32;     // outputs
+constexpr int kTileRows = 14;  // rows that share a pass over a panel: their sums fill the registers
+
+// What a kernel computes: some rows by a panel.
+struct Tile {
+    const char* x;
+    int64_t x_bytes;  // from row to row, as out_bytes
+    const uint32_t* panel;
+    int64_t words;
+    char* out;
+    int64_t out_bytes;
+    int columns;       // of the panel's outputs, the first are wanted
+    const char* next;  // memory to fetch meanwhile, a cache line a word
+};
+
+class Product {
+  public:
+    // Of x [tokens, 4 * words bytes of type `in`] to [tokens, outputs of type `out`]. Throws std::invalid_argument for
+    // what `offered` does not have.
+    Product(Type in, Type out, int64_t words, int64_t outputs, const std::string& isa);
+
+    // Whether the instruction set has products of these types.
+    static bool offered(Type in, Type out, const std::string& isa);
+
+    // Computes rows first .. end - 1 of `out`, of all panels the part of this member of `members` threads.
+    // next: the weights of a later product, of which it will read its first panel.
+    void run(int64_t first, int64_t end, const Rows& x, const Rows& weight, const Rows& out, int member, int members,
+             const char* next) const;
+
+    // Of `weight`, where a member begins.
+    const char* panel(const Rows& weight, int member, int members) const;
+
+  private:
+    int64_t panels() const { return (outputs_ + kPanel - 1) / kPanel; }
+
+    int64_t words_, outputs_, panel_words_;
+    int out_size_;
+    void (*const* tiles_)(const Tile&);
+};
+
+}  // namespace hpcdecode::ops
