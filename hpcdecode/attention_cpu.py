@@ -52,6 +52,10 @@ class CpuStore(EngineStore):
         except _attn_cpu.CapacityError as error:
             raise KvCapacityError(str(error)) from None
 
+    def step_attention(self, slots: Any, dtype: str, sinks: list[Any]) -> _attn_cpu.StepAttention:
+        """The attention of one new token of each of `slots`, for a chain; sinks: of every layer, float32 or None."""
+        return _attn_cpu.StepAttention(self._engine, slots, dtype, sinks)
+
     @property
     def node_free_blocks(self) -> list[int]:
         """Free blocks of each NUMA node, in the order of the nodes' numbers."""

@@ -61,9 +61,9 @@ class Timeline:
         self._room = MOST_SPANS if trace else 0
         self._keep("load", -1, self.began)
 
-    def enter(self, operation: str, lane: int = -1) -> None:
-        """The current operation ends here, and `operation` (one of OPERATIONS) begins."""
-        now = perf_counter_ns()
+    def enter(self, operation: str, lane: int = -1, since: float = 0.0) -> None:
+        """The current operation ends here, and `operation` (one of OPERATIONS) begins; both `since` seconds ago."""
+        now = perf_counter_ns() - int(since * 1e9)
         before, since = self.current
         self._totals[before] += now - since
         self.current = (operation, now)

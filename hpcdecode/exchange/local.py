@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from hpcdecode.exchange.base import Part, Share, joined
+from hpcdecode.model.walk import Walk
 from hpcdecode.schedule.plan import Plan
 
 
@@ -23,6 +24,13 @@ class LocalLink:
             n = len(piece.decode_rows)
             rows, prompts = joined(q[:n], k[:n], v[:n]), joined(k[n:], v[n:])
             self.part.attend(self.lane, layer, piece, rows, prompts, o[:n])
+
+    def walk(self, walk: Walk, q: Tensor, k: Tensor, v: Tensor, context: tuple[Tensor, ...]) -> tuple[Tensor, tuple]:
+        """All attentions of a step without prompts, and the slices between; returns o and context of the last."""
+        timeline = self.part.timeline
+        o, context, seconds = walk.run(self.share.whole.decode_slots, joined(q, k, v), context)
+        timeline.enter("attend", self.lane, since=seconds)
+        return o, context
 
     def done(self) -> bool:
         return True

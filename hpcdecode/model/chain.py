@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
@@ -15,29 +17,66 @@ LINE = 64  # bytes of a cache line
 Output = tuple[fx.Node, int]  # a stage's call, and which of its results
 
 
+@dataclass(frozen=True)
+class Link:
+    """Native work of a chain; what it reads and writes by names, and the bytes a token of what it writes."""
+
+    work: _ops_cpu.Program | _ops_cpu.Product | _ops_cpu.Attention
+    reads: tuple[Hashable, ...]
+    writes: dict[Hashable, int]
+
+
+def assemble(links: Sequence[Link], tensors: Sequence[Hashable]) -> _ops_cpu.Chain:
+    """The chain that is called with `tensors`; whatever else links write, they hand on to each other."""
+    passed = [name for link in links for name in link.writes if name not in tensors]
+    places = {name: i for i, name in enumerate([*tensors, *passed])}
+    stages = [(link.work, [places[name] for name in (*link.reads, *link.writes)]) for link in links]
+    found = placed(links, passed)
+    return _ops_cpu.Chain(stages, len(tensors), [found[name] for name in passed])
+
+
+def placed(links: Sequence[Link], passed: Sequence[Hashable]) -> dict[Hashable, tuple[int, int]]:
+    """Bytes a token of what links hand on, and where it begins; a place is taken again after its last reader.
+
+    Rows are an odd number of cache lines apart, so that those of a tile do not fall into the same set of a cache.
+    """
+    last = {name: i for i, link in enumerate(links) for name in link.reads}
+    found: dict[Hashable, tuple[int, int]] = {}
+    free: list[tuple[int, int]] = []
+    end = 0
+    for i, link in enumerate(links):
+        for name in (n for n in link.writes if n in passed):
+            size = (-(-link.writes[name] // LINE) | 1) * LINE
+            hole = min((hole for hole in free if hole[0] >= size), default=None)
+            if hole is None:
+                hole, end = (size, end), end + size
+            else:
+                free.remove(hole)
+            found[name] = (size, hole[1])
+        free += {found[name] for name in link.reads if name in found and last[name] == i}
+    return found
+
+
 class Chain:
-    """A call of the stages that `steps` are calls of; takes `inputs`, returns those of `outputs`."""
+    """A call of the stages that `steps` are calls of; takes `given`, returns `outputs`."""
 
     __module__ = __name__
 
-    def __init__(self, steps: list[fx.Node], outputs: list[Output]):
+    def __init__(self, steps: Sequence[fx.Node], outputs: Sequence[Output]):
         made = {(node, i): rows for node in steps for i, rows in enumerate(node.target.outputs)}
-        given: dict[fx.Node, Rows] = {}
+        inputs: dict[fx.Node, Rows] = {}
+        self.links = []
         for node in steps:
-            for arg, rows in zip(node.args, node.target.inputs, strict=True):
-                if source(arg) not in made:
-                    given[arg] = rows
-        passed = [output for output in made if output not in outputs]
-        places = {key: i for i, key in enumerate([*given, *outputs, *passed])}
-        stages = []
-        for node in steps:
-            read = [places[source(arg) if source(arg) in made else arg] for arg in node.args]
-            stages.append((node.target.work, read + [places[node, i] for i in range(len(node.target.outputs))]))
-        self.native = _ops_cpu.Chain(stages, len(given) + len(outputs), placed(steps, passed))
-        self.given = list(given)
-        self.inputs = list(given.values())
-        self.outputs = [made[output] for output in outputs]
+            reads = tuple(source(arg) if source(arg) in made else arg for arg in node.args)
+            inputs.update(
+                (name, rows) for name, rows in zip(reads, node.target.inputs, strict=True) if name not in made
+            )
+            writes = {(node, i): rows.bytes for i, rows in enumerate(node.target.outputs)}
+            self.links.append(Link(node.target.work, reads, writes))
+        self.given, self.inputs = list(inputs), list(inputs.values())
+        self.made, self.outputs = list(outputs), [made[output] for output in outputs]
         self.counted = next(i for i, rows in enumerate(self.inputs) if rows.dim is not None)
+        self.native = assemble(self.links, [*self.given, *self.made])
         self.__name__ = f"chain_{id(self)}"
 
     def __call__(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
@@ -53,28 +92,6 @@ class Chain:
 def source(node: fx.Node) -> Output:
     """The call whose result `node` is, and which of its results."""
     return (node.args[0], node.args[1]) if node.target is operator.getitem else (node, 0)
-
-
-def placed(steps: list[fx.Node], passed: list[Output]) -> list[tuple[int, int]]:
-    """Bytes a token of what stages hand on, and where it begins; a place is taken again after its last reader.
-
-    Rows are an odd number of cache lines apart, so that those of a tile do not fall into the same set of a cache.
-    """
-    last = {source(arg): i for i, node in enumerate(steps) for arg in node.args}
-    found: dict[Output, tuple[int, int]] = {}
-    free: list[tuple[int, int]] = []
-    end = 0
-    for i, node in enumerate(steps):
-        for output in (o for o in passed if o[0] is node):
-            size = (-(-node.target.outputs[output[1]].bytes // LINE) | 1) * LINE
-            fitting = min((hole for hole in free if hole[0] >= size), default=None)
-            if fitting is None:
-                fitting, end = (size, end), end + size
-            else:
-                free.remove(fitting)
-            found[output] = (size, fitting[1])
-        free += [found[o] for o in found if last[o] == i]
-    return [found[output] for output in passed]
 
 
 def chained(graph: fx.Graph) -> fx.Graph:

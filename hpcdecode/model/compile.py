@@ -19,14 +19,13 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Compiled:
+    graph: fx.Graph
     run: Callable[..., tuple[Tensor, ...]]  # ([o,] context..., weights...)
     recipes: list[Recipe]
 
     def weights(self, sources: Sequence[Tensor | Stack]) -> tuple[Tensor | Stack, ...]:
         """The weights of one slice as `run` takes them, from the tensors that its graph named."""
-        return tuple(
-            make_weight(recipe, [sources[i] for i in recipe.inputs]) for recipe in self.recipes
-        )
+        return tuple(make_weight(recipe, [sources[i] for i in recipe.inputs]) for recipe in self.recipes)
 
 
 def compile_graph(graph: fx.Graph, device: torch.device, int8: bool = False) -> Compiled:
@@ -36,13 +35,17 @@ def compile_graph(graph: fx.Graph, device: torch.device, int8: bool = False) -> 
     made = copied(graph)
     recipes = merge_projections(made, int8)
     join_rows(made)
-    return Compiled(fx.GraphModule({}, chained(fuse(made))).forward, recipes)
+    return runnable(chained(fuse(made)), recipes)
 
 
 def compile_plain(graph: fx.Graph) -> Compiled:
     """The graph as it is, operator by operator, on any device."""
     weights = sum(n.op == "placeholder" and n.name.startswith("w") for n in graph.nodes)
-    return Compiled(fx.GraphModule({}, copied(graph)).forward, [Recipe((i,)) for i in range(weights)])
+    return runnable(copied(graph), [Recipe((i,)) for i in range(weights)])
+
+
+def runnable(graph: fx.Graph, recipes: list[Recipe]) -> Compiled:
+    return Compiled(graph, fx.GraphModule({}, graph).forward, recipes)
 
 
 def copied(graph: fx.Graph) -> fx.Graph:

@@ -13,7 +13,7 @@ from hpcdecode.errors import UserError
 from hpcdecode.model import quantize
 from hpcdecode.model.cache import cached_trace
 from hpcdecode.model.checkpoint import Stack, forget_pages, read_weights
-from hpcdecode.model.compile import compile_graph
+from hpcdecode.model.compile import Compiled, compile_graph
 from hpcdecode.model.config import quiet, read_config
 from hpcdecode.model.describe import describe
 from hpcdecode.model.meta import meta
@@ -48,7 +48,7 @@ class SplitModel:
         self.attends: tuple[LayerShape, ...] = layer_shapes(parts.trace)
         self.vocab_size: int = meta(parts.trace.logits).shape[-1]
         self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
-        self._run: list[Callable] = []
+        self._compiled: list[Compiled] = []  # of every slice
         self._weights: list[tuple] = []
         self._sinks: list[Tensor | None] = []
         if weights is not None:
@@ -57,7 +57,7 @@ class SplitModel:
     def _bind(self, weights: dict[str, Tensor | Stack], slice_bound: Callable[[], None], int8: bool) -> None:
         values = Values(self.parts.trace, weights, self.device)
         compiled = [compile_graph(group.graph, self.device, int8) for group in self.parts.groups]
-        self._run = [compiled[s.group].run for s in self.parts.slices]
+        self._compiled = [compiled[s.group] for s in self.parts.slices]
         for part in self.parts.slices:
             self._weights.append(compiled[part.group].weights([values[n] for n in part.weights]))
             slice_bound()
@@ -107,7 +107,15 @@ class SplitModel:
 
     def _call(self, i: int, part, o: Tensor | None, ctx: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         given = [ctx[j] for j in part.take]
-        return self._run[i](*given, *self._weights[i]) if o is None else self._run[i](o, *given, *self._weights[i])
+        return self._compiled[i].run(*given if o is None else (o, *given), *self._weights[i])
+
+    def graph(self, i: int) -> fx.Graph:
+        """What slice `i` runs: ([o,] context..., weights...) -> (q, k, v, context...)."""
+        return self._compiled[i].graph
+
+    def weights(self, i: int) -> tuple[Tensor | Stack, ...]:
+        """Those of slice `i`, as its graph takes them."""
+        return self._weights[i]
 
     def empty_output(self, i: int, tokens: int) -> Tensor:
         """Room for the attention output of layer `i`, [T, q_heads * v_dim], as the next slice reads it best."""

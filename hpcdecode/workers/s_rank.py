@@ -16,6 +16,7 @@ from hpcdecode.attention_torch import TorchPrompts
 from hpcdecode.data.tokens import Unfinished
 from hpcdecode.exchange.base import SLink
 from hpcdecode.model import SplitModel
+from hpcdecode.model.walk import Walk
 from hpcdecode.sampling.beam import advance_beams
 from hpcdecode.sampling.sampler import sample
 from hpcdecode.sampling.structured import Grammars
@@ -58,10 +59,12 @@ class SRank:
         prompts: PromptAttention | TorchPrompts,
         timeline: Timeline,
         grammars: Grammars | None = None,
+        walk: Walk | None = None,
     ):
+        """walk: of this process's R-part, where there is one lane; it takes the steps that it suits."""
         self.model, self.shapes, self.links, self.injectors = model, shapes, links, injectors
         self.sink, self.stops, self.timeline, self.grammars = sink, stops, timeline, grammars
-        self.prefill = PrefillCache(prompts)
+        self.prefill, self.walk = PrefillCache(prompts), walk
         self.stopping = False
         self.seconds = 0.0
         self.prefill_seconds = self.decode_seconds = 0.0  # of steps with prompt tokens, and without
@@ -134,6 +137,14 @@ class SRank:
                 sequence.queued_at = sequence.queued_at or time()
         inputs = Inputs(step, self.model.device)
         o, context = None, (inputs.ids, inputs.positions, inputs.keep)
+        if self._walks(step):
+            enter("slice", lane)
+            q, k, v, context = self.model.slice(0, None, context)
+            o, context = link.walk(self.walk, q, k, v, context)
+            self._turn += len(self.shapes) - 1
+            yield True
+            enter("logits", lane)
+            return inputs.drawn(self.model.logits(o, context))
         for layer in range(len(self.shapes)):
             enter("slice", lane)
             q, k, v, context = self.model.slice(layer, o, context)
@@ -156,6 +167,12 @@ class SRank:
         logits = self.model.logits(o, context)
         inputs.take_prompt_logprobs(logits)
         return inputs.drawn(logits)
+
+    def _walks(self, step: Step) -> bool:
+        """Whether a step goes from the first attention to the last in one call."""
+        if self.walk is None or step.prefill or not step.decode:
+            return False
+        return self.walk.suits([s.length for s in step.decode])
 
     def _finish_step(self, injector: Injector, step: Step, tokens: list[int]) -> None:
         now = time()

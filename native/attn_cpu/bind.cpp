@@ -11,6 +11,7 @@
 #include "engine.h"
 #include "isa.h"
 #include "prefill.h"
+#include "step_attention.h"
 #include "tensor.h"
 
 namespace nb = nanobind;
@@ -118,6 +119,22 @@ NB_MODULE(_attn_cpu, m) {
         .def_prop_ro("isa", [](const Engine& e) { return std::string(e.isa()); })
         .def_prop_ro("bytes_read", &Engine::bytes_read)
         .def_prop_ro("attend_seconds", &Engine::attend_seconds);
+
+    nb::class_<StepAttention>(m, "StepAttention")
+        .def(
+            "__init__",
+            [](StepAttention* a, Engine& engine, nb::handle slots, const std::string& dtype, nb::list sinks) {
+                const Ints s = read_ints(slots, "slots");
+                std::vector<std::vector<float>> own;
+                for (nb::handle each : sinks)
+                    own.push_back(each.is_none() ? std::vector<float>() : read_floats(each, "sinks"));
+                const std::vector<int32_t> all(s.data, s.data + s.size);
+                new (a) StepAttention(engine, all, parse_act_type(dtype), std::move(own));
+            },
+            nb::arg("engine"), nb::arg("slots"), nb::arg("dtype"), nb::arg("sinks"), nb::keep_alive<1, 2>())
+        .def_prop_ro("address",
+                     [](StepAttention& a) { return reinterpret_cast<intptr_t>(static_cast<RowAttention*>(&a)); })
+        .def_prop_ro("seconds", &StepAttention::seconds);
 
     nb::class_<Prefill>(m, "Prefill")
         .def(

@@ -5,6 +5,7 @@
 #include <new>
 
 #include "bandwidth.h"
+#include "call.h"
 #include "isa.h"
 
 namespace hpcdecode {
@@ -23,18 +24,6 @@ size_t scratch_bytes(const HeadLayout& l, int64_t rows) {
 }
 
 }  // namespace
-
-struct Engine::Call {
-    Engine* engine;
-    int layer;
-    const LayerLayout* layout;
-    const Matrix* in;
-    const Matrix* out;  // null: append only
-    int64_t k_column;   // of `in`
-    const float* sinks;
-    const AttendPlan* plan;
-    void (*work)(Call&, int64_t, int);
-};
 
 Engine::Engine(const std::vector<LayerShape>& layers, const EngineOptions& o)
     : table_(select_isa(o.isa)),

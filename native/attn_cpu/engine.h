@@ -48,6 +48,7 @@ class Engine {
     double attend_seconds() const { return attend_seconds_; }
 
   private:
+    friend class StepAttention;
     struct Call;
     struct AlignedFree {
         void operator()(void* p) const { std::free(p); }

@@ -27,9 +27,13 @@ void check_append(const LayerShape& shape, int64_t tokens, const Matrix& kv) {
 
 void check_attend(const LayerShape& shape, int64_t tokens, const Matrix& qkv, const Matrix& out, const float* sinks,
                   int64_t sink_count) {
-    check_size("qkv", qkv, tokens, shape.q_columns() + shape.kv_columns());
+    check_size("qkv", qkv, tokens, shape.row_columns());
     check_size("out", out, tokens, shape.out_columns());
     if (qkv.type != out.type) invalid("qkv and out: expected the same dtype");
+    check_sinks(shape, sinks, sink_count);
+}
+
+void check_sinks(const LayerShape& shape, const float* sinks, int64_t sink_count) {
     if (shape.sinks != (sinks != nullptr)) {
         invalid(shape.sinks ? "sinks: this layer has attention sinks, expected [q_heads] float32, got None"
                             : "sinks: this layer was opened without attention sinks, expected None");

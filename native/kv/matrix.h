@@ -22,5 +22,6 @@ void check_layer(int layer, size_t layers);
 void check_append(const LayerShape& shape, int64_t tokens, const Matrix& kv);
 void check_attend(const LayerShape& shape, int64_t tokens, const Matrix& qkv, const Matrix& out, const float* sinks,
                   int64_t sink_count);
+void check_sinks(const LayerShape& shape, const float* sinks, int64_t sink_count);
 
 }  // namespace hpcdecode

@@ -19,6 +19,7 @@ struct LayerShape {
     int group() const { return q_heads / kv_heads; }
     int64_t q_columns() const { return int64_t{q_heads} * k_dim; }
     int64_t kv_columns() const { return int64_t{kv_heads} * (k_dim + v_dim); }
+    int64_t row_columns() const { return q_columns() + kv_columns(); }
     int64_t out_columns() const { return int64_t{q_heads} * v_dim; }
 };
 

@@ -23,7 +23,7 @@ using Dims = std::array<int64_t, 3>;
 View view_of(int64_t at, const Dims& stride) { return {at, {stride[0], stride[1], stride[2]}}; }
 
 void run(const Chain& chain, int64_t tokens, int threads, const std::vector<int64_t>& pointers,
-         const std::vector<int64_t>& row_bytes) {
+         const std::vector<int64_t>& row_bytes, int64_t attention) {
     if (pointers.size() != row_bytes.size() || static_cast<int>(pointers.size()) != chain.given()) {
         throw std::invalid_argument("run: expected " + std::to_string(chain.given()) + " tensors, got " +
                                     std::to_string(pointers.size()));
@@ -33,7 +33,7 @@ void run(const Chain& chain, int64_t tokens, int threads, const std::vector<int6
     for (size_t i = 0; i < pointers.size(); ++i)
         rows.push_back({reinterpret_cast<char*>(static_cast<intptr_t>(pointers[i])), row_bytes[i]});
     nb::gil_scoped_release unlocked;
-    chain.run(tokens, threads, rows);
+    chain.run(tokens, threads, rows, reinterpret_cast<hpcdecode::RowAttention*>(static_cast<intptr_t>(attention)));
 }
 
 std::vector<int64_t> draw_rows(int64_t logits, int64_t row_bytes, Type type, int64_t vocabulary,
@@ -99,10 +99,13 @@ NB_MODULE(_ops_cpu, m) {
              nb::arg("outputs"), nb::arg("isa"))
         .def_static("offered", &Product::offered, nb::arg("x"), nb::arg("y"), nb::arg("isa"));
 
+    nb::class_<Attention>(m, "Attention").def(nb::init<int>(), nb::arg("layer"));
+
     nb::class_<Chain>(m, "Chain")
         .def(
             "__init__",
-            [](Chain* c, const std::vector<std::pair<std::variant<Program, Product>, std::vector<int>>>& stages,
+            [](Chain* c,
+               const std::vector<std::pair<std::variant<Program, Product, Attention>, std::vector<int>>>& stages,
                int given, const std::vector<std::pair<int64_t, int64_t>>& passed) {
                 std::vector<Stage> made;
                 for (const auto& [work, tensors] : stages) made.push_back({work, tensors});
@@ -111,7 +114,9 @@ NB_MODULE(_ops_cpu, m) {
                 new (c) Chain(std::move(made), given, std::move(rows));
             },
             nb::arg("stages"), nb::arg("given"), nb::arg("passed"))
-        .def("run", &run, nb::arg("tokens"), nb::arg("threads"), nb::arg("pointers"), nb::arg("row_bytes"));
+        .def("run", &run, nb::arg("tokens"), nb::arg("threads"), nb::arg("pointers"), nb::arg("row_bytes"),
+             nb::arg("attention") = 0)
+        .def_prop_ro("tensors", &Chain::given);
 
     nb::class_<Draw>(m, "Draw").def(
         "__init__",

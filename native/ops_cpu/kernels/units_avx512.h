@@ -57,7 +57,7 @@ struct Int8 {
         return sum;
     }
     static __m512 values(Sum sum, const uint32_t* panel, int vector) {
-        return _mm512_mul_ps(_mm512_maskz_cvtepi32_ps(0xffff, sum), _mm512_loadu_ps(panel + kPanel + vector * kLanes));
+        return _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_loadu_ps(panel + kPanel + vector * kLanes));
     }
 };
 

@@ -1,0 +1,72 @@
+#include "step_attention.h"
+
+#include <chrono>
+#include <stdexcept>
+#include <string>
+
+#include "call.h"
+
+namespace hpcdecode {
+
+StepAttention::StepAttention(Engine& engine, std::vector<int32_t> slots, ActType type,
+                             std::vector<std::vector<float>> sinks)
+    : engine_(engine), slots_(std::move(slots)), ones_(slots_.size(), 1), type_(type), sinks_(std::move(sinks)) {
+    const auto& layers = engine_.store_.layers();
+    if (sinks_.size() != layers.size()) {
+        throw std::invalid_argument("sinks: expected those of " + std::to_string(layers.size()) + " layers, got " +
+                                    std::to_string(sinks_.size()));
+    }
+    for (size_t i = 0; i < layers.size(); ++i)
+        check_sinks(layers[i].shape, sinks_[i].empty() ? nullptr : sinks_[i].data(),
+                    static_cast<int64_t>(sinks_[i].size()));
+}
+
+void StepAttention::begin(int64_t sequences, int threads) {
+    std::unique_lock<std::mutex> lock(engine_.mutex_);
+    if (sequences != static_cast<int64_t>(slots_.size())) {
+        throw std::invalid_argument("slots: expected " + std::to_string(sequences) + ", got " +
+                                    std::to_string(slots_.size()));
+    }
+    if (threads > engine_.threads()) {
+        throw std::invalid_argument("threads: expected " + std::to_string(engine_.threads()) + " at most, got " +
+                                    std::to_string(threads));
+    }
+    engine_.store_.check_written(slots_.data(), ones_.data(), static_cast<int>(slots_.size()));
+    for (const LayerLayout& l : engine_.store_.layers())
+        engine_.reserve_scratch(l, std::min<int64_t>(l.shape.group(), kMaxRowBlock) * l.shape.kv_heads);
+    own_.resize(threads);
+    lock_ = std::move(lock);
+}
+
+void StepAttention::attend(int layer, int thread, const SequenceRows& rows) {
+    const auto start = std::chrono::steady_clock::now();
+    Own& own = own_[thread];
+    own.slots.clear();
+    for (int64_t i = 0; i < rows.count; ++i) own.slots.push_back(slots_[rows.first + i * rows.step]);
+    const LayerLayout& l = engine_.store_.layers()[layer];
+    const int64_t size = type_ == ActType::kF32 ? 4 : 2;
+    const Matrix qkv{const_cast<uint8_t*>(rows.qkv), type_, rows.count, l.shape.row_columns(), rows.qkv_bytes / size};
+    const Matrix out{rows.out, type_, rows.count, l.shape.out_columns(), rows.out_bytes / size};
+    own.plan.make(engine_.store_, layer, own.slots.data(), ones_.data(), static_cast<int>(rows.count), 1);
+    const float* sinks = sinks_[layer].empty() ? nullptr : sinks_[layer].data();
+    Engine::Call call{&engine_, layer, &l, &qkv, &out, l.shape.q_columns(), sinks, &own.plan, nullptr};
+    for (const SequencePlan& s : own.plan.sequences)
+        for (int head = 0; s.write_first && head < l.shape.kv_heads; ++head) engine_.write_rows(call, s, head);
+    for (int64_t item = 0; item < own.plan.items; ++item) engine_.run_item(call, item, thread);
+    own.bytes += own.plan.bytes;
+    own.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void StepAttention::end() {
+    double seconds = 0;
+    for (Own& own : own_) {
+        engine_.bytes_read_ += own.bytes;
+        seconds += own.seconds;
+    }
+    seconds_ = seconds / static_cast<double>(own_.size());
+    engine_.attend_seconds_ += seconds_;
+    own_.clear();
+    lock_.unlock();
+}
+
+}  // namespace hpcdecode
