@@ -36,7 +36,7 @@ def _add_bench(commands) -> None:
     )
     parser.add_argument(
         "name",
-        choices=("attention", "prefill", "accuracy", "exchange", "pipeline", "planner", "e2e", "gpu"),
+        choices=("attention", "products", "prefill", "accuracy", "exchange", "pipeline", "planner", "e2e", "gpu"),
         help="what to measure",
     )
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own flags; see hpcdecode bench NAME --help")

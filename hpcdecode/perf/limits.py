@@ -15,6 +15,11 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from hpcdecode._ops_cpu import Product, Type
+from hpcdecode.attention import isa
+from hpcdecode.model import panels
+from hpcdecode.model.chain import Link, assemble
+from hpcdecode.model.meta import Meta
 from hpcdecode.perf.bandwidth import probe
 from hpcdecode.perf.workload import SHAPES, Shape, Workload
 from hpcdecode.schedule.limits import prefill_limit
@@ -64,17 +69,18 @@ def ideal(shape: Shape, workload: Workload, limits: Limits) -> Ideal:
 
 
 def measure(shape: Shape, tokens: list[int]) -> Limits:
-    """The fastest of some passes, and of torch's two ways: plain products and prepacked weights."""
+    """The fastest of some passes, and of all ways: torch's plain products, weights packed by oneDNN, and in panels."""
     cpus = sorted(os.sched_getaffinity(0))
     torch.set_num_threads(len(cpus))
     reader = probe(len(cpus), cpus)
     read = reader.bytes / min(reader.seconds() for _ in range(2 * _PASSES))
     body, head = {}, {}
+    makes = [plain, by_onednn, *([in_panels] if has_panels() else [])]
     with torch.inference_mode():
         weights = [torch.randn(n, k).bfloat16() for _ in range(shape.layers) for k, n in shape.linears]
         weights.append(torch.randn(shape.vocabulary, shape.hidden).bfloat16())
         for count in tokens:
-            ways = [_pass_seconds(make, weights, count) for make in (_plain, _packed)]
+            ways = [_pass_seconds(make, weights, count) for make in makes]
             body[count], head[count] = (min(seconds) for seconds in zip(*ways, strict=True))
     return Limits(body, head, read)
 
@@ -95,15 +101,37 @@ def _pass_seconds(make: Callable, weights: list[Tensor], tokens: int) -> tuple[f
     return min(body), min(head)
 
 
-def _plain(x: Tensor, weight: Tensor) -> Callable[[], Tensor]:
+def plain(x: Tensor, weight: Tensor) -> Callable[[], Tensor]:
     return lambda: torch.nn.functional.linear(x, weight)
 
 
-def _packed(x: Tensor, weight: Tensor) -> Callable[[], Tensor]:
+def by_onednn(x: Tensor, weight: Tensor) -> Callable[[], Tensor]:
     if not torch.backends.mkldnn.is_available():
-        return _plain(x, weight)
+        return plain(x, weight)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, len(x))
     return lambda: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+
+
+def in_panels(x: Tensor, weight: Tensor) -> Callable[[], Tensor]:
+    """By the products of native/ops_cpu, to bfloat16; int8 numbers as they are, with scales of 1."""
+    rows, outputs = len(x), len(weight)
+    y = Meta.of(torch.bfloat16, ("T", outputs))
+    stage = panels.product(Meta.of(x.dtype, ("T", x.shape[1])), Meta.of(weight.dtype, weight.shape), y)
+    packed = panels.int8(weight, torch.ones(outputs)) if weight.dtype == torch.int8 else panels.plain(weight, None)
+    chain = assemble([Link(stage.work, ("x", "weight"), {"y": 0})], ["x", "weight", "y"])
+
+    def call() -> Tensor:
+        made = torch.empty(rows, outputs, dtype=y.dtype)
+        places = [t.data_ptr() for t in (x, packed, made)]
+        chain.run(rows, torch.get_num_threads(), places, [x.stride(0) * x.element_size(), 0, y.bytes_per_token])
+        return made
+
+    return call
+
+
+def has_panels() -> bool:
+    """Whether this machine has such products."""
+    return Product.offered(Type.bfloat16, Type.bfloat16, isa())
 
 
 def main(arguments: list[str]) -> None:
