@@ -77,7 +77,7 @@ class Walk:
     def suits(self, lengths: Sequence[int]) -> bool:
         """Whether a step of sequences of so many tokens is worth it: enough of them, of alike lengths."""
         threads = torch.get_num_threads()
-        if len(lengths) < ROWS_A_THREAD * threads:
+        if len(lengths) < ROWS_A_THREAD * threads or threads > self.store.threads:
             return False
         held = np.array([sum(lengths[i::threads]) for i in range(threads)])
         return bool(held.max() <= UNEVEN * held.mean())
@@ -108,7 +108,7 @@ class Between:
         graph, self.weights = model.graph(i), model.weights(i)
         self.inputs = [n for n in graph.nodes if n.op == "placeholder"]
         chains = [n for n in graph.nodes if isinstance(n.target, Chain)]
-        if len(chains) != 1:
+        if len(chains) != 1 or not all(isinstance(w, Tensor) for w in self.weights):
             raise Unwalkable
         self.call, self.chain = chains[0], chains[0].target
         self.results = list(graph.output_node().args[0])
@@ -120,7 +120,7 @@ class Between:
         tensors = self.inputs[: len(self.inputs) - len(self.weights)]
         names = dict(zip(tensors, [o, *(context[j] for j in self.part.take)], strict=True))
         names.update((n, ("weight", self.i, j)) for j, n in enumerate(self.inputs[len(tensors) :]))
-        weights += [(names[n], w) for n, w in zip(self.inputs[len(tensors) :], self.weights, strict=True)]
+        weights += [(names[n], w.contiguous()) for n, w in zip(self.inputs[len(tensors) :], self.weights, strict=True)]
         inside = {}
         for inner, arg in zip(self.chain.given, self.call.args, strict=True):
             node = self._seen_through(arg)

@@ -125,7 +125,7 @@ void Chain::join_group(Call call, int thread, int threads) const {
     while (part(threads, group + 1, count) <= thread) ++group;
     const int64_t first = part(threads, group, count), end = part(threads, group + 1, count);
     const int64_t rounds = (call.tokens + count * kBlock - 1) / (count * kBlock);
-    call.blocks = multiplies_ ? count * rounds : count;
+    call.blocks = multiplies_ || passed_bytes_ > 0 ? count * rounds : count;
     take_blocks(call, call.groups[group], {thread, static_cast<int>(thread - first), static_cast<int>(end - first)});
 }
 

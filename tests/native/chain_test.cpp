@@ -105,6 +105,17 @@ void test_chain(const std::string& isa, int64_t tokens, int threads, bool attend
           attends, static_cast<long>(wrong));
 }
 
+void test_programs_alone(int64_t tokens, int threads) {
+    std::vector<float> x = numbers(tokens * kIn), y(tokens * kIn, 99.0f);
+    const int64_t bytes = (kIn * 4 + 63) / 64 * 64;
+    const Program negate = negation(kIn, "generic");
+    const Chain chain({{negate, {0, 2}}, {negate, {2, 3}}, {negate, {3, 1}}}, 2, {{bytes, 0}, {bytes, bytes}});
+    chain.run(tokens, threads, {rows_of(x, kIn), rows_of(y, kIn)}, nullptr);
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < tokens * kIn; ++i) wrong += y[i] != -x[i];
+    CHECK(wrong == 0, "%ld tokens, %d threads: %ld", static_cast<long>(tokens), threads, static_cast<long>(wrong));
+}
+
 void test_refusals() {
     const auto refused = [](auto call) {
         try {
@@ -134,6 +145,8 @@ int main() {
         for (int threads : {1, 2, 3, 5})
             for (int64_t tokens : {1, 3, 29, 113, 600})
                 for (bool attends : {false, true}) test_chain(isa, tokens, threads, attends);
+    for (int threads : {1, 2, 3})
+        for (int64_t tokens : {1, 5, 600}) test_programs_alone(tokens, threads);
     test_refusals();
     return report("chain_test");
 }

@@ -13,11 +13,11 @@ inline To bits(From x) {
     return y;
 }
 
-// The float32 that the nearest bfloat16 is, ties to even.
+// The float32 that the nearest bfloat16 is, ties to even. What comes out of a bfloat16 or of arithmetic as not a number
+// stays so: its low half is zero.
 inline float round_bf16(float x) {
     const uint32_t u = bits<uint32_t>(x);
-    const uint32_t rounded = u + 0x7fffu + ((u >> 16) & 1u);
-    return bits<float>((x != x ? u | 0x400000u : rounded) & 0xffff0000u);
+    return bits<float>((u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u);
 }
 
 inline float from_bf16(uint16_t x) { return bits<float>(static_cast<uint32_t>(x) << 16); }
