@@ -24,7 +24,6 @@ from hpcdecode.model.stage import Rows
 
 aten = torch.ops.aten
 VIEWS = (aten.view.default, aten.reshape.default, aten.unsqueeze.default)
-ROWS_A_THREAD = 28  # at least; fewer are faster when threads divide every product's outputs
 UNEVEN = (
     1.25  # the most that a thread's sequences may hold of the mean, where long ones are attended by one thread each
 )
@@ -75,12 +74,10 @@ class Walk:
             return None
 
     def suits(self, lengths: Sequence[int]) -> bool:
-        """Whether a step of sequences of so many tokens is worth it: enough of them, of alike lengths."""
+        """Whether a step of sequences of so many tokens is worth it: threads have about as much to attend to."""
         threads = torch.get_num_threads()
-        if len(lengths) < ROWS_A_THREAD * threads or threads > self.store.threads:
-            return False
         held = np.array([sum(lengths[i::threads]) for i in range(threads)])
-        return bool(held.max() <= UNEVEN * held.mean())
+        return bool(threads <= self.store.threads and held.max() <= UNEVEN * held.mean())
 
     def run(self, slots: np.ndarray, qkv: Tensor, context: tuple[Tensor, ...]) -> tuple[Tensor, tuple, float]:
         """From the first slice's qkv [T, row_columns] and context to the last attention's output and the context of the

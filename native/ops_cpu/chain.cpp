@@ -160,10 +160,11 @@ void Chain::run_block(const Call& call, Group& group, int64_t block, const Membe
             product->run(0, count, own[0], own[1], own[2], me.number, me.of, next_weights(all.data(), s, me));
         } else {
             const Rows &qkv = own[0], &out = own[1];
-            const auto at = [&](const Rows& r) { return reinterpret_cast<uint8_t*>(r.data + from * r.row_bytes); };
-            call.attention->attend(
-                std::get<Attention>(stage.work).layer, me.thread,
-                {first + from * step, step, to - from, at(qkv), qkv.row_bytes, at(out), out.row_bytes});
+            const int64_t every = me.of, mine = (count - me.number + every - 1) / every;
+            const auto at = [&](const Rows& r) { return reinterpret_cast<uint8_t*>(r.data + me.number * r.row_bytes); };
+            call.attention->attend(std::get<Attention>(stage.work).layer, me.thread,
+                                   {first + me.number * step, step * every, std::max<int64_t>(mine, 0), at(qkv),
+                                    qkv.row_bytes * every, at(out), out.row_bytes * every});
         }
         group.barrier.wait(me.of);
     }

@@ -10,7 +10,7 @@ from hpcdecode import LLM, SamplingParams, _attn_cpu
 from hpcdecode.attention import open_store
 from hpcdecode.exchange.local import LocalLink
 from hpcdecode.model import load_split
-from hpcdecode.model.walk import ROWS_A_THREAD, Walk
+from hpcdecode.model.walk import Walk
 from hpcdecode.workers.s_rank import SRank
 
 pytestmark = pytest.mark.skipif("avx512_bf16" not in _attn_cpu.supported_isas(), reason="needs products of our own")
@@ -92,13 +92,16 @@ def test_models_with_more_than_chains_are_not_walked(checkpoint, name):
     assert Walk.of(model, store) is None
 
 
-def test_which_steps_are_walked(checkpoint):
+def test_which_steps_are_walked(checkpoint, threads):
     model = load_split(checkpoint("llama3"), dtype="float32")
     walk = Walk.of(model, filled(model, [3])[0])
-    enough = ROWS_A_THREAD * torch.get_num_threads()
-    assert walk.suits([100] * enough)
-    assert not walk.suits([100] * (enough - 1))
-    assert not walk.suits([100_000] + [100] * (enough - 1)) or torch.get_num_threads() == 1
+    assert walk.suits([100] * 12)
+    assert walk.suits([90, 110, 100, 100, 95, 105] * 2)
+    torch.set_num_threads(2)
+    assert not walk.suits([100])
+    assert not walk.suits([100_000] + [100] * 40)
+    torch.set_num_threads(THREADS + 1)  # more than the store has
+    assert not walk.suits([100] * 12)
     reference = open_store(model.attends, kv_dtype="float32", capacity_tokens=64, max_sequences=1, backend="reference")
     assert Walk.of(model, reference) is None
 
@@ -128,7 +131,7 @@ def test_wrong_calls_are_refused(checkpoint):
 
 
 def test_a_job_of_many_rows_is_walked_and_says_the_same(checkpoint, monkeypatch):
-    prompts = [f"{i} rows of a file" for i in range(3 * ROWS_A_THREAD)]
+    prompts = [f"{i} rows of a file" for i in range(84)]
     params = SamplingParams(max_tokens=9, temperature=0.8, seed=3, ignore_eos=True)
     walks, walk = [], LocalLink.walk
     monkeypatch.setattr(LocalLink, "walk", lambda *a: walks.append(len(a[2])) or walk(*a))
