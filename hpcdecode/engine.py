@@ -19,7 +19,6 @@ from hpcdecode.exchange.wait import Backoff
 from hpcdecode.job import EngineOptions
 from hpcdecode.launch import Rank, Team
 from hpcdecode.model import SplitModel
-from hpcdecode.model.walk import Walk
 from hpcdecode.report.account import Account
 from hpcdecode.report.figures import Metrics
 from hpcdecode.report.progress import Progress
@@ -261,13 +260,9 @@ class Engine:
         if apart(self.team):
             links = staged(links, self.model.device)
         injectors = [Injector(lane, desk, placement, limit, stops) for lane, limit in enumerate(limits)]
-        rest = desk, stops, prompts, self.timeline, grammars, self._walk(links)
+        rest = desk, stops, prompts, self.timeline, grammars
         self._worker = SRank(self.model, setup.shapes, links, injectors, *rest)
         return self._worker
-
-    def _walk(self, links: Seq[SLink]) -> Walk | None:
-        alone = self._part is not None and self.team.comm is None and len(links) == 1
-        return Walk.of(self.model, self._part.store) if alone else None
 
     def _prompt_attention(self) -> PromptAttention | TorchPrompts:
         me, setup = self.team.me, self.setup

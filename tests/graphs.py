@@ -1,9 +1,23 @@
-"""Inputs for the graphs of slices."""
+"""Graphs of slices with random inputs."""
 
 from __future__ import annotations
 
 import torch
 from torch import fx
+
+from hpcdecode.model.compile import Compiled, compile_graph
+
+
+def both_ways(graph: fx.Graph, device: torch.device) -> tuple[Compiled, tuple, tuple]:
+    """The compiled graph, and what the plain one and it make of the same random numbers."""
+    generator = torch.Generator().manual_seed(2)
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
+    values = [example(n, generator) for n in inputs]
+    compiled = compile_graph(graph, device)
+    given = [v for n, v in zip(inputs, values, strict=True) if n.name.startswith("x")]
+    weights = compiled.weights([v for n, v in zip(inputs, values, strict=True) if n.name.startswith("w")])
+    with torch.inference_mode():
+        return compiled, fx.GraphModule({}, graph)(*values), compiled.run(*given, *weights)
 
 
 def example(node: fx.Node, generator: torch.Generator) -> torch.Tensor:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
-from hpcdecode.exchange.base import Part, Share, joined
+from hpcdecode.exchange.base import Part, Share, SLink, joined
+from hpcdecode.model import SplitModel
 from hpcdecode.model.walk import Walk
 from hpcdecode.schedule.plan import Plan
+
+
+def walk_over(model: SplitModel, links: Sequence[SLink]) -> Walk | None:
+    """The walk of a lane that is the only one, and whose R-part is this process; None where there is none."""
+    alone = len(links) == 1 and isinstance(links[0], LocalLink)
+    return Walk.of(model, links[0].part.store) if alone else None
 
 
 class LocalLink:

@@ -16,7 +16,6 @@ from hpcdecode.exchange.local import LocalLink
 from hpcdecode.exchange.partition import Partition
 from hpcdecode.launch import Team
 from hpcdecode.model import SplitModel
-from hpcdecode.model.walk import Walk
 from hpcdecode.sampling.params import SamplingParams
 from hpcdecode.schedule.injector import Injector
 from hpcdecode.schedule.limits import Limits
@@ -174,8 +173,7 @@ class Steady:
         me, store = self.team.me, part.store if part else None
         cpus = me.cpus if me.pinned else None
         prompts = PromptAttention(self.shapes, dtype=self.dtype, threads=me.threads, cpus=cpus, beside=store)
-        walk = Walk.of(self.model, store) if store and self.team.comm is None and load.lanes == 1 else None
-        worker = SRank(self.model, self.shapes, links, injectors, _NoSink(), Stops(), prompts, timeline, walk=walk)
+        worker = SRank(self.model, self.shapes, links, injectors, _NoSink(), Stops(), prompts, timeline)
         worker.run(lambda: None)
         return _since(before, timeline, load.steps)
 

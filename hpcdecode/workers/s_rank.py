@@ -15,8 +15,8 @@ from hpcdecode.attention import LayerShape, PromptAttention
 from hpcdecode.attention_torch import TorchPrompts
 from hpcdecode.data.tokens import Unfinished
 from hpcdecode.exchange.base import SLink
+from hpcdecode.exchange.local import walk_over
 from hpcdecode.model import SplitModel
-from hpcdecode.model.walk import Walk
 from hpcdecode.sampling.beam import advance_beams
 from hpcdecode.sampling.sampler import sample
 from hpcdecode.sampling.structured import Grammars
@@ -59,12 +59,11 @@ class SRank:
         prompts: PromptAttention | TorchPrompts,
         timeline: Timeline,
         grammars: Grammars | None = None,
-        walk: Walk | None = None,
     ):
-        """walk: of this process's R-part, where there is one lane; it takes the steps that it suits."""
         self.model, self.shapes, self.links, self.injectors = model, shapes, links, injectors
         self.sink, self.stops, self.timeline, self.grammars = sink, stops, timeline, grammars
-        self.prefill, self.walk = PrefillCache(prompts), walk
+        self.prefill = PrefillCache(prompts)
+        self.walk = walk_over(model, links)  # takes the steps that it suits
         self.stopping = False
         self.seconds = 0.0
         self.prefill_seconds = self.decode_seconds = 0.0  # of steps with prompt tokens, and without

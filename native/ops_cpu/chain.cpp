@@ -16,7 +16,6 @@ namespace {
 constexpr int64_t kLeastPrograms = 4;              // tokens of a group: waking a thread costs about as much
 constexpr int64_t kLeastProducts = 2 * kTileRows;  // below, groups would read weights for few tokens each
 constexpr int64_t kBlock = 8 * kTileRows;          // tokens
-constexpr int64_t kAlign = 64;
 
 void pause() {
 #if defined(__x86_64__)
@@ -99,9 +98,9 @@ void Chain::run(int64_t tokens, int threads, const std::vector<Rows>& given, Row
     if (attends_ != (attention != nullptr)) throw std::invalid_argument("chain: expected attention where it has any");
     const int most = groups(tokens, threads), useful = multiplies_ ? threads : most;
     static thread_local std::vector<char> memory;
-    const int64_t of_a_group = (std::min(tokens, kBlock) * passed_bytes_ + kAlign) & -kAlign;
-    if (static_cast<int64_t>(memory.size()) < most * of_a_group + kAlign) memory.resize(most * of_a_group + kAlign);
-    auto* aligned = memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) & (kAlign - 1));
+    const int64_t of_a_group = (std::min(tokens, kBlock) * passed_bytes_ + kLine) & -kLine;
+    if (static_cast<int64_t>(memory.size()) < most * of_a_group + kLine) memory.resize(most * of_a_group + kLine);
+    auto* aligned = memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) & (kLine - 1));
     const auto held = std::make_unique<Group[]>(most);
     for (int g = 0; g < most; ++g) held[g].memory = aligned + g * of_a_group;
     std::atomic<int64_t> next{0};
@@ -157,7 +156,7 @@ void Chain::run_block(const Call& call, Group& group, int64_t block, const Membe
         if (const auto* program = std::get_if<Program>(&stage.work)) {
             program->run(from, to, own.data());
         } else if (const auto* product = std::get_if<Product>(&stage.work)) {
-            product->run(0, count, own[0], own[1], own[2], me.number, me.of, next_weights(all.data(), s, me));
+            product->run(count, own[0], own[1], own[2], me.number, me.of, next_weights(all.data(), s, me));
         } else {
             const Rows &qkv = own[0], &out = own[1];
             const int64_t every = me.of, mine = (count - me.number + every - 1) / every;

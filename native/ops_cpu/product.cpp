@@ -9,8 +9,6 @@ namespace hpcdecode::ops {
 namespace {
 
 constexpr int kHeads[] = {1, 1, 2};  // by type: rows of a panel before the weights
-constexpr int kSizes[] = {4, 2, 1};
-constexpr int64_t kLine = 64;
 
 const TileKernel* tiles_of(Type in, Type out, const std::string& isa) {
     return out == Type::i8 ? nullptr : kernels_for(isa).products.of[static_cast<int>(in)][static_cast<int>(out)];
@@ -24,7 +22,7 @@ Product::Product(Type in, Type out, int64_t words, int64_t outputs, const std::s
     : words_(words),
       outputs_(outputs),
       panel_words_((kHeads[static_cast<int>(in)] + words) * kPanel),
-      out_size_(kSizes[static_cast<int>(out)]),
+      out_size_(kBytes[static_cast<int>(out)]),
       tiles_(tiles_of(in, out, isa)) {
     if (tiles_ == nullptr) throw std::invalid_argument("product: " + isa + " has none of these types");
     if (words < 1 || outputs < 1) throw std::invalid_argument("product: expected words and outputs");
@@ -34,20 +32,20 @@ const char* Product::panel(const Rows& weight, int member, int members) const {
     return weight.data + panels() * member / members * panel_words_ * sizeof(uint32_t);
 }
 
-void Product::run(int64_t first, int64_t end, const Rows& x, const Rows& weight, const Rows& out, int member,
-                  int members, const char* next) const {
-    const int64_t last = panels() * (member + 1) / members, tiles = (end - first + kTileRows - 1) / kTileRows;
+void Product::run(int64_t rows, const Rows& x, const Rows& weight, const Rows& out, int member, int members,
+                  const char* next) const {
+    const int64_t last = panels() * (member + 1) / members, tiles = (rows + kTileRows - 1) / kTileRows;
     const int64_t ahead = words_ * kLine;  // bytes that a tile fetches
     for (int64_t p = panels() * member / members; p < last; ++p) {
         const auto* panel = reinterpret_cast<const uint32_t*>(weight.data) + p * panel_words_;
         const auto* following = p + 1 < last ? reinterpret_cast<const char*>(panel + panel_words_) : next;
         const int columns = static_cast<int>(std::min<int64_t>(kPanel, outputs_ - p * kPanel));
         for (int64_t t = 0; t < tiles; ++t) {
-            const int64_t row = first + (end - first) * t / tiles, rows = first + (end - first) * (t + 1) / tiles - row;
+            const int64_t row = rows * t / tiles, count = rows * (t + 1) / tiles - row;
             const bool fetches = following != nullptr && t * ahead < panel_words_ * 4;
-            tiles_[rows - 1]({x.data + row * x.row_bytes, x.row_bytes, panel, words_,
-                              out.data + row * out.row_bytes + p * kPanel * out_size_, out.row_bytes, columns,
-                              fetches ? following + t * ahead : nullptr});
+            tiles_[count - 1]({x.data + row * x.row_bytes, x.row_bytes, panel, words_,
+                               out.data + row * out.row_bytes + p * kPanel * out_size_, out.row_bytes, columns,
+                               fetches ? following + t * ahead : nullptr});
         }
     }
 }

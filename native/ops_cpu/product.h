@@ -37,9 +37,9 @@ class Product {
     // Whether the instruction set has products of these types.
     static bool offered(Type in, Type out, const std::string& isa);
 
-    // Computes rows first .. end - 1 of `out`, of all panels the part of this member of `members` threads.
+    // Computes `rows` rows of `out`, of all panels the part of this member of `members` threads.
     // next: the weights of a later product, of which it will read its first panel.
-    void run(int64_t first, int64_t end, const Rows& x, const Rows& weight, const Rows& out, int member, int members,
+    void run(int64_t rows, const Rows& x, const Rows& weight, const Rows& out, int member, int members,
              const char* next) const;
 
     // Of `weight`, where a member begins.
@@ -49,7 +49,7 @@ class Product {
     int64_t panels() const { return (outputs_ + kPanel - 1) / kPanel; }
 
     int64_t words_, outputs_, panel_words_;
-    int out_size_;
+    int64_t out_size_;
     void (*const* tiles_)(const Tile&);
 };
 

@@ -34,9 +34,7 @@ const KernelTable& kernels_for(const std::string& isa) {
 
 namespace {
 
-constexpr int64_t kLine = 64;  // bytes of a cache line
 constexpr int64_t kAlign = kLine / sizeof(float);
-constexpr int64_t kBytes[] = {4, 2, 1};  // by type
 
 int64_t extent(const View& view, const int64_t* dims, int rank) {
     int64_t last = view.at;

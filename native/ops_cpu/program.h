@@ -10,6 +10,8 @@
 namespace hpcdecode::ops {
 
 enum class Type : int { f32, bf16, i8 };  // i8: of memory only
+constexpr int64_t kBytes[] = {4, 2, 1};   // by type
+constexpr int64_t kLine = 64;             // bytes of a cache line
 
 enum class Op : int {
     // clang-format off

@@ -10,14 +10,13 @@ from torch import fx
 from hpcdecode.model import load_split
 from hpcdecode.model.chain import chained
 from hpcdecode.model.columns import COLUMNS, in_columns
-from hpcdecode.model.compile import compile_graph
 from hpcdecode.model.fuse import fuse
 from hpcdecode.model.handlers import HANDLERS
 from hpcdecode.model.instruction import place
 from hpcdecode.model.lower import Lowering
 from hpcdecode.model.meta import Meta
 from hpcdecode.model.stage import Stage
-from tests.graphs import example
+from tests.graphs import both_ways
 
 aten = torch.ops.aten
 WIDTH = 48
@@ -187,18 +186,11 @@ def test_what_has_no_steps_stays_in_the_graph():
 @pytest.mark.parametrize("name", ["llama3", "gemma3", "gpt2", "phi3", "mixtral"])
 def test_slices_equal_their_plain_graphs(isa, checkpoint, name, dtype):
     model = load_split(checkpoint(name), dtype=dtype, weights=False)
-    generator = torch.Generator().manual_seed(2)
     for group in model.parts.groups:
         inputs = [n for n in group.graph.nodes if n.op == "placeholder"]
         if any(n.users and any("expert_linear" in str(u.target) for u in n.users) for n in inputs):
             continue  # their rows are not in token order
-        values = [example(n, generator) for n in inputs]
-        compiled = compile_graph(group.graph, model.device)
-        given = [v for n, v in zip(inputs, values, strict=True) if n.name.startswith("x")]
-        weights = compiled.weights([v for n, v in zip(inputs, values, strict=True) if n.name.startswith("w")])
-        with torch.inference_mode():
-            want = fx.GraphModule({}, group.graph)(*values)
-            got = compiled.run(*given, *weights)
+        _, want, got = both_ways(group.graph, model.device)
         for a, b in zip(want, got, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=2e-5 if dtype == "float32" else 0.1)
 

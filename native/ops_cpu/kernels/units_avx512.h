@@ -14,15 +14,19 @@ inline Words broadcast(const char* word) {
 
 inline __mmask16 first_lanes(int count) { return (1u << count) - 1; }
 
-struct Float32 {
+// What sums of float32 have in common.
+struct FloatSums {
     static constexpr int kHeads = 1;
     using Sum = __m512;
     static Sum start(const uint32_t* panel) { return _mm512_loadu_ps(panel); }
     static Words everywhere(const char* x) { return broadcast(x); }
+    static __m512 values(Sum sum, const uint32_t*, int) { return sum; }
+};
+
+struct Float32 : FloatSums {
     static Sum add(Sum sum, Words a, Words b) {
         return _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum);
     }
-    static __m512 values(Sum sum, const uint32_t*, int) { return sum; }
 };
 
 struct ToFloat32 {
@@ -33,15 +37,10 @@ struct ToFloat32 {
 };
 
 #if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
-struct Bfloat16 {
-    static constexpr int kHeads = 1;
-    using Sum = __m512;
-    static Sum start(const uint32_t* panel) { return _mm512_loadu_ps(panel); }
-    static Words everywhere(const char* x) { return broadcast(x); }
+struct Bfloat16 : FloatSums {
     static Sum add(Sum sum, Words a, Words b) {
         return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
     }
-    static __m512 values(Sum sum, const uint32_t*, int) { return sum; }
 };
 
 // One factor is unsigned: x + 128. The sums begin with -128 times those of the weights.
