@@ -1,7 +1,8 @@
-"""Memory that this process may still take, as the system and the batch system see it."""
+"""Memory that this process may still take, as the system and the batch system see it, and what it gives back."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 
@@ -13,6 +14,13 @@ def available_bytes() -> int:
     limits = [_meminfo(), memory_room(), _granted("SLURM_MEM_PER_NODE", 1)]
     limits.append(_granted("SLURM_MEM_PER_CPU", _number("SLURM_CPUS_ON_NODE") or 1))
     return min(limit for limit in limits if limit is not None)
+
+
+def give_back() -> None:
+    """Let the system have the freed memory that glibc keeps for the next allocations."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
+    if trim is not None:
+        trim(0)
 
 
 def _meminfo() -> int:

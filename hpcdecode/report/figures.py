@@ -29,7 +29,8 @@ _PEAKS = ("peak_prefill_tokens", "peak_load", "peak_tokens")
 class Metrics(msgspec.Struct, kw_only=True):
     """Counters of one rank. Seconds are wall-clock.
 
-    prefill_seconds, decode_seconds: of the steps that carry prompt tokens, and of the others (`decode_tokens`).
+    prefill_seconds, decode_seconds: of prompt tokens, and of those that follow (`decode_tokens`); the seconds of a step
+    belong to all of its tokens alike.
     """
 
     account: Account

@@ -52,6 +52,10 @@ class Injector:
         """No sequence in flight and no row left to admit."""
         return not self.active and self.admission.exhausted()
 
+    def all_prefilled(self) -> bool:
+        """No prompt token left to compute, of the rows in flight and of those to come."""
+        return not self.prefilling and self.admission.exhausted()
+
     def next_step(self, now: int) -> Step:
         """The plan of lane step `now`; it runs no model if there is nothing to do but to wait for room."""
         release = self._release()

@@ -41,6 +41,10 @@ class PrefillCache:
         for prefix in [s for s in self._layers if isinstance(s, Prefix) and not s.live]:
             del self._layers[prefix]
 
+    def shrink(self) -> None:
+        """Free what no prompt needs now."""
+        self._passing = self._memory(0)
+
     def attend(
         self, layer: int, chunks: Seq[Chunk], q: Tensor, k: Tensor, v: Tensor, o: Tensor, sinks: Tensor | None
     ) -> None:

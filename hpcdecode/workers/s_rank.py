@@ -16,6 +16,7 @@ from hpcdecode.attention_torch import TorchPrompts
 from hpcdecode.data.tokens import Unfinished
 from hpcdecode.exchange.base import SLink
 from hpcdecode.exchange.local import walk_over
+from hpcdecode.memory import give_back
 from hpcdecode.model import SplitModel
 from hpcdecode.sampling.beam import advance_beams
 from hpcdecode.sampling.sampler import sample
@@ -66,7 +67,7 @@ class SRank:
         self.walk = walk_over(model, links)  # takes the steps that it suits
         self.stopping = False
         self.seconds = 0.0
-        self.prefill_seconds = self.decode_seconds = 0.0  # of steps with prompt tokens, and without
+        self.prefill_seconds = self.decode_seconds = 0.0  # of prompt tokens, and of those that follow
         self.steps = self.tokens = self.decode_tokens = self.peak_prefill_tokens = 0
         self.peak_load = 0  # tokens that the sequences of all lanes attend to in a step
         self._turn = self._plans = 0
@@ -187,14 +188,16 @@ class SRank:
             self.sink.finish(family)
         self.steps += 1
         self.tokens += len(tokens)
-        self._count_seconds(step, len(tokens))
+        self._count_seconds(step)
         self.peak_prefill_tokens = max(self.peak_prefill_tokens, self.prefill.tokens)
+        if step.prefill and injector.all_prefilled():
+            self.prefill.shrink()
+            give_back()
 
-    def _count_seconds(self, step: Step, tokens: int) -> None:
-        """The time since any lane's last step ended belongs to this step."""
-        seconds = self.timeline.lap()
-        if step.prefill:
-            self.prefill_seconds += seconds
-        else:
-            self.decode_seconds += seconds
-            self.decode_tokens += tokens
+    def _count_seconds(self, step: Step) -> None:
+        """The time since any lane's last step ended belongs to this step, and to all of its tokens alike."""
+        seconds, decodes, prompts = self.timeline.lap(), len(step.decode), sum(c.count for c in step.prefill)
+        of_decodes = seconds * decodes / (decodes + prompts)
+        self.decode_seconds += of_decodes
+        self.prefill_seconds += seconds - of_decodes
+        self.decode_tokens += decodes
