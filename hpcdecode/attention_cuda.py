@@ -55,6 +55,19 @@ def capacity_for(layers: Sequence[LayerShape], kv_dtype: str, nbytes: int, devic
     return nbytes // block * DEFAULT_BLOCK_TOKENS
 
 
+def copy_rate(device: torch.device, nbytes: int = 256 << 20) -> float:
+    """Bytes per second, read and written, of copying on a device."""
+    half = torch.ones(nbytes // 2, dtype=torch.uint8, device=device)
+    other, seconds = torch.empty_like(half), []
+    for _ in range(6):
+        begun = perf_counter()
+        other.copy_(half)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(perf_counter() - begun)
+    return nbytes / min(seconds)
+
+
 class CudaStore(EngineStore):
     """See KvStore for the verbs. Tensors are on the device; calls put their work on its current stream and return.
 

@@ -17,11 +17,12 @@ from hpcdecode.exchange.partition import Partition
 from hpcdecode.exchange.staging import staged
 from hpcdecode.exchange.wait import Backoff
 from hpcdecode.job import EngineOptions
-from hpcdecode.launch import Rank, Team
+from hpcdecode.launch import Team
 from hpcdecode.model import SplitModel
 from hpcdecode.report.account import Account
 from hpcdecode.report.figures import Metrics
 from hpcdecode.report.progress import Progress
+from hpcdecode.roles import Rank
 from hpcdecode.schedule.auto import LOOKAHEAD
 from hpcdecode.schedule.injector import Injector
 from hpcdecode.schedule.limits import Limits
@@ -31,11 +32,10 @@ from hpcdecode.setup import (
     Scale,
     apart,
     choose_scale,
-    device_of,
-    kv_device_of,
     limit_torch,
     load,
     measure_room,
+    measure_speeds,
     partition_of,
 )
 from hpcdecode.signals import Signals
@@ -70,10 +70,10 @@ class Engine:
     ):
         self.options, self.team, self.timeline = options, team, timeline or Timeline()
         torch.set_num_threads(team.me.threads)
-        team.me.device, team.me.kv_device = device_of(options, team), kv_device_of(options, team)
         limit_torch(team.me.device, options.gpu_memory)
         self.setup, self.model, self.tokenizer = load(options, team, model)
         measure_room(options, team, self.setup)
+        measure_speeds(team)
         self._part: RPart | None = None
         self._slots = 0  # that the part has
         self._worker: SRank | None = None
@@ -116,8 +116,10 @@ class Engine:
 
     def placement(self, lanes: int) -> Placement:
         """What an S-rank may use of the R-ranks' KV caches."""
-        capacity = [r.kv_tokens // len(self.team.s_ranks) for r in self.team.ranks if r.has_r]
-        return Placement(self.partition.capacity(capacity), self.setup.block_tokens, lanes)
+        r_ranks = [r for r in self.team.ranks if r.has_r]
+        capacity = self.partition.capacity([r.kv_tokens // len(self.team.s_ranks) for r in r_ranks])
+        speeds = self.partition.speeds([r.speed for r in r_ranks])
+        return Placement(capacity, self.setup.block_tokens, lanes, speeds)
 
     def scale(self, desk: Desk | None) -> Scale:
         """B, F and lanes for the rows of the lead's desk."""

@@ -31,7 +31,7 @@ from hpcdecode.report.progress import Progress
 from hpcdecode.report.stages import Stages
 from hpcdecode.report.trace import check_path, clock_offset, write_trace
 from hpcdecode.schedule.auto import LOOKAHEAD
-from hpcdecode.setup import Scale, auto_dtype, device_of, together
+from hpcdecode.setup import Scale, auto_dtype, together
 from hpcdecode.signals import Signals
 from hpcdecode.timeline import Timeline
 from hpcdecode.watchdog import Watchdog
@@ -59,7 +59,7 @@ def generate(
     timeline = Timeline(trace=job.trace is not None)
     if job.survive:
         _check_survive(comm)
-    team = launch.assemble(comm, job.s_ranks)
+    team = launch.assemble(comm, job.s_ranks, job.device, job.r_device)
     with nullcontext(signals) if signals else Signals() as held, Watchdog(team, timeline, job.stall_timeout):
         return _generate(job, team, timeline, held, model)
 
@@ -141,7 +141,7 @@ def _survey(job: Job, team: Team) -> _Begin | None:
             raise UserError(f"results {job.output}: expected a file that is no prompt file; choose another -o")
         if job.trace:
             check_path(job.trace)
-        dtype = job.dtype or auto_dtype(job.model, device_of(job, team))
+        dtype = job.dtype or auto_dtype(job.model, team.me.device)
         what = identity(job, files, dtype, job.kv_dtype or dtype)
         return _Begin(files, what, find_earlier(job.output, what, overwrite=job.overwrite))
 

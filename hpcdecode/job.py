@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "bfloat16")
 DEVICES = ("cpu", "cuda")
+R_DEVICES = (*DEVICES, "auto")
 PARTITIONS = ("request", "head")
 SCHEDULES = ("fixed-f", "load-control", "static", "fifo")
 WEIGHTS = ("int8",)
@@ -33,7 +34,7 @@ _CHOICES = {
     "weights": WEIGHTS,
     "kv_dtype": KV_DTYPES,
     "device": DEVICES,
-    "r_device": DEVICES,
+    "r_device": R_DEVICES,
     "partition": PARTITIONS,
     "schedule": SCHEDULES,
 }
@@ -51,7 +52,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     weights: str | None = None  # of projections; None: as dtype
     kv_dtype: str | None = None
     device: str | None = None  # of S-ranks: cuda where they see a GPU
-    r_device: str = "cpu"  # of R-ranks
+    r_device: str = "cpu"  # of R-ranks; auto: a GPU where one is left for the rank
     batch: int | None = None  # B, sequences decoding at once in the steady state
     period: int | None = None  # F, steps between injections
     lanes: int | None = None  # mini-batches in flight
@@ -73,9 +74,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             if value is not None and value not in choices:
                 expected = f"one of {', '.join(choices)}"
                 raise UserError(f"--{name.replace('_', '-')}: expected {expected}, got {value!r}", everywhere=True)
-        if self.r_device == "cuda" and self.kv_dtype == "int4":
+        if self.r_device != "cpu" and self.kv_dtype == "int4":
             raise UserError(
-                "--r-device cuda: expected --kv-dtype float32, float16, bfloat16 or int8, got int4", everywhere=True
+                f"--r-device {self.r_device}: expected --kv-dtype float32, float16, bfloat16 or int8, got int4",
+                everywhere=True,
             )
         self._require_counts("batch", "period", "lanes", "prefill_tokens", "overlap", "s_ranks", "kv_memory")
         self._require_counts("load_limit", "gpu_memory")

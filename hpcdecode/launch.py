@@ -1,4 +1,4 @@
-"""From processes to a world: who runs where, with which role, on which cores; and how it ends."""
+"""From processes to a world, and how it ends."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import msgspec
 
 from hpcdecode.cores import arranged, nodes_of
 from hpcdecode.errors import RankLost, UserError
+from hpcdecode.roles import Rank, assign
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -72,31 +73,6 @@ def fallen_apart() -> tuple[str, str] | None:
     return None
 
 
-class Rank(msgspec.Struct, kw_only=True):
-    """One rank, as printed in the topology."""
-
-    rank: int  # in the world as it began
-    host: str
-    cpus: list[int]
-    gpus: int = 0  # that it sees
-    role: str = ""
-    device: str = "cpu"  # of the slices
-    kv_device: str = "cpu"  # of the KV cache and its attention
-    threads: int = 1
-    pinned: bool = False
-    numa: str = ""
-    isa: str = ""
-    kv_tokens: int = 0
-
-    @property
-    def has_s(self) -> bool:
-        return "S" in self.role
-
-    @property
-    def has_r(self) -> bool:
-        return "R" in self.role
-
-
 class Team:
     """The ranks of a job: all of them, and this one's place among them. `comm` is None where there is only one.
 
@@ -129,8 +105,10 @@ class Team:
         return gather_all(self.comm, value, kind)
 
 
-def assemble(comm: MPI.Intracomm | None, s_ranks: int | None) -> Team:
-    """Give every rank its role and its cores; UserError if the world cannot have `s_ranks` S-ranks."""
+def assemble(
+    comm: MPI.Intracomm | None, s_ranks: int | None, device: str | None = "cpu", r_device: str = "cpu"
+) -> Team:
+    """Give every rank its role, devices and cores; UserError if the world cannot have what is asked for."""
     me = Rank(
         rank=comm.rank if comm else 0,
         host=socket.gethostname(),
@@ -138,8 +116,7 @@ def assemble(comm: MPI.Intracomm | None, s_ranks: int | None) -> Team:
         gpus=_visible_gpus(),
     )
     ranks = gather_all(comm, me, Rank)
-    _assign_roles(ranks, s_ranks)
-    _assign_cores(ranks)
+    assign(ranks, s_ranks, device, r_device)
     team = Team(comm, ranks)
     if comm is not None:
         from hpcdecode.exchange.wait import Backoff
@@ -172,46 +149,10 @@ def named(ranks: Iterable[Rank]) -> str:
     return ", ".join(f"rank {r.rank} ({r.role}) on {r.host}" for r in ranks)
 
 
-def _assign_roles(ranks: list[Rank], s_ranks: int | None) -> None:
-    """S-ranks are `s_ranks` ranks, those that see a GPU first; if not given, those that see one, or else rank 0."""
-    size = len(ranks)
-    if size == 1:
-        if s_ranks not in (None, 1):
-            raise UserError(
-                f"--s-ranks {s_ranks}: the world has 1 rank, which plays both roles; start more ranks", everywhere=True
-            )
-        ranks[0].role = "SR"
-        return
-    seeing = sum(r.gpus > 0 for r in ranks)
-    count = s_ranks or (seeing if 0 < seeing < size else 1)
-    if count >= size:
-        raise UserError(
-            f"--s-ranks {count}: the world has {size} ranks, which leaves no R-rank to hold the KV cache; "
-            f"expected 1 to {size - 1}, or start more ranks",
-            everywhere=True,
-        )
-    chosen = sorted(ranks, key=lambda r: (r.gpus == 0, r.rank))[:count]
-    for rank in ranks:
-        rank.role = "S" if rank in chosen else "R"
-
-
-def _visible_gpus() -> int:
+def _visible_gpus() -> list[str]:
     import torch
 
-    return torch.cuda.device_count()
-
-
-def _assign_cores(ranks: list[Rank]) -> None:
-    """Ranks of a host that were given the same cores share them out, if there are enough for all."""
-    given = {rank.rank: rank.cpus for rank in ranks}
-    for rank in ranks:
-        cpus = given[rank.rank]
-        sharing = [r.rank for r in ranks if r.host == rank.host and given[r.rank] == cpus]
-        rank.pinned = len(sharing) <= len(cpus)
-        if rank.pinned:
-            place, parts = sharing.index(rank.rank), len(sharing)
-            rank.cpus = cpus[place * len(cpus) // parts : (place + 1) * len(cpus) // parts]
-        rank.threads = len(rank.cpus) if rank.pinned else 1
+    return [str(torch.cuda.get_device_properties(i).uuid) for i in range(torch.cuda.device_count())]
 
 
 def broadcast(comm: MPI.Intracomm | None, value, kind, root: int = 0):

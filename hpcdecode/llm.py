@@ -101,7 +101,7 @@ class LLM:
             kv_memory=parse_bytes(kv_memory) if isinstance(kv_memory, str) else kv_memory,
             gpu_memory=parse_bytes(gpu_memory) if isinstance(gpu_memory, str) else gpu_memory,
         ).check()
-        team = launch.assemble(None, None)
+        team = launch.assemble(None, None, options.device, options.r_device)
         if threads is not None:
             if threads < 1:
                 raise UserError(f"threads: expected an integer >= 1, got {threads}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -14,10 +15,12 @@ from hpcdecode.data.tokens import Prompt, Tokenizer
 from hpcdecode.errors import UserError
 from hpcdecode.exchange.partition import Partition
 from hpcdecode.job import EngineOptions
-from hpcdecode.launch import Rank, Team
+from hpcdecode.launch import Team
 from hpcdecode.memory import available_bytes
 from hpcdecode.model import SplitModel, load_split
 from hpcdecode.model.config import read_config
+from hpcdecode.perf.bandwidth import read_rate
+from hpcdecode.roles import Rank
 from hpcdecode.schedule.auto import choose, load_limit, mean_prompt, split
 from hpcdecode.schedule.limits import Limits, prefill_limit
 
@@ -60,40 +63,9 @@ class Scale(msgspec.Struct, frozen=True):
         return sum(map(len, self.lane_batches))
 
 
-def device_of(options: EngineOptions, team: Team) -> str:
-    """Where this rank computes slices. UserError, everywhere, where an S-rank that is to have a GPU sees none."""
-    if options.device == "cuda":
-        _require_gpus("--device", [r for r in team.ranks if r.has_s])
-    return _own_gpu(options, team) if team.me.has_s and options.device != "cpu" else "cpu"
-
-
-def kv_device_of(options: EngineOptions, team: Team) -> str:
-    """Where this rank keeps the KV cache and attends; as `device_of`."""
-    if options.r_device == "cuda":
-        _require_gpus("--r-device", [r for r in team.ranks if r.has_r])
-    return _own_gpu(options, team) if team.me.has_r and options.r_device == "cuda" else "cpu"
-
-
 def apart(team: Team) -> bool:
     """Whether q, k, v and o cross in memory of the host: not where one process has both roles on one device."""
     return team.comm is not None or team.me.device != team.me.kv_device
-
-
-def _require_gpus(flag: str, ranks: list[Rank]) -> None:
-    blind = [r for r in ranks if not r.gpus]
-    if blind:
-        raise UserError(
-            f"{flag} cuda: rank {blind[0].rank} on {blind[0].host} sees no GPU; give its host GPUs (such as srun "
-            f"--gpus-per-node=1) and a CUDA build of torch, or leave {flag} out",
-            everywhere=True,
-        )
-
-
-def _own_gpu(options: EngineOptions, team: Team) -> str:
-    """The GPUs of a host go round its ranks that use one."""
-    me, on_gpu = team.me, (options.device != "cpu", options.r_device == "cuda")
-    beside = [r.rank for r in team.ranks if r.host == me.host and ((r.has_s and on_gpu[0]) or (r.has_r and on_gpu[1]))]
-    return f"cuda:{beside.index(me.rank) % me.gpus}" if me.gpus else "cpu"
 
 
 def load(
@@ -153,6 +125,31 @@ def measure_room(options: EngineOptions, team: Team, setup: Setup) -> None:
                 f"{setup.block_tokens} tokens; raise --kv-memory, or give the rank more memory",
                 everywhere=True,
             )
+
+
+def measure_speeds(team: Team) -> None:
+    """Let everybody know how fast R-ranks read, where they are not alike; those that are have their median."""
+    kinds = {r.rank: (torch.device(r.kv_device).type, r.threads, r.isa) for r in team.ranks if r.has_r}
+    if len(set(kinds.values())) == 1:
+        return
+    found = team.gather_all(_read_rate(team.me) if team.me.has_r else 0.0, float)
+    rates: dict[tuple, list[float]] = {}
+    for rank, rate in zip(team.ranks, found, strict=True):
+        if rank.has_r:
+            rates.setdefault(kinds[rank.rank], []).append(rate)
+    medians = {kind: statistics.median(each) for kind, each in rates.items()}
+    for rank in (r for r in team.ranks if r.has_r):
+        rank.speed = medians[kinds[rank.rank]] / min(medians.values())
+    team.me.speed = team.ranks[team.place].speed
+
+
+def _read_rate(me: Rank) -> float:
+    """Bytes of the KV cache that it can read in a second."""
+    if me.kv_device == "cpu":
+        return read_rate(me.cpus if me.pinned else [], me.threads)
+    from hpcdecode.attention_cuda import copy_rate
+
+    return copy_rate(torch.device(me.kv_device))
 
 
 def choose_scale(options: EngineOptions, team: Team, first: list[Prompt], all_rows: bool) -> Scale:

@@ -12,8 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from hpcdecode.exchange import ulfm
-from hpcdecode.launch import Rank, named, survivors
+from hpcdecode.launch import named, survivors
 from hpcdecode.report.figures import Metrics
+from hpcdecode.roles import Rank
 from hpcdecode.setup import Scale, measure_room, partition_of, together
 from hpcdecode.workers.desk import Desk, Report
 

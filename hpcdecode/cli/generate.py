@@ -19,6 +19,7 @@ from hpcdecode.job import (
     DTYPES,
     KV_DTYPES,
     PARTITIONS,
+    R_DEVICES,
     SCHEDULES,
     WEIGHTS,
     Job,
@@ -133,8 +134,9 @@ def _add_size(group) -> None:
     add("--weights", choices=WEIGHTS, help="of projections: rounded, and their inputs before each product (as --dtype)")
     add("--kv-dtype", choices=KV_DTYPES, help="of the KV cache (as --dtype)")
     add("--device", choices=DEVICES, help="of the S-ranks (cuda where they see a GPU)")
-    help = f"of the R-ranks ({_DEFAULTS['r_device']}); in one process with cuda for both, the KV cache is the GPU's"
-    add("--r-device", choices=DEVICES, help=help)
+    help = f"of the R-ranks ({_DEFAULTS['r_device']}); auto: a GPU where one is left for the rank, else its CPUs; "
+    help += "in one process with cuda for both, the KV cache is the GPU's"
+    add("--r-device", choices=R_DEVICES, help=help)
     add("--batch", type=_count, metavar="B", help="sequences decoding at once in the steady state")
     add("--period", type=_count, metavar="F", help="steps between two injections")
     add("--schedule", choices=SCHEDULES, help=f"when rows enter ({_DEFAULTS['schedule']})")

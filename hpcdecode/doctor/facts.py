@@ -13,10 +13,10 @@ import msgspec
 from hpcdecode import _attn_cpu, attention, attention_cuda, cgroup
 from hpcdecode.cgroup import listed, read
 from hpcdecode.cores import nodes_of
-from hpcdecode.launch import Rank
 from hpcdecode.memory import available_bytes
 from hpcdecode.perf.bandwidth import probe
 from hpcdecode.report.figures import versions
+from hpcdecode.roles import Rank
 
 if TYPE_CHECKING:
     from mpi4py import MPI

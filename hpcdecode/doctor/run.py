@@ -23,7 +23,7 @@ def doctor(comm: MPI.Intracomm | None, s_ranks: int | None, as_json: bool) -> in
 
     The other ranks return 0: a launcher that kills on a bad exit must not end rank 0 before it has spoken.
     """
-    team = assemble(comm, s_ranks)
+    team = assemble(comm, s_ranks, device=None)
     given = os.sched_getaffinity(0)
     team.pin()
     try:

@@ -57,6 +57,10 @@ class Partition:
         """KV tokens by the R-ranks that plans name, from what each R-rank has room for."""
         return [min(tokens)] if self.by_head else list(tokens)
 
+    def speeds(self, speeds: Seq[float]) -> list[float]:
+        """The same of how fast they are."""
+        return [min(speeds)] if self.by_head else list(speeds)
+
     def _own(self, width: int, rank: int) -> slice:
         own = width // self.parts
         return slice(rank * own, (rank + 1) * own) if self.by_head else slice(0, width)

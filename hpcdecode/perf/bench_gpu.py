@@ -3,15 +3,20 @@
 A random Llama checkpoint is made once and kept in the work folder. Attention is verified against float64 first.
 attention: GB/s of attn_cuda against copying on the device. slices: a step's slices and logits of B sequences against
 their bare matrix products. transfers: the seconds that the copies of a step add to its slices, against what they take
-alone. jobs: tokens/s of whole jobs in one process, by where S and R are, the first of them all on the GPU, and of
-transformers' continuous batching; --kv-memory bounds the KV cache where it lies on the GPU, as a smaller card would.
+alone. jobs: tokens/s of whole jobs, by where S and R are, the first of them in one process on the GPU, and of
+transformers' continuous batching; --gpu-memory bounds what a rank takes of a GPU, as a smaller card would. How long the
+S-rank idles while rows decode is what its slices, measured alone at a lane's batch, leave of the time.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import os
+import statistics
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,22 +24,39 @@ from torch import Tensor
 
 from hpcdecode.attention import LayerShape
 from hpcdecode.attention_cuda import CudaStore, state
+from hpcdecode.cores import nodes_of
 from hpcdecode.errors import UserError
 from hpcdecode.exchange.staging import Copies, CudaCopies, Mark
 from hpcdecode.job import parse_bytes
-from hpcdecode.llm import LLM
 from hpcdecode.model import SplitModel, load_split
 from hpcdecode.perf import filled
+from hpcdecode.perf.bandwidth import read_rate
+from hpcdecode.perf.contenders import Hpcdecode, Site, launcher
 from hpcdecode.perf.result import case, machine, seconds_of
-from hpcdecode.perf.workload import SHAPES, Shape, Workload, checkpoint, default_folder
-from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.perf.workload import SHAPES, Shape, Workload, default_folder
 
-_ON_GPU = {"device": "cuda", "r_device": "cuda"}
-_WORLDS = {
-    "S and R on the GPU": _ON_GPU,
-    "S on the GPU, R on the CPU": {"device": "cuda"},
-    "all on the CPU": {"device": "cpu"},
-}
+
+@dataclass(frozen=True)
+class World:
+    """Where S and R of a job are. lanes: of the S-rank, or 0 where its slices are not on a GPU."""
+
+    name: str
+    ranks: int
+    lanes: int
+    flags: tuple[str, ...]
+
+
+def worlds(nodes: int, gpus: int) -> list[World]:
+    """Those of a host of so many NUMA nodes and GPUs; the first has all of it in one process on a GPU."""
+    both, s_only = ("--device", "cuda", "--r-device", "cuda"), ("--device", "cuda", "--s-ranks", "1")
+    found = [
+        World("S and R on one GPU", 1, 1, both),
+        World("S on a GPU, R on the CPUs", 1 + nodes, 2, s_only),
+        World(f"S and R on GPUs, {'each on one' if gpus > 1 else 'which is one'}", 2, 2, (*both, "--s-ranks", "1")),
+    ]
+    if gpus > 1:
+        found.append(World("S on a GPU, R on GPUs and CPUs", 2 + nodes, 2, (*s_only, "--r-device", "auto")))
+    return [*found, World("all on the CPUs", 1, 0, ("--device", "cpu"))]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,17 +78,24 @@ def run(args: argparse.Namespace) -> dict:
         raise UserError(f"bench gpu: expected a GPU and a CUDA build of torch, found none (hpcdecode: {state()})")
     device = torch.device("cuda", 0)
     args.work.mkdir(parents=True, exist_ok=True)
-    folder, shape = checkpoint(args.work, args.model), SHAPES[args.model]
+    site, batch = Site(args.work.resolve(), args.model), min(max(args.batch), args.rows)
+    launcher(2)  # UserError where there is none, before all else
     cases = [*attention(device, args.batch[0], args.context, args.kv_dtype, args.passes)]
-    model = load_split(folder, dtype="bfloat16", device=device)
-    for batch in args.batch:
-        cases += slices(model, shape, batch, args.passes)
-        cases += transfers(model, CudaCopies(device), batch, args.passes)
+    model = load_split(site.checkpoint, dtype="bfloat16", device=device)
+    for tokens in args.batch:
+        cases += slices(model, site.shape, tokens, args.passes)
+        cases += transfers(model, CudaCopies(device), tokens, args.passes)
+    slice_seconds = {lanes: step_seconds(model, batch // lanes, args.passes) for lanes in (1, 2)}
     del model
+    _forget()
     work = Workload("gpu", args.rows, 256, 512, args.new_tokens)
-    cases += jobs(folder, work.prompts(shape), work.new, max(args.batch), args.gpu_memory)
-    about = {**machine(), "gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
-    return {"bench": "gpu", "machine": about, "cases": cases}
+    flags = ["--batch", str(batch), *(["--gpu-memory", str(args.gpu_memory)] if args.gpu_memory else [])]
+    cpus = sorted(os.sched_getaffinity(0))
+    each = worlds(len(set(nodes_of(cpus))), torch.cuda.device_count())
+    cases += jobs(site, work, each, flags, batch, slice_seconds)
+    about = {"read GB/s": round(read_rate(cpus) / 1e9, 1)}
+    about |= {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
+    return {"bench": "gpu", "machine": {**machine(), **about}, "cases": cases}
 
 
 def attention(
@@ -126,6 +155,13 @@ def slices(model: SplitModel, shape: Shape, batch: int, passes: int) -> Iterator
     yield case(f"slices, {batch} sequences", [t * 1e3 for t in times[1:]], "ms a step", "bare products", ratios[1:])
 
 
+def step_seconds(model: SplitModel, batch: int, passes: int) -> float:
+    """Of a step's slices and logits, `batch` sequences, alone; the median."""
+    step = step_of(model, batch)
+    with torch.inference_mode():
+        return statistics.median([_seconds(step, model.device) for _ in range(passes + 1)][1:])
+
+
 def step_of(model: SplitModel, batch: int, between: Callable = lambda *_: None) -> Callable[[], None]:
     """A step of all slices; `between` is called with q, k, v and o of every layer."""
     ids = torch.arange(batch, device=model.device) % model.vocab_size
@@ -171,22 +207,28 @@ def transfers(model: SplitModel, copies: Copies, batch: int, passes: int) -> Ite
 
 
 def jobs(
-    folder: Path, prompts: list[list[int]], new: int, batch: int, memory: int | None, worlds: dict = _WORLDS
+    site: Site,
+    work: Workload,
+    worlds: Seq[World],
+    flags: Seq[str],
+    batch: int,
+    slice_seconds: dict[int, float],
 ) -> Iterator[dict]:
-    """Tokens/s of whole jobs; the ratio is to the first world's."""
-    params, rows = SamplingParams(max_tokens=new, ignore_eos=True), [{"prompt_token_ids": p} for p in prompts]
-    first = None
-    for name, options in worlds.items():
-        llm = LLM(str(folder), dtype="bfloat16", batch=batch, gpu_memory=memory, **options)
-        llm.generate(rows[:4], params, use_tqdm=False)
-        rate = len(rows) * new / seconds_of(lambda llm=llm: llm.generate(rows, params, use_tqdm=False))
-        del llm
-        _forget()
+    """Tokens/s of whole jobs; the ratio is to the first world's. slice_seconds: of a lane's step, by their number."""
+    made, first = work.rows * work.new, None
+    for world in worlds:
+        run = Hpcdecode(site, world.ranks, [*flags, *world.flags]).run(work)
+        rate = made / run.seconds
         first = first or rate
-        yield case(f"job, {name}", [rate], "tokens/s", next(iter(worlds)), [rate / first])
+        yield case(f"job, {world.name}", [rate], "tokens/s", worlds[0].name, [rate / first])
+        if world.lanes:
+            steps = (made - work.rows) / (batch // world.lanes)
+            busy = steps * slice_seconds[world.lanes] / run.decode_seconds
+            name = f"S-rank idle while rows decode, {world.name}"
+            yield case(name, [100 * (1 - busy)], "% of the time", "slices alone, busy", [busy])
     if torch.cuda.is_available():
-        rate = _by_transformers(folder, prompts, new)
-        yield case("job, transformers' continuous batching", [rate], "tokens/s", next(iter(worlds)), [rate / first])
+        rate = _by_transformers(site.checkpoint, work.prompts(site.shape), work.new)
+        yield case("job, transformers' continuous batching", [rate], "tokens/s", worlds[0].name, [rate / first])
 
 
 def _by_transformers(folder: Path, prompts: list[list[int]], new: int) -> float:

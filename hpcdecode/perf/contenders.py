@@ -101,10 +101,10 @@ class Site:
 
 
 class Hpcdecode:
-    """`hpcdecode generate` as a user runs it, on some ranks of this host."""
+    """`hpcdecode generate` as a user runs it, on some ranks of this host. flags: more of its flags."""
 
-    def __init__(self, site: Site, ranks: int = 1):
-        self.site, self.ranks = site, ranks
+    def __init__(self, site: Site, ranks: int = 1, flags: Seq[str] = ()):
+        self.site, self.ranks, self.flags = site, ranks, flags
         self.name = "hpcdecode" if ranks == 1 else f"hpcdecode on {ranks} ranks"
 
     def prepare(self) -> None:
@@ -123,7 +123,7 @@ class Hpcdecode:
             "--model",
             str(site.checkpoint),
         ]
-        size = ["--dtype", "bfloat16", "--max-tokens", str(workload.new), "--ignore-eos"]
+        size = ["--dtype", "bfloat16", "--max-tokens", str(workload.new), "--ignore-eos", *self.flags]
         size += ["--weights", site.weights] if site.weights else []
         site.call("hpcdecode", [*line, *size, "-o", str(out), "--overwrite"])
         with h5py.File(out) as file:

@@ -20,7 +20,7 @@ from hpcdecode.attention import isa
 from hpcdecode.model import panels
 from hpcdecode.model.chain import Link, assemble
 from hpcdecode.model.meta import Meta
-from hpcdecode.perf.bandwidth import probe
+from hpcdecode.perf.bandwidth import read_rate
 from hpcdecode.perf.workload import SHAPES, Shape, Workload
 from hpcdecode.schedule.limits import prefill_limit
 
@@ -72,8 +72,7 @@ def measure(shape: Shape, tokens: list[int]) -> Limits:
     """The fastest of some passes, and of all ways: torch's plain products, weights packed by oneDNN, and in panels."""
     cpus = sorted(os.sched_getaffinity(0))
     torch.set_num_threads(len(cpus))
-    reader = probe(len(cpus), cpus)
-    read = reader.bytes / min(reader.seconds() for _ in range(2 * _PASSES))
+    read = read_rate(cpus, passes=2 * _PASSES)
     body, head = {}, {}
     makes = [plain, by_onednn, *([in_panels] if has_panels() else [])]
     with torch.inference_mode():

@@ -8,8 +8,8 @@ import h5py
 import msgspec
 
 from hpcdecode.errors import UserError
-from hpcdecode.launch import Rank
 from hpcdecode.report.text import table
+from hpcdecode.roles import Rank
 from hpcdecode.timeline import OPERATIONS, Timeline
 
 GROUPS = {  # of operations; what they are for a reader

@@ -13,7 +13,7 @@ from hpcdecode import __version__
 from hpcdecode.report.account import Account
 
 if TYPE_CHECKING:
-    from hpcdecode.launch import Rank
+    from hpcdecode.roles import Rank
     from hpcdecode.workers.desk import Desk
     from hpcdecode.workers.r_part import RPart
     from hpcdecode.workers.s_rank import SRank

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from hpcdecode.launch import Rank
+from hpcdecode.roles import Rank
 
 
 def table(header: Seq[str], rows: Iterable[Seq[object]]) -> str:
@@ -16,7 +16,8 @@ def table(header: Seq[str], rows: Iterable[Seq[object]]) -> str:
     return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells)
 
 
-def topology(ranks: Iterable[Rank]) -> str:
+def topology(ranks: Seq[Rank]) -> str:
+    differ = any(r.speed != 1 for r in ranks)
     header = ("rank", "host", "role", "device", "NUMA", "threads", "ISA", "KV capacity")
     rows = (
         (
@@ -27,7 +28,7 @@ def topology(ranks: Iterable[Rank]) -> str:
             r.numa,
             f"{r.threads}{'' if r.pinned else ' (unpinned)'}",
             r.isa or "-",
-            f"{r.kv_tokens:,} tokens" if r.has_r else "-",
+            f"{r.kv_tokens:,} tokens{f', speed {r.speed:.1f}' if differ else ''}" if r.has_r else "-",
         )
         for r in ranks
     )

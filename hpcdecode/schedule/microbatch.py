@@ -114,7 +114,7 @@ class MicroBatch:
         self._start_at(start)
         _set_start(sequence.branch, start)
         if self.policy.allows([*self.members, *sequence.branch]):
-            for rank in self.placement.order(self._reads_with(sequence)):
+            for rank in self.placement.order(sequence, self._reads_with(sequence)):
                 if prefix and rank not in prefix.ranks:
                     continue
                 changed = {rank} if start == before else {rank, *self._on}

@@ -62,11 +62,13 @@ class Placement:
     """KV capacity of the R-ranks as one S-rank may use it; shared by all its lanes.
 
     capacity: tokens per R-rank. block_tokens: unit of allocation, to which every sequence is rounded up.
+    speeds: at which R-ranks attend, relative to each other; None where they are alike.
     """
 
-    def __init__(self, capacity: Seq[int], block_tokens: int, lanes: int):
+    def __init__(self, capacity: Seq[int], block_tokens: int, lanes: int, speeds: Seq[float] | None = None):
         self.capacity, self.largest = tuple(capacity), max(capacity)
         self.block_tokens = block_tokens
+        self._speeds = np.ones(len(capacity)) if speeds is None else np.array(speeds, np.float64)
         self._held: list[set[Sequence | Prefix]] = [set() for _ in capacity]
         self._counts = np.zeros(len(self.capacity), np.int64)  # of those held
         self._tokens = [0] * len(self.capacity)  # that they take in the end
@@ -83,16 +85,17 @@ class Placement:
         """Tokens that each R-rank attends to for its lane over the steps in which `new` decodes, float64 [ranks]."""
         return self._decoding[new.lane].reads(new, len(self.capacity))
 
-    def order(self, reads: np.ndarray) -> Iterator[int]:
-        """R-ranks in the order in which they should be tried for a sequence.
+    def order(self, new: Sequence, reads: np.ndarray) -> Iterator[int]:
+        """R-ranks in the order in which they should be tried for a sequence and its followers. reads: of the others.
 
-        The lane waits for the slowest R-rank in every layer: so first the one that reads least for this lane while the
-        sequence decodes; then the one with fewest sequences of all lanes.
+        The lane waits for the slowest R-rank in every layer: so first the one that takes least time for this lane while
+        the sequence decodes, itself included; then the one with fewest sequences of all lanes.
         """
-        least = np.flatnonzero(reads == reads.min())
+        seconds = (reads + len(new.branch) * own_reads(new)) / self._speeds
+        least = np.flatnonzero(seconds == seconds.min())
         first = int(least[self._counts[least].argmin()])
         yield first
-        yield from (r for r in np.lexsort((self._counts, reads)).tolist() if r != first)
+        yield from (r for r in np.lexsort((self._counts, seconds)).tolist() if r != first)
 
     def fits(self, rank: int, extra: Iterable[Sequence | Prefix]) -> bool:
         """Whether R-rank `rank` never overflows with the sequences in `extra` added to those it holds; these have no
@@ -152,6 +155,12 @@ class Placement:
         for stem, last in _stems(sequences).items():
             load += np.where(last + 1 >= at[:, 0], stem.end - stem.start, 0)
         return int(load.max())
+
+
+def own_reads(sequence: Sequence) -> float:
+    """Tokens that it attends to itself over the steps in which it decodes."""
+    steps = sequence.end_step - sequence.start_step + 1
+    return steps * (sequence.final_length - (steps - 1) / 2)
 
 
 def _stems(sequences: Iterable[Sequence]) -> dict[Stem, int]:

@@ -15,6 +15,7 @@ WORLDS = {
     "all on the GPU": (1, "--device", "cuda", "--r-device", "cuda"),
     "R on the GPU": (1, "--device", "cpu", "--r-device", "cuda"),
     "S on the GPU, two R-ranks": (3, "--s-ranks", 1, "--device", "cuda"),
+    "S on the GPU, R where auto puts it": (3, "--s-ranks", 1, "--device", "cuda", "--r-device", "auto"),
     "S and R on GPUs, apart": (2, "--s-ranks", 1, "--device", "cuda", "--r-device", "cuda"),
 }
 

@@ -6,7 +6,7 @@ import pytest
 from hpcdecode import cgroup, launch
 from hpcdecode.doctor import checks
 from hpcdecode.doctor.facts import Facts, Memory
-from hpcdecode.launch import Rank
+from hpcdecode.roles import Rank
 
 
 def rank(number, role="R", cpus=(0, 1), host="a", numa="0", isa="avx2", launcher="srun", **rest):

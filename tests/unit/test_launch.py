@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from hpcdecode import attention_cuda, launch
+from hpcdecode import attention_cuda, launch, setup
 from hpcdecode.attention import LayerShape
+from hpcdecode.cores import arranged
 from hpcdecode.errors import UserError
 from hpcdecode.job import EngineOptions
-from hpcdecode.launch import Rank, Team
-from hpcdecode.setup import device_of, kv_device_of, measure_room
+from hpcdecode.launch import Team
+from hpcdecode.roles import Rank, assign, assign_cores, assign_devices, assign_roles
+from hpcdecode.setup import measure_room, measure_speeds
 
 
 def ranks(*cpus, host="a"):
     return [Rank(rank=i, host=host, cpus=list(c)) for i, c in enumerate(cpus)]
 
 
-def roles(count, s_ranks=None):
+def roles_of(count, s_ranks=None):
     team = ranks(*[[0]] * count)
-    launch._assign_roles(team, s_ranks)
+    assign_roles(team, s_ranks)
     return [r.role for r in team]
 
 
 def test_roles():
-    assert roles(1) == ["SR"]
-    assert roles(3) == ["S", "R", "R"]
-    assert roles(4, s_ranks=2) == ["S", "S", "R", "R"]
+    assert roles_of(1) == ["SR"]
+    assert roles_of(3) == ["S", "R", "R"]
+    assert roles_of(4, s_ranks=2) == ["S", "S", "R", "R"]
 
 
 @pytest.mark.parametrize(
@@ -51,46 +54,46 @@ def test_a_process_knows_before_mpi_whether_it_is_alone(monkeypatch, variables, 
 
 def test_ranks_that_see_a_gpu_are_s_ranks():
     team = ranks([0], [0], [0], [0])
-    team[1].gpus = team[3].gpus = 1
-    launch._assign_roles(team, None)
+    team[1].gpus = team[3].gpus = ["x"]
+    assign_roles(team, None)
     assert [r.role for r in team] == ["R", "S", "R", "S"]
-    launch._assign_roles(team, 1)
+    assign_roles(team, 1)
     assert [r.role for r in team] == ["R", "S", "R", "R"]
     for rank in team:
-        rank.gpus = 1
-    launch._assign_roles(team, None)
+        rank.gpus = ["x"]
+    assign_roles(team, None)
     assert [r.role for r in team] == ["S", "R", "R", "R"]
 
 
 @pytest.mark.parametrize(("count", "s_ranks"), [(1, 2), (2, 2), (3, 4)])
 def test_a_world_without_r_rank_is_refused(count, s_ranks):
     with pytest.raises(UserError, match="s-ranks") as caught:
-        roles(count, s_ranks)
+        roles_of(count, s_ranks)
     assert caught.value.everywhere
 
 
 def test_ranks_that_were_given_the_same_cores_share_them_out():
     team = ranks(range(5), range(5))
-    launch._assign_cores(team)
+    assign_cores(team)
     assert [r.cpus for r in team] == [[0, 1], [2, 3, 4]]
     assert [(r.threads, r.pinned) for r in team] == [(2, True), (3, True)]
 
 
 def test_ranks_that_were_given_cores_of_their_own_keep_them():
     team = ranks([0, 1], [2, 3])
-    launch._assign_cores(team)
+    assign_cores(team)
     assert [(r.cpus, r.threads, r.pinned) for r in team] == [([0, 1], 2, True), ([2, 3], 2, True)]
 
 
 def test_more_ranks_than_cores_run_unpinned_on_one_thread_each():
     team = ranks([0, 1], [0, 1], [0, 1])
-    launch._assign_cores(team)
+    assign_cores(team)
     assert [(r.cpus, r.threads, r.pinned) for r in team] == [([0, 1], 1, False)] * 3
 
 
 def test_cores_of_other_hosts_are_other_cores():
     team = [*ranks([0, 1]), Rank(rank=1, host="b", cpus=[0, 1])]
-    launch._assign_cores(team)
+    assign_cores(team)
     assert [r.threads for r in team] == [2, 2]
 
 
@@ -108,20 +111,72 @@ def test_a_process_without_launcher_is_a_world_of_its_own(monkeypatch):
     assert launch.world() is None
 
 
+def placed(roles, gpus, device=None, r_device="cpu"):
+    """Devices of ranks of one host, by what they see."""
+    seen = zip(roles, gpus, strict=True)
+    ranks = [Rank(rank=i, host="a", cpus=[i], gpus=gpus, role=role) for i, (role, gpus) in enumerate(seen)]
+    assign_devices(ranks, device, r_device)
+    return [" ".join([r.device] * r.has_s + [r.kv_device] * r.has_r) for r in ranks]
+
+
+def test_ranks_take_the_gpu_that_fewest_have_taken():
+    see_three = [["x", "y", "z"]] * 4
+    assert placed("SSRR", see_three) == ["cuda:0", "cuda:1", "cpu", "cpu"]
+    assert placed("SSRR", see_three, "cpu") == ["cpu"] * 4
+    assert placed("SSRR", see_three, None, "cuda") == ["cuda:0", "cuda:1", "cuda:2", "cuda:0"]
+    assert placed("SSRR", see_three, "cpu", "cuda") == ["cpu", "cpu", "cuda:0", "cuda:1"]
+    assert placed("SR", [["x"], ["y"]], None, "cuda") == ["cuda:0", "cuda:0"]  # each the only one that it sees
+    assert placed("SR", [["x", "y"], ["y", "x"]], None, "cuda") == ["cuda:0", "cuda:0"]
+    assert placed(["SR"], [["x", "y"]], None, "cuda") == ["cuda:0 cuda:0"]
+    assert placed(["SR"], [["x", "y"]], "cpu", "cuda") == ["cpu cuda:0"]
+    assert placed(["SR"], [["x"]]) == ["cuda:0 cpu"]
+
+
+def test_auto_leaves_r_ranks_without_a_gpu_of_their_own_on_cpus():
+    assert placed("SRRR", [["x", "y"]] * 4, None, "auto") == ["cuda:0", "cuda:1", "cpu", "cpu"]
+    assert placed("SRRR", [["x"], ["x"], ["y"], []], None, "auto") == ["cuda:0", "cpu", "cuda:0", "cpu"]
+    assert placed("SR", [["x"], ["x"]], None, "auto") == ["cuda:0", "cpu"]
+    assert placed(["SR"], [["x"]], None, "auto") == ["cuda:0 cuda:0"]
+    assert placed(["SR"], [[]], None, "auto") == ["cpu cpu"]
+
+
+def test_ranks_that_compute_on_gpus_leave_the_cores_to_those_that_do_not():
+    team = ranks(*[range(16)] * 3)
+    team[0].gpus = ["x"]
+    assign(team, None, None, "cpu")
+    assert [(r.device, r.kv_device) for r in team] == [("cuda:0", "cpu"), ("cpu", "cpu"), ("cpu", "cpu")]
+    assert [r.threads for r in team] == [2, 7, 7]
+    assert sorted(c for r in team for c in r.cpus) == list(range(16))
+    team = ranks(*[range(16)] * 2)
+    for rank in team:
+        rank.gpus = ["x", "y"]
+    assign(team, 1, None, "cuda")
+    assert [len(r.cpus) for r in team] == [8, 8]
+
+
 @pytest.mark.parametrize(
-    ("flags", "devices"),
+    ("devices", "rates", "speeds"),
     [
-        ({}, [("cuda:0", "cpu"), ("cuda:1", "cpu"), ("cpu", "cpu"), ("cpu", "cpu")]),
-        ({"device": "cpu"}, [("cpu", "cpu")] * 4),
-        ({"r_device": "cuda"}, [("cuda:0", "cpu"), ("cuda:1", "cpu"), ("cpu", "cuda:2"), ("cpu", "cuda:0")]),
-        ({"device": "cpu", "r_device": "cuda"}, [("cpu", "cpu"), ("cpu", "cpu"), ("cpu", "cuda:0"), ("cpu", "cuda:1")]),
+        (["cpu", "cpu", "cpu"], None, [1, 1, 1]),  # alike: not measured
+        (["cpu", "cpu", "cuda:0"], [30.0, 50.0, 800.0], [1, 1, 20]),
+        (["cuda:1", "cpu", "cuda:0"], [900.0, 50.0, 1100.0], [20, 1, 20]),
     ],
 )
-def test_gpus_go_round_the_ranks_of_a_host_that_use_one(flags, devices):
-    roles, options = "SSRR", EngineOptions(model="", **flags)
-    ranks = [Rank(rank=i, host="a", cpus=[i], gpus=3, role=role) for i, role in enumerate(roles)]
-    teams = [Team(SimpleNamespace(rank=i), ranks) for i in range(4)]
-    assert [(device_of(options, team), kv_device_of(options, team)) for team in teams] == devices
+def test_r_ranks_that_differ_are_measured_and_those_alike_are_taken_as_equal(monkeypatch, devices, rates, speeds):
+    ranks = [Rank(rank=i + 1, host="a", cpus=[i], role="R", kv_device=d, isa="x") for i, d in enumerate(devices)]
+    ranks = [Rank(rank=0, host="a", cpus=[9], role="S"), *ranks]
+    team = Team(SimpleNamespace(rank=1), ranks)
+    monkeypatch.setattr(setup, "_read_rate", lambda me: rates[me.rank - 1])
+    monkeypatch.setattr(Team, "gather_all", lambda self, value, kind: [0.0, *rates])
+    measure_speeds(team)
+    assert [r.speed for r in team.ranks] == [1, *speeds] and team.me.speed == speeds[0]
+
+
+def test_the_rate_of_a_rank_is_that_of_what_it_attends_with():
+    cpu = Rank(rank=0, host="a", cpus=arranged(os.sched_getaffinity(0)), role="R")
+    assert setup._read_rate(cpu) > 1e8
+    cpu.kv_device = "cpu:0"  # as a device, emulated
+    assert setup._read_rate(cpu) > 1e8
 
 
 def test_gpu_memory_bounds_what_torch_and_the_kv_cache_take_together(monkeypatch):
@@ -136,7 +191,7 @@ def test_gpu_memory_bounds_what_torch_and_the_kv_cache_take_together(monkeypatch
 
     def room(own: str, **flags) -> float:
         """GiB of the KV cache."""
-        rank = Rank(rank=0, host="a", cpus=[0], gpus=1, role="SR", device=own, kv_device="cuda:0")
+        rank = Rank(rank=0, host="a", cpus=[0], gpus=["x"], role="SR", device=own, kv_device="cuda:0")
         options = EngineOptions(model="", r_device="cuda", **flags)
         measure_room(options, Team(None, [rank]), SimpleNamespace(shapes=[shape], kv_dtype="bfloat16", block_tokens=64))
         return rank.kv_tokens * 256 / gib
@@ -152,8 +207,8 @@ def test_gpu_memory_bounds_what_torch_and_the_kv_cache_take_together(monkeypatch
 
 
 def test_a_rank_that_should_have_a_gpu_and_sees_none_is_named():
-    ranks = [Rank(rank=i, host=f"n{i}", cpus=[0], gpus=int(i == 0), role="SR"[i]) for i in range(2)]
-    team = Team(SimpleNamespace(rank=0), ranks)
-    assert device_of(EngineOptions(model="", device="cuda"), team) == "cuda:0"
+    ranks = [Rank(rank=i, host=f"n{i}", cpus=[0], gpus=["x"][i:], role="SR"[i]) for i in range(2)]
+    assign_devices(ranks, "cuda", "cpu")
+    assert [r.device for r in ranks] == ["cuda:0", "cpu"]
     with pytest.raises(UserError, match="--r-device cuda: rank 1 on n1 sees no GPU"):
-        kv_device_of(EngineOptions(model="", r_device="cuda"), team)
+        assign_devices(ranks, None, "cuda")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from attention_cases import ints, make_batch, pretend, run_batch
 
-from hpcdecode import cores, launch
+from hpcdecode import cores, roles
 from hpcdecode.attention import KvCapacityError, LayerShape, open_store
 
 SHAPE = LayerShape(2, 8, 8, 4, 0.4)
@@ -112,8 +112,8 @@ def test_cores_are_arranged_by_node_and_core(machine):
 
 def test_ranks_that_share_a_host_get_whole_nodes(machine):
     given = cores.arranged(range(8))
-    ranks = [launch.Rank(rank=i, host="a", cpus=given) for i in range(2)]
-    launch._assign_cores(ranks)
+    ranks = [roles.Rank(rank=i, host="a", cpus=given) for i in range(2)]
+    roles.assign_cores(ranks)
     assert [set(cores.nodes_of(r.cpus)) for r in ranks] == [{0}, {1}]
 
 

@@ -66,10 +66,11 @@ class Machine:
         prefill_tokens=64,
         stops=None,
         shared=0,
+        speeds=None,
         **kind,
     ):
         self.stops = stops or {}  # (line, sample, position) -> token
-        self.placement = Placement(capacity, block, lanes)
+        self.placement = Placement(capacity, block, lanes, speeds)
         limits = Limits(batch, period, steps, prefill_tokens, None, shared, **kind)
         self.injectors = [Injector(lane, feed, self.placement, limits, Stops()) for lane in range(lanes)]
         sizes = {"kv_dtype": "float32", "max_sequences": limits.slots * lanes, "block_tokens": block}
@@ -152,6 +153,33 @@ def test_r_ranks_read_about_as_much_in_every_layer():
     assert np.median(np.divide(slowest, mean)) < 1.05
     placed = {rank for read in full for rank, (_, n) in enumerate(read) if n}
     assert placed == {0, 1}
+
+
+def test_r_ranks_read_by_their_speeds():
+    draw = np.random.default_rng(0)
+    rows = [(int(draw.integers(100, 400)), int(draw.integers(32, 128))) for _ in range(256)]
+    size = {"batch": 64, "period": 8, "steps": 128, "prefill_tokens": 4096, "lanes": 2}
+    speeds = [1.0, 4.0, 1.0]
+    machine = Machine(ListFeed(prompts(rows)), capacity=[100_000] * 3, speeds=speeds, **size).run()
+    full = [read for read in machine.reads if sum(n for _, n in read) >= 48]
+    slowest = [max(tokens / speed for (tokens, _), speed in zip(read, speeds, strict=True)) for read in full]
+    best = [sum(tokens for tokens, _ in read) / sum(speeds) for read in full]
+    assert np.median(np.divide(slowest, best)) < 1.15
+
+
+def test_a_slow_r_rank_gets_no_sequence_that_a_fast_one_would_have_done_sooner():
+    machine = Machine(
+        ListFeed(prompts([(20, 21)] * 24)), batch=12, period=20, steps=20, capacity=[10_000] * 2, speeds=[1.0, 20.0]
+    ).run()
+    assert {s.rank for s in machine.done} == {1}
+
+
+def test_a_fast_r_rank_that_is_full_leaves_sequences_to_a_slow_one():
+    machine = Machine(
+        ListFeed(prompts([(20, 21)] * 24)), batch=12, period=20, steps=20, capacity=[10_000, 41 * 8], speeds=[1.0, 20.0]
+    ).run()
+    ranks = [s.rank for s in machine.done[:12]]
+    assert (ranks.count(0), ranks.count(1)) == (4, 8)
 
 
 def test_early_ends_are_replaced_at_the_next_injection():
