@@ -94,7 +94,6 @@ struct MergeArgs {
 // [kPromptTile / word_elements][v_pad] words of V. A word is four bytes: one float, or two bfloat16 that follow one
 // another along k_dim (K) or along the positions (V).
 constexpr int kPromptTile = 64;
-constexpr int kMaxPromptRows = 32;   // query rows of one pass, in the kernels of any ISA
 constexpr int kPromptItemRows = 96;  // query rows (tokens x group) of one item, unless the group is larger
 
 struct PromptLayout {

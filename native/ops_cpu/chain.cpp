@@ -48,8 +48,6 @@ class Barrier {
     std::atomic<unsigned> phase_{0};
 };
 
-int64_t part(int64_t count, int member, int members) { return count * member / members; }
-
 }  // namespace
 
 struct alignas(64) Chain::Group {
@@ -121,8 +119,8 @@ void Chain::run(int64_t tokens, int threads, const std::vector<Rows>& given, Row
 void Chain::join_group(Call call, int thread, int threads) const {
     const int count = groups(call.tokens, threads);
     int group = 0;
-    while (part(threads, group + 1, count) <= thread) ++group;
-    const int64_t first = part(threads, group, count), end = part(threads, group + 1, count);
+    while (share(threads, group + 1, count) <= thread) ++group;
+    const int64_t first = share(threads, group, count), end = share(threads, group + 1, count);
     const int64_t rounds = (call.tokens + count * kBlock - 1) / (count * kBlock);
     call.blocks = multiplies_ || passed_bytes_ > 0 ? count * rounds : count;
     take_blocks(call, call.groups[group], {thread, static_cast<int>(thread - first), static_cast<int>(end - first)});
@@ -139,10 +137,10 @@ void Chain::take_blocks(const Call& call, Group& group, const Member& me) const 
 }
 
 void Chain::run_block(const Call& call, Group& group, int64_t block, const Member& me) const {
-    const int64_t first = attends_ ? block : part(call.tokens, block, call.blocks), step = attends_ ? call.blocks : 1;
+    const int64_t first = attends_ ? block : share(call.tokens, block, call.blocks), step = attends_ ? call.blocks : 1;
     const int64_t count =
-        attends_ ? (call.tokens - block + step - 1) / step : part(call.tokens, block + 1, call.blocks) - first;
-    const int64_t from = part(count, me.number, me.of), to = part(count, me.number + 1, me.of);
+        attends_ ? (call.tokens - block + step - 1) / step : share(call.tokens, block + 1, call.blocks) - first;
+    const int64_t from = share(count, me.number, me.of), to = share(count, me.number + 1, me.of);
     std::vector<Rows> all, own;
     for (int i = 0; i < given_; ++i) {
         const Rows& rows = call.given[i];

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "kernel_api.h"
+#include "team.h"
 
 namespace hpcdecode::ops {
 namespace {
@@ -29,19 +30,19 @@ Product::Product(Type in, Type out, int64_t words, int64_t outputs, const std::s
 }
 
 const char* Product::panel(const Rows& weight, int member, int members) const {
-    return weight.data + panels() * member / members * panel_words_ * sizeof(uint32_t);
+    return weight.data + share(panels(), member, members) * panel_words_ * sizeof(uint32_t);
 }
 
 void Product::run(int64_t rows, const Rows& x, const Rows& weight, const Rows& out, int member, int members,
                   const char* next) const {
-    const int64_t last = panels() * (member + 1) / members, tiles = (rows + kTileRows - 1) / kTileRows;
+    const int64_t last = share(panels(), member + 1, members), tiles = (rows + kTileRows - 1) / kTileRows;
     const int64_t ahead = words_ * kLine;  // bytes that a tile fetches
-    for (int64_t p = panels() * member / members; p < last; ++p) {
+    for (int64_t p = share(panels(), member, members); p < last; ++p) {
         const auto* panel = reinterpret_cast<const uint32_t*>(weight.data) + p * panel_words_;
         const auto* following = p + 1 < last ? reinterpret_cast<const char*>(panel + panel_words_) : next;
         const int columns = static_cast<int>(std::min<int64_t>(kPanel, outputs_ - p * kPanel));
         for (int64_t t = 0; t < tiles; ++t) {
-            const int64_t row = rows * t / tiles, count = rows * (t + 1) / tiles - row;
+            const int64_t row = share(rows, t, tiles), count = share(rows, t + 1, tiles) - row;
             const bool fetches = following != nullptr && t * ahead < panel_words_ * 4;
             tiles_[count - 1]({x.data + row * x.row_bytes, x.row_bytes, panel, words_,
                                out.data + row * out.row_bytes + p * kPanel * out_size_, out.row_bytes, columns,

@@ -1,12 +1,16 @@
 // Parallel work on the OpenMP threads that torch's matrix products use, so that it starts on warm threads and none of
 // the process's threads stands in another's way.
 #pragma once
+#include <cstdint>
 #include <mutex>
 #include <vector>
 
 #include "workers.h"
 
 namespace hpcdecode {
+
+// Where the share of a member begins, of `count` that `members` divide.
+inline int64_t share(int64_t count, int64_t member, int64_t members) { return count * member / members; }
 
 // Calls work(data, part, parts) for part 0 .. parts - 1 at once, on that many of `threads` threads, torch's number:
 // the runtime ends threads that a smaller team leaves out. May call with fewer parts, down to one here.

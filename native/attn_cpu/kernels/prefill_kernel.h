@@ -6,7 +6,6 @@ struct Prefill {
     using Word = typename Words::Word;
     static constexpr int kSteps = Words::kElements;
     static constexpr int kRows = Words::kRows;
-    static_assert(kRows <= kMaxPromptRows, "more than the calls of one prompt expect");
     static constexpr int kVecsPerTile = kPromptTile / W;
     static constexpr int kWeights = kPromptTile / kSteps;  // words of a row
     static constexpr float kSlack = 8.0f;  // weights grow to 2^kSlack before the reference exponent follows
