@@ -152,7 +152,11 @@ def named(ranks: Iterable[Rank]) -> str:
 def _visible_gpus() -> list[str]:
     import torch
 
-    return [str(torch.cuda.get_device_properties(i).uuid) for i in range(torch.cuda.device_count())]
+    numbers = range(torch.cuda.device_count())
+    try:
+        return [str(torch.cuda.get_device_properties(i).uuid) for i in numbers]
+    except (AttributeError, RuntimeError):  # a driver that does not tell; ranks are taken to see the same ones
+        return list(map(str, numbers))
 
 
 def broadcast(comm: MPI.Intracomm | None, value, kind, root: int = 0):

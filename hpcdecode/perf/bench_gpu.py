@@ -209,18 +209,18 @@ def transfers(model: SplitModel, copies: Copies, batch: int, passes: int) -> Ite
 def jobs(
     site: Site,
     work: Workload,
-    worlds: Seq[World],
+    among: Seq[World],
     flags: Seq[str],
     batch: int,
     slice_seconds: dict[int, float],
 ) -> Iterator[dict]:
     """Tokens/s of whole jobs; the ratio is to the first world's. slice_seconds: of a lane's step, by their number."""
     made, first = work.rows * work.new, None
-    for world in worlds:
+    for world in among:
         run = Hpcdecode(site, world.ranks, [*flags, *world.flags]).run(work)
         rate = made / run.seconds
         first = first or rate
-        yield case(f"job, {world.name}", [rate], "tokens/s", worlds[0].name, [rate / first])
+        yield case(f"job, {world.name}", [rate], "tokens/s", among[0].name, [rate / first])
         if world.lanes:
             steps = (made - work.rows) / (batch // world.lanes)
             busy = steps * slice_seconds[world.lanes] / run.decode_seconds
@@ -228,7 +228,7 @@ def jobs(
             yield case(name, [100 * (1 - busy)], "% of the time", "slices alone, busy", [busy])
     if torch.cuda.is_available():
         rate = _by_transformers(site.checkpoint, work.prompts(site.shape), work.new)
-        yield case("job, transformers' continuous batching", [rate], "tokens/s", worlds[0].name, [rate / first])
+        yield case("job, transformers' continuous batching", [rate], "tokens/s", among[0].name, [rate / first])
 
 
 def _by_transformers(folder: Path, prompts: list[list[int]], new: int) -> float:
