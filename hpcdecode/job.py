@@ -52,6 +52,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     weights: str | None = None  # of projections; None: as dtype
     kv_dtype: str | None = None
     device: str | None = None  # of S-ranks: cuda where they see a GPU
+    compile: bool = False  # slices on GPUs, by torch's compiler
     r_device: str = "cpu"  # of R-ranks; auto: a GPU where one is left for the rank
     batch: int | None = None  # B, sequences decoding at once in the steady state
     period: int | None = None  # F, steps between injections

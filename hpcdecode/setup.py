@@ -82,7 +82,12 @@ def load(
         tokenizer = Tokenizer.load(options.model)
         device = team.me.device
         dtype = options.dtype or auto_dtype(options.model, device)
-        loaded = model or load_split(options.model, dtype=dtype, device=device, int8=options.weights == "int8")
+        if options.compile and device == "cpu":
+            raise UserError(
+                "--compile: expected S-ranks on GPUs, got cpu, where slices are compiled in any case; leave it out"
+            )
+        ways = {"int8": options.weights == "int8", "inductor": options.compile}
+        loaded = model or load_split(options.model, dtype=dtype, device=device, **ways)
         partition_of(options, team).check(loaded.attends)
         return _describe(options, loaded, tokenizer) if team.lead else None, loaded, tokenizer
 

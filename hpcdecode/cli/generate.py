@@ -134,6 +134,7 @@ def _add_size(group) -> None:
     add("--weights", choices=WEIGHTS, help="of projections: rounded, and their inputs before each product (as --dtype)")
     add("--kv-dtype", choices=KV_DTYPES, help="of the KV cache (as --dtype)")
     add("--device", choices=DEVICES, help="of the S-ranks (cuda where they see a GPU)")
+    add("--compile", action=_Switch, help="slices on GPUs, by torch's compiler: a longer start, and fewer kernels")
     help = f"of the R-ranks ({_DEFAULTS['r_device']}); auto: a GPU where one is left for the rank, else its CPUs; "
     help += "in one process with cuda for both, the KV cache is the GPU's"
     add("--r-device", choices=R_DEVICES, help=help)

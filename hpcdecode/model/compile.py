@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, fx
 
+from hpcdecode.model.cache import directory
 from hpcdecode.model.chain import chained
 from hpcdecode.model.checkpoint import Stack
 from hpcdecode.model.fuse import fuse
@@ -28,8 +30,12 @@ class Compiled:
         return tuple(make_weight(recipe, [sources[i] for i in recipe.inputs]) for recipe in self.recipes)
 
 
-def compile_graph(graph: fx.Graph, device: torch.device, int8: bool = False) -> Compiled:
-    """Merge, pack and fuse for the CPU; a plain graph for other devices. int8: of the projections' weights."""
+def compile_graph(graph: fx.Graph, device: torch.device, int8: bool = False, inductor: bool = False) -> Compiled:
+    """Merge, pack and fuse for the CPU; a plain graph for other devices, or what torch's compiler makes of it.
+
+    int8: of the projections' weights. inductor: whether that compiles."""
+    if inductor:
+        return compile_by_torch(graph)
     if device.type != "cpu":
         return compile_plain(graph)
     made = copied(graph)
@@ -42,6 +48,16 @@ def compile_plain(graph: fx.Graph) -> Compiled:
     """The graph as it is, operator by operator, on any device."""
     weights = sum(n.op == "placeholder" and n.name.startswith("w") for n in graph.nodes)
     return runnable(copied(graph), [Recipe((i,)) for i in range(weights)])
+
+
+def compile_by_torch(graph: fx.Graph) -> Compiled:
+    """The plain graph with its element-wise work fused: at the first call, and at the second for any number of tokens.
+
+    What was compiled is kept beside the traces.
+    """
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(directory() / "inductor"))
+    plain = compile_plain(graph)
+    return replace(plain, run=torch.compile(plain.run, fullgraph=True))
 
 
 def runnable(graph: fx.Graph, recipes: list[Recipe]) -> Compiled:

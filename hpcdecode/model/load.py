@@ -39,6 +39,7 @@ class SplitModel:
         weights: dict[str, Tensor | Stack] | None,
         slice_bound: Callable[[], None] = lambda: None,
         int8: bool = False,
+        inductor: bool = False,
     ):
         """`slice_bound` is called when the weights of one more slice are in their final form, int8 or as they were."""
         self.config = config
@@ -52,11 +53,13 @@ class SplitModel:
         self._weights: list[tuple] = []
         self._sinks: list[Tensor | None] = []
         if weights is not None:
-            self._bind(weights, slice_bound, int8)
+            self._bind(weights, slice_bound, int8, inductor)
 
-    def _bind(self, weights: dict[str, Tensor | Stack], slice_bound: Callable[[], None], int8: bool) -> None:
+    def _bind(
+        self, weights: dict[str, Tensor | Stack], slice_bound: Callable[[], None], int8: bool, inductor: bool
+    ) -> None:
         values = Values(self.parts.trace, weights, self.device)
-        compiled = [compile_graph(group.graph, self.device, int8) for group in self.parts.groups]
+        compiled = [compile_graph(group.graph, self.device, int8, inductor) for group in self.parts.groups]
         self._compiled = [compiled[s.group] for s in self.parts.slices]
         for part in self.parts.slices:
             self._weights.append(compiled[part.group].weights([values[n] for n in part.weights]))
@@ -189,10 +192,11 @@ def load_split(
     device: str | torch.device = "cpu",
     weights: bool = True,
     int8: bool = False,
+    inductor: bool = False,
 ) -> SplitModel:
     """Trace, cut and bind the model directory `path`; without `weights` only shapes can be asked for.
 
-    int8: projections multiply in int8, on a CPU with VNNI (see quantize.py).
+    int8: projections multiply in int8, on a CPU with VNNI (see quantize.py). inductor: slices by torch's compiler.
 
     Raises UserError for whatever is missing, broken or not supported, saying what was expected and what to change.
     """
@@ -211,4 +215,4 @@ def load_split(
         wanted = {name for node, name in traced.weights.items() if node.users}
         with quiet():
             bound = read_weights(Path(path), traced.model, wanted, stackable(traced), device)
-    return SplitModel(config, parts, device, bound, lambda: forget_pages(Path(path)), int8)
+    return SplitModel(config, parts, device, bound, lambda: forget_pages(Path(path)), int8, inductor)

@@ -2,10 +2,11 @@
 
 A random Llama checkpoint is made once and kept in the work folder. Attention is verified against float64 first.
 attention: GB/s of attn_cuda against copying on the device. slices: a step's slices and logits of B sequences against
-their bare matrix products. transfers: the seconds that the copies of a step add to its slices, against what they take
-alone. jobs: tokens/s of whole jobs, by where S and R are, the first of them in one process on the GPU, and of
-transformers' continuous batching; --gpu-memory bounds what a rank takes of a GPU, as a smaller card would. How long the
-S-rank idles while rows decode is what its slices, measured alone at a lane's batch, leave of the time.
+their bare matrix products, operator by operator and by torch's compiler. transfers: the seconds that the copies of a
+step add to its slices, against what they take alone. jobs: tokens/s of whole jobs, by where S and R are, the first of
+them in one process on the GPU, and of transformers' continuous batching; --gpu-memory bounds what a rank takes of a
+GPU, as a smaller card would. How long the S-rank idles while rows decode is what its slices, measured alone at a lane's
+batch, leave of the time.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from hpcdecode.perf.workload import SHAPES, Shape, Workload, default_folder
 
 @dataclass(frozen=True)
 class World:
-    """Where S and R of a job are. lanes: of the S-rank, or 0 where its slices are not on a GPU."""
+    """Where S and R of a job are. lanes: of the S-rank, or 0 where its slices are not those that are measured alone."""
 
     name: str
     ranks: int
@@ -51,6 +52,7 @@ def worlds(nodes: int, gpus: int) -> list[World]:
     both, s_only = ("--device", "cuda", "--r-device", "cuda"), ("--device", "cuda", "--s-ranks", "1")
     found = [
         World("S and R on one GPU", 1, 1, both),
+        World("S and R on one GPU, compiled slices", 1, 0, (*both, "--compile")),
         World("S on a GPU, R on the CPUs", 1 + nodes, 2, s_only),
         World(f"S and R on GPUs, {'each on one' if gpus > 1 else 'which is one'}", 2, 2, (*both, "--s-ranks", "1")),
     ]
@@ -81,6 +83,10 @@ def run(args: argparse.Namespace) -> dict:
     site, batch = Site(args.work.resolve(), args.model), min(max(args.batch), args.rows)
     launcher(2)  # UserError where there is none, before all else
     cases = [*attention(device, args.batch[0], args.context, args.kv_dtype, args.passes)]
+    model = load_split(site.checkpoint, dtype="bfloat16", device=device, inductor=True)
+    for tokens in args.batch:
+        cases += slices(model, site.shape, tokens, args.passes, "compiled slices")
+    del model
     model = load_split(site.checkpoint, dtype="bfloat16", device=device)
     for tokens in args.batch:
         cases += slices(model, site.shape, tokens, args.passes)
@@ -134,7 +140,7 @@ def _opened(shape: LayerShape, kv_dtype: str, lengths: tuple[int, ...], device: 
     return CudaStore([shape], kv_dtype, filled.capacity(lengths), len(lengths), None, device)
 
 
-def slices(model: SplitModel, shape: Shape, batch: int, passes: int) -> Iterator[dict]:
+def slices(model: SplitModel, shape: Shape, batch: int, passes: int, name: str = "slices") -> Iterator[dict]:
     """A step of `batch` decoding sequences, without its attention."""
     x = {n: torch.randn(batch, n, dtype=model.dtype, device=model.device) for n in {n for n, _ in shape.linears}}
     sizes = [*shape.linears, (shape.hidden, shape.vocabulary)]
@@ -148,11 +154,12 @@ def slices(model: SplitModel, shape: Shape, batch: int, passes: int) -> Iterator
 
     step, times, ratios = step_of(model, batch), [], []
     with torch.inference_mode():
+        step()  # compiles
         for _ in range(passes + 1):
             limit = _seconds(products, model.device)
             times.append(_seconds(step, model.device))
             ratios.append(limit / times[-1])
-    yield case(f"slices, {batch} sequences", [t * 1e3 for t in times[1:]], "ms a step", "bare products", ratios[1:])
+    yield case(f"{name}, {batch} sequences", [t * 1e3 for t in times[1:]], "ms a step", "bare products", ratios[1:])
 
 
 def step_seconds(model: SplitModel, batch: int, passes: int) -> float:

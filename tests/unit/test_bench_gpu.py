@@ -43,4 +43,4 @@ def test_worlds_use_every_gpu_and_numa_node():
     flags = {w.name: (w.ranks, " ".join(w.flags)) for w in bench_gpu.worlds(nodes=4, gpus=2)}
     assert flags["S on a GPU, R on the CPUs"] == (5, "--device cuda --s-ranks 1")
     assert flags["S on a GPU, R on GPUs and CPUs"] == (6, "--device cuda --s-ranks 1 --r-device auto")
-    assert [w.ranks for w in bench_gpu.worlds(nodes=1, gpus=1)] == [1, 2, 2, 1]
+    assert [w.ranks for w in bench_gpu.worlds(nodes=1, gpus=1)] == [1, 1, 2, 2, 1]
