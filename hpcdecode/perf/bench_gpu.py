@@ -86,7 +86,6 @@ def run(args: argparse.Namespace) -> dict:
     model = load_split(site.checkpoint, dtype="bfloat16", device=device, inductor=True)
     for tokens in args.batch:
         cases += slices(model, site.shape, tokens, args.passes, "compiled slices")
-    del model
     model = load_split(site.checkpoint, dtype="bfloat16", device=device)
     for tokens in args.batch:
         cases += slices(model, site.shape, tokens, args.passes)
@@ -97,11 +96,14 @@ def run(args: argparse.Namespace) -> dict:
     work = Workload("gpu", args.rows, 256, 512, args.new_tokens)
     flags = ["--batch", str(batch), *(["--gpu-memory", str(args.gpu_memory)] if args.gpu_memory else [])]
     cpus = sorted(os.sched_getaffinity(0))
-    each = worlds(len(set(nodes_of(cpus))), torch.cuda.device_count())
-    cases += jobs(site, work, each, flags, batch, slice_seconds)
-    about = {"read GB/s": round(read_rate(cpus) / 1e9, 1)}
-    about |= {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
-    return {"bench": "gpu", "machine": {**machine(), **about}, "cases": cases}
+    among = worlds(len(set(nodes_of(cpus))), torch.cuda.device_count())
+    cases += jobs(site, work, among, flags, batch, slice_seconds)
+    return {"bench": "gpu", "machine": {**machine(), **_about(device, cpus)}, "cases": cases}
+
+
+def _about(device: torch.device, cpus: list[int]) -> dict:
+    rate = round(read_rate(cpus) / 1e9, 1)
+    return {"read GB/s": rate, "gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
 
 
 def attention(
