@@ -86,6 +86,7 @@ def run(args: argparse.Namespace) -> dict:
     model = load_split(site.checkpoint, dtype="bfloat16", device=device, inductor=True)
     for tokens in args.batch:
         cases += slices(model, site.shape, tokens, args.passes, "compiled slices")
+    del model  # before the next one comes
     model = load_split(site.checkpoint, dtype="bfloat16", device=device)
     for tokens in args.batch:
         cases += slices(model, site.shape, tokens, args.passes)
