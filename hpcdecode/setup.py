@@ -79,13 +79,13 @@ def load(
     def own() -> tuple[Setup | None, SplitModel | None, Tokenizer | None]:
         if not team.me.has_s:
             return None, None, None
-        tokenizer = Tokenizer.load(options.model)
         device = team.me.device
-        dtype = options.dtype or auto_dtype(options.model, device)
         if options.compile and device == "cpu":
             raise UserError(
                 "--compile: expected S-ranks on GPUs, got cpu, where slices are compiled in any case; leave it out"
             )
+        tokenizer = Tokenizer.load(options.model)
+        dtype = options.dtype or auto_dtype(options.model, device)
         ways = {"int8": options.weights == "int8", "inductor": options.compile}
         loaded = model or load_split(options.model, dtype=dtype, device=device, **ways)
         partition_of(options, team).check(loaded.attends)
