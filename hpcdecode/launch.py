@@ -189,28 +189,31 @@ def is_lead() -> bool:
 
 
 def leave(comm: MPI.Intracomm | None, code: int) -> int:
-    """`code`, once the other ranks have had time to end: a launcher that kills on bad exit would report them killed.
+    """`code`, once other processes have had time to end: launchers that kill on bad exit report those left as killed.
 
-    At the end of a job all ranks but one have exit code 0.
+    At the end of a job all ranks but one have exit code 0. Ranks of a world end here: taking Python down takes long.
     """
-    if comm is None:
-        return code
-    from mpi4py import MPI
-
-    from hpcdecode.exchange import ulfm
-
-    survived = bool(ulfm.lost(comm))
-    if survived:
-        ulfm.agreed(comm, True)
-    else:
-        MPI.Finalize()  # none returns before all have called it
-    if code:
+    if comm is not None:
+        _part(comm)
+    if code and started() > 1:
         time.sleep(_LEAVE_SECONDS)
-    if survived:  # MPI_Finalize would wait for the lost
+    if comm is not None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     return code
+
+
+def _part(comm: MPI.Intracomm) -> None:
+    """Returns once all ranks have called it."""
+    from mpi4py import MPI
+
+    from hpcdecode.exchange import ulfm
+
+    if ulfm.lost(comm):  # MPI_Finalize would wait for them
+        ulfm.agreed(comm, True)
+    else:
+        MPI.Finalize()
 
 
 def abort(comm: MPI.Intracomm | None, error: BaseException, code: int = 1) -> NoReturn:

@@ -17,7 +17,10 @@ from hpcdecode.errors import UserError
 def main(arguments: Seq[str] | None = None) -> int:
     """Run one subcommand; returns the exit code: 0 done, 1 failed, 2 not as asked; others are the subcommand's."""
     set_libraries(launch.started())
-    options = _parse(arguments, speak=launch.is_lead())
+    try:
+        options = _parse(arguments, speak=launch.is_lead())
+    except SystemExit as end:
+        return launch.leave(None, end.code)
     if options is None:
         return 0
     with options.signals or contextlib.nullcontext():

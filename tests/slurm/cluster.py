@@ -95,8 +95,11 @@ class Cluster:
 
     def state(self, job: str) -> str:
         """Such as RUNNING or COMPLETED."""
-        shown = self("scontrol", "show", "job", job, "-o").stdout
-        return next((word.partition("=")[2] for word in shown.split() if word.startswith("JobState=")), "")
+        return next((word.partition("=")[2] for word in self.shown(job).split() if word.startswith("JobState=")), "")
+
+    def shown(self, job: str) -> str:
+        """All that Slurm says of it, in one line."""
+        return self("scontrol", "show", "job", job, "-o").stdout
 
     def wait(self, job: str, *states: str, seconds: float = 120) -> str:
         """The first of `states` that the job comes to; AssertionError if it comes to none in time."""
@@ -105,7 +108,7 @@ class Cluster:
             state = self.state(job)
             if state in states:
                 return state
-            assert state not in ("FAILED", "CANCELLED", "NODE_FAIL", "BOOT_FAIL"), f"job {job} is {state}"
+            assert state not in ("FAILED", "CANCELLED", "NODE_FAIL", "BOOT_FAIL"), self.shown(job)
             time.sleep(0.2)
         raise AssertionError(f"job {job} is {state} after {seconds} s, not {' or '.join(states)}")
 
