@@ -20,3 +20,9 @@ class RankLost(Exception):
 
 class RowProblem(Exception):
     """One row cannot be used; it becomes an entry under `/errors` and the job goes on."""
+
+
+def first_line(error: BaseException) -> str:
+    """The exception's type and first line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

@@ -171,7 +171,7 @@ def _open_desk(job: Job, engine: Engine, begin: _Begin) -> Desk:
         "identity": begin.identity,
         "model": {
             "path": os.path.abspath(job.model),
-            "architectures": engine.model.config.architectures,
+            "architectures": engine.model.facts.architectures,
             "layers": len(setup.shapes),
             "dtype": setup.dtype,
             "weights": job.weights or setup.dtype,

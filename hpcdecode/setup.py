@@ -18,7 +18,7 @@ from hpcdecode.job import EngineOptions
 from hpcdecode.launch import Team
 from hpcdecode.memory import available_bytes
 from hpcdecode.model import SplitModel, load_split
-from hpcdecode.model.config import read_config
+from hpcdecode.model.config import stated_dtype
 from hpcdecode.perf.bandwidth import read_rate
 from hpcdecode.roles import Rank
 from hpcdecode.schedule.auto import choose, load_limit, mean_prompt, split
@@ -222,5 +222,5 @@ def _kv_bytes(options: EngineOptions, team: Team, setup: Setup) -> int:
 
 def auto_dtype(model: str, device: str = "cpu") -> str:
     """bfloat16 for a 16-bit checkpoint on a GPU, or a CPU that multiplies bfloat16, else float32."""
-    narrow = read_config(model).dtype in (torch.bfloat16, torch.float16)
+    narrow = stated_dtype(model) in ("bfloat16", "float16")
     return "bfloat16" if narrow and (device != "cpu" or multiplies_bfloat16()) else "float32"

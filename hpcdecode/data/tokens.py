@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,7 +11,8 @@ import msgspec
 
 from hpcdecode.data.logprobs import Logprobs
 from hpcdecode.data.prompts import Row, RowError, row_error
-from hpcdecode.errors import RowProblem, UserError
+from hpcdecode.errors import RowProblem, UserError, first_line
+from hpcdecode.model.config import quiet, read_json, text_config
 from hpcdecode.sampling.params import SamplingParams
 from hpcdecode.sampling.structured import Grammars
 
@@ -71,18 +71,16 @@ class Tokenizer:
         """Raises UserError where tokenizer files are missing, broken, or need code of their own."""
         folder = Path(model_dir)
         _require_files(folder)
-        from transformers import AutoTokenizer
-
         try:
-            backend = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+            backend = _backend(folder)
             works = bool(_ids(backend, ["a b"])[0])
         except Exception as e:
             raise UserError(
-                f"tokenizer of {folder}: expected files that transformers can load, got: {_brief(e)}"
+                f"tokenizer of {folder}: expected files that transformers can load, got: {first_line(e)}"
             ) from e
         if not works:
             raise UserError(f"tokenizer of {folder}: expected a vocabulary, got one that encodes 'a b' as nothing")
-        config = _text_config(_read_json(folder / "config.json"))
+        config = text_config(read_json(folder / "config.json"))
         vocab_size = int(config.get("vocab_size") or len(backend))
         return cls(backend, _eos_token_ids(folder, config, backend), vocab_size)
 
@@ -121,7 +119,7 @@ class Tokenizer:
         try:
             plain, spaced = _ids(self._backend, [word.lstrip(), " " + word.lstrip()], add_special_tokens=False)
         except Exception as e:
-            raise RowProblem(f"bad_words: the tokenizer refused {word!r}: {_brief(e)}") from e
+            raise RowProblem(f"bad_words: the tokenizer refused {word!r}: {first_line(e)}") from e
         if not plain:
             raise RowProblem(f"bad_words: expected words of at least one token, got {word!r}")
         both = len(plain) == len(spaced) and plain[0] != spaced[0]
@@ -132,7 +130,7 @@ class Tokenizer:
         try:
             encoded = _ids(self._backend, texts, add_special_tokens)
         except Exception as e:
-            raise RowProblem(f"the tokenizer refused the text: {_brief(e)}") from e
+            raise RowProblem(f"the tokenizer refused the text: {first_line(e)}") from e
         return [self._checked(ids) for ids in encoded]
 
     def chat_text(self, messages: list[dict]) -> str:
@@ -142,7 +140,7 @@ class Tokenizer:
         try:
             return self._backend.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         except Exception as e:
-            raise RowProblem(f"messages: the model's chat template refused them: {_brief(e)}") from e
+            raise RowProblem(f"messages: the model's chat template refused them: {first_line(e)}") from e
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Text of generated ids, special tokens left out unless they are asked for, and spaces left as they are."""
@@ -251,6 +249,17 @@ def _require_room(length: int, qualifier: str, max_positions: int) -> None:
         )
 
 
+def _backend(folder: Path) -> Any:
+    """transformers' tokenizer; where its class is stated, without the model's own config: that takes long to import."""
+    from transformers import AutoTokenizer, PreTrainedConfig
+
+    stated, options = read_json(folder / "tokenizer_config.json"), {}
+    if stated.get("tokenizer_class") and "auto_map" not in stated:
+        with quiet():
+            options["config"] = PreTrainedConfig.from_pretrained(folder)
+    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **options)
+
+
 def _ids(backend: Any, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
     options = {"padding": False, "truncation": False, "return_attention_mask": False, "verbose": False}
     return backend(texts, add_special_tokens=add_special_tokens, **options)["input_ids"]
@@ -265,32 +274,8 @@ def _require_files(folder: Path) -> None:
 
 
 def _eos_token_ids(folder: Path, config: dict[str, Any], backend: Any) -> frozenset[int]:
-    generation = _read_json(folder / "generation_config.json")
+    generation = read_json(folder / "generation_config.json")
     for value in (generation.get("eos_token_id"), config.get("eos_token_id"), backend.eos_token_id):
         if value is not None:
             return frozenset(value if isinstance(value, list) else [value])
     return frozenset()
-
-
-def _text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The part of config.json that describes the language model; what it lacks comes from the top level."""
-    return {**config, **(config.get("text_config") or {})}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """{} where there is no such file. Raises UserError where it is no JSON object."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as e:
-        raise UserError(f"{path}: expected a JSON object, got: {_brief(e)}") from e
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: expected a JSON object, got {type(value).__name__}")
-    return value
-
-
-def _brief(e: Exception) -> str:
-    """The exception's type and first line."""
-    lines = str(e).strip().splitlines()
-    return f"{type(e).__name__}: {lines[0][:200]}" if lines else type(e).__name__

@@ -1,4 +1,4 @@
-"""Traces kept on disk: tracing a model takes many seconds, and depends on its config and on versions alone.
+"""Traces, and where weights lie in a checkpoint, kept on disk: both take long, and depend on names and versions alone.
 
 A file is msgpack data without code, named by a hash of all that the trace depends on. Any of them may be deleted at
 any time; a new one appears by a rename, so that many ranks may write the same.
@@ -11,6 +11,8 @@ import hashlib
 import operator
 import os
 import tempfile
+from collections.abc import Sequence as Seq
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +21,15 @@ import torch
 from torch import Tensor, fx
 
 from hpcdecode import __version__
-from hpcdecode.errors import UserError
 from hpcdecode.model import ops
-from hpcdecode.model.config import quiet
+from hpcdecode.model.config import Facts, config_bytes, quiet, read_config
 from hpcdecode.model.meta import Meta
-from hpcdecode.model.trace import Trace, skeleton, trace
+from hpcdecode.model.sources import Sources, find_sources
+from hpcdecode.model.trace import Trace, trace
 
 NAMESPACES = ("aten", "hpcdecode")
 FUNCTIONS = ("getitem", "add", "sub", "mul", "floordiv")  # of the module operator
-SOURCES = ("trace.py", "ops.py", "clean.py", "meta.py", "cache.py")  # what a trace is made by
+MAKERS = ("config.py", "trace.py", "ops.py", "clean.py", "meta.py", "sources.py", "cache.py")
 
 
 class StoredTensor(msgspec.Struct, array_like=True):
@@ -53,23 +55,40 @@ class StoredTrace(msgspec.Struct, array_like=True):
     inputs: tuple[int, int, int, int]  # ids, positions, keep; logits
     weights: dict[int, str]
     constants: dict[int, StoredTensor]
+    dtype: str
+    facts: Facts
 
 
 class Unstorable(Exception):
     """The trace holds something that the format does not have."""
 
 
-def cached_trace(config, dtype: torch.dtype) -> Trace:
-    """The trace of `config` in `dtype`, from the cache directory if it is there; else made, and left there."""
-    file = directory() / f"{key(config, dtype)}.trace"
-    with contextlib.suppress(OSError, msgspec.MsgspecError, Unstorable, UserError):
-        ops.register()
-        with quiet():
-            return restored(msgspec.msgpack.decode(file.read_bytes(), type=StoredTrace), skeleton(config, dtype))
-    made = trace(config, dtype)
+def cached_trace(path: Path, dtype: torch.dtype) -> Trace:
+    """The trace of the model in `path` in `dtype`, from the cache directory if it is there; else made, and left there.
+
+    From there it takes no code of transformers. Raises what `read_config` and `trace` raise.
+    """
+    file = directory() / f"{key(path, dtype)}.trace"
+    with contextlib.suppress(OSError, msgspec.MsgspecError, Unstorable):
+        ops.define()
+        return restored(msgspec.msgpack.decode(file.read_bytes(), type=StoredTrace))
+    made = trace(read_config(path), dtype)
     with contextlib.suppress(OSError, Unstorable):
         write(file, msgspec.msgpack.encode(stored(made)))
     return made
+
+
+def cached_sources(path: Path, dtype: torch.dtype, keys: Seq[str], wanted: set[str], stackable: set[str]) -> Sources:
+    """`find_sources` of the traced model in `path`, from the cache directory if they are there, likewise."""
+    file = directory() / f"{key(path, dtype, *sorted(keys))}.sources"
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
+        return msgspec.msgpack.decode(file.read_bytes(), type=Sources)
+    with quiet():
+        found = find_sources(read_config(path), dtype, keys, wanted, stackable)
+    if not found.conversions:
+        with contextlib.suppress(OSError):
+            write(file, msgspec.msgpack.encode(found))
+    return found
 
 
 def directory() -> Path:
@@ -79,12 +98,11 @@ def directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hpcdecode"
 
 
-def key(config, dtype: torch.dtype) -> str:
-    import transformers
-
-    made_by = [(Path(__file__).parent / name).read_bytes() for name in SOURCES]
-    versions = (__version__, torch.__version__, transformers.__version__, str(dtype), config.to_json_string(False))
-    return hashlib.sha256(b"\0".join([*made_by, *(v.encode() for v in versions)])).hexdigest()[:32]
+def key(path: Path, dtype: torch.dtype, *about: str) -> str:
+    """A name for what depends on the config in `path`, `dtype`, `about` and the versions of what makes it."""
+    made_by = [(Path(__file__).parent / name).read_bytes() for name in MAKERS]
+    versions = (__version__, torch.__version__, version("transformers"), str(dtype), *about)
+    return hashlib.sha256(b"\0".join([*made_by, config_bytes(path), *(v.encode() for v in versions)])).hexdigest()[:32]
 
 
 def write(file: Path, data: bytes) -> None:
@@ -117,10 +135,12 @@ def stored(trace: Trace) -> StoredTrace:
         tuple(places[n] for n in (trace.ids, trace.positions, trace.keep, trace.logits)),
         {places[n]: name for n, name in trace.weights.items()},
         {places[n]: stored_tensor(t) for n, t in trace.constants.items()},
+        str(trace.dtype).removeprefix("torch."),
+        trace.facts,
     )
 
 
-def restored(data: StoredTrace, model: torch.nn.Module) -> Trace:
+def restored(data: StoredTrace) -> Trace:
     """Raises Unstorable for a file that does not hang together."""
     graph, nodes = fx.Graph(), []
     try:
@@ -136,10 +156,11 @@ def restored(data: StoredTrace, model: torch.nn.Module) -> Trace:
         graph.output((logits,))
         weights = {nodes[i]: name for i, name in data.weights.items()}
         constants = {nodes[i]: restored_tensor(t) for i, t in data.constants.items()}
+        dtype = getattr(torch, data.dtype)
     except (IndexError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise Unstorable from error
     attends = [n for n in nodes if n.target is torch.ops.hpcdecode.attend.default]
-    return Trace(graph, ids, positions, keep, weights, constants, attends, logits, model)
+    return Trace(graph, ids, positions, keep, weights, constants, attends, logits, dtype, data.facts)
 
 
 def target_name(node: fx.Node) -> str:

@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hpcdecode.errors import UserError
-from hpcdecode.model.config import first_line
+from hpcdecode.errors import UserError, first_line
+from hpcdecode.model.meta import Meta
+from hpcdecode.model.sources import Sources
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
@@ -85,106 +86,45 @@ class Stack(tuple):
 
 
 def read_weights(
-    path: Path, model: torch.nn.Module, wanted: set[str], stackable: set[str], device: torch.device
+    path: Path,
+    tensors: dict[str, Callable[[], Tensor]],
+    sources: Sources,
+    wanted: dict[str, Meta],
+    device: torch.device,
 ) -> dict[str, Tensor | Stack]:
-    """The parameters and persistent buffers `wanted` of `model` (a skeleton without storage), by name.
+    """The weights `wanted` by name, in these shapes and dtypes, from the `tensors` of the checkpoint in `path`.
 
-    Keys and layouts of the checkpoint become the model's by transformers' own conversion mapping. A tensor that has
-    the skeleton's dtype already is bound in place (mapped, on the CPU); others are converted one at a time. Experts'
-    weights in `stackable` stay separate tensors. Raises UserError for missing tensors and wrong shapes.
+    A tensor that has its dtype already is used in place (mapped, on the CPU); others are converted one at a time.
+    Raises UserError for missing tensors and wrong shapes.
     """
-    target = {**model.state_dict(keep_vars=True), **{k: v for k, v in model.named_parameters(remove_duplicate=False)}}
-    sources = match_keys(open_checkpoint(path), model, target)
+    like = {sources.ties.get(name, name): wanted[name].dtype for name in wanted}
     weights: dict[str, Tensor | Stack] = {}
-    for name in wanted:
-        held = held_name(name, sources, model)
-        if held is None:
-            continue
-        if held not in weights:
-            found = sources[held](held in stackable)
-            weights.update({k: place(v, target[k], device) for k, v in found.items() if k in target})
-        if held in weights:
-            weights[name] = weights[held]
-    check_weights(path, weights, {name: target[name] for name in wanted})
+    for name, key in sources.keys.items():
+        weights[name] = place(tensors[key](), like[name], device)
+    for name, experts in sources.stacks.items():
+        weights[name] = place(Stack(tuple(tensors[key]() for key in keys) for keys in experts), like[name], device)
+    for conversion in sources.conversions:
+        made = conversion.run(tensors)
+        weights.update({name: place(value, like[name], device) for name, value in made.items() if name in like})
+    weights.update({name: weights[held] for name, held in sources.ties.items() if held in weights})
+    check_weights(path, weights, wanted)
     return {name: weights[name] for name in wanted}
 
 
-def match_keys(tensors: dict[str, Callable], model, target: dict) -> dict[str, Callable[[bool], dict]]:
-    """For each model tensor the checkpoint holds, a function of "may it stay a Stack?" that yields it by name."""
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
-
-    mapping = get_model_conversion_mapping(model)
-    renamings = [m for m in mapping if isinstance(m, WeightRenaming)]
-    converters = [m for m in mapping if isinstance(m, WeightConverter)]
-    by_pattern = {pattern: c for c in converters for pattern in c.source_patterns}
-    sources: dict[str, Callable[[bool], dict]] = {}
-    collected: dict[str, tuple] = {}
-    prefix = model.base_model_prefix
-    for key in sorted(tensors, key=dot_natural_key):
-        name, pattern = rename_source_key(key, renamings, converters, prefix, target)
-        if name not in target and key in target:
-            name, pattern = key, None
-        if name not in target:
-            continue
-        if pattern is None:
-            sources[name] = lambda _, name=name, read=tensors[key]: {name: read()}
-        else:
-            _, parts = collected.setdefault(name, (by_pattern[pattern], {}))
-            parts.setdefault(pattern, []).append((key, tensors[key]))
-    for name, (converter, parts) in collected.items():
-        read = lambda stay, name=name, c=converter, parts=parts: convert(name, c, parts, model, stay)  # noqa: E731
-        for target_name in converted_names(name, converter):
-            sources[target_name] = read
-    return sources
-
-
-def converted_names(name: str, converter) -> list[str]:
-    """All model tensors that a conversion yields whose first is `name`."""
-    first, *others = converter.target_patterns
-    return [name, *(name.replace(first, other) for other in others)]
-
-
-def convert(name: str, converter, parts: dict[str, list], model, stay: bool) -> dict[str, Tensor | Stack]:
-    """Run one of transformers' conversions, or leave an experts' merge undone where `stay` allows."""
-    from copy import deepcopy
-
-    steps = [(type(op).__name__, getattr(op, "dim", None)) for op in converter.operations]
-    if stay and steps in ([("MergeModulelist", 0)], [("MergeModulelist", 0), ("Concatenate", 1)]):
-        columns = [[read() for _, read in parts[p]] for p in converter.source_patterns if p in parts]
-        return {name: Stack(zip(*columns, strict=True))}
-    own = deepcopy(converter)
-    for pattern, entries in parts.items():
-        for key, read in entries:
-            own.add_tensor(name, key, pattern, read)
-    result = own.convert(name, model=model, config=model.config)
-    return {k: v[0] if isinstance(v, list) else v for k, v in result.items()}
-
-
-def held_name(name: str, sources: dict, model) -> str | None:
-    """`name`, or the tensor it is tied to, whichever the checkpoint holds."""
-    if name in sources:
-        return name
-    tied = getattr(model, "all_tied_weights_keys", None) or {}
-    root = tied.get(name, name)
-    family = [root, *(k for k, v in tied.items() if v == root)]
-    return next((n for n in family if n in sources), None) if root != name or name in tied.values() else None
-
-
-def place(value: Tensor | Stack, like: Tensor, device: torch.device) -> Tensor | Stack:
+def place(value: Tensor | Stack, dtype: torch.dtype, device: torch.device) -> Tensor | Stack:
     if isinstance(value, Stack):
-        return Stack(tuple(place(piece, like, device) for piece in pieces) for pieces in value)
-    return value.to(device=device, dtype=like.dtype)
+        return Stack(tuple(place(piece, dtype, device) for piece in pieces) for pieces in value)
+    return value.to(device=device, dtype=dtype)
 
 
-def check_weights(path: Path, weights: dict, target: dict[str, Tensor]) -> None:
-    missing = sorted(set(target) - set(weights))
+def check_weights(path: Path, weights: dict, wanted: dict[str, Meta]) -> None:
+    missing = sorted(set(wanted) - set(weights))
     if missing:
         raise UserError(
-            f"{path} lacks {len(missing)} of {len(target)} tensors of the model, among them {missing[0]!r}: "
+            f"{path} lacks {len(missing)} of {len(wanted)} tensors of the model, among them {missing[0]!r}: "
             "the checkpoint is incomplete or belongs to another config.json"
         )
-    for name, like in target.items():
+    for name, like in wanted.items():
         came, expected = list(weights[name].shape), list(like.shape)
         if came != expected:
             raise UserError(

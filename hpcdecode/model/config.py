@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import warnings
 from pathlib import Path
+from typing import Any
 
-from hpcdecode.errors import UserError
+import msgspec
+
+from hpcdecode.errors import UserError, first_line
 
 ATTENTION_KINDS = frozenset({"full_attention", "sliding_attention"})
 ROPE_REFUSED = {
@@ -14,6 +18,57 @@ ROPE_REFUSED = {
     "longrope": "it switches all rows between short and long factors by the longest row of the batch",
 }
 OTHER_TOWERS = ("vision_config", "audio_config", "speech_config")
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What is asked of a config once its model is traced."""
+
+    model_type: str
+    architectures: list[str] | None
+    max_positions: int | None
+
+    @classmethod
+    def of(cls, config) -> Facts:
+        return cls(config.model_type, config.architectures, getattr(config, "max_position_embeddings", None))
+
+
+def config_bytes(path: str | Path) -> bytes:
+    """config.json of the model directory `path`; UserError where one of the two is missing."""
+    path = Path(path)
+    if not path.is_dir():
+        raise UserError(f"model directory {path} does not exist: give one in Hugging Face format")
+    try:
+        return (path / "config.json").read_bytes()
+    except OSError:
+        raise UserError(
+            f"{path / 'config.json'} is missing: expected a model directory in Hugging Face format"
+        ) from None
+
+
+def stated_dtype(path: str | Path) -> str | None:
+    """The dtype of the checkpoint in `path` as its config.json has it, such as bfloat16."""
+    config_bytes(path)
+    config = text_config(read_json(Path(path) / "config.json"))
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    return dtype.removeprefix("torch.") if isinstance(dtype, str) else None
+
+
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The part of a config.json that describes the language model; what it lacks comes from the top level."""
+    return {**config, **(config.get("text_config") or {})}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """{} where there is no such file. Raises UserError where it is no JSON object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as e:
+        raise UserError(f"{path}: expected a JSON object, got: {first_line(e)}") from e
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: expected a JSON object, got {type(value).__name__}")
+    return value
 
 
 def read_config(path: str | Path):
@@ -24,10 +79,7 @@ def read_config(path: str | Path):
     from transformers import AutoConfig
 
     path = Path(path)
-    if not path.is_dir():
-        raise UserError(f"model directory {path} does not exist: give one in Hugging Face format")
-    if not (path / "config.json").is_file():
-        raise UserError(f"{path / 'config.json'} is missing: expected a model directory in Hugging Face format")
+    config_bytes(path)
     try:
         with quiet():
             config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
@@ -90,8 +142,3 @@ def quiet():
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
-
-
-def first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__

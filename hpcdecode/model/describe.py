@@ -29,7 +29,7 @@ def describe(parts: Split, attends: tuple[LayerShape, ...], dtype: torch.dtype) 
             }
         )
     return {
-        "model_type": parts.trace.model.config.model_type,
+        "model_type": parts.trace.facts.model_type,
         "dtype": str(dtype).removeprefix("torch."),
         "layers": len(attends),
         "groups": [group.slices for group in parts.groups],

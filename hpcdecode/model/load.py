@@ -11,10 +11,10 @@ from torch import Tensor, fx
 from hpcdecode.attention import LayerShape
 from hpcdecode.errors import UserError
 from hpcdecode.model import quantize
-from hpcdecode.model.cache import cached_trace
-from hpcdecode.model.checkpoint import Stack, forget_pages, read_weights
+from hpcdecode.model.cache import cached_sources, cached_trace
+from hpcdecode.model.checkpoint import Stack, forget_pages, open_checkpoint, read_weights
 from hpcdecode.model.compile import Compiled, compile_graph
-from hpcdecode.model.config import quiet, read_config
+from hpcdecode.model.config import stated_dtype
 from hpcdecode.model.describe import describe
 from hpcdecode.model.meta import meta
 from hpcdecode.model.rows import empty_rows
@@ -33,7 +33,6 @@ class SplitModel:
 
     def __init__(
         self,
-        config,
         parts: Split,
         device: torch.device,
         weights: dict[str, Tensor | Stack] | None,
@@ -42,13 +41,13 @@ class SplitModel:
         inductor: bool = False,
     ):
         """`slice_bound` is called when the weights of one more slice are in their final form, int8 or as they were."""
-        self.config = config
         self.parts = parts
         self.device = device
-        self.dtype: torch.dtype = parts.trace.model.dtype
+        self.facts = parts.trace.facts
+        self.dtype: torch.dtype = parts.trace.dtype
         self.attends: tuple[LayerShape, ...] = layer_shapes(parts.trace)
         self.vocab_size: int = meta(parts.trace.logits).shape[-1]
-        self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
+        self.max_positions = self.facts.max_positions
         self._compiled: list[Compiled] = []  # of every slice
         self._weights: list[tuple] = []
         self._sinks: list[Tensor | None] = []
@@ -175,10 +174,10 @@ def stackable(trace: Trace) -> set[str]:
     }
 
 
-def parse_dtype(dtype: str | torch.dtype, config) -> torch.dtype:
-    """The torch dtype meant by `dtype`: a name, or "auto" for the checkpoint's own."""
+def parse_dtype(dtype: str | torch.dtype, path: str | Path) -> torch.dtype:
+    """The torch dtype meant by `dtype`: a name, or "auto" for that of the checkpoint in `path`."""
     if dtype == "auto":
-        dtype = config.dtype or torch.float32
+        dtype = stated_dtype(path) or torch.float32
     found = DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
     if found not in DTYPES.values():
         raise UserError(f"dtype {dtype} is not known: give one of {', '.join(DTYPES)}, auto")
@@ -200,7 +199,6 @@ def load_split(
 
     Raises UserError for whatever is missing, broken or not supported, saying what was expected and what to change.
     """
-    config = read_config(path)
     device = torch.device(device)
     if int8 and device.type != "cpu":
         raise UserError(
@@ -208,11 +206,15 @@ def load_split(
         )
     if int8 and not quantize.exact():
         raise UserError("--weights int8: expected a CPU with int8 products (VNNI), this one has none; leave it out")
-    traced = cached_trace(config, parse_dtype(dtype, config))
-    parts = split(traced, device)
-    bound = None
-    if weights:
-        wanted = {name for node, name in traced.weights.items() if node.users}
-        with quiet():
-            bound = read_weights(Path(path), traced.model, wanted, stackable(traced), device)
-    return SplitModel(config, parts, device, bound, lambda: forget_pages(Path(path)), int8, inductor)
+    folder, dtype = Path(path), parse_dtype(dtype, path)
+    traced = cached_trace(folder, dtype)
+    bound = read_bound(folder, traced, device) if weights else None
+    return SplitModel(split(traced, device), device, bound, lambda: forget_pages(folder), int8, inductor)
+
+
+def read_bound(folder: Path, traced: Trace, device: torch.device) -> dict[str, Tensor | Stack]:
+    """The weights that the nodes of `traced` use, from the checkpoint in `folder`."""
+    wanted = {name: meta(node) for node, name in traced.weights.items() if node.users}
+    tensors = open_checkpoint(folder)
+    sources = cached_sources(folder, traced.dtype, list(tensors), set(wanted), stackable(traced))
+    return read_weights(folder, tensors, sources, wanted, device)

@@ -20,10 +20,18 @@ HARMLESS |= {"output_attentions", "output_hidden_states", "output_router_logits"
 
 @functools.cache
 def register() -> None:
-    """Define `hpcdecode::attend` and `hpcdecode::expert_linear` and enter both in transformers' registries, once."""
+    """Define both operators, and enter them in transformers' registries, once."""
     from transformers import AttentionInterface
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+    define()
+    AttentionInterface.register(NAME, _attention)
+    ALL_EXPERTS_FUNCTIONS.register(NAME, _experts)
+
+
+@functools.cache
+def define() -> None:
+    """Define `hpcdecode::attend` and `hpcdecode::expert_linear` for torch, once."""
     attend = torch.library.custom_op(
         "hpcdecode::attend",
         _attend_elsewhere,
@@ -43,8 +51,6 @@ def register() -> None:
     experts.register_fake(
         lambda x, expert, weight, bias, transposed: x.new_empty(x.shape[0], weight.shape[2 - (not transposed)])
     )
-    AttentionInterface.register(NAME, _attention)
-    ALL_EXPERTS_FUNCTIONS.register(NAME, _experts)
 
 
 def _attend_elsewhere(q, k, v, q_heads, kv_heads, scale, window, softcap, sinks):

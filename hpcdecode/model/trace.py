@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from hpcdecode.errors import UserError
+from hpcdecode.errors import UserError, first_line
 from hpcdecode.model import ops
 from hpcdecode.model.clean import clean
-from hpcdecode.model.config import first_line, quiet, unsupported
+from hpcdecode.model.config import Facts, quiet, unsupported
 from hpcdecode.model.meta import KEPT, TOKENS, annotate
 
 EXAMPLE_TOKENS, EXAMPLE_KEPT = 8, 3  # the graph holds for any number
@@ -32,7 +32,8 @@ class Trace:
     constants: dict[fx.Node, Tensor]  # buffers that no checkpoint holds, with their values
     attends: list[fx.Node]
     logits: fx.Node
-    model: torch.nn.Module  # skeleton without storage: names, shapes and dtypes of the weights
+    dtype: torch.dtype
+    facts: Facts
 
 
 def trace(config, dtype: torch.dtype) -> Trace:
@@ -40,7 +41,6 @@ def trace(config, dtype: torch.dtype) -> Trace:
 
     Raises UserError where transformers' code for it cannot be traced or does not send its attention through attend.
     """
-    ops.register()
     with quiet():
         try:
             model = skeleton(config, dtype)
@@ -52,7 +52,7 @@ def trace(config, dtype: torch.dtype) -> Trace:
             raise unsupported(config, BYPASS if e.args == (ops.NAME,) else f"tracing it ends in {first_line(e)}") from e
         except Exception as e:
             raise unsupported(config, f"torch.export cannot trace it ({first_line(e)})") from e
-    return read_program(program, model, buffers, config)
+    return read_program(program, buffers, config, dtype)
 
 
 def skeleton(config, dtype: torch.dtype) -> torch.nn.Module:
@@ -60,6 +60,7 @@ def skeleton(config, dtype: torch.dtype) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
     from transformers.core_model_loading import build_glob_alternation
 
+    ops.register()
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ops.NAME).eval()
     if hasattr(model, "set_experts_implementation"):
@@ -113,7 +114,7 @@ def export(model) -> torch.export.ExportedProgram:
         return program.run_decompositions({})
 
 
-def read_program(program, model, buffers: dict[str, Tensor], config) -> Trace:
+def read_program(program, buffers: dict[str, Tensor], config, dtype: torch.dtype) -> Trace:
     """Sort the placeholders of an exported program by kind, clean its graph and check its attends."""
     from torch.export.graph_signature import InputKind
 
@@ -140,7 +141,7 @@ def read_program(program, model, buffers: dict[str, Tensor], config) -> Trace:
     attends = [n for n in program.graph.nodes if n.target is torch.ops.hpcdecode.attend.default]
     check_attends(attends, config)
     (logits,) = program.graph.output_node().args[0]
-    return Trace(program.graph, *inputs, weights, constants, attends, logits, model)
+    return Trace(program.graph, *inputs, weights, constants, attends, logits, dtype, Facts.of(config))
 
 
 def check_attends(attends: list[fx.Node], config) -> None:

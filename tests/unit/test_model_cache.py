@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+
+import msgspec
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from hpcdecode.errors import UserError
+from hpcdecode.job import demo_directory
 from hpcdecode.model import cache, load_split
 from hpcdecode.model.config import read_config
+from hpcdecode.model.sources import Sources
 from hpcdecode.model.trace import trace
+from tests.conftest import run
 from tests.models import ARCHITECTURES, Attention, step
 
 
@@ -19,9 +28,8 @@ def directory(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_restored_trace_is_the_trace(name, checkpoint):
-    config = read_config(checkpoint(name))
-    made = trace(config, torch.bfloat16)
-    again = cache.restored(cache.stored(made), made.model)
+    made = trace(read_config(checkpoint(name)), torch.bfloat16)
+    again = cache.restored(cache.stored(made))
     assert str(again.graph) == str(made.graph)
     assert cache.stored(again) == cache.stored(made)
 
@@ -32,25 +40,56 @@ def test_a_cached_model_gives_the_same_logits_without_tracing(directory, checkpo
     for _ in range(2):
         model = load_split(checkpoint("gemma2"), dtype="float32")
         logits.append(step(model, Attention(model), tokens, [3, 8]))
-        monkeypatch.setattr(cache, "trace", None)  # the second time it must not be called
+        for name in ("read_config", "trace", "find_sources"):
+            monkeypatch.setattr(cache, name, None)  # the second time they must not be called
     assert torch.equal(*logits)
-    assert [f.suffix for f in directory.iterdir()] == [".trace"]
+    assert sorted(f.suffix for f in directory.iterdir()) == [".sources", ".trace"]
+
+
+def test_a_warm_start_imports_neither_configs_nor_models_of_transformers(directory, checkpoint):
+    """They would bring torch's compiler and sympy: most of the time that imports take."""
+    code = (
+        "import sys; from hpcdecode.model import load_split; from hpcdecode.data.tokens import Tokenizer; "
+        "load_split(sys.argv[1], dtype='float32'); Tokenizer.load(sys.argv[2]); "
+        "print([n for n in ('transformers.modeling_utils', 'torch._dynamo', 'sympy') if n in sys.modules])"
+    )
+    model = demo_directory() / "model"
+    said = [run([sys.executable, "-c", code, model, model], timeout=120).stdout.strip() for _ in range(2)]
+    assert said == ["['transformers.modeling_utils', 'torch._dynamo', 'sympy']", "[]"]
+
+
+def test_sources_of_experts_are_kept(directory, checkpoint):
+    load_split(checkpoint("mixtral"), dtype="float32")
+    (file,) = directory.glob("*.sources")
+    found = msgspec.msgpack.decode(file.read_bytes(), type=Sources)
+    assert len(found.stacks) == 6 and len(found.stacks["model.layers.1.mlp.experts.gate_up_proj"]) == 4
+
+
+def test_another_set_of_tensors_has_other_sources(directory, checkpoint, tmp_path):
+    path = shutil.copytree(checkpoint("llama2"), tmp_path / "model")
+    load_split(path, dtype="float32")
+    tensors = load_file(path / "model.safetensors")
+    gone = tensors.pop("model.norm.weight")
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match="lacks 1 of"):
+        load_split(path, dtype="float32")
+    save_file({**tensors, "model.norm.weight": gone}, path / "model.safetensors", {"format": "pt"})
+    load_split(path, dtype="float32")
 
 
 def test_another_dtype_or_config_is_another_trace(checkpoint):
-    config, other = read_config(checkpoint("llama3")), read_config(checkpoint("llama2"))
-    keys = {cache.key(config, torch.float32), cache.key(config, torch.bfloat16), cache.key(other, torch.float32)}
-    assert len(keys) == 3 and cache.key(config, torch.float32) in keys
+    one, other = checkpoint("llama3"), checkpoint("llama2")
+    keys = {cache.key(one, torch.float32), cache.key(one, torch.bfloat16), cache.key(other, torch.float32)}
+    assert len(keys) == 3 and cache.key(one, torch.float32) in keys
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x00", b"not msgpack", None])
 def test_a_damaged_file_is_made_anew(directory, checkpoint, damage):
-    config = read_config(checkpoint("opt"))
-    made = cache.cached_trace(config, torch.float32)
+    made = cache.cached_trace(checkpoint("opt"), torch.float32)
     (file,) = directory.iterdir()
     good = file.read_bytes()
     file.write_bytes(good[: len(good) // 2] if damage is None else damage)
-    assert str(cache.cached_trace(config, torch.float32).graph) == str(made.graph)
+    assert str(cache.cached_trace(checkpoint("opt"), torch.float32).graph) == str(made.graph)
     assert file.read_bytes() == good
 
 
@@ -58,7 +97,7 @@ def test_a_directory_that_cannot_be_written_is_done_without(tmp_path, checkpoint
     blocker = tmp_path / "file"
     blocker.write_text("")
     monkeypatch.setenv("HPCDECODE_CACHE", str(blocker / "cache"))
-    assert len(cache.cached_trace(read_config(checkpoint("opt")), torch.float32).attends) == 3
+    assert len(cache.cached_trace(checkpoint("opt"), torch.float32).attends) == 3
 
 
 @pytest.mark.parametrize("name", ["os.system", "aten.add", "operator.attrgetter", "aten.__class__.mro"])

@@ -11,9 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
-from hpcdecode.model.checkpoint import Stack, read_weights
+from hpcdecode.model.checkpoint import Stack, open_checkpoint, read_weights
 from hpcdecode.model.config import read_config
 from hpcdecode.model.load import parse_dtype
+from hpcdecode.model.meta import Meta
+from hpcdecode.model.sources import find_sources
 from hpcdecode.model.trace import skeleton
 from tests.models import ARCHITECTURES, save
 
@@ -27,8 +29,11 @@ def llama(checkpoint, tmp_path):
 
 def read(path, stackable=(), dtype=torch.float32):
     """All weights of `path`, without a trace."""
-    model = skeleton(read_config(path), dtype)
-    return read_weights(path, model, set(model.state_dict()), set(stackable), CPU)
+    config, tensors = read_config(path), open_checkpoint(path)
+    like = skeleton(config, dtype).state_dict()
+    sources = find_sources(config, dtype, tensors, like, stackable)
+    wanted = {name: Meta.of(tensor.dtype, tuple(tensor.shape)) for name, tensor in like.items()}
+    return read_weights(path, tensors, sources, wanted, CPU)
 
 
 def mapped(path) -> list[range]:
@@ -88,7 +93,7 @@ def test_many_shards_are_one_model(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_checkpoints_are_kept_or_widened(tmp_path, dtype):
     path = save(ARCHITECTURES["gpt2"](), tmp_path, dtype=dtype)
-    assert parse_dtype("auto", read_config(path)) == dtype
+    assert parse_dtype("auto", path) == dtype
     own, wide = read(path, dtype=dtype), read(path)
     assert all(w.dtype == dtype and torch.equal(w.float(), wide[name]) for name, w in own.items())
 
