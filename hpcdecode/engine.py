@@ -14,7 +14,7 @@ from hpcdecode.attention_torch import TorchPrompts
 from hpcdecode.exchange.base import SLink
 from hpcdecode.exchange.local import LocalLink
 from hpcdecode.exchange.partition import Partition
-from hpcdecode.exchange.staging import staged
+from hpcdecode.exchange.staging import CudaQueue, staged
 from hpcdecode.exchange.wait import Backoff
 from hpcdecode.job import EngineOptions
 from hpcdecode.launch import Team
@@ -32,6 +32,7 @@ from hpcdecode.setup import (
     Scale,
     apart,
     choose_scale,
+    direct,
     limit_torch,
     load,
     measure_room,
@@ -150,26 +151,27 @@ class Engine:
         self, desk: Desk | None, signals: Signals, progress: Progress, checkpoint_seconds: float, scale: Scale
     ) -> Metrics:
         from hpcdecode.exchange.mpi import MpiRLink, MpiSLink, lane_communicators, subset
-        from hpcdecode.exchange.wire import shared_sizes
+        from hpcdecode.exchange.wire import HOST, shared_sizes
         from hpcdecode.workers.r_rank import Turns, lane_program, serve
 
         team, shapes, slots = self.team, self.setup.shapes, scale.slots
         dtype = getattr(torch, self.setup.dtype)
         partition, own = self.partition, self.r_shapes
-        sizes = shared_sizes(own, slots, scale.prefill_tokens, dtype)
+        sizes = (0, 0) if self._direct else shared_sizes(own, slots, scale.prefill_tokens, dtype)
         wire = (shapes, slots, dtype, sizes, partition, self.options.overlap)
         comms = lane_communicators(team.comm, team.s_ranks, team.r_ranks, list(map(len, scale.lane_batches)))
         self.comms += [comm for _, comm in comms]
         if team.me.has_r:
             part = self._opened_part(scale)
             turns = [Turns() for _ in team.s_ranks]
-            links = [MpiRLink(comm, *wire, first_slot=slots * i) for i, (_, comm) in enumerate(comms)]
+            place = torch.device(team.me.kv_device if self._direct else "cpu")
+            links = [MpiRLink(comm, *wire, slots * i, place) for i, (_, comm) in enumerate(comms)]
             self._links = links
             programs = [lane_program(i, links[i], part, turns[s]) for i, (s, _) in enumerate(comms)]
             serve(programs, self.timeline)
         else:
             self.timeline.enter("wait")
-            links = [MpiSLink(comm, *wire) for _, comm in comms]
+            links = [MpiSLink(comm, *wire, self.model.device if self._direct else HOST) for _, comm in comms]
             self._links = links
             s_comm = subset(team.comm, team.s_ranks) if len(team.s_ranks) > 1 else None
             self.comms += [s_comm] if s_comm else []
@@ -182,6 +184,10 @@ class Engine:
             link.close()
         self.comms.clear()
         return self.metrics()
+
+    @property
+    def _direct(self) -> bool:
+        return direct(self.options, self.team)
 
     def metrics(self) -> Metrics:
         """What this rank counted in its last work."""
@@ -260,7 +266,7 @@ class Engine:
         shared = prompts.tokens_in(_PREFIX_BYTES // len(batches)) if self.options.prefix_sharing else 0
         limits = [self.limits(batch, scale, shared) for batch in batches]
         if apart(self.team):
-            links = staged(links, self.model.device)
+            links = staged(links, self.model.device, self._direct)
         injectors = [Injector(lane, desk, placement, limit, stops) for lane, limit in enumerate(limits)]
         rest = desk, stops, prompts, self.timeline, grammars
         self._worker = SRank(self.model, setup.shapes, links, injectors, *rest)
@@ -305,11 +311,11 @@ class Engine:
         rank = self.team.r_ranks.index(self.team.place)
         heads = [self.partition.heads(shape, rank) for shape in setup.shapes]
         sinks = [None if s is None else torch.tensor(s[own]) for s, own in zip(setup.sinks, heads, strict=True)]
-        return RPart(store, sinks, self.timeline)
+        return RPart(store, sinks, self.timeline, CudaQueue(store.device) if self._direct else None)
 
     def _store_on_device(self, slots: int) -> KvStore:
         from hpcdecode.attention_cuda import CudaStore, HostStore
 
         me, setup = self.team.me, self.setup
-        kind = HostStore if apart(self.team) else CudaStore
+        kind = HostStore if apart(self.team) and not self._direct else CudaStore
         return kind(self.r_shapes, setup.kv_dtype, me.kv_tokens, slots, setup.block_tokens, me.kv_device)

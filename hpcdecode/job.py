@@ -53,6 +53,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_dtype: str | None = None
     device: str | None = None  # of S-ranks: cuda where they see a GPU
     compile: bool = False  # slices on GPUs, by torch's compiler
+    gpu_mpi: bool = True  # activations from GPU to GPU, where all ranks compute on some and MPI takes their memory
     r_device: str = "cpu"  # of R-ranks; auto: a GPU where one is left for the rank
     batch: int | None = None  # B, sequences decoding at once in the steady state
     period: int | None = None  # F, steps between injections

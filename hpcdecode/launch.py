@@ -14,6 +14,7 @@ import msgspec
 
 from hpcdecode.cores import arranged, nodes_of
 from hpcdecode.errors import RankLost, UserError
+from hpcdecode.exchange.gpu_mpi import takes_cuda_memory
 from hpcdecode.roles import Rank, assign
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ def assemble(
         host=socket.gethostname(),
         cpus=arranged(os.sched_getaffinity(0)),
         gpus=_visible_gpus(),
+        gpu_mpi=comm is not None and takes_cuda_memory(),
     )
     ranks = gather_all(comm, me, Rank)
     assign(ranks, s_ranks, device, r_device)

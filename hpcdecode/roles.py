@@ -28,6 +28,7 @@ class Rank(msgspec.Struct, kw_only=True):
     numa: str = ""
     isa: str = ""
     kv_tokens: int = 0
+    gpu_mpi: bool = False  # whether its MPI takes the memory of GPUs
     speed: float = 1.0  # of attention, where R-ranks differ: the slowest has 1
 
     @property

@@ -68,6 +68,11 @@ def apart(team: Team) -> bool:
     return team.comm is not None or team.me.device != team.me.kv_device
 
 
+def direct(options: EngineOptions, team: Team) -> bool:
+    """Whether they cross from device to device: all ranks compute on some, and MPI takes memory there."""
+    return options.gpu_mpi and all(r.gpu_mpi and not r.uses_cores for r in team.ranks)
+
+
 def load(
     options: EngineOptions, team: Team, model: SplitModel | None = None
 ) -> tuple[Setup, SplitModel | None, Tokenizer | None]:

@@ -1,4 +1,4 @@
-"""Copies between a device and the host that happen late, in memory of the host, for what must wait for them.
+"""What a device does, done late in memory of the host, for what must wait for it.
 
 Memory that is copied too early or taken again too soon holds NaN.
 """
@@ -9,17 +9,24 @@ import torch
 
 
 class Late:
-    """A copy that happens after it was asked about `patience` times."""
+    """Work that happens after it was asked about `patience` times."""
 
-    def __init__(self, pairs, patience):
-        self.pairs, self.left = pairs, patience
+    def __init__(self, work, patience):
+        self.work, self.left = work, patience
 
-    def done(self):
+    def Test(self):
         if self.left == 0:
-            for to, source in self.pairs:
-                to.copy_(source)
+            self.work()
         self.left -= 1
         return self.left < 0
+
+
+class LateQueue:
+    def __init__(self, _device=None, patience=2):
+        self.patience = patience
+
+    def tell(self, work):
+        return Late(work, self.patience)
 
 
 class LateCopies:
@@ -29,7 +36,7 @@ class LateCopies:
     def out(self, pairs):
         for host, _ in pairs:
             host.fill_(float("nan"))
-        return Late(pairs, self.patience)
+        return Late(lambda: [to.copy_(source) for to, source in pairs], self.patience)
 
     def into(self, pairs, after):
         assert after.left < 0, "o goes back before q, k and v have left"

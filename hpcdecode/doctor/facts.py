@@ -142,12 +142,14 @@ def _mpi(comm: MPI.Intracomm | None) -> str:
     from mpi4py import MPI
 
     from hpcdecode.exchange import ulfm
+    from hpcdecode.exchange.gpu_mpi import takes_cuda_memory
 
     levels = {getattr(MPI, f"THREAD_{name}"): name.lower() for name in ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")}
     library = re.split(r"[\n\0,]", MPI.Get_library_version())[0].replace("Version:", "")
+    takes = "takes" if takes_cuda_memory() else "does not take"
     survives = "can" if ulfm.problem() is None else "cannot"
     level = levels[MPI.Query_thread()]
-    return f"{' '.join(library.split())}, thread level {level}, {survives} --survive lost ranks"
+    return f"{' '.join(library.split())}, thread level {level}, {survives} --survive lost ranks, {takes} memory of GPUs"
 
 
 def _launcher() -> str:

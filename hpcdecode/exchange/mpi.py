@@ -18,7 +18,7 @@ from hpcdecode.attention import LayerShape
 from hpcdecode.exchange.base import Share, side_by_side
 from hpcdecode.exchange.partition import Partition
 from hpcdecode.exchange.wait import wait
-from hpcdecode.exchange.wire import Parcel, Window
+from hpcdecode.exchange.wire import HOST, Parcel, Window
 from hpcdecode.schedule.plan import Plan, wire_length
 
 _PLAN, _ROWS, _OUT = 1, 2, 3  # message tags
@@ -40,12 +40,13 @@ class _All:
 class _Bundle:
     """A parcel as the S-rank packs and opens it.
 
-    columns: of q, k, v and o; None for all. rows, prompts: where its rows are in the lane's.
+    columns: of q, k, v and o; None for all. rows, prompts: where its rows are in the lane's, on the lane's device.
     """
 
-    def __init__(self, rank: int, parcel: Parcel, columns: tuple[slice, ...] | None):
+    def __init__(self, rank: int, parcel: Parcel, columns: tuple[slice, ...] | None, device: torch.device):
         self.rank, self.parcel, self.columns = rank, parcel, columns
-        self.rows, self.prompts = _index(parcel.piece.decode_rows), _index(parcel.piece.prefill_rows)
+        self.rows = _index(parcel.piece.decode_rows, device)
+        self.prompts = _index(parcel.piece.prefill_rows, device)
 
     def pack(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         if self.columns:
@@ -67,7 +68,7 @@ class MpiSLink:
     """The S-rank's end of a lane.
 
     slots: sequences that the lane may hold; shared: as `Window`; pieces: of the work of an R-rank in a layer. All ranks
-    of the lane give the same, and the shapes of whole layers.
+    of the lane give the same, and the shapes of whole layers. device: where this rank has what it does not share.
     """
 
     def __init__(
@@ -79,9 +80,10 @@ class MpiSLink:
         shared: tuple[int, int],
         partition: Partition,
         pieces: int = 1,
+        device: torch.device = HOST,
     ):
         self.comm, self.shapes, self.partition, self.pieces = comm, shapes, partition, pieces
-        self._window = Window(comm, dtype, shared)
+        self._window = Window(comm, dtype, shared, device)
         self._plan_wire = np.zeros(wire_length(slots, comm.size - 1), np.int32)
         self._plans, self._sent, self._answers = _All(), _All(), _All()
 
@@ -95,14 +97,30 @@ class MpiSLink:
         self._layers: dict[LayerShape, list[_Bundle]] = {}
 
     def post(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
-        bundles = self._bundles(self.shapes[layer])
+        self._open(layer, o)
+        for bundle in self._opened:
+            bundle.pack(q, k, v)
+            self._exchange(bundle)
+
+    def pack(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
+        """`post` as far as a device does it; `send` is the rest."""
+        self._open(layer, o)
+        for bundle in self._opened:
+            bundle.pack(q, k, v)
+
+    def send(self) -> None:
+        for bundle in self._opened:
+            self._exchange(bundle)
+
+    def _open(self, layer: int, o: Tensor) -> None:
+        bundles = self._bundles(self.shapes[layer], o.device)
         wait(self._sent)
         self._target, self._opened = o, bundles
-        self._answers.requests += [self.comm.Irecv(b.parcel.answer, b.rank, _OUT) for b in bundles]
-        for bundle in bundles:
-            bundle.pack(q, k, v)
-            self._window.sync()
-            self._sent.requests.append(self.comm.Isend(bundle.parcel.message, bundle.rank, _ROWS))
+
+    def _exchange(self, bundle: _Bundle) -> None:
+        self._answers.requests.append(self.comm.Irecv(bundle.parcel.answer, bundle.rank, _OUT))
+        self._window.sync()
+        self._sent.requests.append(self.comm.Isend(bundle.parcel.message, bundle.rank, _ROWS))
 
     def done(self) -> bool:
         return self._answers.Test()
@@ -123,7 +141,7 @@ class MpiSLink:
         self._window.close()
         self.comm.Free()
 
-    def _bundles(self, shape: LayerShape) -> list[_Bundle]:
+    def _bundles(self, shape: LayerShape, device: torch.device) -> list[_Bundle]:
         """Of a layer of this shape, piece by piece, so that every R-rank can begin soon."""
         if shape not in self._layers:
             own = self.partition.shape(shape)
@@ -131,7 +149,7 @@ class MpiSLink:
             order = sorted((i, rank) for rank, parcels in enumerate(each) for i in range(len(parcels)))
             by_head = self.partition.by_head
             columns = [self.partition.columns(shape, rank) if by_head else None for rank in range(len(each))]
-            self._layers[shape] = [_Bundle(rank + 1, each[rank][i], columns[rank]) for i, rank in order]
+            self._layers[shape] = [_Bundle(rank + 1, each[rank][i], columns[rank], device) for i, rank in order]
         return self._layers[shape]
 
 
@@ -151,10 +169,11 @@ class MpiRLink:
         partition: Partition,
         pieces: int = 1,
         first_slot: int = 0,
+        device: torch.device = HOST,
     ):
         self.comm, self.partition, self.first_slot, self.pieces = comm, partition, first_slot, pieces
         self.shapes = list(map(partition.shape, shapes))
-        self._window = Window(comm, dtype, shared)
+        self._window = Window(comm, dtype, shared, device)
         self._plan_wire = np.zeros(wire_length(slots, comm.size - 1), np.int32)
         self._sent = _All()
 
@@ -195,12 +214,12 @@ class MpiRLink:
         self.comm.Free()
 
 
-def _index(rows: np.ndarray) -> slice | Tensor:
+def _index(rows: np.ndarray, device: torch.device) -> slice | Tensor:
     """An index of ascending rows: a slice where they follow one another."""
     if len(rows) == 0 or rows[-1] - rows[0] == len(rows) - 1:
         first = int(rows[0]) if len(rows) else 0
         return slice(first, first + len(rows))
-    return torch.from_numpy(rows)
+    return torch.from_numpy(rows).to(device)
 
 
 def _gather(blocks: Seq[Tensor], rows: slice | Tensor, out: Tensor) -> None:

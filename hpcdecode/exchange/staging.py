@@ -1,14 +1,15 @@
-"""Activations between a device and this host's memory, copied beside the device's computing.
+"""Links whose tensors are on a device: what a lane posts is sent on once the device has come so far.
 
-A `StagedLink` is a link whose tensors are on a device. What is posted is sent on once its copy has arrived; until then
-other lanes go on, and whoever waits looks after it.
+Until then other lanes go on, and whoever waits looks after it. A `StagedLink` copies to and from this host's memory,
+beside the device's computing; a `DirectLink` packs on the device, for an MPI that takes its memory.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -17,13 +18,23 @@ from hpcdecode.exchange.base import SLink
 from hpcdecode.exchange.wait import wait
 from hpcdecode.schedule.plan import Plan
 
+if TYPE_CHECKING:
+    from hpcdecode.exchange.mpi import MpiSLink
+
 Pairs = Seq[tuple[Tensor, Tensor]]  # to, from
 
 
 class Mark(Protocol):
-    """A copy under way."""
+    """Something that a device was told to do, as a request: complete when it is done."""
 
-    def done(self) -> bool: ...
+    def Test(self) -> bool: ...
+
+
+class Queue(Protocol):
+    """A device that computes what it is told, in order."""
+
+    def tell(self, work: Callable[[], None]) -> Mark:
+        """`work` tells the device what to compute; the mark comes behind it."""
 
 
 class Copies(Protocol):
@@ -43,8 +54,21 @@ class _CudaMark:
     def __init__(self, computed: torch.cuda.Event, copied: torch.cuda.Event):
         self.computed, self.copied = computed, copied
 
-    def done(self) -> bool:
+    def Test(self) -> bool:
         return self.copied.query()
+
+
+class CudaQueue:
+    """The current stream of a device."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+
+    def tell(self, work: Callable[[], None]) -> Mark:
+        work()
+        computed = torch.cuda.Event()
+        computed.record(torch.cuda.current_stream(self.device))
+        return _CudaMark(computed, computed)
 
 
 class CudaCopies:
@@ -78,18 +102,17 @@ class CudaCopies:
 
 
 class _Post:
-    """What a lane has posted: the arguments of the link's `post` on the host, and the copy that fills them."""
+    """What a lane has posted: how it is sent, and what must have been done before."""
 
-    def __init__(self, link: SLink, layer: int, rows: Seq[Tensor], mark: Mark, kept: Seq[Tensor]):
-        self.link, self.layer, self.rows, self.mark = link, layer, rows, mark
-        self.kept = kept  # on the device, for as long as they are copied
+    def __init__(self, link: SLink, send: Callable[[], None], mark: Mark, kept: Seq[Tensor]):
+        self.link, self.send, self.mark = link, send, mark
+        self.kept = kept  # on the device, for as long as they are read
 
 
 class Outbox:
-    """The posts of all lanes of an S-rank whose copies are under way, in the order in which they were made."""
+    """The posts of all lanes of an S-rank that are not sent yet, in the order in which they were made."""
 
-    def __init__(self, copies: Copies):
-        self.copies = copies
+    def __init__(self) -> None:
         self._posts: deque[_Post] = deque()
 
     def add(self, post: _Post) -> None:
@@ -97,32 +120,23 @@ class Outbox:
         self.send_ready()
 
     def send_ready(self) -> None:
-        """Send on what has arrived."""
-        while self._posts and self._posts[0].mark.done():
-            post = self._posts.popleft()
-            post.link.post(post.layer, *post.rows)
+        """Send what has been done."""
+        while self._posts and self._posts[0].mark.Test():
+            self._posts.popleft().send()
 
     def holds(self, link: SLink) -> bool:
-        """Whether something that was posted to `link` has not been sent on."""
+        """Whether something that was posted to `link` has not been sent."""
         return any(post.link is link for post in self._posts)
 
 
-class StagedLink:
-    """A lane whose q, k, v and o are on a device, over a link that takes them in this host's memory."""
+class _Deferred:
+    """A lane whose q, k, v and o are on a device, over a link that gets them later."""
 
     def __init__(self, link: SLink, outbox: Outbox):
         self.link, self.outbox = link, outbox
-        self._memory: list[Tensor] = []  # pinned: q, k, v, o
 
     def begin(self, plan: Plan) -> None:
-        self._decodes = len(plan.decode)
         self.link.begin(plan)
-
-    def post(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
-        *rows, out = self._staged((q, k, v, o))
-        self._target, self._answer = o, out
-        self._mark = self.outbox.copies.out(list(zip(rows, (q, k, v), strict=True)))
-        self.outbox.add(_Post(self.link, layer, (*rows, out), self._mark, (q, k, v)))
 
     def done(self) -> bool:
         self.outbox.send_ready()
@@ -133,9 +147,6 @@ class StagedLink:
 
     def take(self) -> None:
         self.link.take()
-        if self._decodes:
-            rows = slice(self._decodes)
-            self.outbox.copies.into([(self._target[rows], self._answer[rows])], self._mark)
 
     def close(self) -> None:
         self.link.close()
@@ -143,19 +154,59 @@ class StagedLink:
     def Test(self) -> bool:
         return self.done()
 
+
+class StagedLink(_Deferred):
+    """Over a link that takes them in this host's memory."""
+
+    def __init__(self, link: SLink, outbox: Outbox, copies: Copies):
+        super().__init__(link, outbox)
+        self.copies = copies
+        self._memory: list[Tensor] = []  # pinned: q, k, v, o
+
+    def begin(self, plan: Plan) -> None:
+        self._decodes = len(plan.decode)
+        super().begin(plan)
+
+    def post(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
+        *rows, out = self._staged((q, k, v, o))
+        self._target, self._answer = o, out
+        self._mark = self.copies.out(list(zip(rows, (q, k, v), strict=True)))
+        self.outbox.add(_Post(self.link, lambda: self.link.post(layer, *rows, out), self._mark, (q, k, v)))
+
+    def take(self) -> None:
+        super().take()
+        if self._decodes:
+            rows = slice(self._decodes)
+            self.copies.into([(self._target[rows], self._answer[rows])], self._mark)
+
     def _staged(self, like: Seq[Tensor]) -> list[Tensor]:
         """Host memory for each of `like`, that of the layer before: its answer has come, and has been copied on."""
         found = []
         for i, x in enumerate(like):
             if len(self._memory) <= i or self._memory[i].numel() < x.numel():
-                self._memory[i : i + 1] = [self.outbox.copies.pinned(len(x) + len(x) // 4, x.shape[1], x.dtype)]
+                self._memory[i : i + 1] = [self.copies.pinned(len(x) + len(x) // 4, x.shape[1], x.dtype)]
             found.append(self._memory[i].flatten()[: x.numel()].view(x.shape))
         return found
 
 
-def staged(links: Seq[SLink], device: torch.device) -> Seq[SLink]:
-    """The lanes' links for tensors on `device`."""
+class DirectLink(_Deferred):
+    """Over a link that has its wire on the device."""
+
+    def __init__(self, link: MpiSLink, outbox: Outbox, queue: Queue):
+        super().__init__(link, outbox)
+        self.queue = queue
+
+    def post(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
+        mark = self.queue.tell(lambda: self.link.pack(layer, q, k, v, o))
+        self.outbox.add(_Post(self.link, self.link.send, mark, (q, k, v)))
+
+
+def staged(links: Seq[SLink], device: torch.device, direct: bool) -> Seq[SLink]:
+    """The lanes' links for tensors on `device`; direct: they have their wires there."""
     if device.type == "cpu":
         return links
-    outbox = Outbox(CudaCopies(device))
-    return [StagedLink(link, outbox) for link in links]
+    outbox = Outbox()
+    if direct:
+        return [DirectLink(link, outbox, CudaQueue(device)) for link in links]
+    copies = CudaCopies(device)
+    return [StagedLink(link, outbox, copies) for link in links]

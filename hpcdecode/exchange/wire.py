@@ -22,6 +22,7 @@ from hpcdecode.exchange.wait import wait
 _ALIGN = 64  # bytes
 _SHARED_MEMORY = "/dev/shm"
 _SIGNAL = [bytearray(0), MPI.BYTE]
+HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,13 @@ class Parcel:
 
 
 class Wire:
-    """Both directions between two ranks. shared: uint8, to the R-rank and back; empty where they share none."""
+    """Both directions between two ranks. shared: uint8, to the R-rank and back; empty where they share none.
 
-    def __init__(self, dtype: torch.dtype, shared: tuple[Tensor, Tensor]):
-        self._there, self._back = (_Way(dtype, way.view(dtype)) for way in shared)
+    device: where this rank has what it does not share.
+    """
+
+    def __init__(self, dtype: torch.dtype, shared: tuple[Tensor, Tensor], device: torch.device):
+        self._there, self._back = (_Way(dtype, way.view(dtype), device) for way in shared)
 
     def parcels(self, share: Share, shape: LayerShape) -> list[Parcel]:
         """The pieces of a layer of this shape; they lie where those of the layer before did."""
@@ -56,8 +60,8 @@ class Wire:
 class _Way:
     """Memory of one direction: what is shared, and private memory that grows when a layer needs more than that."""
 
-    def __init__(self, dtype: torch.dtype, shared: Tensor):
-        self._shared, self._own = shared, torch.empty(0, dtype=dtype)
+    def __init__(self, dtype: torch.dtype, shared: Tensor, device: torch.device):
+        self._shared, self._own = shared, torch.empty(0, dtype=dtype, device=device)
 
     def take(self, sizes: list[int]) -> list[tuple[Tensor, list]]:
         """Stretches of so many elements, each with the message that announces or carries it."""
@@ -65,9 +69,16 @@ class _Way:
         if total <= len(self._shared):
             return [(stretch, _SIGNAL) for stretch in self._shared[:total].split(sizes)]
         if total > len(self._own):
-            self._own = torch.empty(total + total // 4, dtype=self._own.dtype)
-        stretches = self._own[:total].split(sizes)
-        return [(stretch, [stretch.view(torch.uint8).numpy(), MPI.BYTE]) for stretch in stretches]
+            self._own = torch.empty(total + total // 4, dtype=self._own.dtype, device=self._own.device)
+        return [(stretch, _content(stretch)) for stretch in self._own[:total].split(sizes)]
+
+
+def _content(stretch: Tensor) -> list:
+    """The message that carries it. MPI takes a tensor on a device by its address there."""
+    if not len(stretch):
+        return _SIGNAL
+    content = stretch.view(torch.uint8)
+    return [content.numpy() if content.device.type == "cpu" else content, MPI.BYTE]
 
 
 def _parcel(piece: Piece, shape: LayerShape, there: tuple[Tensor, list], back: tuple[Tensor, list]) -> Parcel:
@@ -89,10 +100,10 @@ class Window:
     """The wires of a lane, shared among its ranks of one host. Every rank of the lane makes one, and closes it.
 
     sizes: bytes to each R-rank and back that are shared, where the host has so much shared memory to give.
-    wires: those of this rank; by R-rank on the S-rank.
+    wires: those of this rank; by R-rank on the S-rank. device: as of `Wire`.
     """
 
-    def __init__(self, comm: MPI.Intracomm, dtype: torch.dtype, sizes: tuple[int, int]):
+    def __init__(self, comm: MPI.Intracomm, dtype: torch.dtype, sizes: tuple[int, int], device: torch.device = HOST):
         self._here = comm.Split_type(MPI.COMM_TYPE_SHARED)
         there, back = (-(-size // _ALIGN) * _ALIGN for size in sizes)
         places = comm.group.Translate_ranks(range(comm.size), self._here.group)
@@ -105,7 +116,8 @@ class Window:
         self._window.Lock_all(MPI.MODE_NOCHECK)
         self.sync = self._window.Sync  # memory barrier: before a signal is sent, and after one has come
         mine = places[1:] if comm.rank == 0 else [places[comm.rank]]
-        self.wires = [Wire(dtype, self._segment(place if beside_s else MPI.UNDEFINED, there)) for place in mine]
+        segments = (self._segment(place if beside_s else MPI.UNDEFINED, there) for place in mine)
+        self.wires = [Wire(dtype, segment, device) for segment in segments]
 
     def _enough(self, size: int) -> bool:
         """Whether this host has room for what its ranks take: a touch of shared memory that is not there kills."""

@@ -6,14 +6,15 @@ from torch import Tensor
 
 from hpcdecode.attention import KvStore
 from hpcdecode.exchange.base import Piece, Share
+from hpcdecode.exchange.staging import Mark, Queue
 from hpcdecode.timeline import Timeline
 
 
 class RPart:
-    """Runs plans on a KV store."""
+    """Runs plans on a KV store. queue: of the device that computes on the wire's own memory, if one does."""
 
-    def __init__(self, store: KvStore, sinks: list[Tensor | None], timeline: Timeline):
-        self.store, self.sinks, self.timeline = store, sinks, timeline
+    def __init__(self, store: KvStore, sinks: list[Tensor | None], timeline: Timeline, queue: Queue | None = None):
+        self.store, self.sinks, self.timeline, self.queue = store, sinks, timeline, queue
         self.peak_tokens = 0
 
     def begin(self, lane: int, share: Share) -> None:
@@ -31,6 +32,12 @@ class RPart:
         used = self.store.used_tokens
         self.peak_tokens = max(self.peak_tokens, used)
         self.timeline.load.add(used)
+
+    def tell(self, lane: int, layer: int, piece: Piece, rows: Tensor, prompts: Tensor, out: Tensor) -> Mark | None:
+        """As `attend`; of a device that does it later, the mark that it has."""
+        if self.queue is None:
+            return self.attend(lane, layer, piece, rows, prompts, out)
+        return self.queue.tell(lambda: self.attend(lane, layer, piece, rows, prompts, out))
 
     def attend(self, lane: int, layer: int, piece: Piece, rows: Tensor, prompts: Tensor, out: Tensor) -> None:
         """Append prompts [k | v] and rows' k and v at `layer`; write the rows' attention to out."""

@@ -39,7 +39,7 @@ def test_copies_wait_for_what_is_computed_and_are_waited_for():
             y = y @ x / 64
         host = copies.pinned(*y.shape, y.dtype)
         mark = copies.out([(host, y)])
-        while not mark.done():
+        while not mark.Test():
             pass
         assert torch.equal(host, y.cpu())
         z = torch.zeros_like(y)

@@ -20,9 +20,10 @@ SCHEDULE_RUNS = ("1:7:2:request:1:load-control", "4:7:2:request:1:fifo", "3:7:1:
 LINE = re.compile(r"PARITY (\S+) (\S+) (\d+) rows differ")
 
 
-def differing(mpiexec, cases, dtype, expect, runs, script="run_parity.py"):
+def differing(mpiexec, cases, dtype, expect, runs, script=("run_parity.py",)):
     """Rows that differ from what is expected, by case and run."""
-    result = mpiexec(4, f"tests/mpi/{script}", dtype, expect, ",".join(runs), *cases, timeout=3000)
+    file, *own = script
+    result = mpiexec(4, f"tests/mpi/{file}", *own, dtype, expect, ",".join(runs), *cases, timeout=3000)
     found = defaultdict(dict)
     for name, run, rows in LINE.findall(result.stdout):
         found[name][run] = int(rows)
@@ -48,10 +49,11 @@ def test_tokens_behind_a_shared_prefix_equal_those_of_transformers(mpiexec, tmp_
     assert differing(mpiexec, [case], "float32", "transformers", runs) == {"llama3": dict.fromkeys(runs, 0)}
 
 
-def test_tokens_of_emulated_devices_equal_those_of_transformers(mpiexec, tmp_path):
+@pytest.mark.parametrize("links", ["staged", "direct"])
+def test_tokens_of_emulated_devices_equal_those_of_transformers(mpiexec, tmp_path, links):
     case = make_case("llama3", tmp_path, rows=4, new_tokens=8, common=100)
     runs = ("1:7:2", "4:7:2:request:3", "3:7:2:head:1")
-    assert differing(mpiexec, [case], "float32", "transformers", runs, "run_staged.py") == {
+    assert differing(mpiexec, [case], "float32", "transformers", runs, ("run_devices.py", links)) == {
         "llama3": dict.fromkeys(runs, 0)
     }
 

@@ -53,8 +53,8 @@ def test_tokens_equal_those_of_transformers(name, patience, backend, tmp_path, m
     part = RPart(store, [model.sinks(i) for i in range(len(shapes))], Timeline())
     links = [LocalLink(part, i, 16 * i) for i in range(lanes)]
     if patience is not None:
-        outbox = Outbox(LateCopies(patience))
-        links = [StagedLink(link, outbox) for link in links]
+        outbox = Outbox()
+        links = [StagedLink(link, outbox, LateCopies(patience)) for link in links]
     prompts = TorchPrompts(shapes, model.dtype, model.device)
     SRank(model, shapes, links, injectors, sink, Stops(), prompts, Timeline()).run(lambda: None)
     assert [sink.tokens[i] for i in range(len(rows))] == json.loads((case / "reference.json").read_text())

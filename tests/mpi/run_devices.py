@@ -1,0 +1,44 @@
+"""As run_parity.py, with S and R as on devices: plain graphs, prompts by torch; attn_cuda, emulated.
+
+usage: run_devices.py LINKS ...
+
+LINKS: staged, where the last of three R-ranks stays on its CPUs; or direct, with wires on the devices.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from hpcdecode import engine, launch
+from hpcdecode.attention_torch import TorchPrompts
+from hpcdecode.exchange.staging import DirectLink, Outbox, StagedLink
+from hpcdecode.model import load
+from hpcdecode.model.compile import compile_plain
+from hpcdecode.roles import assign
+from tests.late_copies import LateCopies, LateQueue
+from tests.mpi.run_parity import main
+
+DIRECT = sys.argv[1] == "direct"
+
+
+def staged(links, _device, direct):
+    outbox = Outbox()
+    if direct:
+        return [DirectLink(link, outbox, LateQueue()) for link in links]
+    return [StagedLink(link, outbox, LateCopies(2)) for link in links]
+
+
+def assigned(ranks, *options):
+    assign(ranks, *options)
+    r_ranks = [r for r in ranks if r.has_r]
+    for rank in r_ranks if DIRECT else r_ranks[:2]:
+        rank.kv_device = "cpu:0"
+
+
+load.compile_graph = lambda graph, *_: compile_plain(graph)
+engine.staged = staged
+engine.direct = lambda _options, team: DIRECT and team.comm is not None
+engine.CudaQueue = LateQueue
+launch.assign = assigned
+engine.Engine._prompt_attention = lambda self: TorchPrompts(self.model.attends, self.model.dtype, self.model.device)
+sys.exit(main(*sys.argv[2:]))
