@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from importlib import import_module
 from time import perf_counter
@@ -101,7 +102,12 @@ class CudaStore(EngineStore):
             raise torch.OutOfMemoryError(f"{device} has no room for {capacity_tokens:,} tokens of KV cache") from None
         super().__init__(engine, layers, kv_dtype)
         self._capacity_error = module.CapacityError
-        self.attend_seconds = 0.0  # not known: calls return before their work is done
+        self._clock = _Clock(self.device)
+
+    @property
+    def attend_seconds(self) -> float:
+        """What the device took for `attend`; waits for it."""
+        return self._clock.seconds()
 
     def extend(self, slots: Any, counts: Any) -> None:
         try:
@@ -113,22 +119,59 @@ class CudaStore(EngineStore):
         self._engine.append(layer, slots, counts, kv, self._stream())
 
     def attend(self, layer: int, slots: Any, counts: Any, qkv: Any, out: Any, sinks: Any = None) -> None:
-        self._engine.attend(layer, slots, counts, qkv, out, sinks, self._stream())
+        with self._clock:
+            self._engine.attend(layer, slots, counts, qkv, out, sinks, self._stream())
 
     def _stream(self) -> int:
         return torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
 
 
 class HostStore(CudaStore):
-    """The same for tensors in this host's memory: `attend` returns when its result is there."""
+    """The same for tensors in this host's memory, which must stay as they are until the device has come so far."""
 
     def append(self, layer: int, slots: Any, counts: Any, kv: Any) -> None:
-        super().append(layer, slots, counts, torch.as_tensor(kv).to(self.device))
+        super().append(layer, slots, counts, torch.as_tensor(kv).to(self.device, non_blocking=True))
 
     def attend(self, layer: int, slots: Any, counts: Any, qkv: Any, out: Any, sinks: Any = None) -> None:
-        begun = perf_counter()
         result = torch.as_tensor(out)
         there = torch.empty(result.shape, dtype=result.dtype, device=self.device)
-        super().attend(layer, slots, counts, torch.as_tensor(qkv).to(self.device), there, sinks)
-        result.copy_(there)
-        self.attend_seconds += perf_counter() - begun
+        super().attend(layer, slots, counts, torch.as_tensor(qkv).to(self.device, non_blocking=True), there, sinks)
+        result.copy_(there, non_blocking=True)
+
+
+class _Clock:
+    """As a context: counts what a device takes for what it is told inside, by its own time."""
+
+    def __init__(self, device: torch.device):
+        self._device, self._seconds = device, 0.0
+        self._spans: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+
+    def __enter__(self) -> None:
+        self._begun: Any = self._now()
+
+    def __exit__(self, *_: object) -> None:
+        ended = self._now()
+        if self._device.type != "cuda":
+            self._seconds += ended - self._begun
+            return
+        self._spans.append((self._begun, ended))
+        while self._spans and self._spans[0][1].query():
+            self._count()
+
+    def seconds(self) -> float:
+        if self._spans:
+            self._spans[-1][1].synchronize()
+        while self._spans:
+            self._count()
+        return self._seconds
+
+    def _now(self) -> Any:
+        if self._device.type != "cuda":
+            return perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def _count(self) -> None:
+        begun, ended = self._spans.popleft()
+        self._seconds += begun.elapsed_time(ended) / 1e3

@@ -311,7 +311,8 @@ class Engine:
         rank = self.team.r_ranks.index(self.team.place)
         heads = [self.partition.heads(shape, rank) for shape in setup.shapes]
         sinks = [None if s is None else torch.tensor(s[own]) for s, own in zip(setup.sinks, heads, strict=True)]
-        return RPart(store, sinks, self.timeline, CudaQueue(store.device) if self._direct else None)
+        queue = CudaQueue(torch.device(me.kv_device)) if me.kv_device != "cpu" and apart(self.team) else None
+        return RPart(store, sinks, self.timeline, queue)
 
     def _store_on_device(self, slots: int) -> KvStore:
         from hpcdecode.attention_cuda import CudaStore, HostStore

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hpcdecode.attention import LayerShape
+from hpcdecode.exchange.wait import Request
 from hpcdecode.schedule.plan import Plan
 
 
@@ -99,7 +100,9 @@ class Part(Protocol):
 
     def begin(self, lane: int, share: Share) -> None: ...
 
-    def attend(self, lane: int, layer: int, piece: Piece, rows: Tensor, prompts: Tensor, out: Tensor) -> None: ...
+    def attend(
+        self, lane: int, layer: int, piece: Piece, rows: Tensor, prompts: Tensor, out: Tensor
+    ) -> Request | None: ...
 
 
 def joined(*parts: Tensor) -> Tensor:

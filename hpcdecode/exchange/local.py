@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from hpcdecode.exchange.base import Part, Share, SLink, joined
+from hpcdecode.exchange.wait import Request, wait
 from hpcdecode.model import SplitModel
 from hpcdecode.model.walk import Walk
 from hpcdecode.schedule.plan import Plan
@@ -23,6 +24,8 @@ class LocalLink:
 
     def __init__(self, part: Part, lane: int, first_slot: int):
         self.part, self.lane, self.first_slot = part, lane, first_slot
+        self._marks: list[Request] = []  # of a device that attends later
+        self._kept: list[Tensor] = []  # until then
 
     def begin(self, plan: Plan) -> None:
         self.share = Share(plan, 0, self.first_slot)
@@ -32,7 +35,10 @@ class LocalLink:
         for piece in self.share.pieces:
             n = len(piece.decode_rows)
             rows, prompts = joined(q[:n], k[:n], v[:n]), joined(k[n:], v[n:])
-            self.part.attend(self.lane, layer, piece, rows, prompts, o[:n])
+            mark = self.part.attend(self.lane, layer, piece, rows, prompts, o[:n])
+            if mark:
+                self._marks.append(mark)
+                self._kept += rows, prompts
 
     def walk(self, walk: Walk, q: Tensor, k: Tensor, v: Tensor, context: tuple[Tensor, ...]) -> tuple[Tensor, tuple]:
         """All attentions of a step without prompts, and the slices between; returns o and context of the last."""
@@ -42,10 +48,14 @@ class LocalLink:
         return o, context
 
     def done(self) -> bool:
-        return True
+        self._marks = [mark for mark in self._marks if not mark.Test()]
+        return not self._marks
 
     def wait(self) -> None:
-        pass
+        wait(self)
 
     def take(self) -> None:
-        pass
+        self._kept.clear()
+
+    def Test(self) -> bool:
+        return self.done()

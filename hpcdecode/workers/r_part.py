@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
 from hpcdecode.attention import KvStore
@@ -11,7 +13,7 @@ from hpcdecode.timeline import Timeline
 
 
 class RPart:
-    """Runs plans on a KV store. queue: of the device that computes on the wire's own memory, if one does."""
+    """Runs plans on a KV store. queue: of the device that has it, where that is not the S-part's, too."""
 
     def __init__(self, store: KvStore, sinks: list[Tensor | None], timeline: Timeline, queue: Queue | None = None):
         self.store, self.sinks, self.timeline, self.queue = store, sinks, timeline, queue
@@ -33,14 +35,15 @@ class RPart:
         self.peak_tokens = max(self.peak_tokens, used)
         self.timeline.load.add(used)
 
-    def tell(self, lane: int, layer: int, piece: Piece, rows: Tensor, prompts: Tensor, out: Tensor) -> Mark | None:
-        """As `attend`; of a device that does it later, the mark that it has."""
-        if self.queue is None:
-            return self.attend(lane, layer, piece, rows, prompts, out)
-        return self.queue.tell(lambda: self.attend(lane, layer, piece, rows, prompts, out))
+    def attend(self, lane: int, layer: int, piece: Piece, rows: Tensor, prompts: Tensor, out: Tensor) -> Mark | None:
+        """Append prompts [k | v] and rows' k and v at `layer`; write the rows' attention to out.
 
-    def attend(self, lane: int, layer: int, piece: Piece, rows: Tensor, prompts: Tensor, out: Tensor) -> None:
-        """Append prompts [k | v] and rows' k and v at `layer`; write the rows' attention to out."""
+        Where a device does it later, returns the mark that it has; the tensors must stay as they are until then.
+        """
+        work = partial(self._attend, lane, layer, piece, rows, prompts, out)
+        return work() if self.queue is None else self.queue.tell(work)
+
+    def _attend(self, lane: int, layer: int, piece: Piece, rows: Tensor, prompts: Tensor, out: Tensor) -> None:
         if len(piece.prefill_slots):
             self.timeline.enter("append", lane)
             self.store.append(layer, piece.prefill_slots, piece.prefill_counts, prompts)

@@ -44,7 +44,7 @@ def lane_program(lane: int, link: MpiRLink, part: RPart, turns: Turns) -> Progra
             for request, parcel in link.receive(layer):
                 yield "wait", request
                 link.opened()
-                if mark := part.tell(lane, layer, parcel.piece, parcel.rows, parcel.prompts, parcel.out):
+                if mark := part.attend(lane, layer, parcel.piece, parcel.rows, parcel.prompts, parcel.out):
                     yield "wait", mark
                 part.timeline.enter("post", lane)
                 link.send(parcel)

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from hpcdecode.attention import open_store
+from hpcdecode.attention_cuda import HostStore
 from hpcdecode.attention_torch import TorchPrompts
 from hpcdecode.data.tokens import Prompt
 from hpcdecode.exchange.local import LocalLink
@@ -21,7 +22,7 @@ from hpcdecode.schedule.stops import Stops
 from hpcdecode.timeline import Timeline
 from hpcdecode.workers.r_part import RPart
 from hpcdecode.workers.s_rank import SRank
-from tests.late_copies import LateCopies
+from tests.late_copies import LateCopies, LateQueue
 from tests.parity import make_case
 from tests.unit.test_schedule import ListFeed
 
@@ -40,21 +41,40 @@ class Sink:
 )
 def test_tokens_equal_those_of_transformers(name, patience, backend, tmp_path, monkeypatch):
     """patience: of the copies; None: one device has both roles, and nothing is copied."""
+
+    def open_part(shapes, sinks):
+        size = {"kv_dtype": "float32", "capacity_tokens": 8192, "max_sequences": 32}
+        return RPart(open_store(shapes, **size, backend=backend), sinks, Timeline())
+
+    copies = None if patience is None else LateCopies(patience)
+    assert_parity(name, open_part, copies, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["llama3", "gpt_oss"])
+def test_an_r_part_on_a_device_beside_an_s_part_that_is_not(name, tmp_path, monkeypatch):
+    """Its attention is done late, and waited for."""
+
+    def open_part(shapes, sinks):
+        return RPart(HostStore(shapes, "float32", 8192, 32, device="cpu"), sinks, Timeline(), LateQueue())
+
+    assert_parity(name, open_part, None, tmp_path, monkeypatch)
+
+
+def assert_parity(name, open_part, copies, tmp_path, monkeypatch):
     case = make_case(name, tmp_path, rows=5, new_tokens=6)
     rows = [json.loads(line) for line in (case / "prompts.jsonl").read_text().splitlines()]
     monkeypatch.setattr(load, "compile_graph", lambda graph, *_: compile_plain(graph))
     model = load_split(case / "model", dtype="float32")
     shapes, lanes = model.attends, 2
-    store = open_store(shapes, kv_dtype="float32", capacity_tokens=8192, max_sequences=32, backend=backend)
+    part = open_part(shapes, [model.sinks(i) for i in range(len(shapes))])
     params = SamplingParams(max_tokens=6, ignore_eos=True)
     feed = ListFeed([Prompt(i, str(i), row["prompt_token_ids"], params) for i, row in enumerate(rows)])
-    placement, sink = Placement([8192], store.block_tokens, lanes), Sink()
+    placement, sink = Placement([8192], part.store.block_tokens, lanes), Sink()
     injectors = [Injector(i, feed, placement, Limits(4, 3, 6, 256, 1024), Stops()) for i in range(lanes)]
-    part = RPart(store, [model.sinks(i) for i in range(len(shapes))], Timeline())
     links = [LocalLink(part, i, 16 * i) for i in range(lanes)]
-    if patience is not None:
+    if copies:
         outbox = Outbox()
-        links = [StagedLink(link, outbox, LateCopies(patience)) for link in links]
+        links = [StagedLink(link, outbox, copies) for link in links]
     prompts = TorchPrompts(shapes, model.dtype, model.device)
     SRank(model, shapes, links, injectors, sink, Stops(), prompts, Timeline()).run(lambda: None)
     assert [sink.tokens[i] for i in range(len(rows))] == json.loads((case / "reference.json").read_text())
