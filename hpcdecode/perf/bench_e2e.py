@@ -59,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--peer",
         nargs="+",
+        action="extend",
         default=[],
         metavar="NAME[=PYTHON]",
         help=f"{', '.join(PEERS)}; PYTHON is the interpreter of the environment that it is installed in",
