@@ -9,8 +9,8 @@ The peer LLM is hpcdecode's own library, warmed up as peers are; its command lin
 
 Workloads: w64, w128 and w256 are that many prompts of 64 to 128 tokens, l32 is 32 prompts of 1,024; 128 new tokens a
 row. "whole job", "decode" and "prefill" are fractions of the ideal; "peak memory" is against weights + KV cache +
-300 MiB, and "start-up", from the start of the process to the first decode step, against importing torch and
-transformers (lower is better for these two).
+300 MiB, and "start-up", from the start of the process to the first decode step, cold (no trace kept, the checkpoint out
+of the page cache) and warm, against importing torch and transformers (lower is better for these two).
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ import statistics
 import sys
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hpcdecode.errors import UserError
@@ -87,7 +88,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         cases += compare(site, contenders, WORKLOADS[name], rounds)
         every += rounds
     if args.startup:
-        cases += startup(site, contenders[0], args.runs)
+        cases += startup(site, args.ranks[0], args.runs)
     limits = {
         "GEMM GFLOP/s": round(statistics.median(r.gflops for r in every), 1),
         "read GB/s": round(statistics.median(r.read for r in every), 1),
@@ -138,15 +139,17 @@ def compare(
         yield case(f"{workload.name}, {ours}: whole job", _over(made, seconds[ours]), "tokens/s", theirs, ratios)
 
 
-def startup(site: Site, ours: Hpcdecode, runs: int) -> list[dict[str, Any]]:
-    """Seconds to the first decode step, with the checkpoint out of the page cache and in it."""
+def startup(site: Site, ranks: int, runs: int) -> list[dict[str, Any]]:
+    """Seconds to the first decode step, with no trace kept and the checkpoint out of the page cache, and with both."""
     imports, cold, warm = [], [], []
     for _ in range(runs):
         imports.append(float(site.call("imports", [sys.executable, "-c", _IMPORTS])))
         _evict(site.checkpoint)
-        for seconds in (cold, warm):
-            run = ours.run(_STARTUP)
-            seconds.append(run.startup_seconds + run.prefill_seconds)
+        with TemporaryDirectory() as cache:
+            ours = Hpcdecode(replace(site, prefix=["env", f"HPCDECODE_CACHE={cache}", *site.prefix]), ranks)
+            for seconds in (cold, warm):
+                run = ours.run(_STARTUP)
+                seconds.append(run.startup_seconds + run.prefill_seconds)
         _say(f"start-up: {cold[-1]:.2f} s cold, {warm[-1]:.2f} s warm, imports alone {imports[-1]:.2f} s")
     return [
         case(f"start-up, {name}", seconds, "s", "importing torch and transformers", _quotients(seconds, imports))

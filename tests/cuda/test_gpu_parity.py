@@ -17,6 +17,7 @@ WORLDS = {
     "S on the GPU, two R-ranks": (3, "--s-ranks", 1, "--device", "cuda"),
     "S on the GPU, R where auto puts it": (3, "--s-ranks", 1, "--device", "cuda", "--r-device", "auto"),
     "S and R on GPUs, apart": (2, "--s-ranks", 1, "--device", "cuda", "--r-device", "cuda"),
+    "the same through host memory": (2, "--s-ranks", 1, "--device", "cuda", "--r-device", "cuda", "--no-gpu-mpi"),
 }
 
 
