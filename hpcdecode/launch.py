@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import sys
@@ -195,27 +196,29 @@ def leave(comm: MPI.Intracomm | None, code: int) -> int:
 
     At the end of a job all ranks but one have exit code 0. Ranks of a world end here: taking Python down takes long.
     """
-    if comm is not None:
-        _part(comm)
+    survived = comm is not None and _part(comm)
     if code and started() > 1:
         time.sleep(_LEAVE_SECONDS)
-    if comm is not None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    return code
+    if comm is None:
+        return code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if not survived:
+        ctypes.PyDLL(None).exit(code)  # MPICH has yet to say goodbye to its launcher, which it does in there
+    os._exit(code)
 
 
-def _part(comm: MPI.Intracomm) -> None:
-    """Returns once all ranks have called it."""
+def _part(comm: MPI.Intracomm) -> bool:
+    """Returns once all ranks have called it: whether some were lost; MPI is not finalized then, as it would wait."""
     from mpi4py import MPI
 
     from hpcdecode.exchange import ulfm
 
-    if ulfm.lost(comm):  # MPI_Finalize would wait for them
+    if ulfm.lost(comm):
         ulfm.agreed(comm, True)
-    else:
-        MPI.Finalize()
+        return True
+    MPI.Finalize()
+    return False
 
 
 def abort(comm: MPI.Intracomm | None, error: BaseException, code: int = 1) -> NoReturn:
