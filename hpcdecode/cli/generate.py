@@ -138,8 +138,8 @@ def _add_size(group) -> None:
     help = f"of the R-ranks ({_DEFAULTS['r_device']}); auto: a GPU where one is left for the rank, else its CPUs; "
     help += "in one process with cuda for both, the KV cache is the GPU's"
     add("--r-device", choices=R_DEVICES, help=help)
-    help = "where all ranks compute on some, and MPI takes their memory: no stop in the hosts' (yes)"
-    add("--gpu-mpi", action=_Switch, help=f"activations from GPU to GPU {help}")
+    help = "activations from GPU to GPU, where all ranks compute on some and MPI takes their memory (yes)"
+    add("--gpu-mpi", action=_Switch, help=help)
     add("--batch", type=_count, metavar="B", help="sequences decoding at once in the steady state")
     add("--period", type=_count, metavar="F", help="steps between two injections")
     add("--schedule", choices=SCHEDULES, help=f"when rows enter ({_DEFAULTS['schedule']})")

@@ -24,8 +24,7 @@ class LocalLink:
 
     def __init__(self, part: Part, lane: int, first_slot: int):
         self.part, self.lane, self.first_slot = part, lane, first_slot
-        self._marks: list[Request] = []  # of a device that attends later
-        self._kept: list[Tensor] = []  # until then
+        self._under_way: list[tuple[Request, Tensor, Tensor]] = []  # on a device that attends later, and what it reads
 
     def begin(self, plan: Plan) -> None:
         self.share = Share(plan, 0, self.first_slot)
@@ -37,8 +36,7 @@ class LocalLink:
             rows, prompts = joined(q[:n], k[:n], v[:n]), joined(k[n:], v[n:])
             mark = self.part.attend(self.lane, layer, piece, rows, prompts, o[:n])
             if mark:
-                self._marks.append(mark)
-                self._kept += rows, prompts
+                self._under_way.append((mark, rows, prompts))
 
     def walk(self, walk: Walk, q: Tensor, k: Tensor, v: Tensor, context: tuple[Tensor, ...]) -> tuple[Tensor, tuple]:
         """All attentions of a step without prompts, and the slices between; returns o and context of the last."""
@@ -48,14 +46,14 @@ class LocalLink:
         return o, context
 
     def done(self) -> bool:
-        self._marks = [mark for mark in self._marks if not mark.Test()]
-        return not self._marks
+        self._under_way = [work for work in self._under_way if not work[0].Test()]
+        return not self._under_way
 
     def wait(self) -> None:
         wait(self)
 
     def take(self) -> None:
-        self._kept.clear()
+        pass
 
     def Test(self) -> bool:
         return self.done()

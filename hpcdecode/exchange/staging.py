@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hpcdecode.exchange.base import SLink
-from hpcdecode.exchange.wait import wait
+from hpcdecode.exchange.wait import Request, wait
 from hpcdecode.schedule.plan import Plan
 
 if TYPE_CHECKING:
@@ -24,26 +24,20 @@ if TYPE_CHECKING:
 Pairs = Seq[tuple[Tensor, Tensor]]  # to, from
 
 
-class Mark(Protocol):
-    """Something that a device was told to do, as a request: complete when it is done."""
-
-    def Test(self) -> bool: ...
-
-
 class Queue(Protocol):
     """A device that computes what it is told, in order."""
 
-    def tell(self, work: Callable[[], None]) -> Mark:
+    def tell(self, work: Callable[[], None]) -> Request:
         """`work` tells the device what to compute; the mark comes behind it."""
 
 
 class Copies(Protocol):
     """Copies in both directions, each behind what the device has been told to compute when it is asked for."""
 
-    def out(self, pairs: Pairs) -> Mark:
+    def out(self, pairs: Pairs) -> Request:
         """From the device to pinned memory. The tensors must stay as they are until the mark is done."""
 
-    def into(self, pairs: Pairs, after: Mark) -> None:
+    def into(self, pairs: Pairs, after: Request) -> None:
         """From pinned memory to the device, after the computing that `after` came behind, and before any to come."""
 
     def pinned(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
@@ -64,7 +58,7 @@ class CudaQueue:
     def __init__(self, device: torch.device):
         self.device = device
 
-    def tell(self, work: Callable[[], None]) -> Mark:
+    def tell(self, work: Callable[[], None]) -> Request:
         work()
         computed = torch.cuda.Event()
         computed.record(torch.cuda.current_stream(self.device))
@@ -78,7 +72,7 @@ class CudaCopies:
         self.device = device
         self._out, self._in = torch.cuda.Stream(device), torch.cuda.Stream(device)
 
-    def out(self, pairs: Pairs) -> Mark:
+    def out(self, pairs: Pairs) -> Request:
         computed, copied = torch.cuda.Event(), torch.cuda.Event()
         computed.record(torch.cuda.current_stream(self.device))
         self._out.wait_event(computed)
@@ -88,7 +82,7 @@ class CudaCopies:
         copied.record(self._out)
         return _CudaMark(computed, copied)
 
-    def into(self, pairs: Pairs, after: Mark) -> None:
+    def into(self, pairs: Pairs, after: Request) -> None:
         copied = torch.cuda.Event()
         self._in.wait_event(after.computed)
         with torch.cuda.stream(self._in):
@@ -104,7 +98,7 @@ class CudaCopies:
 class _Post:
     """What a lane has posted: how it is sent, and what must have been done before."""
 
-    def __init__(self, link: SLink, send: Callable[[], None], mark: Mark, kept: Seq[Tensor]):
+    def __init__(self, link: SLink, send: Callable[[], None], mark: Request, kept: Seq[Tensor]):
         self.link, self.send, self.mark = link, send, mark
         self.kept = kept  # on the device, for as long as they are read
 

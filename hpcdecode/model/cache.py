@@ -22,7 +22,7 @@ from torch import Tensor, fx
 
 from hpcdecode import __version__
 from hpcdecode.model import ops
-from hpcdecode.model.config import Facts, config_bytes, quiet, read_config
+from hpcdecode.model.config import Facts, config_file, quiet, read_config
 from hpcdecode.model.meta import Meta
 from hpcdecode.model.sources import Sources, find_sources
 from hpcdecode.model.trace import Trace, trace
@@ -100,9 +100,9 @@ def directory() -> Path:
 
 def key(path: Path, dtype: torch.dtype, *about: str) -> str:
     """A name for what depends on the config in `path`, `dtype`, `about` and the versions of what makes it."""
-    made_by = [(Path(__file__).parent / name).read_bytes() for name in MAKERS]
+    made_by = [file.read_bytes() for file in (*(Path(__file__).parent / name for name in MAKERS), config_file(path))]
     versions = (__version__, torch.__version__, version("transformers"), str(dtype), *about)
-    return hashlib.sha256(b"\0".join([*made_by, config_bytes(path), *(v.encode() for v in versions)])).hexdigest()[:32]
+    return hashlib.sha256(b"\0".join([*made_by, *(v.encode() for v in versions)])).hexdigest()[:32]
 
 
 def write(file: Path, data: bytes) -> None:

@@ -32,23 +32,19 @@ class Facts(msgspec.Struct, frozen=True):
         return cls(config.model_type, config.architectures, getattr(config, "max_position_embeddings", None))
 
 
-def config_bytes(path: str | Path) -> bytes:
+def config_file(path: str | Path) -> Path:
     """config.json of the model directory `path`; UserError where one of the two is missing."""
     path = Path(path)
     if not path.is_dir():
         raise UserError(f"model directory {path} does not exist: give one in Hugging Face format")
-    try:
-        return (path / "config.json").read_bytes()
-    except OSError:
-        raise UserError(
-            f"{path / 'config.json'} is missing: expected a model directory in Hugging Face format"
-        ) from None
+    if not (path / "config.json").is_file():
+        raise UserError(f"{path / 'config.json'} is missing: expected a model directory in Hugging Face format")
+    return path / "config.json"
 
 
 def stated_dtype(path: str | Path) -> str | None:
     """The dtype of the checkpoint in `path` as its config.json has it, such as bfloat16."""
-    config_bytes(path)
-    config = text_config(read_json(Path(path) / "config.json"))
+    config = text_config(read_json(config_file(path)))
     dtype = config.get("dtype") or config.get("torch_dtype")
     return dtype.removeprefix("torch.") if isinstance(dtype, str) else None
 
@@ -78,13 +74,12 @@ def read_config(path: str | Path):
     """
     from transformers import AutoConfig
 
-    path = Path(path)
-    config_bytes(path)
+    file = config_file(path)
     try:
         with quiet():
-            config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+            config = AutoConfig.from_pretrained(file.parent, trust_remote_code=False, local_files_only=True)
     except Exception as e:
-        raise UserError(f"{path / 'config.json'} cannot be used: {first_line(e)}") from e
+        raise UserError(f"{file} cannot be used: {first_line(e)}") from e
     check_supported(config)
     return config
 

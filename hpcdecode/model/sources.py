@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from copy import deepcopy
 from typing import Any
 
@@ -61,16 +61,16 @@ def find_sources(
     """
     model = skeleton(config, dtype)
     plain, converted = match_keys(keys, model)
-    stackable, found = set(stackable), Sources()
+    there, stackable, found = plain.keys() | converted.keys(), set(stackable), Sources()
     for name in sorted(wanted):
-        held = held_name(name, plain.keys() | converted.keys(), model)
+        held = held_name(name, there, model)
         if held is None:
             continue
         if held != name:
             found.ties[name] = held
         if held in plain:
             found.keys[held] = plain[held]
-        elif (pieces := converted[held].pieces()) and held in stackable:
+        elif held in stackable and (pieces := converted[held].pieces()):
             found.stacks[held] = pieces
         elif converted[held] not in found.conversions:
             found.conversions.append(converted[held])
@@ -104,7 +104,7 @@ def match_keys(keys: Iterable[str], model) -> tuple[dict[str, str], dict[str, Co
     return plain, {name: c for c in conversions.values() for name in c.names}
 
 
-def held_name(name: str, held: Iterable[str], model) -> str | None:
+def held_name(name: str, held: Set[str], model) -> str | None:
     """`name`, or the tensor it is tied to, whichever is among those `held`."""
     if name in held:
         return name

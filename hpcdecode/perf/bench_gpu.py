@@ -27,7 +27,8 @@ from hpcdecode.attention import LayerShape
 from hpcdecode.attention_cuda import CudaStore, state
 from hpcdecode.cores import nodes_of
 from hpcdecode.errors import UserError
-from hpcdecode.exchange.staging import Copies, CudaCopies, Mark
+from hpcdecode.exchange.staging import Copies, CudaCopies
+from hpcdecode.exchange.wait import Request
 from hpcdecode.job import parse_bytes
 from hpcdecode.model import SplitModel, load_split
 from hpcdecode.perf import filled
@@ -195,7 +196,7 @@ def transfers(model: SplitModel, copies: Copies, batch: int, passes: int) -> Ite
     back = torch.zeros(batch, s.out_columns, dtype=model.dtype, device=model.device)
     hosts = [copies.pinned(*x.shape, x.dtype) for x in (there, back)]
 
-    last: list[Mark] = []
+    last: list[Request] = []
 
     def copy(*_: Tensor) -> None:
         if last:  # o of the other lane comes back while this one's slice runs

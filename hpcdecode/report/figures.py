@@ -98,7 +98,7 @@ def summarize(desk: Desk, ranks: list[Metrics], lost: list[Rank], startup: float
         "tokens_per_second": desk.generated_tokens / wall,
         "s_busy": sum(m.s_seconds - m.spent("wait", "append", "attend") for m in s_ranks) / len(s_ranks) / wall,
         "r_busy": sum(m.spent("append", "attend") for m in r_ranks) / len(r_ranks) / wall,
-        "r_gigabytes_per_second": sum(m.bytes_read for m in r_ranks) / attending / 1e9 if attending else 0.0,
+        "r_gigabytes_per_second": sum(m.bytes_read for m in r_ranks) / max(attending, 1e-9) / 1e9,
         "peak_kv_tokens": sum(m.peak_tokens for m in r_ranks),
         "peak_load_tokens": sum(m.peak_load for m in s_ranks),
         "peak_prefill_tokens_on_s": max(m.peak_prefill_tokens for m in s_ranks),

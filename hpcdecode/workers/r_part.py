@@ -8,7 +8,8 @@ from torch import Tensor
 
 from hpcdecode.attention import KvStore
 from hpcdecode.exchange.base import Piece, Share
-from hpcdecode.exchange.staging import Mark, Queue
+from hpcdecode.exchange.staging import Queue
+from hpcdecode.exchange.wait import Request
 from hpcdecode.timeline import Timeline
 
 
@@ -35,10 +36,10 @@ class RPart:
         self.peak_tokens = max(self.peak_tokens, used)
         self.timeline.load.add(used)
 
-    def attend(self, lane: int, layer: int, piece: Piece, rows: Tensor, prompts: Tensor, out: Tensor) -> Mark | None:
+    def attend(self, lane: int, layer: int, piece: Piece, rows: Tensor, prompts: Tensor, out: Tensor) -> Request | None:
         """Append prompts [k | v] and rows' k and v at `layer`; write the rows' attention to out.
 
-        Where a device does it later, returns the mark that it has; the tensors must stay as they are until then.
+        Where a device does it later, returns what is complete once it has; the tensors must stay so until then.
         """
         work = partial(self._attend, lane, layer, piece, rows, prompts, out)
         return work() if self.queue is None else self.queue.tell(work)
