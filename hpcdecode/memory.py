@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import re
+from contextlib import suppress
+
+import torch
+from torch import Tensor
 
 from hpcdecode.cgroup import memory_room, read
+
+_HUGE_PAGE = 2 << 20
 
 
 def available_bytes() -> int:
@@ -21,6 +28,19 @@ def give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
     if trim is not None:
         trim(0)
+
+
+def huge_zeros(nbytes: int) -> Tensor:
+    """uint8 [nbytes], in huge pages but for what is less than one, where the system has them.
+
+    For what is read again and again: the products of a pass over weights in small pages wait for page tables.
+    """
+    memory = mmap.mmap(-1, nbytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    start = -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % _HUGE_PAGE
+    if (whole := nbytes // _HUGE_PAGE * _HUGE_PAGE) and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE, start, whole)
+    return torch.frombuffer(memory, dtype=torch.uint8, count=nbytes, offset=start)
 
 
 def _meminfo() -> int:

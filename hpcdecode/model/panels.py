@@ -5,11 +5,14 @@ First what sums begin with, for int8 then the outputs' scales, then the weights,
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch import Tensor
 
 from hpcdecode._ops_cpu import Product
 from hpcdecode.attention import isa
+from hpcdecode.memory import huge_zeros
 from hpcdecode.model.instruction import TYPES
 from hpcdecode.model.meta import Meta
 from hpcdecode.model.stage import Rows, Stage
@@ -44,7 +47,8 @@ def int8(weight: Tensor, scales: Tensor) -> Tensor:
 def in_panels(weight: Tensor, *heads: Tensor) -> Tensor:
     """int32 [panels, heads + words, 32]; what is missing of the last panel is zero."""
     outputs, words = len(weight), weight.contiguous().view(WORD)
-    made = torch.zeros(-(-outputs // PANEL), len(heads) + words.shape[1], PANEL, dtype=WORD)
+    shape = -(-outputs // PANEL), len(heads) + words.shape[1], PANEL
+    made = huge_zeros(prod(shape) * WORD.itemsize).view(WORD).view(shape)
     whole = outputs // PANEL
     parts = ((made[:whole], slice(0, whole * PANEL)), (made[whole:, :, : outputs % PANEL], slice(whole * PANEL, None)))
     for panels, rows in parts:

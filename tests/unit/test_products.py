@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from hpcdecode._ops_cpu import Chain, Product, Type
 
 from hpcdecode import _attn_cpu
+from hpcdecode.memory import huge_zeros
 from hpcdecode.model import load_split, panels
 from hpcdecode.model.chain import Chain as ChainCall
 from hpcdecode.model.compile import compile_graph
@@ -86,6 +90,26 @@ def test_a_row_does_not_depend_on_those_beside_it(use, threads, isa, dtype, out)
     together = multiply(x, packed, 90, out)
     for part in (slice(0, 1), slice(1, 20), slice(20, 120), slice(120, 130)):
         assert torch.equal(multiply(x[part], packed, 90, out), together[part])
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the kernel has no huge pages")
+def test_panels_lie_in_huge_pages():
+    packed = panels.plain(numbers(torch.bfloat16, 4096, 1024), None)
+    flags = ""
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if span := re.match("([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(span[1], 16) <= packed.data_ptr() < int(span[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            flags = line
+    assert packed.data_ptr() % (2 << 20) == 0 and " hg" in flags
+
+
+@pytest.mark.parametrize("nbytes", [4, 4096, (2 << 20) - 4, 2 << 20, (6 << 20) + 100])
+def test_huge_zeros_are_zeros_of_any_size(nbytes):
+    memory = huge_zeros(nbytes)
+    assert len(memory) == nbytes and not memory.any()
+    memory.fill_(7)
+    assert memory.sum(dtype=torch.int64) == 7 * nbytes
 
 
 def test_rows_may_lie_apart(use):
