@@ -1,4 +1,4 @@
-"""Memory that this process may still take, as the system and the batch system see it, and what it gives back."""
+"""Memory that this process may still take, as system and batch system see it, what it gives back, and huge pages."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ def huge_zeros(nbytes: int) -> Tensor:
     For what is read again and again: the products of a pass over weights in small pages wait for page tables.
     """
     memory = mmap.mmap(-1, nbytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    start = -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % _HUGE_PAGE
+    mapped = torch.frombuffer(memory, dtype=torch.uint8)
+    start = -mapped.data_ptr() % _HUGE_PAGE
     if (whole := nbytes // _HUGE_PAGE * _HUGE_PAGE) and hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE, start, whole)
-    return torch.frombuffer(memory, dtype=torch.uint8, count=nbytes, offset=start)
+    return mapped[start : start + nbytes]
 
 
 def _meminfo() -> int:

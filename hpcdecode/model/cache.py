@@ -100,9 +100,10 @@ def directory() -> Path:
 
 def key(path: Path, dtype: torch.dtype, *about: str) -> str:
     """A name for what depends on the config in `path`, `dtype`, `about` and the versions of what makes it."""
-    made_by = [file.read_bytes() for file in (*(Path(__file__).parent / name for name in MAKERS), config_file(path))]
+    files = [*(Path(__file__).parent / name for name in MAKERS), config_file(path)]
     versions = (__version__, torch.__version__, version("transformers"), str(dtype), *about)
-    return hashlib.sha256(b"\0".join([*made_by, *(v.encode() for v in versions)])).hexdigest()[:32]
+    parts = [*(file.read_bytes() for file in files), *(v.encode() for v in versions)]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
 
 
 def write(file: Path, data: bytes) -> None:

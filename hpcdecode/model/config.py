@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -33,13 +34,14 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 def config_file(path: str | Path) -> Path:
-    """config.json of the model directory `path`; UserError where one of the two is missing."""
+    """config.json of the model directory `path`; UserError where one of the two is missing or cannot be read."""
     path = Path(path)
     if not path.is_dir():
         raise UserError(f"model directory {path} does not exist: give one in Hugging Face format")
-    if not (path / "config.json").is_file():
-        raise UserError(f"{path / 'config.json'} is missing: expected a model directory in Hugging Face format")
-    return path / "config.json"
+    file = path / "config.json"
+    if not (file.is_file() and os.access(file, os.R_OK)):
+        raise UserError(f"{file} is missing: expected a model directory in Hugging Face format")
+    return file
 
 
 def stated_dtype(path: str | Path) -> str | None:

@@ -5,8 +5,6 @@ First what sums begin with, for int8 then the outputs' scales, then the weights,
 
 from __future__ import annotations
 
-from math import prod
-
 import torch
 from torch import Tensor
 
@@ -47,8 +45,8 @@ def int8(weight: Tensor, scales: Tensor) -> Tensor:
 def in_panels(weight: Tensor, *heads: Tensor) -> Tensor:
     """int32 [panels, heads + words, 32]; what is missing of the last panel is zero."""
     outputs, words = len(weight), weight.contiguous().view(WORD)
-    shape = -(-outputs // PANEL), len(heads) + words.shape[1], PANEL
-    made = huge_zeros(prod(shape) * WORD.itemsize).view(WORD).view(shape)
+    shape = torch.Size((-(-outputs // PANEL), len(heads) + words.shape[1], PANEL))
+    made = huge_zeros(shape.numel() * WORD.itemsize).view(WORD).view(shape)
     whole = outputs // PANEL
     parts = ((made[:whole], slice(0, whole * PANEL)), (made[whole:, :, : outputs % PANEL], slice(whole * PANEL, None)))
     for panels, rows in parts:
