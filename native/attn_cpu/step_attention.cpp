@@ -1,5 +1,6 @@
 #include "step_attention.h"
 
+#include <algorithm>
 #include <chrono>
 #include <stdexcept>
 #include <string>
@@ -7,6 +8,9 @@
 #include "call.h"
 
 namespace hpcdecode {
+namespace {
+constexpr int64_t kForeseenBytes = 512 << 10;  // what a core still has when it comes to them
+}  // namespace
 
 StepAttention::StepAttention(Engine& engine, std::vector<int32_t> slots, ActType type,
                              std::vector<std::vector<float>> sinks)
@@ -55,6 +59,23 @@ void StepAttention::attend(int layer, int thread, const SequenceRows& rows) {
     for (int64_t item = 0; item < own.plan.items; ++item) engine_.run_item(call, item, thread);
     own.bytes += own.plan.bytes;
     own.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+int64_t StepAttention::foresee(int layer, const SequenceRows& rows, std::vector<Lines>& lines) const {
+    const LayerShape& shape = engine_.store_.layers()[layer].shape;
+    int64_t bytes = 0, count = 0;
+    for (; count < rows.count && bytes < kForeseenBytes; ++count) {
+        const int32_t slot = slots_[rows.first + count * rows.step];
+        const HeadView view = engine_.store_.view(layer, 0, slot);
+        const int64_t tokens = view.layout->block_tokens, length = engine_.store_.length(slot);
+        int64_t block = shape.window > 0 ? std::max<int64_t>(length - shape.window, 0) / tokens : 0;
+        for (; block * tokens < length && bytes < kForeseenBytes; ++block) {
+            const char* at = reinterpret_cast<const char*>(view.base) + view.blocks[block] * view.block_bytes;
+            lines.push_back({at, at + view.block_bytes});
+            bytes += static_cast<int64_t>(view.block_bytes);
+        }
+    }
+    return count;
 }
 
 void StepAttention::end() {

@@ -17,6 +17,7 @@ class StepAttention : public RowAttention {
 
     void begin(int64_t sequences, int threads) override;
     void attend(int layer, int thread, const SequenceRows& rows) override;
+    int64_t foresee(int layer, const SequenceRows& rows, std::vector<Lines>& lines) const override;
     void end() override;
 
     double seconds() const { return seconds_; }  // that a thread spent on average

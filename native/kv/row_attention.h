@@ -1,6 +1,7 @@
 // Attention as a stage of other work: what a chain of native/ops_cpu calls, in the module that holds the KV cache.
 #pragma once
 #include <cstdint>
+#include <vector>
 
 namespace hpcdecode {
 
@@ -12,6 +13,16 @@ struct SequenceRows {
     int64_t qkv_bytes;
     uint8_t* out;
     int64_t out_bytes;
+
+    SequenceRows part(int64_t begin, int64_t end) const {
+        return {first + begin * step,    step,     end - begin, qkv + begin * qkv_bytes, qkv_bytes,
+                out + begin * out_bytes, out_bytes};
+    }
+};
+
+// Memory that will be read.
+struct Lines {
+    const char *begin = nullptr, *end = nullptr;
 };
 
 // One new token of every sequence of a step, some sequences at a time, on the calling thread.
@@ -22,6 +33,8 @@ class RowAttention {
     // follow, then `end`.
     virtual void begin(int64_t sequences, int threads) = 0;
     virtual void attend(int layer, int thread, const SequenceRows& rows) = 0;
+    // How many of the first of `rows` are attended to at once beside other work, and what that reads.
+    virtual int64_t foresee(int layer, const SequenceRows& rows, std::vector<Lines>& lines) const = 0;
     virtual void end() = 0;
 };
 

@@ -58,15 +58,39 @@ struct alignas(64) Chain::Group {
 
 struct Chain::Call {
     const Rows* given;
-    int64_t tokens;
+    int64_t tokens, block_bytes;
     Group* groups;
     std::atomic<int64_t>* next;
     RowAttention* attention;
-    int64_t blocks = 0;
+    int64_t blocks = 0, at_once = 1;
 };
 
 struct Chain::Member {
     int thread, number, of;  // of its group's threads
+};
+
+// Some tokens on their way through the stages.
+class Chain::Block {
+  public:
+    Block(const Chain& chain, const Call& call, Group& group, const Member& me, int64_t number, char* memory);
+
+    bool done() const { return stage_ == chain_.stages_.size(); }
+    void run(Beside* beside);                     // up to the next attention, or to the end
+    void attend();                                // if it has come to one
+    void pass() { stage_ += attends() ? 1 : 0; }  // the attention that was computed beside
+    int layer() const;
+    SequenceRows sequences() const;  // that this member attends to
+
+  private:
+    bool attends() const;
+
+    const Chain& chain_;
+    const Call& call_;
+    Group& group_;
+    const Member& me_;
+    int64_t first_, step_, count_;
+    std::vector<Rows> tensors_, own_;
+    size_t stage_ = 0;
 };
 
 Chain::Chain(std::vector<Stage> stages, int given, std::vector<Passed> passed)
@@ -92,11 +116,15 @@ int Chain::groups(int64_t tokens, int threads) const {
     return static_cast<int>(std::clamp<int64_t>(tokens / least, 1, threads));
 }
 
+// Whether every thread takes two blocks at a time, one of which it attends to while it multiplies for the other.
+bool Chain::pairs(int64_t tokens, int threads) const { return attends_ && tokens >= 2 * kLeastProducts * threads; }
+
 void Chain::run(int64_t tokens, int threads, const std::vector<Rows>& given, RowAttention* attention) const {
     if (attends_ != (attention != nullptr)) throw std::invalid_argument("chain: expected attention where it has any");
     const int most = groups(tokens, threads), useful = multiplies_ ? threads : most;
     static thread_local std::vector<char> memory;
-    const int64_t of_a_group = (std::min(tokens, kBlock) * passed_bytes_ + kLine) & -kLine;
+    const int64_t of_a_block = (std::min(tokens, kBlock) * passed_bytes_ + kLine) & -kLine;
+    const int64_t of_a_group = of_a_block * (attends_ ? 2 : 1);
     if (static_cast<int64_t>(memory.size()) < most * of_a_group + kLine) memory.resize(most * of_a_group + kLine);
     auto* aligned = memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) & (kLine - 1));
     const auto held = std::make_unique<Group[]>(most);
@@ -106,7 +134,7 @@ void Chain::run(int64_t tokens, int threads, const std::vector<Rows>& given, Row
     struct Work {
         const Chain* chain;
         Call call;
-    } work{this, {given.data(), tokens, held.get(), &next, attention}};
+    } work{this, {given.data(), tokens, of_a_block, held.get(), &next, attention}};
     const auto enter = [](void* data, int thread, int threads) {
         const Work& w = *static_cast<const Work*>(data);
         w.chain->join_group(w.call, thread, threads);
@@ -121,50 +149,93 @@ void Chain::join_group(Call call, int thread, int threads) const {
     int group = 0;
     while (share(threads, group + 1, count) <= thread) ++group;
     const int64_t first = share(threads, group, count), end = share(threads, group + 1, count);
-    const int64_t rounds = (call.tokens + count * kBlock - 1) / (count * kBlock);
+    call.at_once = pairs(call.tokens, threads) ? 2 : 1;
+    const int64_t most = count * call.at_once * kBlock, rounds = call.at_once * ((call.tokens + most - 1) / most);
     call.blocks = multiplies_ || passed_bytes_ > 0 ? count * rounds : count;
     take_blocks(call, call.groups[group], {thread, static_cast<int>(thread - first), static_cast<int>(end - first)});
 }
 
 void Chain::take_blocks(const Call& call, Group& group, const Member& me) const {
     while (true) {
-        if (me.number == 0) group.block = call.next->fetch_add(1);
+        if (me.number == 0) group.block = call.next->fetch_add(call.at_once);
         group.barrier.wait(me.of);
-        const int64_t block = group.block;
-        if (block >= call.blocks) return;
-        run_block(call, group, block, me);
+        const int64_t number = group.block;
+        if (number >= call.blocks) return;
+        Block block(*this, call, group, me, number, group.memory);
+        if (call.at_once == 1) {
+            while (!block.done()) {
+                block.run(nullptr);
+                block.attend();
+            }
+        } else {
+            Block other(*this, call, group, me, number + 1, group.memory + call.block_bytes);
+            run_pair(block, other, *call.attention, me.thread);
+        }
     }
 }
 
-void Chain::run_block(const Call& call, Group& group, int64_t block, const Member& me) const {
-    const int64_t first = attends_ ? block : share(call.tokens, block, call.blocks), step = attends_ ? call.blocks : 1;
-    const int64_t count =
-        attends_ ? (call.tokens - block + step - 1) / step : share(call.tokens, block + 1, call.blocks) - first;
-    const int64_t from = share(count, me.number, me.of), to = share(count, me.number + 1, me.of);
-    std::vector<Rows> all, own;
-    for (int i = 0; i < given_; ++i) {
+// Each block's attention beside the other's products.
+void Chain::run_pair(Block& one, Block& two, RowAttention& attention, int thread) {
+    AttentionBeside beside(attention, thread);
+    Block *first = &one, *second = &two;
+    one.run(nullptr);
+    two.run(nullptr);
+    one.attend();
+    for (; !first->done() || !second->done(); std::swap(first, second)) {
+        if (!second->done()) beside.start(second->layer(), second->sequences());
+        first->run(&beside);
+        beside.finish();
+        second->pass();
+    }
+}
+
+Chain::Block::Block(const Chain& chain, const Call& call, Group& group, const Member& me, int64_t number, char* memory)
+    : chain_(chain), call_(call), group_(group), me_(me) {
+    const bool spread = chain.attends_;
+    first_ = spread ? number : share(call.tokens, number, call.blocks);
+    step_ = spread ? call.blocks : 1;
+    count_ = spread ? (call.tokens - number + step_ - 1) / step_ : share(call.tokens, number + 1, call.blocks) - first_;
+    for (int i = 0; i < chain.given_; ++i) {
         const Rows& rows = call.given[i];
-        all.push_back({rows.data + first * rows.row_bytes, step * rows.row_bytes});
+        tensors_.push_back({rows.data + first_ * rows.row_bytes, step_ * rows.row_bytes});
     }
-    for (const Passed& p : passed_) all.push_back({group.memory + p.at * count, p.bytes});
-    for (size_t s = 0; s < stages_.size(); ++s) {
-        const Stage& stage = stages_[s];
-        own.clear();
-        for (int i : stage.tensors) own.push_back(all[i]);
+    for (const Passed& p : chain.passed_) tensors_.push_back({memory + p.at * count_, p.bytes});
+}
+
+bool Chain::Block::attends() const { return !done() && std::holds_alternative<Attention>(chain_.stages_[stage_].work); }
+
+void Chain::Block::run(Beside* beside) {
+    const int64_t from = share(count_, me_.number, me_.of), to = share(count_, me_.number + 1, me_.of);
+    for (; !done() && !attends(); ++stage_) {
+        const Stage& stage = chain_.stages_[stage_];
+        own_.clear();
+        for (int i : stage.tensors) own_.push_back(tensors_[i]);
         if (const auto* program = std::get_if<Program>(&stage.work)) {
-            program->run(from, to, own.data());
-        } else if (const auto* product = std::get_if<Product>(&stage.work)) {
-            product->run(count, own[0], own[1], own[2], me.number, me.of, next_weights(all.data(), s, me));
+            program->run(from, to, own_.data());
         } else {
-            const Rows &qkv = own[0], &out = own[1];
-            const int64_t every = me.of, mine = (count - me.number + every - 1) / every;
-            const auto at = [&](const Rows& r) { return reinterpret_cast<uint8_t*>(r.data + me.number * r.row_bytes); };
-            call.attention->attend(std::get<Attention>(stage.work).layer, me.thread,
-                                   {first + me.number * step, step * every, std::max<int64_t>(mine, 0), at(qkv),
-                                    qkv.row_bytes * every, at(out), out.row_bytes * every});
+            const char* next = chain_.next_weights(tensors_.data(), stage_, me_);
+            std::get<Product>(stage.work).run(count_, own_[0], own_[1], own_[2], me_.number, me_.of, next, beside);
         }
-        group.barrier.wait(me.of);
+        group_.barrier.wait(me_.of);
     }
+}
+
+int Chain::Block::layer() const { return std::get<Attention>(chain_.stages_[stage_].work).layer; }
+
+SequenceRows Chain::Block::sequences() const {
+    const Stage& stage = chain_.stages_[stage_];
+    const Rows &qkv = tensors_[stage.tensors[0]], &out = tensors_[stage.tensors[1]];
+    const int64_t every = me_.of, mine = (count_ - me_.number + every - 1) / every;
+    const auto at = [&](const Rows& r) { return reinterpret_cast<uint8_t*>(r.data + me_.number * r.row_bytes); };
+    return {first_ + me_.number * step_, step_ * every, std::max<int64_t>(mine, 0), at(qkv),
+            qkv.row_bytes * every,       at(out),       out.row_bytes * every};
+}
+
+void Chain::Block::attend() {
+    if (!attends()) return;
+    call_.attention->attend(layer(), me_.thread, sequences());
+    group_.barrier.wait(me_.of);
+    ++stage_;
 }
 
 const char* Chain::next_weights(const Rows* tensors, size_t stage, const Member& me) const {

@@ -45,11 +45,13 @@ class Chain {
     struct Call;
     struct Group;
     struct Member;
+    class Block;
 
     int groups(int64_t tokens, int threads) const;
+    bool pairs(int64_t tokens, int threads) const;
     void join_group(Call call, int thread, int threads) const;
     void take_blocks(const Call& call, Group& group, const Member& me) const;
-    void run_block(const Call& call, Group& group, int64_t block, const Member& me) const;
+    static void run_pair(Block& one, Block& two, RowAttention& attention, int thread);
     const char* next_weights(const Rows* tensors, size_t stage, const Member& me) const;
 
     std::vector<Stage> stages_;

@@ -34,7 +34,7 @@ const char* Product::panel(const Rows& weight, int member, int members) const {
 }
 
 void Product::run(int64_t rows, const Rows& x, const Rows& weight, const Rows& out, int member, int members,
-                  const char* next) const {
+                  const char* next, Beside* beside) const {
     const int64_t last = share(panels(), member + 1, members), tiles = (rows + kTileRows - 1) / kTileRows;
     const int64_t ahead = words_ * kLine;  // bytes that a tile fetches
     for (int64_t p = share(panels(), member, members); p < last; ++p) {
@@ -43,11 +43,17 @@ void Product::run(int64_t rows, const Rows& x, const Rows& weight, const Rows& o
         const int columns = static_cast<int>(std::min<int64_t>(kPanel, outputs_ - p * kPanel));
         for (int64_t t = 0; t < tiles; ++t) {
             const int64_t row = share(rows, t, tiles), count = share(rows, t + 1, tiles) - row;
-            const bool fetches = following != nullptr && t * ahead < panel_words_ * 4;
+            Lines fetched;
+            if (following != nullptr && (t + 1) * ahead <= panel_words_ * 4) {
+                fetched = {following + t * ahead, following + (t + 1) * ahead};
+            } else if (beside != nullptr) {
+                fetched = beside->fetch(ahead);
+            }
             tiles_[count - 1]({x.data + row * x.row_bytes, x.row_bytes, panel, words_,
                                out.data + row * out.row_bytes + p * kPanel * out_size_, out.row_bytes, columns,
-                               fetches ? following + t * ahead : nullptr});
+                               fetched});
         }
+        if (beside != nullptr) beside->work();
     }
 }
 

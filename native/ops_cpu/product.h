@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "beside.h"
 #include "program.h"
 
 namespace hpcdecode::ops {
@@ -24,8 +25,8 @@ struct Tile {
     int64_t words;
     char* out;
     int64_t out_bytes;
-    int columns;       // of the panel's outputs, the first are wanted
-    const char* next;  // memory to fetch meanwhile, a cache line a word
+    int columns;  // of the panel's outputs, the first are wanted
+    Lines next;   // to fetch meanwhile, a cache line a word at most
 };
 
 class Product {
@@ -38,9 +39,9 @@ class Product {
     static bool offered(Type in, Type out, const std::string& isa);
 
     // Computes `rows` rows of `out`, of all panels the part of this member of `members` threads.
-    // next: the weights of a later product, of which it will read its first panel.
+    // next: the weights of a later product, of which it will read its first panel. beside: where there is any.
     void run(int64_t rows, const Rows& x, const Rows& weight, const Rows& out, int member, int members,
-             const char* next) const;
+             const char* next, Beside* beside) const;
 
     // Of `weight`, where a member begins.
     const char* panel(const Rows& weight, int member, int members) const;

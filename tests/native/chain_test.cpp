@@ -2,6 +2,7 @@
 // the sanitizers to watch, against plain loops. A failed check prints where and what, and the exit status is 1.
 #include "chain.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstring>
@@ -69,6 +70,10 @@ struct Numbers : RowAttention {
             for (int64_t c = 0; c < kMiddle; ++c) out[c] = in[c] + static_cast<float>(layer + r.first + i * r.step);
         }
         done += r.count;
+    }
+    int64_t foresee(int, const SequenceRows& r, std::vector<Lines>& lines) const override {
+        lines.push_back({reinterpret_cast<const char*>(r.qkv), reinterpret_cast<const char*>(r.qkv + r.qkv_bytes)});
+        return std::min<int64_t>(r.count, 3);
     }
     void end() override { --open; }
 };

@@ -34,7 +34,7 @@ def threads(request):
 def filled(model, lengths: list[int]):
     """A store with random tokens in slots 0, 1, ..., and the same in as many slots more."""
     shapes, dtype, n = model.attends, str(model.dtype).removeprefix("torch."), len(lengths)
-    store = open_store(shapes, kv_dtype=dtype, capacity_tokens=1 << 15, max_sequences=2 * n, threads=THREADS, team=True)
+    store = open_store(shapes, kv_dtype=dtype, capacity_tokens=1 << 16, max_sequences=2 * n, threads=THREADS, team=True)
     slots, counts = np.arange(n, dtype=np.int32), np.array(lengths, np.int32)
     store.extend(slots, counts)
     for layer, shape in enumerate(shapes):
@@ -65,11 +65,11 @@ def walked(model, walk, slots, inputs):
 @pytest.mark.parametrize("name", WALKABLE)
 def test_a_walk_has_the_bits_of_single_layers(checkpoint, threads, name, dtype):
     model = load_split(checkpoint(name), dtype=dtype)
-    lengths = np.random.RandomState(5).randint(1, 150, 95).tolist()
+    lengths = np.random.RandomState(5).randint(1, 150, 180).tolist()
     store, slots = filled(model, lengths)
     walk = Walk.of(model, store)
     assert walk is not None
-    for few in (95, 60, 29, 3, 1):  # several blocks, and threads that share one
+    for few in (180, 95, 29, 3, 1):  # pairs of blocks, blocks, and threads that share one
         some, other = slots[:few], slots[:few] + len(slots)
         for step in range(2):
             inputs = torch.arange(few) + 7 + step, torch.tensor(lengths[:few]) + step, torch.arange(few)

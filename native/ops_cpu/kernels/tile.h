@@ -9,11 +9,11 @@ void tile(const Tile& t) {
     for (int r = 0; r < R; ++r)
         for (int v = 0; v < kVectors; ++v) sums[r][v] = Unit::start(t.panel + v * kLanes);
     const uint32_t* weights = t.panel + Unit::kHeads * kPanel;
-    const char *x = t.x, *next = t.next;
+    const char *x = t.x, *next = t.next.begin;
     for (int64_t i = 0; i < t.words; ++i, weights += kPanel, x += sizeof(uint32_t)) {
         Words w[kVectors];
         for (int v = 0; v < kVectors; ++v) w[v] = load_words(weights + v * kLanes);
-        if (next != nullptr) {
+        if (next != t.next.end) {
             __builtin_prefetch(next, 0, 2);
             next += kLanes * sizeof(uint32_t);
         }
