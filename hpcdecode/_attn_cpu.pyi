@@ -82,6 +82,7 @@ class Prefill:
         v: Any,
         out: Any,
         sinks: Any = None,
+        unread: Any = None,
     ) -> None: ...
     @property
     def isa(self) -> str: ...

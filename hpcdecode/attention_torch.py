@@ -38,21 +38,25 @@ class TorchPrompts:
         v: Tensor,
         out: Tensor,
         sinks: Tensor | None = None,
+        unread: Any = None,
     ) -> None:
         shape, first = self.shapes[layer], 0
         keys = shape.kv_heads * shape.k_dim
-        for memory, start, count in zip(packed, starts, counts, strict=True):
+        for memory, start, count, skipped in zip(packed, starts, counts, unread or [0] * len(packed), strict=True):
             rows, end = slice(first, first + count), start + count
+            first = rows.stop
             held = memory[: self.packed_bytes(layer, end)].view(self.dtype).view(end, shape.kv_columns)
             held[start:, :keys], held[start:, keys:] = k[rows], v[rows]
+            if skipped == count:
+                continue
+            read = slice(rows.start + skipped, rows.stop)
             heads = (
-                q[rows].reshape(count, shape.q_heads, shape.k_dim),
+                q[read].reshape(count - skipped, shape.q_heads, shape.k_dim),
                 held[:, :keys].unflatten(1, (shape.kv_heads, shape.k_dim)),
                 held[:, keys:].unflatten(1, (shape.kv_heads, shape.v_dim)),
             )
             plain = shape.softcap is None and not shape.sinks and (shape.window is None or shape.window >= end)
-            out[rows] = _by_flash(*heads, shape) if plain else _by_scores(*heads, shape, sinks)
-            first = rows.stop
+            out[read] = _by_flash(*heads, shape) if plain else _by_scores(*heads, shape, sinks)
 
 
 def _by_flash(q: Tensor, k: Tensor, v: Tensor, shape: LayerShape) -> Tensor:

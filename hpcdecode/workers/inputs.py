@@ -12,7 +12,8 @@ from hpcdecode.schedule.step import Chunk, Step
 
 
 class Inputs:
-    """ids, positions: int64 [T], the step's tokens. keep: int64 [L], those of them whose logits are needed."""
+    """ids, positions: int64 [T], the step's tokens. keep: int64 [L], those of them whose logits are needed.
+    unread: how many of each chunk's first tokens need none."""
 
     def __init__(self, step: Step, device: torch.device):
         ids = [s.generated[-1] for s in step.decode]
@@ -20,11 +21,14 @@ class Inputs:
         keep = list(range(len(ids)))
         drawn = list(keep)  # the row of logits that each sampled sequence draws from
         self._prompts: list[tuple[Sequence, int, range]] = []  # sample 0 of a row, first row of logits, positions
+        self.unread: list[int] = []
         for chunk in step.prefill:
             first, end = len(ids), chunk.start + chunk.count
             ids += chunk.sequence.input_ids[chunk.start : end]
             positions += range(chunk.start, end)
-            if asked := _asked(chunk):
+            asked = _asked(chunk)
+            self.unread.append(0 if asked else chunk.count - bool(chunk.drawing))
+            if asked:
                 self._prompts.append((chunk.sequence.family[0], len(keep), asked))
                 keep += range(first, first + len(asked))
             if chunk.drawing:

@@ -46,15 +46,26 @@ class PrefillCache:
         self._passing = self._memory(0)
 
     def attend(
-        self, layer: int, chunks: Seq[Chunk], q: Tensor, k: Tensor, v: Tensor, o: Tensor, sinks: Tensor | None
+        self,
+        layer: int,
+        chunks: Seq[Chunk],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        o: Tensor,
+        sinks: Tensor | None,
+        unread: Seq[int] | None = None,
     ) -> None:
-        """Write o [T, Hq*Dv] for the chunks' tokens q [T, Hq*Dk], k [T, Hkv*Dk], v [T, Hkv*Dv], in order."""
-        first = 0
+        """Write o [T, Hq*Dv] for the chunks' tokens q [T, Hq*Dk], k [T, Hkv*Dk], v [T, Hkv*Dv], in order.
+
+        unread: how many of a chunk's first tokens need none.
+        """
+        first, skipped = 0, iter(unread or [0] * len(chunks))
         for run in self._runs(layer, chunks):
-            starts, counts = [c.start for c in run], [c.count for c in run]
+            starts, counts, left = [c.start for c in run], [c.count for c in run], [next(skipped) for _ in run]
             rows = slice(first, first + sum(counts))
             packed = self._packed(layer, run)
-            self.attention.attend(layer, packed, starts, counts, q[rows], k[rows], v[rows], o[rows], sinks)
+            self.attention.attend(layer, packed, starts, counts, q[rows], k[rows], v[rows], o[rows], sinks, left)
             first = rows.stop
 
     def _runs(self, layer: int, chunks: Seq[Chunk]) -> Iterator[list[Chunk]]:

@@ -153,8 +153,7 @@ class SRank:
             link.post(layer, q, k, v, o)
             if step.prefill:
                 enter("prefill", lane)
-                rows = slice(decodes, None)
-                self.prefill.attend(layer, step.prefill, q[rows], k[rows], v[rows], o[rows], self.model.sinks(layer))
+                self._attend_prompts(layer, step, inputs, *(x[decodes:] for x in (q, k, v, o)))
             yield True
             enter("wait", lane)
             link.wait()
@@ -167,6 +166,13 @@ class SRank:
         logits = self.model.logits(o, context)
         inputs.take_prompt_logprobs(logits)
         return inputs.drawn(logits)
+
+    def _attend_prompts(
+        self, layer: int, step: Step, inputs: Inputs, q: Tensor, k: Tensor, v: Tensor, o: Tensor
+    ) -> None:
+        """Only logits follow the last attention, so it is done for those who need them."""
+        unread = inputs.unread if layer == len(self.shapes) - 1 else None
+        self.prefill.attend(layer, step.prefill, q, k, v, o, self.model.sinks(layer), unread)
 
     def _walks(self, step: Step) -> bool:
         """Whether a step goes from the first attention to the last in one call."""

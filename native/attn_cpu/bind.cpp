@@ -44,8 +44,13 @@ void attend(Engine& e, int layer, nb::handle slots, nb::handle counts, nb::handl
 }
 
 void attend_prompts(Prefill& p, int layer, nb::list packed, nb::handle starts, nb::handle counts, nb::handle q,
-                    nb::handle k, nb::handle v, nb::handle out, nb::handle sinks) {
+                    nb::handle k, nb::handle v, nb::handle out, nb::handle sinks, nb::handle unread) {
     const Ints begin = read_ints(starts, "starts"), n = read_ints(counts, "counts");
+    const Ints first = unread.is_none() ? Ints{} : read_ints(unread, "unread");
+    if (!unread.is_none() && first.size != n.size) {
+        throw std::invalid_argument("unread: expected " + std::to_string(n.size) + ", got " +
+                                    std::to_string(first.size));
+    }
     if (begin.size != n.size || static_cast<size_t>(n.size) != packed.size()) {
         throw std::invalid_argument("packed, starts and counts: expected the same length, got " +
                                     std::to_string(packed.size()) + ", " + std::to_string(begin.size) + " and " +
@@ -54,7 +59,7 @@ void attend_prompts(Prefill& p, int layer, nb::list packed, nb::handle starts, n
     std::vector<PromptChunk> chunks;
     for (int i = 0; i < n.size; ++i) {
         const Bytes b = read_bytes(packed[i], "packed");
-        chunks.push_back({b.data, b.size, begin.data[i], n.data[i]});
+        chunks.push_back({b.data, b.size, begin.data[i], n.data[i], unread.is_none() ? 0 : first.data[i]});
     }
     const Matrix queries = read_matrix(q, "q", false), keys = read_matrix(k, "k", false),
                  values = read_matrix(v, "v", false), result = read_matrix(out, "out", true);
@@ -148,7 +153,8 @@ NB_MODULE(_attn_cpu, m) {
             nb::arg("beside").none())
         .def("packed_bytes", &Prefill::packed_bytes, nb::arg("layer"), nb::arg("tokens"))
         .def("attend", &attend_prompts, nb::arg("layer"), nb::arg("packed"), nb::arg("starts"), nb::arg("counts"),
-             nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"), nb::arg("sinks").none() = nb::none())
+             nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"), nb::arg("sinks").none() = nb::none(),
+             nb::arg("unread").none() = nb::none())
         .def_prop_ro("isa", [](const Prefill& p) { return std::string(p.isa()); })
         .def_prop_ro("threads", &Prefill::threads);
 

@@ -92,6 +92,7 @@ void Prefill::check(const Layer& l, const std::vector<PromptChunk>& chunks, cons
     int64_t tokens = 0;
     for (const PromptChunk& c : chunks) {
         if (c.start < 0 || c.count < 0) invalid("starts and counts: expected none below 0");
+        if (c.unread < 0 || c.unread > c.count) invalid("unread: expected 0 to the count of every chunk");
         const int64_t need = round_up(c.start + c.count, kPromptTile) / kPromptTile * l.layout.tile_stride * 4;
         if (c.bytes < need) {
             invalid("packed: expected at least " + std::to_string(need) + " bytes for " +
@@ -142,8 +143,8 @@ void Prefill::attend_item(const Call& call, int64_t item, int thread) const {
     const Layer& l = *call.layer;
     const LayerShape& s = l.shape;
     const int64_t i = item - part.first_item, head = i / part.items_per_head, q_head = head * s.group();
-    const int64_t token = (part.items_per_head - 1 - i % part.items_per_head) * l.tokens_per_item,
-                  row = part.first_row + token;
+    const int64_t run = part.items_per_head - 1 - i % part.items_per_head,
+                  token = part.chunk.unread + run * l.tokens_per_item, row = part.first_row + token;
     PromptAttendArgs a{};
     a.layout = &l.layout;
     a.tiles = reinterpret_cast<const uint32_t*>(part.chunk.packed) + head * a.layout->tile_words;
@@ -172,11 +173,11 @@ void Prefill::attend(int layer, const std::vector<PromptChunk>& chunks, const Ma
     int64_t row = 0, items = 0;
     double products = 0;
     for (const PromptChunk& c : chunks) {
-        const int64_t per_head = (c.count + l.tokens_per_item - 1) / l.tokens_per_item;
+        const int64_t read = c.count - c.unread, per_head = (read + l.tokens_per_item - 1) / l.tokens_per_item;
         call.parts.push_back({c, row, items, per_head});
         row += c.count;
         items += per_head * l.shape.kv_heads;
-        products += double(c.count) * (c.start + c.count) * l.shape.q_heads * (l.shape.k_dim + l.shape.v_dim);
+        products += double(read) * (c.start + c.count) * l.shape.q_heads * (l.shape.k_dim + l.shape.v_dim);
     }
     const auto run = [&](int64_t count, Workers::Work work) {
         call.items = count;

@@ -12,11 +12,12 @@
 
 namespace hpcdecode {
 
-// Tokens [start, start + count) of one prompt. `packed` holds K and V of the tokens before.
+// Tokens [start, start + count) of one prompt. `packed` holds K and V of the tokens before. Nobody reads the results of
+// the first `unread` tokens.
 struct PromptChunk {
     uint8_t* packed;
     int64_t bytes;
-    int64_t start, count;
+    int64_t start, count, unread;
 };
 
 // Calls exclude each other. Bad arguments throw std::invalid_argument before anything is written.
@@ -28,8 +29,8 @@ class Prefill {
 
     int64_t packed_bytes(int layer, int64_t tokens) const;  // of one prompt's K and V
 
-    // Packs k and v behind what the chunks' prompts hold, then attends causally from the chunks' tokens. Rows of q, k,
-    // v and out are the chunks' tokens in order.
+    // Packs k and v behind what the chunks' prompts hold, then attends causally from the chunks' tokens but the unread
+    // ones, whose results are left as they are. Rows of q, k, v and out are the chunks' tokens in order.
     void attend(int layer, const std::vector<PromptChunk>& chunks, const Matrix& q, const Matrix& k, const Matrix& v,
                 const Matrix& out, const float* sinks, int64_t sink_count);
 

@@ -72,7 +72,7 @@ void prompt_case(const std::string& isa, ActType type, const LayerShape& s, cons
     std::vector<uint8_t> packed(p.packed_bytes(0, length), 255);
     int64_t at = 0;
     for (int n : counts) {
-        p.attend(0, {{packed.data(), static_cast<int64_t>(packed.size()), at, n}}, q.matrix(type, at, n),
+        p.attend(0, {{packed.data(), static_cast<int64_t>(packed.size()), at, n, 0}}, q.matrix(type, at, n),
                  k.matrix(type, at, n), v.matrix(type, at, n), out.matrix(type, at, n),
                  s.sinks ? sinks.data() : nullptr, sinks.size());
         at += n;

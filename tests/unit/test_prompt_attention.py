@@ -119,6 +119,21 @@ def test_same_bits_however_cut_batched_and_threaded(name, dtype, isa):
     assert torch.equal(whole[starts[6] : starts[7]], attend(batch, dtype, which=[6]))
 
 
+@pytest.mark.parametrize("unread", ["few", "most", "all"])
+def test_unread_rows_are_left_alone(unread, isa):
+    """And their keys and values count for those that follow."""
+    batch, _ = case("gqa6_33_window", "float32")
+    s, whole = batch.shape, attend(batch, "float32")
+    skipped = [{"few": min(n, 7), "most": n - 1, "all": n if i % 2 else 0}[unread] for i, n in enumerate(LENGTHS)]
+    prompts = PromptAttention([s], dtype="float32", threads=2)
+    packed = [torch.zeros(prompts.packed_bytes(0, n), dtype=torch.uint8) for n in LENGTHS]
+    q, k, v = torch.cat(batch.rows).split([s.q_columns, s.kv_heads * s.k_dim, s.kv_heads * s.v_dim], dim=1)
+    out = torch.full((len(q), s.out_columns), float("nan"))
+    prompts.attend(0, packed, [0] * len(LENGTHS), LENGTHS, q, k, v, out, batch.sinks, skipped)
+    for got, want, skip in zip(out.split(LENGTHS), whole.split(LENGTHS), skipped, strict=True):
+        assert got[:skip].isnan().all() and torch.equal(got[skip:], want[skip:])
+
+
 def test_runs_on_the_threads_of_a_store():
     s = SHAPES["gqa8_64"]
     store = open_store([s], kv_dtype="float32", capacity_tokens=64, max_sequences=1, threads=3)
@@ -131,7 +146,7 @@ def test_bad_arguments_are_named():
     s = shape(1, 8, 2)
     prompts = PromptAttention([s], dtype="float32")
     q, kv, packed = torch.zeros(3, 16), torch.zeros(3, 8), torch.zeros(prompts.packed_bytes(0, 3), dtype=torch.uint8)
-    good = [0, [packed], [0], [3], q, kv, kv, torch.zeros(3, 16), None]
+    good = [0, [packed], [0], [3], q, kv, kv, torch.zeros(3, 16), None, [1]]
     prompts.attend(*good)
     for at, value, message in (
         (0, 1, "layer 1 is out of range: expected 0 to 0"),
@@ -143,6 +158,8 @@ def test_bad_arguments_are_named():
         (5, q, r"k: expected shape \[3, 8\], got \[3, 16\]"),
         (6, kv.bfloat16(), "v: expected the dtype"),
         (8, torch.zeros(2), "sinks: expected None for this layer, got 2 values"),
+        (9, [4], "unread: expected 0 to the count of every chunk"),
+        (9, [1, 1], "unread: expected 1, got 2"),
     ):
         with pytest.raises(ValueError, match=message):
             prompts.attend(*good[:at], value, *good[at + 1 :])

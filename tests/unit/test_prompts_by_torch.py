@@ -36,3 +36,16 @@ def test_matches_float64(name, every, monkeypatch):
         for i, part in zip(now, o.split(counts), strict=True):
             out[i][start : start + len(part)] = part
     torch.testing.assert_close(torch.cat(out).double(), expected(batch, "float32"), atol=2e-5, rtol=0)
+
+
+def test_unread_rows_are_left_alone():
+    s, batch = SHAPES["gqa4_64_sinks_window"], make_batch(SHAPES["gqa4_64_sinks_window"], LENGTHS, LENGTHS)
+    prompts, unread = TorchPrompts([s], torch.float32, torch.device("cpu")), [1, 60, 0]
+    packed = [torch.zeros(prompts.packed_bytes(0, n), dtype=torch.uint8) for n in LENGTHS]
+    q, k, v = torch.cat(batch.rows).split([s.q_columns, s.kv_heads * s.k_dim, s.kv_heads * s.v_dim], dim=1)
+    out = torch.full((len(q), s.out_columns), float("nan"))
+    prompts.attend(0, packed, [0] * len(LENGTHS), list(LENGTHS), q, k, v, out, batch.sinks, unread)
+    wanted = expected(batch, "float32").split(LENGTHS)
+    for got, want, skip in zip(out.split(LENGTHS), wanted, unread, strict=True):
+        assert got[:skip].isnan().all()
+        torch.testing.assert_close(got[skip:].double(), want[skip:], atol=2e-5, rtol=0)
