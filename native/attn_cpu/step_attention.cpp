@@ -9,7 +9,7 @@
 
 namespace hpcdecode {
 namespace {
-constexpr int64_t kForeseenBytes = 512 << 10;  // what a core still has when it comes to them
+constexpr int64_t kForeseenBytes = 512 << 10;  // fetched at once: what a core's cache keeps meanwhile
 }  // namespace
 
 StepAttention::StepAttention(Engine& engine, std::vector<int32_t> slots, ActType type,

@@ -33,7 +33,8 @@ class RowAttention {
     // follow, then `end`.
     virtual void begin(int64_t sequences, int threads) = 0;
     virtual void attend(int layer, int thread, const SequenceRows& rows) = 0;
-    // How many of the first of `rows` are attended to at once beside other work, and what that reads.
+    // How many of the first of `rows` are to be attended to at once beside other work; appends what of their keys and
+    // values should be fetched before.
     virtual int64_t foresee(int layer, const SequenceRows& rows, std::vector<Lines>& lines) const = 0;
     virtual void end() = 0;
 };

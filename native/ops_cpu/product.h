@@ -39,7 +39,8 @@ class Product {
     static bool offered(Type in, Type out, const std::string& isa);
 
     // Computes `rows` rows of `out`, of all panels the part of this member of `members` threads.
-    // next: the weights of a later product, of which it will read its first panel. beside: where there is any.
+    // next: the weights of a later product, of which it will read its first panel. beside: work to be done meanwhile,
+    // or null.
     void run(int64_t rows, const Rows& x, const Rows& weight, const Rows& out, int member, int members,
              const char* next, Beside* beside) const;
 

@@ -13,7 +13,7 @@ void tile(const Tile& t) {
     for (int64_t i = 0; i < t.words; ++i, weights += kPanel, x += sizeof(uint32_t)) {
         Words w[kVectors];
         for (int v = 0; v < kVectors; ++v) w[v] = load_words(weights + v * kLanes);
-        if (next != t.next.end) {
+        if (next < t.next.end) {
             __builtin_prefetch(next, 0, 2);
             next += kLanes * sizeof(uint32_t);
         }
