@@ -168,13 +168,13 @@ def packable(weight: Meta) -> bool:
 
 def make_weight(recipe: Recipe, tensors: list[Tensor]) -> Tensor:
     """The weight of `recipe` from the tensors that its sources and biases name."""
-    count = len(recipe.sources)
+    count, form = len(recipe.sources), recipe.form
     parts = [w.t() for w in tensors[:count]] if recipe.transposed else tensors[:count]
-    whole, form = _joined(parts), recipe.form
+    if form == "panels":
+        return panels.plain(parts, _joined(tensors[count:]) if recipe.biases else None)
+    whole = _joined(parts)
     if form == "packed":
         return torch.ops.mkldnn._reorder_linear_weight(whole.contiguous(), PACKED_FOR)
-    if form == "panels":
-        return panels.plain(whole, _joined(tensors[count:]) if recipe.biases else None)
     if form == "int8":
         return quantize.pack(whole, PACKED_FOR)
     if form == "int8 panels":

@@ -5,10 +5,12 @@ First what sums begin with, for int8 then the outputs' scales, then the weights,
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
 import torch
 from torch import Tensor
 
-from hpcdecode._ops_cpu import Product
+from hpcdecode._ops_cpu import Product, fill_panels
 from hpcdecode.attention import isa
 from hpcdecode.memory import huge_zeros
 from hpcdecode.model.instruction import TYPES
@@ -31,27 +33,25 @@ def product(x: Meta, weight: Meta, y: Meta) -> Stage | None:
     return Stage(work, [Rows(x), Rows(weight)], [Rows(y)])
 
 
-def plain(weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The panels of a weight [out, in], float32 or bfloat16, whose product begins with a bias [out]."""
-    begin = torch.zeros(len(weight)) if bias is None else bias.float()
-    return in_panels(weight, begin)
+def plain(parts: Seq[Tensor], bias: Tensor | None = None) -> Tensor:
+    """The panels of a weight [out, in], float32 or bfloat16, in `parts`, whose product begins with a bias [out]."""
+    return in_panels(parts, torch.zeros(sum(map(len, parts))) if bias is None else bias.float())
 
 
 def int8(weight: Tensor, scales: Tensor) -> Tensor:
     """The panels of an int8 weight [out, in] that stands for weight * scales[:, None]."""
-    return in_panels(weight, weight.sum(1, dtype=WORD) * -UNSIGNED, scales)
+    return in_panels([weight], weight.sum(1, dtype=WORD) * -UNSIGNED, scales)
 
 
-def in_panels(weight: Tensor, *heads: Tensor) -> Tensor:
-    """int32 [panels, heads + words, 32]; what is missing of the last panel is zero."""
-    outputs, words = len(weight), weight.contiguous().view(WORD)
-    shape = torch.Size((-(-outputs // PANEL), len(heads) + words.shape[1], PANEL))
+def in_panels(parts: Seq[Tensor], *heads: Tensor) -> Tensor:
+    """int32 [panels, heads + words, 32] of a weight whose rows are those of all `parts`; heads: of 4 bytes each [out].
+
+    What is missing of the last panel is zero.
+    """
+    parts, heads = [p.contiguous().view(WORD) for p in parts], [h.contiguous().view(WORD) for h in heads]
+    outputs, words = sum(map(len, parts)), parts[0].shape[1]
+    shape = torch.Size((-(-outputs // PANEL), len(heads) + words, PANEL))
     made = huge_zeros(shape.numel() * WORD.itemsize).view(WORD).view(shape)
-    whole = outputs // PANEL
-    parts = ((made[:whole], slice(0, whole * PANEL)), (made[whole:, :, : outputs % PANEL], slice(whole * PANEL, None)))
-    for panels, rows in parts:
-        if len(panels) and panels.shape[2]:
-            for i, head in enumerate(heads):
-                panels[:, i] = head[rows].view(WORD).view(len(panels), -1)
-            panels[:, len(heads) :] = words[rows].view(len(panels), -1, words.shape[1]).transpose(1, 2)
+    rows = [(p.data_ptr(), p.stride(0) * WORD.itemsize, len(p)) for p in parts]
+    fill_panels(rows, [h.data_ptr() for h in heads], words, made.data_ptr(), torch.get_num_threads())
     return made

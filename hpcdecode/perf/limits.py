@@ -116,7 +116,7 @@ def in_panels(x: Tensor, weight: Tensor) -> Callable[[], Tensor]:
     rows, outputs = len(x), len(weight)
     y = Meta.of(torch.bfloat16, ("T", outputs))
     stage = panels.product(Meta.of(x.dtype, ("T", x.shape[1])), Meta.of(weight.dtype, weight.shape), y)
-    packed = panels.int8(weight, torch.ones(outputs)) if weight.dtype == torch.int8 else panels.plain(weight, None)
+    packed = panels.int8(weight, torch.ones(outputs)) if weight.dtype == torch.int8 else panels.plain([weight])
     chain = assemble([Link(stage.work, ("x", "weight"), {"y": 0})], ["x", "weight", "y"])
 
     def call() -> Tensor:

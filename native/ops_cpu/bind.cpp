@@ -12,6 +12,7 @@
 
 #include "chain.h"
 #include "draw.h"
+#include "panels.h"
 
 namespace nb = nanobind;
 using namespace hpcdecode::ops;
@@ -43,6 +44,18 @@ std::vector<int64_t> draw_rows(int64_t logits, int64_t row_bytes, Type type, int
     nb::gil_scoped_release unlocked;
     const Rows all{reinterpret_cast<char*>(static_cast<intptr_t>(logits)), row_bytes};
     return draw(all, type, vocabulary, rows, draws, threads, isa);
+}
+
+void fill(const std::vector<std::array<int64_t, 3>>& parts, const std::vector<int64_t>& heads, int64_t words,
+          int64_t out, int threads) {
+    const auto at = [](int64_t place) { return reinterpret_cast<void*>(static_cast<intptr_t>(place)); };
+    std::vector<WeightRows> rows;
+    for (const auto& [data, row_bytes, count] : parts)
+        rows.push_back({static_cast<const char*>(at(data)), row_bytes, count});
+    std::vector<const uint32_t*> firsts;
+    for (const int64_t head : heads) firsts.push_back(static_cast<const uint32_t*>(at(head)));
+    nb::gil_scoped_release unlocked;
+    fill_panels(rows, firsts, words, static_cast<uint32_t*>(at(out)), threads);
 }
 
 }  // namespace
@@ -98,6 +111,9 @@ NB_MODULE(_ops_cpu, m) {
         .def(nb::init<Type, Type, int64_t, int64_t, const std::string&>(), nb::arg("x"), nb::arg("y"), nb::arg("words"),
              nb::arg("outputs"), nb::arg("isa"))
         .def_static("offered", &Product::offered, nb::arg("x"), nb::arg("y"), nb::arg("isa"));
+
+    m.def("fill_panels", &fill, nb::arg("parts"), nb::arg("heads"), nb::arg("words"), nb::arg("out"),
+          nb::arg("threads"));
 
     nb::class_<Attention>(m, "Attention").def(nb::init<int>(), nb::arg("layer"));
 

@@ -77,7 +77,8 @@ def test_products_against_float64(use, threads, isa, dtype, out, rows):
             packed, wanted = panels.int8(weight, by), wanted * by.double()
         else:
             bias = numbers(dtype, outputs, seed=3)
-            packed, wanted = panels.plain(weight, bias), wanted + bias.double()
+            parts = weight.tensor_split([outputs // 3])
+            packed, wanted = panels.plain(parts, bias), wanted + bias.double()
         y = multiply(x, packed, outputs, out)
         torch.testing.assert_close(y.double(), wanted, rtol=1e-6 if out == torch.float32 else 2**-8, atol=2e-5)
 
@@ -86,7 +87,7 @@ def test_products_against_float64(use, threads, isa, dtype, out, rows):
 def test_a_row_does_not_depend_on_those_beside_it(use, threads, isa, dtype, out):
     use(isa)
     x, weight = numbers(dtype, 130, 300), numbers(dtype, 90, 300, seed=1)
-    packed = panels.int8(weight, torch.ones(90)) if dtype == torch.int8 else panels.plain(weight, None)
+    packed = panels.int8(weight, torch.ones(90)) if dtype == torch.int8 else panels.plain([weight])
     together = multiply(x, packed, 90, out)
     for part in (slice(0, 1), slice(1, 20), slice(20, 120), slice(120, 130)):
         assert torch.equal(multiply(x[part], packed, 90, out), together[part])
@@ -94,7 +95,7 @@ def test_a_row_does_not_depend_on_those_beside_it(use, threads, isa, dtype, out)
 
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the kernel has no huge pages")
 def test_panels_lie_in_huge_pages():
-    packed = panels.plain(numbers(torch.bfloat16, 4096, 1024), None)
+    packed = panels.plain([numbers(torch.bfloat16, 4096, 1024)])
     flags = ""
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if span := re.match("([0-9a-f]+)-([0-9a-f]+) ", line):
@@ -116,7 +117,7 @@ def test_rows_may_lie_apart(use):
     use("avx512")
     whole, weight = numbers(torch.float32, 20, 200), numbers(torch.float32, 40, 64, seed=1)
     x = whole[:, 100:164]
-    y = multiply(x, panels.plain(weight, None), 40, torch.float32)
+    y = multiply(x, panels.plain([weight]), 40, torch.float32)
     torch.testing.assert_close(y, x @ weight.t())
 
 
