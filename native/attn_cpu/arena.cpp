@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <stdexcept>
@@ -12,9 +13,9 @@
 
 namespace hpcdecode {
 namespace {
-constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kPage = 4096;
-constexpr int kPreferred = 1;  // MPOL_PREFERRED of linux/mempolicy.h: no kill where the node is full
+constexpr int kPreferred = 1;       // MPOL_PREFERRED of linux/mempolicy.h: no kill where the node is full
+constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE of linux/mman.h, from Linux 5.14 on
 }  // namespace
 
 Arena::Arena(size_t bytes) : size_(bytes), mapped_(bytes + kHugePage) {
@@ -35,6 +36,11 @@ void Arena::bind(size_t offset, size_t bytes, int node) {
     std::vector<unsigned long> mask(node / kBits + 1, 0);
     mask.back() = 1ul << node % kBits;
     syscall(SYS_mbind, data_ + begin, end - begin, kPreferred, mask.data(), mask.size() * kBits + 1, 0);
+}
+
+void Arena::populate(size_t huge_page) {
+    const size_t begin = huge_page * kHugePage;
+    madvise(data_ + begin, std::min(kHugePage, size_ - begin), kPopulateWrite);  // a refusal costs speed only
 }
 
 Arena::~Arena() { munmap(map_, mapped_); }

@@ -167,7 +167,22 @@ void Engine::merge(const Call& call, const SequencePlan& s, int head, int heads,
 
 void Engine::extend(const int32_t* slots, const int32_t* counts, int n) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    store_.extend(slots, counts, n);
+    populate(store_.extend(slots, counts, n));
+}
+
+// By all threads, each pages of its own: what finds one takes long, and two that write to a new page both find one.
+void Engine::populate(const std::vector<size_t>& pages) {
+    if (pages.empty()) return;
+    struct Job {
+        KvStore& store;
+        const std::vector<size_t>& pages;
+        std::atomic<size_t> next{0};
+    } job{store_, pages};
+    const auto work = [](void* context, int) {
+        Job& j = *static_cast<Job*>(context);
+        for (size_t i; (i = j.next.fetch_add(1)) < j.pages.size();) j.store.populate(j.pages[i]);
+    };
+    workers_->run(work, &job);
 }
 
 void Engine::append(int layer, const int32_t* slots, const int32_t* counts, int n, const Matrix& kv) {

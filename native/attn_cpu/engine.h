@@ -61,6 +61,7 @@ class Engine {
     void merge(const Call& call, const SequencePlan& s, int head, int heads, int thread);
     void run_parallel(Call& call, const std::vector<int64_t>& bounds, void (*work)(Call&, int64_t, int));
     void write_all(Call& call);
+    void populate(const std::vector<size_t>& pages);
     void reserve_scratch(const LayerLayout& layer, int64_t rows);
     static void grow(Buffer& buffer, size_t& size, size_t need);
 

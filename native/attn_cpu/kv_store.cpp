@@ -21,7 +21,8 @@ KvStore::KvStore(const std::vector<LayerShape>& layers, KvType type, int64_t cap
     : BlockTable(block_tokens, nodes.cut(count_blocks(capacity_tokens, block_tokens)), max_sequences),
       type_(type),
       layers_(lay_out(layers, type, block_tokens)),
-      arena_(place(layers_, block_count())) {
+      arena_(place(layers_, block_count())),
+      used_pages_(arena_.size() / kHugePage + 1) {
     const std::vector<int64_t> bounds = nodes.cut(block_count());
     for (int i = 0; i < nodes.count(); ++i)
         for (const LayerLayout& l : layers_)
@@ -29,11 +30,28 @@ KvStore::KvStore(const std::vector<LayerShape>& layers, KvType type, int64_t cap
                         nodes.number(i));
 }
 
-void KvStore::extend(const int32_t* slots, const int32_t* counts, int n) {
+std::vector<size_t> KvStore::extend(const int32_t* slots, const int32_t* counts, int n) {
     for (const Copy& copy : BlockTable::extend(slots, counts, n)) {
         for (const LayerLayout& l : layers_) {
             uint8_t* base = arena_.data() + l.offset;
             std::memcpy(base + copy.second * l.block_bytes, base + copy.first * l.block_bytes, l.block_bytes);
+        }
+    }
+    std::vector<size_t> pages;
+    for (int i = 0; i < n; ++i) {
+        const std::vector<int32_t>& held = blocks(slots[i]);
+        const int64_t before = (length(slots[i]) - counts[i] + block_tokens() - 1) / block_tokens();
+        for (size_t b = before; b < held.size(); ++b) use(held[b], pages);
+    }
+    return pages;
+}
+
+void KvStore::use(int32_t block, std::vector<size_t>& pages) {
+    for (const LayerLayout& l : layers_) {
+        const size_t begin = l.offset + block * l.block_bytes, end = begin + l.block_bytes;
+        for (size_t page = begin / kHugePage; page * kHugePage < end; ++page) {
+            if (!used_pages_[page]) pages.push_back(page);
+            used_pages_[page] = true;
         }
     }
 }

@@ -14,8 +14,10 @@ class KvStore : public BlockTable {
     KvStore(const std::vector<LayerShape>& layers, KvType type, int64_t capacity_tokens, int max_sequences,
             int block_tokens, const NumaNodes& nodes);
 
-    // As BlockTable's, with the copies that forked blocks need.
-    void extend(const int32_t* slots, const int32_t* counts, int n);
+    // As BlockTable's, with the copies that forked blocks need. Returns the huge pages of memory that hold new blocks
+    // and held none before.
+    std::vector<size_t> extend(const int32_t* slots, const int32_t* counts, int n);
+    void populate(size_t huge_page) { arena_.populate(huge_page); }
     HeadView view(int layer, int head, int slot) const;
 
     const std::vector<LayerLayout>& layers() const { return layers_; }
@@ -24,9 +26,12 @@ class KvStore : public BlockTable {
     const uint8_t* data() const { return arena_.data(); }
 
   private:
+    void use(int32_t block, std::vector<size_t>& pages);
+
     KvType type_;
     std::vector<LayerLayout> layers_;
     Arena arena_;
+    std::vector<bool> used_pages_;
 };
 
 }  // namespace hpcdecode

@@ -1,5 +1,9 @@
 """The KV store keeps what was written, shares what was forked, and accounts for every block, in both backends."""
 
+import platform
+import resource
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -19,6 +23,7 @@ from hpcdecode.attention import BACKENDS, KvCapacityError, LayerShape, open_stor
 
 SHAPE = LayerShape(2, 4, 3, 2, 0.7)
 SLOTS = 6
+LINUX = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
 CAPACITY = 160
 
 
@@ -255,3 +260,19 @@ def test_large_capacity_is_not_touched():
     store = open_store([SHAPE], kv_dtype="float32", capacity_tokens=1 << 28, max_sequences=1, block_tokens=1024)
     assert store.bytes > 20 << 30
     store.extend(ints([0]), ints([100]))
+
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.skipif(LINUX < (5, 14), reason="the kernel cannot populate memory")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_new_blocks_have_memory_before_they_are_written(threads):
+    options = {"kv_dtype": "float32", "capacity_tokens": 1 << 16, "max_sequences": 2, "block_tokens": 64}
+    store = open_store([LayerShape(4, 32, 32, 4, 1.0)] * 2, **options, threads=threads)
+    assert store.bytes == 128 << 20
+    for slot in range(2):
+        before = resident()
+        store.extend(ints([slot]), ints([1 << 14]))
+        assert 30 << 20 < resident() - before < 48 << 20
