@@ -90,6 +90,7 @@ def _generate(job: Job, team: Team, timeline: Timeline, signals: Signals, model:
         stages.done("rows")
         _announce(engine, scale, stages, signals.drain_before(job.drain_before))
     gc.freeze()  # it stays: a full collection would take 0.2 s to look at what was imported and loaded
+    gc.enable()
     start = perf_counter()
     try:
         metrics = engine.work(desk, scale, signals, Progress(), job.checkpoint_every)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 from collections.abc import Callable
@@ -172,6 +173,7 @@ def _generate(options: argparse.Namespace, comm) -> int:
     values["model"] = find_model(values.get("model"), os.environ)
     values["output"] = values.get("output") or default_output(values["prompts"], values.get("shard"))
     job = _pick(Job, {**values, "params": params}).check()
+    gc.disable()  # until generate() has what stays: collections would look at all of it again and again
     from hpcdecode.generate import generate
 
     return generate(job, comm, signals=options.signals)
