@@ -4,20 +4,21 @@ products of our own where the CPU has them, else for oneDNN."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, fx
 
+from hpcdecode._ops_cpu import Op
 from hpcdecode.model import panels, quantize
 from hpcdecode.model.meta import Meta, meta
 from hpcdecode.model.rows import packed_linear
 
 aten = torch.ops.aten
 PACKED_FOR = 512  # tokens: the packed layout is chosen for this many, and serves any number
-Form = Literal["plain", "packed", "panels", "int8", "int8 panels", "scales"]
+Form = Literal["plain", "packed", "panels", "gated panels", "int8", "int8 panels", "scales"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,17 @@ class Projection:
         return meta(self.node).shape[-1]
 
 
+@dataclass
+class Gate:
+    """op(gate) * up, all that is made of two projections of one input."""
+
+    node: fx.Node
+    op: Op
+    activated: fx.Node
+    gate: Projection
+    up: Projection
+
+
 class Merging:
     """Projections of `graph`, in place, by packed weights; int8: by quantised ones where outputs are many."""
 
@@ -60,17 +72,24 @@ class Merging:
 
     def run(self) -> list[Recipe]:
         """The recipes of the weights that the graph takes now, in their order."""
+        if not self.int8:
+            projections = {p.node: p for p in self._projections()}
+            for node in self.graph.nodes:
+                if (gate := gate_of(node, projections)) is not None:
+                    self._gated(gate)
         siblings: dict[tuple, list[Projection]] = defaultdict(list)
-        for node in self.graph.nodes:
-            if (found := projection(node, self.recipes)) is not None:
-                int8 = self.int8 and found.width * quantize.NARROW >= meta(found.x).shape[-1]
-                siblings[found.x, found.bias is None, found.transposed, int8].append(found)
+        for p in self._projections():
+            int8 = self.int8 and p.width * quantize.NARROW >= meta(p.x).shape[-1]
+            siblings[p.x, p.bias is None, p.transposed, int8].append(p)
         for (x, _, _, int8), group in siblings.items():
             (self._quantized if int8 else self._packed)(x, group)
         for node in list(self.recipes):
             if not node.users:
                 self.graph.erase_node(node)
         return [self.recipes[n] for n in self.graph.nodes if n in self.recipes]
+
+    def _projections(self) -> Iterator[Projection]:
+        return (p for node in self.graph.nodes if (p := projection(node, self.recipes)) is not None)
 
     def _weight(self, group: list[Projection], form: Form, biases: tuple[int, ...] = ()) -> fx.Node:
         sources = self._sources(p.weight for p in group)
@@ -79,15 +98,30 @@ class Merging:
     def _sources(self, weights: Iterable[fx.Node]) -> tuple[int, ...]:
         return tuple(self.recipes[n].sources[0] for n in weights)
 
+    def _biases(self, group: list[Projection]) -> tuple[int, ...]:
+        return () if group[0].bias is None else self._sources(p.bias for p in group)
+
     def _input(self, recipe: Recipe) -> fx.Node:
         with self.graph.inserting_after(self.last):
             node = self.graph.placeholder(f"p{len(self.recipes)}")
         self.recipes[node] = recipe
         return node
 
+    def _gated(self, gate: Gate) -> None:
+        """One product, where it is offered."""
+        pair, x = [gate.gate, gate.up], gate.gate.x
+        own = panels.product(meta(x), meta(gate.up.weight), meta(gate.node), gate.op)
+        if own is None:
+            return
+        with self.graph.inserting_before(gate.node):
+            weight = self._weight(pair, "gated panels", self._biases(pair))
+            gate.node.replace_all_uses_with(self._call(own, (x, weight), meta(gate.node)))
+        for node in (gate.node, gate.activated, gate.gate.node, gate.up.node):
+            self.graph.erase_node(node)
+
     def _packed(self, x: fx.Node, group: list[Projection]) -> None:
         about = _whole(group)
-        biases = () if group[0].bias is None else self._sources(p.bias for p in group)
+        biases = self._biases(group)
         with self.graph.inserting_before(group[0].node):
             if (own := panels.product(meta(x), meta(group[0].weight), about)) is not None:
                 whole = self._call(own, (x, self._weight(group, "panels", biases)), about)
@@ -157,6 +191,27 @@ def projection(node: fx.Node, weights: dict[fx.Node, Recipe]) -> Projection | No
     return found if known and alone and packable(meta(found.weight)) else None
 
 
+def gate_of(node: fx.Node, projections: dict[fx.Node, Projection]) -> Gate | None:
+    if node.target is not aten.mul.Tensor or node.kwargs:
+        return None
+    for activated, up in (node.args, node.args[::-1]):
+        op = _function(activated) if isinstance(activated, fx.Node) else None
+        one, other = (projections.get(n) for n in (activated.args[0], up)) if op is not None else (None, None)
+        if one is None or other is None or one is other:
+            continue
+        alike = one.x is other.x and one.width == other.width and one.transposed == other.transposed
+        alone = all(len(n.users) == 1 for n in (activated, one.node, other.node))
+        if alike and alone and (one.bias is None) == (other.bias is None):
+            return Gate(node, op, activated, one, other)
+    return None
+
+
+def _function(node: fx.Node) -> Op | None:
+    if node.target is aten.gelu.default and node.kwargs.get("approximate") == "tanh":
+        return Op.gelu_tanh
+    return Op.silu if node.target is aten.silu.default else None
+
+
 def packable(weight: Meta) -> bool:
     """Whether oneDNN packs such weights on this machine."""
     if not torch.backends.mkldnn.is_available():
@@ -172,6 +227,8 @@ def make_weight(recipe: Recipe, tensors: list[Tensor]) -> Tensor:
     parts = [w.t() for w in tensors[:count]] if recipe.transposed else tensors[:count]
     if form == "panels":
         return panels.plain(parts, _joined(tensors[count:]) if recipe.biases else None)
+    if form == "gated panels":
+        return panels.gated(*parts, tensors[count:])
     whole = _joined(parts)
     if form == "packed":
         return torch.ops.mkldnn._reorder_linear_weight(whole.contiguous(), PACKED_FOR)

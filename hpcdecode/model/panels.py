@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from hpcdecode._ops_cpu import Product, fill_panels
+from hpcdecode._ops_cpu import Op, Product, fill_panels
 from hpcdecode.attention import isa
 from hpcdecode.memory import huge_zeros
 from hpcdecode.model.instruction import TYPES
@@ -18,18 +18,25 @@ from hpcdecode.model.meta import Meta
 from hpcdecode.model.stage import Rows, Stage
 
 PANEL = 32  # outputs
+HALF = PANEL // 2
 WORD = torch.int32
 UNSIGNED = 128  # what makes int8 inputs unsigned numbers, as one factor of these products is
 
 
-def product(x: Meta, weight: Meta, y: Meta) -> Stage | None:
-    """x [..., in] @ weight.T, a weight [out, in] in panels; None where there is no such product here."""
+def product(x: Meta, weight: Meta, y: Meta, gate: Op | None = None) -> Stage | None:
+    """x [..., in] @ weight.T, a weight [out, in] in panels; None where there is no such product here.
+
+    gate: y is that of x @ one.T times x @ other.T, of two weights [out, in] in `gated` panels.
+    """
     size = x.one_token[-1] * x.dtype.itemsize
     rows = x.token_dim is not None and x.numel_per_token == x.one_token[-1] and x.token_dim < len(x.shape) - 1
     known = x.dtype in TYPES and y.dtype in TYPES
-    if not rows or not known or size % WORD.itemsize or not Product.offered(TYPES[x.dtype], TYPES[y.dtype], isa()):
+    if not rows or not known or size % WORD.itemsize or (gate is not None and y.one_token[-1] % HALF):
         return None
-    work = Product(TYPES[x.dtype], TYPES[y.dtype], size // WORD.itemsize, y.one_token[-1], isa())
+    kinds, outputs = (TYPES[x.dtype], TYPES[y.dtype]), y.one_token[-1] * (1 if gate is None else 2)
+    if not Product.offered(*kinds, isa(), gate):
+        return None
+    work = Product(*kinds, size // WORD.itemsize, outputs, isa(), gate)
     return Stage(work, [Rows(x), Rows(weight)], [Rows(y)])
 
 
@@ -38,20 +45,27 @@ def plain(parts: Seq[Tensor], bias: Tensor | None = None) -> Tensor:
     return in_panels(parts, torch.zeros(sum(map(len, parts))) if bias is None else bias.float())
 
 
+def gated(one: Tensor, other: Tensor, biases: Seq[Tensor] = ()) -> Tensor:
+    """The panels of two weights alike, half of each panel of the one and half of the other."""
+    bias = torch.stack([b.view(-1, HALF) for b in biases], 1).flatten() if biases else torch.zeros(2 * len(one))
+    return in_panels([one, other], bias.float(), in_turn=HALF)
+
+
 def int8(weight: Tensor, scales: Tensor) -> Tensor:
     """The panels of an int8 weight [out, in] that stands for weight * scales[:, None]."""
     return in_panels([weight], weight.sum(1, dtype=WORD) * -UNSIGNED, scales)
 
 
-def in_panels(parts: Seq[Tensor], *heads: Tensor) -> Tensor:
+def in_panels(parts: Seq[Tensor], *heads: Tensor, in_turn: int | None = None) -> Tensor:
     """int32 [panels, heads + words, 32] of a weight whose rows are those of all `parts`; heads: of 4 bytes each [out].
 
-    What is missing of the last panel is zero.
+    in_turn: rows that each part gives before the next one does (all). What is missing of the last panel is zero.
     """
     parts, heads = [p.contiguous().view(WORD) for p in parts], [h.contiguous().view(WORD) for h in heads]
     outputs, words = sum(map(len, parts)), parts[0].shape[1]
     shape = torch.Size((-(-outputs // PANEL), len(heads) + words, PANEL))
     made = huge_zeros(shape.numel() * WORD.itemsize).view(WORD).view(shape)
     rows = [(p.data_ptr(), p.stride(0) * WORD.itemsize, len(p)) for p in parts]
-    fill_panels(rows, [h.data_ptr() for h in heads], words, made.data_ptr(), torch.get_num_threads())
+    places = [h.data_ptr() for h in heads]
+    fill_panels(rows, places, words, in_turn or outputs, made.data_ptr(), torch.get_num_threads())
     return made

@@ -47,7 +47,7 @@ std::vector<int64_t> draw_rows(int64_t logits, int64_t row_bytes, Type type, int
 }
 
 void fill(const std::vector<std::array<int64_t, 3>>& parts, const std::vector<int64_t>& heads, int64_t words,
-          int64_t out, int threads) {
+          int64_t in_turn, int64_t out, int threads) {
     const auto at = [](int64_t place) { return reinterpret_cast<void*>(static_cast<intptr_t>(place)); };
     std::vector<WeightRows> rows;
     for (const auto& [data, row_bytes, count] : parts)
@@ -55,7 +55,7 @@ void fill(const std::vector<std::array<int64_t, 3>>& parts, const std::vector<in
     std::vector<const uint32_t*> firsts;
     for (const int64_t head : heads) firsts.push_back(static_cast<const uint32_t*>(at(head)));
     nb::gil_scoped_release unlocked;
-    fill_panels(rows, firsts, words, static_cast<uint32_t*>(at(out)), threads);
+    fill_panels(rows, firsts, words, in_turn, static_cast<uint32_t*>(at(out)), threads);
 }
 
 }  // namespace
@@ -108,12 +108,13 @@ NB_MODULE(_ops_cpu, m) {
              nb::arg("body"), nb::arg("scratch"), nb::arg("tensors"), nb::arg("isa"));
 
     nb::class_<Product>(m, "Product")
-        .def(nb::init<Type, Type, int64_t, int64_t, const std::string&>(), nb::arg("x"), nb::arg("y"), nb::arg("words"),
-             nb::arg("outputs"), nb::arg("isa"))
-        .def_static("offered", &Product::offered, nb::arg("x"), nb::arg("y"), nb::arg("isa"));
+        .def(nb::init<Type, Type, int64_t, int64_t, const std::string&, std::optional<Op>>(), nb::arg("x"),
+             nb::arg("y"), nb::arg("words"), nb::arg("outputs"), nb::arg("isa"), nb::arg("gate") = nb::none())
+        .def_static("offered", &Product::offered, nb::arg("x"), nb::arg("y"), nb::arg("isa"),
+                    nb::arg("gate") = nb::none());
 
-    m.def("fill_panels", &fill, nb::arg("parts"), nb::arg("heads"), nb::arg("words"), nb::arg("out"),
-          nb::arg("threads"));
+    m.def("fill_panels", &fill, nb::arg("parts"), nb::arg("heads"), nb::arg("words"), nb::arg("in_turn"),
+          nb::arg("out"), nb::arg("threads"));
 
     nb::class_<Attention>(m, "Attention").def(nb::init<int>(), nb::arg("layer"));
 

@@ -9,10 +9,13 @@ namespace hpcdecode::ops {
 
 using Kernel = void (*)(const Step&, float* scratch);
 using TileKernel = void (*)(const Tile&);
+// Of a panel's results [rows, kPanel]: a function of the first half of a row, times the second half.
+using GateKernel = void (*)(int64_t rows, const char* results, char* out, int64_t out_bytes);
 
-// Of a product of two types, by the number of rows less 1; nullptr where there is none.
+// Of a product of two types, by the number of rows less 1, and gates of results of a type; nullptr where there is none.
 struct Products {
     const TileKernel* of[3][2];
+    GateKernel silu[2], gelu_tanh[2];
 };
 
 constexpr int kFloors = 3;

@@ -36,11 +36,14 @@ struct Filling {
 }  // namespace
 
 void fill_panels(const std::vector<WeightRows>& parts, const std::vector<const uint32_t*>& heads, int64_t words,
-                 uint32_t* out, int threads) {
+                 int64_t in_turn, uint32_t* out, int threads) {
     Filling filling{{}, heads, words, out};
-    for (const WeightRows& part : parts)
-        for (int64_t i = 0; i < part.count; ++i)
-            filling.rows.push_back(reinterpret_cast<const uint32_t*>(part.data + i * part.row_bytes));
+    int64_t most = 0;
+    for (const WeightRows& part : parts) most = std::max(most, part.count);
+    for (int64_t first = 0; first < most; first += in_turn)
+        for (const WeightRows& part : parts)
+            for (int64_t i = first; i < std::min(first + in_turn, part.count); ++i)
+                filling.rows.push_back(reinterpret_cast<const uint32_t*>(part.data + i * part.row_bytes));
     const auto fill = [](void* data, int member, int members) {
         const Filling& all = *static_cast<const Filling*>(data);
         const int64_t panels = (static_cast<int64_t>(all.rows.size()) + kPanel - 1) / kPanel;

@@ -12,8 +12,9 @@ struct WeightRows {
 };
 
 // Fills `out`, zeros so far, with the panels of the rows of all `parts`, `words` words each, on up to `threads` threads
-// of the process's OpenMP team. heads: what panels begin with, a word for every output.
+// of the process's OpenMP team. heads: what panels begin with, a word for every output. in_turn: rows that each part
+// gives before the next one does.
 void fill_panels(const std::vector<WeightRows>& parts, const std::vector<const uint32_t*>& heads, int64_t words,
-                 uint32_t* out, int threads);
+                 int64_t in_turn, uint32_t* out, int threads);
 
 }  // namespace hpcdecode::ops

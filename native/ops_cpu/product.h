@@ -6,6 +6,7 @@
 // order, so a row's bits do not depend on the rows beside it or on the threads.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,12 +32,14 @@ struct Tile {
 
 class Product {
   public:
-    // Of x [tokens, 4 * words bytes of type `in`] to [tokens, outputs of type `out`]. Throws std::invalid_argument for
-    // what `offered` does not have.
-    Product(Type in, Type out, int64_t words, int64_t outputs, const std::string& isa);
+    // Of x [tokens, 4 * words bytes of type `in`] to [tokens, outputs of type `out`]. With a gate, silu or
+    // gelu_tanh: to half as many outputs, of each panel's the gate of the first half times the second half.
+    // Throws std::invalid_argument for what `offered` does not have, and for a last panel that a gate would find partly
+    // filled.
+    Product(Type in, Type out, int64_t words, int64_t outputs, const std::string& isa, std::optional<Op> gate = {});
 
     // Whether the instruction set has products of these types.
-    static bool offered(Type in, Type out, const std::string& isa);
+    static bool offered(Type in, Type out, const std::string& isa, std::optional<Op> gate = {});
 
     // Computes `rows` rows of `out`, of all panels the part of this member of `members` threads.
     // next: the weights of a later product, of which it will read its first panel. beside: work to be done meanwhile,
@@ -49,10 +52,12 @@ class Product {
 
   private:
     int64_t panels() const { return (outputs_ + kPanel - 1) / kPanel; }
+    void multiply(Tile& tile, int rows) const;
 
     int64_t words_, outputs_, panel_words_;
-    int64_t out_size_;
+    int64_t out_size_, columns_;  // columns_: of `out`, of a panel
     void (*const* tiles_)(const Tile&);
+    void (*gate_)(int64_t rows, const char* results, char* out, int64_t out_bytes);
 };
 
 }  // namespace hpcdecode::ops

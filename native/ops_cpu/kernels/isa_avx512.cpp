@@ -1,5 +1,6 @@
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -13,7 +14,9 @@ namespace {
 #include "steps.h"
 #include "units_avx512.h"
 //
+#include "gate_avx512.h"
 #include "tile.h"
 }  // namespace
-extern const KernelTable table = make_table("avx512", {{{tiles<Float32, ToFloat32>()}}});
+extern const KernelTable table =
+    make_table("avx512", {{{tiles<Float32, ToFloat32>()}}, {gate<ToFloat32, silu>}, {gate<ToFloat32, gelu_tanh>}});
 }  // namespace hpcdecode::ops::isa_avx512

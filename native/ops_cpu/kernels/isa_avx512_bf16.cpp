@@ -1,5 +1,6 @@
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -13,9 +14,12 @@ namespace {
 #include "steps.h"
 #include "units_avx512.h"
 //
+#include "gate_avx512.h"
 #include "tile.h"
 }  // namespace
 extern const KernelTable table = make_table("avx512_bf16", {{{tiles<Float32, ToFloat32>()},
                                                              {nullptr, tiles<Bfloat16, ToBfloat16>()},
-                                                             {tiles<Int8, ToFloat32>(), tiles<Int8, ToBfloat16>()}}});
+                                                             {tiles<Int8, ToFloat32>(), tiles<Int8, ToBfloat16>()}},
+                                                            {gate<ToFloat32, silu>, gate<ToBfloat16, silu>},
+                                                            {gate<ToFloat32, gelu_tanh>, gate<ToBfloat16, gelu_tanh>}});
 }  // namespace hpcdecode::ops::isa_avx512_bf16

@@ -6,7 +6,9 @@ template <class Unit, class Out, int R>
 void tile(const Tile& t) {
     constexpr int kVectors = kPanel / kLanes;
     typename Unit::Sum sums[R][kVectors];
+#pragma GCC unroll 16  // here and below: else they would lie in memory
     for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) sums[r][v] = Unit::start(t.panel + v * kLanes);
     const uint32_t* weights = t.panel + Unit::kHeads * kPanel;
     const char *x = t.x, *next = t.next.begin;
@@ -24,10 +26,15 @@ void tile(const Tile& t) {
             for (int v = 0; v < kVectors; ++v) sums[r][v] = Unit::add(sums[r][v], a, w[v]);
         }
     }
-    for (int r = 0; r < R; ++r)
+    char* out = t.out;
+    const int64_t out_bytes = t.out_bytes;
+    const int columns = t.columns;
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r, out += out_bytes)
+#pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
-            const int count = t.columns - v * kLanes;
-            if (count > 0) Out::store(t.out + r * t.out_bytes, v * kLanes, count, Unit::values(sums[r][v], t.panel, v));
+            const int count = columns - v * kLanes;
+            if (count > 0) Out::store(out, v * kLanes, count, Unit::values(sums[r][v], t.panel, v));
         }
 }
 

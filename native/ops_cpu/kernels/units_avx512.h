@@ -30,6 +30,11 @@ struct Float32 : FloatSums {
 };
 
 struct ToFloat32 {
+    static constexpr int64_t kPanelBytes = kPanel * sizeof(float);
+    static __m512 load(const char* row, int column) {
+        return _mm512_loadu_ps(reinterpret_cast<const float*>(row) + column);
+    }
+    static __m512 rounded(__m512 x) { return x; }
     static void store(char* row, int column, int count, __m512 x) {
         auto* to = reinterpret_cast<float*>(row) + column;
         count < kLanes ? _mm512_mask_storeu_ps(to, first_lanes(count), x) : _mm512_storeu_ps(to, x);
@@ -61,6 +66,13 @@ struct Int8 {
 };
 
 struct ToBfloat16 {
+    static constexpr int64_t kPanelBytes = kPanel * sizeof(uint16_t);
+    static __m512 load(const char* row, int column) {
+        return wide(
+            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(reinterpret_cast<const uint16_t*>(row) + column)));
+    }
+    static __m512 wide(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
+    static __m512 rounded(__m512 x) { return wide(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x))); }
     static void store(char* row, int column, int count, __m512 x) {
         const auto narrow = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
         auto* to = reinterpret_cast<uint16_t*>(row) + column;
