@@ -132,7 +132,8 @@ def test_an_array_of_shards_is_merged(cluster, folder, expected):
 def test_a_job_goes_on_after_signals_and_a_requeue(cluster, folder, expected):
     """Two drains, after which the script requeues itself, and a requeue from outside."""
     script, out = ROOT / "slurm" / "cpu.sbatch", folder / "requeued.h5"
-    job = submit(cluster, folder, *THREE, script, "prompts.jsonl", *FLAGS, "-o", out)
+    long = ("--batch", 6)  # many steps, lest it ends before the last signal
+    job = submit(cluster, folder, *THREE, script, "prompts.jsonl", *FLAGS, *long, "-o", out)
     done = wait_for_rows(cluster, job, out)
     for how in (("scancel", "--signal=USR1"), ("scontrol", "requeue"), ("scancel", "--signal=USR1")):
         starts = logs(folder).count(READY)
