@@ -3,6 +3,7 @@ products of our own where the CPU has them, else for oneDNN."""
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -52,13 +53,11 @@ class Projection:
 
 @dataclass
 class Gate:
-    """op(gate) * up, all that is made of two projections of one input."""
+    """op(gate) * up, all that is made of two projections of one input, or of one whose first half is the gate."""
 
-    node: fx.Node
     op: Op
-    activated: fx.Node
-    gate: Projection
-    up: Projection
+    projections: list[Projection]
+    nodes: list[fx.Node]  # the result, and what it is made of, each before its own arguments
 
 
 class Merging:
@@ -109,14 +108,14 @@ class Merging:
 
     def _gated(self, gate: Gate) -> None:
         """One product, where it is offered."""
-        pair, x = [gate.gate, gate.up], gate.gate.x
-        own = panels.product(meta(x), meta(gate.up.weight), meta(gate.node), gate.op)
-        if own is None:
+        group, result = gate.projections, gate.nodes[0]
+        x, about = group[0].x, meta(result)
+        if (own := panels.product(meta(x), meta(group[0].weight), about, gate.op)) is None:
             return
-        with self.graph.inserting_before(gate.node):
-            weight = self._weight(pair, "gated panels", self._biases(pair))
-            gate.node.replace_all_uses_with(self._call(own, (x, weight), meta(gate.node)))
-        for node in (gate.node, gate.activated, gate.gate.node, gate.up.node):
+        with self.graph.inserting_before(result):
+            weight = self._weight(group, "gated panels", self._biases(group))
+            result.replace_all_uses_with(self._call(own, (x, weight), about))
+        for node in gate.nodes:
             self.graph.erase_node(node)
 
     def _packed(self, x: fx.Node, group: list[Projection]) -> None:
@@ -195,15 +194,29 @@ def gate_of(node: fx.Node, projections: dict[fx.Node, Projection]) -> Gate | Non
     if node.target is not aten.mul.Tensor or node.kwargs:
         return None
     for activated, up in (node.args, node.args[::-1]):
-        op = _function(activated) if isinstance(activated, fx.Node) else None
-        one, other = (projections.get(n) for n in (activated.args[0], up)) if op is not None else (None, None)
-        if one is None or other is None or one is other:
+        if not isinstance(activated, fx.Node) or (op := _function(activated)) is None:
             continue
-        alike = one.x is other.x and one.width == other.width and one.transposed == other.transposed
-        alone = all(len(n.users) == 1 for n in (activated, one.node, other.node))
-        if alike and alone and (one.bias is None) == (other.bias is None):
-            return Gate(node, op, activated, one, other)
+        parts = [activated.args[0], up]
+        halved = _halved(*parts)
+        made = [projections.get(n) for n in (parts if halved is None else halved.args[:1])]
+        if None in made or len({(p.x, p.width, p.transposed, p.bias is None) for p in made}) > 1:
+            continue
+        inner = [activated, *parts, *([] if halved is None else [halved, made[0].node])]
+        if all(len(n.users) == (2 if n is halved else 1) for n in inner):
+            return Gate(op, made, [node, *inner])
     return None
+
+
+def _halved(one: object, other: object) -> fx.Node | None:
+    """The node whose first half is `one` and whose second is `other`."""
+    if not all(isinstance(n, fx.Node) and n.target is operator.getitem for n in (one, other)):
+        return None
+    (split, first), (same, second) = one.args, other.args
+    if split is not same or (first, second) != (0, 1) or split.target is not aten.split.Tensor or split.kwargs:
+        return None
+    x, size, dim = (*split.args, 0)[:3]
+    shape = meta(x).shape
+    return split if dim in (-1, len(shape) - 1) and 2 * size == shape[-1] else None
 
 
 def _function(node: fx.Node) -> Op | None:
@@ -228,7 +241,7 @@ def make_weight(recipe: Recipe, tensors: list[Tensor]) -> Tensor:
     if form == "panels":
         return panels.plain(parts, _joined(tensors[count:]) if recipe.biases else None)
     if form == "gated panels":
-        return panels.gated(*parts, tensors[count:])
+        return panels.gated(*_two(parts), _two(tensors[count:]))
     whole = _joined(parts)
     if form == "packed":
         return torch.ops.mkldnn._reorder_linear_weight(whole.contiguous(), PACKED_FOR)
@@ -237,6 +250,11 @@ def make_weight(recipe: Recipe, tensors: list[Tensor]) -> Tensor:
     if form == "int8 panels":
         return panels.int8(quantize.quantized(whole), quantize.output_scales(whole))
     return quantize.output_scales(whole) if form == "scales" else whole
+
+
+def _two(tensors: list[Tensor]) -> list[Tensor]:
+    """Of one tensor its halves; two, or none, as they are."""
+    return [part for t in tensors for part in t.chunk(2 // len(tensors))]
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from functools import partial
 
 import pytest
@@ -88,7 +89,7 @@ def graph_of(make, width: int = 48, dtype: torch.dtype = torch.bfloat16) -> fx.G
         given.append(graph.placeholder(name))
         given[-1].meta["about"] = Meta.of(dtype, shape)
 
-    def call(target, *args, **options) -> fx.Node:
+    def call(target, *args, width: int = width, **options) -> fx.Node:
         node = graph.call_function(target, args, options)
         node.meta["about"] = Meta.of(dtype, ("T", width))
         return node
@@ -135,6 +136,14 @@ def by_erf(call, x, one, other, *_):
     return call(aten.mul.Tensor, call(aten.gelu.default, a), b)
 
 
+def halves(call, x, one, _, bias, *__, order=(0, 1), parts=2):
+    width = bias.meta["about"].shape[0] // parts
+    whole = linear(call, x, one, bias)
+    split = call(aten.split.Tensor, whole, width, -1)
+    a, b = (call(operator.getitem, split, i, width=width) for i in order)
+    return call(aten.mul.Tensor, b, call(aten.silu.default, a, width=width), width=width)
+
+
 @pytest.mark.parametrize(
     ("make", "width", "taken"),
     [
@@ -146,6 +155,10 @@ def by_erf(call, x, one, other, *_):
         (by_itself, 48, False),
         (read_twice, 48, False),
         (by_erf, 48, False),
+        (halves, 96, True),
+        (halves, 48, False),
+        (partial(halves, order=(1, 0)), 96, False),
+        (partial(halves, parts=3), 96, False),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -155,7 +168,7 @@ def test_which_graphs_have_gated_products(make, width, taken, dtype):
     torch.testing.assert_close(got[0], want[0], rtol=0, atol=2e-5 if dtype == torch.float32 else 0.03)
 
 
-@pytest.mark.parametrize(("name", "taken"), [("llama3", True), ("qwen2", True), ("gemma2", True), ("gpt2", False)])
+@pytest.mark.parametrize(("name", "taken"), [("llama3", True), ("qwen2", True), ("gemma2", True), ("phi3", True), ("gpt2", False)])
 def test_which_models_have_gated_products(checkpoint, name, taken):
     model = load_split(checkpoint(name), dtype="bfloat16", weights=False)
     compiled = [both_ways(group.graph, CPU)[0] for group in model.parts.groups]

@@ -73,6 +73,8 @@ def test_unary(isa, name, dtype):
     plain, fused, programs = build.finish(build.call(getattr(aten, name).default, x, shape=("T", WIDTH), dtype=dtype))
     assert len(programs) == 1
     values = torch.linspace(-30, 30, 5 * WIDTH) if name not in ("sqrt", "rsqrt") else torch.linspace(0.01, 9, 5 * WIDTH)
+    if name in ("tanh", "sigmoid", "silu"):
+        values[0], values[-1] = -3e38, 3e38
     assert_same(plain, fused, values.view(5, WIDTH).to(dtype))
 
 

@@ -66,7 +66,11 @@ inline float sigmoid_f(float x) {
     return reciprocal_of(1.0f + y * bits<float>((static_cast<int32_t>(n) + 127) << 23));
 }
 
-inline float silu_f(float x) { return x * sigmoid_f(x); }
+// 0 within 1e-35 below -100.
+inline float silu_f(float x) {
+    const float clamped = x < -100.0f ? -100.0f : x;
+    return clamped * sigmoid_f(clamped);
+}
 
 // Near 0 the series, elsewhere 1 - 2 / (exp(2x) + 1).
 inline float tanh_f(float x) {
