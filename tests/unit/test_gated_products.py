@@ -168,7 +168,9 @@ def test_which_graphs_have_gated_products(make, width, taken, dtype):
     torch.testing.assert_close(got[0], want[0], rtol=0, atol=2e-5 if dtype == torch.float32 else 0.03)
 
 
-@pytest.mark.parametrize(("name", "taken"), [("llama3", True), ("qwen2", True), ("gemma2", True), ("phi3", True), ("gpt2", False)])
+@pytest.mark.parametrize(
+    ("name", "taken"), [("llama3", True), ("qwen2", True), ("gemma2", True), ("phi3", True), ("gpt2", False)]
+)
 def test_which_models_have_gated_products(checkpoint, name, taken):
     model = load_split(checkpoint(name), dtype="bfloat16", weights=False)
     compiled = [both_ways(group.graph, CPU)[0] for group in model.parts.groups]
