@@ -63,6 +63,7 @@ class Chain:
     __module__ = __name__
 
     def __init__(self, steps: Sequence[fx.Node], outputs: Sequence[Output]):
+        self.steps = list(steps)
         made = {(node, i): rows for node in steps for i, rows in enumerate(node.target.outputs)}
         inputs: dict[fx.Node, Rows] = {}
         self.links = []

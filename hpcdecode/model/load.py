@@ -13,9 +13,10 @@ from hpcdecode.errors import UserError
 from hpcdecode.model import quantize
 from hpcdecode.model.cache import cached_sources, cached_trace
 from hpcdecode.model.checkpoint import Stack, forget_pages, open_checkpoint, read_weights
-from hpcdecode.model.compile import Compiled, compile_graph
+from hpcdecode.model.compile import Compiled, compile_graph, runnable
 from hpcdecode.model.config import stated_dtype
 from hpcdecode.model.describe import describe
+from hpcdecode.model.head import Head, head_of
 from hpcdecode.model.meta import meta
 from hpcdecode.model.rows import empty_rows
 from hpcdecode.model.split import Split, split
@@ -51,6 +52,7 @@ class SplitModel:
         self._compiled: list[Compiled] = []  # of every slice
         self._weights: list[tuple] = []
         self._sinks: list[Tensor | None] = []
+        self._head: tuple[Compiled, Head] | None = None  # of the last slice: what comes before it, and itself
         if weights is not None:
             self._bind(weights, slice_bound, int8, inductor)
 
@@ -63,6 +65,8 @@ class SplitModel:
         for part in self.parts.slices:
             self._weights.append(compiled[part.group].weights([values[n] for n in part.weights]))
             slice_bound()
+        if self.device.type == "cpu" and (found := head_of(self._compiled[-1].graph, self._weights[-1])) is not None:
+            self._head = runnable(found[0], []), found[1]
         sinks = [node.args[8] for node in self.parts.trace.attends]
         self._sinks = [None if n is None else values[n].to(torch.float32) for n in sinks]
 
@@ -78,7 +82,7 @@ class SplitModel:
         possibly strided, and the next context. T >= 1, L >= 0. All are inference tensors: not to be changed in place.
         """
         part = self.parts.slices[i]
-        q, k, v, *new = self._call(i, part, o, ctx)
+        q, k, v, *new = self._call(self._compiled[i], i, o, ctx)
         return q, k, v, tuple([ctx[j] if j >= 0 else new[~j] for j in part.give])
 
     @torch.inference_mode()
@@ -87,17 +91,26 @@ class SplitModel:
 
         Only the kept tokens pass the slice.
         """
-        n = len(self.attends)
-        context = self.parts.slices[n - 1].context
-        keep = ctx[context.index(self.parts.trace.keep)]
-        if len(keep) == 0:
+        o, ctx = self._kept(o, ctx)
+        if len(o) == 0:
             return o.new_empty(0, self.vocab_size)
-        if len(keep) < len(o):
-            o, ctx = o[keep], self._kept(keep, context, ctx)
-        return self._call(n, self.parts.slices[n], o, ctx)[0]
+        return self._call(self._compiled[-1], -1, o, ctx)[0]
 
-    def _kept(self, keep: Tensor, context: tuple[fx.Node, ...], ctx: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The context as if the kept tokens were all."""
+    @torch.inference_mode()
+    def largest(self, o: Tensor, ctx: tuple[Tensor, ...]) -> Tensor | None:
+        """The first of the largest `logits` of each kept token, int64 [L], where it is found without most of them."""
+        if self._head is None:
+            return None
+        before, head = self._head
+        o, ctx = self._kept(o, ctx)
+        return head.largest(self._call(before, -1, o, ctx)[0])
+
+    def _kept(self, o: Tensor, ctx: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """What the last slice takes, as if the kept tokens were all."""
+        context = self.parts.slices[-2].context
+        keep = ctx[context.index(self.parts.trace.keep)]
+        if len(keep) == len(o):
+            return o, ctx
         rows = []
         for node, x in zip(context, ctx, strict=True):
             if node is self.parts.trace.keep:
@@ -105,11 +118,11 @@ class SplitModel:
             else:
                 dim = meta(node).token_dim
                 rows.append(x if dim is None else x.index_select(dim, keep))
-        return tuple(rows)
+        return o[keep], tuple(rows)
 
-    def _call(self, i: int, part, o: Tensor | None, ctx: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        given = [ctx[j] for j in part.take]
-        return self._compiled[i].run(*given if o is None else (o, *given), *self._weights[i])
+    def _call(self, compiled: Compiled, i: int, o: Tensor | None, ctx: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        given = [ctx[j] for j in self.parts.slices[i].take]
+        return compiled.run(*given if o is None else (o, *given), *self._weights[i])
 
     def graph(self, i: int) -> fx.Graph:
         """What slice `i` runs: ([o,] context..., weights...) -> (q, k, v, context...)."""

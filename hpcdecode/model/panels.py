@@ -56,6 +56,12 @@ def int8(weight: Tensor, scales: Tensor) -> Tensor:
     return in_panels([weight], weight.sum(1, dtype=WORD) * -UNSIGNED, scales)
 
 
+def rows_of(panels: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weight [32 * panels, in] in some `plain` panels."""
+    words = panels[:, 1:].view(dtype).unflatten(-1, (PANEL, -1))
+    return words.movedim(2, 1).flatten(2).flatten(0, 1)
+
+
 def in_panels(parts: Seq[Tensor], *heads: Tensor, in_turn: int | None = None) -> Tensor:
     """int32 [panels, heads + words, 32] of a weight whose rows are those of all `parts`; heads: of 4 bytes each [out].
 

@@ -13,7 +13,8 @@ from hpcdecode.schedule.step import Chunk, Step
 
 class Inputs:
     """ids, positions: int64 [T], the step's tokens. keep: int64 [L], those of them whose logits are needed.
-    unread: how many of each chunk's first tokens need none."""
+    unread: how many of each chunk's first tokens need none. only_largest: whether of logits only the largest is asked.
+    """
 
     def __init__(self, step: Step, device: torch.device):
         ids = [s.generated[-1] for s in step.decode]
@@ -34,13 +35,14 @@ class Inputs:
             if chunk.drawing:
                 drawn += [len(keep)] * len(chunk.drawing)
                 keep.append(len(ids) - 1)
+        self.only_largest = not self._prompts and all(_takes_largest(s) for s in step.sampled)
         self.ids, self.positions, self.keep, self._drawn = (
             _tensor(x).to(device) for x in (ids, positions, keep, drawn)
         )
 
-    def drawn(self, logits: Tensor) -> Tensor:
-        """The rows of logits [L, vocab] that the step's sampled sequences draw from."""
-        return logits if len(self._drawn) == len(self.keep) else logits[self._drawn]
+    def drawn(self, rows: Tensor) -> Tensor:
+        """Of the rows of kept tokens [L, ...], logits or what comes of them, those of the step's sampled sequences."""
+        return rows if len(self._drawn) == len(self.keep) else rows[self._drawn]
 
     def take_prompt_logprobs(self, logits: Tensor) -> None:
         """Keep those of the prompts that ask for them."""
@@ -63,6 +65,11 @@ def take_logprobs(logits: Tensor, sequences: list[Sequence], tokens: list[int]) 
     own = logits if len(rows) == len(sequences) else logits[rows]
     for row, entry in zip(rows, logprobs(own, [tokens[row] for row in rows], counts), strict=True):
         sequences[row].logprobs.add(*entry)
+
+
+def _takes_largest(sequence: Sequence) -> bool:
+    """Whether it asks for nothing of its logits but the largest one's token."""
+    return sequence.prompt.params.takes_largest and sequence.logprobs is None and sequence.beams is None
 
 
 def _asked(chunk: Chunk) -> range:

@@ -115,11 +115,9 @@ class SRank:
             if not step.plan.runs_model:
                 yield True  # waiting for room that another lane's sequences hold
                 continue
-            logits = yield from self._forward(lane, link, step)
-            enter("sample", lane)
-            tokens = sample(logits, step.sampled, self.stops.eos, self.grammars) if logits is not None else []
-            advance_beams(logits, step.sampled)
-            take_logprobs(logits, step.sampled, tokens)
+            inputs = Inputs(step, self.model.device)
+            o, context = yield from self._forward(lane, link, step, inputs)
+            tokens = self._choose(lane, step, inputs, o, context) if len(inputs.keep) else []
             enter("commit", lane)
             self._finish_step(injector, step, tokens)
         self._announce(link, injector.stop_plan())
@@ -129,13 +127,14 @@ class SRank:
         link.begin(dataclasses.replace(plan, number=self._plans))
         self._plans += 1
 
-    def _forward(self, lane: int, link: SLink, step: Step) -> Generator[bool, None, Tensor | None]:
-        """Run the slices; yields after every post, returns the logits that the step's sampled tokens come from."""
+    def _forward(
+        self, lane: int, link: SLink, step: Step, inputs: Inputs
+    ) -> Generator[bool, None, tuple[Tensor, tuple[Tensor, ...]]]:
+        """Run the slices but the last; yields after every post, returns what the last one takes."""
         decodes, enter = len(step.decode), self.timeline.enter
         for chunk in step.prefill:
             for sequence in chunk.sequence.branch:
                 sequence.queued_at = sequence.queued_at or time()
-        inputs = Inputs(step, self.model.device)
         o, context = None, (inputs.ids, inputs.positions, inputs.keep)
         if self._walks(step):
             enter("slice", lane)
@@ -143,8 +142,7 @@ class SRank:
             o, context = link.walk(self.walk, q, k, v, context)
             self._turn += len(self.shapes) - 1
             yield True
-            enter("logits", lane)
-            return inputs.drawn(self.model.logits(o, context))
+            return o, context
         for layer in range(len(self.shapes)):
             enter("slice", lane)
             q, k, v, context = self.model.slice(layer, o, context)
@@ -160,12 +158,22 @@ class SRank:
             enter("take", lane)
             link.take()
         self.prefill.finish(step.prefill)
-        if not len(inputs.keep):
-            return None
-        enter("logits", lane)
+        return o, context
+
+    def _choose(self, lane: int, step: Step, inputs: Inputs, o: Tensor, context: tuple[Tensor, ...]) -> list[int]:
+        """The tokens of the step's sampled sequences."""
+        self.timeline.enter("logits", lane)
+        largest = self.model.largest(o, context) if inputs.only_largest else None
+        if largest is not None:
+            return inputs.drawn(largest).tolist()
         logits = self.model.logits(o, context)
         inputs.take_prompt_logprobs(logits)
-        return inputs.drawn(logits)
+        logits = inputs.drawn(logits)
+        self.timeline.enter("sample", lane)
+        tokens = sample(logits, step.sampled, self.stops.eos, self.grammars)
+        advance_beams(logits, step.sampled)
+        take_logprobs(logits, step.sampled, tokens)
+        return tokens
 
     def _attend_prompts(
         self, layer: int, step: Step, inputs: Inputs, q: Tensor, k: Tensor, v: Tensor, o: Tensor

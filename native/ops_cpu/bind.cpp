@@ -12,6 +12,7 @@
 
 #include "chain.h"
 #include "draw.h"
+#include "largest.h"
 #include "panels.h"
 
 namespace nb = nanobind;
@@ -46,9 +47,26 @@ std::vector<int64_t> draw_rows(int64_t logits, int64_t row_bytes, Type type, int
     return draw(all, type, vocabulary, rows, draws, threads, isa);
 }
 
+void* at(int64_t place) { return reinterpret_cast<void*>(static_cast<intptr_t>(place)); }
+
+Rows rows_at(const std::pair<int64_t, int64_t>& place) { return {static_cast<char*>(at(place.first)), place.second}; }
+
+using Places = std::array<int64_t, 3>;
+
+double largest(const Largest& self, int64_t rows, const std::pair<int64_t, int64_t>& x,
+               const std::pair<int64_t, int64_t>& rounded, const Places& about, const Places& weight, int64_t ids,
+               int threads) {
+    const auto floats = [](int64_t place) { return static_cast<const float*>(at(place)); };
+    const auto& [scales, lost, kept] = about;
+    const auto& [exact_weight, rounded_weight, norms] = weight;
+    nb::gil_scoped_release unlocked;
+    return self.run(rows, {rows_at(x), rows_at(rounded), floats(scales), floats(lost), floats(kept)},
+                    {rows_at({exact_weight, 0}), rows_at({rounded_weight, 0}), floats(norms)},
+                    static_cast<int64_t*>(at(ids)), threads);
+}
+
 void fill(const std::vector<std::array<int64_t, 3>>& parts, const std::vector<int64_t>& heads, int64_t words,
           int64_t in_turn, int64_t out, int threads) {
-    const auto at = [](int64_t place) { return reinterpret_cast<void*>(static_cast<intptr_t>(place)); };
     std::vector<WeightRows> rows;
     for (const auto& [data, row_bytes, count] : parts)
         rows.push_back({static_cast<const char*>(at(data)), row_bytes, count});
@@ -112,6 +130,13 @@ NB_MODULE(_ops_cpu, m) {
              nb::arg("y"), nb::arg("words"), nb::arg("outputs"), nb::arg("isa"), nb::arg("gate") = nb::none())
         .def_static("offered", &Product::offered, nb::arg("x"), nb::arg("y"), nb::arg("isa"),
                     nb::arg("gate") = nb::none());
+
+    nb::class_<Largest>(m, "Largest")
+        .def(nb::init<Type, Type, int64_t, int64_t, const std::string&>(), nb::arg("x"), nb::arg("y"), nb::arg("words"),
+             nb::arg("outputs"), nb::arg("isa"))
+        .def_static("offered", &Largest::offered, nb::arg("x"), nb::arg("y"), nb::arg("isa"))
+        .def("run", &largest, nb::arg("rows"), nb::arg("x"), nb::arg("rounded"), nb::arg("about"), nb::arg("weight"),
+             nb::arg("ids"), nb::arg("threads"));
 
     m.def("fill_panels", &fill, nb::arg("parts"), nb::arg("heads"), nb::arg("words"), nb::arg("in_turn"),
           nb::arg("out"), nb::arg("threads"));

@@ -12,10 +12,22 @@ using TileKernel = void (*)(const Tile&);
 // Of a panel's results [rows, kPanel]: a function of the first half of a row, times the second half.
 using GateKernel = void (*)(int64_t rows, const char* results, char* out, int64_t out_bytes);
 
+// Of some rows, what a panel's outputs are about, and how far from that they may be (largest.h).
+struct Screening {
+    int rows, columns;
+    const float* results;  // [rows, kPanel], but for the rows' scales
+    const float* norms;    // [2, kPanel]
+    const float *scales, *lost, *kept;
+    float* floors;  // by row, what the largest output is at least; raised
+    float* most;    // by row, what this panel's outputs are at most
+};
+using ScreenKernel = uint32_t (*)(const Screening&);  // a bit for every row whose largest output may be among these
+
 // Of a product of two types, by the number of rows less 1, and gates of results of a type; nullptr where there is none.
 struct Products {
     const TileKernel* of[3][2];
     GateKernel silu[2], gelu_tanh[2];
+    ScreenKernel screen;
 };
 
 constexpr int kFloors = 3;

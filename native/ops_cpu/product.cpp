@@ -1,11 +1,9 @@
 #include "product.h"
 
-#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
 #include "kernel_api.h"
-#include "team.h"
 
 namespace hpcdecode::ops {
 namespace {
@@ -48,31 +46,11 @@ const char* Product::panel(const Rows& weight, int member, int members) const {
 
 void Product::run(int64_t rows, const Rows& x, const Rows& weight, const Rows& out, int member, int members,
                   const char* next, Beside* beside) const {
-    const int64_t last = share(panels(), member + 1, members), tiles = (rows + kTileRows - 1) / kTileRows;
-    const int64_t ahead = words_ * kLine;  // bytes that a tile fetches
-    for (int64_t p = share(panels(), member, members); p < last; ++p) {
-        const auto* panel = reinterpret_cast<const uint32_t*>(weight.data) + p * panel_words_;
-        const auto* following = p + 1 < last ? reinterpret_cast<const char*>(panel + panel_words_) : next;
-        const int columns = static_cast<int>(std::min<int64_t>(kPanel, outputs_ - p * kPanel));
-        for (int64_t t = 0; t < tiles; ++t) {
-            const int64_t row = share(rows, t, tiles), count = share(rows, t + 1, tiles) - row;
-            Tile tile{x.data + row * x.row_bytes,
-                      x.row_bytes,
-                      panel,
-                      words_,
-                      out.data + row * out.row_bytes + p * columns_ * out_size_,
-                      out.row_bytes,
-                      columns,
-                      {}};
-            if (following != nullptr && (t + 1) * ahead <= panel_words_ * 4) {
-                tile.next = {following + t * ahead, following + (t + 1) * ahead};
-            } else if (beside != nullptr) {
-                tile.next = beside->fetch(ahead);
-            }
-            multiply(tile, static_cast<int>(count));
-        }
-        if (beside != nullptr) beside->work();
-    }
+    each_tile(rows, x, weight, member, members, next, beside, [&](Tile& tile, int64_t row, int count, int64_t panel) {
+        tile.out = out.data + row * out.row_bytes + panel * columns_ * out_size_;
+        tile.out_bytes = out.row_bytes;
+        multiply(tile, count);
+    });
 }
 
 void Product::multiply(Tile& tile, int rows) const {

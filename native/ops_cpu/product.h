@@ -5,6 +5,7 @@
 // scales that make the sums numbers again (float32), then the weights word by word. Sums run along the words in their
 // order, so a row's bits do not depend on the rows beside it or on the threads.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -12,6 +13,7 @@
 
 #include "beside.h"
 #include "program.h"
+#include "team.h"
 
 namespace hpcdecode::ops {
 
@@ -47,11 +49,23 @@ class Product {
     void run(int64_t rows, const Rows& x, const Rows& weight, const Rows& out, int member, int members,
              const char* next, Beside* beside) const;
 
-    // Of `weight`, where a member begins.
+    // The same tile by tile: calls visit(tile, row, count, panel), of which `tile` has no `out` yet.
+    template <class Visit>
+    void each_tile(int64_t rows, const Rows& x, const Rows& weight, int member, int members, const char* next,
+                   Beside* beside, const Visit& visit) const;
+
+    // A tile of a panel, to where it says.
+    void compute(const Tile& tile, int rows) const { tiles_[rows - 1](tile); }
+
+    // Of `weight`, where a member begins, and where a panel does.
     const char* panel(const Rows& weight, int member, int members) const;
+    const uint32_t* panel(const Rows& weight, int64_t number) const {
+        return reinterpret_cast<const uint32_t*>(weight.data) + number * panel_words_;
+    }
+    int columns(int64_t panel) const { return static_cast<int>(std::min<int64_t>(kPanel, outputs_ - panel * kPanel)); }
+    int64_t panels() const { return (outputs_ + kPanel - 1) / kPanel; }
 
   private:
-    int64_t panels() const { return (outputs_ + kPanel - 1) / kPanel; }
     void multiply(Tile& tile, int rows) const;
 
     int64_t words_, outputs_, panel_words_;
@@ -59,5 +73,27 @@ class Product {
     void (*const* tiles_)(const Tile&);
     void (*gate_)(int64_t rows, const char* results, char* out, int64_t out_bytes);
 };
+
+template <class Visit>
+void Product::each_tile(int64_t rows, const Rows& x, const Rows& weight, int member, int members, const char* next,
+                        Beside* beside, const Visit& visit) const {
+    const int64_t last = share(panels(), member + 1, members), tiles = (rows + kTileRows - 1) / kTileRows;
+    const int64_t ahead = words_ * kLine;  // bytes that a tile fetches
+    for (int64_t p = share(panels(), member, members); p < last; ++p) {
+        const uint32_t* from = panel(weight, p);
+        const auto* following = p + 1 < last ? reinterpret_cast<const char*>(from + panel_words_) : next;
+        for (int64_t t = 0; t < tiles; ++t) {
+            const int64_t row = share(rows, t, tiles), count = share(rows, t + 1, tiles) - row;
+            Tile tile{x.data + row * x.row_bytes, x.row_bytes, from, words_, nullptr, 0, columns(p), {}};
+            if (following != nullptr && (t + 1) * ahead <= panel_words_ * 4) {
+                tile.next = {following + t * ahead, following + (t + 1) * ahead};
+            } else if (beside != nullptr) {
+                tile.next = beside->fetch(ahead);
+            }
+            visit(tile, row, static_cast<int>(count), p);
+        }
+        if (beside != nullptr) beside->work();
+    }
+}
 
 }  // namespace hpcdecode::ops
