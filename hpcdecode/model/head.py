@@ -34,7 +34,7 @@ class Head:
     """The product that ends a slice: x [L, in] by a weight [out, in] in panels, from which it makes an int8 one."""
 
     def __init__(self, x: Rows, y: Rows, weight: Tensor):
-        """weight: in `panels.plain`, without a bias. Of ordinary numbers: see `suits`."""
+        """weight: in `panels.plain`, without a bias."""
         self.outputs, self.weight, self.resting = y.elements, weight, 0
         words = x.bytes // weight.element_size()
         self.native = _ops_cpu.Largest(TYPES[x.dtype], TYPES[y.dtype], words, self.outputs, isa())
@@ -58,11 +58,15 @@ class Head:
         known = x.dtype in TYPES and y.dtype in TYPES and x.elements % 4 == 0 and y.elements >= FEWEST
         return known and _ops_cpu.Largest.offered(TYPES[x.dtype], TYPES[y.dtype], isa()) and not weight[:, 0].any()
 
+    def rests(self) -> bool:
+        """Whether all outputs are to be computed this time."""
+        if self.resting:
+            self.resting -= 1
+            return True
+        return not self.ordinary
+
     def largest(self, x: Tensor) -> Tensor | None:
-        """The first of the largest outputs of each row of x [..., in]: int64 [rows]; None: all are to be computed."""
-        if self.resting or not self.ordinary:
-            self.resting -= self.resting > 0
-            return None
+        """The first of the largest outputs of each row of x [..., in]: int64 [rows]; None where there are no bounds."""
         x = x.reshape(-1, x.shape[-1])
         scale = quantize.token_scale(x)
         rounded = _apart(quantize.to_int8(x, scale))
@@ -77,7 +81,8 @@ class Head:
         weight = [t.data_ptr() for t in (self.weight, self.rounded, self.norms)]
         about = [row.data_ptr() for row in norms]
         share = self.native.run(len(x), *places, about, weight, ids.data_ptr(), torch.get_num_threads())
-        self.resting = REST if share > WORTH else 0
+        if share > WORTH:
+            self.resting = REST
         return ids
 
 

@@ -99,7 +99,7 @@ class SplitModel:
     @torch.inference_mode()
     def largest(self, o: Tensor, ctx: tuple[Tensor, ...]) -> Tensor | None:
         """The first of the largest `logits` of each kept token, int64 [L], where it is found without most of them."""
-        if self._head is None:
+        if self._head is None or self._head[1].rests():
             return None
         before, head = self._head
         o, ctx = self._kept(o, ctx)

@@ -2,7 +2,8 @@
 
 The products of all layers of a random Llama and its logits, over weights that no cache holds together, as a step has
 them. Passes of both sides alternate; ratios are medians of the pairs, above 1 where panels are faster. int8, whose
-input is rounded already, is compared with bfloat16 in panels.
+input is rounded already, is compared with bfloat16 in panels; finding the largest logits without most of the others
+(`model/head.py`) with a search of all of them.
 """
 
 from __future__ import annotations
@@ -14,9 +15,14 @@ import torch
 
 from hpcdecode.attention import isa
 from hpcdecode.errors import UserError
+from hpcdecode.model import panels
+from hpcdecode.model.head import Head
+from hpcdecode.model.meta import Meta
+from hpcdecode.model.stage import Rows
 from hpcdecode.perf.limits import by_onednn, has_panels, in_panels
 from hpcdecode.perf.result import case, machine, seconds_of
 from hpcdecode.perf.workload import SHAPES, Shape
+from hpcdecode.sampling.sampler import argmax
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +40,9 @@ def run(args: argparse.Namespace) -> dict:
     torch.set_num_threads(args.threads)
     try:
         with torch.inference_mode():
-            cases = [c for tokens in args.tokens for c in measure(SHAPES[args.model], tokens, args.passes)]
+            shape = SHAPES[args.model]
+            cases = [c for tokens in args.tokens for c in measure(shape, tokens, args.passes)]
+            cases += [measure_largest(shape, tokens, args.passes) for tokens in args.tokens]
     finally:
         torch.set_num_threads(before)
     return {"bench": "products", "machine": machine(), "cases": cases}
@@ -56,3 +64,17 @@ def measure(shape: Shape, tokens: int, passes: int) -> Iterator[dict]:
     ):
         ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
         yield case(f"{name}, {tokens} tokens", [work / s for s in ours], "GOP/s", against, ratios)
+
+
+def measure_largest(shape: Shape, tokens: int, passes: int) -> dict:
+    """Of random tokens and weights, whose logits are spread as those of normal numbers."""
+    weight = torch.randn(shape.vocabulary, shape.hidden).bfloat16()
+    x = torch.randn(tokens, shape.hidden).bfloat16()
+    about = (Rows(Meta.of(x.dtype, ("T", n))) for n in (shape.hidden, shape.vocabulary))
+    head, logits = Head(*about, panels.plain([weight])), in_panels(x, weight)
+    ways = (lambda: head.largest(x), lambda: argmax(logits()))
+    seconds = [[seconds_of(way) for way in ways] for _ in range(passes + 1)]
+    ours, theirs = zip(*seconds[1:], strict=True)
+    ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
+    name = f"largest logit, {tokens} tokens"
+    return case(name, [tokens / s for s in ours], "tokens/s", "a search of all logits", ratios)
