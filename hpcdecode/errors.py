@@ -14,6 +14,22 @@ class UserError(Exception):
         self.everywhere = everywhere
 
 
+class InvariantViolation(Exception):
+    """A check that must always hold has failed: a fault of hpcdecode. The job ends, and what it holds is not written.
+
+    Args:
+        name: of the invariant.
+        problem: what was expected and what came.
+    """
+
+    def __init__(self, name: str, problem: str):
+        super().__init__(
+            f"invariant {name!r} does not hold: {problem}; this is a fault of hpcdecode, not of the job: rows finished "
+            "before are kept, and the same command goes on from them"
+        )
+        self.name = name
+
+
 class RankLost(Exception):
     """A rank is gone without which the job cannot go on."""
 

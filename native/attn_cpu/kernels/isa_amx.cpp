@@ -44,7 +44,7 @@ constexpr Prefetching kPrefetching = {0, 8192};
 }  // namespace
 
 extern const KernelTable table;
-const KernelTable table = make_table<TilePairKernel, TileQuadKernel, TilePairWords>(HPCDECODE_ISA_NAME);
+constexpr KernelTable table = make_table<TilePairKernel, TileQuadKernel, TilePairWords>(HPCDECODE_ISA_NAME);
 
 }  // namespace HPCDECODE_ISA
 }  // namespace hpcdecode

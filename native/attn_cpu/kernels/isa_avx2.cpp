@@ -24,7 +24,7 @@ constexpr Prefetching kPrefetching = {4, 4096};
 }  // namespace
 
 extern const KernelTable table;
-const KernelTable table = make_table<PlainKernel, PlainKernel, FloatWords>("avx2");
+constexpr KernelTable table = make_table<PlainKernel, PlainKernel, FloatWords>("avx2");
 
 }  // namespace isa_avx2
 }  // namespace hpcdecode

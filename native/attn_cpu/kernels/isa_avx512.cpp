@@ -24,7 +24,7 @@ constexpr Prefetching kPrefetching = {0, 4096};
 }  // namespace
 
 extern const KernelTable table;
-const KernelTable table = make_table<PlainKernel, PlainKernel, FloatWords>("avx512");
+constexpr KernelTable table = make_table<PlainKernel, PlainKernel, FloatWords>("avx512");
 
 }  // namespace isa_avx512
 }  // namespace hpcdecode

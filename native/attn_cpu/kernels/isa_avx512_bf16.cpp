@@ -27,7 +27,7 @@ constexpr Prefetching kPrefetching = {1, 8192, 2};
 }  // namespace
 
 extern const KernelTable table;
-const KernelTable table = make_table<PairKernel, QuadKernel, PairWords>("avx512_bf16");
+constexpr KernelTable table = make_table<PairKernel, QuadKernel, PairWords>("avx512_bf16");
 
 }  // namespace isa_avx512_bf16
 }  // namespace hpcdecode

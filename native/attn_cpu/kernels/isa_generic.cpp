@@ -22,7 +22,7 @@ constexpr Prefetching kPrefetching = {4, 4096};
 }  // namespace
 
 extern const KernelTable table;
-const KernelTable table = make_table<PlainKernel, PlainKernel, FloatWords>("generic");
+constexpr KernelTable table = make_table<PlainKernel, PlainKernel, FloatWords>("generic");
 
 }  // namespace isa_generic
 }  // namespace hpcdecode

@@ -9,5 +9,6 @@ namespace {
 #include "math.h"
 #include "steps.h"
 }  // namespace
-extern const KernelTable table = make_table("avx2");
+extern const KernelTable table;
+constexpr KernelTable table = make_table("avx2");
 }  // namespace hpcdecode::ops::isa_avx2

@@ -17,6 +17,7 @@ namespace {
 #include "gate_avx512.h"
 #include "tile.h"
 }  // namespace
-extern const KernelTable table =
+extern const KernelTable table;
+constexpr KernelTable table =
     make_table("avx512", {{{tiles<Float32, ToFloat32>()}}, {gate<ToFloat32, silu>}, {gate<ToFloat32, gelu_tanh>}});
 }  // namespace hpcdecode::ops::isa_avx512

@@ -125,7 +125,8 @@ inline float minimum_f(float x, float y) { return x > y ? y : x; }
 #define UNARY(f) {unary<Float, f>, unary<Bfloat, f>}
 #define BINARY(f) {binary<Float, f>, binary<Bfloat, f>}
 
-inline KernelTable make_table(const char* name, Products products = {}) {
+// A constant: a table that is computed when the library is loaded would run this file's instructions on every CPU.
+constexpr KernelTable make_table(const char* name, Products products = {}) {
     return {name,
             {{nullptr, nullptr},
              {nullptr, nullptr},

@@ -38,13 +38,15 @@ void tile(const Tile& t) {
         }
 }
 
+template <class Unit, class Out, class Less>
+struct ByRows;
+
 template <class Unit, class Out, int... kLess>
-const TileKernel* by_rows(std::integer_sequence<int, kLess...>) {
+struct ByRows<Unit, Out, std::integer_sequence<int, kLess...>> {
     static constexpr TileKernel all[] = {tile<Unit, Out, kLess + 1>...};
-    return all;
-}
+};
 
 template <class Unit, class Out>
-const TileKernel* tiles() {
-    return by_rows<Unit, Out>(std::make_integer_sequence<int, kTileRows>());
+constexpr const TileKernel* tiles() {
+    return ByRows<Unit, Out, std::make_integer_sequence<int, kTileRows>>::all;
 }
