@@ -142,6 +142,7 @@ class Engine:
             part = self._opened_part(scale)
             links = [LocalLink(part, lane, scale.slots * lane) for lane in range(scale.lanes)]
             self._run_lead(desk, scale, links, signals, progress)
+            part.check()
             return self.metrics()
         except BaseException:
             self._part = None  # sequences are left in it
@@ -169,6 +170,7 @@ class Engine:
             self._links = links
             programs = [lane_program(i, links[i], part, turns[s]) for i, (s, _) in enumerate(comms)]
             serve(programs, self.timeline)
+            part.check()
         else:
             self.timeline.enter("wait")
             links = [MpiSLink(comm, *wire, self.model.device if self._direct else HOST) for _, comm in comms]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from hpcdecode.cores import arranged, nodes_of
-from hpcdecode.errors import RankLost, UserError
+from hpcdecode.errors import InvariantViolation, RankLost, UserError
 from hpcdecode.exchange.gpu_mpi import takes_cuda_memory
 from hpcdecode.roles import Rank, assign
 
@@ -223,7 +223,7 @@ def _part(comm: MPI.Intracomm) -> bool:
 
 def abort(comm: MPI.Intracomm | None, error: BaseException, code: int = 1) -> NoReturn:
     """End all ranks at once, naming this rank, its host and the cause."""
-    expected = isinstance(error, (UserError, RankLost))
+    expected = isinstance(error, (UserError, RankLost, InvariantViolation))
     if not expected:
         traceback.print_exception(error)
     rank = comm.rank if comm else 0

@@ -19,6 +19,7 @@ from hpcdecode.data.tokens import Prompt, Unfinished, tokenized
 from hpcdecode.engine import Engine
 from hpcdecode.errors import RowProblem, UserError
 from hpcdecode.job import EngineOptions, find_model, parse_bytes
+from hpcdecode.report.figures import check_emptied
 from hpcdecode.report.progress import NoProgress, Progress
 from hpcdecode.sampling.params import SamplingParams
 from hpcdecode.schedule.admission import problem_of, row_branches
@@ -146,7 +147,7 @@ class LLM:
         try:
             scale = engine.scale(desk)
             self._require_room(prompts, scale)
-            engine.work(desk, scale, Signals(), progress, _CHECKPOINT_SECONDS)
+            check_emptied([engine.work(desk, scale, Signals(), progress, _CHECKPOINT_SECONDS)])
         finally:
             desk.feed.close()
         return [self._output(row, prompt, results) for row, prompt in zip(rows, prompts, strict=True)]

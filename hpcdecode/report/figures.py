@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hpcdecode import __version__
+from hpcdecode.errors import InvariantViolation
 from hpcdecode.report.account import Account
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Metrics(msgspec.Struct, kw_only=True):
     bytes_read: int = 0
     attend_seconds: float = 0.0
     peak_tokens: int = 0
+    kv_left: int = 0  # tokens in the KV cache at the end
 
     @classmethod
     def of(cls, account: Account, worker: SRank | None, part: RPart | None) -> Metrics:
@@ -60,7 +62,7 @@ class Metrics(msgspec.Struct, kw_only=True):
             metrics.decode_tokens, metrics.shared_tokens = worker.decode_tokens, worker.shared_tokens
         if part is not None:
             metrics.r_role = True
-            metrics.peak_tokens = part.peak_tokens
+            metrics.peak_tokens, metrics.kv_left = part.peak_tokens, part.store.used_tokens
             metrics.bytes_read, metrics.attend_seconds = part.store.bytes_read, part.store.attend_seconds
         return metrics
 
@@ -73,6 +75,13 @@ class Metrics(msgspec.Struct, kw_only=True):
     def spent(self, *operations: str) -> float:
         """Seconds in these operations."""
         return sum(self.account.seconds.get(o, 0.0) for o in operations)
+
+
+def check_emptied(ranks: list[Metrics]) -> None:
+    """Raise InvariantViolation unless every rank's KV cache is empty, as it is once all rows are done."""
+    left = {place: metrics.kv_left for place, metrics in enumerate(ranks) if metrics.kv_left}
+    if left:
+        raise InvariantViolation("KV caches are empty once all rows are done", f"tokens left, by rank: {left}")
 
 
 def summarize(desk: Desk, ranks: list[Metrics], lost: list[Rank], startup: float, seconds: float) -> dict[str, Any]:

@@ -6,21 +6,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcdecode.errors import InvariantViolation
 from hpcdecode.sampling.logprobs import logprobs
 from hpcdecode.schedule.sequence import Sequence
 from hpcdecode.schedule.step import Chunk, Step
 
 
 class Inputs:
-    """ids, positions: int64 [T], the step's tokens. keep: int64 [L], those of them whose logits are needed.
-    unread: how many of each chunk's first tokens need none. only_largest: whether of logits only the largest is asked.
+    """What the slices take in one step, and which row of logits each sampled sequence draws from.
+
+    Attributes:
+        ids, positions: int64 [T], the step's tokens.
+        keep: int64 [L], indices of the tokens whose logits are needed.
+        unread: by chunk, how many of its first tokens need no logits.
+        only_largest: whether every sampled sequence needs no more of its logits than their argmax.
     """
 
     def __init__(self, step: Step, device: torch.device):
+        self._step = step
         ids = [s.generated[-1] for s in step.decode]
         positions = [s.length for s in step.decode]
         keep = list(range(len(ids)))
-        drawn = list(keep)  # the row of logits that each sampled sequence draws from
+        drawn = list(keep)
         self._prompts: list[tuple[Sequence, int, range]] = []  # sample 0 of a row, first row of logits, positions
         self.unread: list[int] = []
         for chunk in step.prefill:
@@ -36,13 +43,26 @@ class Inputs:
                 drawn += [len(keep)] * len(chunk.drawing)
                 keep.append(len(ids) - 1)
         self.only_largest = not self._prompts and all(_takes_largest(s) for s in step.sampled)
-        self.ids, self.positions, self.keep, self._drawn = (
-            _tensor(x).to(device) for x in (ids, positions, keep, drawn)
-        )
+        self._drawn = None if drawn == list(range(len(keep))) else _tensor(drawn)
+        host = _tensor(ids), _tensor(positions), _tensor(keep)
+        self._check_drawn(*host)
+        self.ids, self.positions, self.keep = (x.to(device) for x in host)
 
     def drawn(self, rows: Tensor) -> Tensor:
-        """Of the rows of kept tokens [L, ...], logits or what comes of them, those of the step's sampled sequences."""
-        return rows if len(self._drawn) == len(self.keep) else rows[self._drawn]
+        """Select from the rows of kept tokens [L, ...] one row for each sampled sequence, in their order."""
+        return rows if self._drawn is None else rows[self._drawn.to(rows.device)]
+
+    def _check_drawn(self, ids: Tensor, positions: Tensor, keep: Tensor) -> None:
+        """Raise InvariantViolation unless each sampled sequence draws from the logits of its own last token."""
+        sampled = self._step.sampled
+        last = [s.generated[-1] if s.generated else s.prompt.token_ids[-1] for s in sampled]
+        place = [len(s.prompt.token_ids) + len(s.generated) - 1 for s in sampled]
+        tokens, places = (self.drawn(x[keep]).tolist() for x in (ids, positions))
+        if tokens != last or places != place:
+            raise InvariantViolation(
+                "each sequence draws from the logits of its last token",
+                f"expected tokens {last[:8]} at positions {place[:8]}, got {tokens[:8]} at {places[:8]}",
+            )
 
     def take_prompt_logprobs(self, logits: Tensor) -> None:
         """Keep those of the prompts that ask for them."""

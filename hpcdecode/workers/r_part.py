@@ -7,6 +7,7 @@ from functools import partial
 from torch import Tensor
 
 from hpcdecode.attention import KvStore
+from hpcdecode.errors import InvariantViolation
 from hpcdecode.exchange.base import Piece, Share
 from hpcdecode.exchange.staging import Queue
 from hpcdecode.exchange.wait import Request
@@ -35,6 +36,13 @@ class RPart:
         used = self.store.used_tokens
         self.peak_tokens = max(self.peak_tokens, used)
         self.timeline.load.add(used)
+
+    def check(self) -> None:
+        """Raise InvariantViolation unless every KV block is free or referenced, and counted right."""
+        try:
+            self.store.check()
+        except RuntimeError as error:
+            raise InvariantViolation("KV blocks are free or referenced", str(error)) from error
 
     def attend(self, lane: int, layer: int, piece: Piece, rows: Tensor, prompts: Tensor, out: Tensor) -> Request | None:
         """Append prompts [k | v] and rows' k and v at `layer`; write the rows' attention to out.
