@@ -102,6 +102,20 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 
 @pytest.fixture(scope="session")
+def real_model() -> Callable[[str], Path]:
+    """Directory of a trained model, "smol" or "gemma"; the test is skipped where it cannot be fetched."""
+    from tests.real_models import fetch
+
+    def get(name: str) -> Path:
+        try:
+            return fetch(name)
+        except (ImportError, subprocess.SubprocessError, OSError) as error:
+            pytest.skip(f"model {name} cannot be fetched: {error}")
+
+    return get
+
+
+@pytest.fixture(scope="session")
 def mpiexec() -> Callable[..., subprocess.CompletedProcess]:
     """Run a script of the tests on several ranks; the first that fails ends them all."""
 

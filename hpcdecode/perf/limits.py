@@ -19,6 +19,7 @@ from hpcdecode._ops_cpu import Product, Type
 from hpcdecode.attention import isa
 from hpcdecode.model import panels
 from hpcdecode.model.chain import Link, assemble
+from hpcdecode.model.linears import packable
 from hpcdecode.model.meta import Meta
 from hpcdecode.perf.bandwidth import read_rate
 from hpcdecode.perf.workload import SHAPES, Shape, Workload
@@ -105,7 +106,7 @@ def plain(x: Tensor, weight: Tensor) -> Callable[[], Tensor]:
 
 
 def by_onednn(x: Tensor, weight: Tensor) -> Callable[[], Tensor]:
-    if not torch.backends.mkldnn.is_available():
+    if not packable(Meta.of(weight.dtype, weight.shape)):
         return plain(x, weight)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, len(x))
     return lambda: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")

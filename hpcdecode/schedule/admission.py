@@ -53,7 +53,8 @@ class Admission:
         while room > 0 and (branches := self._next_branches()) is not None:
             first = branches[0]
             count = len(first.branch)
-            if count > min(room, len(slots)) or not group.admit(first, slots):
+            fits = count <= room or not (busy or group.sequences)  # an empty lane takes any row
+            if not fits or count > len(slots) or not group.admit(first, slots):
                 break
             if not self.waiting:
                 self.feed.pop()

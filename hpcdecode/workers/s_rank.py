@@ -14,6 +14,7 @@ from torch import Tensor
 from hpcdecode.attention import LayerShape, PromptAttention
 from hpcdecode.attention_torch import TorchPrompts
 from hpcdecode.data.tokens import Unfinished
+from hpcdecode.errors import InvariantViolation
 from hpcdecode.exchange.base import SLink
 from hpcdecode.exchange.local import walk_over
 from hpcdecode.memory import give_back
@@ -70,7 +71,7 @@ class SRank:
         self.prefill_seconds = self.decode_seconds = 0.0  # of prompt tokens, and of those that follow
         self.steps = self.tokens = self.decode_tokens = self.peak_prefill_tokens = 0
         self.peak_load = 0  # tokens that the sequences of all lanes attend to in a step
-        self._turn = self._plans = 0
+        self._turn = self._plans = self._waits = 0
 
     def run(self, between_turns: Callable[[], None]) -> None:
         """Generate until done; `between_turns` is called once a rotation of the lanes."""
@@ -113,8 +114,10 @@ class SRank:
             if step.plan.changes_slots or step.plan.runs_model:
                 self._announce(link, step.plan)
             if not step.plan.runs_model:
+                self._count_wait()
                 yield True  # waiting for room that another lane's sequences hold
                 continue
+            self._waits = 0
             inputs = Inputs(step, self.model.device)
             o, context = yield from self._forward(lane, link, step, inputs)
             tokens = self._choose(lane, step, inputs, o, context) if len(inputs.keep) else []
@@ -122,6 +125,16 @@ class SRank:
             self._finish_step(injector, step, tokens)
         self._announce(link, injector.stop_plan())
         self.prefill.finish(())
+
+    def _count_wait(self) -> None:
+        """Raise InvariantViolation if all lanes have waited for longer than any schedule has them wait."""
+        self._waits += 1
+        steps = max(injector.limits.period for injector in self.injectors) + 2
+        if self._waits > len(self.injectors) * len(self.shapes) * steps:
+            raise InvariantViolation(
+                "a lane waits only for room that others hold",
+                f"no lane has run for {steps} steps, and rows are left ({self.tokens_in_flight} tokens in flight)",
+            )
 
     def _announce(self, link: SLink, plan: Plan) -> None:
         link.begin(dataclasses.replace(plan, number=self._plans))

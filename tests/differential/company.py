@@ -1,0 +1,249 @@
+"""Run a mix over the ranks of a world, run each of its rows alone, and say how they differ."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from mpi4py import MPI
+
+from hpcdecode import launch
+from hpcdecode.data import results
+from hpcdecode.data.tokens import Tokenizer
+from hpcdecode.generate import ROW_ERRORS, generate
+from hpcdecode.job import Job, find_model
+from hpcdecode.model import SplitModel, load_split
+from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.signals import DRAINED, Signals
+
+WORLD = MPI.COMM_WORLD
+STALL_SECONDS = 60
+Mix = dict[str, Any]
+Contents = dict[str, dict[str, Any]]  # columns of "rows" and of "errors", by name
+
+
+class StopAfter(Signals):
+    """Stop the job at its `polls`-th rotation of the lanes; a crash keeps what is on disk at that moment.
+
+    It stands in for a signal, which would come at another step every time.
+    """
+
+    def __init__(self, polls: int | None, output: Path, crash: bool):
+        super().__init__()
+        self._polls, self._output, self._crash = polls, output, crash
+        self.stopped = False
+
+    def __enter__(self) -> StopAfter:
+        return self
+
+    def hold_interrupts(self) -> None:
+        """No signal is held: the test ends as any process does."""
+
+    @property
+    def stopping(self) -> bool:
+        if self.stopped or self._polls is None:
+            return self.stopped
+        self._polls -= 1
+        self.stopped = self._polls < 0
+        if self.stopped and self._crash:
+            _copy(self._output, _kept(self._output))
+        return self.stopped
+
+    @property
+    def exit_code(self) -> int:
+        return DRAINED if self.stopped else 0
+
+
+class Company:
+    """Runs mixes; used by all ranks of the world at once.
+
+    Args:
+        folder: for prompt files and results.
+        models: directories by the names that mixes have.
+        dtype: of weights, activations and KV cache.
+    """
+
+    def __init__(self, folder: Path, models: dict[str, str], dtype: str = "float32"):
+        self.folder, self.dtype = folder, dtype
+        self.models = {name: find_model(path, {}) for name, path in models.items()}
+        self._loaded: dict[str, SplitModel] = {}
+        self._alone: dict[str, Contents] = {}
+        self.mixes = 0  # run so far
+        self._cpus = os.sched_getaffinity(0)
+        results.COST_SHARE = 1.0  # commits as often as they are asked for: a job here lasts for less than a second
+        Tokenizer.load = functools.cache(Tokenizer.load)
+
+    def run(self, mix: Mix) -> Contents | None:
+        """Run the job of a mix to its end; its contents on rank 0, None on the others."""
+        output = self.folder / "company.h5"
+        if WORLD.rank == 0:
+            _remove(output)
+            self._write([json.dumps(row) for row in mix["rows"]], "company.jsonl")
+        for run in mix["runs"]:
+            self._run_once(mix, run, output)
+        return contents(output) if WORLD.rank == 0 else None
+
+    def alone(self, mix: Mix, line: int) -> Contents:
+        """Run the row of a line alone in one process; on rank 0."""
+        key = json.dumps([mix["model"], mix["flags"], line, mix["rows"][line - 1]])
+        if key not in self._alone:
+            output = self.folder / "alone.h5"
+            _remove(output)
+            self._write([""] * (line - 1) + [json.dumps(mix["rows"][line - 1])], "alone.jsonl")
+            job = self._job(mix, "alone.jsonl", output, {})
+            assert generate(job, None, model=self._model(mix["model"])) in (0, ROW_ERRORS)
+            self._alone[key] = contents(output)
+        return self._alone[key]
+
+    def _run_once(self, mix: Mix, run: dict[str, Any], output: Path) -> None:
+        ranks = min(run["ranks"], WORLD.size)
+        comm = WORLD.Split(0 if WORLD.rank < ranks else MPI.UNDEFINED)
+        launch.broadcast(WORLD, 0, int)  # files of rank 0 are there
+        if comm != MPI.COMM_NULL:
+            signals = StopAfter(run["stop"] if WORLD.rank == 0 else None, output, run["crash"])
+            s_ranks = min(run.get("s_ranks", 1), max(ranks - 1, 1))
+            options = {k: v for k, v in run.items() if k not in ("ranks", "stop", "crash")} | {"s_ranks": s_ranks}
+            if self._heads(mix["model"]) % max(ranks - s_ranks, 1):
+                options.pop("partition", None)
+            model = self._model(mix["model"]) if comm.rank < s_ranks else None
+            job = self._job(mix, "company.jsonl", output, options)
+            code = generate(job, comm if ranks > 1 else None, model=model, signals=signals)
+            assert code in (0, ROW_ERRORS, DRAINED), code
+            os.sched_setaffinity(0, self._cpus)
+            if signals.stopped and run["crash"] and WORLD.rank == 0:
+                _copy(_kept(output), output)
+            comm.Free()
+        launch.broadcast(WORLD, 0, int)
+
+    def _job(self, mix: Mix, prompts: str, output: Path, options: dict[str, Any]) -> Job:
+        flags = {name: tuple(v) if isinstance(v, list) else v for name, v in mix["flags"].items()}
+        return Job(
+            prompts=(str(self.folder / prompts),),
+            model=self.models[mix["model"]],
+            output=str(output),
+            params=SamplingParams(**flags),
+            dtype=self.dtype,
+            checkpoint_every=0.001,
+            stall_timeout=STALL_SECONDS,
+            **{"kv_memory": 64 << 20, **options},
+        ).check()
+
+    @functools.cache  # noqa: B019
+    def _heads(self, name: str) -> int:
+        """KV heads of each layer of a model."""
+        return json.loads((Path(self.models[name]) / "config.json").read_text())["num_key_value_heads"]
+
+    def _model(self, name: str) -> SplitModel:
+        if name not in self._loaded:
+            self._loaded[name] = load_split(self.models[name], dtype=self.dtype)
+        return self._loaded[name]
+
+    def _write(self, lines: list[str], name: str) -> None:
+        (self.folder / name).write_text("\n".join(lines) + "\n")
+
+
+def contents(path: Path) -> Contents:
+    """All that a complete results file holds of rows and errors, but the times."""
+    with hpcdecode_file(path) as file:
+        assert file.attrs["complete"]
+        return {
+            group: {name: data[:] for name, data in file[group].items() if not name.endswith("_at")}
+            for group in ("rows", "errors")
+        }
+
+
+def hpcdecode_file(path: Path) -> h5py.File:
+    return h5py.File(path, "r")
+
+
+def difference(mix: Mix, whole: Contents, alone: dict[int, Contents], tolerance: float) -> str:
+    """How rows in company differ from those alone; empty if they do not.
+
+    Args:
+        whole: of the job.
+        alone: by line.
+        tolerance: most that log-probabilities may differ.
+    """
+    found = []
+    for line in range(1, len(mix["rows"]) + 1):
+        one = alone[line]
+        for group in ("rows", "errors"):
+            mine, own = of_line(whole, group, line), of_line(one, group, line)
+            for name in sorted(mine.keys() | own.keys()):
+                if not same(mine.get(name), own.get(name), tolerance):
+                    found.append(f"line {line}: {name}: {mine.get(name)!r} in company, {own.get(name)!r} alone")
+    lines = set(whole["rows"]["line"].tolist()) | set(whole["errors"]["line"].tolist())
+    if lines != set(range(1, len(mix["rows"]) + 1)):
+        found.append(f"lines {sorted(lines)}")
+    return "\n".join(found)
+
+
+def of_line(held: Contents, group: str, line: int) -> dict[str, Any]:
+    """The columns of a line's samples, without what fills up columns that only other rows have values for."""
+    columns = held[group]
+    rows = np.flatnonzero(columns["line"] == line)
+    cut: dict[str, Any] = {}
+    for name, values in columns.items():
+        offsets = "prompt_offsets" if name.startswith("prompt_") and name != "prompt_tokens" else "token_offsets"
+        if name in ("token_offsets", "prompt_offsets"):
+            continue
+        if group == "errors" or len(values) == len(columns["line"]) and name not in RAGGED:
+            cut[name] = values[rows]
+        else:
+            ends = columns[offsets]
+            cut[name] = [_held(values[ends[row] : ends[row + 1]]) for row in rows]
+    return {name: value for name, value in cut.items() if not _nothing(value)}
+
+
+RAGGED = frozenset(
+    ("token_ids", "logprobs", "top_token_ids", "top_logprobs")
+    + ("prompt_token_ids", "prompt_logprobs", "prompt_top_token_ids", "prompt_top_logprobs")
+)
+
+
+def _held(values: np.ndarray) -> np.ndarray:
+    """Entries without the columns in which no token has a value."""
+    if values.ndim == 1:
+        return values
+    missing = np.isnan(values) if values.dtype.kind == "f" else values == -1
+    return values[:, ~missing.all(axis=0)]
+
+
+def _nothing(value: Any) -> bool:
+    parts = [np.asarray(part) for part in (value if isinstance(value, list) else [value])]
+    return all(part.size == 0 or (part.dtype.kind == "f" and bool(np.isnan(part).all())) for part in parts)
+
+
+def same(mine: Any, own: Any, tolerance: float) -> bool:
+    """Whether two columns are equal; floats may differ by `tolerance`."""
+    if mine is None or own is None:
+        return mine is own
+    if isinstance(mine, list):
+        return len(mine) == len(own) and all(same(a, b, tolerance) for a, b in zip(mine, own, strict=True))
+    if mine.shape != own.shape:
+        return False
+    if mine.dtype.kind != "f":
+        return bool((mine == own).all())
+    return bool(np.allclose(mine, own, rtol=0, atol=tolerance, equal_nan=True))
+
+
+def _kept(output: Path) -> Path:
+    return output.with_name("kept.h5")
+
+
+def _remove(output: Path) -> None:
+    output.unlink(missing_ok=True)
+    shutil.rmtree(results.parts_folder(output), ignore_errors=True)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """What a results file and its parts are now; nobody writes them meanwhile."""
+    _remove(target)
+    shutil.copy(source, target)
+    shutil.copytree(results.parts_folder(source), results.parts_folder(target))

@@ -1,0 +1,176 @@
+"""Random jobs for the differential test: rows that mix all features, and the runs that bring them to their end.
+
+A mix is plain data, so that it can be stored, sent to other ranks and run again:
+
+    model: "demo", or the name of another model that the test was given
+    rows: fields of each line of the prompt file
+    flags: fields of the `Job` that the tokens depend on
+    runs: the first to last run of one job. Each but the last is interrupted, `stop` polls after its first step;
+        with `crash` what it left behind at that moment is all that the next run finds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+CONTEXT = 2048  # of the demo model, and most that is used of another
+LONGEST_NEW = 24
+MOST_RANKS = 4
+WORDS = (
+    "def ",
+    "return",
+    " the",
+    "class",
+    "\n",
+    "    ",
+    " of",
+    " a",
+    "self",
+    "(x):",
+    "import",
+    " list",
+    ".",
+    ",",
+    " is",
+)
+TEXTS = (
+    "The with statement",
+    "def fibonacci(n):\n",
+    "Once",
+    "A decorator is a function that",
+    "import os\n\nclass Reader:\n    def read(self",
+    "é😀 ü",
+)
+HEADERS = tuple("".join(WORDS[(i * k + j) % len(WORDS)] for i in range(90)) for j, k in enumerate((1, 2, 4)))
+CHATS = ("What is a list?", "Name two colours.", "Hi")
+STRUCTURES = (
+    {"choice": ["yes", "no", "perhaps"]},
+    {"regex": "[0-9]{1,6}"},
+    {"json": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}},
+)
+
+
+def mixes(model: str = "demo", chat: bool = False, most_rows: int = 12) -> st.SearchStrategy[dict[str, Any]]:
+    """Draw mixes. chat: whether the model has a chat template."""
+    return st.fixed_dictionaries(
+        {
+            "model": st.just(model),
+            "rows": st.lists(rows(chat), min_size=1, max_size=most_rows),
+            "flags": st.fixed_dictionaries(
+                {"max_tokens": st.integers(1, LONGEST_NEW), "temperature": st.sampled_from((0.0, 0.0, 0.7))},
+                optional={"n": st.integers(2, 3), "logprobs": st.integers(0, 3), "stop": st.just(["the"])},
+            ),
+            "runs": st.lists(_interrupted(), max_size=3).flatmap(
+                lambda before: runs().map(lambda last: [*before, {**last, "stop": None, "crash": False}])
+            ),
+        }
+    )
+
+
+def _interrupted() -> st.SearchStrategy[dict[str, Any]]:
+    stops = {"stop": st.integers(0, 60), "crash": st.booleans()}
+    return st.tuples(runs(), st.fixed_dictionaries(stops)).map(lambda parts: parts[0] | parts[1])
+
+
+def runs() -> st.SearchStrategy[dict[str, Any]]:
+    """Draw how a job is run: none of it may change a row."""
+    return st.fixed_dictionaries(
+        {
+            "ranks": st.sampled_from((1, 1, 2, 3, 4)),
+            "batch": st.sampled_from((8, 9, 12, 16, 24, 40)),
+            "kv_memory": st.sampled_from((24 << 20, 32 << 20, 256 << 20)),
+        },
+        optional={
+            "s_ranks": st.just(2),  # of more than two ranks
+            "period": st.integers(1, 12),
+            "lanes": st.integers(1, 3),
+            "prefill_tokens": st.sampled_from((7, 16, 64, 300)),
+            "partition": st.just("head"),
+            "overlap": st.integers(2, 3),
+            "schedule": st.sampled_from(("load-control", "static", "fifo")),
+            "prefix_sharing": st.just(False),
+        },
+    )
+
+
+def rows(chat: bool) -> st.SearchStrategy[dict[str, Any]]:
+    """Draw the fields of a line, bad ones now and then."""
+    sources = [prompts(), prompts(), token_ids()] + [chats()] * chat
+    parts = (st.one_of(*sources), sampling(), st.one_of(st.just({}), st.just({}), beams(), bad()))
+    return st.tuples(*parts).map(lambda p: p[0] | (p[2] if "beam_width" in p[2] else p[1] | p[2]))
+
+
+def prompts() -> st.SearchStrategy[dict[str, Any]]:
+    """Draw texts, many of which begin alike."""
+    words = st.lists(st.sampled_from(WORDS), max_size=12).map("".join)
+    header = st.sampled_from(("", "", *HEADERS))
+    parts = st.tuples(header, st.sampled_from(TEXTS), words)
+    return parts.map(lambda p: {"prompt": "".join(p)})
+
+
+def token_ids() -> st.SearchStrategy[dict[str, Any]]:
+    """Draw prompts by length: from one token to the context, mostly short."""
+    lengths = st.one_of(
+        st.integers(1, 20), st.integers(1, 80), st.integers(100, 400), st.sampled_from((1, CONTEXT - 30, CONTEXT - 1))
+    )
+    return st.tuples(lengths, st.integers(1, 50)).map(
+        lambda p: {"prompt_token_ids": [5 + (i * p[1] + i * i // 7) % 1900 for i in range(p[0])]}
+    )
+
+
+def chats() -> st.SearchStrategy[dict[str, Any]]:
+    """Draw conversations."""
+    return st.lists(st.sampled_from(CHATS), min_size=1, max_size=3).map(
+        lambda said: {
+            "messages": [
+                {"role": "user" if i % 2 == len(said) % 2 - 1 or len(said) == 1 else "assistant", "content": text}
+                for i, text in enumerate(said)
+            ][-1:]
+        }
+    )
+
+
+def sampling() -> st.SearchStrategy[dict[str, Any]]:
+    """Draw sampling fields; most rows have few of them."""
+    fields = {
+        "n": st.integers(1, 4),
+        "max_tokens": st.integers(1, LONGEST_NEW),
+        "min_tokens": st.integers(0, 1),
+        "temperature": st.sampled_from((0.0, 0.3, 0.8, 1.5)),
+        "top_k": st.sampled_from((1, 5, 50)),
+        "top_p": st.sampled_from((0.5, 0.9)),
+        "min_p": st.sampled_from((0.05, 0.3)),
+        "presence_penalty": st.sampled_from((-1.0, 0.5)),
+        "frequency_penalty": st.sampled_from((0.5, 1.5)),
+        "repetition_penalty": st.sampled_from((1.2, 0.8)),
+        "logit_bias": st.dictionaries(st.integers(0, 60).map(str), st.sampled_from((-100.0, 3.0, 5.0)), max_size=4),
+        "bad_words": st.lists(st.sampled_from((" the", "return", "self.")), min_size=1, max_size=2),
+        "seed": st.integers(0, 5),
+        "ignore_eos": st.just(True),
+        "stop_token_ids": st.lists(st.integers(5, 60), max_size=8),
+        "stop": st.lists(st.sampled_from(("\n", ".", "e", "the", "s a", "):")), min_size=1, max_size=3),
+        "include_stop_str_in_output": st.just(True),
+        "skip_special_tokens": st.just(False),
+        "truncate_prompt_tokens": st.sampled_from((1, 5, 40, -1)),
+        "structured_outputs": st.sampled_from(STRUCTURES),
+        "logprobs": st.integers(0, 5),
+        "prompt_logprobs": st.integers(0, 3),
+    }
+    some = st.lists(st.sampled_from(sorted(fields)), max_size=5, unique=True)
+    return some.flatmap(lambda names: st.fixed_dictionaries({name: fields[name] for name in names}))
+
+
+def beams() -> st.SearchStrategy[dict[str, Any]]:
+    """Draw the fields of a beam search, which stand alone."""
+    neutral = {"n": 1, "temperature": 0.0}
+    return st.fixed_dictionaries(
+        {"beam_width": st.integers(2, 4), "max_tokens": st.integers(1, 12)},
+        optional={"length_penalty": st.sampled_from((0.0, 2.0)), "ignore_eos": st.just(True)},
+    ).map(lambda fields: neutral | fields)
+
+
+def bad() -> st.SearchStrategy[dict[str, Any]]:
+    """Draw what makes a row unusable."""
+    return st.sampled_from(({"temperature": -1}, {"top_p": 7}, {"stop": [""]}, {"max_tokens": 0}, {"n": "two"}))

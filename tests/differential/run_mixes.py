@@ -1,0 +1,112 @@
+"""Run by mpiexec on up to four ranks: draw mixes, and look for rows that are not as alone.
+
+usage: run_mixes.py FOLDER MODEL=DIRECTORY COUNT SEED [--corpus FILE...] [--dtype DTYPE] [--tolerance X]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
+from mpi4py import MPI
+
+from hpcdecode import launch
+from tests.differential.company import Company, difference
+from tests.differential.mixes import mixes
+from tests.differential.mutations import MUTATIONS
+
+WORLD = MPI.COMM_WORLD
+_END = "end"
+
+
+class Different(AssertionError):
+    """A row in company is not as alone."""
+
+
+def main() -> int:
+    options = _options()
+    if options.mutation:
+        MUTATIONS[options.mutation]()
+    folder = Path(options.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    company = Company(folder, dict(option.split("=", 1) for option in [options.model]), options.dtype)
+    if WORLD.rank:
+        return _follow(company)
+    code = 0
+    try:
+        _lead(company, options)
+    except Different as found:
+        print(f"DIFFERENT\n{found}", flush=True)
+        code = 1
+    except Exception as error:
+        if not options.mutation:
+            raise
+        print(f"ENDED {type(error).__name__}: {error}\nmix {company.mixes}", flush=True)
+        code = 1
+    launch.broadcast(WORLD, _END, str)
+    return code
+
+
+def _follow(company: Company) -> int:
+    """Take part in what rank 0 runs."""
+    while (text := launch.broadcast(WORLD, "", str)) != _END:
+        company.run(json.loads(text))
+    return 0
+
+
+def _lead(company: Company, options: argparse.Namespace) -> None:
+    start = time.monotonic()
+    name = options.model.split("=")[0]
+
+    def check(mix: dict) -> None:
+        company.mixes += 1
+        text = json.dumps(mix)
+        (company.folder / "current.json").write_text(text)
+        launch.broadcast(WORLD, text, str)
+        whole = company.run(mix)
+        alone = {line: company.alone(mix, line) for line in range(1, len(mix["rows"]) + 1)}
+        if found := difference(mix, whole, alone, options.tolerance):
+            (company.folder / "different.json").write_text(text)
+            raise Different(f"mix {company.mixes}\n{text}\n{found}")
+
+    for path in options.corpus:
+        check(json.loads(Path(path).read_text()) | {"model": name})
+    drawn = given(mixes(name, options.chat, options.rows))(check)
+    phases = [Phase.generate, Phase.shrink] if options.shrink else [Phase.generate]
+    checks = settings(
+        max_examples=options.count,
+        phases=phases,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        verbosity=Verbosity.quiet,
+        report_multiple_bugs=False,
+    )
+    if options.count:
+        seed(options.seed)(checks(drawn))()
+    print(f"SAME {company.mixes} mixes, seed {options.seed}, {time.monotonic() - start:.0f} s", flush=True)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add = parser.add_argument
+    add("folder")
+    add("model")
+    add("count", type=int)
+    add("seed", type=int)
+    add("--corpus", nargs="*", default=[])
+    add("--dtype", default="float32")
+    add("--tolerance", type=float, default=1e-4)
+    add("--rows", type=int, default=12)
+    add("--chat", action="store_true")
+    add("--shrink", action="store_true")
+    add("--mutation")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

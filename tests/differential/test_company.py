@@ -1,0 +1,57 @@
+"""A row alone is a row in company: random jobs over ranks, schedules and interruptions against each row by itself."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, run
+from tests.differential.mutations import MUTATIONS
+
+CORPUS = sorted((Path(__file__).parent / "corpus").glob("*.json"))
+RANKS = 4
+SEEDS = (101, 102, 103, 104)  # of the 2,000 mixes
+
+
+def run_mixes(folder: Path, model: str, count: int, seed: int, *options: object, ranks: int = RANKS, seconds: int):
+    """Run mixes in a world of so many ranks that share one core."""
+    launcher = [] if ranks == 1 else [str(Path(sys.executable).parent / "mpiexec"), "-n", str(ranks)]
+    script = str(ROOT / "tests/differential/run_mixes.py")
+    line = [*launcher, sys.executable, "-m", "mpi4py", script, folder, model, count, seed, *options]
+    core = str(min(os.sched_getaffinity(0)))  # threads that spin for each other would take most of the time
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return run(["taskset", "-c", core, *map(str, line)], env=environment, timeout=seconds)
+
+
+def same(result: subprocess.CompletedProcess, mixes: int) -> None:
+    assert result.returncode == 0, f"{result.stdout[:6000]}\n{result.stderr[-3000:]}"
+    assert f"SAME {mixes} mixes" in result.stdout
+
+
+def test_found_cases_and_25_mixes(tmp_path):
+    same(run_mixes(tmp_path, "demo=demo", 25, 100, "--corpus", *CORPUS, seconds=600), 25 + len(CORPUS))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", SEEDS)
+def test_2000_mixes(tmp_path, seed):
+    same(run_mixes(tmp_path, "demo=demo", 500, seed, seconds=7200), 500)
+
+
+@pytest.mark.full
+def test_mixes_on_a_real_model(tmp_path, real_model):
+    options = ("--chat", "--rows", 6)
+    same(run_mixes(tmp_path, f"smol={real_model('smol')}", 100, 105, *options, seconds=10800), 100)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mutation", sorted(MUTATIONS))
+def test_a_mutation_is_found(tmp_path, mutation):
+    result = run_mixes(tmp_path, "demo=demo", 300, 106, "--mutation", mutation, ranks=1, seconds=1800)
+    assert result.returncode == 1, result.stdout[-2000:]
+    print(f"{mutation}: found by mix", re.search(r"mix (\d+)", result.stdout)[1])
