@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 from hpcdecode import launch
 from hpcdecode.data import results
+from hpcdecode.data.layout import OFFSETS, RAGGED
 from hpcdecode.data.tokens import Tokenizer
 from hpcdecode.generate import ROW_ERRORS, generate
 from hpcdecode.job import Job, find_model
@@ -190,21 +191,14 @@ def of_line(held: Contents, group: str, line: int) -> dict[str, Any]:
     rows = np.flatnonzero(columns["line"] == line)
     cut: dict[str, Any] = {}
     for name, values in columns.items():
-        offsets = "prompt_offsets" if name.startswith("prompt_") and name != "prompt_tokens" else "token_offsets"
-        if name in ("token_offsets", "prompt_offsets"):
+        if name in RAGGED:
             continue
-        if group == "errors" or len(values) == len(columns["line"]) and name not in RAGGED:
+        if group == "errors" or name not in OFFSETS:
             cut[name] = values[rows]
         else:
-            ends = columns[offsets]
+            ends = columns[OFFSETS[name]]
             cut[name] = [_held(values[ends[row] : ends[row + 1]]) for row in rows]
     return {name: value for name, value in cut.items() if not _nothing(value)}
-
-
-RAGGED = frozenset(
-    ("token_ids", "logprobs", "top_token_ids", "top_logprobs")
-    + ("prompt_token_ids", "prompt_logprobs", "prompt_top_token_ids", "prompt_top_logprobs")
-)
 
 
 def _held(values: np.ndarray) -> np.ndarray:

@@ -18,23 +18,7 @@ from hypothesis import strategies as st
 CONTEXT = 2048  # of the demo model, and most that is used of another
 LONGEST_NEW = 24
 MOST_RANKS = 4
-WORDS = (
-    "def ",
-    "return",
-    " the",
-    "class",
-    "\n",
-    "    ",
-    " of",
-    " a",
-    "self",
-    "(x):",
-    "import",
-    " list",
-    ".",
-    ",",
-    " is",
-)
+WORDS = ("def ", "return", " the", "class", "\n", "    ", " of", " a", "self", "(x):", "import", " list", ".", " is")
 TEXTS = (
     "The with statement",
     "def fibonacci(n):\n",
@@ -98,7 +82,8 @@ def runs() -> st.SearchStrategy[dict[str, Any]]:
 def rows(chat: bool) -> st.SearchStrategy[dict[str, Any]]:
     """Draw the fields of a line, bad ones now and then."""
     sources = [prompts(), prompts(), token_ids()] + [chats()] * chat
-    parts = (st.one_of(*sources), sampling(), st.one_of(st.just({}), st.just({}), beams(), bad()))
+    asked = st.one_of(sampling(), sampling(), scored_samples())
+    parts = (st.one_of(*sources), asked, st.one_of(st.just({}), st.just({}), beams(), bad()))
     return st.tuples(*parts).map(lambda p: p[0] | (p[2] if "beam_width" in p[2] else p[1] | p[2]))
 
 
@@ -112,9 +97,8 @@ def prompts() -> st.SearchStrategy[dict[str, Any]]:
 
 def token_ids() -> st.SearchStrategy[dict[str, Any]]:
     """Draw prompts by length: from one token to the context, mostly short."""
-    lengths = st.one_of(
-        st.integers(1, 20), st.integers(1, 80), st.integers(100, 400), st.sampled_from((1, CONTEXT - 30, CONTEXT - 1))
-    )
+    short, longest = st.one_of(st.integers(1, 6), st.integers(1, 20)), st.sampled_from((1, CONTEXT - 30, CONTEXT - 1))
+    lengths = st.one_of(short, st.integers(1, 80), st.integers(100, 400), longest)
     return st.tuples(lengths, st.integers(1, 50)).map(
         lambda p: {"prompt_token_ids": [5 + (i * p[1] + i * i // 7) % 1900 for i in range(p[0])]}
     )
@@ -160,6 +144,14 @@ def sampling() -> st.SearchStrategy[dict[str, Any]]:
     }
     some = st.lists(st.sampled_from(sorted(fields)), max_size=5, unique=True)
     return some.flatmap(lambda names: st.fixed_dictionaries({name: fields[name] for name in names}))
+
+
+def scored_samples() -> st.SearchStrategy[dict[str, Any]]:
+    """Draw several samples beside the log-probabilities of the prompt."""
+    return st.fixed_dictionaries(
+        {"n": st.integers(2, 4), "prompt_logprobs": st.integers(0, 1)},
+        optional={"temperature": st.just(0.9), "logprobs": st.just(0), "max_tokens": st.integers(1, 6)},
+    )
 
 
 def beams() -> st.SearchStrategy[dict[str, Any]]:
