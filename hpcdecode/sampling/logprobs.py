@@ -16,8 +16,15 @@ Entry = tuple[float, list[int], list[float]]  # what `Logprobs.add` takes
 
 
 def logprobs(logits: Tensor, tokens: Seq[int], counts: Seq[int]) -> Iterator[Entry]:
-    """For each row of logits [n, vocab], of any float dtype: the log-probability of its token, the `counts` most likely
-    tokens and theirs."""
+    """Yield for each row of logits the log-probability of its token, its `counts` most likely tokens and theirs.
+
+    Which of equally likely tokens are among them does not depend on the other rows.
+
+    Args:
+        logits: [n, vocab], of any float dtype.
+        tokens: [n] token ids.
+        counts: [n], each at least 0.
+    """
     rows = max(_PART // logits.shape[1], 1)
     for start in range(0, len(tokens), rows):
         part = slice(start, start + rows)
@@ -27,7 +34,11 @@ def logprobs(logits: Tensor, tokens: Seq[int], counts: Seq[int]) -> Iterator[Ent
 def _part(logits: Tensor, tokens: Seq[int], counts: Seq[int]) -> Iterator[Entry]:
     norms = logits.logsumexp(dim=-1, keepdim=True)
     chosen = logits.gather(1, torch.tensor(tokens, device=logits.device)[:, None]) - norms
-    values, ids = largest(logits, max(counts)) if max(counts) else (logits[:, :0], logits[:, :0].long())
-    rows = zip(chosen[:, 0].tolist(), ids.tolist(), (values - norms).tolist(), counts, strict=True)
-    for own, top_ids, top, count in rows:
-        yield own, top_ids[:count], top[:count]
+    top: list[tuple[list[int], list[float]]] = [([], [])] * len(tokens)
+    for count in set(counts) - {0}:
+        rows = [row for row, own in enumerate(counts) if own == count]
+        values, ids = largest(logits[rows], count)
+        for row, *most in zip(rows, ids.tolist(), (values - norms[rows]).tolist(), strict=True):
+            top[row] = tuple(most)
+    for own, most in zip(chosen[:, 0].tolist(), top, strict=True):
+        yield own, *most

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import shutil
@@ -99,6 +100,7 @@ class Company:
             self._write([""] * (line - 1) + [json.dumps(mix["rows"][line - 1])], "alone.jsonl")
             job = self._job(mix, "alone.jsonl", output, {})
             assert generate(job, None, model=self._model(mix["model"])) in (0, ROW_ERRORS)
+            gc.unfreeze()
             self._alone[key] = contents(output)
         return self._alone[key]
 
@@ -117,6 +119,7 @@ class Company:
             code = generate(job, comm if ranks > 1 else None, model=model, signals=signals)
             assert code in (0, ROW_ERRORS, DRAINED), code
             os.sched_setaffinity(0, self._cpus)
+            gc.unfreeze()  # what the job froze is garbage now
             if signals.stopped and run["crash"] and WORLD.rank == 0:
                 _copy(_kept(output), output)
             comm.Free()

@@ -79,6 +79,16 @@ def require_equal(held, expected, ids, count):
         torch.testing.assert_close(torch.tensor(top), expected[at, top_ids], atol=2e-4, rtol=0)
 
 
+def test_equal_tokens_are_chosen_as_if_the_row_were_alone():
+    """Logits in few steps, as bfloat16 has them: many are equal to the least of those that are kept."""
+    logits = torch.randn(40, 5000, generator=torch.Generator().manual_seed(3)).mul(2).round().div(2).bfloat16()
+    counts = [row % 6 for row in range(40)]
+    together = list(logprobs(logits, [7] * 40, counts))
+    alone = [next(logprobs(logits[[row]], [7], [count])) for row, count in enumerate(counts)]
+    assert [entry[1] for entry in together] == [entry[1] for entry in alone]
+    assert together == alone
+
+
 def test_parity_with_transformers(checkpoint, reference):
     made, _ = run(load_split(checkpoint("llama3"), dtype="float32"), rows(*ASKED))
     assert len(made) == 5
