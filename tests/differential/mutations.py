@@ -1,8 +1,13 @@
-"""Faults that the differential test must find, put into the running program by name."""
+"""Faults that the differential test must find, put into the running program by name while a job runs in company.
+
+The rows alone run without them, or both would be wrong alike.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from unittest.mock import patch
 
 from torch import Tensor
 
@@ -14,17 +19,17 @@ from hpcdecode.schedule.sequence import Sequence
 from hpcdecode.workers.inputs import Inputs
 
 
-def inputs() -> None:
+def inputs() -> AbstractContextManager:
     """Take rows of logits as they are if there are as many as sampled sequences; the check that sees it is off."""
 
     def drawn(self: Inputs, rows: Tensor) -> Tensor:
         same = self._drawn is None or len(self._drawn) == len(rows)
         return rows if same else rows[self._drawn.to(rows.device)]
 
-    Inputs.drawn, Inputs._check_drawn = drawn, lambda self, *_: None
+    return patch.multiple(Inputs, drawn=drawn, _check_drawn=lambda self, *_: None)
 
 
-def injector() -> None:
+def injector() -> AbstractContextManager:
     """Let beams fork from the slot of the likeliest one, whichever beam they go on from."""
     move = Injector._move
 
@@ -34,15 +39,15 @@ def injector() -> None:
         move(self, family)
         self._forks[before:] = [(rank, first, new) for rank, _, new in self._forks[before:]]
 
-    Injector._move = moved
+    return patch.object(Injector, "_move", moved)
 
 
-def placement() -> None:
+def placement() -> AbstractContextManager:
     """Forget what an R-rank holds already when asking whether more fits."""
-    Placement.fits = lambda self, rank, extra: self.tokens(extra) <= self.capacity[rank]
+    return patch.object(Placement, "fits", lambda self, rank, extra: self.tokens(extra) <= self.capacity[rank])
 
 
-def prefixes() -> None:
+def prefixes() -> AbstractContextManager:
     """Share one block more than the prompts have in common."""
     find = Prefixes.find
 
@@ -51,13 +56,16 @@ def prefixes() -> None:
         longer = length + self.block_tokens
         return known, longer if length and longer < len(ids) else length
 
-    Prefixes.find = found
+    return patch.object(Prefixes, "find", found)
 
 
-def resume() -> None:
+def resume() -> AbstractContextManager:
     """Take the row after a finished one for finished too."""
     done = Earlier.done
-    Earlier.done = lambda self, line: done(self, line) or (line % 5 == 0 and done(self, line - 1))
+    skips = lambda self, line: done(self, line) or (line % 5 == 0 and done(self, line - 1))  # noqa: E731
+    return patch.object(Earlier, "done", skips)
 
 
-MUTATIONS: dict[str, Callable[[], None]] = {f.__name__: f for f in (inputs, injector, placement, prefixes, resume)}
+MUTATIONS: dict[str, Callable[[], AbstractContextManager]] = {
+    f.__name__: f for f in (inputs, injector, placement, prefixes, resume)
+}

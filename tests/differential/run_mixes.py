@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
@@ -29,23 +30,19 @@ class Different(AssertionError):
 
 def main() -> int:
     options = _options()
-    if options.mutation:
-        MUTATIONS[options.mutation]()
     folder = Path(options.folder)
     folder.mkdir(parents=True, exist_ok=True)
     company = Company(folder, dict(option.split("=", 1) for option in [options.model]), options.dtype)
     if WORLD.rank:
         return _follow(company)
-    code = 0
+    code, found = 0, []
     try:
-        _lead(company, options)
-    except Different as found:
-        print(f"DIFFERENT\n{found}", flush=True)
-        code = 1
+        _lead(company, options, found)
     except Exception as error:
-        if not options.mutation:
+        if not found and not options.mutation:
             raise
-        print(f"ENDED {type(error).__name__}: {error}\nmix {company.mixes}", flush=True)
+        found.append(f"mix {company.mixes}\nENDED {type(error).__name__}: {error}")
+        print(f"DIFFERENT\n{found[0]}", flush=True)  # later ones repeat it, if what was on disk at a crash lets them
         code = 1
     launch.broadcast(WORLD, _END, str)
     return code
@@ -58,7 +55,8 @@ def _follow(company: Company) -> int:
     return 0
 
 
-def _lead(company: Company, options: argparse.Namespace) -> None:
+def _lead(company: Company, options: argparse.Namespace, found: list[str]) -> None:
+    """Run corpus and drawn mixes; the first difference is appended to `found` and raised."""
     start = time.monotonic()
     name = options.model.split("=")[0]
 
@@ -67,11 +65,12 @@ def _lead(company: Company, options: argparse.Namespace) -> None:
         text = json.dumps(mix)
         (company.folder / "current.json").write_text(text)
         launch.broadcast(WORLD, text, str)
-        whole = company.run(mix)
+        with MUTATIONS[options.mutation]() if options.mutation else nullcontext():
+            whole = company.run(mix)
         alone = {line: company.alone(mix, line) for line in range(1, len(mix["rows"]) + 1)}
-        if found := difference(mix, whole, alone, options.tolerance):
-            (company.folder / "different.json").write_text(text)
-            raise Different(f"mix {company.mixes}\n{text}\n{found}")
+        if different := difference(mix, whole, alone, options.tolerance):
+            found.append(f"mix {company.mixes}\n{text}\n{different}")
+            raise Different
 
     for path in options.corpus:
         check(json.loads(Path(path).read_text()) | {"model": name})
