@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hpcdecode.attention import PromptAttention
+from hpcdecode.attention import LayerShape, PromptAttention
+from hpcdecode.attention_reference import stored
 from hpcdecode.attention_torch import TorchPrompts
 from hpcdecode.schedule.prefixes import Prefix
 from hpcdecode.schedule.sequence import Sequence
@@ -17,13 +19,38 @@ from hpcdecode.schedule.step import Chunk
 _PASSING = 64 << 20  # bytes for prompts that come in one chunk, unless one alone takes more
 
 
+class StoredPrompts:
+    """Attention of prompts over K and V as a narrower KV cache gives them back.
+
+    Decoding reads those, and so does a prompt that goes on with generated tokens after an interruption: both must see
+    the same values, or the row would go on with other tokens.
+
+    Args:
+        prompts: what attends.
+        layers: shapes of the attention layers.
+        kv_dtype: of the KV cache.
+    """
+
+    def __init__(self, prompts: PromptAttention | TorchPrompts, layers: Seq[LayerShape], kv_dtype: str):
+        self._prompts, self._layers, self._kv_dtype = prompts, layers, kv_dtype
+        self.device, self.packed_bytes, self.tokens_in = prompts.device, prompts.packed_bytes, prompts.tokens_in
+
+    def attend(self, layer: int, packed: Any, starts: Any, counts: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Any):
+        """Attend as `PromptAttention.attend` does, over rounded k [T, kv_heads * k_dim] and v [T, kv_heads * v_dim]."""
+        k, v = (self._stored(x, self._layers[layer].kv_heads) for x in (k, v))
+        self._prompts.attend(layer, packed, starts, counts, q, k, v, *rest)
+
+    def _stored(self, x: Tensor, heads: int) -> Tensor:
+        return stored(x.unflatten(1, (heads, -1)), self._kv_dtype).flatten(1).to(x.dtype)
+
+
 class PrefillCache:
     """K and V of prompts, and nothing else: those of a sequence until its last chunk, those of a prefix while it lives.
 
     A prompt that shares a prefix begins with a copy of the prefix's.
     """
 
-    def __init__(self, attention: PromptAttention | TorchPrompts):
+    def __init__(self, attention: PromptAttention | TorchPrompts | StoredPrompts):
         self.attention = attention
         self._layers: dict[Sequence | Prefix, list[Tensor]] = {}  # packed K and V
         self._passing = self._memory(0)  # those of prompts that come in one chunk, layer by layer

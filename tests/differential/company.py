@@ -26,6 +26,7 @@ from hpcdecode.signals import DRAINED, Signals
 
 WORLD = MPI.COMM_WORLD
 STALL_SECONDS = 60
+MOST_S_RANKS = 2
 Mix = dict[str, Any]
 Contents = dict[str, dict[str, Any]]  # columns of "rows" and of "errors", by name
 
@@ -80,6 +81,10 @@ class Company:
         self._cpus = os.sched_getaffinity(0)
         results.COST_SHARE = 1.0  # commits as often as they are asked for: a job here lasts for less than a second
         Tokenizer.load = functools.cache(Tokenizer.load)
+        for name in self.models if WORLD.rank < MOST_S_RANKS else ():
+            self._model(name)
+        gc.freeze()  # once: a job would freeze what the ones before it left
+        gc.freeze = lambda: None
 
     def run(self, mix: Mix) -> Contents | None:
         """Run the job of a mix to its end; its contents on rank 0, None on the others."""
@@ -100,7 +105,7 @@ class Company:
             self._write([""] * (line - 1) + [json.dumps(mix["rows"][line - 1])], "alone.jsonl")
             job = self._job(mix, "alone.jsonl", output, {})
             assert generate(job, None, model=self._model(mix["model"])) in (0, ROW_ERRORS)
-            gc.unfreeze()
+            gc.collect()
             self._alone[key] = contents(output)
         return self._alone[key]
 
@@ -112,14 +117,15 @@ class Company:
             signals = StopAfter(run["stop"] if WORLD.rank == 0 else None, output, run["crash"])
             s_ranks = min(run.get("s_ranks", 1), max(ranks - 1, 1))
             options = {k: v for k, v in run.items() if k not in ("ranks", "stop", "crash")} | {"s_ranks": s_ranks}
-            if self._heads(mix["model"]) % max(ranks - s_ranks, 1):
+            if self._config(mix["model"])["num_key_value_heads"] % max(ranks - s_ranks, 1):
                 options.pop("partition", None)
+            options["kv_memory"] = s_ranks * options.pop("kv_tokens") * self._kv_bytes(mix["model"])
             model = self._model(mix["model"]) if comm.rank < s_ranks else None
             job = self._job(mix, "company.jsonl", output, options)
             code = generate(job, comm if ranks > 1 else None, model=model, signals=signals)
             assert code in (0, ROW_ERRORS, DRAINED), code
             os.sched_setaffinity(0, self._cpus)
-            gc.unfreeze()  # what the job froze is garbage now
+            gc.collect()  # KV caches of gigabytes are held by cycles
             if signals.stopped and run["crash"] and WORLD.rank == 0:
                 _copy(_kept(output), output)
             comm.Free()
@@ -133,15 +139,20 @@ class Company:
             output=str(output),
             params=SamplingParams(**flags),
             dtype=self.dtype,
+            kv_dtype=mix.get("kv_dtype"),
             checkpoint_every=0.001,
             stall_timeout=STALL_SECONDS,
-            **{"kv_memory": 64 << 20, **options},
+            **{"kv_memory": 1 << 30, **options},
         ).check()
 
-    @functools.cache  # noqa: B019
-    def _heads(self, name: str) -> int:
-        """KV heads of each layer of a model."""
-        return json.loads((Path(self.models[name]) / "config.json").read_text())["num_key_value_heads"]
+    def _config(self, name: str) -> dict[str, Any]:
+        return json.loads((Path(self.models[name]) / "config.json").read_text())
+
+    def _kv_bytes(self, name: str) -> int:
+        """Bytes of a token's K and V in all layers, float32."""
+        config = self._config(name)
+        dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        return config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * dim * 4
 
     def _model(self, name: str) -> SplitModel:
         if name not in self._loaded:

@@ -4,7 +4,8 @@ A mix is plain data, so that it can be stored, sent to other ranks and run again
 
     model: "demo", or the name of another model that the test was given
     rows: fields of each line of the prompt file
-    flags: fields of the `Job` that the tokens depend on
+    flags: sampling fields of rows that do not have them
+    kv_dtype: of the KV cache, where it is not the activations'
     runs: the first to last run of one job. Each but the last is interrupted, `stop` polls after its first step;
         with `crash` what it left behind at that moment is all that the next run finds.
 """
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 CONTEXT = 2048  # of the demo model, and most that is used of another
 LONGEST_NEW = 24
+LEAST_KV = 2752  # tokens of an R-rank's KV cache that hold any row
 MOST_RANKS = 4
 WORDS = ("def ", "return", " the", "class", "\n", "    ", " of", " a", "self", "(x):", "import", " list", ".", " is")
 TEXTS = (
@@ -27,7 +29,7 @@ TEXTS = (
     "import os\n\nclass Reader:\n    def read(self",
     "é😀 ü",
 )
-HEADERS = tuple("".join(WORDS[(i * k + j) % len(WORDS)] for i in range(90)) for j, k in enumerate((1, 2, 4)))
+HEADERS = tuple("".join(WORDS[(i * k + j) % len(WORDS)] for i in range(260)) for j, k in enumerate((1, 2, 4)))
 CHATS = ("What is a list?", "Name two colours.", "Hi")
 STRUCTURES = (
     {"choice": ["yes", "no", "perhaps"]},
@@ -64,7 +66,7 @@ def runs() -> st.SearchStrategy[dict[str, Any]]:
         {
             "ranks": st.sampled_from((1, 1, 2, 3, 4)),
             "batch": st.sampled_from((8, 9, 12, 16, 24, 40)),
-            "kv_memory": st.sampled_from((24 << 20, 32 << 20, 256 << 20)),
+            "kv_tokens": st.sampled_from((LEAST_KV, LEAST_KV, 4 * LEAST_KV, 64 << 10)),
         },
         optional={
             "s_ranks": st.just(2),  # of more than two ranks
@@ -89,7 +91,7 @@ def rows(chat: bool) -> st.SearchStrategy[dict[str, Any]]:
 
 def prompts() -> st.SearchStrategy[dict[str, Any]]:
     """Draw texts, many of which begin alike."""
-    words = st.lists(st.sampled_from(WORDS), max_size=12).map("".join)
+    words = st.one_of(*(st.lists(st.sampled_from(WORDS), max_size=most).map("".join) for most in (12, 100)))
     header = st.sampled_from(("", "", *HEADERS))
     parts = st.tuples(header, st.sampled_from(TEXTS), words)
     return parts.map(lambda p: {"prompt": "".join(p)})
@@ -99,7 +101,7 @@ def token_ids() -> st.SearchStrategy[dict[str, Any]]:
     """Draw prompts by length: from one token to the context, mostly short."""
     short, longest = st.one_of(st.integers(1, 6), st.integers(1, 20)), st.sampled_from((1, CONTEXT - 30, CONTEXT - 1))
     lengths = st.one_of(short, st.integers(1, 80), st.integers(100, 400), longest)
-    return st.tuples(lengths, st.integers(1, 50)).map(
+    return st.tuples(lengths, st.integers(1, 8)).map(
         lambda p: {"prompt_token_ids": [5 + (i * p[1] + i * i // 7) % 1900 for i in range(p[0])]}
     )
 

@@ -77,7 +77,7 @@ def _lead(company: Company, options: argparse.Namespace, found: list[str]) -> No
     drawn = given(mixes(name, options.chat, options.rows))(check)
     phases = [Phase.generate, Phase.shrink] if options.shrink else [Phase.generate]
     checks = settings(
-        max_examples=options.count,
+        max_examples=max(options.count, 1),
         phases=phases,
         database=None,
         deadline=None,
