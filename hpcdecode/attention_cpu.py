@@ -9,6 +9,7 @@ from typing import Any
 from hpcdecode import _attn_cpu
 from hpcdecode.attention import EngineStore, KvCapacityError, LayerShape, native_shapes
 from hpcdecode.cores import nodes_of
+from hpcdecode.errors import UserError
 
 
 class CpuStore(EngineStore):
@@ -27,18 +28,21 @@ class CpuStore(EngineStore):
         team: bool,
     ) -> None:
         cpus = list(cpus or ())
-        engine = _attn_cpu.Engine(
-            native_shapes(layers),
-            kv_dtype,
-            capacity_tokens,
-            max_sequences,
-            block_tokens,
-            threads,
-            cpus,
-            os.environ.get("HPCDECODE_ISA", ""),
-            nodes_of(cpus) if nodes is None else list(nodes),
-            team,
-        )
+        try:
+            engine = _attn_cpu.Engine(
+                native_shapes(layers),
+                kv_dtype,
+                capacity_tokens,
+                max_sequences,
+                block_tokens,
+                threads,
+                cpus,
+                os.environ.get("HPCDECODE_ISA", ""),
+                nodes_of(cpus) if nodes is None else list(nodes),
+                team,
+            )
+        except RuntimeError as error:  # the system maps no more memory
+            raise UserError(f"{error}: lower --kv-memory, or give the process more memory") from error
         super().__init__(engine, layers, kv_dtype)
         self.isa = engine.isa
         self.threads = engine.threads

@@ -12,19 +12,22 @@ _ROOT = "/sys/fs/cgroup"
 def memory_room() -> int | None:
     """Bytes that may still be taken; cached files count as free. None: no limit."""
     rooms = []
-    for folder, version in _folders("memory"):
-        limit, used, cached = (
-            ("memory.max", "memory.current", ("active_file", "inactive_file"))
+    for folder, version, most in _memory_limits():
+        used, cached = (
+            ("memory.current", ("active_file", "inactive_file"))
             if version == 2
-            else ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file"))
+            else ("memory.usage_in_bytes", ("total_active_file", "total_inactive_file"))
         )
-        most, taken = read(f"{folder}/{limit}").strip(), read(f"{folder}/{used}").strip()
-        if not most.isdigit() or int(most) >= 1 << 60:  # "max", or version 1's way to say so
-            continue
+        taken = read(f"{folder}/{used}").strip()
         stat = dict(line.split()[:2] for line in read(f"{folder}/memory.stat").splitlines())
         free = sum(int(stat.get(name, 0)) for name in cached)
-        rooms.append(max(int(most) - int(taken or 0) + free, 0))
+        rooms.append(max(most - int(taken or 0) + free, 0))
     return min(rooms, default=None)
+
+
+def memory_limit() -> int | None:
+    """Bytes that the processes of the control group may have. None: no limit."""
+    return min((most for _, _, most in _memory_limits()), default=None)
 
 
 def cpu_quota() -> float | None:
@@ -64,6 +67,14 @@ def listed(text: str) -> list[int]:
             first, _, last = part.partition("-")
             numbers += range(int(first), int(last or first) + 1)
     return numbers
+
+
+def _memory_limits() -> Iterator[tuple[str, int, int]]:
+    """Directory, version and bytes of every control group with a limit."""
+    for folder, version in _folders("memory"):
+        most = read(f"{folder}/{'memory.max' if version == 2 else 'memory.limit_in_bytes'}").strip()
+        if most.isdigit() and int(most) < 1 << 60:  # else "max", or version 1's way to say so
+            yield folder, version, int(most)
 
 
 def _folders(controller: str) -> Iterator[tuple[str, int]]:

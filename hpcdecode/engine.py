@@ -42,6 +42,7 @@ from hpcdecode.setup import (
 from hpcdecode.signals import Signals
 from hpcdecode.timeline import Timeline
 from hpcdecode.workers.desk import Desk, Report
+from hpcdecode.workers.prefill import StoredPrompts
 from hpcdecode.workers.r_part import RPart
 from hpcdecode.workers.s_rank import SRank
 
@@ -124,7 +125,7 @@ class Engine:
 
     def scale(self, desk: Desk | None) -> Scale:
         """B, F and lanes for the rows of the lead's desk."""
-        scale = choose_scale(self.options, self.team, *desk.feed.preview(LOOKAHEAD)) if desk else None
+        scale = choose_scale(self.options, self.team, self.setup, *desk.feed.preview(LOOKAHEAD)) if desk else None
         return self.team.broadcast(scale, Scale)
 
     def work(
@@ -274,7 +275,11 @@ class Engine:
         self._worker = SRank(self.model, setup.shapes, links, injectors, *rest)
         return self._worker
 
-    def _prompt_attention(self) -> PromptAttention | TorchPrompts:
+    def _prompt_attention(self) -> PromptAttention | TorchPrompts | StoredPrompts:
+        prompts, setup = self._exact_prompt_attention(), self.setup
+        return prompts if setup.kv_dtype == setup.dtype else StoredPrompts(prompts, setup.shapes, setup.kv_dtype)
+
+    def _exact_prompt_attention(self) -> PromptAttention | TorchPrompts:
         me, setup = self.team.me, self.setup
         if self.model.device.type != "cpu":
             return TorchPrompts(setup.shapes, self.model.dtype, self.model.device)

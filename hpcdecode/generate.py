@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +21,13 @@ from hpcdecode.data.resume import Earlier, find_earlier
 from hpcdecode.data.tokens import Tokenizer, tokenized
 from hpcdecode.doctor import binding
 from hpcdecode.engine import Engine
-from hpcdecode.errors import RowProblem, UserError
+from hpcdecode.errors import InvariantViolation, RowProblem, UserError
 from hpcdecode.job import STDIN, Job
 from hpcdecode.launch import Team
 from hpcdecode.model import SplitModel
 from hpcdecode.perf.auto import planned, profile_for
 from hpcdecode.report import text
-from hpcdecode.report.figures import Metrics, summarize, versions
+from hpcdecode.report.figures import Metrics, check_emptied, summarize, versions
 from hpcdecode.report.progress import Progress
 from hpcdecode.report.stages import Stages
 from hpcdecode.report.trace import check_path, clock_offset, write_trace
@@ -82,32 +82,44 @@ def _generate(job: Job, team: Team, timeline: Timeline, signals: Signals, model:
     stages.done("model")
     profile = together(team, lambda: profile_for(job.profile, engine) if team.lead and job.profile else None)
     signals.hold_interrupts()
-    desk = _open_desk(job, engine, begin) if begin else None
-    if desk and profile:
-        engine.options = planned(profile, engine, *desk.feed.preview(LOOKAHEAD))
-    scale = engine.scale(desk)
+    desk, wanted = _open_desk(job, engine, begin) if begin else (None, None)
+    with _kept(desk):
+        if desk and profile:
+            engine.options = planned(profile, engine, *desk.feed.preview(LOOKAHEAD))
+        scale = engine.scale(desk)
     if desk:
         stages.done("rows")
         _announce(engine, scale, stages, signals.drain_before(job.drain_before))
     gc.freeze()  # it stays: a full collection would take 0.2 s to look at what was imported and loaded
     gc.enable()
     start = perf_counter()
-    try:
+    with _kept(desk):
         metrics = engine.work(desk, scale, signals, Progress(), job.checkpoint_every)
         team = engine.team
+    every = team.gather_all(metrics, Metrics)
+    if desk and not signals.stopping:
+        check_emptied(every)
+    timeline.enter("end")
+    figures = summarize(desk, every, engine.lost, stages.seconds, perf_counter() - start) if desk else {}
+    code = _finish(job, desk, wanted, figures, signals) if desk else 0
+    team.broadcast(code, int)  # nobody leaves before the results are whole
+    if job.trace:
+        write_trace(job.trace, team, timeline, offset)
+    return code
+
+
+@contextmanager
+def _kept(desk: Desk | None) -> Iterator[None]:
+    """Make durable what the lead's desk has, whatever ends the block, unless it may be wrong."""
+    try:
+        yield
+    except InvariantViolation:
+        raise
     except BaseException:
         if desk:
             with suppress(Exception):
                 desk.writer.checkpoint()
         raise
-    every = team.gather_all(metrics, Metrics)
-    timeline.enter("end")
-    figures = summarize(desk, every, engine.lost, stages.seconds, perf_counter() - start) if desk else {}
-    code = _finish(job, desk, figures, signals) if desk else 0
-    team.broadcast(code, int)  # nobody leaves before the results are whole
-    if job.trace:
-        write_trace(job.trace, team, timeline, offset)
-    return code
 
 
 def _check_survive(comm: MPI.Intracomm | None) -> None:
@@ -143,10 +155,10 @@ def _survey(job: Job, team: Team) -> _Begin | None:
         if any(os.path.realpath(path) == os.path.realpath(job.output) for path in files if path != STDIN):
             raise UserError(f"results {job.output}: expected a file that is no prompt file; choose another -o")
         if job.trace:
-            check_path(job.trace)
+            check_path(job.trace, [job.output, *files])
         dtype = job.dtype or auto_dtype(job.model, team.me.device)
         what = identity(job, files, dtype, job.kv_dtype or dtype)
-        return _Begin(files, what, find_earlier(job.output, what, overwrite=job.overwrite))
+        return _Begin(files, what, find_earlier(job.output, what, overwrite=job.overwrite, limit=job.limit))
 
     return together(team, lambda: look() if team.lead else None)
 
@@ -161,11 +173,16 @@ def _check_params(job: Job, tokenizer: Tokenizer) -> None:
 
 
 def _say_complete(job: Job, earlier: Earlier) -> int:
-    print(f"{job.output}: complete already, {earlier.rows:,} rows, {earlier.errors:,} errors", file=sys.stderr)
+    kept = job.limit is not None and earlier.rows + earlier.errors > job.limit
+    print(
+        f"{job.output}: complete already, {earlier.rows:,} rows, {earlier.errors:,} errors"
+        + f"; --limit {job.limit} takes none of them away" * kept,
+        file=sys.stderr,
+    )
     return ROW_ERRORS if earlier.errors else 0
 
 
-def _open_desk(job: Job, engine: Engine, begin: _Begin) -> Desk:
+def _open_desk(job: Job, engine: Engine, begin: _Begin) -> tuple[Desk, _Wanted]:
     setup, earlier = engine.setup, begin.earlier
     attributes = {
         "job": msgspec.to_builtins(job),
@@ -181,17 +198,29 @@ def _open_desk(job: Job, engine: Engine, begin: _Begin) -> Desk:
         "versions": versions(),
         "topology": msgspec.to_builtins(engine.team.ranks),
     }
-    writer = ResultsWriter(job.output, attributes=attributes, earlier=earlier, checkpoint_seconds=job.checkpoint_every)
-    rows = read_rows(begin.files, job.params, column=job.prompt_column, limit=job.limit, wanted=_wanted(job, earlier))
+    every = {"checkpoint_seconds": job.checkpoint_every, "overwrite": job.overwrite}
+    writer = ResultsWriter(job.output, attributes=attributes, earlier=earlier, **every)
+    wanted = _Wanted(job, earlier)
+    rows = read_rows(begin.files, job.params, column=job.prompt_column, model=job.model, limit=job.limit, wanted=wanted)
     prompts = tokenized(rows, engine.tokenizer, engine.max_positions)
-    return Desk(earlier.continued(prompts) if earlier else prompts, writer, engine.tokenizer, job.max_errors)
+    if earlier:
+        print(*earlier.warnings, sep="\n", end="\n" * bool(earlier.warnings), file=sys.stderr, flush=True)
+        prompts = earlier.continued(prompts, engine.tokenizer.vocab_size)
+    return Desk(prompts, writer, engine.tokenizer, job.max_errors), wanted
 
 
-def _wanted(job: Job, earlier: Earlier | None) -> Callable[[int], bool]:
-    """Tells by a row's line whether it is for this job to do."""
-    holds = job.shard.holds if job.shard else lambda line: True
-    done = earlier.done if earlier else lambda line: False
-    return lambda line: holds(line) and not done(line)
+class _Wanted:
+    """Tells by a row's line whether it is for this job to do. rows: how many were so far."""
+
+    def __init__(self, job: Job, earlier: Earlier | None):
+        self._shard, self._earlier = job.shard, earlier
+        self.rows = 0
+
+    def __call__(self, line: int) -> bool:
+        here = self._shard is None or self._shard.holds(line)
+        wanted = here and not (self._earlier and self._earlier.done(line))
+        self.rows += wanted
+        return wanted
 
 
 def _announce(engine: Engine, scale: Scale, stages: Stages, time_left: str) -> None:
@@ -210,11 +239,11 @@ def _announce(engine: Engine, scale: Scale, stages: Stages, time_left: str) -> N
     print(*filter(None, (stages.text(), time_left)), sep="\n", file=sys.stderr, flush=True)
 
 
-def _finish(job: Job, desk: Desk, figures: dict[str, Any], signals: Signals) -> int:
+def _finish(job: Job, desk: Desk, wanted: _Wanted, figures: dict[str, Any], signals: Signals) -> int:
     """Complete the results and print the summary, `figures`; returns the exit code."""
     code = signals.exit_code
     desk.feed.close()
-    desk.writer.close(complete=code == 0, summary=figures)
+    desk.writer.close(complete=code == 0, summary=figures, rows_read=wanted.rows)
     print(text.summary(figures), file=sys.stderr)
     if code:
         print(

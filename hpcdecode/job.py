@@ -38,6 +38,13 @@ _CHOICES = {
     "partition": PARTITIONS,
     "schedule": SCHEDULES,
 }
+_MOST = {  # beyond these a job would take memory or time that no machine has
+    "batch": 1 << 20,
+    "period": 1 << 24,
+    "lanes": 64,
+    "prefill_tokens": 1 << 17,
+    "overlap": 256,
+}
 SETTINGS = "hpcdecode.toml"
 STDIN = "-"
 DEMO = "demo"  # the model that ships with hpcdecode
@@ -81,15 +88,16 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
                 f"--r-device {self.r_device}: expected --kv-dtype float32, float16, bfloat16 or int8, got int4",
                 everywhere=True,
             )
-        self._require_counts("batch", "period", "lanes", "prefill_tokens", "overlap", "s_ranks", "kv_memory")
-        self._require_counts("load_limit", "gpu_memory")
+        self._require_counts(*_MOST, "s_ranks", "kv_memory", "load_limit", "gpu_memory")
         return self
 
     def _require_counts(self, *names: str) -> None:
         for name in names:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"--{name.replace('_', '-')}: expected an integer >= 1, got {value}", everywhere=True)
+            value, most = getattr(self, name), _MOST.get(name)
+            if value is not None and not 1 <= value <= (most or value):
+                expected = f"in [1, {most}]" if most else ">= 1"
+                flag = f"--{name.replace('_', '-')}"
+                raise UserError(f"{flag}: expected an integer {expected}, got {value}", everywhere=True)
 
 
 class Shard(msgspec.Struct, frozen=True):

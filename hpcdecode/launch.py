@@ -27,6 +27,9 @@ _LAUNCHERS = ("PMI_SIZE", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "PALS
 # How many it started, by the launchers' own variables.
 _COUNTS = {"srun": ("SLURM_STEP_NUM_TASKS",), "mpiexec": ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")}
 
+_SHARED_MEMORY = "/dev/shm"
+_LITTLE_SHARED = 16 << 20  # bytes; MPICH dies of a bus error in MPI_Init where a world of 3 finds less than 8 MiB
+
 _LEAVE_SECONDS = 2.0
 _SPEAK_SECONDS = 0.3
 _WAIT_FOR_END_SECONDS = 10.0
@@ -54,11 +57,25 @@ def _count(launcher: str) -> int:
 
 def world() -> MPI.Intracomm | None:
     """As `connect`; UserError where a launcher started several ranks that MPI does not bring together."""
+    if started() > 1 and (free := _shared_memory()) < _LITTLE_SHARED:
+        if is_lead():
+            room = f"{free >> 20}M of shared memory ({_SHARED_MEMORY}) are free"
+            print(f"hpcdecode: {room}: MPI may end with a bus error; enlarge it", file=sys.stderr, flush=True)
+        time.sleep(_SPEAK_SECONDS)
     comm = connect()
     if comm is None and (problem := fallen_apart()):
         finding, remedy = problem
         raise UserError(f"{finding}: {remedy}", everywhere=True)
     return comm
+
+
+def _shared_memory() -> int:
+    """Bytes of shared memory that are free on this host."""
+    try:
+        status = os.statvfs(_SHARED_MEMORY)
+    except OSError:
+        return _LITTLE_SHARED
+    return status.f_bavail * status.f_frsize
 
 
 def fallen_apart() -> tuple[str, str] | None:

@@ -13,7 +13,7 @@ from hpcdecode import launch
 from hpcdecode.data.fields import row_params
 from hpcdecode.data.inputs import RawRow
 from hpcdecode.data.logprobs import Logprobs
-from hpcdecode.data.prompts import Row, RowError, read_row
+from hpcdecode.data.prompts import Row, RowError, RowReader
 from hpcdecode.data.results import Result
 from hpcdecode.data.tokens import Prompt, Unfinished, tokenized
 from hpcdecode.engine import Engine
@@ -130,16 +130,26 @@ class LLM:
         messages: Seq[dict[str, Any]] | Seq[Seq[dict[str, Any]]],
         sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """As `generate`, for a conversation or several, through the model's chat template."""
+        """As `generate`, for a conversation or several, through the model's chat template; options are as in rows."""
         several = [messages] if len(messages) and isinstance(messages[0], dict) else messages
-        return self._run([{"messages": list(each)} for each in several], sampling_params, use_tqdm)
+        options = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "chat_template_kwargs": chat_template_kwargs,
+        }
+        return self._run([{"messages": list(each), **options} for each in several], sampling_params, use_tqdm)
 
     def _run(
         self, fields: list[dict[str, Any]], params: SamplingParams | Seq[SamplingParams] | None, use_tqdm: bool
     ) -> list[RequestOutput]:
         engine = self._engine
-        rows = _usable(_row(number, *each) for number, each in enumerate(_with_params(fields, params), 1))
+        reader = RowReader(model=engine.options.model)
+        rows = _usable(_row(reader, number, *each) for number, each in enumerate(_with_params(fields, params), 1))
         prompts = _usable(tokenized(rows, engine.tokenizer, engine.max_positions))
         results = _Collected()
         desk = Desk(prompts, results, engine.tokenizer)
@@ -161,7 +171,7 @@ class LLM:
                 raise PromptError(f"prompt {prompt.line}: {problem}")
 
     def _output(self, row: Row, prompt: Prompt, results: _Collected) -> RequestOutput:
-        text = self._engine.tokenizer.chat_text(row.messages) if row.messages is not None else row.prompt
+        text = self._engine.tokenizer.chat_text(row) if row.messages is not None else row.prompt
         outputs, logprobs = results.outputs(row.line), results.prompt_logprobs(row.line)
         return RequestOutput(row.id, text, prompt.token_ids, outputs, logprobs)
 
@@ -222,10 +232,10 @@ def _checked(params: SamplingParams) -> SamplingParams:
         raise PromptError(f"sampling_params: {problem}") from None
 
 
-def _row(number: int, fields: Any, params: SamplingParams) -> Row | RowError:
+def _row(reader: RowReader, number: int, fields: Any, params: SamplingParams) -> Row | RowError:
     if not isinstance(fields, dict):
         return RowError(number, str(number), f"expected a string or a dict, got {type(fields).__name__}")
-    return read_row(RawRow(number, "", fields), params)
+    return reader.read(RawRow(number, "", fields), params)
 
 
 def _usable(items: Any) -> list:

@@ -16,7 +16,7 @@ from hpcdecode.errors import UserError
 from hpcdecode.exchange.partition import Partition
 from hpcdecode.job import EngineOptions
 from hpcdecode.launch import Team
-from hpcdecode.memory import available_bytes
+from hpcdecode.memory import address_room, anonymous_bytes, available_bytes, total_bytes
 from hpcdecode.model import SplitModel, load_split
 from hpcdecode.model.config import stated_dtype
 from hpcdecode.perf.bandwidth import read_rate
@@ -91,7 +91,7 @@ def load(
             )
         tokenizer = Tokenizer.load(options.model)
         dtype = options.dtype or auto_dtype(options.model, device)
-        ways = {"int8": options.weights == "int8", "inductor": options.compile}
+        ways = {"int8": options.weights == "int8", "inductor": options.compile, "announce": team.lead}
         loaded = model or load_split(options.model, dtype=dtype, device=device, **ways)
         partition_of(options, team).check(loaded.attends)
         return _describe(options, loaded, tokenizer) if team.lead else None, loaded, tokenizer
@@ -120,6 +120,7 @@ def partition_of(options: EngineOptions, team: Team) -> Partition:
 
 def measure_room(options: EngineOptions, team: Team, setup: Setup) -> None:
     """Settle how many KV tokens each R-rank holds, and let everybody know."""
+    require_memory(options, team)
     me, own = team.me, list(map(partition_of(options, team).shape, setup.shapes))
     if me.has_r:
         me.isa = isa() if me.kv_device == "cpu" else ""
@@ -135,6 +136,55 @@ def measure_room(options: EngineOptions, team: Team, setup: Setup) -> None:
                 f"{setup.block_tokens} tokens; raise --kv-memory, or give the rank more memory",
                 everywhere=True,
             )
+
+
+def require_memory(options: EngineOptions, team: Team) -> None:
+    """Raise UserError, on every rank, where the sizes that are given are more than a host or a GPU has in all.
+
+    A host has what its control group and Slurm allow, less what its ranks hold already, weights above all. What others
+    use at this moment does not count: a KV cache takes its memory as it fills.
+    """
+    if options.kv_memory is None and options.gpu_memory is None:
+        return
+    held = team.gather_all(anonymous_bytes(), int)
+    together(team, lambda: _require_host(options, team, held) or _require_device(options, team.me))
+
+
+def _require_host(options: EngineOptions, team: Team, held: list[int]) -> None:
+    here = [(rank, nbytes) for rank, nbytes in zip(team.ranks, held, strict=True) if rank.host == team.me.host]
+    caches = sum(rank.has_r and rank.kv_device == "cpu" for rank, _ in here)
+    total, taken = total_bytes(), sum(nbytes for _, nbytes in here)
+    if caches and options.kv_memory is not None and caches * options.kv_memory > total - taken:
+        most = max(total - taken, 0) // caches
+        raise UserError(
+            f"--kv-memory: expected at most {_size(most)} for each of {caches} R-ranks on {team.me.host}, which has "
+            f"{_size(total)} in all and whose ranks hold {_size(taken)} already, got {_size(options.kv_memory)}; "
+            "lower it, or leave it out"
+        )
+    addresses = address_room()
+    if team.me.has_r and addresses is not None and (options.kv_memory or 0) > addresses:
+        raise UserError(
+            f"--kv-memory: expected at most {_size(addresses)}, which the address space of a process leaves "
+            f"(ulimit -v), got {_size(options.kv_memory)}; lower it, or raise that limit"
+        )
+
+
+def _require_device(options: EngineOptions, me: Rank) -> None:
+    asked = [("kv-memory", options.kv_memory, me.kv_device)] if me.has_r else []
+    asked += [("gpu-memory", options.gpu_memory, device) for device in (me.device, me.kv_device)]
+    for flag, nbytes, device in asked:
+        if nbytes is None or device == "cpu":
+            continue
+        total = torch.cuda.get_device_properties(device).total_memory
+        if nbytes > total:
+            raise UserError(
+                f"--{flag}: expected at most {_size(total)}, which {device} on {me.host} has, got {_size(nbytes)}; "
+                "lower it, or leave it out"
+            )
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / (1 << 30):,.1f}G" if nbytes >= 1 << 30 else f"{nbytes >> 20}M"
 
 
 def measure_speeds(team: Team) -> None:
@@ -162,12 +212,17 @@ def _read_rate(me: Rank) -> float:
     return copy_rate(torch.device(me.kv_device))
 
 
-def choose_scale(options: EngineOptions, team: Team, first: list[Prompt], all_rows: bool) -> Scale:
-    """B, F, S and the lanes; called by the lead. first: the first rows, `all_rows` if there are no others."""
+def choose_scale(options: EngineOptions, team: Team, setup: Setup, first: list[Prompt], all_rows: bool) -> Scale:
+    """B, F, S and the lanes; called by the lead. first: the first rows, `all_rows` if there are no others.
+
+    B is at most what the KV caches hold of sequences of one block.
+    """
     capacity = sum(partition_of(options, team).capacity([r.kv_tokens for r in team.ranks if r.has_r]))
-    batch, period, steps = choose(options.batch, options.period, first, all_rows, 1, capacity)
+    batch, period, steps = choose(
+        options.batch, options.period, first, all_rows, 1, capacity, context=setup.max_positions
+    )
     most = max([p.params.samples for p in first], default=1)  # a row is run by one lane
-    batch = max(batch, len(team.s_ranks))
+    batch = max(min(batch, capacity // setup.block_tokens), len(team.s_ranks))
     load = options.load_limit or load_limit(batch, period, steps, mean_prompt(first), capacity)
     shares = split(batch, len(team.s_ranks))
     lanes = options.lanes or (2 if apart(team) else 1)  # one device has nothing to overlap

@@ -14,7 +14,7 @@ import msgspec
 
 from hpcdecode import launch
 from hpcdecode.cli.job_file import read_job_file
-from hpcdecode.errors import RowProblem, UserError
+from hpcdecode.errors import RowProblem, UserError, first_line
 from hpcdecode.job import (
     DEVICES,
     DTYPES,
@@ -174,8 +174,13 @@ def _generate(options: argparse.Namespace, comm) -> int:
     values["output"] = values.get("output") or default_output(values["prompts"], values.get("shard"))
     job = _pick(Job, {**values, "params": params}).check()
     gc.disable()  # until generate() has what stays: collections would look at all of it again and again
-    from hpcdecode.generate import generate
-
+    try:
+        from hpcdecode.generate import generate
+    except (ImportError, MemoryError) as error:
+        expected = "expected the libraries that hpcdecode needs to load"
+        raise UserError(
+            f"{expected}: {first_line(error)}; give the process more memory, or install them anew"
+        ) from error
     return generate(job, comm, signals=options.signals)
 
 

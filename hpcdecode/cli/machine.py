@@ -25,7 +25,7 @@ def _add_split(commands) -> None:
 def _split(options: argparse.Namespace, _comm) -> int:
     from hpcdecode.model import load_split, render
 
-    model = load_split(find_model(options.model, {}), dtype=options.dtype, weights=False)
+    model = load_split(find_model(options.model, {}), dtype=options.dtype, weights=False, announce=True)
     print(render(model.describe()))
     return 0
 

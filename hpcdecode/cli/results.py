@@ -3,9 +3,40 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
 
 from hpcdecode.data.export import FORMATS
 from hpcdecode.data.openai import OBJECTS
+from hpcdecode.errors import UserError
+
+_READER_GONE = 141  # as shells report a process that SIGPIPE ended
+
+
+def _printing(run: Callable[[argparse.Namespace, object], int]) -> Callable[[argparse.Namespace, object], int]:
+    """Let a subcommand end quietly where its reader has gone, as `head` does, and with a message on a full disk."""
+
+    @wraps(run)
+    def printed(options: argparse.Namespace, comm: object) -> int:
+        try:
+            code = run(options, comm)
+            sys.stdout.flush()
+            return code
+        except BrokenPipeError:
+            _forget_output()
+            return _READER_GONE
+        except OSError as error:
+            _forget_output()
+            raise UserError(f"standard output: writing failed: {error}") from None
+
+    return printed
+
+
+def _forget_output() -> None:
+    """Let what is left in the buffer of standard output go nowhere: Python would try to write it again at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _add_show(commands) -> None:
@@ -20,6 +51,7 @@ def _add_show(commands) -> None:
     parser.set_defaults(run=_show)
 
 
+@_printing
 def _show(options: argparse.Namespace, _comm) -> int:
     from hpcdecode.data.show import show
 
@@ -38,7 +70,12 @@ def _add_export(commands) -> None:
     add = parser.add_argument
     add("results", metavar="OUT.h5")
     add("--to", required=True, choices=tuple(FORMATS), help="format")
-    add("-o", "--output", metavar="FILE", help="(OUT.results.jsonl, OUT.results.parquet, OUT.batch.jsonl)")
+    add(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="- for standard output (OUT.results.jsonl, OUT.results.parquet, OUT.batch.jsonl)",
+    )
     add("--overwrite", action="store_true", help="replace the file if it exists")
     add("--columns", metavar="NAME[,NAME...]", help="(all)")
     add("--where", metavar="CONDITION", action="append", default=[], help="such as finish_reason=stop; all must hold")
@@ -46,12 +83,16 @@ def _add_export(commands) -> None:
     parser.set_defaults(run=_export)
 
 
+@_printing
 def _export(options: argparse.Namespace, _comm) -> int:
+    from hpcdecode.data.durable import is_stream
     from hpcdecode.data.export import export
 
     columns = None if options.columns is None else [name for name in options.columns.split(",") if name]
     choice = {"columns": columns, "where": options.where, "endpoint": options.endpoint}
-    print(export(options.results, options.output, options.to, overwrite=options.overwrite, **choice))
+    written = export(options.results, options.output, options.to, overwrite=options.overwrite, **choice)
+    if not is_stream(written):
+        print(written)
     return 0
 
 
@@ -90,6 +131,7 @@ def _add_report(commands) -> None:
     parser.set_defaults(run=_report)
 
 
+@_printing
 def _report(options: argparse.Namespace, _comm) -> int:
     from hpcdecode.report import account, plot
 

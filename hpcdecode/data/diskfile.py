@@ -14,7 +14,8 @@ from pathlib import Path
 
 import h5py
 
-from hpcdecode.data.durable import publish
+from hpcdecode.data.durable import fresh, publish
+from hpcdecode.data.seal import seal_file
 
 CACHE_BYTES = 1 << 18  # per dataset, enough for one chunk of any column; HDF5's own choice costs 8 MB a dataset
 
@@ -25,17 +26,19 @@ def open_segment(path: Path) -> h5py.File:
 
 
 @contextmanager
-def new_file(temporary: Path, path: Path) -> Iterator[tuple[h5py.File, Callable[[], None]]]:
+def new_file(temporary: Path, path: Path, job: str | None = None) -> Iterator[tuple[h5py.File, Callable[[], None]]]:
     """A file to be filled as `temporary`, which replaces `path` durably when the block ends well.
 
-    Also gives a check to call now and then, as memory grows after the disk refused a write: it raises the OSError of
-    that write, as does the end of the block.
+    job: seals the file for a job (seal.py). Also gives a check to call now and then, as memory grows after the disk
+    refused a write: it raises the OSError of that write, as does the end of the block.
     """
     try:
         with DiskFile(temporary) as disk:
             with h5py.File(disk, "w", rdcc_nbytes=CACHE_BYTES) as file:
                 yield file, disk.check
             disk.check()
+            if job is not None:
+                disk.seal(job)
         publish(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -46,7 +49,7 @@ class DiskFile(io.RawIOBase):
     """A new file whose writes never fail: from the first that the disk refuses on, they are kept in memory."""
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+        self._descriptor = fresh(path)
         self._position = self._end = 0
         self._refused: OSError | None = None
         self._kept: list[tuple[int, bytes]] = []  # position, data; later ones win
@@ -55,6 +58,10 @@ class DiskFile(io.RawIOBase):
         """Raise the OSError of the first write that the disk refused, if any."""
         if self._refused is not None:
             raise self._refused
+
+    def seal(self, job: str) -> None:
+        """Seal what was written. Raises OSError."""
+        seal_file(self._descriptor, self._end, job)
 
     def close(self) -> None:
         if not self.closed:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import operator
 import os
 import re
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import numpy as np
 
-from hpcdecode.data.durable import publish, write_errors
+from hpcdecode.data.durable import destination, is_stream, replacing, stream, write_errors
 from hpcdecode.data.layout import COLUMNS, OFFSETS, ROW_COLUMNS, STRING
 from hpcdecode.data.openai import answers
 from hpcdecode.data.read import Results, rows_of
@@ -47,26 +49,56 @@ def export(
     """Write the rows of a results file that meet all conditions `where`, in order; returns the file written.
 
     columns: None for all. where: such as `finish_reason=stop` or `line>=100`. endpoint: of the requests that an OpenAI
-    batch answers; rows that could not be used are lines with an `error`. out: a new file, or one to `overwrite`. Raises
-    UserError for unknown columns, conditions and files.
+    batch answers; rows that could not be used are lines with an `error`. out: a new file, one to `overwrite`, a FIFO,
+    or - for standard output. Raises UserError for unknown columns, conditions and files, and BrokenPipeError.
     """
-    target = Path(out or Path(path).with_suffix(FORMATS[kind]).name)
-    if target.exists() and (not overwrite or (os.path.exists(path) and os.path.samefile(target, path))):
-        raise UserError(f"{target}: exists already; use --overwrite to replace it, or choose another -o")
+    name = out or Path(path).with_suffix(FORMATS[kind]).name
     tests = [_condition(text) for text in where]
-    with Results(path) as results, write_errors(target, "free some space"):
+    with _opened(name, path, overwrite) as file, Results(path) as results, write_errors(name, "free some space"):
+        if kind == "parquet" and file.isatty():
+            raise UserError("-o -: expected a file or a pipe for Parquet, got a terminal; redirect it, or use -o FILE")
         wanted = results.columns if columns is None or kind == "openai-batch" else tuple(columns)
         _require_columns([*wanted, *(name for name, _ in tests)], results.columns)
         stretches = _selected(results, wanted, tests)
-        temporary = target.with_name(target.name + ".tmp")
         if kind == "parquet":
-            _write_parquet(temporary, stretches, wanted, str(target))
+            _write_parquet(_Counted(file), stretches, wanted, name)
         else:
             lines = _jsonl(stretches) if kind == "jsonl" else answers(results, _jsonl(stretches), endpoint)
-            with open(temporary, "wb") as file:
-                file.writelines(msgspec.json.encode(line, enc_hook=_plain) + b"\n" for line in lines)
-        publish(temporary, target)
-    return target
+            file.writelines(msgspec.json.encode(line, enc_hook=_plain) + b"\n" for line in lines)
+        file.flush()
+    return Path(name)
+
+
+@contextmanager
+def _opened(name: str, source: str, overwrite: bool) -> Iterator[IO[bytes]]:
+    """What is written to: standard output, a FIFO, or a file that takes the place of `name` at the end."""
+    if is_stream(name):
+        with stream(name) as file:
+            yield file
+        return
+    target = destination(name)
+    if target.exists() and (not overwrite or (os.path.exists(source) and os.path.samefile(target, source))):
+        raise UserError(f"{name}: exists already; use --overwrite to replace it, or choose another -o")
+    with write_errors(name, "free some space"), replacing(target) as file:
+        yield file
+
+
+class _Counted(io.RawIOBase):
+    """A stream that knows how much went into it, as Parquet asks; pipes do not."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._position = file, 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._file.write(data)
+        self._position += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self._position
 
 
 def _selected(results: Results, columns: Seq[str], tests: Seq[tuple[str, Callable]]) -> Iterator[Stretch]:
@@ -108,10 +140,10 @@ def _plain(value: Any) -> Any:
     return value.tolist()  # numpy's scalars and arrays
 
 
-def _write_parquet(temporary: Path, stretches: Iterator[Stretch], columns: Seq[str], target: str) -> None:
+def _write_parquet(file: _Counted, stretches: Iterator[Stretch], columns: Seq[str], target: str) -> None:
     pyarrow, parquet = (optional(m, target, "parquet") for m in ("pyarrow", "pyarrow.parquet"))
     schema = pyarrow.schema([(name, _arrow_type(name, pyarrow)) for name in columns])
-    with parquet.ParquetWriter(temporary, schema) as writer:
+    with parquet.ParquetWriter(file, schema) as writer:
         for stretch in stretches:
             lists = {name: [_lists(v) for v in stretch[name]] if name in OFFSETS else stretch[name] for name in columns}
             arrays = [pyarrow.array(lists[f.name], f.type, from_pandas=False) for f in schema]

@@ -8,42 +8,44 @@ from typing import Any
 
 import msgspec
 
+from hpcdecode.data.values import is_integer, shown, type_name
 from hpcdecode.errors import RowProblem
 from hpcdecode.sampling.params import SamplingParams
 
-MAX_SHOWN_CHARACTERS = 60
 MAX_INTEGER = 2**63 - 1
 OPENAI_LOGPROBS = "top_logprobs"
 OPENAI_MAX_TOKENS = "max_completion_tokens"  # the newer name, which wins
 RESPONSE_FORMAT = "response_format"  # what the OpenAI API has in place of structured_outputs
 
-# Sampling names of vLLM and OpenAI that would change the result, with the value that asks for nothing.
-UNSUPPORTED: dict[str, Any] = {
-    "allowed_token_ids": None,
-    "best_of": 1,
-    "detokenize": True,
-    "extra_args": None,
-    "guided_choice": None,
-    "guided_decoding": None,
-    "guided_grammar": None,
-    "guided_json": None,
-    "guided_regex": None,
-    "logits_processors": [],
-    "spaces_between_special_tokens": True,
-    "tool_choice": None,
-    "tools": [],
-    "use_beam_search": False,
+# Names of vLLM and OpenAI that would change the result, with the values that ask for nothing.
+UNSUPPORTED: dict[str, tuple] = {
+    "allowed_token_ids": (),
+    "best_of": (1,),
+    "chat_template": (),
+    "detokenize": (True,),
+    "extra_args": (),
+    "guided_choice": (),
+    "guided_decoding": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "logits_processors": ([],),
+    "prompt_embeds": (),
+    "spaces_between_special_tokens": (True,),
+    "tool_choice": ("none",),
+    "tools": ([],),
+    "use_beam_search": (False,),
 }
 
 
 def row_params(fields: dict[str, Any], defaults: SamplingParams) -> SamplingParams:
-    """`defaults` with the row's own sampling fields in place of the job's; null is as good as absent.
+    """Return `defaults` with the row's own sampling fields in place of the job's; null is as good as absent.
 
-    Keys that are no sampling names are the user's own columns and are ignored. Raises RowProblem for a wrong type,
-    a value out of range, and a sampling name that is known but not supported yet.
+    Other names are not looked at. Raises RowProblem for a wrong type, a value out of range, and a name that is known
+    but not supported yet.
     """
     for name in UNSUPPORTED.keys() & fields.keys():
-        if fields[name] is not None and not _asks_for_nothing(fields[name], UNSUPPORTED[name]):
+        if not asks_for_nothing(fields[name], UNSUPPORTED[name]):
             raise RowProblem(f"{name}: not supported yet, got {shown(fields[name])}; remove the field")
     if isinstance(fields.get("logprobs"), bool):  # as in the OpenAI API for chats
         top = fields.get(OPENAI_LOGPROBS) or 0
@@ -123,32 +125,6 @@ def _as_float(name: str, value: int | float) -> float:
         raise RowProblem(f"{name}: expected a finite number, got {shown(value)}") from e
 
 
-def _asks_for_nothing(value: Any, neutral: Any) -> bool:
-    return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
-
-
-def is_integer(value: Any) -> bool:
-    """True for an int that is not a bool."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def type_name(value: Any) -> str:
-    """JSON's word for the type of a decoded value, with its article."""
-    if isinstance(value, bool):
-        return "a boolean"
-    words = {dict: "an object", list: "a list", tuple: "a list", str: "a string", int: "an integer", float: "a float"}
-    return "null" if value is None else words.get(type(value), f"a {type(value).__name__}")
-
-
-def shown(value: Any) -> str:
-    """A decoded value as JSON, cut to a length that fits into a message."""
-    if isinstance(value, str):
-        value = value[: MAX_SHOWN_CHARACTERS + 1]
-    elif isinstance(value, (list, tuple, dict)):
-        return f"of {len(value)} elements"
-    text = msgspec.json.encode(value).decode() if not is_integer(value) else _digits(value)
-    return text if len(text) <= MAX_SHOWN_CHARACTERS else text[: MAX_SHOWN_CHARACTERS - 3] + "..."
-
-
-def _digits(value: int) -> str:
-    return str(value) if value.bit_length() < 512 else f"of {value.bit_length()} bits"
+def asks_for_nothing(value: Any, neutral: tuple) -> bool:
+    """Return whether `value` is null or one of the `neutral` values of its field; no number is a boolean."""
+    return value is None or any(isinstance(value, bool) == isinstance(n, bool) and value == n for n in neutral)

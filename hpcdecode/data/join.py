@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from hpcdecode.data.checked import open_sorted, reading
 from hpcdecode.data.diskfile import new_file
-from hpcdecode.data.durable import write_errors
+from hpcdecode.data.durable import destination, write_errors
 from hpcdecode.data.identity import differences
 from hpcdecode.data.layout import write_attributes
 from hpcdecode.data.merge import merge
 from hpcdecode.data.read import Results
-from hpcdecode.data.segments import parts_folder, segments_in
+from hpcdecode.data.seal import job_name
+from hpcdecode.data.segments import parts_folder, segment_files
+from hpcdecode.data.verify import verified
 from hpcdecode.errors import UserError
 from hpcdecode.job import Shard
 
@@ -25,11 +30,14 @@ def join(output: str, paths: Seq[str], *, overwrite: bool = False) -> None:
     Shards become the file of the whole job. Memory grows by some 20 bytes a row. Raises UserError where the files are
     not of one model and sampling, hold a row twice, or are not all the shards of one job.
     """
-    out = Path(output)
+    out = destination(output)
     if any(out.exists() and os.path.samefile(out, path) for path in paths if os.path.exists(path)):
         raise UserError(f"{out}: expected a new file, got one of those to merge; choose another name")
     if out.exists() and not overwrite:
         raise UserError(f"{out}: exists already; use --overwrite to replace it, or choose another name")
+    if segment_files(parts_folder(out)):
+        left = f"the rows of an unfinished job lie in {parts_folder(out)}"
+        raise UserError(f"{out}: {left}; let it end, remove that folder, or choose another name")
     parts = [_Part(path) for path in paths]
     _require_one_job(parts)
     _require_all_shards(parts)
@@ -37,7 +45,9 @@ def join(output: str, paths: Seq[str], *, overwrite: bool = False) -> None:
     attributes = {**parts[0].attributes, "summary": {"merged": [p.attributes.get("summary", {}) for p in parts]}}
     for name in ("identity", "job"):
         attributes[name] = {**attributes.get(name, {}), "shard": None}
-    with write_errors(out, "free some space"), new_file(out.with_name(out.name + ".tmp"), out) as (file, check):
+    attributes["job"]["limit"] = min((p.limit for p in parts if p.limit is not None), default=None)
+    temporary = out.with_name(f"{out.name}.{os.getpid()}.tmp")
+    with write_errors(out, "free some space"), new_file(temporary, out) as (file, check):
         merge([source for part in parts for source in part.sources], file, check)
         write_attributes(file, attributes, complete=all(part.complete for part in parts))
 
@@ -52,12 +62,39 @@ class _Part:
         self.path = path
         with Results(path) as results:
             self.complete, self.attributes = results.complete, results.attributes
-            self.keys = np.stack([results.column(name).astype(np.int64) for name in ("line", "sample")], axis=1)
-        self.identity = self.attributes.get("identity", {})
-        shard = self.identity.get("shard")
-        self.shard = Shard.parse(shard) if shard else None
-        folder = parts_folder(Path(path))
-        self.sources = [Path(path)] if self.complete else [folder / segment.name for segment in segments_in(folder)]
+            is_index = bool(results.sources)
+        self.identity, job = (self._object(name) for name in ("identity", "job"))
+        limit, shard = job.get("limit"), self.identity.get("shard")
+        self.limit: int | None = limit if isinstance(limit, int) else None
+        try:
+            self.shard = Shard.parse(str(shard)) if shard else None
+        except ValueError as e:
+            raise UserError(f"{path}: expected the name of a shard under identity: {e}") from None
+        self.sources = self._segments() if is_index else [Path(path)]
+        self.keys = np.concatenate([keys for source in self.sources for keys in _keys(source)])
+
+    def _segments(self) -> list[Path]:
+        """Of an interrupted job, which may hold more than its index shows."""
+        folder = parts_folder(Path(os.path.realpath(self.path)))
+        segments, damaged = verified(folder, job_name(self.identity))
+        if damaged:
+            raise UserError(f"{damaged[0]}: is damaged; let the job go on, which generates its rows again")
+        return [folder / segment.name for segment in segments]
+
+    def _object(self, name: str) -> dict[str, Any]:
+        value = self.attributes.setdefault(name, {})
+        if not isinstance(value, dict):
+            raise UserError(f"{self.path}: attribute {name}: expected a JSON object, got {type(value).__name__}")
+        return value
+
+
+def _keys(path: Path) -> Iterator[np.ndarray]:
+    """[rows, 2] int64 of a file, line and sample, and the same of its errors with sample -1."""
+    with open_sorted(path) as file, reading(path):
+        names = ("rows/line", "rows/sample")
+        yield np.stack([file[name][:].astype(np.int64) for name in names], axis=1)
+        lines = file["errors/line"][:].astype(np.int64)
+        yield np.stack([lines, np.full_like(lines, -1)], axis=1)
 
 
 def _require_one_job(parts: Seq[_Part]) -> None:
@@ -92,4 +129,4 @@ def _require_distinct(parts: Seq[_Part]) -> None:
     rows, counts = np.unique(np.concatenate([part.keys for part in parts]), axis=0, return_counts=True)
     twice = rows[counts > 1]
     if len(twice):
-        raise UserError(f"{len(twice)} rows are in several of the files, the first of them line {twice[0][0]}")
+        raise UserError(f"{len(twice)} rows are in the files more than once, the first of them line {twice[0][0]}")

@@ -19,6 +19,8 @@ import h5py
 import msgspec
 import numpy as np
 
+from hpcdecode.errors import InvariantViolation
+
 STRING = h5py.string_dtype("utf-8")
 FINISH_REASONS = {"stop": 0, "length": 1}
 FINISH = h5py.enum_dtype(FINISH_REASONS, basetype="u1")
@@ -140,6 +142,7 @@ class FileWriter:
         self._base = {name: base[name] if base else 0 for name in RAGGED}
         for name, offsets in self._offsets.items():
             offsets[0] = self._base[name]
+        self._extent = extent
         self._row = self._error = 0
         self._entry = dict.fromkeys(RAGGED, 0)
 
@@ -169,6 +172,16 @@ class FileWriter:
         for name, dataset in self._errors.items():
             dataset[self._error : self._error + m] = errors[name]
         self._error += m
+
+    def check_full(self) -> None:
+        """Raise InvariantViolation unless as much was written as the file's extent says."""
+        extent = self._extent
+        written = (self._row, self._error, self._entry)
+        if written != (extent.rows, extent.errors, extent.entries):
+            raise InvariantViolation(
+                "a merge writes every row once",
+                f"expected rows, errors and tokens {(extent.rows, extent.errors, extent.entries)}, got {written}",
+            )
 
 
 def create(file: h5py.File, name: str, shape: tuple[int, ...], column: Column) -> h5py.Dataset:

@@ -25,7 +25,8 @@ def answers(results: Results, rows: Iterable[Row], endpoint: str) -> Iterator[di
     Tokens with log-probabilities are given as text where the model's tokenizer is still where the job had it, else as
     `token_id:17`.
     """
-    path = results.attributes.get("model", {}).get("path", "")
+    model = results.attributes.get("model")
+    path = str(model.get("path", "")) if isinstance(model, dict) else ""
     text = _token_text(path) if "logprobs" in results.columns else str
     errors = iter(results.errors())
     error = next(errors, None)

@@ -15,13 +15,14 @@ from hpcdecode.data.fields import (
     OPENAI_MAX_TOKENS,
     RESPONSE_FORMAT,
     UNSUPPORTED,
-    is_integer,
     row_params,
     sampling_kinds,
-    shown,
-    type_name,
 )
 from hpcdecode.data.inputs import MAX_LINE_BYTES, RawRow, raw_rows
+from hpcdecode.data.messages import CHAT_FIELDS, DEFAULT_CHAT, ChatOptions, chat_options, checked_messages
+from hpcdecode.data.requests import LINE_FIELDS, is_request, request_fields
+from hpcdecode.data.unknown import UnknownFields
+from hpcdecode.data.values import is_integer, printable, shown, type_name
 from hpcdecode.errors import RowProblem
 from hpcdecode.sampling.params import SamplingParams
 
@@ -29,7 +30,6 @@ MAX_ID_CHARACTERS = 4096
 MAX_REASON_CHARACTERS = 500
 MAX_TOKEN_ID = 2**31 - 1
 SOURCES = ("prompt", "prompt_token_ids", "messages")
-ENDPOINTS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}  # of the OpenAI batch format
 
 
 class Row(msgspec.Struct):
@@ -41,6 +41,7 @@ class Row(msgspec.Struct):
     prompt_token_ids: list[int] | None
     messages: list[dict] | None
     params: SamplingParams
+    chat: ChatOptions = DEFAULT_CHAT  # how messages become a prompt
 
 
 class RowError(msgspec.Struct):
@@ -56,72 +57,91 @@ def read_rows(
     defaults: SamplingParams,
     *,
     column: str | None = None,
+    model: str | None = None,
     limit: int | None = None,
     wanted: Callable[[int], bool] | None = None,
 ) -> Iterator[Row | RowError]:
     """Yield every row of `files` that is not blank, in order; a field of the row wins over `defaults`.
 
-    column: the name under which rows have their prompt. limit: of rows that are not blank. wanted: tells by a row's
-    number whether it is to be yielded. The first file is opened now and all are read once. Raises UserError where one
-    cannot be opened or read; a row that cannot be used is yielded as a RowError.
+    The first file is opened now and all are read once.
+
+    Args:
+        files: paths, or `-`.
+        defaults: the job's own parameters.
+        column: the name under which rows have their prompt.
+        model: directory of the job's model, which requests of the batch format may name; None takes any name.
+        limit: of rows that are not blank.
+        wanted: tells by a row's number whether it is to be yielded.
+
+    Raises:
+        UserError: a file cannot be opened or read; a row that cannot be used is yielded as a RowError.
     """
-    rows = islice(raw_rows(files, column, _known()), limit)
-    return (read_row(raw, defaults, column) for raw in rows if wanted is None or wanted(raw.number))
+    reader = RowReader(column, model)
+    rows = islice(raw_rows(files, column, reader.unknown), limit)
+    return (reader.read(raw, defaults) for raw in rows if wanted is None or wanted(raw.number))
 
 
 def row_error(line: int, row_id: str | None, reason: object) -> RowError:
-    """A RowError whose reason is one line of bounded length."""
-    text = " ".join(str(reason).split())
+    """Return a RowError whose reason is one line of bounded length."""
+    text = printable(" ".join(str(reason)[: 4 * MAX_REASON_CHARACTERS].split()))
     if len(text) > MAX_REASON_CHARACTERS:
         text = text[: MAX_REASON_CHARACTERS - 3] + "..."
     return RowError(line=line, id=str(line) if row_id is None else row_id, reason=text)
 
 
-def read_row(raw: RawRow, defaults: SamplingParams, column: str | None = None) -> Row | RowError:
-    """What a raw row asks for, or why it cannot be used; see `read_rows`."""
-    line, row_id = raw.number, None
-    try:
-        fields = _fields(raw.data)
-        row_id = _row_id(fields, line)
-        fields = _request(fields) if _is_request(fields) else _renamed(fields, column)
-        source = _source(fields)
-        return Row(
-            line=line,
-            id=row_id,
-            prompt=_prompt(fields) if source == "prompt" else None,
-            prompt_token_ids=_token_ids(fields) if source == "prompt_token_ids" else None,
-            messages=_messages(fields) if source == "messages" else None,
-            params=row_params(fields, defaults),
-        )
-    except RowProblem as e:
-        return row_error(line, row_id, f"{raw.place}{e}")
+class RowReader:
+    """Turns raw rows into what they ask for.
+
+    Args:
+        column: the name under which rows have their prompt, if it is not the name of a source.
+        model: directory of the job's model, which requests of the batch format may name; None takes any name.
+    """
+
+    def __init__(self, column: str | None = None, model: str | None = None):
+        known = known_fields()
+        self.unknown = UnknownFields(known if column is None else known | {column}, known - UNSUPPORTED.keys())
+        self._column, self._model = column, model
+
+    def read(self, raw: RawRow, defaults: SamplingParams) -> Row | RowError:
+        """Return what a row asks for, or why it cannot be used; its own fields win over `defaults`."""
+        line, row_id = raw.number, None
+        try:
+            given = _fields(raw.data)
+            row_id = _row_id(given, line)
+            fields = self._own(given, raw.place[:-2] or f"line {line}")
+            source = _source(fields)
+            return Row(
+                line=line,
+                id=row_id,
+                prompt=_prompt(fields) if source == "prompt" else None,
+                prompt_token_ids=_token_ids(fields) if source == "prompt_token_ids" else None,
+                messages=_messages(fields) if source == "messages" else None,
+                params=row_params(fields, defaults),
+                chat=chat_options(fields),
+            )
+        except RowProblem as e:
+            return row_error(line, row_id, f"{raw.place}{e}")
+
+    def _own(self, given: dict[str, Any], place: str) -> dict[str, Any]:
+        """Return the fields of a row under the names that they have here."""
+        if is_request(given) and not any(name in given for name in SOURCES):
+            self.unknown.row(place, given.keys() - LINE_FIELDS)
+            return request_fields(given, self._model, known_fields())
+        self.unknown.row(place, given)
+        return _renamed(given, self._column)
+
+
+@cache
+def known_fields() -> frozenset[str]:
+    """Return the names of a row's fields that mean something here."""
+    names = (OPENAI_LOGPROBS, OPENAI_MAX_TOKENS, RESPONSE_FORMAT)
+    return frozenset(("id", "custom_id", *SOURCES, *CHAT_FIELDS, *names, *UNSUPPORTED, *sampling_kinds()))
 
 
 def _fields(data: bytes | dict[str, Any] | None) -> dict[str, Any]:
     if data is None:
         raise RowProblem(f"expected a line of at most {MAX_LINE_BYTES} bytes, got a longer one")
     return data if isinstance(data, dict) else _json_object(data)
-
-
-def _is_request(fields: dict[str, Any]) -> bool:
-    return "body" in fields and "url" in fields and not any(name in fields for name in SOURCES)
-
-
-def _request(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a line of the OpenAI batch format: those of its request's body."""
-    url, body = fields.get("url"), fields["body"]
-    if url not in ENDPOINTS:
-        raise RowProblem(f"url: expected {' or '.join(ENDPOINTS)}, got {shown(url)}")
-    if fields.get("method", "POST") != "POST":
-        raise RowProblem(f"method: expected POST, got {shown(fields['method'])}")
-    if not isinstance(body, dict):
-        raise RowProblem(f"body: expected an object, got {type_name(body)} {shown(body)}")
-    wanted = ENDPOINTS[url]
-    if body.get(wanted) is None:
-        raise RowProblem(f"body: expected {wanted} for {url}, got none")
-    if wanted == "prompt" and isinstance(body["prompt"], list):
-        return {**{k: v for k, v in body.items() if k != "prompt"}, "prompt_token_ids": body["prompt"]}
-    return body
 
 
 def _renamed(fields: dict[str, Any], column: str | None) -> dict[str, Any]:
@@ -134,13 +154,6 @@ def _renamed(fields: dict[str, Any], column: str | None) -> dict[str, Any]:
     if not isinstance(value, list):
         return {**others, "prompt": value}
     return {**others, "messages" if value and isinstance(value[0], dict) else "prompt_token_ids": value}
-
-
-@cache
-def _known() -> frozenset[str]:
-    """The names of a row's fields that mean something here."""
-    names = (OPENAI_LOGPROBS, OPENAI_MAX_TOKENS, RESPONSE_FORMAT)
-    return frozenset(("id", "custom_id", *SOURCES, *names, *UNSUPPORTED, *sampling_kinds()))
 
 
 def _json_object(data: bytes) -> dict[str, Any]:
@@ -197,17 +210,7 @@ def _token_ids(fields: dict[str, Any]) -> list[int]:
 
 
 def _messages(fields: dict[str, Any]) -> list[dict]:
-    value = _filled_list(fields, "messages", "messages")
-    for index, message in enumerate(value):
-        if not isinstance(message, dict):
-            raise RowProblem(f"messages[{index}]: expected an object, got {type_name(message)} {shown(message)}")
-        role, content = message.get("role"), message.get("content")
-        if not isinstance(role, str) or not role:
-            raise RowProblem(f"messages[{index}].role: expected a string, got {type_name(role)} {shown(role)}")
-        if content is not None and not isinstance(content, (str, list)):
-            got = f"{type_name(content)} {shown(content)}"
-            raise RowProblem(f"messages[{index}].content: expected a string or a list of parts, got {got}")
-    return value
+    return checked_messages(_filled_list(fields, "messages", "messages"))
 
 
 def _filled_list(fields: dict[str, Any], name: str, what: str) -> list:

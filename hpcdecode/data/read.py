@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from typing import Any
 
-import h5py
-import msgspec
 import numpy as np
 
-from hpcdecode.data.layout import COLUMNS, ERROR_COLUMNS, OFFSETS, RAGGED, STRING, TOKENS
+from hpcdecode.data.checked import ends_checked, open_results, read_attribute, reading
+from hpcdecode.data.layout import COLUMNS, ERROR_COLUMNS, FINISH_REASONS, OFFSETS, RAGGED, STRING
 from hpcdecode.errors import UserError
 
 _STRETCH = 4096  # rows read at once
+_REASONS = np.array(sorted(FINISH_REASONS, key=FINISH_REASONS.get), dtype=object)
 
 
 class Results:
@@ -29,21 +30,17 @@ class Results:
     """
 
     def __init__(self, path: str | os.PathLike) -> None:
-        try:
-            self._file = h5py.File(path, "r", locking=False)
-            rows = self._file["rows"]
-            self._ends = {name: rows[name] for name in RAGGED if name in rows or name == TOKENS}
-            self.complete = bool(self._file.attrs["complete"])
+        self._path = path
+        self._file, self.sources = open_results(path)  # segments, of an unfinished job
+        with self._reading():
+            self._rows = rows = self._file["rows"]
+            self._ends = {name: rows[name] for name in RAGGED if name in rows}
+            self.complete = bool(self._file.attrs["complete"]) and not self.sources
+            self.attributes = {k: read_attribute(self._file, k) for k in self._file.attrs if k != "complete"}
             line, sample = rows["line"][:], rows["sample"][:]
-        except (OSError, KeyError) as e:
-            raise UserError(f"{path}: expected a results file of hpcdecode generate: {e}") from e
-        self.attributes = {k: msgspec.json.decode(v) for k, v in self._file.attrs.items() if k != "complete"}
-        self._rows = rows
         self.columns = tuple(name for name in COLUMNS if name in rows)
         self._order = np.lexsort((sample, line))  # an interrupted job's rows lie in the order of their commits
         self._lines = line[self._order]
-        reasons = h5py.check_enum_dtype(rows["finish_reason"].dtype)
-        self._reasons = np.array(sorted(reasons, key=reasons.get), dtype=object)
 
     def __len__(self) -> int:
         return len(self._order)
@@ -88,8 +85,11 @@ class Results:
 
     def errors(self) -> list[dict[str, Any]]:
         """Rows that could not be used, by line: `line`, `id`, `reason`."""
-        group = self._file["errors"]
-        columns = {n: group[n].asstr()[:] if kind is STRING else group[n][:] for n, kind in ERROR_COLUMNS.items()}
+        with self._reading():
+            group, strings = self._file["errors"], {"errors": "replace"}
+            columns = {
+                n: group[n].asstr(**strings)[:] if kind is STRING else group[n][:] for n, kind in ERROR_COLUMNS.items()
+            }
         order = np.argsort(columns["line"], kind="stable")
         return [{name: values[i] for name, values in columns.items()} for i in order]
 
@@ -108,14 +108,28 @@ class Results:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _base(self, name: str) -> int:
+        """Where the offsets of a column begin: not at 0 in a segment."""
+        return int(self._ends[OFFSETS[name]][0])
+
     def _columns(self, names: Seq[str], start: int, stop: int) -> dict[str, np.ndarray]:
         index = self._order[start:stop]
-        return {name: self._entries(name, index) if name in OFFSETS else self._take(name, index) for name in names}
+        with self._reading():
+            return {name: self._entries(name, index) if name in OFFSETS else self._take(name, index) for name in names}
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """What HDF5 finds wrong is a UserError, as is a segment that went: HDF5 shows zeros in its place."""
+        with reading(self._path):
+            yield
+        gone = [source for source in self.sources if not source.exists()]
+        if gone:
+            raise UserError(f"{self._path}: {gone[0]} has gone, as the job went on; open the results again")
 
     def _take(self, name: str, index: np.ndarray) -> np.ndarray:
         strings, dataset = COLUMNS[name].dtype is STRING, self._rows[name]
         values = _pick(dataset.asstr(errors="replace") if strings else dataset, index)
-        return self._reasons[values] if name == "finish_reason" else values
+        return _REASONS[values] if name == "finish_reason" else values
 
     def _entries(self, name: str, index: np.ndarray) -> np.ndarray:
         out = np.empty(len(index), dtype=object)
@@ -124,10 +138,10 @@ class Results:
         ends, first, last = self._ends[OFFSETS[name]], int(index.min()), int(index.max())
         if last - first >= 2 * len(index):  # scattered: one read a row
             for i, row in enumerate(index):
-                a, b = ends[row : row + 2]
+                a, b = ends_checked(ends[row : row + 2], self._path) - self._base(name)
                 out[i] = _held(name, self._rows[name][a:b])
             return out
-        ends = ends[first : last + 2]
+        ends = ends_checked(ends[first : last + 2], self._path) - self._base(name)
         entries = self._rows[name][ends[0] : ends[-1]]
         for i, row in enumerate(index - first):
             out[i] = _held(name, entries[ends[row] - ends[0] : ends[row + 1] - ends[0]])

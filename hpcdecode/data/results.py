@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +18,25 @@ import msgspec
 import numpy as np
 
 from hpcdecode.data.diskfile import new_file
-from hpcdecode.data.durable import write_errors, write_whole
-from hpcdecode.data.layout import FINISH_REASONS, PROMPTS, RAGGED, TOKENS, Table, objects, utf8, write_attributes
-from hpcdecode.data.logprobs import Logprobs, columns_of
+from hpcdecode.data.durable import destination, write_errors, write_whole
+from hpcdecode.data.layout import FINISH_REASONS, RAGGED, write_attributes
+from hpcdecode.data.lock import LOCK, Lock
 from hpcdecode.data.merge import merge
 from hpcdecode.data.prompts import RowError
-from hpcdecode.data.resume import LOCK, UNFINISHED, Earlier, Lock, save_unfinished
+from hpcdecode.data.result import Result, table_of
+from hpcdecode.data.resume import DAMAGED, UNFINISHED, Earlier, save_unfinished
+from hpcdecode.data.seal import job_name
 from hpcdecode.data.segments import (
     FAN_IN,
-    SEGMENT_PATTERN,
     Segment,
     index_image,
     joined,
     parts_folder,
+    segment_files,
     segment_image,
 )
 from hpcdecode.data.tokens import Unfinished
+from hpcdecode.errors import InvariantViolation, UserError
 
 SEGMENT_TOKENS = 1 << 20  # a commit is due at so many tokens, however few rows they are
 MERGE_ROWS = 1 << 18  # no merge beyond this before the end, or beyond 1/32 of all rows so far
@@ -42,40 +44,15 @@ COST_SHARE = 1 / 30  # of the time, at most, for each of: commits by time, index
 READER_SECONDS = 60.0  # merged segments stay that long for readers that opened the index before
 
 
-class Result(msgspec.Struct):
-    """One finished sequence."""
-
-    line: int  # 1-based line of the prompt file
-    id: str
-    sample: int
-    text: str
-    finish_reason: str  # stop | length
-    prompt_tokens: int  # count
-    token_ids: list[int]  # generated
-    queued_at: float = 0.0  # Unix times: prefill began, first and last token came
-    first_token_at: float = 0.0
-    finished_at: float = 0.0
-    logprobs: Logprobs | None = None  # of token_ids
-    cumulative_logprob: float = nan
-    prompt_token_ids: list[int] = []  # where it has the next
-    prompt_logprobs: Logprobs | None = None
-
-    @property
-    def weight(self) -> int:
-        """Tokens, each as often as numbers are kept of it."""
-        held = [x for x in (self.logprobs, self.prompt_logprobs) if x is not None]
-        return len(self.token_ids) + sum(len(x) * (1 + 2 * x.width) for x in held)
-
-
 class ResultsWriter:
     """Writes one output; used by one thread.
 
     path: the output file; its directory must exist. attributes: root attributes, stored as JSON strings.
-    earlier: the run to continue; None begins anew, in place of whatever is there. unfinished: gives the sequences in
-    flight, which are saved with every commit that is due by time. checkpoint_seconds, segment_rows: a commit is due
-    after so much time or so many rows, whichever comes first. error_count: rows that could not be used so far.
-    Raises UserError where the output cannot be written; add, error, tick, checkpoint and close raise it where the
-    disk refuses (full, quota, gone).
+    earlier: the run to continue; None begins anew, in place of whatever is there if it is to `overwrite`. unfinished:
+    gives the sequences in flight, which are saved with every commit that is due by time. checkpoint_seconds,
+    segment_rows: a commit is due after so much time or so many rows, whichever comes first. error_count: rows that
+    could not be used so far. Raises UserError where the output cannot be written; add, error, tick, checkpoint and
+    close raise it where the disk refuses (full, quota, gone).
     """
 
     def __init__(
@@ -86,8 +63,9 @@ class ResultsWriter:
         earlier: Earlier | None = None,
         checkpoint_seconds: float = 5.0,
         segment_rows: int = 4096,
+        overwrite: bool = True,
     ) -> None:
-        self.path = Path(path)
+        self.path = destination(path, "results ")
         self.error_count = earlier.errors if earlier else 0
         self.unfinished: Callable[[], list[Unfinished]] = list
         self._parts = parts_folder(self.path)
@@ -96,8 +74,8 @@ class ResultsWriter:
         self._rows: list[Result] = []  # not committed yet, like the two below
         self._errors: list[RowError] = []
         self._pending_tokens = 0
-        self._segments: list[Segment] = list(earlier.segments) if earlier else []
-        self._commits = self._segments[-1].last if self._segments else 0
+        self._job = job_name(attributes.get("identity"))
+        self._earlier_lines = earlier.lines if earlier else 0
         self._left = dict(earlier.unfinished) if earlier else {}  # of the earlier run, by line: not finished yet
         self._saved = bool(self._left)
         self._superseded: list[Path] = []  # merged segments that the index on disk still names
@@ -105,8 +83,14 @@ class ResultsWriter:
         self._index_stale = self._closed = False
         self._commit_due = self._index_due = time.monotonic() + checkpoint_seconds
         with write_errors(self.path, "make it writable"):
-            self._lock = (earlier and earlier.lock) or _claim(self.path, self._parts)
-            self._write_index()
+            self._lock = earlier.take_up() if earlier else _claim(self.path, self._parts, overwrite)
+            self._segments: list[Segment] = list(earlier.segments) if earlier else []
+            self._commits = self._segments[-1].last if self._segments else 0
+            try:
+                self._write_index()
+            except OSError:
+                self._lock.release()
+                raise
 
     def add(self, *samples: Result) -> None:
         """Take a finished row, all its samples; they become durable together, with the next commit."""
@@ -147,11 +131,13 @@ class ResultsWriter:
             if self._index_stale:
                 self._write_index()
 
-    def close(self, *, complete: bool, summary: dict[str, Any]) -> None:
+    def close(self, *, complete: bool, summary: dict[str, Any], rows_read: int | None = None) -> None:
         """End the output; a second call does nothing.
 
         complete: merge all rows into one file sorted by line, put it at `path` and remove the parts. Else (the job
         was interrupted) commit what was added and leave index and parts as they are.
+        rows_read: rows of the prompt files that this run was to do; None if it is not known. Raises InvariantViolation
+        unless each of them is in the final file, which is not written then.
         """
         if self._closed:
             return
@@ -159,7 +145,7 @@ class ResultsWriter:
         with write_errors(self.path):
             self._commit(unfinished=not complete)
             if complete:
-                self._write_final()
+                self._write_final(None if rows_read is None else self._earlier_lines + rows_read)
             else:
                 self._write_index()
         self._lock.release()
@@ -174,16 +160,16 @@ class ResultsWriter:
             left = [sequence for samples in self._left.values() for sequence in samples.values()]
             sequences = left + self.unfinished()  # a sequence's newer entry comes last, and holds
             if sequences or self._saved:
-                save_unfinished(self._parts, sequences)
+                save_unfinished(self._parts, sequences, self._job)
             self._saved = bool(sequences)
         self._commit_due = _due(start, self._checkpoint_seconds)
 
     def _commit_segment(self) -> None:
         """Write what is pending as a segment. An interruption at any point leaves it pending or committed, not both."""
-        table, last = _table(self._rows, self._errors), self._segments[-1] if self._segments else None
+        table, last = table_of(self._rows, self._errors), self._segments[-1] if self._segments else None
         number, base = self._commits + 1, last.end if last else dict.fromkeys(RAGGED, 0)
         segment = Segment(number, number, 0, table.extent(), base)
-        write_whole(self._parts / segment.name, segment_image(table, base))
+        write_whole(self._parts / segment.name, segment_image(table, base, self._job))
         segments = [*self._segments, segment]
         self._segments, self._commits, self._rows, self._errors, self._pending_tokens = segments, number, [], [], 0
         self._index_stale = True
@@ -197,7 +183,7 @@ class ResultsWriter:
                 return
             paths = [self._parts / s.name for s in newest]
             temporary = self._parts / (whole.name + ".tmp")
-            with new_file(temporary, self._parts / whole.name) as (file, check):
+            with new_file(temporary, self._parts / whole.name, self._job) as (file, check):
                 merge(paths, file, check, whole.base)
             self._segments = [*self._segments[:-FAN_IN], whole]
             self._superseded += paths
@@ -213,9 +199,13 @@ class ResultsWriter:
         while self._retired and self._retired[0][0] < start:
             self._retired.pop(0)[1].unlink(missing_ok=True)
 
-    def _write_final(self) -> None:
+    def _write_final(self, lines: int | None) -> None:
         with new_file(self._parts / "final.tmp", self.path) as (file, check):
-            merge([self._parts / s.name for s in self._segments], file, check)
+            written = merge([self._parts / s.name for s in self._segments], file, check)
+            if lines not in (None, written):
+                raise InvariantViolation(
+                    "every row that was read is in the results", f"expected {lines} rows and errors, got {written}"
+                )
             write_attributes(file, self._attributes, complete=True)
         with suppress(OSError):  # the result is whole; network file systems keep names that readers have open
             _remove_parts(self._parts)
@@ -227,49 +217,12 @@ def _due(start: float, seconds: float) -> float:
     return max(start + seconds, now + (now - start) / COST_SHARE)
 
 
-def _table(rows: list[Result], errors: list[RowError]) -> Table:
-    rows = sorted(rows, key=lambda r: (r.line, r.sample))
-    errors = sorted(errors, key=lambda e: e.line)
-    generated = [(len(r.token_ids), r.logprobs) for r in rows]
-    prompts = [(len(r.prompt_token_ids), r.prompt_logprobs) for r in rows]
-    table = Table(
-        rows={
-            "line": np.array([r.line for r in rows], np.int64),
-            "id": objects([utf8(r.id) for r in rows]),
-            "sample": np.array([r.sample for r in rows], np.int32),
-            "text": objects([utf8(r.text) for r in rows]),
-            "finish_reason": np.array([FINISH_REASONS[r.finish_reason] for r in rows], np.uint8),
-            "prompt_tokens": np.array([r.prompt_tokens for r in rows], np.int32),
-            "queued_at": np.array([r.queued_at for r in rows], np.float64),
-            "first_token_at": np.array([r.first_token_at for r in rows], np.float64),
-            "finished_at": np.array([r.finished_at for r in rows], np.float64),
-        },
-        lengths={
-            name: np.array([n for n, _ in of], np.int64) for name, of in ((TOKENS, generated), (PROMPTS, prompts))
-        },
-        entries={
-            "token_ids": np.concatenate([np.empty(0, np.int32), *(r.token_ids for r in rows)]),
-            **columns_of(generated, "logprobs", "top_token_ids", "top_logprobs"),
-            **columns_of(prompts, "prompt_logprobs", "prompt_top_token_ids", "prompt_top_logprobs"),
-        },
-        errors={
-            "line": np.array([e.line for e in errors], np.int64),
-            "id": objects([utf8(e.id) for e in errors]),
-            "reason": objects([utf8(e.reason) for e in errors]),
-        },
-    )
-    sums = np.array([r.cumulative_logprob for r in rows], np.float64)
-    if not np.isnan(sums).all():
-        table.rows["cumulative_logprob"] = sums
-    if "prompt_logprobs" in table.entries:
-        table.entries["prompt_token_ids"] = np.array([i for r in rows for i in r.prompt_token_ids], np.int32)
-    return table
-
-
-def _claim(path: Path, parts: Path) -> Lock:
+def _claim(path: Path, parts: Path, overwrite: bool) -> Lock:
     """Remove what an earlier run left, unless one is at work there, and begin anew. Raises UserError and OSError."""
-    if parts.exists():
-        Lock(parts)
+    lock = Lock(parts) if parts.exists() else None
+    if not overwrite and (path.exists() or segment_files(parts)):
+        raise UserError(f"results {path}: another job has written them meanwhile; start this one again")
+    if lock:
         _remove_parts(parts)
     path.unlink(missing_ok=True)
     parts.mkdir()
@@ -278,7 +231,7 @@ def _claim(path: Path, parts: Path) -> Lock:
 
 def _remove_parts(parts: Path) -> None:
     """Remove the files that this module writes, then the folder; raises OSError if anything else lies in it."""
-    for pattern in (SEGMENT_PATTERN, "*.tmp", UNFINISHED, LOCK):
-        for file in parts.glob(pattern):
-            file.unlink()
+    left = [file for pattern in ("*.tmp", f"*{DAMAGED}", UNFINISHED, LOCK) for file in parts.glob(pattern)]
+    for file in (*segment_files(parts), *left):
+        file.unlink()
     parts.rmdir()

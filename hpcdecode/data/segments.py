@@ -6,7 +6,8 @@ which commits it covers, `seg-FIRST-LAST.h5`, so the segments in force are those
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,10 @@ from hpcdecode.data.layout import (
     create,
     write_attributes,
 )
+from hpcdecode.data.seal import sealed
 
 PARTS_SUFFIX = ".parts"
-SEGMENT_PATTERN = "seg-*.h5"
+SEGMENT_NAME = r"seg-(\d{8,16})-(\d{8,16})\.h5"
 FAN_IN = 8  # segments of one level that are merged into one of the next
 
 
@@ -39,6 +41,15 @@ class Segment(msgspec.Struct, frozen=True):
     level: int  # merges that its rows went through
     extent: Extent
     base: dict[str, int]  # by offsets: entries in all segments before it
+
+    @staticmethod
+    def of(file: h5py.File, first: int, last: int) -> Segment:
+        """The segment in an open file."""
+        rows, level = file["rows"], 0
+        base = {name: int(rows[name][0]) if name in rows else 0 for name in RAGGED}
+        while FAN_IN ** (level + 1) <= last - first + 1:
+            level += 1
+        return Segment(first, last, level, Extent.of(file), base)
 
     @property
     def name(self) -> str:
@@ -60,18 +71,34 @@ def parts_folder(path: Path) -> Path:
     return path.with_name(path.name + PARTS_SUFFIX)
 
 
-def segments_in(folder: Path) -> list[Segment]:
-    """The segments in force in a folder of parts, in the order of their commits. Raises OSError."""
-    found: list[Segment] = []
-    for path in sorted(folder.glob(SEGMENT_PATTERN), key=_reach):
-        first, last = _commits(path)
-        if not found or last > found[-1].last:  # else its rows lie in a merged one
-            found.append(_describe(path, first, last))
+def segment_files(folder: Path) -> list[Path]:
+    """Files with the name of a segment. Raises OSError."""
+    return [path for path in folder.iterdir() if re.fullmatch(SEGMENT_NAME, path.name)] if folder.is_dir() else []
+
+
+def in_force(paths: Iterable[Path]) -> list[Path]:
+    """Of segments, those whose commits are in no other's, in the order of their commits."""
+    found: list[Path] = []
+    for path in sorted(paths, key=_reach):
+        if not found or _commits(path)[1] > _commits(found[-1])[1]:  # else its rows lie in a merged one
+            found.append(path)
     return found
 
 
+def segments_in(folder: Path) -> list[Segment]:
+    """The segments in force in a folder of parts, in the order of their commits. Raises OSError and KeyError."""
+    return [describe(path) for path in in_force(segment_files(folder))]
+
+
+def missing_commits(paths: Iterable[Path]) -> list[tuple[int, int]]:
+    """(First, last) of the commits before the last one that no segment holds."""
+    held = list(map(_commits, in_force(paths)))
+    ends = [0, *(last for _, last in held)]
+    return [(end + 1, first - 1) for end, (first, _) in zip(ends, held, strict=False) if first > end + 1]
+
+
 def _commits(path: Path) -> tuple[int, int]:
-    _, first, last = path.stem.split("-")
+    first, last = re.fullmatch(SEGMENT_NAME, path.name).groups()
     return int(first), int(last)
 
 
@@ -80,13 +107,10 @@ def _reach(path: Path) -> tuple[int, int]:
     return first, -last
 
 
-def _describe(path: Path, first: int, last: int) -> Segment:
+def describe(path: Path) -> Segment:
+    """Read what a segment holds. Raises OSError and KeyError."""
     with open_segment(path) as file:
-        extent, base = Extent.of(file), {name: int(file["rows"][name][0]) for name in RAGGED}
-    level = 0
-    while FAN_IN ** (level + 1) <= last - first + 1:
-        level += 1
-    return Segment(first, last, level, extent, base)
+        return Segment.of(file, *_commits(path))
 
 
 def joined(segments: Sequence[Segment]) -> Segment:
@@ -100,13 +124,13 @@ def joined(segments: Sequence[Segment]) -> Segment:
     )
 
 
-def segment_image(table: Table, base: dict[str, int]) -> bytes:
-    """The bytes of a segment file."""
+def segment_image(table: Table, base: dict[str, int], job: str) -> bytes:
+    """The bytes of a segment file, sealed for `job`."""
     with _memory_file() as file:
         writer = FileWriter(file, table.extent(), base)
         writer.append_rows(table.rows, table.lengths, table.entries)
         writer.append_errors(table.errors)
-        return _image(file)
+        return sealed(_image(file), job)
 
 
 def index_image(segments: Sequence[Segment], folder: str, attributes: dict[str, Any]) -> bytes:
@@ -144,7 +168,11 @@ def _virtual(file: h5py.File, name: str, column: Column, shape: tuple[int, ...],
 
 
 def _virtual_offsets(file: h5py.File, name: str, filled: list[tuple[str, int]]) -> None:
-    """n + 1 offsets: all but the last of each segment, as it is the first of the next; both of the last segment."""
+    """n + 1 offsets: all but the last of each segment, as it is the first of the next; both of the last segment.
+
+    Only a first segment may lack them, if it was a final file before: its rows have none of these entries, so HDF5's
+    fill value, 0, is right for them.
+    """
     if not filled:
         file[name] = np.zeros(1, np.int64)
         return

@@ -9,23 +9,15 @@ from typing import Any
 
 import msgspec
 
+from hpcdecode.data.chat import ChatTemplate
 from hpcdecode.data.logprobs import Logprobs
 from hpcdecode.data.prompts import Row, RowError, row_error
+from hpcdecode.data.vocabulary import eos_of, load_backend, require_files, template_of
 from hpcdecode.errors import RowProblem, UserError, first_line
-from hpcdecode.model.config import quiet, read_json, text_config
+from hpcdecode.model.config import stated_config
 from hpcdecode.sampling.params import SamplingParams
 from hpcdecode.sampling.structured import Grammars
 
-# Any one of these groups is enough for transformers to build a tokenizer.
-VOCABULARY_FILES = (
-    ("tokenizer.json",),
-    ("tokenizer.model",),
-    ("vocab.json", "merges.txt"),
-    ("vocab.txt",),
-    ("spiece.model",),
-    ("sentencepiece.bpe.model",),
-    ("tekken.json",),
-)
 CHUNK_ROWS = 64  # rows that one tokenizer call takes at most
 CHUNK_CHARACTERS = 1 << 20
 PROBE_CHARACTERS = 32  # per position; a longer text is first judged by a beginning of this size
@@ -64,15 +56,17 @@ class Tokenizer:
         self.eos_token_ids = eos_token_ids
         self.vocab_size = vocab_size
         self.grammars = Grammars(backend, eos_token_ids, vocab_size)
+        self._chat: ChatTemplate | None = None  # once it is needed
         self._bad_words: dict[tuple[str, ...], list[list[int]]] = {}
 
     @classmethod
     def load(cls, model_dir: str | os.PathLike) -> Tokenizer:
         """Raises UserError where tokenizer files are missing, broken, or need code of their own."""
         folder = Path(model_dir)
-        _require_files(folder)
+        require_files(folder)
+        config = stated_config(folder)
         try:
-            backend = _backend(folder)
+            backend = load_backend(folder)
             works = bool(_ids(backend, ["a b"])[0])
         except Exception as e:
             raise UserError(
@@ -80,9 +74,8 @@ class Tokenizer:
             ) from e
         if not works:
             raise UserError(f"tokenizer of {folder}: expected a vocabulary, got one that encodes 'a b' as nothing")
-        config = text_config(read_json(folder / "config.json"))
         vocab_size = int(config.get("vocab_size") or len(backend))
-        return cls(backend, _eos_token_ids(folder, config, backend), vocab_size)
+        return cls(backend, eos_of(folder, config, backend, vocab_size), vocab_size)
 
     def encode(self, row: Row) -> list[int]:
         """Token ids of the row, special tokens as the tokenizer (prompt) or the chat template (messages) adds them.
@@ -93,7 +86,7 @@ class Tokenizer:
         if row.prompt_token_ids is not None:
             return self._checked(row.prompt_token_ids)
         if row.messages is not None:
-            return self.encode_texts([self.chat_text(row.messages)], add_special_tokens=False)[0]
+            return self.encode_texts([self.chat_text(row)], add_special_tokens=False)[0]
         return self.encode_texts([row.prompt])[0]
 
     def encode_last(self, row: Row, count: int) -> list[int]:
@@ -133,14 +126,16 @@ class Tokenizer:
             raise RowProblem(f"the tokenizer refused the text: {first_line(e)}") from e
         return [self._checked(ids) for ids in encoded]
 
-    def chat_text(self, messages: list[dict]) -> str:
-        """The messages through the model's chat template, ending where the assistant's answer begins."""
-        if not self._backend.chat_template:
-            raise RowProblem("messages: expected a model with a chat template, this one has none; use prompt")
-        try:
-            return self._backend.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        except Exception as e:
-            raise RowProblem(f"messages: the model's chat template refused them: {first_line(e)}") from e
+    def chat_text(self, row: Row) -> str:
+        """Return the row's messages as text, by the model's chat template.
+
+        Raises:
+            RowProblem: the template does not take them, or there is none.
+            UserError: the process that renders templates cannot be started.
+        """
+        if self._chat is None:
+            self._chat = ChatTemplate(template_of(self._backend), self._backend.special_tokens_map)
+        return self._chat.render(row.messages, row.chat)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Text of generated ids, special tokens left out unless they are asked for, and spaces left as they are."""
@@ -216,9 +211,12 @@ def _encode_alone(row: Row, tokenizer: Tokenizer, max_positions: int) -> list[in
     count = row.params.truncate_prompt_tokens
     if count is not None:
         return tokenizer.encode_last(row, _room(row.params.max_tokens, max_positions) if count == -1 else count)
-    if row.prompt is not None and _needs_probe(row.prompt, max_positions):
-        _probe(row.prompt, tokenizer, max_positions)
-    return tokenizer.encode(row)
+    if row.prompt_token_ids is not None:
+        return tokenizer.encode(row)
+    text = row.prompt if row.messages is None else tokenizer.chat_text(row)
+    if _needs_probe(text, max_positions):
+        _probe(text, tokenizer, max_positions)
+    return tokenizer.encode_texts([text], add_special_tokens=row.messages is None)[0]
 
 
 def _room(max_tokens: int, max_positions: int) -> int:
@@ -249,33 +247,6 @@ def _require_room(length: int, qualifier: str, max_positions: int) -> None:
         )
 
 
-def _backend(folder: Path) -> Any:
-    """transformers' tokenizer; where its class is stated, without the model's own config: that takes long to import."""
-    from transformers import AutoTokenizer, PreTrainedConfig
-
-    stated, options = read_json(folder / "tokenizer_config.json"), {}
-    if stated.get("tokenizer_class") and "auto_map" not in stated:
-        with quiet():
-            options["config"] = PreTrainedConfig.from_pretrained(folder)
-    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **options)
-
-
 def _ids(backend: Any, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
     options = {"padding": False, "truncation": False, "return_attention_mask": False, "verbose": False}
     return backend(texts, add_special_tokens=add_special_tokens, **options)["input_ids"]
-
-
-def _require_files(folder: Path) -> None:
-    if not folder.is_dir():
-        raise UserError(f"model {folder}: expected a directory with a Hugging Face model, found none")
-    if not any(all((folder / name).is_file() for name in group) for group in VOCABULARY_FILES):
-        expected = ", or ".join(" and ".join(group) for group in VOCABULARY_FILES)
-        raise UserError(f"tokenizer of {folder}: expected {expected}, found none; copy the tokenizer's files there")
-
-
-def _eos_token_ids(folder: Path, config: dict[str, Any], backend: Any) -> frozenset[int]:
-    generation = read_json(folder / "generation_config.json")
-    for value in (generation.get("eos_token_id"), config.get("eos_token_id"), backend.eos_token_id):
-        if value is not None:
-            return frozenset(value if isinstance(value, list) else [value])
-    return frozenset()

@@ -10,10 +10,14 @@ import contextlib
 import hashlib
 import operator
 import os
+import sys
 import tempfile
+import zlib
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from importlib.metadata import version
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import msgspec
@@ -22,14 +26,28 @@ from torch import Tensor, fx
 
 from hpcdecode import __version__
 from hpcdecode.model import ops
-from hpcdecode.model.config import Facts, config_file, quiet, read_config
+from hpcdecode.model.config import Facts, config_file, quiet, read_config, read_json, text_config
 from hpcdecode.model.meta import Meta
 from hpcdecode.model.sources import Sources, find_sources
+from hpcdecode.model.stated import layers_of
 from hpcdecode.model.trace import Trace, trace
 
 NAMESPACES = ("aten", "hpcdecode")
 FUNCTIONS = ("getitem", "add", "sub", "mul", "floordiv")  # of the module operator
-MAKERS = ("config.py", "trace.py", "ops.py", "clean.py", "meta.py", "sources.py", "cache.py")
+CHECKSUM_BYTES = 4
+LONG = 2.0  # seconds after which a trace that is being made is announced
+MAKERS = (
+    "config.py",
+    "stated.py",
+    "trace.py",
+    "kinds.py",
+    "expand.py",
+    "ops.py",
+    "clean.py",
+    "meta.py",
+    "sources.py",
+    "cache.py",
+)
 
 
 class StoredTensor(msgspec.Struct, array_like=True):
@@ -63,26 +81,45 @@ class Unstorable(Exception):
     """The trace holds something that the format does not have."""
 
 
-def cached_trace(path: Path, dtype: torch.dtype) -> Trace:
+def cached_trace(path: Path, dtype: torch.dtype, announce: bool = False) -> Trace:
     """The trace of the model in `path` in `dtype`, from the cache directory if it is there; else made, and left there.
 
     From there it takes no code of transformers. Raises what `read_config` and `trace` raise.
+
+    Args:
+        announce: say on standard error what takes so long, if it does.
     """
     file = directory() / f"{key(path, dtype)}.trace"
     with contextlib.suppress(OSError, msgspec.MsgspecError, Unstorable):
         ops.define()
-        return restored(msgspec.msgpack.decode(file.read_bytes(), type=StoredTrace))
-    made = trace(read_config(path), dtype)
+        return restored(msgspec.msgpack.decode(read(file), type=StoredTrace))
+    with announced(path) if announce else contextlib.nullcontext():
+        made = trace(read_config(path), dtype)
     with contextlib.suppress(OSError, Unstorable):
         write(file, msgspec.msgpack.encode(stored(made)))
     return made
+
+
+@contextlib.contextmanager
+def announced(path: Path) -> Iterator[None]:
+    """Say on standard error that the model in `path` is being traced, if the block takes longer than LONG."""
+    about = text_config(read_json(config_file(path)))
+    name = (about.get("architectures") or [about.get("model_type")])[0]
+    line = f"hpcdecode: tracing {name}: {layers_of(about)} layers (the first time; kept in {directory()})\n"
+    timer = Timer(LONG, lambda: print(line, end="", file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def cached_sources(path: Path, dtype: torch.dtype, keys: Seq[str], wanted: set[str], stackable: set[str]) -> Sources:
     """`find_sources` of the traced model in `path`, from the cache directory if they are there, likewise."""
     file = directory() / f"{key(path, dtype, *sorted(keys))}.sources"
     with contextlib.suppress(OSError, msgspec.MsgspecError):
-        return msgspec.msgpack.decode(file.read_bytes(), type=Sources)
+        return msgspec.msgpack.decode(read(file), type=Sources)
     with quiet():
         found = find_sources(read_config(path), dtype, keys, wanted, stackable)
     if not found.conversions:
@@ -106,12 +143,22 @@ def key(path: Path, dtype: torch.dtype, *about: str) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
 
 
+def read(file: Path) -> bytes:
+    """What `write` was given. Raises OSError, also if the file is not as it was written."""
+    content = file.read_bytes()
+    checksum, data = content[:CHECKSUM_BYTES], content[CHECKSUM_BYTES:]
+    if zlib.crc32(data).to_bytes(CHECKSUM_BYTES, "little") != checksum:
+        raise OSError(f"{file}: its checksum is not that of its content")
+    return data
+
+
 def write(file: Path, data: bytes) -> None:
+    """Put `data` after its CRC-32 into a new file, and rename it to `file`. Raises OSError."""
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=".trace-")
     try:
         with os.fdopen(handle, "wb") as out:
-            out.write(data)
+            out.write(zlib.crc32(data).to_bytes(CHECKSUM_BYTES, "little") + data)
         os.replace(name, file)
     except OSError:
         os.unlink(name)

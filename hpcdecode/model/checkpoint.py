@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import mmap
-from collections.abc import Callable
+import os
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -16,29 +18,81 @@ from hpcdecode.model.meta import Meta
 from hpcdecode.model.sources import Sources
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+MOST_INDEX_BYTES = 512 << 20
+NUMBER = re.compile(r"(?<=\.)\d{1,9}(?=\.)")  # in a key, such as a layer's place
 
 
-def open_checkpoint(path: Path) -> dict[str, Callable[[], Tensor]]:
-    """For each tensor of the checkpoint in `path` a function that returns it, backed by the mapped file.
+class Index(msgspec.Struct):
+    weight_map: dict[str, str]
 
-    Raises UserError for a missing, truncated or unreadable file, naming it.
+
+class Stored:
+    """A tensor of a checkpoint; called, it returns the tensor, backed by the mapped file.
+
+    file: that holds it. dtype: safetensors' name for it, such as BF16.
     """
-    tensors: dict[str, Callable[[], Tensor]] = {}
-    for file in shard_files(path):
+
+    __slots__ = ("_key", "_shard", "dtype", "file")
+
+    def __init__(self, file: Path, shard, key: str):
+        self.file, self._shard, self._key = file, shard, key
+        self.dtype: str = shard.get_slice(key).get_dtype()
+
+    def __call__(self) -> Tensor:
+        return self._shard.get_tensor(self._key)
+
+
+def holds_weights(path: Path) -> bool:
+    return (path / INDEX).exists() or (path / SINGLE).exists()
+
+
+def open_checkpoint(path: Path, layers: int | None = None) -> dict[str, Stored]:
+    """Return the tensors of the checkpoint in `path` by key; only the headers of its files are read.
+
+    Raises UserError for a missing, truncated or unreadable file, naming it, or if it has no `layers` layers.
+    """
+    tensors: dict[str, Stored] = {}
+    places = weight_map(path)
+    for file in shard_files(path, places):
         shard = open_shard(file)
-        tensors.update({key: lambda shard=shard, key=key: shard.get_tensor(key) for key in shard.keys()})  # noqa: SIM118
+        own = (key for key in shard.keys() if places.get(key, file) == file)  # noqa: SIM118
+        tensors.update({key: Stored(file, shard, key) for key in own})
+    most = max((int(number) for key in tensors for number in NUMBER.findall(key)), default=None)
+    if layers is not None and most is not None and most + 1 < layers:
+        raise UserError(
+            f"{path}: config.json states {layers} layers, the weights have {most + 1}: one of them is wrong"
+        )
     return tensors
 
 
-def shard_files(path: Path) -> list[Path]:
-    """The safetensors files of `path`, all present."""
-    if (path / INDEX).is_file():
-        try:
-            names = sorted(set(json.loads((path / INDEX).read_text())["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as e:
-            raise UserError(f"{path / INDEX} is not a safetensors index ({first_line(e)}): copy it again") from e
+def weight_map(path: Path) -> dict[str, Path]:
+    """Return by key the file that the index of the checkpoint in `path` names for it; {} if there is no index.
+
+    Raises UserError if the index is none, or names files outside of `path`. A file may be a link to anywhere.
+    """
+    index = path / INDEX
+    if not index.exists():
+        return {}
+    try:
+        if not 0 < index.stat().st_size <= MOST_INDEX_BYTES or not index.is_file():
+            raise ValueError(f"expected a file of at most {MOST_INDEX_BYTES:,} bytes")
+        places = msgspec.json.decode(index.read_bytes(), type=Index).weight_map
+    except (OSError, ValueError, RecursionError) as e:
+        raise UserError(f"{index} is not a safetensors index ({first_line(e)}): copy it again") from e
+    names = set(places.values())
+    for name in names:
+        if not name or "\0" in name or os.path.isabs(name) or ".." in name.split(os.sep):
+            raise UserError(f"{index}: expected names of files in its own directory, got {name!r:.200}: copy it again")
+    files = {name: path / name for name in names}
+    return {key: files[name] for key, name in places.items()}
+
+
+def shard_files(path: Path, places: Mapping[str, Path]) -> list[Path]:
+    """Return the safetensors files of `path`, all present; places: what `weight_map` returned."""
+    if (path / INDEX).exists():
+        files = sorted(set(places.values()))
     elif (path / SINGLE).is_file():
-        names = [SINGLE]
+        files = [path / SINGLE]
     elif any(path.glob("*.bin")):
         raise UserError(
             f"{path} has PyTorch .bin weights only; expected safetensors: convert them with "
@@ -46,11 +100,13 @@ def shard_files(path: Path) -> list[Path]:
         )
     else:
         raise UserError(f"{path} holds no weights: expected {SINGLE}, or {INDEX} and the files it names")
-    missing = [name for name in names if not (path / name).is_file()]
+    missing = [file for file in files if not os.path.isfile(file)]  # not Path.is_file: a name may be too long
     if missing:
-        some = ", ".join(missing[:5])
-        raise UserError(f"{path} lacks {len(missing)} of {len(names)} weight files: {some}; copy them beside {INDEX}")
-    return [path / name for name in names]
+        some = ", ".join(str(file.relative_to(path)) for file in missing[:5])
+        raise UserError(
+            f"{path} lacks {len(missing)} of {len(files)} weight files: {some:.500}; copy them beside {INDEX}"
+        )
+    return files
 
 
 def open_shard(file: Path):
@@ -65,9 +121,9 @@ def open_shard(file: Path):
         ) from e
 
 
-def forget_pages(path: Path) -> None:
-    """Take the mapped weights of `path` out of this process's memory; what is used again is read again."""
-    files = {str(file.resolve()) for file in shard_files(path)}
+def forget_pages(shards: Iterable[Path]) -> None:
+    """Take the mapped files `shards` out of this process's memory; what is used again is read again."""
+    files = {str(file.resolve()) for file in shards}
     advise = ctypes.CDLL(None, use_errno=True).madvise
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     with open("/proc/self/maps") as maps:
@@ -87,7 +143,7 @@ class Stack(tuple):
 
 def read_weights(
     path: Path,
-    tensors: dict[str, Callable[[], Tensor]],
+    tensors: Mapping[str, Stored],
     sources: Sources,
     wanted: dict[str, Meta],
     device: torch.device,

@@ -12,12 +12,14 @@ from typing import Any
 import msgspec
 
 from hpcdecode.errors import UserError, first_line
+from hpcdecode.model.stated import QUANTISATION_FILES, check_quantisation, check_values, quantised, scheme_of
 
 ATTENTION_KINDS = frozenset({"full_attention", "sliding_attention"})
 ROPE_REFUSED = {
     "dynamic": "its rotary frequencies change with the longest sequence seen, so that rows would depend on each other",
     "longrope": "it switches all rows between short and long factors by the longest row of the batch",
 }
+MOST_JSON_BYTES = 64 << 20
 OTHER_TOWERS = ("vision_config", "audio_config", "speech_config")
 
 
@@ -44,6 +46,26 @@ def config_file(path: str | Path) -> Path:
     return file
 
 
+def stated_config(path: str | Path) -> dict[str, Any]:
+    """Return what config.json of the model directory `path` states of the language model; {} if there is none.
+
+    Raises UserError if its values are absurd, if a file there states a quantisation, or if one is no regular file.
+    """
+    folder = Path(path)
+    for entry in folder.iterdir():
+        if entry.exists() and not (entry.is_file() or entry.is_dir()):
+            raise UserError(f"{entry}: expected regular files in a model directory, got a pipe or a device: remove it")
+    file = folder / "config.json"
+    config = read_json(file)
+    check_values(file, config)
+    check_values(file, text_config(config))
+    check_quantisation(file, config)
+    for other in (folder / name for name in QUANTISATION_FILES):
+        if other.exists():
+            raise quantised(other, f"it states their quantisation{scheme_of(read_json(other))}")
+    return text_config(config)
+
+
 def stated_dtype(path: str | Path) -> str | None:
     """The dtype of the checkpoint in `path` as its config.json has it, such as bfloat16."""
     config = text_config(read_json(config_file(path)))
@@ -53,16 +75,20 @@ def stated_dtype(path: str | Path) -> str | None:
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
     """The part of a config.json that describes the language model; what it lacks comes from the top level."""
-    return {**config, **(config.get("text_config") or {})}
+    text = config.get("text_config")
+    return {**config, **(text if isinstance(text, dict) else {})}
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """{} where there is no such file. Raises UserError where it is no JSON object."""
+    """Return {} if there is no such file. Raises UserError if it holds no JSON object, or is too large for one."""
     try:
+        size = path.stat().st_size
+        if size > MOST_JSON_BYTES or (path.exists() and not path.is_file()):
+            raise UserError(f"{path}: expected a JSON object in a regular file of at most 64 MiB, got {size:,} bytes")
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise UserError(f"{path}: expected a JSON object, got: {first_line(e)}") from e
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected a JSON object, got {type(value).__name__}")
@@ -77,6 +103,7 @@ def read_config(path: str | Path):
     from transformers import AutoConfig
 
     file = config_file(path)
+    stated_config(path)
     try:
         with quiet():
             config = AutoConfig.from_pretrained(file.parent, trust_remote_code=False, local_files_only=True)
@@ -102,8 +129,6 @@ def check_supported(config) -> None:
             )
     if type(config) not in AutoModelForCausalLM._model_mapping:
         refuse("transformers has no causal language model for it")
-    if getattr(config, "quantization_config", None) is not None:
-        refuse("its weights are quantised; dequantise the checkpoint to bfloat16 first")
     for layer, kind in enumerate(getattr(config, "layer_types", None) or ()):
         if kind not in ATTENTION_KINDS:
             refuse(f"layer {layer} is {kind!r}; attend does {' and '.join(sorted(ATTENTION_KINDS))}")

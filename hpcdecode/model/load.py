@@ -12,14 +12,17 @@ from hpcdecode.attention import LayerShape
 from hpcdecode.errors import UserError
 from hpcdecode.model import quantize
 from hpcdecode.model.cache import cached_sources, cached_trace
-from hpcdecode.model.checkpoint import Stack, forget_pages, open_checkpoint, read_weights
+from hpcdecode.model.checkpoint import Stack, Stored, forget_pages, holds_weights, open_checkpoint, read_weights
 from hpcdecode.model.compile import Compiled, compile_graph, runnable
-from hpcdecode.model.config import stated_dtype
+from hpcdecode.model.config import config_file, stated_config, stated_dtype
 from hpcdecode.model.describe import describe
 from hpcdecode.model.head import Head, head_of
 from hpcdecode.model.meta import meta
+from hpcdecode.model.plausible import check_values
+from hpcdecode.model.quantised import refuse_quantised
 from hpcdecode.model.rows import empty_rows
 from hpcdecode.model.split import Split, split
+from hpcdecode.model.stated import layers_of
 from hpcdecode.model.trace import Trace
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -205,10 +208,12 @@ def load_split(
     weights: bool = True,
     int8: bool = False,
     inductor: bool = False,
+    announce: bool = False,
 ) -> SplitModel:
     """Trace, cut and bind the model directory `path`; without `weights` only shapes can be asked for.
 
     int8: projections multiply in int8, on a CPU with VNNI (see quantize.py). inductor: slices by torch's compiler.
+    announce: say on standard error that a trace is being made, if that takes long.
 
     Raises UserError for whatever is missing, broken or not supported, saying what was expected and what to change.
     """
@@ -220,14 +225,30 @@ def load_split(
     if int8 and not quantize.exact():
         raise UserError("--weights int8: expected a CPU with int8 products (VNNI), this one has none; leave it out")
     folder, dtype = Path(path), parse_dtype(dtype, path)
-    traced = cached_trace(folder, dtype)
-    bound = read_bound(folder, traced, device) if weights else None
-    return SplitModel(split(traced, device), device, bound, lambda: forget_pages(folder), int8, inductor)
+    config_file(folder)
+    layers = layers_of(stated_config(folder))
+    opens = weights and holds_weights(folder)  # if there are none, what the model lacks is said first
+    tensors = open_checkpoint(folder, layers) if opens else {}
+    traced = cached_trace(folder, dtype, announce)
+    if not weights:
+        return SplitModel(split(traced, device), device, None)
+    tensors = tensors or open_checkpoint(folder, layers)
+    files = {stored.file for stored in tensors.values()}
+    bound = read_bound(folder, tensors, traced, device)
+    del tensors
+    return SplitModel(split(traced, device), device, bound, lambda: forget_pages(files), int8, inductor)
 
 
-def read_bound(folder: Path, traced: Trace, device: torch.device) -> dict[str, Tensor | Stack]:
-    """The weights that the nodes of `traced` use, from the checkpoint in `folder`."""
+def read_bound(
+    folder: Path, tensors: dict[str, Stored], traced: Trace, device: torch.device
+) -> dict[str, Tensor | Stack]:
+    """Return the weights that the nodes of `traced` use, from the `tensors` of the checkpoint in `folder`.
+
+    Raises UserError if the checkpoint is incomplete, quantised or damaged.
+    """
     wanted = {name: meta(node) for node, name in traced.weights.items() if node.users}
-    tensors = open_checkpoint(folder)
     sources = cached_sources(folder, traced.dtype, list(tensors), set(wanted), stackable(traced))
-    return read_weights(folder, tensors, sources, wanted, device)
+    refuse_quantised(tensors, sources, wanted)
+    weights = read_weights(folder, tensors, sources, wanted, device)
+    check_values(folder, weights)
+    return weights

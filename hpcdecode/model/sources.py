@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from copy import deepcopy
 from typing import Any
 
@@ -21,6 +21,12 @@ class Sources(msgspec.Struct, array_like=True):
     ties: dict[str, str] = {}
     conversions: list[Any] = []  # Conversion: what makes the others
 
+    def uses(self) -> Iterator[tuple[str, str]]:
+        """Yield every tensor of the checkpoint that is used, with the weight that it is or is a part of."""
+        yield from ((key, name) for name, key in self.keys.items())
+        yield from ((key, name) for name, experts in self.stacks.items() for keys in experts for key in keys)
+        yield from ((key, conversion.names[0]) for conversion in self.conversions for key in conversion.takes())
+
 
 class Conversion:
     """One of transformers' conversions, of certain tensors of a checkpoint into one or more of a model."""
@@ -33,6 +39,10 @@ class Conversion:
 
     def add(self, pattern: str, key: str) -> None:
         self._keys.setdefault(pattern, []).append(key)
+
+    def takes(self) -> list[str]:
+        """Return the tensors of the checkpoint that it takes."""
+        return [key for keys in self._keys.values() for key in keys]
 
     def pieces(self) -> list[list[str]] | None:
         """For each expert the tensors that make up its weight along `out`, where that is all that it does."""

@@ -14,9 +14,12 @@ from hpcdecode.errors import UserError, first_line
 from hpcdecode.model import ops
 from hpcdecode.model.clean import clean
 from hpcdecode.model.config import Facts, quiet, unsupported
+from hpcdecode.model.expand import expand
+from hpcdecode.model.kinds import Kinds
 from hpcdecode.model.meta import KEPT, TOKENS, annotate
 
 EXAMPLE_TOKENS, EXAMPLE_KEPT = 8, 3  # the graph holds for any number
+Program = tuple[torch.export.ExportedProgram, dict[str, Tensor]]  # and the values of buffers
 BYPASS = "its attention bypasses transformers' attention interface"
 
 
@@ -36,16 +39,16 @@ class Trace:
     facts: Facts
 
 
-def trace(config, dtype: torch.dtype) -> Trace:
+def trace(config, dtype: torch.dtype, whole: bool = False) -> Trace:
     """Trace the causal language model of `config` in `dtype`.
 
-    Raises UserError where transformers' code for it cannot be traced or does not send its attention through attend.
+    whole: trace every layer, not one of each kind.
+
+    Raises UserError if transformers' code for it cannot be traced or does not send its attention through attend.
     """
     with quiet():
         try:
-            model = skeleton(config, dtype)
-            buffers = real_buffers(model)
-            program = export(model)
+            program, buffers = export_whole(config, dtype) if whole else export_fast(config, dtype)
         except UserError as e:
             raise unsupported(config, str(e)) from e
         except KeyError as e:
@@ -53,6 +56,41 @@ def trace(config, dtype: torch.dtype) -> Trace:
         except Exception as e:
             raise unsupported(config, f"torch.export cannot trace it ({first_line(e)})") from e
     return read_program(program, buffers, config, dtype)
+
+
+def export_fast(config, dtype: torch.dtype) -> Program:
+    """Export one layer of each kind if that is known to give the same graph, else all."""
+    try:
+        return export_kinds(config, dtype)
+    except Exception:  # whatever it is, tracing all layers is right or says what is wrong
+        return export_whole(config, dtype)
+
+
+def export_kinds(config, dtype: torch.dtype) -> Program:
+    """Export one layer of each kind, and put copies of it where the others are.
+
+    Raises Unlike if layers are not known to be alike, and whatever the exporter raises.
+    """
+    model = skeleton(config, dtype)
+    buffers = real_buffers(model)
+    kinds = Kinds(model, config.num_hidden_layers)
+    with kinds.standing_in():
+        program = export(model)
+    expand(program.graph, weight_names(program), kinds.name)
+    return program, buffers
+
+
+def export_whole(config, dtype: torch.dtype) -> Program:
+    model = skeleton(config, dtype)
+    buffers = real_buffers(model)
+    return export(model), buffers
+
+
+def weight_names(program: torch.export.ExportedProgram) -> dict[fx.Node, str]:
+    """By placeholder the parameter or buffer of the model that it holds."""
+    nodes = {n.name: n for n in program.graph.nodes}
+    specs = program.graph_signature.input_specs
+    return {nodes[s.arg.name]: s.target.removeprefix("model.") for s in specs if s.target is not None}
 
 
 def skeleton(config, dtype: torch.dtype) -> torch.nn.Module:
@@ -95,6 +133,7 @@ class Flat(torch.nn.Module):
         self.model = model
 
     def forward(self, ids, positions, keep):
+        torch._check(ids.shape[0] == positions.shape[0])  # one symbol from the first layer on, so that layers are alike
         out = self.model(input_ids=ids[None], position_ids=positions[None], logits_to_keep=keep, use_cache=False)
         return out.logits[0]
 

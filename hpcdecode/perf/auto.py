@@ -13,7 +13,7 @@ from hpcdecode.errors import UserError
 from hpcdecode.job import EngineOptions
 from hpcdecode.perf import planner
 from hpcdecode.perf.profile import Profile, read
-from hpcdecode.schedule.auto import mean_prompt
+from hpcdecode.schedule.auto import mean_prompt, new_tokens
 
 
 def profile_for(path: str, engine: Engine) -> Profile:
@@ -36,8 +36,9 @@ def planned(profile: Profile, engine: Engine, first: Seq[Prompt], all_rows: bool
     options, team = engine.options, engine.team
     if all_rows or not first:
         return options
-    rows = planner.Rows(mean_prompt(first), max(fmean(p.params.max_tokens for p in first) - 1, 1.0))
     capacity = min(r.kv_tokens for r in team.ranks if r.has_r)
+    longest = min(capacity, engine.max_positions)
+    rows = planner.Rows(mean_prompt(first), max(fmean(new_tokens(p, longest) for p in first) - 1, 1.0))
     choice = planner.choice(capacity, profile.ranks - 1, measured=True)
     plan = planner.choose(profile.cost, rows, choice)
     return msgspec.structs.replace(

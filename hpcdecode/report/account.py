@@ -7,6 +7,7 @@ from pathlib import Path
 import h5py
 import msgspec
 
+from hpcdecode.data.checked import Unsound, open_results, read_attribute
 from hpcdecode.errors import UserError
 from hpcdecode.report.text import table
 from hpcdecode.roles import Rank
@@ -59,14 +60,15 @@ class _Trace(msgspec.Struct):
 def read(path: str) -> list[Account]:
     """The ranks' accounts from a trace or a results file; UserError if it is neither, or has none."""
     try:
-        with open(path, "rb") as file:
-            is_hdf5 = file.read(4) == b"\x89HDF"
-        if is_hdf5:
-            with h5py.File(path, locking=False) as file:
-                found = msgspec.json.decode(file.attrs["summary"], type=_Summary)
+        if not Path(path).is_file():
+            raise UserError(f"{path}: expected a file, found none")
+        if h5py.is_hdf5(path):
+            file, _ = open_results(path)
+            with file:
+                found = msgspec.convert(read_attribute(file, "summary"), type=_Summary)
         else:
             found = msgspec.json.decode(Path(path).read_bytes(), type=_Trace).otherData
-    except (OSError, KeyError, msgspec.DecodeError) as error:
+    except (OSError, KeyError, msgspec.DecodeError, Unsound, RecursionError, MemoryError) as error:
         raise UserError(f"{path}: expected a trace of hpcdecode generate --trace, or its results: {error}") from None
     if not found.accounts:
         raise UserError(f"{path}: expected the results of a job that has ended; this one has no summary yet")

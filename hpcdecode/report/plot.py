@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from hpcdecode.data.durable import destination, replacing
 from hpcdecode.errors import UserError
 from hpcdecode.report.account import GROUPS, Account
 
@@ -23,9 +25,10 @@ def canvas() -> Any:
 
 
 def save(pyplot: Any, figure: Any, path: str) -> None:
-    """Write a PNG (or what else matplotlib makes of the name), and close the figure. UserError if it cannot write."""
+    """Write a PNG, or what the name's suffix says, and close the figure. UserError if it cannot write."""
     try:
-        figure.savefig(path, dpi=150)
+        with replacing(destination(path)) as file:
+            figure.savefig(file, format=Path(path).suffix[1:] or "png", dpi=150)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: expected the name of a picture that can be written: {error}") from None
     finally:

@@ -6,11 +6,12 @@ import json
 import os
 from array import array
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from itertools import pairwise
-from pathlib import Path
 
 import msgspec
 
+from hpcdecode.data.durable import destination, replacing
 from hpcdecode.errors import UserError
 from hpcdecode.launch import Team
 from hpcdecode.report.account import Account
@@ -28,10 +29,12 @@ class Record(msgspec.Struct):
     offset: int
 
 
-def check_path(path: str) -> None:
-    """UserError where no trace can be written."""
-    folder = os.path.dirname(path) or "."
-    if os.path.isdir(path) or not os.access(folder, os.W_OK):
+def check_path(path: str, others: Seq[str] = ()) -> None:
+    """UserError where no trace can be written. others: files of the job, none of which a trace may replace."""
+    target = destination(path, "--trace ", "choose another file")
+    if str(target) in map(os.path.realpath, others):
+        raise UserError(f"--trace {path}: expected a file of its own, got one of the job's; choose another file")
+    if not os.access(target.parent, os.W_OK):
         raise UserError(f"--trace {path}: expected a file in a folder that can be written to")
 
 
@@ -50,13 +53,10 @@ def write_trace(path: str, team: Team, timeline: Timeline, offset: int) -> None:
     own = Record(Account.of(team.me, timeline), timeline.spans(), timeline.began, offset)
     records = _gathered(team, own)
     if records:
-        temporary = Path(f"{path}.tmp")
         try:
-            with open(temporary, "w") as file:
-                file.writelines(_lines(records))
-            temporary.replace(path)
+            with replacing(destination(path, "--trace ", "choose another file")) as file:
+                file.writelines(line.encode() for line in _lines(records))
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise UserError(f"--trace {path}: writing failed: {error.strerror}; the results are complete") from None
 
 

@@ -76,6 +76,8 @@ def _restrict(logits: Tensor, sequences: Seq[Sequence], grammars: Grammars | Non
         if sequence.matcher is None:
             sequence.matcher = grammars.matcher(asked)
         allowed = torch.from_numpy(sequence.matcher.allowed(sequence.generated, logits.shape[1])).to(logits.device)
+        if sequence.matcher.problem is not None:
+            sequence.problem = f"structured_outputs: the grammar cannot be followed: {sequence.matcher.problem}"
         logits[row].masked_fill_(~allowed, _FORBIDDEN)
         if logits[row].max() == _FORBIDDEN:
             logits[row].masked_fill_(allowed, 0.0)

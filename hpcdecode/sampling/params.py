@@ -13,6 +13,7 @@ MAX_SEED = 2**63 - 1
 MAX_SAMPLES = 2**16 - 1
 MAX_LOGPROBS = 20
 MAX_BEAMS = 256
+MAX_ELEMENTS = 10_000  # of a list or an object that every step goes through
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,6 +77,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             _require(-2.0 <= getattr(self, name) <= 2.0, name, "a number in [-2, 2]", getattr(self, name))
         repetition = self.repetition_penalty
         _require(repetition > 0 and isfinite(repetition), "repetition_penalty", "a finite number > 0", repetition)
+        for name in ("logit_bias", "bad_words", "stop", "stop_token_ids"):
+            count = len(getattr(self, name))
+            _require(count <= MAX_ELEMENTS, name, f"at most {MAX_ELEMENTS} elements", count)
         _require(all(t >= 0 for t in self.logit_bias), "logit_bias", "token ids >= 0", list(self.logit_bias))
         for bias in self.logit_bias.values():
             _require(-100.0 <= bias <= 100.0, "logit_bias", "numbers in [-100, 100]", bias)

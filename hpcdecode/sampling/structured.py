@@ -10,18 +10,26 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from hpcdecode.confined import Confined
 from hpcdecode.errors import RowProblem
+from hpcdecode.sampling.grammar_process import MEMORY_BYTES, SECONDS
 
-_KEPT = 64  # compiled grammars
+_KEPT = 64  # compiled grammars, and as many that cannot be
+_COMMAND = ("-m", "hpcdecode.sampling.grammar_process")
 _MAX_PROBLEM_CHARACTERS = 300
 
 
 class Matcher:
-    """How far one sequence has come in its grammar."""
+    """How far one sequence has come in its grammar.
+
+    Attributes:
+        problem: why llguidance can follow the text no further, or None; the masks mean nothing from then on.
+    """
 
     def __init__(self, state: Any):
         self._state = state
         self._taken = 0
+        self.problem: str | None = None
 
     def allowed(self, generated: Seq[int], vocabulary: int) -> np.ndarray:
         """Whether each token may come after `generated`, bool [vocabulary]; end-of-sequence alone once all is said."""
@@ -30,6 +38,8 @@ class Matcher:
         self._taken = len(generated)
         bits = np.zeros(-(-vocabulary // 32), np.int32)
         self._state.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        if self.problem is None and self._state.is_error():
+            self.problem = _cut(self._state.get_error())
         return np.unpackbits(bits.view(np.uint8), count=vocabulary, bitorder="little").astype(bool)
 
 
@@ -41,9 +51,11 @@ class Grammars:
 
     def __init__(self, backend: Any, eos: frozenset[int], vocab_size: int):
         self._backend, self._eos, self._vocab_size = backend, eos, vocab_size
-        self._lock = threading.Lock()
+        self._lock, self._compiling = threading.Lock(), threading.Lock()
         self._tokenizer: Any = None
-        self._compiled: dict[bytes, Any] = {}
+        self._compiler: Confined | None = None
+        self._compiled: dict[bytes, Any] = {}  # states, the last used at the end
+        self._refused: dict[bytes, str] = {}
 
     def check(self, asked: dict[str, Any]) -> None:
         """Raise RowProblem where the grammar cannot be used, or llguidance is not installed."""
@@ -55,11 +67,32 @@ class Grammars:
 
     def _state(self, asked: dict[str, Any]) -> Any:
         key = msgspec.json.encode(asked)
+        state = self._known(key)
+        if state is None:
+            with self._compiling:  # not the lock: steps look up what is compiled meanwhile
+                state = self._known(key) or self._added(key, asked)
+        return state
+
+    def _known(self, key: bytes) -> Any:
+        """Return a state compiled before, or None. Raises RowProblem for what could not be compiled before."""
         with self._lock:
-            state = self._compiled.pop(key, None) or self._compile(asked)
-            self._compiled[key] = state
-            if len(self._compiled) > _KEPT:
-                del self._compiled[next(iter(self._compiled))]
+            if key in self._refused:
+                raise RowProblem(self._refused[key])
+            if key in self._compiled:
+                self._compiled[key] = self._compiled.pop(key)
+            return self._compiled.get(key)
+
+    def _added(self, key: bytes, asked: dict[str, Any]) -> Any:
+        try:
+            state, kept = self._compile(asked), self._compiled
+        except RowProblem as problem:
+            state, kept = problem, self._refused
+        with self._lock:
+            kept[key] = str(state) if kept is self._refused else state
+            if len(kept) > _KEPT:
+                del kept[next(iter(kept))]
+        if isinstance(state, RowProblem):
+            raise state
         return state
 
     def _compile(self, asked: dict[str, Any]) -> Any:
@@ -72,16 +105,36 @@ class Grammars:
             ) from e
         if not self._eos:
             raise RowProblem("structured_outputs: expected a model with an end-of-sequence token, this one has none")
+        kind, text = _grammar(asked)
+        self._try_apart(kind, text)
         try:
             self._tokenizer = self._tokenizer or llguidance.hf.from_tokenizer(
                 self._backend, n_vocab=max(self._vocab_size, len(self._backend)), eos_token=sorted(self._eos)
             )
-            state = llguidance.LLMatcher(self._tokenizer, llguidance.grammar_from(*_grammar(asked)), log_level=0)
+            state = llguidance.LLMatcher(self._tokenizer, llguidance.grammar_from(kind, text), log_level=0)
         except ValueError as e:
-            raise _refused(e) from e
+            raise _problem(e) from e
         if state.is_error():
-            raise _refused(state.get_error())
+            raise _problem(state.get_error())
         return state
+
+    def _try_apart(self, kind: str, text: str) -> None:
+        """Raise RowProblem for a grammar that does not compile within bounds, in a process that it may end."""
+        self._compiler = self._compiler or Confined(_COMMAND, "structured outputs")
+        answer = self._compiler.ask(msgspec.msgpack.encode([kind, text]))
+        if answer.kind == "compiled":
+            return
+        if answer.kind in ("time", "memory", "ended"):
+            self._compiler.close()
+            self._compiler = None
+        raise _problem(_BEYOND.get(answer.kind, answer.value))
+
+
+_BEYOND = {
+    "time": f"one that takes more than {SECONDS} s to compile",
+    "memory": f"one that takes more than {MEMORY_BYTES >> 30} GiB to compile",
+    "ended": "one that ends the process that compiles it; it may be nested too deeply",
+}
 
 
 def _grammar(asked: dict[str, Any]) -> tuple[str, str]:
@@ -96,6 +149,11 @@ def _grammar(asked: dict[str, Any]) -> tuple[str, str]:
     return name, value
 
 
-def _refused(problem: object) -> RowProblem:
-    text = " ".join(str(problem).split())[:_MAX_PROBLEM_CHARACTERS]
-    return RowProblem(f"structured_outputs: expected what llguidance can compile, got: {text}")
+def _problem(problem: object) -> RowProblem:
+    return RowProblem(f"structured_outputs: expected what llguidance can compile, got: {_cut(problem)}")
+
+
+def _cut(problem: object) -> str:
+    """Return llguidance's words without the state that it appends, on one line."""
+    text = str(problem).partition("<state>")[0].partition("<backtrace>")[0]
+    return " ".join(text.split())[:_MAX_PROBLEM_CHARACTERS]

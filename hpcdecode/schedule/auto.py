@@ -12,7 +12,13 @@ PERIODS = 16  # injections in the life of a sequence: peak load is (1 + 1/16)/2 
 
 
 def choose(
-    batch: int | None, period: int | None, first: Seq[Prompt], all_rows: bool, max_tokens: int, capacity: int
+    batch: int | None,
+    period: int | None,
+    first: Seq[Prompt],
+    all_rows: bool,
+    max_tokens: int,
+    capacity: int,
+    context: int | None = None,
 ) -> tuple[int, int, int]:
     """B, F and S, from those that are given and the first rows of the job.
 
@@ -20,8 +26,10 @@ def choose(
 
     all_rows: whether `first` is the whole job; then all of it starts at once where it fits.
     capacity: KV tokens of all R-ranks. The steady state holds B*(P + (S+F)/2) tokens (FastDecode, section 4.2).
+    context: tokens of a prompt and what follows it at most; None if the model has no limit.
     """
-    steps = max(max((p.params.max_tokens for p in first), default=max_tokens) - 1, 1)
+    longest = capacity if context is None else min(capacity, context)
+    steps = max(max((new_tokens(p, longest) for p in first), default=max_tokens) - 1, 1)
     sequences, prompt = sum(p.params.samples for p in first), mean_prompt(first)
     if all_rows and sequences <= (batch or LOOKAHEAD) and sequences * (prompt + steps) <= FULL * capacity:
         return batch or max(sequences, 1), period or steps, steps
@@ -30,6 +38,11 @@ def choose(
         batch = int(FULL * capacity / (prompt + (steps + period) / 2))
         batch = max(min(batch, LOOKAHEAD), 1, *(p.params.samples for p in first))
     return batch, period, steps
+
+
+def new_tokens(prompt: Prompt, longest: int) -> int:
+    """Tokens that a row can generate where a sequence has no more than `longest` tokens, its prompt included."""
+    return min(prompt.params.max_tokens, max(longest - len(prompt.token_ids), 1))
 
 
 def load_limit(batch: int, period: int, steps: int, prompt: float, capacity: int) -> int:

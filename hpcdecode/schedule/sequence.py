@@ -48,6 +48,7 @@ class Sequence:
     cumulative_logprob: float = nan  # of a beam that has ended
     beams: Beams | None = None  # the search that the samples of its row are beams of
     finish_reason: str | None = None
+    problem: str | None = None  # why it is no result, and its row an error, whatever it generates
     hidden_tokens: int = 0  # the last of `generated` that its text leaves out
     hidden_characters: int = 0  # the last of the text of the others that it leaves out too
     counts: TokenCounts | None = None  # kept for a row with penalties

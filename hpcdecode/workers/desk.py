@@ -9,7 +9,7 @@ import msgspec
 
 from hpcdecode.data.feed import RowFeed
 from hpcdecode.data.logprobs import Logprobs
-from hpcdecode.data.prompts import RowError
+from hpcdecode.data.prompts import RowError, row_error
 from hpcdecode.data.results import Result
 from hpcdecode.data.tokens import Prompt, Tokenizer, Unfinished
 from hpcdecode.errors import UserError
@@ -55,6 +55,12 @@ class Finished(msgspec.Struct, array_like=True):
             prompt_token_ids=[] if sequence.prompt_logprobs is None else prompt.token_ids,
             prompt_logprobs=sequence.prompt_logprobs,
         )
+
+
+def error_of(family: list[Sequence]) -> RowError | None:
+    """Return why the samples of a row are no results, or None if they are."""
+    problem = next((s.problem for s in family if s.problem is not None), None)
+    return None if problem is None else row_error(family[0].prompt.line, family[0].prompt.id, problem)
 
 
 class Report(msgspec.Struct, array_like=True):
@@ -150,6 +156,9 @@ class Desk:
         self.feed.refuse(prompt, reason)
 
     def finish(self, family: list[Sequence]) -> None:
+        if (error := error_of(family)) is not None:
+            self.error(error)
+            return
         self.record([Finished.of(sequence, self.tokenizer) for sequence in family])
 
     def record(self, samples: list[Finished]) -> None:

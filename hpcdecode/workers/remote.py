@@ -10,7 +10,7 @@ from hpcdecode.data.prompts import RowError
 from hpcdecode.data.tokens import Prompt, Tokenizer, Unfinished
 from hpcdecode.exchange.message import post, receive, send
 from hpcdecode.schedule.sequence import Sequence
-from hpcdecode.workers.desk import Desk, Finished, Report
+from hpcdecode.workers.desk import Desk, Finished, Report, error_of
 
 _REPORT, _ROWS, _STOP = 1, 2, 3  # message tags
 _ROWS_A_MESSAGE = 16
@@ -89,6 +89,9 @@ class RemoteDesk:
         self._errors.append(RowError(prompt.line, prompt.id, reason))
 
     def finish(self, family: list[Sequence]) -> None:
+        if (error := error_of(family)) is not None:
+            self._errors.append(error)
+            return
         self._finished.append([Finished.of(sequence, self.tokenizer) for sequence in family])
         if len(self._finished) >= _ROWS_A_MESSAGE:
             self._report(0)

@@ -101,9 +101,12 @@ class SRank:
         return sum(injector.tokens_in_flight for injector in self.injectors)
 
     def unfinished(self) -> list[Unfinished]:
-        """What the rows in flight have generated, finished samples included; a beam search would start over."""
+        """What the rows in flight have generated, finished samples included; a beam search would start over.
+
+        What is no result is left out: it is generated again, to be found so again.
+        """
         sequences = (s for injector in self.injectors for family in injector.families.values() for s in family)
-        return [s.unfinished() for s in sequences if s.generated and s.beams is None]
+        return [s.unfinished() for s in sequences if s.generated and s.beams is None and s.problem is None]
 
     def _lane(self, lane: int, link: SLink, injector: Injector) -> Generator[bool, None, None]:
         enter = self.timeline.enter

@@ -13,6 +13,7 @@ import h5py
 import msgspec
 import pytest
 
+from hpcdecode.data.seal import unsealed
 from hpcdecode.signals import DRAINED
 
 ROWS = 150
@@ -54,7 +55,7 @@ def test_a_signal_keeps_the_tokens_in_flight(hpcdecode, job, tmp_path):
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM and "the same command goes on" in err
-    in_flight = msgspec.msgpack.decode((tmp_path / "out.h5.parts" / "unfinished.msgpack").read_bytes())
+    in_flight = msgspec.msgpack.decode(unsealed(tmp_path / "out.h5.parts" / "unfinished.msgpack")[0])
     first = sum(map(len, contents(out)[1])) + sum(len(tokens) for _line, _sample, tokens, *_ in in_flight)
     assert len(in_flight) > 1
     changed = hpcdecode(*job, "-o", out, "--temperature", 1)

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from hpcdecode.data.resume import UNFINISHED
+from hpcdecode.data.seal import unsealed
 from hpcdecode.data.segments import parts_folder, segments_in
 from hpcdecode.generate import ROW_ERRORS
 from tests.conftest import ROOT, rank_of
@@ -64,7 +65,7 @@ class Kills:
         for segment in segments_in(parts):
             rows |= contents(parts / segment.name)[0]
         left = parts / UNFINISHED
-        in_flight = msgspec.msgpack.decode(left.read_bytes()) if left.exists() else []
+        in_flight = msgspec.msgpack.decode(unsealed(left)[0]) if left.exists() else []
         newest = {(line, sample): ids for line, sample, ids, *_ in in_flight if line not in rows}
         return sum(map(len, rows.values())) + sum(map(len, newest.values()))
 

@@ -104,6 +104,7 @@ def test_requests_of_the_openai_batch_format(tmp_path):
                 line("/v1/completions", {"prompt": "a", "max_tokens": 3}),
                 line("/v1/completions", {"prompt": [1, 2]}),
                 line("/v1/embeddings", {"input": "a"}),
+                line([], {"input": "a"}),
                 line("/v1/completions", {"messages": chat["messages"]}),
                 line("/v1/completions", "a"),
                 line("/v1/completions", {"prompt": "a"}, method="GET"),
@@ -114,8 +115,14 @@ def test_requests_of_the_openai_batch_format(tmp_path):
     assert first.id == "c" and first.messages == chat["messages"]
     assert first.params == SamplingParams(max_tokens=9, top_p=0.5)
     assert (second.prompt, second.params.max_tokens, third.prompt_token_ids) == ("a", 3, [1, 2])
-    expected = ["url: expected /v1/chat", "body: expected prompt for", "body: expected an object", "expected POST"]
-    assert [e.id for e in bad] == ["c"] * 4
+    expected = [
+        "url: expected /v1/chat",
+        "url: expected /v1/chat",
+        "body: expected prompt for",
+        "body: expected an object",
+        "expected POST",
+    ]
+    assert [e.id for e in bad] == ["c"] * 5
     assert all(text in error.reason for text, error in zip(expected, bad, strict=True))
 
 

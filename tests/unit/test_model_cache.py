@@ -46,6 +46,23 @@ def test_a_cached_model_gives_the_same_logits_without_tracing(directory, checkpo
     assert sorted(f.suffix for f in directory.iterdir()) == [".sources", ".trace"]
 
 
+def test_a_trace_that_is_made_is_announced_if_it_takes_long(directory, checkpoint, monkeypatch, capsys):
+    monkeypatch.setattr(cache, "LONG", 0.01)
+    checkpoint("llama3")
+    capsys.readouterr()  # saving it shows a bar
+    for said in (f"hpcdecode: tracing LlamaForCausalLM: 3 layers (the first time; kept in {directory})\n", ""):
+        load_split(checkpoint("llama3"), dtype="float32", weights=False, announce=True)
+        assert capsys.readouterr().err == said
+
+
+def test_a_short_trace_and_other_ranks_are_silent(directory, monkeypatch, capsys):
+    monkeypatch.setattr(cache, "LONG", 600.0)
+    cache.cached_trace(demo_directory() / "model", torch.float32, announce=True)
+    monkeypatch.setattr(cache, "LONG", 0.0)
+    cache.cached_trace(demo_directory() / "model", torch.bfloat16)
+    assert capsys.readouterr().err == ""
+
+
 def test_a_warm_start_imports_neither_configs_nor_models_of_transformers(directory, checkpoint):
     """They would bring torch's compiler and sympy: most of the time that imports take."""
     code = (

@@ -29,7 +29,8 @@ def llama(checkpoint, tmp_path):
 
 def read(path, stackable=(), dtype=torch.float32):
     """All weights of `path`, without a trace."""
-    config, tensors = read_config(path), open_checkpoint(path)
+    config = read_config(path)
+    tensors = open_checkpoint(path, config.num_hidden_layers)
     like = skeleton(config, dtype).state_dict()
     sources = find_sources(config, dtype, tensors, like, stackable)
     wanted = {name: Meta.of(tensor.dtype, tuple(tensor.shape)) for name, tensor in like.items()}
@@ -128,7 +129,7 @@ def only_bin(path):
 FAULTS = {
     "no directory": (lambda p: shutil.rmtree(p), "does not exist"),
     "no config": (lambda p: (p / "config.json").unlink(), r"config\.json is missing"),
-    "config no JSON": (lambda p: (p / "config.json").write_text("{"), r"config\.json cannot be used"),
+    "config no JSON": (lambda p: (p / "config.json").write_text("{"), r"config\.json: expected a JSON object"),
     "unknown architecture": (lambda p: edit_config(p, model_type="nobody"), "nobody"),
     "no weights": (lambda p: (p / "model.safetensors").unlink(), r"expected model\.safetensors"),
     "only bin": (only_bin, r"\.bin weights only; expected safetensors"),
@@ -143,6 +144,7 @@ FAULTS = {
         r"'lm_head.weight' has shape \[500, 64\], config\.json asks for \[512, 64\]",
     ),
     "quantised": (lambda p: edit_config(p, quantization_config={"quant_method": "gptq", "bits": 4}), "quantised"),
+    "layers": (lambda p: edit_config(p, num_hidden_layers=4), "states 4 layers, the weights have 3"),
     "index": (
         lambda p: (p / "model.safetensors.index.json").write_text("[]"),
         r"index\.json is not a safetensors index",

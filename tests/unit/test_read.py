@@ -136,7 +136,7 @@ def test_parts_of_a_job_become_one_file(tmp_path):
         join(str(tmp_path / "out.h5"), paths)
     with pytest.raises(UserError, match="expected a new file"):
         join(paths[0], paths, overwrite=True)
-    with pytest.raises(UserError, match="are in several of the files, the first of them line 1"):
+    with pytest.raises(UserError, match="are in the files more than once, the first of them line 1"):
         join(str(tmp_path / "twice.h5"), [paths[0], paths[0]])
     write(tmp_path / "c.h5", [99], complete=True, identity={**IDENTITY, "sampling": {"seed": 2}})
     with pytest.raises(UserError, match=r"sampling\.seed was 1 and is 2"):

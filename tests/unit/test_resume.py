@@ -1,5 +1,7 @@
 """What a later run takes up from an earlier one, and what it refuses."""
 
+import os
+import shutil
 from itertools import pairwise
 
 import h5py
@@ -11,7 +13,7 @@ from hpcdecode.data.results import Result, ResultsWriter
 from hpcdecode.data.resume import Unfinished, find_earlier
 from hpcdecode.data.segments import parts_folder, segments_in
 from hpcdecode.data.tokens import Prompt
-from hpcdecode.errors import UserError
+from hpcdecode.errors import InvariantViolation, UserError
 from hpcdecode.sampling.params import SamplingParams
 
 IDENTITY = {"model": {"config.json": "7 bytes"}, "sampling": {"seed": 1, "temperature": 0.0}, "dtype": "float32"}
@@ -104,3 +106,178 @@ def test_a_file_that_is_no_result_is_refused(path):
         file["x"] = 1
     with pytest.raises(UserError, match="expected the results of an earlier run of this job"):
         find_earlier(path, IDENTITY, overwrite=False)
+
+
+def complete(path, count, limit=None):
+    """A complete file of so many rows, of a job with that limit."""
+    out = ResultsWriter(path, attributes={"identity": IDENTITY, "job": {"limit": limit}}, checkpoint_seconds=1000)
+    for line in range(1, count + 1):
+        out.add(result(line))
+    out.close(complete=True, summary={})
+
+
+@pytest.mark.parametrize(("limit", "goes_on"), [(1, False), (2, False), (3, True), (None, True)])
+def test_a_complete_file_goes_on_where_more_rows_are_asked_for(path, limit, goes_on):
+    complete(path, 2, limit=2)
+    earlier = find_earlier(path, IDENTITY, overwrite=False, limit=limit)
+    assert earlier.complete != goes_on and earlier.rows == 2
+    assert [line for line in (1, 2, 3) if earlier.done(line)] == ([1, 2] if goes_on else [])
+
+
+def test_a_complete_job_of_all_rows_is_complete_for_any_limit(path):
+    complete(path, 2)
+    assert all(find_earlier(path, IDENTITY, overwrite=False, limit=n).complete for n in (1, 2, 3, None))
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_rows_of_a_complete_file_are_in_the_output_at_every_moment(path, links, monkeypatch):
+    """Killed at any change of the disk, and started again: no row is ever missing, and none comes twice."""
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    for killed_at in range(100):
+        path.unlink(missing_ok=True)
+        shutil.rmtree(parts_folder(path), ignore_errors=True)
+        complete(path, 5, limit=5)
+        if in_a_child(path, killed_at):
+            break
+        earlier = find_earlier(path, IDENTITY, overwrite=False)
+        assert earlier.complete or [n for n in range(1, 8) if not earlier.done(n)] in ([6, 7], [7], [])
+        if not earlier.complete:
+            out = ResultsWriter(path, attributes={"identity": IDENTITY}, earlier=earlier)
+            for line in [n for n in range(1, 8) if not earlier.done(n)]:
+                out.add(result(line))
+            out.close(complete=True, summary={})
+        assert lines(path) == ([1, 2, 3, 4, 5, 6, 7], [])
+    assert 8 < killed_at < 99
+
+
+def refuse(*_):
+    raise OSError("no hard links here")
+
+
+def in_a_child(path, killed_at):
+    """Rows 6 and 7 are added by a process that ends at its system call `killed_at`; whether it came to its end."""
+    child = os.fork()
+    if child == 0:
+        calls = iter(range(1000))
+        for name in ("link", "rename", "replace", "unlink", "fsync", "mkdir", "rmdir"):
+            setattr(os, name, ending(getattr(os, name), calls, killed_at))
+        earlier = find_earlier(path, IDENTITY, overwrite=False)
+        out = ResultsWriter(path, attributes={"identity": IDENTITY}, earlier=earlier)
+        out.add(result(6))
+        out.checkpoint()
+        out.add(result(7))
+        out.close(complete=True, summary={})
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def ending(function, calls, killed_at):
+    def called(*arguments, **options):
+        if next(calls) == killed_at:
+            os._exit(1)
+        return function(*arguments, **options)
+
+    return called
+
+
+def test_a_complete_file_that_changed_meanwhile_is_left_alone(path):
+    complete(path, 2, limit=2)
+    earlier = find_earlier(path, IDENTITY, overwrite=False)
+    complete(path, 4, limit=4)
+    with pytest.raises(UserError, match="another process has changed them"):
+        ResultsWriter(path, attributes={"identity": IDENTITY}, earlier=earlier)
+    assert lines(path)[0] == [1, 2, 3, 4]
+
+
+def test_results_that_appeared_meanwhile_are_left_alone(path):
+    assert find_earlier(path, IDENTITY, overwrite=False) is None
+    complete(path, 2)
+    with pytest.raises(UserError, match="another job has written them"):
+        ResultsWriter(path, attributes={"identity": IDENTITY}, overwrite=False)
+    assert lines(path)[0] == [1, 2]
+
+
+def test_a_lost_or_repeated_row_is_never_complete(path):
+    out = ResultsWriter(path, attributes={"identity": IDENTITY})
+    out.add(result(1))
+    with pytest.raises(InvariantViolation, match="every row that was read"):
+        out.close(complete=True, summary={}, rows_read=2)
+    assert [s.extent.rows for s in segments_in(parts_folder(path))] == [1]
+    out.add(result(1))
+    with pytest.raises(InvariantViolation, match="no row is in the results twice"):
+        out.close(complete=True, summary={}, rows_read=2)
+    with h5py.File(path) as file:
+        assert not file.attrs["complete"]
+
+
+def segments_of(path, *rows):
+    """An interrupted job with one segment for each list of lines; returns their paths."""
+    _, out = begin(path)
+    for each in rows:
+        for line in each:
+            out.add(result(line))
+        out.checkpoint()
+    out.close(complete=False, summary={})
+    return [parts_folder(path) / s.name for s in segments_in(parts_folder(path))]
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("how", ["flip", "truncate", "empty", "gone"])
+def test_rows_of_a_damaged_segment_are_generated_again(path, which, how):
+    files = segments_of(path, [1, 2], [3, 4], [5, 6])
+    data = bytearray(files[which].read_bytes())
+    place = data.index(b"text")
+    data[place] ^= 1
+    damaged = {"flip": data, "truncate": data[: len(data) // 2], "empty": b""}
+    files[which].write_bytes(damaged[how]) if how != "gone" else files[which].unlink()
+    earlier, out = begin(path)
+    left = [line for line in range(1, 7) if not earlier.done(line)]
+    assert left == [2 * which + 1, 2 * which + 2]
+    assert len(earlier.warnings) == 1 and "generated again" in earlier.warnings[0]
+    for line in left:
+        out.add(result(line))
+    out.checkpoint()
+    assert sorted(lines(path)[0]) == [1, 2, 3, 4, 5, 6]
+    out.close(complete=True, summary={}, rows_read=2)
+    assert lines(path)[0] == [1, 2, 3, 4, 5, 6]
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_segments_of_another_job_are_refused(path, tmp_path):
+    segments_of(path, [1, 2])
+    other = tmp_path / "other.h5"
+    out = ResultsWriter(other, attributes={"identity": {"x": 1}})
+    out.add(result(9))
+    out.close(complete=False, summary={})
+    shutil.copy(parts_folder(other) / "seg-00000001-00000001.h5", parts_folder(path) / "seg-00000002-00000002.h5")
+    with pytest.raises(UserError, match=r"seg-00000002-00000002\.h5: expected rows of this job"):
+        begin(path)
+
+
+def test_a_segment_that_is_there_twice_is_refused(path):
+    (segment,) = segments_of(path, [1, 2])
+    shutil.copy(segment, parts_folder(path) / "seg-00000002-00000002.h5")
+    with pytest.raises(UserError, match="expected rows of its own"):
+        begin(path)
+
+
+@pytest.mark.parametrize("place", [0, 20, -10])
+def test_damaged_tokens_in_flight_begin_anew(path, place):
+    _, out = begin(path)
+    out.unfinished = lambda: [Unfinished(2, 0, list(range(9)))]
+    out.checkpoint()
+    out.close(complete=False, summary={})
+    file = parts_folder(path) / "unfinished.msgpack"
+    data = bytearray(file.read_bytes())
+    data[place] ^= 1
+    file.write_bytes(data)
+    earlier, _ = begin(path)
+    assert not earlier.unfinished and "begin anew" in earlier.warnings[0]
+
+
+def test_an_index_without_its_rows_is_refused(path):
+    segments_of(path, [1])
+    shutil.rmtree(parts_folder(path))
+    with pytest.raises(UserError, match=r"expected its rows in .*out.h5.parts, found none"):
+        begin(path)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 
 import numpy as np
 import pytest
 import torch
 
-from hpcdecode import LLM, SamplingParams
+from hpcdecode import LLM, PromptError, SamplingParams
 from hpcdecode.data.fields import row_params
 from hpcdecode.data.tokens import Prompt, Tokenizer, Unfinished
 from hpcdecode.errors import RowProblem
@@ -171,3 +172,39 @@ def test_without_the_extra_it_says_what_to_install(checkpoint, monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(RowProblem, match=r"pip install 'hpcdecode\[structured\]'"):
         Tokenizer.load(checkpoint("llama3")).check_params(SamplingParams(structured_outputs={"regex": "a"}))
+
+
+# llguidance compiles these, and finds out later that it cannot follow them.
+UNFOLLOWED = {
+    "from the first token": ({"json": {"$ref": "#"}}, "NoExtensionBias"),
+    "after some": ({"choice": ["x" * 1_000_000, "y" * 1_000_000]}, "lexer error: too many expressions"),
+}
+
+
+@pytest.mark.parametrize("name", UNFOLLOWED)
+def test_a_grammar_that_cannot_be_followed_is_an_error_of_its_row(llm, name):
+    """The sequence ends there; its text would look like one that follows the grammar."""
+    asked, problem = UNFOLLOWED[name]
+    with pytest.raises(PromptError, match=f"structured_outputs: the grammar cannot be followed: {problem}"):
+        llm.generate({"prompt": "a", "structured_outputs": asked}, SamplingParams(max_tokens=9), use_tqdm=False)
+    assert made(llm, {"choice": ["ok"]}, count=2) == ["ok"] * 2
+
+
+RULES = 20_000
+CHAIN = "".join(f"r{i}: r{i + 1} | /x/\n" for i in range(RULES))
+HOSTILE = {
+    "one that ends the process that compiles it": {"grammar": f"start: r0\n{CHAIN}r{RULES}: /y/"},
+    "one that takes more than 5 s": {"json": {"type": "integer", "multipleOf": 1_999_993}},
+}
+
+
+@pytest.mark.parametrize("problem", HOSTILE)
+def test_a_grammar_beyond_the_bounds_costs_its_row_alone_and_once(tokenizer, problem):
+    params = SamplingParams(structured_outputs=HOSTILE[problem])
+    with pytest.raises(RowProblem, match=problem):
+        tokenizer.check_params(params)
+    begin = time.monotonic()
+    with pytest.raises(RowProblem, match=problem):
+        tokenizer.check_params(params)
+    assert time.monotonic() - begin < 1
+    tokenizer.check_params(SamplingParams(structured_outputs={"regex": "[a-f]+"}))

@@ -132,7 +132,7 @@ def test_messages_go_through_the_chat_template(model_dir):
     )
     assert tokenizer.encode(row(messages=messages)) == reference
     assert tokenizer.decode(reference) == "<user>hi\n<assistant>yes\n<assistant>"
-    with pytest.raises(RowProblem, match="chat template refused them: TemplateError: no system role"):
+    with pytest.raises(RowProblem, match="chat template refused them: no system role"):
         tokenizer.encode(row(messages=[{"role": "system", "content": "x"}]))
 
 

@@ -1,0 +1,100 @@
+"""What a model directory's JSON files state, checked before any code of transformers takes it for granted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcdecode.errors import UserError
+
+MOST_LAYERS = 1024
+LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+# Largest values that are taken for sizes of a model; null stands for a default of its architecture.
+MOST = {
+    **dict.fromkeys(("vocab_size", "intermediate_size", "ffn_dim", "n_inner", "moe_intermediate_size"), 1 << 24),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "head_dim"), 1 << 18),
+    **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "num_key_value_heads"), 1 << 14),
+    **dict.fromkeys(LAYER_KEYS, MOST_LAYERS),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "sliding_window"), (1 << 31) - 1),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"), 1 << 14),
+}
+MAY_BE_ZERO = frozenset({"num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"})
+MAY_BE_ZERO |= {"moe_intermediate_size", "sliding_window"}
+# What else is taken for granted, by its JSON type.
+TYPES = {
+    **dict.fromkeys(("model_type", "dtype", "torch_dtype", "hidden_act"), (str, "text")),
+    **dict.fromkeys(("rope_parameters", "rope_scaling", "text_config"), (dict, "an object")),
+    **dict.fromkeys(("architectures", "layer_types"), (list, "a list")),
+}
+LISTS = ("layer_types", "mlp_layer_types", "no_rope_layers")  # one entry a layer
+
+QUANTISATION_KEYS = ("quantization_config", "compression_config", "quantization")  # the last is MLX's
+# Of ModelOpt, AutoGPTQ and AutoAWQ.
+QUANTISATION_FILES = (
+    "hf_quant_config.json",
+    "quantize_config.json",
+    "quant_config.json",
+)
+SCHEME_KEYS = ("quant_method", "quant_algo", "format", "bits", "w_bit")  # what names the scheme in these objects
+
+
+def check_values(file: Path, config: Mapping[str, Any]) -> None:
+    """Raise UserError if a value in `config`, from `file`, has another type than it must, or is out of its range."""
+    for name, value in config.items():
+        kind, expected = TYPES.get(name, (object, ""))
+        if value is not None and not isinstance(value, kind):
+            raise UserError(f"{file}: {name}: expected {expected}, got {value!r:.100}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{file}: {name}: expected a finite number, got {value}")
+        if name in MOST and value is not None:
+            for each in value if isinstance(value, list) else [value]:
+                check_size(file, name, each)
+    layers = layers_of(config)
+    for name in LISTS:
+        found = config.get(name)
+        if isinstance(found, list) and layers is not None and len(found) != layers:
+            raise UserError(f"{file}: {name}: expected {layers} entries, one a layer, got {len(found)}")
+
+
+def layers_of(config: Mapping[str, Any]) -> int | None:
+    """Return the number of layers that `config` states, or None."""
+    return next((config[key] for key in LAYER_KEYS if isinstance(config.get(key), int)), None)
+
+
+def check_size(file: Path, name: str, value: Any) -> None:
+    least = 0 if name in MAY_BE_ZERO else 1
+    if type(value) is not int or not least <= value <= MOST[name]:
+        raise UserError(f"{file}: {name}: expected an integer from {least} to {MOST[name]:,}, got {value!r:.100}")
+
+
+def check_quantisation(file: Path, config: Mapping[str, Any]) -> None:
+    """Raise UserError if `config`, from `file`, or an object in it states that weights are quantised."""
+    for key, value in entries_of(config):
+        if key in QUANTISATION_KEYS and value is not None:
+            raise quantised(file, f"it states {key}{scheme_of(value)}")
+
+
+def entries_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield every key and value of `config` and of the objects in it."""
+    waiting = [config]
+    while waiting:
+        for key, value in waiting.pop().items():
+            yield key, value
+            if isinstance(value, dict):
+                waiting.append(value)
+
+
+def scheme_of(stated: Any) -> str:
+    """Return the scheme that a stated quantisation names, such as " (quant_algo FP8)"; empty if it names none."""
+    found = dict(entries_of(stated)) if isinstance(stated, dict) else {}
+    named = [f"{key} {found[key]}" for key in SCHEME_KEYS if isinstance(found.get(key), str | int)]
+    return f" ({', '.join(named):.100})" if named else ""
+
+
+def quantised(file: Path, found: str) -> UserError:
+    return UserError(
+        f"{file}: expected weights in bfloat16, float16 or float32, got quantised ones: {found}; dequantise the "
+        "checkpoint to bfloat16, or give a bfloat16 checkpoint of the model"
+    )

@@ -1,0 +1,52 @@
+"""The process that compiles a grammar first: `python -m hpcdecode.sampling.grammar_process`.
+
+A hostile grammar can end the process that compiles it, by its stack alone; it is this one, not the job. The vocabulary
+does not matter here, so it is that of bytes.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from hpcdecode.confined import Answer, confine, serve
+
+SECONDS = 5  # of CPU time for one grammar
+MEMORY_BYTES = 2 << 30
+_STACK_BYTES = 1 << 20  # less than any thread of a job has
+
+
+class _Compiler:
+    """Answers `[kind, text]` by `compiled`, or `refused` with llguidance's words."""
+
+    def __init__(self) -> None:
+        self._tokenizer: Any = None
+
+    def answer(self, request: list[str]) -> Answer:
+        answers: list[Answer] = []
+        thread = threading.Thread(target=lambda: answers.append(self._compile(*request)))
+        thread.start()
+        thread.join()
+        return answers[0] if answers else Answer("memory")
+
+    def _compile(self, kind: str, text: str) -> Answer:
+        import llguidance
+
+        if self._tokenizer is None:
+            self._tokenizer = llguidance.LLTokenizer("byte")
+            confine(MEMORY_BYTES, files=True)
+        try:
+            state = llguidance.LLMatcher(self._tokenizer, llguidance.grammar_from(kind, text), log_level=0)
+        except ValueError as error:
+            return Answer("refused", str(error))
+        return Answer("refused", state.get_error()) if state.is_error() else Answer("compiled")
+
+
+def main() -> None:
+    """Answer requests until there are no more."""
+    threading.stack_size(_STACK_BYTES)
+    serve(_Compiler().answer, SECONDS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""Checkpoints of quantised weights are refused by name, whatever states it, on cold and on warm starts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hpcdecode.errors import UserError
+from hpcdecode.job import demo_directory
+from hpcdecode.model import load_split
+from hpcdecode.model.checkpoint import Stack
+from hpcdecode.model.plausible import check_values, implausible
+
+PROJECTION = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.fixture
+def llama(checkpoint, tmp_path):
+    return shutil.copytree(checkpoint("llama2"), tmp_path / "model")
+
+
+def load(path):
+    return load_split(path, dtype="float32")
+
+
+def edit(path, change):
+    """Apply `change` to the dict of the checkpoint's tensors."""
+    tensors = load_file(path / "model.safetensors")
+    change(tensors)
+    save_file({k: v.contiguous() for k, v in tensors.items()}, path / "model.safetensors", {"format": "pt"})
+
+
+def state(path, **values):
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, **values}))
+
+
+COMPRESSED = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+STATED = {
+    "quantization_config": (
+        lambda p: state(p, quantization_config={"quant_method": "gptq", "bits": 4}),
+        "gptq, bits 4",
+    ),
+    "compression_config": (lambda p: state(p, compression_config=COMPRESSED), "compressed-tensors"),
+    "in text_config": (lambda p: state(p, text_config={"compression_config": COMPRESSED}), "compression_config"),
+    "mlx": (lambda p: state(p, quantization={"group_size": 64, "bits": 4}), r"quantization \(bits 4\)"),
+    "ModelOpt": (
+        lambda p: (p / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}'),
+        r"hf_quant_config\.json: .*quant_algo FP8",
+    ),
+    "AutoGPTQ": (lambda p: (p / "quantize_config.json").write_text('{"bits": 4}'), r"quantize_config\.json: .*bits 4"),
+}
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_stated_quantisation_is_refused(name, llama):
+    change, message = STATED[name]
+    change(llama)
+    with pytest.raises(UserError, match=rf"got quantised ones: .*{message}|{message}.*dequantise"):
+        load(llama)
+
+
+def quantise(tensors):
+    """As ModelOpt exports FP8, but stated nowhere."""
+    weight = tensors[PROJECTION]
+    scale = weight.abs().max() / 448
+    tensors[PROJECTION] = (weight / scale).to(torch.float8_e4m3fn)
+    tensors[PROJECTION + "_scale"] = scale
+
+
+def test_scales_that_nothing_states_are_refused_on_a_warm_start(llama):
+    load(llama)
+    edit(llama, quantise)
+    with pytest.raises(UserError, match=r"model\.safetensors: .*up_proj\.weight_scale' is not the model's"):
+        load(llama)
+    edit(llama, lambda t: t.pop(PROJECTION + "_scale"))
+    with pytest.raises(UserError, match=r"up_proj\.weight' has dtype F8_E4M3; dequantise"):
+        load(llama)
+    edit(llama, lambda t: t.update({PROJECTION: t[PROJECTION].float()}))
+    with pytest.raises(UserError, match=r"up_proj\.weight' cannot be right: its values are about \d+ in size"):
+        load(llama)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int8", "uint8", "int32", "int16", "int64", "bool"])
+def test_a_weight_that_is_stored_as_no_floating_point_number_is_refused(dtype, llama):
+    edit(llama, lambda t: t.update({PROJECTION: t[PROJECTION].to(getattr(torch, dtype))}))
+    with pytest.raises(UserError, match=r"model\.safetensors: .*up_proj\.weight' has dtype .*dequantise"):
+        load(llama)
+
+
+def test_experts_are_looked_at_too(checkpoint, tmp_path):
+    path = shutil.copytree(checkpoint("mixtral"), tmp_path / "model")
+    name = next(n for n in load_file(path / "model.safetensors") if "experts.3" in n)
+    edit(path, lambda t: t.update({name: t[name].to(torch.float8_e4m3fn)}))
+    with pytest.raises(UserError, match=r"experts\.3.*' has dtype F8_E4M3"):
+        load(path)
+
+
+MODULE = PROJECTION.removesuffix(".weight")
+NAMES = ["weight_scale_inv", "weight_scale", "weight_scale_2", "input_scale", "qzeros", "qweight", "scales", "g_idx"]
+NAMES += ["weight_packed", "weight_shape", "weight_zero_point", "weight.absmax", "weight.quant_map", "SCB", "k_scale"]
+NAMES += ["weight.quant_state.bitsandbytes__nf4", "weight._scale", "down_proj_blocks", "down_proj_scales"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_unmatched_tensors_that_look_like_quantisation_data_are_refused(name, llama):
+    edit(llama, lambda t: t.update({f"{MODULE}.{name}": torch.ones(4)}))
+    with pytest.raises(UserError, match=rf"{name}' is not the model's and named as quantisation data; dequantise"):
+        load(llama)
+
+
+def test_other_unmatched_tensors_are_left_alone(llama):
+    names = ["model.layers.0.self_attn.rotary_emb.inv_freq", "vision_tower.logit_scale", "vision.blocks.0.ls1.gamma"]
+    names += ["model.layers.61.eh_proj.weight", "mtp.0.norm.weight", "model.layers.0.self_attn.masked_bias"]
+    edit(llama, lambda t: t.update({name: torch.ones(4) for name in names}))
+    assert len(load(llama).attends) == 3
+
+
+DAMAGE = {
+    "NaN": (lambda w: w * torch.nan, "not finite"),
+    "infinite": (lambda w: w + torch.inf, "not finite"),
+    "int8 codes": (lambda w: (w / w.abs().max() * 127).round(), "in size"),
+    "int4 codes": (lambda w: (w / w.abs().max() * 7).round(), "multiples of 0.5"),
+    "FP8 codes": (lambda w: (w / w.abs().max() * 448).to(torch.float8_e4m3fn).to(w.dtype), "in size"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(300, 200), (4, 300, 200)])
+def test_values_that_no_model_has_are_found_in_a_sample(name, dtype, shape):
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    damage, problem = DAMAGE[name]
+    with pytest.raises(UserError, match=rf"'w' cannot be right: .*({problem})"):
+        check_values("model", {"norm": torch.ones(200), "w": damage(weight).to(dtype)})
+    with pytest.raises(UserError, match=problem):
+        check_values("model", {"w": Stack([(weight.flatten(0, -2), damage(weight).flatten(0, -2))])})
+
+
+SOUND = {
+    "a bias of hundreds": torch.full((64,), 400.0),
+    "zeros": torch.zeros(64, 64),
+    "unit rows": torch.eye(64),
+    "ternary": torch.randn(64, 64).sign(),
+    "learned positions": torch.randn(1024, 64) * 4,
+    "an outlier row": torch.cat([torch.full((1, 64), 90.0), torch.randn(640, 64) * 0.02]),
+    "integers": torch.arange(9).view(3, 3),
+    "nothing": torch.zeros(0, 64),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_values_that_a_model_may_have_are_let_through(name):
+    check_values("model", {"w": SOUND[name], "stack": Stack([(SOUND[name],)])})
+
+
+def test_weights_of_the_demo_are_far_from_the_bounds():
+    tensors = load_file(demo_directory() / "model" / "model.safetensors")
+    assert tensors and not any(implausible(w) or implausible(8 * w) for w in tensors.values())

@@ -1,0 +1,66 @@
+"""Sizes that are given or follow from a job, against the model's context and what a host has."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+
+from hpcdecode import memory, setup
+from hpcdecode.data.tokens import Prompt
+from hpcdecode.errors import UserError
+from hpcdecode.job import EngineOptions
+from hpcdecode.launch import Team
+from hpcdecode.roles import Rank
+from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.schedule.auto import choose
+
+
+def prompts(count, max_tokens, length=10):
+    return [Prompt(i, str(i), [1] * length, SamplingParams(max_tokens=max_tokens)) for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("context", "capacity", "longest"), [(8192, 1 << 20, 8192), (None, 5000, 5000), (8192, 500, 500)]
+)
+def test_steps_end_with_the_context_and_the_kv_cache(context, capacity, longest):
+    batch, period, steps = choose(None, None, prompts(300, 1_000_000), False, 1, capacity, context)
+    assert steps == longest - 10 - 1 and period == max(steps // 16, 1) and batch >= 1
+    assert choose(None, None, prompts(300, 64), False, 1, capacity, context)[2] == 63
+
+
+def team(r_ranks):
+    rank = [Rank(rank=0, host="a", cpus=[0], role="S")]
+    rank += [Rank(rank=i + 1, host="a", cpus=[0], role="R") for i in range(r_ranks)]
+    return Team(None, [*rank, Rank(rank=9, host="b", cpus=[0], role="R")])
+
+
+@pytest.mark.parametrize("r_ranks", [1, 2, 4])
+def test_kv_memory_of_all_r_ranks_of_a_host_is_less_than_the_host_has(r_ranks):
+    each, held = memory.total_bytes() // r_ranks, [0] * (r_ranks + 2)
+    small, large = (EngineOptions(model="m", kv_memory=n) for n in (each - (1 << 20), each + (1 << 20)))
+    setup._require_host(small, team(r_ranks), held)
+    with pytest.raises(UserError, match=rf"--kv-memory: .* each of {r_ranks} R-ranks on a"):
+        setup._require_host(large, team(r_ranks), held)
+    with pytest.raises(UserError, match="--kv-memory: "):  # weights lie there, too
+        setup._require_host(small, team(r_ranks), [2 << 20 << r_ranks, *held[1:]])
+    setup._require_host(small, team(r_ranks), [*held[:-1], 1 << 50])  # those of another host do not
+
+
+def test_a_limit_of_addresses_counts():
+    assert memory.address_room() is None and memory.anonymous_bytes() > 1 << 20
+    limit = 1 << 42
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        assert 0 < memory.address_room() < limit
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, hard))
+
+
+@pytest.mark.parametrize("flag", ["batch", "period", "lanes", "prefill_tokens", "overlap"])
+def test_sizes_without_sense_are_refused_by_name(flag):
+    with pytest.raises(
+        UserError, match=rf"--{flag.replace('_', '-')}: expected an integer in \[1, \d+\], got 1000000000"
+    ):
+        EngineOptions(model="m", **{flag: 10**9}).check()
