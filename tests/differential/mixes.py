@@ -29,7 +29,14 @@ TEXTS = (
     "import os\n\nclass Reader:\n    def read(self",
     "é😀 ü",
 )
-HEADERS = tuple("".join(WORDS[(i * k + j) % len(WORDS)] for i in range(260)) for j, k in enumerate((1, 2, 4)))
+
+
+def text_of(number: int, words: int) -> str:
+    """A text of so many words, another one for each number."""
+    return "".join(WORDS[(i * number + i * i // 7) % len(WORDS)] for i in range(words))
+
+
+HEADERS = tuple(text_of(number, 260) for number in (1, 2, 4))
 CHATS = ("What is a list?", "Name two colours.", "Hi")
 STRUCTURES = (
     {"choice": ["yes", "no", "perhaps"]},
@@ -43,7 +50,10 @@ def mixes(model: str = "demo", chat: bool = False, most_rows: int = 12) -> st.Se
     return st.fixed_dictionaries(
         {
             "model": st.just(model),
-            "rows": st.lists(rows(chat), min_size=1, max_size=most_rows),
+            "rows": st.one_of(
+                st.lists(rows(chat), min_size=1, max_size=most_rows // 2),
+                st.lists(rows(chat), min_size=most_rows // 2, max_size=most_rows),
+            ),
             "flags": st.fixed_dictionaries(
                 {"max_tokens": st.integers(1, LONGEST_NEW), "temperature": st.sampled_from((0.0, 0.0, 0.7))},
                 optional={"n": st.integers(2, 3), "logprobs": st.integers(0, 3), "stop": st.just(["the"])},
@@ -76,7 +86,7 @@ def runs() -> st.SearchStrategy[dict[str, Any]]:
             "partition": st.just("head"),
             "overlap": st.integers(2, 3),
             "schedule": st.sampled_from(("load-control", "static", "fifo")),
-            "prefix_sharing": st.just(False),
+            "prefix_sharing": st.sampled_from((True, True, False)),
         },
     )
 
@@ -91,7 +101,8 @@ def rows(chat: bool) -> st.SearchStrategy[dict[str, Any]]:
 
 def prompts() -> st.SearchStrategy[dict[str, Any]]:
     """Draw texts, many of which begin alike."""
-    words = st.one_of(*(st.lists(st.sampled_from(WORDS), max_size=most).map("".join) for most in (12, 100)))
+    few = st.lists(st.sampled_from(WORDS), max_size=12).map("".join)
+    words = st.one_of(few, few, st.integers(1, 9).map(lambda number: text_of(number, 110)))
     header = st.sampled_from(("", "", *HEADERS))
     parts = st.tuples(header, st.sampled_from(TEXTS), words)
     return parts.map(lambda p: {"prompt": "".join(p)})
