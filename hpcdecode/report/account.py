@@ -61,7 +61,7 @@ def read(path: str) -> list[Account]:
     """The ranks' accounts from a trace or a results file; UserError if it is neither, or has none."""
     try:
         if not Path(path).is_file():
-            raise UserError(f"{path}: expected a file, found none")
+            raise UserError(f"{path}: expected results, or a file that --trace wrote, found none")
         if h5py.is_hdf5(path):
             file, _ = open_results(path)
             with file:
