@@ -78,7 +78,7 @@ def test_a_warm_start_imports_neither_configs_nor_models_of_transformers(directo
 def test_sources_of_experts_are_kept(directory, checkpoint):
     load_split(checkpoint("mixtral"), dtype="float32")
     (file,) = directory.glob("*.sources")
-    found = msgspec.msgpack.decode(file.read_bytes(), type=Sources)
+    found = msgspec.msgpack.decode(cache.read(file), type=Sources)
     assert len(found.stacks) == 6 and len(found.stacks["model.layers.1.mlp.experts.gate_up_proj"]) == 4
 
 
