@@ -23,7 +23,6 @@ class Inputs:
     """
 
     def __init__(self, step: Step, device: torch.device):
-        self._step = step
         ids = [s.generated[-1] for s in step.decode]
         positions = [s.length for s in step.decode]
         keep = list(range(len(ids)))
@@ -45,16 +44,16 @@ class Inputs:
         self.only_largest = not self._prompts and all(_takes_largest(s) for s in step.sampled)
         self._drawn = None if drawn == list(range(len(keep))) else _tensor(drawn)
         host = _tensor(ids), _tensor(positions), _tensor(keep)
-        self._check_drawn(*host)
+        self._check_drawn(step, *host)
         self.ids, self.positions, self.keep = (x.to(device) for x in host)
 
     def drawn(self, rows: Tensor) -> Tensor:
         """Select from the rows of kept tokens [L, ...] one row for each sampled sequence, in their order."""
         return rows if self._drawn is None else rows[self._drawn.to(rows.device)]
 
-    def _check_drawn(self, ids: Tensor, positions: Tensor, keep: Tensor) -> None:
+    def _check_drawn(self, step: Step, ids: Tensor, positions: Tensor, keep: Tensor) -> None:
         """Raise InvariantViolation unless each sampled sequence draws from the logits of its own last token."""
-        sampled = self._step.sampled
+        sampled = step.sampled
         last = [s.generated[-1] if s.generated else s.prompt.token_ids[-1] for s in sampled]
         place = [len(s.prompt.token_ids) + len(s.generated) - 1 for s in sampled]
         tokens, places = (self.drawn(x[keep]).tolist() for x in (ids, positions))

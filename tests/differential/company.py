@@ -165,16 +165,12 @@ class Company:
 
 def contents(path: Path) -> Contents:
     """All that a complete results file holds of rows and errors, but the times."""
-    with hpcdecode_file(path) as file:
+    with h5py.File(path) as file:
         assert file.attrs["complete"]
         return {
             group: {name: data[:] for name, data in file[group].items() if not name.endswith("_at")}
             for group in ("rows", "errors")
         }
-
-
-def hpcdecode_file(path: Path) -> h5py.File:
-    return h5py.File(path, "r")
 
 
 def difference(mix: Mix, whole: Contents, alone: dict[int, Contents], tolerance: float) -> str:
