@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 
 from hpcdecode.model import load_split
-from tests.models import ARCHITECTURES, WINDOW, Attention, step
+from tests.models import ARCHITECTURES, BOS, EOS, POSITIONS, VOCAB, WINDOW, Attention, save, step
 
 SEQUENCES = (150, 37, 1)  # tokens; the first is longer than the windows
 
@@ -51,7 +52,22 @@ def reference_logits(path, ids: list[list[int]]) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_logits_equal_transformers(name, checkpoint):
-    path = checkpoint(name)
+    check_logits(name, checkpoint(name))
+
+
+@pytest.mark.skipif(
+    tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 24),
+    reason="these bypass the attention interface before transformers 5.24, and are refused",
+)
+@pytest.mark.parametrize("kind", ["GPTJ", "CodeGen"])
+def test_logits_equal_transformers_from_5_24_on(kind, tmp_path):
+    sizes = dict(vocab_size=VOCAB, n_positions=POSITIONS, n_embd=64, n_layer=3, n_head=4, rotary_dim=8)
+    config = getattr(transformers, f"{kind}Config")(**sizes, bos_token_id=BOS, eos_token_id=EOS)
+    check_logits(kind, save(config, tmp_path / kind))
+
+
+def check_logits(name: str, path) -> None:
+    """Compare the logits of `schedule` with transformers' own, for the checkpoint at `path`."""
     model, generator = load_split(path, dtype="float32"), torch.Generator().manual_seed(1)
     ids = [torch.randint(2, model.vocab_size, (n,), generator=generator).tolist() for n in SEQUENCES]
     expected, attention = reference_logits(path, ids), Attention(model)

@@ -10,7 +10,6 @@ from hpcdecode.model import load_split
 from tests.models import SHAPE
 
 SMALL = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=512)
-GPT = dict(n_embd=64, n_layer=2, n_head=4, rotary_dim=8, vocab_size=512)
 DYNAMIC = dict(rope_type="dynamic", rope_theta=1e4, factor=2.0)
 LONG = dict(
     rope_type="longrope",
@@ -22,8 +21,6 @@ LONG = dict(
 REFUSED = {
     "falcon": ("Falcon", SMALL, "bypasses"),
     "bloom": ("Bloom", dict(hidden_size=64, n_layer=2, n_head=4, vocab_size=512), "bypasses.*2 of 2 layers"),
-    "gptj": ("GPTJ", GPT, "bypasses"),
-    "codegen": ("CodeGen", GPT, "bypasses.*2 of 2 layers"),
     "mpt": ("Mpt", dict(d_model=64, n_layers=2, n_heads=4, vocab_size=512), "cannot trace"),
     "gpt_neo": (
         "GPTNeo",
