@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import os
 
-    from hpcdecode.data.read import Results
+    from hpcdecode.data.results.read import Results
     from hpcdecode.llm import LLM, CompletionOutput, PromptError, RequestOutput
-    from hpcdecode.sampling.params import SamplingParams
+    from hpcdecode.requests.params import SamplingParams
 
-__version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "PromptError", "RequestOutput", "SamplingParams", "read"]
+from hpcdecode._version import __version__
+
+__all__ = ["LLM", "CompletionOutput", "PromptError", "RequestOutput", "SamplingParams", "__version__", "read"]
 
 _HOMES = dict.fromkeys(("LLM", "CompletionOutput", "PromptError", "RequestOutput"), "hpcdecode.llm")
-_HOMES["SamplingParams"] = "hpcdecode.sampling.params"
+_HOMES["SamplingParams"] = "hpcdecode.requests.params"
 
 
 def read(path: str | os.PathLike) -> Results:
     """Open a results file: rows by line or id, columns as arrays or a pandas DataFrame; see `Results`."""
-    from hpcdecode.data.read import Results
+    from hpcdecode.data.results.read import Results
 
     return Results(path)
 
@@ -32,7 +33,7 @@ def __getattr__(name: str):
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if _HOMES[name] == "hpcdecode.llm":
-        from hpcdecode.cores import set_libraries
+        from hpcdecode.system.cores import set_libraries
 
         set_libraries(ranks=1)
     return getattr(import_module(_HOMES[name]), name)

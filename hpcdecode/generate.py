@@ -12,31 +12,31 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hpcdecode import launch
-from hpcdecode.data.identity import identity
-from hpcdecode.data.inputs import resolve
-from hpcdecode.data.prompts import read_rows
-from hpcdecode.data.results import ResultsWriter
-from hpcdecode.data.resume import Earlier, find_earlier
-from hpcdecode.data.tokens import Tokenizer, tokenized
+from hpcdecode.config import STDIN, Job
+from hpcdecode.data.prompts.files import resolve
+from hpcdecode.data.prompts.rows import read_rows
+from hpcdecode.data.prompts.tokenizer import Tokenizer, tokenized
+from hpcdecode.data.results.identity import identity
+from hpcdecode.data.results.resume import Earlier, find_earlier
+from hpcdecode.data.results.writer import ResultsWriter
 from hpcdecode.doctor import binding
-from hpcdecode.engine import Engine
+from hpcdecode.engine.desk import Desk
+from hpcdecode.engine.engine import Engine
+from hpcdecode.engine.setup import Scale, auto_dtype, together
 from hpcdecode.errors import InvariantViolation, RowProblem, UserError
-from hpcdecode.job import STDIN, Job
-from hpcdecode.launch import Team
 from hpcdecode.model import SplitModel
-from hpcdecode.perf.auto import planned, profile_for
+from hpcdecode.planning.auto import planned, profile_for
+from hpcdecode.ranks import launch
+from hpcdecode.ranks.launch import Team
+from hpcdecode.ranks.watchdog import Watchdog
 from hpcdecode.report import text
-from hpcdecode.report.figures import Metrics, check_emptied, summarize, versions
+from hpcdecode.report.metrics import Metrics, check_emptied, summarize, versions
 from hpcdecode.report.progress import Progress
 from hpcdecode.report.stages import Stages
 from hpcdecode.report.trace import check_path, clock_offset, write_trace
 from hpcdecode.schedule.auto import LOOKAHEAD
-from hpcdecode.setup import Scale, auto_dtype, together
-from hpcdecode.signals import Signals
-from hpcdecode.timeline import Timeline
-from hpcdecode.watchdog import Watchdog
-from hpcdecode.workers.desk import Desk
+from hpcdecode.system.signals import Signals
+from hpcdecode.system.timeline import Timeline
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -100,7 +100,7 @@ def _generate(job: Job, team: Team, timeline: Timeline, signals: Signals, model:
     if desk and not signals.stopping:
         check_emptied(every)
     timeline.enter("end")
-    figures = summarize(desk, every, engine.lost, stages.seconds, perf_counter() - start) if desk else {}
+    figures = summarize(desk.counts, every, engine.lost, stages.seconds, perf_counter() - start) if desk else {}
     code = _finish(job, desk, wanted, figures, signals) if desk else 0
     team.broadcast(code, int)  # nobody leaves before the results are whole
     if job.trace:
@@ -125,7 +125,7 @@ def _kept(desk: Desk | None) -> Iterator[None]:
 def _check_survive(comm: MPI.Intracomm | None) -> None:
     problem = "got a single process"
     if comm is not None:
-        from hpcdecode.exchange import ulfm
+        from hpcdecode.mpi import ulfm
 
         problem = ulfm.problem()
     if problem:

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from hpcdecode import launch
-from hpcdecode.data.fields import row_params
-from hpcdecode.data.inputs import RawRow
-from hpcdecode.data.logprobs import Logprobs
-from hpcdecode.data.prompts import Row, RowError, RowReader
-from hpcdecode.data.results import Result
-from hpcdecode.data.tokens import Prompt, Unfinished, tokenized
-from hpcdecode.engine import Engine
+from hpcdecode.config import EngineOptions, find_model, parse_bytes
+from hpcdecode.data.prompts.fields import row_params
+from hpcdecode.data.prompts.files import RawRow
+from hpcdecode.data.prompts.rows import Row, RowError, RowReader
+from hpcdecode.data.prompts.tokenizer import tokenized
+from hpcdecode.data.results.writer import Result
+from hpcdecode.engine.desk import Desk
+from hpcdecode.engine.engine import Engine
+from hpcdecode.engine.setup import Scale
 from hpcdecode.errors import RowProblem, UserError
-from hpcdecode.job import EngineOptions, find_model, parse_bytes
-from hpcdecode.report.figures import check_emptied
+from hpcdecode.ranks import launch
+from hpcdecode.report.metrics import check_emptied
 from hpcdecode.report.progress import NoProgress, Progress
-from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.requests.logprobs import Logprobs
+from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.prompt import Prompt, Unfinished
 from hpcdecode.schedule.admission import problem_of, row_branches
-from hpcdecode.setup import Scale
-from hpcdecode.signals import Signals
-from hpcdecode.workers.desk import Desk
+from hpcdecode.system.signals import Signals
 
 _CHECKPOINT_SECONDS = 3600.0  # nothing is checkpointed
 
@@ -111,8 +112,8 @@ class LLM:
 
     def generate(
         self,
-        prompts: str | dict[str, Any] | Seq[str | dict[str, Any]],
-        sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
+        prompts: str | dict[str, Any] | Sequence[str | dict[str, Any]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Generate for every prompt; results are in the order of the prompts.
@@ -127,8 +128,8 @@ class LLM:
 
     def chat(
         self,
-        messages: Seq[dict[str, Any]] | Seq[Seq[dict[str, Any]]],
-        sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
+        messages: Sequence[dict[str, Any]] | Sequence[Sequence[dict[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         *,
         add_generation_prompt: bool = True,
@@ -145,7 +146,7 @@ class LLM:
         return self._run([{"messages": list(each), **options} for each in several], sampling_params, use_tqdm)
 
     def _run(
-        self, fields: list[dict[str, Any]], params: SamplingParams | Seq[SamplingParams] | None, use_tqdm: bool
+        self, fields: list[dict[str, Any]], params: SamplingParams | Sequence[SamplingParams] | None, use_tqdm: bool
     ) -> list[RequestOutput]:
         engine = self._engine
         reader = RowReader(model=engine.options.model)
@@ -209,13 +210,13 @@ def _by_token(result: Result) -> list[dict[int, float]] | None:
     return None if result.logprobs is None else _likely(result.token_ids, result.logprobs)
 
 
-def _likely(token_ids: Seq[int], held: Logprobs) -> list[dict[int, float]]:
+def _likely(token_ids: Sequence[int], held: Logprobs) -> list[dict[int, float]]:
     each = zip(token_ids, held.chosen, held.top_ids, held.top, strict=True)
     return [{**dict(zip(ids, values, strict=True)), token: own} for token, own, ids, values in each]
 
 
 def _with_params(
-    fields: list[dict[str, Any]], params: SamplingParams | Seq[SamplingParams] | None
+    fields: list[dict[str, Any]], params: SamplingParams | Sequence[SamplingParams] | None
 ) -> list[tuple[dict[str, Any], SamplingParams]]:
     if params is None or isinstance(params, SamplingParams):
         return [(each, checked) for checked in [_checked(params or SamplingParams())] for each in fields]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from hpcdecode.model.compile import Compiled, compile_graph
+from hpcdecode.model.lower.compile import Compiled, compile_graph
 
 
 def both_ways(graph: fx.Graph, device: torch.device) -> tuple[Compiled, tuple, tuple]:

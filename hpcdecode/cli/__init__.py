@@ -6,15 +6,16 @@ import argparse
 import contextlib
 import io
 import sys
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
-from hpcdecode import __version__, launch
+from hpcdecode._version import __version__
 from hpcdecode.cli import generate, machine, planning, results
-from hpcdecode.cores import set_libraries
 from hpcdecode.errors import UserError
+from hpcdecode.ranks import launch
+from hpcdecode.system.cores import set_libraries
 
 
-def main(arguments: Seq[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code: 0 done, 1 failed, 2 not as asked; others are the subcommand's."""
     set_libraries(launch.started())
     try:
@@ -47,7 +48,7 @@ def _run(options: argparse.Namespace) -> int:
         launch.abort(comm, error)
 
 
-def _parse(arguments: Seq[str] | None, speak: bool) -> argparse.Namespace | None:
+def _parse(arguments: Sequence[str] | None, speak: bool) -> argparse.Namespace | None:
     """Every rank parses the same command line, and one speaks for all; None for a rank that leaves it to that one."""
     if speak:
         return _parser().parse_args(arguments)

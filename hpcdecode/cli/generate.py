@@ -12,10 +12,8 @@ from typing import Any
 
 import msgspec
 
-from hpcdecode import launch
 from hpcdecode.cli.job_file import read_job_file
-from hpcdecode.errors import RowProblem, UserError, first_line
-from hpcdecode.job import (
+from hpcdecode.config import (
     DEVICES,
     DTYPES,
     KV_DTYPES,
@@ -29,9 +27,11 @@ from hpcdecode.job import (
     find_model,
     parse_bytes,
 )
-from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.errors import RowProblem, UserError, first_line
+from hpcdecode.ranks import launch
+from hpcdecode.requests.params import SamplingParams
 from hpcdecode.schedule.limits import prefill_limit
-from hpcdecode.signals import END_TIME, Signals
+from hpcdecode.system.signals import END_TIME, Signals
 
 _DEFAULTS = {f.name: f.default for kind in (Job, SamplingParams) for f in msgspec.structs.fields(kind)}
 _Switch = argparse.BooleanOptionalAction  # --no-... takes back what a job file says

@@ -7,9 +7,9 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from hpcdecode.data.fields import sampling_kinds, typed
+from hpcdecode.config import DEMO, STDIN, Job, Shard, parse_bytes, read_toml
+from hpcdecode.data.prompts.fields import sampling_kinds, typed
 from hpcdecode.errors import RowProblem, UserError
-from hpcdecode.job import DEMO, STDIN, Job, Shard, parse_bytes, read_toml
 
 _FAIL_FAST = "fail_fast"
 _PARSED = {"kv_memory": parse_bytes, "shard": Shard.parse}  # where they are strings

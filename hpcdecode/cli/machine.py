@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from hpcdecode import launch
-from hpcdecode.job import DTYPES, find_model
+from hpcdecode.config import DTYPES, find_model
+from hpcdecode.ranks import launch
 
 
 def _add_split(commands) -> None:
@@ -44,7 +44,7 @@ def _add_bench(commands) -> None:
 
 
 def _bench(options: argparse.Namespace, comm) -> int:
-    from hpcdecode.perf.bench import main as bench
+    from hpcdecode.bench.run import main as bench
 
     return bench(options.name, options.arguments, comm)
 

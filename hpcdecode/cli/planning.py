@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from hpcdecode import launch
+from hpcdecode.config import DTYPES, KV_DTYPES, SCHEDULES, find_model, parse_bytes
 from hpcdecode.errors import UserError
-from hpcdecode.job import DTYPES, KV_DTYPES, SCHEDULES, find_model, parse_bytes
+from hpcdecode.planning.servers import SERVING
+from hpcdecode.ranks import launch
 from hpcdecode.schedule.limits import prefill_limit
-from hpcdecode.schedule.serving import SERVING
 
 if TYPE_CHECKING:
-    from hpcdecode.perf.cost import Cost, ModelSize
+    from hpcdecode.planning.cost import Cost, ModelSize
 
 _WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int4": 0.5}  # bytes, without scales
 _PERPLEXITY = {"bfloat16": 1.0, "int8": 0.9999, "int4": 1.011}  # of the demo model: bench accuracy
@@ -56,7 +56,7 @@ def _add_machine(group) -> None:
 
 
 def _add_rows(group) -> None:
-    from hpcdecode.perf.lengths import SHAREGPT
+    from hpcdecode.planning.lengths import SHAREGPT
 
     add = group.add_argument
     add("--prompts", metavar="FILE", help="rows of a prompt file, which all generate their max_tokens")
@@ -99,7 +99,7 @@ def _add_calibrate(commands) -> None:
 
 
 def _calibrate(options: argparse.Namespace, comm) -> int:
-    from hpcdecode.perf.calibrate import calibrate
+    from hpcdecode.planning.calibrate import calibrate
 
     if options.passes < 1:
         raise UserError(f"--passes: expected an integer >= 1, got {options.passes}", everywhere=True)
@@ -114,8 +114,8 @@ def _calibrate(options: argparse.Namespace, comm) -> int:
 
 
 def _simulate(options: argparse.Namespace, _comm) -> int:
-    from hpcdecode.perf.outcome import draw, figures, text
-    from hpcdecode.perf.simulator import sharded
+    from hpcdecode.planning.outcome import draw, figures, text
+    from hpcdecode.planning.simulator import sharded
     from hpcdecode.report.plot import canvas
 
     _check(options)
@@ -131,10 +131,10 @@ def _simulate(options: argparse.Namespace, _comm) -> int:
 
 def _server(options: argparse.Namespace, _rows):
     """What runs rows on the S device alone."""
-    from hpcdecode.perf.cost import ModelSize
-    from hpcdecode.perf.hardware import device
-    from hpcdecode.perf.serving import of_device, serve
-    from hpcdecode.schedule.serving.base import Limits
+    from hpcdecode.planning.cost import ModelSize
+    from hpcdecode.planning.hardware import device
+    from hpcdecode.planning.servers.base import ServerLimits
+    from hpcdecode.planning.serving import of_device, serve
 
     for name in ("profile", "period", "load_limit"):
         if getattr(options, name):
@@ -142,12 +142,12 @@ def _server(options: argparse.Namespace, _rows):
     size, width = ModelSize.of(find_model(options.model, {})), _WIDTHS[options.kv_dtype]
     server = of_device(size, device(options.s_device), width)
     chunk = options.prefill_tokens or prefill_limit(True)
-    return partial(serve, server, options.schedule, Limits(options.batch, chunk))
+    return partial(serve, server, options.schedule, ServerLimits(options.batch, chunk))
 
 
 def _lanes(options: argparse.Namespace, rows):
     """What runs rows on an S-rank and its R-ranks."""
-    from hpcdecode.perf.simulator import simulate
+    from hpcdecode.planning.simulator import simulate
 
     return partial(simulate, _world(options, rows))
 
@@ -165,7 +165,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _rows(options: argparse.Namespace):
-    from hpcdecode.perf import lengths
+    from hpcdecode.planning import lengths
 
     if options.prompts:
         rows = lengths.of_file(options.prompts, find_model(options.model, {}), options.max_tokens)
@@ -187,9 +187,9 @@ class Machine(NamedTuple):
 
 
 def _machine(options: argparse.Namespace, size: ModelSize | None = None) -> Machine:
-    from hpcdecode.perf.cost import ModelSize, of_devices
-    from hpcdecode.perf.hardware import device
-    from hpcdecode.perf.profile import read
+    from hpcdecode.planning.cost import ModelSize, of_devices
+    from hpcdecode.planning.hardware import device
+    from hpcdecode.planning.profile import read
 
     size, width = size or ModelSize.of(find_model(options.model, {})), _WIDTHS[options.kv_dtype]
     link, latency = options.link * 1e9 / 8, options.latency * 1e-6
@@ -212,7 +212,7 @@ def _machine(options: argparse.Namespace, size: ModelSize | None = None) -> Mach
 
 
 def _world(options: argparse.Namespace, rows):
-    from hpcdecode.perf.simulator import World, lane_limits
+    from hpcdecode.planning.simulator import World, lane_limits
     from hpcdecode.schedule.auto import PERIODS, load_limit
 
     machine = _machine(options)
@@ -245,12 +245,12 @@ def _add_plan(commands) -> None:
 
 
 def _plan(options: argparse.Namespace, _comm) -> int:
-    from hpcdecode.perf import planner
-    from hpcdecode.perf.hardware import BANDWIDTH, device
+    from hpcdecode.planning import planner
+    from hpcdecode.planning.hardware import BANDWIDTH, device
 
     _check(options)
     lengths, machine = _rows(options), _machine(options)
-    rows = planner.Rows(float(lengths.prompt.mean()), max(float(lengths.new.mean()) - 1, 1.0), len(lengths))
+    rows = planner.MeanRows(float(lengths.prompt.mean()), max(float(lengths.new.mean()) - 1, 1.0), len(lengths))
     capacity = machine.capacity
     choice = planner.choice(capacity, machine.r_ranks, machine.measured, options.latency_limit)
     plan = planner.choose(machine.cost, rows, choice)
@@ -270,7 +270,7 @@ def _plan(options: argparse.Namespace, _comm) -> int:
 
 def _kv_choices(options: argparse.Namespace, size: ModelSize, rows) -> Iterator[str]:
     """What the planner's choice would reach with each data type, and what that costs in quality."""
-    from hpcdecode.perf import planner
+    from hpcdecode.planning import planner
 
     for name, perplexity in _PERPLEXITY.items():
         machine = _machine(argparse.Namespace(**{**vars(options), "kv_dtype": name}), size)

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 
-from hpcdecode.data.export import FORMATS
-from hpcdecode.data.openai import OBJECTS
+from hpcdecode.data.results.export import FORMATS
+from hpcdecode.data.results.openai import OBJECTS
 from hpcdecode.errors import UserError
 
 _READER_GONE = 141  # as shells report a process that SIGPIPE ended
@@ -53,7 +53,7 @@ def _add_show(commands) -> None:
 
 @_printing
 def _show(options: argparse.Namespace, _comm) -> int:
-    from hpcdecode.data.show import show
+    from hpcdecode.data.results.show import show
 
     for text in show(options.results, options.lines):
         print(text)
@@ -85,8 +85,8 @@ def _add_export(commands) -> None:
 
 @_printing
 def _export(options: argparse.Namespace, _comm) -> int:
-    from hpcdecode.data.durable import is_stream
-    from hpcdecode.data.export import export
+    from hpcdecode.data.results.export import export
+    from hpcdecode.system.durable import is_stream
 
     columns = None if options.columns is None else [name for name in options.columns.split(",") if name]
     choice = {"columns": columns, "where": options.where, "endpoint": options.endpoint}
@@ -112,7 +112,7 @@ def _add_merge(commands) -> None:
 
 
 def _merge(options: argparse.Namespace, _comm) -> int:
-    from hpcdecode.data.join import join
+    from hpcdecode.data.results.join import join
 
     join(options.output, options.results, overwrite=options.overwrite)
     return 0

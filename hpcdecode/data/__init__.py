@@ -1,1 +1,1 @@
-"""Prompt files in, token ids between, HDF5 out."""
+"""Prompt files in, HDF5 results out."""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from hpcdecode.doctor.facts import Facts, Place
-from hpcdecode.launch import fallen_apart
+from hpcdecode.doctor.facts import Place, RankFacts
+from hpcdecode.ranks.launch import fallen_apart
 
 _HUGE = 0.9  # share of the memory that should be in huge pages
 _LOCAL = 0.95  # share that should lie on the rank's own NUMA nodes
@@ -27,7 +27,7 @@ class Problem(msgspec.Struct, kw_only=True):
     remedy: str
 
 
-World = list[Facts]
+World = list[RankFacts]
 Places = list[Place] | World
 
 

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hpcdecode import _attn_cpu, attention, attention_cuda, cgroup
-from hpcdecode.cgroup import listed, read
-from hpcdecode.cores import nodes_of
-from hpcdecode.memory import available_bytes
-from hpcdecode.perf.bandwidth import probe
-from hpcdecode.report.figures import versions
-from hpcdecode.roles import Rank
+from hpcdecode import _attn_cpu
+from hpcdecode.attention import base as attention
+from hpcdecode.attention import cuda as attention_cuda
+from hpcdecode.ranks.roles import Rank
+from hpcdecode.report.metrics import versions
+from hpcdecode.system import cgroup
+from hpcdecode.system.bandwidth import probe
+from hpcdecode.system.cgroup import listed, read
+from hpcdecode.system.cores import nodes_of
+from hpcdecode.system.memory import available_bytes
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -25,7 +28,7 @@ _PASSES = 5
 _MEBIBYTES = 256, 64  # of the probe: at least, and for every thread; more than the caches hold
 
 
-class Memory(msgspec.Struct, kw_only=True):
+class MemoryFacts(msgspec.Struct, kw_only=True):
     """How the memory of an R-rank behaves. Shares are of the bytes touched, -1 where the system does not tell."""
 
     read_gbps: dict[int, float]  # GB/s by number of threads
@@ -43,12 +46,12 @@ class Place(msgspec.Struct, kw_only=True):
     launcher: str
 
 
-class Facts(Place, kw_only=True):
+class RankFacts(Place, kw_only=True):
     """All of one rank."""
 
     cpu_quota: float | None  # CPUs' worth of time
     huge_pages: str  # mode of transparent huge pages; empty: none
-    memory: Memory | None  # None: not an R-rank
+    memory: MemoryFacts | None  # None: not an R-rank
     available: int  # bytes
     built_isas: list[str]
     supported_isas: list[str]
@@ -69,12 +72,12 @@ def place(rank: Rank, given: Iterable[int]) -> Place:
     )
 
 
-def examine(rank: Rank, comm: MPI.Intracomm | None, given: Iterable[int]) -> Facts:
+def examine(rank: Rank, comm: MPI.Intracomm | None, given: Iterable[int]) -> RankFacts:
     """As `place`, and more. R-ranks measure for about a second."""
     if rank.has_r:
         rank.isa = attention.isa()
     available = available_bytes()
-    return Facts(
+    return RankFacts(
         **msgspec.structs.asdict(place(rank, given)),
         cpu_quota=cgroup.cpu_quota(),
         huge_pages=_bracketed(read("/sys/kernel/mm/transparent_hugepage/enabled")),
@@ -89,7 +92,7 @@ def examine(rank: Rank, comm: MPI.Intracomm | None, given: Iterable[int]) -> Fac
     )
 
 
-def _measure(rank: Rank, available: int) -> Memory:
+def _measure(rank: Rank, available: int) -> MemoryFacts:
     """Read bandwidth on one thread and on all of them, pinned as the R-part's; and where the memory came from."""
     cpus = rank.cpus if rank.pinned else []
     most = available >> 23  # an eighth: other ranks of the host measure, too
@@ -99,7 +102,7 @@ def _measure(rank: Rank, available: int) -> Memory:
         reader = probe(threads, cpus[:threads], max(min(max(least, each * threads), most), 1))
         rates[threads] = round(reader.bytes / statistics.median(reader.seconds() for _ in range(_PASSES)) / 1e9, 1)
         huge, local = _huge_share(reader), _local_share(reader, set(nodes_of(rank.cpus)))
-    return Memory(read_gbps=rates, huge=huge, local=local)
+    return MemoryFacts(read_gbps=rates, huge=huge, local=local)
 
 
 def _huge_share(reader: _attn_cpu.ReadProbe) -> float:
@@ -141,8 +144,8 @@ def _mpi(comm: MPI.Intracomm | None) -> str:
         return "not used"
     from mpi4py import MPI
 
-    from hpcdecode.exchange import ulfm
-    from hpcdecode.exchange.gpu_mpi import takes_cuda_memory
+    from hpcdecode.mpi import ulfm
+    from hpcdecode.mpi.gpu import takes_cuda_memory
 
     levels = {getattr(MPI, f"THREAD_{name}"): name.lower() for name in ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")}
     library = re.split(r"[\n\0,]", MPI.Get_library_version())[0].replace("Version:", "")

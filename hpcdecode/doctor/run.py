@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from hpcdecode.doctor.checks import BINDING, CHECKS, Problem
-from hpcdecode.doctor.facts import Facts, Place, examine, place
-from hpcdecode.launch import Team, assemble, is_lead
+from hpcdecode.doctor.facts import Place, RankFacts, examine, place
+from hpcdecode.ranks.launch import Team, assemble, is_lead
 from hpcdecode.report.text import table
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def doctor(comm: MPI.Intracomm | None, s_ranks: int | None, as_json: bool) -> in
         facts = examine(team.me, comm, given)
     finally:
         os.sched_setaffinity(0, given)
-    ranks = team.gather_all(facts, Facts)
+    ranks = team.gather_all(facts, RankFacts)
     if team.me.rank != 0 or not is_lead():  # the second of a world that fell apart
         return 0
     problems = [problem for check in CHECKS for problem in check(ranks)]
@@ -44,12 +43,12 @@ def binding(team: Team) -> list[str]:
     return _told(problem for check in BINDING for problem in check(places))
 
 
-def _json(ranks: Seq[Facts], problems: Seq[Problem]) -> str:
+def _json(ranks: Sequence[RankFacts], problems: Sequence[Problem]) -> str:
     report = {"healthy": not problems, "problems": problems, "ranks": ranks}
     return msgspec.json.format(msgspec.json.encode(report), indent=1).decode()
 
 
-def _text(ranks: Seq[Facts], problems: Seq[Problem]) -> str:
+def _text(ranks: Sequence[RankFacts], problems: Sequence[Problem]) -> str:
     first = ranks[0]
     beyond = [name for name in first.built_isas if name not in first.supported_isas]
     lines = [
@@ -74,7 +73,7 @@ def _told(problems: Iterable[Problem]) -> list[str]:
     return lines
 
 
-def _table(ranks: Seq[Facts]) -> str:
+def _table(ranks: Sequence[RankFacts]) -> str:
     header = ("rank", "host", "role", "CPUs", "NUMA", "threads", "ISA", "huge pages", "local", "read GB/s", "free GiB")
     rows = []
     for f in ranks:
@@ -102,7 +101,7 @@ def _share(share: float) -> str:
     return f" {share:.0%}" if share >= 0 else ""
 
 
-def _ranges(cpus: Seq[int]) -> str:
+def _ranges(cpus: Sequence[int]) -> str:
     """[0, 1, 2, 5] -> `0-2,5`."""
     parts: list[list[int]] = []
     for cpu in sorted(cpus):

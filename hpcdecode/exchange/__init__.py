@@ -1,0 +1,1 @@
+"""Tensors between S-ranks and R-ranks."""

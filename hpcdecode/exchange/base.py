@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcdecode.attention import LayerShape
-from hpcdecode.exchange.wait import Request
+from hpcdecode.attention.base import LayerShape
+from hpcdecode.mpi.wait import Waitable
 from hpcdecode.schedule.plan import Plan
 
 
@@ -96,13 +96,13 @@ def _pieces(whole: Piece, count: int) -> Iterator[Piece]:
 
 
 class Part(Protocol):
-    """An R-part as a link drives it: see `workers.r_part.RPart`."""
+    """An R-part as a link drives it: see `workers.r_part.AttentionWorker`."""
 
     def begin(self, lane: int, share: Share) -> None: ...
 
     def attend(
         self, lane: int, layer: int, piece: Piece, rows: Tensor, prompts: Tensor, out: Tensor
-    ) -> Request | None: ...
+    ) -> Waitable | None: ...
 
 
 def joined(*parts: Tensor) -> Tensor:

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from hpcdecode.exchange.base import Part, Share, SLink, joined
-from hpcdecode.exchange.wait import Request, wait
 from hpcdecode.model import SplitModel
-from hpcdecode.model.walk import Walk
+from hpcdecode.model.run.fused_step import FusedStep
+from hpcdecode.mpi.wait import Waitable, wait
 from hpcdecode.schedule.plan import Plan
 
 
-def walk_over(model: SplitModel, links: Sequence[SLink]) -> Walk | None:
+def walk_over(model: SplitModel, links: Sequence[SLink]) -> FusedStep | None:
     """The walk of a lane that is the only one, and whose R-part is this process; None where there is none."""
     alone = len(links) == 1 and isinstance(links[0], LocalLink)
-    return Walk.of(model, links[0].part.store) if alone else None
+    return FusedStep.of(model, links[0].part.store) if alone else None
 
 
 class LocalLink:
@@ -24,7 +24,7 @@ class LocalLink:
 
     def __init__(self, part: Part, lane: int, first_slot: int):
         self.part, self.lane, self.first_slot = part, lane, first_slot
-        self._under_way: list[tuple[Request, Tensor, Tensor]] = []  # on a device that attends later, and what it reads
+        self._under_way: list[tuple[Waitable, Tensor, Tensor]] = []  # on a device that attends later, and what it reads
 
     def begin(self, plan: Plan) -> None:
         self.share = Share(plan, 0, self.first_slot)
@@ -38,7 +38,9 @@ class LocalLink:
             if mark:
                 self._under_way.append((mark, rows, prompts))
 
-    def walk(self, walk: Walk, q: Tensor, k: Tensor, v: Tensor, context: tuple[Tensor, ...]) -> tuple[Tensor, tuple]:
+    def walk(
+        self, walk: FusedStep, q: Tensor, k: Tensor, v: Tensor, context: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple]:
         """All attentions of a step without prompts, and the slices between; returns o and context of the last."""
         timeline = self.part.timeline
         o, context, seconds = walk.run(self.share.whole.decode_slots, joined(q, k, v), context)

@@ -6,19 +6,18 @@ R-rank has, and gets one back when that is done; an R-rank without work in a ste
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from hpcdecode.attention import LayerShape
+from hpcdecode.attention.base import LayerShape
 from hpcdecode.exchange.base import Share, side_by_side
 from hpcdecode.exchange.partition import Partition
-from hpcdecode.exchange.wait import wait
 from hpcdecode.exchange.wire import HOST, Parcel, Window
+from hpcdecode.mpi.wait import wait
 from hpcdecode.schedule.plan import Plan, wire_length
 
 _PLAN, _ROWS, _OUT = 1, 2, 3  # message tags
@@ -74,7 +73,7 @@ class MpiSLink:
     def __init__(
         self,
         comm: MPI.Intracomm,
-        shapes: Seq[LayerShape],
+        shapes: Sequence[LayerShape],
         slots: int,
         dtype: torch.dtype,
         shared: tuple[int, int],
@@ -162,7 +161,7 @@ class MpiRLink:
     def __init__(
         self,
         comm: MPI.Intracomm,
-        shapes: Seq[LayerShape],
+        shapes: Sequence[LayerShape],
         slots: int,
         dtype: torch.dtype,
         shared: tuple[int, int],
@@ -222,7 +221,7 @@ def _index(rows: np.ndarray, device: torch.device) -> slice | Tensor:
     return torch.from_numpy(rows).to(device)
 
 
-def _gather(blocks: Seq[Tensor], rows: slice | Tensor, out: Tensor) -> None:
+def _gather(blocks: Sequence[Tensor], rows: slice | Tensor, out: Tensor) -> None:
     if not len(out):
         return
     if len(blocks) == 1 and not isinstance(rows, slice):
@@ -234,7 +233,7 @@ def _gather(blocks: Seq[Tensor], rows: slice | Tensor, out: Tensor) -> None:
         at += block.shape[1]
 
 
-def subset(comm: MPI.Intracomm, ranks: Seq[int]) -> MPI.Intracomm:
+def subset(comm: MPI.Intracomm, ranks: Sequence[int]) -> MPI.Intracomm:
     """A communicator of `ranks` of comm, in this order; only they call this."""
     group = comm.group.Incl(list(ranks))
     try:
@@ -244,7 +243,7 @@ def subset(comm: MPI.Intracomm, ranks: Seq[int]) -> MPI.Intracomm:
 
 
 def lane_communicators(
-    comm: MPI.Intracomm, s_ranks: Seq[int], r_ranks: Seq[int], lanes: Seq[int]
+    comm: MPI.Intracomm, s_ranks: Sequence[int], r_ranks: Sequence[int], lanes: Sequence[int]
 ) -> list[tuple[int, MPI.Intracomm]]:
     """(index of the S-rank, communicator) of every lane that this rank takes part in, by S-rank and lane.
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
-from hpcdecode.attention import LayerShape
+from hpcdecode.attention.base import LayerShape
 from hpcdecode.errors import UserError
 
 
@@ -23,7 +23,7 @@ class Partition:
     def by_head(self) -> bool:
         return self.kind == "head" and self.parts > 1
 
-    def check(self, shapes: Seq[LayerShape]) -> None:
+    def check(self, shapes: Sequence[LayerShape]) -> None:
         """UserError where KV heads cannot be dealt out evenly."""
         odd = sorted({s.kv_heads for s in shapes if s.kv_heads % self.parts}) if self.by_head else []
         if odd:
@@ -53,11 +53,11 @@ class Partition:
         widths = (s.q_columns, s.kv_heads * s.k_dim, s.kv_heads * s.v_dim, s.out_columns)
         return tuple(self._own(width, rank) for width in widths)
 
-    def capacity(self, tokens: Seq[int]) -> list[int]:
+    def capacity(self, tokens: Sequence[int]) -> list[int]:
         """KV tokens by the R-ranks that plans name, from what each R-rank has room for."""
         return [min(tokens)] if self.by_head else list(tokens)
 
-    def speeds(self, speeds: Seq[float]) -> list[float]:
+    def speeds(self, speeds: Sequence[float]) -> list[float]:
         """The same of how fast they are."""
         return [min(speeds)] if self.by_head else list(speeds)
 

@@ -7,37 +7,36 @@ beside the device's computing; a `DirectLink` packs on the device, for an MPI th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from hpcdecode.exchange.base import SLink
-from hpcdecode.exchange.wait import Request, wait
+from hpcdecode.mpi.wait import Waitable, wait
 from hpcdecode.schedule.plan import Plan
 
 if TYPE_CHECKING:
     from hpcdecode.exchange.mpi import MpiSLink
 
-Pairs = Seq[tuple[Tensor, Tensor]]  # to, from
+Pairs = Sequence[tuple[Tensor, Tensor]]  # to, from
 
 
 class Queue(Protocol):
     """A device that computes what it is told, in order."""
 
-    def tell(self, work: Callable[[], None]) -> Request:
+    def tell(self, work: Callable[[], None]) -> Waitable:
         """`work` tells the device what to compute; the mark comes behind it."""
 
 
 class Copies(Protocol):
     """Copies in both directions, each behind what the device has been told to compute when it is asked for."""
 
-    def out(self, pairs: Pairs) -> Request:
+    def out(self, pairs: Pairs) -> Waitable:
         """From the device to pinned memory. The tensors must stay as they are until the mark is done."""
 
-    def into(self, pairs: Pairs, after: Request) -> None:
+    def into(self, pairs: Pairs, after: Waitable) -> None:
         """From pinned memory to the device, after the computing that `after` came behind, and before any to come."""
 
     def pinned(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
@@ -58,7 +57,7 @@ class CudaQueue:
     def __init__(self, device: torch.device):
         self.device = device
 
-    def tell(self, work: Callable[[], None]) -> Request:
+    def tell(self, work: Callable[[], None]) -> Waitable:
         work()
         computed = torch.cuda.Event()
         computed.record(torch.cuda.current_stream(self.device))
@@ -72,7 +71,7 @@ class CudaCopies:
         self.device = device
         self._out, self._in = torch.cuda.Stream(device), torch.cuda.Stream(device)
 
-    def out(self, pairs: Pairs) -> Request:
+    def out(self, pairs: Pairs) -> Waitable:
         computed, copied = torch.cuda.Event(), torch.cuda.Event()
         computed.record(torch.cuda.current_stream(self.device))
         self._out.wait_event(computed)
@@ -82,7 +81,7 @@ class CudaCopies:
         copied.record(self._out)
         return _CudaMark(computed, copied)
 
-    def into(self, pairs: Pairs, after: Request) -> None:
+    def into(self, pairs: Pairs, after: Waitable) -> None:
         copied = torch.cuda.Event()
         self._in.wait_event(after.computed)
         with torch.cuda.stream(self._in):
@@ -98,7 +97,7 @@ class CudaCopies:
 class _Post:
     """What a lane has posted: how it is sent, and what must have been done before."""
 
-    def __init__(self, link: SLink, send: Callable[[], None], mark: Request, kept: Seq[Tensor]):
+    def __init__(self, link: SLink, send: Callable[[], None], mark: Waitable, kept: Sequence[Tensor]):
         self.link, self.send, self.mark = link, send, mark
         self.kept = kept  # on the device, for as long as they are read
 
@@ -173,7 +172,7 @@ class StagedLink(_Deferred):
             rows = slice(self._decodes)
             self.copies.into([(self._target[rows], self._answer[rows])], self._mark)
 
-    def _staged(self, like: Seq[Tensor]) -> list[Tensor]:
+    def _staged(self, like: Sequence[Tensor]) -> list[Tensor]:
         """Host memory for each of `like`, that of the layer before: its answer has come, and has been copied on."""
         found = []
         for i, x in enumerate(like):
@@ -195,7 +194,7 @@ class DirectLink(_Deferred):
         self.outbox.add(_Post(self.link, self.link.send, mark, (q, k, v)))
 
 
-def staged(links: Seq[SLink], device: torch.device, direct: bool) -> Seq[SLink]:
+def staged(links: Sequence[SLink], device: torch.device, direct: bool) -> Sequence[SLink]:
     """The lanes' links for tensors on `device`; direct: they have their wires there."""
     if device.type == "cpu":
         return links

@@ -7,7 +7,7 @@ done. Between hosts, or where a layer has no room in what is shared, each has it
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,9 +15,9 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from hpcdecode.attention import LayerShape
+from hpcdecode.attention.base import LayerShape
 from hpcdecode.exchange.base import Piece, Share
-from hpcdecode.exchange.wait import wait
+from hpcdecode.mpi.wait import wait
 
 _ALIGN = 64  # bytes
 _SHARED_MEMORY = "/dev/shm"
@@ -90,7 +90,7 @@ def _parcel(piece: Piece, shape: LayerShape, there: tuple[Tensor, list], back: t
     return Parcel(piece, *views, message, answer)
 
 
-def shared_sizes(shapes: Seq[LayerShape], slots: int, prefill_tokens: int, dtype: torch.dtype) -> tuple[int, int]:
+def shared_sizes(shapes: Sequence[LayerShape], slots: int, prefill_tokens: int, dtype: torch.dtype) -> tuple[int, int]:
     """Bytes that a layer takes on its way to an R-rank, and back, with so many decode and prompt tokens."""
     there = max(slots * s.row_columns + prefill_tokens * s.kv_columns for s in shapes)
     return there * dtype.itemsize, slots * max(s.out_columns for s in shapes) * dtype.itemsize

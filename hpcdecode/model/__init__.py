@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hpcdecode.model.describe import render
-    from hpcdecode.model.load import SplitModel, load_split
+    from hpcdecode.model.frontend.describe import render
+    from hpcdecode.model.run.load import SplitModel, load_split
 
-HOMES = {"SplitModel": "load", "load_split": "load", "render": "describe"}
+HOMES = {"SplitModel": "run.load", "load_split": "run.load", "render": "frontend.describe"}
 
 __all__ = ["SplitModel", "load_split", "render"]
 

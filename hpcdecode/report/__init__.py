@@ -1,0 +1,1 @@
+"""Counters, progress, text and plots."""

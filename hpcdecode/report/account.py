@@ -7,11 +7,11 @@ from pathlib import Path
 import h5py
 import msgspec
 
-from hpcdecode.data.checked import Unsound, open_results, read_attribute
+from hpcdecode.data.results.checked import Unsound, open_results, read_attribute
 from hpcdecode.errors import UserError
+from hpcdecode.ranks.roles import Rank
 from hpcdecode.report.text import table
-from hpcdecode.roles import Rank
-from hpcdecode.timeline import OPERATIONS, Timeline
+from hpcdecode.system.timeline import OPERATIONS, Timeline
 
 GROUPS = {  # of operations; what they are for a reader
     "busy": ("slice", "logits", "prefill", "sample", "append", "attend"),
@@ -53,7 +53,7 @@ class _Summary(msgspec.Struct):
     accounts: list[Account] = []
 
 
-class _Trace(msgspec.Struct):
+class _TraceFile(msgspec.Struct):
     otherData: _Summary
 
 
@@ -67,7 +67,7 @@ def read(path: str) -> list[Account]:
             with file:
                 found = msgspec.convert(read_attribute(file, "summary"), type=_Summary)
         else:
-            found = msgspec.json.decode(Path(path).read_bytes(), type=_Trace).otherData
+            found = msgspec.json.decode(Path(path).read_bytes(), type=_TraceFile).otherData
     except (OSError, KeyError, msgspec.DecodeError, Unsound, RecursionError, MemoryError) as error:
         raise UserError(f"{path}: expected a trace of hpcdecode generate --trace, or its results: {error}") from None
     if not found.accounts:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hpcdecode.data.durable import destination, replacing
 from hpcdecode.errors import UserError
 from hpcdecode.report.account import GROUPS, Account
+from hpcdecode.system.durable import destination, replacing
 
 _COLOURS = {"busy": "#4477aa", "overhead": "#ccbb44", "wait": "#ee6677", "bubble": "#bbbbbb"}
 

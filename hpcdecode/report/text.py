@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hpcdecode.roles import Rank
+from hpcdecode.ranks.roles import Rank
 
 
-def table(header: Seq[str], rows: Iterable[Seq[object]]) -> str:
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Columns aligned to the left, two spaces apart."""
     cells = [list(header), *([str(c) for c in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells)
 
 
-def topology(ranks: Seq[Rank]) -> str:
+def topology(ranks: Sequence[Rank]) -> str:
     differ = any(r.speed != 1 for r in ranks)
     header = ("rank", "host", "role", "device", "NUMA", "threads", "ISA", "KV capacity")
     rows = (

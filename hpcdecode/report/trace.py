@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import os
 from array import array
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import msgspec
 
-from hpcdecode.data.durable import destination, replacing
 from hpcdecode.errors import UserError
-from hpcdecode.launch import Team
+from hpcdecode.ranks.launch import Team
 from hpcdecode.report.account import Account
-from hpcdecode.timeline import OPERATIONS, Spans, Timeline
+from hpcdecode.system.durable import destination, replacing
+from hpcdecode.system.timeline import OPERATIONS, Spans, Timeline
 
 _TAG = 5
 
@@ -29,7 +28,7 @@ class Record(msgspec.Struct):
     offset: int
 
 
-def check_path(path: str, others: Seq[str] = ()) -> None:
+def check_path(path: str, others: Sequence[str] = ()) -> None:
     """UserError where no trace can be written. others: files of the job, none of which a trace may replace."""
     target = destination(path, "--trace ", "choose another file")
     if str(target) in map(os.path.realpath, others):
@@ -42,7 +41,7 @@ def clock_offset(team: Team) -> int:
     """Nanoseconds from this rank's clock to that of rank 0; every rank calls this."""
     if team.comm is None:
         return 0
-    from hpcdecode.exchange import message
+    from hpcdecode.mpi import message
 
     return message.clock_offset(team.comm)
 
@@ -64,7 +63,7 @@ def _gathered(team: Team, own: Record) -> list[Record]:
     """Those of all ranks by rank on the lead, none elsewhere; one rank after the other, as they are large."""
     if team.comm is None:
         return [own]
-    from hpcdecode.exchange.message import receive, send
+    from hpcdecode.mpi.message import receive, send
 
     if team.lead:
         ranks = range(team.comm.size)

@@ -2,53 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hpcdecode.sampling.structured import Grammars
-from hpcdecode.schedule.sequence import Sequence
+from hpcdecode.requests.counts import TokenCounts
+from hpcdecode.requests.sequence import SequenceState
+from hpcdecode.sampling.grammars import Grammars
 
 _FORBIDDEN = float("-inf")
 
 
-class TokenCounts:
-    """The tokens of a sequence, each once, and how often it was generated; grows with the sequence.
-
-    ids, counts: int64 [n], n the number of different tokens; a prompt token that was not generated counts 0.
-    """
-
-    def __init__(self, prompt_ids: Seq[int]):
-        self._ids = np.unique(np.array(prompt_ids, np.int64))
-        self._counts = np.zeros_like(self._ids)
-        self._places = {token: place for place, token in enumerate(self._ids.tolist())}
-        self._taken = 0
-
-    def update(self, generated: Seq[int]) -> TokenCounts:
-        """Count the tokens that are new since the last call."""
-        for token in generated[self._taken :]:
-            place = self._places.setdefault(token, len(self._places))
-            if place == len(self._ids):
-                self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
-                self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
-            self._ids[place] = token
-            self._counts[place] += 1
-        self._taken = len(generated)
-        return self
-
-    @property
-    def ids(self) -> np.ndarray:
-        return self._ids[: len(self._places)]
-
-    @property
-    def counts(self) -> np.ndarray:
-        return self._counts[: len(self._places)]
-
-
-def adjust(logits: Tensor, sequences: Seq[Sequence], eos: frozenset[int], grammars: Grammars | None = None) -> None:
+def adjust(
+    logits: Tensor, sequences: Sequence[SequenceState], eos: frozenset[int], grammars: Grammars | None = None
+) -> None:
     """Change float32 logits [n, vocab] in place: bad_words, min_tokens, logit_bias, penalties, in vLLM's order.
 
     Last comes what a row's grammar allows.
@@ -64,7 +33,7 @@ def adjust(logits: Tensor, sequences: Seq[Sequence], eos: frozenset[int], gramma
     _restrict(logits, sequences, grammars)
 
 
-def _restrict(logits: Tensor, sequences: Seq[Sequence], grammars: Grammars | None) -> None:
+def _restrict(logits: Tensor, sequences: Sequence[SequenceState], grammars: Grammars | None) -> None:
     """Forbid, in float32 logits [n, vocab], what the rows' grammars do not allow.
 
     A grammar wins over whatever else a row asks for: where that forbids all it allows, its tokens are equally likely.
@@ -73,17 +42,16 @@ def _restrict(logits: Tensor, sequences: Seq[Sequence], grammars: Grammars | Non
         asked = sequence.prompt.params.structured_outputs
         if asked is None:
             continue
-        if sequence.matcher is None:
-            sequence.matcher = grammars.matcher(asked)
-        allowed = torch.from_numpy(sequence.matcher.allowed(sequence.generated, logits.shape[1])).to(logits.device)
-        if sequence.matcher.problem is not None:
-            sequence.problem = f"structured_outputs: the grammar cannot be followed: {sequence.matcher.problem}"
+        matcher = sequence.sampler.matcher = sequence.sampler.matcher or grammars.matcher(asked)
+        allowed = torch.from_numpy(matcher.allowed(sequence.generated, logits.shape[1])).to(logits.device)
+        if matcher.problem is not None:
+            sequence.error = f"structured_outputs: the grammar cannot be followed: {matcher.problem}"
         logits[row].masked_fill_(~allowed, _FORBIDDEN)
         if logits[row].max() == _FORBIDDEN:
             logits[row].masked_fill_(allowed, 0.0)
 
 
-def _forbidden(sequence: Sequence, eos: frozenset[int], vocabulary: int) -> Iterable[int]:
+def _forbidden(sequence: SequenceState, eos: frozenset[int], vocabulary: int) -> Iterable[int]:
     """Tokens that would end the sequence before min_tokens, or complete one of its bad words."""
     params, generated = sequence.prompt.params, sequence.generated
     if len(generated) < params.min_tokens:
@@ -93,7 +61,7 @@ def _forbidden(sequence: Sequence, eos: frozenset[int], vocabulary: int) -> Iter
             yield last
 
 
-def _penalize(logits: Tensor, penalized: list[tuple[int, Sequence]]) -> None:
+def _penalize(logits: Tensor, penalized: list[tuple[int, SequenceState]]) -> None:
     """Repetition over prompt and output, then frequency and presence over the output (as in the OpenAI API)."""
     if not penalized:
         return
@@ -115,12 +83,12 @@ def _penalize(logits: Tensor, penalized: list[tuple[int, Sequence]]) -> None:
     logits[rows, tokens] = values
 
 
-def _counts(sequence: Sequence) -> TokenCounts:
-    if sequence.counts is None:
-        sequence.counts = TokenCounts(sequence.prompt.token_ids)
-    return sequence.counts.update(sequence.generated)
+def _counts(sequence: SequenceState) -> TokenCounts:
+    if sequence.sampler.counts is None:
+        sequence.sampler.counts = TokenCounts(sequence.prompt.token_ids)
+    return sequence.sampler.counts.update(sequence.generated)
 
 
-def _places(logits: Tensor, pairs: Seq[Seq[int]]) -> tuple[Tensor, Tensor]:
+def _places(logits: Tensor, pairs: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     rows, tokens = torch.tensor(pairs, device=logits.device).unbind(1)
     return rows, tokens

@@ -6,15 +6,15 @@ the one, by token id, at which the running sum of the weights that are left pass
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from math import log2
 
 import torch
 from torch import Tensor
 
 from hpcdecode import _ops_cpu
-from hpcdecode.attention import isa
-from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.attention.base import isa
+from hpcdecode.requests.params import SamplingParams
 
 _BLOCK = 256  # tokens whose weights are first drawn from together
 _BOUNDS = (64, 1024, 16384)  # most likely tokens to look at; all of them where these are not enough
@@ -23,7 +23,7 @@ _BOUNDS = (64, 1024, 16384)  # most likely tokens to look at; all of them where 
 _TYPES = {torch.float32: _ops_cpu.Type.float32, torch.bfloat16: _ops_cpu.Type.bfloat16}
 
 
-def draw(logits: Tensor, rows: list[int], params: Seq[SamplingParams], uniforms: Tensor) -> Tensor:
+def draw(logits: Tensor, rows: list[int], params: Sequence[SamplingParams], uniforms: Tensor) -> Tensor:
     """Token ids int64 [n] from rows of logits [m, vocab] of any float dtype, by float64 uniforms [n] in (0, 1).
 
     Temperatures are not 0.
@@ -37,7 +37,7 @@ def draw(logits: Tensor, rows: list[int], params: Seq[SamplingParams], uniforms:
     return torch.tensor(_ops_cpu.draw(*place, rows, draws, torch.get_num_threads(), isa()))
 
 
-def draw_by_torch(logits: Tensor, params: Seq[SamplingParams], uniforms: Tensor) -> Tensor:
+def draw_by_torch(logits: Tensor, params: Sequence[SamplingParams], uniforms: Tensor) -> Tensor:
     """As `draw`, of all rows, on any device."""
     logits = logits.float()
     logits = logits / _column(logits, [p.temperature for p in params])
@@ -55,7 +55,7 @@ def _way(params: SamplingParams, vocabulary: int):
     return _draw_from_share if params.top_p < 1 else _draw_from_all
 
 
-def _draw_from_all(logits: Tensor, _params: Seq[SamplingParams], uniforms: Tensor) -> Tensor:
+def _draw_from_all(logits: Tensor, _params: Sequence[SamplingParams], uniforms: Tensor) -> Tensor:
     """First a block of tokens, then one in it."""
     blocks = _padded(torch.softmax(logits, dim=-1), _BLOCK, 0.0).unflatten(1, (-1, _BLOCK))
     block, uniforms = _pick(blocks.sum(dim=-1), uniforms)
@@ -63,17 +63,19 @@ def _draw_from_all(logits: Tensor, _params: Seq[SamplingParams], uniforms: Tenso
     return (block * _BLOCK + token).clamp_(max=logits.shape[1] - 1)
 
 
-def _draw_from_top(logits: Tensor, params: Seq[SamplingParams], uniforms: Tensor) -> Tensor:
+def _draw_from_top(logits: Tensor, params: Sequence[SamplingParams], uniforms: Tensor) -> Tensor:
     """For rows with min_p or top_k: top_p is a share of what these leave."""
     return _draw_from_largest(logits, params, uniforms, None)
 
 
-def _draw_from_share(logits: Tensor, params: Seq[SamplingParams], uniforms: Tensor) -> Tensor:
+def _draw_from_share(logits: Tensor, params: Sequence[SamplingParams], uniforms: Tensor) -> Tensor:
     """For rows with top_p alone, which is a share of all tokens."""
     return _draw_from_largest(logits, params, uniforms, torch.softmax(logits, dim=-1))
 
 
-def _draw_from_largest(logits: Tensor, params: Seq[SamplingParams], uniforms: Tensor, weights: Tensor | None) -> Tensor:
+def _draw_from_largest(
+    logits: Tensor, params: Sequence[SamplingParams], uniforms: Tensor, weights: Tensor | None
+) -> Tensor:
     """Only the largest logits are looked at; a row for which they are not enough goes on to more of them."""
     tokens = torch.empty(len(params), dtype=torch.int64, device=logits.device)
     rows = torch.arange(len(params), device=logits.device)
@@ -117,7 +119,7 @@ def largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _filter(
-    values: Tensor, weights: Tensor | None, params: Seq[SamplingParams], complete: bool
+    values: Tensor, weights: Tensor | None, params: Sequence[SamplingParams], complete: bool
 ) -> tuple[Tensor, Tensor]:
     """Weights float64 [n, bound] of the largest logits, 0 where a filter excludes the token, and whether the bound is
     enough for each row: whether every token outside of it is excluded. weights: of rows with top_p alone, of 1 for all

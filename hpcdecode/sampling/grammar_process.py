@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from hpcdecode.confined import Answer, confine, serve
+from hpcdecode.system.confined import Answer, confine, serve
 
 SECONDS = 5  # of CPU time for one grammar
 MEMORY_BYTES = 2 << 30

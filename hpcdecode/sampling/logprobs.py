@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ _PART = 1 << 21  # logits that are worked on at once
 Entry = tuple[float, list[int], list[float]]  # what `Logprobs.add` takes
 
 
-def logprobs(logits: Tensor, tokens: Seq[int], counts: Seq[int]) -> Iterator[Entry]:
+def logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> Iterator[Entry]:
     """Yield for each row of logits the log-probability of its token, its `counts` most likely tokens and theirs.
 
     Which of equally likely tokens are among them does not depend on the other rows.
@@ -31,7 +30,7 @@ def logprobs(logits: Tensor, tokens: Seq[int], counts: Seq[int]) -> Iterator[Ent
         yield from _part(logits[part].float(), tokens[part], counts[part])
 
 
-def _part(logits: Tensor, tokens: Seq[int], counts: Seq[int]) -> Iterator[Entry]:
+def _part(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> Iterator[Entry]:
     norms = logits.logsumexp(dim=-1, keepdim=True)
     chosen = logits.gather(1, torch.tensor(tokens, device=logits.device)[:, None]) - norms
     top: list[tuple[list[int], list[float]]] = [([], [])] * len(tokens)

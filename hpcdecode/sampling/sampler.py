@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.sampling.adjust import adjust
 from hpcdecode.sampling.draw import draw
+from hpcdecode.sampling.grammars import Grammars
 from hpcdecode.sampling.philox import uniform
-from hpcdecode.sampling.structured import Grammars
-from hpcdecode.schedule.sequence import Sequence
 
 _BLOCK = 256  # tokens whose largest logit is looked at first
 _PART = 1 << 21  # logits that are worked on at once, so that they stay in the cache
@@ -20,7 +20,7 @@ _PART = 1 << 21  # logits that are worked on at once, so that they stay in the c
 
 def sample(
     logits: Tensor,
-    sequences: Seq[Sequence],
+    sequences: Sequence[SequenceState],
     eos: frozenset[int] = frozenset(),
     grammars: Grammars | None = None,
 ) -> list[int]:
@@ -49,7 +49,7 @@ def sample(
     return tokens.tolist()
 
 
-def _choose(logits: Tensor, rows: list[int], sequences: list[Sequence]) -> np.ndarray:
+def _choose(logits: Tensor, rows: list[int], sequences: list[SequenceState]) -> np.ndarray:
     """Token ids int64 [n] of sequences from these rows of logits, as they are now."""
     tokens = np.empty(len(rows), np.int64)
     largest = [i for i, s in enumerate(sequences) if s.prompt.params.temperature == 0]

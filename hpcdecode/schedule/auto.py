@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
-from hpcdecode.data.tokens import Prompt
+from hpcdecode.requests.prompt import Prompt
 
 LOOKAHEAD = 256  # rows looked at, and the largest B chosen
 FULL = 0.9  # part of the KV capacity that the steady state may take
@@ -14,7 +14,7 @@ PERIODS = 16  # injections in the life of a sequence: peak load is (1 + 1/16)/2 
 def choose(
     batch: int | None,
     period: int | None,
-    first: Seq[Prompt],
+    first: Sequence[Prompt],
     all_rows: bool,
     max_tokens: int,
     capacity: int,
@@ -53,7 +53,7 @@ def load_limit(batch: int, period: int, steps: int, prompt: float, capacity: int
     return int(min(batch * (prompt + (steps + period) / 2), FULL * capacity))
 
 
-def mean_prompt(first: Seq[Prompt]) -> float:
+def mean_prompt(first: Sequence[Prompt]) -> float:
     """Tokens, over the samples of all rows."""
     return sum(len(p.token_ids) * p.params.samples for p in first) / max(sum(p.params.samples for p in first), 1)
 

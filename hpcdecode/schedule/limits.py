@@ -15,7 +15,7 @@ def prefill_limit(apart: bool) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LaneLimits:
     """batch, period, steps: B, F and S of this lane. prefill_tokens: most prompt tokens in one step.
     max_positions: the model's context. prefix_tokens: most tokens of prefixes that prompts share; 0 shares none.
     schedule: a name in POLICIES. load: W_lim, tokens that its sequences attend to in a step, for load-control.

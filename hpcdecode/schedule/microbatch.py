@@ -7,11 +7,13 @@ from math import ceil
 
 import numpy as np
 
-from hpcdecode.schedule.limits import Limits
+from hpcdecode.requests.prefix import Prefix
+from hpcdecode.requests.sequence import SequenceState
+from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.placement import Courses, Placement
 from hpcdecode.schedule.policies.base import Policy
-from hpcdecode.schedule.prefixes import Prefix, Prefixes
-from hpcdecode.schedule.sequence import Sequence
+from hpcdecode.schedule.prefixes import Prefixes
+from hpcdecode.schedule.slots import SlotPool
 
 
 class MicroBatch:
@@ -25,18 +27,18 @@ class MicroBatch:
         lane: int,
         placement: Placement,
         known: Prefixes,
-        limits: Limits,
+        limits: LaneLimits,
         policy: Policy,
         now: int,
         busy: bool,
     ):
         self.lane, self.placement, self.known, self.limits, self.policy = lane, placement, known, limits, policy
         self.now, self.busy = now, busy
-        self.sequences: list[Sequence] = []
-        self.members: list[Sequence] = []  # with their followers
+        self.sequences: list[SequenceState] = []
+        self.members: list[SequenceState] = []  # with their followers
         self.prefixes: list[Prefix] = []
         self._left = 0  # tokens of the sequences to prefill
-        self._on: dict[int, list[Sequence]] = {}  # members by R-rank
+        self._on: dict[int, list[SequenceState]] = {}  # members by R-rank
         self._courses = Courses()  # of the members
         self._reads: dict[int, tuple[np.ndarray, int]] = {}  # by the end of a sequence that starts now
 
@@ -54,7 +56,7 @@ class MicroBatch:
         share = round(steps * first / (first + rest))
         return self.now + max(self._steps(first), min(share, steps - self._steps(rest)))
 
-    def admit(self, sequence: Sequence, slots: list[int]) -> bool:
+    def admit(self, sequence: SequenceState, slots: SlotPool) -> bool:
         """Place the sequence, with a prefix if it can share one; False if it fits on no R-rank yet.
 
         slots: free ones, of which those that are needed are taken.
@@ -62,10 +64,10 @@ class MicroBatch:
         known = None
         if sequence.shares_prefix:
             known, length = self.known.find(sequence.input_ids)
-            if length and len(slots) > len(sequence.branch):
+            if length and len(slots) > len(sequence.with_forks):
                 new = self._new_prefix(sequence.input_ids[:length], known)
                 if self._admit_with_new(sequence, new):
-                    new.slot = slots.pop()
+                    slots.take(new)
                     self._take(sequence, slots)
                     return True
         if any(self._place(sequence, prefix) for prefix in dict.fromkeys((known, None))):
@@ -73,12 +75,12 @@ class MicroBatch:
             return True
         return False
 
-    def _take(self, sequence: Sequence, slots: list[int]) -> None:
+    def _take(self, sequence: SequenceState, slots: SlotPool) -> None:
         self.sequences.append(sequence)
         self._left += left(sequence)
         self.known.remember(sequence.input_ids)
-        for member in sequence.branch:
-            member.slot = slots.pop()
+        for member in sequence.with_forks:
+            slots.take(member)
             self.members.append(member)
             self._on.setdefault(member.rank, []).append(member)
             self._courses.add(member)
@@ -90,7 +92,7 @@ class MicroBatch:
         new.ranks = [r for r in ranks if self.placement.fits(r, [new, *self._on.get(r, ())])]
         return new
 
-    def _admit_with_new(self, sequence: Sequence, new: Prefix) -> bool:
+    def _admit_with_new(self, sequence: SequenceState, new: Prefix) -> bool:
         self.placement.hold(new)
         self.prefixes.append(new)
         if not self._place(sequence, new):
@@ -105,27 +107,27 @@ class MicroBatch:
         self._left = sum(map(left, self.sequences))
         return True
 
-    def _place(self, sequence: Sequence, prefix: Prefix | None) -> bool:
+    def _place(self, sequence: SequenceState, prefix: Prefix | None) -> bool:
         """Choose the R-rank of a sequence and its followers; False, and no other is changed, if they fit on none
         or the policy has them wait."""
         before = self.start_step
         sequence.begin_with(prefix)
         start = self._start_with(sequence)
         self._start_at(start)
-        _set_start(sequence.branch, start)
-        if self.policy.allows([*self.members, *sequence.branch]):
+        _set_start(sequence.with_forks, start)
+        if self.policy.allows([*self.members, *sequence.with_forks]):
             for rank in self.placement.order(sequence, self._reads_with(sequence)):
                 if prefix and rank not in prefix.ranks:
                     continue
                 changed = {rank} if start == before else {rank, *self._on}
                 if all(self.placement.fits(r, self._with(r, sequence if r == rank else None)) for r in changed):
-                    for member in sequence.branch:
+                    for member in sequence.with_forks:
                         member.rank = rank
                     return True
         self._start_at(before)
         return False
 
-    def _start_with(self, sequence: Sequence) -> int:
+    def _start_with(self, sequence: SequenceState) -> int:
         steps = self._steps(sum(map(left, self.prefixes))) + self._steps(self._left + left(sequence))
         if self.busy:  # prompts ride along with decoding: spread them evenly
             steps = ceil(steps / self.policy.period) * self.policy.period
@@ -138,11 +140,11 @@ class MicroBatch:
             self._reads.clear()
             _set_start(self.members, step)
 
-    def _with(self, rank: int, sequence: Sequence | None) -> list[Sequence]:
+    def _with(self, rank: int, sequence: SequenceState | None) -> list[SequenceState]:
         """The members on an R-rank, and a sequence with those that follow it."""
-        return [*self._on.get(rank, ()), *(sequence.branch if sequence else ())]
+        return [*self._on.get(rank, ()), *(sequence.with_forks if sequence else ())]
 
-    def _reads_with(self, new: Sequence) -> np.ndarray:
+    def _reads_with(self, new: SequenceState) -> np.ndarray:
         """Tokens that each R-rank attends to for the lane and the members while `new` decodes, float64 [ranks]."""
         reads, counted = self._reads.get(new.end_step) or (self.placement.reads(new), 0)
         if counted < len(self.members):
@@ -155,11 +157,11 @@ class MicroBatch:
         return ceil(tokens / self.limits.prefill_tokens)
 
 
-def left(sequence: Sequence | Prefix) -> int:
+def left(sequence: SequenceState | Prefix) -> int:
     """Tokens that are not prefilled yet."""
     return sequence.prompt_length - sequence.prefilled
 
 
-def _set_start(sequences: Iterable[Sequence], step: int) -> None:
+def _set_start(sequences: Iterable[SequenceState], step: int) -> None:
     for sequence in sequences:
         sequence.start_step = step

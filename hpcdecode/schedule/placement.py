@@ -9,13 +9,12 @@ last of the sequences that share it is gone; each of these counts what it holds 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from hpcdecode.schedule.prefixes import Prefix
-from hpcdecode.schedule.sequence import Sequence, Stem
+from hpcdecode.requests.prefix import Prefix, SharedBlocks
+from hpcdecode.requests.sequence import SequenceState
 
 
 class Courses:
@@ -23,20 +22,20 @@ class Courses:
 
     def __init__(self):
         self._rows = np.empty((4, 64), np.int64)
-        self._sequences: list[Sequence] = []
-        self._at: dict[Sequence, int] = {}
+        self._sequences: list[SequenceState] = []
+        self._at: dict[SequenceState, int] = {}
 
     def __len__(self) -> int:
         return len(self._sequences)
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: SequenceState) -> None:
         at = self._at[sequence] = len(self._sequences)
         self._sequences.append(sequence)
         if at == self._rows.shape[1]:
             self._rows = np.concatenate([self._rows, np.empty_like(self._rows)], axis=1)
         self._rows[:, at] = sequence.rank, sequence.start_step, sequence.end_step, sequence.final_length
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: SequenceState) -> None:
         """The last one takes its place."""
         at, last = self._at.pop(sequence), self._sequences.pop()
         if last is not sequence:
@@ -47,7 +46,7 @@ class Courses:
         """All of them start and end so many steps later."""
         self._rows[1:3] += steps
 
-    def reads(self, new: Sequence, ranks: int, after: int = 0) -> np.ndarray:
+    def reads(self, new: SequenceState, ranks: int, after: int = 0) -> np.ndarray:
         """Tokens that each R-rank attends to for them over the steps in which `new` decodes, float64 [ranks].
 
         after: leave so many out, those that were added first; none must have been removed.
@@ -65,39 +64,39 @@ class Placement:
     speeds: at which R-ranks attend, relative to each other; None where they are alike.
     """
 
-    def __init__(self, capacity: Seq[int], block_tokens: int, lanes: int, speeds: Seq[float] | None = None):
+    def __init__(self, capacity: Sequence[int], block_tokens: int, lanes: int, speeds: Sequence[float] | None = None):
         self.capacity, self.largest = tuple(capacity), max(capacity)
         self.block_tokens = block_tokens
         self._speeds = np.ones(len(capacity)) if speeds is None else np.array(speeds, np.float64)
-        self._held: list[set[Sequence | Prefix]] = [set() for _ in capacity]
+        self._held: list[set[SequenceState | Prefix]] = [set() for _ in capacity]
         self._counts = np.zeros(len(self.capacity), np.int64)  # of those held
         self._tokens = [0] * len(self.capacity)  # that they take in the end
-        self._stems: Counter[Stem] = Counter()
+        self._stems: Counter[SharedBlocks] = Counter()
         self._decoding = [Courses() for _ in range(lanes)]
 
-    def tokens(self, sequences: Iterable[Sequence]) -> int:
+    def tokens(self, sequences: Iterable[SequenceState]) -> int:
         """What sequences take in the end, all together."""
         sequences = list(sequences)
         own = sum(self._round(s.final_length) - s.shared for s in sequences)
-        return own + sum(stem.end - stem.start for stem in {s.stem for s in sequences} - {None})
+        return own + sum(stem.end - stem.start for stem in {s.shared_blocks for s in sequences} - {None})
 
-    def reads(self, new: Sequence) -> np.ndarray:
+    def reads(self, new: SequenceState) -> np.ndarray:
         """Tokens that each R-rank attends to for its lane over the steps in which `new` decodes, float64 [ranks]."""
         return self._decoding[new.lane].reads(new, len(self.capacity))
 
-    def order(self, new: Sequence, reads: np.ndarray) -> Iterator[int]:
+    def order(self, new: SequenceState, reads: np.ndarray) -> Iterator[int]:
         """R-ranks in the order in which they should be tried for a sequence and its followers. reads: of the others.
 
         The lane waits for the slowest R-rank in every layer: so first the one that takes least time for this lane while
         the sequence decodes, itself included; then the one with fewest sequences of all lanes.
         """
-        seconds = (reads + len(new.branch) * own_reads(new)) / self._speeds
+        seconds = (reads + len(new.with_forks) * own_reads(new)) / self._speeds
         least = np.flatnonzero(seconds == seconds.min())
         first = int(least[self._counts[least].argmin()])
         yield first
         yield from (r for r in np.lexsort((self._counts, seconds)).tolist() if r != first)
 
-    def fits(self, rank: int, extra: Iterable[Sequence | Prefix]) -> bool:
+    def fits(self, rank: int, extra: Iterable[SequenceState | Prefix]) -> bool:
         """Whether R-rank `rank` never overflows with the sequences in `extra` added to those it holds; these have no
         stem in common."""
         extra = list(extra)
@@ -105,11 +104,11 @@ class Placement:
             return True
         return self._peak([*self._held[rank], *extra]) <= self.capacity[rank]
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: SequenceState) -> None:
         self._hold(sequence.rank, sequence)
         self._decoding[sequence.lane].add(sequence)
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: SequenceState) -> None:
         self._drop(sequence.rank, sequence)
         self._decoding[sequence.lane].remove(sequence)
 
@@ -122,20 +121,20 @@ class Placement:
         for rank in prefix.ranks:
             self._drop(rank, prefix)
 
-    def _hold(self, rank: int, sequence: Sequence | Prefix) -> None:
+    def _hold(self, rank: int, sequence: SequenceState | Prefix) -> None:
         self._held[rank].add(sequence)
         self._counts[rank] += 1
         self._tokens[rank] += self._round(sequence.final_length) - sequence.shared
-        if stem := sequence.stem:
+        if stem := sequence.shared_blocks:
             if not self._stems[stem]:
                 self._tokens[rank] += stem.end - stem.start
             self._stems[stem] += 1
 
-    def _drop(self, rank: int, sequence: Sequence | Prefix) -> None:
+    def _drop(self, rank: int, sequence: SequenceState | Prefix) -> None:
         self._held[rank].remove(sequence)
         self._counts[rank] -= 1
         self._tokens[rank] -= self._round(sequence.final_length) - sequence.shared
-        if stem := sequence.stem:
+        if stem := sequence.shared_blocks:
             self._stems[stem] -= 1
             if not self._stems[stem]:
                 self._tokens[rank] -= stem.end - stem.start
@@ -144,7 +143,7 @@ class Placement:
     def _round(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens) * self.block_tokens
 
-    def _peak(self, sequences: list[Sequence]) -> int:
+    def _peak(self, sequences: list[SequenceState]) -> int:
         prompt = np.array([s.prompt_length for s in sequences])
         final = np.array([s.final_length for s in sequences])
         end = np.array([s.end_step for s in sequences])
@@ -157,16 +156,16 @@ class Placement:
         return int(load.max())
 
 
-def own_reads(sequence: Sequence) -> float:
+def own_reads(sequence: SequenceState) -> float:
     """Tokens that it attends to itself over the steps in which it decodes."""
     steps = sequence.end_step - sequence.start_step + 1
     return steps * (sequence.final_length - (steps - 1) / 2)
 
 
-def _stems(sequences: Iterable[Sequence]) -> dict[Stem, int]:
+def _stems(sequences: Iterable[SequenceState]) -> dict[SharedBlocks, int]:
     """The stems of sequences, and the last step at which any of these holds them."""
-    last: dict[Stem, int] = {}
+    last: dict[SharedBlocks, int] = {}
     for sequence in sequences:
-        if sequence.stem is not None:
-            last[sequence.stem] = max(last.get(sequence.stem, -1), sequence.end_step)
+        if sequence.shared_blocks is not None:
+            last[sequence.shared_blocks] = max(last.get(sequence.shared_blocks, -1), sequence.end_step)
     return last

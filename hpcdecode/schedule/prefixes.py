@@ -6,56 +6,15 @@ The S-rank sends a prefix to the R-ranks as it sends a prompt, but to all of the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import numpy as np
+
+from hpcdecode.requests.prefix import Prefix
 
 MOST = 8  # prefixes of a lane at once
 _BLOCKS = 2  # the shortest
 _RECENT = 64  # prompts that others are compared with
-_NEVER = 1 << 40
-
-
-@dataclass(slots=True, eq=False)
-class Prefix:
-    """Tokens in whole KV blocks; `shared` of them lie in the blocks of another prefix. Placed like a sequence."""
-
-    input_ids: list[int]
-    prefix: Prefix | None  # the shorter one that it begins with
-    ranks: list[int] = field(default_factory=list)  # R-ranks that hold it
-    slot: int = -1  # on all of them
-    prefilled: int = 0
-    users: int = 0  # sequences, and longer prefixes
-    live: bool = True
-    start_step: int = 0  # as of a sequence that never ends, like the others below
-    stem: None = None
-    branch: tuple = ()
-    family: tuple = ()
-
-    @property
-    def prompt_length(self) -> int:
-        return len(self.input_ids)
-
-    @property
-    def final_length(self) -> int:
-        return len(self.input_ids)
-
-    @property
-    def shared(self) -> int:
-        return self.prefix.prompt_length if self.prefix else 0
-
-    @property
-    def end_step(self) -> int:
-        return _NEVER
-
-    @property
-    def complete(self) -> bool:
-        return self.prefilled == self.prompt_length
-
-    def begins(self, ids: np.ndarray) -> bool:
-        """Whether it is the beginning of longer ids."""
-        return self.prompt_length < len(ids) and np.array_equal(ids[: self.prompt_length], self.input_ids)
 
 
 class Prefixes:
@@ -67,7 +26,7 @@ class Prefixes:
         self._least = _BLOCKS * block_tokens
         self._recent: deque[np.ndarray] = deque(maxlen=_RECENT)
 
-    def find(self, input_ids: Seq[int]) -> tuple[Prefix | None, int]:
+    def find(self, input_ids: Sequence[int]) -> tuple[Prefix | None, int]:
         """The longest prefix of a prompt, and the length of a longer one that is worth making; 0 if there is none."""
         if not self.most_tokens or len(input_ids) <= self._least:
             return None, 0
@@ -80,7 +39,7 @@ class Prefixes:
         tokens = sum(p.prompt_length for p in self.live)
         return known, length if len(self.live) < MOST and tokens + length <= self.most_tokens else 0
 
-    def remember(self, input_ids: Seq[int]) -> None:
+    def remember(self, input_ids: Sequence[int]) -> None:
         """Prompts to come may share the beginning of this one."""
         if self.most_tokens and len(input_ids) > self._least:
             self._recent.append(np.array(input_ids, np.int32))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hpcdecode.requests.prefix import Prefix
+from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.schedule.plan import Plan
-from hpcdecode.schedule.prefixes import Prefix
-from hpcdecode.schedule.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """Part of a prompt that is prefilled in one step: tokens [start, start + count) of its sequence."""
 
-    sequence: Sequence | Prefix
+    sequence: SequenceState | Prefix
     start: int
     count: int
 
@@ -27,9 +27,9 @@ class Chunk:
         return self.start == (self.sequence.prefix.prompt_length if self.sequence.prefix else 0)
 
     @property
-    def drawing(self) -> list[Sequence]:
+    def drawing(self) -> list[SequenceState]:
         """The sequences that draw a token from the logits of its end."""
-        return self.sequence.branch if self.completes else []
+        return self.sequence.with_forks if self.completes else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,10 @@ class Step:
     """A plan with the sequences behind it."""
 
     plan: Plan
-    decode: list[Sequence]
+    decode: list[SequenceState]
     prefill: list[Chunk]
 
     @property
-    def sampled(self) -> list[Sequence]:
+    def sampled(self) -> list[SequenceState]:
         """Sequences that get a token in this step, in the order of their logits."""
         return self.decode + [s for c in self.prefill for s in c.drawing]

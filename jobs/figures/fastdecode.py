@@ -12,13 +12,13 @@ from figure import drawn, show
 from msgspec.structs import replace as resized
 from shapes import SHAPES
 
-from hpcdecode.perf import lengths
-from hpcdecode.perf.cost import Cost, ModelSize, of_devices
-from hpcdecode.perf.hardware import device
-from hpcdecode.perf.serving import of_device, serve
-from hpcdecode.perf.simulator import Outcome, World, simulate
-from hpcdecode.schedule.limits import Limits
-from hpcdecode.schedule.serving.base import Limits as ServingLimits
+from hpcdecode.planning import lengths
+from hpcdecode.planning.cost import Cost, ModelSize, of_devices
+from hpcdecode.planning.hardware import device
+from hpcdecode.planning.servers.base import ServerLimits
+from hpcdecode.planning.serving import of_device, serve
+from hpcdecode.planning.simulator import Outcome, SimulatedWorld, simulate
+from hpcdecode.schedule.limits import LaneLimits
 
 GPU, SOCKETS, R_RANKS = "a10", "epyc-7003", 4  # four machines of two sockets
 LINK, LATENCY = 100e9 / 8, 20e-6  # 100 Gbit/s and 20 us
@@ -34,7 +34,7 @@ def loads(batch: int = BATCH, steps: int = STEPS, period: int = PERIOD, seed: in
     """Of rows that decode for `steps` steps, static and with fixed F; and of rows of all lengths up to that, under
     load control at the level load, where each row holds the one token of its prompt."""
     fixed = lengths.fixed(6 * batch, 1, steps + 1)
-    limits = Limits(batch, period, steps, 1 << 20, None, schedule="fixed-f", load=level(batch, steps, period))
+    limits = LaneLimits(batch, period, steps, 1 << 20, None, schedule="fixed-f", load=level(batch, steps, period))
     found = {name: simulate(_world(replace(limits, schedule=name)), fixed) for name in ("static", "fixed-f")}
     new = np.random.default_rng(seed).integers(2, steps + 2, 12 * batch)
     mixed = lengths.Lengths(np.ones_like(new), new, new, np.zeros(len(new)))
@@ -48,8 +48,8 @@ def level(batch: int, steps: int, period: int) -> int:
     return batch + batch * (steps + period) // 2
 
 
-def _world(limits: Limits) -> World:
-    return World(_STEP, [1 << 30], [limits])
+def _world(limits: LaneLimits) -> SimulatedWorld:
+    return SimulatedWorld(_STEP, [1 << 30], [limits])
 
 
 def fitted(name: str) -> ModelSize:
@@ -63,7 +63,7 @@ def split_speed(size: ModelSize, batch: int) -> float:
     """Tokens per second of the steady state: of the later rows of a longer run."""
     cost = of_devices(size, device(GPU), device(SOCKETS), LINK, LATENCY)
     capacity = [int(R_MEMORY / size.kv_bytes())] * R_RANKS
-    world = World(cost, capacity, 2 * [Limits(batch // 2, NEW // 16, NEW - 1, 512, None)])
+    world = SimulatedWorld(cost, capacity, 2 * [LaneLimits(batch // 2, NEW // 16, NEW - 1, 512, None)])
     short, long = (simulate(world, lengths.fixed(n * batch, PROMPT, NEW)) for n in (2, 5))
     return (long.tokens - short.tokens) / (long.seconds - short.seconds)
 
@@ -71,7 +71,7 @@ def split_speed(size: ModelSize, batch: int) -> float:
 def paged_speed(size: ModelSize) -> float:
     """Of the GPU alone with the schedule of vLLM and its defaults, all rows there from the start."""
     server = of_device(size, device(GPU))
-    limits = ServingLimits(256, 2048)
+    limits = ServerLimits(256, 2048)
     short, long = (serve(server, "vllm", limits, lengths.fixed(n, PROMPT, NEW)) for n in (150, 450))
     return (long.tokens - short.tokens) / (long.seconds - short.seconds)
 

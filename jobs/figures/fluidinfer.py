@@ -11,14 +11,14 @@ import numpy as np
 from figure import drawn, show
 from shapes import SHAPES
 
-from hpcdecode.perf import lengths
-from hpcdecode.perf.hardware import device
-from hpcdecode.perf.serving import of_device, serve
-from hpcdecode.schedule.serving import SERVING
-from hpcdecode.schedule.serving.base import Limits
+from hpcdecode.planning import lengths
+from hpcdecode.planning.hardware import device
+from hpcdecode.planning.servers import SERVING
+from hpcdecode.planning.servers.base import ServerLimits
+from hpcdecode.planning.serving import of_device, serve
 
 MODELS, DEVICES = ("opt-125m", "opt-1.3b", "opt-6.7b"), ("rtx4090", "4xrtx4090", "4xa100")
-LIMITS = Limits(256, 2048)  # vLLM's defaults
+LIMITS = ServerLimits(256, 2048)  # vLLM's defaults
 ROWS, MOST, SEED = 2000, 1024, 0
 
 

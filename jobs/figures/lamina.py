@@ -12,9 +12,9 @@ import numpy as np
 from figure import drawn, show
 from shapes import SHAPES
 
-from hpcdecode.perf.cost import ModelSize, of_devices, step_seconds
-from hpcdecode.perf.hardware import Device, device
-from hpcdecode.perf.serving import MEMORY, of_device
+from hpcdecode.planning.cost import ModelSize, of_devices, step_seconds
+from hpcdecode.planning.hardware import Device, device
+from hpcdecode.planning.serving import MEMORY, of_device
 
 MODELS = ("llama-33b", "llama-65b", "opt-66b")
 S_DEVICES = ("h100", "2xh100", "4xh100", "8xh100")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcdecode.perf.cost import ModelSize
+from hpcdecode.planning.cost import ModelSize
 
 
 def _decoder(layers: int, hidden: int, mlp: int, vocabulary: int, gated: bool) -> ModelSize:

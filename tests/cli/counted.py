@@ -10,19 +10,19 @@ import sys
 from pathlib import Path
 
 from hpcdecode.cli import main
-from hpcdecode.schedule.injector import Injector
+from hpcdecode.engine.s_rank import SRank
+from hpcdecode.schedule.scheduler import Scheduler
 from hpcdecode.schedule.step import Step
-from hpcdecode.workers.s_rank import SRank
 
 
 def count_into(folder: Path) -> None:
     finish_step = SRank._finish_step
 
-    def counted(self: SRank, injector: Injector, step: Step, tokens: list[int]) -> None:
+    def counted(self: SRank, scheduler: Scheduler, step: Step, tokens: list[int]) -> None:
         descriptor = os.open(folder / str(os.getpid()), os.O_WRONLY | os.O_CREAT)
         os.pwrite(descriptor, b"%12d" % (self.tokens + len(tokens)), 0)
         os.close(descriptor)
-        finish_step(self, injector, step, tokens)  # which may make them durable
+        finish_step(self, scheduler, step, tokens)  # which may make them durable
 
     SRank._finish_step = counted
 

@@ -8,9 +8,9 @@ import random
 import h5py
 import pytest
 
+from hpcdecode.config import Job
 from hpcdecode.generate import ROW_ERRORS, generate
-from hpcdecode.job import Job
-from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.requests.params import SamplingParams
 from tests.models import VOCAB
 
 HOSTILE, GOOD = 2000, 60

@@ -13,8 +13,8 @@ import h5py
 import msgspec
 import pytest
 
-from hpcdecode.data.seal import unsealed
-from hpcdecode.signals import DRAINED
+from hpcdecode.data.results.seal import unsealed
+from hpcdecode.system.signals import DRAINED
 
 ROWS = 150
 SEQUENCES = [line for line in range(1, ROWS + 1) if line != 78 for _ in range(3 if line % 10 == 1 else 1)]

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from hpcdecode.cli.job_file import read_job_file
+from hpcdecode.config import SETTINGS, Job, read_toml
 from hpcdecode.errors import UserError
-from hpcdecode.job import SETTINGS, Job, read_toml
-from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.requests.params import SamplingParams
 from tests.conftest import ROOT
 
 EXAMPLE = ROOT / "jobs" / "demo.toml"

@@ -14,9 +14,9 @@ import msgspec
 import psutil
 import pytest
 
-from hpcdecode.data.resume import UNFINISHED
-from hpcdecode.data.seal import unsealed
-from hpcdecode.data.segments import parts_folder, segments_in
+from hpcdecode.data.results.resume import UNFINISHED
+from hpcdecode.data.results.seal import unsealed
+from hpcdecode.data.results.segments import parts_folder, segments_in
 from hpcdecode.generate import ROW_ERRORS
 from tests.conftest import ROOT, rank_of
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import h5py
 import pytest
 
-from hpcdecode.data.results import Result, ResultsWriter
+from hpcdecode.data.results.writer import Result, ResultsWriter
 from tests.conftest import run
 
 ROWS = 5000

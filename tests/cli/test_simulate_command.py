@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from hpcdecode.perf.planner import Rows, choice, choose
-from hpcdecode.perf.profile import read
-from hpcdecode.schedule.serving import SERVING
+from hpcdecode.planning.planner import MeanRows, choice, choose
+from hpcdecode.planning.profile import read
+from hpcdecode.planning.servers import SERVING
 
 BLOCK_TOKENS = 64  # of the demo model's KV cache
 SIZES = ("--fixed", 20, 33, "--rows", 96, "--batch", 32, "--period", 8, "--lanes", 1, "--max-tokens", 33)
@@ -35,7 +35,7 @@ def test_a_profile_of_this_machine_drives_the_simulator(hpcdecode, tmp_path):
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     job = ("generate", "rows.jsonl", "--model", "demo", "--profile", "profile.json", "--kv-memory", "64M")
     result = hpcdecode(*job, "--dtype", "float32")
-    plan = choose(cost, Rows(20, 16), choice(capacity(result.stderr), 0, measured=True))
+    plan = choose(cost, MeanRows(20, 16), choice(capacity(result.stderr), 0, measured=True))
     assert result.returncode == 0, result.stderr
     batch = min(plan.batch, capacity(result.stderr) // BLOCK_TOKENS)  # the planner counts tokens, jobs whole blocks
     assert f"batch {batch}, period 1 of 16 steps, lanes 1," in result.stderr

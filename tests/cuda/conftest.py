@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpcdecode import attention_cuda
+from hpcdecode.attention import cuda as attention_cuda
 
 HERE = Path(__file__).parent
 

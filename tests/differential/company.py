@@ -14,15 +14,15 @@ import h5py
 import numpy as np
 from mpi4py import MPI
 
-from hpcdecode import launch
-from hpcdecode.data import results
-from hpcdecode.data.layout import OFFSETS, RAGGED
-from hpcdecode.data.tokens import Tokenizer
+from hpcdecode.config import Job, find_model
+from hpcdecode.data.prompts.tokenizer import Tokenizer
+from hpcdecode.data.results import writer as results
+from hpcdecode.data.results.layout import OFFSETS, RAGGED
 from hpcdecode.generate import ROW_ERRORS, generate
-from hpcdecode.job import Job, find_model
 from hpcdecode.model import SplitModel, load_split
-from hpcdecode.sampling.params import SamplingParams
-from hpcdecode.signals import DRAINED, Signals
+from hpcdecode.ranks import launch
+from hpcdecode.requests.params import SamplingParams
+from hpcdecode.system.signals import DRAINED, Signals
 
 WORLD = MPI.COMM_WORLD
 STALL_SECONDS = 60

@@ -11,12 +11,13 @@ from unittest.mock import patch
 
 from torch import Tensor
 
-from hpcdecode.data.resume import Earlier
-from hpcdecode.schedule.injector import Injector
+from hpcdecode.data.results.resume import Earlier
+from hpcdecode.engine.inputs import Inputs
+from hpcdecode.requests.prefix import Prefix
+from hpcdecode.requests.sequence import Request
 from hpcdecode.schedule.placement import Placement
-from hpcdecode.schedule.prefixes import Prefix, Prefixes
-from hpcdecode.schedule.sequence import Sequence
-from hpcdecode.workers.inputs import Inputs
+from hpcdecode.schedule.prefixes import Prefixes
+from hpcdecode.schedule.slots import Slots
 
 
 def inputs() -> AbstractContextManager:
@@ -29,17 +30,17 @@ def inputs() -> AbstractContextManager:
     return patch.multiple(Inputs, drawn=drawn, _check_drawn=lambda self, *_: None)
 
 
-def injector() -> AbstractContextManager:
+def scheduler() -> AbstractContextManager:
     """Let beams fork from the slot of the likeliest one, whichever beam they go on from."""
-    move = Injector._move
+    follow = Slots.follow
 
-    def moved(self: Injector, family: list[Sequence]) -> None:
-        before = len(self._forks)
-        first = family[0].slot
-        move(self, family)
-        self._forks[before:] = [(rank, first, new) for rank, _, new in self._forks[before:]]
+    def followed(self: Slots, request: Request, parents: list[int]) -> None:
+        before = len(self.forks)
+        first = request.sequences[0].slot
+        follow(self, request, parents)
+        self.forks[before:] = [(rank, first, new) for rank, _, new in self.forks[before:]]
 
-    return patch.object(Injector, "_move", moved)
+    return patch.object(Slots, "follow", followed)
 
 
 def placement() -> AbstractContextManager:
@@ -67,5 +68,5 @@ def resume() -> AbstractContextManager:
 
 
 MUTATIONS: dict[str, Callable[[], AbstractContextManager]] = {
-    f.__name__: f for f in (inputs, injector, placement, prefixes, resume)
+    f.__name__: f for f in (inputs, scheduler, placement, prefixes, resume)
 }

@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.generation import logits_process as hf
 
-from hpcdecode.data.tokens import Prompt, Tokenizer
+from hpcdecode.data.prompts.tokenizer import Tokenizer
+from hpcdecode.requests.prompt import Prompt
 from hpcdecode.sampling.philox import uniform
 
 LOGIT, SHARE, LOGPROB = 1e-3, 1e-3, 2e-3  # how far floats may be apart: logits, cumulative shares, log-probabilities

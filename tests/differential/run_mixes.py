@@ -15,7 +15,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from mpi4py import MPI
 
-from hpcdecode import launch
+from hpcdecode.ranks import launch
 from tests.differential.company import Company, difference
 from tests.differential.mixes import mixes
 from tests.differential.mutations import MUTATIONS

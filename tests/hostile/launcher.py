@@ -13,7 +13,7 @@ import time
 from itertools import count
 
 from hpcdecode.cli import main
-from hpcdecode.data.results import ResultsWriter
+from hpcdecode.data.results.writer import ResultsWriter
 
 COMMIT_ROWS = 5
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hpcdecode.data.result import Result
-from hpcdecode.data.results import ResultsWriter
-from hpcdecode.data.seal import sealed, unsealed
+from hpcdecode.data.results.result import Result
+from hpcdecode.data.results.seal import sealed, unsealed
+from hpcdecode.data.results.writer import ResultsWriter
 from tests.hostile.jobs import AGAIN, ROWS, SECONDS, contents, damaged, goes_on
 from tests.hostile.trial import REFUSED, ROW_ERRORS, Trial, each
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import h5py
 import pytest
 
-from hpcdecode.data.result import Result
-from hpcdecode.data.results import ResultsWriter
-from hpcdecode.data.resume import find_earlier
+from hpcdecode.data.results.result import Result
+from hpcdecode.data.results.resume import find_earlier
+from hpcdecode.data.results.writer import ResultsWriter
 from hpcdecode.errors import UserError
 from tests.conftest import run
 from tests.hostile.jobs import AGAIN, SECONDS, goes_on, needs_root

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hpcdecode.job import demo_directory
+from hpcdecode.config import demo_directory
 from tests.hostile.trial import OK, REFUSED, ROW, ROW_ERRORS, Trial, each
 
 pytestmark = pytest.mark.full

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import hpcdecode as package
-from hpcdecode.data.results import Result, ResultsWriter
+from hpcdecode.data.results.writer import Result, ResultsWriter
 from hpcdecode.errors import UserError
 from tests.conftest import run
 from tests.hostile.trial import REFUSED, Trial

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import sys
 
-from hpcdecode import engine, launch
-from hpcdecode.attention_torch import TorchPrompts
+from hpcdecode.attention.prefill_torch import TorchPrompts
+from hpcdecode.engine import engine
 from hpcdecode.exchange.staging import DirectLink, Outbox, StagedLink
-from hpcdecode.model import load
-from hpcdecode.model.compile import compile_plain
-from hpcdecode.roles import assign
+from hpcdecode.model.lower.compile import compile_plain
+from hpcdecode.model.run import load
+from hpcdecode.ranks import launch
+from hpcdecode.ranks.roles import assign
 from tests.late_copies import LateCopies, LateQueue
 from tests.mpi.run_parity import main
 

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from hpcdecode import launch
-from hpcdecode.attention import LayerShape
+from hpcdecode.attention.base import LayerShape
 from hpcdecode.exchange.mpi import MpiRLink, MpiSLink
 from hpcdecode.exchange.partition import Partition
-from hpcdecode.exchange.wait import wait
 from hpcdecode.exchange.wire import shared_sizes
+from hpcdecode.mpi.wait import wait
+from hpcdecode.ranks import launch
 from hpcdecode.schedule.plan import Plan
 
 WORLD = MPI.COMM_WORLD

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from hpcdecode import launch
+from hpcdecode.config import Job
 from hpcdecode.generate import generate
-from hpcdecode.job import Job
 from hpcdecode.model import load_split
-from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.ranks import launch
+from hpcdecode.requests.params import SamplingParams
 from tests.parity import generated
 
 WORLD = MPI.COMM_WORLD

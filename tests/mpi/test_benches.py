@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hpcdecode.perf.profile import read
+from hpcdecode.planning.profile import read
 
 EXCHANGE = ("bench", "exchange", "--rows", 5, "--hidden", 1024, "--passes", 2, "--json")
 SMALL = ("--model", "tiny", "--batch", 4, "--context", 40, "--steps", 3, "--passes", 2)

@@ -13,8 +13,8 @@ import h5py
 import psutil
 import pytest
 
-from hpcdecode.signals import DRAINED
-from hpcdecode.timeline import OPERATIONS
+from hpcdecode.system.signals import DRAINED
+from hpcdecode.system.timeline import OPERATIONS
 from tests.conftest import rank_of
 
 OPEN_MPI = (Path(sys.executable).parent / "prterun").exists()

@@ -12,8 +12,8 @@ from pathlib import Path
 import h5py
 import pytest
 
-from hpcdecode.data.resume import UNFINISHED
-from hpcdecode.data.segments import parts_folder
+from hpcdecode.data.results.resume import UNFINISHED
+from hpcdecode.data.results.segments import parts_folder
 from tests.conftest import ROOT, TIMEOUT, Command, rank_of
 
 WITH_ULFM = (Path(sys.executable).parent / "prterun").exists()

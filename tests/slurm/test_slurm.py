@@ -11,7 +11,7 @@ from pathlib import Path
 import h5py
 import pytest
 
-from hpcdecode.signals import DRAINED
+from hpcdecode.system.signals import DRAINED
 from tests.conftest import ROOT, Command
 from tests.slurm.cluster import Cluster, missing
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hpcdecode.attention import LayerShape, open_store
-from hpcdecode.attention_reference import attend_one, stored
+from hpcdecode.attention.base import LayerShape
+from hpcdecode.attention.open import open_kv_cache
+from hpcdecode.attention.reference import attend_one, stored
 
 
 def shape(kv_heads, k_dim, group, v_dim=None, **rest) -> LayerShape:
@@ -65,7 +66,7 @@ def run_batch(
     s = batch.shape
     tokens = sum(batch.lengths[i] + 512 for i in which)
     options = {"capacity_tokens": tokens, "max_sequences": len(which), "device": device, **options}
-    store = open_store(layers or [s], kv_dtype=kv_dtype, **options)
+    store = open_kv_cache(layers or [s], kv_dtype=kv_dtype, **options)
     if poisoned:
         poison(store, s, layer, device)
     slots = ints(range(len(which)))

@@ -7,8 +7,8 @@ import torch
 from attention_cases import expected, make_batch, run_batch, shape
 
 from hpcdecode import _attn_cpu
-from hpcdecode.attention import KV_DTYPES, LayerShape
-from hpcdecode.attention_reference import stored
+from hpcdecode.attention.base import KV_DTYPES, LayerShape
+from hpcdecode.attention.reference import stored
 
 LENGTHS = (1, 2, 15, 16, 17, 40, 63, 64, 65, 130, 512, 1023, 1024, 1025, 3000)
 COUNTS = (1, 2, 3, 1, 5, 40, 1, 2, 1, 17, 1, 3, 2, 1, 4)

@@ -5,7 +5,7 @@ import torch
 from attention_cases import make_batch, run_batch
 
 from hpcdecode import _attn_cpu
-from hpcdecode.attention import KV_DTYPES, LayerShape
+from hpcdecode.attention.base import KV_DTYPES, LayerShape
 
 LENGTHS = (1, 30, 64, 200, 513, 1400, 2600, 77)
 COUNTS = (1, 2, 1, 40, 1, 3, 1, 1)

@@ -11,8 +11,9 @@ import pytest
 import torch
 from attention_cases import expected, make_batch, run_batch, shape
 
-from hpcdecode import attention_cuda
-from hpcdecode.attention import LayerShape, open_store
+from hpcdecode.attention import cuda as attention_cuda
+from hpcdecode.attention.base import LayerShape
+from hpcdecode.attention.open import open_kv_cache
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() and attention_cuda.built() else [])]
 LENGTHS = (1, 17, 64, 65, 130, 513, 1100)
@@ -121,7 +122,7 @@ def test_forks_take_their_own_ways(kv_dtype, device):
                 store.attend(layer, slots, [1] * len(slots), rows[: len(slots), i].to(device) * (1 + layer), out)
         return out.cpu()
 
-    stores = [open_store([s, s], backend="attn_cuda", device=device, **options) for _ in range(2)]
+    stores = [open_kv_cache([s, s], backend="attn_cuda", device=device, **options) for _ in range(2)]
     for store, slots in zip(stores, ([0], [0, 2]), strict=True):
         store.extend(slots[:1], [tokens])
         for layer in range(2):
@@ -140,8 +141,10 @@ def test_what_the_kernels_do_not_take_is_refused():
         (shape(1, 1024, 1, v_dim=64), "float32", "bytes of shared memory"),
     ):
         with pytest.raises(ValueError, match=message):
-            open_store([s], kv_dtype=kv_dtype, capacity_tokens=64, max_sequences=1, backend="attn_cuda")
-    store = open_store([shape(1, 8, 1)], kv_dtype="float32", capacity_tokens=64, max_sequences=1, backend="attn_cuda")
+            open_kv_cache([s], kv_dtype=kv_dtype, capacity_tokens=64, max_sequences=1, backend="attn_cuda")
+    store = open_kv_cache(
+        [shape(1, 8, 1)], kv_dtype="float32", capacity_tokens=64, max_sequences=1, backend="attn_cuda"
+    )
     store.extend([0], [1])
     with pytest.raises(ValueError, match=r"qkv: expected shape \[1, 24\]"):
         store.attend(0, [0], [1], torch.zeros(1, 23), torch.zeros(1, 8))

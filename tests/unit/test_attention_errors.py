@@ -5,7 +5,8 @@ import pytest
 import torch
 from attention_cases import ints
 
-from hpcdecode.attention import KvCapacityError, LayerShape, bytes_per_token, capacity_for, isa, open_store
+from hpcdecode.attention.base import KvCapacityError, LayerShape, bytes_per_token, capacity_for, isa
+from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.errors import UserError
 
 SHAPE = LayerShape(2, 8, 4, 4, 0.5)
@@ -14,7 +15,7 @@ COLUMNS = SHAPE.q_columns + SHAPE.kv_columns
 
 def store(**options):
     settings = {"kv_dtype": "float32", "capacity_tokens": 64, "max_sequences": 4, "block_tokens": 16} | options
-    return open_store([SHAPE], **settings)
+    return open_kv_cache([SHAPE], **settings)
 
 
 @pytest.fixture
@@ -137,7 +138,7 @@ def test_bad_options(options, message):
 )
 def test_bad_shapes(shape):
     with pytest.raises(ValueError):
-        open_store([shape], kv_dtype="float32", capacity_tokens=16, max_sequences=1)
+        open_kv_cache([shape], kv_dtype="float32", capacity_tokens=16, max_sequences=1)
 
 
 def test_forced_isa(monkeypatch):
@@ -155,6 +156,6 @@ def test_capacity_accounts_for_all_bytes():
     per_token = bytes_per_token(layers, "bfloat16")
     assert per_token == 2 * (8 + 16) * 2 + (34 + 16) * 2  # dims padded to 2 (K) and 16 (V)
     tokens = capacity_for(layers, "bfloat16", 1 << 20)
-    s = open_store(layers, kv_dtype="bfloat16", capacity_tokens=tokens, max_sequences=1)
+    s = open_kv_cache(layers, kv_dtype="bfloat16", capacity_tokens=tokens, max_sequences=1)
     assert s.capacity_tokens == tokens
     assert (1 << 20) - 64 * per_token <= s.bytes <= (1 << 20) + 2 * 4096

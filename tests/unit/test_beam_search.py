@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from hpcdecode.data.tokens import Prompt
 from hpcdecode.errors import RowProblem
 from hpcdecode.model import load_split
-from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.prompt import Prompt
 from tests.unit.test_samples import run
 
 # Tokens of the prompt, tokens that end a hypothesis, fields.
@@ -77,7 +77,7 @@ def test_beams_are_those_of_transformers(checkpoint, lanes):
             assert sequence.cumulative_logprob / length == pytest.approx(score, abs=1e-4)
         for sequence in found:
             stopped = sequence.generated[-1] in prompt.params.stop_token_ids
-            assert (sequence.finish_reason, sequence.hidden_tokens) == (("stop", 1) if stopped else ("length", 0))
+            assert (sequence.finish_reason, sequence.hidden.tokens) == (("stop", 1) if stopped else ("length", 0))
             ends.add(sequence.finish_reason)
     assert ends == {"stop", "length"}
 

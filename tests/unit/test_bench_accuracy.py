@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from hpcdecode.bench.run import main
 from hpcdecode.errors import UserError
-from hpcdecode.model import quantize
-from hpcdecode.perf.bench import main
+from hpcdecode.model.lower import quantize
 
 # Most change of perplexity, and most error of the logits as a share of their standard deviation.
 KV_BOUNDS = {"float16": (1e-3, 1e-3), "bfloat16": (3e-3, 1e-2), "int8": (5e-3, 2e-2), "int4": (5e-2, 0.25)}

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from hpcdecode.data.tokens import Tokenizer
+from hpcdecode.bench import e2e as bench_e2e
+from hpcdecode.bench import peer_gguf, peer_runner
+from hpcdecode.bench.contenders import MeasuredRun, Peer, Site
+from hpcdecode.bench.limits import PREFILL_TOKENS, Ideal, IdealTimes, ideal
+from hpcdecode.bench.workload import SHAPES, WORKLOADS, Shape, Workload, checkpoint, made, prompt_file
+from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.errors import UserError
-from hpcdecode.perf import bench_e2e, peer_gguf, peer_runner
-from hpcdecode.perf.contenders import Peer, Run, Site
-from hpcdecode.perf.limits import PREFILL_TOKENS, Ideal, Limits, ideal
-from hpcdecode.perf.workload import SHAPES, WORKLOADS, Shape, Workload, checkpoint, made, prompt_file
 
 TINY = SHAPES["tiny"]
 
@@ -72,7 +73,7 @@ def test_a_checkpoint_that_was_not_finished_is_made_again(tmp_path):
 def test_the_ideal_by_hand():
     shape = Shape(hidden=8, layers=3, heads=2, kv_heads=1, mlp=16, vocabulary=10)
     workload = Workload("by-hand", rows=2, shortest=5, longest=5, new=4)
-    limits = Limits(body={PREFILL_TOKENS: 2.0, 2: 0.5}, head={2: 0.25}, read=100.0)
+    limits = IdealTimes(body={PREFILL_TOKENS: 2.0, 2: 0.5}, head={2: 0.25}, read=100.0)
     found = ideal(shape, workload, limits)
     weights = 3 * (8 * (8 + 2 * 4) + 8 * 8 + 8 * 32 + 16 * 8)
     attention_flops = 3 * 2 * (2 * 2 * 8 * 5 * 5) / 2  # layers, rows, q @ k and p @ v, the causal half
@@ -89,7 +90,7 @@ def test_cases_are_medians_of_ratios_of_the_same_round(tmp_path):
             self.name = name
 
     def ran(seconds, prefill):
-        return Run("1", seconds, prefill, seconds - prefill, 2 << 20, tokens=[[7] * 128] * 64)
+        return MeasuredRun("1", seconds, prefill, seconds - prefill, 2 << 20, tokens=[[7] * 128] * 64)
 
     limits = [Ideal(1.0, 3.0), Ideal(2.0, 6.0), Ideal(1.0, 3.0)]
     rounds = [
@@ -111,11 +112,11 @@ def test_cases_are_medians_of_ratios_of_the_same_round(tmp_path):
 
 def test_a_contender_that_does_other_work_is_refused():
     workload = Workload("w", rows=2, shortest=1, longest=1, new=2)
-    first = Run("1", 1.0, 0.5, 0.5, 1, tokens=[[1, 2], [3, 4]])
+    first = MeasuredRun("1", 1.0, 0.5, 0.5, 1, tokens=[[1, 2], [3, 4]])
     bench_e2e._require_same_work("x", workload, first, first)
     for tokens, said in (([[1, 2]], "1 rows"), ([[1, 2], [3]], r"\[1, 2\] tokens"), ([[5, 2], [6, 4]], "same model")):
         with pytest.raises(UserError, match=said):
-            bench_e2e._require_same_work("x", workload, Run("1", 1.0, 0.5, 0.5, 1, tokens=tokens), first)
+            bench_e2e._require_same_work("x", workload, MeasuredRun("1", 1.0, 0.5, 0.5, 1, tokens=tokens), first)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ def test_a_run_that_fails_says_how_and_where_its_output_is(tmp_path):
 
 def test_the_library_is_compared_with_the_other_peers_too(tmp_path):
     names = [SimpleNamespace(name=name) for name in ("hpcdecode", "LLM", "vllm")]
-    runs = [Run("1", seconds, 1.0, 1.0, 1, tokens=[]) for seconds in (6.0, 5.0, 7.5)]
+    runs = [MeasuredRun("1", seconds, 1.0, 1.0, 1, tokens=[]) for seconds in (6.0, 5.0, 7.5)]
     cases = bench_e2e.compare(
         Site(tmp_path, "tiny"), names, WORKLOADS["w64"], [bench_e2e.Round(1.0, 1.0, Ideal(1.0, 1.0), runs)]
     )

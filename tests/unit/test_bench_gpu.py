@@ -7,12 +7,12 @@ import argparse
 import pytest
 import torch
 
+from hpcdecode.bench import gpu as bench_gpu
+from hpcdecode.bench.contenders import Site
+from hpcdecode.bench.gpu import Arrangement
+from hpcdecode.bench.workload import Workload
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
-from hpcdecode.perf import bench_gpu
-from hpcdecode.perf.bench_gpu import World
-from hpcdecode.perf.contenders import Site
-from hpcdecode.perf.workload import Workload
 from tests.late_copies import LateCopies
 
 CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ def test_every_part_yields_its_cases(tmp_path):
     found += bench_gpu.slices(model, site.shape, 3, 1)
     found += bench_gpu.transfers(model, LateCopies(-1), 3, 1)
     each = {1: bench_gpu.step_seconds(model, 4, 1)}
-    worlds = [World("one", 1, 1, ("--device", "cpu")), World("other", 1, 0, ("--device", "cpu"))]
+    worlds = [Arrangement("one", 1, 1, ("--device", "cpu")), Arrangement("other", 1, 0, ("--device", "cpu"))]
     found += bench_gpu.jobs(site, Workload("t", 6, 4, 9, 3), worlds, ["--batch", "4"], 4, each)
     names = ["attention"] * 3 + ["slices", "transfers", "job", "S-rank idle while rows decode", "job"]
     assert [c["case"].split(",")[0] for c in found] == names

@@ -10,9 +10,9 @@ import psutil
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from hpcdecode.data import chat
-from hpcdecode.data.chat import ChatTemplate
-from hpcdecode.data.messages import ChatOptions, checked_messages
+from hpcdecode.data.prompts import chat
+from hpcdecode.data.prompts.chat import ChatTemplate
+from hpcdecode.data.prompts.messages import ChatOptions, checked_messages
 from hpcdecode.errors import RowProblem
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hpcdecode import launch
-from hpcdecode.engine import Engine
+from hpcdecode.config import EngineOptions
+from hpcdecode.engine.engine import Engine
 from hpcdecode.errors import UserError
-from hpcdecode.job import EngineOptions
 from hpcdecode.model import load_split
+from hpcdecode.ranks import launch
 
 
 @pytest.mark.parametrize("name", ["llama3", "gemma2"])

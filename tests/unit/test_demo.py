@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpcdecode.data.prompts import Row, read_rows
-from hpcdecode.data.tokens import Prompt, Tokenizer, tokenized
-from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.data.prompts.rows import Row, read_rows
+from hpcdecode.data.prompts.tokenizer import Tokenizer, tokenized
+from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.prompt import Prompt
 
 DEMO = Path(__file__).parents[2] / "jobs" / "demo"
 MODEL = DEMO / "model"

@@ -3,15 +3,16 @@
 import msgspec
 import pytest
 
-from hpcdecode import cgroup, launch
 from hpcdecode.doctor import checks
-from hpcdecode.doctor.facts import Facts, Memory
-from hpcdecode.roles import Rank
+from hpcdecode.doctor.facts import MemoryFacts, RankFacts
+from hpcdecode.ranks import launch
+from hpcdecode.ranks.roles import Rank
+from hpcdecode.system import cgroup
 
 
 def rank(number, role="R", cpus=(0, 1), host="a", numa="0", isa="avx2", launcher="srun", **rest):
     place = Rank(rank=number, host=host, cpus=list(cpus), role=role, numa=numa, isa=isa if "R" in role else "")
-    memory = Memory(read_gbps={1: 20.0, 2: 40.0}, huge=1.0, local=1.0) if "R" in role else None
+    memory = MemoryFacts(read_gbps={1: 20.0, 2: 40.0}, huge=1.0, local=1.0) if "R" in role else None
     facts = {
         "rank": place,
         "cpus": list(cpus),
@@ -29,7 +30,7 @@ def rank(number, role="R", cpus=(0, 1), host="a", numa="0", isa="avx2", launcher
         "launcher": launcher,
         "versions": {"torch": "2"},
     }
-    return Facts(**facts | rest)
+    return RankFacts(**facts | rest)
 
 
 def found(*ranks):
@@ -42,7 +43,7 @@ def healthy():
 
 def test_a_healthy_world_has_no_problems():
     assert found(*healthy()) == []
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(healthy()), type=list[Facts]) == healthy()
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(healthy()), type=list[RankFacts]) == healthy()
 
 
 def slow(f):

@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from hpcdecode.data import feed as module
-from hpcdecode.data.feed import RowFeed
-from hpcdecode.data.prompts import RowError
-from hpcdecode.data.tokens import Prompt
+from hpcdecode.data.prompts import feed as module
+from hpcdecode.data.prompts.feed import RowFeed
+from hpcdecode.data.prompts.rows import RowError
 from hpcdecode.errors import UserError
-from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.prompt import Prompt
 
 
 class Errors(list):

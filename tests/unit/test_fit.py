@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcdecode.perf.cost import Cost, step_seconds
-from hpcdecode.perf.fit import fit, predicted
-from hpcdecode.perf.steady import Load
+from hpcdecode.planning.cost import Cost, step_seconds
+from hpcdecode.planning.fit import fit, predicted
+from hpcdecode.planning.steady import SteadyLoad
 
 LAYERS = 6
 KNOWN = Cost(
@@ -28,15 +28,15 @@ KNOWN = Cost(
 )
 
 
-def loads(lanes: int) -> list[Load]:
-    plain = [Load(lanes * batch, lanes, 64, 4) for batch in (4, 64, 128)]
-    prompts = [Load(64 * lanes, lanes, 64, 4, prompt=p, chunk=c) for p, c in ((160, 64), (512, 512))]
-    single = [Load(batch, 1, context, 4) for batch, context in ((4, 1024), (64, 256), (16, 512))]
-    both = [Load(64, 2, context, 4) for context in (256, 1024) if lanes > 1]
+def loads(lanes: int) -> list[SteadyLoad]:
+    plain = [SteadyLoad(lanes * batch, lanes, 64, 4) for batch in (4, 64, 128)]
+    prompts = [SteadyLoad(64 * lanes, lanes, 64, 4, prompt=p, chunk=c) for p, c in ((160, 64), (512, 512))]
+    single = [SteadyLoad(batch, 1, context, 4) for batch, context in ((4, 1024), (64, 256), (16, 512))]
+    both = [SteadyLoad(64, 2, context, 4) for context in (256, 1024) if lanes > 1]
     return list(dict.fromkeys([*plain, *prompts, *single, *both]))
 
 
-def measured(cost: Cost, load: Load, r_ranks: int) -> list[dict[str, float]]:
+def measured(cost: Cost, load: SteadyLoad, r_ranks: int) -> list[dict[str, float]]:
     """What a Timeline of every rank would say."""
     step = predicted(cost, load, r_ranks + 1)
     rows = [len(range(i, load.lane_batch, max(r_ranks, 1))) for i in range(max(r_ranks, 1))]

@@ -12,10 +12,11 @@ from torch import fx
 from torch.nn.functional import gelu, silu
 
 from hpcdecode import _attn_cpu
-from hpcdecode.model import load_split, panels
-from hpcdecode.model.compile import compile_graph
-from hpcdecode.model.instruction import TYPES
-from hpcdecode.model.meta import Meta
+from hpcdecode.model import load_split
+from hpcdecode.model.frontend.meta import Meta
+from hpcdecode.model.lower import packed_weights as panels
+from hpcdecode.model.lower.compile import compile_graph
+from hpcdecode.model.lower.instruction import TYPES
 from tests.graphs import both_ways
 
 aten = torch.ops.aten

@@ -7,11 +7,13 @@ import torch
 from hpcdecode._ops_cpu import Chain, Largest, Product, Type
 
 from hpcdecode import LLM, SamplingParams, _attn_cpu
-from hpcdecode.model import SplitModel, head, load_split, panels
-from hpcdecode.model.head import Head
-from hpcdecode.model.instruction import TYPES
-from hpcdecode.model.meta import Meta
-from hpcdecode.model.stage import Rows
+from hpcdecode.model import SplitModel, load_split
+from hpcdecode.model.frontend.meta import Meta
+from hpcdecode.model.lower import packed_weights as panels
+from hpcdecode.model.lower.instruction import TYPES
+from hpcdecode.model.lower.stage import TokenRows
+from hpcdecode.model.run import lm_head as head
+from hpcdecode.model.run.lm_head import Head
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -39,7 +41,7 @@ class Searched:
         self.outputs, inputs = weight.shape
         self.packed, self.kind = panels.plain([weight]), TYPES[weight.dtype]
         x, y = Meta.of(weight.dtype, ("L", inputs)), Meta.of(weight.dtype, ("L", self.outputs))
-        self.head = Head(Rows(x), Rows(y), self.packed)
+        self.head = Head(TokenRows(x), TokenRows(y), self.packed)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.empty(len(x), self.outputs, dtype=x.dtype)

@@ -11,10 +11,10 @@ import pyarrow.parquet
 import pytest
 from backports import zstd
 
-from hpcdecode.data.inputs import resolve
-from hpcdecode.data.prompts import RowError, read_rows
+from hpcdecode.data.prompts.files import resolve
+from hpcdecode.data.prompts.rows import RowError, read_rows
 from hpcdecode.errors import UserError
-from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.requests.params import SamplingParams
 
 DEFAULTS = SamplingParams(max_tokens=7)
 ROWS = [{"id": f"r{i}", "prompt": f"text {i} é", "max_tokens": i + 1, "note": "mine"} for i in range(3000)]

@@ -11,13 +11,14 @@ import torch
 from torch import fx
 
 from hpcdecode import LLM, SamplingParams, _attn_cpu
+from hpcdecode.config import EngineOptions
 from hpcdecode.errors import UserError
-from hpcdecode.job import EngineOptions
-from hpcdecode.model import load_split, quantize
-from hpcdecode.model.chain import chained
-from hpcdecode.model.compile import compile_graph, copied
-from hpcdecode.model.fuse import fuse
-from hpcdecode.model.linears import make_weight, merge_projections
+from hpcdecode.model import load_split
+from hpcdecode.model.lower import quantize
+from hpcdecode.model.lower.chain import chained
+from hpcdecode.model.lower.compile import compile_graph, copied
+from hpcdecode.model.lower.fuse import fuse
+from hpcdecode.model.lower.linears import make_weight, merge_projections
 from tests.graphs import example
 
 pytestmark = pytest.mark.skipif(not quantize.exact(), reason="this CPU has no exact int8 products")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from hpcdecode.config import Job, Shard, default_output, demo_directory, find_model
 from hpcdecode.errors import UserError
-from hpcdecode.job import Job, Shard, default_output, demo_directory, find_model
 
 
 def test_the_flag_wins_over_the_environment_over_the_settings(tmp_path, monkeypatch):

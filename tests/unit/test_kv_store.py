@@ -19,7 +19,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from hpcdecode.attention import BACKENDS, KvCapacityError, LayerShape, open_store
+from hpcdecode.attention.base import BACKENDS, KvCapacityError, LayerShape
+from hpcdecode.attention.open import open_kv_cache
 
 SHAPE = LayerShape(2, 4, 3, 2, 0.7)
 SLOTS = 6
@@ -29,7 +30,7 @@ CAPACITY = 160
 
 def open_small(backend="attn_cpu", block_tokens=16, **options):
     settings = {"kv_dtype": "float32", "capacity_tokens": CAPACITY, "max_sequences": SLOTS} | options
-    return open_store([SHAPE], block_tokens=block_tokens, backend=backend, **settings)
+    return open_kv_cache([SHAPE], block_tokens=block_tokens, backend=backend, **settings)
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -138,7 +139,7 @@ def test_ten_thousand_operations(nodes):
     """A long walk over one store with short and 10,000-token sequences, which is full now and then."""
     random = np.random.default_rng(5)
     options = {"kv_dtype": "bfloat16", "capacity_tokens": 100_000, "max_sequences": 64, "block_tokens": 16}
-    store = open_store([SHAPE], **options, **pretend(*nodes))
+    store = open_kv_cache([SHAPE], **options, **pretend(*nodes))
     open_slots: set[int] = set()
     full = long_forks = 0
     for i in range(10_000):
@@ -187,7 +188,7 @@ def test_a_tail_that_cannot_be_copied_changes_nothing(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_fork_of_a_long_prompt_costs_one_block_each(backend):
-    store = open_store(
+    store = open_kv_cache(
         [SHAPE], kv_dtype="float32", capacity_tokens=12_000, max_sequences=64, block_tokens=16, backend=backend
     )
     store.extend(ints([0]), ints([10_001]))
@@ -257,7 +258,7 @@ def test_empty_calls():
 
 
 def test_large_capacity_is_not_touched():
-    store = open_store([SHAPE], kv_dtype="float32", capacity_tokens=1 << 28, max_sequences=1, block_tokens=1024)
+    store = open_kv_cache([SHAPE], kv_dtype="float32", capacity_tokens=1 << 28, max_sequences=1, block_tokens=1024)
     assert store.bytes > 20 << 30
     store.extend(ints([0]), ints([100]))
 
@@ -270,7 +271,7 @@ def resident():
 @pytest.mark.parametrize("threads", [1, 2])
 def test_new_blocks_have_memory_before_they_are_written(threads):
     options = {"kv_dtype": "float32", "capacity_tokens": 1 << 16, "max_sequences": 2, "block_tokens": 64}
-    store = open_store([LayerShape(4, 32, 32, 4, 1.0)] * 2, **options, threads=threads)
+    store = open_kv_cache([LayerShape(4, 32, 32, 4, 1.0)] * 2, **options, threads=threads)
     assert store.bytes == 128 << 20
     for slot in range(2):
         before = resident()

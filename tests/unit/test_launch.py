@@ -8,14 +8,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hpcdecode import attention_cuda, launch, setup
-from hpcdecode.attention import LayerShape
-from hpcdecode.cores import arranged
+from hpcdecode.attention import cuda as attention_cuda
+from hpcdecode.attention.base import LayerShape
+from hpcdecode.config import EngineOptions
+from hpcdecode.engine import setup
+from hpcdecode.engine.setup import measure_room, measure_speeds
 from hpcdecode.errors import UserError
-from hpcdecode.job import EngineOptions
-from hpcdecode.launch import Team
-from hpcdecode.roles import Rank, assign, assign_cores, assign_devices, assign_roles
-from hpcdecode.setup import measure_room, measure_speeds
+from hpcdecode.ranks import launch
+from hpcdecode.ranks.launch import Team
+from hpcdecode.ranks.roles import Rank, assign, assign_cores, assign_devices, assign_roles
+from hpcdecode.system.cores import arranged
 
 
 def ranks(*cpus, host="a"):

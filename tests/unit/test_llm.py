@@ -10,9 +10,9 @@ import pytest
 
 import hpcdecode
 from hpcdecode import LLM, PromptError, SamplingParams
+from hpcdecode.config import Job
 from hpcdecode.errors import UserError
 from hpcdecode.generate import generate
-from hpcdecode.job import Job
 
 KV_BYTES = 16 << 20
 IDS = [[5 + i * 7 % 400] * (1 + i % 9) for i in range(20)]

@@ -12,13 +12,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import hpcdecode
-from hpcdecode.data.export import export
-from hpcdecode.data.join import join
-from hpcdecode.data.logprobs import Logprobs
-from hpcdecode.data.results import Result, ResultsWriter
+from hpcdecode.config import demo_directory
+from hpcdecode.data.results.export import export
+from hpcdecode.data.results.join import join
+from hpcdecode.data.results.writer import Result, ResultsWriter
 from hpcdecode.errors import UserError
-from hpcdecode.job import demo_directory
 from hpcdecode.model import load_split
+from hpcdecode.requests.logprobs import Logprobs
 from hpcdecode.sampling.logprobs import logprobs
 from tests.unit.test_samples import rows, run
 

@@ -10,12 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hpcdecode.config import demo_directory
 from hpcdecode.errors import UserError
-from hpcdecode.job import demo_directory
-from hpcdecode.model import cache, load_split
-from hpcdecode.model.config import read_config
-from hpcdecode.model.sources import Sources
-from hpcdecode.model.trace import trace
+from hpcdecode.model import load_split
+from hpcdecode.model.frontend import cache
+from hpcdecode.model.frontend.config import read_config
+from hpcdecode.model.frontend.sources import Sources
+from hpcdecode.model.frontend.trace import trace
 from tests.conftest import run
 from tests.models import ARCHITECTURES, Attention, step
 
@@ -66,7 +67,7 @@ def test_a_short_trace_and_other_ranks_are_silent(directory, monkeypatch, capsys
 def test_a_warm_start_imports_neither_configs_nor_models_of_transformers(directory, checkpoint):
     """They would bring torch's compiler and sympy: most of the time that imports take."""
     code = (
-        "import sys; from hpcdecode.model import load_split; from hpcdecode.data.tokens import Tokenizer; "
+        "import sys; from hpcdecode.model import load_split; from hpcdecode.data.prompts.tokenizer import Tokenizer; "
         "load_split(sys.argv[1], dtype='float32'); Tokenizer.load(sys.argv[2]); "
         "print([n for n in ('transformers.modeling_utils', 'torch._dynamo', 'sympy') if n in sys.modules])"
     )

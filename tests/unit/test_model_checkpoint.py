@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
-from hpcdecode.model.checkpoint import Stack, open_checkpoint, read_weights
-from hpcdecode.model.config import read_config
-from hpcdecode.model.load import parse_dtype
-from hpcdecode.model.meta import Meta
-from hpcdecode.model.sources import find_sources
-from hpcdecode.model.trace import skeleton
+from hpcdecode.model.frontend.checkpoint import Stack, open_checkpoint, read_weights
+from hpcdecode.model.frontend.config import read_config
+from hpcdecode.model.frontend.meta import Meta
+from hpcdecode.model.frontend.sources import find_sources
+from hpcdecode.model.frontend.trace import skeleton
+from hpcdecode.model.run.load import parse_dtype
 from tests.models import ARCHITECTURES, save
 
 CPU = torch.device("cpu")

@@ -7,13 +7,13 @@ import torch
 import transformers
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from hpcdecode.model import expand
-from hpcdecode.model.clean import freeze
-from hpcdecode.model.config import quiet
-from hpcdecode.model.kinds import Unlike
-from hpcdecode.model.load import SplitModel
-from hpcdecode.model.split import split
-from hpcdecode.model.trace import Trace, export_kinds, read_program, trace
+from hpcdecode.model.frontend import expand
+from hpcdecode.model.frontend.clean import freeze
+from hpcdecode.model.frontend.config import quiet
+from hpcdecode.model.frontend.kinds import Unlike
+from hpcdecode.model.frontend.split import split
+from hpcdecode.model.frontend.trace import Trace, export_kinds, read_program, trace
+from hpcdecode.model.run.load import SplitModel
 from tests.models import ARCHITECTURES, EXPERTS, LATENT, SHAPE, WINDOW, Attention, step
 
 QUICK = ("llama3", "gpt2")

@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hpcdecode.config import demo_directory
 from hpcdecode.errors import UserError
-from hpcdecode.job import demo_directory
 from hpcdecode.model import load_split
-from hpcdecode.model.checkpoint import Stack
-from hpcdecode.model.plausible import check_values, implausible
+from hpcdecode.model.frontend.checkpoint import Stack
+from hpcdecode.model.frontend.plausible import check_values, implausible
 
 PROJECTION = "model.layers.1.mlp.up_proj.weight"
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hpcdecode.model import load_split, render
-from hpcdecode.model.ops import expert_linear
+from hpcdecode.model.frontend.ops import expert_linear
 from tests.models import WINDOW, Attention, step
 
 

@@ -8,8 +8,10 @@ import pytest
 import torch
 from attention_cases import ints, make_batch, pretend, run_batch
 
-from hpcdecode import cores, roles
-from hpcdecode.attention import KvCapacityError, LayerShape, open_store
+from hpcdecode.attention.base import KvCapacityError, LayerShape
+from hpcdecode.attention.open import open_kv_cache
+from hpcdecode.ranks import roles
+from hpcdecode.system import cores
 
 SHAPE = LayerShape(2, 8, 8, 4, 0.4)
 CPUS = sorted(os.sched_getaffinity(0))
@@ -17,7 +19,7 @@ CPUS = sorted(os.sched_getaffinity(0))
 
 def open_on(*nodes, blocks=8):
     options = {"kv_dtype": "bfloat16", "capacity_tokens": 16 * blocks, "max_sequences": 8, "block_tokens": 16}
-    return open_store([SHAPE], **options, **pretend(*nodes))
+    return open_kv_cache([SHAPE], **options, **pretend(*nodes))
 
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
@@ -90,7 +92,7 @@ def test_a_full_node_spills_so_that_the_whole_capacity_can_be_used():
 def test_bad_nodes(options, message):
     settings = {"kv_dtype": "float32", "capacity_tokens": 64, "max_sequences": 4} | pretend(0, 0) | options
     with pytest.raises(ValueError, match=message):
-        open_store([SHAPE], **settings)
+        open_kv_cache([SHAPE], **settings)
 
 
 @pytest.fixture
@@ -119,9 +121,9 @@ def test_ranks_that_share_a_host_get_whole_nodes(machine):
 
 def test_a_restricted_process_keeps_to_its_cores():
     code = (
-        "import os; from hpcdecode import launch; from hpcdecode.attention import LayerShape, open_store\n"
+        "import os; from hpcdecode import launch; from hpcdecode.attention import LayerShape, open_kv_cache\n"
         "me = launch.assemble(None, None).me\n"
-        "s = open_store([LayerShape(1, 8, 8, 1, 1.0)], kv_dtype='float32', capacity_tokens=64, max_sequences=1,"
+        "s = open_kv_cache([LayerShape(1, 8, 8, 1, 1.0)], kv_dtype='float32', capacity_tokens=64, max_sequences=1,"
         " threads=me.threads, cpus=me.cpus)\n"
         "tasks = os.listdir('/proc/self/task')\n"
         "masks = [sorted(os.sched_getaffinity(int(t))) for t in tasks]\n"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from hpcdecode.errors import UserError
-from hpcdecode.perf import lengths, planner
-from hpcdecode.perf.cost import Cost, ModelSize, of_devices
-from hpcdecode.perf.hardware import device
-from hpcdecode.perf.simulator import World, simulate
-from hpcdecode.schedule.limits import Limits
+from hpcdecode.planning import lengths, planner
+from hpcdecode.planning.cost import Cost, ModelSize, of_devices
+from hpcdecode.planning.hardware import device
+from hpcdecode.planning.simulator import SimulatedWorld, simulate
+from hpcdecode.schedule.limits import LaneLimits
 
-ROWS = planner.Rows(prompt=50, steps=128)
+ROWS = planner.MeanRows(prompt=50, steps=128)
 SLOW_WIRE = Cost(8, [1, 512], [2e-2, 6e-2], [1, 512], [1e-3, 3e-3], 2e-6, 1e-5, 1e-8, 1e-5, 1e-5)
 SIZE = ModelSize(layers=32, body=6_500_000_000, head=131_000_000, q=4096, k=4096, v=4096, positions=None)
 
@@ -20,8 +20,11 @@ SIZE = ModelSize(layers=32, body=6_500_000_000, head=131_000_000, q=4096, k=4096
 def test_the_steady_state_is_that_of_the_simulator(batch, lanes, ranks):
     plan = planner.predict(SLOW_WIRE, ROWS, batch, lanes, ranks)
     sizes = [batch // lanes + (i < batch % lanes) for i in range(lanes)]
-    limits = [Limits(b, ROWS.period, 128, 512, None) for b in sizes]
-    found = [simulate(World(SLOW_WIRE, [1 << 20] * ranks, limits), lengths.fixed(n * batch, 50, 129)) for n in (4, 12)]
+    limits = [LaneLimits(b, ROWS.period, 128, 512, None) for b in sizes]
+    found = [
+        simulate(SimulatedWorld(SLOW_WIRE, [1 << 20] * ranks, limits), lengths.fixed(n * batch, 50, 129))
+        for n in (4, 12)
+    ]
     speed = (found[1].tokens - found[0].tokens) / (found[1].seconds - found[0].seconds)  # without its start and end
     assert plan.tokens_per_second == pytest.approx(speed, rel=0.08)
     assert found[1].peak_load == pytest.approx(plan.load, rel=0.05)
@@ -29,9 +32,9 @@ def test_the_steady_state_is_that_of_the_simulator(batch, lanes, ranks):
 
 @pytest.mark.parametrize("injections", [16, 4])
 def test_a_number_of_rows_has_a_start_and_an_end(injections):
-    rows = planner.Rows(ROWS.prompt, ROWS.steps, 256, injections)
+    rows = planner.MeanRows(ROWS.prompt, ROWS.steps, 256, injections)
     plan = planner.predict(SLOW_WIRE, rows, 64, 2, 2)
-    world = World(SLOW_WIRE, [1 << 20] * 2, [Limits(32, rows.period, 128, 512, None)] * 2)
+    world = SimulatedWorld(SLOW_WIRE, [1 << 20] * 2, [LaneLimits(32, rows.period, 128, 512, None)] * 2)
     found = simulate(world, lengths.fixed(256, 50, 129))
     assert plan.tokens_per_second == pytest.approx(found.tokens_per_second, rel=0.08)
     assert plan.tokens_per_second < 0.9 * planner.predict(SLOW_WIRE, ROWS, 64, 2, 2).tokens_per_second

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcdecode.job import SCHEDULES
-from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.config import SCHEDULES
+from hpcdecode.requests.params import SamplingParams
 from hpcdecode.schedule.policies import POLICIES
 from tests.unit.test_schedule import ListFeed, Machine, prompts
 
@@ -29,26 +29,26 @@ class Arrivals(ListFeed):
 
 class Arriving(Machine):
     def run(self, most=20_000):
-        feed = self.injectors[0].admission.feed
+        feed = self.schedulers[0].admission.feed
         feed.machine = self
         while len(self.done) + len(feed.refused) < len(feed.steps):
-            self.before_step(self.injectors[0])
+            self.before_step(self.schedulers[0])
             step_of(self)
             self.now += 1
             assert self.now < most, "the job does not end"
         return self
 
-    def before_step(self, injector):
+    def before_step(self, scheduler):
         pass
 
 
 def step_of(machine):
     """One step of lane 0, which goes on where nothing has arrived yet."""
-    injector = machine.injectors[0]
-    if injector.exhausted():
+    scheduler = machine.schedulers[0]
+    if scheduler.exhausted():
         machine.loads.append(0)
     else:
-        machine._step(0, injector)
+        machine._step(0, scheduler)
 
 
 ROWS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30), st.integers(1, 40)), min_size=1, max_size=40)
@@ -73,21 +73,21 @@ def test_load_control_never_exceeds_its_limit(rows, load):
 class Watched(Arriving):
     """Looks, at every step at which the next row waits, whether it could have been admitted."""
 
-    def before_step(self, injector):
-        self.waiting = None if injector.prefilling else injector.admission.feed.peek()
+    def before_step(self, scheduler):
+        self.waiting = None if scheduler.prefilling else scheduler.admission.feed.peek()
 
-    def _step(self, lane, injector):
-        before = {s.prompt.line for family in injector.families.values() for s in family}
-        super()._step(lane, injector)
+    def _step(self, lane, scheduler):
+        before = {s.prompt.line for r in scheduler.requests.values() for s in r.sequences}
+        super()._step(lane, scheduler)
         row = self.waiting
-        lines = {s.prompt.line for s in self.done} | {line for line in injector.families}
+        lines = {s.prompt.line for s in self.done} | {line for line in scheduler.requests}
         if row is None or row.line in lines or row.line in before:
             return
-        assert self.exceeds(injector, row) or self.held_back_by_ramp_or_batch(injector)
+        assert self.exceeds(scheduler, row) or self.held_back_by_ramp_or_batch(scheduler)
 
-    def exceeds(self, injector, row):
+    def exceeds(self, scheduler, row):
         """Whether the loads, step by step, exceed the limit with `row` started in the next step."""
-        in_flight = [*injector.decoding, *injector.ready, *(s for p in injector.prefilling for s in p.branch)]
+        in_flight = [*scheduler.decoding, *scheduler.ready, *(s for p in scheduler.prefilling for s in p.with_forks)]
         courses = [(s.start_step, s.end_step, s.prompt_length) for s in in_flight]
         courses.append((self.now + 1, self.now + row.params.max_tokens - 1, len(row.token_ids)))
         last = max(end for _, end, _ in courses)
@@ -95,11 +95,11 @@ class Watched(Arriving):
             sum(length + t - start + 1 for start, end, length in courses if start <= t <= end)
             for t in range(self.now + 1, last + 1)
         ]
-        return max(loads, default=0) > injector.limits.load
+        return max(loads, default=0) > scheduler.limits.load
 
-    def held_back_by_ramp_or_batch(self, injector):
-        began, limits = injector.admission.policy._began, injector.limits
-        active = injector.active
+    def held_back_by_ramp_or_batch(self, scheduler):
+        began, limits = scheduler.admission.policy._began, scheduler.limits
+        active = scheduler.active
         periods = max(self.now - began, 0) // limits.period + 1
         target = -(-limits.batch * limits.period * periods // limits.steps)
         return active >= min(limits.batch, target)

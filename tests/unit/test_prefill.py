@@ -6,18 +6,20 @@ import numpy as np
 import pytest
 import torch
 
-from hpcdecode.attention import LayerShape, PromptAttention, open_store
-from hpcdecode.data.tokens import Prompt
-from hpcdecode.sampling.params import SamplingParams
-from hpcdecode.schedule.sequence import Sequence
+from hpcdecode.attention.base import LayerShape
+from hpcdecode.attention.open import open_kv_cache
+from hpcdecode.attention.prefill import PromptAttention
+from hpcdecode.engine.prefill import PromptKvCache
+from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.prompt import Prompt
+from hpcdecode.requests.sequence import Request, SequenceState
 from hpcdecode.schedule.step import Chunk
-from hpcdecode.workers.prefill import PrefillCache
 
 SHAPE = LayerShape(2, 16, 20, 6, 0.2, window=70, sinks=True)
 
 
 def sequence(length):
-    return Sequence(Prompt(1, "1", [1] * length, SamplingParams()), 4, lane=0)
+    return SequenceState(Request(Prompt(1, "1", [1] * length, SamplingParams()), 4, lane=0))
 
 
 @pytest.mark.parametrize("chunks", [[300], [1, 130, 100, 69]])
@@ -29,12 +31,12 @@ def test_a_prompt_attends_as_in_the_reference_store(chunks):
     v = torch.randn(length, shape.kv_heads * shape.v_dim, generator=generator)
     sinks = torch.randn(shape.q_heads, generator=generator)
     expected = torch.empty(length, shape.out_columns)
-    store = open_store([shape], kv_dtype="float32", capacity_tokens=512, max_sequences=1, backend="reference")
+    store = open_kv_cache([shape], kv_dtype="float32", capacity_tokens=512, max_sequences=1, backend="reference")
     slots, counts = np.array([0], np.int32), np.array([length], np.int32)
     store.extend(slots, counts)
     store.attend(0, slots, counts, torch.cat((q, k, v), 1), expected, sinks)
 
-    cache, prompt, at = PrefillCache(PromptAttention([shape], dtype="float32")), sequence(length), 0
+    cache, prompt, at = PromptKvCache(PromptAttention([shape], dtype="float32")), sequence(length), 0
     got = torch.full_like(expected, float("nan"))
     for count in chunks:
         chunk, rows = Chunk(prompt, at, count), slice(at, at + count)
@@ -56,7 +58,7 @@ def test_prompts_of_one_step_do_not_disturb_each_other():
 
     def attend(steps):
         """Outputs of every layer; steps: [(prompt, start, count)] of every step."""
-        cache, prompts = PrefillCache(PromptAttention(layers, dtype="float32")), [sequence(n) for n in lengths]
+        cache, prompts = PromptKvCache(PromptAttention(layers, dtype="float32")), [sequence(n) for n in lengths]
         out = [torch.full((sum(lengths), s.out_columns), float("nan")) for s in layers]
         for step in steps:
             chunks = [Chunk(prompts[i], start, count) for i, start, count in step]

@@ -10,12 +10,13 @@ import torch
 from hpcdecode._ops_cpu import Chain, Product, Type
 
 from hpcdecode import _attn_cpu
-from hpcdecode.memory import huge_zeros
-from hpcdecode.model import load_split, panels
-from hpcdecode.model.chain import Chain as ChainCall
-from hpcdecode.model.compile import compile_graph
-from hpcdecode.model.instruction import TYPES
-from hpcdecode.model.meta import Meta
+from hpcdecode.model import load_split
+from hpcdecode.model.frontend.meta import Meta
+from hpcdecode.model.lower import packed_weights as panels
+from hpcdecode.model.lower.chain import Chain as ChainCall
+from hpcdecode.model.lower.compile import compile_graph
+from hpcdecode.model.lower.instruction import TYPES
+from hpcdecode.system.memory import huge_zeros
 from tests.graphs import both_ways
 
 aten = torch.ops.aten

@@ -7,7 +7,9 @@ import torch
 from attention_cases import expected, make_batch, shape
 
 from hpcdecode import _attn_cpu
-from hpcdecode.attention import LayerShape, PromptAttention, open_store
+from hpcdecode.attention.base import LayerShape
+from hpcdecode.attention.open import open_kv_cache
+from hpcdecode.attention.prefill import PromptAttention
 
 LENGTHS = (1, 2, 17, 63, 64, 65, 130, 300)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -136,7 +138,7 @@ def test_unread_rows_are_left_alone(unread, isa):
 
 def test_runs_on_the_threads_of_a_store():
     s = SHAPES["gqa8_64"]
-    store = open_store([s], kv_dtype="float32", capacity_tokens=64, max_sequences=1, threads=3)
+    store = open_kv_cache([s], kv_dtype="float32", capacity_tokens=64, max_sequences=1, threads=3)
     batch, _ = case("gqa8_64", "float32")
     assert PromptAttention([s], dtype="float32", beside=store).threads == 3
     assert torch.equal(attend(batch, "float32"), attend(batch, "float32", beside=store))

@@ -6,10 +6,11 @@ import random
 
 import pytest
 
-from hpcdecode.data import inputs, prompts
-from hpcdecode.data.prompts import Row, RowError, read_rows
+from hpcdecode.data.prompts import files as inputs
+from hpcdecode.data.prompts import rows as prompts
+from hpcdecode.data.prompts.rows import Row, RowError, read_rows
 from hpcdecode.errors import UserError
-from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.requests.params import SamplingParams
 
 DEFAULTS = SamplingParams(max_tokens=32, temperature=0.5)
 

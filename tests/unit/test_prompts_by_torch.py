@@ -4,8 +4,8 @@ import pytest
 import torch
 from attention_cases import expected, make_batch, shape
 
-from hpcdecode import attention_torch
-from hpcdecode.attention_torch import TorchPrompts
+from hpcdecode.attention import prefill_torch as attention_torch
+from hpcdecode.attention.prefill_torch import TorchPrompts
 
 LENGTHS = (1, 64, 130)
 SHAPES = {

@@ -9,13 +9,13 @@ import pyarrow.parquet
 import pytest
 
 import hpcdecode
-from hpcdecode.data.export import export
-from hpcdecode.data.join import join
-from hpcdecode.data.prompts import RowError
-from hpcdecode.data.results import Result, ResultsWriter
-from hpcdecode.data.show import show
+from hpcdecode.config import Shard
+from hpcdecode.data.prompts.rows import RowError
+from hpcdecode.data.results.export import export
+from hpcdecode.data.results.join import join
+from hpcdecode.data.results.show import show
+from hpcdecode.data.results.writer import Result, ResultsWriter
 from hpcdecode.errors import UserError
-from hpcdecode.job import Shard
 
 IDENTITY = {"model": {"config.json": "7 bytes"}, "prompts": ["a"], "sampling": {"seed": 1}}
 

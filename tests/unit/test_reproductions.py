@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcdecode.perf.cost import of_devices
-from hpcdecode.perf.hardware import COMPUTE, device
+from hpcdecode.planning.cost import of_devices
+from hpcdecode.planning.hardware import COMPUTE, device
 
 FIGURES = Path(__file__).parents[2] / "jobs" / "figures"
 

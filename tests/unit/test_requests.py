@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcdecode.data.messages import ChatOptions
-from hpcdecode.data.prompts import Row, RowError, read_rows
-from hpcdecode.data.requests import model_names
-from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.data.prompts.batch_format import model_names
+from hpcdecode.data.prompts.messages import ChatOptions
+from hpcdecode.data.prompts.rows import Row, RowError, read_rows
+from hpcdecode.requests.params import SamplingParams
 
 CHAT = [{"role": "user", "content": "hi"}]
 MODEL = "/models/Llama-3.1-8B"

@@ -10,10 +10,11 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcdecode.data import merge, results, segments
-from hpcdecode.data.prompts import RowError
-from hpcdecode.data.results import Result, ResultsWriter
-from hpcdecode.data.resume import find_earlier
+from hpcdecode.data.prompts.rows import RowError
+from hpcdecode.data.results import merge, segments
+from hpcdecode.data.results import writer as results
+from hpcdecode.data.results.resume import find_earlier
+from hpcdecode.data.results.writer import Result, ResultsWriter
 from hpcdecode.errors import UserError
 
 IDENTITY = {"sampling": {"seed": 1}}

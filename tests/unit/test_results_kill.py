@@ -15,8 +15,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PRELUDE = """
 import itertools, resource, sys
-from hpcdecode.data.prompts import RowError
-from hpcdecode.data.results import Result, ResultsWriter
+from hpcdecode.data.prompts.rows import RowError
+from hpcdecode.data.results.writer import Result, ResultsWriter
 from hpcdecode.errors import UserError
 
 def result(line):
@@ -75,7 +75,7 @@ def test_kill_9_leaves_a_file_with_every_committed_row(tmp_path, attempt):
 def test_kill_9_during_the_final_merge(tmp_path):
     path = tmp_path / "out.h5"
     writing = """
-        import hpcdecode.data.results as results
+        import hpcdecode.data.results.writer as results
         out = ResultsWriter(sys.argv[1], attributes={}, segment_rows=50)
         for line in range(1, 1001):
             out.add(result(line))

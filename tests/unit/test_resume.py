@@ -8,13 +8,13 @@ import h5py
 import msgspec
 import pytest
 
-from hpcdecode.data.prompts import RowError
-from hpcdecode.data.results import Result, ResultsWriter
-from hpcdecode.data.resume import Unfinished, find_earlier
-from hpcdecode.data.segments import parts_folder, segments_in
-from hpcdecode.data.tokens import Prompt
+from hpcdecode.data.prompts.rows import RowError
+from hpcdecode.data.results.resume import Unfinished, find_earlier
+from hpcdecode.data.results.segments import parts_folder, segments_in
+from hpcdecode.data.results.writer import Result, ResultsWriter
 from hpcdecode.errors import InvariantViolation, UserError
-from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.prompt import Prompt
 
 IDENTITY = {"model": {"config.json": "7 bytes"}, "sampling": {"seed": 1, "temperature": 0.0}, "dtype": "float32"}
 

@@ -7,8 +7,8 @@ import torch
 from torch.nn.functional import linear
 
 from hpcdecode._attn_cpu import supported_isas
-from hpcdecode.model import rows
-from hpcdecode.setup import auto_dtype
+from hpcdecode.engine.setup import auto_dtype
+from hpcdecode.model.frontend import rows
 
 
 def test_padded_is_a_few_numbers_at_most_an_eighth_more() -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from hpcdecode.attention import PromptAttention, open_store
+from hpcdecode.attention.open import open_kv_cache
+from hpcdecode.attention.prefill import PromptAttention
+from hpcdecode.engine.attention_worker import AttentionWorker
+from hpcdecode.engine.s_rank import SRank
 from hpcdecode.exchange.local import LocalLink
 from hpcdecode.model import load_split
-from hpcdecode.schedule.injector import Injector
-from hpcdecode.schedule.limits import Limits
+from hpcdecode.requests.stops import Stops
+from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.placement import Placement
-from hpcdecode.schedule.stops import Stops
-from hpcdecode.timeline import Timeline
-from hpcdecode.workers.r_part import RPart
-from hpcdecode.workers.s_rank import SRank
+from hpcdecode.schedule.scheduler import Scheduler
+from hpcdecode.system.timeline import Timeline
 from tests.unit.test_schedule import ListFeed, prompts
 
 
@@ -21,25 +22,25 @@ class Sink:
     def __init__(self):
         self.done = []
 
-    def finish(self, family):
-        self.done += family
+    def finish(self, request):
+        self.done += request.sequences
 
 
 def test_the_s_rank_holds_no_kv_of_decoding_sequences(checkpoint):
     model = load_split(checkpoint("llama3"), dtype="float32")
     shapes = model.attends
-    store = open_store(shapes, kv_dtype="float32", capacity_tokens=4096, max_sequences=32, backend="reference")
+    store = open_kv_cache(shapes, kv_dtype="float32", capacity_tokens=4096, max_sequences=32, backend="reference")
     placement = Placement([4096], store.block_tokens, 2)
     feed, sink = ListFeed(prompts([(5, 9), (90, 7), (3, 1), (200, 6), (40, 12)])), Sink()
-    injectors = [Injector(lane, feed, placement, Limits(4, 3, 9, 32, 1024), Stops()) for lane in range(2)]
-    part = RPart(store, [None] * len(shapes), Timeline())
+    schedulers = [Scheduler(lane, feed, placement, LaneLimits(4, 3, 9, 32, 1024), Stops()) for lane in range(2)]
+    part = AttentionWorker(store, [None] * len(shapes), Timeline())
     links = [LocalLink(part, i, 16 * i) for i in range(2)]
     prompts_attend = PromptAttention(shapes, dtype="float32")
-    worker = SRank(model, shapes, links, injectors, sink, Stops(), prompts_attend, Timeline())
+    worker = SRank(model, shapes, links, schedulers, sink, Stops(), prompts_attend, Timeline())
     held = []
 
     def look():
-        prefilling = {s for injector in injectors for s in injector.prefilling}
+        prefilling = {s for scheduler in schedulers for s in scheduler.prefilling}
         assert set(worker.prefill._layers) <= prefilling
         held.append((worker.prefill.tokens, worker.tokens_in_flight))
 

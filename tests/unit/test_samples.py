@@ -5,19 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcdecode.attention import PromptAttention, open_store
-from hpcdecode.data.tokens import Prompt
+from hpcdecode.attention.open import open_kv_cache
+from hpcdecode.attention.prefill import PromptAttention
+from hpcdecode.engine.attention_worker import AttentionWorker
+from hpcdecode.engine.s_rank import SRank
 from hpcdecode.exchange.local import LocalLink
 from hpcdecode.model import load_split
-from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.prompt import Prompt
+from hpcdecode.requests.stops import Stops
 from hpcdecode.schedule import admission
-from hpcdecode.schedule.injector import Injector
-from hpcdecode.schedule.limits import Limits
+from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.placement import Placement
-from hpcdecode.schedule.stops import Stops
-from hpcdecode.timeline import Timeline
-from hpcdecode.workers.r_part import RPart
-from hpcdecode.workers.s_rank import SRank
+from hpcdecode.schedule.scheduler import Scheduler
+from hpcdecode.system.timeline import Timeline
 from tests.unit.test_s_rank import Sink
 from tests.unit.test_schedule import ListFeed
 
@@ -40,15 +41,15 @@ def rows(*fields):
 def run(model, prompts, *, lanes=1, batch=8, steps=None, shared=0):
     """The samples that are finished by line and sample, and the worker; `steps`: turns of the lanes before it stops."""
     shapes = model.attends
-    limits = Limits(batch, 3, 9, 32, 1024, shared)
+    limits = LaneLimits(batch, 3, 9, 32, 1024, shared)
     slots = limits.slots
-    store = open_store(shapes, kv_dtype="float32", capacity_tokens=4096, max_sequences=slots * lanes)
+    store = open_kv_cache(shapes, kv_dtype="float32", capacity_tokens=4096, max_sequences=slots * lanes)
     placement, sink, feed, timeline = Placement([4096], 64, lanes), Sink(), ListFeed(prompts), Timeline()
-    part = RPart(store, [None] * len(shapes), timeline)
-    injectors = [Injector(lane, feed, placement, limits, Stops()) for lane in range(lanes)]
+    part = AttentionWorker(store, [None] * len(shapes), timeline)
+    schedulers = [Scheduler(lane, feed, placement, limits, Stops()) for lane in range(lanes)]
     links = [LocalLink(part, lane, slots * lane) for lane in range(lanes)]
     prompts_attend = PromptAttention(shapes, dtype="float32")
-    worker = SRank(model, shapes, links, injectors, sink, Stops(), prompts_attend, timeline)
+    worker = SRank(model, shapes, links, schedulers, sink, Stops(), prompts_attend, timeline)
     turns = 0
 
     def count():
@@ -76,12 +77,14 @@ MIXED = [
 def test_a_sample_is_what_it_is_alone(model, monkeypatch, lanes):
     together, _ = run(model, rows(*MIXED), lanes=lanes)
     assert sorted(together) == [(i, s) for i, (_, p) in enumerate(MIXED, 1) for s in range(p["n"])]
-    family_of = admission.family_of
+    start_request = admission.start_request
 
     def alone(prompt, *arguments):
-        return [s for s in family_of(prompt, *arguments) if s.sample == sample]
+        request = start_request(prompt, *arguments)
+        request.sequences = [s for s in request.sequences if s.sample == sample]
+        return request
 
-    monkeypatch.setattr(admission, "family_of", alone)
+    monkeypatch.setattr(admission, "start_request", alone)
     for sample in range(4):
         prompts = [p for p in rows(*MIXED) if p.params.n > sample]
         single, _ = run(model, prompts)

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from hpcdecode.data.tokens import Prompt
-from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.prompt import Prompt
+from hpcdecode.requests.sequence import Request, SequenceState
 from hpcdecode.sampling.philox import philox4x32, uniform
 from hpcdecode.sampling.sampler import sample
-from hpcdecode.schedule.sequence import Sequence
 
 
 def sequence(line=1, generated=0, sample=0, **params):
     prompt = Prompt(line=line, id=str(line), token_ids=[1], params=SamplingParams(**params))
-    made = Sequence(prompt, 10**6, lane=0, sample=sample)
+    made = SequenceState(Request(prompt, 10**6, lane=0), sample=sample)
     made.generated = [0] * generated
     return made
 

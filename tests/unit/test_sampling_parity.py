@@ -18,13 +18,13 @@ from transformers import (
 )
 
 from hpcdecode._attn_cpu import supported_isas
-from hpcdecode.data.tokens import Prompt
+from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.prompt import Prompt
+from hpcdecode.requests.sequence import Request, SequenceState
 from hpcdecode.sampling import draw as draw_module
 from hpcdecode.sampling.adjust import adjust
 from hpcdecode.sampling.draw import draw, draw_by_torch, largest
-from hpcdecode.sampling.params import SamplingParams
 from hpcdecode.sampling.sampler import argmax, sample
-from hpcdecode.schedule.sequence import Sequence
 
 VOCABULARY = 1000
 PROMPT, GENERATED = [5, 7, 7, 900], [8, 7, 8, 8, 42]
@@ -35,7 +35,7 @@ def sequence(line=1, generated=GENERATED, bad_word_ids=(), resumed=0, **params):
     bad = list(map(list, bad_word_ids))
     params.setdefault("bad_words", ("x",) * len(bad))
     prompt = Prompt(line, str(line), PROMPT, SamplingParams(**params), bad_word_ids=bad)
-    made = Sequence(prompt, 10**6, lane=0, resumed=resumed)
+    made = SequenceState(Request(prompt, 10**6, lane=0), resumed=resumed)
     made.generated = list(generated)
     return made
 

@@ -1,4 +1,4 @@
-"""The injector over many steps with fixed F, without a model: what is in flight, and that no R-rank overflows."""
+"""The scheduler over many steps with fixed F, without a model: what is in flight, and that no R-rank overflows."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hpcdecode.attention import LayerShape, open_store
-from hpcdecode.data.tokens import Prompt, Unfinished
+from hpcdecode.attention.base import LayerShape
+from hpcdecode.attention.open import open_kv_cache
+from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.exchange.base import Share
-from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.prompt import Prompt, Unfinished
+from hpcdecode.requests.stops import Stops
 from hpcdecode.schedule.auto import choose
-from hpcdecode.schedule.injector import Injector
-from hpcdecode.schedule.limits import Limits
+from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.plan import Plan, wire_length
+from hpcdecode.schedule.scheduler import Scheduler
 from hpcdecode.schedule.step import Step
-from hpcdecode.schedule.stops import Stops
-from hpcdecode.timeline import Timeline
-from hpcdecode.workers.r_part import RPart
+from hpcdecode.system.timeline import Timeline
 
 
 class ListFeed:
@@ -71,54 +72,54 @@ class Machine:
     ):
         self.stops = stops or {}  # (line, sample, position) -> token
         self.placement = Placement(capacity, block, lanes, speeds)
-        limits = Limits(batch, period, steps, prefill_tokens, None, shared, **kind)
-        self.injectors = [Injector(lane, feed, self.placement, limits, Stops()) for lane in range(lanes)]
+        limits = LaneLimits(batch, period, steps, prefill_tokens, None, shared, **kind)
+        self.schedulers = [Scheduler(lane, feed, self.placement, limits, Stops()) for lane in range(lanes)]
         sizes = {"kv_dtype": "float32", "max_sequences": limits.slots * lanes, "block_tokens": block}
-        self.stores = [open_store([SHAPE], capacity_tokens=c // block * block, **sizes) for c in capacity]
-        self.parts = [RPart(store, [None], Timeline()) for store in self.stores]
+        self.stores = [open_kv_cache([SHAPE], capacity_tokens=c // block * block, **sizes) for c in capacity]
+        self.parts = [AttentionWorker(store, [None], Timeline()) for store in self.stores]
         self.now, self.done, self.loads, self.steps = 0, [], [], []
         self.reads = []  # by step of a lane and R-rank: tokens that are attended to, and sequences
         self.stopped = set()
 
     def run(self, most=10_000):
-        while len(self.stopped) < len(self.injectors):
-            for lane, injector in enumerate(self.injectors):
-                self._step(lane, injector)
+        while len(self.stopped) < len(self.schedulers):
+            for lane, scheduler in enumerate(self.schedulers):
+                self._step(lane, scheduler)
             self.now += 1
             assert self.now < most, "the job does not end"
         return self
 
-    def _step(self, lane, injector):
+    def _step(self, lane, scheduler):
         if lane in self.stopped:
             return
-        if injector.exhausted():
+        if scheduler.exhausted():
             self.stopped.add(lane)
-            step = Step(injector.stop_plan(), [], [])
+            step = Step(scheduler.stop_plan(), [], [])
         else:
-            step = injector.next_step(self.now)
-        wire = np.zeros(wire_length(injector.limits.slots, len(self.stores)), np.int32)
+            step = scheduler.next_step(self.now)
+        wire = np.zeros(wire_length(scheduler.limits.slots, len(self.stores)), np.int32)
         step.plan.encode(wire)
         plan = Plan.decode_from(wire)
-        first = lane * injector.limits.slots
+        first = lane * scheduler.limits.slots
         for rank, part in enumerate(self.parts):
             part.begin(0, Share(plan, rank, first))  # raises KvCapacityError where it does not fit
-        self.loads.append(sum(s.length + 1 for s in injector.decoding))
+        self.loads.append(sum(s.length + 1 for s in scheduler.decoding))
         self.steps.append(plan)
         by_rank = [[s.length + 1 for s in step.decode if s.rank == rank] for rank in range(len(self.parts))]
         self.reads.append([(sum(lengths), len(lengths)) for lengths in by_rank])
         tokens = [self.stops.get((s.prompt.line, s.sample, len(s.generated)), 7) for s in step.sampled]
         for sequence in step.decode:
             assert self.stores[sequence.rank].length(first + sequence.slot) == sequence.length + 1
-        self.done += [s for family in injector.commit(step, tokens) for s in family]
+        self.done += [s for r in scheduler.update(step, tokens) for s in r.sequences]
 
     def require_empty(self):
         assert not any(self.placement._held) and not any(self.placement._decoding)
         for store in self.stores:
             store.check()
             assert store.used_tokens == 0
-        for injector in self.injectors:
-            assert sorted(injector._slots) == list(range(injector.limits.slots)) and not injector.families
-            assert not injector.prefixes.live
+        for scheduler in self.schedulers:
+            assert len(scheduler._slots) == scheduler.limits.slots and not scheduler.requests
+            assert not scheduler.prefixes.live
 
 
 @pytest.mark.parametrize(("period", "steps"), [(1, 32), (4, 32), (8, 32), (32, 32)])
@@ -300,7 +301,7 @@ def test_a_prefix_is_prefilled_once_on_every_r_rank():
     sizes = {"batch": 8, "period": 4, "steps": 8, "capacity": [600, 600], "block": 16}
     machine = Machine(ListFeed(rows), shared=1000, **sizes).run()
     assert sum(p.prefill_tokens for p in machine.steps) == 96 + 40 * (120 - 96)
-    assert machine.injectors[0].shared_tokens == 40 * 96 - 96
+    assert machine.schedulers[0].shared_tokens == 40 * 96 - 96
     assert sum(len(p.fork) for p in machine.steps) == 40
     machine.require_empty()
     apart = Machine(ListFeed(rows), **sizes).run()
@@ -317,7 +318,7 @@ def test_longer_prefixes_begin_with_shorter_ones():
     sizes = {"batch": 8, "period": 2, "steps": 16, "capacity": [4000], "block": 16, "prefill_tokens": 512}
     machine = Machine(ListFeed(rows), shared=1000, **sizes).run()
     sent = sum(p.prefill_tokens for p in machine.steps)
-    assert sent + machine.injectors[0].shared_tokens == 32 * 137
+    assert sent + machine.schedulers[0].shared_tokens == 32 * 137
     assert sent <= 32 * 9 + 3 * 137 + 3 * 64
     machine.require_empty()
 

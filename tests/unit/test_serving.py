@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdecode.errors import UserError
-from hpcdecode.perf import lengths
-from hpcdecode.perf.cost import Cost, ModelSize
-from hpcdecode.perf.hardware import DEVICES, device
-from hpcdecode.perf.serving import Server, of_device, serve
-from hpcdecode.schedule.serving import SERVING
-from hpcdecode.schedule.serving.base import Limits, Memory, Request
-from hpcdecode.schedule.serving.fluid import packed
+from hpcdecode.planning import lengths
+from hpcdecode.planning.cost import Cost, ModelSize
+from hpcdecode.planning.hardware import DEVICES, device
+from hpcdecode.planning.servers import SERVING
+from hpcdecode.planning.servers.base import KvBlocks, ServedRequest, ServerLimits
+from hpcdecode.planning.servers.fluid import packed
+from hpcdecode.planning.serving import Server, of_device, serve
 
 COST = Cost(2, [1, 512], [1e-3, 2e-3], [1, 512], [1e-4, 2e-4], 1e-6, 0.0, 1e-8, 0.0, 0.0)
 SERVER = Server(COST, 1 << 20, 1e-6)
@@ -25,9 +25,9 @@ class Device:
     """Runs a schedule for requests (arrival, prompt, new, most), and looks at its memory in every iteration."""
 
     def __init__(self, schedule, rows, tokens, block=4, seqs=6, batched=64):
-        self.memory = Memory(tokens, block)
-        self.policy = SERVING[schedule](Limits(seqs, batched), self.memory, SERVER)
-        self.requests = [Request(i, p, most, float(at)) for i, (at, p, _, most) in enumerate(rows)]
+        self.memory = KvBlocks(tokens, block)
+        self.policy = SERVING[schedule](ServerLimits(seqs, batched), self.memory, SERVER)
+        self.requests = [ServedRequest(i, p, most, float(at)) for i, (at, p, _, most) in enumerate(rows)]
         self.new = [new for _, _, new, _ in rows]
         self.refused, self.ended = [], []
         self.ran = [[] for _ in rows]  # tokens, iteration by iteration
@@ -138,7 +138,7 @@ def test_mlfq_lets_the_short_overtake_the_long_and_long_prompts_join_below():
     assert sorted(ended[:4]) == [4, 5, 6, 7]
     assert sorted([r.row for r in Device("orca", rows, 4000, seqs=4).run().ended][:4]) == [0, 1, 2, 3]
     policy = Device("mlfq", [], 4000).policy
-    short, long = Request(0, 4, 1, 0.0), Request(1, 4000, 1, 0.0)
+    short, long = ServedRequest(0, 4, 1, 0.0), ServedRequest(1, 4000, 1, 0.0)
     policy.add(short)
     policy.add(long)
     assert short in policy.levels[1] and long in policy.levels[7]  # 1.006 and 89 ms; quanta of 1, 2, 4 ... ms
@@ -168,8 +168,8 @@ def test_attention_is_packed_around_the_longest(prompts, decodes):
     def seconds(cached, count):
         return float(cached + 1 if count == 1 else 10 * count)
 
-    prompt_work = [(Request(i, n, 1, 0.0), n) for i, n in enumerate(prompts)]
-    decode_work = [(Request(100 + i, 1, 9, 0.0, cached=n), 1) for i, n in enumerate(decodes)]
+    prompt_work = [(ServedRequest(i, n, 1, 0.0), n) for i, n in enumerate(prompts)]
+    decode_work = [(ServedRequest(100 + i, 1, 9, 0.0, cached=n), 1) for i, n in enumerate(decodes)]
     packs = packed(prompt_work, decode_work, seconds)
     assert sorted(r.row for p in packs for r, _ in p) == sorted(r.row for r, _ in prompt_work + decode_work)
     times = [[(n > 1, seconds(r.cached, n)) for r, n in p] for p in packs]
@@ -185,7 +185,7 @@ def test_the_time_of_one_request_is_that_of_its_iterations():
     prompt = COST.body_seconds(100) + 1e-8 * 100 * 101 / 2
     decoding = sum(COST.body_seconds(1) + 1e-6 * (100 + i) for i in (1, 2, 3))
     for schedule in SERVING:
-        outcome = serve(SERVER, schedule, Limits(4, 512), rows)
+        outcome = serve(SERVER, schedule, ServerLimits(4, 512), rows)
         assert outcome.latency[0] == pytest.approx(prompt + decoding + 4 * COST.logits_seconds(1))
         assert (outcome.tokens, outcome.rows, outcome.refused, outcome.steps) == (4, 1, 0, 4)
         assert outcome.peak_load == 103
@@ -195,7 +195,7 @@ def test_the_time_of_one_request_is_that_of_its_iterations():
 def test_rows_that_come_at_random_are_all_served_or_refused(schedule):
     rows = lengths.poisson(lengths.lognormal(200, 60, 60, 200, 1), 100.0, 2)
     small = Server(COST, 300, 1e-5)
-    outcome = serve(small, schedule, Limits(16, 256), rows)
+    outcome = serve(small, schedule, ServerLimits(16, 256), rows)
     served = np.isfinite(outcome.latency)
     assert served.sum() == outcome.rows == 200 - outcome.refused and outcome.refused > 0
     assert outcome.tokens == rows.new[served].sum() and outcome.peak_load <= 300
@@ -204,7 +204,7 @@ def test_rows_that_come_at_random_are_all_served_or_refused(schedule):
 
 def test_what_is_swapped_takes_its_time():
     rows = lengths.fixed(3, 20, 41)
-    times = [serve(Server(COST, 96, swap), "fluid", Limits(9, 64), rows) for swap in (0.0, 1.0)]
+    times = [serve(Server(COST, 96, swap), "fluid", ServerLimits(9, 64), rows) for swap in (0.0, 1.0)]
     assert times[0].swapped == times[1].swapped > 0
     assert times[0].seconds < 1 < times[1].seconds <= times[0].seconds + times[1].swapped
 

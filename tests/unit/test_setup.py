@@ -6,14 +6,15 @@ import resource
 
 import pytest
 
-from hpcdecode import memory, setup
-from hpcdecode.data.tokens import Prompt
+from hpcdecode.config import EngineOptions
+from hpcdecode.engine import setup
 from hpcdecode.errors import UserError
-from hpcdecode.job import EngineOptions
-from hpcdecode.launch import Team
-from hpcdecode.roles import Rank
-from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.ranks.launch import Team
+from hpcdecode.ranks.roles import Rank
+from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.prompt import Prompt
 from hpcdecode.schedule.auto import choose
+from hpcdecode.system import memory
 
 
 def prompts(count, max_tokens, length=10):

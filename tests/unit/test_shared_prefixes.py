@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcdecode.data.tokens import Prompt
 from hpcdecode.model import load_split
-from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.prompt import Prompt
 from tests.unit.test_samples import run
 
 # What a row begins with, tokens of its own, fields.

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from hpcdecode.signals import DRAINED, END_TIME, Signals
+from hpcdecode.system.signals import DRAINED, END_TIME, Signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

@@ -1,4 +1,4 @@
-"""The simulator against the injector that jobs run, its cost of a step against an event at a time, and its formulas."""
+"""The simulator against the scheduler that jobs run, its cost of a step event by event, and its formulas."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcdecode.job import SCHEDULES
-from hpcdecode.perf import lengths
-from hpcdecode.perf.cost import Cost, ModelSize, Turn, of_devices, step_seconds
-from hpcdecode.perf.hardware import device
-from hpcdecode.perf.simulator import Rows, SimLane, World, sharded, simulate
-from hpcdecode.sampling.params import SamplingParams
-from hpcdecode.schedule.limits import Limits
+from hpcdecode.config import SCHEDULES
+from hpcdecode.planning import lengths
+from hpcdecode.planning.cost import Cost, ModelSize, TurnSeconds, of_devices, step_seconds
+from hpcdecode.planning.hardware import device
+from hpcdecode.planning.simulator import SimLane, SimulatedFeed, SimulatedWorld, sharded, simulate
+from hpcdecode.requests.params import SamplingParams
+from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.placement import Placement
 from tests.unit.test_schedule import ListFeed, Machine, prompts
 
@@ -41,9 +41,9 @@ def test_what_is_simulated_is_what_runs(rows, schedule, period, lanes, capacity)
     sizes = {"batch": 9, "period": period, "steps": 30, "capacity": capacity, "lanes": lanes, "block": 4}
     machine = Machine(feed, stops=stops, **sizes, **kind).run()
     prompt, most, _ = np.array(rows).T
-    simulated = Rows(lengths.Lengths(prompt, np.array(new), most, np.zeros(len(rows))))
+    simulated = SimulatedFeed(lengths.Lengths(prompt, np.array(new), most, np.zeros(len(rows))))
     placement = Placement(capacity, 4, lanes)
-    limits = Limits(9, period, 30, 64, None, **kind)
+    limits = LaneLimits(9, period, 30, 64, None, **kind)
     sim = [SimLane(lane, simulated, placement, limits) for lane in range(lanes)]
     loads, ended = [], []
     for now in range(10_000):
@@ -61,11 +61,11 @@ def test_what_is_simulated_is_what_runs(rows, schedule, period, lanes, capacity)
 @pytest.mark.parametrize(("period", "steps"), [(1, 32), (4, 32), (8, 64)])
 def test_the_load_of_fixed_f_peaks_at_half_the_static_load(period, steps):
     batch, prompt = 32, 7
-    world = World(COST, [1 << 20, 1 << 20], [Limits(batch, period, steps, 64, None)])
+    world = SimulatedWorld(COST, [1 << 20, 1 << 20], [LaneLimits(batch, period, steps, 64, None)])
     outcome = simulate(world, lengths.fixed(400, prompt, steps + 1))
     assert outcome.peak_load == batch * prompt + batch * (steps + period) // 2
     assert outcome.tokens == 400 * (steps + 1)
-    static = World(COST, world.capacity, [Limits(batch, period, steps, 64, None, schedule="static")])
+    static = SimulatedWorld(COST, world.capacity, [LaneLimits(batch, period, steps, 64, None, schedule="static")])
     assert simulate(static, lengths.fixed(400, prompt, steps + 1)).peak_load == batch * (prompt + steps)
 
 
@@ -85,13 +85,13 @@ def test_a_step_takes_what_its_events_take_or_little_less(s, r, wait):
             arrived = s_free + wait / 2
             r_free = np.maximum(r_free, arrived) + ranks[:, lane]
             back[lane] = float(r_free.max()) + wait / 2
-    turns = [Turn(layers * own, layers * ranks[:, lane], 0.0, layers * wait) for lane, own in enumerate(s)]
+    turns = [TurnSeconds(layers * own, layers * ranks[:, lane], 0.0, layers * wait) for lane, own in enumerate(s)]
     assert 0.999 < max(back) / step_seconds(turns) < 1.25
 
 
 def test_rows_arrive_wait_and_are_all_done():
     rows = lengths.poisson(lengths.lognormal(300, 40, 60, 200, 1), 200.0, 2)
-    world = World(COST, [5000], [Limits(16, 4, 60, 64, None, schedule="fifo")] * 2)
+    world = SimulatedWorld(COST, [5000], [LaneLimits(16, 4, 60, 64, None, schedule="fifo")] * 2)
     outcome = simulate(world, rows)
     assert outcome.rows == 300 and not outcome.refused and np.isfinite(outcome.latency).all()
     assert outcome.tokens == rows.new.sum()
@@ -102,7 +102,7 @@ def test_rows_arrive_wait_and_are_all_done():
 
 
 def test_a_row_that_fits_nowhere_is_refused():
-    outcome = simulate(World(COST, [50], [Limits(4, 2, 10, 64, None)]), lengths.fixed(3, 60, 5))
+    outcome = simulate(SimulatedWorld(COST, [50], [LaneLimits(4, 2, 10, 64, None)]), lengths.fixed(3, 60, 5))
     assert (outcome.rows, outcome.refused) == (0, 3)
 
 

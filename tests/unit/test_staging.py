@@ -6,22 +6,23 @@ import json
 
 import pytest
 
-from hpcdecode.attention import open_store
-from hpcdecode.attention_cuda import HostStore
-from hpcdecode.attention_torch import TorchPrompts
-from hpcdecode.data.tokens import Prompt
+from hpcdecode.attention.cuda import HostKvCache
+from hpcdecode.attention.open import open_kv_cache
+from hpcdecode.attention.prefill_torch import TorchPrompts
+from hpcdecode.engine.attention_worker import AttentionWorker
+from hpcdecode.engine.s_rank import SRank
 from hpcdecode.exchange.local import LocalLink
 from hpcdecode.exchange.staging import Outbox, StagedLink
-from hpcdecode.model import load, load_split
-from hpcdecode.model.compile import compile_plain
-from hpcdecode.sampling.params import SamplingParams
-from hpcdecode.schedule.injector import Injector
-from hpcdecode.schedule.limits import Limits
+from hpcdecode.model import load_split
+from hpcdecode.model.lower.compile import compile_plain
+from hpcdecode.model.run import load
+from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.prompt import Prompt
+from hpcdecode.requests.stops import Stops
+from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.placement import Placement
-from hpcdecode.schedule.stops import Stops
-from hpcdecode.timeline import Timeline
-from hpcdecode.workers.r_part import RPart
-from hpcdecode.workers.s_rank import SRank
+from hpcdecode.schedule.scheduler import Scheduler
+from hpcdecode.system.timeline import Timeline
 from tests.late_copies import LateCopies, LateQueue
 from tests.parity import make_case
 from tests.unit.test_schedule import ListFeed
@@ -31,8 +32,8 @@ class Sink:
     def __init__(self):
         self.tokens = {}
 
-    def finish(self, family):
-        self.tokens[family[0].prompt.line] = family[0].generated
+    def finish(self, request):
+        self.tokens[request.prompt.line] = request.sequences[0].generated
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,7 @@ def test_tokens_equal_those_of_transformers(name, patience, backend, tmp_path, m
 
     def open_part(shapes, sinks):
         size = {"kv_dtype": "float32", "capacity_tokens": 8192, "max_sequences": 32}
-        return RPart(open_store(shapes, **size, backend=backend), sinks, Timeline())
+        return AttentionWorker(open_kv_cache(shapes, **size, backend=backend), sinks, Timeline())
 
     copies = None if patience is None else LateCopies(patience)
     assert_parity(name, open_part, copies, tmp_path, monkeypatch)
@@ -55,7 +56,7 @@ def test_an_r_part_on_a_device_beside_an_s_part_that_is_not(name, tmp_path, monk
     """Its attention is done late, and waited for."""
 
     def open_part(shapes, sinks):
-        return RPart(HostStore(shapes, "float32", 8192, 32, device="cpu"), sinks, Timeline(), LateQueue())
+        return AttentionWorker(HostKvCache(shapes, "float32", 8192, 32, device="cpu"), sinks, Timeline(), LateQueue())
 
     assert_parity(name, open_part, None, tmp_path, monkeypatch)
 
@@ -70,11 +71,11 @@ def assert_parity(name, open_part, copies, tmp_path, monkeypatch):
     params = SamplingParams(max_tokens=6, ignore_eos=True)
     feed = ListFeed([Prompt(i, str(i), row["prompt_token_ids"], params) for i, row in enumerate(rows)])
     placement, sink = Placement([8192], part.store.block_tokens, lanes), Sink()
-    injectors = [Injector(i, feed, placement, Limits(4, 3, 6, 256, 1024), Stops()) for i in range(lanes)]
+    schedulers = [Scheduler(i, feed, placement, LaneLimits(4, 3, 6, 256, 1024), Stops()) for i in range(lanes)]
     links = [LocalLink(part, i, 16 * i) for i in range(lanes)]
     if copies:
         outbox = Outbox()
         links = [StagedLink(link, outbox, copies) for link in links]
     prompts = TorchPrompts(shapes, model.dtype, model.device)
-    SRank(model, shapes, links, injectors, sink, Stops(), prompts, Timeline()).run(lambda: None)
+    SRank(model, shapes, links, schedulers, sink, Stops(), prompts, Timeline()).run(lambda: None)
     assert [sink.tokens[i] for i in range(len(rows))] == json.loads((case / "reference.json").read_text())

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from hpcdecode.data.tokens import Prompt, Tokenizer, Unfinished
-from hpcdecode.sampling.params import SamplingParams
-from hpcdecode.schedule.sequence import Sequence
-from hpcdecode.schedule.stops import Stops
+from hpcdecode.data.prompts.tokenizer import Tokenizer
+from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.prompt import Prompt, Unfinished
+from hpcdecode.requests.sequence import Request, SequenceState
+from hpcdecode.requests.stops import Stops
 
 DEMO = Path(__file__).parents[2] / "jobs" / "demo" / "model"
 TEXTS = (
@@ -38,7 +39,7 @@ def tokenizer():
 def run(tokenizer, ids, resumed=0, max_new=10**6, eos=frozenset(), **params):
     """Accept the ids one by one until they end the sequence, the first `resumed` as those of an earlier run."""
     prompt = Prompt(1, "1", [1], SamplingParams(max_tokens=10**6, **params))
-    sequence, stops = Sequence(prompt, max_new, lane=0), Stops(eos, tokenizer.decode)
+    sequence, stops = SequenceState(Request(prompt, max_new, lane=0)), Stops(eos, tokenizer.decode)
     if resumed:
         sequence.resume(Unfinished(1, 0, ids[:resumed]), stops)
     for token in ids[resumed:]:

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from hpcdecode import LLM, PromptError, SamplingParams
-from hpcdecode.data.fields import row_params
-from hpcdecode.data.tokens import Prompt, Tokenizer, Unfinished
+from hpcdecode.data.prompts.fields import row_params
+from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.errors import RowProblem
+from hpcdecode.requests.prompt import Prompt, Unfinished
+from hpcdecode.requests.sequence import start_request
+from hpcdecode.requests.stops import Stops
 from hpcdecode.sampling.sampler import sample
-from hpcdecode.schedule.sequence import family_of
-from hpcdecode.schedule.stops import Stops
 from tests.models import EOS, VOCAB
 
 SCHEMA = {
@@ -115,7 +116,8 @@ def test_a_continued_sequence_knows_what_it_has_said(tokenizer):
         last = stepwise.allowed(ids[:count], VOCAB)
     assert (at_once.allowed(ids, VOCAB) == last).all() and 0 < last.sum() < VOCAB
     params = SamplingParams(structured_outputs=asked)
-    (sequence,) = family_of(Prompt(1, "1", [7], params, [Unfinished(1, 0, ids)]), 9, 0, Stops(frozenset([EOS])))
+    prompt = Prompt(1, "1", [7], params, [Unfinished(1, 0, ids)])
+    (sequence,) = start_request(prompt, 9, 0, Stops(frozenset([EOS]))).sequences
     (token,) = sample(torch.randn(1, VOCAB), [sequence], frozenset([EOS]), tokenizer.grammars)
     assert last[token]
 

@@ -14,10 +14,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from hpcdecode.data import tables
-from hpcdecode.data.prompts import Row, RowError, read_rows
+from hpcdecode.data.prompts import tables
+from hpcdecode.data.prompts.rows import Row, RowError, read_rows
 from hpcdecode.errors import UserError
-from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.requests.params import SamplingParams
 
 SECRET = "SECRET"
 

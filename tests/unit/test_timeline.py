@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from hpcdecode.timeline import MOST_LOADS, OPERATIONS, Timeline
+from hpcdecode.system.timeline import MOST_LOADS, OPERATIONS, Timeline
 
 
 def test_the_seconds_of_all_operations_are_the_wall_time():

@@ -8,14 +8,14 @@ from hpcdecode._ops_cpu import Chain, Op, Program, Step, Type
 from torch import fx
 
 from hpcdecode.model import load_split
-from hpcdecode.model.chain import chained
-from hpcdecode.model.columns import COLUMNS, in_columns
-from hpcdecode.model.fuse import fuse
-from hpcdecode.model.handlers import HANDLERS
-from hpcdecode.model.instruction import place
-from hpcdecode.model.lower import Lowering
-from hpcdecode.model.meta import Meta
-from hpcdecode.model.stage import Stage
+from hpcdecode.model.frontend.meta import Meta
+from hpcdecode.model.lower.chain import chained
+from hpcdecode.model.lower.columns import COLUMNS, in_columns
+from hpcdecode.model.lower.fuse import fuse
+from hpcdecode.model.lower.handlers import HANDLERS
+from hpcdecode.model.lower.instruction import place
+from hpcdecode.model.lower.lowering import Lowering
+from hpcdecode.model.lower.stage import Stage
 from tests.graphs import both_ways
 
 aten = torch.ops.aten

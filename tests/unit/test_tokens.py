@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from hpcdecode.data import tokens
-from hpcdecode.data.prompts import Row, RowError, read_rows
-from hpcdecode.data.tokens import Prompt, Tokenizer, tokenized
+from hpcdecode.data.prompts import tokenizer as tokens
+from hpcdecode.data.prompts.rows import Row, RowError, read_rows
+from hpcdecode.data.prompts.tokenizer import Tokenizer, tokenized
 from hpcdecode.errors import RowProblem, UserError
-from hpcdecode.sampling.params import SamplingParams
+from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.prompt import Prompt
 
 DEMO = Path(__file__).parents[2] / "jobs" / "demo" / "model"
 PARAMS = SamplingParams()

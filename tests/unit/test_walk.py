@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from hpcdecode import LLM, SamplingParams, _attn_cpu
-from hpcdecode.attention import open_store
+from hpcdecode.attention.open import open_kv_cache
+from hpcdecode.engine.s_rank import SRank
 from hpcdecode.exchange.local import LocalLink
 from hpcdecode.model import load_split
-from hpcdecode.model.walk import Walk
-from hpcdecode.workers.s_rank import SRank
+from hpcdecode.model.run.fused_step import FusedStep
 
 pytestmark = pytest.mark.skipif("avx512_bf16" not in _attn_cpu.supported_isas(), reason="needs products of our own")
 WALKABLE = ("llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2", "opt", "phi3")
@@ -34,7 +34,9 @@ def threads(request):
 def filled(model, lengths: list[int]):
     """A store with random tokens in slots 0, 1, ..., and the same in as many slots more."""
     shapes, dtype, n = model.attends, str(model.dtype).removeprefix("torch."), len(lengths)
-    store = open_store(shapes, kv_dtype=dtype, capacity_tokens=1 << 16, max_sequences=2 * n, threads=THREADS, team=True)
+    store = open_kv_cache(
+        shapes, kv_dtype=dtype, capacity_tokens=1 << 16, max_sequences=2 * n, threads=THREADS, team=True
+    )
     slots, counts = np.arange(n, dtype=np.int32), np.array(lengths, np.int32)
     store.extend(slots, counts)
     for layer, shape in enumerate(shapes):
@@ -67,7 +69,7 @@ def test_a_walk_has_the_bits_of_single_layers(checkpoint, threads, name, dtype):
     model = load_split(checkpoint(name), dtype=dtype)
     lengths = np.random.RandomState(5).randint(1, 150, 180).tolist()
     store, slots = filled(model, lengths)
-    walk = Walk.of(model, store)
+    walk = FusedStep.of(model, store)
     assert walk is not None
     for few in (180, 95, 29, 3, 1):  # pairs of blocks, blocks, and threads that share one
         some, other = slots[:few], slots[:few] + len(slots)
@@ -88,13 +90,13 @@ def test_a_walk_has_the_bits_of_single_layers(checkpoint, threads, name, dtype):
 @pytest.mark.parametrize("name", ["mixtral", "deepseek_v2"])
 def test_models_with_more_than_chains_are_not_walked(checkpoint, name):
     model = load_split(checkpoint(name), dtype="float32")
-    store = open_store(model.attends, kv_dtype="float32", capacity_tokens=1024, max_sequences=4)
-    assert Walk.of(model, store) is None
+    store = open_kv_cache(model.attends, kv_dtype="float32", capacity_tokens=1024, max_sequences=4)
+    assert FusedStep.of(model, store) is None
 
 
 def test_which_steps_are_walked(checkpoint, threads):
     model = load_split(checkpoint("llama3"), dtype="float32")
-    walk = Walk.of(model, filled(model, [3])[0])
+    walk = FusedStep.of(model, filled(model, [3])[0])
     assert walk.suits([100] * 12)
     assert walk.suits([90, 110, 100, 100, 95, 105] * 2)
     torch.set_num_threads(2)
@@ -102,14 +104,16 @@ def test_which_steps_are_walked(checkpoint, threads):
     assert not walk.suits([100_000] + [100] * 40)
     torch.set_num_threads(THREADS + 1)  # more than the store has
     assert not walk.suits([100] * 12)
-    reference = open_store(model.attends, kv_dtype="float32", capacity_tokens=64, max_sequences=1, backend="reference")
-    assert Walk.of(model, reference) is None
+    reference = open_kv_cache(
+        model.attends, kv_dtype="float32", capacity_tokens=64, max_sequences=1, backend="reference"
+    )
+    assert FusedStep.of(model, reference) is None
 
 
 def test_wrong_calls_are_refused(checkpoint):
     model = load_split(checkpoint("llama3"), dtype="float32")
     store, slots = filled(model, [3, 4])
-    walk = Walk.of(model, store)
+    walk = FusedStep.of(model, store)
     inputs = torch.arange(2), torch.arange(2), torch.arange(2)
     store.extend(slots, np.ones(2, np.int32))
     with pytest.raises(ValueError, match="slot 9"):

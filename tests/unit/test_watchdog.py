@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from hpcdecode.timeline import Timeline
-from hpcdecode.watchdog import Vitals
+from hpcdecode.ranks.watchdog import Vitals
+from hpcdecode.system.timeline import Timeline
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcdecode.schedule.limits import Limits
+from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.policies.base import Policy
 from hpcdecode.schedule.policies.fifo import Fifo
 from hpcdecode.schedule.policies.fixed_f import FixedF
@@ -12,6 +12,6 @@ from hpcdecode.schedule.policies.static import Static
 POLICIES: dict[str, type[Policy]] = {"fixed-f": FixedF, "load-control": LoadControl, "static": Static, "fifo": Fifo}
 
 
-def policy_of(limits: Limits) -> Policy:
+def policy_of(limits: LaneLimits) -> Policy:
     """The policy of a lane with these limits."""
     return POLICIES[limits.schedule](limits)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from collections.abc import Sequence as Seq
+from collections.abc import Collection, Sequence
 from math import ceil
 
-from hpcdecode.schedule.limits import Limits
-from hpcdecode.schedule.sequence import Sequence
+from hpcdecode.requests.sequence import SequenceState
+from hpcdecode.schedule.limits import LaneLimits
 
 
 class Policy:
@@ -16,21 +15,21 @@ class Policy:
 
     period = 1
 
-    def __init__(self, limits: Limits):
+    def __init__(self, limits: LaneLimits):
         self.limits = limits
 
-    def room(self, now: int, in_flight: Collection[Sequence]) -> int:
+    def room(self, now: int, in_flight: Collection[SequenceState]) -> int:
         """How many sequences the lane may admit at step `now`; asked whenever no prompt is being prefilled.
 
         in_flight: those that decode, and those that are prefilled.
         """
         return self.limits.batch - self.held(now, in_flight)
 
-    def held(self, now: int, in_flight: Collection[Sequence]) -> int:
+    def held(self, now: int, in_flight: Collection[SequenceState]) -> int:
         """Of those in flight, the ones that may be there when what is admitted at step `now` starts."""
         return sum(s.end_step >= now + self.period for s in in_flight)
 
-    def allows(self, group: Seq[Sequence]) -> bool:
+    def allows(self, group: Sequence[SequenceState]) -> bool:
         """Whether these sequences, all those of a micro-batch, may start at their `start_step`; asked after `room`."""
         return True
 
@@ -41,7 +40,7 @@ class Policy:
         """A step made so many tokens, of which so many ended a sequence before its max_tokens."""
 
 
-def ramp(limits: Limits, steps: int) -> int:
+def ramp(limits: LaneLimits, steps: int) -> int:
     """Sequences that may be in flight so many steps after a cold start: M more every F steps, up to B."""
     periods = steps // limits.period + 1
     return min(limits.batch, ceil(limits.batch * limits.period * periods / limits.steps))

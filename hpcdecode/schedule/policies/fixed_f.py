@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from hpcdecode.schedule.limits import Limits
+from hpcdecode.requests.sequence import SequenceState
+from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.policies.base import Policy, ramp
-from hpcdecode.schedule.sequence import Sequence
 
 
 class FixedF(Policy):
-    def __init__(self, limits: Limits):
+    def __init__(self, limits: LaneLimits):
         super().__init__(limits)
         self.period = limits.period
         self._injections = 0
         self._next = 0  # step
 
-    def room(self, now: int, in_flight: Collection[Sequence]) -> int:
+    def room(self, now: int, in_flight: Collection[SequenceState]) -> int:
         if now < self._next:
             return 0
         target = ramp(self.limits, self.period * self._injections)

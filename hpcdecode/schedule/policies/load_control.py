@@ -12,32 +12,31 @@ stopped early, that is n, and the load never exceeds W_lim, but for a row that e
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from collections.abc import Sequence as Seq
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from hpcdecode.schedule.limits import Limits
+from hpcdecode.requests.sequence import SequenceState
+from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.policies.base import Policy, ramp
-from hpcdecode.schedule.sequence import Sequence
 
 
 class LoadControl(Policy):
-    def __init__(self, limits: Limits):
+    def __init__(self, limits: LaneLimits):
         super().__init__(limits)
         self._began: int | None = None  # the first step since the lane was empty
         self._tokens = self._stops = 0
         self._in_flight = _NOTHING
 
-    def room(self, now: int, in_flight: Collection[Sequence]) -> int:
+    def room(self, now: int, in_flight: Collection[SequenceState]) -> int:
         if not in_flight:
             self._began = None
         self._in_flight = self._courses(in_flight, now)
         elapsed = 0 if self._began is None else max(now - self._began, 0)
         return ramp(self.limits, elapsed) - self.held(now, in_flight)
 
-    def allows(self, group: Seq[Sequence]) -> bool:
-        if not self._in_flight.size and len(group) == len(group[0].branch):
+    def allows(self, group: Sequence[SequenceState]) -> bool:
+        if not self._in_flight.size and len(group) == len(group[0].with_forks):
             return True
         start = group[0].start_step
         courses = np.concatenate([self._in_flight, self._courses(group, start)], axis=1)
@@ -51,7 +50,7 @@ class LoadControl(Policy):
         self._tokens += tokens
         self._stops += stops
 
-    def _courses(self, sequences: Collection[Sequence], now: int) -> np.ndarray:
+    def _courses(self, sequences: Collection[SequenceState], now: int) -> np.ndarray:
         """First step, expected last step, and the step at which each would have held no token, int64 [3, n]."""
         if not sequences:
             return _NOTHING

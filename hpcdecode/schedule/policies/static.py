@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.schedule.policies.base import Policy
-from hpcdecode.schedule.sequence import Sequence
 
 
 class Static(Policy):
-    def room(self, now: int, in_flight: Collection[Sequence]) -> int:
+    def room(self, now: int, in_flight: Collection[SequenceState]) -> int:
         return 0 if in_flight else self.limits.batch

@@ -1,0 +1,1 @@
+"""KV caches that attend where they lie, and the attention of prompts."""

@@ -1,0 +1,253 @@
+"""The KV store and attention in plain torch: what the fast backends are checked against. Same verbs, same errors."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hpcdecode.attention.base import KV_DTYPES, KvCapacityError, LayerShape
+
+DTYPES = {  # of the tensors that hold K and V; integer types are kept as the floats they stand for
+    name: torch.float32 if name in ("int8", "int4") else getattr(torch, name) for name in KV_DTYPES
+}
+LEVELS = {"int8": 127, "int4": 7}
+
+
+def stored(x: torch.Tensor, kv_dtype: str) -> torch.Tensor:
+    """x [tokens, heads, dim] as a cache of `kv_dtype` gives it back."""
+    if kv_dtype not in LEVELS:
+        return x.to(DTYPES[kv_dtype])
+    levels = LEVELS[kv_dtype]
+    x = x.float()
+    scale = (x.abs().amax(dim=-1, keepdim=True) / levels).bfloat16().float()
+    inverse = torch.where(scale > 0, 1 / scale, 0)
+    codes = (x * inverse).clamp(-levels, levels)
+    return torch.where(codes < 0, (codes - 0.5).ceil(), (codes + 0.5).floor()) * scale
+
+
+def attend_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shape: LayerShape, sinks=None) -> torch.Tensor:
+    """Causal attention of the last n positions. q [n, q_heads, k_dim], k and v [L, kv_heads, dim], one dtype."""
+    n, length = q.shape[0], k.shape[0]
+    q = q.reshape(n, shape.kv_heads, shape.group, shape.k_dim)
+    scores = torch.einsum("nhgd,lhd->hgnl", q, k) * shape.scale
+    if shape.softcap is not None:
+        scores = torch.tanh(scores / shape.softcap) * shape.softcap
+    query = torch.arange(length - n, length)[:, None]
+    key = torch.arange(length)[None, :]
+    hidden = key > query
+    if shape.window is not None:
+        hidden |= key <= query - shape.window
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        extra = sinks.to(scores).view(shape.kv_heads, shape.group, 1, 1).expand(-1, -1, n, 1)
+        scores = torch.cat([scores, extra], dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., :length]
+    return torch.einsum("hgnl,lhd->nhgd", weights, v).reshape(n, shape.q_heads, shape.v_dim)
+
+
+class ReferenceKvCache:
+    """One tensor per layer, K and V of a block side by side; gathers and computes in float32."""
+
+    def __init__(
+        self,
+        layers: Sequence[LayerShape],
+        kv_dtype: str,
+        capacity_tokens: int,
+        max_sequences: int,
+        block_tokens: int | None,
+    ) -> None:
+        if kv_dtype not in DTYPES:
+            raise ValueError(f"kv_dtype: expected one of {', '.join(DTYPES)}, got {kv_dtype!r}")
+        self.layers = tuple(layers)
+        self.kv_dtype = kv_dtype
+        self.block_tokens = block_tokens or 64
+        self.max_sequences = max_sequences
+        blocks = -(-capacity_tokens // self.block_tokens)
+        self.capacity_tokens = blocks * self.block_tokens
+        self._kv = [torch.empty(blocks, self.block_tokens, s.kv_columns, dtype=DTYPES[kv_dtype]) for s in layers]
+        self._free = list(range(blocks - 1, -1, -1))
+        self._references = [0] * blocks
+        self._blocks: dict[int, list[int]] = {}
+        self._lengths: dict[int, int] = {}
+        self.bytes_read = 0
+        self.attend_seconds = 0.0
+
+    @property
+    def free_blocks(self) -> int:
+        return len(self._free)
+
+    @property
+    def used_tokens(self) -> int:
+        return self.capacity_tokens - len(self._free) * self.block_tokens
+
+    @property
+    def bytes(self) -> int:
+        return sum(kv.numel() * kv.element_size() for kv in self._kv)
+
+    def extend(self, slots: Any, counts: Any) -> None:
+        pairs = self._pairs(slots, counts)
+        leaving: Counter[int] = Counter()
+        needed, copying = 0, []
+        for slot, count in pairs:
+            length = self._lengths.get(slot, 0)
+            needed += self._ceil(length + count) - self._ceil(length)
+            if count and length % self.block_tokens:
+                tail = self._blocks[slot][-1]
+                if self._references[tail] - leaving[tail] > 1:
+                    leaving[tail] += 1
+                    copying.append(slot)
+        needed += len(copying)
+        if needed > len(self._free):
+            raise KvCapacityError(
+                f"KV cache full: {needed * self.block_tokens} tokens needed, {len(self._free) * self.block_tokens} "
+                f"free of {self.capacity_tokens}; lower the batch or the token limit, or give it more memory"
+            )
+        for slot in copying:
+            self._copy_tail(slot)
+        for slot, count in pairs:
+            table = self._blocks.setdefault(slot, [])
+            self._lengths[slot] = self._lengths.get(slot, 0) + count
+            while len(table) < self._ceil(self._lengths[slot]):
+                table.append(self._take())
+
+    def append(self, layer: int, slots: Any, counts: Any, kv: Any) -> None:
+        self._check_layer(layer)
+        kv = torch.as_tensor(kv)
+        pairs = self._pairs(slots, counts)
+        self._check_shape("kv", kv, sum(c for _, c in pairs), self.layers[layer].kv_columns)
+        start = 0
+        for slot, count in pairs:
+            where = self._positions(slot)[self.length(slot) - count :]
+            flat = self._kv[layer].view(-1, kv.shape[1])
+            flat[where] = self._stored(layer, kv[start : start + count])
+            start += count
+
+    def attend(self, layer: int, slots: Any, counts: Any, qkv: Any, out: Any, sinks: Any = None) -> None:
+        begun = time.perf_counter()
+        self._check_layer(layer)
+        s = self.layers[layer]
+        qkv, result = torch.as_tensor(qkv), torch.as_tensor(out)
+        pairs = self._pairs(slots, counts)
+        tokens = sum(c for _, c in pairs)
+        self._check_shape("qkv", qkv, tokens, s.q_columns + s.kv_columns)
+        self._check_shape("out", result, tokens, s.out_columns)
+        if s.sinks != (sinks is not None):
+            raise ValueError(f"sinks: expected {'[q_heads] float32' if s.sinks else 'None'} for layer {layer}")
+        self.append(layer, slots, counts, qkv[:, s.q_columns :])
+        start = 0
+        for slot, count in pairs:
+            rows = slice(start, start + count)
+            kv = self._kv[layer].view(-1, s.kv_columns)[self._positions(slot)].float()
+            k, v = kv.split([s.kv_heads * s.k_dim, s.kv_heads * s.v_dim], dim=1)
+            q = qkv[rows, : s.q_columns].float().view(count, s.q_heads, s.k_dim)
+            sink = None if sinks is None else torch.as_tensor(sinks)
+            o = attend_one(q, k.view(-1, s.kv_heads, s.k_dim), v.view(-1, s.kv_heads, s.v_dim), s, sink)
+            result[rows] = o.reshape(count, -1).to(result.dtype)
+            self.bytes_read += kv.numel() * self._kv[layer].element_size()
+            start += count
+        self.attend_seconds += time.perf_counter() - begun
+
+    def release(self, slots: Any) -> None:
+        slots = [int(s) for s in slots]
+        for slot in slots:
+            self._require_open(slot)
+        for slot in slots:
+            self.truncate(slot, 0)
+            del self._blocks[slot], self._lengths[slot]
+
+    def fork(self, src: int, dst: int) -> None:
+        self._require_open(src)
+        self._check_slot(dst)
+        if dst in self._lengths:
+            raise ValueError(f"slot {dst} is open; release it before forking into it")
+        self._blocks[dst] = list(self._blocks[src])
+        self._lengths[dst] = self._lengths[src]
+        for block in self._blocks[dst]:
+            self._references[block] += 1
+
+    def truncate(self, slot: int, length: int) -> None:
+        if not 0 <= length <= self.length(slot):
+            raise ValueError(f"slot {slot}: cannot truncate length {self.length(slot)} to {length}")
+        table = self._blocks[slot]
+        while len(table) > self._ceil(length):
+            self._drop(table.pop())
+        self._lengths[slot] = length
+
+    def length(self, slot: int) -> int:
+        self._require_open(slot)
+        return self._lengths[slot]
+
+    def check(self) -> None:
+        held = Counter(block for table in self._blocks.values() for block in table)
+        for slot, table in self._blocks.items():
+            if len(table) != self._ceil(self._lengths[slot]):
+                raise RuntimeError(f"slot {slot}: {len(table)} blocks for length {self._lengths[slot]}")
+        listed = Counter(self._free)
+        for block, references in enumerate(self._references):
+            if held[block] != references or listed[block] != (references == 0):
+                raise RuntimeError(
+                    f"block {block}: {references} references, {held[block]} holders, {listed[block]} free"
+                )
+
+    def _stored(self, layer: int, kv: torch.Tensor) -> torch.Tensor:
+        s = self.layers[layer]
+        k, v = kv.split([s.kv_heads * s.k_dim, s.kv_heads * s.v_dim], dim=1)
+        heads = (k.reshape(-1, s.kv_heads, s.k_dim), v.reshape(-1, s.kv_heads, s.v_dim))
+        return torch.cat([stored(x, self.kv_dtype).flatten(1) for x in heads], dim=1)
+
+    def _ceil(self, tokens: int) -> int:
+        return -(-tokens // self.block_tokens)
+
+    def _take(self) -> int:
+        block = self._free.pop()
+        self._references[block] = 1
+        return block
+
+    def _drop(self, block: int) -> None:
+        self._references[block] -= 1
+        if not self._references[block]:
+            self._free.append(block)
+
+    def _copy_tail(self, slot: int) -> None:
+        old, new = self._blocks[slot][-1], self._take()
+        for kv in self._kv:
+            kv[new] = kv[old]
+        self._blocks[slot][-1] = new
+        self._drop(old)
+
+    def _positions(self, slot: int) -> torch.Tensor:
+        """Flat row of every position of a slot."""
+        blocks = torch.tensor(self._blocks[slot], dtype=torch.long)
+        rows = blocks[:, None] * self.block_tokens + torch.arange(self.block_tokens)
+        return rows.flatten()[: self._lengths[slot]]
+
+    def _pairs(self, slots: Any, counts: Any) -> list[tuple[int, int]]:
+        pairs = [(int(s), int(c)) for s, c in zip(slots, counts, strict=True)]
+        if len({slot for slot, _ in pairs}) != len(pairs):
+            raise ValueError("a slot is given twice in one call")
+        for slot, count in pairs:
+            self._check_slot(slot)
+            if count < 0:
+                raise ValueError(f"count {count} of slot {slot} is negative")
+        return pairs
+
+    def _check_slot(self, slot: int) -> None:
+        if not 0 <= slot < self.max_sequences:
+            raise ValueError(f"slot {slot} is out of range: expected 0 to {self.max_sequences - 1}")
+
+    def _require_open(self, slot: int) -> None:
+        if slot not in self._lengths:
+            raise ValueError(f"slot {slot} is not open; extend it first")
+
+    def _check_layer(self, layer: int) -> None:
+        if not 0 <= layer < len(self.layers):
+            raise ValueError(f"layer {layer} is out of range: expected 0 to {len(self.layers) - 1}")
+
+    @staticmethod
+    def _check_shape(name: str, x: torch.Tensor, rows: int, columns: int) -> None:
+        if tuple(x.shape) != (rows, columns):
+            raise ValueError(f"{name}: expected shape [{rows}, {columns}], got {list(x.shape)}")

@@ -1,0 +1,1 @@
+"""Benchmark programs: `hpcdecode bench NAME`."""

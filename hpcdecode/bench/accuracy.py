@@ -1,0 +1,145 @@
+"""`hpcdecode bench accuracy`: what the data types of the KV cache and of the weights cost in quality.
+
+The model is teacher-forced over stretches of a text, with its attention computed by the R-part out of a cache of each
+data type, and with quantised weights out of a float32 cache. Perplexity and logits are compared with those of a float32
+cache and the model's own weights in the same run; spreads are quartiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcdecode.attention.base import KV_DTYPES, KvCache
+from hpcdecode.attention.open import open_kv_cache
+from hpcdecode.config import DTYPES, WEIGHTS, find_model
+from hpcdecode.data.prompts.tokenizer import Tokenizer
+from hpcdecode.errors import UserError
+from hpcdecode.model import SplitModel, load_split
+from hpcdecode.model.lower import quantize
+from hpcdecode.report.benchmark import entry, machine
+
+EXACT = "float32"
+
+
+@dataclass
+class Losses:
+    """What one data type did: a value for each stretch."""
+
+    nats: list[float] = field(default_factory=list)  # mean of -log p(next token)
+    same_choice: list[float] = field(default_factory=list)  # share of tokens with the same most likely successor
+    errors: list[float] = field(default_factory=list)  # root mean square, as a share of the logits' standard deviation
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(statistics.fmean(self.nats))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", metavar="DIR", help="model directory, or demo (as for generate, else demo)")
+    parser.add_argument("--text", metavar="FILE", help="what to read (the Python language reference, as pydoc has it)")
+    parser.add_argument("--dtype", choices=DTYPES, default=EXACT, help="of weights and activations (%(default)s)")
+    parser.add_argument("--kv-dtype", nargs="+", default=list(KV_DTYPES[1:]), choices=KV_DTYPES)
+    help = "(default: int8, where this CPU has its products)"
+    parser.add_argument("--weights", nargs="*", choices=WEIGHTS, help=help)
+    parser.add_argument("--stretches", type=int, default=16, help="taken evenly from the text (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=512, help="of each stretch (%(default)s)")
+
+
+def run(args: argparse.Namespace) -> dict:
+    """Returns the object that `bench --json` prints (docs: "Bench output")."""
+    path = find_model(args.model or os.environ.get("HPCDECODE_MODEL") or "demo", {})
+    text = stretches(Tokenizer.load(path), _read(args.text), args.stretches, args.tokens)
+    model = load_split(path, dtype=args.dtype)
+    if args.tokens > (model.max_positions or args.tokens):
+        raise UserError(f"--tokens {args.tokens}: the model has {model.max_positions} positions; give at most that")
+    ways = {name: (model, _store(model, name, args.tokens)) for name in (EXACT, *args.kv_dtype)}
+    if "int8" in args.weights if args.weights is not None else quantize.exact():
+        ways["int8 weights"] = load_split(path, dtype=args.dtype, int8=True), ways[EXACT][1]
+    losses = measure(ways, text)
+    exact = losses.pop(EXACT)
+    return {
+        "bench": "accuracy",
+        "machine": machine(),
+        "cases": [case for name, loss in losses.items() for case in _cases(name, loss, exact)],
+    }
+
+
+def stretches(tokenizer: Tokenizer, text: str, count: int, tokens: int) -> list[list[int]]:
+    """`count` stretches of `tokens` token ids, evenly spaced, each begun as the tokenizer begins a text."""
+    ids = tokenizer.encode_texts([text], add_special_tokens=False)[0]
+    whole = tokenizer.encode_texts([text])[0]
+    begin = whole[: len(whole) - len(ids)]
+    own = tokens - len(begin)
+    if own < 2 or len(ids) < own:
+        raise UserError(f"--tokens {tokens}: expected 3 or more, and a text as long; the text has {len(ids)} tokens")
+    starts = np.linspace(0, len(ids) - own, count).astype(int)
+    return [begin + ids[start : start + own] for start in starts]
+
+
+def _store(model: SplitModel, kv_dtype: str, tokens: int) -> KvCache:
+    return open_kv_cache(model.attends, kv_dtype=kv_dtype, capacity_tokens=tokens, max_sequences=1)
+
+
+def measure(ways: dict[str, tuple[SplitModel, KvCache]], text: Sequence[Sequence[int]]) -> dict[str, Losses]:
+    """Teacher-force every stretch in every way; the first is what the others are compared with."""
+    losses = {name: Losses() for name in ways}
+    for ids in text:
+        following = torch.tensor(ids[1:])
+        exact = None
+        for name, (model, store) in ways.items():
+            logits = forward(model, store, ids)[:-1].float()
+            exact = logits if exact is None else exact
+            loss = losses[name]
+            loss.nats.append(torch.nn.functional.cross_entropy(logits, following).item())
+            loss.same_choice.append((logits.argmax(-1) == exact.argmax(-1)).float().mean().item())
+            loss.errors.append(((logits - exact).square().mean().sqrt() / exact.std(-1).mean()).item())
+    return losses
+
+
+@torch.inference_mode()
+def forward(model: SplitModel, store: KvCache, ids: Sequence[int]) -> Tensor:
+    """Logits [T, vocab] of one sequence: the slices here, every attention out of `store`, left empty."""
+    slots, counts = np.array([0], np.int32), np.array([len(ids)], np.int32)
+    positions = torch.arange(len(ids))
+    store.extend(slots, counts)
+    o, context = None, (torch.tensor(ids), positions, positions)
+    for layer, shape in enumerate(model.attends):
+        q, k, v, context = model.slice(layer, o, context)
+        o = q.new_empty(len(ids), shape.out_columns)
+        store.attend(layer, slots, counts, torch.cat((q, k, v), dim=1), o, model.sinks(layer))
+    store.release(slots)
+    return model.logits(o, context)
+
+
+def _read(path: str | None) -> str:
+    if path is None:
+        from pydoc_data.topics import topics
+
+        return "\n\n".join(topics[name] for name in sorted(topics))
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--text {path}: expected a readable text in UTF-8: {error}") from error
+
+
+def _cases(name: str, loss: Losses, exact: Losses) -> list[dict]:
+    ratios = [math.exp(a - b) for a, b in zip(loss.nats, exact.nats, strict=True)]
+    error, same = (statistics.fmean(x) for x in (loss.errors, loss.same_choice))
+    reference = f"float32 KV, perplexity {exact.perplexity:.4g}"
+    return [
+        entry(
+            f"{name} perplexity", loss.perplexity, "per token", reference, loss.perplexity / exact.perplexity, ratios
+        ),
+        entry(f"{name} logit error", error, "RMS", "deviation of float32 KV's logits", error, loss.errors),
+        entry(f"{name} same first choice", same, "share", "float32 KV", same, loss.same_choice),
+    ]

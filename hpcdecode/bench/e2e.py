@@ -1,0 +1,194 @@
+"""`hpcdecode bench e2e`: whole jobs against what the machine allows, and against other engines.
+
+A random Llama checkpoint (355M parameters, bfloat16) and prompts are made once and kept in the work folder. Each round
+measures the limits, then runs every contender in a fresh process, greedy, with loading and compiling off the clock;
+ratios are medians over the rounds. The ideal is every product at the rate of torch's bfloat16 GEMM plus the bytes of
+the KV cache at the read bandwidth, both measured in the same round (`perf/limits.py` has the formula).
+
+The peer LLM is hpcdecode's own library, warmed up as peers are; its command line begins with a cold process.
+
+Workloads: w64, w128 and w256 are that many prompts of 64 to 128 tokens, l32 is 32 prompts of 1,024; 128 new tokens a
+row. "whole job", "decode" and "prefill" are fractions of the ideal; "peak memory" is against weights + KV cache +
+300 MiB, and "start-up", from the start of the process to the first decode step, cold (no trace kept, the checkpoint out
+of the page cache) and warm, against importing torch and transformers (lower is better for these two).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hpcdecode.bench.contenders import LIBRARY, PEERS, Hpcdecode, MeasuredRun, Peer, Site
+from hpcdecode.bench.limits import PREFILL_TOKENS, Ideal, ideal
+from hpcdecode.bench.workload import SHAPES, WORKLOADS, Workload, default_folder
+from hpcdecode.config import WEIGHTS
+from hpcdecode.errors import UserError
+from hpcdecode.report.benchmark import case, machine
+
+_PARTS = {
+    "whole job": "seconds",
+    "decode": "decode_seconds",
+    "prefill": "prefill_seconds",
+}  # attributes of a run
+_AGREEMENT = 0.5  # of first tokens; near-ties of bfloat16 cost a few
+_MEMORY_BASE = 300 << 20
+_STARTUP = Workload("startup", 1, 64, 64, new=2)
+_IMPORTS = "import torch, transformers; from hpcdecode.report.stages import process_seconds; print(process_seconds())"
+
+
+@dataclass(frozen=True)
+class Round:
+    """The limits and one run of every contender, close in time."""
+
+    gflops: float  # of the layers' products at a chunk of PREFILL_TOKENS
+    read: float  # GB/s
+    ideal: Ideal
+    runs: list[MeasuredRun]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--workload", nargs="+", default=["w64"], choices=tuple(WORKLOADS), help="(default: w64)")
+    add("--runs", type=int, default=3, metavar="N", help="rounds (%(default)s)")
+    add("--ranks", type=int, nargs="+", default=[1], metavar="N", help="ranks of hpcdecode on this host (default: 1)")
+    add(
+        "--peer",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME[=PYTHON]",
+        help=f"{', '.join(PEERS)}; PYTHON is the interpreter of the environment that it is installed in",
+    )
+    add("--weights", choices=WEIGHTS, help="of all contenders; the ideal stays that of bfloat16 (bfloat16)")
+    add("--startup", action="store_true", help="also measure the start-up, cold and warm")
+    add("--model", choices=tuple(SHAPES), default="355m", help="checkpoint to make; tiny is to try the command")
+    add("--work", type=Path, default=default_folder(), metavar="DIR", help="checkpoints and logs (%(default)s)")
+    add(
+        "--prefix", type=shlex.split, default=[], metavar="COMMAND", help="start every run with it: taskset -c 0-7, ..."
+    )
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the object that `bench --json` prints; UserError where a contender is missing or fails."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that no run outlives this process
+    args.work.mkdir(parents=True, exist_ok=True)
+    site = Site(args.work.resolve(), args.model, args.prefix, args.weights)
+    contenders = [Hpcdecode(site, n) for n in args.ranks] + [Peer.parse(site, text) for text in args.peer]
+    for contender in contenders:
+        contender.prepare()
+    cases, every = [], []
+    for name in args.workload:
+        rounds = [play(site, contenders, WORKLOADS[name]) for _ in range(args.runs)]
+        cases += compare(site, contenders, WORKLOADS[name], rounds)
+        every += rounds
+    if args.startup:
+        cases += startup(site, args.ranks[0], args.runs)
+    limits = {
+        "GEMM GFLOP/s": round(statistics.median(r.gflops for r in every), 1),
+        "read GB/s": round(statistics.median(r.read for r in every), 1),
+    }
+    return {"bench": "e2e", "machine": {**machine(), **limits}, "cases": cases}
+
+
+def play(site: Site, contenders: list[Hpcdecode | Peer], workload: Workload) -> Round:
+    """One round; raises UserError where a contender does not do the same work."""
+    limits = site.limits(workload)
+    best = ideal(site.shape, workload, limits)
+    gflops = 2 * PREFILL_TOKENS * site.shape.layer_weights / limits.body[PREFILL_TOKENS] / 1e9
+    _say(f"{workload.name}: {gflops:.0f} GFLOP/s, {limits.read / 1e9:.1f} GB/s, ideal {best.seconds:.2f} s")
+    runs: list[MeasuredRun] = []
+    for contender in contenders:
+        runs.append(contender.run(workload))
+        _require_same_work(contender.name, workload, runs[-1], runs[0])
+        _say(
+            f"{workload.name}: {contender.name} {runs[-1].seconds:.2f} s (prefill {runs[-1].prefill_seconds:.2f} s), "
+            f"{best.seconds / runs[-1].seconds:.0%} of the ideal"
+        )
+    return Round(gflops, limits.read / 1e9, best, runs)
+
+
+def compare(
+    site: Site, contenders: list[Hpcdecode | Peer], workload: Workload, rounds: list[Round]
+) -> Iterator[dict[str, Any]]:
+    """Every contender against the ideal, and the first one and the library against every other."""
+    prompts = sum(map(len, workload.prompts(site.shape)))
+    made = workload.rows * workload.new
+    tokens = {"seconds": made, "decode_seconds": made - workload.rows, "prefill_seconds": prompts}
+    memory = site.shape.weight_bytes + (prompts + made) * site.shape.kv_bytes + _MEMORY_BASE
+    for i, contender in enumerate(contenders):
+        runs = [r.runs[i] for r in rounds]
+        who = f"{workload.name}, {contender.name} {runs[0].version}"
+        for part, field in _PARTS.items():
+            took, best = ([getattr(x, field) for x in them] for them in (runs, [r.ideal for r in rounds]))
+            yield case(f"{who}: {part}", _over(tokens[field], took), "tokens/s", "ideal", _quotients(best, took))
+        peaks = [r.peak_bytes / memory for r in runs]
+        mebibytes = [r.peak_bytes / 2**20 for r in runs]
+        yield case(f"{who}: peak memory", mebibytes, "MiB", "weights + KV + 300 MiB", peaks)
+    seconds = {c.name: [r.runs[i].seconds for r in rounds] for i, c in enumerate(contenders)}
+    first, *others = seconds
+    pairs = [(first, other) for other in others]
+    pairs += [(LIBRARY, other) for other in others if LIBRARY in others and other != LIBRARY]
+    for ours, theirs in pairs:
+        ratios = _quotients(seconds[theirs], seconds[ours])
+        yield case(f"{workload.name}, {ours}: whole job", _over(made, seconds[ours]), "tokens/s", theirs, ratios)
+
+
+def startup(site: Site, ranks: int, runs: int) -> list[dict[str, Any]]:
+    """Seconds to the first decode step, with no trace kept and the checkpoint out of the page cache, and with both."""
+    imports, cold, warm = [], [], []
+    for _ in range(runs):
+        imports.append(float(site.call("imports", [sys.executable, "-c", _IMPORTS])))
+        _evict(site.checkpoint)
+        with TemporaryDirectory() as cache:
+            ours = Hpcdecode(replace(site, prefix=["env", f"HPCDECODE_CACHE={cache}", *site.prefix]), ranks)
+            for seconds in (cold, warm):
+                run = ours.run(_STARTUP)
+                seconds.append(run.startup_seconds + run.prefill_seconds)
+        _say(f"start-up: {cold[-1]:.2f} s cold, {warm[-1]:.2f} s warm, imports alone {imports[-1]:.2f} s")
+    return [
+        case(f"start-up, {name}", seconds, "s", "importing torch and transformers", _quotients(seconds, imports))
+        for name, seconds in (("cold", cold), ("warm", warm))
+    ]
+
+
+def _require_same_work(name: str, workload: Workload, run: MeasuredRun, first: MeasuredRun) -> None:
+    lengths = {len(row) for row in run.tokens}
+    if len(run.tokens) != workload.rows or lengths != {workload.new}:
+        raise UserError(
+            f"{workload.name}: {name} generated {len(run.tokens)} rows of {sorted(lengths)} tokens; expected "
+            f"{workload.rows} rows of {workload.new}"
+        )
+    same = sum(a[0] == b[0] for a, b in zip(run.tokens, first.tokens, strict=True)) / workload.rows
+    if same < _AGREEMENT:
+        raise UserError(
+            f"{workload.name}: {name} begins {same:.0%} of the rows with the first contender's token; expected "
+            "nearly all: the two do not compute the same model"
+        )
+
+
+def _evict(folder: Path) -> None:
+    """Drop the files of a folder from the page cache."""
+    for path in folder.iterdir():
+        with open(path) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _quotients(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    return [a / b for a, b in zip(above, below, strict=True)]
+
+
+def _over(amount: int, seconds: Sequence[float]) -> list[float]:
+    return [amount / s for s in seconds]
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,143 @@
+"""What the machine allows a job: the time of the model's matrix products, and the memory's read bandwidth.
+
+`python -m hpcdecode.bench.limits SHAPE TOKENS...` measures in a process of its own and prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from hpcdecode._ops_cpu import Product, Type
+from hpcdecode.attention.base import isa
+from hpcdecode.bench.workload import SHAPES, Shape, Workload
+from hpcdecode.model.frontend.meta import Meta
+from hpcdecode.model.lower import packed_weights as panels
+from hpcdecode.model.lower.chain import Link, assemble
+from hpcdecode.model.lower.linears import packable
+from hpcdecode.schedule.limits import prefill_limit
+from hpcdecode.system.bandwidth import read_rate
+
+PREFILL_TOKENS = prefill_limit(apart=False)  # a step's prompt tokens, as in one process of `generate`
+_PASSES = 5
+
+
+@dataclass(frozen=True)
+class IdealTimes:
+    """body, head: seconds of the products of all layers, and of the logits, by tokens; read: bytes per second."""
+
+    body: dict[int, float]
+    head: dict[int, float]
+    read: float
+
+
+@dataclass(frozen=True)
+class Ideal:
+    """Seconds that a bfloat16 job takes at the least on this machine: every prompt's first token, and the rest."""
+
+    prefill_seconds: float
+    decode_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return self.prefill_seconds + self.decode_seconds
+
+
+def ideal(shape: Shape, workload: Workload, limits: IdealTimes) -> Ideal:
+    """Products at the measured rate plus KV bytes at the measured bandwidth, on the same cores one after the other.
+
+    With B rows of n_i prompt tokens, N new tokens each, and chunks of C prompt tokens:
+    prefill_seconds = sum(n_i) / C * body(C) + head(B) + attention FLOPs / rate(C), where the causal attention takes
+    2 * hidden * n_i^2 FLOPs a layer, and rate(C) is that of body(C);
+    decode_seconds = (N - 1) * (body(B) + head(B)) + KV bytes of sum(n_i + t) over rows and t = 1..N-1 / bandwidth.
+    """
+    rows, steps, lengths = workload.rows, workload.new - 1, [len(p) for p in workload.prompts(shape)]
+    chunk = limits.body[PREFILL_TOKENS]
+    rate = PREFILL_TOKENS * 2 * shape.layer_weights / chunk
+    attention = 2 * shape.hidden * shape.layers * sum(n * n for n in lengths)
+    held = steps * sum(lengths) + rows * steps * (steps + 1) // 2  # tokens read, over all steps
+    return Ideal(
+        prefill_seconds=sum(lengths) / PREFILL_TOKENS * chunk + limits.head[rows] + attention / rate,
+        decode_seconds=steps * (limits.body[rows] + limits.head[rows]) + held * shape.kv_bytes / limits.read,
+    )
+
+
+def measure(shape: Shape, tokens: list[int]) -> IdealTimes:
+    """The fastest of some passes, and of all ways: torch's plain products, weights packed by oneDNN, and in panels."""
+    cpus = sorted(os.sched_getaffinity(0))
+    torch.set_num_threads(len(cpus))
+    read = read_rate(cpus, passes=2 * _PASSES)
+    body, head = {}, {}
+    makes = [plain, by_onednn, *([in_panels] if has_panels() else [])]
+    with torch.inference_mode():
+        weights = [torch.randn(n, k).bfloat16() for _ in range(shape.layers) for k, n in shape.linears]
+        weights.append(torch.randn(shape.vocabulary, shape.hidden).bfloat16())
+        for count in tokens:
+            ways = [_pass_seconds(make, weights, count) for make in makes]
+            body[count], head[count] = (min(seconds) for seconds in zip(*ways, strict=True))
+    return IdealTimes(body, head, read)
+
+
+def _pass_seconds(make: Callable, weights: list[Tensor], tokens: int) -> tuple[float, float]:
+    """Seconds of all products but the last, and of the last, over weights that no cache holds together."""
+    inputs = {w.shape[1]: torch.randn(tokens, w.shape[1]).bfloat16() for w in weights}
+    calls = [make(inputs[w.shape[1]], w) for w in weights]
+    passes = []
+    for _ in range(_PASSES + 1):
+        start = perf_counter()
+        for call in calls[:-1]:
+            call()
+        middle = perf_counter()
+        calls[-1]()
+        passes.append((middle - start, perf_counter() - middle))
+    body, head = zip(*passes[1:], strict=True)
+    return min(body), min(head)
+
+
+def plain(x: Tensor, weight: Tensor) -> Callable[[], Tensor]:
+    return lambda: torch.nn.functional.linear(x, weight)
+
+
+def by_onednn(x: Tensor, weight: Tensor) -> Callable[[], Tensor]:
+    if not packable(Meta.of(weight.dtype, weight.shape)):
+        return plain(x, weight)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, len(x))
+    return lambda: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+
+
+def in_panels(x: Tensor, weight: Tensor) -> Callable[[], Tensor]:
+    """By the products of native/ops_cpu, to bfloat16; int8 numbers as they are, with scales of 1."""
+    rows, outputs = len(x), len(weight)
+    y = Meta.of(torch.bfloat16, ("T", outputs))
+    stage = panels.product(Meta.of(x.dtype, ("T", x.shape[1])), Meta.of(weight.dtype, weight.shape), y)
+    packed = panels.int8(weight, torch.ones(outputs)) if weight.dtype == torch.int8 else panels.plain([weight])
+    chain = assemble([Link(stage.work, ("x", "weight"), {"y": 0})], ["x", "weight", "y"])
+
+    def call() -> Tensor:
+        made = torch.empty(rows, outputs, dtype=y.dtype)
+        places = [t.data_ptr() for t in (x, packed, made)]
+        chain.run(rows, torch.get_num_threads(), places, [x.stride(0) * x.element_size(), 0, y.bytes_per_token])
+        return made
+
+    return call
+
+
+def has_panels() -> bool:
+    """Whether this machine has such products."""
+    return Product.offered(Type.bfloat16, Type.bfloat16, isa())
+
+
+def main(arguments: list[str]) -> None:
+    shape, *tokens = arguments
+    print(json.dumps(asdict(measure(SHAPES[shape], [int(t) for t in tokens]))))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,105 @@
+"""`hpcdecode bench planner`: predictions against what jobs take, and the planner's choice against other settings.
+
+Every world, one process or an S-rank and R-ranks of this host, calibrates and runs its cases in turn, so that both see
+the same machine. "truth": predicted against measured tokens/s of whole jobs; value and spread are of the measured runs
+over the predicted. "choice": the planner's B and F against a grid of others for the same rows. "schedules": rows of
+very different lengths by each schedule, tokens/s and peak load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from hpcdecode.bench.contenders import Site, launcher
+from hpcdecode.bench.predicted import Found, PredictedCase, Predictions
+from hpcdecode.bench.workload import SHAPES, default_folder
+from hpcdecode.report.benchmark import case, entry, machine
+
+_SMALL = {  # by model: many short rows, and few long ones, at smaller batches on more ranks
+    "50m": (PredictedCase(96, (32, 128), (48, 64), 64, 4), PredictedCase(32, (200, 400), (48, 64), 16, 8)),
+    "355m": (PredictedCase(24, (32, 96), (24, 32), 16, 4), PredictedCase(10, (150, 300), (24, 32), 8, 4)),
+}
+_OTHER = {
+    "50m": (PredictedCase(64, (32, 256), (32, 64), 32, 2), PredictedCase(24, (300, 500), (48, 64), 24, 4)),
+    "355m": (PredictedCase(24, (32, 96), (24, 32), 24, 8), PredictedCase(12, (100, 200), (24, 32), 6, 2)),
+}
+_GRID = [PredictedCase(128, (32, 128), (33, 33), batch, period) for batch in (16, 32, 64) for period in (2, 8)]
+_SCHEDULES = [
+    PredictedCase(96, (32, 128), (8, 96), 32, 6, schedule) for schedule in ("fixed-f", "load-control", "static")
+]
+SETS = ("truth", "choice", "schedules")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--set", nargs="+", choices=SETS, default=["truth", "choice"], help="(default: truth choice)")
+    add("--model", nargs="+", choices=tuple(SHAPES), default=["50m", "355m"], help="of truth (default: 50m 355m)")
+    add("--ranks", type=int, nargs="+", default=[1, 2, 3, 4], metavar="N", help="of this host (default: 1 2 3 4)")
+    add("--rounds", type=int, default=2, metavar="N", help="runs of every case (%(default)s)")
+    add("--work", type=Path, default=default_folder(), metavar="DIR", help="checkpoints and logs (%(default)s)")
+
+
+def run(args: argparse.Namespace) -> dict:
+    """What `bench --json` prints. UserError where a world cannot be started or fails."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that no world outlives this process
+    args.work.mkdir(parents=True, exist_ok=True)
+    cases: list[dict] = []
+    errors: list[float] = []
+    for ranks in args.ranks:
+        for model in args.model if "truth" in args.set else ():
+            sets = _SMALL if ranks % 2 else _OTHER
+            report = _world(args, model, ranks, list(sets.get(model, _SMALL["355m"])), False)
+            cases += _truth(f"{model}, {_named(ranks)}", report)
+            errors += [abs(found.predicted / statistics.median(found.measured) - 1) for found in report.found.values()]
+        if "choice" in args.set:
+            cases += _choice(_named(ranks), _world(args, "50m", ranks, _GRID, True))
+        if "schedules" in args.set:
+            cases += _schedules(_named(ranks), _world(args, "50m", ranks, _SCHEDULES, False))
+    if errors:
+        middle, worst = statistics.median(errors), max(errors)
+        cases.append(entry("median error", 100 * middle, "%", "measured tokens/s", middle, [middle, worst]))
+        cases.append(entry("worst error", 100 * worst, "%", "measured tokens/s", worst, [middle, worst]))
+    return {"bench": "planner", "machine": machine(), "cases": cases}
+
+
+def _world(args: argparse.Namespace, model: str, ranks: int, cases: list[PredictedCase], choosing: bool) -> Predictions:
+    site = Site(args.work.resolve(), model)
+    line = [*launcher(ranks), sys.executable, "-m", "hpcdecode.bench.predicted", str(site.checkpoint), str(site.work)]
+    line += [str(args.rounds), msgspec.json.encode(cases).decode(), "choose" if choosing else "run"]
+    return msgspec.json.decode(site.call("planner", line), type=Predictions)
+
+
+def _named(ranks: int) -> str:
+    return "one process" if ranks == 1 else f"1 S + {ranks - 1} R"
+
+
+def _truth(world: str, report: Predictions) -> Iterator[dict]:
+    for name, found in report.found.items():
+        ratios = [found.predicted / measured for measured in found.measured]
+        yield case(f"{world}: {name}", found.measured, "tokens/s", "predicted / measured", ratios)
+
+
+def _choice(world: str, report: Predictions) -> Iterator[dict]:
+    """Of what was measured, the planner's choice against the best."""
+    speeds = {name: statistics.median(found.measured) for name, found in report.found.items()}
+    best, own = max(speeds, key=speeds.get), report.choice
+    ratios = [a / b for a, b in zip(report.found[own].measured, report.found[best].measured, strict=True)]
+    yield case(f"{world}, chosen: {own}", report.found[own].measured, "tokens/s", f"the best of all: {best}", ratios)
+    for name, found in report.found.items():
+        yield case(f"{world}: {name}", found.measured, "tokens/s", "the best", [speeds[name] / speeds[best]])
+
+
+def _schedules(world: str, report: Predictions) -> Iterator[dict]:
+    first: Found = next(iter(report.found.values()))
+    for name, found in report.found.items():
+        ratios = [a / b for a, b in zip(found.measured, first.measured, strict=True)]
+        yield case(f"{world}: {name}", found.measured, "tokens/s", "fixed-f", ratios)
+        load = found.measured_load
+        yield case(f"{world}: {name}", [load], "peak load, tokens", "fixed-f", [load / first.measured_load])

@@ -1,0 +1,161 @@
+"""Jobs predicted and run, close together, on all ranks that this module is started on: see `bench_planner.py`.
+
+The model is loaded once. Between passes of the calibration every case is run; predictions are made in the end from all
+passes. The S-rank prints a Predictions as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import h5py
+import msgspec
+
+from hpcdecode.config import Job
+from hpcdecode.generate import generate
+from hpcdecode.model import SplitModel, load_split
+from hpcdecode.planning import lengths, planner
+from hpcdecode.planning.calibrate import Calibration
+from hpcdecode.planning.cost import Cost
+from hpcdecode.planning.profile import Profile
+from hpcdecode.planning.simulator import SimulatedWorld, lane_limits, simulate
+from hpcdecode.ranks import launch
+from hpcdecode.requests.params import SamplingParams
+from hpcdecode.schedule.auto import load_limit
+from hpcdecode.schedule.limits import prefill_limit
+
+_CAPACITY = 1 << 40  # more than any case takes
+
+
+class PredictedCase(msgspec.Struct, frozen=True):
+    """Rows of shortest to longest prompt tokens that generate fewest to most, and how they are run."""
+
+    rows: int
+    prompt: tuple[int, int]
+    new: tuple[int, int]
+    batch: int
+    period: int
+    schedule: str = "fixed-f"
+
+    def __str__(self) -> str:
+        (a, b), (c, d) = self.prompt, self.new
+        return f"{self.rows} rows of {a}-{b} + {c}-{d}, B {self.batch}, F {self.period}, {self.schedule}"
+
+    def lengths(self) -> list[tuple[int, int]]:
+        """Prompt and new tokens of every row; the same for cases with the same rows."""
+        draw = random.Random(f"{self.rows} {self.prompt} {self.new}")
+        return [(draw.randint(*self.prompt), draw.randint(*self.new)) for _ in range(self.rows)]
+
+
+class Found(msgspec.Struct):
+    """tokens/s, and the peak of the load, tokens."""
+
+    predicted: float
+    measured: list[float]
+    predicted_load: int
+    measured_load: int
+
+
+def predict(cost: Cost, case: PredictedCase, r_ranks: int, lanes: int) -> tuple[float, int]:
+    """By the simulator: tokens/s and the peak of the load."""
+    own = case.lengths()
+    prompt, new = ([row[i] for row in own] for i in (0, 1))
+    steps = max(new) - 1
+    load = load_limit(case.batch, case.period, steps, sum(prompt) / len(prompt), _CAPACITY)
+    limits = lane_limits(case.batch, case.period, steps, lanes, load, case.schedule, prefill_limit(lanes > 1))
+    outcome = simulate(SimulatedWorld(cost, [_CAPACITY] * r_ranks, limits), lengths.of(prompt, new))
+    return outcome.tokens_per_second, outcome.peak_load
+
+
+class Runner:
+    """Runs cases on all ranks of a team."""
+
+    def __init__(self, team: launch.Team, model: SplitModel | None, directory: Path, folder: Path):
+        self.team, self.model, self.directory, self.folder = team, model, directory, folder
+
+    def run(self, case: PredictedCase) -> tuple[float, int]:
+        """Tokens/s and the peak of the load, on the lead; 0 on the others."""
+        rows, out = self.folder / "planner.jsonl", self.folder / "planner.h5"
+        if self.team.lead:
+            draw = random.Random(0)
+            lines = (
+                {"prompt_token_ids": [draw.randrange(4, 1000) for _ in range(prompt)], "max_tokens": new}
+                for prompt, new in case.lengths()
+            )
+            rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        self.team.gather_all(0, int)
+        job = Job(
+            model=str(self.directory),
+            dtype="bfloat16",
+            prompts=(str(rows),),
+            output=str(out),
+            overwrite=True,
+            params=SamplingParams(ignore_eos=True),
+            batch=case.batch,
+            period=case.period,
+            schedule=case.schedule,
+        )
+        with contextlib.redirect_stderr(io.StringIO()):
+            generate(job, self.team.comm, model=self.model)
+        if not self.team.lead:
+            return 0.0, 0
+        with h5py.File(out) as file:
+            figures = json.loads(file.attrs["summary"])
+        return figures["tokens_per_second"], figures["peak_load_tokens"]
+
+
+class Predictions(msgspec.Struct):
+    """Of all cases, by their text; choice: what the planner takes for the rows of the first, where it was asked."""
+
+    found: dict[str, Found]
+    choice: str | None
+
+
+def main(directory: str, folder: str, rounds: int, cases: list[PredictedCase], choosing: bool) -> Predictions | None:
+    """On the lead. rounds: runs of every case; choosing: add what the planner takes."""
+    team = launch.assemble(launch.connect(), 1)
+    team.pin()
+    model = load_split(directory, dtype="bfloat16") if team.lead else None
+    calibration = Calibration(team, model, directory, None)
+    runner = Runner(team, model, Path(directory), Path(folder))
+    calibration.measure()
+    choice = team.broadcast(chosen(calibration.profile(), cases) if choosing else None, PredictedCase | None)
+    runs: dict[PredictedCase, list[tuple[float, int]]] = {case: [] for case in (*cases, *([choice] if choice else ()))}
+    for _ in range(rounds):
+        for case in runs:
+            runs[case].append(runner.run(case))
+        calibration.measure()
+    if not team.lead:
+        return None
+    cost = calibration.profile().cost
+    found = {}
+    for case, own in runs.items():
+        speed, load = predict(cost, case, len(team.r_ranks), 1 if team.comm is None else 2)
+        found[str(case)] = Found(speed, [rate for rate, _ in own], load, own[0][1])
+    return Predictions(found, str(choice) if choice else None)
+
+
+def chosen(profile: Profile, cases: list[PredictedCase]) -> PredictedCase:
+    """The planner's B and F for the rows of the cases, with room for the largest of their loads."""
+    own = cases[0].lengths()
+    prompt, new = (sum(row[i] for row in own) / len(own) for i in (0, 1))
+    rows = planner.MeanRows(prompt, new - 1, len(own))
+    parts = max(profile.ranks - 1, 1)
+    load = max(case.batch * (rows.prompt + (rows.steps + case.period) / 2) for case in cases)
+    capacity = int(load / planner.FULL / parts) + 1
+    choice = replace(planner.choice(capacity, profile.ranks - 1, True), lanes=(1 if profile.ranks == 1 else 2,))
+    plan = planner.choose(profile.cost, rows, choice)
+    return msgspec.structs.replace(cases[0], batch=plan.batch, period=plan.rows.period)
+
+
+if __name__ == "__main__":
+    cases = msgspec.json.decode(sys.argv[4], type=list[PredictedCase])
+    report = main(sys.argv[1], sys.argv[2], int(sys.argv[3]), cases, sys.argv[5] == "choose")
+    if report is not None:
+        print(msgspec.json.encode(report).decode())

@@ -1,0 +1,1 @@
+"""Prompt files to token ids."""

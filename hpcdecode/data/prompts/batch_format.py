@@ -1,0 +1,109 @@
+"""Lines of the OpenAI batch format: the fields of their request's body, all of them honoured, harmless or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from pathlib import Path
+from typing import Any
+
+from hpcdecode.config import DEMO, demo_directory
+from hpcdecode.data.prompts.fields import asks_for_nothing
+from hpcdecode.data.prompts.unknown import suggestion
+from hpcdecode.data.prompts.values import shown, type_name
+from hpcdecode.errors import RowProblem
+
+ENDPOINTS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
+LINE_FIELDS = frozenset(("id", "custom_id", "method", "url", "body"))
+
+# Fields that change neither the text nor its form.
+HARMLESS = frozenset(
+    (
+        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+        *("prompt_cache_retention", "prediction", "parallel_tool_calls", "stream_options"),
+        *("request_id", "priority", "cache_salt"),  # of vLLM
+    )
+)
+# Fields that would change them, with the values that ask for nothing; of others that is false.
+NEUTRAL: dict[str, tuple] = {
+    "documents": ([],),
+    "function_call": ("none",),
+    "functions": ([],),
+    "include_reasoning": (True,),
+    "modalities": (["text"],),
+    "suffix": ("",),
+    "verbosity": ("medium",),
+}
+
+
+def is_request(fields: dict[str, Any]) -> bool:
+    """Return whether a line with `fields`, none of them a prompt, is one of the batch format."""
+    return "body" in fields and "url" in fields
+
+
+def request_fields(fields: dict[str, Any], model: str | None, known: Set[str]) -> dict[str, Any]:
+    """Return the fields of a line's request as those of a plain row.
+
+    Args:
+        fields: of the line.
+        model: directory of the job's model, which the body may name; None takes any name.
+        known: names of fields that a row may have.
+
+    Raises:
+        RowProblem: the line, or a field of its body, is not one that can be honoured.
+    """
+    url, body = fields.get("url"), fields["body"]
+    if not isinstance(url, str) or url not in ENDPOINTS:
+        raise RowProblem(f"url: expected {' or '.join(ENDPOINTS)}, got {type_name(url)} {shown(url)}")
+    if fields.get("method", "POST") != "POST":
+        raise RowProblem(f"method: expected POST, got {shown(fields['method'])}")
+    if not isinstance(body, dict):
+        raise RowProblem(f"body: expected an object, got {type_name(body)} {shown(body)}")
+    source = ENDPOINTS[url]
+    if body.get(source) is None:
+        raise RowProblem(f"body: expected {source} for {url}, got none")
+    _check_model(body.get("model"), model)
+    _check_fields(body, known, source)
+    if source == "prompt" and isinstance(body["prompt"], list):
+        return {**{k: v for k, v in body.items() if k != "prompt"}, "prompt_token_ids": body["prompt"]}
+    return body
+
+
+def _check_fields(body: dict[str, Any], known: Set[str], source: str) -> None:
+    special = source == "prompt"  # tokens that vLLM adds to a prompt, and not to messages: the template has them
+    for name in body.keys() - known - HARMLESS - {"model"}:
+        neutral = (special,) if name == "add_special_tokens" else NEUTRAL.get(name, (False,))
+        if not asks_for_nothing(body[name], neutral):
+            raise RowProblem(f"{name}: {_expected(name, known)}")
+
+
+def _expected(name: str, known: Set[str]) -> str:
+    hint = suggestion(name, sorted(known))
+    if name in ("reasoning_effort", "documents"):
+        hint = "; if the model's chat template reads it, give it in chat_template_kwargs"
+    return f"expected fields of a request that are supported, got this one{hint or '; remove it'}"
+
+
+def _check_model(named: Any, model: str | None) -> None:
+    """Raise RowProblem if a request is for another model, as servers answer it."""
+    if named is None or model is None:
+        return
+    if not isinstance(named, str):
+        raise RowProblem(f"model: expected a string, got {type_name(named)} {shown(named)}")
+    names, last = model_names(model), named.rstrip("/").rpartition("/")[2]
+    if named != model and last.casefold() not in map(str.casefold, names):
+        raise RowProblem(
+            f"model: expected {' or '.join(sorted(names))} (the job's model, on the hub or as a directory),"
+            f" got {shown(named)}; change or remove it"
+        )
+
+
+def model_names(model: str) -> frozenset[str]:
+    """Return the names by which requests may call the model in the directory `model`, in upper or lower case."""
+    paths = (Path(model).absolute(), Path(model).resolve())
+    names = {path.name for path in paths}
+    for part in (part for path in paths for part in path.parts):
+        if part.startswith("models--"):  # a folder of the hub's cache
+            names.add(part.rpartition("--")[2])
+    if paths[1] == (demo_directory() / "model").resolve():
+        names.add(DEMO)
+    return frozenset(names)

@@ -1,0 +1,130 @@
+"""The sampling fields of a prompt row: checked by type, laid over the job's own values."""
+
+from __future__ import annotations
+
+import functools
+import typing
+from typing import Any
+
+import msgspec
+
+from hpcdecode.data.prompts.values import is_integer, shown, type_name
+from hpcdecode.errors import RowProblem
+from hpcdecode.requests.params import SamplingParams
+
+MAX_INTEGER = 2**63 - 1
+OPENAI_LOGPROBS = "top_logprobs"
+OPENAI_MAX_TOKENS = "max_completion_tokens"  # the newer name, which wins
+RESPONSE_FORMAT = "response_format"  # what the OpenAI API has in place of structured_outputs
+
+# Names of vLLM and OpenAI that would change the result, with the values that ask for nothing.
+UNSUPPORTED: dict[str, tuple] = {
+    "allowed_token_ids": (),
+    "best_of": (1,),
+    "chat_template": (),
+    "detokenize": (True,),
+    "extra_args": (),
+    "guided_choice": (),
+    "guided_decoding": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "logits_processors": ([],),
+    "prompt_embeds": (),
+    "spaces_between_special_tokens": (True,),
+    "tool_choice": ("none",),
+    "tools": ([],),
+    "use_beam_search": (False,),
+}
+
+
+def row_params(fields: dict[str, Any], defaults: SamplingParams) -> SamplingParams:
+    """Return `defaults` with the row's own sampling fields in place of the job's; null is as good as absent.
+
+    Other names are not looked at. Raises RowProblem for a wrong type, a value out of range, and a name that is known
+    but not supported yet.
+    """
+    for name in UNSUPPORTED.keys() & fields.keys():
+        if not asks_for_nothing(fields[name], UNSUPPORTED[name]):
+            raise RowProblem(f"{name}: not supported yet, got {shown(fields[name])}; remove the field")
+    if isinstance(fields.get("logprobs"), bool):  # as in the OpenAI API for chats
+        top = fields.get(OPENAI_LOGPROBS) or 0
+        fields = {**fields, "logprobs": top if fields["logprobs"] else None}
+    if fields.get(OPENAI_MAX_TOKENS) is not None:
+        fields = {**fields, "max_tokens": fields[OPENAI_MAX_TOKENS]}
+    if fields.get(RESPONSE_FORMAT) is not None:
+        fields = {**fields, "structured_outputs": _of_response_format(fields)}
+    kinds = sampling_kinds()
+    own = {name: typed(name, kinds[name], fields[name]) for name in kinds if fields.get(name) is not None}
+    return msgspec.structs.replace(defaults, **own).check() if own else defaults
+
+
+@functools.cache
+def sampling_kinds() -> dict[str, Any]:
+    """The fields of SamplingParams with their types."""
+    return typing.get_type_hints(SamplingParams)
+
+
+def typed(name: str, kind: Any, value: Any) -> Any:
+    """`value` as `kind` (a type of `SamplingParams`) without conversion between numbers, or RowProblem."""
+    if kind is bool and isinstance(value, bool):
+        return value
+    if kind in (int, int | None) and is_integer(value) and abs(value) <= MAX_INTEGER:
+        return value
+    if kind is float and (is_integer(value) or isinstance(value, float)):
+        return _as_float(name, value)
+    if kind is str and isinstance(value, str):
+        return value
+    if kind == tuple[int, ...] and isinstance(value, (list, tuple)):
+        return tuple(typed(f"{name}[{index}]", int, element) for index, element in enumerate(value))
+    if kind == tuple[str, ...] and isinstance(value, (str, list, tuple)):
+        elements = [value] if isinstance(value, str) else value
+        return tuple(typed(f"{name}[{index}]", str, element) for index, element in enumerate(elements))
+    if kind == dict[int, float] and isinstance(value, dict):
+        return {_token_id(name, key): typed(f"{name}[{key}]", float, element) for key, element in value.items()}
+    if kind == dict[str, Any] | None and isinstance(value, dict):
+        return {key: element for key, element in value.items() if element is not None}
+    raise RowProblem(f"{name}: expected {_KINDS.get(kind, 'a 64-bit integer')}, got {type_name(value)} {shown(value)}")
+
+
+_KINDS = {
+    bool: "true or false",
+    float: "a number",
+    str: "a string",
+    tuple[int, ...]: "a list of integers",
+    tuple[str, ...]: "a string or a list of strings",
+    dict[int, float]: "an object of token ids and numbers",
+    dict[str, Any] | None: "an object",
+}
+
+
+def _of_response_format(fields: dict[str, Any]) -> dict[str, Any] | None:
+    asked, own = fields[RESPONSE_FORMAT], fields.get("structured_outputs")
+    if own is not None:
+        raise RowProblem(f"expected one of structured_outputs and {RESPONSE_FORMAT}, got both")
+    kind = asked.get("type") if isinstance(asked, dict) else None
+    schema = asked.get("json_schema") if kind == "json_schema" else None
+    if isinstance(schema, dict) and isinstance(schema.get("schema"), dict):
+        return {"json": schema["schema"]}
+    if kind not in ("text", "json_object"):
+        expected = "an object with type text, json_object, or json_schema and json_schema.schema"
+        raise RowProblem(f"{RESPONSE_FORMAT}: expected {expected}, got {type_name(asked)} {shown(asked)}")
+    return {"json_object": True} if kind == "json_object" else None
+
+
+def _token_id(name: str, key: str) -> int:
+    if not (key.isascii() and key.isdigit() and len(key) < 19):
+        raise RowProblem(f"{name}: expected token ids as keys, got {shown(key)}")
+    return int(key)
+
+
+def _as_float(name: str, value: int | float) -> float:
+    try:
+        return float(value)
+    except OverflowError as e:
+        raise RowProblem(f"{name}: expected a finite number, got {shown(value)}") from e
+
+
+def asks_for_nothing(value: Any, neutral: tuple) -> bool:
+    """Return whether `value` is null or one of the `neutral` values of its field; no number is a boolean."""
+    return value is None or any(isinstance(value, bool) == isinstance(n, bool) and value == n for n in neutral)

@@ -1,0 +1,221 @@
+"""Rows of the prompt files, checked: what a row asks for, or why it cannot be used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from hpcdecode.data.prompts.batch_format import LINE_FIELDS, is_request, request_fields
+from hpcdecode.data.prompts.fields import (
+    OPENAI_LOGPROBS,
+    OPENAI_MAX_TOKENS,
+    RESPONSE_FORMAT,
+    UNSUPPORTED,
+    row_params,
+    sampling_kinds,
+)
+from hpcdecode.data.prompts.files import MAX_LINE_BYTES, RawRow, raw_rows
+from hpcdecode.data.prompts.messages import CHAT_FIELDS, DEFAULT_CHAT, ChatOptions, chat_options, checked_messages
+from hpcdecode.data.prompts.unknown import UnknownFields
+from hpcdecode.data.prompts.values import is_integer, printable, shown, type_name
+from hpcdecode.errors import RowProblem
+from hpcdecode.requests.params import SamplingParams
+
+MAX_ID_CHARACTERS = 4096
+MAX_REASON_CHARACTERS = 500
+MAX_TOKEN_ID = 2**31 - 1
+SOURCES = ("prompt", "prompt_token_ids", "messages")
+
+
+class Row(msgspec.Struct):
+    """One usable line. Exactly one of prompt, prompt_token_ids and messages is not None."""
+
+    line: int  # 1-based, through all files
+    id: str
+    prompt: str | None
+    prompt_token_ids: list[int] | None
+    messages: list[dict] | None
+    params: SamplingParams
+    chat: ChatOptions = DEFAULT_CHAT  # how messages become a prompt
+
+
+class RowError(msgspec.Struct):
+    """One line that cannot be used, and why."""
+
+    line: int  # 1-based, through all files
+    id: str  # the row's own id where it could be read, else the line number
+    reason: str
+
+
+def read_rows(
+    files: Sequence[str],
+    defaults: SamplingParams,
+    *,
+    column: str | None = None,
+    model: str | None = None,
+    limit: int | None = None,
+    wanted: Callable[[int], bool] | None = None,
+) -> Iterator[Row | RowError]:
+    """Yield every row of `files` that is not blank, in order; a field of the row wins over `defaults`.
+
+    The first file is opened now and all are read once.
+
+    Args:
+        files: paths, or `-`.
+        defaults: the job's own parameters.
+        column: the name under which rows have their prompt.
+        model: directory of the job's model, which requests of the batch format may name; None takes any name.
+        limit: of rows that are not blank.
+        wanted: tells by a row's number whether it is to be yielded.
+
+    Raises:
+        UserError: a file cannot be opened or read; a row that cannot be used is yielded as a RowError.
+    """
+    reader = RowReader(column, model)
+    rows = islice(raw_rows(files, column, reader.unknown), limit)
+    return (reader.read(raw, defaults) for raw in rows if wanted is None or wanted(raw.number))
+
+
+def row_error(line: int, row_id: str | None, reason: object) -> RowError:
+    """Return a RowError whose reason is one line of bounded length."""
+    text = printable(" ".join(str(reason)[: 4 * MAX_REASON_CHARACTERS].split()))
+    if len(text) > MAX_REASON_CHARACTERS:
+        text = text[: MAX_REASON_CHARACTERS - 3] + "..."
+    return RowError(line=line, id=str(line) if row_id is None else row_id, reason=text)
+
+
+class RowReader:
+    """Turns raw rows into what they ask for.
+
+    Args:
+        column: the name under which rows have their prompt, if it is not the name of a source.
+        model: directory of the job's model, which requests of the batch format may name; None takes any name.
+    """
+
+    def __init__(self, column: str | None = None, model: str | None = None):
+        known = known_fields()
+        self.unknown = UnknownFields(known if column is None else known | {column}, known - UNSUPPORTED.keys())
+        self._column, self._model = column, model
+
+    def read(self, raw: RawRow, defaults: SamplingParams) -> Row | RowError:
+        """Return what a row asks for, or why it cannot be used; its own fields win over `defaults`."""
+        line, row_id = raw.number, None
+        try:
+            given = _fields(raw.data)
+            row_id = _row_id(given, line)
+            fields = self._own(given, raw.place[:-2] or f"line {line}")
+            source = _source(fields)
+            return Row(
+                line=line,
+                id=row_id,
+                prompt=_prompt(fields) if source == "prompt" else None,
+                prompt_token_ids=_token_ids(fields) if source == "prompt_token_ids" else None,
+                messages=_messages(fields) if source == "messages" else None,
+                params=row_params(fields, defaults),
+                chat=chat_options(fields),
+            )
+        except RowProblem as e:
+            return row_error(line, row_id, f"{raw.place}{e}")
+
+    def _own(self, given: dict[str, Any], place: str) -> dict[str, Any]:
+        """Return the fields of a row under the names that they have here."""
+        if is_request(given) and not any(name in given for name in SOURCES):
+            self.unknown.row(place, given.keys() - LINE_FIELDS)
+            return request_fields(given, self._model, known_fields())
+        self.unknown.row(place, given)
+        return _renamed(given, self._column)
+
+
+@cache
+def known_fields() -> frozenset[str]:
+    """Return the names of a row's fields that mean something here."""
+    names = (OPENAI_LOGPROBS, OPENAI_MAX_TOKENS, RESPONSE_FORMAT)
+    return frozenset(("id", "custom_id", *SOURCES, *CHAT_FIELDS, *names, *UNSUPPORTED, *sampling_kinds()))
+
+
+def _fields(data: bytes | dict[str, Any] | None) -> dict[str, Any]:
+    if data is None:
+        raise RowProblem(f"expected a line of at most {MAX_LINE_BYTES} bytes, got a longer one")
+    return data if isinstance(data, dict) else _json_object(data)
+
+
+def _renamed(fields: dict[str, Any], column: str | None) -> dict[str, Any]:
+    """The fields with `column` under the name that says what its value is."""
+    if column is None or column in SOURCES:
+        return fields
+    if (value := fields.get(column)) is None:
+        raise RowProblem(f"{column}: expected the prompt (--prompt-column), got none")
+    others = {name: v for name, v in fields.items() if name != column and name not in SOURCES}
+    if not isinstance(value, list):
+        return {**others, "prompt": value}
+    return {**others, "messages" if value and isinstance(value[0], dict) else "prompt_token_ids": value}
+
+
+def _json_object(data: bytes) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(data)
+    except UnicodeDecodeError as e:
+        raise RowProblem(f"expected UTF-8 text, got invalid UTF-8: {e.reason}") from e
+    except RecursionError as e:
+        raise RowProblem("expected a JSON object, got one nested too deeply") from e
+    except msgspec.DecodeError as e:
+        raise RowProblem(f"expected a JSON object on one line, got invalid JSON: {e}") from e
+    if not isinstance(value, dict):
+        raise RowProblem(f"expected a JSON object, got {type_name(value)}")
+    return value
+
+
+def _row_id(fields: dict[str, Any], line: int) -> str:
+    name = "id" if fields.get("id") is not None else "custom_id"
+    value = fields.get(name)
+    if value is None:
+        return str(line)
+    if not isinstance(value, str) and not is_integer(value):
+        raise RowProblem(f"{name}: expected a string or an integer, got {type_name(value)} {shown(value)}")
+    text = str(value)
+    if "\0" in text or len(text) > MAX_ID_CHARACTERS:
+        got = "a NUL character" if "\0" in text else f"{len(text)} characters"
+        raise RowProblem(f"{name}: expected at most {MAX_ID_CHARACTERS} characters without NUL, got {got}")
+    return text
+
+
+def _source(fields: dict[str, Any]) -> str:
+    given = [name for name in SOURCES if fields.get(name) is not None]
+    if len(given) != 1:
+        raise RowProblem(f"expected exactly one of {', '.join(SOURCES)}, got {' and '.join(given) or 'none of them'}")
+    return given[0]
+
+
+def _prompt(fields: dict[str, Any]) -> str:
+    value = fields["prompt"]
+    if not isinstance(value, str):
+        raise RowProblem(f"prompt: expected a string, got {type_name(value)} {shown(value)}")
+    if not value:
+        raise RowProblem("prompt: expected a string that is not empty, got an empty one")
+    return value
+
+
+def _token_ids(fields: dict[str, Any]) -> list[int]:
+    value = _filled_list(fields, "prompt_token_ids", "token ids")
+    for index, token in enumerate(value):
+        if not is_integer(token) or not 0 <= token <= MAX_TOKEN_ID:
+            got = f"{type_name(token)} {shown(token)} at index {index}"
+            raise RowProblem(f"prompt_token_ids: expected integers in [0, {MAX_TOKEN_ID}], got {got}")
+    return value
+
+
+def _messages(fields: dict[str, Any]) -> list[dict]:
+    return checked_messages(_filled_list(fields, "messages", "messages"))
+
+
+def _filled_list(fields: dict[str, Any], name: str, what: str) -> list:
+    value = fields[name]
+    if not isinstance(value, list):
+        raise RowProblem(f"{name}: expected a list of {what}, got {type_name(value)} {shown(value)}")
+    if not value:
+        raise RowProblem(f"{name}: expected at least one element, got an empty list")
+    return value

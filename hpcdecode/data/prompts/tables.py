@@ -1,0 +1,180 @@
+"""Rows of tables: Parquet files, and 1-D datasets of HDF5 files (the results of another job among them)."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import h5py
+import numpy as np
+
+from hpcdecode.data.prompts.unknown import UnknownFields
+from hpcdecode.data.prompts.values import printable
+from hpcdecode.errors import UserError
+
+TABLES = (".parquet", ".h5", ".hdf5")
+_ROWS = 1024  # of HDF5 read at once
+_PARQUET_ROWS = 128  # decoded at once: a value may be large, and take little room in the file
+_MAX_READ_BYTES = 64 << 20  # at once, of an HDF5 dataset: also of its chunks, which are decoded whole
+_MAX_RATIO = 2000  # of a column's size to what is stored; deflate reaches 1,032
+_MAX_UNPACKED_BYTES = 1 << 30  # of a Parquet column chunk beyond that ratio
+
+
+def table_rows(path: str, column: str | None, unknown: UnknownFields) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a table as dicts of Python values.
+
+    Args:
+        path: of the file.
+        column: the column of the prompts; in HDF5 the path of its dataset, whose neighbours are the other columns.
+            None if the columns have the names that rows of JSON have.
+        unknown: knows the columns to read beside it.
+
+    Raises:
+        UserError: there is no such column, or the file's data lie in another file.
+        Exception: what the readers raise if the file is broken.
+    """
+    read = _parquet if path.endswith(".parquet") else _hdf5
+    return read(path, column, unknown)
+
+
+def optional(module: str, path: str, extra: str) -> Any:
+    """The module of an optional dependency, or a UserError that says how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as e:
+        raise UserError(
+            f"{path}: this format needs {module}, which is not installed: pip install 'hpcdecode[{extra}]'"
+        ) from e
+
+
+def _parquet(path: str, column: str | None, unknown: UnknownFields) -> Iterator[dict[str, Any]]:
+    file = optional("pyarrow.parquet", path, "parquet").ParquetFile(path)
+    names = file.schema_arrow.names
+    _require_prompts(path, column, names, names, unknown)
+    unknown.columns(path, names)
+    used = [name for name in names if name in unknown.known]
+    for name in used:
+        if used.count(name) > 1:
+            raise _refused(path, name, f"one column of this name, found {used.count(name)}")
+    _check_sizes(path, file.metadata, used)
+    for batch in file.iter_batches(_PARQUET_ROWS, columns=used):
+        try:
+            yield from batch.to_pylist()
+        except UnicodeDecodeError:
+            yield from _without_text(batch)
+
+
+def _check_sizes(path: str, about: Any, used: list[str]) -> None:
+    """Raise UserError if a column would unpack to far more than the file can hold."""
+    for group in map(about.row_group, range(about.num_row_groups)):
+        for chunk in map(group.column, range(group.num_columns)):
+            size, stored = chunk.total_uncompressed_size, chunk.total_compressed_size
+            name = chunk.path_in_schema.partition(".")[0]
+            if name in used and size > max(_MAX_UNPACKED_BYTES, _MAX_RATIO * stored):
+                raise _refused(path, name, f"a column of prompts, got {size} bytes of which {stored} are stored")
+
+
+def _without_text(batch: Any) -> Iterator[dict[str, Any]]:
+    """Yield rows of a batch in which some text is no UTF-8: that stays bytes, which no field takes."""
+    import pyarrow
+
+    text = (pyarrow.string(), pyarrow.large_string())
+    columns = [c.cast(pyarrow.large_binary()) if c.type in text else c for c in batch.columns]
+    for values in zip(*columns, strict=True):
+        yield {name: _decoded(v.as_py()) for name, v in zip(batch.schema.names, values, strict=True)}
+
+
+def _hdf5(path: str, column: str | None, unknown: UnknownFields) -> Iterator[dict[str, Any]]:
+    with h5py.File(path, locking=False, rdcc_nbytes=_MAX_READ_BYTES) as file:
+        folder, _, own = (column or "").rpartition("/")
+        group = _inside(path, file, folder)
+        names = [name for name in group if name == own or name in unknown.known] if group else []
+        columns = {name: data for name in names if (data := _dataset(path, group, name)) is not None}
+        _require_prompts(path, column, [column if name == own else name for name in columns], group, unknown)
+        unknown.columns(path, group)
+        length = len(columns[own] if own else next(iter(columns.values())))
+        columns = {column if name == own else name: data for name, data in columns.items() if len(data) == length}
+        count = min([_ROWS, *(_MAX_READ_BYTES // max(data.dtype.itemsize, 1) for data in columns.values())])
+        for start in range(0, length, count):
+            values = [_values(data, slice(start, start + count)) for data in columns.values()]
+            for row in zip(*values, strict=True):
+                yield dict(zip(columns, row, strict=True))
+
+
+def _inside(path: str, group: h5py.Group, folder: str) -> h5py.Group | None:
+    """Return the group at `folder` in this very file, or None if there is none."""
+    for name in filter(None, folder.split("/")):
+        group = _member(path, group, name)
+        if not isinstance(group, h5py.Group):
+            return None
+    return group
+
+
+def _dataset(path: str, group: h5py.Group, name: str) -> h5py.Dataset | None:
+    """Return a column, or None if the member is no 1-D dataset. Raises UserError if it cannot be read in safety."""
+    data = _member(path, group, name)
+    if not isinstance(data, h5py.Dataset) or data.ndim != 1:
+        return None
+    if data.is_virtual or data.external:
+        raise _elsewhere(path, name, "a virtual dataset" if data.is_virtual else "external storage")
+    chunk = (data.chunks or (1,))[0] * data.dtype.itemsize
+    if chunk > _MAX_READ_BYTES:
+        expected = f"elements and chunks of at most {_MAX_READ_BYTES} bytes"
+        raise UserError(f"prompt file {printable(path)}: {printable(name)}: expected {expected}, got {chunk}")
+    if data.nbytes > _MAX_RATIO * data.id.get_storage_size():
+        got = f"{data.nbytes} bytes of which {data.id.get_storage_size()} are stored"
+        raise UserError(
+            f"prompt file {printable(path)}: {printable(name)}: expected a dataset that was written, got {got}"
+        )
+    return data
+
+
+def _member(path: str, group: h5py.Group, name: str) -> Any:
+    """Return a member of a group, or None if there is none. Links are not followed: they may lead to another file."""
+    link = group.get(name, getlink=True)
+    if isinstance(link, (h5py.ExternalLink, h5py.SoftLink)):
+        raise _elsewhere(path, name, "an external link" if isinstance(link, h5py.ExternalLink) else "a soft link")
+    return group.get(name) if link is not None else None
+
+
+def _elsewhere(path: str, name: str, got: str) -> UserError:
+    return _refused(
+        path,
+        name,
+        f"data that lie in this file itself, got {got}; name the file where they lie (results of an unfinished job: "
+        "finish it first)",
+    )
+
+
+def _refused(path: str, name: str, expected: str) -> UserError:
+    return UserError(f"prompt file {printable(path)}: {printable(name)}: expected {expected}")
+
+
+def _values(dataset: h5py.Dataset, rows: slice) -> list[Any]:
+    """Return a stretch as Python values: text for strings, lists for arrays of variable length."""
+    values = dataset[rows]
+    if h5py.check_string_dtype(dataset.dtype):
+        return [_decoded(value) for value in values.tolist()]
+    return [v.tolist() if isinstance(v, np.ndarray) else v for v in values.tolist()]
+
+
+def _decoded(value: Any) -> Any:
+    """Return bytes as text if they are UTF-8, and any other value as it is."""
+    try:
+        return value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        return value
+
+
+def _require_prompts(
+    path: str, column: str | None, usable: Iterable[str], present: Iterable[str] | None, unknown: UnknownFields
+) -> None:
+    if column in usable or (column is None and any(name in unknown.known for name in usable)):
+        return
+    found = printable(", ".join(sorted(present or ())) or "none")
+    flat = " (of one dimension: none)" if found != "none" and not list(usable) else ""
+    raise UserError(
+        f"prompt file {printable(path)}: expected a column {column or 'prompt'!r}, found {found}{flat}; "
+        "name the column of the prompts with --prompt-column"
+    )

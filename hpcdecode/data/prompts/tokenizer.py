@@ -1,0 +1,229 @@
+"""The model's own tokenizer: rows to token ids and back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from hpcdecode.data.prompts.chat import ChatTemplate
+from hpcdecode.data.prompts.rows import Row, RowError, row_error
+from hpcdecode.data.prompts.vocabulary import eos_of, load_backend, require_files, template_of
+from hpcdecode.errors import RowProblem, UserError, first_line
+from hpcdecode.model.frontend.config import stated_config
+from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.prompt import Prompt
+from hpcdecode.sampling.grammars import Grammars
+
+CHUNK_ROWS = 64  # rows that one tokenizer call takes at most
+CHUNK_CHARACTERS = 1 << 20
+PROBE_CHARACTERS = 32  # per position; a longer text is first judged by a beginning of this size
+
+
+class Tokenizer:
+    """Encodes rows and decodes generated ids; offline, and never with code that lies beside the model.
+
+    eos_token_ids: what ends a sequence, from generation_config.json, else config.json, else the tokenizer.
+    vocab_size: token ids are in [0, vocab_size); the model's where config.json says it, else the tokenizer's.
+    """
+
+    def __init__(self, backend: Any, eos_token_ids: frozenset[int], vocab_size: int) -> None:
+        self._backend = backend
+        self.eos_token_ids = eos_token_ids
+        self.vocab_size = vocab_size
+        self.grammars = Grammars(backend, eos_token_ids, vocab_size)
+        self._chat: ChatTemplate | None = None  # once it is needed
+        self._bad_words: dict[tuple[str, ...], list[list[int]]] = {}
+
+    @classmethod
+    def load(cls, model_dir: str | os.PathLike) -> Tokenizer:
+        """Raises UserError where tokenizer files are missing, broken, or need code of their own."""
+        folder = Path(model_dir)
+        require_files(folder)
+        config = stated_config(folder)
+        try:
+            backend = load_backend(folder)
+            works = bool(_ids(backend, ["a b"])[0])
+        except Exception as e:
+            raise UserError(
+                f"tokenizer of {folder}: expected files that transformers can load, got: {first_line(e)}"
+            ) from e
+        if not works:
+            raise UserError(f"tokenizer of {folder}: expected a vocabulary, got one that encodes 'a b' as nothing")
+        vocab_size = int(config.get("vocab_size") or len(backend))
+        return cls(backend, eos_of(folder, config, backend, vocab_size), vocab_size)
+
+    def encode(self, row: Row) -> list[int]:
+        """Token ids of the row, special tokens as the tokenizer (prompt) or the chat template (messages) adds them.
+
+        Raises RowProblem where the row gives no ids, ids outside the vocabulary, or messages that the model's chat
+        template does not take.
+        """
+        if row.prompt_token_ids is not None:
+            return self._checked(row.prompt_token_ids)
+        if row.messages is not None:
+            return self.encode_texts([self.chat_text(row)], add_special_tokens=False)[0]
+        return self.encode_texts([row.prompt])[0]
+
+    def encode_last(self, row: Row, count: int) -> list[int]:
+        """`encode`, cut to the last `count` tokens; a plain prompt keeps the special tokens around it (as in vLLM)."""
+        ids = self.encode(row)
+        if len(ids) <= count or row.prompt is None:
+            return ids[-count:]
+        text = self.encode_texts([row.prompt], add_special_tokens=False)[0]
+        begin = next((i for i in range(len(ids) - len(text) + 1) if ids[i : i + len(text)] == text), 0)
+        end = begin + len(text)
+        return (ids[:begin] + ids[end - max(count - len(ids) + len(text), 0) : end] + ids[end:])[-count:]
+
+    def bad_word_ids(self, words: tuple[str, ...]) -> list[list[int]]:
+        """Token ids of each word, and of the word after a space where only its first token differs (as in vLLM).
+
+        Raises RowProblem where a word has no tokens.
+        """
+        if words not in self._bad_words:
+            self._bad_words = {words: [ids for word in words for ids in self._word_ids(word)]}  # rows repeat the last
+        return self._bad_words[words]
+
+    def _word_ids(self, word: str) -> list[list[int]]:
+        try:
+            plain, spaced = _ids(self._backend, [word.lstrip(), " " + word.lstrip()], add_special_tokens=False)
+        except Exception as e:
+            raise RowProblem(f"bad_words: the tokenizer refused {word!r}: {first_line(e)}") from e
+        if not plain:
+            raise RowProblem(f"bad_words: expected words of at least one token, got {word!r}")
+        both = len(plain) == len(spaced) and plain[0] != spaced[0]
+        return [self._checked(ids) for ids in ([plain, spaced] if both else [plain])]
+
+    def encode_texts(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """One tokenizer call for all texts, each encoded as if alone. Raises RowProblem if any of them is unusable."""
+        try:
+            encoded = _ids(self._backend, texts, add_special_tokens)
+        except Exception as e:
+            raise RowProblem(f"the tokenizer refused the text: {first_line(e)}") from e
+        return [self._checked(ids) for ids in encoded]
+
+    def chat_text(self, row: Row) -> str:
+        """Return the row's messages as text, by the model's chat template.
+
+        Raises:
+            RowProblem: the template does not take them, or there is none.
+            UserError: the process that renders templates cannot be started.
+        """
+        if self._chat is None:
+            self._chat = ChatTemplate(template_of(self._backend), self._backend.special_tokens_map)
+        return self._chat.render(row.messages, row.chat)
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """Text of generated ids, special tokens left out unless they are asked for, and spaces left as they are."""
+        options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
+        return self._backend.decode(list(ids), **options)
+
+    def check_params(self, params: SamplingParams) -> None:
+        """Raise RowProblem where a token id that the row names is not in the vocabulary, or its grammar is no good."""
+        for name in ("logit_bias", "stop_token_ids"):
+            for token in getattr(params, name):
+                if token >= self.vocab_size:
+                    raise RowProblem(f"{name}: expected token ids in [0, {self.vocab_size}), got {token}")
+        if params.structured_outputs is not None:
+            self.grammars.check(params.structured_outputs)
+
+    def _checked(self, ids: list[int]) -> list[int]:
+        if not ids:
+            raise RowProblem("expected a prompt of at least one token, got one that encodes to nothing")
+        if max(ids) >= self.vocab_size or min(ids) < 0:
+            wrong = next(i for i in ids if not 0 <= i < self.vocab_size)
+            raise RowProblem(f"expected token ids in [0, {self.vocab_size}), got {wrong}")
+        return ids
+
+
+def tokenized(rows: Iterable[Row | RowError], tokenizer: Tokenizer, max_positions: int) -> Iterator[Prompt | RowError]:
+    """Encode rows in order, a few ahead of what is taken (1 at first, then up to CHUNK_ROWS).
+
+    A row that cannot be encoded, or leaves no room for a new token in `max_positions`, is yielded as a RowError.
+    """
+    for chunk in _chunks(rows):
+        encoded = _encode_together(chunk, tokenizer, max_positions)
+        for row in chunk:
+            yield row if isinstance(row, RowError) else _prompt(row, encoded.get(row.line), tokenizer, max_positions)
+
+
+def _chunks(rows: Iterable[Row | RowError]) -> Iterator[list[Row | RowError]]:
+    chunk, size, limit = [], 0, 1
+    for row in rows:
+        chunk.append(row)
+        size += len(row.prompt or "") if isinstance(row, Row) else 0
+        if len(chunk) >= limit or size >= CHUNK_CHARACTERS:
+            yield chunk
+            chunk, size, limit = [], 0, min(2 * limit, CHUNK_ROWS)
+    if chunk:
+        yield chunk
+
+
+def _encode_together(chunk: list[Row | RowError], tokenizer: Tokenizer, max_positions: int) -> dict[int, list[int]]:
+    """Token ids by line for the plain prompts of a chunk; none where one of them is bad: each is then tried alone."""
+    plain = [row for row in chunk if isinstance(row, Row) and row.prompt is not None]
+    plain = [r for r in plain if r.params.truncate_prompt_tokens is None and not _needs_probe(r.prompt, max_positions)]
+    if len(plain) < 2:
+        return {}
+    try:
+        encoded = tokenizer.encode_texts([row.prompt for row in plain])
+    except RowProblem:
+        return {}
+    return {row.line: ids for row, ids in zip(plain, encoded, strict=True)}
+
+
+def _prompt(row: Row, ids: list[int] | None, tokenizer: Tokenizer, max_positions: int) -> Prompt | RowError:
+    try:
+        tokenizer.check_params(row.params)
+        ids = _encode_alone(row, tokenizer, max_positions) if ids is None else ids
+        _require_room(len(ids), "", max_positions)
+        bad_word_ids = tokenizer.bad_word_ids(row.params.bad_words)
+    except RowProblem as e:
+        return row_error(row.line, row.id, e)
+    return Prompt(line=row.line, id=row.id, token_ids=ids, params=row.params, bad_word_ids=bad_word_ids)
+
+
+def _encode_alone(row: Row, tokenizer: Tokenizer, max_positions: int) -> list[int]:
+    count = row.params.truncate_prompt_tokens
+    if count is not None:
+        return tokenizer.encode_last(row, _room(row.params.max_tokens, max_positions) if count == -1 else count)
+    if row.prompt_token_ids is not None:
+        return tokenizer.encode(row)
+    text = row.prompt if row.messages is None else tokenizer.chat_text(row)
+    if _needs_probe(text, max_positions):
+        _probe(text, tokenizer, max_positions)
+    return tokenizer.encode_texts([text], add_special_tokens=row.messages is None)[0]
+
+
+def _room(max_tokens: int, max_positions: int) -> int:
+    if max_tokens >= max_positions:
+        raise RowProblem(
+            f"truncate_prompt_tokens: expected room for a prompt, got a context of {max_positions} tokens and "
+            f"max_tokens {max_tokens}; lower max_tokens"
+        )
+    return max_positions - max_tokens
+
+
+def _needs_probe(text: str, max_positions: int) -> bool:
+    return len(text) > PROBE_CHARACTERS * max_positions
+
+
+def _probe(text: str, tokenizer: Tokenizer, max_positions: int) -> None:
+    """Refuse a text by its beginning alone, where that is twice too long already: megabytes take minutes to encode."""
+    beginning = tokenizer.encode_texts([text[: PROBE_CHARACTERS * max_positions]])[0]
+    if len(beginning) >= 2 * max_positions:
+        _require_room(len(beginning), "more than ", max_positions)
+
+
+def _require_room(length: int, qualifier: str, max_positions: int) -> None:
+    if length >= max_positions:
+        raise RowProblem(
+            f"prompt too long: expected at most {max_positions - 1} tokens (the model's context of {max_positions}"
+            f" less one new token), got {qualifier}{length}"
+        )
+
+
+def _ids(backend: Any, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+    options = {"padding": False, "truncation": False, "return_attention_mask": False, "verbose": False}
+    return backend(texts, add_special_tokens=add_special_tokens, **options)["input_ids"]

@@ -1,0 +1,1 @@
+"""Results files: written, resumed, merged, read and exported."""

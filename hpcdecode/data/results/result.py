@@ -1,0 +1,78 @@
+"""Finished sequences as they come from the desk, and as the columns of a results file."""
+
+from __future__ import annotations
+
+from math import nan
+
+import msgspec
+import numpy as np
+
+from hpcdecode.data.prompts.rows import RowError
+from hpcdecode.data.results.layout import FINISH_REASONS, PROMPTS, TOKENS, Table, objects, utf8
+from hpcdecode.requests.logprobs import Logprobs, columns_of
+
+
+class Result(msgspec.Struct, array_like=True):
+    """A finished sequence, from the S-rank that generated it to the results file."""
+
+    line: int  # 1-based line of the prompt file
+    id: str
+    sample: int
+    text: str
+    finish_reason: str  # stop | length
+    prompt_tokens: int  # count
+    token_ids: list[int]  # generated
+    queued_at: float = 0.0  # Unix times: prefill began, first and last token came
+    first_token_at: float = 0.0
+    finished_at: float = 0.0
+    logprobs: Logprobs | None = None  # of token_ids
+    cumulative_logprob: float = nan
+    prompt_token_ids: list[int] = []  # where it has the next
+    prompt_logprobs: Logprobs | None = None
+    resumed: int = 0  # of token_ids, those of an earlier run; not in the file
+
+    @property
+    def weight(self) -> int:
+        """Tokens, each as often as numbers are kept of it."""
+        held = [x for x in (self.logprobs, self.prompt_logprobs) if x is not None]
+        return len(self.token_ids) + sum(len(x) * (1 + 2 * x.width) for x in held)
+
+
+def table_of(rows: list[Result], errors: list[RowError]) -> Table:
+    """Columns of rows, by line and sample, and of errors, by line."""
+    rows = sorted(rows, key=lambda r: (r.line, r.sample))
+    errors = sorted(errors, key=lambda e: e.line)
+    generated = [(len(r.token_ids), r.logprobs) for r in rows]
+    prompts = [(len(r.prompt_token_ids), r.prompt_logprobs) for r in rows]
+    table = Table(
+        rows={
+            "line": np.array([r.line for r in rows], np.int64),
+            "id": objects([utf8(r.id) for r in rows]),
+            "sample": np.array([r.sample for r in rows], np.int32),
+            "text": objects([utf8(r.text) for r in rows]),
+            "finish_reason": np.array([FINISH_REASONS[r.finish_reason] for r in rows], np.uint8),
+            "prompt_tokens": np.array([r.prompt_tokens for r in rows], np.int32),
+            "queued_at": np.array([r.queued_at for r in rows], np.float64),
+            "first_token_at": np.array([r.first_token_at for r in rows], np.float64),
+            "finished_at": np.array([r.finished_at for r in rows], np.float64),
+        },
+        lengths={
+            name: np.array([n for n, _ in of], np.int64) for name, of in ((TOKENS, generated), (PROMPTS, prompts))
+        },
+        entries={
+            "token_ids": np.concatenate([np.empty(0, np.int32), *(r.token_ids for r in rows)]),
+            **columns_of(generated, "logprobs", "top_token_ids", "top_logprobs"),
+            **columns_of(prompts, "prompt_logprobs", "prompt_top_token_ids", "prompt_top_logprobs"),
+        },
+        errors={
+            "line": np.array([e.line for e in errors], np.int64),
+            "id": objects([utf8(e.id) for e in errors]),
+            "reason": objects([utf8(e.reason) for e in errors]),
+        },
+    )
+    sums = np.array([r.cumulative_logprob for r in rows], np.float64)
+    if not np.isnan(sums).all():
+        table.rows["cumulative_logprob"] = sums
+    if "prompt_logprobs" in table.entries:
+        table.entries["prompt_token_ids"] = np.array([i for r in rows for i in r.prompt_token_ids], np.int32)
+    return table

@@ -1,0 +1,31 @@
+"""`hpcdecode show OUT.h5 [LINE ...]`: rows of a results file as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+from typing import Any
+
+from hpcdecode.data.results.read import Results
+
+_FIRST = 5  # rows shown if no line is named
+
+
+def show(path: str, lines: Sequence[int] = ()) -> Iterator[str]:
+    """The rows of the prompt file's `lines`, or the first ones; UserError if the file is not one of results."""
+    with Results(path) as results:
+        errors = results.errors()
+        state = "complete" if results.complete else "not complete"
+        yield f"{path}: {len(results)} rows, {len(errors)} errors, {state}"
+        wanted = (results.samples(line) for line in sorted(set(lines)))
+        rows = chain.from_iterable(wanted) if lines else islice(results, _FIRST)
+        for row in rows:
+            yield _row(row)
+        for error in (e for e in errors if e["line"] in lines) if lines else errors[:_FIRST]:
+            yield f"\n--- line {error['line']}, id {error['id']}: error: {error['reason']}"
+
+
+def _row(row: dict[str, Any]) -> str:
+    tokens = f"{row['prompt_tokens']} + {len(row['token_ids'])} tokens"
+    sample = f", sample {row['sample']}" if row["sample"] else ""
+    return f"\n--- line {row['line']}, id {row['id']}{sample}, {tokens}, {row['finish_reason']}\n{row['text']}"

@@ -1,0 +1,172 @@
+"""The lead S-rank's desk: rows go out to the lanes from here, and finished rows come back to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import msgspec
+
+from hpcdecode.data.prompts.feed import RowFeed
+from hpcdecode.data.prompts.rows import RowError, row_error
+from hpcdecode.data.prompts.tokenizer import Tokenizer
+from hpcdecode.data.results.result import Result
+from hpcdecode.errors import UserError
+from hpcdecode.report.metrics import RowCounts
+from hpcdecode.requests.prompt import Prompt, Unfinished
+from hpcdecode.requests.sequence import Request, SequenceState
+
+
+def result_of(sequence: SequenceState, tokenizer: Tokenizer) -> Result:
+    """Return what the results file is to say of a finished sequence."""
+    prompt, times = sequence.prompt, sequence.times
+    return Result(
+        line=prompt.line,
+        id=prompt.id,
+        sample=sequence.sample,
+        text=sequence.text(tokenizer.decode),
+        finish_reason=sequence.finish_reason or "",
+        prompt_tokens=len(prompt.token_ids),
+        token_ids=sequence.generated,
+        queued_at=times.queued,
+        first_token_at=times.first_token,
+        finished_at=times.finished,
+        logprobs=sequence.logprobs,
+        cumulative_logprob=sequence.logprobs.total if sequence.logprobs else sequence.cumulative_logprob,
+        prompt_token_ids=[] if sequence.prompt_logprobs is None else prompt.token_ids,
+        prompt_logprobs=sequence.prompt_logprobs,
+        resumed=sequence.resumed,
+    )
+
+
+def error_of(request: Request) -> RowError | None:
+    """Return why a request has no result, or None."""
+    error = request.error
+    return None if error is None else row_error(request.prompt.line, request.prompt.id, error)
+
+
+class RankReport(msgspec.Struct, array_like=True):
+    """From an S-rank to the lead: what is done since the last report, and how many rows it asks for.
+
+    ask: 0 asks for nothing and gets no answer; -1 is the S-rank's last report.
+    """
+
+    ask: int
+    finished: list[list[Result]]  # rows, with all their samples
+    errors: list[RowError]
+    unfinished: list[Unfinished] | None  # all sequences in flight; None in most reports
+
+
+class Writer(Protocol):
+    """Where results go: a file (`ResultsWriter`), or memory. See there for what they mean."""
+
+    error_count: int
+    unfinished: Callable[[], list[Unfinished]]
+
+    def add(self, *samples: Result) -> None: ...
+
+    def error(self, e: RowError) -> None: ...
+
+    def tick(self) -> None: ...
+
+
+class Desk:
+    """Feed and sink of the lead's lanes; the other S-ranks reach it through `workers.remote`.
+
+    max_errors: rows that may be unusable; one more raises UserError where it is read or refused.
+    """
+
+    def __init__(
+        self,
+        rows: Iterable[Prompt | RowError],
+        writer: Writer,
+        tokenizer: Tokenizer,
+        max_errors: int | None = None,
+    ):
+        self.feed = RowFeed(rows, self)
+        self.writer, self.tokenizer, self.max_errors = writer, tokenizer, max_errors
+        self.rows = self.prompt_tokens = self.generated_tokens = 0
+        self._out: dict[int, Prompt] = {}  # rows that were given out and have not come back, by line
+        self._left: dict[int, list[Unfinished]] = {}  # of rows that were given out before, by line
+
+    def peek(self) -> Prompt | None:
+        return self.feed.peek()
+
+    def pop(self) -> Prompt:
+        prompt = self.feed.pop()
+        self._out[prompt.line] = prompt
+        return prompt
+
+    def unfinished(self) -> list[Unfinished]:
+        """What rows had generated when they were taken back; those that run again have newer entries elsewhere."""
+        return [u for sequences in self._left.values() for u in sequences]
+
+    def last_report(self, unfinished: list[Unfinished]) -> RankReport:
+        """Of its own S-rank, which has nothing done that it has not handed in."""
+        return RankReport(-1, [], [], unfinished)
+
+    @property
+    def rows_left(self) -> int:
+        """Rows that were taken back and are not done yet."""
+        return len(self._left)
+
+    def take_back(self, reports: Iterable[RankReport]) -> None:
+        """All rows that were given out go out again, but for those that are done by the S-ranks' last reports.
+
+        They go on with what they have generated.
+        """
+        newest: dict[int, dict[int, Unfinished]] = {}
+        for report in reports:
+            for samples in report.finished:
+                if samples[0].line in self._out:  # the loss may have kept its S-rank from seeing that it had arrived
+                    self.record(samples)
+            for error in report.errors:
+                if error.line in self._out:
+                    self.error(error)
+            for u in report.unfinished or ():
+                newest.setdefault(u.line, {})[u.sample] = u
+        for line, prompt in self._out.items():
+            before = {u.sample: u for u in prompt.unfinished}
+            after = before | newest.get(line, {})
+            self.generated_tokens += sum(len(u.token_ids) for u in after.values())
+            self.generated_tokens -= sum(len(u.token_ids) for u in before.values())
+            prompt.unfinished = self._left[line] = list(after.values())
+        self.feed.give_back([prompt for _, prompt in sorted(self._out.items())])
+        self._out.clear()
+
+    def refuse(self, prompt: Prompt, reason: str) -> None:
+        self.feed.refuse(prompt, reason)
+
+    def finish(self, request: Request) -> None:
+        if (error := error_of(request)) is not None:
+            self.error(error)
+            return
+        self.record([result_of(sequence, self.tokenizer) for sequence in request.sequences])
+
+    def record(self, samples: list[Result]) -> None:
+        """Count a finished row and hand it to the results."""
+        self._returned(samples[0].line)
+        self.rows += 1
+        self.prompt_tokens += samples[0].prompt_tokens
+        self.generated_tokens += sum(len(done.token_ids) - done.resumed for done in samples)
+        self.writer.add(*samples)
+
+    def error(self, error: RowError) -> None:
+        """Record a row that cannot be used."""
+        self._returned(error.line)
+        self.writer.error(error)
+        if self.max_errors is not None and self.writer.error_count > self.max_errors:
+            raise UserError(
+                f"{self.writer.error_count} rows cannot be used and --max-errors allows {self.max_errors}; the last is "
+                f"line {error.line}: {error.reason} (all are under /errors of the results; the same command "
+                "with more --max-errors goes on from here)"
+            )
+
+    @property
+    def counts(self) -> RowCounts:
+        """Return what there is to report of the rows so far."""
+        return RowCounts(self.rows, self.writer.error_count, self.prompt_tokens, self.generated_tokens)
+
+    def _returned(self, line: int) -> None:
+        self._out.pop(line, None)
+        self._left.pop(line, None)

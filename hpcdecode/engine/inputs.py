@@ -1,0 +1,106 @@
+"""What goes into the slices in one step, and which of its logits are for whom."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcdecode.errors import InvariantViolation
+from hpcdecode.requests.prefix import Prefix
+from hpcdecode.requests.sequence import SequenceState
+from hpcdecode.sampling.logprobs import logprobs
+from hpcdecode.schedule.step import Chunk, Step
+
+
+class Inputs:
+    """What the slices take in one step, and which row of logits each sampled sequence draws from.
+
+    Attributes:
+        ids, positions: int64 [T], the step's tokens.
+        keep: int64 [L], indices of the tokens whose logits are needed.
+        unread: by chunk, how many of its first tokens need no logits.
+        only_largest: whether every sampled sequence needs no more of its logits than their argmax.
+    """
+
+    def __init__(self, step: Step, device: torch.device):
+        ids = [s.generated[-1] for s in step.decode]
+        positions = [s.length for s in step.decode]
+        keep = list(range(len(ids)))
+        drawn = list(keep)
+        self._prompts: list[tuple[SequenceState, int, range]] = []  # sample 0 of a row, first row of logits, positions
+        self.unread: list[int] = []
+        for chunk in step.prefill:
+            first, end = len(ids), chunk.start + chunk.count
+            ids += chunk.sequence.input_ids[chunk.start : end]
+            positions += range(chunk.start, end)
+            asked = _asked(chunk)
+            self.unread.append(0 if asked else chunk.count - bool(chunk.drawing))
+            if asked:
+                self._prompts.append((chunk.sequence.request.sequences[0], len(keep), asked))
+                keep += range(first, first + len(asked))
+            if chunk.drawing:
+                drawn += [len(keep)] * len(chunk.drawing)
+                keep.append(len(ids) - 1)
+        self.only_largest = not self._prompts and all(_takes_largest(s) for s in step.sampled)
+        self._drawn = None if drawn == list(range(len(keep))) else _tensor(drawn)
+        host = _tensor(ids), _tensor(positions), _tensor(keep)
+        self._check_drawn(step, *host)
+        self.ids, self.positions, self.keep = (x.to(device) for x in host)
+
+    def drawn(self, rows: Tensor) -> Tensor:
+        """Select from the rows of kept tokens [L, ...] one row for each sampled sequence, in their order."""
+        return rows if self._drawn is None else rows[self._drawn.to(rows.device)]
+
+    def _check_drawn(self, step: Step, ids: Tensor, positions: Tensor, keep: Tensor) -> None:
+        """Raise InvariantViolation unless each sampled sequence draws from the logits of its own last token."""
+        sampled = step.sampled
+        last = [s.generated[-1] if s.generated else s.prompt.token_ids[-1] for s in sampled]
+        place = [len(s.prompt.token_ids) + len(s.generated) - 1 for s in sampled]
+        tokens, places = (self.drawn(x[keep]).tolist() for x in (ids, positions))
+        if tokens != last or places != place:
+            raise InvariantViolation(
+                "each sequence draws from the logits of its last token",
+                f"expected tokens {last[:8]} at positions {place[:8]}, got {tokens[:8]} at {places[:8]}",
+            )
+
+    def take_prompt_logprobs(self, logits: Tensor) -> None:
+        """Keep those of the prompts that ask for them."""
+        for sequence, row, positions in self._prompts:
+            held, prompt = sequence.prompt_logprobs, sequence.prompt
+            if len(held) != positions.start + 1:  # another sample's prefill has been here
+                continue
+            tokens = [prompt.token_ids[p + 1] for p in positions]
+            counts = [prompt.params.prompt_logprobs] * len(tokens)
+            for entry in logprobs(logits[row : row + len(tokens)], tokens, counts):
+                held.add(*entry)
+
+
+def take_logprobs(logits: Tensor, sequences: list[SequenceState], tokens: list[int]) -> None:
+    """Keep those of the sampled tokens, from logits [n, vocab], for the sequences that ask for them."""
+    rows = [row for row, s in enumerate(sequences) if s.logprobs is not None]
+    if not rows:
+        return
+    counts = [sequences[row].prompt.params.logprobs for row in rows]
+    own = logits if len(rows) == len(sequences) else logits[rows]
+    for row, entry in zip(rows, logprobs(own, [tokens[row] for row in rows], counts), strict=True):
+        sequences[row].logprobs.add(*entry)
+
+
+def _takes_largest(sequence: SequenceState) -> bool:
+    """Whether it asks for nothing of its logits but the largest one's token."""
+    return sequence.prompt.params.takes_largest and sequence.logprobs is None and sequence.beams is None
+
+
+def _asked(chunk: Chunk) -> range:
+    """The positions of a chunk whose logits tell the log-probability of the prompt's next token."""
+    if isinstance(chunk.sequence, Prefix):
+        return range(0)
+    held = chunk.sequence.request.sequences[0].prompt_logprobs
+    if held is None or len(held) != chunk.start + 1:
+        return range(0)
+    return range(chunk.start, min(chunk.start + chunk.count, len(chunk.sequence.prompt.token_ids) - 1))
+
+
+def _tensor(values: list[int]) -> Tensor:
+    return torch.from_numpy(np.array(values, np.int64))

@@ -1,0 +1,111 @@
+"""`--survive`: an engine goes on without R-ranks that are lost.
+
+What the loss stopped is given up as a whole: lanes, KV caches, sequences in flight. The ranks that are left form a new
+team in their old roles, and the rows that were in flight go out again with the tokens that they had.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from hpcdecode.config import EngineOptions
+from hpcdecode.engine.desk import Desk, RankReport
+from hpcdecode.engine.setup import Scale, Setup, measure_room, partition_of, together
+from hpcdecode.mpi import ulfm
+from hpcdecode.ranks.launch import Team, named, survivors
+from hpcdecode.ranks.roles import Rank
+from hpcdecode.report.metrics import Metrics
+from hpcdecode.system.timeline import Timeline
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+T = TypeVar("T")
+
+
+class Survivor(Protocol):
+    """What an engine has to offer so that it can go on without ranks that are lost."""
+
+    options: EngineOptions
+    team: Team
+    timeline: Timeline
+    comms: list[MPI.Intracomm]
+    lost: list[Rank]
+
+    @property
+    def setup(self) -> Setup: ...
+
+    def scale(self, desk: Desk | None) -> Scale: ...
+
+    def metrics(self) -> Metrics: ...
+
+    def report(self) -> RankReport: ...
+
+    def give_up(self) -> None: ...
+
+
+def work_on(engine: Survivor, desk: Desk | None, scale: Scale, run: Callable[[Scale], Metrics]) -> Metrics:
+    """What `run` returns once it runs to its end; until then again with those that are left, and a scale for them.
+
+    Every rank calls this; desk: on the lead. Raises RankLost where the others cannot go on.
+    """
+    earlier: list[Metrics] = []
+    told = 0  # of the lost
+    attempt = partial(run, scale)
+    while (metrics := _unless_lost(engine, attempt)) is None:
+        earlier.append(engine.metrics())
+        report = engine.report()
+        engine.give_up()
+        while (reports := _unless_lost(engine, partial(_meet, engine, report))) is None:
+            pass
+        if desk:
+            desk.take_back(reports)
+            _say(engine, desk, engine.lost[told:])
+        told = len(engine.lost)
+        attempt = partial(_run_again, engine, desk, run)
+    for before in earlier:
+        metrics = metrics.after(before)
+    return metrics
+
+
+def _run_again(engine: Survivor, desk: Desk | None, run: Callable[[Scale], Metrics]) -> Metrics:
+    return run(engine.scale(desk))
+
+
+def _unless_lost(engine: Survivor, action: Callable[[], T]) -> T | None:
+    """What `action` returns; None on all ranks that are left, which are the engine's team then, if one was lost."""
+    team = engine.team
+
+    def watched() -> T:
+        try:
+            return action()
+        finally:
+            engine.timeline.enter("wait")
+
+    result = ulfm.unless_lost(team.comm, engine.comms, watched)
+    if result is None:
+        engine.team = survivors(team)
+        here = {r.rank for r in engine.team.ranks}
+        engine.lost += [r for r in team.ranks if r.rank not in here]
+    return result
+
+
+def _meet(engine: Survivor, report: RankReport) -> list[RankReport]:
+    """What the S-ranks leave behind, on every rank, once all know what the others have room for."""
+    options, team, setup = engine.options, engine.team, engine.setup
+    together(team, lambda: partition_of(options, team).check(setup.shapes))
+    measure_room(options, team, setup)
+    return team.gather_all(report, RankReport)
+
+
+def _say(engine: Survivor, desk: Desk, lost: list[Rank]) -> None:
+    count = len(engine.team.r_ranks)
+    print(
+        f"hpcdecode: lost {named(lost)}; the job goes on with {count} R-rank{'s' * (count > 1)}, "
+        f"and {desk.rows_left:,} rows in flight are prefilled again",
+        file=sys.stderr,
+        flush=True,
+    )

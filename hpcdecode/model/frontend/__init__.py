@@ -1,0 +1,1 @@
+"""Trace a Hugging Face decoder and cut it at every attention."""

@@ -1,0 +1,188 @@
+"""Weights of a model directory: safetensors files, mapped and used where they lie."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+
+from hpcdecode.errors import UserError, first_line
+from hpcdecode.model.frontend.meta import Meta
+from hpcdecode.model.frontend.sources import Sources
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+MOST_INDEX_BYTES = 512 << 20
+NUMBER = re.compile(r"(?<=\.)\d{1,9}(?=\.)")  # in a key, such as a layer's place
+
+
+class Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+class StoredTensor:
+    """A tensor of a checkpoint; called, it returns the tensor, backed by the mapped file.
+
+    file: that holds it. dtype: safetensors' name for it, such as BF16.
+    """
+
+    __slots__ = ("_key", "_shard", "dtype", "file")
+
+    def __init__(self, file: Path, shard, key: str):
+        self.file, self._shard, self._key = file, shard, key
+        self.dtype: str = shard.get_slice(key).get_dtype()
+
+    def __call__(self) -> Tensor:
+        return self._shard.get_tensor(self._key)
+
+
+def holds_weights(path: Path) -> bool:
+    return (path / INDEX).exists() or (path / SINGLE).exists()
+
+
+def open_checkpoint(path: Path, layers: int | None = None) -> dict[str, StoredTensor]:
+    """Return the tensors of the checkpoint in `path` by key; only the headers of its files are read.
+
+    Raises UserError for a missing, truncated or unreadable file, naming it, or if it has no `layers` layers.
+    """
+    tensors: dict[str, StoredTensor] = {}
+    places = weight_map(path)
+    for file in shard_files(path, places):
+        shard = open_shard(file)
+        own = (key for key in shard.keys() if places.get(key, file) == file)  # noqa: SIM118
+        tensors.update({key: StoredTensor(file, shard, key) for key in own})
+    most = max((int(number) for key in tensors for number in NUMBER.findall(key)), default=None)
+    if layers is not None and most is not None and most + 1 < layers:
+        raise UserError(
+            f"{path}: config.json states {layers} layers, the weights have {most + 1}: one of them is wrong"
+        )
+    return tensors
+
+
+def weight_map(path: Path) -> dict[str, Path]:
+    """Return by key the file that the index of the checkpoint in `path` names for it; {} if there is no index.
+
+    Raises UserError if the index is none, or names files outside of `path`. A file may be a link to anywhere.
+    """
+    index = path / INDEX
+    if not index.exists():
+        return {}
+    try:
+        if not 0 < index.stat().st_size <= MOST_INDEX_BYTES or not index.is_file():
+            raise ValueError(f"expected a file of at most {MOST_INDEX_BYTES:,} bytes")
+        places = msgspec.json.decode(index.read_bytes(), type=Index).weight_map
+    except (OSError, ValueError, RecursionError) as e:
+        raise UserError(f"{index} is not a safetensors index ({first_line(e)}): copy it again") from e
+    names = set(places.values())
+    for name in names:
+        if not name or "\0" in name or os.path.isabs(name) or ".." in name.split(os.sep):
+            raise UserError(f"{index}: expected names of files in its own directory, got {name!r:.200}: copy it again")
+    files = {name: path / name for name in names}
+    return {key: files[name] for key, name in places.items()}
+
+
+def shard_files(path: Path, places: Mapping[str, Path]) -> list[Path]:
+    """Return the safetensors files of `path`, all present; places: what `weight_map` returned."""
+    if (path / INDEX).exists():
+        files = sorted(set(places.values()))
+    elif (path / SINGLE).is_file():
+        files = [path / SINGLE]
+    elif any(path.glob("*.bin")):
+        raise UserError(
+            f"{path} has PyTorch .bin weights only; expected safetensors: convert them with "
+            "`AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)`"
+        )
+    else:
+        raise UserError(f"{path} holds no weights: expected {SINGLE}, or {INDEX} and the files it names")
+    missing = [file for file in files if not os.path.isfile(file)]  # not Path.is_file: a name may be too long
+    if missing:
+        some = ", ".join(str(file.relative_to(path)) for file in missing[:5])
+        raise UserError(
+            f"{path} lacks {len(missing)} of {len(files)} weight files: {some:.500}; copy them beside {INDEX}"
+        )
+    return files
+
+
+def open_shard(file: Path):
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(file, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as e:
+        size = file.stat().st_size
+        raise UserError(
+            f"{file} ({size} bytes) is truncated or not safetensors ({first_line(e)}): copy or download it again"
+        ) from e
+
+
+def forget_pages(shards: Iterable[Path]) -> None:
+    """Take the mapped files `shards` out of this process's memory; what is used again is read again."""
+    files = {str(file.resolve()) for file in shards}
+    advise = ctypes.CDLL(None, use_errno=True).madvise
+    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    with open("/proc/self/maps") as maps:
+        for span, *_, file in (line.split(maxsplit=5) for line in maps if "/" in line):
+            if file.rstrip() in files:
+                start, end = (int(address, 16) for address in span.split("-"))
+                advise(start, end - start, mmap.MADV_DONTNEED)
+
+
+class Stack(tuple):
+    """An experts' weight left as its checkpoint tensors: for each expert the [out_j, in] pieces that make it up."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return len(self), sum(piece.shape[0] for piece in self[0]), self[0][0].shape[1]
+
+
+def read_weights(
+    path: Path,
+    tensors: Mapping[str, StoredTensor],
+    sources: Sources,
+    wanted: dict[str, Meta],
+    device: torch.device,
+) -> dict[str, Tensor | Stack]:
+    """The weights `wanted` by name, in these shapes and dtypes, from the `tensors` of the checkpoint in `path`.
+
+    A tensor that has its dtype already is used in place (mapped, on the CPU); others are converted one at a time.
+    Raises UserError for missing tensors and wrong shapes.
+    """
+    like = {sources.ties.get(name, name): wanted[name].dtype for name in wanted}
+    weights: dict[str, Tensor | Stack] = {}
+    for name, key in sources.keys.items():
+        weights[name] = place(tensors[key](), like[name], device)
+    for name, experts in sources.stacks.items():
+        weights[name] = place(Stack(tuple(tensors[key]() for key in keys) for keys in experts), like[name], device)
+    for conversion in sources.conversions:
+        made = conversion.run(tensors)
+        weights.update({name: place(value, like[name], device) for name, value in made.items() if name in like})
+    weights.update({name: weights[held] for name, held in sources.ties.items() if held in weights})
+    check_weights(path, weights, wanted)
+    return {name: weights[name] for name in wanted}
+
+
+def place(value: Tensor | Stack, dtype: torch.dtype, device: torch.device) -> Tensor | Stack:
+    if isinstance(value, Stack):
+        return Stack(tuple(place(piece, dtype, device) for piece in pieces) for pieces in value)
+    return value.to(device=device, dtype=dtype)
+
+
+def check_weights(path: Path, weights: dict, wanted: dict[str, Meta]) -> None:
+    missing = sorted(set(wanted) - set(weights))
+    if missing:
+        raise UserError(
+            f"{path} lacks {len(missing)} of {len(wanted)} tensors of the model, among them {missing[0]!r}: "
+            "the checkpoint is incomplete or belongs to another config.json"
+        )
+    for name, like in wanted.items():
+        came, expected = list(weights[name].shape), list(like.shape)
+        if came != expected:
+            raise UserError(
+                f"{path}: tensor {name!r} has shape {came}, config.json asks for {expected}: one of the two is wrong"
+            )

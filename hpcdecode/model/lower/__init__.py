@@ -1,0 +1,1 @@
+"""Fuse and pack what was cut out for this CPU."""

@@ -1,0 +1,121 @@
+"""From values and what is done with them to the steps of a token program (native/ops_cpu).
+
+The token dimension counts as 1: what remains of a value is a small tensor that one token owns. A step rounds where the
+node that it stands for does, so a program computes what the eager graph computes, up to the order of sums and the last
+bits of exp, tanh and erf.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import fx
+
+from hpcdecode._ops_cpu import Op, Program, Type
+from hpcdecode.model.frontend.meta import dense_strides, meta
+from hpcdecode.model.lower.columns import in_columns
+from hpcdecode.model.lower.instruction import TYPES, Buffer, Instruction, Shape, Value, native, place
+
+MAX_STATIC = 1 << 16  # elements of a weight that a program may keep in its scratch memory
+
+
+class Unlowerable(Exception):
+    """The node has no steps: it runs as it is."""
+
+
+class Lowering:
+    """The steps of one region of a graph, collected node by node."""
+
+    def __init__(self) -> None:
+        self.values: dict[fx.Node, Value | list[Value]] = {}
+        self.setup: list[Instruction] = []
+        self.body: list[Instruction] = []
+
+    def load(self, node: fx.Node, tensor: int) -> None:
+        """Let `node` be tensor number `tensor` of the call: rows of tokens, or a weight."""
+        about = meta(node)
+        shape = about.one_token
+        value = fresh(shape, about.dtype == torch.bfloat16)
+        steps = self.setup if about.static else self.body
+        steps.append(Instruction(Op.load, TYPES[about.dtype], (1, 1, math.prod(shape)), value, tensor))
+        self.values[node] = value
+
+    def store(self, node: fx.Node, tensor: int) -> None:
+        value, kind = self.values[node], TYPES[meta(node).dtype]
+        if kind is Type.bfloat16 and not value.narrow:
+            value = self.step(Op.copy, value.shape, value, narrow=True)
+        value = self.packed(value)
+        self.body.append(Instruction(Op.store, kind, (1, 1, math.prod(value.shape)), tensor, value))
+
+    def step(self, op: Op, shape: Shape, a: Value, b: Value | float | None = None, narrow: bool = False) -> Value:
+        """out[...] = op(a[...], b[...]), broadcast to `shape` and rounded to bfloat16 if `narrow`."""
+        out = fresh(shape, narrow)
+        self.emit(op, out, a, b, narrow)
+        return out
+
+    def emit(self, op: Op, out: Value, a: Value, b: Value | float | None = None, narrow: bool = False) -> None:
+        operands = [broadcast(v, out.shape) for v in (a, b) if isinstance(v, Value)]
+        dims, strides = coalesced(out.shape, [v.strides for v in (out, *operands)])
+        if len(dims) > 3:
+            raise Unlowerable
+        inner = (0, 1) if b is not None else (1,)
+        if op is not Op.copy and any(s[-1] not in inner for s in strides[1:]):
+            packed = [self.packed(v) for v in operands]
+            return self.emit(op, out, packed[0], packed[1] if len(packed) > 1 else b, narrow)
+        views = [replace(v, shape=dims, strides=s) for v, s in zip((out, *operands), strides, strict=True)]
+        kind = Type.bfloat16 if narrow else Type.float32
+        scalar = float(b) if isinstance(b, float | int) else 0.0
+        self.body.append(Instruction(op, kind, dims, views[0], views[1], views[2] if len(views) > 2 else None, scalar))
+
+    def reduce(self, op: Op, a: Value, shape: Shape, scale: float, narrow: bool = False) -> Value:
+        """Sum or largest magnitude over the last dimension, times `scale`."""
+        a = self.packed(a)
+        out, rows, width = fresh(shape, narrow), math.prod(a.shape[:-1]), a.shape[-1]
+        kind = Type.bfloat16 if narrow else Type.float32
+        views = [replace(v, shape=(1, rows, n), strides=(0, n, 1)) for v, n in ((out, 1), (a, width))]
+        self.body.append(Instruction(op, kind, (1, rows, width), views[0], views[1], None, scale))
+        return out
+
+    def packed(self, value: Value) -> Value:
+        return value if value.dense else self.step(Op.copy, value.shape, value, narrow=False)
+
+    def finish(self, isa: str, tensors: int) -> Program:
+        """Give every buffer its place, dead ones' places to new ones, and build the native program."""
+        body = in_columns(self.setup, self.body)
+        scratch = place(self.setup, body)
+        return Program(list(map(native, self.setup)), list(map(native, body)), scratch, tensors, isa)
+
+
+def fresh(shape: Shape, narrow: bool = False) -> Value:
+    return Value(Buffer(math.prod(shape)), shape, dense_strides(shape), 0, narrow)
+
+
+def broadcast(value: Value, shape: Shape) -> Value:
+    lead = len(shape) - len(value.shape)
+    sizes = (1,) * lead + value.shape
+    strides = (0,) * lead + value.strides
+    if any(n not in (1, want) for n, want in zip(sizes, shape, strict=True)):
+        raise Unlowerable
+    return replace(value, shape=shape, strides=tuple(0 if n == 1 else s for n, s in zip(sizes, strides, strict=True)))
+
+
+def coalesced(shape: Shape, strides: Sequence[Shape]) -> tuple[Shape, list[Shape]]:
+    """The fewest dimensions, at least 3, that walk all operands: neighbours merge where every operand allows it."""
+    dims: list[int] = []
+    kept: list[list[int]] = [[] for _ in strides]
+    for d in reversed(range(len(shape))):
+        if shape[d] == 1:
+            continue
+        if dims and all(s[d] == k[0] * dims[0] for s, k in zip(strides, kept, strict=True)):
+            dims[0] *= shape[d]
+            continue
+        dims.insert(0, shape[d])
+        for s, k in zip(strides, kept, strict=True):
+            k.insert(0, s[d])
+    if not dims:
+        dims, kept = [1], [[1] for _ in strides]
+    lead = 3 - len(dims)
+    return (1,) * lead + tuple(dims), [(0,) * lead + tuple(k) for k in kept]

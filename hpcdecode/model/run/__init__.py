@@ -1,0 +1,1 @@
+"""What executes: the slices of a loaded model."""

@@ -1,0 +1,1 @@
+"""Plain MPI helpers: waiting, typed messages, fault tolerance, GPU memory."""

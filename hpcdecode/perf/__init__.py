@@ -1,1 +1,0 @@
-"""Cost model, calibration, planner, simulator, benchmarks."""

@@ -1,0 +1,1 @@
+"""Cost model, calibration, simulator and planner."""

@@ -1,0 +1,96 @@
+"""What sequences share of the KV cache, and what a sequence and a prefix have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+_NEVER = 1 << 40
+
+
+@dataclass(slots=True, eq=False)
+class SharedBlocks:
+    """Whole KV blocks that several sequences of a request hold: the positions from `start` up to `end`."""
+
+    start: int
+    end: int
+
+
+class KvHolder(Protocol):
+    """What takes room in the KV cache, and is prefilled: a sequence or a prefix."""
+
+    prefilled: int
+    slot: int
+    prefix: Prefix | None
+    shared_blocks: SharedBlocks | None
+
+    @property
+    def input_ids(self) -> list[int]: ...
+
+    @property
+    def prompt_length(self) -> int: ...
+
+    @property
+    def final_length(self) -> int: ...
+
+    @property
+    def end_step(self) -> int: ...
+
+    @property
+    def shared(self) -> int: ...
+
+    @property
+    def ranks(self) -> list[int]: ...
+
+    @property
+    def with_forks(self) -> Sequence[KvHolder]: ...
+
+
+@dataclass(slots=True, eq=False)
+class Prefix:
+    """A beginning that prompts of a lane share, in whole KV blocks.
+
+    Attributes:
+        prefix: the shorter one that it begins with; `shared` of its tokens lie in that one's blocks.
+        ranks: R-ranks that hold it, all in the same slot.
+        users: sequences, and longer prefixes, that begin with it.
+        with_forks: no sequences; it is prefilled and draws no token.
+    """
+
+    input_ids: list[int]
+    prefix: Prefix | None
+    ranks: list[int] = field(default_factory=list)
+    slot: int = -1
+    prefilled: int = 0
+    users: int = 0
+    live: bool = True
+    shared_blocks: SharedBlocks | None = None
+    with_forks: tuple[()] = ()
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def final_length(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def shared(self) -> int:
+        return self.prefix.prompt_length if self.prefix else 0
+
+    @property
+    def end_step(self) -> int:
+        """Return a step that never comes: it is held until nothing uses it."""
+        return _NEVER
+
+    @property
+    def complete(self) -> bool:
+        return self.prefilled == self.prompt_length
+
+    def begins(self, ids: np.ndarray) -> bool:
+        """Return whether it is the beginning of longer ids."""
+        return self.prompt_length < len(ids) and np.array_equal(ids[: self.prompt_length], self.input_ids)

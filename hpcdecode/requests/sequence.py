@@ -1,0 +1,262 @@
+"""A request in flight, and its sequences from admission to their last tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import nan
+
+from hpcdecode.requests.beams import Beams, Hypothesis
+from hpcdecode.requests.counts import TokenCounts
+from hpcdecode.requests.logprobs import Logprobs
+from hpcdecode.requests.matcher import Matcher
+from hpcdecode.requests.prefix import Prefix, SharedBlocks
+from hpcdecode.requests.prompt import Prompt, Unfinished
+from hpcdecode.requests.stops import Decode, Stops, StopText
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A row in flight.
+
+    Attributes:
+        max_new_tokens: of each sequence at most, those of an earlier run included.
+        sequences: all its samples, or the beams of its search.
+    """
+
+    prompt: Prompt
+    max_new_tokens: int
+    lane: int
+    beams: Beams | None = None
+    sequences: list[SequenceState] = field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        """Return whether all its sequences are."""
+        return all(s.finish_reason for s in self.sequences)
+
+    @property
+    def error(self) -> str | None:
+        """Return why it has no result, or None."""
+        return next((s.error for s in self.sequences if s.error is not None), None)
+
+
+@dataclass(slots=True)
+class Hidden:
+    """What the text of a sequence leaves out: its last tokens, and the last characters of the rest's text."""
+
+    tokens: int = 0
+    characters: int = 0
+
+
+@dataclass(slots=True)
+class SamplerState:
+    """What a sequence keeps for its sampling parameters from token to token, each from its first use on."""
+
+    counts: TokenCounts | None = None  # for penalties
+    stop_text: StopText | None = None  # for stop strings
+    matcher: Matcher | None = None  # for structured outputs
+
+
+@dataclass(slots=True)
+class Times:
+    """Unix times: the prefill began, the first token came, the last token came."""
+
+    queued: float = 0.0
+    first_token: float = 0.0
+    finished: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class SequenceState:
+    """What the S-rank knows of a sequence; its K and V lie on R-rank `rank`, in slot `slot` of the KV cache.
+
+    Attributes:
+        rank: index among the R-ranks.
+        start_step: the lane step at which decoding starts.
+        forks: sequences of the request that fork from this one once it is prefilled.
+        prefix: what it shares with sequences of other requests.
+        shared_blocks: what it shares, beyond that, with its forks, or with the sequence that it forks from.
+        prefilled: tokens of its input that the R-rank has.
+        resumed: how many of `generated` an earlier run made; they come first.
+        logprobs: of `generated`, if the request asks for them.
+        prompt_logprobs: of the prompt, kept with sample 0, if the request asks for them.
+        cumulative_logprob: of a beam that has ended.
+        error: why it is no result, and its row an error, whatever it generates.
+    """
+
+    request: Request
+    sample: int = 0
+    rank: int = -1
+    slot: int = -1
+    start_step: int = 0
+    forks: list[SequenceState] = field(default_factory=list)
+    prefix: Prefix | None = None
+    shared_blocks: SharedBlocks | None = None
+    prefilled: int = 0
+    resumed: int = 0
+    generated: list[int] = field(default_factory=list)
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
+    cumulative_logprob: float = nan
+    finish_reason: str | None = None
+    error: str | None = None
+    hidden: Hidden = field(default_factory=Hidden)
+    sampler: SamplerState = field(default_factory=SamplerState)
+    times: Times = field(default_factory=Times)
+
+    def __post_init__(self) -> None:
+        if self.prompt.params.logprobs is not None:
+            self.logprobs = Logprobs()
+        if self.prompt.params.prompt_logprobs is not None and self.sample == 0:
+            self.prompt_logprobs = Logprobs([nan], [[]], [[]])
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.request.prompt
+
+    @property
+    def lane(self) -> int:
+        return self.request.lane
+
+    @property
+    def beams(self) -> Beams | None:
+        """Return the search that it is a beam of, or None."""
+        return self.request.beams
+
+    @property
+    def input_ids(self) -> list[int]:
+        """Return the tokens to prefill: the prompt, and what an earlier run generated."""
+        ids = self.prompt.token_ids
+        return ids + self.generated[: self.resumed] if self.resumed else ids
+
+    @property
+    def prompt_length(self) -> int:
+        """Return the number of tokens to prefill."""
+        return len(self.prompt.token_ids) + self.resumed
+
+    @property
+    def ranks(self) -> list[int]:
+        """Return the R-ranks that its prompt is sent to."""
+        return [self.rank]
+
+    @property
+    def with_forks(self) -> list[SequenceState]:
+        """Return the sequences that go on from its prompt: itself and its forks."""
+        return [self, *self.forks]
+
+    @property
+    def shares_prefix(self) -> bool:
+        """Return whether it may share a prefix; not if the logits of all its positions are asked for."""
+        return self.prompt.params.prompt_logprobs is None
+
+    @property
+    def shared(self) -> int:
+        """Return how many of its first tokens are counted with its shared blocks and its prefix."""
+        if self.shared_blocks:
+            return self.shared_blocks.end
+        return self.prefix.prompt_length if self.prefix else 0
+
+    @property
+    def length(self) -> int:
+        """Return its tokens in the KV cache; the newest generated token has not been fed back yet."""
+        return self.prefilled + max(len(self.generated) - self.resumed - 1, 0)
+
+    @property
+    def final_length(self) -> int:
+        """Return its tokens in the KV cache at the end, if no stop condition ends it early."""
+        return len(self.prompt.token_ids) + self.request.max_new_tokens - 1
+
+    @property
+    def end_step(self) -> int:
+        """Return the last lane step in which it can still be decoded."""
+        return self.start_step + self.request.max_new_tokens - self.resumed - 2
+
+    def begin_with(self, prefix: Prefix | None) -> None:
+        """Let it and its forks share `prefix`, or nothing, before anything of them is prefilled."""
+        for sequence in self.with_forks:
+            sequence.prefix = prefix
+            sequence.prefilled = prefix.prompt_length if prefix else 0
+        if self.shared_blocks:
+            self.shared_blocks.start = self.prefilled
+
+    def accept(self, token: int, stops: Stops) -> None:
+        """Append a sampled token and settle whether it ends the sequence."""
+        self.generated.append(token)
+        if self._stops_at_token(stops) or self._stops_at_string(stops):
+            self.finish_reason = "stop"
+        elif len(self.generated) >= self.request.max_new_tokens:
+            self.finish_reason = "length"
+
+    def _stops_at_token(self, stops: Stops) -> bool:
+        params = self.prompt.params
+        if self.generated[-1] not in stops.ends_of(params):
+            return False
+        self.hidden.tokens = int(not params.include_stop_str_in_output)
+        return True
+
+    def _stops_at_string(self, stops: Stops) -> bool:
+        """Return whether the newest token completes a stop string, at more than min_tokens tokens as in vLLM."""
+        params, sampler = self.prompt.params, self.sampler
+        if not params.stop:
+            return False
+        sampler.stop_text = sampler.stop_text or stops.text_of(params, self.generated[:-1])
+        found = sampler.stop_text.feed(self.generated[-1])
+        if found is None or len(self.generated) <= params.min_tokens:
+            return False
+        self.hidden.characters = found.after_end if params.include_stop_str_in_output else found.after_start
+        return True
+
+    def end_as(self, hypothesis: Hypothesis) -> None:
+        """Become what the request's beam search has found."""
+        self.generated, self.cumulative_logprob = hypothesis.token_ids, hypothesis.logprob
+        stopped = self.beams is not None and self.generated[-1] in self.beams.ends
+        self.finish_reason = "stop" if stopped else "length"
+        self.hidden.tokens = int(stopped and not self.prompt.params.include_stop_str_in_output)
+
+    def unfinished(self) -> Unfinished:
+        """Return what is kept of it if the job is interrupted."""
+        prompt = self.prompt_logprobs
+        complete = prompt is not None and len(prompt) == len(self.prompt.token_ids)
+        return Unfinished(
+            self.prompt.line, self.sample, list(self.generated), self.logprobs, prompt if complete else None
+        )
+
+    def resume(self, earlier: Unfinished, stops: Stops) -> None:
+        """Take over what an earlier run generated; it may have been all."""
+        self.generated = earlier.token_ids[:-1]
+        self.accept(earlier.token_ids[-1], stops)
+        self.resumed = len(self.generated)
+        self.logprobs = earlier.logprobs
+        self.prompt_logprobs = earlier.prompt_logprobs or self.prompt_logprobs
+
+    def text(self, decode: Decode) -> str:
+        """Return the text of what was generated, up to a stop token or a stop string."""
+        shown = len(self.generated) - self.hidden.tokens
+        text = decode(self.generated[:shown], self.prompt.params.skip_special_tokens)
+        return text[: len(text) - self.hidden.characters]
+
+
+def start_request(prompt: Prompt, max_new_tokens: int, lane: int, stops: Stops) -> Request:
+    """Return a row's request with what an earlier run generated; at least one sequence is not finished."""
+    params = prompt.params
+    request = Request(prompt, max_new_tokens, lane)
+    if params.beam_width:
+        request.beams = Beams(params.beam_width, params.length_penalty, max_new_tokens, stops.ends_of(params))
+    request.sequences = [SequenceState(request, sample) for sample in range(params.samples)]
+    for earlier in prompt.unfinished:
+        request.sequences[earlier.sample].resume(earlier, stops)
+    if request.finished:
+        last = request.sequences[-1]
+        request.sequences[-1] = SequenceState(request, last.sample)
+    return request
+
+
+def prefilled_sequences(request: Request, block_tokens: int) -> list[SequenceState]:
+    """Return the sequences to prefill: of those that begin, the first, from which the others fork."""
+    fresh = [s for s in request.sequences if not s.generated]
+    if len(fresh) > 1:
+        fresh[0].forks = fresh[1:]
+        blocks = SharedBlocks(0, fresh[0].prompt_length // block_tokens * block_tokens)
+        for sequence in fresh:
+            sequence.shared_blocks = blocks
+    return fresh[:1] + [s for s in request.sequences if s.resumed and not s.finish_reason]

@@ -1,0 +1,31 @@
+"""The likeliest moves of beam searches, from their logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hpcdecode.requests.beams import Beams, Move
+from hpcdecode.requests.sequence import SequenceState
+from hpcdecode.sampling.draw import largest
+
+
+def advance_beams(logits: Tensor, sequences: Sequence[SequenceState]) -> None:
+    """Take a step of every beam search among `sequences`, from their logits [n, vocab]."""
+    rows: dict[Beams, list[int]] = {}
+    for row, sequence in enumerate(sequences):
+        if sequence.beams is not None:
+            rows.setdefault(sequence.beams, []).append(row)
+    for beams, own in rows.items():
+        beams.advance(_likeliest(logits[own[: len(beams.logprobs)]].float(), beams))
+
+
+def _likeliest(logits: Tensor, beams: Beams) -> list[Move]:
+    count = min(beams.candidates, logits.shape[1])
+    values, ids = largest(logits.log_softmax(dim=-1), count)
+    values += torch.tensor(beams.logprobs, device=logits.device)[:, None]
+    order = values.flatten().sort(descending=True, stable=True).indices[: beams.candidates].tolist()
+    logprobs, tokens = values.flatten().tolist(), ids.flatten().tolist()
+    return [Move(i // count, tokens[i], logprobs[i]) for i in order]

@@ -1,0 +1,1 @@
+"""What Linux, Slurm and the CPU say: control groups, cores, memory, signals, files, processes."""

@@ -1,0 +1,129 @@
+"""Imports point downward: the contract of the package's layers, which docs/architecture.md shows as a picture."""
+
+from __future__ import annotations
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import hpcdecode
+
+PACKAGE = Path(hpcdecode.__file__).parent
+LAYERS = (  # the ground first; a module imports from its own room and from rooms above it in this list
+    "errors",
+    "_version",
+    "system",
+    "mpi",
+    "ranks",
+    "attention",
+    "requests",
+    "config",
+    "schedule",
+    "sampling",
+    "model.frontend",
+    "model.lower",
+    "model.run",
+    "model",
+    "exchange",
+    "data.prompts",
+    "data.results",
+    "report",
+    "engine",
+    "doctor",
+    "planning",
+    "generate",
+    "llm",
+    "",  # `hpcdecode` itself, its lazy names
+    "bench",
+    "cli",
+    "__main__",
+)
+NATIVE = {"_attn_cpu", "_attn_cuda", "_attn_cuda_emulated", "_ops_cpu"}  # below everything
+
+
+def modules(package: Path) -> dict[str, Path]:
+    """Return the path of every module by its name below `package`."""
+    found = {}
+    for path in package.rglob("*.py"):
+        if "demo" in path.relative_to(package).parts:
+            continue
+        parts = path.relative_to(package).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(path: Path, known: dict[str, Path]) -> set[str]:
+    """Return the modules of the package that a file imports, in functions and for type checkers too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        found |= {_module(name.partition(".")[2], known) for name in names if name.partition(".")[0] == "hpcdecode"}
+    return {name for name in found if name not in NATIVE}
+
+
+def _module(name: str, known: dict[str, Path]) -> str:
+    while name and name not in known and name not in NATIVE:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def room(module: str) -> str:
+    """Return the layer of a module: its longest prefix in LAYERS."""
+    while module not in LAYERS:
+        module, _, last = module.rpartition(".")
+        assert module or last in LAYERS, f"{last}: in no layer"
+    return module
+
+
+def upward(package: Path) -> list[str]:
+    """Return the imports that point upward."""
+    known = modules(package)
+    return [
+        f"{module} imports {other}"
+        for module, path in sorted(known.items())
+        for other in sorted(imports(path, known))
+        if LAYERS.index(room(other)) > LAYERS.index(room(module))
+    ]
+
+
+def circles(package: Path) -> list[str]:
+    """Return one circle of imports, if there is one."""
+    known = modules(package)
+    try:
+        list(TopologicalSorter({m: imports(p, known) - {m} for m, p in known.items()}).static_order())
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_imports_point_downward():
+    assert upward(PACKAGE) == []
+
+
+def test_no_circles():
+    assert circles(PACKAGE) == []
+
+
+def test_few_modules_lie_at_the_top():
+    assert {p.stem for p in PACKAGE.glob("*.py")} == {
+        *("__init__", "__main__", "_version", "config", "errors", "generate", "llm")
+    }
+
+
+@pytest.mark.parametrize("line", ["import hpcdecode.engine.desk", "def f():\n    from hpcdecode.cli import main"])
+def test_one_upward_import_is_found(tmp_path, line):
+    (tmp_path / "schedule").mkdir()
+    for name in ("engine", "cli"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "engine/desk.py").touch()
+    (tmp_path / "cli/__init__.py").touch()
+    (tmp_path / "schedule/plan.py").write_text(line)
+    assert len(upward(tmp_path)) == 1
