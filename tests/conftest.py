@@ -89,7 +89,7 @@ def hpcdecode(tmp_path: Path) -> Command:
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Directory of a small random checkpoint, by architecture; built once a session."""
-    from tests.models import build
+    from tests.support.models import build
 
     directory, built = tmp_path_factory.mktemp("checkpoints"), {}
 
@@ -104,7 +104,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 @pytest.fixture(scope="session")
 def real_model() -> Callable[[str], Path]:
     """Directory of a trained model, "smol" or "gemma"; the test is skipped where it cannot be fetched."""
-    from tests.real_models import fetch
+    from tests.support.real_models import fetch
 
     def get(name: str) -> Path:
         try:

@@ -56,13 +56,13 @@ class PromptAttention:
         v: Any,
         out: Any,
         sinks: Any = None,
-        unread: Any = None,
+        skipped_queries: Any = None,
     ) -> None:
         """Add the chunks' K and V to their prompts' and attend from tokens starts[i], starts[i] + 1, ... of prompt i.
 
         packed[i]: uint8, at least packed_bytes(layer, starts[i] + counts[i]) long, with the tokens before starts[i].
         q [T, q_heads * k_dim], k [T, kv_heads * k_dim], v [T, kv_heads * v_dim] and out [T, q_heads * v_dim], which is
-        overwritten: the chunks' tokens in order, T = sum(counts). sinks: as KvCache.attend. unread: how many of a
-        chunk's first tokens need no result; their rows of out are left as they are.
+        overwritten: the chunks' tokens in order, T = sum(counts). sinks: as KvCache.attend.
+        skipped_queries: how many of a chunk's first tokens need no result; their rows of out are left as they are.
         """
-        self._native.attend(layer, packed, starts, counts, q, k, v, out, sinks, unread)
+        self._native.attend(layer, packed, starts, counts, q, k, v, out, sinks, skipped_queries)

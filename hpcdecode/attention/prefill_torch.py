@@ -38,11 +38,13 @@ class TorchPrompts:
         v: Tensor,
         out: Tensor,
         sinks: Tensor | None = None,
-        unread: Any = None,
+        skipped_queries: Any = None,
     ) -> None:
         shape, first = self.shapes[layer], 0
         keys = shape.kv_heads * shape.k_dim
-        for memory, start, count, skipped in zip(packed, starts, counts, unread or [0] * len(packed), strict=True):
+        for memory, start, count, skipped in zip(
+            packed, starts, counts, skipped_queries or [0] * len(packed), strict=True
+        ):
             rows, end = slice(first, first + count), start + count
             first = rows.stop
             held = memory[: self.packed_bytes(layer, end)].view(self.dtype).view(end, shape.kv_columns)

@@ -18,46 +18,46 @@ class Inputs:
 
     Attributes:
         ids, positions: int64 [T], the step's tokens.
-        keep: int64 [L], indices of the tokens whose logits are needed.
-        unread: by chunk, how many of its first tokens need no logits.
-        only_largest: whether every sampled sequence needs no more of its logits than their argmax.
+        logits_indices: int64 [L], indices of the tokens whose logits are needed.
+        skipped_queries: by chunk, how many of its first tokens need no logits.
+        argmax_suffices: whether every sampled sequence needs no more of its logits than their argmax.
     """
 
     def __init__(self, step: Step, device: torch.device):
         ids = [s.generated[-1] for s in step.decode]
         positions = [s.length for s in step.decode]
-        keep = list(range(len(ids)))
-        drawn = list(keep)
+        logits_indices = list(range(len(ids)))
+        sample_indices = list(logits_indices)
         self._prompts: list[tuple[SequenceState, int, range]] = []  # sample 0 of a row, first row of logits, positions
-        self.unread: list[int] = []
+        self.skipped_queries: list[int] = []
         for chunk in step.prefill:
             first, end = len(ids), chunk.start + chunk.count
             ids += chunk.sequence.input_ids[chunk.start : end]
             positions += range(chunk.start, end)
             asked = _asked(chunk)
-            self.unread.append(0 if asked else chunk.count - bool(chunk.drawing))
+            self.skipped_queries.append(0 if asked else chunk.count - bool(chunk.drawing))
             if asked:
-                self._prompts.append((chunk.sequence.request.sequences[0], len(keep), asked))
-                keep += range(first, first + len(asked))
+                self._prompts.append((chunk.sequence.request.sequences[0], len(logits_indices), asked))
+                logits_indices += range(first, first + len(asked))
             if chunk.drawing:
-                drawn += [len(keep)] * len(chunk.drawing)
-                keep.append(len(ids) - 1)
-        self.only_largest = not self._prompts and all(_takes_largest(s) for s in step.sampled)
-        self._drawn = None if drawn == list(range(len(keep))) else _tensor(drawn)
-        host = _tensor(ids), _tensor(positions), _tensor(keep)
-        self._check_drawn(step, *host)
-        self.ids, self.positions, self.keep = (x.to(device) for x in host)
+                sample_indices += [len(logits_indices)] * len(chunk.drawing)
+                logits_indices.append(len(ids) - 1)
+        self.argmax_suffices = not self._prompts and all(_plain_greedy(s) for s in step.sampled)
+        self._sample_indices = None if sample_indices == list(range(len(logits_indices))) else _tensor(sample_indices)
+        host = _tensor(ids), _tensor(positions), _tensor(logits_indices)
+        self._check_sample_indices(step, *host)
+        self.ids, self.positions, self.logits_indices = (x.to(device) for x in host)
 
-    def drawn(self, rows: Tensor) -> Tensor:
+    def select(self, rows: Tensor) -> Tensor:
         """Select from the rows of kept tokens [L, ...] one row for each sampled sequence, in their order."""
-        return rows if self._drawn is None else rows[self._drawn.to(rows.device)]
+        return rows if self._sample_indices is None else rows[self._sample_indices.to(rows.device)]
 
-    def _check_drawn(self, step: Step, ids: Tensor, positions: Tensor, keep: Tensor) -> None:
+    def _check_sample_indices(self, step: Step, ids: Tensor, positions: Tensor, logits_indices: Tensor) -> None:
         """Raise InvariantViolation unless each sampled sequence draws from the logits of its own last token."""
         sampled = step.sampled
         last = [s.generated[-1] if s.generated else s.prompt.token_ids[-1] for s in sampled]
         place = [len(s.prompt.token_ids) + len(s.generated) - 1 for s in sampled]
-        tokens, places = (self.drawn(x[keep]).tolist() for x in (ids, positions))
+        tokens, places = (self.select(x[logits_indices]).tolist() for x in (ids, positions))
         if tokens != last or places != place:
             raise InvariantViolation(
                 "each sequence draws from the logits of its last token",
@@ -87,9 +87,9 @@ def take_logprobs(logits: Tensor, sequences: list[SequenceState], tokens: list[i
         sequences[row].logprobs.add(*entry)
 
 
-def _takes_largest(sequence: SequenceState) -> bool:
+def _plain_greedy(sequence: SequenceState) -> bool:
     """Whether it asks for nothing of its logits but the largest one's token."""
-    return sequence.prompt.params.takes_largest and sequence.logprobs is None and sequence.beams is None
+    return sequence.prompt.params.plain_greedy and sequence.logprobs is None and sequence.beams is None
 
 
 def _asked(chunk: Chunk) -> range:

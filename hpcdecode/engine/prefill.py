@@ -81,13 +81,13 @@ class PromptKvCache:
         v: Tensor,
         o: Tensor,
         sinks: Tensor | None,
-        unread: Sequence[int] | None = None,
+        skipped_queries: Sequence[int] | None = None,
     ) -> None:
         """Write o [T, Hq*Dv] for the chunks' tokens q [T, Hq*Dk], k [T, Hkv*Dk], v [T, Hkv*Dv], in order.
 
-        unread: how many of a chunk's first tokens need none.
+        skipped_queries: how many of a chunk's first tokens need none.
         """
-        first, skipped = 0, iter(unread or [0] * len(chunks))
+        first, skipped = 0, iter(skipped_queries or [0] * len(chunks))
         for run in self._runs(layer, chunks):
             starts, counts, left = [c.start for c in run], [c.count for c in run], [next(skipped) for _ in run]
             rows = slice(first, first + sum(counts))

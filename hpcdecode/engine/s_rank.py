@@ -123,7 +123,7 @@ class SRank:
             self._waits = 0
             inputs = Inputs(step, self.model.device)
             o, context = yield from self._forward(lane, link, step, inputs)
-            tokens = self._choose(lane, step, inputs, o, context) if len(inputs.keep) else []
+            tokens = self._choose(lane, step, inputs, o, context) if len(inputs.logits_indices) else []
             enter("commit", lane)
             self._finish_step(scheduler, step, tokens)
         self._announce(link, scheduler.stop_plan())
@@ -151,7 +151,7 @@ class SRank:
         for chunk in step.prefill:
             for sequence in chunk.sequence.with_forks:
                 sequence.times.queued = sequence.times.queued or time()
-        o, context = None, (inputs.ids, inputs.positions, inputs.keep)
+        o, context = None, (inputs.ids, inputs.positions, inputs.logits_indices)
         if self._walks(step):
             enter("slice", lane)
             q, k, v, context = self.model.slice(0, None, context)
@@ -179,12 +179,12 @@ class SRank:
     def _choose(self, lane: int, step: Step, inputs: Inputs, o: Tensor, context: tuple[Tensor, ...]) -> list[int]:
         """The tokens of the step's sampled sequences."""
         self.timeline.enter("logits", lane)
-        largest = self.model.largest(o, context) if inputs.only_largest else None
+        largest = self.model.argmax(o, context) if inputs.argmax_suffices else None
         if largest is not None:
-            return inputs.drawn(largest).tolist()
+            return inputs.select(largest).tolist()
         logits = self.model.logits(o, context)
         inputs.take_prompt_logprobs(logits)
-        logits = inputs.drawn(logits)
+        logits = inputs.select(logits)
         self.timeline.enter("sample", lane)
         tokens = sample(logits, step.sampled, self.stops.eos, self.grammars)
         advance_beams(logits, step.sampled)
@@ -195,8 +195,8 @@ class SRank:
         self, layer: int, step: Step, inputs: Inputs, q: Tensor, k: Tensor, v: Tensor, o: Tensor
     ) -> None:
         """Only logits follow the last attention, so it is done for those who need them."""
-        unread = inputs.unread if layer == len(self.shapes) - 1 else None
-        self.prefill.attend(layer, step.prefill, q, k, v, o, self.model.sinks(layer), unread)
+        skipped_queries = inputs.skipped_queries if layer == len(self.shapes) - 1 else None
+        self.prefill.attend(layer, step.prefill, q, k, v, o, self.model.sinks(layer), skipped_queries)
 
     def _walks(self, step: Step) -> bool:
         """Whether a step goes from the first attention to the last in one call."""

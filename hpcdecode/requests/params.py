@@ -116,7 +116,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return next((name for name in same if getattr(self, name) != getattr(default, name)), "")
 
     @property
-    def takes_largest(self) -> bool:
+    def plain_greedy(self) -> bool:
         """Whether a token is the largest logit as the model made it."""
         return self.temperature == 0 and not self.adjusts
 

@@ -32,7 +32,7 @@ def sample(
     grammars: needed where rows have structured_outputs. A draw
     depends on (seed, row, sample, position) alone, so the same logits give the same token however the job is split.
     """
-    if all(s.prompt.params.takes_largest for s in sequences):
+    if all(s.prompt.params.plain_greedy for s in sequences):
         return argmax(logits).tolist()
     tokens = np.empty(len(sequences), np.int64)
     plain = [row for row, s in enumerate(sequences) if not s.prompt.params.adjusts]

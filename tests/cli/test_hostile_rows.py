@@ -11,7 +11,7 @@ import pytest
 from hpcdecode.config import Job
 from hpcdecode.generate import ROW_ERRORS, generate
 from hpcdecode.requests.params import SamplingParams
-from tests.models import VOCAB
+from tests.support.models import VOCAB
 
 HOSTILE, GOOD = 2000, 60
 WRONG = {  # values that a field cannot have

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hpcdecode.exchange.staging import CudaCopies
-from tests.parity import generated, make_case
+from tests.support.parity import generated, make_case
 
 WORLDS = {
     "S on the GPU": (1, "--device", "cuda"),

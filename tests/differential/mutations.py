@@ -24,10 +24,10 @@ def inputs() -> AbstractContextManager:
     """Take rows of logits as they are if there are as many as sampled sequences; the check that sees it is off."""
 
     def drawn(self: Inputs, rows: Tensor) -> Tensor:
-        same = self._drawn is None or len(self._drawn) == len(rows)
-        return rows if same else rows[self._drawn.to(rows.device)]
+        same = self._sample_indices is None or len(self._sample_indices) == len(rows)
+        return rows if same else rows[self._sample_indices.to(rows.device)]
 
-    return patch.multiple(Inputs, drawn=drawn, _check_drawn=lambda self, *_: None)
+    return patch.multiple(Inputs, select=drawn, _check_sample_indices=lambda self, *_: None)
 
 
 def scheduler() -> AbstractContextManager:

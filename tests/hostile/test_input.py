@@ -156,7 +156,7 @@ def virtual(directory: Path) -> None:
 
 
 def test_an_hdf5_file_whose_rows_lie_in_another(hpcdecode, tmp_path):
-    """tests/unit/test_tables.py has more."""
+    """tests/data/test_tables.py has more."""
     says = "expected data that lie in this file itself, got a virtual dataset"
     result = Trial("virtual", virtual, generate("p.h5"), says=says).run(hpcdecode, tmp_path)
     assert SECRET not in result.stdout + result.stderr
@@ -204,7 +204,7 @@ def with_template(template: str, *rows: dict) -> Callable[[Path], None]:
 
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-TEMPLATES = {  # tests/unit/test_chat.py has more
+TEMPLATES = {  # tests/data/test_chat.py has more
     "loops": (LOOP, "within 10 s of computing and 1 GiB, got no answer in time"),
     "allocates": ("{{ messages[0].content * 10 ** 10 }}", "got a need for more memory"),
     "is deep": ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "whose chat template jinja2 can compile"),

@@ -16,8 +16,8 @@ from hpcdecode.model.lower.compile import compile_plain
 from hpcdecode.model.run import load
 from hpcdecode.ranks import launch
 from hpcdecode.ranks.roles import assign
-from tests.late_copies import LateCopies, LateQueue
 from tests.mpi.run_parity import main
+from tests.support.late_copies import LateCopies, LateQueue
 
 DIRECT = sys.argv[1] == "direct"
 

@@ -1,6 +1,6 @@
 """Run by mpiexec: every case over sub-worlds of several sizes, against the reference and against each other.
 
-usage: run_parity.py DTYPE EXPECT WORLD:PERIOD:LANES[:PARTITION:OVERLAP[:SCHEDULE]],... CASE...     (of tests.parity)
+usage: run_parity.py DTYPE EXPECT WORLD:PERIOD:LANES[:PARTITION:OVERLAP[:SCHEDULE]],... CASE...
 
 EXPECT: transformers, first-run (equal to the first of the runs), or same-schedule (to the first with its F and lanes).
 """
@@ -18,7 +18,7 @@ from hpcdecode.generate import generate
 from hpcdecode.model import load_split
 from hpcdecode.ranks import launch
 from hpcdecode.requests.params import SamplingParams
-from tests.parity import generated
+from tests.support.parity import generated
 
 WORLD = MPI.COMM_WORLD
 

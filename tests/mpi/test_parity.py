@@ -7,8 +7,8 @@ from collections import defaultdict
 
 import pytest
 
-from tests.models import ARCHITECTURES
-from tests.parity import make_case
+from tests.support.models import ARCHITECTURES
+from tests.support.parity import make_case
 
 # world : period F : lanes : partition : overlap : schedule
 SOME_RUNS = ("1:7:2", "2:1:1", "3:7:2:head:1", "4:7:2:request:3")

@@ -50,7 +50,7 @@ class ChatTemplate:
         request = _encoded([messages, *asked])
         with self._lock:
             answer = self._ask(request)
-            self._warn_unread(options.variables)
+            self._warn_skipped_queries(options.variables)
             if answer.kind != "text":
                 raise RowProblem(self._refusal(answer))
             self._rendered = True
@@ -104,7 +104,7 @@ class ChatTemplate:
             self._problem = f"{problem}, as it did for none of {_HOPELESS} rows; this one was not tried"
         return f"{problem}, got {got}"
 
-    def _warn_unread(self, variables: dict[str, Any]) -> None:
+    def _warn_skipped_queries(self, variables: dict[str, Any]) -> None:
         for name in sorted(variables.keys() - self._variables - self._warned):
             self._warned.add(name)
             if len(self._warned) <= _MAX_WARNINGS:

@@ -24,8 +24,8 @@ def verified(parts: Path, job: str) -> tuple[list[Segment], list[Path]]:
         OSError: one cannot be read.
     """
     left, whole, damaged = set(segment_files(parts)), set(), []
-    while unread := [path for path in in_force(left) if path not in whole]:
-        for path in unread:
+    while skipped_queries := [path for path in in_force(left) if path not in whole]:
+        for path in skipped_queries:
             if _is_whole(path, job):
                 whole.add(path)
             else:  # those that were merged into it may be there still

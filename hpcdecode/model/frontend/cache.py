@@ -181,7 +181,7 @@ def stored(trace: Trace) -> StoredTrace:
             )
             for node in nodes
         ],
-        tuple(places[n] for n in (trace.ids, trace.positions, trace.keep, trace.logits)),
+        tuple(places[n] for n in (trace.ids, trace.positions, trace.logits_indices, trace.logits)),
         {places[n]: name for n, name in trace.weights.items()},
         {places[n]: stored_tensor(t) for n, t in trace.constants.items()},
         str(trace.dtype).removeprefix("torch."),

@@ -49,7 +49,7 @@ def holds_weights(path: Path) -> bool:
 def open_checkpoint(path: Path, layers: int | None = None) -> dict[str, StoredTensor]:
     """Return the tensors of the checkpoint in `path` by key; only the headers of its files are read.
 
-    Raises UserError for a missing, truncated or unreadable file, naming it, or if it has no `layers` layers.
+    Raises UserError for a missing, truncated or skipped_queriesable file, naming it, or if it has no `layers` layers.
     """
     tensors: dict[str, StoredTensor] = {}
     places = weight_map(path)

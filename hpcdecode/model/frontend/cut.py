@@ -20,7 +20,7 @@ def node_kinds(trace: Trace) -> dict[fx.Node, str]:
 
     STATIC and SYMBOL nodes are remade wherever they are used and never cross a cut.
     """
-    kinds: dict[fx.Node, str] = {trace.positions: POSITION, trace.ids: TOKEN, trace.keep: TOKEN}
+    kinds: dict[fx.Node, str] = {trace.positions: POSITION, trace.ids: TOKEN, trace.logits_indices: TOKEN}
     for node in trace.graph.nodes:
         if node in kinds:
             continue
@@ -38,7 +38,7 @@ def find_cuts(trace: Trace, kinds: dict[fx.Node, str]) -> list[tuple[fx.Node, ..
     All that hangs on the positions alone is computed before the first attention.
     """
     depth = attention_depth(trace, kinds)
-    done = {n for n, kind in kinds.items() if kind == POSITION} | {trace.ids, trace.keep}
+    done = {n for n, kind in kinds.items() if kind == POSITION} | {trace.ids, trace.logits_indices}
     order = {node: i for i, node in enumerate(trace.graph.nodes)}
     cuts = []
     for i, attend in enumerate(trace.attends):
@@ -96,7 +96,7 @@ def cost(node: fx.Node, trace: Trace) -> int:
     """Weight of a cut through `node`: bytes per token, out of reach for token ids and for tuples of tensors."""
     if node is trace.ids or meta(node) is None:
         return OUT_OF_REACH
-    return 0 if node is trace.keep else meta(node).bytes_per_token
+    return 0 if node is trace.logits_indices else meta(node).bytes_per_token
 
 
 def reachable(flow: nx.DiGraph) -> set:

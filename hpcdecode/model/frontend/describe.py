@@ -54,7 +54,7 @@ def wire_tensors(shape: LayerShape, dtype: torch.dtype) -> list[dict]:
 
 def cut_tensor(node: fx.Node, parts: Split) -> dict:
     about = meta(node)
-    per_token = node is not parts.trace.keep
+    per_token = node is not parts.trace.logits_indices
     return {
         "name": node.name,
         "from": parts.kinds[node] if per_token else "kept tokens",

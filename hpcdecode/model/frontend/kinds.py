@@ -107,9 +107,9 @@ class Kinds:
         """Let layers stand in for each other inside the block. Raises Unlike if running them has changed them."""
         define()
         places = [(m, n, i) for i, layer in enumerate(self.layers) for m, n in indexed(layer, i)]
-        unread = Unread()
+        skipped_queries = Unread()
         for module, name, _ in places:
-            setattr(module, name, unread)
+            setattr(module, name, skipped_queries)
         self._signatures = [signature(layer) for layer in self.layers]
         for i, layer in enumerate(self.layers):
             layer.forward = functools.partial(self._run, i, layer.forward)

@@ -48,7 +48,7 @@ def split(trace: Trace, device: torch.device) -> Split:
     cuts = find_cuts(trace, kinds)
     result = Split(trace, [], [], kinds)
     known: dict[tuple, int] = {}
-    before: tuple[fx.Node, ...] = (trace.ids, trace.positions, trace.keep)
+    before: tuple[fx.Node, ...] = (trace.ids, trace.positions, trace.logits_indices)
     for i in range(len(cuts) + 1):
         attend = trace.attends[i - 1] if i else None
         after = cuts[i] if i < len(cuts) else ()
@@ -80,7 +80,7 @@ class Builder:
 
     def build(self, results: list[fx.Node]) -> None:
         self.results = results
-        self.sizes = {meta(n).shape[0]: n for n in (self.trace.keep, self.given[0]) if n in self.given}
+        self.sizes = {meta(n).shape[0]: n for n in (self.trace.logits_indices, self.given[0]) if n in self.given}
         seen: set[fx.Node] = set()
         stack = [(node, False) for node in reversed(results)]
         while stack:

@@ -30,7 +30,7 @@ class Trace:
     )  # placeholders: weights, constants, then ids [T], positions [T], keep [L]; returns logits [L, vocab]
     ids: fx.Node
     positions: fx.Node
-    keep: fx.Node
+    logits_indices: fx.Node
     weights: dict[fx.Node, str]  # name in the transformers model
     constants: dict[fx.Node, Tensor]  # buffers that no checkpoint holds, with their values
     attends: list[fx.Node]

@@ -66,7 +66,7 @@ class Head:
             return True
         return not self.ordinary
 
-    def largest(self, x: Tensor) -> Tensor | None:
+    def argmax(self, x: Tensor) -> Tensor | None:
         """The first of the largest outputs of each row of x [..., in]: int64 [rows]; None where there are no bounds."""
         x = x.reshape(-1, x.shape[-1])
         scale = quantize.token_scale(x)

@@ -107,23 +107,23 @@ class SplitModel:
         return self._call(self._compiled[-1], -1, o, ctx)[0]
 
     @torch.inference_mode()
-    def largest(self, o: Tensor, ctx: tuple[Tensor, ...]) -> Tensor | None:
+    def argmax(self, o: Tensor, ctx: tuple[Tensor, ...]) -> Tensor | None:
         """The first of the largest `logits` of each kept token, int64 [L], where it is found without most of them."""
         if self._head is None or self._head[1].rests():
             return None
         before, head = self._head
         o, ctx = self._kept(o, ctx)
-        return head.largest(self._call(before, -1, o, ctx)[0])
+        return head.argmax(self._call(before, -1, o, ctx)[0])
 
     def _kept(self, o: Tensor, ctx: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """What the last slice takes, as if the kept tokens were all."""
         context = self.parts.slices[-2].context
-        keep = ctx[context.index(self.parts.trace.keep)]
+        keep = ctx[context.index(self.parts.trace.logits_indices)]
         if len(keep) == len(o):
             return o, ctx
         rows = []
         for node, x in zip(context, ctx, strict=True):
-            if node is self.parts.trace.keep:
+            if node is self.parts.trace.logits_indices:
                 rows.append(torch.arange(len(keep), device=keep.device))
             else:
                 dim = meta(node).token_dim

@@ -1,0 +1,81 @@
+"""The path of an S-rank on a device, on the CPU: plain graphs, staged links and prompts by torch."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hpcdecode.attention.cuda import HostKvCache
+from hpcdecode.attention.open import open_kv_cache
+from hpcdecode.attention.prefill_torch import TorchPrompts
+from hpcdecode.engine.attention_worker import AttentionWorker
+from hpcdecode.engine.s_rank import SRank
+from hpcdecode.exchange.local import LocalLink
+from hpcdecode.exchange.staging import Outbox, StagedLink
+from hpcdecode.model import load_split
+from hpcdecode.model.lower.compile import compile_plain
+from hpcdecode.model.run import load
+from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.prompt import Prompt
+from hpcdecode.requests.stops import Stops
+from hpcdecode.schedule.limits import LaneLimits
+from hpcdecode.schedule.placement import Placement
+from hpcdecode.schedule.scheduler import Scheduler
+from hpcdecode.system.timeline import Timeline
+from tests.schedule.test_scheduler import ListFeed
+from tests.support.late_copies import LateCopies, LateQueue
+from tests.support.parity import make_case
+
+
+class Sink:
+    def __init__(self):
+        self.tokens = {}
+
+    def finish(self, request):
+        self.tokens[request.prompt.line] = request.sequences[0].generated
+
+
+@pytest.mark.parametrize(
+    ("name", "patience", "backend"),
+    [("llama3", 0, "attn_cpu"), ("gemma2", 3, "attn_cpu"), ("gpt_oss", 3, "attn_cpu"), ("gemma2", None, "attn_cuda")],
+)
+def test_tokens_equal_those_of_transformers(name, patience, backend, tmp_path, monkeypatch):
+    """patience: of the copies; None: one device has both roles, and nothing is copied."""
+
+    def open_part(shapes, sinks):
+        size = {"kv_dtype": "float32", "capacity_tokens": 8192, "max_sequences": 32}
+        return AttentionWorker(open_kv_cache(shapes, **size, backend=backend), sinks, Timeline())
+
+    copies = None if patience is None else LateCopies(patience)
+    assert_parity(name, open_part, copies, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["llama3", "gpt_oss"])
+def test_an_r_part_on_a_device_beside_an_s_part_that_is_not(name, tmp_path, monkeypatch):
+    """Its attention is done late, and waited for."""
+
+    def open_part(shapes, sinks):
+        return AttentionWorker(HostKvCache(shapes, "float32", 8192, 32, device="cpu"), sinks, Timeline(), LateQueue())
+
+    assert_parity(name, open_part, None, tmp_path, monkeypatch)
+
+
+def assert_parity(name, open_part, copies, tmp_path, monkeypatch):
+    case = make_case(name, tmp_path, rows=5, new_tokens=6)
+    rows = [json.loads(line) for line in (case / "prompts.jsonl").read_text().splitlines()]
+    monkeypatch.setattr(load, "compile_graph", lambda graph, *_: compile_plain(graph))
+    model = load_split(case / "model", dtype="float32")
+    shapes, lanes = model.attends, 2
+    part = open_part(shapes, [model.sinks(i) for i in range(len(shapes))])
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    feed = ListFeed([Prompt(i, str(i), row["prompt_token_ids"], params) for i, row in enumerate(rows)])
+    placement, sink = Placement([8192], part.store.block_tokens, lanes), Sink()
+    schedulers = [Scheduler(i, feed, placement, LaneLimits(4, 3, 6, 256, 1024), Stops()) for i in range(lanes)]
+    links = [LocalLink(part, i, 16 * i) for i in range(lanes)]
+    if copies:
+        outbox = Outbox()
+        links = [StagedLink(link, outbox, copies) for link in links]
+    prompts = TorchPrompts(shapes, model.dtype, model.device)
+    SRank(model, shapes, links, schedulers, sink, Stops(), prompts, Timeline()).run(lambda: None)
+    assert [sink.tokens[i] for i in range(len(rows))] == json.loads((case / "reference.json").read_text())

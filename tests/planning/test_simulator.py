@@ -1,0 +1,124 @@
+"""The simulator against the scheduler that jobs run, its cost of a step event by event, and its formulas."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpcdecode.config import SCHEDULES
+from hpcdecode.planning import lengths
+from hpcdecode.planning.cost import Cost, ModelSize, TurnSeconds, of_devices, step_seconds
+from hpcdecode.planning.hardware import device
+from hpcdecode.planning.simulator import SimLane, SimulatedFeed, SimulatedWorld, sharded, simulate
+from hpcdecode.requests.params import SamplingParams
+from hpcdecode.schedule.limits import LaneLimits
+from hpcdecode.schedule.placement import Placement
+from tests.schedule.test_scheduler import ListFeed, Machine, prompts
+
+COST = Cost(2, [1, 512], [1e-3, 2e-3], [1, 512], [1e-4, 2e-4], 1e-7, 1e-6, 1e-10, 1e-6, 1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 90), st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=30),
+    schedule=st.sampled_from(SCHEDULES),
+    period=st.integers(1, 9),
+    lanes=st.integers(1, 2),
+    capacity=st.lists(st.integers(200, 500), min_size=1, max_size=3),
+)
+def test_what_is_simulated_is_what_runs(rows, schedule, period, lanes, capacity):
+    """Rows: prompt, max_tokens, tokens before a stop. The load of every lane in every step, and every row's end."""
+    new = [min(most, n) for _, most, n in rows]
+    kind = {"schedule": schedule, "load": 300}
+    feed = ListFeed(prompts([row[:2] for row in rows]))
+    for row in feed.prompts:
+        row.params = SamplingParams(max_tokens=row.params.max_tokens, ignore_eos=True, stop_token_ids=(9,))
+    stops = {(line, 0, n - 1): 9 for line, (n, (_, most, _)) in enumerate(zip(new, rows, strict=True), 1) if n < most}
+    sizes = {"batch": 9, "period": period, "steps": 30, "capacity": capacity, "lanes": lanes, "block": 4}
+    machine = Machine(feed, stops=stops, **sizes, **kind).run()
+    prompt, most, _ = np.array(rows).T
+    simulated = SimulatedFeed(lengths.Lengths(prompt, np.array(new), most, np.zeros(len(rows))))
+    placement = Placement(capacity, 4, lanes)
+    limits = LaneLimits(9, period, 30, 64, None, **kind)
+    sim = [SimLane(lane, simulated, placement, limits) for lane in range(lanes)]
+    loads, ended = [], []
+    for now in range(10_000):
+        if all(lane.exhausted() for lane in sim):
+            break
+        works = [lane.step(now) for lane in sim]
+        loads += [int(w.reads.sum()) for w in works]
+        ended += [row for w in works for row in w.ended]
+    assert sum(loads) == sum(machine.loads) and max(loads) == max(machine.loads)
+    if lanes == 1:
+        assert loads == machine.loads[: len(loads)]
+    assert sorted(ended) == sorted(s.prompt.line - 1 for s in machine.done)
+
+
+@pytest.mark.parametrize(("period", "steps"), [(1, 32), (4, 32), (8, 64)])
+def test_the_load_of_fixed_f_peaks_at_half_the_static_load(period, steps):
+    batch, prompt = 32, 7
+    world = SimulatedWorld(COST, [1 << 20, 1 << 20], [LaneLimits(batch, period, steps, 64, None)])
+    outcome = simulate(world, lengths.fixed(400, prompt, steps + 1))
+    assert outcome.peak_load == batch * prompt + batch * (steps + period) // 2
+    assert outcome.tokens == 400 * (steps + 1)
+    static = SimulatedWorld(COST, world.capacity, [LaneLimits(batch, period, steps, 64, None, schedule="static")])
+    assert simulate(static, lengths.fixed(400, prompt, steps + 1)).peak_load == batch * (prompt + steps)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    s=st.lists(st.integers(1, 30), min_size=1, max_size=3),
+    r=st.lists(st.lists(st.integers(0, 40), min_size=3, max_size=3), min_size=2, max_size=2),
+    wait=st.integers(0, 20),
+)
+def test_a_step_takes_what_its_events_take_or_little_less(s, r, wait):
+    """Layer by layer: the S-rank visits the lanes in rotation, R-ranks serve them in order of arrival."""
+    layers, ranks = 400, np.array(r)[:, : len(s)]
+    back, s_free, r_free = [0.0] * len(s), 0.0, np.zeros(len(ranks))
+    for _ in range(layers):
+        for lane, own in enumerate(s):
+            s_free = max(s_free, back[lane]) + own
+            arrived = s_free + wait / 2
+            r_free = np.maximum(r_free, arrived) + ranks[:, lane]
+            back[lane] = float(r_free.max()) + wait / 2
+    turns = [TurnSeconds(layers * own, layers * ranks[:, lane], 0.0, layers * wait) for lane, own in enumerate(s)]
+    assert 0.999 < max(back) / step_seconds(turns) < 1.25
+
+
+def test_rows_arrive_wait_and_are_all_done():
+    rows = lengths.poisson(lengths.lognormal(300, 40, 60, 200, 1), 200.0, 2)
+    world = SimulatedWorld(COST, [5000], [LaneLimits(16, 4, 60, 64, None, schedule="fifo")] * 2)
+    outcome = simulate(world, rows)
+    assert outcome.rows == 300 and not outcome.refused and np.isfinite(outcome.latency).all()
+    assert outcome.tokens == rows.new.sum()
+    assert outcome.seconds >= rows.arrival[-1] and (outcome.latency > 0).all()
+    assert outcome.s_seconds <= outcome.seconds and outcome.r_seconds <= outcome.seconds
+    parts = sharded(partial(simulate, world), rows, 3)
+    assert parts.rows == 300 and parts.tokens == outcome.tokens and len(parts.latency) == 300
+
+
+def test_a_row_that_fits_nowhere_is_refused():
+    outcome = simulate(SimulatedWorld(COST, [50], [LaneLimits(4, 2, 10, 64, None)]), lengths.fixed(3, 60, 5))
+    assert (outcome.rows, outcome.refused) == (0, 3)
+
+
+def test_costs_follow_the_data_sheets():
+    size = ModelSize(layers=2, body=10_000_000, head=1_000_000, q=512, k=128, v=128, positions=None)
+    cost = of_devices(size, device("a10"), device("epyc-7003"), link=1e9, latency=1e-5)
+    assert cost.body_seconds(1) == pytest.approx(2e7 / (0.8 * 600e9))  # bound by reading the weights
+    assert cost.body_seconds(20_000) == pytest.approx(2e7 * 20_000 / (0.7 * 125e12), rel=1e-6)
+    assert cost.attend == pytest.approx(2 * 2 * 256 / (0.8 * 409.6e9))
+    assert cost.wire == pytest.approx((2 + 2 / 4) * 2 * 512 * 2 / 1e9)  # (2 + 2/G)*e*d a layer
+
+
+def test_sizes_are_those_of_the_checkpoint(checkpoint):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoint("llama3"))
+    size, config = ModelSize.of(str(checkpoint("llama3"))), model.config
+    assert size.body == sum(p.numel() for p in model.model.layers.parameters()) + model.model.norm.weight.numel()
+    assert (size.layers, size.k) == (config.num_hidden_layers, config.num_key_value_heads * config.head_dim)

@@ -1,0 +1,1 @@
+"""What tests share: models, feeds, launchers and cases."""
