@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,17 +18,18 @@ __all__ = ["LLM", "CompletionOutput", "PromptError", "RequestOutput", "SamplingP
 
 _HOMES = dict.fromkeys(("LLM", "CompletionOutput", "PromptError", "RequestOutput"), "hpcdecode.llm")
 _HOMES["SamplingParams"] = "hpcdecode.requests.params"
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
-def read(path: str | os.PathLike) -> Results:
-    """Open a results file: rows by line or id, columns as arrays or a pandas DataFrame; see `Results`."""
+def read(path: str | os.PathLike[str]) -> Results:
+    """Open a results file; `Results` gives its rows by line or id, and its columns as arrays or a DataFrame."""
     from hpcdecode.data.results.read import Results
 
     return Results(path)
 
 
-def __getattr__(name: str):
-    """Import torch only when a name that needs it is asked for."""
+def __getattr__(name: str) -> object:
+    """Return a name of the API, importing its module, and with it torch, on first use."""
     from importlib import import_module
 
     if name not in _HOMES:

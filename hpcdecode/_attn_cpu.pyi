@@ -1,9 +1,23 @@
-from collections.abc import Sequence
-from typing import Any
+"""Attention on this machine's cores: the KV cache of an R-rank, and the prompt attention of an S-rank."""
 
-class CapacityError(RuntimeError): ...
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from numpy import float32, int32, uint8
+from numpy.typing import NDArray
+from torch import Tensor
+
+_Ints: TypeAlias = list[int] | tuple[int, ...] | NDArray[int32] | Tensor  # int32, one dimension
+_Floats: TypeAlias = NDArray[float32] | Tensor  # float32, one dimension, on the host
+_Matrix: TypeAlias = NDArray[float32] | Tensor  # float32 or bfloat16, rows of contiguous elements
+_Bytes: TypeAlias = NDArray[uint8] | Tensor  # uint8, one dimension, contiguous
+
+class CapacityError(RuntimeError):
+    """The KV cache has too few free blocks; nothing was changed."""
 
 class LayerShape:
+    """The shape of one attention layer."""
+
     def __init__(
         self,
         kv_heads: int,
@@ -14,9 +28,30 @@ class LayerShape:
         window: int | None,
         softcap: float | None,
         sinks: bool,
-    ) -> None: ...
+    ) -> None:
+        """Describe an attention layer.
 
-class Engine:
+        Args:
+            kv_heads: Number of key and value heads.
+            k_dim: Elements of a query head and of a key head.
+            v_dim: Elements of a value head.
+            q_heads: Number of query heads, a multiple of kv_heads.
+            scale: Factor of every score q.k.
+            window: Positions that a query sees, its own included, or None for all.
+            softcap: Bound c of scores, which become c * tanh(score / c), or None.
+            sinks: True if every head has one more logit in the softmax's denominator.
+
+        Raises:
+            ValueError: If window or softcap is not positive.
+        """
+
+class KvCache:
+    """A paged KV cache in this machine's memory, with its threads and kernels.
+
+    A slot is a small int that the caller chooses for a sequence. Calls exclude each other and release the GIL.
+    Bad arguments raise ValueError or TypeError before anything changes.
+    """
+
     def __init__(
         self,
         layers: Sequence[LayerShape],
@@ -29,38 +64,146 @@ class Engine:
         isa: str,
         nodes: Sequence[int],
         team: bool,
-    ) -> None: ...
-    def extend(self, slots: Any, counts: Any) -> None: ...
-    def append(self, layer: int, slots: Any, counts: Any, kv: Any) -> None: ...
-    def attend(self, layer: int, slots: Any, counts: Any, qkv: Any, out: Any, sinks: Any = None) -> None: ...
-    def release(self, slots: Any) -> None: ...
-    def fork(self, src: int, dst: int) -> None: ...
-    def truncate(self, slot: int, length: int) -> None: ...
-    def length(self, slot: int) -> int: ...
-    def check(self) -> None: ...
-    def read_seconds(self) -> float: ...
+    ) -> None:
+        """Reserve the address space of a KV cache; memory is touched when it is used.
+
+        Args:
+            layers: Shapes of the model's attention layers.
+            kv_dtype: float32, float16, bfloat16, int8 or int4.
+            capacity_tokens: Tokens to hold, rounded up to whole blocks.
+            max_sequences: Slots are 0 to max_sequences - 1.
+            block_tokens: Tokens of a block, or None for the default.
+            threads: Number of threads, the calling one included.
+            cpus: One CPU per thread to pin workers to, or an empty list.
+            isa: Instruction set to use, or an empty string for the best.
+            nodes: NUMA node of each of cpus, or an empty list.
+            team: True to run on the process's OpenMP threads.
+
+        Raises:
+            RuntimeError: If the system maps no more memory.
+        """
+
+    def extend(self, slots: _Ints, counts: _Ints) -> None:
+        """Make room for counts[i] more tokens in slots[i]; open slots that are new.
+
+        Raises:
+            CapacityError: If there are too few free blocks; nothing changes.
+        """
+
+    def append(self, layer: int, slots: _Ints, counts: _Ints, kv: _Matrix) -> None:
+        """Write K and V of the last counts[i] positions of slots[i].
+
+        Args:
+            layer: Index of the attention layer.
+            slots: int32 [n], each slot once.
+            counts: int32 [n].
+            kv: Rows [k | v], [sum(counts), kv_heads * (k_dim + v_dim)].
+        """
+
+    def attend(
+        self, layer: int, slots: _Ints, counts: _Ints, qkv: _Matrix, out: _Matrix, sinks: _Floats | None = None
+    ) -> None:
+        """Append, then attend causally from the last counts[i] positions over all of slots[i].
+
+        Args:
+            layer: Index of the attention layer.
+            slots: int32 [n], each slot once.
+            counts: int32 [n].
+            qkv: Rows [q | k | v], [sum(counts), q_heads * k_dim + kv_heads * (k_dim + v_dim)].
+            out: Result, [sum(counts), q_heads * v_dim], of the dtype of qkv; overwritten.
+            sinks: float32 [q_heads], or None for a layer without sinks.
+        """
+
+    def release(self, slots: _Ints) -> None:
+        """Free the blocks of sequences and close their slots."""
+
+    def fork(self, src: int, dst: int) -> None:
+        """Open slot dst with the blocks of slot src; a shared block is copied before it is written."""
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Drop the positions of a slot from length on."""
+
+    def length(self, slot: int) -> int:
+        """Return the number of positions that an open slot holds."""
+
+    def check(self) -> None:
+        """Check that every block is free or referenced, and counted right.
+
+        Raises:
+            RuntimeError: With the equation that does not hold.
+        """
+
+    def read_seconds(self) -> float:
+        """Return the seconds in which the threads read the whole arena once: the floor of attending to all of it."""
+
     @property
-    def used_tokens(self) -> int: ...
+    def used_tokens(self) -> int:
+        """Tokens of the blocks in use."""
+
     @property
-    def capacity_tokens(self) -> int: ...
+    def capacity_tokens(self) -> int:
+        """Tokens of all blocks."""
+
     @property
-    def free_blocks(self) -> int: ...
+    def free_blocks(self) -> int:
+        """Number of free blocks."""
+
     @property
-    def node_free_blocks(self) -> list[int]: ...
+    def node_free_blocks(self) -> list[int]:
+        """Number of free blocks of each NUMA node, in the order of the nodes' numbers."""
+
     @property
-    def block_tokens(self) -> int: ...
+    def block_tokens(self) -> int:
+        """Tokens of a block."""
+
     @property
-    def bytes(self) -> int: ...
+    def bytes(self) -> int:
+        """Bytes of the arena, touched or not."""
+
     @property
-    def threads(self) -> int: ...
+    def threads(self) -> int:
+        """Number of threads."""
+
     @property
-    def isa(self) -> str: ...
+    def isa(self) -> str:
+        """Name of the instruction set in use."""
+
     @property
-    def bytes_read(self) -> int: ...
+    def bytes_read(self) -> int:
+        """Bytes of K and V that attend has read so far."""
+
     @property
-    def attend_seconds(self) -> float: ...
+    def attend_seconds(self) -> float:
+        """Seconds spent in attend so far."""
+
+class StepAttention:
+    """Attention of one new token per sequence, for a Chain to call."""
+
+    def __init__(self, kv_cache: KvCache, slots: _Ints, dtype: str, sinks: Sequence[_Floats | None]) -> None:
+        """Prepare a step of sequences that have been extended by one token each.
+
+        Args:
+            kv_cache: The KV cache of the sequences.
+            slots: int32 [n], in the order of the rows.
+            dtype: float32 or bfloat16, of the rows of qkv and of the output.
+            sinks: For every layer float32 [q_heads], or None.
+        """
+
+    @property
+    def address(self) -> int:
+        """Address that Chain.run takes as attention."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that a thread spent in attention, on average."""
 
 class Prefill:
+    """Causal attention of prompts over their own K and V, which the caller holds packed.
+
+    Calls exclude each other and release the GIL.
+    Bad arguments raise ValueError or TypeError before anything is written.
+    """
+
     def __init__(
         self,
         layers: Sequence[LayerShape],
@@ -68,37 +211,98 @@ class Prefill:
         threads: int,
         cpus: Sequence[int],
         isa: str,
-        beside: Engine | None,
-    ) -> None: ...
-    def packed_bytes(self, layer: int, tokens: int) -> int: ...
+        beside: KvCache | None,
+    ) -> None:
+        """Prepare the attention of prompts.
+
+        Args:
+            layers: Shapes of the model's attention layers.
+            dtype: float32 or bfloat16, of all activations.
+            threads: Number of threads, the calling one included.
+            cpus: One CPU per thread to pin workers to, or an empty list.
+            isa: Instruction set to use, or an empty string for the best.
+            beside: KV cache whose threads are used, or None for the OpenMP threads.
+        """
+
+    def packed_bytes(self, layer: int, tokens: int) -> int:
+        """Return the bytes that hold the packed K and V of a prompt's tokens at a layer."""
+
     def attend(
         self,
         layer: int,
-        packed: list[Any],
-        starts: Any,
-        counts: Any,
-        q: Any,
-        k: Any,
-        v: Any,
-        out: Any,
-        sinks: Any = None,
-        unread: Any = None,
-    ) -> None: ...
+        packed: Sequence[_Bytes],
+        starts: _Ints,
+        counts: _Ints,
+        q: _Matrix,
+        k: _Matrix,
+        v: _Matrix,
+        out: _Matrix,
+        sinks: _Floats | None = None,
+        skipped_queries: _Ints | None = None,
+    ) -> None:
+        """Pack k and v of the chunks, then attend causally from the chunks' tokens.
+
+        Args:
+            layer: Index of the attention layer.
+            packed: For every chunk uint8 memory of its prompt, with the tokens before starts[i].
+            starts: int32 [n], position of the chunk's first token in its prompt.
+            counts: int32 [n], tokens of the chunk.
+            q: Queries of the chunks' tokens in order, [sum(counts), q_heads * k_dim].
+            k: Keys, [sum(counts), kv_heads * k_dim].
+            v: Values, [sum(counts), kv_heads * v_dim].
+            out: Result, [sum(counts), q_heads * v_dim].
+            sinks: float32 [q_heads], or None for a layer without sinks.
+            skipped_queries: int32 [n], how many of a chunk's first tokens need no result, or None.
+        """
+
     @property
-    def isa(self) -> str: ...
+    def isa(self) -> str:
+        """Name of the instruction set in use."""
+
     @property
-    def threads(self) -> int: ...
+    def threads(self) -> int:
+        """Number of threads."""
+
+def built_isas() -> list[str]:
+    """Return the instruction sets of this build, worst first."""
+
+def untested_isas() -> list[str]:
+    """Return the instruction sets of this build that were tested under an emulator only."""
+
+def supported_isas() -> list[str]:
+    """Return the instruction sets of this build that CPU and system allow, worst first."""
+
+def select_isa(forced: str) -> str:
+    """Return the instruction set to use: forced, or the best for an empty string.
+
+    Raises:
+        ValueError: If forced is unknown or unsupported here.
+    """
+
+def block_bytes(layers: Sequence[LayerShape], kv_dtype: str, block_tokens: int | None) -> tuple[int, int]:
+    """Return (bytes of a block over all layers, tokens of a block)."""
 
 class ReadProbe:
-    def __init__(self, bytes: int, threads: int, cpus: Sequence[int], isa: str, nodes: Sequence[int] = ()) -> None: ...
-    def seconds(self) -> float: ...
-    @property
-    def bytes(self) -> int: ...
-    @property
-    def address(self) -> int: ...
+    """A buffer of huge pages and the threads that read it."""
 
-def built_isas() -> list[str]: ...
-def untested_isas() -> list[str]: ...
-def supported_isas() -> list[str]: ...
-def select_isa(forced: str) -> str: ...
-def block_bytes(layers: Sequence[LayerShape], kv_dtype: str, block_tokens: int | None) -> tuple[int, int]: ...
+    def __init__(self, bytes: int, threads: int, cpus: Sequence[int], isa: str, nodes: Sequence[int] = []) -> None:
+        """Allocate and touch the buffer.
+
+        Args:
+            bytes: Size of the buffer.
+            threads: Number of threads, the calling one included.
+            cpus: One CPU per thread to pin workers to, or an empty list.
+            isa: Instruction set to use, or an empty string for the best.
+            nodes: NUMA node of each of cpus, or an empty list.
+        """
+
+    def seconds(self) -> float:
+        """Return the seconds in which the threads read the buffer once."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the buffer."""
+
+    @property
+    def address(self) -> int:
+        """Address of the buffer."""

@@ -1,8 +1,9 @@
-"""What to run: one validated, frozen description, the same on every rank."""
+"""Description of a job: validated, frozen, and the same on every rank."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from glob import has_magic
 from pathlib import Path
@@ -13,10 +14,10 @@ import msgspec
 from hpcdecode.errors import UserError
 from hpcdecode.requests.params import SamplingParams
 
-try:
+if sys.version_info >= (3, 11):
     import tomllib
-except ImportError:  # Python 3.10
-    import tomli as tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]  # installed on Python 3.10 only
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -37,46 +38,74 @@ _CHOICES = {
     "partition": PARTITIONS,
     "schedule": SCHEDULES,
 }
-_MOST = {  # beyond these a job would take memory or time that no machine has
+_MOST = {  # larger values need memory or time that no machine has
     "batch": 1 << 20,
     "period": 1 << 24,
     "lanes": 64,
     "prefill_tokens": 1 << 17,
     "overlap": 256,
 }
-SETTINGS = "hpcdecode.toml"
-STDIN = "-"
-DEMO = "demo"  # the model that ships with hpcdecode
+SETTINGS = "hpcdecode.toml"  # in the working directory: the default model
+STDIN = "-"  # prompts from standard input
+DEMO = "demo"  # name of the model that ships with the package
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A model and how it is run. None means auto: it is resolved before the work, and what it became is printed."""
+    """A model and how to run it. None means auto: the value is chosen before the work and printed.
+
+    Attributes:
+        model: Directory of the model.
+        dtype: Data type of weights and activations.
+        weights: Data type of the projections' weights; None for `dtype`.
+        kv_dtype: Data type of the KV cache.
+        device: Device of the S-ranks; None for `cuda` where they see a GPU.
+        compile: Compile slices on GPUs with torch's compiler.
+        gpu_mpi: Send activations from GPU to GPU, if all ranks compute on GPUs and MPI takes their memory.
+        r_device: Device of the R-ranks; `auto` for a GPU where one is left for the rank.
+        batch: B, sequences that decode at once in the steady state.
+        period: F, steps between injections of new rows.
+        lanes: Lanes of an S-rank, each with a micro-batch in flight.
+        schedule: Policy by which rows enter.
+        load_limit: W_lim of the schedule load-control, tokens that all sequences attend to in a step.
+        prefill_tokens: Most prompt tokens in a step of a lane.
+        prefix_sharing: Prefill a common beginning of several prompts once.
+        partition: Unit by which attention is divided among R-ranks.
+        overlap: Parts of an R-rank's work in a layer, each of which is attended to when it arrives.
+        s_ranks: Number of S-ranks.
+        kv_memory: Bytes of the KV cache of an R-rank.
+        gpu_memory: Most bytes of a GPU that a rank takes, KV cache included; None for the free ones.
+        survive: Go on after the loss of R-ranks, with an MPI that supports it.
+    """
 
     model: str
     dtype: str | None = None
-    weights: str | None = None  # of projections; None: as dtype
+    weights: str | None = None
     kv_dtype: str | None = None
-    device: str | None = None  # of S-ranks: cuda where they see a GPU
-    compile: bool = False  # slices on GPUs, by torch's compiler
-    gpu_mpi: bool = True  # activations from GPU to GPU, where all ranks compute on some and MPI takes their memory
-    r_device: str = "cpu"  # of R-ranks; auto: a GPU where one is left for the rank
-    batch: int | None = None  # B, sequences decoding at once in the steady state
-    period: int | None = None  # F, steps between injections
-    lanes: int | None = None  # mini-batches in flight
-    schedule: str = "fixed-f"  # when rows enter
-    load_limit: int | None = None  # W_lim of load-control: tokens that all sequences attend to in a step
-    prefill_tokens: int | None = None  # most that a lane prefills in one step
-    prefix_sharing: bool = True  # prefill what several prompts begin with once
-    partition: str = "request"  # of the attention over R-ranks
-    overlap: int = 1  # pieces of an R-rank's work in a layer, each attended as soon as it has come
+    device: str | None = None
+    compile: bool = False
+    gpu_mpi: bool = True
+    r_device: str = "cpu"
+    batch: int | None = None
+    period: int | None = None
+    lanes: int | None = None
+    schedule: str = "fixed-f"
+    load_limit: int | None = None
+    prefill_tokens: int | None = None
+    prefix_sharing: bool = True
+    partition: str = "request"
+    overlap: int = 1
     s_ranks: int | None = None
-    kv_memory: int | None = None  # bytes per R-rank
-    gpu_memory: int | None = None  # bytes of a GPU that a rank takes at most, KV cache included; None: what is free
-    survive: bool = False  # the loss of R-ranks, where MPI can
+    kv_memory: int | None = None
+    gpu_memory: int | None = None
+    survive: bool = False
 
     def check(self) -> Self:
-        """Return self, or raise UserError naming the value that is out of range."""
+        """Return self.
+
+        Raises:
+            UserError: If a value is out of range.
+        """
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if value is not None and value not in choices:
@@ -100,14 +129,19 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shard(msgspec.Struct, frozen=True):
-    """One of `count` jobs that share the rows of their prompt files: those whose line modulo `count` is `index`."""
+    """One of several jobs that share the rows of their prompt files.
+
+    Attributes:
+        index: Remainder of the shard's lines, modulo `count`.
+        count: Number of shards.
+    """
 
     index: int
     count: int
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """`0/4` to `3/4`. Raises ValueError."""
+        """Return the shard that a text such as `0/4` names, or raise ValueError."""
         match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
         if not match or not int(match[1]) < int(match[2]):
             raise ValueError(f"expected I/N with 0 <= I < N, such as 0/4, got {text!r}")
@@ -117,28 +151,49 @@ class Shard(msgspec.Struct, frozen=True):
         return f"{self.index}/{self.count}"
 
     def holds(self, line: int) -> bool:
+        """Return whether the shard has the row of a line."""
         return line % self.count == self.index
 
 
 class Job(EngineOptions, frozen=True, kw_only=True):
-    """A generation job of the command line: what an engine is to do, and where its results go."""
+    """A generation job: options of the engine, prompts, sampling and results.
 
-    prompts: tuple[str, ...]  # files, patterns, or - for standard input
+    Attributes:
+        prompts: Files, patterns, or `-` for standard input.
+        output: File for the results.
+        params: Sampling parameters of rows that have none of their own.
+        overwrite: Replace existing results.
+        prompt_column: Name of the prompts' column; None for `prompt`.
+        limit: Most rows to take, of all shards together.
+        shard: Part of the rows; None for all of them.
+        max_errors: Most rows that may be unusable; None for any number.
+        profile: File of `hpcdecode calibrate`, from which B, F and lanes are chosen.
+        trace: File for a trace of all ranks.
+        checkpoint_every: Seconds between checkpoints of finished rows and of those in flight.
+        stall_timeout: Seconds that a rank may make no progress; 0 for any time.
+        drain_before: Seconds before the end of the batch job's time at which the job stops; 0 for never.
+    """
+
+    prompts: tuple[str, ...]
     output: str
     params: SamplingParams = SamplingParams()
     overwrite: bool = False
     prompt_column: str | None = None
-    limit: int | None = None  # rows to take at most, of all shards together
-    shard: Shard | None = None  # of the rows; None for all
-    max_errors: int | None = None  # rows that may be unusable before the job stops
-    profile: str | None = None  # of calibrate: what B, F and lanes are chosen by
-    trace: str | None = None  # file for a trace of all ranks
-    checkpoint_every: float = 5.0  # seconds between commits of what is finished and what is in flight
-    stall_timeout: float = 300.0  # seconds that a rank may be without progress; 0 for ever
-    drain_before: float = 120.0  # seconds before the end of the batch job's time; 0 never
+    limit: int | None = None
+    shard: Shard | None = None
+    max_errors: int | None = None
+    profile: str | None = None
+    trace: str | None = None
+    checkpoint_every: float = 5.0
+    stall_timeout: float = 300.0
+    drain_before: float = 120.0
 
     def check(self) -> Self:
-        """Return self, or raise UserError naming the value that is out of range."""
+        """Return self.
+
+        Raises:
+            UserError: If a value is out of range.
+        """
         if len(self.prompts) == 0:
             raise UserError("expected at least one prompt file, got none", everywhere=True)
         if not 0 < self.checkpoint_every < float("inf"):
@@ -154,7 +209,7 @@ class Job(EngineOptions, frozen=True, kw_only=True):
 
 
 def parse_bytes(text: str) -> int:
-    """`512M` or `64G` as bytes. Raises ValueError."""
+    """Return the bytes of a size such as `512M` or `64G`, or raise ValueError."""
     match = re.fullmatch(r"(\d+)([kmgt]?)(i?b)?", text.strip().lower())
     if not match:
         raise ValueError(f"expected a size such as 512M or 64G, got {text!r}")
@@ -162,9 +217,12 @@ def parse_bytes(text: str) -> int:
 
 
 def default_output(prompts: Sequence[str], shard: Shard | None = None) -> str:
-    """`prompts.jsonl.gz` -> `prompts.h5`, of a shard `prompts.0-of-4.h5`, in the working directory.
+    """Return the default name of the results in the working directory.
 
-    UserError where no name follows from the input.
+    `prompts.jsonl.gz` becomes `prompts.h5`, or `prompts.0-of-4.h5` of a shard.
+
+    Raises:
+        UserError: If no name follows from the prompt files.
     """
     name = Path(prompts[0]).name.removesuffix(".gz").removesuffix(".zst")
     if len(prompts) > 1 or prompts[0] == STDIN or has_magic(name):
@@ -173,7 +231,11 @@ def default_output(prompts: Sequence[str], shard: Shard | None = None) -> str:
 
 
 def find_model(flag: str | None, environment: Mapping[str, str]) -> str:
-    """The model directory from --model, HPCDECODE_MODEL or hpcdecode.toml, in this order."""
+    """Return the model directory from --model, HPCDECODE_MODEL or hpcdecode.toml, in this order.
+
+    Raises:
+        UserError: If none of them names a model.
+    """
     model = flag or environment.get("HPCDECODE_MODEL")
     if model is None and Path(SETTINGS).exists():
         model = read_toml(SETTINGS).get("model")
@@ -190,16 +252,21 @@ def find_model(flag: str | None, environment: Mapping[str, str]) -> str:
 
 
 def read_toml(path: str) -> dict[str, Any]:
-    """Raises UserError where the file cannot be read as TOML."""
+    """Return the values of a TOML file.
+
+    Raises:
+        UserError: If the file cannot be read as TOML.
+    """
     try:
         with open(path, "rb") as file:
-            return tomllib.load(file)
+            values: dict[str, Any] = tomllib.load(file)
+            return values
     except (OSError, ValueError) as error:  # a TOMLDecodeError is a ValueError, as is invalid UTF-8
         raise UserError(f"{path}: expected a readable TOML file: {error}", everywhere=True) from error
 
 
 def demo_directory() -> Path:
-    """Where the demo job lies: in the installed package, or in the source tree."""
+    """Return the directory of the demo job, in the installed package or in the source tree."""
     here = Path(__file__).parent
     installed = here / "demo"
     return installed if installed.is_dir() else here.parent / "jobs" / "demo"

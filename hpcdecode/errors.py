@@ -1,12 +1,14 @@
-"""Errors that a user can mend. Every message says what was expected, what came and what to change."""
+"""Exceptions. The messages for users say what was expected, what came and what to change."""
 
 from __future__ import annotations
 
 
 class UserError(Exception):
-    """The job cannot run as asked; the command prints the message without a traceback and exits with 2.
+    """The job cannot run as asked. The command prints the message without a traceback and exits with 2.
 
-    everywhere: every rank raises the same error, so that no rank waits for another and one of them prints it.
+    Args:
+        message: What was expected, what came and what to change.
+        everywhere: Whether every rank raises the same error; then one rank prints it, and no rank waits for another.
     """
 
     def __init__(self, message: str, *, everywhere: bool = False):
@@ -14,12 +16,16 @@ class UserError(Exception):
         self.everywhere = everywhere
 
 
+class PromptError(UserError, ValueError):
+    """A prompt or its sampling parameters cannot be used. Nothing was generated."""
+
+
 class InvariantViolation(Exception):
-    """A check that must always hold has failed: a fault of hpcdecode. The job ends, and what it holds is not written.
+    """An invariant does not hold, which is a fault of hpcdecode. The job ends and writes nothing more.
 
     Args:
-        name: of the invariant.
-        problem: what was expected and what came.
+        name: Name of the invariant.
+        problem: What was expected and what came.
     """
 
     def __init__(self, name: str, problem: str):
@@ -31,14 +37,14 @@ class InvariantViolation(Exception):
 
 
 class RankLost(Exception):
-    """A rank is gone without which the job cannot go on."""
+    """A rank is lost, and the job cannot go on without it."""
 
 
 class RowProblem(Exception):
-    """One row cannot be used; it becomes an entry under `/errors` and the job goes on."""
+    """A row cannot be used. It is recorded under `/errors`, and the job goes on."""
 
 
 def first_line(error: BaseException) -> str:
-    """The exception's type and first line."""
+    """Return the type of an exception and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

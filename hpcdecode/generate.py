@@ -1,12 +1,13 @@
-"""The generation job: from a communicator and a job to a results file. Everything `hpcdecode generate` does."""
+"""The generation job: a job and a communicator in, a results file out. This is all that `hpcdecode generate` does."""
 
 from __future__ import annotations
 
 import gc
+import logging
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +17,15 @@ from hpcdecode.config import STDIN, Job
 from hpcdecode.data.prompts.files import resolve
 from hpcdecode.data.prompts.rows import read_rows
 from hpcdecode.data.prompts.tokenizer import Tokenizer, tokenized
+from hpcdecode.data.results.earlier import EarlierRun
 from hpcdecode.data.results.identity import identity
-from hpcdecode.data.results.resume import Earlier, find_earlier
+from hpcdecode.data.results.resume import find_earlier
 from hpcdecode.data.results.writer import ResultsWriter
 from hpcdecode.doctor import binding
+from hpcdecode.engine.announce import announce, explain
 from hpcdecode.engine.desk import Desk
 from hpcdecode.engine.engine import Engine
-from hpcdecode.engine.setup import Scale, auto_dtype, together
+from hpcdecode.engine.setup import auto_dtype, together
 from hpcdecode.errors import InvariantViolation, RowProblem, UserError
 from hpcdecode.model import SplitModel
 from hpcdecode.planning.auto import planned, profile_for
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 ROW_ERRORS = 3  # exit code of a job that is done, with rows that could not be used
+logger = logging.getLogger(__name__)
 
 
 def generate(
@@ -51,11 +55,19 @@ def generate(
     model: SplitModel | None = None,
     signals: Signals | None = None,
 ) -> int:
-    """Run `job` over the ranks of `comm` (None: this process alone plays both roles).
+    """Run a job over the ranks of `comm`.
 
-    Returns the exit code, which is 0 on all ranks but the lead.
-    model: a model loaded before, used in place of loading `job.model`. signals: entered before. Raises UserError where
-    the job cannot run.
+    Args:
+        job: The job.
+        comm: The ranks; None for this process alone, which then plays both roles.
+        model: A model loaded before, in place of `job.model`.
+        signals: Signals, already entered as a context; None for new ones.
+
+    Returns:
+        The exit code, which is 0 on all ranks but the lead.
+
+    Raises:
+        UserError: If the job cannot run as asked.
     """
     timeline = Timeline(trace=job.trace is not None)
     if job.survive:
@@ -66,64 +78,79 @@ def generate(
 
 
 def _generate(job: Job, team: Team, timeline: Timeline, signals: Signals, model: SplitModel | None) -> int:
-    stages = Stages()
+    stages = Stages(announce=team.lead)
     begin = _survey(job, team)
     earlier = begin.earlier if begin else None
     if team.broadcast(earlier is not None and earlier.complete, bool):
         return _say_complete(job, earlier) if earlier else 0
     problems = binding(team)
-    if begin:
-        print(*problems, sep="\n", end="\n" * bool(problems), file=sys.stderr, flush=True)
+    if begin and problems:
+        logger.warning("\n".join(problems))
     team.pin()
     stages.done("imports")
     offset = clock_offset(team) if job.trace else 0
     engine = Engine(job, team, model, timeline)
-    together(team, lambda: _check_params(job, engine.tokenizer) if team.lead else None)
+    together(team, lambda: _check_params(job, engine) if team.lead else None)
     stages.done("model")
     profile = together(team, lambda: profile_for(job.profile, engine) if team.lead and job.profile else None)
     signals.hold_interrupts()
-    desk, wanted = _open_desk(job, engine, begin) if begin else (None, None)
-    with _kept(desk):
+    lead = _open_lead(job, engine, begin) if begin else None
+    desk = lead.desk if lead else None
+    with _kept(lead):
         if desk and profile:
             engine.options = planned(profile, engine, *desk.feed.preview(LOOKAHEAD))
         scale = engine.scale(desk)
     if desk:
         stages.done("rows")
-        _announce(engine, scale, stages, signals.drain_before(job.drain_before))
-    gc.freeze()  # it stays: a full collection would take 0.2 s to look at what was imported and loaded
+        explain(engine, scale, *desk.feed.preview(LOOKAHEAD))
+        announce(engine, scale, stages)
+        if time_left := signals.drain_before(job.drain_before):
+            logger.log(logging.INFO if signals.has_deadline else logging.WARNING, time_left)
+    gc.freeze()  # collections need not traverse what was imported and loaded, which would take 0.2 s
     gc.enable()
     start = perf_counter()
-    with _kept(desk):
+    with _kept(lead):
         metrics = engine.work(desk, scale, signals, Progress(), job.checkpoint_every)
         team = engine.team
     every = team.gather_all(metrics, Metrics)
-    if desk and not signals.stopping:
+    if lead and not signals.stopping:
         check_emptied(every)
     timeline.enter("end")
-    figures = summarize(desk.counts, every, engine.lost, stages.seconds, perf_counter() - start) if desk else {}
-    code = _finish(job, desk, wanted, figures, signals) if desk else 0
-    team.broadcast(code, int)  # nobody leaves before the results are whole
+    code = 0
+    if lead:
+        figures = summarize(lead.desk.counts, every, engine.lost, stages.seconds, perf_counter() - start)
+        code = _finish(job, lead, figures, signals)
+    team.broadcast(code, int)  # no rank ends before the results are complete
     if job.trace:
         write_trace(job.trace, team, timeline, offset)
     return code
 
 
+@dataclass(frozen=True)
+class _Lead:
+    """What only the lead has: its desk, the writer of the results behind it, and the rows that are to be done."""
+
+    desk: Desk
+    writer: ResultsWriter
+    wanted: _Wanted
+
+
 @contextmanager
-def _kept(desk: Desk | None) -> Iterator[None]:
-    """Make durable what the lead's desk has, whatever ends the block, unless it may be wrong."""
+def _kept(lead: _Lead | None) -> Iterator[None]:
+    """Save the lead's results if an exception ends the block, unless they may be wrong."""
     try:
         yield
     except InvariantViolation:
         raise
     except BaseException:
-        if desk:
+        if lead:
             with suppress(Exception):
-                desk.writer.checkpoint()
+                lead.writer.checkpoint()
         raise
 
 
 def _check_survive(comm: MPI.Intracomm | None) -> None:
-    problem = "got a single process"
+    problem: str | None = "got a single process"
     if comm is not None:
         from hpcdecode.mpi import ulfm
 
@@ -137,17 +164,24 @@ def _check_survive(comm: MPI.Intracomm | None) -> None:
 
 
 class _Begin(msgspec.Struct, frozen=True):
-    """Where the lead begins. identity: all that the tokens depend on; earlier: the run to continue, if there is one."""
+    """Findings of the lead before anything is loaded.
+
+    Attributes:
+        files: Prompt files.
+        identity: Everything that the tokens depend on.
+        earlier: The run to continue; None if there is none.
+    """
 
     files: list[str]
     identity: dict[str, Any]
-    earlier: Earlier | None
+    earlier: EarlierRun | None
 
 
 def _survey(job: Job, team: Team) -> _Begin | None:
-    """Look at prompts, model and output before anything is loaded; None on all but the lead.
+    """Examine prompts, model and output before anything is loaded. Return None on all ranks but the lead.
 
-    The lead's UserError is raised on every rank.
+    Raises:
+        UserError: On every rank, if the lead finds that the job cannot run.
     """
 
     def look() -> _Begin:
@@ -163,8 +197,9 @@ def _survey(job: Job, team: Team) -> _Begin | None:
     return together(team, lambda: look() if team.lead else None)
 
 
-def _check_params(job: Job, tokenizer: Tokenizer) -> None:
-    """Once for all rows: what the job's own parameters ask of the vocabulary."""
+def _check_params(job: Job, engine: Engine) -> None:
+    """Check the job's own sampling parameters against the vocabulary."""
+    tokenizer = _tokenizer(engine)
     try:
         tokenizer.check_params(job.params)
         tokenizer.bad_word_ids(job.params.bad_words)
@@ -172,18 +207,23 @@ def _check_params(job: Job, tokenizer: Tokenizer) -> None:
         raise UserError(f"--{problem}".replace("_", "-", 2)) from None
 
 
-def _say_complete(job: Job, earlier: Earlier) -> int:
+def _say_complete(job: Job, earlier: EarlierRun) -> int:
     kept = job.limit is not None and earlier.rows + earlier.errors > job.limit
-    print(
+    logger.info(
         f"{job.output}: complete already, {earlier.rows:,} rows, {earlier.errors:,} errors"
-        + f"; --limit {job.limit} takes none of them away" * kept,
-        file=sys.stderr,
+        + f"; --limit {job.limit} takes none of them away" * kept
     )
     return ROW_ERRORS if earlier.errors else 0
 
 
-def _open_desk(job: Job, engine: Engine, begin: _Begin) -> tuple[Desk, _Wanted]:
-    setup, earlier = engine.setup, begin.earlier
+def _tokenizer(engine: Engine) -> Tokenizer:
+    assert engine.tokenizer is not None, "the lead is an S-rank, which has one"
+    return engine.tokenizer
+
+
+def _open_lead(job: Job, engine: Engine, begin: _Begin) -> _Lead:
+    setup, earlier, tokenizer = engine.setup, begin.earlier, _tokenizer(engine)
+    assert engine.model is not None, "the lead is an S-rank, which has one"
     attributes = {
         "job": msgspec.to_builtins(job),
         "identity": begin.identity,
@@ -198,21 +238,33 @@ def _open_desk(job: Job, engine: Engine, begin: _Begin) -> tuple[Desk, _Wanted]:
         "versions": versions(),
         "topology": msgspec.to_builtins(engine.team.ranks),
     }
-    every = {"checkpoint_seconds": job.checkpoint_every, "overwrite": job.overwrite}
-    writer = ResultsWriter(job.output, attributes=attributes, earlier=earlier, **every)
+    writer = ResultsWriter(
+        job.output,
+        attributes=attributes,
+        earlier=earlier,
+        checkpoint_seconds=job.checkpoint_every,
+        overwrite=job.overwrite,
+    )
     wanted = _Wanted(job, earlier)
     rows = read_rows(begin.files, job.params, column=job.prompt_column, model=job.model, limit=job.limit, wanted=wanted)
-    prompts = tokenized(rows, engine.tokenizer, engine.max_positions)
+    prompts = tokenized(rows, tokenizer, engine.max_positions)
     if earlier:
-        print(*earlier.warnings, sep="\n", end="\n" * bool(earlier.warnings), file=sys.stderr, flush=True)
-        prompts = earlier.continued(prompts, engine.tokenizer.vocab_size)
-    return Desk(prompts, writer, engine.tokenizer, job.max_errors), wanted
+        for warning in earlier.warnings:
+            logger.warning(warning)
+        done = f"{earlier.rows:,} rows and {earlier.errors:,} errors are done"
+        logger.debug(f"hpcdecode: the job continues: {done}, {len(earlier.unfinished):,} rows have tokens already")
+        prompts = earlier.continued(prompts, tokenizer.vocab_size)
+    return _Lead(Desk(prompts, writer, tokenizer, job.max_errors), writer, wanted)
 
 
 class _Wanted:
-    """Tells by a row's line whether it is for this job to do. rows: how many were so far."""
+    """Predicate of a row's line: whether this job is to do the row.
 
-    def __init__(self, job: Job, earlier: Earlier | None):
+    Attributes:
+        rows: Number of rows so far that it is to do.
+    """
+
+    def __init__(self, job: Job, earlier: EarlierRun | None):
         self._shard, self._earlier = job.shard, earlier
         self.rows = 0
 
@@ -223,32 +275,15 @@ class _Wanted:
         return wanted
 
 
-def _announce(engine: Engine, scale: Scale, stages: Stages, time_left: str) -> None:
-    """Print the topology, what `auto` became, what the start took, and the time that is left."""
-    setup = engine.setup
-    lanes = "+".join(str(len(batches)) for batches in scale.lane_batches)
-    weights = f" with {engine.options.weights} weights" if engine.options.weights else ""
-    limit = f" up to {scale.load:,} tokens a step" if engine.options.schedule == "load-control" else ""
-    print(text.topology(engine.team.ranks), file=sys.stderr)
-    print(
-        f"{engine.options.model}: {len(setup.shapes)} layers, {setup.dtype}{weights}, KV {setup.kv_dtype}; "
-        f"batch {scale.batch}, period {scale.period} of {scale.steps} steps, lanes {lanes}, "
-        f"up to {scale.prefill_tokens:,} prompt tokens a step, schedule {engine.options.schedule}{limit}",
-        file=sys.stderr,
-    )
-    print(*filter(None, (stages.text(), time_left)), sep="\n", file=sys.stderr, flush=True)
-
-
-def _finish(job: Job, desk: Desk, wanted: _Wanted, figures: dict[str, Any], signals: Signals) -> int:
-    """Complete the results and print the summary, `figures`; returns the exit code."""
+def _finish(job: Job, lead: _Lead, figures: dict[str, Any], signals: Signals) -> int:
+    """Complete the results, log the summary `figures` and return the exit code."""
     code = signals.exit_code
-    desk.feed.close()
-    desk.writer.close(complete=code == 0, summary=figures, rows_read=wanted.rows)
-    print(text.summary(figures), file=sys.stderr)
+    lead.desk.feed.close()
+    lead.writer.close(complete=code == 0, summary=figures, rows_read=lead.wanted.rows)
+    logger.info(text.summary(figures))
     if code:
-        print(
-            f"hpcdecode: stopped by {signals.cause}; finished rows are in {job.output}; the same command goes on",
-            file=sys.stderr,
+        logger.warning(
+            f"hpcdecode: stopped by {signals.cause}; finished rows are in {job.output}; the same command goes on"
         )
         return code
-    return ROW_ERRORS if desk.writer.error_count else 0
+    return ROW_ERRORS if lead.writer.error_count else 0

@@ -1,11 +1,10 @@
-"""The Python API: a model in this process, prompts in and texts out. For scripts and notebooks; no files, no MPI."""
+"""The Python API for scripts and notebooks: a model in this process, without result files and MPI."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -13,70 +12,51 @@ from hpcdecode.config import EngineOptions, find_model, parse_bytes
 from hpcdecode.data.prompts.fields import row_params
 from hpcdecode.data.prompts.files import RawRow
 from hpcdecode.data.prompts.rows import Row, RowError, RowReader
-from hpcdecode.data.prompts.tokenizer import tokenized
-from hpcdecode.data.results.writer import Result
+from hpcdecode.data.prompts.tokenizer import Tokenizer, tokenized
+from hpcdecode.data.results.collected import CollectedResults, CompletionOutput, RequestOutput, prompt_error
 from hpcdecode.engine.desk import Desk
 from hpcdecode.engine.engine import Engine
 from hpcdecode.engine.setup import Scale
-from hpcdecode.errors import RowProblem, UserError
+from hpcdecode.errors import PromptError, RowProblem, UserError
 from hpcdecode.ranks import launch
 from hpcdecode.report.metrics import check_emptied
 from hpcdecode.report.progress import NoProgress, Progress
-from hpcdecode.requests.logprobs import Logprobs
 from hpcdecode.requests.params import SamplingParams
-from hpcdecode.requests.prompt import Prompt, Unfinished
-from hpcdecode.schedule.admission import problem_of, row_branches
+from hpcdecode.requests.prompt import Prompt
+from hpcdecode.schedule.admission import problem_of, sequences_of
 from hpcdecode.system.signals import Signals
 
-_CHECKPOINT_SECONDS = 3600.0  # nothing is checkpointed
-
-
-class PromptError(UserError, ValueError):
-    """A prompt, or what is asked for it, cannot be used; nothing was generated."""
-
-
-@dataclass(frozen=True)
-class CompletionOutput:
-    """One sequence. finish_reason: stop or length.
-
-    logprobs: of every token, where they were asked for: the log-probabilities of itself and of the most likely tokens,
-    by token id. cumulative_logprob: of all of them; NaN where it is not known.
-    """
-
-    index: int
-    text: str
-    token_ids: list[int]
-    finish_reason: str
-    cumulative_logprob: float
-    logprobs: list[dict[int, float]] | None
-
-
-@dataclass(frozen=True)
-class RequestOutput:
-    """What became of one prompt. prompt: its text, None where it came as token ids. outputs: its samples.
-
-    prompt_logprobs: as those of an output, of the prompt's tokens; None for the first, which has none.
-    """
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    prompt_logprobs: list[dict[int, float] | None] | None
-    finished: bool = True
+_CHECKPOINT_SECONDS = 3600.0  # of other S-ranks, which this process does not have
+T = TypeVar("T")
+__all__ = ["LLM", "CompletionOutput", "PromptError", "RequestOutput"]
 
 
 class LLM:
-    """A model loaded once, in one process that plays both roles.
+    """A model, loaded once, in this process, which plays both roles.
 
-    model: a Hugging Face directory, or `demo`. dtype, weights, kv_dtype, device, r_device: as the flags of `hpcdecode
-    generate`; None or "auto" chooses. batch: sequences decoding at once. kv_memory, gpu_memory: bytes, or a size such
-    as "8G". threads: cores to use (all that the process has). Raises UserError where the model cannot be run.
+    Messages go to the logger `hpcdecode`, which prints nothing unless the caller sets up logging.
+
+    Args:
+        model: Directory of a Hugging Face model, or `demo`.
+        dtype: Data type of weights and activations; None or "auto" chooses.
+        weights: Data type of the projections' weights; None or "auto" for `dtype`.
+        kv_dtype: Data type of the KV cache; None or "auto" for `dtype`.
+        device: Device of the slices; None or "auto" for `cuda` if there is a GPU.
+        r_device: Device of the KV cache.
+        batch: Sequences that decode at once; None chooses.
+        period: Steps between injections of new prompts; None chooses.
+        prefill_tokens: Most prompt tokens in a step; None chooses.
+        kv_memory: Memory of the KV cache, in bytes or as a size such as "8G"; None chooses.
+        gpu_memory: Most memory of a GPU to take, likewise; None for what is free.
+        threads: Threads to compute with; None for one on each core of the process.
+
+    Raises:
+        UserError: If the model cannot be run.
     """
 
     def __init__(
         self,
-        model: str | os.PathLike,
+        model: str | os.PathLike[str],
         *,
         dtype: str | None = None,
         weights: str | None = None,
@@ -116,11 +96,21 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Generate for every prompt; results are in the order of the prompts.
+        """Generate text for every prompt.
 
-        prompts: text, or dicts as the rows of a prompt file (`prompt` or `prompt_token_ids`, sampling fields of their
-        own). sampling_params: one for all, or one for each. A sampled prompt's tokens depend on its seed and its place
-        in the list alone. Raises PromptError, a ValueError, before any work if one of them cannot be used.
+        Sampled tokens depend only on the prompt, its seed and its position in the list.
+
+        Args:
+            prompts: Texts, or dicts like the rows of a prompt file, with `prompt` or `prompt_token_ids` and sampling
+                fields of their own.
+            sampling_params: Sampling parameters for all prompts, or a list with those of each.
+            use_tqdm: Show a progress bar.
+
+        Returns:
+            The results, in the order of the prompts.
+
+        Raises:
+            PromptError: If a prompt cannot be used, before any work. It is a ValueError.
         """
         given = [prompts] if isinstance(prompts, (str, dict)) else list(prompts)
         rows = [{"prompt": prompt} if isinstance(prompt, str) else prompt for prompt in given]
@@ -136,83 +126,66 @@ class LLM:
         continue_final_message: bool = False,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """As `generate`, for a conversation or several, through the model's chat template; options are as in rows."""
-        several = [messages] if len(messages) and isinstance(messages[0], dict) else messages
+        """Generate a reply to one conversation or several, with the model's chat template.
+
+        Args:
+            messages: Messages of a conversation, or a list of conversations.
+            sampling_params: As in `generate`.
+            use_tqdm: Show a progress bar.
+            add_generation_prompt: End the prompt with the header of a reply.
+            continue_final_message: Continue the last message instead.
+            chat_template_kwargs: Variables for the chat template.
+
+        Returns:
+            The results, in the order of the conversations.
+
+        Raises:
+            PromptError: If a conversation cannot be used, before any work. It is a ValueError.
+        """
+        conversations = [messages] if len(messages) and isinstance(messages[0], dict) else messages
         options = {
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
             "chat_template_kwargs": chat_template_kwargs,
         }
-        return self._run([{"messages": list(each), **options} for each in several], sampling_params, use_tqdm)
+        rows = [{"messages": list(each), **options} for each in conversations]
+        return self._run(rows, sampling_params, use_tqdm)
 
     def _run(
         self, fields: list[dict[str, Any]], params: SamplingParams | Sequence[SamplingParams] | None, use_tqdm: bool
     ) -> list[RequestOutput]:
-        engine = self._engine
+        engine, tokenizer = self._engine, self._tokenizer
         reader = RowReader(model=engine.options.model)
         rows = _usable(_row(reader, number, *each) for number, each in enumerate(_with_params(fields, params), 1))
-        prompts = _usable(tokenized(rows, engine.tokenizer, engine.max_positions))
-        results = _Collected()
-        desk = Desk(prompts, results, engine.tokenizer)
+        prompts = _usable(tokenized(rows, tokenizer, engine.max_positions))
+        results = CollectedResults()
+        desk = Desk(prompts, results, tokenizer)
         progress = Progress(bar=True, total=len(prompts)) if use_tqdm else NoProgress()
         try:
             scale = engine.scale(desk)
-            self._require_room(prompts, scale)
+            self._require_capacity(prompts, scale)
             check_emptied([engine.work(desk, scale, Signals(), progress, _CHECKPOINT_SECONDS)])
         finally:
             desk.feed.close()
         return [self._output(row, prompt, results) for row, prompt in zip(rows, prompts, strict=True)]
 
-    def _require_room(self, prompts: list[Prompt], scale: Scale) -> None:
+    @property
+    def _tokenizer(self) -> Tokenizer:
+        assert self._engine.tokenizer is not None, "an S-rank has one"
+        return self._engine.tokenizer
+
+    def _require_capacity(self, prompts: list[Prompt], scale: Scale) -> None:
         engine, batch = self._engine, scale.lane_batches[0][0]
         limits, placement, stops = engine.limits(batch, scale), engine.placement(1), engine.stops
         for prompt in prompts:
-            branches = row_branches(prompt, 0, limits, placement, stops)
-            if problem := problem_of(branches, limits, placement):
+            sequences = sequences_of(prompt, 0, limits, placement, stops)
+            if problem := problem_of(sequences, limits, placement):
                 raise PromptError(f"prompt {prompt.line}: {problem}")
 
-    def _output(self, row: Row, prompt: Prompt, results: _Collected) -> RequestOutput:
-        text = self._engine.tokenizer.chat_text(row) if row.messages is not None else row.prompt
+    def _output(self, row: Row, prompt: Prompt, results: CollectedResults) -> RequestOutput:
+        text = self._tokenizer.text(row) if row.prompt_token_ids is None else None
         outputs, logprobs = results.outputs(row.line), results.prompt_logprobs(row.line)
         return RequestOutput(row.id, text, prompt.token_ids, outputs, logprobs)
-
-
-class _Collected:
-    """Results in memory, in place of a file."""
-
-    def __init__(self) -> None:
-        self.error_count = 0
-        self.unfinished: Any = list[Unfinished]
-        self._results: dict[int, list[Result]] = {}  # by line
-
-    def add(self, *samples: Result) -> None:
-        self._results[samples[0].line] = sorted(samples, key=lambda r: r.sample)
-
-    def error(self, e: RowError) -> None:
-        raise _problem(e)
-
-    def tick(self) -> None:
-        """Nothing is ever due."""
-
-    def outputs(self, line: int) -> list[CompletionOutput]:
-        return [
-            CompletionOutput(r.sample, r.text, r.token_ids, r.finish_reason, r.cumulative_logprob, _by_token(r))
-            for r in self._results[line]
-        ]
-
-    def prompt_logprobs(self, line: int) -> list[dict[int, float] | None] | None:
-        first = self._results[line][0]
-        held = first.prompt_logprobs
-        return None if held is None else [None, *_likely(first.prompt_token_ids, held)[1:]]
-
-
-def _by_token(result: Result) -> list[dict[int, float]] | None:
-    return None if result.logprobs is None else _likely(result.token_ids, result.logprobs)
-
-
-def _likely(token_ids: Sequence[int], held: Logprobs) -> list[dict[int, float]]:
-    each = zip(token_ids, held.chosen, held.top_ids, held.top, strict=True)
-    return [{**dict(zip(ids, values, strict=True)), token: own} for token, own, ids, values in each]
 
 
 def _with_params(
@@ -226,7 +199,7 @@ def _with_params(
 
 
 def _checked(params: SamplingParams) -> SamplingParams:
-    """The parameters with lists and single strings as rows of prompt files may have them."""
+    """Return the parameters after the checks that the rows of prompt files undergo."""
     try:
         return row_params(msgspec.to_builtins(params, str_keys=True), SamplingParams())
     except RowProblem as problem:
@@ -239,14 +212,15 @@ def _row(reader: RowReader, number: int, fields: Any, params: SamplingParams) ->
     return reader.read(RawRow(number, "", fields), params)
 
 
-def _usable(items: Any) -> list:
-    found = list(items)
-    errors = [item for item in found if isinstance(item, RowError)]
+def _usable(items: Iterable[T | RowError]) -> list[T]:
+    """Return the items, or raise PromptError for the first that is an error."""
+    found: list[T] = []
+    errors: list[RowError] = []
+    for item in items:
+        if isinstance(item, RowError):
+            errors.append(item)
+        else:
+            found.append(item)
     if errors:
-        raise _problem(errors[0], len(errors) - 1)
+        raise prompt_error(errors[0], len(errors) - 1)
     return found
-
-
-def _problem(error: RowError, others: int = 0) -> PromptError:
-    more = f" (and {others} more that cannot be used)" if others else ""
-    return PromptError(f"prompt {error.line}: {error.reason}{more}")

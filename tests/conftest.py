@@ -1,89 +1,74 @@
-"""What the tests share: checkpoints on disk, and commands with an end."""
+"""What all tests share: checkpoints on disk, commands with an end, and the mark of tests that start processes."""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
-ROOT = Path(__file__).parent.parent
-TIMEOUT = 240  # seconds; every launch has an end
+from tests.support.commands import ROOT, TIMEOUT, Command, environment, run
+from tests.support.forkserver import ForkServer
+
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # read by torch: threads that wait take no core from other processes
+
+SYSTEM = {"bench", "cli", "differential", "hostile", "mpi", "slurm", "test_demo.py"}  # these start processes
+# These start several ranks. One world at a time is enough for two cores, so they go to one worker.
+WORLDS = ("slurm", "differential", "cli/test_kills.py", "mpi")
+# The others go by file to the worker that is free, the slowest first.
+SLOWEST = ("model/test_architectures.py", "bench", "model", "cli")
 
 
-class Command:
-    """`hpcdecode ARGS` in a directory, on one process or under mpiexec."""
-
-    def __init__(self, directory: Path):
-        self.directory = directory
-        self.environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-        self.environment.pop("HPCDECODE_MODEL", None)
-
-    def line(self, *arguments: object, ranks: int = 1) -> list[str]:
-        launcher = [] if ranks == 1 else [str(Path(sys.executable).parent / "mpiexec"), "-n", str(ranks)]
-        return [*launcher, sys.executable, "-m", "hpcdecode", *map(str, arguments)]
-
-    def __call__(self, *arguments: object, ranks: int = 1, timeout: float = TIMEOUT) -> subprocess.CompletedProcess:
-        return run(self.line(*arguments, ranks=ranks), cwd=self.directory, env=self.environment, timeout=timeout)
-
-    def start(self, *arguments: object, ranks: int = 1) -> subprocess.Popen:
-        return self.launch(self.line(*arguments, ranks=ranks))
-
-    def launch(self, line: list[str]) -> subprocess.Popen:
-        return subprocess.Popen(
-            line,
-            cwd=self.directory,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark tests by their folders; put the slowest first; leave out those marked `full` unless `-m` names them."""
+    for item in items:
+        path = item.path.relative_to(ROOT / "tests").as_posix()
+        if path.partition("/")[0] in SYSTEM:
+            item.add_marker("system")
+        item.add_marker(pytest.mark.xdist_group("worlds" if path.startswith(WORLDS) else path))
+    items.sort(key=_place)
+    if "full" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("full")]
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=left_out)
 
 
-def run(line: list[str], timeout: float = TIMEOUT, **options) -> subprocess.CompletedProcess:
-    """Run to the end, or end the whole process group at the timeout and fail."""
-    process = subprocess.Popen(
-        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, **options
-    )
-    try:
-        out, err = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        out, err = process.communicate()
-        pytest.fail(f"no end after {timeout} s: {' '.join(line)}\n{out[-2000:]}\n{err[-4000:]}")
-    return subprocess.CompletedProcess(line, process.returncode, out, err)
+def _place(item: pytest.Item) -> int:
+    path = item.path.relative_to(ROOT / "tests").as_posix()
+    order = (*WORLDS, *SLOWEST)
+    return next((place for place, name in enumerate(order) if path.startswith(name)), len(order))
 
 
-def rank_of(process: subprocess.Popen, rank: int, seconds: float = 20) -> psutil.Process:
-    """The process of a rank of those that a launcher starts; waits until it is there."""
-    names, end = {f"{name}={rank}" for name in ("PMI_RANK", "PMIX_RANK")}, time.monotonic() + seconds
-    while time.monotonic() < end:
-        for child in psutil.Process(process.pid).children(recursive=True):
-            with suppress(psutil.Error):
-                own = {f"{name}={value}" for name, value in child.environ().items()}
-                if names & own and "python" in child.name():
-                    return child
-        time.sleep(0.05)
-    raise AssertionError(f"no rank {rank} after {seconds} s")
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of this run of the tests, the same for all workers of pytest-xdist."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Traces made by the tests are kept for the session, and not in the user's cache."""
-    os.environ["HPCDECODE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+def cache(shared_folder: Path) -> None:
+    """Traces made by the tests are kept in HPCDECODE_TEST_CACHE, else for the session; not in the user's cache."""
+    os.environ["HPCDECODE_CACHE"] = os.environ.get("HPCDECODE_TEST_CACHE") or str(shared_folder / "cache")
+
+
+@pytest.fixture(scope="session")
+def forkserver() -> Iterator[ForkServer]:
+    """Where commands of one process come from; they need not import torch then."""
+    server = ForkServer(environment())
+    yield server
+    server.end()
 
 
 @pytest.fixture
-def hpcdecode(tmp_path: Path) -> Command:
-    return Command(tmp_path)
+def hpcdecode(tmp_path: Path, forkserver: ForkServer) -> Command:
+    return Command(tmp_path, forkserver)
 
 
 @pytest.fixture(scope="session")
@@ -121,7 +106,7 @@ def mpiexec() -> Callable[..., subprocess.CompletedProcess]:
 
     def launch(ranks: int, script: str, *arguments: object, timeout: float = TIMEOUT):
         line = [str(Path(sys.executable).parent / "mpiexec"), "-n", str(ranks), sys.executable, "-m", "mpi4py"]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "GOMP_SPINCOUNT": "1000"}
-        return run([*line, str(ROOT / script), *map(str, arguments)], env=environment, timeout=timeout)
+        variables = {**os.environ, "PYTHONPATH": str(ROOT), "GOMP_SPINCOUNT": "1000"}
+        return run([*line, str(ROOT / script), *map(str, arguments)], env=variables, timeout=timeout)
 
     return launch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -127,3 +128,24 @@ def test_one_upward_import_is_found(tmp_path, line):
     (tmp_path / "cli/__init__.py").touch()
     (tmp_path / "schedule/plan.py").write_text(line)
     assert len(upward(tmp_path)) == 1
+
+
+def test_no_test_module_imports_another():
+    """What tests share lies in tests/support, or in a module beside them that is no test."""
+    root = Path(__file__).parent
+    found = [
+        f"{path.relative_to(root)} imports {name}"
+        for path in sorted(root.rglob("*.py"))
+        for name in _imported(ast.parse(path.read_text()))
+        if re.match(r"tests\.(.*\.)?(test_|conftest\b)", name)
+    ]
+    assert found == []
+
+
+def _imported(tree: ast.Module) -> list[str]:
+    """Return the full names of what is imported."""
+    nodes = list(ast.walk(tree))
+    return [
+        *(alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names),
+        *(f"{node.module}.{alias.name}" for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names),
+    ]

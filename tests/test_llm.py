@@ -46,9 +46,9 @@ def test_tokens_and_texts_are_those_of_the_command_line(llm, checkpoint, tmp_pat
 
 def test_a_second_call_uses_the_same_store_and_makes_the_same_tokens(llm):
     first = llm.generate([{"prompt_token_ids": ids} for ids in IDS], SamplingParams(max_tokens=9), use_tqdm=False)
-    store = llm._engine._part.store
+    store = llm._engine._attention.kv_cache
     again = llm.generate([{"prompt_token_ids": ids} for ids in IDS], SamplingParams(max_tokens=9), use_tqdm=False)
-    assert tokens(first) == tokens(again) and llm._engine._part.store is store
+    assert tokens(first) == tokens(again) and llm._engine._attention.kv_cache is store
     store.check()
     assert store.used_tokens == 0
     assert llm.generate([]) == []
@@ -86,10 +86,10 @@ def test_chat_goes_through_the_template(llm):
     ],
 )
 def test_what_cannot_be_used_is_a_value_error_before_any_work(llm, prompts, params, expected):
-    before = llm._engine._part
+    before = llm._engine._attention
     with pytest.raises(ValueError, match=expected) as raised:
         llm.generate(prompts, SamplingParams(**params))
-    assert isinstance(raised.value, PromptError) and llm._engine._part is before
+    assert isinstance(raised.value, PromptError) and llm._engine._attention is before
 
 
 def test_one_parameter_set_too_few(llm):
@@ -110,7 +110,7 @@ def test_an_interrupted_call_leaves_the_model_usable(llm, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("hpcdecode.llm._Collected.add", interrupt)
+        patch.setattr("hpcdecode.llm.CollectedResults.add", interrupt)
         with pytest.raises(KeyboardInterrupt):
             llm.generate(["a b", "c d"] * 20, SamplingParams(max_tokens=20), use_tqdm=False)
     assert tokens(llm.generate("a b", SamplingParams(max_tokens=20), use_tqdm=False)) == expected

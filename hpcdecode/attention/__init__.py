@@ -1,1 +1,1 @@
-"""KV caches that attend where they lie, and the attention of prompts."""
+"""KV caches, which compute attention where they lie, and the attention of prompts."""

@@ -1,24 +1,34 @@
-"""Attention: the R-part's paged KV store, which attends where it lies, and the S-part's attention of prompts.
+"""What every backend of attention shares: shapes, the protocols of KV caches and of prompt attention, and sizes.
 
-`open_kv_cache` picks the backend: `attn_cpu` (C++, all ISAs of the machine), `attn_cuda` (tensors are on a device, see
-`attention_cuda`) or `reference` (plain torch, for tests).
-Tensors are CPU torch tensors (float32, bfloat16) or numpy float32 arrays, 2-D, last dimension contiguous.
+Backends are `attn_cpu` (C++, for every instruction set of the machine), `attn_cuda` (tensors on a GPU, see `cuda`) and
+`reference` (plain torch, for tests). `open_kv_cache` in `open` picks one.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from hpcdecode import _attn_cpu
 from hpcdecode.errors import UserError
 
+if TYPE_CHECKING:
+    import torch
+    from numpy import float32, int32
+    from numpy.typing import NDArray
+    from torch import Tensor
+
 BACKENDS = ("attn_cpu", "attn_cuda", "reference")
 DEFAULT_BLOCK_TOKENS = 64
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")  # the last two with a scale per token and head
+
+IntArray: TypeAlias = "list[int] | tuple[int, ...] | NDArray[int32] | Tensor"  # int32, one dimension, on the host
+FloatArray: TypeAlias = "NDArray[float32] | Tensor"  # float32, one dimension, on the host
+Matrix: TypeAlias = "NDArray[float32] | Tensor"  # float32 or bfloat16, two dimensions, rows of contiguous elements
+_Shape = TypeVar("_Shape")
 
 
 class KvCapacityError(RuntimeError):
@@ -27,7 +37,18 @@ class KvCapacityError(RuntimeError):
 
 @dataclass(frozen=True)
 class LayerShape:
-    """One attention layer of the model. `scale` multiplies q.k; `window` counts positions, itself included."""
+    """The shape of one attention layer of the model.
+
+    Attributes:
+        kv_heads: Number of key and value heads.
+        k_dim: Elements of a query head and of a key head.
+        v_dim: Elements of a value head.
+        q_heads: Number of query heads, a multiple of kv_heads.
+        scale: Factor of every score q.k.
+        window: Positions that a query sees, its own included, or None for all.
+        softcap: Bound c of scores, which become c * tanh(score / c), or None.
+        sinks: True if every head has one more logit in the softmax's denominator.
+    """
 
     kv_heads: int
     k_dim: int
@@ -40,97 +61,196 @@ class LayerShape:
 
     @property
     def group(self) -> int:
-        """Query heads that share one KV head."""
+        """Return the number of query heads that share one KV head."""
         return self.q_heads // self.kv_heads
 
     @property
     def kv_columns(self) -> int:
-        """Columns of a `[k | v]` row."""
+        """Return the columns of a `[k | v]` row."""
         return self.kv_heads * (self.k_dim + self.v_dim)
 
     @property
     def q_columns(self) -> int:
-        """Columns of a q row."""
+        """Return the columns of a q row."""
         return self.q_heads * self.k_dim
 
     @property
     def row_columns(self) -> int:
-        """Columns of a `[q | k | v]` row."""
+        """Return the columns of a `[q | k | v]` row."""
         return self.q_columns + self.kv_columns
 
     @property
     def out_columns(self) -> int:
-        """Columns of an output row."""
+        """Return the columns of an output row."""
         return self.q_heads * self.v_dim
 
 
 class KvCache(Protocol):
     """K and V of many sequences, and attention over them.
 
-    A slot is a small int chosen by the caller, 0 <= slot < max_sequences, known from its first `extend` to its
-    `release`. `slots` and `counts` are int32 arrays of one length; a slot appears once in a call; T = sum(counts).
+    The caller chooses a slot for each sequence, 0 <= slot < max_sequences. A slot is open from its first `extend` to
+    its `release`. In every call `slots` and `counts` have one length, a slot appears once, and T = sum(counts).
     Bad arguments raise ValueError or TypeError before anything changes.
     """
 
-    capacity_tokens: int  # multiple of block_tokens
-    used_tokens: int  # in blocks that some slot holds
-    free_blocks: int
-    block_tokens: int
-    bytes: int  # of the arena, whether touched yet or not
-    bytes_read: int  # K and V bytes that attend calls have read
-    attend_seconds: float  # time spent in attend calls
+    @property
+    def capacity_tokens(self) -> int:
+        """Return the tokens of all blocks."""
 
-    def extend(self, slots: Any, counts: Any) -> None:
-        """Make room for counts[i] more tokens in slots[i] and advance its length; unknown slots open with length 0.
+    @property
+    def used_tokens(self) -> int:
+        """Return the tokens of the blocks that slots hold."""
 
-        All or nothing: raises KvCapacityError before anything changes.
+    @property
+    def free_blocks(self) -> int:
+        """Return the number of free blocks."""
+
+    @property
+    def block_tokens(self) -> int:
+        """Return the tokens of a block."""
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of the arena, touched or not."""
+
+    @property
+    def bytes_read(self) -> int:
+        """Return the bytes of K and V that `attend` has read so far."""
+
+    @property
+    def attend_seconds(self) -> float:
+        """Return the seconds spent in `attend` so far."""
+
+    def extend(self, slots: IntArray, counts: IntArray) -> None:
+        """Make room for counts[i] more tokens in slots[i] and advance its length; a new slot opens with length 0.
+
+        Args:
+            slots: int32 [n].
+            counts: int32 [n].
+
+        Raises:
+            KvCapacityError: If there are too few free blocks; nothing changes.
         """
 
-    def append(self, layer: int, slots: Any, counts: Any, kv: Any) -> None:
-        """Write K and V of the last counts[i] positions. kv [T, kv_columns]: rows [k | v], a slot's rows in order."""
+    def append(self, layer: int, slots: IntArray, counts: IntArray, kv: Matrix) -> None:
+        """Write K and V of the last counts[i] positions of slots[i].
 
-    def attend(self, layer: int, slots: Any, counts: Any, qkv: Any, out: Any, sinks: Any = None) -> None:
-        """Append, then attend causally from the last counts[i] positions over all positions of the slot.
-
-        qkv [T, q_columns + kv_columns]: rows [q | k | v]. out [T, out_columns], same dtype, is overwritten.
-        sinks [q_heads] float32: one more logit per head in the softmax denominator, without a value.
+        Args:
+            layer: Index of the attention layer.
+            slots: int32 [n].
+            counts: int32 [n].
+            kv: Rows [k | v], [T, kv_columns], those of a slot in order.
         """
 
-    def release(self, slots: Any) -> None:
-        """Forget sequences; a slot that is not open raises ValueError and nothing is released."""
+    def attend(
+        self, layer: int, slots: IntArray, counts: IntArray, qkv: Matrix, out: Matrix, sinks: FloatArray | None = None
+    ) -> None:
+        """Append, then attend causally from the last counts[i] positions over all positions of slots[i].
+
+        Args:
+            layer: Index of the attention layer.
+            slots: int32 [n].
+            counts: int32 [n].
+            qkv: Rows [q | k | v], [T, q_columns + kv_columns].
+            out: Result, [T, out_columns], of the dtype of qkv; overwritten.
+            sinks: float32 [q_heads], one more logit per head in the softmax's denominator; None for a layer without.
+        """
+
+    def release(self, slots: IntArray) -> None:
+        """Forget sequences.
+
+        Raises:
+            ValueError: If a slot is not open; nothing is released.
+        """
 
     def fork(self, src: int, dst: int) -> None:
-        """Open dst with what src holds. Blocks are shared; a partly filled one is copied when either side grows."""
+        """Open slot dst with what src holds. Blocks are shared; a partly filled one is copied before it is written."""
 
     def truncate(self, slot: int, length: int) -> None:
-        """Drop the positions from `length` on."""
+        """Drop the positions of a slot from `length` on."""
 
     def length(self, slot: int) -> int:
-        """Positions held by an open slot."""
+        """Return the number of positions that an open slot holds."""
 
     def check(self) -> None:
-        """Prove that every block is free or referenced, and counted right; raises RuntimeError with what is broken."""
+        """Check that every block is free or referenced, and counted right.
+
+        Raises:
+            RuntimeError: With the equation that does not hold.
+        """
+
+
+class PromptAttention(Protocol):
+    """Causal attention of prompts over their own K and V, which the caller holds packed."""
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of all tensors."""
+
+    def tokens_in(self, nbytes: int) -> int:
+        """Return the tokens of a prompt whose packed K and V, of all layers, take at most `nbytes`."""
+
+    def packed_bytes(self, layer: int, tokens: int) -> int:
+        """Return the bytes that hold the packed K and V of `tokens` tokens of one prompt at `layer`."""
+
+    def attend(
+        self,
+        layer: int,
+        packed: list[Tensor],
+        starts: list[int],
+        counts: list[int],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        sinks: Tensor | None = None,
+        skipped_queries: list[int] | None = None,
+    ) -> None:
+        """Pack k and v of the chunks, then attend from tokens starts[i], starts[i] + 1, ... of prompt i.
+
+        Args:
+            layer: Index of the attention layer.
+            packed: For every chunk uint8 memory of its prompt, at least packed_bytes(layer, starts[i] + counts[i])
+                long, with the tokens before starts[i].
+            starts: Position of every chunk's first token in its prompt.
+            counts: Tokens of every chunk.
+            q: Queries of the chunks' tokens in order, [T, q_heads * k_dim] with T = sum(counts).
+            k: Keys, [T, kv_heads * k_dim].
+            v: Values, [T, kv_heads * v_dim].
+            out: Result, [T, q_heads * v_dim].
+            sinks: float32 [q_heads], as in `KvCache.attend`.
+            skipped_queries: How many of a chunk's first tokens need no result; their rows of out stay as they are.
+        """
 
 
 def capacity_for(layers: Sequence[LayerShape], kv_dtype: str, nbytes: int, block_tokens: int | None = None) -> int:
-    """Tokens, in whole blocks, that fit in `nbytes`."""
-    block, tokens = _attn_cpu.block_bytes(native_shapes(layers), kv_dtype, block_tokens)
+    """Return the tokens, in whole blocks, that fit in `nbytes`."""
+    block, tokens = _block_bytes(layers, kv_dtype, block_tokens)
     return nbytes // block * tokens
 
 
 def bytes_per_token(layers: Sequence[LayerShape], kv_dtype: str, block_tokens: int | None = None) -> float:
-    """Stored bytes of one token over all layers, padding included."""
-    block, tokens = _attn_cpu.block_bytes(native_shapes(layers), kv_dtype, block_tokens)
+    """Return the stored bytes of one token over all layers, padding included."""
+    block, tokens = _block_bytes(layers, kv_dtype, block_tokens)
     return block / tokens
 
 
 def block_tokens_for(layers: Sequence[LayerShape], kv_dtype: str) -> int:
-    """Tokens of a block where `block_tokens` is None."""
-    return _attn_cpu.block_bytes(native_shapes(layers), kv_dtype, None)[1]
+    """Return the tokens of a block where `block_tokens` is None."""
+    return _block_bytes(layers, kv_dtype, None)[1]
+
+
+def _block_bytes(layers: Sequence[LayerShape], kv_dtype: str, block_tokens: int | None) -> tuple[int, int]:
+    """Return the bytes of a block over all layers, and its tokens."""
+    return _attn_cpu.block_bytes(native_shapes(layers, _attn_cpu.LayerShape), kv_dtype, block_tokens)
 
 
 def isa() -> str:
-    """Name of the instruction set that `open_kv_cache` uses now. Raises UserError for a forced, unsupported one."""
+    """Return the name of the instruction set that kernels use now.
+
+    Raises:
+        UserError: If HPCDECODE_ISA names one that is unknown or unsupported here.
+    """
     return _selected(os.environ.get("HPCDECODE_ISA", ""))
 
 
@@ -143,42 +263,10 @@ def _selected(forced: str) -> str:
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether that instruction set has products of bfloat16."""
+    """Return True if the instruction set in use has products of bfloat16."""
     return isa() in ("avx512_bf16", "amx")
 
 
-def native_shapes(layers: Sequence[LayerShape], module: Any = _attn_cpu) -> list[Any]:
-    """`layers` as the native `module` has them."""
-    return [
-        module.LayerShape(s.kv_heads, s.k_dim, s.v_dim, s.q_heads, s.scale, s.window, s.softcap, s.sinks)
-        for s in layers
-    ]
-
-
-class NativeKvCache:
-    """The part of a KV store that its native engine does as it is: the engine's own methods and figures."""
-
-    def __init__(self, engine: Any, layers: Sequence[LayerShape], kv_dtype: str) -> None:
-        self._engine = engine
-        self.layers = tuple(layers)
-        self.kv_dtype = kv_dtype
-        self.capacity_tokens: int = engine.capacity_tokens
-        self.block_tokens: int = engine.block_tokens
-        self.bytes: int = engine.bytes
-        self.release = engine.release
-        self.fork = engine.fork
-        self.truncate = engine.truncate
-        self.length = engine.length
-        self.check = engine.check
-
-    @property
-    def used_tokens(self) -> int:
-        return self._engine.used_tokens
-
-    @property
-    def free_blocks(self) -> int:
-        return self._engine.free_blocks
-
-    @property
-    def bytes_read(self) -> int:
-        return self._engine.bytes_read
+def native_shapes(layers: Sequence[LayerShape], shape: Callable[..., _Shape]) -> list[_Shape]:
+    """Return `layers` as objects of a native module, whose class LayerShape is `shape`."""
+    return [shape(s.kv_heads, s.k_dim, s.v_dim, s.q_heads, s.scale, s.window, s.softcap, s.sinks) for s in layers]

@@ -1,19 +1,41 @@
-"""The KV store on this machine's cores: `native/attn_cpu` in C++."""
+"""The KV cache on this machine's cores: `native/attn_cpu` in C++."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+
+from torch import Tensor
 
 from hpcdecode import _attn_cpu
-from hpcdecode.attention.base import KvCapacityError, LayerShape, NativeKvCache, native_shapes
+from hpcdecode.attention.base import IntArray, KvCapacityError, LayerShape, native_shapes
+from hpcdecode.attention.native import NativeKvCache
 from hpcdecode.errors import UserError
 from hpcdecode.system.cores import nodes_of
 
 
-class CpuKvCache(NativeKvCache):
-    """The C++ backend; see KvCache for the verbs."""
+class CpuKvCache(NativeKvCache["_attn_cpu.KvCache"]):
+    """A `KvCache` on CPUs. Tensors are CPU torch tensors (float32, bfloat16) or numpy float32 arrays.
+
+    Args:
+        layers: Shapes of the attention layers.
+        kv_dtype: One of KV_DTYPES.
+        capacity_tokens: Tokens to hold, rounded up to whole blocks.
+        max_sequences: Slots are 0 to max_sequences - 1.
+        block_tokens: Tokens of a block, or None for the default.
+        threads: Number of threads, the calling one included.
+        cpus: One CPU per thread to pin workers to, or None.
+        nodes: NUMA node of each of `cpus`, or None to ask the system.
+        team: True to run on torch's OpenMP threads.
+
+    Attributes:
+        isa: Name of the instruction set in use.
+        threads: Number of threads.
+
+    Raises:
+        ValueError: If an argument is bad.
+        UserError: If the system maps no more memory.
+    """
 
     def __init__(
         self,
@@ -29,8 +51,8 @@ class CpuKvCache(NativeKvCache):
     ) -> None:
         cpus = list(cpus or ())
         try:
-            engine = _attn_cpu.Engine(
-                native_shapes(layers),
+            native = _attn_cpu.KvCache(
+                native_shapes(layers, _attn_cpu.LayerShape),
                 kv_dtype,
                 capacity_tokens,
                 max_sequences,
@@ -43,28 +65,36 @@ class CpuKvCache(NativeKvCache):
             )
         except RuntimeError as error:  # the system maps no more memory
             raise UserError(f"{error}: lower --kv-memory, or give the process more memory") from error
-        super().__init__(engine, layers, kv_dtype)
-        self.isa = engine.isa
-        self.threads = engine.threads
-        self.append = engine.append
-        self.attend = engine.attend
-        self.read_seconds = engine.read_seconds
+        super().__init__(native, layers, kv_dtype)
+        self.isa = native.isa
+        self.threads = native.threads
+        self.append = native.append
+        self.attend = native.attend
+        self.read_seconds = native.read_seconds
 
-    def extend(self, slots: Any, counts: Any) -> None:
+    def extend(self, slots: IntArray, counts: IntArray) -> None:
+        """Make room for new tokens, as `KvCache.extend`."""
         try:
-            self._engine.extend(slots, counts)
+            self.native.extend(slots, counts)
         except _attn_cpu.CapacityError as error:
             raise KvCapacityError(str(error)) from None
 
-    def step_attention(self, slots: Any, dtype: str, sinks: list[Any]) -> _attn_cpu.StepAttention:
-        """The attention of one new token of each of `slots`, for a chain; sinks: of every layer, float32 or None."""
-        return _attn_cpu.StepAttention(self._engine, slots, dtype, sinks)
+    def step_attention(self, slots: IntArray, dtype: str, sinks: Sequence[Tensor | None]) -> _attn_cpu.StepAttention:
+        """Return the attention of one new token of each of `slots`, for a native chain to call.
+
+        Args:
+            slots: int32 [n], extended by one token each, in the order of the rows.
+            dtype: float32 or bfloat16, of the rows.
+            sinks: For every layer float32 [q_heads], or None.
+        """
+        return _attn_cpu.StepAttention(self.native, slots, dtype, sinks)
 
     @property
     def node_free_blocks(self) -> list[int]:
-        """Free blocks of each NUMA node, in the order of the nodes' numbers."""
-        return self._engine.node_free_blocks
+        """Return the number of free blocks of each NUMA node, in the order of the nodes' numbers."""
+        return self.native.node_free_blocks
 
     @property
     def attend_seconds(self) -> float:
-        return self._engine.attend_seconds
+        """Return the seconds spent in `attend` so far."""
+        return self.native.attend_seconds

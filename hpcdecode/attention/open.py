@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+
+import torch
 
 from hpcdecode.attention.base import BACKENDS, KvCache, LayerShape
 from hpcdecode.attention.cpu import CpuKvCache
@@ -23,16 +24,28 @@ def open_kv_cache(
     nodes: Sequence[int] | None = None,
     team: bool = False,
     backend: str = "attn_cpu",
-    device: Any = "cpu",
+    device: torch.device | str = "cpu",
 ) -> KvCache:
-    """Open a KV store for all attention layers of a model.
+    """Open a KV cache for all attention layers of a model.
 
-    `capacity_tokens` is rounded up to whole blocks; memory is touched only when it is used. `block_tokens` None: the
-    measured best. `cpus`: one CPU per thread; workers are pinned, the calling thread is left as it is. `nodes`: the
-    NUMA node of each of `cpus` (None: as the system tells); every node gets a share of the blocks and of the work.
-    `team`: run on torch's OpenMP threads, for a process that runs matrix products on the same cores.
-    `device`: of `attn_cuda`; on the CPU its kernels are emulated.
-    The environment variable HPCDECODE_ISA forces an instruction set. Raises ValueError on bad arguments.
+    The environment variable HPCDECODE_ISA forces an instruction set.
+
+    Args:
+        layers: Shapes of the attention layers.
+        kv_dtype: Data type that K and V are stored as, one of KV_DTYPES.
+        capacity_tokens: Tokens to hold, rounded up to whole blocks. Memory is touched only when it is used.
+        max_sequences: Slots are 0 to max_sequences - 1.
+        block_tokens: Tokens of a block, or None for the measured best.
+        threads: Number of threads, the calling one included.
+        cpus: One CPU per thread. Workers are pinned, the calling thread stays as it is.
+        nodes: NUMA node of each of `cpus`, or None to ask the system. Every node gets a share of blocks and of work.
+        team: True to run on torch's OpenMP threads, in a process that runs GEMMs on the same cores.
+        backend: One of BACKENDS.
+        device: Device of `attn_cuda`; on the CPU its kernels are emulated.
+
+    Raises:
+        ValueError: If an argument is bad.
+        UserError: If the system maps no more memory.
     """
     if backend == "reference":
         return ReferenceKvCache(layers, kv_dtype, capacity_tokens, max_sequences, block_tokens)

@@ -1,9 +1,8 @@
-"""Attention of prompts by torch, on the device where their K and V lie: flash kernels where a layer allows them."""
+"""Attention of prompts in torch, on the device of K and V, by flash kernels where a layer allows them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,34 +11,43 @@ from torch.nn.functional import scaled_dot_product_attention
 from hpcdecode.attention.base import LayerShape
 from hpcdecode.attention.reference import attend_one
 
-_SCORES = 1 << 26  # bytes of scores that are held at once where they are made one by one
+_SCORE_BYTES = 1 << 26  # of scores held at once where no flash kernel serves
 
 
-class TorchPrompts:
-    """As `attention.PromptAttention`, for tensors of `dtype` on `device`. Packed: rows [k | v], token after token."""
+class TorchPromptAttention:
+    """A `PromptAttention` in torch. K and V are packed as rows [k | v], token after token.
 
-    def __init__(self, layers: Sequence[LayerShape], dtype: torch.dtype, device: torch.device):
+    Attributes:
+        shapes: Shapes of the attention layers.
+        dtype: Data type of all tensors.
+        device: Device of all tensors.
+    """
+
+    def __init__(self, layers: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> None:
         self.shapes, self.dtype, self.device = tuple(layers), dtype, device
 
     def tokens_in(self, nbytes: int) -> int:
+        """Return the tokens of a prompt whose packed K and V, of all layers, take at most `nbytes`."""
         return nbytes // sum(self.packed_bytes(layer, 1) for layer in range(len(self.shapes)))
 
     def packed_bytes(self, layer: int, tokens: int) -> int:
+        """Return the bytes that hold the packed K and V of `tokens` tokens of one prompt at `layer`."""
         return tokens * self.shapes[layer].kv_columns * self.dtype.itemsize
 
     def attend(
         self,
         layer: int,
         packed: list[Tensor],
-        starts: Any,
-        counts: Any,
+        starts: list[int],
+        counts: list[int],
         q: Tensor,
         k: Tensor,
         v: Tensor,
         out: Tensor,
         sinks: Tensor | None = None,
-        skipped_queries: Any = None,
+        skipped_queries: list[int] | None = None,
     ) -> None:
+        """Pack k and v of the chunks, then attend, as `PromptAttention.attend`."""
         shape, first = self.shapes[layer], 0
         keys = shape.kv_heads * shape.k_dim
         for memory, start, count, skipped in zip(
@@ -52,17 +60,25 @@ class TorchPrompts:
             if skipped == count:
                 continue
             read = slice(rows.start + skipped, rows.stop)
-            heads = (
-                q[read].reshape(count - skipped, shape.q_heads, shape.k_dim),
-                held[:, :keys].unflatten(1, (shape.kv_heads, shape.k_dim)),
-                held[:, keys:].unflatten(1, (shape.kv_heads, shape.v_dim)),
-            )
+            q_heads = q[read].reshape(count - skipped, shape.q_heads, shape.k_dim)
+            k_heads = held[:, :keys].unflatten(1, (shape.kv_heads, shape.k_dim))
+            v_heads = held[:, keys:].unflatten(1, (shape.kv_heads, shape.v_dim))
             plain = shape.softcap is None and not shape.sinks and (shape.window is None or shape.window >= end)
-            out[read] = _by_flash(*heads, shape) if plain else _by_scores(*heads, shape, sinks)
+            if plain:
+                out[read] = _by_flash(q_heads, k_heads, v_heads, shape)
+            else:
+                out[read] = _by_scores(q_heads, k_heads, v_heads, shape, sinks)
 
 
 def _by_flash(q: Tensor, k: Tensor, v: Tensor, shape: LayerShape) -> Tensor:
-    """Of the last n positions. q [n, q_heads, k_dim], k and v [L, kv_heads, dim]; returns [n, q_heads * v_dim]."""
+    """Return the attention of the last n of L positions by a flash kernel, [n, q_heads * v_dim].
+
+    Args:
+        q: Queries of the last n positions, [n, q_heads, k_dim].
+        k: Keys of all positions, [L, kv_heads, k_dim].
+        v: Values of all positions, [L, kv_heads, v_dim].
+        shape: Shape of the layer.
+    """
     from torch.nn.attention.bias import causal_lower_right  # with torch's compiler: a second, 75 MiB
 
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
@@ -72,9 +88,9 @@ def _by_flash(q: Tensor, k: Tensor, v: Tensor, shape: LayerShape) -> Tensor:
 
 
 def _by_scores(q: Tensor, k: Tensor, v: Tensor, shape: LayerShape, sinks: Tensor | None) -> Tensor:
-    """The same, some queries at a time over the positions that they see, in float32."""
+    """Return the same in float32, for some queries at a time over the positions that they see."""
     n, length = len(q), len(k)
-    some = max(_SCORES // (4 * shape.q_heads * length), 1)
+    some = max(_SCORE_BYTES // (4 * shape.q_heads * length), 1)
     parts = []
     for begin in range(0, n, some):
         part = q[begin : begin + some]

@@ -1,24 +1,27 @@
-"""The KV store and attention in plain torch: what the fast backends are checked against. Same verbs, same errors."""
+"""The KV cache and attention in plain torch, which tests compare the fast backends with."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from hpcdecode.attention.base import KV_DTYPES, KvCapacityError, LayerShape
+from hpcdecode.attention.base import FloatArray, IntArray, KvCapacityError, LayerShape, Matrix
 
 DTYPES = {  # of the tensors that hold K and V; integer types are kept as the floats they stand for
-    name: torch.float32 if name in ("int8", "int4") else getattr(torch, name) for name in KV_DTYPES
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.float32,
+    "int4": torch.float32,
 }
-LEVELS = {"int8": 127, "int4": 7}
+LEVELS = {"int8": 127, "int4": 7}  # largest code
 
 
 def stored(x: torch.Tensor, kv_dtype: str) -> torch.Tensor:
-    """x [tokens, heads, dim] as a cache of `kv_dtype` gives it back."""
+    """Return x [tokens, heads, dim] as a KV cache of `kv_dtype` gives it back."""
     if kv_dtype not in LEVELS:
         return x.to(DTYPES[kv_dtype])
     levels = LEVELS[kv_dtype]
@@ -29,8 +32,18 @@ def stored(x: torch.Tensor, kv_dtype: str) -> torch.Tensor:
     return torch.where(codes < 0, (codes - 0.5).ceil(), (codes + 0.5).floor()) * scale
 
 
-def attend_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shape: LayerShape, sinks=None) -> torch.Tensor:
-    """Causal attention of the last n positions. q [n, q_heads, k_dim], k and v [L, kv_heads, dim], one dtype."""
+def attend_one(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shape: LayerShape, sinks: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the causal attention of the last n of a sequence's L positions, [n, q_heads, v_dim].
+
+    Args:
+        q: Queries of the last n positions, [n, q_heads, k_dim].
+        k: Keys of all positions, [L, kv_heads, k_dim], of the dtype of q.
+        v: Values of all positions, [L, kv_heads, v_dim], of the dtype of q.
+        shape: Shape of the layer.
+        sinks: float32 [q_heads], or None for a layer without sinks.
+    """
     n, length = q.shape[0], k.shape[0]
     q = q.reshape(n, shape.kv_heads, shape.group, shape.k_dim)
     scores = torch.einsum("nhgd,lhd->hgnl", q, k) * shape.scale
@@ -50,7 +63,7 @@ def attend_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shape: LayerSh
 
 
 class ReferenceKvCache:
-    """One tensor per layer, K and V of a block side by side; gathers and computes in float32."""
+    """A `KvCache` in torch: one tensor per layer, K and V of a block side by side; attention in float32."""
 
     def __init__(
         self,
@@ -78,17 +91,21 @@ class ReferenceKvCache:
 
     @property
     def free_blocks(self) -> int:
+        """Return the number of free blocks."""
         return len(self._free)
 
     @property
     def used_tokens(self) -> int:
+        """Return the tokens of the blocks that slots hold."""
         return self.capacity_tokens - len(self._free) * self.block_tokens
 
     @property
     def bytes(self) -> int:
+        """Return the bytes of the tensors that hold K and V."""
         return sum(kv.numel() * kv.element_size() for kv in self._kv)
 
-    def extend(self, slots: Any, counts: Any) -> None:
+    def extend(self, slots: IntArray, counts: IntArray) -> None:
+        """Make room for new tokens, as `KvCache.extend`."""
         pairs = self._pairs(slots, counts)
         leaving: Counter[int] = Counter()
         needed, copying = 0, []
@@ -114,7 +131,8 @@ class ReferenceKvCache:
             while len(table) < self._ceil(self._lengths[slot]):
                 table.append(self._take())
 
-    def append(self, layer: int, slots: Any, counts: Any, kv: Any) -> None:
+    def append(self, layer: int, slots: IntArray, counts: IntArray, kv: Matrix) -> None:
+        """Write K and V, as `KvCache.append`."""
         self._check_layer(layer)
         kv = torch.as_tensor(kv)
         pairs = self._pairs(slots, counts)
@@ -126,7 +144,10 @@ class ReferenceKvCache:
             flat[where] = self._stored(layer, kv[start : start + count])
             start += count
 
-    def attend(self, layer: int, slots: Any, counts: Any, qkv: Any, out: Any, sinks: Any = None) -> None:
+    def attend(
+        self, layer: int, slots: IntArray, counts: IntArray, qkv: Matrix, out: Matrix, sinks: FloatArray | None = None
+    ) -> None:
+        """Append and attend, as `KvCache.attend`."""
         begun = time.perf_counter()
         self._check_layer(layer)
         s = self.layers[layer]
@@ -151,7 +172,8 @@ class ReferenceKvCache:
             start += count
         self.attend_seconds += time.perf_counter() - begun
 
-    def release(self, slots: Any) -> None:
+    def release(self, slots: IntArray) -> None:
+        """Forget sequences, as `KvCache.release`."""
         slots = [int(s) for s in slots]
         for slot in slots:
             self._require_open(slot)
@@ -160,6 +182,7 @@ class ReferenceKvCache:
             del self._blocks[slot], self._lengths[slot]
 
     def fork(self, src: int, dst: int) -> None:
+        """Open slot dst with the blocks of slot src."""
         self._require_open(src)
         self._check_slot(dst)
         if dst in self._lengths:
@@ -170,6 +193,7 @@ class ReferenceKvCache:
             self._references[block] += 1
 
     def truncate(self, slot: int, length: int) -> None:
+        """Drop the positions of a slot from `length` on."""
         if not 0 <= length <= self.length(slot):
             raise ValueError(f"slot {slot}: cannot truncate length {self.length(slot)} to {length}")
         table = self._blocks[slot]
@@ -178,10 +202,16 @@ class ReferenceKvCache:
         self._lengths[slot] = length
 
     def length(self, slot: int) -> int:
+        """Return the number of positions that an open slot holds."""
         self._require_open(slot)
         return self._lengths[slot]
 
     def check(self) -> None:
+        """Check that every block is free or referenced, and counted right.
+
+        Raises:
+            RuntimeError: With the block or slot that is wrong.
+        """
         held = Counter(block for table in self._blocks.values() for block in table)
         for slot, table in self._blocks.items():
             if len(table) != self._ceil(self._lengths[slot]):
@@ -220,12 +250,12 @@ class ReferenceKvCache:
         self._drop(old)
 
     def _positions(self, slot: int) -> torch.Tensor:
-        """Flat row of every position of a slot."""
+        """Return the index of every position of a slot in a layer's tensor of rows."""
         blocks = torch.tensor(self._blocks[slot], dtype=torch.long)
         rows = blocks[:, None] * self.block_tokens + torch.arange(self.block_tokens)
         return rows.flatten()[: self._lengths[slot]]
 
-    def _pairs(self, slots: Any, counts: Any) -> list[tuple[int, int]]:
+    def _pairs(self, slots: IntArray, counts: IntArray) -> list[tuple[int, int]]:
         pairs = [(int(s), int(c)) for s, c in zip(slots, counts, strict=True)]
         if len({slot for slot, _ in pairs}) != len(pairs):
             raise ValueError("a slot is given twice in one call")

@@ -1,8 +1,8 @@
 """`hpcdecode bench accuracy`: what the data types of the KV cache and of the weights cost in quality.
 
-The model is teacher-forced over stretches of a text, with its attention computed by the R-part out of a cache of each
-data type, and with quantised weights out of a float32 cache. Perplexity and logits are compared with those of a float32
-cache and the model's own weights in the same run; spreads are quartiles.
+The model is teacher-forced over stretches of a text. The R-part attends out of a KV cache of each data type. Quantised
+weights run with a float32 cache. Perplexity and logits are compared with those of a float32 cache and the model's own
+weights in the same run. Spreads are quartiles.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from hpcdecode.attention.base import KV_DTYPES, KvCache
 from hpcdecode.attention.open import open_kv_cache
+from hpcdecode.bench.output import Case, Report
 from hpcdecode.config import DTYPES, WEIGHTS, find_model
 from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.errors import UserError
@@ -30,20 +32,35 @@ from hpcdecode.report.benchmark import entry, machine
 EXACT = "float32"
 
 
+class Way(NamedTuple):
+    """A model, and a KV cache for its attention."""
+
+    model: SplitModel
+    kv_cache: KvCache
+
+
 @dataclass
 class Losses:
-    """What one data type did: a value for each stretch."""
+    """What one data type costs, a value for each stretch.
 
-    nats: list[float] = field(default_factory=list)  # mean of -log p(next token)
-    same_choice: list[float] = field(default_factory=list)  # share of tokens with the same most likely successor
-    errors: list[float] = field(default_factory=list)  # root mean square, as a share of the logits' standard deviation
+    Attributes:
+        nats: Mean of -log p(next token).
+        same_choice: Share of tokens with the same most likely successor as in float32.
+        errors: Root mean square of the logits' errors over the logits' standard deviation.
+    """
+
+    nats: list[float] = field(default_factory=list)
+    same_choice: list[float] = field(default_factory=list)
+    errors: list[float] = field(default_factory=list)
 
     @property
     def perplexity(self) -> float:
+        """Return exp of the mean of all stretches' nats."""
         return math.exp(statistics.fmean(self.nats))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this benchmark."""
     parser.add_argument("--model", metavar="DIR", help="model directory, or demo (as for generate, else demo)")
     parser.add_argument("--text", metavar="FILE", help="what to read (the Python language reference, as pydoc has it)")
     parser.add_argument("--dtype", choices=DTYPES, default=EXACT, help="of weights and activations (%(default)s)")
@@ -54,16 +71,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=512, help="of each stretch (%(default)s)")
 
 
-def run(args: argparse.Namespace) -> dict:
-    """Returns the object that `bench --json` prints (docs: "Bench output")."""
+def run(args: argparse.Namespace) -> Report:
+    """Measure every data type against float32.
+
+    Raises:
+        UserError: If the text is too short, or the model has too few positions.
+    """
     path = find_model(args.model or os.environ.get("HPCDECODE_MODEL") or "demo", {})
     text = stretches(Tokenizer.load(path), _read(args.text), args.stretches, args.tokens)
     model = load_split(path, dtype=args.dtype)
     if args.tokens > (model.max_positions or args.tokens):
         raise UserError(f"--tokens {args.tokens}: the model has {model.max_positions} positions; give at most that")
-    ways = {name: (model, _store(model, name, args.tokens)) for name in (EXACT, *args.kv_dtype)}
+    ways = {name: Way(model, _kv_cache(model, name, args.tokens)) for name in (EXACT, *args.kv_dtype)}
     if "int8" in args.weights if args.weights is not None else quantize.exact():
-        ways["int8 weights"] = load_split(path, dtype=args.dtype, int8=True), ways[EXACT][1]
+        ways["int8 weights"] = Way(load_split(path, dtype=args.dtype, int8=True), ways[EXACT].kv_cache)
     losses = measure(ways, text)
     exact = losses.pop(EXACT)
     return {
@@ -74,7 +95,11 @@ def run(args: argparse.Namespace) -> dict:
 
 
 def stretches(tokenizer: Tokenizer, text: str, count: int, tokens: int) -> list[list[int]]:
-    """`count` stretches of `tokens` token ids, evenly spaced, each begun as the tokenizer begins a text."""
+    """Return `count` stretches of `tokens` token ids, evenly spaced, each begun as the tokenizer begins a text.
+
+    Raises:
+        UserError: If the text is too short.
+    """
     ids = tokenizer.encode_texts([text], add_special_tokens=False)[0]
     whole = tokenizer.encode_texts([text])[0]
     begin = whole[: len(whole) - len(ids)]
@@ -85,18 +110,18 @@ def stretches(tokenizer: Tokenizer, text: str, count: int, tokens: int) -> list[
     return [begin + ids[start : start + own] for start in starts]
 
 
-def _store(model: SplitModel, kv_dtype: str, tokens: int) -> KvCache:
+def _kv_cache(model: SplitModel, kv_dtype: str, tokens: int) -> KvCache:
     return open_kv_cache(model.attends, kv_dtype=kv_dtype, capacity_tokens=tokens, max_sequences=1)
 
 
-def measure(ways: dict[str, tuple[SplitModel, KvCache]], text: Sequence[Sequence[int]]) -> dict[str, Losses]:
-    """Teacher-force every stretch in every way; the first is what the others are compared with."""
+def measure(ways: dict[str, Way], text: Sequence[Sequence[int]]) -> dict[str, Losses]:
+    """Teacher-force every stretch in every way, and compare with the first way."""
     losses = {name: Losses() for name in ways}
     for ids in text:
         following = torch.tensor(ids[1:])
         exact = None
-        for name, (model, store) in ways.items():
-            logits = forward(model, store, ids)[:-1].float()
+        for name, way in ways.items():
+            logits = forward(way.model, way.kv_cache, ids)[:-1].float()
             exact = logits if exact is None else exact
             loss = losses[name]
             loss.nats.append(torch.nn.functional.cross_entropy(logits, following).item())
@@ -106,21 +131,28 @@ def measure(ways: dict[str, tuple[SplitModel, KvCache]], text: Sequence[Sequence
 
 
 @torch.inference_mode()
-def forward(model: SplitModel, store: KvCache, ids: Sequence[int]) -> Tensor:
-    """Logits [T, vocab] of one sequence: the slices here, every attention out of `store`, left empty."""
+def forward(model: SplitModel, kv_cache: KvCache, ids: Sequence[int]) -> Tensor:
+    """Run one sequence with every attention out of an empty KV cache, and empty that again.
+
+    Returns:
+        Logits, [T, vocabulary].
+    """
     slots, counts = np.array([0], np.int32), np.array([len(ids)], np.int32)
     positions = torch.arange(len(ids))
-    store.extend(slots, counts)
-    o, context = None, (torch.tensor(ids), positions, positions)
+    kv_cache.extend(slots, counts)
+    o: Tensor | None = None
+    context: tuple[Tensor, ...] = torch.tensor(ids), positions, positions
     for layer, shape in enumerate(model.attends):
         q, k, v, context = model.slice(layer, o, context)
         o = q.new_empty(len(ids), shape.out_columns)
-        store.attend(layer, slots, counts, torch.cat((q, k, v), dim=1), o, model.sinks(layer))
-    store.release(slots)
+        kv_cache.attend(layer, slots, counts, torch.cat((q, k, v), dim=1), o, model.sinks(layer))
+    kv_cache.release(slots)
+    assert o is not None, "a model has layers"
     return model.logits(o, context)
 
 
 def _read(path: str | None) -> str:
+    """Return the text of a file, or the Python language reference of pydoc."""
     if path is None:
         from pydoc_data.topics import topics
 
@@ -132,7 +164,7 @@ def _read(path: str | None) -> str:
         raise UserError(f"--text {path}: expected a readable text in UTF-8: {error}") from error
 
 
-def _cases(name: str, loss: Losses, exact: Losses) -> list[dict]:
+def _cases(name: str, loss: Losses, exact: Losses) -> list[Case]:
     ratios = [math.exp(a - b) for a, b in zip(loss.nats, exact.nats, strict=True)]
     error, same = (statistics.fmean(x) for x in (loss.errors, loss.same_choice))
     reference = f"float32 KV, perplexity {exact.perplexity:.4g}"

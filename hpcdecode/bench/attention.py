@@ -1,7 +1,7 @@
 """`hpcdecode bench attention`: GB/s of the R-part against the read bandwidth measured in the same run.
 
-Every case is verified against float64 first. Passes of attention and of plain reading alternate, over the same memory
-and on the same threads, so that both see the same machine; the ratio is the median of the pairs, its spread their
+Every case is verified against float64 first. Passes of attention and of plain reading alternate, so that both see the
+same machine. They read the same memory on the same threads. The ratio is the median of the pairs, its spread their
 quartiles.
 """
 
@@ -9,22 +9,33 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from hpcdecode.attention import base as attention
-from hpcdecode.attention.base import LayerShape
+from hpcdecode.attention.base import KvCache, LayerShape
+from hpcdecode.attention.cpu import CpuKvCache
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.bench import filled
+from hpcdecode.bench.output import Case, Report
 from hpcdecode.report.benchmark import case as result
 from hpcdecode.report.benchmark import machine, seconds_of
 
 
 @dataclass(frozen=True)
 class AttentionCase:
-    """Sequences of `lengths` over one layer; the layer's K and V are read once a pass."""
+    """Sequences over one layer, whose K and V are read once a pass.
+
+    Attributes:
+        name: As printed.
+        shape: Of the layer.
+        kv_dtype: Data type of the KV cache.
+        lengths: Tokens of every sequence.
+        threads: That attend.
+    """
 
     name: str
     shape: LayerShape
@@ -34,6 +45,7 @@ class AttentionCase:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this benchmark."""
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="thread counts (default: 1 2)")
     parser.add_argument("--kv-dtype", nargs="+", default=["bfloat16", "int8", "int4"], choices=attention.KV_DTYPES)
     parser.add_argument("--head-dim", type=int, nargs="+", default=[64, 128])
@@ -44,9 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-sdpa", action="store_true", help="skip torch scaled_dot_product_attention")
 
 
-def run(args: argparse.Namespace) -> dict:
-    """Verify, then measure. Returns the object that `bench --json` prints (docs: "Bench output")."""
-    cases = []
+def run(args: argparse.Namespace) -> Report:
+    """Verify, then measure every case."""
+    cases: list[Case] = []
     for threads in args.threads:
         for case in table(args, threads):
             filled.verify(opened(case, filled.LENGTHS), case.shape, case.kv_dtype)
@@ -57,7 +69,7 @@ def run(args: argparse.Namespace) -> dict:
 
 
 def table(args: argparse.Namespace, threads: int) -> list[AttentionCase]:
-    """Uniform batches of every asked shape, and one whose lengths spread 100:1."""
+    """Return uniform batches of every shape that is asked for, and one whose lengths spread 100:1."""
     out = []
     for kv_dtype in args.kv_dtype:
         for dim in args.head_dim:
@@ -78,11 +90,12 @@ def table(args: argparse.Namespace, threads: int) -> list[AttentionCase]:
 
 
 def label(shape: LayerShape) -> str:
+    """Return a short name of a shape, such as GQA4 d128."""
     return f"{'MHA' if shape.group == 1 else f'GQA{shape.group}'} d{shape.k_dim}"
 
 
-def opened(case: AttentionCase, lengths: tuple[int, ...]):
-    """An empty store with room for sequences of `lengths` tokens."""
+def opened(case: AttentionCase, lengths: tuple[int, ...]) -> KvCache:
+    """Return an empty KV cache with room for sequences of `lengths` tokens."""
     return open_kv_cache(
         [case.shape],
         kv_dtype=case.kv_dtype,
@@ -92,19 +105,21 @@ def opened(case: AttentionCase, lengths: tuple[int, ...]):
     )
 
 
-def measure(case: AttentionCase, passes: int) -> list[dict]:
-    store = opened(case, case.lengths)
-    filled.fill(store, case.shape, case.lengths)
+def measure(case: AttentionCase, passes: int) -> list[Case]:
+    """Return GB/s and tokens/s of a case, against plain reading of the same memory."""
+    kv_cache = opened(case, case.lengths)
+    filled.fill(kv_cache, case.shape, case.lengths)
     slots, counts, qkv, out = filled.decode(case.shape, len(case.lengths))
-    store.attend(0, slots, counts, qkv, out)
+    kv_cache.attend(0, slots, counts, qkv, out)
+    assert isinstance(kv_cache, CpuKvCache), "plain reading: expected the KV cache of CPUs"
     rates, ratios, seconds = [], [], []
     for _ in range(passes):
-        floor = store.bytes / store.read_seconds()
-        before, begun = store.bytes_read, time.perf_counter()
-        store.attend(0, slots, counts, qkv, out)
+        plain_rate = kv_cache.bytes / kv_cache.read_seconds()
+        before, begun = kv_cache.bytes_read, time.perf_counter()
+        kv_cache.attend(0, slots, counts, qkv, out)
         seconds.append(time.perf_counter() - begun)
-        rates.append((store.bytes_read - before) / seconds[-1])
-        ratios.append(rates[-1] / floor)
+        rates.append((kv_cache.bytes_read - before) / seconds[-1])
+        ratios.append(rates[-1] / plain_rate)
     name = f"{case.name}, {case.threads} threads"
     tokens = [len(case.lengths) / s for s in seconds]
     return [
@@ -113,8 +128,8 @@ def measure(case: AttentionCase, passes: int) -> list[dict]:
     ]
 
 
-def against_sdpa(threads: int, passes: int) -> dict:
-    """64 sequences of 128 to 4096 tokens, GQA 4: tokens/s against the fastest way torch has, on the same threads."""
+def against_sdpa(threads: int, passes: int) -> Case:
+    """Return tokens/s of 64 sequences of 128 to 4096 tokens, GQA 4, against torch's fastest way on as many threads."""
     shape = LayerShape(8, 128, 128, 32, 128**-0.5)
     lengths = tuple(int(x) for x in np.linspace(128, 4096, 64))
     case = AttentionCase(
@@ -124,13 +139,13 @@ def against_sdpa(threads: int, passes: int) -> dict:
     torch.set_num_threads(threads)
     try:
         reference, attend = fastest_sdpa(shape, lengths)
-        store = opened(case, lengths)
-        filled.fill(store, shape, lengths)
+        kv_cache = opened(case, lengths)
+        filled.fill(kv_cache, shape, lengths)
         slots, counts, qkv, out = filled.decode(shape, len(lengths))
         ratios, rates = [], []
         for _ in range(max(3, passes // 3)):
             theirs = seconds_of(attend)
-            ours = seconds_of(lambda: store.attend(0, slots, counts, qkv, out))
+            ours = seconds_of(lambda: kv_cache.attend(0, slots, counts, qkv, out))
             rates.append(len(lengths) / ours)
             ratios.append(theirs / ours)
     finally:
@@ -138,27 +153,30 @@ def against_sdpa(threads: int, passes: int) -> dict:
     return result(case.name, rates, "tokens/s of one layer", reference, ratios)
 
 
-def fastest_sdpa(shape: LayerShape, lengths: tuple[int, ...]):
-    """Name and call of the fastest of three ways; expanding and padding K and V is not on the clock."""
+Way = Callable[[], object]  # attends once
+
+
+def fastest_sdpa(shape: LayerShape, lengths: tuple[int, ...]) -> tuple[str, Way]:
+    """Return name and call of the fastest of torch's three ways; expanding and padding K and V is off the clock."""
     sdpa = torch.nn.functional.scaled_dot_product_attention
     n, longest, group = len(lengths), max(lengths), shape.group
     q = torch.randn(n, shape.q_heads, 1, shape.k_dim).bfloat16()
     rows = torch.randn(2, shape.kv_heads, longest, shape.k_dim).bfloat16()
 
-    def by_sequence():
+    def by_sequence() -> Way:
         kv = [rows[:, None, :, :m].clone() for m in lengths]
         return lambda: [sdpa(q[i : i + 1], k, v, enable_gqa=True) for i, (k, v) in enumerate(kv)]
 
-    def expanded():
+    def expanded() -> Way:
         kv = [rows[:, None, :, :m].repeat_interleave(group, dim=2) for m in lengths]
         return lambda: [sdpa(q[i : i + 1], k, v) for i, (k, v) in enumerate(kv)]
 
-    def padded():
+    def padded() -> Way:
         k, v = (x.expand(n, *x.shape).contiguous() for x in rows)
         mask = (torch.arange(longest) < torch.tensor(lengths)[:, None])[:, None, None]
         return lambda: sdpa(q, k, v, attn_mask=mask, enable_gqa=True)
 
-    ways = {
+    ways: dict[str, Callable[[], Way]] = {
         "sequence by sequence": by_sequence,
         "sequence by sequence, heads expanded": expanded,
         "one padded batch": padded,
@@ -168,5 +186,5 @@ def fastest_sdpa(shape: LayerShape, lengths: tuple[int, ...]):
         call = make()
         call()
         times[name] = min(seconds_of(call) for _ in range(2))
-    best = min(times, key=times.get)
+    best = min(times, key=lambda name: times[name])
     return f"torch scaled_dot_product_attention, {best}", ways[best]()

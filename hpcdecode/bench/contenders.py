@@ -1,4 +1,4 @@
-"""Who runs in `bench e2e`: hpcdecode and its peers, each run a fresh process on the same rows."""
+"""Contenders of `bench e2e`: hpcdecode and its peers, each run a fresh process on the same rows."""
 
 from __future__ import annotations
 
@@ -36,36 +36,55 @@ _CONVERTED = ("openvino", "llama.cpp")  # peers with a checkpoint of their own
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """What a run took. prefill_seconds: until every row has its first token; decode_seconds: from there to the end."""
+    """What a run took.
+
+    Attributes:
+        version: Of the contender.
+        seconds: Whole job, without loading and compiling.
+        prefill_seconds: Until every row has its first token.
+        decode_seconds: From there to the end.
+        peak_bytes: Resident memory of all processes.
+        tokens: Token ids by row.
+        startup_seconds: From the start of the process to the start of the job.
+    """
 
     version: str
-    seconds: float  # whole job, loading and compiling left out
+    seconds: float
     prefill_seconds: float
     decode_seconds: float
-    peak_bytes: int  # resident, all processes
-    tokens: list[list[int]]  # by row
-    startup_seconds: float = 0.0  # from the start of the process to the start of the job
+    peak_bytes: int
+    tokens: list[list[int]]
+    startup_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where everything lies, how a process is started, `prefix` before every command, and in what weights multiply."""
+    """Where everything lies, and how processes are started.
+
+    Attributes:
+        work: Folder of checkpoints, prompts and logs.
+        model: A name in SHAPES.
+        prefix: Put before every command.
+        weights: Data type of the weights; None for bfloat16.
+    """
 
     work: Path
-    model: str  # of SHAPES
+    model: str
     prefix: Sequence[str] = ()
     weights: str | None = None
 
     @property
     def shape(self) -> Shape:
+        """Return the sizes of the model."""
         return SHAPES[self.model]
 
     @property
     def checkpoint(self) -> Path:
+        """Return the model's directory; make it once."""
         return checkpoint(self.work, self.model)
 
     def limits(self, workload: Workload) -> IdealTimes:
-        """This machine's, for the token counts of the workload."""
+        """Measure what this machine allows at the token counts of the workload."""
         counts = {PREFILL_TOKENS, workload.rows}
         line = [sys.executable, "-m", "hpcdecode.bench.limits", self.model, *map(str, counts)]
         found = json.loads(self.call("limits", line, bare=True))
@@ -73,9 +92,15 @@ class Site:
         return IdealTimes(body, head, found["read"])
 
     def call(self, name: str, line: Sequence[str], *, bare: bool = False) -> str:
-        """Run a command to its end and return what it printed; UserError, with its last lines, if it fails.
+        """Run a command to its end and return what it printed.
 
-        bare: without the OpenMP settings that this process was given for hpcdecode.
+        Args:
+            name: Of its log.
+            line: The command.
+            bare: Without the OpenMP settings that this process was given for hpcdecode.
+
+        Raises:
+            UserError: With the last lines of its log, if it fails.
         """
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CACHE_ROOT": str(self.work / "vllm")}
         for variable in SETTINGS if bare else ():
@@ -103,16 +128,24 @@ class Site:
 
 
 class Hpcdecode:
-    """`hpcdecode generate` as a user runs it, on some ranks of this host. flags: more of its flags."""
+    """`hpcdecode generate` as a user runs it.
+
+    Args:
+        site: Where everything lies.
+        ranks: On this host.
+        flags: More of its flags.
+    """
 
     def __init__(self, site: Site, ranks: int = 1, flags: Sequence[str] = ()):
         self.site, self.ranks, self.flags = site, ranks, flags
         self.name = "hpcdecode" if ranks == 1 else f"hpcdecode on {ranks} ranks"
 
     def prepare(self) -> None:
+        """Raise UserError if ranks cannot be started."""
         launcher(self.ranks)
 
     def run(self, workload: Workload) -> MeasuredRun:
+        """Generate for the workload."""
         site, out = self.site, self.site.work / "hpcdecode.h5"
         rows = prompt_file(site.work, workload, site.model)
         line = [
@@ -144,21 +177,35 @@ class Hpcdecode:
 
 
 class Peer:
-    """Another engine, in the environment of the interpreter `python`, through peer_runner.py."""
+    """Another engine, run by peer_runner.py.
+
+    Args:
+        site: Where everything lies.
+        name: One of PEERS.
+        python: Interpreter of the environment in which it is installed.
+    """
 
     def __init__(self, site: Site, name: str, python: str):
         self.site, self.name, self.python = site, name, python
 
     @classmethod
     def parse(cls, site: Site, text: str) -> Peer:
-        """From NAME or NAME=PYTHON; without PYTHON the peer is one of this environment."""
+        """Return the peer of NAME or NAME=PYTHON; without PYTHON it is one of this environment.
+
+        Raises:
+            UserError: If NAME is not one of PEERS.
+        """
         name, _, python = text.partition("=")
         if name not in PEERS:
             raise UserError(f"--peer {text}: expected one of {', '.join(PEERS)}, or NAME=PYTHON")
         return cls(site, name, python or sys.executable)
 
     def prepare(self) -> None:
-        """UserError where the peer is not installed; converts the checkpoint for a peer that needs it."""
+        """Convert the checkpoint if the peer needs that.
+
+        Raises:
+            UserError: If the peer is not installed, or has no such weights.
+        """
         if self.site.weights and self.name not in _CONVERTED:
             raise UserError(
                 f"--weights {self.site.weights}: expected no peer but {' and '.join(_CONVERTED)}, got {self.name}"
@@ -175,6 +222,7 @@ class Peer:
         self._model()
 
     def run(self, workload: Workload) -> MeasuredRun:
+        """Generate for the workload."""
         site, out = self.site, self.site.work / f"{self.name}.json"
         rows = prompt_file(site.work, workload, site.model)
         script = str(Path(__file__).with_name("peer_runner.py"))
@@ -184,7 +232,7 @@ class Peer:
         return MeasuredRun(**found, decode_seconds=found["seconds"] - found["prefill_seconds"])
 
     def _model(self) -> Path:
-        """The directory or the file that the peer loads."""
+        """Return the directory or the file that the peer loads; make it once."""
         if self.name not in _CONVERTED:
             return self.site.checkpoint
         kind = f"{self.site.model}-{self.site.weights}" if self.site.weights else self.site.model
@@ -206,9 +254,15 @@ class Peer:
 
 
 def launcher(ranks: int) -> list[str]:
-    """What starts a command on so many ranks of this host; UserError where there is no mpiexec."""
+    """Return what to put before a command to start it on `ranks` ranks of this host.
+
+    Raises:
+        UserError: If there is no mpiexec.
+    """
     beside = Path(sys.executable).with_name("mpiexec")
     mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if ranks > 1 and not mpiexec:
+    if ranks == 1:
+        return []
+    if not mpiexec:
         raise UserError(f"--ranks {ranks}: no mpiexec beside {sys.executable} or on PATH; install mpich")
-    return [mpiexec, "-n", str(ranks)] if ranks > 1 else []
+    return [mpiexec, "-n", str(ranks)]

@@ -1,16 +1,16 @@
 """`hpcdecode bench e2e`: whole jobs against what the machine allows, and against other engines.
 
 A random Llama checkpoint (355M parameters, bfloat16) and prompts are made once and kept in the work folder. Each round
-measures the limits, then runs every contender in a fresh process, greedy, with loading and compiling off the clock;
-ratios are medians over the rounds. The ideal is every product at the rate of torch's bfloat16 GEMM plus the bytes of
-the KV cache at the read bandwidth, both measured in the same round (`perf/limits.py` has the formula).
+measures the limits, then runs every contender, greedy, in a fresh process. Loading and compiling are off the clock.
+Ratios are medians over the rounds. The ideal is every GEMM at the rate of torch's bfloat16 GEMM, plus the bytes of the
+KV cache at the read bandwidth. Both are measured in the same round (`bench/limits.py` has the formula).
 
 The peer LLM is hpcdecode's own library, warmed up as peers are; its command line begins with a cold process.
 
-Workloads: w64, w128 and w256 are that many prompts of 64 to 128 tokens, l32 is 32 prompts of 1,024; 128 new tokens a
-row. "whole job", "decode" and "prefill" are fractions of the ideal; "peak memory" is against weights + KV cache +
-300 MiB, and "start-up", from the start of the process to the first decode step, cold (no trace kept, the checkpoint out
-of the page cache) and warm, against importing torch and transformers (lower is better for these two).
+Workloads: w64, w128 and w256 are that many prompts of 64 to 128 tokens, l32 is 32 prompts of 1,024. Every row gets 128
+new tokens. "whole job", "decode" and "prefill" are fractions of the ideal. "peak memory" is against weights, KV cache
+and 300 MiB. "start-up" is from the start of the process to the first decode step, against importing torch and
+transformers. It is cold (no trace kept, the checkpoint out of the page cache) or warm. Lower is better for these two.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from hpcdecode.bench.contenders import LIBRARY, PEERS, Hpcdecode, MeasuredRun, Peer, Site
 from hpcdecode.bench.limits import PREFILL_TOKENS, Ideal, ideal
+from hpcdecode.bench.output import Case, Report
 from hpcdecode.bench.workload import SHAPES, WORKLOADS, Workload, default_folder
 from hpcdecode.config import WEIGHTS
 from hpcdecode.errors import UserError
@@ -47,15 +47,23 @@ _IMPORTS = "import torch, transformers; from hpcdecode.report.stages import proc
 
 @dataclass(frozen=True)
 class Round:
-    """The limits and one run of every contender, close in time."""
+    """The limits and one run of every contender, close in time.
 
-    gflops: float  # of the layers' products at a chunk of PREFILL_TOKENS
-    read: float  # GB/s
+    Attributes:
+        gflops: GFLOP/s of the layers' GEMMs at a chunk of PREFILL_TOKENS.
+        read: Read bandwidth in GB/s.
+        ideal: Least seconds of the workload.
+        runs: Of the contenders, in their order.
+    """
+
+    gflops: float
+    read: float
     ideal: Ideal
     runs: list[MeasuredRun]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this benchmark."""
     add = parser.add_argument
     add("--workload", nargs="+", default=["w64"], choices=tuple(WORKLOADS), help="(default: w64)")
     add("--runs", type=int, default=3, metavar="N", help="rounds (%(default)s)")
@@ -77,15 +85,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the object that `bench --json` prints; UserError where a contender is missing or fails."""
+def run(args: argparse.Namespace) -> Report:
+    """Run all contenders on all workloads.
+
+    Raises:
+        UserError: If a contender is missing or fails.
+    """
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that no run outlives this process
     args.work.mkdir(parents=True, exist_ok=True)
     site = Site(args.work.resolve(), args.model, args.prefix, args.weights)
     contenders = [Hpcdecode(site, n) for n in args.ranks] + [Peer.parse(site, text) for text in args.peer]
     for contender in contenders:
         contender.prepare()
-    cases, every = [], []
+    cases: list[Case] = []
+    every: list[Round] = []
     for name in args.workload:
         rounds = [play(site, contenders, WORKLOADS[name]) for _ in range(args.runs)]
         cases += compare(site, contenders, WORKLOADS[name], rounds)
@@ -100,7 +113,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def play(site: Site, contenders: list[Hpcdecode | Peer], workload: Workload) -> Round:
-    """One round; raises UserError where a contender does not do the same work."""
+    """Run one round.
+
+    Raises:
+        UserError: If a contender does not do the same work.
+    """
     limits = site.limits(workload)
     best = ideal(site.shape, workload, limits)
     gflops = 2 * PREFILL_TOKENS * site.shape.layer_weights / limits.body[PREFILL_TOKENS] / 1e9
@@ -116,10 +133,8 @@ def play(site: Site, contenders: list[Hpcdecode | Peer], workload: Workload) -> 
     return Round(gflops, limits.read / 1e9, best, runs)
 
 
-def compare(
-    site: Site, contenders: list[Hpcdecode | Peer], workload: Workload, rounds: list[Round]
-) -> Iterator[dict[str, Any]]:
-    """Every contender against the ideal, and the first one and the library against every other."""
+def compare(site: Site, contenders: list[Hpcdecode | Peer], workload: Workload, rounds: list[Round]) -> Iterator[Case]:
+    """Yield every contender against the ideal, and the first one and the library against every other."""
     prompts = sum(map(len, workload.prompts(site.shape)))
     made = workload.rows * workload.new
     tokens = {"seconds": made, "decode_seconds": made - workload.rows, "prefill_seconds": prompts}
@@ -142,9 +157,11 @@ def compare(
         yield case(f"{workload.name}, {ours}: whole job", _over(made, seconds[ours]), "tokens/s", theirs, ratios)
 
 
-def startup(site: Site, ranks: int, runs: int) -> list[dict[str, Any]]:
-    """Seconds to the first decode step, with no trace kept and the checkpoint out of the page cache, and with both."""
-    imports, cold, warm = [], [], []
+def startup(site: Site, ranks: int, runs: int) -> list[Case]:
+    """Return the seconds to the first decode step: without trace and page cache (cold), and with both (warm)."""
+    imports: list[float] = []
+    cold: list[float] = []
+    warm: list[float] = []
     for _ in range(runs):
         imports.append(float(site.call("imports", [sys.executable, "-c", _IMPORTS])))
         _evict(site.checkpoint)
@@ -161,6 +178,7 @@ def startup(site: Site, ranks: int, runs: int) -> list[dict[str, Any]]:
 
 
 def _require_same_work(name: str, workload: Workload, run: MeasuredRun, first: MeasuredRun) -> None:
+    """Raise UserError if a run has other numbers of tokens than asked for, or begins unlike the first contender."""
     lengths = {len(row) for row in run.tokens}
     if len(run.tokens) != workload.rows or lengths != {workload.new}:
         raise UserError(

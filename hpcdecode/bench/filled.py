@@ -1,15 +1,16 @@
-"""A KV store whose rows are known: what benchmarks read, and how they check the answers."""
+"""A KV cache whose K and V are known: what benchmarks read, and how they check the answers."""
 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcdecode.attention.base import LayerShape
+from hpcdecode.attention.base import KvCache, LayerShape
 from hpcdecode.attention.reference import attend_one, stored
 
 LENGTHS = (1, 100, 1500)  # of the sequences that are checked
@@ -18,35 +19,50 @@ _TOLERANCE = 2e-2  # share of max |v|; bfloat16 activations
 
 
 def capacity(lengths: tuple[int, ...]) -> int:
-    """Tokens that a store needs for sequences of these lengths, whatever its block."""
+    """Return the tokens that a KV cache needs for sequences of these lengths, with blocks of up to 64 tokens."""
     return sum(-(-n // 64) * 64 for n in lengths)
 
 
-def fill(store: Any, shape: LayerShape, lengths: tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
-    """Sequences of `lengths` tokens in slots 0, 1, ...; returns the rows that they repeat, bfloat16
-    [_ROWS, kv_columns]."""
+def fill(kv_cache: KvCache, shape: LayerShape, lengths: tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
+    """Put sequences of `lengths` tokens into slots 0, 1, ... of an empty KV cache.
+
+    Returns:
+        The rows [k | v] that they repeat, bfloat16 [1024, kv_columns].
+    """
     rows = torch.randn(_ROWS, shape.kv_columns, generator=torch.Generator().manual_seed(0)).bfloat16().to(device)
     for slot, length in enumerate(lengths):
         for start, end in pairwise([*range(0, length, _ROWS), length]):
-            store.extend([slot], [end - start])
-            store.append(0, [slot], [end - start], rows[: end - start])
+            slots, counts = np.array([slot], np.int32), np.array([end - start], np.int32)
+            kv_cache.extend(slots, counts)
+            kv_cache.append(0, slots, counts, rows[: end - start])
     return rows
 
 
-def decode(
-    shape: LayerShape, n: int, device: torch.device | str = "cpu"
-) -> tuple[np.ndarray, np.ndarray, Tensor, Tensor]:
-    """What `attend` takes for one token of each of n sequences: slots, counts, qkv and out."""
+class DecodeArguments(NamedTuple):
+    """What `KvCache.attend` takes beside the layer, for one token of each sequence."""
+
+    slots: NDArray[np.int32]
+    counts: NDArray[np.int32]
+    qkv: Tensor
+    out: Tensor
+
+
+def decode(shape: LayerShape, n: int, device: torch.device | str = "cpu") -> DecodeArguments:
+    """Return random arguments for one token of each of the sequences in slots 0 to n - 1."""
     qkv = torch.randn(n, shape.row_columns, generator=torch.Generator().manual_seed(1)).bfloat16().to(device)
     out = torch.empty(n, shape.out_columns, dtype=torch.bfloat16, device=device)
-    return np.arange(n, dtype=np.int32), np.ones(n, np.int32), qkv, out
+    return DecodeArguments(np.arange(n, dtype=np.int32), np.ones(n, np.int32), qkv, out)
 
 
-def verify(store: Any, shape: LayerShape, kv_dtype: str, device: torch.device | str = "cpu") -> None:
-    """RuntimeError where an empty store's answers for sequences of LENGTHS do not match float64."""
-    rows = fill(store, shape, LENGTHS, device).cpu()
+def verify(kv_cache: KvCache, shape: LayerShape, kv_dtype: str, device: torch.device | str = "cpu") -> None:
+    """Fill an empty KV cache with sequences of LENGTHS, and compare its attention with float64.
+
+    Raises:
+        RuntimeError: If they differ.
+    """
+    rows = fill(kv_cache, shape, LENGTHS, device).cpu()
     slots, counts, qkv, out = decode(shape, len(LENGTHS), device)
-    store.attend(0, slots, counts, qkv, out)
+    kv_cache.attend(0, slots, counts, qkv, out)
     for i, length in enumerate(LENGTHS):
         own = qkv[i : i + 1].cpu()
         held = torch.cat([rows.repeat(2, 1)[: length - 1], own[:, shape.q_columns :]])

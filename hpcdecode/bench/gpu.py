@@ -2,11 +2,10 @@
 
 A random Llama checkpoint is made once and kept in the work folder. Attention is verified against float64 first.
 attention: GB/s of attn_cuda against copying on the device. slices: a step's slices and logits of B sequences against
-their bare matrix products, operator by operator and by torch's compiler. transfers: the seconds that the copies of a
-step add to its slices, against what they take alone. jobs: tokens/s of whole jobs, by where S and R are, the first of
-them in one process on the GPU, and of transformers' continuous batching; --gpu-memory bounds what a rank takes of a
-GPU, as a smaller card would. How long the S-rank idles while rows decode is what its slices, measured alone at a lane's
-batch, leave of the time.
+their bare GEMMs, operator by operator and by torch's compiler. transfers: the seconds that the copies of a step add to
+its slices, against what they take alone. jobs: tokens/s of whole jobs by where S and R are, against one process on the
+GPU; and of transformers' continuous batching. --gpu-memory bounds what a rank takes of a GPU, as a smaller card would.
+The S-rank idles for what its slices, measured alone at a lane's batch, leave of the decode time.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from hpcdecode.attention.base import LayerShape
 from hpcdecode.attention.cuda import CudaKvCache, state
 from hpcdecode.bench import filled
 from hpcdecode.bench.contenders import Hpcdecode, Site, launcher
+from hpcdecode.bench.output import Case, Report
 from hpcdecode.bench.workload import SHAPES, Shape, Workload, default_folder
 from hpcdecode.config import parse_bytes
 from hpcdecode.errors import UserError
@@ -39,7 +40,14 @@ from hpcdecode.system.cores import nodes_of
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Where S and R of a job are. lanes: of the S-rank, or 0 where its slices are not those that are measured alone."""
+    """Where S and R of a job are.
+
+    Attributes:
+        name: As printed.
+        ranks: Number of ranks.
+        lanes: Of the S-rank; 0 if its slices are not those that are measured alone.
+        flags: Of `hpcdecode generate`.
+    """
 
     name: str
     ranks: int
@@ -48,7 +56,7 @@ class Arrangement:
 
 
 def worlds(nodes: int, gpus: int) -> list[Arrangement]:
-    """Those of a host of so many NUMA nodes and GPUs; the first has all of it in one process on a GPU."""
+    """Return the arrangements of a host by NUMA nodes and GPUs; the first has all of it in one process on a GPU."""
     both, s_only = ("--device", "cuda", "--r-device", "cuda"), ("--device", "cuda", "--s-ranks", "1")
     found = [
         Arrangement("S and R on one GPU", 1, 1, both),
@@ -64,6 +72,7 @@ def worlds(nodes: int, gpus: int) -> list[Arrangement]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this benchmark."""
     add = parser.add_argument
     add("--model", choices=tuple(SHAPES), default="355m", help="checkpoint to make (%(default)s)")
     add("--batch", type=int, nargs="+", default=[64, 256, 1024], help="(default: 64 256 1024)")
@@ -76,14 +85,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--work", type=Path, default=default_folder(), metavar="DIR", help="checkpoints (%(default)s)")
 
 
-def run(args: argparse.Namespace) -> dict:
-    """Raises UserError where there is no GPU."""
+def run(args: argparse.Namespace) -> Report:
+    """Measure attention, slices, transfers and jobs.
+
+    Raises:
+        UserError: If there is no GPU.
+    """
     if not torch.cuda.is_available():
         raise UserError(f"bench gpu: expected a GPU and a CUDA build of torch, found none (hpcdecode: {state()})")
     device = torch.device("cuda", 0)
     args.work.mkdir(parents=True, exist_ok=True)
     site, batch = Site(args.work.resolve(), args.model), min(max(args.batch), args.rows)
-    launcher(2)  # UserError where there is none, before all else
+    launcher(2)  # raises UserError if there is none, before all else
     cases = [*attention(device, args.batch[0], args.context, args.kv_dtype, args.passes)]
     model = load_split(site.checkpoint, dtype="bfloat16", device=device, inductor=True)
     for tokens in args.batch:
@@ -95,7 +108,8 @@ def run(args: argparse.Namespace) -> dict:
         cases += transfers(model, CudaCopies(device), tokens, args.passes)
     slice_seconds = {lanes: step_seconds(model, batch // lanes, args.passes) for lanes in (1, 2)}
     del model
-    _forget()
+    gc.collect()
+    torch.cuda.empty_cache()
     work = Workload("gpu", args.rows, 256, 512, args.new_tokens)
     flags = ["--batch", str(batch), *(["--gpu-memory", str(args.gpu_memory)] if args.gpu_memory else [])]
     cpus = sorted(os.sched_getaffinity(0))
@@ -104,15 +118,15 @@ def run(args: argparse.Namespace) -> dict:
     return {"bench": "gpu", "machine": {**machine(), **_about(device, cpus)}, "cases": cases}
 
 
-def _about(device: torch.device, cpus: list[int]) -> dict:
+def _about(device: torch.device, cpus: list[int]) -> dict[str, Any]:
     rate = round(read_rate(cpus) / 1e9, 1)
     return {"read GB/s": rate, "gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
 
 
 def attention(
     device: torch.device, batch: int, contexts: list[int], kv_dtypes: list[str], passes: int
-) -> Iterator[dict]:
-    """One layer of a Llama-like model, `batch` sequences of each context."""
+) -> Iterator[Case]:
+    """Yield GB/s of one layer of a Llama-like model, for `batch` sequences of each context."""
     for group, dim in ((1, 128), (4, 128), (8, 64)):
         shape = LayerShape(8, dim, dim, 8 * group, dim**-0.5)
         for kv_dtype in kv_dtypes:
@@ -123,20 +137,20 @@ def attention(
 
 def _attention_case(
     shape: LayerShape, kv_dtype: str, device: torch.device, batch: int, context: int, passes: int
-) -> dict:
+) -> Case:
     lengths = (context,) * batch
-    store = _opened(shape, kv_dtype, lengths, device)
-    filled.fill(store, shape, lengths, device)
+    kv_cache = _opened(shape, kv_dtype, lengths, device)
+    filled.fill(kv_cache, shape, lengths, device)
     slots, counts, qkv, out = filled.decode(shape, batch, device)
-    half = torch.empty(store.bytes // 2, dtype=torch.uint8, device=device)
+    half = torch.empty(kv_cache.bytes // 2, dtype=torch.uint8, device=device)
     other = torch.empty_like(half)
     rates, ratios = [], []
     for _ in range(passes + 1):
-        floor = 2 * len(half) / _seconds(lambda: other.copy_(half), device)
-        before = store.bytes_read
-        seconds = _seconds(lambda: store.attend(0, slots, counts, qkv, out), device)
-        rates.append((store.bytes_read - before) / seconds)
-        ratios.append(rates[-1] / floor)
+        copy_rate = 2 * len(half) / _seconds(lambda: other.copy_(half), device)
+        before = kv_cache.bytes_read
+        seconds = _seconds(lambda: kv_cache.attend(0, slots, counts, qkv, out), device)
+        rates.append((kv_cache.bytes_read - before) / seconds)
+        ratios.append(rates[-1] / copy_rate)
     name = f"attention, {kv_dtype}, GQA{shape.group} d{shape.k_dim}, {batch} sequences of {context}"
     return case(name, [r / 1e9 for r in rates[1:]], "GB/s", "copying on the device", ratios[1:])
 
@@ -145,8 +159,8 @@ def _opened(shape: LayerShape, kv_dtype: str, lengths: tuple[int, ...], device: 
     return CudaKvCache([shape], kv_dtype, filled.capacity(lengths), len(lengths), None, device)
 
 
-def slices(model: SplitModel, shape: Shape, batch: int, passes: int, name: str = "slices") -> Iterator[dict]:
-    """A step of `batch` decoding sequences, without its attention."""
+def slices(model: SplitModel, shape: Shape, batch: int, passes: int, name: str = "slices") -> Iterator[Case]:
+    """Yield the milliseconds of a step of `batch` sequences without its attention, against its bare GEMMs."""
     x = {n: torch.randn(batch, n, dtype=model.dtype, device=model.device) for n in {n for n, _ in shape.linears}}
     sizes = [*shape.linears, (shape.hidden, shape.vocabulary)]
     weights = [torch.randn(m, n, dtype=model.dtype, device=model.device) for n, m in sizes]
@@ -168,35 +182,40 @@ def slices(model: SplitModel, shape: Shape, batch: int, passes: int, name: str =
 
 
 def step_seconds(model: SplitModel, batch: int, passes: int) -> float:
-    """Of a step's slices and logits, `batch` sequences, alone; the median."""
+    """Return the median seconds of a step's slices and logits of `batch` sequences, alone."""
     step = step_of(model, batch)
     with torch.inference_mode():
         return statistics.median([_seconds(step, model.device) for _ in range(passes + 1)][1:])
 
 
-def step_of(model: SplitModel, batch: int, between: Callable = lambda *_: None) -> Callable[[], None]:
-    """A step of all slices; `between` is called with q, k, v and o of every layer."""
+Between = Callable[[Tensor, Tensor, Tensor, Tensor], None]
+
+
+def step_of(model: SplitModel, batch: int, between: Between | None = None) -> Callable[[], None]:
+    """Return a function that runs all slices of a step; it calls `between` with q, k, v and o of every layer."""
     ids = torch.arange(batch, device=model.device) % model.vocab_size
     outs = [torch.zeros(batch, s.out_columns, dtype=model.dtype, device=model.device) for s in model.attends]
 
     def step() -> None:
-        o, context = None, (ids, ids * 0 + 7, torch.arange(batch, device=model.device))
+        o: Tensor | None = None
+        context: tuple[Tensor, ...] = ids, ids * 0 + 7, torch.arange(batch, device=model.device)
         for layer, out in enumerate(outs):
             q, k, v, context = model.slice(layer, o, context)
-            between(q, k, v, out)
+            if between:
+                between(q, k, v, out)
             o = out
+        assert o is not None, "a model has layers"
         model.logits(o, context)
 
     return step
 
 
-def transfers(model: SplitModel, copies: Copies, batch: int, passes: int) -> Iterator[dict]:
-    """What the copies of one lane add to the slices of another: both are told to the device at once."""
+def transfers(model: SplitModel, copies: Copies, batch: int, passes: int) -> Iterator[Case]:
+    """Yield what the copies of one lane add to the slices of another; both are told to the device at once."""
     s = max(model.attends, key=lambda s: s.row_columns)
     there = torch.zeros(batch, s.row_columns, dtype=model.dtype, device=model.device)
     back = torch.zeros(batch, s.out_columns, dtype=model.dtype, device=model.device)
-    hosts = [copies.pinned(*x.shape, x.dtype) for x in (there, back)]
-
+    hosts = [copies.pinned(batch, x.shape[1], x.dtype) for x in (there, back)]
     last: list[Waitable] = []
 
     def copy(*_: Tensor) -> None:
@@ -225,9 +244,18 @@ def jobs(
     flags: Sequence[str],
     batch: int,
     slice_seconds: dict[int, float],
-) -> Iterator[dict]:
-    """Tokens/s of whole jobs; the ratio is to the first world's. slice_seconds: of a lane's step, by their number."""
-    made, first = work.rows * work.new, None
+) -> Iterator[Case]:
+    """Yield tokens/s of whole jobs, against the first arrangement.
+
+    Args:
+        site: Where everything lies.
+        work: The rows.
+        among: Arrangements.
+        flags: Of all of them.
+        batch: B.
+        slice_seconds: Of a lane's step, by number of lanes.
+    """
+    made, first = work.rows * work.new, 0.0
     for world in among:
         run = Hpcdecode(site, world.ranks, [*flags, *world.flags]).run(work)
         rate = made / run.seconds
@@ -244,26 +272,29 @@ def jobs(
 
 
 def _by_transformers(folder: Path, prompts: list[list[int]], new: int) -> float:
+    """Return tokens/s of transformers' continuous batching on the GPU."""
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval().to("cuda")
-    config = GenerationConfig(max_new_tokens=new, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    model = loaded.eval().to("cuda")  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+    config = GenerationConfig(  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+        max_new_tokens=new, do_sample=False, eos_token_id=-1, pad_token_id=0
+    )
     model.generate_batch(prompts[:4], generation_config=config)
     return len(prompts) * new / seconds_of(lambda: model.generate_batch(prompts, generation_config=config))
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Of `work` and all that it tells the device."""
+    """Return the seconds of `work` and of all that it tells the device."""
+
+    def all_of_it() -> None:
+        work()
+        _wait(device)
+
     _wait(device)
-    return seconds_of(lambda: (work(), _wait(device)))
+    return seconds_of(all_of_it)
 
 
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _forget() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

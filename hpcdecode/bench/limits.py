@@ -1,4 +1,4 @@
-"""What the machine allows a job: the time of the model's matrix products, and the memory's read bandwidth.
+"""What the machine allows a job: the time of the model's GEMMs, and the read bandwidth of the memory.
 
 `python -m hpcdecode.bench.limits SHAPE TOKENS...` measures in a process of its own and prints one JSON object.
 """
@@ -19,19 +19,28 @@ from hpcdecode._ops_cpu import Product, Type
 from hpcdecode.attention.base import isa
 from hpcdecode.bench.workload import SHAPES, Shape, Workload
 from hpcdecode.model.frontend.meta import Meta
-from hpcdecode.model.lower import packed_weights as panels
+from hpcdecode.model.lower import packed_weights
 from hpcdecode.model.lower.chain import Link, assemble
-from hpcdecode.model.lower.linears import packable
+from hpcdecode.model.lower.recipe import packable
 from hpcdecode.schedule.limits import prefill_limit
 from hpcdecode.system.bandwidth import read_rate
 
 PREFILL_TOKENS = prefill_limit(apart=False)  # a step's prompt tokens, as in one process of `generate`
 _PASSES = 5
 
+Gemm = Callable[[], Tensor]
+MakeGemm = Callable[[Tensor, Tensor], Gemm]  # from x [tokens, inputs] and weight [outputs, inputs]
+
 
 @dataclass(frozen=True)
 class IdealTimes:
-    """body, head: seconds of the products of all layers, and of the logits, by tokens; read: bytes per second."""
+    """What was measured.
+
+    Attributes:
+        body: Seconds of the GEMMs of all layers, by tokens.
+        head: Seconds of the GEMM of the logits, by tokens.
+        read: Read bandwidth in bytes per second.
+    """
 
     body: dict[int, float]
     head: dict[int, float]
@@ -40,23 +49,32 @@ class IdealTimes:
 
 @dataclass(frozen=True)
 class Ideal:
-    """Seconds that a bfloat16 job takes at the least on this machine: every prompt's first token, and the rest."""
+    """Least seconds of a bfloat16 job on this machine.
+
+    Attributes:
+        prefill_seconds: Until every row has its first token.
+        decode_seconds: From there to the end.
+    """
 
     prefill_seconds: float
     decode_seconds: float
 
     @property
     def seconds(self) -> float:
+        """Return the seconds of the whole job."""
         return self.prefill_seconds + self.decode_seconds
 
 
 def ideal(shape: Shape, workload: Workload, limits: IdealTimes) -> Ideal:
-    """Products at the measured rate plus KV bytes at the measured bandwidth, on the same cores one after the other.
+    """Return the seconds of GEMMs at the measured rate, and of KV bytes at the measured bandwidth.
 
-    With B rows of n_i prompt tokens, N new tokens each, and chunks of C prompt tokens:
-    prefill_seconds = sum(n_i) / C * body(C) + head(B) + attention FLOPs / rate(C), where the causal attention takes
-    2 * hidden * n_i^2 FLOPs a layer, and rate(C) is that of body(C);
-    decode_seconds = (N - 1) * (body(B) + head(B)) + KV bytes of sum(n_i + t) over rows and t = 1..N-1 / bandwidth.
+    Both take the same cores, one after the other. With B rows of n_i prompt tokens, N new tokens each, and chunks of C
+    prompt tokens:
+
+    prefill_seconds = sum(n_i) / C * body(C) + head(B) + attention FLOP / rate(C)
+    decode_seconds = (N - 1) * (body(B) + head(B)) + KV bytes of sum(n_i + t) over rows and t = 1..N-1 / bandwidth
+
+    Causal attention takes 2 * hidden * n_i^2 FLOP a layer; rate(C) is the FLOP/s of body(C).
     """
     rows, steps, lengths = workload.rows, workload.new - 1, [len(p) for p in workload.prompts(shape)]
     chunk = limits.body[PREFILL_TOKENS]
@@ -70,12 +88,13 @@ def ideal(shape: Shape, workload: Workload, limits: IdealTimes) -> Ideal:
 
 
 def measure(shape: Shape, tokens: list[int]) -> IdealTimes:
-    """The fastest of some passes, and of all ways: torch's plain products, weights packed by oneDNN, and in panels."""
+    """Return the fastest of some passes, with torch's plain GEMMs, weights packed by oneDNN, or packed weights here."""
     cpus = sorted(os.sched_getaffinity(0))
     torch.set_num_threads(len(cpus))
     read = read_rate(cpus, passes=2 * _PASSES)
-    body, head = {}, {}
-    makes = [plain, by_onednn, *([in_panels] if has_panels() else [])]
+    body: dict[int, float] = {}
+    head: dict[int, float] = {}
+    makes: list[MakeGemm] = [plain, by_onednn, *([by_packed_weights] if offers_packed_weights() else [])]
     with torch.inference_mode():
         weights = [torch.randn(n, k).bfloat16() for _ in range(shape.layers) for k, n in shape.linears]
         weights.append(torch.randn(shape.vocabulary, shape.hidden).bfloat16())
@@ -85,8 +104,8 @@ def measure(shape: Shape, tokens: list[int]) -> IdealTimes:
     return IdealTimes(body, head, read)
 
 
-def _pass_seconds(make: Callable, weights: list[Tensor], tokens: int) -> tuple[float, float]:
-    """Seconds of all products but the last, and of the last, over weights that no cache holds together."""
+def _pass_seconds(make: MakeGemm, weights: list[Tensor], tokens: int) -> tuple[float, float]:
+    """Return the seconds of all GEMMs but the last, and of the last, over weights that no cache holds together."""
     inputs = {w.shape[1]: torch.randn(tokens, w.shape[1]).bfloat16() for w in weights}
     calls = [make(inputs[w.shape[1]], w) for w in weights]
     passes = []
@@ -101,40 +120,53 @@ def _pass_seconds(make: Callable, weights: list[Tensor], tokens: int) -> tuple[f
     return min(body), min(head)
 
 
-def plain(x: Tensor, weight: Tensor) -> Callable[[], Tensor]:
+def plain(x: Tensor, weight: Tensor) -> Gemm:
+    """Return the GEMM x @ weight.T by torch."""
     return lambda: torch.nn.functional.linear(x, weight)
 
 
-def by_onednn(x: Tensor, weight: Tensor) -> Callable[[], Tensor]:
+def by_onednn(x: Tensor, weight: Tensor) -> Gemm:
+    """Return the GEMM by oneDNN, with weights packed for it if it packs them."""
     if not packable(Meta.of(weight.dtype, weight.shape)):
         return plain(x, weight)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, len(x))
-    return lambda: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+
+    def gemm() -> Tensor:
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+        return y
+
+    return gemm
 
 
-def in_panels(x: Tensor, weight: Tensor) -> Callable[[], Tensor]:
-    """By the products of native/ops_cpu, to bfloat16; int8 numbers as they are, with scales of 1."""
+def by_packed_weights(x: Tensor, weight: Tensor) -> Gemm:
+    """Return the GEMM of native/ops_cpu, to bfloat16; int8 numbers are multiplied as they are, with scales of 1."""
     rows, outputs = len(x), len(weight)
     y = Meta.of(torch.bfloat16, ("T", outputs))
-    stage = panels.product(Meta.of(x.dtype, ("T", x.shape[1])), Meta.of(weight.dtype, weight.shape), y)
-    packed = panels.int8(weight, torch.ones(outputs)) if weight.dtype == torch.int8 else panels.plain([weight])
+    stage = packed_weights.gemm(Meta.of(x.dtype, ("T", x.shape[1])), Meta.of(weight.dtype, weight.shape), y)
+    assert stage is not None, "by_packed_weights: expected a machine that offers it"
+    packed = (
+        packed_weights.pack_int8(weight, torch.ones(outputs))
+        if weight.dtype == torch.int8
+        else packed_weights.pack([weight])
+    )
     chain = assemble([Link(stage.work, ("x", "weight"), {"y": 0})], ["x", "weight", "y"])
 
-    def call() -> Tensor:
+    def gemm() -> Tensor:
         made = torch.empty(rows, outputs, dtype=y.dtype)
         places = [t.data_ptr() for t in (x, packed, made)]
         chain.run(rows, torch.get_num_threads(), places, [x.stride(0) * x.element_size(), 0, y.bytes_per_token])
         return made
 
-    return call
+    return gemm
 
 
-def has_panels() -> bool:
-    """Whether this machine has such products."""
+def offers_packed_weights() -> bool:
+    """Return whether this machine has such GEMMs."""
     return Product.offered(Type.bfloat16, Type.bfloat16, isa())
 
 
 def main(arguments: list[str]) -> None:
+    """Measure a shape of SHAPES for some numbers of tokens, and print one JSON object."""
     shape, *tokens = arguments
     print(json.dumps(asdict(measure(SHAPES[shape], [int(t) for t in tokens]))))
 

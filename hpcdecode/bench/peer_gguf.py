@@ -1,9 +1,9 @@
-"""A Llama checkpoint as the file that llama.cpp loads, as a script for that peer's own interpreter: it imports nothing
-of hpcdecode.
+"""Write a Llama checkpoint as the file that llama.cpp loads.
 
     PYTHON peer_gguf.py MODEL_DIR OUT.gguf BF16|Q8_0
 
-Matrices in this type, norms in float32; no vocabulary, as rows are token ids.
+A script for that peer's own interpreter: it imports nothing of hpcdecode. Matrices get the given type, norms float32.
+There is no vocabulary, as rows are token ids.
 """
 
 from __future__ import annotations
@@ -11,6 +11,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import gguf
+    import numpy
+    from numpy.typing import NDArray
 
 _LAYER = {
     "input_layernorm": "attn_norm",
@@ -27,6 +34,7 @@ _WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_h
 
 
 def main(model: str, out: str, kind: str) -> None:
+    """Convert the checkpoint in `model` to `out`, matrices in the type `kind`."""
     sys.path.pop(0)  # this script's folder: its files are not to be taken for others' modules
     import gguf
 
@@ -47,7 +55,8 @@ def main(model: str, out: str, kind: str) -> None:
     writer.close()
 
 
-def describe(writer, config: dict) -> None:
+def describe(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """Write the sizes of config.json."""
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -63,8 +72,8 @@ def describe(writer, config: dict) -> None:
     writer.add_tokenizer_model("no_vocab")
 
 
-def tensors(path: str):
-    """(name, float32 array) of a safetensors file of bfloat16."""
+def tensors(path: str) -> Iterator[tuple[str, NDArray[numpy.float32]]]:
+    """Yield (name, float32 array) of a safetensors file of bfloat16."""
     import numpy
 
     with open(path, "rb") as file:
@@ -78,13 +87,15 @@ def tensors(path: str):
             yield name, halves.view(numpy.float32).reshape(entry["shape"])
 
 
-def interleaved(weight, heads: int):
-    """Rotary pairs as llama.cpp has them: neighbours in a head, in place of halves of it."""
+def interleaved(weight: NDArray[numpy.float32], heads: int) -> NDArray[numpy.float32]:
+    """Return a weight with rotary pairs as llama.cpp has them: neighbours in a head, in place of halves of it."""
     halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
-    return halves.swapaxes(1, 2).reshape(weight.shape)
+    neighbours: NDArray[numpy.float32] = halves.swapaxes(1, 2).reshape(weight.shape)
+    return neighbours
 
 
 def renamed(name: str) -> str:
+    """Return llama.cpp's name of a tensor."""
     stem = name.removesuffix(".weight")
     if stem in _WHOLE:
         return f"{_WHOLE[stem]}.weight"

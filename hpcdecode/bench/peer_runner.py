@@ -1,10 +1,11 @@
-"""One run of a peer, as a script for the peer's own interpreter: it imports nothing of hpcdecode, but as the peer LLM.
+"""Run a peer once.
 
     PYTHON peer_runner.py PEER MODEL ROWS.jsonl NEW_TOKENS OUT.json
 
-Every row gets exactly NEW_TOKENS greedy tokens, in bfloat16 on all CPUs of this process. Loading and compiling are off
-the clock. Two timed runs, of one new token and of all, tell the prompts' time from the decoding. OUT.json: `version`,
-`seconds`, `prefill_seconds`, `peak_bytes` of this process, `tokens` by row.
+A script for the peer's own interpreter: it imports nothing of hpcdecode, but as the peer LLM. Every row gets exactly
+NEW_TOKENS greedy tokens, in bfloat16 on all CPUs of this process. Loading and compiling are off the clock. Two timed
+runs, of one new token and of all, tell the prompts' time from the decoding. OUT.json has `version`, `seconds`,
+`prefill_seconds`, `peak_bytes` of this process, and `tokens` by row.
 """
 
 from __future__ import annotations
@@ -12,23 +13,43 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from time import perf_counter
+from typing import NamedTuple, Protocol
 
 CPUS = sorted(os.sched_getaffinity(0))
+
+
+Rows = list[list[int]]  # token ids of every row
+
+
+class PeerEngine(Protocol):
+    """A loaded engine.
+
+    Attributes:
+        version: As the engine says.
+    """
+
+    version: str
+
+    def generate(self, prompts: Rows, new: int) -> Rows:
+        """Return `new` greedy tokens for every prompt."""
 
 
 class Transformers:
     """generate() over one left-padded batch, SDPA attention."""
 
-    def __init__(self, model, lengths, new):
+    def __init__(self, model: str, lengths: list[int], new: int):
         import torch
         import transformers
 
         torch.set_num_threads(len(CPUS))
         self.torch, self.version = torch, transformers.__version__
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+        self.model = loaded.eval()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
 
-    def generate(self, prompts, new):
+    def generate(self, prompts: Rows, new: int) -> Rows:
+        """Return `new` greedy tokens for every prompt."""
         torch, width, pad = self.torch, max(map(len, prompts)), self.model.config.pad_token_id or 0
         ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts])
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
@@ -42,13 +63,14 @@ class Transformers:
                 eos_token_id=None,
                 pad_token_id=pad,
             )
-        return out[:, width:].tolist()
+        tokens: Rows = out[:, width:].tolist()
+        return tokens
 
 
 class Vllm:
     """The CPU backend, compiled, with its engine in this process."""
 
-    def __init__(self, model, lengths, new):
+    def __init__(self, model: str, lengths: list[int], new: int):
         os.environ.update(
             HF_HUB_OFFLINE="1",
             VLLM_CPU_KVCACHE_SPACE=str(kv_gibibytes(model, lengths, new)),
@@ -69,7 +91,8 @@ class Vllm:
             enable_prefix_caching=False,
         )
 
-    def generate(self, prompts, new):
+    def generate(self, prompts: Rows, new: int) -> Rows:
+        """Return `new` greedy tokens for every prompt."""
         greedy = self.vllm.SamplingParams(
             temperature=0, max_tokens=new, min_tokens=new, ignore_eos=True, detokenize=False
         )
@@ -80,7 +103,7 @@ class Vllm:
 class OpenVino:
     """GenAI's continuous batching over a converted model, bfloat16 products and KV cache."""
 
-    def __init__(self, model, lengths, new):
+    def __init__(self, model: str, lengths: list[int], new: int):
         import openvino
         import openvino_genai
 
@@ -100,7 +123,8 @@ class OpenVino:
         }
         self.pipeline = openvino_genai.ContinuousBatchingPipeline(model, scheduler, "CPU", properties)
 
-    def generate(self, prompts, new):
+    def generate(self, prompts: Rows, new: int) -> Rows:
+        """Return `new` greedy tokens for every prompt."""
         import numpy
 
         greedy = self.genai.GenerationConfig()
@@ -110,11 +134,27 @@ class OpenVino:
         return [list(r.m_generation_ids[0]) for r in self.pipeline.generate(ids, [greedy] * len(ids))]
 
 
+class _Token(NamedTuple):
+    """A token to run.
+
+    Attributes:
+        token: Its id.
+        position: In its row.
+        row: Index of the row.
+        last: Whether the token after it is wanted.
+    """
+
+    token: int
+    position: int
+    row: int
+    last: bool
+
+
 class LlamaCpp:
     """llama.cpp's own batches through its C interface, flash attention, a KV cache of float16 for every row."""
 
-    def __init__(self, model, lengths, new):
-        import llama_cpp
+    def __init__(self, model: str, lengths: list[int], new: int):
+        import llama_cpp  # type: ignore[import-not-found]  # in the peer's own environment
         import numpy
 
         self.api, self.numpy, self.version = llama_cpp, numpy, llama_cpp.__version__
@@ -129,21 +169,23 @@ class LlamaCpp:
         self.context = llama_cpp.llama_init_from_model(self.model, options)
         self.vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
         self.batch = llama_cpp.llama_batch_init(options.n_batch, 0, 1)
-        self.room = options.n_batch
+        self.most_tokens = options.n_batch
 
-    def generate(self, prompts, new):
+    def generate(self, prompts: Rows, new: int) -> Rows:
+        """Return `new` greedy tokens for every prompt."""
         self.api.llama_memory_clear(self.api.llama_get_memory(self.context), True)
-        rows, todo = [[] for _ in prompts], []
+        rows: Rows = [[] for _ in prompts]
+        todo: list[_Token] = []
         for row, prompt in enumerate(prompts):
-            todo += [(token, at, row, at + 1 == len(prompt)) for at, token in enumerate(prompt)]
+            todo += [_Token(token, at, row, at + 1 == len(prompt)) for at, token in enumerate(prompt)]
         for step in range(new):
-            for first in range(0, len(todo), self.room):
-                self._decode(todo[first : first + self.room], rows)
-            todo = [(rows[row][-1], len(p) + step, row, True) for row, p in enumerate(prompts)]
+            for first in range(0, len(todo), self.most_tokens):
+                self._decode(todo[first : first + self.most_tokens], rows)
+            todo = [_Token(rows[row][-1], len(p) + step, row, True) for row, p in enumerate(prompts)]
         return rows
 
-    def _decode(self, tokens, rows):
-        """Run (token, position, row, whether the next one is wanted), and add the likeliest next tokens to `rows`."""
+    def _decode(self, tokens: list[_Token], rows: Rows) -> None:
+        """Run tokens, and add the likeliest next tokens to `rows`."""
         batch = self.batch
         batch.n_tokens = len(tokens)
         for i, (token, position, row, last) in enumerate(tokens):
@@ -162,37 +204,46 @@ class LlamaCpp:
 class Library:
     """hpcdecode's own, as a user's script has it."""
 
-    def __init__(self, model, lengths, new):
+    def __init__(self, model: str, lengths: list[int], new: int):
         import hpcdecode
 
         self.hpcdecode, self.version = hpcdecode, hpcdecode.__version__
         self.engine = hpcdecode.LLM(model, dtype="bfloat16")
 
-    def generate(self, prompts, new):
+    def generate(self, prompts: Rows, new: int) -> Rows:
+        """Return `new` greedy tokens for every prompt."""
         greedy = self.hpcdecode.SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
         rows = [{"prompt_token_ids": p} for p in prompts]
         return [list(r.outputs[0].token_ids) for r in self.engine.generate(rows, greedy, use_tqdm=False)]
 
 
-PEERS = {"LLM": Library, "transformers": Transformers, "vllm": Vllm, "openvino": OpenVino, "llama.cpp": LlamaCpp}
+PEERS: dict[str, Callable[[str, list[int], int], PeerEngine]] = {
+    "LLM": Library,
+    "transformers": Transformers,
+    "vllm": Vllm,
+    "openvino": OpenVino,
+    "llama.cpp": LlamaCpp,
+}
 
 
-def kv_gibibytes(model, lengths, new):
-    """Whole GiB that the rows' K and V fill at their full lengths, and one more."""
+def kv_gibibytes(model: str, lengths: list[int], new: int) -> int:
+    """Return the whole GiB that the rows' K and V fill at their full lengths, and one more."""
     with open(os.path.join(model, "config.json")) as file:
         config = json.load(file)
     token = 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
-    return 1 + -(-token * sum(n + new for n in lengths) // 2**30)
+    return int(1 + -(-token * sum(n + new for n in lengths) // 2**30))
 
 
-def peak_bytes():
+def peak_bytes() -> int:
+    """Return the peak of this process's resident memory."""
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM"))
 
 
-def main(peer, model, rows, new, out):
+def main(peer: str, model: str, rows: str, new_tokens: str, out: str) -> None:
+    """Run a peer on a file of rows, and write what it took."""
     sys.path.pop(0)  # this script's folder: its files are not to be taken for a peer's modules
-    new = int(new)
+    new = int(new_tokens)
     with open(rows) as file:
         prompts = [json.loads(line)["prompt_token_ids"] for line in file]
     engine = PEERS[peer](model, [len(p) for p in prompts], new)

@@ -9,26 +9,30 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from hpcdecode.attention.base import LayerShape
+from hpcdecode.bench.output import Case, Report
 from hpcdecode.bench.workload import SHAPES, checkpoint, default_folder
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
+from hpcdecode.planning.steady_load import OperationSeconds, SteadyLoad
 from hpcdecode.ranks import launch
 from hpcdecode.report.benchmark import case, machine
 
 if TYPE_CHECKING:
-    from hpcdecode.planning.steady import Steady, SteadyLoad
+    from hpcdecode.planning.steady import Steady
 
 _TRIALS = 4  # before a context is chosen
 _TRIAL, _SHORTEST, _LONGEST = 256, 32, 8192  # contexts: the first that is tried, and what is chosen from
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this benchmark."""
     add = parser.add_argument
     add("--batch", type=int, default=256, help="sequences in all lanes together (%(default)s)")
     add("--context", type=int, help="tokens of each (chosen so that S and R take as long)")
@@ -41,11 +45,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--work", type=Path, default=default_folder(), metavar="DIR", help="checkpoints (%(default)s)")
 
 
-def run(args: argparse.Namespace) -> dict | None:
-    """The S-rank returns what `bench --json` prints. UserError in a world of 1."""
+def run(args: argparse.Namespace) -> Report | None:
+    """Measure all settings; return the report on the S-rank, None on R-ranks.
+
+    Raises:
+        UserError: In a world of 1.
+    """
     if args.comm is None:
         raise UserError("bench pipeline: expected several ranks; start it with mpiexec -n 2 hpcdecode bench pipeline")
-    from hpcdecode.planning.steady import Steady, SteadyLoad
+    from hpcdecode.planning.steady import Steady
 
     team = launch.assemble(args.comm, 1)
     team.pin()
@@ -71,7 +79,7 @@ def run(args: argparse.Namespace) -> dict | None:
 
 
 def _balanced(steady: Steady, trial: SteadyLoad) -> int:
-    """The context with which the R-ranks take as long as the S-rank."""
+    """Return the context with which the R-ranks take as long as the S-rank."""
     for _ in range(_TRIALS):
         s, r = steady.at_once(trial)
         context = int(min(max(trial.context * s / r, _SHORTEST), _LONGEST))
@@ -79,23 +87,55 @@ def _balanced(steady: Steady, trial: SteadyLoad) -> int:
     return trial.context
 
 
-def _pass(steady: Steady, loads: list[SteadyLoad]) -> dict[Any, Any]:
-    """By load: the ranks' seconds of a step by operation; by number of lanes: S and R alone, and at once."""
-    found: dict[Any, Any] = {load: steady.run(load) for load in loads}
-    for lanes, load in {load.lanes: load for load in loads}.items():
-        found[lanes] = (*steady.alone(load), *steady.at_once(load))
-    return found
+@dataclass(frozen=True)
+class Sides:
+    """Seconds of a step of each side.
+
+    Attributes:
+        s: Of the S-rank while the R-ranks do nothing.
+        r: Of the slowest R-rank while the S-rank does nothing.
+        s_beside: Of the S-rank while the R-ranks work.
+        r_beside: Of the slowest R-rank while the S-rank works.
+    """
+
+    s: float
+    r: float
+    s_beside: float
+    r_beside: float
 
 
-def _cases(loads: list[SteadyLoad], passes: list[dict], layers: int) -> list[dict]:
+@dataclass(frozen=True)
+class Pass:
+    """One pass over all settings.
+
+    Attributes:
+        ranks: Seconds of a step by operation, of every rank, by load.
+        sides: Of the sides measured apart, by number of lanes.
+    """
+
+    ranks: dict[SteadyLoad, list[OperationSeconds]]
+    sides: dict[int, Sides]
+
+
+def _pass(steady: Steady, loads: list[SteadyLoad]) -> Pass:
+    ranks = {load: steady.run(load) for load in loads}
+    by_lanes = {load.lanes: load for load in loads}
+    sides = {lanes: Sides(*steady.alone(load), *steady.at_once(load)) for lanes, load in by_lanes.items()}
+    return Pass(ranks, sides)
+
+
+def _cases(loads: list[SteadyLoad], passes: list[Pass], layers: int) -> list[Case]:
     return [found for load in loads for found in (*_bounds(load, loads[0], passes), *_shares(load, passes, layers))]
 
 
-def _bounds(load: SteadyLoad, first: SteadyLoad, passes: list[dict]) -> Iterator[dict]:
-    """The step against both sides, alone and at once, and against the first setting."""
-    steps = [p[load][0]["step"] for p in passes]
-    s, r, s_beside, r_beside = zip(*(p[load.lanes] for p in passes), strict=True)
-    alone, at_once = (list(map(max, *sides)) for sides in ((s, r), (s_beside, r_beside)))
+def _bounds(load: SteadyLoad, first: SteadyLoad, passes: list[Pass]) -> Iterator[Case]:
+    """Yield the step against both sides, alone and at once, and against the first setting."""
+    steps = [p.ranks[load][0]["step"] for p in passes]
+    sides = [p.sides[load.lanes] for p in passes]
+    s, r = [each.s for each in sides], [each.r for each in sides]
+    s_beside, r_beside = [each.s_beside for each in sides], [each.r_beside for each in sides]
+    alone = [max(each.s, each.r) for each in sides]
+    at_once = [max(each.s_beside, each.r_beside) for each in sides]
     yield _figure(load, "S alone", s, "ms a step", "the longer side", alone)
     yield _figure(load, "R alone", r, "ms a step", "the longer side", alone)
     yield _figure(load, "S beside R", s_beside, "ms a step", "S alone", s)
@@ -103,13 +143,14 @@ def _bounds(load: SteadyLoad, first: SteadyLoad, passes: list[dict]) -> Iterator
     yield _figure(load, "step", steps, "ms", "the longer side alone", alone)
     yield _figure(load, "step", steps, "ms", "the longer of both at once", at_once)
     if load is not first:
-        rates, before = ([each.batch / p[each][0]["step"] for p in passes] for each in (load, first))
+        rates, before = ([each.batch / p.ranks[each][0]["step"] for p in passes] for each in (load, first))
         yield _figure(load, "speed", rates, "tokens/s", "the first setting", before, 1.0)
 
 
-def _shares(load: SteadyLoad, passes: list[dict], layers: int) -> Iterator[dict]:
-    """Where the time of a step goes on the S-rank and on the first R-rank."""
-    steps = [p[load][0]["step"] for p in passes]
+def _shares(load: SteadyLoad, passes: list[Pass], layers: int) -> Iterator[Case]:
+    """Yield where the time of a step goes on the S-rank and on the first R-rank."""
+    steps = [p.ranks[load][0]["step"] for p in passes]
+    operations: tuple[str, ...]
     for rank, what, operations in (
         (0, "S computes", ("slice", "logits", "sample")),
         (0, "S waits", ("wait",)),
@@ -124,8 +165,8 @@ def _shares(load: SteadyLoad, passes: list[dict], layers: int) -> Iterator[dict]
         yield _figure(load, name, spent, "us a layer and lane", "the step", steps, 1e6 / turns)
 
 
-def _spent(load: SteadyLoad, passes: list[dict], rank: int, operations: Sequence[str]) -> list[float]:
-    return [sum(p[load][rank].get(o, 0.0) for o in operations) for p in passes]
+def _spent(load: SteadyLoad, passes: list[Pass], rank: int, operations: Sequence[str]) -> list[float]:
+    return [sum(p.ranks[load][rank].get(o, 0.0) for o in operations) for p in passes]
 
 
 def _figure(
@@ -136,7 +177,8 @@ def _figure(
     reference: str,
     against: Sequence[float],
     scale: float = 1e3,
-) -> dict:
+) -> Case:
+    """Return a case with values, in seconds or so, times `scale`, and their ratios to `against`."""
     pieces = f" in {load.pieces} pieces" if load.pieces > 1 else ""
     label = f"{load.lanes} lanes{pieces}, batch {load.batch}, context {load.context}: {what}"
     ratios = [a / b for a, b in zip(values, against, strict=True)]

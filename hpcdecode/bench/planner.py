@@ -1,9 +1,9 @@
 """`hpcdecode bench planner`: predictions against what jobs take, and the planner's choice against other settings.
 
-Every world, one process or an S-rank and R-ranks of this host, calibrates and runs its cases in turn, so that both see
-the same machine. "truth": predicted against measured tokens/s of whole jobs; value and spread are of the measured runs
-over the predicted. "choice": the planner's B and F against a grid of others for the same rows. "schedules": rows of
-very different lengths by each schedule, tokens/s and peak load.
+A world is one process, or an S-rank and R-ranks of this host. It calibrates and runs its cases in turn, so that both
+see the same machine. "truth": tokens/s of whole jobs; the value is measured, the ratio is predicted over measured.
+"choice": the planner's B and F against a grid of others for the same rows. "schedules": rows of very
+different lengths by each schedule, tokens/s and peak load.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from hpcdecode.bench.contenders import Site, launcher
+from hpcdecode.bench.output import Case, Report
 from hpcdecode.bench.predicted import Found, PredictedCase, Predictions
 from hpcdecode.bench.workload import SHAPES, default_folder
 from hpcdecode.report.benchmark import case, entry, machine
@@ -38,6 +39,7 @@ SETS = ("truth", "choice", "schedules")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this benchmark."""
     add = parser.add_argument
     add("--set", nargs="+", choices=SETS, default=["truth", "choice"], help="(default: truth choice)")
     add("--model", nargs="+", choices=tuple(SHAPES), default=["50m", "355m"], help="of truth (default: 50m 355m)")
@@ -46,11 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--work", type=Path, default=default_folder(), metavar="DIR", help="checkpoints and logs (%(default)s)")
 
 
-def run(args: argparse.Namespace) -> dict:
-    """What `bench --json` prints. UserError where a world cannot be started or fails."""
+def run(args: argparse.Namespace) -> Report:
+    """Measure all worlds.
+
+    Raises:
+        UserError: If a world cannot be started or fails.
+    """
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that no world outlives this process
     args.work.mkdir(parents=True, exist_ok=True)
-    cases: list[dict] = []
+    cases: list[Case] = []
     errors: list[float] = []
     for ranks in args.ranks:
         for model in args.model if "truth" in args.set else ():
@@ -70,6 +76,7 @@ def run(args: argparse.Namespace) -> dict:
 
 
 def _world(args: argparse.Namespace, model: str, ranks: int, cases: list[PredictedCase], choosing: bool) -> Predictions:
+    """Start `bench.predicted` on `ranks` ranks, and return what it prints."""
     site = Site(args.work.resolve(), model)
     line = [*launcher(ranks), sys.executable, "-m", "hpcdecode.bench.predicted", str(site.checkpoint), str(site.work)]
     line += [str(args.rounds), msgspec.json.encode(cases).decode(), "choose" if choosing else "run"]
@@ -80,23 +87,24 @@ def _named(ranks: int) -> str:
     return "one process" if ranks == 1 else f"1 S + {ranks - 1} R"
 
 
-def _truth(world: str, report: Predictions) -> Iterator[dict]:
+def _truth(world: str, report: Predictions) -> Iterator[Case]:
     for name, found in report.found.items():
         ratios = [found.predicted / measured for measured in found.measured]
         yield case(f"{world}: {name}", found.measured, "tokens/s", "predicted / measured", ratios)
 
 
-def _choice(world: str, report: Predictions) -> Iterator[dict]:
-    """Of what was measured, the planner's choice against the best."""
+def _choice(world: str, report: Predictions) -> Iterator[Case]:
+    """Yield the planner's choice against the best of what was measured, and then every case."""
+    assert report.choice is not None, "the planner was asked to choose"
     speeds = {name: statistics.median(found.measured) for name, found in report.found.items()}
-    best, own = max(speeds, key=speeds.get), report.choice
+    best, own = max(speeds, key=lambda name: speeds[name]), report.choice
     ratios = [a / b for a, b in zip(report.found[own].measured, report.found[best].measured, strict=True)]
     yield case(f"{world}, chosen: {own}", report.found[own].measured, "tokens/s", f"the best of all: {best}", ratios)
     for name, found in report.found.items():
         yield case(f"{world}: {name}", found.measured, "tokens/s", "the best", [speeds[name] / speeds[best]])
 
 
-def _schedules(world: str, report: Predictions) -> Iterator[dict]:
+def _schedules(world: str, report: Predictions) -> Iterator[Case]:
     first: Found = next(iter(report.found.values()))
     for name, found in report.found.items():
         ratios = [a / b for a, b in zip(found.measured, first.measured, strict=True)]

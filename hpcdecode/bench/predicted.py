@@ -1,4 +1,4 @@
-"""Jobs predicted and run, close together, on all ranks that this module is started on: see `bench_planner.py`.
+"""Jobs predicted and run, close together, on all ranks that this module is started on: see `bench/planner.py`.
 
 The model is loaded once. Between passes of the calibration every case is run; predictions are made in the end from all
 passes. The S-rank prints a Predictions as JSON.
@@ -27,14 +27,23 @@ from hpcdecode.planning.profile import Profile
 from hpcdecode.planning.simulator import SimulatedWorld, lane_limits, simulate
 from hpcdecode.ranks import launch
 from hpcdecode.requests.params import SamplingParams
-from hpcdecode.schedule.auto import load_limit
+from hpcdecode.schedule.auto import FULL, load_limit
 from hpcdecode.schedule.limits import prefill_limit
 
 _CAPACITY = 1 << 40  # more than any case takes
 
 
 class PredictedCase(msgspec.Struct, frozen=True):
-    """Rows of shortest to longest prompt tokens that generate fewest to most, and how they are run."""
+    """Rows, and how they are run.
+
+    Attributes:
+        rows: Number of rows.
+        prompt: Fewest and most prompt tokens.
+        new: Fewest and most generated tokens.
+        batch: B.
+        period: F.
+        schedule: Name of the schedule.
+    """
 
     rows: int
     prompt: tuple[int, int]
@@ -63,7 +72,7 @@ class Found(msgspec.Struct):
 
 
 def predict(cost: Cost, case: PredictedCase, r_ranks: int, lanes: int) -> tuple[float, int]:
-    """By the simulator: tokens/s and the peak of the load."""
+    """Return tokens/s and the peak of the load by the simulator."""
     own = case.lengths()
     prompt, new = ([row[i] for row in own] for i in (0, 1))
     steps = max(new) - 1
@@ -74,13 +83,20 @@ def predict(cost: Cost, case: PredictedCase, r_ranks: int, lanes: int) -> tuple[
 
 
 class Runner:
-    """Runs cases on all ranks of a team."""
+    """Runs cases on all ranks of a team; every rank makes the same calls.
+
+    Args:
+        team: The ranks.
+        model: On the lead, else None.
+        directory: Of the model.
+        folder: For prompts and results.
+    """
 
     def __init__(self, team: launch.Team, model: SplitModel | None, directory: Path, folder: Path):
         self.team, self.model, self.directory, self.folder = team, model, directory, folder
 
     def run(self, case: PredictedCase) -> tuple[float, int]:
-        """Tokens/s and the peak of the load, on the lead; 0 on the others."""
+        """Run a job; return tokens/s and the peak of the load on the lead, 0 on the others."""
         rows, out = self.folder / "planner.jsonl", self.folder / "planner.h5"
         if self.team.lead:
             draw = random.Random(0)
@@ -111,22 +127,35 @@ class Runner:
 
 
 class Predictions(msgspec.Struct):
-    """Of all cases, by their text; choice: what the planner takes for the rows of the first, where it was asked."""
+    """What was predicted and measured.
+
+    Attributes:
+        found: By the text of every case.
+        choice: Text of the planner's choice for the rows of the first case; None if it was not asked.
+    """
 
     found: dict[str, Found]
     choice: str | None
 
 
 def main(directory: str, folder: str, rounds: int, cases: list[PredictedCase], choosing: bool) -> Predictions | None:
-    """On the lead. rounds: runs of every case; choosing: add what the planner takes."""
+    """Calibrate, run and predict; return the predictions on the lead, None on the other ranks.
+
+    Args:
+        directory: Of the model.
+        folder: For prompts and results.
+        rounds: Runs of every case.
+        cases: What is run.
+        choosing: Add the planner's choice for the rows of the first case.
+    """
     team = launch.assemble(launch.connect(), 1)
     team.pin()
     model = load_split(directory, dtype="bfloat16") if team.lead else None
     calibration = Calibration(team, model, directory, None)
     runner = Runner(team, model, Path(directory), Path(folder))
     calibration.measure()
-    choice = team.broadcast(chosen(calibration.profile(), cases) if choosing else None, PredictedCase | None)
-    runs: dict[PredictedCase, list[tuple[float, int]]] = {case: [] for case in (*cases, *([choice] if choice else ()))}
+    choice = team.broadcast([chosen(calibration.profile(), cases)] if choosing else [], list[PredictedCase])
+    runs: dict[PredictedCase, list[tuple[float, int]]] = {case: [] for case in (*cases, *choice)}
     for _ in range(rounds):
         for case in runs:
             runs[case].append(runner.run(case))
@@ -138,17 +167,17 @@ def main(directory: str, folder: str, rounds: int, cases: list[PredictedCase], c
     for case, own in runs.items():
         speed, load = predict(cost, case, len(team.r_ranks), 1 if team.comm is None else 2)
         found[str(case)] = Found(speed, [rate for rate, _ in own], load, own[0][1])
-    return Predictions(found, str(choice) if choice else None)
+    return Predictions(found, str(choice[0]) if choice else None)
 
 
 def chosen(profile: Profile, cases: list[PredictedCase]) -> PredictedCase:
-    """The planner's B and F for the rows of the cases, with room for the largest of their loads."""
+    """Return the first case with the planner's B and F, given room for the largest load of all cases."""
     own = cases[0].lengths()
     prompt, new = (sum(row[i] for row in own) / len(own) for i in (0, 1))
     rows = planner.MeanRows(prompt, new - 1, len(own))
     parts = max(profile.ranks - 1, 1)
     load = max(case.batch * (rows.prompt + (rows.steps + case.period) / 2) for case in cases)
-    capacity = int(load / planner.FULL / parts) + 1
+    capacity = int(load / FULL / parts) + 1
     choice = replace(planner.choice(capacity, profile.ranks - 1, True), lanes=(1 if profile.ranks == 1 else 2,))
     plan = planner.choose(profile.cost, rows, choice)
     return msgspec.structs.replace(cases[0], batch=plan.batch, period=plan.rows.period)

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import torch
 
 from hpcdecode.attention.base import LayerShape
-from hpcdecode.attention.prefill import PromptAttention
+from hpcdecode.attention.prefill import CpuPromptAttention
 from hpcdecode.attention.reference import attend_one
 from hpcdecode.bench.attention import label
+from hpcdecode.bench.output import Case, Report
 from hpcdecode.report.benchmark import case as result
 from hpcdecode.report.benchmark import machine, seconds_of
 
@@ -25,7 +26,15 @@ GEMM = (512, 1024, 3072)
 
 @dataclass(frozen=True)
 class PrefillCase:
-    """The last `queries` tokens of a prompt of `keys`, one layer."""
+    """The last chunk of a prompt, one layer.
+
+    Attributes:
+        shape: Of the layer.
+        dtype: Of q, k, v and o.
+        queries: Tokens of the chunk.
+        keys: Tokens of the prompt.
+        threads: That attend.
+    """
 
     shape: LayerShape
     dtype: str
@@ -35,17 +44,23 @@ class PrefillCase:
 
     @property
     def name(self) -> str:
+        """Return the name as printed."""
         return f"{self.dtype} {label(self.shape)} {self.queries} of {self.keys} tokens, {self.threads} threads"
 
     @property
     def flops(self) -> int:
-        """Two products over the visible keys of every query."""
+        """Return the FLOP of two products over the visible keys of every query."""
         visible = sum(range(self.keys - self.queries + 1, self.keys + 1))
         return 2 * (self.shape.k_dim + self.shape.v_dim) * self.shape.q_heads * visible
 
 
 class PackedPrompt:
-    """A prompt whose first tokens are packed; `attend` runs its last chunk."""
+    """A prompt whose first tokens are packed, so that its last chunk can be measured.
+
+    Attributes:
+        q, k, v: Of all tokens of the prompt.
+        out: Attention output of all tokens.
+    """
 
     def __init__(self, case: PrefillCase):
         s, generator = case.shape, torch.Generator().manual_seed(0)
@@ -55,16 +70,17 @@ class PackedPrompt:
         self.mask = torch.ones(case.queries, case.keys, dtype=torch.bool).tril(case.keys - case.queries)
         self.q, self.k, self.v = (torch.randn(case.keys, n, generator=generator).to(dtype) for n in columns)
         self.out = torch.empty(case.keys, s.out_columns, dtype=dtype)
-        self.attention = PromptAttention([s], dtype=case.dtype, threads=case.threads)
+        self.attention = CpuPromptAttention([s], dtype=case.dtype, threads=case.threads)
         self.packed = torch.empty(self.attention.packed_bytes(0, case.keys), dtype=torch.uint8)
         if case.keys > case.queries:
             self._run(0, case.keys - case.queries)
 
     def attend(self) -> None:
+        """Attend from the last chunk."""
         self._run(self.case.keys - self.case.queries, self.case.queries)
 
     def verify(self) -> None:
-        """Raises RuntimeError when the last chunk does not match float64."""
+        """Attend from the last chunk; raise RuntimeError if the output differs from float64."""
         s, last = self.case.shape, slice(self.case.keys - self.case.queries, None)
         self.attend()
         q = self.q[last].double().view(-1, s.q_heads, s.k_dim)
@@ -74,7 +90,7 @@ class PackedPrompt:
             raise RuntimeError(f"bench prefill: {self.case.name}: error {error:.3g} is out of bounds")
 
     def sdpa(self) -> None:
-        """The same by torch, with its mask made beforehand."""
+        """Attend from the last chunk by torch, with a mask made beforehand."""
         s, last = self.case.shape, slice(self.case.keys - self.case.queries, None)
         q, k, v = (
             x.view(len(x), heads, -1).transpose(0, 1)[None]
@@ -89,6 +105,7 @@ class PackedPrompt:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this benchmark."""
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="thread counts (default: 1 2)")
     parser.add_argument("--dtype", nargs="+", default=["bfloat16", "float32"], choices=tuple(TOLERANCE))
     parser.add_argument("--head-dim", type=int, nargs="+", default=[64, 128])
@@ -98,9 +115,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--passes", type=int, default=15)
 
 
-def run(args: argparse.Namespace) -> dict:
-    """Verify, then measure. Returns the object that `bench --json` prints (docs: "Bench output")."""
-    cases = []
+def run(args: argparse.Namespace) -> Report:
+    """Verify, then measure every case."""
+    cases: list[Case] = []
     for threads in args.threads:
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
@@ -115,8 +132,8 @@ def run(args: argparse.Namespace) -> dict:
     return {"bench": "prefill", "machine": machine(), "cases": cases}
 
 
-def measure(case: PrefillCase, passes: int) -> list[dict]:
-    """Against the GEMM rate, and against torch's attention."""
+def measure(case: PrefillCase, passes: int) -> list[Case]:
+    """Return GFLOP/s against the GEMM rate, and against torch's attention."""
     prompt = PackedPrompt(case)
     prompt.verify()
     m, k, n = GEMM

@@ -1,26 +1,41 @@
 """The exchange of a layer in plain MPI, in several ways: the same bytes from the S-rank to every R-rank and back.
 
-Rank 0 of the communicator is the S-rank. It copies what it sends into its buffers and what it gets out of them, each
-in one stretch; beside that there is nothing around the calls but the wait of the links.
+Rank 0 of the communicator is the S-rank. It copies what it sends into its buffers, and what it gets out of them, each
+in one stretch. Beside that there is nothing around the calls but the wait of the links.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
+from numpy.typing import NDArray
 
 from hpcdecode.mpi.wait import wait
 
 Round = Callable[[], None]
-Work = Callable[[np.ndarray, np.ndarray], None]  # what an R-rank does with what has come; fills what goes back
+Bytes = NDArray[np.uint8]
+Work = Callable[[Bytes, Bytes], None]  # what an R-rank does with what has come; fills what goes back
+Specification = tuple[Bytes, tuple[NDArray[np.intc], NDArray[np.intc]], MPI.Datatype]  # data, (counts, starts), type
 
 
 class Ends:
-    """Buffers of one rank: there, back, of so many bytes to each R-rank and back; on the S-rank for all of them.
+    """Buffers of one rank; on the S-rank for all R-ranks. Leaving the context frees the persistent requests.
 
-    Leaving frees the persistent requests.
+    Args:
+        comm: The S-rank and its R-ranks.
+        there: Bytes to each R-rank.
+        back: Bytes from each R-rank.
+        work: What an R-rank does.
+
+    Attributes:
+        persistent: Requests to free.
+        peers: The ranks at the other end.
+        there, back: The buffers.
+        counts: Bytes of every peer, there and back.
     """
 
     def __init__(self, comm: MPI.Intracomm, there: int, back: int, work: Work):
@@ -35,22 +50,25 @@ class Ends:
     def __enter__(self) -> Ends:
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for request in self.persistent:
             request.Free()
 
     def pack(self) -> None:
+        """Copy what the S-rank sends into its buffer."""
         self.there[:] = self.made
 
     def take(self) -> None:
+        """Copy what the S-rank got out of its buffer."""
         self.taken[:] = self.back
 
     def serve(self) -> None:
+        """Do an R-rank's work."""
         self.work(self.there, self.back)
 
 
 def messages(ends: Ends) -> Round:
-    """Isend and Irecv."""
+    """Exchange by Isend and Irecv."""
     comm, peers = ends.comm, ends.peers
     there, back = (np.split(data, len(peers)) for data in (ends.there, ends.back))
 
@@ -71,7 +89,7 @@ def messages(ends: Ends) -> Round:
 
 
 def persistent_messages(ends: Ends) -> Round:
-    """Send_init and Recv_init."""
+    """Exchange by Send_init and Recv_init."""
     comm, peers = ends.comm, ends.peers
     there, back = (np.split(data, len(peers)) for data in (ends.there, ends.back))
     receiving, sending = (back, there) if ends.is_s else (there, back)
@@ -82,31 +100,48 @@ def persistent_messages(ends: Ends) -> Round:
 
 
 def neighbours(ends: Ends) -> Round:
-    """Ineighbor_alltoallv on a distributed graph."""
+    """Exchange by Ineighbor_alltoallv on a distributed graph."""
     comm = ends.comm.Create_dist_graph_adjacent(ends.peers, ends.peers)
-    outward, inward = _specifications(ends)
-    return _collective(ends, lambda: comm.Ineighbor_alltoallv(*outward), lambda: comm.Ineighbor_alltoallv(*inward))
+    ways = _specifications(ends)
+    outward, inward = ways.outward, ways.inward
+    return _collective(
+        ends,
+        lambda: comm.Ineighbor_alltoallv(outward.send, outward.receive),
+        lambda: comm.Ineighbor_alltoallv(inward.send, inward.receive),
+    )
 
 
 def persistent_neighbours(ends: Ends) -> Round:
-    """Neighbor_alltoallv_init on a distributed graph (MPI 4)."""
+    """Exchange by Neighbor_alltoallv_init on a distributed graph (MPI 4)."""
     comm = ends.comm.Create_dist_graph_adjacent(ends.peers, ends.peers)
-    requests = [comm.Neighbor_alltoallv_init(*way) for way in _specifications(ends)]
-    ends.persistent += requests
-    return _collective(ends, *(lambda request=request: request.Start() or request for request in requests))
+    outward, inward = (comm.Neighbor_alltoallv_init(way.send, way.receive) for way in _specifications(ends))
+    ends.persistent += [outward, inward]
+    return _collective(ends, lambda: _start(outward), lambda: _start(inward))
 
 
 def all_to_all(ends: Ends) -> Round:
-    """Ialltoallv."""
+    """Exchange by Ialltoallv."""
     none = [0] * (ends.comm.size - len(ends.peers))
-    outward, inward = _specifications(ends, lambda counts: none + counts if ends.is_s else counts + none)
-    return _collective(ends, lambda: ends.comm.Ialltoallv(*outward), lambda: ends.comm.Ialltoallv(*inward))
+    ways = _specifications(ends, lambda counts: none + counts if ends.is_s else counts + none)
+    outward, inward = ways.outward, ways.inward
+    return _collective(
+        ends,
+        lambda: ends.comm.Ialltoallv(outward.send, outward.receive),
+        lambda: ends.comm.Ialltoallv(inward.send, inward.receive),
+    )
 
 
 WAYS = (messages, persistent_messages, neighbours, persistent_neighbours, all_to_all)
 
 
-def _started(ends: Ends, receives: list, sends: list) -> Round:
+def _start(request: MPI.Prequest) -> MPI.Request:
+    request.Start()
+    return request
+
+
+def _started(ends: Ends, receives: list[MPI.Prequest], sends: list[MPI.Prequest]) -> Round:
+    """Return a round of persistent messages."""
+
     def s_round() -> None:
         ends.pack()
         MPI.Prequest.Startall([*receives, *sends])
@@ -125,6 +160,8 @@ def _started(ends: Ends, receives: list, sends: list) -> Round:
 
 
 def _collective(ends: Ends, outward: Callable[[], MPI.Request], inward: Callable[[], MPI.Request]) -> Round:
+    """Return a round of one collective there and one back."""
+
     def s_round() -> None:
         ends.pack()
         for request in [outward(), inward()]:
@@ -139,17 +176,31 @@ def _collective(ends: Ends, outward: Callable[[], MPI.Request], inward: Callable
     return s_round if ends.is_s else r_round
 
 
-def _specifications(
-    ends: Ends, spread: Callable[[list[int]], list[int]] = list
-) -> tuple[Sequence[list], Sequence[list]]:
-    """(send, receive) of the way to the R-ranks, and of the way back."""
+class _Way(NamedTuple):
+    """What a collective sends and receives."""
+
+    send: Specification
+    receive: Specification
+
+
+class _Ways(NamedTuple):
+    """The way to the R-ranks, and the way back."""
+
+    outward: _Way
+    inward: _Way
+
+
+def _specifications(ends: Ends, spread: Callable[[list[int]], list[int]] = list) -> _Ways:
+    """Return what the collectives take; `spread` puts the counts of the peers among those of all ranks."""
     none = [0] * len(ends.peers)
     there, back = ends.counts
     full_there, full_back = _spec(ends.there, spread(there)), _spec(ends.back, spread(back))
     empty = _spec(np.empty(0, np.uint8), spread(none))
-    return ((full_there, empty), (empty, full_back)) if ends.is_s else ((empty, full_there), (full_back, empty))
+    if ends.is_s:
+        return _Ways(_Way(full_there, empty), _Way(empty, full_back))
+    return _Ways(_Way(empty, full_there), _Way(full_back, empty))
 
 
-def _spec(data: np.ndarray, counts: list[int]) -> list:
+def _spec(data: Bytes, counts: Sequence[int]) -> Specification:
     starts = np.concatenate(([0], np.cumsum(counts)[:-1]))
-    return [data, (np.asarray(counts, np.intc), starts.astype(np.intc)), MPI.BYTE]
+    return data, (np.asarray(counts, np.intc), starts.astype(np.intc)), MPI.BYTE

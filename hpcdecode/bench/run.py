@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from hpcdecode.bench.output import Report
 from hpcdecode.report.text import table
 
 if TYPE_CHECKING:
@@ -15,9 +16,15 @@ if TYPE_CHECKING:
 
 
 def main(name: str, arguments: Sequence[str], comm: MPI.Intracomm | None = None) -> int:
-    """Run the benchmark `name`; prints a table, or with --json one object: bench, machine, cases.
+    """Run a benchmark and print a table, or with --json one object: bench, machine, cases.
 
-    comm: the ranks on which it was started, for those that measure several; one of them has the result and prints it.
+    Args:
+        name: Of a module in `hpcdecode.bench`.
+        arguments: Its flags.
+        comm: The ranks on which it was started, for those that measure several; one of them prints.
+
+    Returns:
+        The exit code, 0.
     """
     module = import_module(f"hpcdecode.bench.{name}")
     parser = argparse.ArgumentParser(
@@ -26,7 +33,7 @@ def main(name: str, arguments: Sequence[str], comm: MPI.Intracomm | None = None)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     module.add_arguments(parser)
     options = parser.parse_args(arguments, argparse.Namespace(comm=comm))
-    result = module.run(options)
+    result: Report | None = module.run(options)
     if result is not None:
         print(json.dumps(result, indent=1) if options.json else _text(result))
     return 0
@@ -36,7 +43,8 @@ def _number(value: float) -> str:
     return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.4g}"
 
 
-def _text(result: dict) -> str:
+def _text(result: Report) -> str:
+    """Return the cases as a table, below the facts of the machine."""
     machine = ", ".join(f"{name} {value}" for name, value in result["machine"].items())
     header = ("case", "value", "unit", "ratio", "spread", "against")
     rows = (

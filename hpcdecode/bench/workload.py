@@ -1,4 +1,4 @@
-"""The checkpoint and the prompts of `bench e2e`: made here from a seed, kept in a work folder."""
+"""Checkpoints and prompts of benchmarks: made from a seed, kept in a work folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
 
 @dataclass(frozen=True)
 class Shape:
-    """A Llama."""
+    """Sizes of a Llama."""
 
     hidden: int
     layers: int
@@ -32,27 +32,28 @@ class Shape:
 
     @property
     def head_dim(self) -> int:
+        """Return the columns of a head."""
         return self.hidden // self.heads
 
     @property
     def kv_bytes(self) -> int:
-        """K and V of one token, all layers, bfloat16."""
+        """Return the bytes of K and V of one token, all layers, bfloat16."""
         return 2 * 2 * self.layers * self.kv_heads * self.head_dim
 
     @property
     def layer_weights(self) -> int:
-        """Elements of the matrices of all layers."""
+        """Return the elements of the matrices of all layers."""
         return self.layers * sum(inputs * outputs for inputs, outputs in self.linears)
 
     @property
     def weight_bytes(self) -> int:
-        """The whole model, bfloat16: layers, embedding, logits, norms."""
+        """Return the bytes of the whole model, bfloat16: layers, embedding, logits, norms."""
         norms = self.hidden * (2 * self.layers + 1)
         return 2 * (self.layer_weights + 2 * self.vocabulary * self.hidden + norms)
 
     @property
     def linears(self) -> list[tuple[int, int]]:
-        """(inputs, outputs) of a layer's products, those of one input joined: qkv, o, gate and up, down."""
+        """Return (inputs, outputs) of a layer's GEMMs, those of one input joined: qkv, o, gate and up, down."""
         kv, h = self.kv_heads * self.head_dim, self.hidden
         return [(h, h + 2 * kv), (h, h), (h, 2 * self.mlp), (self.mlp, h)]
 
@@ -68,7 +69,15 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Workload:
-    """Prompts of `shortest` to `longest` tokens, and `new` tokens to generate for each."""
+    """Rows to generate for.
+
+    Attributes:
+        name: Of the workload, and the seed of its prompts.
+        rows: Number of rows.
+        shortest: Fewest prompt tokens.
+        longest: Most prompt tokens.
+        new: Tokens to generate for each row.
+    """
 
     name: str
     rows: int
@@ -77,7 +86,7 @@ class Workload:
     new: int = 128
 
     def prompts(self, shape: Shape) -> list[list[int]]:
-        """Random token ids; no two rows share a beginning that a cache could reuse."""
+        """Return random token ids; no two rows share a beginning that a cache could reuse."""
         draw = random.Random(self.name)
         lengths = [draw.randint(self.shortest, self.longest) for _ in range(self.rows)]
         return [[draw.randrange(len(_SPECIAL), shape.vocabulary) for _ in range(n)] for n in lengths]
@@ -95,17 +104,17 @@ WORKLOADS = {
 
 
 def default_folder() -> Path:
-    """Where checkpoints and prompts are kept between runs."""
+    """Return the folder in which checkpoints and prompts are kept between runs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hpcdecode" / "bench"
 
 
 def checkpoint(work: Path, name: str) -> Path:
-    """The directory of SHAPES[name] under `work`: random bfloat16 weights, a tokenizer of as many tokens."""
+    """Return the directory of SHAPES[name] under `work`, with random bfloat16 weights and a tokenizer; make it once."""
     return made(work / f"llama-{name}", lambda folder: _write_checkpoint(folder, SHAPES[name]))
 
 
 def prompt_file(work: Path, workload: Workload, name: str) -> Path:
-    """The workload for SHAPES[name] as the JSON Lines file that `hpcdecode generate` reads."""
+    """Write the workload for SHAPES[name] as JSON Lines for `hpcdecode generate`, and return the file's path."""
     path = work / f"{workload.name}-{name}.jsonl"
     lines = [json.dumps({"prompt_token_ids": ids}) for ids in workload.prompts(SHAPES[name])]
     path.write_text("\n".join(lines) + "\n")
@@ -113,7 +122,7 @@ def prompt_file(work: Path, workload: Workload, name: str) -> Path:
 
 
 def made(folder: Path, make: Callable[[Path], object]) -> Path:
-    """`folder`, filled by `make` unless it is there; it appears only when it is complete."""
+    """Return `folder`, filled by `make` unless it is there; it appears only when it is complete."""
     if not folder.exists():
         partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
         shutil.rmtree(partial, ignore_errors=True)
@@ -156,7 +165,7 @@ def _write_checkpoint(folder: Path, shape: Shape) -> None:
 
 
 def _draw(name: str, parameter: Tensor, seed: torch.Generator) -> Tensor:
-    """Matrices at 1/sqrt(inputs) and embeddings at 1, so that logits and scores have a trained model's size."""
+    """Return random values: matrices at 1/sqrt(inputs), embeddings at 1, as logits of a trained model's size need."""
     if parameter.dim() == 1:
         return torch.ones(parameter.shape, dtype=torch.bfloat16)
     scale = 1.0 if "embed_tokens" in name else parameter.shape[1] ** -0.5
@@ -164,17 +173,18 @@ def _draw(name: str, parameter: Tensor, seed: torch.Generator) -> Tensor:
 
 
 def _write_tokenizer(folder: Path, vocabulary: int) -> None:
-    """A byte-level BPE without training: the bytes, and as many pairs of them as the vocabulary has room for."""
+    """Write a byte-level BPE without training: the bytes, and as many pairs of them as the vocabulary has room for."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    room = vocabulary - len(_SPECIAL) - len(letters)
-    merges = list(itertools.islice(itertools.product(letters, letters), room))
+    pairs = vocabulary - len(_SPECIAL) - len(letters)
+    merges = list(itertools.islice(itertools.product(letters, letters), pairs))
     tokens = [*_SPECIAL, *letters, *(a + b for a, b in merges)]
     backend = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers leaves it untyped
         tokenizer_object=backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<pad>"
-    ).save_pretrained(folder)
+    )
+    tokenizer.save_pretrained(folder)

@@ -1,35 +1,50 @@
-"""The command line: from arguments to a subcommand and its exit code."""
+"""The command line: arguments in, a subcommand's exit code out."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import io
-import sys
+import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hpcdecode._version import __version__
-from hpcdecode.cli import generate, machine, planning, results
+from hpcdecode.cli import generate, log, machine, planning, results
 from hpcdecode.errors import UserError
 from hpcdecode.ranks import launch
 from hpcdecode.system.cores import set_libraries
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+logger = logging.getLogger(__name__)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one subcommand; returns the exit code: 0 done, 1 failed, 2 not as asked; others are the subcommand's."""
+    """Run one subcommand.
+
+    Args:
+        arguments: Arguments of the command; None for those of the process.
+
+    Returns:
+        The exit code: 0 done, 1 failed, 2 not as asked, or another one of the subcommand.
+    """
+    log.set_up()
     set_libraries(launch.started())
     try:
         options = _parse(arguments, speak=launch.is_lead())
     except SystemExit as end:
-        return launch.leave(None, end.code)
+        return launch.leave(None, end.code if isinstance(end.code, int) else 0)
     if options is None:
         return 0
+    log.set_up(options.verbosity)
     with options.signals or contextlib.nullcontext():
         return _run(options)
 
 
 def _run(options: argparse.Namespace) -> int:
-    comm = None
+    comm: MPI.Intracomm | None = None
     try:
         comm = options.connect() if options.connect else None
         return launch.leave(comm, options.run(options, comm))
@@ -38,7 +53,7 @@ def _run(options: argparse.Namespace) -> int:
             launch.abort(comm, error, 2)
         if not launch.is_lead():
             return launch.leave(comm, 0)
-        print(f"hpcdecode: error: {error}", file=sys.stderr, flush=True)
+        logger.error(f"hpcdecode: error: {error}")
         return launch.leave(comm, 2)
     except KeyboardInterrupt:
         launch.abort(comm, UserError("interrupted before the first step"), 130)
@@ -49,7 +64,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _parse(arguments: Sequence[str] | None, speak: bool) -> argparse.Namespace | None:
-    """Every rank parses the same command line, and one speaks for all; None for a rank that leaves it to that one."""
+    """Return the options, or None on a rank that leaves help and errors to the rank that speaks for all."""
     if speak:
         return _parser().parse_args(arguments)
     try:
@@ -64,7 +79,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="hpcdecode", description="Offline LLM text generation for HPC clusters.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"hpcdecode {__version__}")
-    parser.set_defaults(connect=None, signals=None)  # most subcommands run in one process, and end at a signal
+    # Most subcommands run in a single process and end at a signal.
+    parser.set_defaults(connect=None, signals=None, verbosity=logging.INFO)
     commands = parser.add_subparsers(title="subcommands", metavar="COMMAND", required=True)
     for add in (*generate.COMMANDS, *results.COMMANDS, *machine.COMMANDS, *planning.COMMANDS):
         add(commands)

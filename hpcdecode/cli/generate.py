@@ -1,4 +1,4 @@
-"""`hpcdecode generate`: flags become a Job."""
+"""`hpcdecode generate`: from flags and a job file to a Job."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import argparse
 import gc
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from hpcdecode.cli.arguments import add_verbosity, parsed
 from hpcdecode.cli.job_file import read_job_file
 from hpcdecode.config import (
     DEVICES,
@@ -33,22 +33,29 @@ from hpcdecode.requests.params import SamplingParams
 from hpcdecode.schedule.limits import prefill_limit
 from hpcdecode.system.signals import END_TIME, Signals
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from hpcdecode.cli.arguments import Group, Subcommands
+
+S = TypeVar("S", bound=msgspec.Struct)
 _DEFAULTS = {f.name: f.default for kind in (Job, SamplingParams) for f in msgspec.structs.fields(kind)}
-_Switch = argparse.BooleanOptionalAction  # --no-... takes back what a job file says
+_Switch = argparse.BooleanOptionalAction  # --no-... overrides a job file
 
 
-def _add_generate(commands) -> None:
+def _add_generate(commands: Subcommands) -> None:
     parser = commands.add_parser(
         "generate",
         help="generate text for the rows of a prompt file",
         description="Generate text for every row of the prompt files, into one HDF5 file. The same command again "
-        "continues an interrupted job. Exit code: 0 all rows done, 3 done but for rows under /errors, 75 stopped with "
-        "rows left to be started again (SIGUSR1, end of time), 128 + signal stopped, 2 the job cannot run as asked, "
-        "1 failed.",
+        "continues an interrupted job. Exit codes: 0 if all rows are done; 3 if all are done but those under /errors; "
+        "75 if the job stopped with rows left (SIGUSR1, end of its time) and is to be started again; 128 + n if signal "
+        "n stopped it; 2 if it cannot run as asked; 1 if it failed.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
     _add_job(parser)
+    add_verbosity(parser)
     _add_rows(parser.add_argument_group("rows"))
     _add_time(parser.add_argument_group("time"))
     _add_sampling(parser.add_argument_group("sampling (a row's own fields win)"))
@@ -56,113 +63,137 @@ def _add_generate(commands) -> None:
     parser.set_defaults(run=_generate, connect=launch.world, signals=Signals())
 
 
-def _add_job(parser) -> None:
+def _add_job(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "prompts",
         metavar="PROMPTS",
         nargs="*",
-        help="files, patterns or - (stdin): .jsonl, .jsonl.gz, .jsonl.zst with prompt, prompt_token_ids or messages a "
-        "row, or requests of the OpenAI batch format; .parquet; .h5",
+        help="prompt files, patterns, or - for standard input. Formats: .jsonl, .jsonl.gz or .jsonl.zst, whose rows "
+        "have prompt, prompt_token_ids or messages, or are requests of the OpenAI batch format; .parquet; .h5",
     )
-    add("--job", metavar="FILE", help="TOML with values for these flags, under their names with underscores; flags win")
-    add("--model", metavar="DIR", help="Hugging Face model directory, or demo (HPCDECODE_MODEL, hpcdecode.toml)")
-    add("-o", "--output", metavar="OUT.h5", help="results (the prompt file's name with .h5)")
-    add("--trace", metavar="OUT.json", help="write what every rank did when, for Perfetto or chrome://tracing")
-    add("--overwrite", action="store_true", help="start anew in place of what the output holds")
+    help = "TOML file with values for these flags, named with underscores; flags override it"
+    add("--job", metavar="FILE", help=help)
+    help = "directory of a Hugging Face model, or demo (default: HPCDECODE_MODEL, or model in hpcdecode.toml)"
+    add("--model", metavar="DIR", help=help)
+    add("-o", "--output", metavar="OUT.h5", help="file for the results (default: the prompt file's name with .h5)")
+    help = "write a timeline of all ranks to this file, for Perfetto or chrome://tracing"
+    add("--trace", metavar="OUT.json", help=help)
+    add("--overwrite", action="store_true", help="replace existing results instead of continuing them")
 
 
-def _add_rows(group) -> None:
+def _add_rows(group: Group) -> None:
     add = group.add_argument
-    add("--prompt-column", metavar="NAME", help="where rows have their prompt (prompt); in HDF5 a dataset's path")
-    add("--limit", type=int, metavar="N", help="take the first N rows only")
+    help = "name of the column that holds the prompts, or path of the dataset in HDF5 (default: prompt)"
+    add("--prompt-column", metavar="NAME", help=help)
+    add("--limit", type=int, metavar="N", help="take only the first N rows")
+    help = "take only rows whose line modulo N is I; hpcdecode merge joins the results"
+    add("--shard", type=parsed(Shard.parse), metavar="I/N", help=help)
+    help = "stop when more than N rows cannot be used (default: never)"
+    add("--max-errors", type=int, metavar="N", help=help)
     add(
-        "--shard",
-        type=_parsed(Shard.parse),
-        metavar="I/N",
-        help="take those rows whose line modulo N is I; see hpcdecode merge",
+        "--fail-fast",
+        dest="max_errors",
+        action="store_const",
+        const=0,
+        help="stop at the first row that cannot be used",
     )
-    add("--max-errors", type=int, metavar="N", help="stop when more than N rows cannot be used (never)")
-    add("--fail-fast", dest="max_errors", action="store_const", const=0, help="stop at the first of them")
 
 
-def _add_time(group) -> None:
+def _add_time(group: Group) -> None:
     add = group.add_argument
-    help = f"between commits of finished rows and of those in flight ({_DEFAULTS['checkpoint_every']})"
+    help = f"save finished rows, and the tokens of those in flight, this often ({_DEFAULTS['checkpoint_every']})"
     add("--checkpoint-every", type=float, metavar="SECONDS", help=help)
-    help = f"stop so long before the batch job's time is over, {END_TIME}; 0 never ({_DEFAULTS['drain_before']})"
+    help = f"stop this long before the end of the batch job, {END_TIME}; 0 never stops ({_DEFAULTS['drain_before']})"
     add("--drain-before", type=float, metavar="SECONDS", help=help)
-    help = f"end the job where a rank makes no progress for so long; 0 never ({_DEFAULTS['stall_timeout']})"
+    help = f"end the job if a rank makes no progress for this long; 0 never ends it ({_DEFAULTS['stall_timeout']})"
     add("--stall-timeout", type=float, metavar="SECONDS", help=help)
-    add("--survive", action=_Switch, help="go on without R-ranks that are lost (Open MPI 5, mpiexec --with-ft ulfm)")
+    help = "go on if R-ranks are lost; needs Open MPI 5 and mpiexec --with-ft ulfm"
+    add("--survive", action=_Switch, help=help)
 
 
-def _add_sampling(group) -> None:
+def _add_sampling(group: Group) -> None:
     add, default = group.add_argument, _DEFAULTS
-    add("--n", type=int, metavar="N", help=f"samples of every row ({default['n']})")
-    add("--max-tokens", type=int, metavar="N", help=f"({default['max_tokens']})")
-    add("--min-tokens", type=int, metavar="N", help=f"before anything stops ({default['min_tokens']})")
-    add("--temperature", type=float, metavar="T", help=f"0 is greedy ({default['temperature']})")
-    add("--top-k", type=int, metavar="K", help=f"0 for all tokens ({default['top_k']})")
-    add("--top-p", type=float, metavar="P", help=f"({default['top_p']})")
-    add("--min-p", type=float, metavar="P", help=f"as a share of the greatest ({default['min_p']})")
+    add("--n", type=int, metavar="N", help=f"number of samples of every row ({default['n']})")
+    add("--max-tokens", type=int, metavar="N", help=f"most tokens to generate ({default['max_tokens']})")
+    help = f"tokens to generate before anything may end the text ({default['min_tokens']})"
+    add("--min-tokens", type=int, metavar="N", help=help)
+    add("--temperature", type=float, metavar="T", help=f"temperature; 0 is greedy ({default['temperature']})")
+    help = f"sample from the K most likely tokens; 0 for all of them ({default['top_k']})"
+    add("--top-k", type=int, metavar="K", help=help)
+    help = f"sample from the most likely tokens whose probabilities add up to P ({default['top_p']})"
+    add("--top-p", type=float, metavar="P", help=help)
+    help = f"drop tokens less likely than P times the most likely one ({default['min_p']})"
+    add("--min-p", type=float, metavar="P", help=help)
     for name, what in (
-        ("presence", "once for a generated token"),
-        ("frequency", "each time it was generated"),
-        ("repetition", "a factor, for the prompt's tokens too"),
+        ("presence", "lower the logits of generated tokens by X"),
+        ("frequency", "lower the logits of tokens by X for each time they were generated"),
+        ("repetition", "divide the logits of generated and prompt tokens by X, or multiply if negative"),
     ):
         add(f"--{name}-penalty", type=float, metavar="X", help=f"{what} ({default[f'{name}_penalty']})")
-    add("--logit-bias", type=_biases, metavar="ID:X[,ID:X...]", help="added to the logits of token ids")
-    add("--bad-words", action="append", metavar="TEXT", help="never generated; may be given again")
-    add("--seed", type=int, metavar="S", help=f"({default['seed']})")
-    add("--ignore-eos", action=_Switch, help="go on after end-of-sequence tokens")
-    add("--stop-token-ids", type=_ids, metavar="ID[,ID...]", help="token ids that end a sequence")
-    add("--stop", action="append", metavar="TEXT", help="ends a sequence; may be given again")
-    add("--include-stop-str-in-output", action=_Switch, help="leave the stop string in the text")
-    add("--skip-special-tokens", action=_Switch, help="in the text (yes)")
-    help = "what texts follow, as in a row: JSON, or a file of it with json, regex, choice or grammar"
+    add("--logit-bias", type=_biases, metavar="ID:X[,ID:X...]", help="add X to the logit of the token ID")
+    add("--bad-words", action="append", metavar="TEXT", help="never generate this text; may be given several times")
+    add("--seed", type=int, metavar="S", help=f"seed of the random numbers ({default['seed']})")
+    add("--ignore-eos", action=_Switch, help="continue after end-of-sequence tokens")
+    add("--stop-token-ids", type=_ids, metavar="ID[,ID...]", help="end the text at these tokens")
+    add("--stop", action="append", metavar="TEXT", help="end the text at this string; may be given several times")
+    add("--include-stop-str-in-output", action=_Switch, help="keep the stop string in the text")
+    add("--skip-special-tokens", action=_Switch, help="leave special tokens out of the text (default: yes)")
+    help = "constrain the text: a JSON object with json, regex, choice or grammar, or a file that holds one"
     add("--structured-outputs", type=_object, metavar="JSON", help=help)
-    add("--truncate-prompt-tokens", type=int, metavar="N", help="keep a prompt's last N; -1 for what there is room for")
-    add("--beam-width", type=int, metavar="W", help="search for the W likeliest continuations, the row's samples")
-    add("--length-penalty", type=float, metavar="X", help=f"of beams ({default['length_penalty']})")
-    add("--logprobs", type=int, metavar="K", help="keep tokens' log-probabilities, and those of the K most likely ones")
-    add("--prompt-logprobs", type=int, metavar="K", help="the same of the prompts' tokens")
+    help = "keep only the last N tokens of a prompt; -1 for as many as the context can hold"
+    add("--truncate-prompt-tokens", type=int, metavar="N", help=help)
+    help = "search for the W most likely continuations, which become the row's samples"
+    add("--beam-width", type=int, metavar="W", help=help)
+    help = f"exponent of the length by which a beam's score is divided ({default['length_penalty']})"
+    add("--length-penalty", type=float, metavar="X", help=help)
+    help = "record the log-probability of every token, and those of the K most likely ones"
+    add("--logprobs", type=int, metavar="K", help=help)
+    help = "record the same for the tokens of the prompt"
+    add("--prompt-logprobs", type=int, metavar="K", help=help)
 
 
-def _add_size(group) -> None:
+def _add_size(group: Group) -> None:
     add = group.add_argument
-    add("--dtype", choices=DTYPES, help="of weights and activations")
-    add("--weights", choices=WEIGHTS, help="of projections: rounded, and their inputs before each product (as --dtype)")
-    add("--kv-dtype", choices=KV_DTYPES, help="of the KV cache (as --dtype)")
-    add("--device", choices=DEVICES, help="of the S-ranks (cuda where they see a GPU)")
-    add("--compile", action=_Switch, help="slices on GPUs, by torch's compiler: a longer start, and fewer kernels")
-    help = f"of the R-ranks ({_DEFAULTS['r_device']}); auto: a GPU where one is left for the rank, else its CPUs; "
-    help += "in one process with cuda for both, the KV cache is the GPU's"
+    add("--dtype", choices=DTYPES, help="data type of weights and activations")
+    help = "data type of the projections' weights; their inputs are rounded to it, too (default: --dtype)"
+    add("--weights", choices=WEIGHTS, help=help)
+    add("--kv-dtype", choices=KV_DTYPES, help="data type of the KV cache (default: --dtype)")
+    add("--device", choices=DEVICES, help="device of the S-ranks (default: cuda if they see a GPU)")
+    help = "compile slices on GPUs with torch's compiler: a longer start, fewer kernels"
+    add("--compile", action=_Switch, help=help)
+    help = f"device of the R-ranks; auto takes a GPU where one is free, else the CPU ({_DEFAULTS['r_device']}). "
+    help += "A single process with cuda for both roles keeps the KV cache on its GPU"
     add("--r-device", choices=R_DEVICES, help=help)
-    help = "activations from GPU to GPU, where all ranks compute on some and MPI takes their memory (yes)"
+    help = "send activations from GPU to GPU if all ranks compute on GPUs and MPI takes their memory (default: yes)"
     add("--gpu-mpi", action=_Switch, help=help)
-    add("--batch", type=_count, metavar="B", help="sequences decoding at once in the steady state")
-    add("--period", type=_count, metavar="F", help="steps between two injections")
-    add("--schedule", choices=SCHEDULES, help=f"when rows enter ({_DEFAULTS['schedule']})")
-    add("--load-limit", type=_count, metavar="TOKENS", help="that a step may attend to under load-control")
-    help = "of hpcdecode calibrate on as many ranks: batch, period and lanes are the planner's, for many rows"
+    add("--batch", type=_count, metavar="B", help="sequences that decode at once in the steady state")
+    add("--period", type=_count, metavar="F", help="steps between two injections of new rows")
+    add("--schedule", choices=SCHEDULES, help=f"policy by which rows enter ({_DEFAULTS['schedule']})")
+    help = "most tokens that a step attends to under the schedule load-control"
+    add("--load-limit", type=_count, metavar="TOKENS", help=help)
+    help = "profile of hpcdecode calibrate, measured on as many ranks, from which batch, period and lanes are chosen "
+    help += "for a job of many rows"
     add("--profile", metavar="FILE", help=help)
-    add("--lanes", type=_count, metavar="L", help="mini-batches in flight per S-rank (2, or 1 in one process)")
-    help = f"most prompt tokens a step of a lane ({prefill_limit(True)}, or {prefill_limit(False)} in one process)"
+    help = "lanes of an S-rank, each with a micro-batch in flight (default: 2, or 1 in a single process)"
+    add("--lanes", type=_count, metavar="L", help=help)
+    help = f"most prompt tokens in a step of a lane ({prefill_limit(True)}, or {prefill_limit(False)} in one process)"
     add("--prefill-tokens", type=int, metavar="N", help=help)
-    add("--prefix-sharing", action=_Switch, help="prefill what several prompts begin with once (yes)")
-    add("--partition", choices=PARTITIONS, help=f"what R-ranks share out ({_DEFAULTS['partition']})")
-    help = f"pieces of an R-rank's work in a layer, attended as they arrive ({_DEFAULTS['overlap']})"
+    help = "prefill a common beginning of several prompts once (default: yes)"
+    add("--prefix-sharing", action=_Switch, help=help)
+    help = f"unit by which attention is divided among R-ranks ({_DEFAULTS['partition']})"
+    add("--partition", choices=PARTITIONS, help=help)
+    help = f"parts of an R-rank's work in a layer, each attended to when it arrives ({_DEFAULTS['overlap']})"
     add("--overlap", type=int, metavar="N", help=help)
-    add("--s-ranks", type=int, metavar="K", help="ranks that hold weights; the others hold KV caches (1)")
-    size = _parsed(parse_bytes)
-    add("--kv-memory", type=size, metavar="SIZE", help="KV cache of an R-rank, such as 64G")
-    help = "that a rank takes of a GPU at most, KV cache included (what is free)"
+    add("--s-ranks", type=int, metavar="K", help="ranks that hold the weights; the others hold KV caches (default: 1)")
+    size = parsed(parse_bytes)
+    add("--kv-memory", type=size, metavar="SIZE", help="memory of an R-rank's KV cache, such as 64G")
+    help = "most memory of a GPU that a rank takes, KV cache included (default: what is free)"
     add("--gpu-memory", type=size, metavar="SIZE", help=help)
 
 
-def _generate(options: argparse.Namespace, comm) -> int:
-    given = vars(options)  # no flag has a default
+def _generate(options: argparse.Namespace, comm: MPI.Intracomm | None) -> int:
+    given = vars(options)  # only flags that were given, since none has a default
     values = {**(read_job_file(options.job) if "job" in given else {}), **given}
     try:
         params = _pick(SamplingParams, values).check()
@@ -173,7 +204,7 @@ def _generate(options: argparse.Namespace, comm) -> int:
     values["model"] = find_model(values.get("model"), os.environ)
     values["output"] = values.get("output") or default_output(values["prompts"], values.get("shard"))
     job = _pick(Job, {**values, "params": params}).check()
-    gc.disable()  # until generate() has what stays: collections would look at all of it again and again
+    gc.disable()  # until generate() has loaded what stays; collections would traverse all of it repeatedly
     try:
         from hpcdecode.generate import generate
     except (ImportError, MemoryError) as error:
@@ -184,14 +215,14 @@ def _generate(options: argparse.Namespace, comm) -> int:
     return generate(job, comm, signals=options.signals)
 
 
-def _pick(kind: type, values: dict):
-    """The struct `kind` of those values that are its fields."""
+def _pick(kind: type[S], values: dict[str, Any]) -> S:
+    """Return the struct `kind` made of those values that are its fields."""
     own = {name: values[name] for name in kind.__struct_fields__ if name in values}
     return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in own.items()})
 
 
 def _count(text: str) -> int | None:
-    """`auto` is None."""
+    """Return the number, or None for `auto`."""
     return None if text == "auto" else int(text)
 
 
@@ -204,8 +235,8 @@ def _biases(text: str) -> dict[int, float]:
     return {int(token): float(bias) for token, bias in pairs}
 
 
-def _object(text: str) -> dict:
-    """A JSON object, or that of a file."""
+def _object(text: str) -> dict[str, Any]:
+    """Return a JSON object from its text or from a file."""
     try:
         value = json.loads(text if text.lstrip().startswith("{") else Path(text).read_bytes())
     except (OSError, ValueError) as error:
@@ -213,18 +244,6 @@ def _object(text: str) -> dict:
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"expected a JSON object, got {value!r}")
     return value
-
-
-def _parsed(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """As the type of a flag, a parser whose ValueError says what was expected."""
-
-    def of(text: str) -> Any:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return of
 
 
 COMMANDS = (_add_generate,)

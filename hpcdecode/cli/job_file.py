@@ -1,8 +1,9 @@
-"""Job files: the flags of `hpcdecode generate` as TOML, under their names with underscores."""
+"""Job files: TOML files with values for the flags of `hpcdecode generate`, named with underscores."""
 
 from __future__ import annotations
 
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -12,14 +13,16 @@ from hpcdecode.data.prompts.fields import sampling_kinds, typed
 from hpcdecode.errors import RowProblem, UserError
 
 _FAIL_FAST = "fail_fast"
-_PARSED = {"kv_memory": parse_bytes, "shard": Shard.parse}  # where they are strings
+_PARSED: dict[str, Callable[[str], object]] = {"kv_memory": parse_bytes, "shard": Shard.parse}  # if given as strings
 
 
 def read_job_file(path: str) -> dict[str, Any]:
-    """The values of a job file, by the names of Job and SamplingParams.
+    """Return the values of a job file, by the names of the fields of Job and SamplingParams.
 
-    Relative paths in it (`prompts`, `model`, `output`, `trace`, `profile`) start at the file's folder. Raises UserError
-    for a file that is no TOML, a key that no flag has, and a value of the wrong type.
+    Relative paths in it (`prompts`, `model`, `output`, `trace`, `profile`) start at the file's folder.
+
+    Raises:
+        UserError: If the file is no TOML, a key is the name of no flag, or a value has the wrong type.
     """
     kinds, values = _kinds(), read_toml(path)
     unknown = sorted(values.keys() - kinds.keys())
@@ -36,7 +39,7 @@ def read_job_file(path: str) -> dict[str, Any]:
 
 
 def _kinds() -> dict[str, Any]:
-    """What each key holds: the type of its field, None left out."""
+    """Return the type of every key's values, that of its field without None."""
     job = {name: _filled(kind) for name, kind in typing.get_type_hints(Job).items() if name != "params"}
     return {**job, **sampling_kinds(), _FAIL_FAST: bool, "shard": str}
 

@@ -1,28 +1,35 @@
-"""`hpcdecode split`, `bench` and `doctor`: a model and a machine looked at."""
+"""`hpcdecode split`, `bench` and `doctor`: examine a model and a machine."""
 
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
+from hpcdecode.cli.arguments import add_verbosity
 from hpcdecode.config import DTYPES, find_model
 from hpcdecode.ranks import launch
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
-def _add_split(commands) -> None:
+    from hpcdecode.cli.arguments import Subcommands
+
+
+def _add_split(commands: Subcommands) -> None:
     parser = commands.add_parser(
         "split",
         help="show how a model is cut into slices",
-        description="Trace a model, cut it at every attention, and print the slices and what crosses the cuts.",
+        description="Trace a model, cut it at every attention, and print the slices and the tensors between them.",
         allow_abbrev=False,
     )
-    parser.add_argument("model", metavar="MODEL", help="Hugging Face model directory, or demo")
-    parser.add_argument(
-        "--dtype", choices=DTYPES, default="auto", help="of the activations on the wire (the checkpoint's)"
-    )
+    parser.add_argument("model", metavar="MODEL", help="directory of a Hugging Face model, or demo")
+    help = "data type of the activations between slices (default: that of the checkpoint)"
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help=help)
+    add_verbosity(parser)
     parser.set_defaults(run=_split)
 
 
-def _split(options: argparse.Namespace, _comm) -> int:
+def _split(options: argparse.Namespace, _comm: object) -> int:
     from hpcdecode.model import load_split, render
 
     model = load_split(find_model(options.model, {}), dtype=options.dtype, weights=False, announce=True)
@@ -30,39 +37,45 @@ def _split(options: argparse.Namespace, _comm) -> int:
     return 0
 
 
-def _add_bench(commands) -> None:
+def _add_bench(commands: Subcommands) -> None:
     parser = commands.add_parser(
-        "bench", help="measure against the machine's limits", description="Measure one part.", allow_abbrev=False
+        "bench",
+        help="measure parts of a job against the machine's limits",
+        description="Measure one part of a job, or whole jobs, against a reference in the same run.",
+        allow_abbrev=False,
     )
+    add_verbosity(parser)
     parser.add_argument(
         "name",
         choices=("attention", "products", "prefill", "accuracy", "exchange", "pipeline", "planner", "e2e", "gpu"),
-        help="what to measure",
+        help="the benchmark",
     )
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own flags; see hpcdecode bench NAME --help")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, help="flags of the benchmark; see hpcdecode bench NAME --help"
+    )
     parser.set_defaults(run=_bench, connect=launch.connect)
 
 
-def _bench(options: argparse.Namespace, comm) -> int:
+def _bench(options: argparse.Namespace, comm: MPI.Intracomm | None) -> int:
     from hpcdecode.bench.run import main as bench
 
     return bench(options.name, options.arguments, comm)
 
 
-def _add_doctor(commands) -> None:
+def _add_doctor(commands: Subcommands) -> None:
     parser = commands.add_parser(
         "doctor",
         help="examine the machine and the launch, alone or under mpiexec or srun",
-        description="Show what every rank has been given, and say what to change where something is wrong. "
-        "Exit code 0: healthy, 1: problems were found.",
+        description="Show the resources of every rank, and say what to change if something is wrong. Exit codes: 0 if "
+        "all is well, 1 if there are problems.",
         allow_abbrev=False,
     )
-    parser.add_argument("--s-ranks", type=int, metavar="K", help="as for generate (1)")
+    parser.add_argument("--s-ranks", type=int, metavar="K", help="number of S-ranks, as for generate (default: 1)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=_doctor, connect=launch.connect)
 
 
-def _doctor(options: argparse.Namespace, comm) -> int:
+def _doctor(options: argparse.Namespace, comm: MPI.Intracomm | None) -> int:
     from hpcdecode.doctor import doctor
 
     return doctor(comm, options.s_ranks, options.json)

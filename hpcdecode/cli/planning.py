@@ -1,104 +1,76 @@
-"""`hpcdecode calibrate`, `simulate` and `plan`: a machine's costs, and jobs before they are run."""
+"""`hpcdecode calibrate`, `simulate` and `plan`: measure a model's costs, and predict jobs from them."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from hpcdecode.config import DTYPES, KV_DTYPES, SCHEDULES, find_model, parse_bytes
+from hpcdecode.cli.arguments import add_verbosity
+from hpcdecode.cli.planning_flags import WIDTHS, add_machine, add_rows, add_schedule, check, read_rows
+from hpcdecode.config import DTYPES, KV_DTYPES, find_model
 from hpcdecode.errors import UserError
 from hpcdecode.planning.servers import SERVING
 from hpcdecode.ranks import launch
 from hpcdecode.schedule.limits import prefill_limit
 
 if TYPE_CHECKING:
-    from hpcdecode.planning.cost import Cost, ModelSize
+    from mpi4py import MPI
 
-_WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int4": 0.5}  # bytes, without scales
-_PERPLEXITY = {"bfloat16": 1.0, "int8": 0.9999, "int4": 1.011}  # of the demo model: bench accuracy
+    from hpcdecode.cli.arguments import Subcommands
+    from hpcdecode.planning.cost import Cost
+    from hpcdecode.planning.lengths import Lengths
+    from hpcdecode.planning.model_size import ModelSize
+    from hpcdecode.planning.outcome import Outcome
+    from hpcdecode.planning.planner import Candidate, MeanRows
+    from hpcdecode.planning.simulator import SimulatedWorld
+
+    Runner = Callable[[Lengths], Outcome]
+
+_PERPLEXITY = {"bfloat16": 1.0, "int8": 0.9999, "int4": 1.011}  # relative, of the demo model: hpcdecode bench accuracy
 
 
-def _add_simulate(commands) -> None:
+def _add_simulate(commands: Subcommands) -> None:
     parser = commands.add_parser(
         "simulate",
-        help="a job on machines that are not there, by the schedules that jobs run",
-        description="Predict how long rows take on one S-rank and its R-ranks (or on --shards of them), from data "
-        "sheets. The schedule, placement and capacity are those of hpcdecode generate; see docs/planning.md. "
-        f"{', '.join(SERVING)} are schedules of the S device alone, its KV cache in its own memory.",
+        help="predict a job on other machines, with the schedules that jobs run",
+        description="Predict how long rows take on one S-rank and its R-ranks, or on --shards of such worlds, from "
+        "data sheets. Schedule, placement and capacity are those of hpcdecode generate; see docs/planning.md. "
+        f"The schedules {', '.join(SERVING)} simulate servers on the S device alone, with the KV cache in its memory.",
         allow_abbrev=False,
     )
-    _add_machine(parser.add_argument_group("machine"))
-    _add_rows(parser.add_argument_group("rows (ShareGPT-like lognormal lengths if not given)"))
-    _add_schedule(parser.add_argument_group("schedule"))
+    add_machine(parser.add_argument_group("machine"))
+    add_rows(parser.add_argument_group("rows (default: lognormal lengths as in ShareGPT)"))
+    add_schedule(parser.add_argument_group("schedule"))
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("-o", "--output", metavar="FILE.png", help="draw the load and the latencies (extra plot)")
+    parser.add_argument("-o", "--output", metavar="FILE.png", help="plot the load and the latencies (extra plot)")
     parser.set_defaults(run=_simulate)
 
 
-def _add_machine(group) -> None:
-    add = group.add_argument
-    add("--model", required=True, metavar="DIR", help="its config.json is enough")
-    add("--profile", metavar="FILE", help="of hpcdecode calibrate, in place of data sheets")
-    add("--s-device", default="a10", metavar="NAME", help="of the S-rank (%(default)s); 4xa100: four as one")
-    add("--r-device", default="epyc-7003", metavar="NAME", help="of an R-rank (%(default)s)")
-    add("--r-ranks", type=int, metavar="P", help="of an S-rank (4; with --profile as measured); 0: one process is both")
-    add("--shards", type=int, default=1, metavar="N", help="such worlds, each with its share of the rows (1)")
-    add("--kv-memory", type=parse_bytes, default="128G", metavar="SIZE", help="of an R-rank (%(default)s)")
-    add("--kv-dtype", choices=_WIDTHS, default="bfloat16", help="(%(default)s)")
-    add("--link", type=float, default=100.0, metavar="GBIT", help="of the S-rank, Gbit/s (%(default)s)")
-    add("--latency", type=float, default=20.0, metavar="US", help="of a message, microseconds (%(default)s)")
-
-
-def _add_rows(group) -> None:
-    from hpcdecode.planning.lengths import SHAREGPT
-
-    add = group.add_argument
-    add("--prompts", metavar="FILE", help="rows of a prompt file, which all generate their max_tokens")
-    add("--fixed", type=int, nargs=2, metavar=("PROMPT", "NEW"), help="rows of one length")
-    add("--mean", type=float, nargs=2, default=SHAREGPT, metavar=("PROMPT", "NEW"), help="lognormal lengths")
-    add("--rows", type=int, default=10_000, metavar="N", help="(%(default)s)")
-    add("--max-tokens", type=int, default=1024, metavar="N", help="of a row (%(default)s)")
-    add("--rate", type=float, metavar="ROWS", help="that come a second, at random; all are there at once if not given")
-    add("--seed", type=int, default=0)
-
-
-def _add_schedule(group) -> None:
-    add = group.add_argument
-    add("--schedule", choices=(*SCHEDULES, *SERVING), default="fixed-f", help="(%(default)s)")
-    add("--batch", type=int, default=512, metavar="B", help="sequences at once (%(default)s); fluid has no limit")
-    add("--period", type=int, metavar="F", help="steps between injections (max_tokens / 16)")
-    add(
-        "--load-limit", type=int, metavar="TOKENS", help="that a step may attend to under load-control (the level load)"
-    )
-    add("--lanes", type=int, metavar="L", help="(2, or 1 in one process)")
-    help = f"most prompt tokens a step of a lane ({prefill_limit(True)}, or {prefill_limit(False)} in one process)"
-    add("--prefill-tokens", type=int, metavar="N", help=help)
-
-
-def _add_calibrate(commands) -> None:
+def _add_calibrate(commands: Subcommands) -> None:
     parser = commands.add_parser(
         "calibrate",
         help="measure what a model costs on this machine, for plan, simulate and generate",
-        description="Measure lanes in their steady state at a range of batches, contexts and prompts, on one process "
-        "or, under mpiexec or srun, on one S-rank and its R-ranks side by side as a job runs on them.",
+        description="Measure lanes in their steady state over a range of batches, contexts and prompts, in a single "
+        "process or, under mpiexec or srun, on one S-rank and its R-ranks, as a job runs on them.",
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--model", required=True, metavar="DIR", help="Hugging Face model directory, or demo")
-    add("-o", "--output", required=True, metavar="FILE.json")
-    add("--dtype", choices=DTYPES, help="of weights and activations (as generate chooses)")
-    add("--kv-dtype", choices=KV_DTYPES, help="of the KV cache (as --dtype)")
-    add("--passes", type=int, default=5, help="(%(default)s)")
+    add("--model", required=True, metavar="DIR", help="directory of a Hugging Face model, or demo")
+    add("-o", "--output", required=True, metavar="FILE.json", help="file for the profile")
+    add("--dtype", choices=DTYPES, help="data type of weights and activations (default: as generate chooses)")
+    add("--kv-dtype", choices=KV_DTYPES, help="data type of the KV cache (default: --dtype)")
+    add("--passes", type=int, default=5, metavar="N", help="measurements of every point (%(default)s)")
+    add_verbosity(parser)
     parser.set_defaults(run=_calibrate, connect=launch.world)
 
 
-def _calibrate(options: argparse.Namespace, comm) -> int:
+def _calibrate(options: argparse.Namespace, comm: MPI.Intracomm | None) -> int:
     from hpcdecode.planning.calibrate import calibrate
 
     if options.passes < 1:
@@ -113,106 +85,95 @@ def _calibrate(options: argparse.Namespace, comm) -> int:
     return 0
 
 
-def _simulate(options: argparse.Namespace, _comm) -> int:
+def _simulate(options: argparse.Namespace, _comm: object) -> int:
     from hpcdecode.planning.outcome import draw, figures, text
     from hpcdecode.planning.simulator import sharded
     from hpcdecode.report.plot import canvas
 
-    _check(options)
+    check(options)
     pyplot = canvas() if options.output else None
-    runner = _server if options.schedule in SERVING else _lanes
-    rows = _rows(options)
-    outcome = sharded(runner(options, rows), rows, options.shards)
+    rows = read_rows(options)
+    run = _server(options) if options.schedule in SERVING else _lanes(options, rows)
+    outcome = sharded(run, rows, options.shards)
     if pyplot:
         draw(outcome, pyplot, options.output)
     print(json.dumps(figures(outcome)) if options.json else text(outcome))
     return 0
 
 
-def _server(options: argparse.Namespace, _rows):
-    """What runs rows on the S device alone."""
-    from hpcdecode.planning.cost import ModelSize
+def _server(options: argparse.Namespace) -> Runner:
+    """Return a function that simulates a server on the S device alone."""
     from hpcdecode.planning.hardware import device
+    from hpcdecode.planning.model_size import ModelSize
     from hpcdecode.planning.servers.base import ServerLimits
     from hpcdecode.planning.serving import of_device, serve
 
     for name in ("profile", "period", "load_limit"):
         if getattr(options, name):
             raise UserError(f"--{name.replace('_', '-')}: expected none with --schedule {options.schedule}")
-    size, width = ModelSize.of(find_model(options.model, {})), _WIDTHS[options.kv_dtype]
+    size, width = ModelSize.from_directory(find_model(options.model, {})), WIDTHS[options.kv_dtype]
     server = of_device(size, device(options.s_device), width)
     chunk = options.prefill_tokens or prefill_limit(True)
     return partial(serve, server, options.schedule, ServerLimits(options.batch, chunk))
 
 
-def _lanes(options: argparse.Namespace, rows):
-    """What runs rows on an S-rank and its R-ranks."""
+def _lanes(options: argparse.Namespace, rows: Lengths) -> Runner:
+    """Return a function that simulates an S-rank and its R-ranks."""
     from hpcdecode.planning.simulator import simulate
 
     return partial(simulate, _world(options, rows))
 
 
-def _check(options: argparse.Namespace) -> None:
-    names = ("shards", "kv_memory", "rows", "max_tokens", "batch", "period", "load_limit", "lanes", "latency_limit")
-    for name in (*names, "prefill_tokens", "link", "latency", "rate"):
-        value = getattr(options, name, None)
-        if value is not None and not 0 < value < float("inf"):
-            raise UserError(f"--{name.replace('_', '-')}: expected a number > 0, got {value}")
-    for name in ("fixed", "mean"):
-        value = getattr(options, name)
-        if value is not None and not min(value) >= 1:
-            raise UserError(f"--{name}: expected two lengths >= 1, got {value[0]} {value[1]}")
-
-
-def _rows(options: argparse.Namespace):
-    from hpcdecode.planning import lengths
-
-    if options.prompts:
-        rows = lengths.of_file(options.prompts, find_model(options.model, {}), options.max_tokens)
-    elif options.fixed:
-        rows = lengths.fixed(options.rows, *options.fixed)
-    else:
-        rows = lengths.lognormal(options.rows, *options.mean, options.max_tokens, options.seed)
-    return lengths.poisson(rows, options.rate, options.seed) if options.rate else rows
-
-
 class Machine(NamedTuple):
-    """size: of the model; r_ranks: 0 for one process; capacity: KV tokens of an R-rank."""
+    """A model on an S-rank and its R-ranks.
+
+    Attributes:
+        size: Size of the model.
+        cost: Its costs on this machine.
+        r_ranks: Number of R-ranks; 0 for a single process.
+        measured: Whether the costs were measured with as many R-ranks.
+        capacity: KV tokens of an R-rank.
+    """
 
     size: ModelSize
     cost: Cost
     r_ranks: int
-    measured: bool  # with these R-ranks side by side
+    measured: bool
     capacity: int
 
 
 def _machine(options: argparse.Namespace, size: ModelSize | None = None) -> Machine:
-    from hpcdecode.planning.cost import ModelSize, of_devices
+    from hpcdecode.planning.cost import of_devices
     from hpcdecode.planning.hardware import device
+    from hpcdecode.planning.model_size import ModelSize
     from hpcdecode.planning.profile import read
 
-    size, width = size or ModelSize.of(find_model(options.model, {})), _WIDTHS[options.kv_dtype]
+    size, width = size or ModelSize.from_directory(find_model(options.model, {})), WIDTHS[options.kv_dtype]
     link, latency = options.link * 1e9 / 8, options.latency * 1e-6
     if options.profile is None:
         ranks = 4 if options.r_ranks is None else options.r_ranks
         if ranks < 1:
             raise UserError(f"--r-ranks: expected a number >= 1, or 0 with --profile (one process), got {ranks}")
         cost = of_devices(size, device(options.s_device), device(options.r_device), link, latency, width)
-        return Machine(size, cost, ranks, False, int(options.kv_memory / size.kv_bytes(width)))
+        return Machine(size, cost, ranks, False, int(options.kv_memory / size.kv_bytes_per_token(width)))
     profile = read(options.profile)
-    capacity = int(options.kv_memory / size.kv_bytes(_WIDTHS[profile.kv_dtype]))
+    capacity = int(options.kv_memory / size.kv_bytes_per_token(WIDTHS[profile.kv_dtype]))
     measured = profile.ranks - 1
     if options.r_ranks in (None, measured):
         return Machine(size, profile.cost, measured, True, capacity)
     if measured or options.r_ranks < 0:
         raise UserError(f"--r-ranks: expected {measured}, as {options.profile} was measured on, got {options.r_ranks}")
-    wire = size.wire_bytes / link
-    cost = msgspec.structs.replace(profile.cost, wire=wire, latency=latency, shared=0.0)
+    cost = msgspec.structs.replace(
+        profile.cost,
+        wire_seconds_per_token=size.wire_bytes_per_token / link,
+        message_latency_seconds=latency,
+        shared_core_fraction=0.0,
+    )
     return Machine(size, cost, options.r_ranks, False, capacity)
 
 
-def _world(options: argparse.Namespace, rows):
-    from hpcdecode.planning.simulator import World, lane_limits
+def _world(options: argparse.Namespace, rows: Lengths) -> SimulatedWorld:
+    from hpcdecode.planning.simulator import SimulatedWorld, lane_limits
     from hpcdecode.schedule.auto import PERIODS, load_limit
 
     machine = _machine(options)
@@ -225,51 +186,56 @@ def _world(options: argparse.Namespace, rows):
     load = options.load_limit or load_limit(options.batch, period, steps, float(rows.prompt.mean()), sum(capacity))
     chunk = options.prefill_tokens or prefill_limit(machine.r_ranks > 0)
     limits = lane_limits(options.batch, period, steps, lanes, load, options.schedule, chunk)
-    return World(machine.cost, capacity, limits)
+    return SimulatedWorld(machine.cost, capacity, limits)
 
 
-def _add_plan(commands) -> None:
+def _add_plan(commands: Subcommands) -> None:
     parser = commands.add_parser(
         "plan",
-        help="choose B, F, lanes and the number of R-ranks, and say what comes of it",
-        description="Choose the batch, the period, the lanes and the number of R-ranks for rows of some lengths, by "
-        "the formulas of the steady state, and compare with the S device alone; see docs/planning.md.",
+        help="choose B, F, lanes and the number of R-ranks, and predict the outcome",
+        description="Choose batch, period, lanes and the number of R-ranks for rows of given lengths, by the formulas "
+        "of the steady state, and compare with the S device alone; see docs/planning.md.",
         allow_abbrev=False,
     )
-    _add_machine(parser.add_argument_group("machine (--r-ranks: at most so many)"))
-    _add_rows(parser.add_argument_group("rows (ShareGPT-like lognormal lengths if not given)"))
-    parser.add_argument("--latency-limit", type=float, metavar="SECONDS", help="in which a row decodes, at most")
-    parser.add_argument("--s-price", type=float, default=0.0, metavar="X", help="of an hour of the S-rank")
-    parser.add_argument("--r-price", type=float, default=0.0, metavar="X", help="of an hour of an R-rank")
+    add_machine(parser.add_argument_group("machine (--r-ranks: the most to choose)"))
+    add_rows(parser.add_argument_group("rows (default: lognormal lengths as in ShareGPT)"))
+    parser.add_argument("--latency-limit", type=float, metavar="SECONDS", help="longest time in which a row may decode")
+    parser.add_argument("--s-price", type=float, default=0.0, metavar="X", help="price of an hour of the S-rank")
+    parser.add_argument("--r-price", type=float, default=0.0, metavar="X", help="price of an hour of an R-rank")
     parser.set_defaults(run=_plan)
 
 
-def _plan(options: argparse.Namespace, _comm) -> int:
+def _plan(options: argparse.Namespace, _comm: object) -> int:
     from hpcdecode.planning import planner
-    from hpcdecode.planning.hardware import BANDWIDTH, device
+    from hpcdecode.planning.plan_text import HourlyPrices, text
 
-    _check(options)
-    lengths, machine = _rows(options), _machine(options)
+    check(options)
+    lengths, machine = read_rows(options), _machine(options)
     rows = planner.MeanRows(float(lengths.prompt.mean()), max(float(lengths.new.mean()) - 1, 1.0), len(lengths))
     capacity = machine.capacity
     choice = planner.choice(capacity, machine.r_ranks, machine.measured, options.latency_limit)
     plan = planner.choose(machine.cost, rows, choice)
-    more, single = None, None
-    if not machine.measured:
-        more = planner.one_more(machine.cost, plan, choice)
-    if not options.profile:
-        s, token_bytes = device(options.s_device), machine.size.kv_bytes(_WIDTHS[options.kv_dtype])
-        room = int(max(s.memory - machine.size.weight_bytes, 0) / token_bytes)
-        single = planner.alone(machine.cost, token_bytes / (s.bandwidth * BANDWIDTH), rows, room)
-    prices = options.s_price, options.r_price
-    print(planner.text(plan, more, single, capacity, machine.size, prices, bool(options.profile)))
+    more = None if machine.measured else planner.one_more(machine.cost, plan, choice)
+    single = None if options.profile else _alone(options, machine, rows)
+    prices = HourlyPrices(options.s_price, options.r_price)
+    print(text(plan, more, single, capacity, machine.size, prices, bool(options.profile)))
     if not options.profile:
         print("KV cache in", "; ".join(_kv_choices(options, machine.size, rows)))
     return 0
 
 
-def _kv_choices(options: argparse.Namespace, size: ModelSize, rows) -> Iterator[str]:
-    """What the planner's choice would reach with each data type, and what that costs in quality."""
+def _alone(options: argparse.Namespace, machine: Machine, rows: MeanRows) -> Candidate | None:
+    """Return the best setting of the S device alone, with the KV cache in its memory, or None if nothing fits."""
+    from hpcdecode.planning import planner
+    from hpcdecode.planning.hardware import BANDWIDTH_EFFICIENCY, device
+
+    s, token_bytes = device(options.s_device), machine.size.kv_bytes_per_token(WIDTHS[options.kv_dtype])
+    capacity = int(max((s.memory_bytes or 0) - machine.size.weight_bytes, 0) / token_bytes)
+    return planner.alone(machine.cost, token_bytes / (s.bytes_per_second * BANDWIDTH_EFFICIENCY), rows, capacity)
+
+
+def _kv_choices(options: argparse.Namespace, size: ModelSize, rows: MeanRows) -> Iterator[str]:
+    """Yield, for each data type of the KV cache, the speed of the planner's choice and the perplexity."""
     from hpcdecode.planning import planner
 
     for name, perplexity in _PERPLEXITY.items():

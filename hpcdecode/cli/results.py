@@ -1,4 +1,4 @@
-"""`hpcdecode show`, `export`, `merge` and `report`: results read again."""
+"""`hpcdecode show`, `export`, `merge` and `report`: read results."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ import os
 import sys
 from collections.abc import Callable
 from functools import wraps
+from typing import TYPE_CHECKING
 
 from hpcdecode.data.results.export import FORMATS
-from hpcdecode.data.results.openai import OBJECTS
+from hpcdecode.data.results.openai_batch import OBJECTS
 from hpcdecode.errors import UserError
 
-_READER_GONE = 141  # as shells report a process that SIGPIPE ended
+if TYPE_CHECKING:
+    from hpcdecode.cli.arguments import Subcommands
+
+_READER_GONE = 141  # exit code that shells report for SIGPIPE
 
 
 def _printing(run: Callable[[argparse.Namespace, object], int]) -> Callable[[argparse.Namespace, object], int]:
-    """Let a subcommand end quietly where its reader has gone, as `head` does, and with a message on a full disk."""
+    """Let a subcommand end silently if the reader of its output has ended, and with a message if the disk is full."""
 
     @wraps(run)
     def printed(options: argparse.Namespace, comm: object) -> int:
@@ -35,24 +39,24 @@ def _printing(run: Callable[[argparse.Namespace, object], int]) -> Callable[[arg
 
 
 def _forget_output() -> None:
-    """Let what is left in the buffer of standard output go nowhere: Python would try to write it again at its end."""
+    """Discard what is left in the buffer of standard output, which Python would write at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _add_show(commands) -> None:
+def _add_show(commands: Subcommands) -> None:
     parser = commands.add_parser(
         "show",
         help="print rows of a results file",
-        description="Print rows of a results file: those of the given lines of the prompt file, or the first ones.",
+        description="Print the rows of the given lines of the prompt file, or the first rows of a results file.",
         allow_abbrev=False,
     )
-    parser.add_argument("results", metavar="OUT.h5")
-    parser.add_argument("lines", metavar="LINE", nargs="*", type=int, help="1-based lines of the prompt file")
+    parser.add_argument("results", metavar="OUT.h5", help="results file")
+    parser.add_argument("lines", metavar="LINE", nargs="*", type=int, help="lines of the prompt file, from 1")
     parser.set_defaults(run=_show)
 
 
 @_printing
-def _show(options: argparse.Namespace, _comm) -> int:
+def _show(options: argparse.Namespace, _comm: object) -> int:
     from hpcdecode.data.results.show import show
 
     for text in show(options.results, options.lines):
@@ -60,7 +64,7 @@ def _show(options: argparse.Namespace, _comm) -> int:
     return 0
 
 
-def _add_export(commands) -> None:
+def _add_export(commands: Subcommands) -> None:
     parser = commands.add_parser(
         "export",
         help="write results in another format",
@@ -68,71 +72,77 @@ def _add_export(commands) -> None:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("results", metavar="OUT.h5")
-    add("--to", required=True, choices=tuple(FORMATS), help="format")
-    add(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="- for standard output (OUT.results.jsonl, OUT.results.parquet, OUT.batch.jsonl)",
-    )
+    add("results", metavar="OUT.h5", help="results file")
+    add("--to", required=True, choices=tuple(FORMATS), help="format of the file to write")
+    help = "file to write, or - for standard output "
+    help += "(default: OUT.results.jsonl, OUT.results.parquet or OUT.batch.jsonl)"
+    add("-o", "--output", metavar="FILE", help=help)
     add("--overwrite", action="store_true", help="replace the file if it exists")
-    add("--columns", metavar="NAME[,NAME...]", help="(all)")
-    add("--where", metavar="CONDITION", action="append", default=[], help="such as finish_reason=stop; all must hold")
-    add("--endpoint", choices=tuple(OBJECTS), default="chat", help="of the requests of an OpenAI batch (%(default)s)")
+    add("--columns", metavar="NAME[,NAME...]", help="write only these columns (default: all)")
+    help = "write only rows with this property, such as finish_reason=stop; if given several times, all must hold"
+    add("--where", metavar="CONDITION", action="append", default=[], help=help)
+    help = "endpoint of the requests of an OpenAI batch (%(default)s)"
+    add("--endpoint", choices=tuple(OBJECTS), default="chat", help=help)
     parser.set_defaults(run=_export)
 
 
 @_printing
-def _export(options: argparse.Namespace, _comm) -> int:
+def _export(options: argparse.Namespace, _comm: object) -> int:
     from hpcdecode.data.results.export import export
     from hpcdecode.system.durable import is_stream
 
     columns = None if options.columns is None else [name for name in options.columns.split(",") if name]
-    choice = {"columns": columns, "where": options.where, "endpoint": options.endpoint}
-    written = export(options.results, options.output, options.to, overwrite=options.overwrite, **choice)
+    written = export(
+        options.results,
+        options.output,
+        options.to,
+        overwrite=options.overwrite,
+        columns=columns,
+        where=options.where,
+        endpoint=options.endpoint,
+    )
     if not is_stream(written):
         print(written)
     return 0
 
 
-def _add_merge(commands) -> None:
+def _add_merge(commands: Subcommands) -> None:
     parser = commands.add_parser(
         "merge",
         help="join the results of parts of a job",
-        description="Join results files of the same model and sampling, complete or not, into one sorted by line; of "
-        "shards (generate --shard) all are needed.",
+        description="Join results files of the same model and sampling, complete or not, into one file sorted by line. "
+        "All shards of a job (generate --shard) are needed.",
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("output", metavar="OUT.h5")
-    add("results", metavar="PART.h5", nargs="+")
+    add("output", metavar="OUT.h5", help="file for the joined results")
+    add("results", metavar="PART.h5", nargs="+", help="results files to join")
     add("--overwrite", action="store_true", help="replace the output if it exists")
     parser.set_defaults(run=_merge)
 
 
-def _merge(options: argparse.Namespace, _comm) -> int:
+def _merge(options: argparse.Namespace, _comm: object) -> int:
     from hpcdecode.data.results.join import join
 
     join(options.output, options.results, overwrite=options.overwrite)
     return 0
 
 
-def _add_report(commands) -> None:
+def _add_report(commands: Subcommands) -> None:
     parser = commands.add_parser(
         "report",
         help="show where the time of a job went, rank by rank",
-        description="Show each rank's shares: busy; overhead of the loop; wait (S for o, R for q, k, v); bubble (R "
-        "without a plan). Its peak KV load too, and with -o both over time as a picture (extra plot).",
+        description="Show each rank's peak KV load and the shares of its time: busy, overhead of the loop, wait (S for "
+        "o; R for q, k, v), bubble (R without a plan). -o plots the shares, and the load over time (extra plot).",
         allow_abbrev=False,
     )
-    parser.add_argument("file", metavar="OUT.h5|TRACE.json", help="results, or what --trace wrote")
-    parser.add_argument("-o", "--output", metavar="FILE.png", help="draw them (no picture)")
+    parser.add_argument("file", metavar="OUT.h5|TRACE.json", help="results file, or a file that generate --trace wrote")
+    parser.add_argument("-o", "--output", metavar="FILE.png", help="plot into this file (default: no plot)")
     parser.set_defaults(run=_report)
 
 
 @_printing
-def _report(options: argparse.Namespace, _comm) -> int:
+def _report(options: argparse.Namespace, _comm: object) -> int:
     from hpcdecode.report import account, plot
 
     accounts = account.read(options.file)

@@ -1,1 +1,1 @@
-"""Prompt files in, HDF5 results out."""
+"""Reads prompt files and writes results, which are HDF5 files."""

@@ -1,4 +1,4 @@
-"""`hpcdecode doctor`: what every rank has been given, and what to change where something is wrong."""
+"""`hpcdecode doctor`: the resources of every rank, and what to change if something is wrong."""
 
 from __future__ import annotations
 

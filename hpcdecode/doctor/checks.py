@@ -1,45 +1,57 @@
-"""What can be wrong with a world, and what to do about it. Each check takes the facts of all ranks, by rank.
+"""Checks of a world: what may be wrong, and what to do about it. Each check takes the facts of all ranks, by rank.
 
-To add one: write a function that yields Problems and enter it in CHECKS.
+To add a check, write a function that yields Problems and add it to CHECKS.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import msgspec
 
-from hpcdecode.doctor.facts import Place, RankFacts
+from hpcdecode.doctor.facts import MemoryFacts, Place, RankFacts
 from hpcdecode.ranks.launch import fallen_apart
 
-_HUGE = 0.9  # share of the memory that should be in huge pages
-_LOCAL = 0.95  # share that should lie on the rank's own NUMA nodes
-_SLOW = 0.7  # of the ranks' median bandwidth
-_LITTLE = 1 << 30  # bytes
+_HUGE = 0.9  # least share of the memory in huge pages
+_LOCAL = 0.95  # least share of the memory on the rank's own NUMA nodes
+_SLOW = 0.7  # least share of the ranks' median bandwidth
+_LITTLE = 1 << 30  # least bytes for a KV cache
+K = TypeVar("K", bound=Hashable)
+P = TypeVar("P", bound=Place)
 
 
 class Problem(msgspec.Struct, kw_only=True):
+    """A problem of some ranks.
+
+    Attributes:
+        check: Name of the check that found it.
+        ranks: Ranks that have it.
+        finding: What is wrong.
+        remedy: What to do.
+    """
+
     check: str
     ranks: list[int]
     finding: str
     remedy: str
 
 
-World = list[RankFacts]
-Places = list[Place] | World
+World = Sequence[RankFacts]
+Places = Sequence[Place]
 
 
 def world(ranks: World) -> Iterator[Problem]:
-    """The processes of one launch are one MPI world."""
+    """Check that the processes of one launch are one MPI world."""
     found = fallen_apart() if len(ranks) == 1 else None
     if found:
         yield Problem(check="world", ranks=[0], finding=found[0], remedy=found[1])
 
 
 def same_software(ranks: World) -> Iterator[Problem]:
-    """All ranks run the same versions, so that none speaks another's protocol or rounds otherwise."""
+    """Check that all ranks run the same versions, so that protocol and rounding agree."""
     groups = _group(ranks, lambda f: (f.mpi, *sorted(f.versions.items())))
     if len(groups) > 1:
         odd = min(groups.values(), key=len)
@@ -52,7 +64,7 @@ def same_software(ranks: World) -> Iterator[Problem]:
 
 
 def numa(ranks: Places) -> Iterator[Problem]:
-    """An R-rank's cores lie on one NUMA node."""
+    """Check that the cores of an R-rank lie on one NUMA node."""
     spanning = [f for f in ranks if f.rank.has_r and "," in f.rank.numa]
     if not spanning:
         return
@@ -68,10 +80,10 @@ def numa(ranks: Places) -> Iterator[Problem]:
 
 
 def own_cores(ranks: Places) -> Iterator[Problem]:
-    """No core works for two ranks."""
-    sharing = set()
+    """Check that no core works for two ranks."""
+    sharing: set[int] = set()
     for members in _group(ranks, lambda f: f.rank.host).values():
-        users = defaultdict(set)
+        users: defaultdict[int, set[int]] = defaultdict(set)
         for f in members:
             for cpu in f.rank.cpus:
                 users[cpu].add(f.rank.rank)
@@ -89,7 +101,7 @@ def own_cores(ranks: Places) -> Iterator[Problem]:
 
 
 def all_cores(ranks: Places) -> Iterator[Problem]:
-    """The ranks of a host use the cores that the job has there."""
+    """Check that the ranks of a host use most cores that the job has there."""
     for host, members in _group(ranks, lambda f: f.rank.host).items():
         used = len(set().union(*(f.cpus for f in members)))
         if members[0].launcher and 2 * used <= members[0].host_cpus:
@@ -104,7 +116,7 @@ def all_cores(ranks: Places) -> Iterator[Problem]:
 
 
 def quota(ranks: World) -> Iterator[Problem]:
-    """The control group allows the ranks of a host as much time as their cores have."""
+    """Check that the control group of a host allows as much CPU time as the ranks' cores have."""
     for host, members in _group(ranks, lambda f: f.rank.host).items():
         cpus = len(set().union(*(f.cpus for f in members)))
         least = min((f.cpu_quota for f in members if f.cpu_quota is not None), default=cpus)
@@ -118,9 +130,9 @@ def quota(ranks: World) -> Iterator[Problem]:
 
 
 def huge_pages(ranks: World) -> Iterator[Problem]:
-    """The KV cache gets huge pages."""
-    measured = [f for f in ranks if f.memory is not None]
-    off = [f for f in measured if f.huge_pages in ("", "never")]
+    """Check that the KV cache gets huge pages."""
+    measured = _measured(ranks)
+    off = [f for f, _ in measured if f.huge_pages in ("", "never")]
     if off:
         yield _problem(
             "huge pages",
@@ -128,32 +140,32 @@ def huge_pages(ranks: World) -> Iterator[Problem]:
             "transparent huge pages are off: reading memory may take twice as long",
             "ask for `echo madvise > /sys/kernel/mm/transparent_hugepage/enabled` on these hosts",
         )
-    few = [f for f in measured if f not in off and 0 <= f.memory.huge < _HUGE]
+    few = [(f, memory.huge) for f, memory in measured if f not in off and 0 <= memory.huge < _HUGE]
     if few:
         yield _problem(
             "huge pages",
-            few,
-            f"only {min(f.memory.huge for f in few):.0%} of the memory asked for came in huge pages: memory is "
+            [f for f, _ in few],
+            f"only {min(share for _, share in few):.0%} of the memory asked for came in huge pages: memory is "
             "scattered or short",
             "free memory on these hosts, or ask for `echo 1 > /proc/sys/vm/compact_memory` before the job",
         )
 
 
 def local_memory(ranks: World) -> Iterator[Problem]:
-    """An R-rank's memory lies on the NUMA nodes of its cores."""
-    far = [f for f in ranks if f.memory is not None and 0 <= f.memory.local < _LOCAL]
+    """Check that the memory of an R-rank lies on the NUMA nodes of its cores."""
+    far = [(f, memory.local) for f, memory in _measured(ranks) if 0 <= memory.local < _LOCAL]
     if far:
         yield _problem(
             "local memory",
-            far,
-            f"only {min(f.memory.local for f in far):.0%} of the memory asked for lies on the ranks' own NUMA nodes",
+            [f for f, _ in far],
+            f"only {min(share for _, share in far):.0%} of the memory asked for lies on the ranks' own NUMA nodes",
             "let the ranks use the memory of their nodes (srun --mem-bind=local, no numactl --membind elsewhere), and "
             "free it from others' data",
         )
 
 
 def isa(ranks: World) -> Iterator[Problem]:
-    """R-ranks use vector instructions, all of them the same."""
+    """Check that all R-ranks use vector instructions, and the same ones."""
     measured = [f for f in ranks if f.rank.has_r]
     plain = [f for f in measured if f.rank.isa == "generic"]
     if plain:
@@ -177,8 +189,8 @@ def isa(ranks: World) -> Iterator[Problem]:
 
 
 def bandwidth(ranks: World) -> Iterator[Problem]:
-    """No R-rank is much slower than the others: each step waits for the slowest."""
-    rates = {f.rank.rank: max(f.memory.read_gbps.values()) for f in ranks if f.memory is not None}
+    """Check that no R-rank is much slower than the others, because each step waits for the slowest."""
+    rates = {f.rank.rank: max(memory.read_gbps.values()) for f, memory in _measured(ranks)}
     if not rates:
         return
     middle = statistics.median(rates.values())
@@ -193,7 +205,7 @@ def bandwidth(ranks: World) -> Iterator[Problem]:
 
 
 def memory(ranks: World) -> Iterator[Problem]:
-    """R-ranks have memory for a KV cache."""
+    """Check that R-ranks have memory for a KV cache."""
     short = [f for f in ranks if f.rank.has_r and f.available < _LITTLE]
     if short:
         yield _problem(
@@ -204,11 +216,7 @@ def memory(ranks: World) -> Iterator[Problem]:
         )
 
 
-BINDING: tuple[Callable[[Places], Iterator[Problem]], ...] = (
-    numa,
-    own_cores,
-    all_cores,
-)  # what a job looks at when it starts
+BINDING: tuple[Callable[[Places], Iterator[Problem]], ...] = (numa, own_cores, all_cores)  # checked by every job
 CHECKS: tuple[Callable[[World], Iterator[Problem]], ...] = (
     world,
     same_software,
@@ -222,6 +230,11 @@ CHECKS: tuple[Callable[[World], Iterator[Problem]], ...] = (
 )
 
 
+def _measured(ranks: World) -> list[tuple[RankFacts, MemoryFacts]]:
+    """Return the R-ranks, which have measured their memory, with what they found."""
+    return [(f, f.memory) for f in ranks if f.memory is not None]
+
+
 def _problem(check: str, of: Places, finding: str, remedy: str) -> Problem:
     return Problem(check=check, ranks=[f.rank.rank for f in of], finding=finding, remedy=remedy)
 
@@ -230,8 +243,9 @@ def _by_launcher(of: Places, *, srun: str, mpiexec: str, mpirun: str, none: str 
     return {"srun": srun, "mpiexec": mpiexec, "mpirun": mpirun}.get(of[0].launcher, none)
 
 
-def _group(ranks: Places, key: Callable) -> dict:
-    groups = defaultdict(list)
+def _group(ranks: Iterable[P], key: Callable[[P], K]) -> dict[K, list[P]]:
+    """Return the ranks by key."""
+    groups: defaultdict[K, list[P]] = defaultdict(list)
     for f in ranks:
         groups[key(f)].append(f)
     return groups

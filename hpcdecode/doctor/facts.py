@@ -1,4 +1,4 @@
-"""What a rank finds out about itself: its place, its memory, its instruction sets, its libraries."""
+"""Facts that a rank finds out about itself: its place, memory, instruction sets and libraries."""
 
 from __future__ import annotations
 
@@ -25,44 +25,71 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _PASSES = 5
-_MEBIBYTES = 256, 64  # of the probe: at least, and for every thread; more than the caches hold
+_MEBIBYTES = 256, 64  # size of the probe, at least and per thread; more than the caches hold
 
 
 class MemoryFacts(msgspec.Struct, kw_only=True):
-    """How the memory of an R-rank behaves. Shares are of the bytes touched, -1 where the system does not tell."""
+    """Measurements of an R-rank's memory. Shares are of the bytes touched, or -1 if the system does not tell.
 
-    read_gbps: dict[int, float]  # GB/s by number of threads
-    huge: float  # share in huge pages
-    local: float  # share on the NUMA nodes of the rank's cores
+    Attributes:
+        read_gbps: Read bandwidth in GB/s, by number of threads.
+        huge: Share in huge pages.
+        local: Share on the NUMA nodes of the rank's cores.
+    """
+
+    read_gbps: dict[int, float]
+    huge: float
+    local: float
 
 
 class Place(msgspec.Struct, kw_only=True):
-    """Where a rank runs, as a launcher bound it. `rank` is what `generate` makes of it."""
+    """Where a rank runs, as a launcher bound it.
+
+    Attributes:
+        rank: The rank, with role and cores as `generate` assigns them.
+        cpus: CPUs that the process was started with.
+        host_cpus: Number of CPUs that the job has on this host.
+        host_nodes: Number of NUMA nodes of this host.
+        launcher: Program that started the process; empty if there is none.
+    """
 
     rank: Rank
-    cpus: list[int]  # that the process was given
-    host_cpus: int  # that the job has on this host
+    cpus: list[int]
+    host_cpus: int
     host_nodes: int
     launcher: str
 
 
 class RankFacts(Place, kw_only=True):
-    """All of one rank."""
+    """All facts of one rank.
 
-    cpu_quota: float | None  # CPUs' worth of time
-    huge_pages: str  # mode of transparent huge pages; empty: none
-    memory: MemoryFacts | None  # None: not an R-rank
-    available: int  # bytes
+    Attributes:
+        cpu_quota: CPUs whose time the control group allows; None for no limit.
+        huge_pages: Mode of transparent huge pages; empty if the system has none.
+        memory: Measurements of an R-rank; None for other ranks.
+        available: Bytes that the process may still take.
+        built_isas: Instruction sets that attention kernels were built for.
+        supported_isas: Those of them that this CPU has.
+        untested_isas: Those of them that were tested under an emulator only.
+        gpu_attention: Whether attention kernels for GPUs were built.
+        mpi: Library, thread level and abilities of MPI.
+        versions: Versions of the software.
+    """
+
+    cpu_quota: float | None
+    huge_pages: str
+    memory: MemoryFacts | None
+    available: int
     built_isas: list[str]
     supported_isas: list[str]
-    untested_isas: list[str]  # built, and tested under an emulator only
-    gpu_attention: str  # whether it was built
+    untested_isas: list[str]
+    gpu_attention: str
     mpi: str
     versions: dict[str, str]
 
 
 def place(rank: Rank, given: Iterable[int]) -> Place:
-    """Find out. `given`: the CPUs that the process was started with."""
+    """Return where `rank` runs. given: CPUs that the process was started with."""
     return Place(
         rank=rank,
         cpus=sorted(given),
@@ -73,7 +100,7 @@ def place(rank: Rank, given: Iterable[int]) -> Place:
 
 
 def examine(rank: Rank, comm: MPI.Intracomm | None, given: Iterable[int]) -> RankFacts:
-    """As `place`, and more. R-ranks measure for about a second."""
+    """Return all facts of `rank`; on an R-rank this takes about a second. given: as in `place`."""
     if rank.has_r:
         rank.isa = attention.isa()
     available = available_bytes()
@@ -93,9 +120,9 @@ def examine(rank: Rank, comm: MPI.Intracomm | None, given: Iterable[int]) -> Ran
 
 
 def _measure(rank: Rank, available: int) -> MemoryFacts:
-    """Read bandwidth on one thread and on all of them, pinned as the R-part's; and where the memory came from."""
+    """Measure read bandwidth on one thread and on all, pinned as for attention, and where the memory lies."""
     cpus = rank.cpus if rank.pinned else []
-    most = available >> 23  # an eighth: other ranks of the host measure, too
+    most = available >> 23  # an eighth in MiB, since other ranks of the host measure, too
     rates = {}
     for threads in sorted({1, rank.threads}):
         least, each = _MEBIBYTES
@@ -106,7 +133,7 @@ def _measure(rank: Rank, available: int) -> MemoryFacts:
 
 
 def _huge_share(reader: _attn_cpu.ReadProbe) -> float:
-    """Of the resident bytes of the probe's buffer, those in huge pages."""
+    """Return the share in huge pages of the resident bytes of the probe's buffer."""
     resident = huge = 0
     inside = False
     for line in read("/proc/self/smaps").splitlines():
@@ -122,7 +149,7 @@ def _huge_share(reader: _attn_cpu.ReadProbe) -> float:
 
 
 def _local_share(reader: _attn_cpu.ReadProbe, nodes: set[int]) -> float:
-    """Of the pages of the probe's buffer, those on `nodes`."""
+    """Return the share on `nodes` of the pages of the probe's buffer."""
     pages = local = 0
     for line in read("/proc/self/numa_maps").splitlines():
         if not reader.address <= int(line.split()[0], 16) < reader.address + reader.bytes:
@@ -134,7 +161,7 @@ def _local_share(reader: _attn_cpu.ReadProbe, nodes: set[int]) -> float:
 
 
 def _bracketed(text: str) -> str:
-    """The mode in force: `always [madvise] never` -> `madvise`."""
+    """Return the word in brackets: `always [madvise] never` gives `madvise`."""
     found = re.search(r"\[(\w+)\]", text)
     return found[1] if found else ""
 
@@ -156,7 +183,7 @@ def _mpi(comm: MPI.Intracomm | None) -> str:
 
 
 def _launcher() -> str:
-    """Which program started this process, by the variables that only it sets."""
+    """Return the program that started this process, by the variables that only it sets."""
     if "OMPI_COMM_WORLD_SIZE" in os.environ:
         return "mpirun"  # Open MPI
     if "MPI_LOCALNRANKS" in os.environ:

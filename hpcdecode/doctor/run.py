@@ -18,9 +18,16 @@ if TYPE_CHECKING:
 
 
 def doctor(comm: MPI.Intracomm | None, s_ranks: int | None, as_json: bool) -> int:
-    """Examine all ranks; rank 0 prints. Returns 1 on rank 0 if it found problems, else 0.
+    """Examine all ranks; rank 0 prints the report.
 
-    The other ranks return 0: a launcher that kills on a bad exit must not end rank 0 before it has spoken.
+    Args:
+        comm: The world; None for a single process.
+        s_ranks: Number of S-ranks; None chooses.
+        as_json: Print a JSON object instead of text.
+
+    Returns:
+        The exit code: 1 on rank 0 if there are problems, else 0. Other ranks return 0, because a launcher that kills
+        on a bad exit must not end rank 0 before it has printed.
     """
     team = assemble(comm, s_ranks, device=None)
     given = os.sched_getaffinity(0)
@@ -30,7 +37,7 @@ def doctor(comm: MPI.Intracomm | None, s_ranks: int | None, as_json: bool) -> in
     finally:
         os.sched_setaffinity(0, given)
     ranks = team.gather_all(facts, RankFacts)
-    if team.me.rank != 0 or not is_lead():  # the second of a world that fell apart
+    if team.me.rank != 0 or not is_lead():  # not the first process, in a world that fell apart
         return 0
     problems = [problem for check in CHECKS for problem in check(ranks)]
     print(_json(ranks, problems) if as_json else _text(ranks, problems))
@@ -38,7 +45,7 @@ def doctor(comm: MPI.Intracomm | None, s_ranks: int | None, as_json: bool) -> in
 
 
 def binding(team: Team) -> list[str]:
-    """What is wrong with how the launcher bound the ranks, as lines to print; called by all before they are pinned."""
+    """Return lines about problems of how the launcher bound the ranks. Collective, before the ranks are pinned."""
     places = team.gather_all(place(team.me, os.sched_getaffinity(0)), Place)
     return _told(problem for check in BINDING for problem in check(places))
 
@@ -102,7 +109,7 @@ def _share(share: float) -> str:
 
 
 def _ranges(cpus: Sequence[int]) -> str:
-    """[0, 1, 2, 5] -> `0-2,5`."""
+    """Return CPUs as ranges: [0, 1, 2, 5] gives `0-2,5`."""
     parts: list[list[int]] = []
     for cpu in sorted(cpus):
         if parts and cpu == parts[-1][-1] + 1:

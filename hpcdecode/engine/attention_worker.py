@@ -1,7 +1,8 @@
-"""The R-part: the KV cache of an R-rank's sequences, and their attention where it lies."""
+"""The attention of an R-rank: the KV cache of its sequences, and their attention where it lies."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from torch import Tensor
@@ -15,49 +16,77 @@ from hpcdecode.system.timeline import Timeline
 
 
 class AttentionWorker:
-    """Runs plans on a KV store. queue: of the device that has it, where that is not the S-part's, too."""
+    """Runs plans on a KV cache.
 
-    def __init__(self, store: KvCache, sinks: list[Tensor | None], timeline: Timeline, queue: Queue | None = None):
-        self.store, self.sinks, self.timeline, self.queue = store, sinks, timeline, queue
+    Args:
+        kv_cache: for this rank's part of every attention layer.
+        sinks: float32 [q_heads] of every layer, or None.
+        timeline: of this rank.
+        queue: of the device that has the KV cache, if that is not the device of the slices, too.
+
+    Attributes:
+        peak_tokens: the most tokens in the KV cache so far.
+    """
+
+    def __init__(
+        self, kv_cache: KvCache, sinks: Sequence[Tensor | None], timeline: Timeline, queue: Queue | None = None
+    ):
+        self.kv_cache, self.sinks, self.timeline, self.queue = kv_cache, sinks, timeline, queue
         self.peak_tokens = 0
 
-    def begin(self, lane: int, share: Share) -> None:
-        """Free and make room as the plan says; raises KvCapacityError before anything is written."""
+    def apply(self, lane: int, share: Share) -> None:
+        """Free slots, fork and make room as a plan says.
+
+        Raises:
+            KvCapacityError: the KV cache has no room; nothing was written.
+        """
         self.timeline.enter("plan", lane)
         if len(share.release):
-            self.store.release(share.release)
+            self.kv_cache.release(share.release)
         for slot, new in share.fork.tolist():
-            self.store.fork(slot, new)
+            self.kv_cache.fork(slot, new)
         whole = share.whole
         if len(whole.decode_slots):
-            self.store.extend(whole.decode_slots, whole.decode_counts)
+            self.kv_cache.extend(whole.decode_slots, whole.decode_counts)
         if len(whole.prefill_slots):
-            self.store.extend(whole.prefill_slots, whole.prefill_counts)
-        used = self.store.used_tokens
+            self.kv_cache.extend(whole.prefill_slots, whole.prefill_counts)
+        used = self.kv_cache.used_tokens
         self.peak_tokens = max(self.peak_tokens, used)
         self.timeline.load.add(used)
 
     def check(self) -> None:
         """Raise InvariantViolation unless every KV block is free or referenced, and counted right."""
         try:
-            self.store.check()
+            self.kv_cache.check()
         except RuntimeError as error:
             raise InvariantViolation("KV blocks are free or referenced", str(error)) from error
 
     def attend(
         self, lane: int, layer: int, piece: Piece, rows: Tensor, prompts: Tensor, out: Tensor
     ) -> Waitable | None:
-        """Append prompts [k | v] and rows' k and v at `layer`; write the rows' attention to out.
+        """Append K and V of prompts and decode rows at `layer`; write the attention of the decode rows to `out`.
 
-        Where a device does it later, returns what is complete once it has; the tensors must stay so until then.
+        Args:
+            lane: that the rows are from, for the timeline.
+            layer: index of the attention layer.
+            piece: whose rows they are.
+            rows: [q | k | v] of decode rows, [n, row_columns].
+            prompts: [k | v] of prompt tokens, [m, kv_columns].
+            out: [n, out_columns].
+
+        Returns:
+            None if it is done; else a mark that is done once a device has, until when the tensors must stay.
         """
         work = partial(self._attend, lane, layer, piece, rows, prompts, out)
-        return work() if self.queue is None else self.queue.tell(work)
+        if self.queue is not None:
+            return self.queue.tell(work)
+        work()
+        return None
 
     def _attend(self, lane: int, layer: int, piece: Piece, rows: Tensor, prompts: Tensor, out: Tensor) -> None:
         if len(piece.prefill_slots):
             self.timeline.enter("append", lane)
-            self.store.append(layer, piece.prefill_slots, piece.prefill_counts, prompts)
+            self.kv_cache.append(layer, piece.prefill_slots, piece.prefill_counts, prompts)
         if len(piece.decode_slots):
             self.timeline.enter("attend", lane)
-            self.store.attend(layer, piece.decode_slots, piece.decode_counts, rows, out, self.sinks[layer])
+            self.kv_cache.attend(layer, piece.decode_slots, piece.decode_counts, rows, out, self.sinks[layer])

@@ -63,11 +63,14 @@ class Writer(Protocol):
     error_count: int
     unfinished: Callable[[], list[Unfinished]]
 
-    def add(self, *samples: Result) -> None: ...
+    def add(self, *samples: Result) -> None:
+        """Take the samples of a finished request."""
 
-    def error(self, e: RowError) -> None: ...
+    def error(self, e: RowError) -> None:
+        """Take a row that cannot be used."""
 
-    def tick(self) -> None: ...
+    def tick(self) -> None:
+        """Make durable what is there, if it is time."""
 
 
 class Desk:
@@ -90,19 +93,21 @@ class Desk:
         self._left: dict[int, list[Unfinished]] = {}  # of rows that were given out before, by line
 
     def peek(self) -> Prompt | None:
+        """Return the next prompt, or None if there are no more."""
         return self.feed.peek()
 
     def pop(self) -> Prompt:
+        """Give the next prompt out."""
         prompt = self.feed.pop()
         self._out[prompt.line] = prompt
         return prompt
 
     def unfinished(self) -> list[Unfinished]:
-        """What rows had generated when they were taken back; those that run again have newer entries elsewhere."""
+        """Return what rows had generated when they were taken back, for those that do not run again yet."""
         return [u for sequences in self._left.values() for u in sequences]
 
     def last_report(self, unfinished: list[Unfinished]) -> RankReport:
-        """Of its own S-rank, which has nothing done that it has not handed in."""
+        """Return the report of the lead's own S-rank, which has handed in all that is done."""
         return RankReport(-1, [], [], unfinished)
 
     @property
@@ -135,9 +140,11 @@ class Desk:
         self._out.clear()
 
     def refuse(self, prompt: Prompt, reason: str) -> None:
+        """Drop the next prompt and record why."""
         self.feed.refuse(prompt, reason)
 
     def finish(self, request: Request) -> None:
+        """Take a request whose sequences are all finished."""
         if (error := error_of(request)) is not None:
             self.error(error)
             return

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from time import monotonic
 from typing import TYPE_CHECKING
 
 import torch
 
-from hpcdecode.attention.base import KvCache, LayerShape
-from hpcdecode.attention.open import open_kv_cache
-from hpcdecode.attention.prefill import PromptAttention
-from hpcdecode.attention.prefill_torch import TorchPrompts
 from hpcdecode.config import EngineOptions
+from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.engine.attention_worker import AttentionWorker
-from hpcdecode.engine.counters import metrics_of
 from hpcdecode.engine.desk import Desk, RankReport
-from hpcdecode.engine.prefill import StoredPrompts
+from hpcdecode.engine.duties import run_lead, run_remote
+from hpcdecode.engine.kv import open_attention_worker, open_prompt_attention
 from hpcdecode.engine.s_rank import SRank
 from hpcdecode.engine.setup import (
     Scale,
@@ -31,12 +27,13 @@ from hpcdecode.engine.setup import (
     partition_of,
 )
 from hpcdecode.engine.survive import work_on
+from hpcdecode.engine.work import Work
 from hpcdecode.exchange.base import SLink
 from hpcdecode.exchange.local import LocalLink
 from hpcdecode.exchange.partition import Partition
-from hpcdecode.exchange.staging import CudaQueue, staged
+from hpcdecode.exchange.staging import direct as direct_links
+from hpcdecode.exchange.staging import staged as staged_links
 from hpcdecode.model import SplitModel
-from hpcdecode.mpi.wait import Backoff
 from hpcdecode.ranks.launch import Team
 from hpcdecode.ranks.roles import Rank
 from hpcdecode.report.account import Account
@@ -54,7 +51,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from hpcdecode.engine.remote import RemoteDesk
-    from hpcdecode.exchange.mpi import MpiRLink
+    from hpcdecode.exchange.memory import LaneSpec
 
 _PREFIX_BYTES = 1 << 30  # of an S-rank, for K and V of what prompts share
 _NO_CONTEXT_LIMIT = 1 << 40
@@ -63,8 +60,19 @@ _NO_CONTEXT_LIMIT = 1 << 40
 class Engine:
     """One rank's part in a loaded model and its KV caches. Every method is called by all ranks of `team`.
 
-    model: one loaded before, in place of `options.model`. setup, model, tokenizer: what was loaded; the last two are
-    None on R-ranks. timeline: of this rank. Raises UserError, on every rank, where the model cannot be run.
+    Args:
+        options: of the engine.
+        team: the ranks and their roles.
+        model: one loaded before, in place of `options.model`.
+        timeline: of this rank.
+
+    Attributes:
+        setup: what every rank knows of the model.
+        lost: ranks that were lost while the job went on.
+        comms: communicators of the run under way; one list for the engine's life.
+
+    Raises:
+        UserError: the model cannot be run; on every rank.
     """
 
     def __init__(
@@ -77,16 +85,27 @@ class Engine:
         self.options, self.team, self.timeline = options, team, timeline or Timeline()
         torch.set_num_threads(team.me.threads)
         limit_torch(team.me.device, options.gpu_memory)
-        self.setup, self.model, self.tokenizer = load(options, team, model)
+        self.setup, self._loaded = load(options, team, model)
         measure_room(options, team, self.setup)
         measure_speeds(team)
-        self._part: AttentionWorker | None = None
-        self._slots = 0  # that the part has
-        self._worker: SRank | None = None
-        self._links: Sequence[SLink | MpiRLink] = []
-        self._abandoned: list[Sequence[SLink | MpiRLink]] = []
-        self.comms: list[MPI.Intracomm] = []  # of the work under way
         self.lost: list[Rank] = []
+        self.comms: list[MPI.Intracomm] = []
+        self._attention: AttentionWorker | None = None  # kept from run to run
+        self._slots = 0  # that it has
+        self._work = Work()
+        self._abandoned: list[Work] = []
+
+    @property
+    def model(self) -> SplitModel:
+        """Return the model; on S-ranks."""
+        assert self._loaded is not None, "expected an S-rank"
+        return self._loaded.model
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Return the model's tokenizer; on S-ranks."""
+        assert self._loaded is not None, "expected an S-rank"
+        return self._loaded.tokenizer
 
     @property
     def max_positions(self) -> int:
@@ -95,12 +114,8 @@ class Engine:
 
     @property
     def partition(self) -> Partition:
+        """Return how the attention is spread over the R-ranks."""
         return partition_of(self.options, self.team)
-
-    @property
-    def r_shapes(self) -> list[LayerShape]:
-        """What an R-rank has of every layer."""
-        return list(map(self.partition.shape, self.setup.shapes))
 
     @property
     def stops(self) -> Stops:
@@ -121,7 +136,7 @@ class Engine:
         )
 
     def placement(self, lanes: int) -> Placement:
-        """What an S-rank may use of the R-ranks' KV caches."""
+        """Return what an S-rank may use of the R-ranks' KV caches."""
         r_ranks = [r for r in self.team.ranks if r.has_r]
         capacity = self.partition.capacity([r.kv_tokens // len(self.team.s_ranks) for r in r_ranks])
         speeds = self.partition.speeds([r.speed for r in r_ranks])
@@ -135,199 +150,138 @@ class Engine:
     def work(
         self, desk: Desk | None, scale: Scale, signals: Signals, progress: Progress, checkpoint_seconds: float
     ) -> Metrics:
-        """Play this rank's role until all rows of the lead's desk are done, or the lead's `signals` say to stop."""
+        """Play this rank's role until all rows of the lead's desk are done, or the lead's `signals` say to stop.
+
+        Args:
+            desk: on the lead; None on others.
+            scale: sizes of the work, alike on all ranks.
+            signals: of the lead.
+            progress: of the lead.
+            checkpoint_seconds: after which S-ranks other than the lead hand in what is in flight.
+        """
         try:
             if self.team.comm is not None:
-                run = partial(self._work_over_mpi, desk, signals, progress, checkpoint_seconds)
-                if not self.options.survive:
-                    return run(scale)
-                return work_on(self, desk, scale, run)
-            part = self._opened_part(scale)
-            links = [LocalLink(part, lane, scale.slots * lane) for lane in range(scale.lanes)]
-            self._run_lead(desk, scale, links, signals, progress)
-            part.check()
+                run = partial(self._run_over_mpi, desk, signals, progress, checkpoint_seconds)
+                return work_on(self, desk, scale, run) if self.options.survive else run(scale)
+            attention = self._open_attention(scale)
+            assert desk is not None, "expected a desk on the lead"
+            local = [LocalLink(attention, lane, scale.slots * lane) for lane in range(scale.lanes)]
+            links = staged_links(local, self.model.device) if apart(self.team) else local
+            self._work = Work(attention, links=links)
+            run_lead(self._make_s_rank(scale, links, desk), desk, signals, progress)
+            attention.check()
             return self.metrics()
         except BaseException:
-            self._part = None  # sequences are left in it
+            self._attention = None  # sequences are left in it
             raise
 
-    def _work_over_mpi(
+    def metrics(self) -> Metrics:
+        """Return what this rank counted in its last work."""
+        return self._work.metrics(Account.of(self.team.me, self.timeline))
+
+    def report(self) -> RankReport:
+        """Return what this rank knows of the requests that it works on."""
+        return self._work.report()
+
+    def give_up(self) -> None:
+        """Drop lanes, KV cache and sequences; messages under way may still be written to the lanes' memory."""
+        self._abandoned.append(self._work)
+        self._work, self._attention = Work(), None
+        self.comms.clear()
+
+    def _run_over_mpi(
         self, desk: Desk | None, signals: Signals, progress: Progress, checkpoint_seconds: float, scale: Scale
     ) -> Metrics:
-        from hpcdecode.engine.r_rank import Turns, lane_program, serve
-        from hpcdecode.exchange.mpi import MpiRLink, MpiSLink, lane_communicators, subset
-        from hpcdecode.exchange.wire import HOST, shared_sizes
+        from hpcdecode.exchange.mpi import lane_communicators, subset
 
-        team, shapes, slots = self.team, self.setup.shapes, scale.slots
-        dtype = getattr(torch, self.setup.dtype)
-        partition, own = self.partition, self.r_shapes
-        sizes = (0, 0) if self._direct else shared_sizes(own, slots, scale.prefill_tokens, dtype)
-        wire = (shapes, slots, dtype, sizes, partition, self.options.overlap)
-        comms = lane_communicators(team.comm, team.s_ranks, team.r_ranks, list(map(len, scale.lane_batches)))
-        self.comms += [comm for _, comm in comms]
-        if team.me.has_r:
-            part = self._opened_part(scale)
-            turns = [Turns() for _ in team.s_ranks]
-            place = torch.device(team.me.kv_device if self._direct else "cpu")
-            links = [MpiRLink(comm, *wire, slots * i, place) for i, (_, comm) in enumerate(comms)]
-            self._links = links
-            programs = [lane_program(i, links[i], part, turns[s]) for i, (s, _) in enumerate(comms)]
-            serve(programs, self.timeline)
-            part.check()
+        team, comm = self.team, self.team.comm
+        assert comm is not None, "expected a world of ranks"
+        comms = lane_communicators(comm, team.s_ranks, team.r_ranks, list(map(len, scale.lane_batches)))
+        self.comms += [lane for _, lane in comms]
+        attention = self._open_attention(scale) if team.me.has_r else None
+        self._work = Work(attention)
+        if attention is not None:
+            self._run_r(attention, comms, scale)
         else:
-            self.timeline.enter("wait")
-            links = [MpiSLink(comm, *wire, self.model.device if self._direct else HOST) for _, comm in comms]
-            self._links = links
-            s_comm = subset(team.comm, team.s_ranks) if len(team.s_ranks) > 1 else None
+            links = self._s_links([lane for _, lane in comms], scale)
+            s_comm = subset(comm, team.s_ranks) if len(team.s_ranks) > 1 else None
             self.comms += [s_comm] if s_comm else []
-            if desk:
-                self._run_lead(desk, scale, links, signals, progress, s_comm)
+            if desk is not None or s_comm is None:
+                assert desk is not None, "expected a desk on the lead"
+                run_lead(self._make_s_rank(scale, links, desk), desk, signals, progress, s_comm)
             else:
-                self._run_remote(scale, links, checkpoint_seconds, s_comm)
+                self._run_remote(scale, links, s_comm, checkpoint_seconds)
         self.timeline.enter("wait")
-        for link in links:
+        for link in self._work.links:
             link.close()
         self.comms.clear()
         return self.metrics()
+
+    def _run_r(self, attention: AttentionWorker, comms: Sequence[tuple[int, MPI.Intracomm]], scale: Scale) -> None:
+        """Serve all lanes; comms: index of the S-rank and communicator of each."""
+        from hpcdecode.engine.r_rank import PlanOrder, lane_program, serve
+        from hpcdecode.exchange.mpi import MpiRLink
+
+        spec = self._lane_spec(scale, torch.device(self.team.me.kv_device if self._direct else "cpu"))
+        links = [MpiRLink(comm, spec, scale.slots * lane) for lane, (_, comm) in enumerate(comms)]
+        self._work.links = links
+        orders = [PlanOrder() for _ in self.team.s_ranks]
+        serve([lane_program(i, links[i], attention, orders[s]) for i, (s, _) in enumerate(comms)], self.timeline)
+        attention.check()
+
+    def _s_links(self, comms: Sequence[MPI.Intracomm], scale: Scale) -> Sequence[SLink]:
+        """Return this S-rank's ends of its lanes."""
+        from hpcdecode.exchange.memory import HOST
+        from hpcdecode.exchange.mpi import MpiSLink
+
+        self.timeline.enter("wait")
+        spec = self._lane_spec(scale, self.model.device if self._direct else HOST)
+        plain = [MpiSLink(comm, spec) for comm in comms]
+        links = (direct_links if self._direct else staged_links)(plain, self.model.device)
+        self._work.links = links
+        return links
+
+    def _run_remote(
+        self, scale: Scale, links: Sequence[SLink], s_comm: MPI.Intracomm, checkpoint_seconds: float
+    ) -> None:
+        """Run the lanes of an S-rank that is not the lead."""
+        from hpcdecode.engine.remote import RemoteDesk
+
+        desk = RemoteDesk(s_comm, self.tokenizer)
+        run_remote(self._make_s_rank(scale, links, desk), desk, checkpoint_seconds)
+
+    def _lane_spec(self, scale: Scale, device: torch.device) -> LaneSpec:
+        from hpcdecode.exchange.memory import LaneSpec, shared_bytes
+
+        dtype, slots, partition = getattr(torch, self.setup.dtype), scale.slots, self.partition
+        shapes = list(map(partition.shape, self.setup.shapes))
+        shared = (0, 0) if self._direct else shared_bytes(shapes, slots, scale.prefill_tokens, dtype)
+        return LaneSpec(self.setup.shapes, slots, dtype, partition, shared, self.options.overlap, device)
 
     @property
     def _direct(self) -> bool:
         return direct(self.options, self.team)
 
-    def metrics(self) -> Metrics:
-        """What this rank counted in its last work."""
-        return metrics_of(Account.of(self.team.me, self.timeline), self._worker, self._part)
-
-    def report(self) -> RankReport:
-        """What this rank knows of the rows that it works on."""
-        worker = self._worker
-        return worker.sink.last_report(worker.unfinished()) if worker else RankReport(-1, [], [], [])
-
-    def give_up(self) -> None:
-        """Drop lanes, KV cache and sequences. Messages that are under way may still be written to the lanes' memory."""
-        self._abandoned.append(self._links)
-        self._links, self._part, self._worker = [], None, None
-        self.comms.clear()
-
-    def _run_lead(
-        self,
-        desk: Desk,
-        scale: Scale,
-        links: Sequence[SLink],
-        signals: Signals,
-        progress: Progress,
-        s_comm: MPI.Intracomm | None = None,
-    ) -> None:
-        worker, clients = self._make_worker(scale, links, desk), None
-        if s_comm is not None:
-            from hpcdecode.engine.remote import Clients
-
-            clients = Clients(desk, s_comm)
-        desk.writer.unfinished = lambda: [
-            *desk.unfinished(),
-            *worker.unfinished(),
-            *(clients.unfinished() if clients else ()),
-        ]
-        progress.restart()
-
-        def duties() -> None:
-            worker.stopping = signals.stopping
-            if clients:
-                clients.serve(stop=worker.stopping)
-            desk.writer.tick()
-            if progress.due():
-                tokens = worker.tokens + (clients.tokens if clients else 0)
-                progress.update(desk.rows, tokens, worker.tokens_in_flight)
-
-        worker.run(duties)
-        backoff = Backoff()
-        while clients and clients.open:
-            duties()
-            backoff.pause()
-        progress.close(desk.rows)
-
-    def _run_remote(
-        self, scale: Scale, links: Sequence[SLink], checkpoint_seconds: float, s_comm: MPI.Intracomm
-    ) -> None:
-        from hpcdecode.engine.remote import RemoteDesk
-
-        desk = RemoteDesk(s_comm, self.tokenizer)
-        worker = self._make_worker(scale, links, desk)
-        checkpoint_due = monotonic() + checkpoint_seconds
-
-        def duties() -> None:
-            nonlocal checkpoint_due
-            worker.stopping = worker.stopping or desk.told_to_stop()
-            if monotonic() >= checkpoint_due:
-                desk.checkpoint(worker.unfinished())
-                checkpoint_due = monotonic() + checkpoint_seconds
-
-        worker.run(duties)
-        desk.close(worker.unfinished())
-
-    def _make_worker(self, scale: Scale, links: Sequence[SLink], desk: Desk | RemoteDesk) -> SRank:
-        team, setup = self.team, self.setup
+    def _make_s_rank(self, scale: Scale, links: Sequence[SLink], desk: Desk | RemoteDesk) -> SRank:
+        team = self.team
         batches = scale.lane_batches[team.s_ranks.index(team.place)]
-        placement = self.placement(len(batches))
-        prompts, grammars, stops = self._prompt_attention(), self.tokenizer.grammars, self.stops
+        placement, stops = self.placement(len(batches)), self.stops
+        beside = self._attention.kv_cache if self._attention else None
+        prompts = open_prompt_attention(team, self.setup, self.model, beside)
         shared = prompts.tokens_in(_PREFIX_BYTES // len(batches)) if self.options.prefix_sharing else 0
         limits = [self.limits(batch, scale, shared) for batch in batches]
-        if apart(self.team):
-            links = staged(links, self.model.device, self._direct)
         schedulers = [Scheduler(lane, desk, placement, limit, stops) for lane, limit in enumerate(limits)]
-        rest = desk, stops, prompts, self.timeline, grammars
-        self._worker = SRank(self.model, setup.shapes, links, schedulers, *rest)
-        return self._worker
-
-    def _prompt_attention(self) -> PromptAttention | TorchPrompts | StoredPrompts:
-        prompts, setup = self._exact_prompt_attention(), self.setup
-        return prompts if setup.kv_dtype == setup.dtype else StoredPrompts(prompts, setup.shapes, setup.kv_dtype)
-
-    def _exact_prompt_attention(self) -> PromptAttention | TorchPrompts:
-        me, setup = self.team.me, self.setup
-        if self.model.device.type != "cpu":
-            return TorchPrompts(setup.shapes, self.model.dtype, self.model.device)
-        return PromptAttention(
-            setup.shapes,
-            dtype=setup.dtype,
-            threads=me.threads,
-            cpus=me.cpus if me.pinned else None,
-            beside=self._part.store if self._part else None,
+        self._work.s_rank = SRank(
+            self.model, links, schedulers, desk, stops, prompts, self.timeline, self.tokenizer.grammars
         )
+        return self._work.s_rank
 
-    def _opened_part(self, scale: Scale) -> AttentionWorker:
-        """The R-part, kept from work to work unless it has too few slots."""
+    def _open_attention(self, scale: Scale) -> AttentionWorker:
+        """Return the attention worker, kept from run to run unless it has too few slots."""
         slots = scale.slots * scale.lanes
-        if self._part is None or slots > self._slots:
-            self._part = None  # its memory goes first
-            self._part, self._slots = self._open_part(slots), slots
-        return self._part
-
-    def _open_part(self, slots: int) -> AttentionWorker:
-        me, setup = self.team.me, self.setup
-        store = (
-            self._store_on_device(slots)
-            if me.kv_device != "cpu"
-            else open_kv_cache(
-                self.r_shapes,
-                kv_dtype=setup.kv_dtype,
-                capacity_tokens=me.kv_tokens,
-                max_sequences=slots,
-                block_tokens=setup.block_tokens,
-                threads=me.threads,
-                cpus=me.cpus if me.pinned else None,
-                team=self.model is not None,
-            )
-        )
-        rank = self.team.r_ranks.index(self.team.place)
-        heads = [self.partition.heads(shape, rank) for shape in setup.shapes]
-        sinks = [None if s is None else torch.tensor(s[own]) for s, own in zip(setup.sinks, heads, strict=True)]
-        queue = CudaQueue(torch.device(me.kv_device)) if me.kv_device != "cpu" and apart(self.team) else None
-        return AttentionWorker(store, sinks, self.timeline, queue)
-
-    def _store_on_device(self, slots: int) -> KvCache:
-        from hpcdecode.attention.cuda import CudaKvCache, HostKvCache
-
-        me, setup = self.team.me, self.setup
-        kind = HostKvCache if apart(self.team) and not self._direct else CudaKvCache
-        return kind(self.r_shapes, setup.kv_dtype, me.kv_tokens, slots, setup.block_tokens, me.kv_device)
+        if self._attention is None or slots > self._slots:
+            self._attention = None  # its memory goes first
+            partition, direct = self.partition, self._direct
+            self._attention = open_attention_worker(self.team, self.setup, partition, slots, direct, self.timeline)
+            self._slots = slots
+        return self._attention

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,6 +13,14 @@ from hpcdecode.requests.prefix import Prefix
 from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.sampling.logprobs import logprobs
 from hpcdecode.schedule.step import Chunk, Step
+
+
+class PromptRows(NamedTuple):
+    """Rows of logits that a prompt's log-probabilities come from: sample 0, the first row, and the positions."""
+
+    sequence: SequenceState
+    first: int
+    positions: range
 
 
 class Inputs:
@@ -28,19 +38,19 @@ class Inputs:
         positions = [s.length for s in step.decode]
         logits_indices = list(range(len(ids)))
         sample_indices = list(logits_indices)
-        self._prompts: list[tuple[SequenceState, int, range]] = []  # sample 0 of a row, first row of logits, positions
+        self._prompts: list[PromptRows] = []
         self.skipped_queries: list[int] = []
         for chunk in step.prefill:
             first, end = len(ids), chunk.start + chunk.count
             ids += chunk.sequence.input_ids[chunk.start : end]
             positions += range(chunk.start, end)
             asked = _asked(chunk)
-            self.skipped_queries.append(0 if asked else chunk.count - bool(chunk.drawing))
+            self.skipped_queries.append(0 if asked else chunk.count - bool(chunk.sampled))
             if asked:
-                self._prompts.append((chunk.sequence.request.sequences[0], len(logits_indices), asked))
+                self._prompts.append(PromptRows(_first_sample(chunk), len(logits_indices), asked))
                 logits_indices += range(first, first + len(asked))
-            if chunk.drawing:
-                sample_indices += [len(logits_indices)] * len(chunk.drawing)
+            if chunk.sampled:
+                sample_indices += [len(logits_indices)] * len(chunk.sampled)
                 logits_indices.append(len(ids) - 1)
         self.argmax_suffices = not self._prompts and all(_plain_greedy(s) for s in step.sampled)
         self._sample_indices = None if sample_indices == list(range(len(logits_indices))) else _tensor(sample_indices)
@@ -68,10 +78,10 @@ class Inputs:
         """Keep those of the prompts that ask for them."""
         for sequence, row, positions in self._prompts:
             held, prompt = sequence.prompt_logprobs, sequence.prompt
-            if len(held) != positions.start + 1:  # another sample's prefill has been here
+            if held is None or len(held) != positions.start + 1:  # another sample's prefill has been here
                 continue
             tokens = [prompt.token_ids[p + 1] for p in positions]
-            counts = [prompt.params.prompt_logprobs] * len(tokens)
+            counts = [prompt.params.prompt_logprobs or 0] * len(tokens)
             for entry in logprobs(logits[row : row + len(tokens)], tokens, counts):
                 held.add(*entry)
 
@@ -81,10 +91,12 @@ def take_logprobs(logits: Tensor, sequences: list[SequenceState], tokens: list[i
     rows = [row for row, s in enumerate(sequences) if s.logprobs is not None]
     if not rows:
         return
-    counts = [sequences[row].prompt.params.logprobs for row in rows]
+    counts = [sequences[row].prompt.params.logprobs or 0 for row in rows]
     own = logits if len(rows) == len(sequences) else logits[rows]
     for row, entry in zip(rows, logprobs(own, [tokens[row] for row in rows], counts), strict=True):
-        sequences[row].logprobs.add(*entry)
+        held = sequences[row].logprobs
+        if held is not None:
+            held.add(*entry)
 
 
 def _plain_greedy(sequence: SequenceState) -> bool:
@@ -92,11 +104,17 @@ def _plain_greedy(sequence: SequenceState) -> bool:
     return sequence.prompt.params.plain_greedy and sequence.logprobs is None and sequence.beams is None
 
 
+def _first_sample(chunk: Chunk) -> SequenceState:
+    """Return sample 0 of a chunk's request."""
+    assert isinstance(chunk.sequence, SequenceState)
+    return chunk.sequence.request.sequences[0]
+
+
 def _asked(chunk: Chunk) -> range:
-    """The positions of a chunk whose logits tell the log-probability of the prompt's next token."""
+    """Return the positions of a chunk whose logits tell a log-probability of the prompt that is asked for."""
     if isinstance(chunk.sequence, Prefix):
         return range(0)
-    held = chunk.sequence.request.sequences[0].prompt_logprobs
+    held = _first_sample(chunk).prompt_logprobs
     if held is None or len(held) != chunk.start + 1:
         return range(0)
     return range(chunk.start, min(chunk.start + chunk.count, len(chunk.sequence.prompt.token_ids) - 1))

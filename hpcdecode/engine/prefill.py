@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from hpcdecode.attention.base import LayerShape
-from hpcdecode.attention.prefill import PromptAttention
-from hpcdecode.attention.prefill_torch import TorchPrompts
+from hpcdecode.attention.base import LayerShape, PromptAttention
 from hpcdecode.attention.reference import stored
 from hpcdecode.requests.prefix import Prefix
 from hpcdecode.requests.sequence import SequenceState
@@ -22,7 +19,7 @@ _PASSING = 64 << 20  # bytes for prompts that come in one chunk, unless one alon
 class StoredPrompts:
     """Attention of prompts over K and V as a narrower KV cache gives them back.
 
-    Decoding reads those, and so does a prompt that goes on with generated tokens after an interruption: both must see
+    Decoding reads those, and so does a prompt that goes on with generated tokens after an interruption. Both must see
     the same values, or the row would go on with other tokens.
 
     Args:
@@ -31,16 +28,29 @@ class StoredPrompts:
         kv_dtype: of the KV cache.
     """
 
-    def __init__(self, prompts: PromptAttention | TorchPrompts, layers: Sequence[LayerShape], kv_dtype: str):
+    def __init__(self, prompts: PromptAttention, layers: Sequence[LayerShape], kv_dtype: str):
         self._prompts, self._layers, self._kv_dtype = prompts, layers, kv_dtype
         self.device, self.packed_bytes, self.tokens_in = prompts.device, prompts.packed_bytes, prompts.tokens_in
 
-    def attend(self, layer: int, packed: Any, starts: Any, counts: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Any):
-        """Attend as `PromptAttention.attend` does, over rounded k [T, kv_heads * k_dim] and v [T, kv_heads * v_dim]."""
+    def attend(
+        self,
+        layer: int,
+        packed: list[Tensor],
+        starts: list[int],
+        counts: list[int],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        sinks: Tensor | None = None,
+        skipped_queries: list[int] | None = None,
+    ) -> None:
+        """Attend as `PromptAttention.attend` does, over rounded k and v."""
         k, v = (self._stored(x, self._layers[layer].kv_heads) for x in (k, v))
-        self._prompts.attend(layer, packed, starts, counts, q, k, v, *rest)
+        self._prompts.attend(layer, packed, starts, counts, q, k, v, out, sinks, skipped_queries)
 
     def _stored(self, x: Tensor, heads: int) -> Tensor:
+        """Return x [T, heads * dim] as the KV cache gives it back."""
         return stored(x.unflatten(1, (heads, -1)), self._kv_dtype).flatten(1).to(x.dtype)
 
 
@@ -50,14 +60,14 @@ class PromptKvCache:
     A prompt that shares a prefix begins with a copy of the prefix's.
     """
 
-    def __init__(self, attention: PromptAttention | TorchPrompts | StoredPrompts):
+    def __init__(self, attention: PromptAttention):
         self.attention = attention
         self._layers: dict[SequenceState | Prefix, list[Tensor]] = {}  # packed K and V
         self._passing = self._memory(0)  # those of prompts that come in one chunk, layer by layer
 
     @property
     def tokens(self) -> int:
-        """Prompt tokens whose K and V are held."""
+        """Return the prompt tokens whose K and V are held."""
         return sum(s.prefilled for s in self._layers)
 
     def finish(self, chunks: Sequence[Chunk]) -> None:
@@ -96,8 +106,9 @@ class PromptKvCache:
             first = rows.stop
 
     def _runs(self, layer: int, chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
-        """Chunks that are attended together: as many as there is room for those that pass."""
-        run, used = [], 0
+        """Yield chunks that are attended together, as many as there is memory for those of one step."""
+        run: list[Chunk] = []
+        used = 0
         for chunk in chunks:
             size = self._size(layer, chunk) if _passes(chunk) else 0
             if run and used + size > _PASSING:
@@ -109,7 +120,7 @@ class PromptKvCache:
             yield run
 
     def _packed(self, layer: int, chunks: Sequence[Chunk]) -> list[Tensor]:
-        """Memory for the packed K and V of every chunk's prompt, with what it holds so far."""
+        """Return memory for the packed K and V of every chunk's prompt, with what it holds so far."""
         need = sum(self._size(layer, c) for c in chunks if _passes(c))
         if need > len(self._passing):
             self._passing = self._memory(need)
@@ -124,7 +135,7 @@ class PromptKvCache:
             else:
                 memory = self._memory(size)
                 self._layers.setdefault(chunk.sequence, []).append(memory)
-            if chunk.begins and chunk.start:
+            if chunk.begins and chunk.sequence.prefix:
                 held = self._layers[chunk.sequence.prefix][layer]
                 memory[: self.attention.packed_bytes(layer, chunk.start)] = held
             packed.append(memory)
@@ -138,5 +149,5 @@ class PromptKvCache:
 
 
 def _passes(chunk: Chunk) -> bool:
-    """Whether its K and V are needed in this step alone."""
+    """Return whether the K and V of its prompt are needed in this step alone."""
     return chunk.begins and chunk.completes and isinstance(chunk.sequence, SequenceState)

@@ -1,4 +1,4 @@
-"""The R-rank: attends what arrives, lane by lane, in the order of arrival."""
+"""The loop of an R-rank: it attends what comes, lane by lane, in the order of arrival."""
 
 from __future__ import annotations
 
@@ -12,41 +12,47 @@ from hpcdecode.system.timeline import Timeline
 Program = Generator[tuple[str, Waitable], None, None]  # what it waits in (wait or idle), and for what
 
 
-class Turns:
-    """Plans of one S-rank begin in the order in which it made them, whatever order they arrive in."""
+class PlanOrder:
+    """Plans of one S-rank are applied in the order in which it made them, whatever order they come in.
+
+    Attributes:
+        next: number of the plan to apply next.
+    """
 
     def __init__(self) -> None:
         self.next = 0
 
 
 class _Turn:
-    def __init__(self, turns: Turns, number: int):
-        self.turns, self.number = turns, number
+    """Is done when plan `number` is next."""
+
+    def __init__(self, order: PlanOrder, number: int):
+        self.order, self.number = order, number
 
     def Test(self) -> bool:
-        return self.turns.next == self.number
+        return self.order.next == self.number
 
 
-def lane_program(lane: int, link: MpiRLink, part: AttentionWorker, turns: Turns) -> Program:
-    """Serve one lane until its stop plan; yields each request that it must wait for."""
+def lane_program(lane: int, link: MpiRLink, worker: AttentionWorker, order: PlanOrder) -> Program:
+    """Serve one lane until its stop plan; yield each request that it must wait for."""
     while True:
-        yield "idle", link.receive_plan()
-        plan = link.plan()
-        yield "idle", _Turn(turns, plan.number)
-        turns.next += 1
-        part.begin(lane, link.share)
+        yield "idle", link.recv_plan()
+        plan = link.take_plan()
+        yield "idle", _Turn(order, plan.number)
+        order.next += 1
+        worker.apply(lane, link.share)
         if plan.stop:
             return
         if not link.share.pieces:
             continue
         for layer in range(len(link.shapes)):
-            for request, parcel in link.receive(layer):
+            for request, message in link.recv_qkv(layer):
                 yield "wait", request
-                link.opened()
-                if mark := part.attend(lane, layer, parcel.piece, parcel.rows, parcel.prompts, parcel.out):
+                link.take_qkv()
+                if mark := worker.attend(lane, layer, message.piece, message.rows, message.prompts, message.out):
                     yield "wait", mark
-                part.timeline.enter("post", lane)
-                link.send(parcel)
+                worker.timeline.enter("post", lane)
+                link.send_output(message)
 
 
 def serve(programs: Sequence[Program], timeline: Timeline) -> None:

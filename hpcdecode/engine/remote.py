@@ -55,7 +55,7 @@ class Clients:
                 self.open.remove(status.source)
 
     def unfinished(self) -> list[Unfinished]:
-        """The sequences that the clients had in flight at their last reports of them."""
+        """Return the sequences that the clients had in flight at their last reports of them."""
         return [u for sequences in self._unfinished.values() for u in sequences]
 
     def _rows(self, count: int) -> list[Prompt]:
@@ -76,6 +76,7 @@ class RemoteDesk:
         self._asked = self._ended = False
 
     def peek(self) -> Prompt | None:
+        """Return the next prompt, or None if there are no more; ask the lead for more ahead of need."""
         if not self._asked and not self._ended and len(self._rows) < _ROWS_A_MESSAGE // 2:
             self._report(_ROWS_A_MESSAGE)
             self._asked = True
@@ -84,13 +85,16 @@ class RemoteDesk:
         return self._rows[0] if self._rows else None
 
     def pop(self) -> Prompt:
+        """Take the next prompt."""
         return self._rows.popleft()
 
     def refuse(self, prompt: Prompt, reason: str) -> None:
+        """Drop the next prompt and record why."""
         self._rows.popleft()
         self._errors.append(RowError(prompt.line, prompt.id, reason))
 
     def finish(self, request: Request) -> None:
+        """Take a request whose sequences are all finished; hand in some at a time."""
         if (error := error_of(request)) is not None:
             self._errors.append(error)
             return
@@ -99,10 +103,11 @@ class RemoteDesk:
             self._report(0)
 
     def last_report(self, unfinished: list[Unfinished]) -> RankReport:
-        """What `close` would send."""
+        """Return what `close` would send."""
         return RankReport(-1, self._finished, self._errors, unfinished)
 
     def told_to_stop(self) -> bool:
+        """Return whether the lead said to stop."""
         return self.comm.Iprobe(0, _STOP)
 
     def checkpoint(self, unfinished: list[Unfinished]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import torch
@@ -30,7 +30,7 @@ from hpcdecode.requests.prompt import Prompt
 from hpcdecode.schedule.auto import choose, load_limit, mean_prompt, split
 from hpcdecode.schedule.limits import LaneLimits, prefill_limit
 from hpcdecode.system.bandwidth import read_rate
-from hpcdecode.system.memory import address_room, anonymous_bytes, available_bytes, total_bytes
+from hpcdecode.system.memory import address_space_headroom, anonymous_bytes, available_bytes, total_bytes
 
 T = TypeVar("T")
 _MEMORY_SHARE = 0.7  # of what is available, for the KV caches of a host
@@ -50,8 +50,14 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """The size of the work. batch, period, steps: B, F and S; load: W_lim; prefill_tokens: most of a lane's step;
-    lane_batches: B of every lane, by S-rank."""
+    """The sizes of the work.
+
+    Attributes:
+        batch, period, steps: B, F and S.
+        load: W_lim, tokens that sequences attend to in a step.
+        prefill_tokens: the most prompt tokens of a lane's step.
+        lane_batches: B of every lane, by S-rank.
+    """
 
     batch: int
     period: int
@@ -62,36 +68,47 @@ class Scale(msgspec.Struct, frozen=True):
 
     @property
     def slots(self) -> int:
-        """Sequences that any lane may hold at once."""
+        """Return how many sequences any lane may hold at once."""
         return max(LaneLimits(b, 1, 1, 1, None).slots for lanes in self.lane_batches for b in lanes)
 
     @property
     def lanes(self) -> int:
-        """Lanes of all S-ranks."""
+        """Return the number of lanes of all S-ranks."""
         return sum(map(len, self.lane_batches))
 
 
 def apart(team: Team) -> bool:
-    """Whether q, k, v and o cross in memory of the host: not where one process has both roles on one device."""
+    """Return whether q, k, v and o cross in host memory; not if one process has both roles on one device."""
     return team.comm is not None or team.me.device != team.me.kv_device
 
 
 def direct(options: EngineOptions, team: Team) -> bool:
-    """Whether they cross from device to device: all ranks compute on some, and MPI takes memory there."""
+    """Return whether they cross from device to device: every rank computes on one, and MPI takes its memory."""
     return options.gpu_mpi and all(r.gpu_mpi and not r.uses_cores for r in team.ranks)
 
 
-def load(
-    options: EngineOptions, team: Team, model: SplitModel | None = None
-) -> tuple[Setup, SplitModel | None, Tokenizer | None]:
+class Loaded(NamedTuple):
+    """What an S-rank has: the model with its weights, and its tokenizer."""
+
+    model: SplitModel
+    tokenizer: Tokenizer
+
+
+def load(options: EngineOptions, team: Team, model: SplitModel | None = None) -> tuple[Setup, Loaded | None]:
     """Load the model and its tokenizer on the S-ranks.
 
-    model: one loaded before. Any rank's UserError is raised on every rank.
+    Args:
+        options: of the engine.
+        team: the ranks and their roles.
+        model: one loaded before.
+
+    Raises:
+        UserError: of any rank, on every rank.
     """
 
-    def own() -> tuple[Setup | None, SplitModel | None, Tokenizer | None]:
+    def own() -> tuple[Setup | None, Loaded | None]:
         if not team.me.has_s:
-            return None, None, None
+            return None, None
         device = team.me.device
         if options.compile and device == "cpu":
             raise UserError(
@@ -102,27 +119,27 @@ def load(
         ways = {"int8": options.weights == "int8", "inductor": options.compile, "announce": team.lead}
         loaded = model or load_split(options.model, dtype=dtype, device=device, **ways)
         partition_of(options, team).check(loaded.attends)
-        return _describe(options, loaded, tokenizer) if team.lead else None, loaded, tokenizer
+        return _describe(options, loaded, tokenizer) if team.lead else None, Loaded(loaded, tokenizer)
 
-    setup, loaded, tokenizer = together(team, own)
-    return team.broadcast(setup, Setup), loaded, tokenizer
+    setup, loaded = together(team, own)
+    return team.broadcast(setup, Setup), loaded
 
 
 def together(team: Team, action: Callable[[], T]) -> T:
-    """What `action` returns on this rank; the UserError of any rank is raised on every rank."""
-    result, problem = None, ""
+    """Return what `action` returns on this rank; raise the UserError of any rank on every rank."""
+    results, problem = [], ""
     try:
-        result = action()
+        results.append(action())
     except UserError as error:
         problem = str(error)
     problems = [p for p in team.gather_all(problem, str) if p]
     if problems:
         raise UserError(problems[0], everywhere=True)
-    return result
+    return results[0]
 
 
 def partition_of(options: EngineOptions, team: Team) -> Partition:
-    """Of the attention over the team's R-ranks."""
+    """Return how the attention is spread over the team's R-ranks."""
     return Partition(options.partition, len(team.r_ranks))
 
 
@@ -147,7 +164,7 @@ def measure_room(options: EngineOptions, team: Team, setup: Setup) -> None:
 
 
 def require_memory(options: EngineOptions, team: Team) -> None:
-    """Raise UserError, on every rank, where the sizes that are given are more than a host or a GPU has in all.
+    """Raise UserError, on every rank, if a size that is given is more than a host or a GPU has in all.
 
     A host has what its control group and Slurm allow, less what its ranks hold already, weights above all. What others
     use at this moment does not count: a KV cache takes its memory as it fills.
@@ -155,7 +172,12 @@ def require_memory(options: EngineOptions, team: Team) -> None:
     if options.kv_memory is None and options.gpu_memory is None:
         return
     held = team.gather_all(anonymous_bytes(), int)
-    together(team, lambda: _require_host(options, team, held) or _require_device(options, team.me))
+
+    def check() -> None:
+        _require_host(options, team, held)
+        _require_device(options, team.me)
+
+    together(team, check)
 
 
 def _require_host(options: EngineOptions, team: Team, held: list[int]) -> None:
@@ -169,11 +191,11 @@ def _require_host(options: EngineOptions, team: Team, held: list[int]) -> None:
             f"{_size(total)} in all and whose ranks hold {_size(taken)} already, got {_size(options.kv_memory)}; "
             "lower it, or leave it out"
         )
-    addresses = address_room()
+    addresses = address_space_headroom()
     if team.me.has_r and addresses is not None and (options.kv_memory or 0) > addresses:
         raise UserError(
             f"--kv-memory: expected at most {_size(addresses)}, which the address space of a process leaves "
-            f"(ulimit -v), got {_size(options.kv_memory)}; lower it, or raise that limit"
+            f"(ulimit -v), got {_size(options.kv_memory or 0)}; lower it, or raise that limit"
         )
 
 
@@ -196,12 +218,12 @@ def _size(nbytes: int) -> str:
 
 
 def measure_speeds(team: Team) -> None:
-    """Let everybody know how fast R-ranks read, where they are not alike; those that are have their median."""
+    """Let every rank know how fast R-ranks read, if they are unlike; those that are alike have their median."""
     kinds = {r.rank: (torch.device(r.kv_device).type, r.threads, r.isa) for r in team.ranks if r.has_r}
     if len(set(kinds.values())) == 1:
         return
     found = team.gather_all(_read_rate(team.me) if team.me.has_r else 0.0, float)
-    rates: dict[tuple, list[float]] = {}
+    rates: dict[tuple[str, int, str], list[float]] = {}
     for rank, rate in zip(team.ranks, found, strict=True):
         if rank.has_r:
             rates.setdefault(kinds[rank.rank], []).append(rate)
@@ -212,7 +234,7 @@ def measure_speeds(team: Team) -> None:
 
 
 def _read_rate(me: Rank) -> float:
-    """Bytes of the KV cache that it can read in a second."""
+    """Return the bytes of the KV cache that a rank can read in a second."""
     if me.kv_device == "cpu":
         return read_rate(me.cpus if me.pinned else [], me.threads)
     from hpcdecode.attention.cuda import copy_rate
@@ -221,9 +243,16 @@ def _read_rate(me: Rank) -> float:
 
 
 def choose_scale(options: EngineOptions, team: Team, setup: Setup, first: list[Prompt], all_rows: bool) -> Scale:
-    """B, F, S and the lanes; called by the lead. first: the first rows, `all_rows` if there are no others.
+    """Return B, F, S and the lanes; called by the lead.
 
     B is at most what the KV caches hold of sequences of one block.
+
+    Args:
+        options: of the engine.
+        team: with the KV tokens of every R-rank.
+        setup: of the model.
+        first: rows at the beginning of the job.
+        all_rows: whether there are no others.
     """
     capacity = sum(partition_of(options, team).capacity([r.kv_tokens for r in team.ranks if r.has_r]))
     batch, period, steps = choose(
@@ -257,7 +286,7 @@ def _describe(options: EngineOptions, model: SplitModel, tokenizer: Tokenizer) -
 
 
 def _room(options: EngineOptions, team: Team, setup: Setup, own: list[LayerShape]) -> int:
-    """KV tokens that this R-rank holds."""
+    """Return the KV tokens that this R-rank holds."""
     if team.me.kv_device == "cpu":
         return capacity_for(own, setup.kv_dtype, _kv_bytes(options, team, setup))
     from hpcdecode.attention.cuda import capacity_for as on_device
@@ -268,7 +297,7 @@ def _room(options: EngineOptions, team: Team, setup: Setup, own: list[LayerShape
 
 
 def _free_on(device: torch.device, limit: int | None) -> int:
-    """Bytes of a GPU that this process may take, without those that its S-rank holds there."""
+    """Return the bytes of a GPU that this process may take, beside those that its S-rank holds there."""
     free = torch.cuda.mem_get_info(device)[0]
     return free if limit is None else max(min(free, limit - torch.cuda.memory_reserved(device)), 0)
 
@@ -289,6 +318,6 @@ def _kv_bytes(options: EngineOptions, team: Team, setup: Setup) -> int:
 
 
 def auto_dtype(model: str, device: str = "cpu") -> str:
-    """bfloat16 for a 16-bit checkpoint on a GPU, or a CPU that multiplies bfloat16, else float32."""
+    """Return bfloat16 for a 16-bit checkpoint on a GPU, or a CPU that multiplies bfloat16, else float32."""
     narrow = stated_dtype(model) in ("bfloat16", "float16")
     return "bfloat16" if narrow and (device != "cpu" or multiplies_bfloat16()) else "float32"

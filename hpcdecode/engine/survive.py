@@ -6,7 +6,7 @@ team in their old roles, and the rows that were in flight go out again with the 
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 
 class Survivor(Protocol):
@@ -36,21 +37,38 @@ class Survivor(Protocol):
     lost: list[Rank]
 
     @property
-    def setup(self) -> Setup: ...
+    def setup(self) -> Setup:
+        """Return what every rank knows of the model."""
 
-    def scale(self, desk: Desk | None) -> Scale: ...
+    def scale(self, desk: Desk | None) -> Scale:
+        """Return the sizes of the work for the ranks that are left."""
 
-    def metrics(self) -> Metrics: ...
+    def metrics(self) -> Metrics:
+        """Return what this rank counted in its last work."""
 
-    def report(self) -> RankReport: ...
+    def report(self) -> RankReport:
+        """Return what this rank knows of the requests that it works on."""
 
-    def give_up(self) -> None: ...
+    def give_up(self) -> None:
+        """Drop lanes, KV cache and sequences."""
 
 
 def work_on(engine: Survivor, desk: Desk | None, scale: Scale, run: Callable[[Scale], Metrics]) -> Metrics:
-    """What `run` returns once it runs to its end; until then again with those that are left, and a scale for them.
+    """Call `run` until it comes to its end, each time with the ranks that are left and a scale for them.
 
-    Every rank calls this; desk: on the lead. Raises RankLost where the others cannot go on.
+    Every rank calls this.
+
+    Args:
+        engine: of this rank.
+        desk: on the lead; None on others.
+        scale: of the first attempt.
+        run: does the work.
+
+    Returns:
+        What `run` returned, with the counts of earlier attempts.
+
+    Raises:
+        RankLost: the others cannot go on.
     """
     earlier: list[Metrics] = []
     told = 0  # of the lost
@@ -76,8 +94,9 @@ def _run_again(engine: Survivor, desk: Desk | None, run: Callable[[Scale], Metri
 
 
 def _unless_lost(engine: Survivor, action: Callable[[], T]) -> T | None:
-    """What `action` returns; None on all ranks that are left, which are the engine's team then, if one was lost."""
+    """Return what `action` returns, or None if a rank was lost; those that are left are the engine's team then."""
     team = engine.team
+    assert team.comm is not None, "--survive: expected a world of ranks"
 
     def watched() -> T:
         try:
@@ -94,7 +113,7 @@ def _unless_lost(engine: Survivor, action: Callable[[], T]) -> T | None:
 
 
 def _meet(engine: Survivor, report: RankReport) -> list[RankReport]:
-    """What the S-ranks leave behind, on every rank, once all know what the others have room for."""
+    """Return on every rank what the S-ranks leave behind, once all know what the others have room for."""
     options, team, setup = engine.options, engine.team, engine.setup
     together(team, lambda: partition_of(options, team).check(setup.shapes))
     measure_room(options, team, setup)
@@ -103,9 +122,7 @@ def _meet(engine: Survivor, report: RankReport) -> list[RankReport]:
 
 def _say(engine: Survivor, desk: Desk, lost: list[Rank]) -> None:
     count = len(engine.team.r_ranks)
-    print(
+    logger.warning(
         f"hpcdecode: lost {named(lost)}; the job goes on with {count} R-rank{'s' * (count > 1)}, "
-        f"and {desk.rows_left:,} rows in flight are prefilled again",
-        file=sys.stderr,
-        flush=True,
+        f"and {desk.rows_left:,} rows in flight are prefilled again"
     )

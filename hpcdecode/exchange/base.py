@@ -1,8 +1,8 @@
 """What crosses between an S-rank and its R-ranks, and in which order.
 
-One link is one lane. Per layer the S-rank sends each R-rank its decode rows [q | k | v] and its prefill rows
-[k | v], in one or several pieces, and receives the decode rows of the attention output o back, piece by piece. Both
-sides derive pieces and sizes from the plan.
+One link is one lane. Per layer the S-rank sends each R-rank its decode rows [q | k | v] and its prefill rows [k | v],
+in one or several pieces. It receives the decode rows of the attention output o back, piece by piece. Both sides derive
+pieces and sizes from the plan.
 """
 
 from __future__ import annotations
@@ -14,62 +14,90 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcdecode.attention.base import LayerShape
+from hpcdecode.attention.base import KvCache, LayerShape
 from hpcdecode.mpi.wait import Waitable
 from hpcdecode.schedule.plan import Plan
+
+Slots = NDArray[np.int32]
 
 
 class SLink(Protocol):
     """The S-rank's end of a lane."""
 
-    def begin(self, plan: Plan) -> None:
+    def send_plan(self, plan: Plan) -> None:
         """Announce the plan of the lane's next step."""
 
-    def post(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
-        """Start the attention of `layer` over the lane's rows: q [T, Hq*Dk], k [T, Hkv*Dk], v [T, Hkv*Dv].
+    def send_qkv(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
+        """Start the attention of `layer` over the lane's rows.
 
-        The decode rows of o [T, Hq*Dv], which come first, are valid after `take`; the others are the caller's.
+        Args:
+            layer: index of the attention layer.
+            q: [T, q_heads * k_dim], decode rows first.
+            k: [T, kv_heads * k_dim].
+            v: [T, kv_heads * v_dim].
+            o: [T, q_heads * v_dim]; its decode rows are valid after `recv_output`, the others are the caller's.
         """
 
     def done(self) -> bool:
-        """Whether the R-ranks have done what was posted last."""
+        """Return whether the R-ranks have done what was sent last."""
 
     def wait(self) -> None:
         """Return when they have."""
 
-    def take(self) -> None:
-        """Put o where `post` was told to."""
+    def recv_output(self) -> None:
+        """Put the decode rows of o where `send_qkv` was told to."""
+
+    def close(self) -> None:
+        """Complete what is under way after the stop plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Sequences of a share that are exchanged and attended together: slots and counts as the KV store takes them.
+    """Sequences of a share that are exchanged and attended together.
 
-    decode_rows, prefill_rows: int64 [n], their rows in the lane.
+    Attributes:
+        decode_slots, decode_counts: int32 [n], as `KvCache.attend` takes them; every count is 1.
+        decode_rows: int64 [n], their rows in the lane.
+        prefill_slots, prefill_counts: int32 [p], as `KvCache.append` takes them.
+        prefill_rows: int64 [sum(prefill_counts)], their rows in the lane.
     """
 
-    decode_slots: np.ndarray
-    decode_counts: np.ndarray
-    decode_rows: np.ndarray
-    prefill_slots: np.ndarray
-    prefill_counts: np.ndarray
-    prefill_rows: np.ndarray
+    decode_slots: Slots
+    decode_counts: Slots
+    decode_rows: NDArray[np.int64]
+    prefill_slots: Slots
+    prefill_counts: Slots
+    prefill_rows: NDArray[np.int64]
 
     def elements(self, shape: LayerShape) -> int:
-        """Elements that the R-rank receives for one layer."""
+        """Return the elements that the R-rank receives for one layer of `shape`."""
         return len(self.decode_rows) * shape.row_columns + len(self.prefill_rows) * shape.kv_columns
 
 
 class Share:
-    """One R-rank's part of a plan: what it does to its slots, and its rows of every layer in at most `count` pieces."""
+    """One R-rank's part of a plan: what it does to its slots, and its rows of every layer.
+
+    Args:
+        plan: of one lane step.
+        rank: the R-rank as the plan names it.
+        first_slot: of the KV cache, the first that is the lane's.
+        count: pieces at most.
+
+    Attributes:
+        release: int32 [n], slots to free.
+        fork: int32 [n, 2], (slot, new slot).
+        whole: all its rows as one piece.
+        pieces: the same, as they are exchanged; none if it has no rows.
+    """
 
     def __init__(self, plan: Plan, rank: int, first_slot: int = 0, count: int = 1):
         decode = plan.decode[plan.decode[:, 0] == rank, 1] + first_slot
         prefill = plan.prefill[plan.prefill[:, 0] == rank, 1:]
-        self.release = plan.release[plan.release[:, 0] == rank, 1] + first_slot
-        self.fork = plan.fork[plan.fork[:, 0] == rank, 1:] + first_slot  # rows (slot, new slot)
+        self.release: Slots = plan.release[plan.release[:, 0] == rank, 1] + first_slot
+        self.fork: Slots = plan.fork[plan.fork[:, 0] == rank, 1:] + first_slot
         stretches = [np.arange(first, first + tokens) for first, tokens in prefill[:, 1:].tolist()]
         self.whole = Piece(
             decode,
@@ -83,36 +111,46 @@ class Share:
 
 
 def _pieces(whole: Piece, count: int) -> Iterator[Piece]:
-    """Decode rows in `count` even pieces, the prompts with the last."""
+    """Yield decode rows in `count` even pieces, the prompts with the last."""
     decodes = len(whole.decode_rows)
     if not decodes + len(whole.prefill_rows):
         return
     for start, end in pairwise(np.linspace(0, decodes, max(count, 1) + 1).astype(int).tolist()):
         decode, prefill = slice(start, end), slice(None if end == decodes else 0)
         yield Piece(
-            *(column[decode] for column in (whole.decode_slots, whole.decode_counts, whole.decode_rows)),
-            *(column[prefill] for column in (whole.prefill_slots, whole.prefill_counts, whole.prefill_rows)),
+            whole.decode_slots[decode],
+            whole.decode_counts[decode],
+            whole.decode_rows[decode],
+            whole.prefill_slots[prefill],
+            whole.prefill_counts[prefill],
+            whole.prefill_rows[prefill],
         )
 
 
-class Part(Protocol):
-    """An R-part as a link drives it: see `workers.r_part.AttentionWorker`."""
+class Attention(Protocol):
+    """The attention of an R-rank as a link drives it: see `engine.attention_worker.AttentionWorker`."""
 
-    def begin(self, lane: int, share: Share) -> None: ...
+    @property
+    def kv_cache(self) -> KvCache:
+        """Return what it attends over."""
+
+    def apply(self, lane: int, share: Share) -> None:
+        """Free slots and make room as the share says."""
 
     def attend(
         self, lane: int, layer: int, piece: Piece, rows: Tensor, prompts: Tensor, out: Tensor
-    ) -> Waitable | None: ...
+    ) -> Waitable | None:
+        """Append K and V, and attend."""
 
 
 def joined(*parts: Tensor) -> Tensor:
-    """The columns of `parts` as one matrix."""
+    """Return the columns of `parts` as one matrix."""
     view = side_by_side(*parts)
     return torch.cat(parts, dim=1) if view is None else view
 
 
 def side_by_side(*parts: Tensor) -> Tensor | None:
-    """A view of `parts` as one matrix where their columns lie side by side, as slices leave them; else None."""
+    """Return a view of `parts` as one matrix if their columns lie side by side in memory, else None."""
     first, end = parts[0], parts[0].data_ptr()
     for part in parts:
         if part.data_ptr() != end or part.stride() != first.stride():

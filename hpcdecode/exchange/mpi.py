@@ -1,30 +1,32 @@
 """Links over MPI: one communicator per lane, rank 0 of it the S-rank, the others its R-ranks.
 
 Per step the S-rank sends every R-rank the plan. Per layer it sends one message for every piece of work that an
-R-rank has, and gets one back when that is done; an R-rank without work in a step gets none. Memory is reused.
+R-rank has, and gets one back when that is done. An R-rank without work in a step gets none. Memory is reused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 import torch
 from mpi4py import MPI
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcdecode.attention.base import LayerShape
 from hpcdecode.exchange.base import Share, side_by_side
-from hpcdecode.exchange.partition import Partition
-from hpcdecode.exchange.wire import HOST, Parcel, Window
+from hpcdecode.exchange.memory import LaneMemory, LaneSpec, Message
+from hpcdecode.exchange.partition import Columns
 from hpcdecode.mpi.wait import wait
 from hpcdecode.schedule.plan import Plan, wire_length
 
-_PLAN, _ROWS, _OUT = 1, 2, 3  # message tags
+_PLAN, _QKV, _OUT = 1, 2, 3  # message tags
 
 
-class _All:
-    """Several requests as one."""
+class _Requests:
+    """Several MPI requests as one."""
 
     def __init__(self) -> None:
         self.requests: list[MPI.Request] = []
@@ -36,185 +38,189 @@ class _All:
         return done
 
 
-class _Bundle:
-    """A parcel as the S-rank packs and opens it.
+class _Outgoing:
+    """A message as the S-rank packs it, and unpacks its answer.
 
-    columns: of q, k, v and o; None for all. rows, prompts: where its rows are in the lane's, on the lane's device.
+    Args:
+        rank: of the R-rank in the lane's communicator.
+        message: its piece of the layer.
+        columns: of q, k, v and o that the R-rank has; None for all.
+        device: of q, k, v and o.
     """
 
-    def __init__(self, rank: int, parcel: Parcel, columns: tuple[slice, ...] | None, device: torch.device):
-        self.rank, self.parcel, self.columns = rank, parcel, columns
-        self.rows = _index(parcel.piece.decode_rows, device)
-        self.prompts = _index(parcel.piece.prefill_rows, device)
+    def __init__(self, rank: int, message: Message, columns: Columns | None, device: torch.device):
+        self.rank, self.message, self.columns = rank, message, columns
+        self.rows = _index(message.piece.decode_rows, device)
+        self.prompts = _index(message.piece.prefill_rows, device)
 
     def pack(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         if self.columns:
-            q, k, v = (block[:, columns] for block, columns in zip((q, k, v), self.columns[:3], strict=True))
+            q, k, v = q[:, self.columns.q], k[:, self.columns.k], v[:, self.columns.v]
         whole = side_by_side(q, k, v)
-        _gather((q, k, v) if whole is None else (whole,), self.rows, self.parcel.rows)
-        _gather((k, v), self.prompts, self.parcel.prompts)
+        _gather((q, k, v) if whole is None else (whole,), self.rows, self.message.rows)
+        _gather((k, v), self.prompts, self.message.prompts)
 
-    def open(self, o: Tensor) -> None:
+    def unpack(self, o: Tensor) -> None:
         if self.columns:
-            o = o[:, self.columns[3]]
+            o = o[:, self.columns.o]
         if isinstance(self.rows, slice):
-            o[self.rows] = self.parcel.out
+            o[self.rows] = self.message.out
         else:
-            o.index_copy_(0, self.rows, self.parcel.out)
+            o.index_copy_(0, self.rows, self.message.out)
 
 
 class MpiSLink:
-    """The S-rank's end of a lane.
+    """The S-rank's end of a lane. All ranks of the lane give the same `spec`, but for its device."""
 
-    slots: sequences that the lane may hold; shared: as `Window`; pieces: of the work of an R-rank in a layer. All ranks
-    of the lane give the same, and the shapes of whole layers. device: where this rank has what it does not share.
-    """
+    def __init__(self, comm: MPI.Intracomm, spec: LaneSpec):
+        self.comm, self.spec = comm, spec
+        self._memory = LaneMemory(comm, spec)
+        self._plan = np.zeros(wire_length(spec.slots, comm.size - 1), np.int32)
+        self._plans, self._sent, self._answers = _Requests(), _Requests(), _Requests()
+        self._shares: list[Share] = []
+        self._by_shape: dict[LayerShape, list[_Outgoing]] = {}
+        self._current: list[_Outgoing] = []
 
-    def __init__(
-        self,
-        comm: MPI.Intracomm,
-        shapes: Sequence[LayerShape],
-        slots: int,
-        dtype: torch.dtype,
-        shared: tuple[int, int],
-        partition: Partition,
-        pieces: int = 1,
-        device: torch.device = HOST,
-    ):
-        self.comm, self.shapes, self.partition, self.pieces = comm, shapes, partition, pieces
-        self._window = Window(comm, dtype, shared, device)
-        self._plan_wire = np.zeros(wire_length(slots, comm.size - 1), np.int32)
-        self._plans, self._sent, self._answers = _All(), _All(), _All()
-
-    def begin(self, plan: Plan) -> None:
+    def send_plan(self, plan: Plan) -> None:
+        """Send the plan of the lane's next step to every R-rank."""
         wait(self._plans)
-        message = [self._plan_wire[: plan.encode(self._plan_wire)], MPI.INT32_T]
+        message = [self._plan[: plan.encode(self._plan)], MPI.INT32_T]
         self._plans.requests += [self.comm.Isend(message, rank, _PLAN) for rank in range(1, self.comm.size)]
-        self._shares = [
-            Share(plan, self.partition.named(rank), count=self.pieces) for rank in range(self.comm.size - 1)
-        ]
-        self._layers: dict[LayerShape, list[_Bundle]] = {}
+        partition, pieces = self.spec.partition, self.spec.pieces
+        self._shares = [Share(plan, partition.named(rank), count=pieces) for rank in range(self.comm.size - 1)]
+        self._by_shape = {}
 
-    def post(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
-        self._open(layer, o)
-        for bundle in self._opened:
-            bundle.pack(q, k, v)
-            self._exchange(bundle)
+    def send_qkv(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
+        """Pack each piece and send it at once, so that its R-rank can begin."""
+        self._begin(layer, o)
+        for outgoing in self._current:
+            outgoing.pack(q, k, v)
+            self._exchange(outgoing)
 
     def pack(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
-        """`post` as far as a device does it; `send` is the rest."""
-        self._open(layer, o)
-        for bundle in self._opened:
-            bundle.pack(q, k, v)
+        """Pack all pieces, which a device may do later; `send_packed` is the rest of `send_qkv`."""
+        self._begin(layer, o)
+        for outgoing in self._current:
+            outgoing.pack(q, k, v)
 
-    def send(self) -> None:
-        for bundle in self._opened:
-            self._exchange(bundle)
+    def send_packed(self) -> None:
+        """Send what was packed."""
+        for outgoing in self._current:
+            self._exchange(outgoing)
 
-    def _open(self, layer: int, o: Tensor) -> None:
-        bundles = self._bundles(self.shapes[layer], o.device)
+    def _begin(self, layer: int, o: Tensor) -> None:
+        current = self._outgoing(self.spec.shapes[layer], o.device)
         wait(self._sent)
-        self._target, self._opened = o, bundles
+        self._target, self._current = o, current
 
-    def _exchange(self, bundle: _Bundle) -> None:
-        self._answers.requests.append(self.comm.Irecv(bundle.parcel.answer, bundle.rank, _OUT))
-        self._window.sync()
-        self._sent.requests.append(self.comm.Isend(bundle.parcel.message, bundle.rank, _ROWS))
+    def _exchange(self, outgoing: _Outgoing) -> None:
+        message, rank = outgoing.message, outgoing.rank
+        self._answers.requests.append(self.comm.Irecv(message.answer, rank, _OUT))
+        self._memory.sync()
+        self._sent.requests.append(self.comm.Isend(message.qkv, rank, _QKV))
 
     def done(self) -> bool:
+        """Return whether all answers have come."""
         return self._answers.Test()
 
     def wait(self) -> None:
+        """Return when all answers have come."""
         wait(self._answers)
 
-    def take(self) -> None:
-        self._window.sync()
-        for bundle in self._opened:
-            bundle.open(self._target)
+    def recv_output(self) -> None:
+        """Unpack the answers into o."""
+        self._memory.sync()
+        for outgoing in self._current:
+            outgoing.unpack(self._target)
 
     def close(self) -> None:
-        """Complete what is under way after the stop plan, and free the lane's communicator; every rank calls this."""
+        """Complete what is under way after the stop plan, and free the communicator; every rank calls this."""
         wait(self._plans)
         wait(self._sent)
-        self._layers, self._opened = {}, []
-        self._window.close()
+        self._by_shape, self._current = {}, []
+        self._memory.close()
         self.comm.Free()
 
-    def _bundles(self, shape: LayerShape, device: torch.device) -> list[_Bundle]:
-        """Of a layer of this shape, piece by piece, so that every R-rank can begin soon."""
-        if shape not in self._layers:
-            own = self.partition.shape(shape)
-            each = [w.parcels(share, own) for w, share in zip(self._window.wires, self._shares, strict=True)]
-            order = sorted((i, rank) for rank, parcels in enumerate(each) for i in range(len(parcels)))
-            by_head = self.partition.by_head
-            columns = [self.partition.columns(shape, rank) if by_head else None for rank in range(len(each))]
-            self._layers[shape] = [_Bundle(rank + 1, each[rank][i], columns[rank], device) for i, rank in order]
-        return self._layers[shape]
+    def _outgoing(self, shape: LayerShape, device: torch.device) -> list[_Outgoing]:
+        """Return the messages of a layer of `shape`, piece by piece, so that every R-rank can begin soon."""
+        if shape not in self._by_shape:
+            partition = self.spec.partition
+            own = partition.shape(shape)
+            each = [m.messages(share, own) for m, share in zip(self._memory.ranks, self._shares, strict=True)]
+            columns = [partition.columns(shape, rank) if partition.by_head else None for rank in range(len(each))]
+            self._by_shape[shape] = [
+                _Outgoing(rank + 1, each[rank][i], columns[rank], device)
+                for i in range(max(map(len, each)))
+                for rank in range(len(each))
+                if i < len(each[rank])
+            ]
+        return self._by_shape[shape]
 
 
 class MpiRLink:
     """An R-rank's end of a lane: the requests that its program waits for, and their data.
 
-    first_slot: of the KV store's slots, the first that is the lane's. Others as `MpiSLink`.
+    Args:
+        comm: of the lane.
+        spec: as the S-rank has it, but for its device.
+        first_slot: of the KV cache, the first that is the lane's.
+
+    Attributes:
+        shapes: of this R-rank's part of every layer.
+        share: what the last plan asks of this R-rank.
     """
 
-    def __init__(
-        self,
-        comm: MPI.Intracomm,
-        shapes: Sequence[LayerShape],
-        slots: int,
-        dtype: torch.dtype,
-        shared: tuple[int, int],
-        partition: Partition,
-        pieces: int = 1,
-        first_slot: int = 0,
-        device: torch.device = HOST,
-    ):
-        self.comm, self.partition, self.first_slot, self.pieces = comm, partition, first_slot, pieces
-        self.shapes = list(map(partition.shape, shapes))
-        self._window = Window(comm, dtype, shared, device)
-        self._plan_wire = np.zeros(wire_length(slots, comm.size - 1), np.int32)
-        self._sent = _All()
+    share: Share
 
-    def receive_plan(self) -> MPI.Request:
-        return self.comm.Irecv([self._plan_wire, MPI.INT32_T], 0, _PLAN)
+    def __init__(self, comm: MPI.Intracomm, spec: LaneSpec, first_slot: int = 0):
+        self.comm, self.spec, self.first_slot = comm, spec, first_slot
+        self.shapes = list(map(spec.partition.shape, spec.shapes))
+        self._memory = LaneMemory(comm, spec)
+        self._plan = np.zeros(wire_length(spec.slots, comm.size - 1), np.int32)
+        self._sent = _Requests()
+        self._by_shape: dict[LayerShape, list[Message]] = {}
 
-    def plan(self) -> Plan:
-        """The plan that has arrived."""
-        plan = Plan.decode_from(self._plan_wire)
-        self.share = Share(plan, self.partition.named(self.comm.rank - 1), self.first_slot, self.pieces)
-        self._layers: dict[LayerShape, list[Parcel]] = {}
+    def recv_plan(self) -> MPI.Request:
+        """Return a request that is complete once a plan has come."""
+        return self.comm.Irecv([self._plan, MPI.INT32_T], 0, _PLAN)
+
+    def take_plan(self) -> Plan:
+        """Return the plan that has come."""
+        plan = Plan.decode_from(self._plan)
+        named = self.spec.partition.named(self.comm.rank - 1)
+        self.share = Share(plan, named, self.first_slot, self.spec.pieces)
+        self._by_shape = {}
         return plan
 
-    def receive(self, layer: int) -> Iterator[tuple[MPI.Request, Parcel]]:
-        """The layer's pieces, each with a request; when that is complete, and `opened` was called, it is there."""
+    def recv_qkv(self, layer: int) -> Iterator[tuple[MPI.Request, Message]]:
+        """Yield a layer's messages, each with its request; once that is complete call `take_qkv`, then read it."""
         shape = self.shapes[layer]
-        if shape not in self._layers:
-            self._layers[shape] = self._window.wires[0].parcels(self.share, shape)
+        if shape not in self._by_shape:
+            self._by_shape[shape] = self._memory.ranks[0].messages(self.share, shape)
         wait(self._sent)
-        parcels = self._layers[shape]
-        requests = [self.comm.Irecv(parcel.message, 0, _ROWS) for parcel in parcels]
-        yield from zip(requests, parcels, strict=True)
+        messages = self._by_shape[shape]
+        requests = [self.comm.Irecv(message.qkv, 0, _QKV) for message in messages]
+        yield from zip(requests, messages, strict=True)
 
-    def opened(self) -> None:
-        """Make sure that what was announced is seen."""
-        self._window.sync()
+    def take_qkv(self) -> None:
+        """Make what was announced visible to this rank."""
+        self._memory.sync()
 
-    def send(self, parcel: Parcel) -> None:
-        """Send o of a piece back."""
-        self._window.sync()
-        self._sent.requests.append(self.comm.Isend(parcel.answer, 0, _OUT))
+    def send_output(self, message: Message) -> None:
+        """Send the output of a piece back."""
+        self._memory.sync()
+        self._sent.requests.append(self.comm.Isend(message.answer, 0, _OUT))
 
     def close(self) -> None:
-        """Complete what is under way after the stop plan, and free the lane's communicator; every rank calls this."""
+        """Complete what is under way after the stop plan, and free the communicator; every rank calls this."""
         wait(self._sent)
-        self._layers = {}
-        self._window.close()
+        self._by_shape = {}
+        self._memory.close()
         self.comm.Free()
 
 
-def _index(rows: np.ndarray, device: torch.device) -> slice | Tensor:
-    """An index of ascending rows: a slice where they follow one another."""
+def _index(rows: NDArray[np.int64], device: torch.device) -> slice | Tensor:
+    """Return an index of ascending rows, a slice if they follow one another."""
     if len(rows) == 0 or rows[-1] - rows[0] == len(rows) - 1:
         first = int(rows[0]) if len(rows) else 0
         return slice(first, first + len(rows))
@@ -222,6 +228,7 @@ def _index(rows: np.ndarray, device: torch.device) -> slice | Tensor:
 
 
 def _gather(blocks: Sequence[Tensor], rows: slice | Tensor, out: Tensor) -> None:
+    """Write `rows` of the blocks side by side to out."""
     if not len(out):
         return
     if len(blocks) == 1 and not isinstance(rows, slice):
@@ -234,7 +241,7 @@ def _gather(blocks: Sequence[Tensor], rows: slice | Tensor, out: Tensor) -> None
 
 
 def subset(comm: MPI.Intracomm, ranks: Sequence[int]) -> MPI.Intracomm:
-    """A communicator of `ranks` of comm, in this order; only they call this."""
+    """Return a communicator of `ranks` of comm, in this order; only they call this."""
     group = comm.group.Incl(list(ranks))
     try:
         return comm.Create_group(group)
@@ -245,13 +252,14 @@ def subset(comm: MPI.Intracomm, ranks: Sequence[int]) -> MPI.Intracomm:
 def lane_communicators(
     comm: MPI.Intracomm, s_ranks: Sequence[int], r_ranks: Sequence[int], lanes: Sequence[int]
 ) -> list[tuple[int, MPI.Intracomm]]:
-    """(index of the S-rank, communicator) of every lane that this rank takes part in, by S-rank and lane.
+    """Return (index of the S-rank, communicator) of every lane of this rank, by S-rank and lane.
 
-    lanes: number of lanes of each S-rank.
+    Args:
+        comm: of all ranks.
+        s_ranks: ranks in it with weights.
+        r_ranks: ranks in it with KV caches.
+        lanes: number of lanes of each S-rank.
     """
-    return [
-        (s, subset(comm, [s_rank, *r_ranks]))
-        for s, s_rank in enumerate(s_ranks)
-        if comm.rank == s_rank or comm.rank in r_ranks
-        for _ in range(lanes[s])
-    ]
+    owners = chain.from_iterable([s] * count for s, count in enumerate(lanes))
+    mine = [s for s in owners if comm.rank == s_ranks[s] or comm.rank in r_ranks]
+    return [(s, subset(comm, [s_ranks[s], *r_ranks])) for s in mine]

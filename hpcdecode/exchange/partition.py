@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from hpcdecode.attention.base import LayerShape
 from hpcdecode.errors import UserError
 
 
+class Columns(NamedTuple):
+    """The columns of q, k, v and o that an R-rank has."""
+
+    q: slice
+    k: slice
+    v: slice
+    o: slice
+
+
 @dataclasses.dataclass(frozen=True)
 class Partition:
-    """Over `parts` R-ranks. kind `request`: each holds all heads of its own sequences; `head`: each its heads of all.
+    """The attention over `parts` R-ranks. If it is by head, plans name R-rank 0 for all of them.
 
-    Where it is by head, plans name R-rank 0 for all of them.
+    Attributes:
+        kind: `request`, each R-rank holds all heads of its own sequences; `head`, its heads of all sequences.
     """
 
     kind: str
@@ -21,10 +32,11 @@ class Partition:
 
     @property
     def by_head(self) -> bool:
+        """Return whether R-ranks have some heads of each sequence."""
         return self.kind == "head" and self.parts > 1
 
     def check(self, shapes: Sequence[LayerShape]) -> None:
-        """UserError where KV heads cannot be dealt out evenly."""
+        """Raise UserError if KV heads cannot be dealt out evenly."""
         odd = sorted({s.kv_heads for s in shapes if s.kv_heads % self.parts}) if self.by_head else []
         if odd:
             raise UserError(
@@ -33,32 +45,30 @@ class Partition:
             )
 
     def shape(self, whole: LayerShape) -> LayerShape:
-        """What an R-rank has of a layer."""
+        """Return what an R-rank has of a layer."""
         if not self.by_head:
             return whole
-        heads = {"kv_heads": whole.kv_heads // self.parts, "q_heads": whole.q_heads // self.parts}
-        return dataclasses.replace(whole, **heads)
+        return dataclasses.replace(whole, kv_heads=whole.kv_heads // self.parts, q_heads=whole.q_heads // self.parts)
 
     def heads(self, whole: LayerShape, rank: int) -> slice:
-        """The query heads of R-rank `rank`."""
+        """Return the query heads of R-rank `rank`."""
         return self._own(whole.q_heads, rank)
 
     def named(self, rank: int) -> int:
-        """The R-rank that plans name for the sequences of R-rank `rank`."""
+        """Return the R-rank that plans name for the sequences of R-rank `rank`."""
         return 0 if self.by_head else rank
 
-    def columns(self, whole: LayerShape, rank: int) -> tuple[slice, slice, slice, slice]:
-        """Of q, k, v and o: what R-rank `rank` gets and gives."""
-        s = whole
-        widths = (s.q_columns, s.kv_heads * s.k_dim, s.kv_heads * s.v_dim, s.out_columns)
-        return tuple(self._own(width, rank) for width in widths)
+    def columns(self, whole: LayerShape, rank: int) -> Columns:
+        """Return the columns of a layer that R-rank `rank` gets and gives."""
+        k, v = whole.kv_heads * whole.k_dim, whole.kv_heads * whole.v_dim
+        return Columns(*(self._own(width, rank) for width in (whole.q_columns, k, v, whole.out_columns)))
 
     def capacity(self, tokens: Sequence[int]) -> list[int]:
-        """KV tokens by the R-ranks that plans name, from what each R-rank has room for."""
+        """Return the KV tokens of the R-ranks that plans name, from what each R-rank has room for."""
         return [min(tokens)] if self.by_head else list(tokens)
 
     def speeds(self, speeds: Sequence[float]) -> list[float]:
-        """The same of how fast they are."""
+        """Return the relative speeds of the R-ranks that plans name, from those of all."""
         return [min(speeds)] if self.by_head else list(speeds)
 
     def _own(self, width: int, rank: int) -> slice:

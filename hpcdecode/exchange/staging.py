@@ -1,14 +1,14 @@
-"""Links whose tensors are on a device: what a lane posts is sent on once the device has come so far.
+"""Links whose tensors are on a device: what a lane sends is passed on once the device has come so far.
 
 Until then other lanes go on, and whoever waits looks after it. A `StagedLink` copies to and from this host's memory,
-beside the device's computing; a `DirectLink` packs on the device, for an MPI that takes its memory.
+beside the device's computing. A `DirectLink` packs on the device, for an MPI that takes its memory.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,9 +17,6 @@ from hpcdecode.exchange.base import SLink
 from hpcdecode.mpi.wait import Waitable, wait
 from hpcdecode.schedule.plan import Plan
 
-if TYPE_CHECKING:
-    from hpcdecode.exchange.mpi import MpiSLink
-
 Pairs = Sequence[tuple[Tensor, Tensor]]  # to, from
 
 
@@ -27,28 +24,44 @@ class Queue(Protocol):
     """A device that computes what it is told, in order."""
 
     def tell(self, work: Callable[[], None]) -> Waitable:
-        """`work` tells the device what to compute; the mark comes behind it."""
+        """Call `work`, which tells the device what to compute; return a mark that comes behind it."""
 
 
 class Copies(Protocol):
     """Copies in both directions, each behind what the device has been told to compute when it is asked for."""
 
     def out(self, pairs: Pairs) -> Waitable:
-        """From the device to pinned memory. The tensors must stay as they are until the mark is done."""
+        """Copy from the device to pinned memory. The tensors must stay as they are until the mark is done."""
 
     def into(self, pairs: Pairs, after: Waitable) -> None:
-        """From pinned memory to the device, after the computing that `after` came behind, and before any to come."""
+        """Copy from pinned memory to the device.
+
+        The copy comes after the computing that `after` came behind, and before any to come.
+        """
 
     def pinned(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-        """Memory of the host, [rows, columns]."""
+        """Return memory of the host, [rows, columns]."""
 
 
-class _CudaMark:
+class PackingLink(SLink, Protocol):
+    """A link that packs on the device what it sends, and sends it later."""
+
+    def pack(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
+        """Do `send_qkv` as far as a device does it."""
+
+    def send_packed(self) -> None:
+        """Do the rest of it."""
+
+
+class CudaMark:
+    """Two points of a device's work: what was computed, and what was copied behind it."""
+
     def __init__(self, computed: torch.cuda.Event, copied: torch.cuda.Event):
         self.computed, self.copied = computed, copied
 
     def Test(self) -> bool:
-        return self.copied.query()
+        """Return whether the device has come past both."""
+        return bool(self.copied.query())
 
 
 class CudaQueue:
@@ -57,21 +70,23 @@ class CudaQueue:
     def __init__(self, device: torch.device):
         self.device = device
 
-    def tell(self, work: Callable[[], None]) -> Waitable:
+    def tell(self, work: Callable[[], None]) -> CudaMark:
+        """Call `work` and record an event behind it."""
         work()
         computed = torch.cuda.Event()
         computed.record(torch.cuda.current_stream(self.device))
-        return _CudaMark(computed, computed)
+        return CudaMark(computed, computed)
 
 
 class CudaCopies:
-    """On two streams of their own, one a direction; ordered with the computing by events."""
+    """Copies on two streams of their own, one a direction; ordered with the computing by events."""
 
     def __init__(self, device: torch.device):
         self.device = device
         self._out, self._in = torch.cuda.Stream(device), torch.cuda.Stream(device)
 
-    def out(self, pairs: Pairs) -> Waitable:
+    def out(self, pairs: Pairs) -> CudaMark:
+        """Copy from the device to pinned memory."""
         computed, copied = torch.cuda.Event(), torch.cuda.Event()
         computed.record(torch.cuda.current_stream(self.device))
         self._out.wait_event(computed)
@@ -79,9 +94,12 @@ class CudaCopies:
             for host, there in pairs:
                 host.copy_(there, non_blocking=True)
         copied.record(self._out)
-        return _CudaMark(computed, copied)
+        return CudaMark(computed, copied)
 
     def into(self, pairs: Pairs, after: Waitable) -> None:
+        """Copy from pinned memory to the device."""
+        if not isinstance(after, CudaMark):
+            raise TypeError(f"after: expected a mark of this device, got {type(after).__name__}")
         copied = torch.cuda.Event()
         self._in.wait_event(after.computed)
         with torch.cuda.stream(self._in):
@@ -91,89 +109,91 @@ class CudaCopies:
         torch.cuda.current_stream(self.device).wait_event(copied)
 
     def pinned(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        """Return pinned memory of the host, [rows, columns]."""
         return torch.empty(rows, columns, dtype=dtype, pin_memory=True)
 
 
 class _Post:
-    """What a lane has posted: how it is sent, and what must have been done before."""
+    """What a lane is to send, and what must have been done before.
+
+    Args:
+        link: that it goes over.
+        send: sends it.
+        mark: is done once it may be sent.
+        kept: tensors on the device, for as long as they are read.
+    """
 
     def __init__(self, link: SLink, send: Callable[[], None], mark: Waitable, kept: Sequence[Tensor]):
-        self.link, self.send, self.mark = link, send, mark
-        self.kept = kept  # on the device, for as long as they are read
+        self.link, self.send, self.mark, self.kept = link, send, mark, kept
 
 
 class Outbox:
-    """The posts of all lanes of an S-rank that are not sent yet, in the order in which they were made."""
+    """What all lanes of an S-rank have not sent yet, in the order in which it was made."""
 
     def __init__(self) -> None:
         self._posts: deque[_Post] = deque()
 
     def add(self, post: _Post) -> None:
+        """Take a post; send what is ready."""
         self._posts.append(post)
         self.send_ready()
 
     def send_ready(self) -> None:
-        """Send what has been done."""
+        """Send what the device has done."""
         while self._posts and self._posts[0].mark.Test():
             self._posts.popleft().send()
 
     def holds(self, link: SLink) -> bool:
-        """Whether something that was posted to `link` has not been sent."""
+        """Return whether something for `link` has not been sent."""
         return any(post.link is link for post in self._posts)
 
 
-class _Deferred:
-    """A lane whose q, k, v and o are on a device, over a link that gets them later."""
-
-    def __init__(self, link: SLink, outbox: Outbox):
-        self.link, self.outbox = link, outbox
-
-    def begin(self, plan: Plan) -> None:
-        self.link.begin(plan)
-
-    def done(self) -> bool:
-        self.outbox.send_ready()
-        return not self.outbox.holds(self.link) and self.link.done()
-
-    def wait(self) -> None:
-        wait(self)
-
-    def take(self) -> None:
-        self.link.take()
-
-    def close(self) -> None:
-        self.link.close()
-
-    def Test(self) -> bool:
-        return self.done()
-
-
-class StagedLink(_Deferred):
-    """Over a link that takes them in this host's memory."""
+class StagedLink:
+    """A lane whose q, k, v and o are on a device, over a link that takes them in this host's memory."""
 
     def __init__(self, link: SLink, outbox: Outbox, copies: Copies):
-        super().__init__(link, outbox)
-        self.copies = copies
+        self.link, self.outbox, self.copies = link, outbox, copies
         self._memory: list[Tensor] = []  # pinned: q, k, v, o
+        self._decodes = 0
 
-    def begin(self, plan: Plan) -> None:
+    def send_plan(self, plan: Plan) -> None:
+        """Announce the plan of the lane's next step."""
         self._decodes = len(plan.decode)
-        super().begin(plan)
+        self.link.send_plan(plan)
 
-    def post(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
+    def send_qkv(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
+        """Copy q, k and v to the host, and send them once they are there."""
         *rows, out = self._staged((q, k, v, o))
         self._target, self._answer = o, out
         self._mark = self.copies.out(list(zip(rows, (q, k, v), strict=True)))
-        self.outbox.add(_Post(self.link, lambda: self.link.post(layer, *rows, out), self._mark, (q, k, v)))
+        hq, hk, hv = rows
+        self.outbox.add(_Post(self.link, lambda: self.link.send_qkv(layer, hq, hk, hv, out), self._mark, (q, k, v)))
 
-    def take(self) -> None:
-        super().take()
+    def done(self) -> bool:
+        """Return whether the R-ranks have done what was sent last."""
+        return _done(self.link, self.outbox)
+
+    def wait(self) -> None:
+        """Return when they have."""
+        wait(self)
+
+    def recv_output(self) -> None:
+        """Copy o to the device."""
+        self.link.recv_output()
         if self._decodes:
             rows = slice(self._decodes)
             self.copies.into([(self._target[rows], self._answer[rows])], self._mark)
 
+    def close(self) -> None:
+        """Complete what is under way after the stop plan."""
+        self.link.close()
+
+    def Test(self) -> bool:
+        """Return `done()`, so that a link can be waited for."""
+        return self.done()
+
     def _staged(self, like: Sequence[Tensor]) -> list[Tensor]:
-        """Host memory for each of `like`, that of the layer before: its answer has come, and has been copied on."""
+        """Return host memory for each of `like`, that of the layer before: its answer has been copied on."""
         found = []
         for i, x in enumerate(like):
             if len(self._memory) <= i or self._memory[i].numel() < x.numel():
@@ -182,24 +202,56 @@ class StagedLink(_Deferred):
         return found
 
 
-class DirectLink(_Deferred):
-    """Over a link that has its wire on the device."""
+class DirectLink:
+    """A lane whose q, k, v and o are on a device, over a link that has its memory there."""
 
-    def __init__(self, link: MpiSLink, outbox: Outbox, queue: Queue):
-        super().__init__(link, outbox)
-        self.queue = queue
+    def __init__(self, link: PackingLink, outbox: Outbox, queue: Queue):
+        self.link, self.outbox, self.queue = link, outbox, queue
 
-    def post(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
+    def send_plan(self, plan: Plan) -> None:
+        """Announce the plan of the lane's next step."""
+        self.link.send_plan(plan)
+
+    def send_qkv(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
+        """Let the device pack q, k and v, and send them once it has."""
         mark = self.queue.tell(lambda: self.link.pack(layer, q, k, v, o))
-        self.outbox.add(_Post(self.link, self.link.send, mark, (q, k, v)))
+        self.outbox.add(_Post(self.link, self.link.send_packed, mark, (q, k, v)))
+
+    def done(self) -> bool:
+        """Return whether the R-ranks have done what was sent last."""
+        return _done(self.link, self.outbox)
+
+    def wait(self) -> None:
+        """Return when they have."""
+        wait(self)
+
+    def recv_output(self) -> None:
+        """Let the device unpack o."""
+        self.link.recv_output()
+
+    def close(self) -> None:
+        """Complete what is under way after the stop plan."""
+        self.link.close()
+
+    def Test(self) -> bool:
+        """Return `done()`, so that a link can be waited for."""
+        return self.done()
 
 
-def staged(links: Sequence[SLink], device: torch.device, direct: bool) -> Sequence[SLink]:
-    """The lanes' links for tensors on `device`; direct: they have their wires there."""
+def _done(link: SLink, outbox: Outbox) -> bool:
+    outbox.send_ready()
+    return not outbox.holds(link) and link.done()
+
+
+def staged(links: Sequence[SLink], device: torch.device) -> Sequence[SLink]:
+    """Return the lanes' links for tensors on `device`, over links that take them in this host's memory."""
     if device.type == "cpu":
         return links
-    outbox = Outbox()
-    if direct:
-        return [DirectLink(link, outbox, CudaQueue(device)) for link in links]
-    copies = CudaCopies(device)
+    outbox, copies = Outbox(), CudaCopies(device)
     return [StagedLink(link, outbox, copies) for link in links]
+
+
+def direct(links: Sequence[PackingLink], device: torch.device) -> Sequence[SLink]:
+    """Return the lanes' links for tensors on `device`, over links that have their memory there."""
+    outbox, queue = Outbox(), CudaQueue(device)
+    return [DirectLink(link, outbox, queue) for link in links]

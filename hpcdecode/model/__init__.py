@@ -1,4 +1,4 @@
-"""The model front-end: trace a Hugging Face decoder, cut it at every attention, run the token-wise slices."""
+"""The model: trace a Hugging Face decoder, cut it at every attention, and run the slices between them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hpcdecode.model.frontend.describe import render
-    from hpcdecode.model.run.load import SplitModel, load_split
+    from hpcdecode.model.run.load import load_split
+    from hpcdecode.model.run.split_model import SplitModel
 
-HOMES = {"SplitModel": "run.load", "load_split": "run.load", "render": "frontend.describe"}
+MODULES = {"SplitModel": "run.split_model", "load_split": "run.load", "render": "frontend.describe"}
 
 __all__ = ["SplitModel", "load_split", "render"]
 
 
-def __getattr__(name: str):
-    """Import torch only when a name that needs it is asked for."""
+def __getattr__(name: str) -> object:
+    """Return a name of MODULES, and import torch only then."""
     from importlib import import_module
 
-    if name not in HOMES:
+    if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{MODULES[name]}"), name)

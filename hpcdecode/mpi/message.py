@@ -1,4 +1,4 @@
-"""Single messages between two ranks: a msgspec struct, or a number of its kind, of any size."""
+"""Single messages between two ranks: values that msgspec encodes, of any size."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _ROUNDS = 10
 
 
 def send(comm: MPI.Intracomm, target: int, tag: int, message: object) -> None:
-    """Returns when `message` is on its way; a large one may wait for its receiver."""
+    """Send `message`; a large one may wait for its receiver."""
     wait(post(comm, target, tag, message))
 
 
 def post(comm: MPI.Intracomm, target: int, tag: int, message: object) -> MPI.Request:
-    """As `send`, for one who must not wait: the message is on its way when the request is complete."""
+    """Begin to send `message` and return the MPI request, without waiting."""
     return comm.Isend([msgspec.msgpack.encode(message), MPI.BYTE], target, tag)
 
 
 def receive(comm: MPI.Intracomm, source: int, tag: int, kind: type[T]) -> T:
-    """The next message of this tag, as msgspec type `kind`; waits without burning a core."""
+    """Return the next message with `tag`, decoded as msgspec type `kind`; wait without using a core."""
     arrival = _Arrival(comm, source, tag)
     wait(arrival)
     wire = np.empty(arrival.status.Get_count(MPI.BYTE), np.uint8)
@@ -36,6 +36,8 @@ def receive(comm: MPI.Intracomm, source: int, tag: int, kind: type[T]) -> T:
 
 
 class _Arrival:
+    """Waits for a message to be announced, whose size `status` then tells."""
+
     def __init__(self, comm: MPI.Intracomm, source: int, tag: int):
         self.comm, self.source, self.tag, self.status = comm, source, tag, MPI.Status()
 
@@ -44,9 +46,10 @@ class _Arrival:
 
 
 def clock_offset(comm: MPI.Intracomm) -> int:
-    """Nanoseconds to add to this rank's `perf_counter_ns` for that of rank 0; every rank calls this.
+    """Return the nanoseconds to add to this rank's `perf_counter_ns` to get that of rank 0.
 
-    Good to half of the fastest round trip: microseconds on a host, tens of them between hosts.
+    Collective over `comm`. The error is at most half of the fastest round trip: microseconds within a host, tens of
+    microseconds between hosts.
     """
     if comm.rank > 0:
         for _ in range(_ROUNDS):
@@ -59,9 +62,9 @@ def clock_offset(comm: MPI.Intracomm) -> int:
 
 
 def _round(comm: MPI.Intracomm, other: int) -> tuple[int, int]:
-    """(round trip, offset) of one question for the time."""
-    asked = perf_counter_ns()
+    """Return the round trip and the clock offset of one exchange, in nanoseconds."""
+    sent = perf_counter_ns()
     send(comm, other, _CLOCK, 0)
     theirs = receive(comm, other, _CLOCK, int)
-    answered = perf_counter_ns()
-    return answered - asked, (asked + answered) // 2 - theirs
+    received = perf_counter_ns()
+    return received - sent, (sent + received) // 2 - theirs

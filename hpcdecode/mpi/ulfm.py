@@ -1,4 +1,4 @@
-"""User-level failure mitigation (ULFM) of MPI: the loss of a rank is an error at the others, which go on."""
+"""User-level failure mitigation (ULFM) of MPI: the other ranks see the loss of a rank as an error and go on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TRUE = ("1", "true", "yes", "enabled")
 
 
 def problem() -> str | None:
-    """Why this world cannot outlive the loss of a rank; None if it can."""
+    """Return why this world cannot survive the loss of a rank, or None if it can."""
     library = MPI.Get_library_version().split(",")[0].split("\n")[0]
     if not library.startswith("Open MPI") or not hasattr(MPI.Comm, "Shrink"):
         return f"got {' '.join(library.split())}"
@@ -23,7 +23,10 @@ def problem() -> str | None:
 
 
 def lost(comm: MPI.Intracomm) -> list[int]:
-    """The ranks of comm that are known to be lost; they are no reason for errors any more where none takes part."""
+    """Return the ranks of `comm` that are known to be lost, and acknowledge them.
+
+    Receives from any source raise no error for them afterwards.
+    """
     if problem():
         return []
     comm.Ack_failed()
@@ -31,9 +34,14 @@ def lost(comm: MPI.Intracomm) -> list[int]:
 
 
 def unless_lost(comm: MPI.Intracomm, comms: Iterable[MPI.Intracomm], action: Callable[[], T]) -> T | None:
-    """What `action` returns on this rank; None on all that are left of comm if one of its ranks was lost meanwhile.
+    """Return the result of `action`, or None on all remaining ranks if a rank of `comm` was lost meanwhile.
 
-    comms: those beside comm that it may wait in. Every rank of comm calls this; of a loss all are revoked.
+    Collective over `comm`. A loss revokes `comm` and `comms`.
+
+    Args:
+        comm: Communicator whose ranks must agree.
+        comms: Other communicators that `action` may wait in.
+        action: Called once on this rank; must not return None.
     """
     result = None
     try:
@@ -48,21 +56,22 @@ def unless_lost(comm: MPI.Intracomm, comms: Iterable[MPI.Intracomm], action: Cal
 
 
 def agreed(comm: MPI.Intracomm, fine: bool) -> bool:
-    """Whether all ranks of comm are there, and all say `fine`; the same on all that are left."""
+    """Return whether no rank of `comm` is lost and all pass `fine`; the same on all remaining ranks."""
     lost(comm)
-    with suppress(MPI.Exception):  # a loss that some have not heard of yet
+    with suppress(MPI.Exception):  # a loss that some ranks did not know of yet
         return bool(comm.Agree(int(fine)))
     return False
 
 
 def shrunk(comm: MPI.Intracomm) -> tuple[MPI.Intracomm, list[int]]:
-    """A communicator of what is left of comm, and their ranks in comm; all of them call this."""
+    """Return a communicator of the remaining ranks, and their ranks in `comm`. All of them call it."""
     made = comm.Shrink()
+    assert isinstance(made, MPI.Intracomm)
     return made, _within(made.Get_group(), comm)
 
 
 def _within(group: MPI.Group, comm: MPI.Intracomm) -> list[int]:
-    """The ranks of a group in comm; frees the group."""
+    """Return the ranks in `comm` of a group's members, and free the group."""
     whole = comm.Get_group()
     try:
         return group.Translate_ranks(range(group.size), whole)

@@ -1,4 +1,4 @@
-"""Waiting without burning a core: poll while an answer is likely soon, then sleep in short naps."""
+"""Waiting without using a core: poll while an answer is likely soon, then sleep for short times."""
 
 from __future__ import annotations
 
@@ -9,24 +9,28 @@ from typing import Protocol
 
 _SPIN_SECONDS, _OWN_CORES_SPIN_SECONDS = 200e-6, 5e-3
 _SHORTEST_NAP, _LONGEST_NAP = 20e-6, 1e-3
-_NAP_SHARE = 1 / 8  # of the time waited so far: what a nap may add to it
+_NAP_SHARE = 1 / 8  # longest nap as a share of the time waited so far
 _PR_SET_TIMERSLACK = 29
 _SLACK_NANOSECONDS = 1000
 
-# Linux lets a sleep end 50 us late unless a thread asks for better.
+# By default Linux may end a sleep 50 us late.
 ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, _SLACK_NANOSECONDS, 0, 0, 0)
 
 
 class Waitable(Protocol):
-    """What can be waited for: an MPI request, or anything with its `Test`."""
+    """An object that can be waited for: an MPI request, or anything with its `Test`."""
 
-    def Test(self) -> bool: ...
+    def Test(self) -> bool:
+        """Return whether it is complete."""
+        ...
 
 
 class Backoff:
-    """Call `pause` after every poll that found nothing, `reset` after one that did.
+    """Decides between polling and sleeping: call `pause` after a poll that found nothing, else `reset`.
 
-    own_cores: whether no other rank runs on this one's. It polls for longer then: a core that slept is slow at first.
+    Attributes:
+        own_cores: Whether no other rank runs on this rank's cores. It polls for longer then, because a core is slow
+            for a while after it slept.
     """
 
     own_cores = False
@@ -35,9 +39,11 @@ class Backoff:
         self.reset()
 
     def reset(self) -> None:
+        """Begin to count the waiting time anew."""
         self._start = 0.0
 
     def pause(self) -> None:
+        """Yield the core; sleep if the waiting has lasted for long."""
         now = time.perf_counter()
         self._start = self._start or now
         waited = now - self._start

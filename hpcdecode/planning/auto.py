@@ -1,4 +1,4 @@
-"""What a job that is about to begin takes from a profile: B, F and lanes where they are not given."""
+"""B, F and lanes of a job that is about to begin, from a profile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from hpcdecode.schedule.auto import mean_prompt, new_tokens
 
 
 def profile_for(path: str, engine: Engine) -> Profile:
-    """UserError where it was not measured with the engine's model, data types and number of ranks."""
+    """Read a profile for an engine's job.
+
+    Raises:
+        UserError: If it was not measured with the engine's model, data types and number of ranks.
+    """
     profile, setup = read(path), engine.setup
     measured = (profile.cost.layers, profile.dtype, profile.kv_dtype, 1, profile.ranks)
     here = (len(setup.shapes), setup.dtype, setup.kv_dtype, len(engine.team.s_ranks), len(engine.team.ranks))
@@ -31,8 +35,16 @@ def profile_for(path: str, engine: Engine) -> Profile:
 
 
 def planned(profile: Profile, engine: Engine, first: Sequence[Prompt], all_rows: bool) -> EngineOptions:
-    """The engine's options with what the planner chooses for the first rows. A job of no more than these starts all at
-    once where they fit, so nothing is chosen for it."""
+    """Return the engine's options, with the planner's choice for those that are not given.
+
+    Nothing is chosen if the first rows are all rows: such a job starts all of them at once if they fit.
+
+    Args:
+        profile: Of the engine's ranks.
+        engine: With its KV caches.
+        first: The first rows.
+        all_rows: Whether these are all rows.
+    """
     options, team = engine.options, engine.team
     if all_rows or not first:
         return options

@@ -1,10 +1,11 @@
-"""A model's costs on this machine, measured: lanes in their steady state, on the ranks that a job would run on."""
+"""What a model costs on this machine: lanes in their steady state, on the ranks that a job would run on."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
 from statistics import median
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,9 +14,13 @@ from hpcdecode.attention.base import LayerShape, bytes_per_token
 from hpcdecode.model import SplitModel, load_split
 from hpcdecode.planning.fit import Sample, fit
 from hpcdecode.planning.profile import Profile
-from hpcdecode.planning.steady import Steady, SteadyLoad
+from hpcdecode.planning.steady import Steady
+from hpcdecode.planning.steady_load import SteadyLoad
 from hpcdecode.ranks import launch
 from hpcdecode.report.benchmark import machine
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 _BATCHES = (4, 16, 32, 64, 128, 256)  # of a lane
 _SHORT = 64  # tokens of context
@@ -28,8 +33,21 @@ _KV_BYTES = 1 << 30  # of an R-rank at most
 
 
 class Calibration:
-    """Measures a model on one S-rank and the R-ranks of a team, or on one process that is both. Every rank calls the
-    same methods. model: on the S-rank."""
+    """Measures a model on one S-rank and the R-ranks of a team, or on one process that is both.
+
+    Every rank calls the same methods.
+
+    Args:
+        team: The ranks.
+        model: On the S-rank, else None.
+        directory: Of the model.
+        kv_dtype: Data type of the KV cache; None for that of the model.
+
+    Attributes:
+        steady: Runs the loads.
+        loads: What is measured in every pass.
+        samples: What was measured so far.
+    """
 
     def __init__(self, team: launch.Team, model: SplitModel | None, directory: str, kv_dtype: str | None):
         torch.set_num_threads(team.me.threads)
@@ -37,25 +55,26 @@ class Calibration:
         self.team, self.directory = team, directory
         self.steady = Steady(team, shapes, model, kv_dtype)
         width = bytes_per_token(shapes, self.steady.kv_dtype)
-        room = int(_KV_BYTES / width) * len(team.r_ranks)
-        self.loads = [load for load in _loads(team.comm is not None) if load.batch * load.context <= room]
+        capacity = int(_KV_BYTES / width) * len(team.r_ranks)
+        self.loads = [load for load in _loads(team.comm is not None) if load.batch * load.context <= capacity]
         self.samples: list[Sample] = []
         for load in self.loads:  # products have their kernels made, and are not counted
             self.steady.run(replace(load, steps=2))
 
     def measure(self) -> None:
-        """One pass over all loads."""
-        self.samples += [(load, self.steady.run(load)) for load in self.loads]
+        """Measure all loads once."""
+        self.samples += [Sample(load, self.steady.run(load)) for load in self.loads]
 
     def profile(self) -> Profile:
-        """By the passes so far; the same on every rank."""
+        """Return the profile by the passes so far; it is the same on every rank."""
         steady = self.steady
         cost = fit(self.samples, len(steady.shapes))
         size = len(self.team.ranks)
         return Profile(machine(), self.directory, steady.dtype, steady.kv_dtype, size, cost, self._spread())
 
     def _spread(self) -> dict[str, tuple[float, float]]:
-        steps = defaultdict(list)
+        """Return the quartiles of the passes' steps over their median, by a name of the load."""
+        steps: dict[str, list[float]] = defaultdict(list)
         for load, ranks in self.samples:
             prompts = f", {load.chunk} of prompts of {load.prompt}" if load.prompt else ""
             steps[f"{load.lanes} x {load.lane_batch} at {load.context}{prompts}"].append(ranks[0]["step"])
@@ -63,8 +82,21 @@ class Calibration:
         return {name: (round(float(low), 3), round(float(high), 3)) for name, (low, high) in quartiles.items()}
 
 
-def calibrate(comm, directory: str, dtype: str | None, kv_dtype: str | None, passes: int) -> Profile | None:
-    """The profile, on the S-rank. UserError where the model cannot be loaded."""
+def calibrate(
+    comm: MPI.Intracomm | None, directory: str, dtype: str | None, kv_dtype: str | None, passes: int
+) -> Profile | None:
+    """Measure a model; return its profile on the S-rank, None on R-ranks.
+
+    Args:
+        comm: The ranks; None for one process.
+        directory: Of the model.
+        dtype: Data type of weights and activations; None chooses as jobs do.
+        kv_dtype: Data type of the KV cache; None for that of the model.
+        passes: How often every load is measured.
+
+    Raises:
+        UserError: If the model cannot be loaded.
+    """
     from hpcdecode.engine.setup import auto_dtype, together
 
     team = launch.assemble(comm, 1)
@@ -77,7 +109,11 @@ def calibrate(comm, directory: str, dtype: str | None, kv_dtype: str | None, pas
 
 
 def _loads(several: bool) -> list[SteadyLoad]:
-    """several: whether S and R are ranks of their own, and jobs have two lanes."""
+    """Return what is measured.
+
+    Args:
+        several: Whether S and R are ranks of their own, and jobs have two lanes.
+    """
     lanes = 2 if several else 1
     loads = [SteadyLoad(lanes * batch, lanes, _SHORT, _STEPS) for batch in _BATCHES]
     loads += [SteadyLoad(lanes * _BESIDE, lanes, _SHORT, _STEPS, prompt=p, chunk=chunk) for p, chunk in _PROMPTS]

@@ -1,112 +1,156 @@
-"""From lanes that were measured in their steady state to what each thing costs, by operations of the timeline."""
+"""Costs from lanes that were measured in their steady state, by the operations of the timeline.
+
+The S-rank is measured where it always has another lane to go on with, at short contexts: it is slower after a wait.
+An R-rank is measured with one lane, where the S-rank waits meanwhile.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
 from hpcdecode.planning.cost import Cost, step_seconds
-from hpcdecode.planning.steady import SteadyLoad
+from hpcdecode.planning.steady_load import OperationSeconds, SteadyLoad
 
-Sample = tuple[SteadyLoad, list[dict[str, float]]]  # seconds of a step by operation, of every rank: the S-rank first
+_BY_TOKENS = ("slice", "post", "take")  # operations of the S-rank that grow with all tokens
+_BY_SAMPLED_TOKENS = ("plan", "logits", "sample", "commit", "desk", "other")
+_R_STEP = ("plan", "post", "attend", "other")  # operations of an R-rank in a step without prompts
+_LEAST = 1e-4  # seconds of waiting in a step, so that relative errors are defined
+_FRACTIONS = np.linspace(0, 1, 101)  # of shared cores that are tried
 
-_BY_TOKENS = ("slice", "post", "take")
-_BY_DRAWN = ("plan", "logits", "sample", "commit", "desk", "other")
-_R_STEP = ("plan", "post", "attend", "other")
-_LEAST = 1e-4  # seconds of a step
-_SHARES = np.linspace(0, 1, 101)
+
+class Sample(NamedTuple):
+    """One measurement.
+
+    Attributes:
+        load: What was run.
+        ranks: Seconds of a step by operation, of every rank, the S-rank first; `step` is the whole step.
+    """
+
+    load: SteadyLoad
+    ranks: list[OperationSeconds]
 
 
 def fit(samples: Sequence[Sample], layers: int) -> Cost:
-    """The costs that come nearest to the samples, all of which are of the same ranks.
+    """Return the cost that comes nearest to the samples.
 
-    What the S-rank takes is seen where it always has another lane to go on with, at short contexts: it is slower after
-    a wait. What an R-rank takes is seen with one lane, where the S-rank waits meanwhile.
+    Args:
+        samples: Measurements of the same ranks, at least one with two or more lanes if there are several ranks.
+        layers: L of the model.
     """
-    loads = medians(samples)
-    alone = len(loads[0][1]) == 1
-    lanes, context = max(load.lanes for load, _ in loads), min(load.context for load, _ in loads)
-    busy = [(load, ranks) for load, ranks in loads if load.lanes == lanes and load.context == context]
-    plain, prompts = ([each for each in busy if bool(each[0].prompt) is kind] for kind in (False, True))
-    single = [(load, ranks) for load, ranks in loads if load.lanes == 1 and not load.prompt]
-    tokens, body = _table((load.lane_batch + load.chunk, _sum(ranks[0], _BY_TOKENS) / lanes) for load, ranks in busy)
-    drawn, logits = _table((load.lane_batch, _sum(ranks[0], _BY_DRAWN) / lanes) for load, ranks in plain)
-    attend, row, begin = _attention(single, alone)
-    chunk, prefill = _line([(lanes, lanes * _pairs(load)) for load, _ in prompts], _spent(prompts, "prefill"))
-    (append,) = _line([(lanes * load.chunk,) for load, _ in prompts], _spent(prompts, "append"))
+    by_load = medians(samples)
+    single_process = len(by_load[0].ranks) == 1
+    lanes, context = max(s.load.lanes for s in by_load), min(s.load.context for s in by_load)
+    busy = [s for s in by_load if s.load.lanes == lanes and s.load.context == context]
+    plain, with_prompts = [s for s in busy if not s.load.prompt], [s for s in busy if s.load.prompt]
+    one_lane = [s for s in by_load if s.load.lanes == 1 and not s.load.prompt]
+    slices = _table((s.load.lane_batch + s.load.chunk, _sum(s.ranks[0], _BY_TOKENS) / lanes) for s in busy)
+    logits = _table((s.load.lane_batch, _sum(s.ranks[0], _BY_SAMPLED_TOKENS) / lanes) for s in plain)
+    attend = _attend_costs(one_lane, single_process)
+    prefill_sizes = [(lanes, lanes * s.load.pairs) for s in with_prompts]
+    prefill_per_step, prefill_per_pair = _non_negative_fit(prefill_sizes, _spent(with_prompts, "prefill"))
+    append_sizes = [(lanes * s.load.chunk,) for s in with_prompts]
+    (append_per_token,) = _non_negative_fit(append_sizes, _spent(with_prompts, "append"))
     cost = Cost(
         layers=layers,
-        tokens=tokens,
-        body=body,
-        drawn=drawn,
-        logits=logits,
-        attend=attend,
-        row=row,
-        prefill=prefill,
-        wire=0.0,
-        latency=0.0,
-        chunk=chunk,
-        begin=begin,
-        append=append,
-        shared=1.0,
+        slice_tokens=slices.sizes,
+        slice_seconds=slices.seconds,
+        logits_tokens=logits.sizes,
+        logits_seconds_at=logits.seconds,
+        attend_seconds_per_cached_token=attend.per_cached_token,
+        attend_seconds_per_sequence=attend.per_sequence,
+        prefill_seconds_per_pair=prefill_per_pair,
+        wire_seconds_per_token=0.0,
+        message_latency_seconds=0.0,
+        prefill_seconds_per_step=prefill_per_step,
+        attend_seconds_per_step=attend.per_step,
+        append_seconds_per_prompt_token=append_per_token,
+        shared_core_fraction=1.0,
     )
-    return cost if alone else min((_wired(cost, s, single) for s in _SHARES), key=lambda c: error(c, loads))
+    if single_process:
+        return cost
+    return min((_with_wire(cost, float(f), one_lane) for f in _FRACTIONS), key=lambda c: error(c, by_load))
 
 
 def medians(samples: Sequence[Sample]) -> list[Sample]:
-    """Of every load, every operation's median over the passes."""
-    by_load = defaultdict(list)
+    """Return one sample for every load, with the median of every operation over the passes."""
+    by_load: dict[SteadyLoad, list[list[OperationSeconds]]] = defaultdict(list)
     for load, ranks in samples:
         by_load[load].append(ranks)
-    return [(load, [_median(own) for own in zip(*passes, strict=True)]) for load, passes in by_load.items()]
+    return [Sample(load, [_median(own) for own in zip(*passes, strict=True)]) for load, passes in by_load.items()]
 
 
-def _median(passes: Sequence[dict[str, float]]) -> dict[str, float]:
+def _median(passes: Sequence[OperationSeconds]) -> OperationSeconds:
     return {o: median(own.get(o, 0.0) for own in passes) for o in {o for own in passes for o in own}}
 
 
-def error(cost: Cost, loads: Sequence[Sample]) -> float:
-    """Mean of the squared logarithms of predicted over measured steps."""
-    return float(np.mean([np.log(predicted(cost, load, len(ranks)) / ranks[0]["step"]) ** 2 for load, ranks in loads]))
+def error(cost: Cost, samples: Sequence[Sample]) -> float:
+    """Return the mean of log(predicted / measured seconds of a step) squared."""
+    logs = [np.log(predicted(cost, s.load, len(s.ranks)) / s.ranks[0]["step"]) for s in samples]
+    return float(np.mean([log**2 for log in logs]))
 
 
 def predicted(cost: Cost, load: SteadyLoad, ranks: int) -> float:
-    """Seconds of a step of all lanes."""
-    rows, parts = load.lane_batch, max(ranks - 1, 1)
-    shares = np.array([(rows + parts - 1 - i) // parts for i in range(parts)])
-    turn = cost.lane(rows + load.chunk, load.chunk, _pairs(load), shares * _attended(load), shares)
-    return step_seconds([turn] * load.lanes, cost.shared) + load.lanes * cost.logits_seconds(rows)
+    """Return the seconds of a step of all lanes, on so many ranks."""
+    batch, parts = load.lane_batch, max(ranks - 1, 1)
+    sequences = np.array([(batch + parts - 1 - i) // parts for i in range(parts)])
+    attended = sequences * load.attended_tokens
+    lane = cost.lane_seconds(batch + load.chunk, load.chunk, load.pairs, attended, sequences)
+    return step_seconds([lane] * load.lanes, cost.shared_core_fraction) + load.lanes * cost.logits_seconds(batch)
 
 
-def _attention(loads: Sequence[Sample], alone: bool) -> tuple[float, float, float]:
-    """Seconds of a cached token, of a sequence beyond that, and of a step, on one R-rank."""
-    sizes, seconds = [], []
-    for load, ranks in loads:
-        for i, rank in enumerate(ranks if alone else ranks[1:]):
-            rows = len(range(i, load.batch, max(len(ranks) - 1, 1)))
-            if rows:
-                sizes.append((rows * _attended(load), rows, 0 if alone else 1))
-                seconds.append(rank["attend"] if alone else _sum(rank, _R_STEP))
-    return tuple(_line(sizes, seconds))
+class _AttendCosts(NamedTuple):
+    """Seconds on one R-rank."""
+
+    per_cached_token: float
+    per_sequence: float
+    per_step: float
 
 
-def _wired(cost: Cost, shared: float, loads: Sequence[Sample]) -> Cost:
-    """With the seconds of a token and the latency that are left of the S-rank's waits once the R-ranks are done."""
-    sizes, left = [], []
-    for load, ranks in loads:
+def _attend_costs(samples: Sequence[Sample], single_process: bool) -> _AttendCosts:
+    """Return what attention costs; a single process has no cost of a step, as its S-part has it."""
+    sizes: list[tuple[float, ...]] = []
+    seconds: list[float] = []
+    for load, ranks in samples:
+        for i, rank in enumerate(ranks if single_process else ranks[1:]):
+            sequences = len(range(i, load.batch, max(len(ranks) - 1, 1)))
+            if sequences:
+                sizes.append((sequences * load.attended_tokens, sequences, 0 if single_process else 1))
+                seconds.append(rank["attend"] if single_process else _sum(rank, _R_STEP))
+    return _AttendCosts(*_non_negative_fit(sizes, seconds))
+
+
+def _with_wire(cost: Cost, shared_core_fraction: float, samples: Sequence[Sample]) -> Cost:
+    """Return the cost with wire and latency: what is left of the S-rank's waits once the R-ranks are done."""
+    sizes: list[tuple[float, ...]] = []
+    seconds: list[float] = []
+    for load, ranks in samples:
         busy = [_sum(rank, _R_STEP) for rank in ranks[1:]]
         sizes.append((load.batch, 2 * cost.layers))
-        left.append(max(ranks[0]["wait"] - max(*busy, shared * sum(busy)), _LEAST))
-    wire, latency = _line(sizes, left)
-    return replace(cost, wire=wire, latency=latency, shared=float(shared))
+        seconds.append(max(ranks[0]["wait"] - max(*busy, shared_core_fraction * sum(busy)), _LEAST))
+    wire, latency = _non_negative_fit(sizes, seconds)
+    return replace(
+        cost,
+        wire_seconds_per_token=wire,
+        message_latency_seconds=latency,
+        shared_core_fraction=shared_core_fraction,
+    )
 
 
-def _line(sizes: Sequence[tuple[float, ...]], seconds: Iterable[float]) -> list[float]:
-    """Seconds of one of each, none below 0, by the relative error."""
+def _non_negative_fit(sizes: Sequence[tuple[float, ...]], seconds: Iterable[float]) -> list[float]:
+    """Return the seconds of one of each size, none below 0, by least squares of the relative error.
+
+    The most negative one is set to 0 and left out, until none is negative.
+
+    Args:
+        sizes: [samples, kinds].
+        seconds: [samples], above 0.
+    """
     scaled = np.array(sizes, float) / np.array(list(seconds))[:, None]
     found, used = np.zeros(scaled.shape[1]), list(range(scaled.shape[1]))
     while used:
@@ -115,31 +159,26 @@ def _line(sizes: Sequence[tuple[float, ...]], seconds: Iterable[float]) -> list[
             found[used] = each
             break
         used.pop(int(np.argmin(each)))
-    return found.tolist()
+    return [float(x) for x in found]
 
 
-def _table(pairs: Iterable[tuple[int, float]]) -> tuple[list[int], list[float]]:
-    """Sizes in order, and the median seconds of each."""
-    by_size = defaultdict(list)
+class _Table(NamedTuple):
+    sizes: list[int]
+    seconds: list[float]
+
+
+def _table(pairs: Iterable[tuple[int, float]]) -> _Table:
+    """Return the sizes in order, and the median seconds of each."""
+    by_size: dict[int, list[float]] = defaultdict(list)
     for size, seconds in pairs:
         by_size[size].append(seconds)
-    return sorted(by_size), [median(by_size[size]) for size in sorted(by_size)]
+    return _Table(sorted(by_size), [median(by_size[size]) for size in sorted(by_size)])
 
 
-def _spent(loads: Sequence[Sample], operation: str) -> list[float]:
-    """Of all ranks together."""
-    return [sum(rank.get(operation, 0.0) for rank in ranks) for _, ranks in loads]
+def _spent(samples: Sequence[Sample], operation: str) -> list[float]:
+    """Return the seconds of an operation in each sample, all ranks together."""
+    return [sum(rank.get(operation, 0.0) for rank in s.ranks) for s in samples]
 
 
-def _sum(rank: dict[str, float], operations: Sequence[str]) -> float:
+def _sum(rank: OperationSeconds, operations: Sequence[str]) -> float:
     return sum(rank.get(o, 0.0) for o in operations)
-
-
-def _attended(load: SteadyLoad) -> float:
-    """Tokens of a sequence in the mean step."""
-    return load.context + 1 + (load.steps + 1) / 2
-
-
-def _pairs(load: SteadyLoad) -> float:
-    """Queries and keys of prompts in a step."""
-    return load.chunk * (load.prompt + 1) / 2

@@ -1,5 +1,8 @@
-"""What devices can do by their data sheets, for planning without them. Peaks are what the makers print; of these a job
-is assumed to reach COMPUTE and BANDWIDTH, which is an assumption to be replaced by a profile where there is one."""
+"""What devices can do by their data sheets, for planning without them.
+
+Peaks are what the makers print. Of these a job is assumed to reach COMPUTE_EFFICIENCY and BANDWIDTH_EFFICIENCY. Both
+are assumptions; a profile replaces them with measurements.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +11,32 @@ from dataclasses import dataclass, replace
 
 from hpcdecode.errors import UserError
 
-COMPUTE = 0.7  # of the peak, in matrix products of hundreds of tokens
-BANDWIDTH = 0.8  # of the peak, in reading weights or KV cache
+COMPUTE_EFFICIENCY = 0.7  # of the peak FLOP/s, in matrix products of hundreds of tokens
+BANDWIDTH_EFFICIENCY = 0.8  # of the peak bytes/s, in reading weights or KV cache
 
 
 @dataclass(frozen=True)
 class Device:
-    """flops: dense bfloat16 with float32 accumulation, per second; 0 where none is given, for R-ranks alone.
-    bandwidth: of its memory, bytes per second; memory: bytes, None where it is what the owner has put in. link, host:
-    bytes per second one way to others of its kind in a machine, and to the host's memory; 0 where it has none. count:
-    of devices that compute as one; flops, bandwidth, memory and host are those of all."""
+    """A device, or several that compute as one; then all figures but `link_bytes_per_second` are those of all.
+
+    Attributes:
+        name: As in DEVICES, with the count before it if there are several.
+        flop_per_second: Dense bfloat16 products with float32 accumulation; 0 for devices that serve as R-ranks only.
+        bytes_per_second: Bandwidth of its memory.
+        memory_bytes: Size of its memory; None if the owner chooses it.
+        source: Where the figures are from.
+        link_bytes_per_second: To others of its kind in a machine, one way; 0 if it has no link.
+        host_bytes_per_second: To the memory of the host, one way; 0 if it is the host.
+        count: Number of devices.
+    """
 
     name: str
-    flops: float
-    bandwidth: float
-    memory: float | None
+    flop_per_second: float
+    bytes_per_second: float
+    memory_bytes: float | None
     source: str
-    link: float = 0.0
-    host: float = 0.0
+    link_bytes_per_second: float = 0.0
+    host_bytes_per_second: float = 0.0
     count: int = 1
 
 
@@ -51,7 +62,11 @@ DEVICES = {
 
 
 def device(name: str) -> Device:
-    """The device of that name, or as many as in 4xa100. UserError for a name that is not in the table."""
+    """Return the device of that name, or several of them for a name such as 4xa100.
+
+    Raises:
+        UserError: If DEVICES does not have it.
+    """
     several = re.fullmatch(r"([1-9]\d{0,3})x(.+)", name)
     count, kind = (int(several[1]), several[2]) if several else (1, name)
     if kind not in DEVICES:
@@ -64,9 +79,9 @@ def device(name: str) -> Device:
     return replace(
         one,
         name=name,
-        flops=count * one.flops,
-        bandwidth=count * one.bandwidth,
-        memory=one.memory and count * one.memory,
-        host=count * one.host,
+        flop_per_second=count * one.flop_per_second,
+        bytes_per_second=count * one.bytes_per_second,
+        memory_bytes=one.memory_bytes and count * one.memory_bytes,
+        host_bytes_per_second=count * one.host_bytes_per_second,
         count=count,
     )

@@ -1,13 +1,16 @@
-"""Workloads of the simulator: rows with their lengths and the times at which they come."""
+"""Workloads of the simulator: rows with their lengths and the times at which they arrive."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcdecode.errors import UserError
+
+Tokens = NDArray[np.int64]
 
 # Kwon et al. 2023 (vLLM), figure 11: mean tokens of prompts and answers. The spread of the logarithm is assumed.
 SHAREGPT = (161.31, 337.99)
@@ -16,60 +19,85 @@ _SIGMA = 1.0
 
 @dataclass(frozen=True)
 class Lengths:
-    """Of rows, int64 and float64 [rows]. new: tokens that a row generates; most: its max_tokens; arrival: seconds."""
+    """Lengths and arrivals of rows.
 
-    prompt: np.ndarray
-    new: np.ndarray
-    most: np.ndarray
-    arrival: np.ndarray
+    Attributes:
+        prompt: Prompt tokens, int64 [rows].
+        new: Tokens that each row generates, int64 [rows].
+        most: max_tokens of each row, int64 [rows].
+        arrival: Seconds, ascending, float64 [rows].
+    """
+
+    prompt: Tokens
+    new: Tokens
+    most: Tokens
+    arrival: NDArray[np.float64]
 
     def __len__(self) -> int:
         return len(self.prompt)
 
     def part(self, index: int, count: int) -> Lengths:
-        """Every `count`th row."""
-        return Lengths(*(getattr(self, name)[index::count] for name in self.__dataclass_fields__))
+        """Return every `count`-th row, from row `index` on."""
+        rows = slice(index, None, count)
+        return Lengths(self.prompt[rows], self.new[rows], self.most[rows], self.arrival[rows])
 
 
 def fixed(rows: int, prompt: int, new: int) -> Lengths:
+    """Return rows of one length that run to their max_tokens."""
     return _all_there(np.full(rows, prompt), np.full(rows, new), new)
 
 
-def of(prompt: list[int], new: list[int]) -> Lengths:
-    """Rows that run to their max_tokens."""
+def of(prompt: Sequence[int], new: Sequence[int]) -> Lengths:
+    """Return rows that run to their max_tokens."""
     return _all_there(np.array(prompt), np.array(new), np.array(new))
 
 
 def lognormal(rows: int, prompt: float, new: float, most: int, seed: int) -> Lengths:
-    """prompt, new: means. most: max_tokens of every row, at which answers end, and where prompts are cut."""
+    """Return rows of lognormal lengths.
+
+    Args:
+        rows: Number of rows.
+        prompt: Mean prompt tokens before they are cut.
+        new: Mean generated tokens before they are cut.
+        most: Where prompts are cut and answers end; max_tokens of every row.
+        seed: Of the random numbers.
+    """
     draw = np.random.default_rng(seed)
 
-    def lengths(mean: float) -> np.ndarray:
+    def lengths(mean: float) -> Tokens:
         drawn = draw.lognormal(np.log(mean) - _SIGMA**2 / 2, _SIGMA, rows)
-        return np.clip(drawn.round(), 1, most).astype(np.int64)
+        tokens: Tokens = np.clip(drawn.round(), 1, most).astype(np.int64)
+        return tokens
 
     return _all_there(lengths(prompt), lengths(new), most)
 
 
 def poisson(lengths: Lengths, rate: float, seed: int) -> Lengths:
-    """The same rows, so many a second on average."""
+    """Return the same rows, arriving as a Poisson process of `rate` rows a second."""
     gaps = np.random.default_rng(seed).exponential(1 / rate, len(lengths))
     return Lengths(lengths.prompt, lengths.new, lengths.most, np.cumsum(gaps))
 
 
 def of_file(path: str, model: str, max_tokens: int) -> Lengths:
-    """Of a prompt file, as `hpcdecode generate` would read it; rows generate their max_tokens.
+    """Return the rows of a prompt file as `hpcdecode generate` would read it; they run to their max_tokens.
 
-    Raises UserError where the file or the model's tokenizer cannot be read, or no row can be used.
+    Args:
+        path: Of the prompt file.
+        model: Model directory, for its tokenizer.
+        max_tokens: Of rows that do not say.
+
+    Raises:
+        UserError: If the file or the tokenizer cannot be read, or no row can be used.
     """
     prompts = list(_prompts(path, model, max_tokens))
     if not prompts:
         raise UserError(f"{path}: expected at least one row that can be used, got none")
-    new = np.array([n for _, n in prompts])
-    return _all_there(np.array([p for p, _ in prompts]), new, new)
+    prompt, new = zip(*prompts, strict=True)
+    return of(prompt, new)
 
 
 def _prompts(path: str, model: str, max_tokens: int) -> Iterator[tuple[int, int]]:
+    """Yield prompt tokens and max_tokens of every row that can be used."""
     from hpcdecode.data.prompts.files import resolve
     from hpcdecode.data.prompts.rows import RowError, read_rows
     from hpcdecode.data.prompts.tokenizer import Tokenizer, tokenized
@@ -81,5 +109,6 @@ def _prompts(path: str, model: str, max_tokens: int) -> Iterator[tuple[int, int]
             yield len(prompt.token_ids), prompt.params.max_tokens
 
 
-def _all_there(prompt: np.ndarray, new: np.ndarray, most: int | np.ndarray) -> Lengths:
+def _all_there(prompt: Tokens, new: Tokens, most: int | Tokens) -> Lengths:
+    """Return rows that have all arrived at the start."""
     return Lengths(prompt, new, np.broadcast_to(most, new.shape), np.zeros(len(new)))

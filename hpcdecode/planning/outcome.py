@@ -2,20 +2,106 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
+import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from hpcdecode.planning.simulator import Outcome
 from hpcdecode.report.plot import save
 from hpcdecode.report.text import table
 
+if TYPE_CHECKING:
+    from types import ModuleType
+
+_SAMPLES = 512  # of the load that are kept at least; twice as many at most
 _QUANTILES = (50, 99)
-_RARE = ("preemptions", "recomputed_tokens", "swapped_tokens")
+_RARE = ("preemptions", "recomputed_tokens", "swapped_tokens")  # left out of the table if they are 0
 
 
-def figures(outcome: Outcome) -> dict[str, Any]:
-    """As JSON: seconds, tokens/s, shares of busy time, peak R-load, latency quantiles, and the load over time."""
+class Outcome(msgspec.Struct, frozen=True):
+    """What a simulation found.
+
+    Attributes:
+        seconds: From the start to the last row's end.
+        rows: Rows that ran.
+        refused: Rows that could never run.
+        tokens: Tokens that were generated.
+        steps: Decode steps.
+        s_seconds: Busy seconds of the S-rank.
+        r_seconds: Busy seconds of an R-rank, the mean over the R-ranks.
+        peak_load: Most tokens that a step attended to.
+        load: (seconds, tokens) over time, at most twice 512 samples.
+        latency: Seconds of every row from its arrival to its end, float64 [rows]; NaN for refused rows.
+        preemptions: How often a simulated server took the memory of a running request.
+        recomputed: Tokens whose K and V a server computed again.
+        swapped: Tokens whose K and V a server moved between device and host.
+    """
+
+    seconds: float
+    rows: int
+    refused: int
+    tokens: int
+    steps: int
+    s_seconds: float
+    r_seconds: float
+    peak_load: int
+    load: list[tuple[float, int]]
+    latency: NDArray[np.float64]
+    preemptions: int = 0
+    recomputed: int = 0
+    swapped: int = 0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Return the generated tokens per second."""
+        return self.tokens / max(self.seconds, 1e-12)
+
+
+class LoadHistory:
+    """Tokens that steps attend to.
+
+    Attributes:
+        peak: The most so far.
+        samples: (seconds, tokens) of every step, then of every second, fourth, ... step.
+    """
+
+    def __init__(self) -> None:
+        self.peak = 0
+        self.samples: list[tuple[float, int]] = []
+        self._seen, self._every = 0, 1
+
+    def add(self, seconds: float, tokens: int) -> None:
+        """Count a step that ends at `seconds` and attends to `tokens` tokens."""
+        self.peak = max(self.peak, tokens)
+        self._seen += 1
+        if self._seen % self._every == 0:
+            self.samples.append((seconds, tokens))
+            if len(self.samples) == 2 * _SAMPLES:
+                self.samples, self._every = self.samples[1::2], 2 * self._every
+
+
+class Figures(TypedDict):
+    """What `hpcdecode simulate --json` prints."""
+
+    rows: int
+    refused: int
+    generated_tokens: int
+    seconds: float
+    tokens_per_second: float
+    steps: int
+    s_busy: float
+    r_busy: float
+    peak_load_tokens: int
+    preemptions: int
+    recomputed_tokens: int
+    swapped_tokens: int
+    latency_seconds: dict[str, float]
+    load: list[tuple[float, int]]
+
+
+def figures(outcome: Outcome) -> Figures:
+    """Return the figures of an outcome; `s_busy` and `r_busy` are shares of the time."""
     done = outcome.latency[np.isfinite(outcome.latency)]
     return {
         "rows": outcome.rows,
@@ -36,16 +122,20 @@ def figures(outcome: Outcome) -> dict[str, Any]:
 
 
 def text(outcome: Outcome) -> str:
+    """Return the figures as a table."""
     found = figures(outcome)
-    del found["load"]
-    latency = found.pop("latency_seconds")
-    shown = {name: value for name, value in found.items() if value or name not in _RARE}
-    rows = [(name.replace("_", " "), _shown(value)) for name, value in shown.items()]
-    return table(("", ""), [*rows, *((f"latency {q}", f"{_shown(s)} s") for q, s in latency.items())]).strip()
+    values = {name: value for name, value in found.items() if isinstance(value, (int, float))}
+    rows = [(name.replace("_", " "), _shown(value)) for name, value in values.items() if value or name not in _RARE]
+    rows += [(f"latency {quantile}", f"{_shown(s)} s") for quantile, s in found["latency_seconds"].items()]
+    return table(("", ""), rows).strip()
 
 
-def draw(outcome: Outcome, pyplot: Any, path: str) -> None:
-    """The load and the latencies, as `save`."""
+def draw(outcome: Outcome, pyplot: ModuleType, path: str) -> None:
+    """Draw the load over time and the distribution of the latencies, and save the picture.
+
+    Raises:
+        UserError: If the file cannot be written.
+    """
     figure, (load, latency) = pyplot.subplots(2, 1, figsize=(9, 6), layout="constrained")
     load.plot(*zip(*outcome.load, strict=True))
     load.set(xlabel="seconds", ylabel="tokens that a step attends to")

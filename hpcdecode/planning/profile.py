@@ -12,7 +12,17 @@ from hpcdecode.planning.cost import Cost
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """ranks: on which it was measured, 1 for one process; spread: quartiles of the passes' steps over their median."""
+    """Measured costs, and what they were measured with.
+
+    Attributes:
+        machine: Facts of the machine, as `report.benchmark.machine` returns them.
+        model: The model directory.
+        dtype: Data type of weights and activations.
+        kv_dtype: Data type of the KV cache.
+        ranks: Number of ranks; 1 for one process.
+        cost: The costs.
+        spread: Quartiles of the passes' steps over their median, by load.
+    """
 
     machine: dict[str, Any]
     model: str
@@ -24,7 +34,11 @@ class Profile(msgspec.Struct, frozen=True):
 
 
 def read(path: str) -> Profile:
-    """UserError if it is no profile."""
+    """Read a profile.
+
+    Raises:
+        UserError: If the file is no profile.
+    """
     try:
         return msgspec.json.decode(Path(path).read_bytes(), type=Profile)
     except (OSError, msgspec.DecodeError) as error:

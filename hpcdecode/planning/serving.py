@@ -1,72 +1,111 @@
-"""One device, or several that compute as one, with weights and KV cache in their own memory, serving rows as they come.
+"""A device with weights and KV cache in its own memory, or several that compute as one, serving rows as they arrive.
 
-An iteration takes the token-wise layers of all its tokens, then its attention. Prompts are bound by arithmetic,
-decoding by reading the cache; a schedule that packs them has the two at once. What is swapped crosses meanwhile.
+An iteration takes the token-wise layers of all its tokens, and then its attention. Attention of prompts is bound by
+arithmetic, that of decoding by reading the cache; a schedule that packs them has the two at once (FluidInfer). What is
+swapped crosses to or from the host meanwhile.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from hpcdecode.errors import UserError
-from hpcdecode.planning.cost import WIDTH, Cost, ModelSize, of_devices
+from hpcdecode.planning.cost import Cost, of_devices
 from hpcdecode.planning.hardware import Device
 from hpcdecode.planning.lengths import Lengths
+from hpcdecode.planning.model_size import ELEMENT_BYTES, ModelSize
+from hpcdecode.planning.outcome import LoadHistory, Outcome
 from hpcdecode.planning.servers import SERVING
-from hpcdecode.planning.servers.base import Iteration, KvBlocks, ServedRequest, ServerLimits, Serving
-from hpcdecode.planning.simulator import LoadHistory, Outcome
+from hpcdecode.planning.servers.base import (
+    Iteration,
+    KvBlocks,
+    ScheduledTokens,
+    ServedRequest,
+    ServerLimits,
+    Serving,
+)
 
 MEMORY = 0.9  # of the device's, for weights and KV cache: vLLM's gpu_memory_utilization
 
 
 class Server(msgspec.Struct, frozen=True):
-    """capacity: KV tokens; swap: seconds in which the K and V of a token go to the host or come from there."""
+    """A device that serves; it is the `Estimate` of its schedule.
+
+    Attributes:
+        cost: What its steps cost.
+        capacity: KV tokens.
+        swap_seconds_per_token: K and V of a token, to the host or from there.
+        block_tokens: Tokens of a KV block.
+    """
 
     cost: Cost
     capacity: int
-    swap: float
+    swap_seconds_per_token: float
     block_tokens: int = 16
 
     def tokens(self, count: int) -> float:
+        """Return T(count), the seconds of the token-wise layers."""
         return self.cost.body_seconds(count)
 
     def attention(self, cached: int, count: int) -> float:
+        """Return the seconds in which `count` tokens of a request attend to `cached` ones and to each other.
+
+        One token reads the cache: R * (cached + 1). Several are bound by arithmetic:
+        count * cached + count * (count + 1) / 2 pairs of query and key.
+        """
         if count == 1:
-            return self.cost.attend * (cached + 1)
-        return self.cost.prefill * (count * cached + count * (count + 1) // 2)
+            return self.cost.attend_seconds_per_cached_token * (cached + 1)
+        return self.cost.prefill_seconds_per_pair * (count * cached + count * (count + 1) // 2)
 
 
-def of_device(size: ModelSize, device: Device, kv_width: float = WIDTH) -> Server:
-    """From its data sheet. UserError where the weights leave no room for a KV cache."""
-    if device.memory is None or not device.flops:
+def of_device(size: ModelSize, device: Device, kv_element_bytes: float = ELEMENT_BYTES) -> Server:
+    """Return the server by its data sheet.
+
+    A token is swapped in kv_bytes_per_token / host_bytes_per_second (FluidInfer: 4*x*H/bw a layer for x tokens).
+
+    Raises:
+        UserError: If the weights leave no room for a KV cache.
+    """
+    if device.memory_bytes is None or not device.flop_per_second:
         raise UserError(f"S device: expected one with a memory and a rate of products of its own, got {device.name}")
-    token_bytes = size.kv_bytes(kv_width)
-    capacity = int((MEMORY * device.memory - size.weight_bytes) / token_bytes)
+    token_bytes = size.kv_bytes_per_token(kv_element_bytes)
+    capacity = int((MEMORY * device.memory_bytes - size.weight_bytes) / token_bytes)
     if capacity < 1:
         raise UserError(
             f"{device.name}: expected room beside {size.weight_bytes / 1e9:,.1f} GB of weights in {MEMORY:.0%} of its "
-            f"{device.memory / 1e9:,.0f} GB, got none: take more devices, as in 4x{device.name}"
+            f"{device.memory_bytes / 1e9:,.0f} GB, got none: take more devices, as in 4x{device.name}"
         )
-    cost = of_devices(size, device, device, float("inf"), 0.0, kv_width)
-    return Server(cost, capacity, token_bytes / device.host)
+    cost = of_devices(size, device, device, float("inf"), 0.0, kv_element_bytes)
+    return Server(cost, capacity, token_bytes / device.host_bytes_per_second)
+
+
+class _AttentionSeconds(NamedTuple):
+    """Seconds of the attention of some requests, by what binds it."""
+
+    prompts: float
+    decodes: float
 
 
 class _Run:
-    """The requests of a simulation on their way."""
+    """A simulation under way."""
 
     def __init__(self, server: Server, policy: Serving, lengths: Lengths):
         self.server, self.policy, self.lengths = server, policy, lengths
         self.clock = self.s_seconds = self.r_seconds = 0.0
         self.refused = self.tokens = self.steps = self.swapped = 0
-        self.active = 0  # requests that have come and not ended
+        self.active = 0  # requests that have arrived and not ended
         self.load = LoadHistory()
         self.latency = np.full(len(lengths), np.nan)
-        self._new, self._arrival = lengths.new.tolist(), lengths.arrival.tolist()
+        self._new: list[int] = lengths.new.tolist()
+        self._arrival: list[float] = lengths.arrival.tolist()
         self._next = 0
 
     def arrive(self) -> None:
-        """Those that have come by now; if there is nothing else to do, when the next one comes."""
+        """Hand the schedule the rows that have arrived; if there is nothing else to do, wait for the next one."""
         while self._next < len(self._new) and (not self.active or self._arrival[self._next] <= self.clock):
             row = self._next
             self.clock = max(self.clock, self._arrival[row])
@@ -80,12 +119,11 @@ class _Run:
             self.active += 1
 
     def run(self, iteration: Iteration) -> None:
-        """Its time, and the tokens that are drawn."""
-        drawn = [r for r, n in iteration.work if n == r.left]
-        layers = self.server.tokens(sum(n for _, n in iteration.work)) + self.server.cost.logits_seconds(len(drawn))
-        packs = iteration.packs
-        attention = sum(max(self._kinds(p)) for p in packs) if packs else sum(self._kinds(iteration.work))
-        self.clock += max(layers + attention, iteration.swapped * self.server.swap)
+        """Let the time of an iteration pass, and sample its tokens."""
+        sampled = [r for r, n in iteration.work if n == r.left]
+        layers = self.server.tokens(sum(n for _, n in iteration.work)) + self.server.cost.logits_seconds(len(sampled))
+        attention = self._attention_seconds(iteration)
+        self.clock += max(layers + attention, iteration.swapped * self.server.swap_seconds_per_token)
         self.s_seconds += layers
         self.r_seconds += attention
         self.swapped += iteration.swapped
@@ -93,17 +131,24 @@ class _Run:
         for request, count in iteration.work:
             request.cached += count
         self.load.add(self.clock, sum(r.cached for r, _ in iteration.work))
-        self._draw(drawn)
+        self._sample(sampled)
 
-    def _kinds(self, work: list[tuple[ServedRequest, int]]) -> tuple[float, float]:
-        """Seconds of the attention of prompts, and of decoding."""
+    def _attention_seconds(self, iteration: Iteration) -> float:
+        """Return the longer kind of every pack; both kinds one after the other if nothing is packed (FluidInfer)."""
+        if iteration.packs:
+            return sum(max(self._by_kind(pack)) for pack in iteration.packs)
+        return sum(self._by_kind(iteration.work))
+
+    def _by_kind(self, work: Sequence[ScheduledTokens]) -> _AttentionSeconds:
         decoding = [r.cached for r, n in work if n == 1]
         prompts = sum(self.server.attention(r.cached, n) for r, n in work if n > 1)
-        return prompts, self.server.cost.attend * (sum(decoding) + len(decoding))
+        read = self.server.cost.attend_seconds_per_cached_token * (sum(decoding) + len(decoding))
+        return _AttentionSeconds(prompts, read)
 
-    def _draw(self, drawn: list[ServedRequest]) -> None:
-        self.tokens += len(drawn)
-        for request in drawn:
+    def _sample(self, sampled: Sequence[ServedRequest]) -> None:
+        """Give every request its next token, and end those that have their last."""
+        self.tokens += len(sampled)
+        for request in sampled:
             request.generated += 1
             if request.generated == self._new[request.row]:
                 self.policy.finish(request)
@@ -112,7 +157,17 @@ class _Run:
 
 
 def serve(server: Server, schedule: str, limits: ServerLimits, lengths: Lengths) -> Outcome:
-    """Run all rows through one server. schedule: a name in SERVING. S is the token-wise layers, R the attention."""
+    """Run all rows through one server.
+
+    Args:
+        server: The device.
+        schedule: A name in SERVING.
+        limits: Of an iteration.
+        lengths: The workload.
+
+    Returns:
+        The outcome; its S is the token-wise layers, its R the attention.
+    """
     memory = KvBlocks(server.capacity, server.block_tokens)
     run = _Run(server, SERVING[schedule](limits, memory, server), lengths)
     run.arrive()

@@ -1,72 +1,53 @@
-"""Lanes in their steady state: so many sequences of one length, each a token a step, through the workers of a job."""
+"""Lanes in their steady state, run by the workers of a job: what each of their operations takes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcdecode.attention.base import KvCache, LayerShape, capacity_for
 from hpcdecode.attention.open import open_kv_cache
-from hpcdecode.attention.prefill import PromptAttention
+from hpcdecode.attention.prefill import CpuPromptAttention
 from hpcdecode.engine.attention_worker import AttentionWorker
-from hpcdecode.engine.r_rank import Turns, lane_program, serve
+from hpcdecode.engine.r_rank import PlanOrder, lane_program, serve
 from hpcdecode.engine.s_rank import SRank
 from hpcdecode.exchange.base import Share, SLink
 from hpcdecode.exchange.local import LocalLink
 from hpcdecode.exchange.partition import Partition
 from hpcdecode.model import SplitModel
+from hpcdecode.planning.steady_lane import NoLink, NoSink, SteadyScheduler
+from hpcdecode.planning.steady_load import OperationSeconds, SteadyLoad
 from hpcdecode.ranks.launch import Team
-from hpcdecode.requests.params import SamplingParams
-from hpcdecode.requests.prompt import Prompt
-from hpcdecode.requests.sequence import Request, SequenceState
 from hpcdecode.requests.stops import Stops
-from hpcdecode.schedule.limits import LaneLimits
-from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.plan import Plan
-from hpcdecode.schedule.scheduler import Scheduler
-from hpcdecode.schedule.step import Step
 from hpcdecode.system.timeline import Timeline
 
-_FILL = 1024  # random rows that are repeated
-_TOKEN = 7
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
+    from hpcdecode.exchange.memory import LaneSpec
 
-@dataclass(frozen=True)
-class SteadyLoad:
-    """batch sequences of `context` tokens over `lanes` lanes. pieces: of an R-rank's work in a layer; messages: send
-    the activations as between hosts, not through shared memory. prompt, chunk: tokens of the prompts that ride along
-    with every lane, and of them in a step; 0 for none."""
-
-    batch: int
-    lanes: int
-    context: int
-    steps: int
-    pieces: int = 1
-    messages: bool = False
-    prompt: int = 0
-    chunk: int = 0
-
-    @property
-    def lane_batch(self) -> int:
-        return self.batch // self.lanes
-
-    @property
-    def prompts(self) -> int:
-        """Of every lane; the last is complete in the last step."""
-        return (self.steps + 1) * self.chunk // self.prompt if self.prompt else 0
-
-    @property
-    def limits(self) -> LaneLimits:
-        """Of a lane: beside its sequences, one prompt after the other."""
-        return LaneLimits(self.lane_batch + 1, 1, self.steps + 1, max(self.chunk, 1), None, schedule="fifo")
+_FILL = 1024  # random rows that are repeated in the KV cache
 
 
 class Steady:
-    """One rank of a world with one S-rank. model: on the S-rank. Every rank calls `run` with the same load."""
+    """One rank of a world with one S-rank; every rank makes the same calls with the same loads.
+
+    Args:
+        team: The ranks.
+        shapes: Of every attention layer.
+        model: On the S-rank, else None.
+        kv_dtype: Data type of the KV cache; None for that of the model.
+
+    Attributes:
+        parts: Number of R-ranks.
+        dtype: Name of the data type of q, k, v and o.
+    """
 
     def __init__(self, team: Team, shapes: list[LayerShape], model: SplitModel | None, kv_dtype: str | None = None):
         self.team, self.shapes, self.model = team, shapes, model
@@ -74,135 +55,158 @@ class Steady:
         self.dtype = team.broadcast(str(model.dtype).removeprefix("torch.") if model else None, str)
         self.kv_dtype = kv_dtype or self.dtype
 
-    def run(self, load: SteadyLoad) -> list[dict[str, float]]:
-        """Seconds of a step by operation, of every rank on every rank; `step` of the S-rank is that of all lanes.
+    def run(self, load: SteadyLoad) -> list[OperationSeconds]:
+        """Return the seconds of a step by operation, of every rank; `step` is their sum.
 
         One more step comes first, which the S-rank does not count: threads and caches are cold in it.
         """
         timeline = Timeline()
-        part = self._part(load, timeline) if self.team.me.has_r else None
-        links = self._links(load, part)
-        self.team.gather_all(0, int)  # all are filled
-        timeline.enter("other")
-        if self.model:
-            own = self._run_s(load, links, timeline, part)
+        worker = self._worker(load, timeline) if self.team.me.has_r else None
+        if self.model is not None:
+            own = self._run_s_rank(self.model, load, timeline, worker)
         else:
-            before, turns = timeline.shares(), Turns()
-            serve([lane_program(i, link, part, turns) for i, link in enumerate(links)], timeline)
-            own = _since(before, timeline, load.steps + 1)
-        for link in links if self.team.comm else ():
-            link.close()
+            assert worker is not None, "a rank has slices or attention"
+            own = self._run_r_rank(load, timeline, worker)
         return self.team.gather_all({**own, "step": sum(own.values())}, dict[str, float])
 
-    def _links(self, load: SteadyLoad, part: AttentionWorker | None) -> list:
-        """Of all lanes, this rank's end."""
-        slots, comm = load.limits.slots, self.team.comm
-        if comm is None:
-            return [LocalLink(part, lane, slots * lane) for lane in range(load.lanes)]
-        from hpcdecode.exchange.mpi import MpiRLink, MpiSLink
-        from hpcdecode.exchange.wire import shared_sizes
-
-        dtype = getattr(torch, self.dtype)
-        sizes = (0, 0) if load.messages else shared_sizes(self.shapes, load.lane_batch, load.chunk, dtype)
-        wire = (self.shapes, slots, dtype, sizes, Partition("request", self.parts), load.pieces)
-        comms = [comm.Dup() for _ in range(load.lanes)]
-        if part is None:
-            return [MpiSLink(c, *wire) for c in comms]
-        return [MpiRLink(c, *wire, first_slot=slots * lane) for lane, c in enumerate(comms)]
-
     def alone(self, load: SteadyLoad) -> tuple[float, float]:
-        """Seconds of a step of the S-rank and of the slowest R-rank, one side after the other, without an exchange."""
-        s = self._most(self._s_work(load)() if self.model else 0.0)
-        return s, self._most(0.0 if self.model else self._r_work(load)())
+        """Return the seconds of a step of the S-rank and of the slowest R-rank, one after the other, without links."""
+        s = self._slowest(self._s_work(self.model, load)() if self.model else 0.0)
+        return s, self._slowest(0.0 if self.model else self._r_work(load)())
 
     def at_once(self, load: SteadyLoad) -> tuple[float, float]:
-        """The same with all ranks at work, each for as long as any: what they leave each other of the machine."""
-        work = self._s_work(load) if self.model else self._r_work(load)
-        self.team.gather_all(0, int)
+        """Return what `alone` returns with all ranks at work, each until all have had a step.
+
+        The ranks leave each other less of the machine then.
+        """
+        assert self.team.comm is not None, "at_once: expected several ranks"
+        work = self._s_work(self.model, load) if self.model else self._r_work(load)
+        self._wait_for_all()
         steps = [work()]
         done = self.team.comm.Ibarrier()
         while not done.Test():
             steps.append(work())
         mean = sum(steps) / len(steps)
-        return self._most(mean if self.model else 0.0), self._most(0.0 if self.model else mean)
+        return self._slowest(mean if self.model else 0.0), self._slowest(0.0 if self.model else mean)
 
-    def _most(self, seconds: float) -> float:
+    def _wait_for_all(self) -> None:
+        self.team.gather_all(0, int)
+
+    def _slowest(self, seconds: float) -> float:
         return max(self.team.gather_all(seconds, float))
 
-    def _s_work(self, load: SteadyLoad) -> Callable[[], float]:
-        """Runs the S-rank's steps when attention takes no time; returns the seconds of one."""
-        return lambda: sum(self._run_s(load, [_NoLink()] * load.lanes, Timeline()).values())
+    def _run_s_rank(
+        self, model: SplitModel, load: SteadyLoad, timeline: Timeline, worker: AttentionWorker | None
+    ) -> OperationSeconds:
+        """Run the load's lanes; `worker` is this process's own attention, if there is no other rank."""
+        links = self._s_links(load, worker)
+        self._wait_for_all()  # their KV caches are filled
+        timeline.enter("other")
+        own = self._generate(model, load, links, timeline, worker)
+        for link in links:
+            link.close()
+        return own
+
+    def _run_r_rank(self, load: SteadyLoad, timeline: Timeline, worker: AttentionWorker) -> OperationSeconds:
+        """Attend for the load's lanes."""
+        from hpcdecode.exchange.mpi import MpiRLink
+
+        spec, slots = self._lane_spec(load), load.limits.slots
+        links = [MpiRLink(comm, spec, slots * lane) for lane, comm in enumerate(self._lane_comms(load))]
+        self._wait_for_all()
+        timeline.enter("other")
+        before, order = timeline.shares(), PlanOrder()
+        serve([lane_program(lane, link, worker, order) for lane, link in enumerate(links)], timeline)
+        own = _since(before, timeline, load.steps + 1)
+        for link in links:
+            link.close()
+        return own
+
+    def _s_links(self, load: SteadyLoad, worker: AttentionWorker | None) -> list[SLink]:
+        """Return the S-rank's ends of all lanes."""
+        if worker is not None:
+            return [LocalLink(worker, lane, load.limits.slots * lane) for lane in range(load.lanes)]
+        from hpcdecode.exchange.mpi import MpiSLink
+
+        spec = self._lane_spec(load)
+        return [MpiSLink(comm, spec) for comm in self._lane_comms(load)]
+
+    def _lane_spec(self, load: SteadyLoad) -> LaneSpec:
+        """Return what both ends of every lane agree on."""
+        from hpcdecode.exchange.memory import LaneSpec, shared_bytes
+
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        sizes = (0, 0) if load.messages else shared_bytes(self.shapes, load.lane_batch, load.chunk, dtype)
+        return LaneSpec(self.shapes, load.limits.slots, dtype, Partition("request", self.parts), sizes, load.pieces)
+
+    def _lane_comms(self, load: SteadyLoad) -> list[MPI.Intracomm]:
+        assert self.team.comm is not None, "links between ranks: expected several ranks"
+        return [self.team.comm.Dup() for _ in range(load.lanes)]
+
+    def _s_work(self, model: SplitModel, load: SteadyLoad) -> Callable[[], float]:
+        """Return a function that runs the S-rank's steps as if attention took no time, and returns a step's seconds."""
+        return lambda: sum(self._generate(model, load, [NoLink()] * load.lanes, Timeline()).values())
 
     def _r_work(self, load: SteadyLoad) -> Callable[[], float]:
-        """Runs a step's attention on this R-rank when its rows are there at once; returns its seconds."""
+        """Return a function that attends to random q, k and v on this R-rank, and returns a step's seconds."""
         timeline = Timeline()
-        part = self._part(load, timeline)
-        plan = Plan(decode=self._decode(load))
-        shares = [Share(plan, self._rank, load.limits.slots * lane) for lane in range(load.lanes)]
+        worker = self._worker(load, timeline)
+        plan = Plan(decode=self._places(load))
+        shares = [Share(plan, self._r_rank, load.limits.slots * lane) for lane in range(load.lanes)]
         widest = max(s.row_columns for s in self.shapes)
         rows = torch.randn(len(shares[0].whole.decode_rows), widest).to(getattr(torch, self.dtype))
 
         def step() -> float:
             timeline.lap()
             for lane, share in enumerate(shares):
-                part.begin(lane, share)
+                worker.apply(lane, share)
             for layer, shape in enumerate(self.shapes):
                 for lane, share in enumerate(shares):
                     out = torch.empty(len(rows), shape.out_columns, dtype=rows.dtype)
-                    part.attend(lane, layer, share.whole, rows[:, : shape.row_columns], rows[:0], out)
+                    worker.attend(lane, layer, share.whole, rows[:, : shape.row_columns], rows[:0], out)
             seconds = timeline.lap()
             for share in shares:
                 for slot in share.whole.decode_slots.tolist():
-                    part.store.truncate(slot, load.context)
+                    worker.kv_cache.truncate(slot, load.context)
             return seconds
 
         return step
 
     @property
-    def _rank(self) -> int:
-        """This R-rank's index among them."""
+    def _r_rank(self) -> int:
+        """Return this R-rank's index among the R-ranks."""
         return self.team.r_ranks.index(self.team.me.rank)
 
-    def _decode(self, load: SteadyLoad) -> np.ndarray:
-        """R-rank and slot of a lane's sequences; prompts take slots from the other end."""
+    def _places(self, load: SteadyLoad) -> NDArray[np.int32]:
+        """Return R-rank and slot of a lane's sequences, [n, 2]; prompts take slots from the other end."""
         i = np.arange(load.lane_batch)
         return np.stack([i % self.parts, load.limits.slots - 1 - i], axis=1).astype(np.int32)
 
-    def _run_s(
-        self, load: SteadyLoad, links: list[SLink], timeline: Timeline, part: AttentionWorker | None = None
-    ) -> dict[str, float]:
-        schedulers = [self._scheduler(lane, load) for lane in range(load.lanes)]
-        before: dict[str, float] = {}
-        schedulers[0].second = lambda: before.update(timeline.shares())
-        me, store = self.team.me, part.store if part else None
+    def _generate(
+        self,
+        model: SplitModel,
+        load: SteadyLoad,
+        links: Sequence[SLink],
+        timeline: Timeline,
+        worker: AttentionWorker | None = None,
+    ) -> OperationSeconds:
+        """Run the S-rank's lanes to their end; return the seconds of a step, without the first."""
+        places = [(rank, slot) for rank, slot in self._places(load).tolist()]
+        schedulers = [SteadyScheduler(lane, load, places, self.parts) for lane in range(load.lanes)]
+        before: OperationSeconds = {}
+        schedulers[0].before_second_step = lambda: before.update(timeline.shares())
+        me, kv_cache = self.team.me, worker.kv_cache if worker else None
         cpus = me.cpus if me.pinned else None
-        prompts = PromptAttention(self.shapes, dtype=self.dtype, threads=me.threads, cpus=cpus, beside=store)
-        worker = SRank(self.model, self.shapes, links, schedulers, _NoSink(), Stops(), prompts, timeline)
-        worker.run(lambda: None)
+        prompts = CpuPromptAttention(self.shapes, dtype=self.dtype, threads=me.threads, cpus=cpus, beside=kv_cache)
+        SRank(model, links, schedulers, NoSink(), Stops(), prompts, timeline).run(lambda: None)
         return _since(before, timeline, load.steps)
 
-    def _scheduler(self, lane: int, load: SteadyLoad) -> _SteadyScheduler:
-        """With all its sequences decoding, and the prompts to come."""
-        placement = Placement([1 << 40] * self.parts, 1, load.lanes)
-        scheduler = _SteadyScheduler(lane, _Prompts(load), placement, load.limits, Stops())
-        params = SamplingParams(ignore_eos=True)
-        for (rank, slot), line in zip(self._decode(load).tolist(), range(load.lane_batch), strict=True):
-            prompt = Prompt(line, str(line), [_TOKEN] * load.context, params)
-            request = Request(prompt, load.steps + 2, lane)
-            sequence = SequenceState(request, rank=rank, slot=slot, prefilled=load.context)
-            sequence.generated.append(_TOKEN)
-            request.sequences.append(sequence)
-            scheduler.requests[line] = request
-            scheduler.decoding.append(sequence)
-            placement.add(sequence)
-        return scheduler
-
-    def _part(self, load: SteadyLoad, timeline: Timeline) -> AttentionWorker:
-        """With the sequences' K and V in its store."""
+    def _worker(self, load: SteadyLoad, timeline: Timeline) -> AttentionWorker:
+        """Return an attention worker with the sequences' K and V in its KV cache."""
         slots, me = load.limits.slots, self.team.me
         held = load.batch // self.parts + load.lanes
         capacity = held * (load.context + load.steps + 128) + 2 * load.lanes * (load.prompt + 128)
-        store = open_kv_cache(
+        kv_cache = open_kv_cache(
             self.shapes,
             kv_dtype=self.kv_dtype,
             capacity_tokens=max(capacity, capacity_for(self.shapes, self.kv_dtype, 1 << 20)),
@@ -213,71 +217,21 @@ class Steady:
         )
         random = torch.randn(_FILL, max(s.kv_columns for s in self.shapes)).to(getattr(torch, self.dtype))
         for lane in range(load.lanes):
-            for slot in (self._decode(load)[self._rank :: self.parts, 1] + slots * lane).tolist():
-                self._fill(store, slot, load.context + load.steps + 1, random)  # so that no step touches new memory
-                store.truncate(slot, load.context)
-        return AttentionWorker(store, [None] * len(self.shapes), timeline)
+            for slot in (self._places(load)[self._r_rank :: self.parts, 1] + slots * lane).tolist():
+                self._fill(kv_cache, slot, load.context + load.steps + 1, random)  # so that no step touches new memory
+                kv_cache.truncate(slot, load.context)
+        return AttentionWorker(kv_cache, [None] * len(self.shapes), timeline)
 
-    def _fill(self, store: KvCache, slot: int, tokens: int, random: Tensor) -> None:
+    def _fill(self, kv_cache: KvCache, slot: int, tokens: int, random: Tensor) -> None:
+        """Put a sequence of `tokens` tokens into a slot, rows of `random` repeated."""
         for start in range(0, tokens, _FILL):
             count = min(_FILL, tokens - start)
-            store.extend([slot], [count])
+            slots, counts = np.array([slot], np.int32), np.array([count], np.int32)
+            kv_cache.extend(slots, counts)
             for layer, shape in enumerate(self.shapes):
-                store.append(layer, [slot], [count], random[:count, : shape.kv_columns].contiguous())
+                kv_cache.append(layer, slots, counts, random[:count, : shape.kv_columns].contiguous())
 
 
-def _since(before: dict[str, float], timeline: Timeline, steps: int) -> dict[str, float]:
-    """Seconds of a step by operation."""
+def _since(before: OperationSeconds, timeline: Timeline, steps: int) -> OperationSeconds:
+    """Return the seconds of a step by operation."""
     return {o: (s - before.get(o, 0.0)) / steps for o, s in timeline.shares().items()}
-
-
-class _SteadyScheduler(Scheduler):
-    """Calls `second` before its second step."""
-
-    second: Callable[[], None] | None = None
-    _steps = 0
-
-    def next_step(self, now: int) -> Step:
-        self._steps += 1
-        if self._steps == 2 and self.second:
-            self.second()
-        return super().next_step(now)
-
-
-class _NoLink:
-    """A lane whose attention takes no time."""
-
-    def begin(self, plan) -> None:
-        pass
-
-    def post(self, layer, q, k, v, o) -> None:
-        o.zero_()
-
-    def wait(self) -> None:
-        pass
-
-    def take(self) -> None:
-        pass
-
-
-class _Prompts:
-    """Feed of a lane: rows that are done with their prompt."""
-
-    def __init__(self, load: SteadyLoad):
-        lines = range(load.lane_batch, load.lane_batch + load.prompts)
-        params = SamplingParams(max_tokens=1, ignore_eos=True)
-        self._rows = [Prompt(line, str(line), [_TOKEN] * load.prompt, params) for line in lines]
-
-    def peek(self) -> Prompt | None:
-        return self._rows[-1] if self._rows else None
-
-    def pop(self) -> Prompt:
-        return self._rows.pop()
-
-    def refuse(self, prompt, reason) -> None:
-        raise IndexError(reason)
-
-
-class _NoSink:
-    def finish(self, request) -> None:
-        pass

@@ -1,1 +1,1 @@
-"""Which rank plays which role, and how a world starts, is watched and ends."""
+"""The ranks of a job: their roles, and how they start, are watched and end."""

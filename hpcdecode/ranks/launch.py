@@ -1,15 +1,16 @@
-"""From processes to a world, and how it ends."""
+"""Start and end of a world: from the processes of a launcher to a team of ranks."""
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import socket
 import sys
 import time
 import traceback
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 import msgspec
 
@@ -21,22 +22,24 @@ from hpcdecode.system.cores import arranged, nodes_of
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# Set for the ranks by mpiexec (Hydra, PRTE, Open MPI) and by srun with a PMI plug-in.
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+# mpiexec (Hydra, PRTE, Open MPI) and srun with a PMI plug-in set these for the ranks.
 _LAUNCHERS = ("PMI_SIZE", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "PALS_RANKID", "MPI_LOCALNRANKS")
 
-# How many it started, by the launchers' own variables.
+# Variables in which the launchers say how many processes they started.
 _COUNTS = {"srun": ("SLURM_STEP_NUM_TASKS",), "mpiexec": ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")}
 
 _SHARED_MEMORY = "/dev/shm"
-_LITTLE_SHARED = 16 << 20  # bytes; MPICH dies of a bus error in MPI_Init where a world of 3 finds less than 8 MiB
-
+_LITTLE_SHARED = 16 << 20  # bytes; with less than 8 MiB MPI_Init of MPICH ends 3 ranks by a bus error
 _LEAVE_SECONDS = 2.0
 _SPEAK_SECONDS = 0.3
 _WAIT_FOR_END_SECONDS = 10.0
 
 
 def connect() -> MPI.Intracomm | None:
-    """COMM_WORLD if a launcher started this process as one rank of several, else None."""
+    """Return COMM_WORLD if a launcher started this process as one of several ranks, else None."""
     if not any(name in os.environ for name in _LAUNCHERS):
         return None
     from mpi4py import MPI
@@ -45,22 +48,26 @@ def connect() -> MPI.Intracomm | None:
 
 
 def started() -> int:
-    """Ranks that the launcher started, by its variables; 2 where it does not say how many."""
+    """Return how many ranks the launcher started, by its variables; 2 if it started some and does not say how many."""
     unknown = 2 if any(name in os.environ for name in _LAUNCHERS) else 1
     return max(map(_count, _COUNTS)) or unknown
 
 
 def _count(launcher: str) -> int:
-    """Processes that it started, by its variables; 0 where they are not there."""
+    """Return how many processes `launcher` started, by its variables; 0 if they are not set."""
     return max(int(os.environ.get(name, "0")) for name in _COUNTS[launcher])
 
 
 def world() -> MPI.Intracomm | None:
-    """As `connect`; UserError where a launcher started several ranks that MPI does not bring together."""
+    """Return what `connect` returns, after checks of what the launcher has set up.
+
+    Raises:
+        UserError: If a launcher started several processes and MPI sees each of them as a world of its own.
+    """
     if started() > 1 and (free := _shared_memory()) < _LITTLE_SHARED:
         if is_lead():
-            room = f"{free >> 20}M of shared memory ({_SHARED_MEMORY}) are free"
-            print(f"hpcdecode: {room}: MPI may end with a bus error; enlarge it", file=sys.stderr, flush=True)
+            finding = f"{free >> 20}M of shared memory ({_SHARED_MEMORY}) are free"
+            logger.warning(f"hpcdecode: {finding}: MPI may end with a bus error; enlarge it")
         time.sleep(_SPEAK_SECONDS)
     comm = connect()
     if comm is None and (problem := fallen_apart()):
@@ -70,7 +77,7 @@ def world() -> MPI.Intracomm | None:
 
 
 def _shared_memory() -> int:
-    """Bytes of shared memory that are free on this host."""
+    """Return the bytes of shared memory that are free on this host."""
     try:
         status = os.statvfs(_SHARED_MEMORY)
     except OSError:
@@ -79,7 +86,7 @@ def _shared_memory() -> int:
 
 
 def fallen_apart() -> tuple[str, str] | None:
-    """What is wrong and what to do, for a world of 1 in which a launcher started several processes."""
+    """Return finding and remedy if a launcher started several processes and MPI sees a world of 1, else None."""
     for launcher in _COUNTS:
         if (count := _count(launcher)) > 1:
             remedy = (
@@ -93,9 +100,15 @@ def fallen_apart() -> tuple[str, str] | None:
 
 
 class Team:
-    """The ranks of a job: all of them, and this one's place among them. `comm` is None where there is only one.
+    """The ranks of a job, and this rank's place among them.
 
-    place, s_ranks, r_ranks: in `ranks` and in `comm`.
+    Attributes:
+        comm: Communicator of the ranks; None if there is only one.
+        ranks: All ranks, in the order of `comm`.
+        place: Position of this rank in `ranks`.
+        me: This rank.
+        s_ranks: Positions of the ranks with role S.
+        r_ranks: Positions of the ranks with role R.
     """
 
     def __init__(self, comm: MPI.Intracomm | None, ranks: list[Rank]):
@@ -111,23 +124,33 @@ class Team:
         return self.place == self.s_ranks[0]
 
     def pin(self) -> None:
-        """Keep this process to its cores, if it has some of its own."""
+        """Bind this process to its cores, if it has cores of its own."""
         if self.me.pinned:
             os.sched_setaffinity(0, self.me.cpus)
 
-    def broadcast(self, value, kind):
-        """The lead's `value` on every rank, as msgspec type `kind`."""
+    def broadcast(self, value: T | None, kind: type[T]) -> T:
+        """Return the lead's `value` on every rank, as msgspec type `kind`; the others may pass None."""
         return broadcast(self.comm, value, kind, self.s_ranks[0])
 
-    def gather_all(self, value, kind) -> list:
-        """`value` of every rank, by rank, on every rank."""
+    def gather_all(self, value: T, kind: type[T]) -> list[T]:
+        """Return the values of all ranks, in the order of `ranks`, on every rank."""
         return gather_all(self.comm, value, kind)
 
 
 def assemble(
     comm: MPI.Intracomm | None, s_ranks: int | None, device: str | None = "cpu", r_device: str = "cpu"
 ) -> Team:
-    """Give every rank its role, devices and cores; UserError if the world cannot have what is asked for."""
+    """Give every rank its role, devices and cores. Collective over `comm`.
+
+    Args:
+        comm: The world; None for a single process.
+        s_ranks: Number of S-ranks; None chooses.
+        device: Device of S-ranks, `cpu` or `cuda`; None chooses.
+        r_device: Device of R-ranks, `cpu`, `cuda` or `auto`.
+
+    Raises:
+        UserError: If the world does not have what is asked for.
+    """
     me = Rank(
         rank=comm.rank if comm else 0,
         host=socket.gethostname(),
@@ -147,12 +170,14 @@ def assemble(
 
 
 def survivors(team: Team) -> Team:
-    """What is left of a team whose loss `ulfm.unless_lost` has told, with the same roles.
+    """Return the remaining ranks of a team as a team with the same roles, after `ulfm.unless_lost` has returned None.
 
-    Raises RankLost, on one rank, where it cannot go on: an S-rank is among the lost, or no R-rank is left.
+    Raises:
+        RankLost: On one rank, if an S-rank is lost or no R-rank remains.
     """
     from hpcdecode.mpi import ulfm
 
+    assert team.comm is not None, "a single process has no ranks to lose"
     comm, places = ulfm.shrunk(team.comm)
     left = Team(comm, [team.ranks[place] for place in places])
     if len(left.s_ranks) == len(team.s_ranks) and left.r_ranks:
@@ -165,7 +190,7 @@ def survivors(team: Team) -> Team:
 
 
 def named(ranks: Iterable[Rank]) -> str:
-    """Such as `rank 2 (R) on node17`."""
+    """Return the ranks as text, such as `rank 2 (R) on node17`."""
     return ", ".join(f"rank {r.rank} ({r.role}) on {r.host}" for r in ranks)
 
 
@@ -175,14 +200,14 @@ def _visible_gpus() -> list[str]:
     numbers = range(torch.cuda.device_count())
     try:
         return [str(torch.cuda.get_device_properties(i).uuid) for i in numbers]
-    except (AttributeError, RuntimeError):  # a driver that does not tell; ranks are taken to see the same ones
+    except (AttributeError, RuntimeError):  # a driver without UUIDs; all ranks are taken to see the same GPUs
         return list(map(str, numbers))
 
 
-def broadcast(comm: MPI.Intracomm | None, value, kind, root: int = 0):
-    """`value` of rank `root` on every rank, as msgspec type `kind`; waits without burning a core."""
+def broadcast(comm: MPI.Intracomm | None, value: T | None, kind: type[T], root: int = 0) -> T:
+    """Return the `value` of rank `root` on every rank, as msgspec type `kind`; wait without using a core."""
     if comm is None:
-        return value
+        return cast(T, value)  # the only rank is the root, which passes a value
     import numpy as np
 
     from hpcdecode.mpi.wait import wait
@@ -195,25 +220,26 @@ def broadcast(comm: MPI.Intracomm | None, value, kind, root: int = 0):
     return msgspec.msgpack.decode(wire.tobytes(), type=kind)
 
 
-def gather_all(comm: MPI.Intracomm | None, value, kind) -> list:
-    """`value` of every rank, by rank, on every rank."""
+def gather_all(comm: MPI.Intracomm | None, value: T, kind: type[T]) -> list[T]:
+    """Return the values of all ranks of `comm`, by rank, on every rank, as msgspec type `kind`."""
     if comm is None:
         return [value]
     return [broadcast(comm, value, kind, root) for root in range(comm.size)]
 
 
 def is_lead() -> bool:
-    """Whether this process is the one that prints for all, as far as the launcher's variables tell."""
+    """Return whether this process prints for all, as far as the launcher's variables tell."""
     names = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
     return all(os.environ.get(name, "0") == "0" for name in names)
 
 
 def leave(comm: MPI.Intracomm | None, code: int) -> int:
-    """`code`, once other processes have had time to end: launchers that kill on bad exit report those left as killed.
+    """Return the exit code `code` of a single process; end the process of a rank, since ending Python takes long.
 
-    At the end of a job all ranks but one have exit code 0. Ranks of a world end here: taking Python down takes long.
+    A bad code waits until other ranks have ended, because launchers kill the remaining ranks and report them as killed.
+    At the end of a job all ranks but one have exit code 0.
     """
-    survived = comm is not None and _part(comm)
+    survived = comm is not None and _finalize(comm)
     if code and started() > 1:
         time.sleep(_LEAVE_SECONDS)
     if comm is None:
@@ -221,12 +247,12 @@ def leave(comm: MPI.Intracomm | None, code: int) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     if not survived:
-        ctypes.PyDLL(None).exit(code)  # MPICH has yet to say goodbye to its launcher, which it does in there
+        ctypes.PyDLL(None).exit(code)  # the exit handlers of MPICH report to its launcher
     os._exit(code)
 
 
-def _part(comm: MPI.Intracomm) -> bool:
-    """Returns once all ranks have called it: whether some were lost; MPI is not finalized then, as it would wait."""
+def _finalize(comm: MPI.Intracomm) -> bool:
+    """Finalize MPI together with all ranks; return True without that if some are lost, for which it would wait."""
     from mpi4py import MPI
 
     from hpcdecode.mpi import ulfm
@@ -239,29 +265,36 @@ def _part(comm: MPI.Intracomm) -> bool:
 
 
 def abort(comm: MPI.Intracomm | None, error: BaseException, code: int = 1) -> NoReturn:
-    """End all ranks at once, naming this rank, its host and the cause."""
+    """End all ranks at once, with a message that names this rank, its host and the cause."""
     expected = isinstance(error, (UserError, RankLost, InvariantViolation))
     if not expected:
-        traceback.print_exception(error)
+        last_words("".join(traceback.format_exception(error)).rstrip("\n"))
     rank = comm.rank if comm else 0
     cause = str(error) if expected else f"{type(error).__name__}: {error}"
-    print(f"hpcdecode: rank {rank} on {socket.gethostname()} failed: {cause}", file=sys.stderr, flush=True)
+    last_words(f"hpcdecode: rank {rank} on {socket.gethostname()} failed: {cause}")
     if comm is not None:
         end_all(comm, code)
     raise SystemExit(code)
 
 
+def last_words(text: str) -> None:
+    """Log why the process is about to be ended; print it if no logging is set up, so that it never ends silently."""
+    logger.error(text)
+    if not logging.getLogger().handlers:
+        print(text, file=sys.stderr, flush=True)
+
+
 def end_all(comm: MPI.Intracomm | None, code: int = 1) -> NoReturn:
-    """End all ranks at once, from any thread, once what was printed is out."""
+    """End all ranks at once, from any thread, after a moment in which launchers pass on the output."""
     if comm is not None:
-        time.sleep(_SPEAK_SECONDS)  # launchers drop output that they have not passed on yet
+        time.sleep(_SPEAK_SECONDS)
         if not _alone(comm):
             comm.Abort(code)
     os._exit(code)
 
 
 def _alone(comm: MPI.Intracomm) -> bool:
-    """Whether all other ranks are lost: Open MPI's mpiexec would report an abort as success."""
+    """Return whether all other ranks are lost, where mpiexec of Open MPI would report an abort as success."""
     from hpcdecode.mpi import ulfm
 
     return len(ulfm.lost(comm)) == comm.size - 1

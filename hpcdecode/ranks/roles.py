@@ -1,4 +1,4 @@
-"""Who does what in a world, on which cores and GPUs: every rank decides it alike, from what all of them see."""
+"""Roles, cores and GPUs of the ranks of a world. Every rank computes the same assignment from the same facts."""
 
 from __future__ import annotations
 
@@ -9,51 +9,76 @@ import msgspec
 
 from hpcdecode.errors import UserError
 
-_BESIDE_GPU = 2  # cores at most of a rank that computes on a GPU, where others of its host compute on cores
+_BESIDE_GPU = 2  # most cores of a rank that computes on a GPU, if other ranks of its host compute on cores
 
 
 class Rank(msgspec.Struct, kw_only=True):
-    """One rank, as printed in the topology."""
+    """One rank, as printed in the topology.
 
-    rank: int  # in the world as it began
+    Attributes:
+        rank: Rank in the world at its start.
+        host: Host name.
+        cpus: CPUs that it may use.
+        gpus: GPUs that it sees, by names that are the same on all ranks of a host.
+        role: `S`, `R` or `SR`.
+        device: Device of the slices.
+        kv_device: Device of the KV cache and its attention.
+        threads: Threads that compute.
+        pinned: Whether the threads are pinned to `cpus`.
+        numa: NUMA nodes of `cpus`.
+        isa: Instruction set of the attention kernels.
+        kv_tokens: Capacity of the KV cache.
+        gpu_mpi: Whether its MPI takes the memory of GPUs.
+        speed: Speed of attention relative to the slowest R-rank; 1 if R-ranks are alike.
+    """
+
+    rank: int
     host: str
     cpus: list[int]
-    gpus: list[str] = []  # that it sees, by names that are the same on all ranks of a host
+    gpus: list[str] = []
     role: str = ""
-    device: str = "cpu"  # of the slices
-    kv_device: str = "cpu"  # of the KV cache and its attention
+    device: str = "cpu"
+    kv_device: str = "cpu"
     threads: int = 1
     pinned: bool = False
     numa: str = ""
     isa: str = ""
     kv_tokens: int = 0
-    gpu_mpi: bool = False  # whether its MPI takes the memory of GPUs
-    speed: float = 1.0  # of attention, where R-ranks differ: the slowest has 1
+    gpu_mpi: bool = False
+    speed: float = 1.0
 
     @property
     def has_s(self) -> bool:
+        """Whether it plays the role S."""
         return "S" in self.role
 
     @property
     def has_r(self) -> bool:
+        """Whether it plays the role R."""
         return "R" in self.role
 
     @property
     def uses_cores(self) -> bool:
-        """Whether it computes on them, rather than on GPUs alone."""
+        """Whether it computes on cores, not on GPUs alone."""
         return (self.has_s and self.device == "cpu") or (self.has_r and self.kv_device == "cpu")
 
 
 def assign(ranks: Sequence[Rank], s_ranks: int | None, device: str | None, r_device: str) -> None:
-    """Give every rank its role, devices and cores. The rest is as in `EngineOptions`; UserError where the world cannot
-    have it."""
+    """Set role, devices and cores of every rank; the arguments are those of `EngineOptions`.
+
+    Raises:
+        UserError: If the world does not have what is asked for.
+    """
     assign_roles(ranks, s_ranks)
     assign_devices(ranks, device, r_device)
     assign_cores(ranks)
 
 
 def assign_roles(ranks: Sequence[Rank], s_ranks: int | None) -> None:
-    """S-ranks are `s_ranks` ranks, those that see a GPU first; if not given, those that see one, or else rank 0."""
+    """Make `s_ranks` ranks S-ranks, those that see a GPU first, and the others R-ranks.
+
+    Without a number all ranks that see a GPU become S-ranks, or rank 0 if none or all of them see one.
+    """
     size = len(ranks)
     if size == 1:
         if s_ranks not in (None, 1):
@@ -76,10 +101,10 @@ def assign_roles(ranks: Sequence[Rank], s_ranks: int | None) -> None:
 
 
 def assign_devices(ranks: Sequence[Rank], device: str | None, r_device: str) -> None:
-    """Where every rank computes slices, and where it keeps the KV cache and attends.
+    """Set the devices of every rank's slices and KV cache.
 
-    A rank takes the GPU that, of those that it sees, fewest have taken; S-ranks choose first. r_device `auto`: R-ranks
-    take a GPU that no other has. A rank of both roles has both on one.
+    S-ranks choose first. A rank takes the GPU that the fewest ranks have taken so far. With r_device `auto` an R-rank
+    only takes a GPU that is free. A rank of both roles uses one GPU for both.
     """
     _require_gpus("--device", device, [r for r in ranks if r.has_s])
     _require_gpus("--r-device", r_device, [r for r in ranks if r.has_r])
@@ -92,7 +117,7 @@ def assign_devices(ranks: Sequence[Rank], device: str | None, r_device: str) -> 
 
 
 def _take(rank: Rank, taken: Counter[tuple[str, str]], free: bool = False) -> str:
-    """The device; the CPU where the rank sees no GPU, or none that is free."""
+    """Take a GPU for a rank and return its device, or `cpu` if the rank sees none, or none that is free."""
     users = [taken[rank.host, gpu] for gpu in rank.gpus]
     if not users or (free and min(users)):
         return "cpu"
@@ -112,7 +137,7 @@ def _require_gpus(flag: str, device: str | None, ranks: Iterable[Rank]) -> None:
 
 
 def assign_cores(ranks: Sequence[Rank]) -> None:
-    """Ranks of a host that were given the same cores share them out, if there are enough for all."""
+    """Divide cores among the ranks of a host that were given the same ones, if there are enough for all."""
     given = {rank.rank: rank.cpus for rank in ranks}
     for rank in ranks:
         cpus = given[rank.rank]
@@ -127,7 +152,7 @@ def assign_cores(ranks: Sequence[Rank]) -> None:
 
 
 def _shares(cores: int, computes: Sequence[bool]) -> list[int]:
-    """Even ones, but for ranks that have few because they do not compute on cores while others do."""
+    """Return the cores of every rank: few for those that do not compute on cores, the rest in even shares."""
     few = min(_BESIDE_GPU, cores // len(computes))
     if any(computes):
         cores -= few * (len(computes) - sum(computes))

@@ -1,12 +1,12 @@
-"""Never a silent hang: every rank tells another what it is doing, and one that does not move ends the job by name.
+"""Watchdog against silent hangs: ranks report their progress, and the job ends with the name of one that makes none.
 
-All ranks report to the lead, and the lead to one of them. They need a thread each, which sleeps nearly all the time.
+All ranks report to the lead, and the lead reports to one of them, its deputy. Every rank runs a thread for this, which
+sleeps nearly all the time.
 """
 
 from __future__ import annotations
 
 import resource
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -23,35 +23,35 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _LONGEST_INTERVAL = 2.0  # seconds between two reports
-_GRACE_INTERVALS = 2  # from the first rank that seems stuck: those that wait for it may seem so before it
+_GRACE_INTERVALS = 2  # after the first suspicion: ranks that wait for the stuck one may be suspected before it
 _LAST_NAP = 0.01
-_CPU_SHARE = 1e-3  # of the time; polling alone takes more, a process that hangs takes none
+_CPU_SHARE = 1e-3  # of the time; a process that hangs uses none, and polling alone uses more
 _BOUNDED = frozenset(("slice", "logits", "post", "prefill", "take", "sample", "append", "attend", "wait"))
 _NAMES = tuple(OPERATIONS)
 _BYE = -1
-_SILENT, _STUCK, _WAITING = range(3)  # who is to blame rather than whom
+_SILENT, _STUCK, _WAITING = range(3)  # kinds of trouble, the likeliest cause first
 
 
 class Vitals:
-    """What this rank can say of itself: its operation, and since when nothing moves.
+    """Progress of this rank: its operation, and for how long nothing has moved.
 
-    An operation of a step moves when it ends. Others (load, end, desk, ...) may take as long as the process computes,
-    reads or writes. An R-rank may wait for ever: it is the S-ranks that have to say something.
+    An operation of a step makes progress when it ends. Others (load, end, desk, ...) make progress while the process
+    computes, reads or writes. An R-rank may wait for any time, because S-ranks decide what comes next.
     """
 
     def __init__(self, timeline: Timeline, *, has_s: bool):
         self._timeline = timeline
         self._patient = ("idle",) if has_s else ("idle", "wait")
-        self._seen: tuple = ()
+        self._seen: tuple[str | int, ...] = ()
         self._cpu, self._moved = 0.0, time.monotonic()
         self._taken = self._moved
 
     def take(self) -> tuple[str, float]:
-        """The operation, and seconds without movement."""
+        """Return the operation and the seconds without progress."""
         operation, since = self._timeline.current
         now, use = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
         cpu = use.ru_utime + use.ru_stime - time.thread_time()
-        seen: tuple = (operation, since)
+        seen: tuple[str | int, ...] = (operation, since)
         if operation not in _BOUNDED:
             seen += (use.ru_majflt, use.ru_inblock, use.ru_oublock)
             computes = cpu - self._cpu > _CPU_SHARE * (now - self._taken)
@@ -64,13 +64,19 @@ class Vitals:
 
 
 class _Seen:
-    """What is known of a watched rank."""
+    """Last report of a watched rank.
+
+    Attributes:
+        operation: Its operation.
+        still: Seconds without progress, by its own account.
+        at: Time of the report, monotonic.
+    """
 
     def __init__(self) -> None:
-        self.operation, self.still, self.at = "load", 0.0, time.monotonic()  # still: seconds, as it said itself
+        self.operation, self.still, self.at = "load", 0.0, time.monotonic()
 
     def trouble(self, now: float, timeout: float) -> tuple[int, float] | None:
-        """(kind, seconds) where the rank is over its time."""
+        """Return the kind of trouble and its seconds if they exceed `timeout`, else None."""
         if now - self.at > timeout:
             return _SILENT, now - self.at
         if self.still > timeout:
@@ -79,10 +85,15 @@ class _Seen:
 
 
 class Watchdog:
-    """As a context, made by all ranks of `team`: aborts the job where a rank does not move for `timeout` seconds.
+    """Context that ends the job, with a message, if a rank makes no progress for `timeout` seconds.
 
-    0 never does. It names the rank, its host and its operation. A job that was stopped as a whole and goes on is left
-    alone.
+    All ranks of the team enter it. The message names the rank, its host and its operation. A job that was suspended
+    and resumed as a whole goes on.
+
+    Args:
+        team: The ranks.
+        timeline: Timeline of this rank.
+        timeout: Seconds; 0 never ends the job.
     """
 
     def __init__(self, team: Team, timeline: Timeline, timeout: float):
@@ -94,7 +105,7 @@ class Watchdog:
         self._sent: MPI.Request | None = None
         self._watched = {rank: _Seen() for rank in range(len(team.ranks)) if team.lead}
         self._choose_deputy()
-        self._suspected: float | None = None  # since when
+        self._suspected_since: float | None = None
 
     def __enter__(self) -> Watchdog:
         if self._timeout:
@@ -123,7 +134,7 @@ class Watchdog:
         self._part()
 
     def _part(self) -> None:
-        """Say goodbye, and watch on those that have not."""
+        """Say goodbye, and go on to watch the ranks that have not said it."""
         if self._failed:
             return
         self._watched.pop(self._team.place, None)
@@ -134,14 +145,14 @@ class Watchdog:
             time.sleep(_LAST_NAP)
 
     def _talk(self, code: int | None = None, still: float = 0.0, *, urgent: bool = False) -> None:
-        """Take the reports that have come, and send one if there is something to report."""
+        """Receive the reports that have come, and send one if `code` is given."""
         if self._comm is None:
             return
         from mpi4py import MPI
 
         from hpcdecode.mpi import ulfm
 
-        with suppress(MPI.Exception):  # of a rank that is lost: there is nothing to say to it, and nothing to hear
+        with suppress(MPI.Exception):  # a message from or to a rank that is lost
             lost = set(ulfm.lost(self._comm))
             if lost != self._lost:
                 self._lost = lost
@@ -151,7 +162,7 @@ class Watchdog:
             self._receive()
 
     def _choose_deputy(self) -> None:
-        """The first of the others watches the lead. The lost are watched by nobody."""
+        """Let the first of the other ranks watch the lead, and stop to watch ranks that are lost."""
         for rank in self._lost:
             self._watched.pop(rank, None)
         others = (rank for rank in range(len(self._team.ranks)) if rank != self._lead and rank not in self._lost)
@@ -161,7 +172,9 @@ class Watchdog:
             self._watched.setdefault(self._lead, _Seen())
 
     def _send(self, code: int, still: float, urgent: bool) -> None:
-        """A report that the receiver has not taken yet makes way for none but the last."""
+        """Send a report unless the receiver has not taken the last one; wait for that if `urgent`."""
+        if self._comm is None or self._target is None:
+            return
         if self._sent is not None and urgent:
             wait(self._sent)
         if self._sent is None or self._sent.Test():
@@ -173,6 +186,8 @@ class Watchdog:
     def _receive(self) -> None:
         from mpi4py import MPI
 
+        if self._comm is None:
+            return
         status, wire = MPI.Status(), np.empty(2)
         while self._comm.Iprobe(status=status):
             self._comm.Recv(wire, status.source)
@@ -184,33 +199,31 @@ class Watchdog:
             return
         seen = self._watched.setdefault(rank, _Seen())
         seen.operation, seen.at = _NAMES[code], time.monotonic()
-        seen.still = still if self._team.lead else 0.0  # the lead judges itself while it can
+        seen.still = still if self._team.lead else 0.0  # the lead itself judges whether it is stuck
 
     def _forgive(self, now: float) -> None:
-        """This process was stopped itself, and probably all of them: begin anew."""
-        self._suspected = None
+        """Begin anew after this process was suspended, as probably all of them were."""
+        self._suspected_since = None
         for seen in self._watched.values():
             seen.at = now
 
     def _judge(self, now: float) -> None:
-        """Once a rank is over its time, and those that may be the cause have had theirs, end the job."""
+        """End the job if a rank has exceeded the timeout, after a grace time in which its cause may show."""
         troubles = {rank: t for rank, seen in self._watched.items() if (t := seen.trouble(now, self._timeout))}
         if not troubles:
-            self._suspected = None
+            self._suspected_since = None
             return
-        self._suspected = self._suspected or now
-        if now - self._suspected >= _GRACE_INTERVALS * self._interval:
+        self._suspected_since = self._suspected_since or now
+        if now - self._suspected_since >= _GRACE_INTERVALS * self._interval:
             rank = min(troubles, key=lambda rank: (troubles[rank][0], -troubles[rank][1]))
             self._end(rank, *troubles[rank])
 
     def _end(self, rank: int, kind: int, seconds: float) -> NoReturn:
         where, operation = self._team.ranks[rank].host, self._watched[rank].operation
         sign = "no sign of life" if kind == _SILENT else "no progress"
-        print(
+        launch.last_words(
             f"hpcdecode: rank {rank} on {where} stalled: {sign} for {seconds:.0f} s, in {operation} "
-            f"({OPERATIONS[operation]}); the same command goes on (--stall-timeout {self._timeout:g})",
-            file=sys.stderr,
-            flush=True,
+            f"({OPERATIONS[operation]}); the same command goes on (--stall-timeout {self._timeout:g})"
         )
         launch.end_all(self._comm)
 

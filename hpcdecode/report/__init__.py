@@ -1,1 +1,1 @@
-"""Counters, progress, text and plots."""
+"""What a job reports: counters, progress, tables, traces and plots."""

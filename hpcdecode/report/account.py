@@ -1,4 +1,4 @@
-"""Where a rank's time went: read from a trace or from results, as a table."""
+"""Time accounts of the ranks: made from timelines, read from traces or results, shown as tables."""
 
 from __future__ import annotations
 
@@ -13,17 +13,25 @@ from hpcdecode.ranks.roles import Rank
 from hpcdecode.report.text import table
 from hpcdecode.system.timeline import OPERATIONS, Timeline
 
-GROUPS = {  # of operations; what they are for a reader
+GROUPS = {  # of operations, as reports show them
     "busy": ("slice", "logits", "prefill", "sample", "append", "attend"),
     "overhead": ("plan", "post", "take", "commit", "desk"),
     "wait": ("wait",),
     "bubble": ("idle",),
 }
-_SAMPLES = 256  # of the KV load, in results
+_SAMPLES = 256  # most samples of the KV load in results
 
 
 class Account(msgspec.Struct, frozen=True):
-    """Of one rank. seconds: by operation, all of them; load: (seconds since its start, tokens in its KV cache)."""
+    """Time account of one rank.
+
+    Attributes:
+        rank: Rank in the world at its start.
+        host: Host name.
+        role: `S`, `R` or `SR`.
+        seconds: Seconds of every operation that took any.
+        load: Samples of (seconds since the rank's start, tokens in its KV cache).
+    """
 
     rank: int
     host: str
@@ -33,6 +41,7 @@ class Account(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(rank: Rank, timeline: Timeline) -> Account:
+        """Return the account of `rank` from its timeline."""
         load = timeline.load
         every = -(-len(load.values) // _SAMPLES) or 1
         seconds = ((start - timeline.began) * 1e-9 for start in load.starts[::every])
@@ -41,11 +50,11 @@ class Account(msgspec.Struct, frozen=True):
 
     @property
     def work(self) -> float:
-        """Seconds of the work on rows: without its start and its end."""
+        """Return the seconds of the work on rows, without start and end."""
         return sum(self.seconds.get(o, 0.0) for group in GROUPS.values() for o in group)
 
     def share(self, group: str) -> float:
-        """Of `work`, that of a group of operations."""
+        """Return the share of a group of operations in `work`."""
         return sum(self.seconds.get(o, 0.0) for o in GROUPS[group]) / max(self.work, 1e-9)
 
 
@@ -58,7 +67,11 @@ class _TraceFile(msgspec.Struct):
 
 
 def read(path: str) -> list[Account]:
-    """The ranks' accounts from a trace or a results file; UserError if it is neither, or has none."""
+    """Return the ranks' accounts from a trace or a results file.
+
+    Raises:
+        UserError: If the file is neither, or has no accounts yet.
+    """
     try:
         if not Path(path).is_file():
             raise UserError(f"{path}: expected results, or a file that --trace wrote, found none")
@@ -76,7 +89,7 @@ def read(path: str) -> list[Account]:
 
 
 def text(accounts: list[Account]) -> str:
-    """Shares of the work by rank, then the seconds of single operations."""
+    """Return two tables: every rank's shares of the work, and the seconds of its operations."""
     header = ("rank", "role", "host", "work", *GROUPS, "peak KV")
     shares = (
         (a.rank, a.role, a.host, f"{a.work:.2f} s", *(f"{a.share(g):.1%}" for g in GROUPS), _peak(a)) for a in accounts

@@ -1,4 +1,4 @@
-"""What every benchmark prints: the machine, and cases with their ratio to a reference."""
+"""The output of every benchmark: the machine, and cases with their ratio to a reference."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hpcdecode.attention import base as attention
 
 
 def case(name: str, values: Sequence[float], unit: str, reference: str, ratios: Sequence[float]) -> dict[str, Any]:
-    """Medians of the values and of their ratios to the reference."""
+    """Return a case with the medians of the values and of their ratios to the reference."""
     return entry(name, statistics.median(values), unit, reference, statistics.median(ratios), ratios)
 
 
 def entry(name: str, value: float, unit: str, reference: str, ratio: float, ratios: Sequence[float]) -> dict[str, Any]:
-    """A figure and its ratio to the reference; spread: the quartiles of the single ratios."""
+    """Return a case with a value, its ratio to the reference, and the quartiles of single ratios as `spread`."""
     low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else (ratios[0],) * 3
     return {
         "case": name,
@@ -32,15 +32,15 @@ def entry(name: str, value: float, unit: str, reference: str, ratio: float, rati
     }
 
 
-def seconds_of(call: Callable[[], Any]) -> float:
-    """Wall-clock seconds of one call."""
+def seconds_of(call: Callable[[], object]) -> float:
+    """Return the wall-clock seconds of one call."""
     begun = perf_counter()
     call()
     return perf_counter() - begun
 
 
 def machine() -> dict[str, Any]:
-    """What figures depend on beside the code."""
+    """Return the facts of the machine and its software that figures depend on."""
     return {
         "cpu": _cpu_name(),
         "cpus": len(os.sched_getaffinity(0)),

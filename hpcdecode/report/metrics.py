@@ -1,4 +1,4 @@
-"""What the ranks counted, and the figures of a job that follow from it."""
+"""Counters of the ranks, and the summary of a job that follows from them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,14 @@ _PEAKS = ("peak_prefill_tokens", "peak_load", "peak_tokens")
 
 
 class RowCounts(NamedTuple):
-    """The rows that a desk has finished, those that could not be used, and the tokens of the finished ones."""
+    """Counts of a desk.
+
+    Attributes:
+        done: Rows that are finished.
+        errors: Rows that could not be used.
+        prompt_tokens: Prompt tokens of the finished rows.
+        generated_tokens: Generated tokens of the finished rows.
+    """
 
     done: int
     errors: int
@@ -35,12 +42,27 @@ class RowCounts(NamedTuple):
 class Metrics(msgspec.Struct, kw_only=True):
     """Counters of one rank. Seconds are wall-clock.
 
-    prefill_seconds, decode_seconds: of prompt tokens, and of those that follow (`decode_tokens`); the seconds of a step
-    belong to all of its tokens alike.
+    Attributes:
+        account: Time account.
+        peak_rss: Peak resident memory in bytes.
+        s_role: Whether the rank worked as S-rank; the following fields are for these.
+        s_seconds: Seconds of the S loop.
+        steps: Steps of all lanes.
+        prefill_seconds: Seconds of prompt tokens. The seconds of a step are divided evenly among its tokens.
+        decode_seconds: Seconds of decode tokens, likewise.
+        decode_tokens: Tokens that decode steps took as input.
+        peak_prefill_tokens: Most prompt tokens whose K and V the rank held.
+        peak_load: Most tokens that the sequences of all lanes attended to in a step.
+        shared_tokens: Prompt tokens that came from shared prefixes.
+        r_role: Whether the rank worked as R-rank; the following fields are for these.
+        bytes_read: Bytes of the KV cache that attention read.
+        attend_seconds: Seconds of decode attention.
+        peak_tokens: Most tokens in the KV cache.
+        kv_left: Tokens in the KV cache at the end.
     """
 
     account: Account
-    peak_rss: int = 0  # bytes
+    peak_rss: int = 0
     s_role: bool = False
     s_seconds: float = 0.0
     steps: int = 0
@@ -54,21 +76,25 @@ class Metrics(msgspec.Struct, kw_only=True):
     bytes_read: int = 0
     attend_seconds: float = 0.0
     peak_tokens: int = 0
-    kv_left: int = 0  # tokens in the KV cache at the end
+    kv_left: int = 0
 
     def after(self, earlier: Metrics) -> Metrics:
-        """Of both together. The account is this one's, which goes on from the other."""
+        """Return the metrics of an earlier run and this one together; the account of this one covers both."""
         both = {name: getattr(self, name) + getattr(earlier, name) for name in _SUMS}
         both |= {name: max(getattr(self, name), getattr(earlier, name)) for name in _PEAKS}
         return msgspec.structs.replace(self, **both)
 
     def spent(self, *operations: str) -> float:
-        """Seconds in these operations."""
+        """Return the seconds in `operations`."""
         return sum(self.account.seconds.get(o, 0.0) for o in operations)
 
 
 def check_emptied(ranks: list[Metrics]) -> None:
-    """Raise InvariantViolation unless every rank's KV cache is empty, as it is once all rows are done."""
+    """Check that every rank's KV cache is empty, as it is once all rows are done.
+
+    Raises:
+        InvariantViolation: If a KV cache holds tokens.
+    """
     left = {place: metrics.kv_left for place, metrics in enumerate(ranks) if metrics.kv_left}
     if left:
         raise InvariantViolation("KV caches are empty once all rows are done", f"tokens left, by rank: {left}")
@@ -77,10 +103,14 @@ def check_emptied(ranks: list[Metrics]) -> None:
 def summarize(
     rows: RowCounts, ranks: list[Metrics], lost: list[Rank], startup: float, seconds: float
 ) -> dict[str, Any]:
-    """The `summary` attribute. In a process with both roles, S is busy when R is not.
+    """Return the `summary` attribute of the results. In a process with both roles, S is busy while R is not.
 
-    ranks: those that were there at the end; lost: the others. startup: seconds from the start of the lead's process to
-    the start of the work, which took `seconds`.
+    Args:
+        rows: Counts of the lead's desk.
+        ranks: Metrics of the ranks that were there at the end.
+        lost: Ranks that were lost before.
+        startup: Seconds from the start of the lead's process to the start of the work.
+        seconds: Seconds of the work.
     """
     s_ranks, r_ranks = [m for m in ranks if m.s_role], [m for m in ranks if m.r_role]
     wall = max(seconds, 1e-9)
@@ -111,5 +141,6 @@ def summarize(
 
 
 def versions() -> dict[str, str]:
+    """Return the versions of Python, of this package and of those that results depend on."""
     packages = {name: metadata.version(name) for name in ("h5py", "numpy", "torch", "transformers")}
     return {"hpcdecode": __version__, "python": platform.python_version(), **packages}

@@ -1,4 +1,4 @@
-"""Pictures; of a job's accounts: shares of every rank, and the R-ranks' load over time."""
+"""Plots, such as that of a job's accounts: every rank's shares, and the load of the R-ranks over time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ _COLOURS = {"busy": "#4477aa", "overhead": "#ccbb44", "wait": "#ee6677", "bubble
 
 
 def canvas() -> Any:
-    """matplotlib's pyplot; UserError without matplotlib."""
+    """Return pyplot of matplotlib, which is not typed.
+
+    Raises:
+        UserError: If matplotlib is not installed.
+    """
     try:
         import matplotlib
     except ImportError:
@@ -25,7 +29,11 @@ def canvas() -> Any:
 
 
 def save(pyplot: Any, figure: Any, path: str) -> None:
-    """Write a PNG, or what the name's suffix says, and close the figure. UserError if it cannot write."""
+    """Write a figure to `path`, in the format of its suffix or as PNG, and close the figure.
+
+    Raises:
+        UserError: If the file cannot be written.
+    """
     try:
         with replacing(destination(path)) as file:
             figure.savefig(file, format=Path(path).suffix[1:] or "png", dpi=150)
@@ -36,7 +44,11 @@ def save(pyplot: Any, figure: Any, path: str) -> None:
 
 
 def draw(accounts: list[Account], path: str) -> None:
-    """As `save`. UserError without matplotlib, too."""
+    """Plot the accounts of a job's ranks into a file.
+
+    Raises:
+        UserError: If matplotlib is not installed, or the file cannot be written.
+    """
     pyplot = canvas()
     figure, (shares, load) = pyplot.subplots(2, 1, figsize=(9, 3.5 + 0.3 * len(accounts)), layout="constrained")
     _draw_shares(shares, accounts)
@@ -44,7 +56,7 @@ def draw(accounts: list[Account], path: str) -> None:
     save(pyplot, figure, path)
 
 
-def _draw_shares(axes, accounts: list[Account]) -> None:
+def _draw_shares(axes: Any, accounts: list[Account]) -> None:
     names = [f"rank {a.rank} {a.role}" for a in accounts]
     left = [0.0] * len(accounts)
     for group in GROUPS:
@@ -56,7 +68,7 @@ def _draw_shares(axes, accounts: list[Account]) -> None:
     axes.legend(ncols=len(GROUPS), loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
 
 
-def _draw_load(axes, accounts: list[Account]) -> None:
+def _draw_load(axes: Any, accounts: list[Account]) -> None:
     for account in accounts:
         if account.load:
             seconds, tokens = zip(*account.load, strict=True)

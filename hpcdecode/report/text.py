@@ -1,4 +1,4 @@
-"""The topology and the summary, as printed."""
+"""The topology and the summary as text."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from hpcdecode.ranks.roles import Rank
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Columns aligned to the left, two spaces apart."""
+    """Return a table whose columns are aligned to the left, two spaces apart."""
     cells = [list(header), *([str(c) for c in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells)
 
 
 def topology(ranks: Sequence[Rank]) -> str:
+    """Return a table of all ranks."""
     differ = any(r.speed != 1 for r in ranks)
     header = ("rank", "host", "role", "device", "NUMA", "threads", "ISA", "KV capacity")
     rows = (
@@ -35,7 +36,7 @@ def topology(ranks: Sequence[Rank]) -> str:
 
 
 def summary(figures: dict[str, Any]) -> str:
-    """The closing lines; `figures` is what the output's `summary` attribute holds."""
+    """Return the closing lines of a job from `figures`, the `summary` attribute of its results."""
     f = figures
     shared = f" ({f['shared_prompt_tokens']:,} shared)" if f["shared_prompt_tokens"] else ""
     lost = [f"rank {r['rank']} on {r['host']}" for r in f["lost"]]

@@ -1,4 +1,4 @@
-"""Traces: every rank's timeline as one file of Chrome's trace events, which Perfetto and chrome://tracing show."""
+"""Traces: the timelines of all ranks as one file of Chrome trace events, for Perfetto and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,14 @@ _TAG = 5
 
 
 class Record(msgspec.Struct):
-    """One rank's. offset: nanoseconds from its clock to that of rank 0; began: on its own clock."""
+    """Trace of one rank.
+
+    Attributes:
+        account: Time account.
+        spans: Operations and KV load over time.
+        began: Begin of the timeline on the rank's own clock, nanoseconds.
+        offset: Nanoseconds to add to that clock to get that of rank 0.
+    """
 
     account: Account
     spans: Spans
@@ -29,7 +36,15 @@ class Record(msgspec.Struct):
 
 
 def check_path(path: str, others: Sequence[str] = ()) -> None:
-    """UserError where no trace can be written. others: files of the job, none of which a trace may replace."""
+    """Check that a trace can be written.
+
+    Args:
+        path: File for the trace.
+        others: Files of the job, which a trace must not replace.
+
+    Raises:
+        UserError: If it cannot.
+    """
     target = destination(path, "--trace ", "choose another file")
     if str(target) in map(os.path.realpath, others):
         raise UserError(f"--trace {path}: expected a file of its own, got one of the job's; choose another file")
@@ -38,7 +53,7 @@ def check_path(path: str, others: Sequence[str] = ()) -> None:
 
 
 def clock_offset(team: Team) -> int:
-    """Nanoseconds from this rank's clock to that of rank 0; every rank calls this."""
+    """Return the nanoseconds to add to this rank's clock to get that of rank 0. Collective over the team."""
     if team.comm is None:
         return 0
     from hpcdecode.mpi import message
@@ -47,7 +62,17 @@ def clock_offset(team: Team) -> int:
 
 
 def write_trace(path: str, team: Team, timeline: Timeline, offset: int) -> None:
-    """Bring the ranks' timelines to the lead, which writes them; every rank calls this. UserError on the lead."""
+    """Collect the timelines of all ranks on the lead, which writes them. Collective over the team.
+
+    Args:
+        path: File for the trace.
+        team: The ranks.
+        timeline: Timeline of this rank.
+        offset: This rank's `clock_offset`.
+
+    Raises:
+        UserError: On the lead, if the file cannot be written.
+    """
     timeline.enter("other")
     own = Record(Account.of(team.me, timeline), timeline.spans(), timeline.began, offset)
     records = _gathered(team, own)
@@ -60,7 +85,7 @@ def write_trace(path: str, team: Team, timeline: Timeline, offset: int) -> None:
 
 
 def _gathered(team: Team, own: Record) -> list[Record]:
-    """Those of all ranks by rank on the lead, none elsewhere; one rank after the other, as they are large."""
+    """Return the records of all ranks on the lead, one rank after the other because they are large; elsewhere none."""
     if team.comm is None:
         return [own]
     from hpcdecode.mpi.message import receive, send
@@ -73,7 +98,7 @@ def _gathered(team: Team, own: Record) -> list[Record]:
 
 
 def _lines(records: list[Record]) -> Iterator[str]:
-    """A JSON object, a line an event. Times are microseconds since the first rank began."""
+    """Yield the parts of a JSON object, one event a line, with times in microseconds since the first rank began."""
     zero = min(r.began + r.offset for r in records)
     summary = {"accounts": msgspec.to_builtins([r.account for r in records])}
     yield f'{{"displayTimeUnit": "ms",\n"otherData": {json.dumps(summary)},\n"traceEvents": [\n'

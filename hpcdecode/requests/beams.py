@@ -12,24 +12,34 @@ from typing import NamedTuple
 
 
 class Hypothesis(NamedTuple):
+    """A continuation that has ended; logprob: of all its tokens."""
+
     score: float
-    logprob: float  # of all its tokens
+    logprob: float
     token_ids: list[int]
 
 
 class Move(NamedTuple):
-    """A beam goes on from `parent`, one of the beams before, with `token`."""
+    """A beam that goes on from `parent`, one of the beams before, with `token`; logprob: of all its tokens."""
 
     parent: int
     token: int
-    logprob: float  # of all its tokens
+    logprob: float
 
 
 class Beams:
-    """The beams of one row. moves: how each goes on from the last step, likeliest first; none when the search is over.
+    """The beam search of one request.
 
-    logprobs: of the beams; of one that has no token yet at first. best: the finished hypotheses, best first, as many as
-    there are beams when the search is over.
+    Args:
+        width: number of beams.
+        length_penalty: exponent of the length in the score.
+        max_new: tokens of a hypothesis at most.
+        ends: tokens that end one.
+
+    Attributes:
+        moves: how each beam goes on from the last step, likeliest first; none once the search is over.
+        logprobs: of the beams; at first of one that has no token.
+        best: the finished hypotheses, best first; as many as there are beams once the search is over.
     """
 
     def __init__(self, width: int, length_penalty: float, max_new: int, ends: frozenset[int]):
@@ -41,11 +51,11 @@ class Beams:
 
     @property
     def candidates(self) -> int:
-        """Moves to choose from: so many that `width` of them do not end."""
+        """Return how many moves to choose from, so many that `width` of them do not end."""
         return max(2, 1 + len(self.ends)) * self.width
 
     def advance(self, candidates: Sequence[Move]) -> None:
-        """Take a step; candidates: the likeliest moves of all beams, likeliest first."""
+        """Take a step, given the likeliest moves of all beams, likeliest first."""
         length = len(self._tokens[0]) + 1
         ending = {i for i, move in enumerate(candidates) if length == self.max_new or move.token in self.ends}
         made = [self._hypothesis(candidates[i]) for i in sorted(ending) if i < self.width]
@@ -60,5 +70,5 @@ class Beams:
         return Hypothesis(move.logprob / len(tokens) ** self.length_penalty, move.logprob, tokens)
 
     def _improves(self, logprob: float, length: int) -> bool:
-        """Whether the likeliest beam may still be better than a finished hypothesis, as far as its length tells."""
+        """Return whether the likeliest beam may still beat a finished hypothesis, as far as its length tells."""
         return len(self.best) < self.width or logprob / length**self.length_penalty > self.best[-1].score

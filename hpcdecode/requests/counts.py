@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 class TokenCounts:
     """The tokens of a sequence, each once, and how often it was generated; grows with the sequence.
 
-    ids, counts: int64 [n], n the number of different tokens; a prompt token that was not generated counts 0.
+    `ids` and `counts` are int64 [n] for n different tokens. A prompt token that was not generated counts 0.
     """
 
     def __init__(self, prompt_ids: Sequence[int]):
@@ -32,9 +33,11 @@ class TokenCounts:
         return self
 
     @property
-    def ids(self) -> np.ndarray:
+    def ids(self) -> NDArray[np.int64]:
+        """Return its different tokens."""
         return self._ids[: len(self._places)]
 
     @property
-    def counts(self) -> np.ndarray:
+    def counts(self) -> NDArray[np.int64]:
+        """Return how often each was generated."""
         return self._counts[: len(self._places)]

@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 
 class Logprobs(msgspec.Struct, array_like=True):
-    """Of a run of tokens, one after the other: natural logarithms, from the model's logits as they are.
+    """Log-probabilities of a run of tokens: natural logarithms, from the model's logits as they are.
 
     A token without one (the first of a prompt) has NaN, and no likely tokens.
+
+    Attributes:
+        chosen: of the token itself.
+        top_ids: the most likely tokens, most likely first.
+        top: of these.
     """
 
-    chosen: list[float] = []  # of the token itself
-    top_ids: list[list[int]] = []  # the most likely tokens, most likely first
-    top: list[list[float]] = []  # and theirs
+    chosen: list[float] = []
+    top_ids: list[list[int]] = []
+    top: list[list[float]] = []
 
     def __len__(self) -> int:
         return len(self.chosen)
 
     @property
     def width(self) -> int:
-        """The most likely tokens that any of the tokens has."""
+        """Return the most likely tokens that any token has."""
         return max(map(len, self.top_ids), default=0)
 
     @property
     def total(self) -> float:
-        """Of all of them together."""
+        """Return the sum of all."""
         return sum(self.chosen)
 
     def add(self, chosen: float, top_ids: list[int], top: list[float]) -> None:
+        """Append a token's."""
         self.chosen.append(chosen)
         self.top_ids.append(top_ids)
         self.top.append(top)
@@ -39,10 +47,16 @@ class Logprobs(msgspec.Struct, array_like=True):
 
 def columns_of(
     runs: Sequence[tuple[int, Logprobs | None]], chosen: str, top_ids: str, top: str
-) -> dict[str, np.ndarray]:
-    """Columns under the three names: float32 [total], int32 and float32 [total, k]; none that no run has values for.
+) -> dict[str, NDArray[Any]]:
+    """Return columns of several runs: float32 [total], int32 [total, k] and float32 [total, k].
 
-    runs: the number of tokens of each, and theirs. What is not there is NaN, or -1 for a token id.
+    What a token does not have is NaN, or -1 for a token id. A column that no run has values for is left out.
+
+    Args:
+        runs: number of tokens, and their log-probabilities or None, of each.
+        chosen: name of the first column.
+        top_ids: name of the second.
+        top: name of the third.
     """
     width = max((held.width for _, held in runs if held is not None), default=0)
     if all(held is None for _, held in runs):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 _MAX_PROBLEM_CHARACTERS = 300
 
@@ -22,8 +23,11 @@ class Matcher:
         self._taken = 0
         self.problem: str | None = None
 
-    def allowed(self, generated: Sequence[int], vocabulary: int) -> np.ndarray:
-        """Whether each token may come after `generated`, bool [vocabulary]; end-of-sequence alone once all is said."""
+    def allowed(self, generated: Sequence[int], vocabulary: int) -> NDArray[np.bool_]:
+        """Return whether each token may come after `generated`, bool [vocabulary].
+
+        Only end-of-sequence tokens may come once the grammar is complete.
+        """
         if not self._state.is_stopped():
             self._state.consume_tokens(generated[self._taken :])
         self._taken = len(generated)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import isfinite
 from typing import Any
 
@@ -19,23 +20,31 @@ MAX_ELEMENTS = 10_000  # of a list or an object that every step goes through
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Job-wide values come from flags; a row's own fields win over them.
 
-    n: samples of the row, each with random numbers of its own.
-    max_tokens, min_tokens: tokens to generate at most and at least, the end-of-sequence token included.
-    temperature: 0 is greedy. top_k: 0 or -1 considers every token. top_p: in (0, 1]. min_p: in [0, 1], the least
-    probability considered, as a share of the greatest.
-    presence_penalty, frequency_penalty: in [-2, 2], taken off the logit of a generated token once, or each time.
-    repetition_penalty: > 0, divides positive and multiplies other logits of tokens in the prompt or generated.
-    logit_bias: token id to what is added to its logit, in [-100, 100]. bad_words: texts that are not generated.
-    stop: strings that end a sequence; its text ends before the first of them, or after it with
-    include_stop_str_in_output, which shows a stop token's text too. ignore_eos: end-of-sequence tokens end nothing.
-    skip_special_tokens: leave special tokens out of the text.
-    truncate_prompt_tokens: keep so many of the prompt's last tokens; -1 keeps what the context has room for.
-    structured_outputs: what the text must follow, one of json (a schema), json_object, regex, choice and grammar.
-    logprobs, prompt_logprobs: keep the log-probability of every generated token, or of the prompt's (in sample 0), and
-    those of so many of the most likely tokens; they are the model's own, before anything above changes them.
-    beam_width: search for so many likeliest continuations, which become the row's samples, best first; the score is the
-    log-probability over the length to the power of length_penalty. Nothing else may change logits or end a sequence but
-    end-of-sequence and stop tokens.
+    Attributes:
+        n: samples of the row, each with random numbers of its own.
+        max_tokens, min_tokens: tokens to generate at most and at least, the end-of-sequence token included.
+        temperature: 0 is greedy.
+        top_k: tokens considered; 0 or -1 considers every token.
+        top_p: share of the probability considered, in (0, 1].
+        min_p: the least probability considered, as a share of the greatest, in [0, 1].
+        presence_penalty, frequency_penalty: in [-2, 2], taken off the logit of a generated token once, or each time.
+        repetition_penalty: > 0, divides positive and multiplies other logits of tokens in the prompt or generated.
+        logit_bias: token id to what is added to its logit, in [-100, 100].
+        bad_words: texts that are not generated.
+        seed: of the random numbers.
+        ignore_eos: whether end-of-sequence tokens end nothing.
+        stop_token_ids: tokens that end a sequence.
+        stop: strings that end a sequence. Its text ends before the first of them.
+        include_stop_str_in_output: whether the text shows the stop string or stop token.
+        skip_special_tokens: whether the text leaves special tokens out.
+        truncate_prompt_tokens: keeps so many of the prompt's last tokens; -1 keeps what the context has room for.
+        structured_outputs: what the text must follow: json (a schema), json_object, regex, choice or grammar.
+        logprobs: keeps the log-probability of every generated token, and those of so many of the most likely ones.
+            They are the model's own, before anything above changes them.
+        prompt_logprobs: the same of the prompt's tokens, kept with sample 0.
+        beam_width: searches for so many likeliest continuations, which become the row's samples, best first. Nothing
+            else may change logits or end a sequence but end-of-sequence and stop tokens.
+        length_penalty: the score of a beam is its log-probability over its length to this power.
     """
 
     n: int = 1
@@ -104,30 +113,38 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def samples(self) -> int:
-        """Sequences of the row."""
+        """Return the number of sequences of the row."""
         return self.beam_width or self.n
 
     @property
     def _beside_beams(self) -> str:
-        """A field that has no meaning in a beam search, if one is set."""
+        """Return a field that is set and has no meaning in a beam search, or an empty string."""
         default = SamplingParams()
-        same = ("n", "min_tokens", "temperature", "presence_penalty", "frequency_penalty", "repetition_penalty")
+        same: tuple[str, ...] = (
+            "n",
+            "min_tokens",
+            "temperature",
+            "presence_penalty",
+            "frequency_penalty",
+            "repetition_penalty",
+        )
         same += ("logit_bias", "bad_words", "stop", "structured_outputs", "logprobs", "prompt_logprobs")
         return next((name for name in same if getattr(self, name) != getattr(default, name)), "")
 
     @property
     def plain_greedy(self) -> bool:
-        """Whether a token is the largest logit as the model made it."""
+        """Return whether a token is the argmax of the logits as the model made them."""
         return self.temperature == 0 and not self.adjusts
 
     @property
     def adjusts(self) -> bool:
-        """Whether logits are changed before a token is chosen from them."""
+        """Return whether logits are changed before a token is chosen from them."""
         changed = self.min_tokens or self.logit_bias or self.bad_words or self.penalizes or self.structured_outputs
         return bool(changed)
 
     @property
     def penalizes(self) -> bool:
+        """Return whether it has a penalty."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
 
@@ -155,7 +172,7 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value)
 
 
-_KINDS = {
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "json": ("a JSON schema, as an object or as text", lambda value: isinstance(value, dict) or _is_text(value)),
     "json_object": ("true", lambda value: value is True),
     "regex": ("a string that is not empty", _is_text),

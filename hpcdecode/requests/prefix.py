@@ -18,35 +18,49 @@ class SharedBlocks:
     start: int
     end: int
 
+    @property
+    def tokens(self) -> int:
+        """Return how many tokens the blocks hold."""
+        return self.end - self.start
+
 
 class KvHolder(Protocol):
     """What takes room in the KV cache, and is prefilled: a sequence or a prefix."""
 
     prefilled: int
     slot: int
-    prefix: Prefix | None
-    shared_blocks: SharedBlocks | None
 
     @property
-    def input_ids(self) -> list[int]: ...
+    def shared_blocks(self) -> SharedBlocks | None:
+        """Return blocks that it shares with sequences of its request, or None."""
 
     @property
-    def prompt_length(self) -> int: ...
+    def input_ids(self) -> list[int]:
+        """Return the tokens to prefill."""
 
     @property
-    def final_length(self) -> int: ...
+    def prompt_length(self) -> int:
+        """Return the number of tokens to prefill."""
 
     @property
-    def end_step(self) -> int: ...
+    def final_length(self) -> int:
+        """Return its tokens in the KV cache at the end."""
 
     @property
-    def shared(self) -> int: ...
+    def end_step(self) -> int:
+        """Return the last lane step in which it is held."""
 
     @property
-    def ranks(self) -> list[int]: ...
+    def shared(self) -> int:
+        """Return how many of its first tokens lie in blocks that are counted elsewhere."""
 
     @property
-    def with_forks(self) -> Sequence[KvHolder]: ...
+    def ranks(self) -> list[int]:
+        """Return the R-ranks that hold it."""
+
+    @property
+    def with_forks(self) -> Sequence[KvHolder]:
+        """Return the sequences that go on from its prompt."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,14 +86,17 @@ class Prefix:
 
     @property
     def prompt_length(self) -> int:
+        """Return the number of tokens to prefill."""
         return len(self.input_ids)
 
     @property
     def final_length(self) -> int:
+        """Return its tokens in the KV cache."""
         return len(self.input_ids)
 
     @property
     def shared(self) -> int:
+        """Return how many of its first tokens lie in the blocks of another prefix."""
         return self.prefix.prompt_length if self.prefix else 0
 
     @property
@@ -89,6 +106,7 @@ class Prefix:
 
     @property
     def complete(self) -> bool:
+        """Return whether all of it is prefilled."""
         return self.prefilled == self.prompt_length
 
     def begins(self, ids: np.ndarray) -> bool:

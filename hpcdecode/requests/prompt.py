@@ -9,21 +9,33 @@ from hpcdecode.requests.params import SamplingParams
 
 
 class Unfinished(msgspec.Struct, array_like=True):
-    """A sequence whose row is not finished: what it has generated so far."""
+    """A sequence of a request that is not finished: what it has generated so far.
+
+    Attributes:
+        logprobs: of token_ids, if the row asks for them.
+        prompt_logprobs: of the prompt, once they are complete.
+    """
 
     line: int
     sample: int
     token_ids: list[int]
-    logprobs: Logprobs | None = None  # theirs, where the row asks for them
+    logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
 
 
 class Prompt(msgspec.Struct):
-    """A row that is ready to decode."""
+    """A row that is ready to decode.
 
-    line: int  # 1-based, through all files
+    Attributes:
+        line: 1-based, through all files.
+        token_ids: at least 1, and at least 1 position less than the model has.
+        unfinished: what an earlier run of the job has generated, in any order.
+        bad_word_ids: what `params.bad_words` forbids, as token ids.
+    """
+
+    line: int
     id: str
-    token_ids: list[int]  # at least 1, and at least 1 position less than the model has
+    token_ids: list[int]
     params: SamplingParams
-    unfinished: list[Unfinished] = []  # what an earlier run of the job has generated, in any order
-    bad_word_ids: list[list[int]] = []  # what params.bad_words forbids as token ids
+    unfinished: list[Unfinished] = []
+    bad_word_ids: list[list[int]] = []

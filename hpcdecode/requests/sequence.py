@@ -112,10 +112,12 @@ class SequenceState:
 
     @property
     def prompt(self) -> Prompt:
+        """Return the prompt of its request."""
         return self.request.prompt
 
     @property
     def lane(self) -> int:
+        """Return the lane of its request."""
         return self.request.lane
 
     @property

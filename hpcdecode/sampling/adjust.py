@@ -1,4 +1,4 @@
-"""What a row asks to change in its logits before a token is chosen, greedily or at random."""
+"""What sampling parameters change in the logits before a token is chosen: bans, biases, penalties and grammars."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ _FORBIDDEN = float("-inf")
 def adjust(
     logits: Tensor, sequences: Sequence[SequenceState], eos: frozenset[int], grammars: Grammars | None = None
 ) -> None:
-    """Change float32 logits [n, vocab] in place: bad_words, min_tokens, logit_bias, penalties, in vLLM's order.
+    """Apply bad_words, min_tokens, logit_bias and penalties in vLLM's order, then what grammars allow.
 
-    Last comes what a row's grammar allows.
+    Args:
+        logits: float32 [n, vocab], changed in place.
+        sequences: [n].
+        eos: End-of-sequence tokens, which min_tokens holds back.
+        grammars: Needed if a request has structured_outputs.
     """
     forbidden = [(row, token) for row, s in enumerate(sequences) for token in _forbidden(s, eos, logits.shape[1])]
     if forbidden:
@@ -34,15 +38,19 @@ def adjust(
 
 
 def _restrict(logits: Tensor, sequences: Sequence[SequenceState], grammars: Grammars | None) -> None:
-    """Forbid, in float32 logits [n, vocab], what the rows' grammars do not allow.
+    """Forbid, in float32 logits [n, vocab], what the requests' grammars do not allow.
 
-    A grammar wins over whatever else a row asks for: where that forbids all it allows, its tokens are equally likely.
+    A grammar wins over other parameters: if those forbid all that it allows, its tokens become equally likely.
     """
     for row, sequence in enumerate(sequences):
         asked = sequence.prompt.params.structured_outputs
         if asked is None:
             continue
-        matcher = sequence.sampler.matcher = sequence.sampler.matcher or grammars.matcher(asked)
+        matcher = sequence.sampler.matcher
+        if matcher is None:
+            if grammars is None:
+                raise ValueError("grammars: expected those of the model for structured_outputs, got None")
+            matcher = sequence.sampler.matcher = grammars.matcher(asked)
         allowed = torch.from_numpy(matcher.allowed(sequence.generated, logits.shape[1])).to(logits.device)
         if matcher.problem is not None:
             sequence.error = f"structured_outputs: the grammar cannot be followed: {matcher.problem}"
@@ -52,7 +60,7 @@ def _restrict(logits: Tensor, sequences: Sequence[SequenceState], grammars: Gram
 
 
 def _forbidden(sequence: SequenceState, eos: frozenset[int], vocabulary: int) -> Iterable[int]:
-    """Tokens that would end the sequence before min_tokens, or complete one of its bad words."""
+    """Yield the tokens that would end the sequence before min_tokens, or complete one of its bad words."""
     params, generated = sequence.prompt.params, sequence.generated
     if len(generated) < params.min_tokens:
         yield from (token for token in eos.union(params.stop_token_ids) if token < vocabulary)
@@ -62,7 +70,7 @@ def _forbidden(sequence: SequenceState, eos: frozenset[int], vocabulary: int) ->
 
 
 def _penalize(logits: Tensor, penalized: list[tuple[int, SequenceState]]) -> None:
-    """Repetition over prompt and output, then frequency and presence over the output (as in the OpenAI API)."""
+    """Apply the repetition penalty over prompt and output, then those of the OpenAI API over the output."""
     if not penalized:
         return
     held = [_counts(sequence) for _, sequence in penalized]
@@ -73,6 +81,7 @@ def _penalize(logits: Tensor, penalized: list[tuple[int, SequenceState]]) -> Non
     params = [sequence.prompt.params for _, sequence in penalized]
 
     def column(name: str) -> Tensor:
+        """Return a parameter for every token of every sequence."""
         values = np.array([getattr(p, name) for p in params], np.float32)
         return torch.from_numpy(np.repeat(values, sizes)).to(logits.device)
 
@@ -84,11 +93,13 @@ def _penalize(logits: Tensor, penalized: list[tuple[int, SequenceState]]) -> Non
 
 
 def _counts(sequence: SequenceState) -> TokenCounts:
+    """Return the sequence's token counts, which include its last token."""
     if sequence.sampler.counts is None:
         sequence.sampler.counts = TokenCounts(sequence.prompt.token_ids)
     return sequence.sampler.counts.update(sequence.generated)
 
 
 def _places(logits: Tensor, pairs: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Return pairs of row and token as an index of logits."""
     rows, tokens = torch.tensor(pairs, device=logits.device).unbind(1)
     return rows, tokens

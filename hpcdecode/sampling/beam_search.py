@@ -1,4 +1,4 @@
-"""The likeliest moves of beam searches, from their logits."""
+"""A step of beam search: the most likely continuations of the beams, from their logits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from hpcdecode.sampling.draw import largest
 
 
 def advance_beams(logits: Tensor, sequences: Sequence[SequenceState]) -> None:
-    """Take a step of every beam search among `sequences`, from their logits [n, vocab]."""
+    """Take a step of every beam search among `sequences`.
+
+    Args:
+        logits: [n, vocab], of any float dtype.
+        sequences: [n]; those without a beam search are left as they are.
+    """
     rows: dict[Beams, list[int]] = {}
     for row, sequence in enumerate(sequences):
         if sequence.beams is not None:
@@ -23,6 +28,7 @@ def advance_beams(logits: Tensor, sequences: Sequence[SequenceState]) -> None:
 
 
 def _likeliest(logits: Tensor, beams: Beams) -> list[Move]:
+    """Return the most likely moves from the logits [beams, vocab] of one search, best first."""
     count = min(beams.candidates, logits.shape[1])
     values, ids = largest(logits.log_softmax(dim=-1), count)
     values += torch.tensor(beams.logprobs, device=logits.device)[:, None]

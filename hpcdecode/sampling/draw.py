@@ -1,12 +1,12 @@
-"""One random token a row, from all tokens or from those that min_p, top_k and top_p leave, in this order.
+"""One random token for each row of logits, from the tokens that min_p, top_k and top_p leave, in this order.
 
-A row's token depends on its logits, its parameters and its number in (0, 1) alone, never on the rows beside it: it is
-the one, by token id, at which the running sum of the weights that are left passes this share of their total.
+Tokens are added up by their ids until the running sum of weights passes a share of their total, a random number in
+(0, 1); that token is drawn. A row's token depends on its logits, its parameters and its random number alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import log2
 
 import torch
@@ -16,17 +16,20 @@ from hpcdecode import _ops_cpu
 from hpcdecode.attention.base import isa
 from hpcdecode.requests.params import SamplingParams
 
-_BLOCK = 256  # tokens whose weights are first drawn from together
-_BOUNDS = (64, 1024, 16384)  # most likely tokens to look at; all of them where these are not enough
-
+_BLOCK = 256  # tokens of a block; a block is drawn first, then a token in it
+_BOUNDS = (64, 1024, 16384)  # numbers of most likely tokens to consider, until one is enough
 
 _TYPES = {torch.float32: _ops_cpu.Type.float32, torch.bfloat16: _ops_cpu.Type.bfloat16}
 
 
 def draw(logits: Tensor, rows: list[int], params: Sequence[SamplingParams], uniforms: Tensor) -> Tensor:
-    """Token ids int64 [n] from rows of logits [m, vocab] of any float dtype, by float64 uniforms [n] in (0, 1).
+    """Return one token id for each of `rows`, int64 [n].
 
-    Temperatures are not 0.
+    Args:
+        logits: [m, vocab], of any float dtype.
+        rows: [n], indices of rows of logits.
+        params: [n], whose temperatures are not 0.
+        uniforms: Random numbers in (0, 1), float64 [n].
     """
     if logits.device.type != "cpu":
         return draw_by_torch(logits[rows], params, uniforms)
@@ -38,7 +41,7 @@ def draw(logits: Tensor, rows: list[int], params: Sequence[SamplingParams], unif
 
 
 def draw_by_torch(logits: Tensor, params: Sequence[SamplingParams], uniforms: Tensor) -> Tensor:
-    """As `draw`, of all rows, on any device."""
+    """Return one token id for each row of logits [n, vocab], as `draw`, on any device."""
     logits = logits.float()
     logits = logits / _column(logits, [p.temperature for p in params])
     tokens = torch.empty(len(params), dtype=torch.int64, device=logits.device)
@@ -49,14 +52,15 @@ def draw_by_torch(logits: Tensor, params: Sequence[SamplingParams], uniforms: Te
     return tokens
 
 
-def _way(params: SamplingParams, vocabulary: int):
+def _way(params: SamplingParams, vocabulary: int) -> Callable[[Tensor, Sequence[SamplingParams], Tensor], Tensor]:
+    """Return the function that draws for a row of these parameters."""
     if params.min_p > 0 or 0 < params.top_k < vocabulary:
         return _draw_from_top
     return _draw_from_share if params.top_p < 1 else _draw_from_all
 
 
 def _draw_from_all(logits: Tensor, _params: Sequence[SamplingParams], uniforms: Tensor) -> Tensor:
-    """First a block of tokens, then one in it."""
+    """Draw a block of tokens, then a token in it."""
     blocks = _padded(torch.softmax(logits, dim=-1), _BLOCK, 0.0).unflatten(1, (-1, _BLOCK))
     block, uniforms = _pick(blocks.sum(dim=-1), uniforms)
     token, _ = _pick(blocks[torch.arange(len(block), device=block.device), block], uniforms)
@@ -64,19 +68,19 @@ def _draw_from_all(logits: Tensor, _params: Sequence[SamplingParams], uniforms: 
 
 
 def _draw_from_top(logits: Tensor, params: Sequence[SamplingParams], uniforms: Tensor) -> Tensor:
-    """For rows with min_p or top_k: top_p is a share of what these leave."""
+    """Draw for rows with min_p or top_k, where top_p is a share of what these leave."""
     return _draw_from_largest(logits, params, uniforms, None)
 
 
 def _draw_from_share(logits: Tensor, params: Sequence[SamplingParams], uniforms: Tensor) -> Tensor:
-    """For rows with top_p alone, which is a share of all tokens."""
+    """Draw for rows with top_p alone, which is a share of all tokens."""
     return _draw_from_largest(logits, params, uniforms, torch.softmax(logits, dim=-1))
 
 
 def _draw_from_largest(
     logits: Tensor, params: Sequence[SamplingParams], uniforms: Tensor, weights: Tensor | None
 ) -> Tensor:
-    """Only the largest logits are looked at; a row for which they are not enough goes on to more of them."""
+    """Draw from the largest logits only; a row for which they are not enough goes on to more of them."""
     tokens = torch.empty(len(params), dtype=torch.int64, device=logits.device)
     rows = torch.arange(len(params), device=logits.device)
     for bound in (*(b for b in _BOUNDS if b < logits.shape[1]), logits.shape[1]):
@@ -95,9 +99,9 @@ def _draw_from_largest(
 
 
 def largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest logits of each row in falling order, equal ones by token id, and their token ids.
+    """Return the `count` largest logits of each row in falling order, and their token ids.
 
-    Of those equal to the last one, any may be among them.
+    Equal logits come by token id. Of those equal to the last one, any may be among them.
     """
     vocabulary = logits.shape[1]
     if count >= vocabulary:
@@ -121,9 +125,17 @@ def largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def _filter(
     values: Tensor, weights: Tensor | None, params: Sequence[SamplingParams], complete: bool
 ) -> tuple[Tensor, Tensor]:
-    """Weights float64 [n, bound] of the largest logits, 0 where a filter excludes the token, and whether the bound is
-    enough for each row: whether every token outside of it is excluded. weights: of rows with top_p alone, of 1 for all
-    tokens; None: of what min_p and top_k leave. complete: nothing is outside."""
+    """Return what the filters leave of the largest logits.
+
+    Args:
+        values: Largest logits of each row, [n, bound], in falling order.
+        weights: Probabilities among all tokens, [n, bound], for rows with top_p alone; None for other rows.
+        params: [n].
+        complete: True if no token is outside of values.
+
+    Returns:
+        Weights float64 [n, bound], 0 for an excluded token, and for each row whether every token outside is excluded.
+    """
     bound = values.shape[1]
     top_k = [p.top_k if 0 < p.top_k < bound else bound for p in params]
     border = values.gather(1, torch.tensor(top_k, device=values.device)[:, None] - 1)
@@ -140,8 +152,15 @@ def _filter(
 
 
 def _pick(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the running sum of the weights [n, m] passes the share `uniforms` [n] of their total: the place [n], and
-    the share of that weight [n] that was passed. A weight of 0 is never picked."""
+    """Return where the running sum of weights passes a share of their total. A weight of 0 is never picked.
+
+    Args:
+        weights: [n, m].
+        uniforms: Shares in (0, 1), [n].
+
+    Returns:
+        The place [n], and the share of that weight [n] that was passed.
+    """
     sums = weights.double().cumsum(dim=-1)
     total = sums[:, -1:]
     target = torch.minimum(uniforms[:, None] * total, total.nextafter(torch.zeros_like(total)))
@@ -152,9 +171,11 @@ def _pick(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _padded(rows: Tensor, multiple: int, value: float) -> Tensor:
+    """Return rows [n, m] with m padded to a multiple."""
     lacking = -rows.shape[1] % multiple
     return torch.nn.functional.pad(rows, (0, lacking), value=value) if lacking else rows
 
 
 def _column(like: Tensor, values: list[float]) -> Tensor:
+    """Return values as a column [n, 1] of the dtype and device of `like`."""
     return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]

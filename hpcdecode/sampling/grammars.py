@@ -1,45 +1,67 @@
-"""Structured output: text that a JSON schema, a regular expression, a choice or a grammar allows, by llguidance."""
+"""Structured output by llguidance: grammars that a text must follow, compiled and kept."""
 
 from __future__ import annotations
 
 import json
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from hpcdecode.errors import RowProblem
 from hpcdecode.requests.matcher import Matcher, shortened
-from hpcdecode.sampling.grammar_process import MEMORY_BYTES, SECONDS
+from hpcdecode.sampling.grammar_process import MEMORY_BYTES, SECONDS, GrammarFormat
 from hpcdecode.system.confined import Confined
 
-_KEPT = 64  # compiled grammars, and as many that cannot be
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+_KEPT = 64  # compiled grammars, and as many that cannot be compiled
 _COMMAND = ("-m", "hpcdecode.sampling.grammar_process")
 
 
 class Grammars:
-    """What rows ask for by `structured_outputs`, compiled for one tokenizer and kept; may be used by several threads.
+    """The grammars of requests' `structured_outputs`, compiled for one tokenizer. Several threads may use it.
 
-    backend: a fast tokenizer of transformers. eos: end-of-sequence tokens. vocab_size: of the model.
+    Args:
+        backend: The tokenizer; llguidance refuses one that is not fast.
+        eos: End-of-sequence tokens.
+        vocab_size: Number of the model's tokens.
     """
 
-    def __init__(self, backend: Any, eos: frozenset[int], vocab_size: int):
+    def __init__(self, backend: PreTrainedTokenizerBase, eos: frozenset[int], vocab_size: int) -> None:
         self._backend, self._eos, self._vocab_size = backend, eos, vocab_size
         self._lock, self._compiling = threading.Lock(), threading.Lock()
-        self._tokenizer: Any = None
+        self._tokenizer: LLTokenizer | None = None
         self._compiler: Confined | None = None
-        self._compiled: dict[bytes, Any] = {}  # states, the last used at the end
+        self._compiled: dict[bytes, LLMatcher] = {}  # at the beginning of the grammar; the last used at the end
         self._refused: dict[bytes, str] = {}
 
     def check(self, asked: dict[str, Any]) -> None:
-        """Raise RowProblem where the grammar cannot be used, or llguidance is not installed."""
+        """Check that a grammar can be used.
+
+        Args:
+            asked: `SamplingParams.structured_outputs`.
+
+        Raises:
+            RowProblem: If it does not compile, or llguidance is not installed.
+        """
         self._state(asked)
 
     def matcher(self, asked: dict[str, Any]) -> Matcher:
-        """At the beginning of the grammar. Raises RowProblem."""
+        """Return a matcher at the beginning of a grammar.
+
+        Args:
+            asked: `SamplingParams.structured_outputs`.
+
+        Raises:
+            RowProblem: If it does not compile, or llguidance is not installed.
+        """
         return Matcher(self._state(asked).deep_copy())
 
-    def _state(self, asked: dict[str, Any]) -> Any:
+    def _state(self, asked: dict[str, Any]) -> LLMatcher:
+        """Return the compiled grammar; compile it at its first use."""
         key = msgspec.json.encode(asked)
         state = self._known(key)
         if state is None:
@@ -47,8 +69,8 @@ class Grammars:
                 state = self._known(key) or self._added(key, asked)
         return state
 
-    def _known(self, key: bytes) -> Any:
-        """Return a state compiled before, or None. Raises RowProblem for what could not be compiled before."""
+    def _known(self, key: bytes) -> LLMatcher | None:
+        """Return a grammar compiled before, or None. Raise RowProblem for one that did not compile before."""
         with self._lock:
             if key in self._refused:
                 raise RowProblem(self._refused[key])
@@ -56,20 +78,22 @@ class Grammars:
                 self._compiled[key] = self._compiled.pop(key)
             return self._compiled.get(key)
 
-    def _added(self, key: bytes, asked: dict[str, Any]) -> Any:
+    def _added(self, key: bytes, asked: dict[str, Any]) -> LLMatcher:
+        """Compile a grammar and keep it, or its problem."""
         try:
-            state, kept = self._compile(asked), self._compiled
+            state = self._compile(asked)
         except RowProblem as problem:
-            state, kept = problem, self._refused
+            with self._lock:
+                self._refused[key] = str(problem)
+                _bound(self._refused)
+            raise
         with self._lock:
-            kept[key] = str(state) if kept is self._refused else state
-            if len(kept) > _KEPT:
-                del kept[next(iter(kept))]
-        if isinstance(state, RowProblem):
-            raise state
+            self._compiled[key] = state
+            _bound(self._compiled)
         return state
 
-    def _compile(self, asked: dict[str, Any]) -> Any:
+    def _compile(self, asked: dict[str, Any]) -> LLMatcher:
+        """Return a compiled grammar. Raise RowProblem if that fails."""
         try:
             import llguidance
             import llguidance.hf
@@ -79,23 +103,24 @@ class Grammars:
             ) from e
         if not self._eos:
             raise RowProblem("structured_outputs: expected a model with an end-of-sequence token, this one has none")
-        kind, text = _grammar(asked)
-        self._try_apart(kind, text)
+        form, text = _grammar(asked)
+        self._try_apart(form, text)
         try:
-            self._tokenizer = self._tokenizer or llguidance.hf.from_tokenizer(
-                self._backend, n_vocab=max(self._vocab_size, len(self._backend)), eos_token=sorted(self._eos)
-            )
-            state = llguidance.LLMatcher(self._tokenizer, llguidance.grammar_from(kind, text), log_level=0)
+            if self._tokenizer is None:
+                fast = cast("PreTrainedTokenizerFast", self._backend)  # ValueError for another
+                vocab_size = max(self._vocab_size, len(fast))
+                self._tokenizer = llguidance.hf.from_tokenizer(fast, n_vocab=vocab_size, eos_token=sorted(self._eos))
+            state = llguidance.LLMatcher(self._tokenizer, llguidance.grammar_from(form, text), log_level=0)
         except ValueError as e:
             raise _problem(e) from e
         if state.is_error():
             raise _problem(state.get_error())
         return state
 
-    def _try_apart(self, kind: str, text: str) -> None:
-        """Raise RowProblem for a grammar that does not compile within bounds, in a process that it may end."""
+    def _try_apart(self, form: GrammarFormat, text: str) -> None:
+        """Compile in a process that the grammar may end. Raise RowProblem if it does not compile within bounds."""
         self._compiler = self._compiler or Confined(_COMMAND, "structured outputs")
-        answer = self._compiler.ask(msgspec.msgpack.encode([kind, text]))
+        answer = self._compiler.ask(msgspec.msgpack.encode([form, text]))
         if answer.kind == "compiled":
             return
         if answer.kind in ("time", "memory", "ended"):
@@ -111,8 +136,14 @@ _BEYOND = {
 }
 
 
-def _grammar(asked: dict[str, Any]) -> tuple[str, str]:
-    """llguidance's name of the kind, and the text."""
+def _bound(kept: dict[bytes, str] | dict[bytes, LLMatcher]) -> None:
+    """Drop the oldest of more than _KEPT entries."""
+    if len(kept) > _KEPT:
+        del kept[next(iter(kept))]
+
+
+def _grammar(asked: dict[str, Any]) -> tuple[GrammarFormat, str]:
+    """Return the format and the text of a grammar, as llguidance takes them."""
     ((name, value),) = asked.items()
     if name == "json_object":
         return "json_schema", '{"type": "object"}'
@@ -120,8 +151,9 @@ def _grammar(asked: dict[str, Any]) -> tuple[str, str]:
         return "lark", "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in value)
     if name == "json":
         return "json_schema", value if isinstance(value, str) else json.dumps(value)
-    return name, value
+    return ("regex" if name == "regex" else "grammar"), value
 
 
 def _problem(problem: object) -> RowProblem:
+    """Return the error of a grammar that llguidance refuses."""
     return RowProblem(f"structured_outputs: expected what llguidance can compile, got: {shortened(problem)}")

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens, and of the most likely ones in their place, from the logits as the model made them."""
+"""Log-probabilities of tokens, and of the most likely tokens in their place, from the model's own logits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcdecode.sampling.draw import largest
 
 _PART = 1 << 21  # logits that are worked on at once
 
-Entry = tuple[float, list[int], list[float]]  # what `Logprobs.add` takes
+Entry = tuple[float, list[int], list[float]]  # log-probability of a token; most likely tokens; theirs
 
 
 def logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> Iterator[Entry]:
@@ -37,7 +37,7 @@ def _part(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> Itera
     for count in set(counts) - {0}:
         rows = [row for row, own in enumerate(counts) if own == count]
         values, ids = largest(logits[rows], count)
-        for row, *most in zip(rows, ids.tolist(), (values - norms[rows]).tolist(), strict=True):
-            top[row] = tuple(most)
-    for own, most in zip(chosen[:, 0].tolist(), top, strict=True):
-        yield own, *most
+        for row, likeliest, own in zip(rows, ids.tolist(), (values - norms[rows]).tolist(), strict=True):
+            top[row] = likeliest, own
+    for logprob, (likeliest, own) in zip(chosen[:, 0].tolist(), top, strict=True):
+        yield logprob, likeliest, own

@@ -1,4 +1,4 @@
-"""Logits to tokens."""
+"""The next token of every sequence, from its logits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcdecode.requests.sequence import SequenceState
@@ -14,8 +15,8 @@ from hpcdecode.sampling.draw import draw
 from hpcdecode.sampling.grammars import Grammars
 from hpcdecode.sampling.philox import uniform
 
-_BLOCK = 256  # tokens whose largest logit is looked at first
-_PART = 1 << 21  # logits that are worked on at once, so that they stay in the cache
+_BLOCK = 256  # tokens whose largest logits are compared first
+_PART = 1 << 21  # logits that are adjusted at once, so that they stay in the cache
 
 
 def sample(
@@ -24,16 +25,25 @@ def sample(
     eos: frozenset[int] = frozenset(),
     grammars: Grammars | None = None,
 ) -> list[int]:
-    """The next token of each sequence from its row of logits [n, vocab], of any float dtype; they are left as they are.
+    """Return the next token of each sequence.
 
-    What a row asks for applies in the order of vLLM's V1 sampler: bad_words, min_tokens, logit_bias, repetition,
-    frequency and presence penalty, after which a greedy row takes its largest logit; then temperature, min_p, top_k
-    (which keeps all that equal the k-th), top_p. eos: what min_tokens keeps back beside a row's own stop tokens.
-    grammars: needed where rows have structured_outputs. A draw
-    depends on (seed, row, sample, position) alone, so the same logits give the same token however the job is split.
+    Sampling parameters apply in the order of vLLM's V1 sampler: bad_words, min_tokens, logit_bias, repetition,
+    frequency and presence penalty. Then a greedy request takes its largest logit. Others go on with temperature, min_p,
+    top_k (which keeps all that equal the k-th) and top_p. A draw depends on (seed, line, sample, position) alone: the
+    same logits give the same token however the job is split.
+
+    Args:
+        logits: [n, vocab], of any float dtype; left as they are.
+        sequences: [n].
+        eos: End-of-sequence tokens, which min_tokens holds back beside a request's own stop tokens.
+        grammars: Needed if a request has structured_outputs.
+
+    Returns:
+        Token ids [n].
     """
     if all(s.prompt.params.plain_greedy for s in sequences):
-        return argmax(logits).tolist()
+        greedy: list[int] = argmax(logits).tolist()
+        return greedy
     tokens = np.empty(len(sequences), np.int64)
     plain = [row for row, s in enumerate(sequences) if not s.prompt.params.adjusts]
     if plain:
@@ -46,15 +56,16 @@ def sample(
         own.copy_(logits[part])
         adjust(own, beside, eos, grammars)
         tokens[part] = _choose(own, list(range(len(part))), beside)
-    return tokens.tolist()
+    ids: list[int] = tokens.tolist()
+    return ids
 
 
-def _choose(logits: Tensor, rows: list[int], sequences: list[SequenceState]) -> np.ndarray:
-    """Token ids int64 [n] of sequences from these rows of logits, as they are now."""
+def _choose(logits: Tensor, rows: list[int], sequences: list[SequenceState]) -> NDArray[np.int64]:
+    """Return token ids int64 [n] of sequences from these rows of logits, which have been adjusted."""
     tokens = np.empty(len(rows), np.int64)
-    largest = [i for i, s in enumerate(sequences) if s.prompt.params.temperature == 0]
-    if largest:
-        tokens[largest] = argmax(logits[[rows[i] for i in largest]]).cpu()
+    greedy = [i for i, s in enumerate(sequences) if s.prompt.params.temperature == 0]
+    if greedy:
+        tokens[greedy] = argmax(logits[[rows[i] for i in greedy]]).cpu()
     drawn = [i for i, s in enumerate(sequences) if s.prompt.params.temperature > 0]
     if drawn:
         own = [sequences[i] for i in drawn]
@@ -65,9 +76,10 @@ def _choose(logits: Tensor, rows: list[int], sequences: list[SequenceState]) -> 
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """The first of the largest logits of each row [n, vocab], as `torch.argmax`, which is many times slower on a CPU.
+    """Return the first of the largest logits of each row [n, vocab], int64 [n].
 
-    A block of tokens first, by its largest logit, then one in it; the last block overlaps the one before.
+    `torch.argmax` gives the same and is many times slower on a CPU. Here a block of tokens is chosen by its largest
+    logit, then a token in it. The last block overlaps the one before.
     """
     vocabulary = logits.shape[1]
     if vocabulary <= _BLOCK:

@@ -1,14 +1,23 @@
-"""B, F and W_lim where they are not given: from the KV capacity and the lengths of the first rows."""
+"""B, F and W_lim if they are not given: from the KV capacity and the lengths of the first rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from hpcdecode.requests.prompt import Prompt
 
 LOOKAHEAD = 256  # rows looked at, and the largest B chosen
-FULL = 0.9  # part of the KV capacity that the steady state may take
-PERIODS = 16  # injections in the life of a sequence: peak load is (1 + 1/16)/2 of the static one
+FULL = 0.9  # share of the KV capacity that the steady state may take
+PERIODS = 16  # injections in the life of a sequence: the peak load is (1 + 1/16)/2 of the static one
+
+
+class Sizes(NamedTuple):
+    """B, sequences at once; F, steps from micro-batch to micro-batch; S, steps in which a row decodes at most."""
+
+    batch: int
+    period: int
+    steps: int
 
 
 def choose(
@@ -19,45 +28,56 @@ def choose(
     max_tokens: int,
     capacity: int,
     context: int | None = None,
-) -> tuple[int, int, int]:
-    """B, F and S, from those that are given and the first rows of the job.
+) -> Sizes:
+    """Return B, F and S, from those that are given and the first rows of the job.
 
-    S: steps in which a row decodes at most; its first token comes with its prompt.
+    The first token of a row comes with its prompt, so a row of n new tokens decodes in n - 1 steps. In the steady
+    state B sequences hold B * (P + (S + F) / 2) tokens (FastDecode, section 4.2).
 
-    all_rows: whether `first` is the whole job; then all of it starts at once where it fits.
-    capacity: KV tokens of all R-ranks. The steady state holds B*(P + (S+F)/2) tokens (FastDecode, section 4.2).
-    context: tokens of a prompt and what follows it at most; None if the model has no limit.
+    Args:
+        batch: B, or None to choose it.
+        period: F, or None to choose it.
+        first: rows at the beginning of the job.
+        all_rows: whether `first` is the whole job; all of it starts at once if it fits.
+        max_tokens: new tokens of a row, if there is none.
+        capacity: KV tokens of all R-ranks.
+        context: tokens of a prompt and what follows it at most; None if the model has no limit.
     """
     longest = capacity if context is None else min(capacity, context)
     steps = max(max((new_tokens(p, longest) for p in first), default=max_tokens) - 1, 1)
     sequences, prompt = sum(p.params.samples for p in first), mean_prompt(first)
     if all_rows and sequences <= (batch or LOOKAHEAD) and sequences * (prompt + steps) <= FULL * capacity:
-        return batch or max(sequences, 1), period or steps, steps
+        return Sizes(batch or max(sequences, 1), period or steps, steps)
     period = min(period or max(steps // PERIODS, 1), steps)
     if batch is None:
         batch = int(FULL * capacity / (prompt + (steps + period) / 2))
         batch = max(min(batch, LOOKAHEAD), 1, *(p.params.samples for p in first))
-    return batch, period, steps
+    return Sizes(batch, period, steps)
 
 
 def new_tokens(prompt: Prompt, longest: int) -> int:
-    """Tokens that a row can generate where a sequence has no more than `longest` tokens, its prompt included."""
+    """Return the most tokens that a row can generate if a sequence has at most `longest` tokens, prompt included."""
     return min(prompt.params.max_tokens, max(longest - len(prompt.token_ids), 1))
 
 
 def load_limit(batch: int, period: int, steps: int, prompt: float, capacity: int) -> int:
-    """W_lim of all lanes: the load at which B sequences of S steps are level, or what the KV capacity allows.
+    """Return W_lim of all lanes: the level load of B sequences of S steps, or what the KV capacity allows.
 
-    prompt: mean tokens of prompts.
+    Args:
+        batch: B.
+        period: F.
+        steps: S.
+        prompt: mean tokens of prompts.
+        capacity: KV tokens of all R-ranks.
     """
     return int(min(batch * (prompt + (steps + period) / 2), FULL * capacity))
 
 
 def mean_prompt(first: Sequence[Prompt]) -> float:
-    """Tokens, over the samples of all rows."""
+    """Return the mean prompt tokens over the samples of all rows."""
     return sum(len(p.token_ids) * p.params.samples for p in first) / max(sum(p.params.samples for p in first), 1)
 
 
 def split(total: int, parts: int) -> list[int]:
-    """`total` in `parts` whole numbers that differ by one at most."""
+    """Return `total` in `parts` whole numbers that differ by one at most."""
     return [total // parts + (i < total % parts) for i in range(parts)]

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcdecode.schedule.prefixes import MOST
+from hpcdecode.schedule.prefixes import MAX_PREFIXES
 
 
 def prefill_limit(apart: bool) -> int:
-    """Most prompt tokens of a step, unless told. apart: whether S and R are ranks, or devices, of their own.
+    """Return the default for the most prompt tokens of a step.
 
-    Products of more tokens read the weights less often; R-ranks wait for as long as a step of prompts takes."""
+    GEMMs over more tokens read the weights less often. R-ranks wait for as long as a step of prompts takes.
+
+    Args:
+        apart: whether S and R are ranks, or devices, of their own.
+    """
     return 512 if apart else 2048
 
 
 @dataclass(frozen=True, slots=True)
 class LaneLimits:
-    """batch, period, steps: B, F and S of this lane. prefill_tokens: most prompt tokens in one step.
-    max_positions: the model's context. prefix_tokens: most tokens of prefixes that prompts share; 0 shares none.
-    schedule: a name in POLICIES. load: W_lim, tokens that its sequences attend to in a step, for load-control.
-    slots: sequences and prefixes the lane may hold at once."""
+    """What bounds a lane.
+
+    Attributes:
+        batch: B of this lane, sequences at once.
+        period: F, steps from micro-batch to micro-batch.
+        steps: S, steps in which a sequence decodes at most.
+        prefill_tokens: the most prompt tokens in one step.
+        max_positions: the model's context; None if it has no limit.
+        prefix_tokens: the most tokens of prefixes that prompts share; 0 shares none.
+        schedule: a name in `policies.POLICIES`.
+        load: W_lim, tokens that the sequences attend to in a step, for the schedule `load-control`.
+    """
 
     batch: int
     period: int
@@ -32,4 +44,5 @@ class LaneLimits:
 
     @property
     def slots(self) -> int:
-        return 2 * self.batch + MOST
+        """Return how many sequences and prefixes the lane may hold at once."""
+        return 2 * self.batch + MAX_PREFIXES

@@ -7,49 +7,55 @@ from math import ceil
 
 import numpy as np
 
-from hpcdecode.requests.prefix import Prefix
+from hpcdecode.requests.prefix import KvHolder, Prefix
 from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.schedule.limits import LaneLimits
-from hpcdecode.schedule.placement import Courses, Placement
+from hpcdecode.schedule.placement import Load, Placement, Trajectories
 from hpcdecode.schedule.policies.base import Policy
 from hpcdecode.schedule.prefixes import Prefixes
 from hpcdecode.schedule.slots import SlotPool
 
 
 class MicroBatch:
-    """Grows by one sequence at a time, each with those that follow it, while they fit.
+    """Grows by one sequence at a time, each with its forks, while they fit.
 
-    busy: whether the lane decodes meanwhile. sequences: without their followers. prefixes: those that are new.
+    Args:
+        placement: of the S-rank.
+        known: prefixes of the lane.
+        limits: of the lane.
+        policy: of the lane.
+        now: lane step from which on the micro-batch is prefilled.
+        busy: whether the lane decodes meanwhile.
+
+    Attributes:
+        sequences: that were admitted, without their forks.
+        members: with their forks.
+        prefixes: that are new.
     """
 
-    def __init__(
-        self,
-        lane: int,
-        placement: Placement,
-        known: Prefixes,
-        limits: LaneLimits,
-        policy: Policy,
-        now: int,
-        busy: bool,
-    ):
-        self.lane, self.placement, self.known, self.limits, self.policy = lane, placement, known, limits, policy
+    def __init__(self, placement: Placement, known: Prefixes, limits: LaneLimits, policy: Policy, now: int, busy: bool):
+        self.placement, self.known, self.limits, self.policy = placement, known, limits, policy
         self.now, self.busy = now, busy
         self.sequences: list[SequenceState] = []
-        self.members: list[SequenceState] = []  # with their followers
+        self.members: list[SequenceState] = []
         self.prefixes: list[Prefix] = []
-        self._left = 0  # tokens of the sequences to prefill
+        self._remaining = 0  # tokens of the sequences to prefill
         self._on: dict[int, list[SequenceState]] = {}  # members by R-rank
-        self._courses = Courses()  # of the members
-        self._reads: dict[int, tuple[np.ndarray, int]] = {}  # by the end of a sequence that starts now
+        self._trajectories = Trajectories()  # of the members
+        self._loads: dict[int, tuple[Load, int]] = {}  # by the end of a sequence that starts now; members counted
 
     @property
     def start_step(self) -> int:
+        """Return the lane step at which the sequences start to decode."""
         return self.sequences[0].start_step if self.sequences else self.now
 
     @property
     def prefix_step(self) -> int:
-        """When the new prefixes are complete, and their sequences follow: they have their share of the steps."""
-        first, rest = sum(map(left, self.prefixes)), self._left
+        """Return the step at which new prefixes are complete, and their sequences follow.
+
+        Prefixes get their share of the steps, by tokens.
+        """
+        first, rest = sum(map(remaining, self.prefixes)), self._remaining
         if not first:
             return self.now
         steps = self.start_step - self.now
@@ -57,9 +63,11 @@ class MicroBatch:
         return self.now + max(self._steps(first), min(share, steps - self._steps(rest)))
 
     def admit(self, sequence: SequenceState, slots: SlotPool) -> bool:
-        """Place the sequence, with a prefix if it can share one; False if it fits on no R-rank yet.
+        """Place the sequence, with a prefix if it can share one; return False if it fits on no R-rank yet.
 
-        slots: free ones, of which those that are needed are taken.
+        Args:
+            sequence: with its forks.
+            slots: of the lane, of which those that are needed are taken.
         """
         known = None
         if sequence.shares_prefix:
@@ -77,16 +85,16 @@ class MicroBatch:
 
     def _take(self, sequence: SequenceState, slots: SlotPool) -> None:
         self.sequences.append(sequence)
-        self._left += left(sequence)
+        self._remaining += remaining(sequence)
         self.known.remember(sequence.input_ids)
         for member in sequence.with_forks:
             slots.take(member)
             self.members.append(member)
             self._on.setdefault(member.rank, []).append(member)
-            self._courses.add(member)
+            self._trajectories.add(member)
 
     def _new_prefix(self, ids: list[int], known: Prefix | None) -> Prefix:
-        """A prefix on every R-rank on which it fits."""
+        """Return a prefix on every R-rank on which it fits."""
         new = Prefix(ids, known, prefilled=known.prompt_length if known else 0)
         ranks = known.ranks if known else range(len(self.placement.capacity))
         new.ranks = [r for r in ranks if self.placement.fits(r, [new, *self._on.get(r, ())])]
@@ -104,19 +112,21 @@ class MicroBatch:
             same = other.shares_prefix and other.prefix is new.prefix and other.rank in new.ranks
             if same and new.begins(np.array(other.input_ids, np.int32)):
                 other.begin_with(new)
-        self._left = sum(map(left, self.sequences))
+        self._remaining = sum(map(remaining, self.sequences))
         return True
 
     def _place(self, sequence: SequenceState, prefix: Prefix | None) -> bool:
-        """Choose the R-rank of a sequence and its followers; False, and no other is changed, if they fit on none
-        or the policy has them wait."""
+        """Choose the R-rank of a sequence and its forks.
+
+        Return False, and change no other sequence, if they fit on none or the policy has them wait.
+        """
         before = self.start_step
         sequence.begin_with(prefix)
         start = self._start_with(sequence)
         self._start_at(start)
         _set_start(sequence.with_forks, start)
         if self.policy.allows([*self.members, *sequence.with_forks]):
-            for rank in self.placement.order(sequence, self._reads_with(sequence)):
+            for rank in self.placement.order(sequence, self._load_beside(sequence)):
                 if prefix and rank not in prefix.ranks:
                     continue
                 changed = {rank} if start == before else {rank, *self._on}
@@ -128,38 +138,39 @@ class MicroBatch:
         return False
 
     def _start_with(self, sequence: SequenceState) -> int:
-        steps = self._steps(sum(map(left, self.prefixes))) + self._steps(self._left + left(sequence))
+        """Return the step at which the micro-batch starts if it has this sequence, too."""
+        steps = self._steps(sum(map(remaining, self.prefixes))) + self._steps(self._remaining + remaining(sequence))
         if self.busy:  # prompts ride along with decoding: spread them evenly
             steps = ceil(steps / self.policy.period) * self.policy.period
         return self.now + steps
 
     def _start_at(self, step: int) -> None:
-        """All members start at this step."""
+        """Let all members start at this step."""
         if self.members and step != self.start_step:
-            self._courses.shift(step - self.start_step)
-            self._reads.clear()
+            self._trajectories.shift(step - self.start_step)
+            self._loads.clear()
             _set_start(self.members, step)
 
     def _with(self, rank: int, sequence: SequenceState | None) -> list[SequenceState]:
-        """The members on an R-rank, and a sequence with those that follow it."""
+        """Return the members on an R-rank, and a sequence with its forks."""
         return [*self._on.get(rank, ()), *(sequence.with_forks if sequence else ())]
 
-    def _reads_with(self, new: SequenceState) -> np.ndarray:
-        """Tokens that each R-rank attends to for the lane and the members while `new` decodes, float64 [ranks]."""
-        reads, counted = self._reads.get(new.end_step) or (self.placement.reads(new), 0)
+    def _load_beside(self, new: SequenceState) -> Load:
+        """Return the tokens that each R-rank attends to for the lane and the members while `new` decodes."""
+        load, counted = self._loads.get(new.end_step) or (self.placement.attention_load(new), 0)
         if counted < len(self.members):
-            reads = reads + self._courses.reads(new, len(reads), counted)
-        self._reads[new.end_step] = reads, len(self.members)
-        return reads
+            load = load + self._trajectories.attention_load(new, len(load), counted)
+        self._loads[new.end_step] = load, len(self.members)
+        return load
 
     def _steps(self, tokens: int) -> int:
-        """The fewest steps in which they are prefilled."""
+        """Return the fewest steps in which so many tokens are prefilled."""
         return ceil(tokens / self.limits.prefill_tokens)
 
 
-def left(sequence: SequenceState | Prefix) -> int:
-    """Tokens that are not prefilled yet."""
-    return sequence.prompt_length - sequence.prefilled
+def remaining(holder: KvHolder) -> int:
+    """Return the tokens that are not prefilled yet."""
+    return holder.prompt_length - holder.prefilled
 
 
 def _set_start(sequences: Iterable[SequenceState], step: int) -> None:

@@ -1,6 +1,6 @@
 """A plan: what one lane runs in one step, the same on every rank of the lane.
 
-On the wire a plan is one int32 array: number, flags, the four counts, then `release`, `fork`, `decode` and `prefill`.
+It is sent as one int32 array: number, flags, the four counts, then `release`, `fork`, `decode` and `prefill`.
 """
 
 from __future__ import annotations
@@ -8,55 +8,69 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hpcdecode.schedule.prefixes import MOST
+from hpcdecode.schedule.prefixes import MAX_PREFIXES
+
+Table = NDArray[np.int32]
 
 _HEADER = 6
 _STOP = 1
+_COLUMNS = {"release": 2, "fork": 3, "decode": 2, "prefill": 4}
 
 
-def _table(columns: int) -> np.ndarray:
-    return np.empty((0, columns), np.int32)
+def _empty(name: str) -> Table:
+    return np.empty((0, _COLUMNS[name]), np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Rows of `release` and `decode` are (R-rank, slot); of `fork` (R-rank, slot, new slot); of `prefill` (R-rank,
-    slot, first row, tokens). All int32.
+    """What a lane's ranks do in one step.
 
-    An R-rank first frees the slots in `release`, then opens the new slots of `fork`, then makes room for one token of
-    every decode row and for `tokens` of every prefill row. The lane's activations hold the decode rows first, then the
-    prefill chunks; a prefix has a row in `prefill` for every R-rank, with the same activations.
-    `number` counts the plans of an S-rank over all its lanes: R-ranks begin them in this order, so that room is
-    freed before it is taken again.
+    An R-rank first frees the slots in `release` and opens those of `fork`. Then it makes room for one token of every
+    decode row and for `tokens` of every prefill row. The lane's activations hold the decode rows first, then the
+    prefill chunks. A prefix has a row in `prefill` for every R-rank, with the same activations.
+
+    Attributes:
+        number: of the plan among those of its S-rank. R-ranks apply plans in this order, so that room is freed before
+            it is taken again.
+        release: int32 [n, 2], (R-rank, slot).
+        fork: int32 [n, 3], (R-rank, slot, new slot).
+        decode: int32 [n, 2], (R-rank, slot).
+        prefill: int32 [n, 4], (R-rank, slot, first row, tokens).
+        stop: whether it is the lane's last.
     """
 
     number: int = 0
-    release: np.ndarray = field(default_factory=lambda: _table(2))
-    fork: np.ndarray = field(default_factory=lambda: _table(3))
-    decode: np.ndarray = field(default_factory=lambda: _table(2))
-    prefill: np.ndarray = field(default_factory=lambda: _table(4))
+    release: Table = field(default_factory=lambda: _empty("release"))
+    fork: Table = field(default_factory=lambda: _empty("fork"))
+    decode: Table = field(default_factory=lambda: _empty("decode"))
+    prefill: Table = field(default_factory=lambda: _empty("prefill"))
     stop: bool = False
 
     @property
     def decode_tokens(self) -> int:
+        """Return the number of decode rows."""
         return len(self.decode)
 
     @property
     def prefill_tokens(self) -> int:
+        """Return the number of prefill rows."""
         ends = self.prefill[:, 2] + self.prefill[:, 3]
         return int(ends.max(initial=len(self.decode))) - len(self.decode)
 
     @property
     def changes_slots(self) -> bool:
+        """Return whether it frees or forks any."""
         return len(self.release) + len(self.fork) > 0
 
     @property
     def runs_model(self) -> bool:
+        """Return whether it has rows."""
         return len(self.decode) + len(self.prefill) > 0
 
-    def encode(self, out: np.ndarray) -> int:
-        """Write the plan to `out`, int32 of at least `wire_length(slots)` elements; returns how many it takes."""
+    def encode(self, out: Table) -> int:
+        """Write the plan to `out`, of at least `wire_length(slots)` elements; return how many it takes."""
         flags = _STOP if self.stop else 0
         parts = (self.release, self.fork, self.decode, self.prefill)
         out[:_HEADER] = (self.number, flags, *map(len, parts))
@@ -67,15 +81,16 @@ class Plan:
         return at
 
     @staticmethod
-    def decode_from(wire: np.ndarray) -> Plan:
+    def decode_from(wire: Table) -> Plan:
+        """Read a plan that `encode` wrote."""
         number, flags, *counts = (int(x) for x in wire[:_HEADER])
-        parts, at = [], _HEADER
-        for rows, columns in zip(counts, (2, 3, 2, 4), strict=True):
-            parts.append(wire[at : at + rows * columns].reshape(rows, columns).copy())
+        parts, at = {}, _HEADER
+        for rows, (name, columns) in zip(counts, _COLUMNS.items(), strict=True):
+            parts[name] = wire[at : at + rows * columns].reshape(rows, columns).copy()
             at += rows * columns
-        return Plan(number, *parts, stop=bool(flags & _STOP))
+        return Plan(number=number, stop=bool(flags & _STOP), **parts)
 
 
 def wire_length(slots: int, ranks: int) -> int:
-    """int32 elements that any plan over `slots` sequences of a lane and its prefixes on `ranks` R-ranks needs."""
-    return _HEADER + 11 * slots + (2 + 3 + 4) * MOST * ranks
+    """Return the int32 elements that any plan of a lane needs, by its slots and its R-ranks."""
+    return _HEADER + 11 * slots + (2 + 3 + 4) * MAX_PREFIXES * ranks

@@ -1,4 +1,4 @@
-"""Beginnings that the prompts of a lane share: found as rows are admitted, prefilled once, held while they are used.
+"""Prefixes that the prompts of a lane share: found as rows are admitted, prefilled once, held while they are used.
 
 The S-rank sends a prefix to the R-ranks as it sends a prompt, but to all of them; sequences fork from it.
 """
@@ -7,52 +7,71 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcdecode.requests.prefix import Prefix
 
-MOST = 8  # prefixes of a lane at once
-_BLOCKS = 2  # the shortest
+MAX_PREFIXES = 8  # of a lane at once
+_BLOCKS = 2  # of the shortest
 _RECENT = 64  # prompts that others are compared with
 
 
+class Match(NamedTuple):
+    """The longest prefix of a prompt, or None; and the tokens of a longer one that is worth making, or 0."""
+
+    known: Prefix | None
+    new_tokens: int
+
+
 class Prefixes:
-    """The prefixes of a lane. most_tokens: of all of them together."""
+    """The prefixes of a lane.
+
+    Args:
+        block_tokens: tokens of a KV block.
+        most_tokens: of all prefixes together; 0 shares none.
+
+    Attributes:
+        live: those that are held; one that begins with another comes after it.
+    """
 
     def __init__(self, block_tokens: int, most_tokens: int):
         self.block_tokens, self.most_tokens = block_tokens, most_tokens
         self.live: list[Prefix] = []
         self._least = _BLOCKS * block_tokens
-        self._recent: deque[np.ndarray] = deque(maxlen=_RECENT)
+        self._recent: deque[NDArray[np.int32]] = deque(maxlen=_RECENT)
 
-    def find(self, input_ids: Sequence[int]) -> tuple[Prefix | None, int]:
-        """The longest prefix of a prompt, and the length of a longer one that is worth making; 0 if there is none."""
+    def find(self, input_ids: Sequence[int]) -> Match:
+        """Return what a prompt can share."""
         if not self.most_tokens or len(input_ids) <= self._least:
-            return None, 0
+            return Match(None, 0)
         ids = np.array(input_ids, np.int32)
         known = max((p for p in self.live if p.begins(ids)), key=lambda p: p.prompt_length, default=None)
         length = min(max((_common(ids, other) for other in self._recent), default=0), len(ids) - 1)
         length -= length % self.block_tokens
         if length < (known.prompt_length if known else 0) + self._least or (known and not known.complete):
-            return known, 0
+            return Match(known, 0)
         tokens = sum(p.prompt_length for p in self.live)
-        return known, length if len(self.live) < MOST and tokens + length <= self.most_tokens else 0
+        room = len(self.live) < MAX_PREFIXES and tokens + length <= self.most_tokens
+        return Match(known, length if room else 0)
 
     def remember(self, input_ids: Sequence[int]) -> None:
-        """Prompts to come may share the beginning of this one."""
+        """Compare prompts to come with this one."""
         if self.most_tokens and len(input_ids) > self._least:
             self._recent.append(np.array(input_ids, np.int32))
 
     def add(self, prefix: Prefix) -> None:
+        """Hold a prefix."""
         self.live.append(prefix)
         if prefix.prefix:
             prefix.prefix.users += 1
 
     def drop_unused(self) -> list[Prefix]:
-        """Forget the prefixes that nothing uses; returns them."""
+        """Forget the prefixes that nothing uses, and return them."""
         unused = []
-        for prefix in reversed(self.live):  # those that begin with another come after it
+        for prefix in reversed(self.live):
             if not prefix.users:
                 prefix.live = False
                 unused.append(prefix)
@@ -62,8 +81,8 @@ class Prefixes:
         return unused
 
 
-def _common(ids: np.ndarray, other: np.ndarray) -> int:
-    """How many tokens both begin with."""
+def _common(ids: NDArray[np.int32], other: NDArray[np.int32]) -> int:
+    """Return how many tokens both begin with."""
     length = min(len(ids), len(other))
     different = np.flatnonzero(ids[:length] != other[:length])
     return int(different[0]) if len(different) else length

@@ -1,4 +1,4 @@
-"""A lane's state from step to step: what it admits, prefills, decodes and frees becomes a plan a step."""
+"""The state of a lane from step to step: what it admits, prefills, decodes and frees becomes a plan a step."""
 
 from __future__ import annotations
 
@@ -13,91 +13,104 @@ from hpcdecode.requests.sequence import Request, SequenceState
 from hpcdecode.requests.stops import Stops
 from hpcdecode.schedule.admission import Admission, Feed
 from hpcdecode.schedule.limits import LaneLimits
-from hpcdecode.schedule.microbatch import left
+from hpcdecode.schedule.microbatch import remaining
 from hpcdecode.schedule.placement import Placement
-from hpcdecode.schedule.plan import Plan
+from hpcdecode.schedule.plan import Plan, Table
 from hpcdecode.schedule.slots import Slots
 from hpcdecode.schedule.step import Chunk, Step
 
 
 class Scheduler:
-    """Admits rows to one lane and turns its state into a plan a step."""
+    """Admits requests to one lane and turns its state into a plan a step.
+
+    Args:
+        lane: index of the lane.
+        feed: of all lanes of the S-rank.
+        placement: of the S-rank.
+        limits: of the lane.
+        stops: what ends a sequence.
+
+    Attributes:
+        requests: in flight, by the line of their row.
+        prefilling: sequences, from which others may fork, and before them the prefixes that they wait for.
+        ready: prefilled, waiting for their micro-batch to start.
+        decoding: the sequences that are decoded in every step.
+        load: tokens that the sequences of the last plan attend to.
+        slots: of the lane.
+        shared_tokens: of prompts, not prefilled because they lie in prefixes.
+    """
 
     def __init__(self, lane: int, feed: Feed, placement: Placement, limits: LaneLimits, stops: Stops):
         self.lane, self.placement, self.limits, self.stops = lane, placement, limits, stops
         self.admission = Admission(lane, feed, placement, limits, stops)
         self.prefixes = self.admission.prefixes
-        self.shared_tokens = 0  # of prompts, not prefilled because they lie in prefixes
-        self.requests: dict[int, Request] = {}  # in flight, by line
-        self.prefilling: deque[SequenceState | Prefix] = deque()  # others follow them; prefixes come first
-        self.ready: list[SequenceState] = []  # prefilled, waiting for their micro-batch to start
+        self.requests: dict[int, Request] = {}
+        self.prefilling: deque[SequenceState | Prefix] = deque()
+        self.ready: list[SequenceState] = []
         self.decoding: list[SequenceState] = []
+        self.load = self.shared_tokens = 0
+        self.slots = Slots(limits.slots)
         self._freed: list[SequenceState] = []  # finished, to be released by the next plan
         self._dropped: list[Prefix] = []  # the same of prefixes
-        self._slots = Slots(limits.slots)
-        self.load = 0  # tokens that the sequences of the last plan attend to
-        self._prefix_step = 0  # when the prefixes in `prefilling` are complete
+        self._start_step = self._prefix_step = 0  # of the micro-batch that is being prefilled
 
     @property
     def active(self) -> int:
+        """Return the number of sequences in flight."""
         return len(self.decoding) + len(self.ready) + sum(len(s.with_forks) for s in self.prefilling)
 
     @property
     def tokens_in_flight(self) -> int:
+        """Return the tokens in KV caches of the sequences in flight."""
         return sum(s.length for s in (*self.decoding, *self.ready)) + sum(s.prefilled for s in self.prefilling)
 
     def exhausted(self) -> bool:
-        """No sequence in flight and no row left to admit."""
+        """Return whether no sequence is in flight and nothing is left to admit."""
         return not self.active and self.admission.exhausted()
 
     def all_prefilled(self) -> bool:
-        """No prompt token left to compute, of the rows in flight and of those to come."""
+        """Return whether no prompt token is left to compute, of requests in flight and of those to come."""
         return not self.prefilling and self.admission.exhausted()
 
     def next_step(self, now: int) -> Step:
-        """The plan of lane step `now`; it runs no model if there is nothing to do but to wait for room."""
+        """Return the plan of lane step `now`; it runs no model if there is nothing to do but to wait for room."""
         release = self._release()
         started = [s for s in self.ready if s.start_step <= now]
         self.decoding += started
         self.ready = [s for s in self.ready if s.start_step > now]
         if not self.prefilling:
-            self._inject(now)
+            self._admit(now)
         self.load = sum(s.length + 1 for s in self.decoding)
         chunks = self._chunks(now)
-        forks, self._slots.forks = self._slots.forks + _begun(chunks), []
         plan = Plan(
             release=release,
-            fork=_table(forks, 3),
+            fork=_table(self.slots.take_forks() + _forked_prefixes(chunks), 3),
             decode=_table(((s.rank, s.slot) for s in self.decoding), 2),
             prefill=_table(_places(chunks, len(self.decoding)), 4),
         )
         return Step(plan, list(self.decoding), chunks)
 
     def stop_plan(self) -> Plan:
-        """The lane's last plan: it frees what has finished, for the lanes that go on."""
+        """Return the lane's last plan: it frees what has finished, for the lanes that go on."""
         self._dropped += self.prefixes.drop_unused()
         self.load = 0
-        return Plan(release=self._release(), stop=True)
+        release = self._release()
+        if not self.requests:
+            self.slots.check(())
+        return Plan(release=release, stop=True)
 
     def update(self, step: Step, tokens: Sequence[int]) -> list[Request]:
         """Take the sampled token of each sequence in `step.sampled`; return the requests that are finished."""
         for request in {id(s.request): s.request for s in step.sampled if s.beams}.values():
             self._update_beams(request)
-        finished = []
-        for sequence, token in zip(step.sampled, tokens, strict=True):
-            if sequence.beams is None:
-                sequence.accept(token, self.stops)
-            if sequence.finish_reason is not None:
-                finished.append(sequence)
-                if sequence.prefix:
-                    sequence.prefix.users -= 1
+        finished = self._accept(step.sampled, tokens)
         for chunk in step.prefill:
             chunk.sequence.prefilled += chunk.count
             if chunk.completes:
                 self.prefilling.popleft()
                 if isinstance(chunk.sequence, SequenceState):
-                    self.ready += self._slots.fork_from(chunk.sequence)
-        self.admission.policy.saw(len(tokens), sum(s.finish_reason == "stop" for s in finished))
+                    self.ready += self.slots.fork_from(chunk.sequence)
+        self.admission.policy.observe(len(tokens), sum(s.finish_reason == "stop" for s in finished))
         if not finished:
             return []
         self.decoding = [s for s in self.decoding if s.finish_reason is None]
@@ -105,9 +118,22 @@ class Scheduler:
         lines = dict.fromkeys(s.prompt.line for s in finished)
         return [self.requests.pop(line) for line in lines if self.requests[line].finished]
 
+    def _accept(self, sequences: Sequence[SequenceState], tokens: Sequence[int]) -> list[SequenceState]:
+        """Give each sequence its token, but for beams, which have theirs; return those that are finished."""
+        finished = []
+        for sequence, token in zip(sequences, tokens, strict=True):
+            if sequence.beams is None:
+                sequence.accept(token, self.stops)
+            if sequence.finish_reason is not None:
+                finished.append(sequence)
+                if sequence.prefix:
+                    sequence.prefix.users -= 1
+        return finished
+
     def _update_beams(self, request: Request) -> None:
         """Let beams go on as their search says, or end."""
         beams, sequences = request.beams, request.sequences
+        assert beams is not None
         if not beams.moves:
             for sequence, hypothesis in zip(sequences, beams.best, strict=True):
                 sequence.end_as(hypothesis)
@@ -116,9 +142,9 @@ class Scheduler:
         for sequence, move in zip(sequences, beams.moves, strict=True):
             sequence.generated = [*before[move.parent], move.token]
         if before[0]:  # else the prompt's slot is forked once it is prefilled
-            self._slots.follow(request, [move.parent for move in beams.moves])
+            self.slots.follow(request, [move.parent for move in beams.moves])
 
-    def _release(self) -> np.ndarray:
+    def _release(self) -> Table:
         freed, self._freed = self._freed, []
         dropped, self._dropped = self._dropped, []
         for sequence in freed:
@@ -127,31 +153,32 @@ class Scheduler:
             self.placement.drop(prefix)
         opened = [s for s in freed if s.slot >= 0]
         places = [(s.rank, s.slot) for s in opened] + [(rank, p.slot) for p in dropped for rank in p.ranks]
-        for holder in (*opened, *dropped):
-            self._slots.give_back(holder)
-        places, self._slots.released = places + self._slots.released, []
-        return _table(places, 2)
+        for sequence in opened:
+            self.slots.give_back(sequence)
+        for prefix in dropped:
+            self.slots.give_back(prefix)
+        return _table(places + self.slots.take_released(), 2)
 
-    def _inject(self, now: int) -> None:
-        group = self.admission.admit(now, [*self.decoding, *self.ready], self._slots)
+    def _admit(self, now: int) -> None:
+        group = self.admission.admit(now, [*self.decoding, *self.ready], self.slots)
         for sequence in group.sequences:
             self.requests[sequence.prompt.line] = sequence.request
         self.prefilling.extend((*group.prefixes, *group.sequences))
-        self.shared_tokens += sum(s.prefilled for s in group.sequences) - sum(map(left, group.prefixes))
-        self._prefix_step = group.prefix_step
+        self.shared_tokens += sum(s.prefilled for s in group.sequences) - sum(map(remaining, group.prefixes))
+        self._start_step, self._prefix_step = group.start_step, group.prefix_step
         self._dropped += self.prefixes.drop_unused()
 
     def _chunks(self, now: int) -> list[Chunk]:
-        """An even share of the prompt tokens that are left to prefill before the micro-batch starts."""
+        """Return an even share of the prompt tokens that are left to prefill before the micro-batch starts."""
         if not self.prefilling:
             return []
-        prefixes = [p for p in self.prefilling if not p.with_forks]
+        prefixes = [p for p in self.prefilling if isinstance(p, Prefix)]
         waiting = prefixes or self.prefilling
-        end = self._prefix_step if prefixes else waiting[0].start_step
-        budget = ceil(sum(map(left, waiting)) / max(end - now, 1))
+        end = self._prefix_step if prefixes else self._start_step
+        budget = ceil(sum(map(remaining, waiting)) / max(end - now, 1))
         chunks = []
         for sequence in waiting:
-            count = min(left(sequence), budget)
+            count = min(remaining(sequence), budget)
             if count == 0:
                 break
             chunks.append(Chunk(sequence, sequence.prefilled, count))
@@ -159,14 +186,14 @@ class Scheduler:
         return chunks
 
 
-def _begun(chunks: Iterable[Chunk]) -> list[tuple[int, int, int]]:
-    """(R-rank, slot, new slot) of the chunks that begin behind a prefix."""
-    begun = (c.sequence for c in chunks if c.begins and c.sequence.prefix)
-    return [(rank, s.prefix.slot, s.slot) for s in begun for rank in s.ranks]
+def _forked_prefixes(chunks: Iterable[Chunk]) -> list[tuple[int, int, int]]:
+    """Return (R-rank, slot, new slot) of the chunks that begin behind a prefix."""
+    begun = [(c.sequence, c.sequence.prefix) for c in chunks if c.begins and c.sequence.prefix]
+    return [(rank, prefix.slot, s.slot) for s, prefix in begun for rank in s.ranks]
 
 
 def _places(chunks: Iterable[Chunk], row: int) -> list[tuple[int, int, int, int]]:
-    """(R-rank, slot, first row, tokens) of chunks whose rows begin at `row`."""
+    """Return (R-rank, slot, first row, tokens) of chunks whose rows begin at `row`."""
     places = []
     for chunk in chunks:
         places += [(rank, chunk.sequence.slot, row, chunk.count) for rank in chunk.sequence.ranks]
@@ -174,5 +201,5 @@ def _places(chunks: Iterable[Chunk], row: int) -> list[tuple[int, int, int, int]
     return places
 
 
-def _table(rows: Iterable[tuple[int, ...]], columns: int) -> np.ndarray:
+def _table(rows: Iterable[tuple[int, ...]], columns: int) -> Table:
     return np.array(list(rows), np.int32).reshape(-1, columns)

@@ -25,15 +25,14 @@ class Slots:
 
     A slot that is held is open on the R-rank once tokens of its holder were sent there, or it was forked.
 
-    Attributes:
-        forks: (R-rank, slot, new slot) for the next plan.
-        released: (R-rank, slot) for the next plan, of slots that are held on.
+    Args:
+        count: of slots.
     """
 
     def __init__(self, count: int):
         self.count = count
-        self.forks: list[tuple[int, int, int]] = []
-        self.released: list[tuple[int, int]] = []
+        self._forks: list[tuple[int, int, int]] = []
+        self._released: list[tuple[int, int]] = []
         self._free = list(range(count))[::-1]
 
     def __len__(self) -> int:
@@ -42,6 +41,10 @@ class Slots:
     def take(self, holder: KvHolder) -> None:
         """Give a free slot to `holder`."""
         holder.slot = self._free.pop()
+
+    def hold(self, holder: KvHolder) -> None:
+        """Count the slot that `holder` names as its own."""
+        self._free.remove(holder.slot)
 
     def give_back(self, holder: KvHolder) -> None:
         """Take the slot of `holder`; the R-ranks have released it, or never opened it."""
@@ -61,7 +64,7 @@ class Slots:
             if sequence is heir:
                 continue
             if sequence.finish_reason is None:
-                self.forks.append((leader.rank, heir.slot, sequence.slot))
+                self._forks.append((leader.rank, heir.slot, sequence.slot))
             else:
                 self.give_back(sequence)
         return going
@@ -77,15 +80,25 @@ class Slots:
         beams = request.sequences
         slots = [s.slot for s in beams]
         unused = [slots[beam] for beam in range(len(beams)) if beam not in parents]
-        self.released += [(beams[0].rank, slot) for slot in unused]
+        self._released += [(beams[0].rank, slot) for slot in unused]
         for place, (sequence, parent) in enumerate(zip(beams, parents, strict=True)):
             if parent in parents[:place]:
                 sequence.slot = unused.pop()
-                self.forks.append((sequence.rank, slots[parent], sequence.slot))
+                self._forks.append((sequence.rank, slots[parent], sequence.slot))
             else:
                 sequence.slot = slots[parent]
         if sorted(s.slot for s in beams) != sorted(slots):
             raise InvariantViolation("beams hand over the slots that they hold", f"{slots} became otherwise")
+
+    def take_forks(self) -> list[tuple[int, int, int]]:
+        """Return (R-rank, slot, new slot) of the forks since the last call, for the next plan."""
+        forks, self._forks = self._forks, []
+        return forks
+
+    def take_released(self) -> list[tuple[int, int]]:
+        """Return (R-rank, slot) of slots to release in the next plan that are held on, for forks to come."""
+        released, self._released = self._released, []
+        return released
 
     def check(self, holders: Iterable[KvHolder]) -> None:
         """Raise InvariantViolation unless every slot is free or held by one of `holders`."""

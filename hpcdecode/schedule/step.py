@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcdecode.requests.prefix import Prefix
@@ -11,7 +12,7 @@ from hpcdecode.schedule.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Part of a prompt that is prefilled in one step: tokens [start, start + count) of its sequence."""
+    """Part of a prompt that is prefilled in one step: tokens [start, start + count) of its sequence or prefix."""
 
     sequence: SequenceState | Prefix
     start: int
@@ -19,17 +20,18 @@ class Chunk:
 
     @property
     def completes(self) -> bool:
+        """Return whether nothing of the prompt is left after it."""
         return self.start + self.count == self.sequence.prompt_length
 
     @property
     def begins(self) -> bool:
-        """Whether nothing of it was prefilled before, but a prefix that it shares."""
+        """Return whether nothing of the prompt was prefilled before, but a prefix that it shares."""
         return self.start == (self.sequence.prefix.prompt_length if self.sequence.prefix else 0)
 
     @property
-    def drawing(self) -> list[SequenceState]:
-        """The sequences that draw a token from the logits of its end."""
-        return self.sequence.with_forks if self.completes else []
+    def sampled(self) -> Sequence[SequenceState]:
+        """Return the sequences that draw a token from the logits of its end."""
+        return self.sequence.with_forks if self.completes else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,5 +44,5 @@ class Step:
 
     @property
     def sampled(self) -> list[SequenceState]:
-        """Sequences that get a token in this step, in the order of their logits."""
-        return self.decode + [s for c in self.prefill for s in c.drawing]
+        """Return the sequences that get a token in this step, in the order of their logits."""
+        return self.decode + [s for c in self.prefill for s in c.sampled]

@@ -9,9 +9,9 @@ _OWN = "/proc/self/cgroup"
 _ROOT = "/sys/fs/cgroup"
 
 
-def memory_room() -> int | None:
-    """Bytes that may still be taken; cached files count as free. None: no limit."""
-    rooms = []
+def memory_headroom() -> int | None:
+    """Return the bytes that may still be taken, or None if there is no limit. Cached files count as free."""
+    headrooms = []
     for folder, version, most in _memory_limits():
         used, cached = (
             ("memory.current", ("active_file", "inactive_file"))
@@ -21,28 +21,28 @@ def memory_room() -> int | None:
         taken = read(f"{folder}/{used}").strip()
         stat = dict(line.split()[:2] for line in read(f"{folder}/memory.stat").splitlines())
         free = sum(int(stat.get(name, 0)) for name in cached)
-        rooms.append(max(most - int(taken or 0) + free, 0))
-    return min(rooms, default=None)
+        headrooms.append(max(most - int(taken or 0) + free, 0))
+    return min(headrooms, default=None)
 
 
 def memory_limit() -> int | None:
-    """Bytes that the processes of the control group may have. None: no limit."""
+    """Return the bytes that the control group may have, or None if there is no limit."""
     return min((most for _, _, most in _memory_limits()), default=None)
 
 
 def cpu_quota() -> float | None:
-    """CPUs' worth of time that the process may use. None: no limit."""
+    """Return how many CPUs' time the process may use, or None if there is no limit."""
     quotas = []
     for folder, version in _folders("cpu"):
         names = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
         values = " ".join(read(f"{folder}/{name}") for name in names).split()
-        if len(values) == 2 and values[0].isdigit():  # else "max", -1, or no such file
+        if len(values) == 2 and values[0].isdigit():  # "max", -1 and a missing file mean no limit
             quotas.append(int(values[0]) / int(values[1]))
     return min(quotas, default=None)
 
 
 def cpus() -> list[int]:
-    """CPUs that the control group leaves to its processes, whatever this one was bound to. Empty: not known."""
+    """Return the CPUs of the control group, even those that this process is not bound to; empty if unknown."""
     files = (
         f"{folder}/cpuset.{'cpus.effective' if version == 2 else 'effective_cpus'}"
         for folder, version in _folders("cpuset")
@@ -51,7 +51,7 @@ def cpus() -> list[int]:
 
 
 def read(path: str) -> str:
-    """The text of a system's file, empty where there is none."""
+    """Return the text of a file of the system, or an empty string if it cannot be read."""
     try:
         with open(path) as file:
             return file.read()
@@ -60,7 +60,7 @@ def read(path: str) -> str:
 
 
 def listed(text: str) -> list[int]:
-    """Numbers as the system writes them: `0-2,5` is [0, 1, 2, 5]."""
+    """Return the numbers of a list as Linux writes it: `0-2,5` is [0, 1, 2, 5]."""
     numbers: list[int] = []
     for part in text.strip().split(","):
         if part:
@@ -70,15 +70,15 @@ def listed(text: str) -> list[int]:
 
 
 def _memory_limits() -> Iterator[tuple[str, int, int]]:
-    """Directory, version and bytes of every control group with a limit."""
+    """Yield directory, cgroup version and bytes of every control group with a memory limit."""
     for folder, version in _folders("memory"):
         most = read(f"{folder}/{'memory.max' if version == 2 else 'memory.limit_in_bytes'}").strip()
-        if most.isdigit() and int(most) < 1 << 60:  # else "max", or version 1's way to say so
+        if most.isdigit() and int(most) < 1 << 60:  # "max", and in version 1 a huge number, mean no limit
             yield folder, version, int(most)
 
 
 def _folders(controller: str) -> Iterator[tuple[str, int]]:
-    """The directory of the process's group of `controller` and of all groups above it, each with its version."""
+    """Yield directory and cgroup version of the process's group of `controller` and of all groups above it."""
     for line in read(_OWN).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):

@@ -1,7 +1,7 @@
-"""Work on untrusted input in a process of its own, bounded in time and memory: what kills it costs one request.
+"""Work on untrusted input in a process of its own, bounded in time and memory; a crash costs one request only.
 
-`Confined` is this side. The module that it starts calls `serve`: requests come on standard input and answers go to
-standard output, each msgpack after its length (4 bytes, little endian), until the input ends.
+`Confined` is the side of the caller. The module that it starts calls `serve`. Requests come on standard input and
+answers go to standard output, each as msgpack after its length (4 bytes, little endian), until the input ends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import msgspec
 
@@ -32,12 +32,12 @@ _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LC_TIME", "TZ", "
 
 
 class Answer(msgspec.Struct, array_like=True):
-    """What became of a request.
+    """Outcome of a request.
 
     Attributes:
-        kind: of the server's own; or `failed` (value: what was raised), `memory`, `unusable` (a module is missing), and
-            from this side `time` or `ended` (value: how the process ended).
-        value: what it is about.
+        kind: A kind of the server's own, or `failed`, `memory` or `unusable` (a module is missing). The caller's side
+            adds `time` and `ended`.
+        value: Details: the exception of `failed`, the module of `unusable`, how the process of `ended` ended.
     """
 
     kind: str
@@ -45,14 +45,14 @@ class Answer(msgspec.Struct, array_like=True):
 
 
 class Confined:
-    """A process that answers requests. It ends with this object, and with the process that holds it.
+    """A process that answers requests. It ends with this object, and with the process that holds this object.
 
     Args:
-        command: arguments of the Python interpreter, such as `-m MODULE`.
-        what: it does, for messages.
+        command: Arguments of the Python interpreter, such as `-m MODULE`.
+        what: Purpose of the process, for messages.
 
     Raises:
-        UserError: it cannot be started.
+        UserError: If the process cannot be started.
     """
 
     def __init__(self, command: tuple[str, ...], what: str):
@@ -63,9 +63,9 @@ class Confined:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                cwd=Path(__file__).parents[1],  # where this package is found, and nothing that a user has put
+                cwd=Path(__file__).parents[1],  # a folder without files of the user
                 env=_environment(),
-                start_new_session=True,  # what a terminal sends is for the job
+                start_new_session=True,  # signals of a terminal are for the job
             )
         except OSError as error:
             raise UserError(f"expected a process for {what}, none can be started: {error}") from error
@@ -73,11 +73,12 @@ class Confined:
 
     @property
     def pid(self) -> int:
+        """Process id."""
         return self._process.pid
 
     def ask(self, request: bytes) -> Answer:
-        """Return the answer to a request in msgpack; one of kind `time` or `ended` if the process ends instead."""
-        stdin, stdout = self._process.stdin.fileno(), self._process.stdout.fileno()
+        """Return the answer to a request in msgpack; of kind `time` or `ended` if the process ends instead."""
+        stdin, stdout = (pipe.fileno() for pipe in _pipes(self._process))
         late = time.monotonic() + _WALL_SECONDS
         try:
             _write(stdin, _LENGTH.pack(len(request)) + request)
@@ -100,7 +101,12 @@ class Confined:
 
 
 def serve(answer: Callable[[Any], Answer], seconds: int) -> None:
-    """Answer requests until there are no more. seconds: of CPU time for one; more end the process by SIGXCPU."""
+    """Answer requests until the input ends.
+
+    Args:
+        answer: Returns the answer to a decoded request.
+        seconds: CPU seconds for a request; SIGXCPU ends a process that takes longer.
+    """
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     with os.fdopen(os.dup(0), "rb") as requests, os.fdopen(os.dup(1), "wb") as answers:
@@ -111,7 +117,12 @@ def serve(answer: Callable[[Any], Answer], seconds: int) -> None:
 
 
 def confine(memory_bytes: int, files: bool = False) -> None:
-    """Bound the memory of this process beyond what it has now. Without `files` it can open none, nor fork or import."""
+    """Limit the resources of this process.
+
+    Args:
+        memory_bytes: Bytes that it may take beyond those that it has now.
+        files: Whether it may open files, fork and import from now on.
+    """
     with open("/proc/self/statm") as file:
         held = int(file.read().split()[0]) * resource.getpagesize()
     _limit(resource.RLIMIT_AS, held + memory_bytes)
@@ -160,11 +171,18 @@ def _send(file: BinaryIO, answer: Answer) -> None:
     file.flush()
 
 
-def _ended(process: subprocess.Popen) -> None:
-    """End a process: by the end of its input, else by force."""
+def _pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
+    """Return the ends of the process's standard input and output."""
+    assert process.stdin is not None and process.stdout is not None, "both were asked for as pipes"
+    return process.stdin, process.stdout
+
+
+def _ended(process: subprocess.Popen[bytes]) -> None:
+    """End a process by closing its input, or by SIGKILL if it does not end."""
+    stdin, stdout = _pipes(process)
     with contextlib.suppress(OSError):
-        process.stdin.close()
-    process.stdout.close()
+        stdin.close()
+    stdout.close()
     try:
         process.wait(0.5)
     except subprocess.TimeoutExpired:
@@ -173,7 +191,7 @@ def _ended(process: subprocess.Popen) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Return what Python needs of the environment: nothing of MPI, and no secrets."""
+    """Return the variables that Python needs, without those of MPI and without secrets."""
     python = (name for name in os.environ if name.startswith("PYTHON"))
     return {name: os.environ[name] for name in (*_ENVIRONMENT, *python) if name in os.environ}
 
@@ -185,11 +203,16 @@ def _write(file: int, data: bytes) -> None:
 
 
 def _read(file: int, size: int, late: float) -> bytes:
-    """Read `size` bytes. Raises EOFError, or TimeoutError at the monotonic time `late`."""
+    """Read `size` bytes.
+
+    Raises:
+        EOFError: If the file ends before.
+        TimeoutError: At the monotonic time `late`.
+    """
     data, poll = bytearray(), select.poll()
     poll.register(file, select.POLLIN)
     while len(data) < size:
-        # After the time is up it gets a second more: this process may have been stopped.
+        # One more second after the deadline: this process may have been stopped meanwhile.
         if not poll.poll(max(late - time.monotonic(), 0) * 1000) and not poll.poll(1000):
             raise TimeoutError
         part = os.read(file, min(size - len(data), 1 << 20))

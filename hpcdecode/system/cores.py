@@ -1,4 +1,4 @@
-"""Where cores lie, as the system tells: their NUMA nodes, and which of them are one physical core."""
+"""Topology of the CPUs as Linux reports it, and settings of libraries that depend on the number of ranks."""
 
 from __future__ import annotations
 
@@ -7,29 +7,33 @@ from collections.abc import Iterable
 
 _CPU = "/sys/devices/system/cpu/cpu{}"
 
-
-# Of libraries that are not loaded yet. The tokenizer starts no threads; oneDNN keeps fewer of its kernels, which are
-# megabytes each. Beside other ranks OpenMP's threads spin for a millisecond or less: long enough to stay awake from one
-# matrix product to the next, not as long as libgomp's default, which starves ranks that share their cores.
+# Libraries read these when they are loaded. The tokenizer starts no threads. oneDNN keeps fewer of its kernels, which
+# are megabytes each. Beside other ranks the threads of OpenMP spin for a millisecond at most. This keeps them awake
+# between two GEMMs; libgomp's longer default starves ranks that share their cores.
 _ALWAYS = {"TOKENIZERS_PARALLELISM": "false", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}
 _BESIDE_RANKS = {"GOMP_SPINCOUNT": "20000"}
 SETTINGS = {**_ALWAYS, **_BESIDE_RANKS}
 
 
 def set_libraries(ranks: int) -> None:
-    """Have settings for a process that is one of so many ranks, where the environment has none."""
+    """Set the environment variables of libraries for a job of `ranks` ranks; those that are set already stay."""
     for name, value in (SETTINGS if ranks > 1 else _ALWAYS).items():
         os.environ.setdefault(name, value)
 
 
 def nodes_of(cpus: Iterable[int]) -> list[int]:
-    """The NUMA node of each of `cpus`; empty where the system does not tell."""
-    nodes = [_node(cpu) for cpu in cpus]
-    return [] if None in nodes else nodes
+    """Return the NUMA node of each of `cpus`, or an empty list if the system does not tell."""
+    nodes = []
+    for cpu in cpus:
+        node = _node(cpu)
+        if node is None:
+            return []
+        nodes.append(node)
+    return nodes
 
 
 def arranged(cpus: Iterable[int]) -> list[int]:
-    """`cpus` by NUMA node, and within a node by physical core: what is near in this order is near in the machine."""
+    """Return `cpus` sorted by NUMA node, then by physical core, so that neighbours in the list share caches."""
     return sorted(cpus, key=lambda cpu: (_node(cpu) or 0, _core(cpu), cpu))
 
 
@@ -42,7 +46,7 @@ def _node(cpu: int) -> int | None:
 
 
 def _core(cpu: int) -> int:
-    """The first hardware thread of the core that `cpu` is one of."""
+    """Return the first hardware thread of the physical core that `cpu` belongs to."""
     try:
         with open(_CPU.format(cpu) + "/topology/thread_siblings_list") as file:
             return int(file.read().replace("-", ",").split(",")[0])

@@ -1,4 +1,4 @@
-"""Files that are either there in full or not at all, whenever the machine stops, and where they may be put."""
+"""Files that are either complete or absent, whenever the machine stops, and the places they may be written to."""
 
 from __future__ import annotations
 
@@ -23,15 +23,18 @@ _KINDS = {
 }
 
 
-def destination(path: str | os.PathLike, what: str = "", instead: str = "choose another -o") -> Path:
-    """Follow links from `path` to the file that is to be written; it need not exist, its directory must.
+def destination(path: str | os.PathLike[str], what: str = "", instead: str = "choose another -o") -> Path:
+    """Return the file that `path` names, links followed.
+
+    The file need not exist, but its directory must.
 
     Args:
-        what: begins the message of an error, such as `results `.
-        instead: ends it.
+        path: Name of the file to write.
+        what: Begin of an error message, such as `results `.
+        instead: End of an error message.
 
     Raises:
-        UserError: `path` names anything but a regular file or a new name in a directory.
+        UserError: If `path` is neither a regular file nor a new name in an existing directory.
     """
     try:
         mode = os.stat(path).st_mode
@@ -49,8 +52,8 @@ def destination(path: str | os.PathLike, what: str = "", instead: str = "choose 
     return Path(os.path.realpath(path))
 
 
-def is_stream(path: str | os.PathLike) -> bool:
-    """Whether `path` is standard output or a FIFO, which are written to directly."""
+def is_stream(path: str | os.PathLike[str]) -> bool:
+    """Return whether `path` is standard output or a FIFO, which are written to directly."""
     if str(path) in STDOUT:
         return True
     with suppress(OSError, ValueError):
@@ -59,8 +62,8 @@ def is_stream(path: str | os.PathLike) -> bool:
 
 
 @contextmanager
-def stream(path: str | os.PathLike) -> Iterator[IO[bytes]]:
-    """Standard output or a FIFO (`is_stream`), to be written to."""
+def stream(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """Open standard output or a FIFO, for which `is_stream` is true, for writing."""
     if str(path) in STDOUT:
         yield sys.stdout.buffer
         sys.stdout.flush()
@@ -71,7 +74,11 @@ def stream(path: str | os.PathLike) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def replacing(target: Path) -> Iterator[IO[bytes]]:
-    """A file to be filled, which replaces `target`, a `destination`, durably when the block ends well."""
+    """Open a temporary file for writing, which durably replaces `target` when the block ends without an exception.
+
+    Args:
+        target: A path from `destination`.
+    """
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     try:
         with open(fresh(temporary), "wb") as file:
@@ -83,7 +90,11 @@ def replacing(target: Path) -> Iterator[IO[bytes]]:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Put `data` at `path` by way of a temporary name beside it; durable on return. Raises OSError."""
+    """Write `data` to a temporary file beside `path` and rename it to `path`; durable on return.
+
+    Raises:
+        OSError: If the file system refuses.
+    """
     temporary = path.with_name(path.name + ".tmp")
     try:
         with open(fresh(temporary), "wb") as file:
@@ -95,7 +106,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def fresh(path: Path) -> int:
-    """Descriptor of a new file, to be read and written; what an earlier run left under its name is removed."""
+    """Return a descriptor of a new file for reading and writing. A file that has the name already is removed."""
     path.unlink(missing_ok=True)
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
 
@@ -103,7 +114,8 @@ def fresh(path: Path) -> int:
 def publish(temporary: Path, path: Path) -> None:
     """Rename a finished file on the same file system to `path`; durable on return.
 
-    Raises OSError, also where `path` is anything but a regular file, which alone is ever replaced.
+    Raises:
+        OSError: If the file system refuses, or `path` exists and is not a regular file.
     """
     with suppress(FileNotFoundError):
         if not stat.S_ISREG(os.lstat(path).st_mode):
@@ -114,12 +126,12 @@ def publish(temporary: Path, path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make a file, or the names in a directory, durable."""
+    """Make the content of a file, or the names in a directory, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as e:
-        if e.errno != errno.EINVAL:  # some file systems cannot sync a directory, and need not
+        if e.errno != errno.EINVAL:  # some file systems cannot sync a directory and need not
             raise
     finally:
         os.close(descriptor)
@@ -127,9 +139,9 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def write_errors(path: Path | str, advice: str = "rows committed before are kept; free some space") -> Iterator[None]:
-    """Turn what the disk or HDF5 refuses into a UserError that names the output, the cause and what to do.
+    """Turn errors of the file system and of HDF5 into a UserError that names the output, the cause and the remedy.
 
-    A reader of standard output that has gone is no error of the disk: BrokenPipeError passes.
+    BrokenPipeError passes unchanged: it says that the reader of standard output has ended.
     """
     try:
         yield

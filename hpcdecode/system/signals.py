@@ -1,26 +1,28 @@
-"""What asks a job to stop before its rows are done: a signal, or the end of the time that the batch system gives it."""
+"""Reasons to stop a job before its rows are done: a signal, or the end of the batch job's time."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import monotonic, time
+from types import FrameType
 
 DRAINED = 75  # exit code (EX_TEMPFAIL) of a job that has rows left and is to be started again
 END_TIME = "SLURM_JOB_END_TIME"
+_Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
 
 
 class Signals:
-    """As a context: SIGTERM and SIGUSR1, and SIGINT after `hold_interrupts`, make `stopping` true and do nothing else.
+    """Context in which SIGTERM and SIGUSR1, and SIGINT after `hold_interrupts`, only make `stopping` true.
 
-    A second SIGINT ends the process as the first would have without us; batch systems repeat the others.
+    A second SIGINT acts as it would outside the context. The others may repeat, since batch systems repeat them.
     """
 
     def __init__(self) -> None:
         self._received: int | None = None
         self._deadline = float("inf")  # monotonic
-        self._before: dict[int, object] = {}
+        self._before: dict[int, _Handler] = {}
 
     def __enter__(self) -> Signals:
         self._take(signal.SIGTERM, signal.SIGUSR1)
@@ -31,13 +33,18 @@ class Signals:
             signal.signal(number, handler)
 
     def hold_interrupts(self) -> None:
-        """There is something to keep from now on."""
+        """Let the first SIGINT make `stopping` true from now on, because there is work to keep."""
         self._take(signal.SIGINT)
 
     def drain_before(self, seconds: float, environment: Mapping[str, str] = os.environ) -> str:
-        """Stop so many seconds before the batch job's time is over, but work for half of what is left of it.
+        """Make `stopping` true `seconds` before the end of the batch job's time, but not before half of it is used.
 
-        0 does not stop for that. Returns what there is to say about it, or nothing.
+        Args:
+            seconds: Seconds before the end; 0 never stops for it.
+            environment: Variables, of which END_TIME is the end as a Unix time.
+
+        Returns:
+            A message for the user, or an empty string.
         """
         text = environment.get(END_TIME)
         if not seconds or not text:
@@ -53,17 +60,23 @@ class Signals:
         return f"time left: {left:.0f} s; the job stops {margin:.0f} s before its end{early}"
 
     @property
+    def has_deadline(self) -> bool:
+        """Whether `stopping` becomes true at a certain time."""
+        return self._deadline < float("inf")
+
+    @property
     def stopping(self) -> bool:
+        """Whether the job is to stop."""
         return self._received is not None or monotonic() >= self._deadline
 
     @property
     def cause(self) -> str:
-        """What made `stopping` true."""
+        """Reason why `stopping` is true."""
         return "the end of its time" if self._received is None else signal.Signals(self._received).name
 
     @property
     def exit_code(self) -> int:
-        """0 if nothing came, DRAINED for SIGUSR1 and the end of time, else 128 + signal."""
+        """Exit code: 0 if not stopping, DRAINED for SIGUSR1 and the end of the time, else 128 + signal."""
         if not self.stopping:
             return 0
         return DRAINED if self._received in (None, signal.SIGUSR1) else 128 + self._received

@@ -1,6 +1,6 @@
-"""What a rank is doing: at every moment one operation, so that the seconds of all of them are the wall time.
+"""Timeline of a rank: exactly one operation at every moment, so that all seconds add up to the wall time.
 
-Monotonic nanoseconds throughout. One thread enters operations; any thread may ask for the current one.
+Times are monotonic nanoseconds. One thread enters operations; any thread may read the current one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from time import perf_counter_ns
 
 import msgspec
 
-OPERATIONS = {  # in the order in which reports show them
+OPERATIONS = {  # in the order of reports
     "plan": "S makes and announces a step's plan; R frees and makes room",
     "slice": "S computes between two attentions",
     "logits": "S computes the last slice",
@@ -34,12 +34,17 @@ MOST_LOADS = 1 << 12
 
 
 class Spans(msgspec.Struct):
-    """Operations in order, each lasting until the next begins. starts: int64 nanoseconds; lanes: int16, -1 for none.
+    """Operations in order, each of which lasts until the next one begins. Every field holds the bytes of an array.
 
-    loads, load_starts: int64 samples of the tokens in the rank's KV cache. All are the bytes of arrays.
+    Attributes:
+        codes: Positions in OPERATIONS, int8.
+        lanes: Lanes, int16; -1 for none.
+        starts: Begins, int64 nanoseconds.
+        loads: Samples of the tokens in the rank's KV cache, int64.
+        load_starts: Times of these samples, int64 nanoseconds.
     """
 
-    codes: bytes  # int8, positions in OPERATIONS
+    codes: bytes
     lanes: bytes
     starts: bytes
     loads: bytes
@@ -47,63 +52,82 @@ class Spans(msgspec.Struct):
 
 
 class Timeline:
-    """The operations of one rank since its creation: seconds by operation, and single spans if `trace` is set.
+    """Operations of one rank since this object was made.
 
-    The first MOST_SPANS spans are kept; seconds count on.
+    Args:
+        trace: Keep single spans, the first MOST_SPANS of them, beside the seconds of every operation.
+
+    Attributes:
+        current: Operation under way, and its begin in nanoseconds.
+        load: History of the tokens in the rank's KV cache.
     """
 
     def __init__(self, trace: bool = False) -> None:
         self.began = self._lap = perf_counter_ns()
-        self.current: tuple[str, int] = ("load", self.began)  # operation, since when
+        self.current: tuple[str, int] = ("load", self.began)
         self.load = KvLoadHistory()
         self._totals = dict.fromkeys(OPERATIONS, 0)
         self._codes, self._lanes, self._starts = array("b"), array("h"), array("q")
-        self._room = MOST_SPANS if trace else 0
+        self._spans_left = MOST_SPANS if trace else 0
         self._keep("load", -1, self.began)
 
     def enter(self, operation: str, lane: int = -1, since: float = 0.0) -> None:
-        """The current operation ends here, and `operation` (one of OPERATIONS) begins; both `since` seconds ago."""
+        """End the current operation and begin another.
+
+        Args:
+            operation: One of OPERATIONS.
+            lane: Lane that it works for; -1 for none.
+            since: Seconds that have passed since the change.
+        """
         now = perf_counter_ns() - int(since * 1e9)
-        before, since = self.current
-        self._totals[before] += now - since
+        before, began = self.current
+        self._totals[before] += now - began
         self.current = (operation, now)
-        if self._room:
+        if self._spans_left:
             self._keep(operation, lane, now)
 
     def seconds(self, *operations: str) -> float:
-        """Spent in `operations` up to the last `enter`; in all if none is named."""
+        """Return the seconds in `operations` up to the last `enter`, or in all of them if none is named."""
         return sum(self._totals[o] for o in operations or OPERATIONS) * 1e-9
 
     def shares(self) -> dict[str, float]:
-        """Seconds of every operation that took any."""
+        """Return the seconds of every operation that took any."""
         return {o: ns * 1e-9 for o, ns in self._totals.items() if ns}
 
     def lap(self) -> float:
-        """Seconds since the last call, or since the creation."""
+        """Return the seconds since the last call, or since this object was made."""
         before, self._lap = self._lap, perf_counter_ns()
         return (self._lap - before) * 1e-9
 
     def spans(self) -> Spans:
-        """What was kept; an open span counts as ending where the last one began."""
+        """Return the spans that were kept. The last of them has no end."""
         load = self.load
         return Spans(*(a.tobytes() for a in (self._codes, self._lanes, self._starts, load.values, load.starts)))
 
     def _keep(self, operation: str, lane: int, now: int) -> None:
-        if self._room:
-            self._room -= 1
+        if self._spans_left:
+            self._spans_left -= 1
             self._codes.append(_CODES[operation])
             self._lanes.append(lane)
             self._starts.append(now)
 
 
 class KvLoadHistory:
-    """Tokens in a rank's KV cache, plan by plan; of a long job every second, fourth, ... plan, at most MOST_LOADS."""
+    """Samples of the tokens in a rank's KV cache, at most MOST_LOADS.
+
+    They are taken at every plan; in a long job at every second, fourth, ... plan.
+
+    Attributes:
+        values: Tokens, int64.
+        starts: Times in nanoseconds, int64.
+    """
 
     def __init__(self) -> None:
         self.values, self.starts = array("q"), array("q")
         self._plans, self._every = 0, 1
 
     def add(self, tokens: int) -> None:
+        """Count a plan at which the KV cache holds `tokens` tokens."""
         if self._plans % self._every == 0:
             if len(self.values) == MOST_LOADS:
                 self.values, self.starts = self.values[::2], self.starts[::2]

@@ -29,12 +29,12 @@ def sections(topic: str) -> list[str]:
 
 
 def module_docstrings(folder: Path) -> list[str]:
-    """The docstrings of the modules that lie directly in `folder`, by file name."""
+    """Return the docstrings of the modules that lie directly in `folder`, by file name."""
     found = (ast.get_docstring(ast.parse(path.read_bytes())) for path in sorted(folder.glob("*.py")))
     return [text for text in found if text]
 
 
 def zen() -> str:
-    """The text that `import this` prints, read without printing it."""
+    """Return the text that `import this` prints, read without printing it."""
     source = (Path(sysconfig.get_paths()["stdlib"]) / "this.py").read_text(encoding="utf-8")
     return codecs.decode(ast.literal_eval(re.search(r's = (""".*?""")', source, re.DOTALL)[1]), "rot13")

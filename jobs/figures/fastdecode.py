@@ -5,7 +5,10 @@ python jobs/figures/fastdecode.py [-o fastdecode.png]; docs/reproductions.md say
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 from figure import drawn, show
@@ -13,11 +16,13 @@ from msgspec.structs import replace as resized
 from shapes import SHAPES
 
 from hpcdecode.planning import lengths
-from hpcdecode.planning.cost import Cost, ModelSize, of_devices
+from hpcdecode.planning.cost import Cost, of_devices
 from hpcdecode.planning.hardware import device
+from hpcdecode.planning.model_size import ModelSize
+from hpcdecode.planning.outcome import Outcome
 from hpcdecode.planning.servers.base import ServerLimits
 from hpcdecode.planning.serving import of_device, serve
-from hpcdecode.planning.simulator import Outcome, SimulatedWorld, simulate
+from hpcdecode.planning.simulator import SimulatedWorld, simulate
 from hpcdecode.schedule.limits import LaneLimits
 
 GPU, SOCKETS, R_RANKS = "a10", "epyc-7003", 4  # four machines of two sockets
@@ -31,8 +36,11 @@ _STEP = Cost(1, [1, 2], [1.0, 1.0], [1, 2], [0.0, 0.0], 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def loads(batch: int = BATCH, steps: int = STEPS, period: int = PERIOD, seed: int = 0) -> dict[str, Outcome]:
-    """Of rows that decode for `steps` steps, static and with fixed F; and of rows of all lengths up to that, under
-    load control at the level load, where each row holds the one token of its prompt."""
+    """Return the R-load of every schedule over time.
+
+    Rows of one prompt token decode for `steps` steps, with the static schedule and with fixed F. Mixed rows decode for
+    up to `steps` steps, with fixed F and under load control at the level load.
+    """
     fixed = lengths.fixed(6 * batch, 1, steps + 1)
     limits = LaneLimits(batch, period, steps, 1 << 20, None, schedule="fixed-f", load=level(batch, steps, period))
     found = {name: simulate(_world(replace(limits, schedule=name)), fixed) for name in ("static", "fixed-f")}
@@ -44,7 +52,7 @@ def loads(batch: int = BATCH, steps: int = STEPS, period: int = PERIOD, seed: in
 
 
 def level(batch: int, steps: int, period: int) -> int:
-    """B*(S+F)/2, and the tokens of the prompts."""
+    """Return B*(S+F)/2 (FastDecode, section 4.2) and the tokens of the prompts, one each."""
     return batch + batch * (steps + period) // 2
 
 
@@ -53,30 +61,31 @@ def _world(limits: LaneLimits) -> SimulatedWorld:
 
 
 def fitted(name: str) -> ModelSize:
-    """With as many layers as take no more memory than those of Llama-7b: the larger models do not fit on the GPU."""
-    size, layer = SHAPES[name], SHAPES[name].body // SHAPES[name].layers
-    layers = min(size.layers, SHAPES["llama-7b"].body // layer)
-    return resized(size, layers=layers, body=layers * layer)
+    """Return a model with as many layers as take no more memory than those of Llama-7b, so that it fits on the GPU."""
+    size, layer = SHAPES[name], SHAPES[name].layer_weights // SHAPES[name].layers
+    layers = min(size.layers, SHAPES["llama-7b"].layer_weights // layer)
+    return resized(size, layers=layers, layer_weights=layers * layer)
 
 
 def split_speed(size: ModelSize, batch: int) -> float:
-    """Tokens per second of the steady state: of the later rows of a longer run."""
+    """Return the tokens per second of the steady state: of the later rows of a longer run."""
     cost = of_devices(size, device(GPU), device(SOCKETS), LINK, LATENCY)
-    capacity = [int(R_MEMORY / size.kv_bytes())] * R_RANKS
+    capacity = [int(R_MEMORY / size.kv_bytes_per_token())] * R_RANKS
     world = SimulatedWorld(cost, capacity, 2 * [LaneLimits(batch // 2, NEW // 16, NEW - 1, 512, None)])
     short, long = (simulate(world, lengths.fixed(n * batch, PROMPT, NEW)) for n in (2, 5))
     return (long.tokens - short.tokens) / (long.seconds - short.seconds)
 
 
 def paged_speed(size: ModelSize) -> float:
-    """Of the GPU alone with the schedule of vLLM and its defaults, all rows there from the start."""
+    """Return the tokens per second of the GPU alone, with vLLM's schedule and defaults, all rows there at the start."""
     server = of_device(size, device(GPU))
     limits = ServerLimits(256, 2048)
     short, long = (serve(server, "vllm", limits, lengths.fixed(n, PROMPT, NEW)) for n in (150, 450))
     return (long.tokens - short.tokens) / (long.seconds - short.seconds)
 
 
-def ratios(models=MODELS, batches=BATCHES) -> dict[str, dict[int, float]]:
+def ratios(models: Sequence[str] = MODELS, batches: Sequence[int] = BATCHES) -> dict[str, dict[int, float]]:
+    """Return the speed of the split over the GPU alone, by model and B."""
     found = {}
     for name in models:
         size = fitted(name)
@@ -85,7 +94,8 @@ def ratios(models=MODELS, batches=BATCHES) -> dict[str, dict[int, float]]:
     return found
 
 
-def draw(pyplot, over_time: dict[str, Outcome], faster: dict[str, dict[int, float]]):
+def draw(pyplot: ModuleType, over_time: dict[str, Outcome], faster: dict[str, dict[int, float]]) -> Any:
+    """Return a figure of the loads over time, and of the speeds."""
     figure, axes = pyplot.subplots(1, 3, figsize=(14, 4), layout="constrained")
     for axis, names in zip(axes, (("static", "fixed-f"), ("fixed-f, mixed", "load-control, mixed")), strict=False):
         for name in names:
@@ -102,6 +112,7 @@ def draw(pyplot, over_time: dict[str, Outcome], faster: dict[str, dict[int, floa
 
 
 def main() -> None:
+    """Save the picture and print the tables."""
     over_time, faster = loads(), ratios()
     drawn("fastdecode.png", lambda pyplot: draw(pyplot, over_time, faster))
     limit = level(BATCH, STEPS, PERIOD)

@@ -1,17 +1,18 @@
-"""What the figures have in common: a picture and tables."""
+"""Print tables and save pictures, for all figures."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
 from typing import Any
 
 from hpcdecode.report.plot import canvas, save
 from hpcdecode.report.text import table
 
 
-def drawn(default: str, draw: Callable[[Any], Any]) -> None:
-    """Save what `draw` makes of pyplot, as -o says."""
+def drawn(default: str, draw: Callable[[ModuleType], Any]) -> None:
+    """Save the figure that `draw` makes with pyplot to the file that -o names, or to `default`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("-o", "--output", default=default, metavar="FILE.png", help="(%(default)s)")
     path, pyplot = parser.parse_args().output, canvas()
@@ -19,5 +20,6 @@ def drawn(default: str, draw: Callable[[Any], Any]) -> None:
     print(path)
 
 
-def show(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+def show(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table."""
     print(table(heads, [[f"{x:,.2f}" if isinstance(x, float) else f"{x}" for x in row] for row in rows]), end="\n\n")

@@ -5,7 +5,8 @@ python jobs/figures/fluidinfer.py [-o fluidinfer.png]; docs/reproductions.md say
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 from figure import drawn, show
@@ -23,14 +24,19 @@ ROWS, MOST, SEED = 2000, 1024, 0
 
 
 class Found(NamedTuple):
-    """Of every schedule. speed: tokens per second with all rows there; latency: median seconds a token, from arrival
-    to end, with rows arriving at 0.8 of the rate at which vLLM completes them."""
+    """What was found, by schedule.
+
+    Attributes:
+        speed: Tokens per second with all rows there at the start.
+        latency: Median seconds a token, from arrival to end, with rows arriving at 0.8 of vLLM's rate.
+    """
 
     speed: dict[str, float]
     latency: dict[str, float]
 
 
 def compare(model: str, name: str, rows: int = ROWS) -> Found:
+    """Return speed and latency of every schedule for a model on a device."""
     server = of_device(SHAPES[model], device(name))
     work = lengths.lognormal(rows, *lengths.SHAREGPT, MOST, SEED)
     full = {schedule: serve(server, schedule, LIMITS, work) for schedule in SERVING}
@@ -43,7 +49,8 @@ def compare(model: str, name: str, rows: int = ROWS) -> Found:
     )
 
 
-def draw(pyplot, found: dict[tuple[str, str], Found]):
+def draw(pyplot: ModuleType, found: dict[tuple[str, str], Found]) -> Any:
+    """Return a figure of speeds and latencies over those of vLLM."""
     figure, (speed, latency) = pyplot.subplots(2, 1, figsize=(11, 7), layout="constrained")
     places, width = np.arange(len(found)), 0.8 / len(SERVING)
     for i, schedule in enumerate(SERVING):
@@ -61,6 +68,7 @@ def draw(pyplot, found: dict[tuple[str, str], Found]):
 
 
 def main() -> None:
+    """Save the picture and print the tables."""
     found = {(model, name): compare(model, name) for model in MODELS for name in DEVICES}
     drawn("fluidinfer.png", lambda pyplot: draw(pyplot, found))
     others = [schedule for schedule in SERVING if schedule != "vllm"]

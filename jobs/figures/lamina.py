@@ -5,15 +5,17 @@ python jobs/figures/lamina.py [-o lamina.png]; docs/reproductions.md says what i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 from figure import drawn, show
 from shapes import SHAPES
 
-from hpcdecode.planning.cost import ModelSize, of_devices, step_seconds
+from hpcdecode.planning.cost import of_devices, step_seconds
 from hpcdecode.planning.hardware import Device, device
+from hpcdecode.planning.model_size import ModelSize
 from hpcdecode.planning.serving import MEMORY, of_device
 
 MODELS = ("llama-33b", "llama-65b", "opt-66b")
@@ -28,18 +30,26 @@ PRICES = {"h100": 4.76, "a100": 2.45, "rtx4090": 0.60, "rtx3090": 0.39}
 
 
 def mfu(size: ModelSize, s: Device, batch: int) -> float:
-    """Share of the peak FLOP/s that B tokens reach in the layers."""
+    """Return MFU(B), the share of the peak FLOP/s that B tokens reach in the layers: 2*N*B / T(B) / peak."""
     cost = of_devices(size, s, s, float("inf"), 0.0)
-    return 2 * size.body * batch / cost.body_seconds(batch) / s.flops
+    return 2 * size.layer_weights * batch / cost.body_seconds(batch) / s.flop_per_second
 
 
 def least_link(size: ModelSize, s: Device, batch: int, width: float = 2) -> float:
-    """Bytes per second that keep the S device busy: 2*e*d*L*MFU(B)/N of its FLOP/s, for as many KV heads as heads."""
-    return 2 * width * size.q * size.layers * mfu(size, s, batch) / size.body * s.flops
+    """Return the bytes per second that keep the S device busy: 2*e*d*L*MFU(B)/N of its FLOP/s, for G = 1 (Lamina)."""
+    return 2 * width * size.q_columns * size.layers * mfu(size, s, batch) / size.layer_weights * s.flop_per_second
 
 
 class Setting(NamedTuple):
-    """r_devices: for attention, 0 for S devices alone. per_dollar: tokens."""
+    """Devices, a batch and what they reach.
+
+    Attributes:
+        s_device: Name of the S devices.
+        batch: B.
+        r_devices: Devices for attention; 0 for S devices alone.
+        tokens_per_second: Generated tokens.
+        per_dollar: Generated tokens per dollar.
+    """
 
     s_device: str
     batch: int
@@ -49,23 +59,25 @@ class Setting(NamedTuple):
 
 
 def alone(size: ModelSize) -> Setting:
-    """S devices with the weights and as many sequences as fit, in the number that gives most for the money."""
+    """Return the best number of S devices alone, with the weights and as many sequences as fit."""
     return _best(_alone(size, device(name)) for name in S_DEVICES if _fits(size, device(name)))
 
 
 def _fits(size: ModelSize, s: Device) -> bool:
-    return size.weight_bytes + CONTEXT * size.kv_bytes() <= MEMORY * s.memory
+    return size.weight_bytes + CONTEXT * size.kv_bytes_per_token() <= MEMORY * s.memory_bytes
 
 
 def _alone(size: ModelSize, s: Device) -> Setting:
     server = of_device(size, s)
     cost, batch = server.cost, server.capacity // CONTEXT
-    seconds = cost.body_seconds(batch) + cost.logits_seconds(batch) + cost.attend * batch * CONTEXT
+    seconds = (
+        cost.body_seconds(batch) + cost.logits_seconds(batch) + cost.attend_seconds_per_cached_token * batch * CONTEXT
+    )
     return Setting(s.name, batch, 0, batch / seconds, 3600 * batch / seconds / price(s))
 
 
 def split(size: ModelSize) -> Setting:
-    """With the devices and the batch that give most for the money; two lanes."""
+    """Return the devices and the batch of two lanes that give most tokens per dollar."""
     settings = (_split(size, device(name)) for name in S_DEVICES if _fits(size, device(name)))
     return _best(setting for group in settings for setting in group)
 
@@ -74,11 +86,11 @@ def _split(size: ModelSize, s: Device) -> Iterator[Setting]:
     r = device(R_DEVICE)
     cost = of_devices(size, s, r, LINK, LATENCY)
     for devices in range(1, MOST + 1):
-        room = int(devices * MEMORY * r.memory / size.kv_bytes() / CONTEXT)
-        for batch in range(16, min(room, 2048) + 1, 16):
-            reads = np.full(devices, batch / 2 * CONTEXT / devices)
-            turn = cost.lane(batch // 2, 0, 0, reads, np.zeros(devices))
-            speed = batch / (step_seconds([turn, turn]) + 2 * cost.logits_seconds(batch / 2))
+        sequences = int(devices * MEMORY * r.memory_bytes / size.kv_bytes_per_token() / CONTEXT)
+        for batch in range(16, min(sequences, 2048) + 1, 16):
+            attended = np.full(devices, batch / 2 * CONTEXT / devices)
+            lane = cost.lane_seconds(batch // 2, 0, 0, attended, np.zeros(devices))
+            speed = batch / (step_seconds([lane, lane]) + 2 * cost.logits_seconds(batch / 2))
             per_dollar = 3600 * speed / (price(s) + devices * price(r))
             yield Setting(s.name, batch, devices, speed, per_dollar)
 
@@ -88,25 +100,41 @@ def _best(settings: Iterable[Setting]) -> Setting:
 
 
 def price(d: Device) -> float:
+    """Return the dollars of an hour."""
     return d.count * PRICES[d.name.removeprefix(f"{d.count}x")]
 
 
-def gains(models=MODELS) -> dict[str, tuple[Setting, Setting, Setting]]:
-    """Of every model: S devices alone, with attention devices, and the S devices of that without them."""
+class Gains(NamedTuple):
+    """Settings of one model.
+
+    Attributes:
+        alone: The best S devices alone.
+        split: The best S and attention devices.
+        same: The S devices of `split` alone.
+    """
+
+    alone: Setting
+    split: Setting
+    same: Setting
+
+
+def gains(models: Sequence[str] = MODELS) -> dict[str, Gains]:
+    """Return the settings of every model."""
     found = {}
     for name in models:
         best = split(SHAPES[name])
-        found[name] = alone(SHAPES[name]), best, _alone(SHAPES[name], device(best.s_device))
+        found[name] = Gains(alone(SHAPES[name]), best, _alone(SHAPES[name], device(best.s_device)))
     return found
 
 
-def draw(pyplot, found: dict[str, tuple[Setting, Setting, Setting]]):
+def draw(pyplot: ModuleType, found: dict[str, Gains]) -> Any:
+    """Return a figure of the wire, and of the tokens per dollar."""
     figure, (link, money) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
     for name in MODELS:
         link.plot(BATCHES, [least_link(SHAPES[name], device("h100"), b) / 1e9 for b in BATCHES], "o-", label=name)
     link.set(xlabel="B", ylabel="least bandwidth of the wire of an H100, GB/s", ylim=(0, None))
     link.legend()
-    money.bar(list(found), [split.per_dollar / alone.per_dollar for alone, split, _ in found.values()])
+    money.bar(list(found), [each.split.per_dollar / each.alone.per_dollar for each in found.values()])
     money.axhspan(2.1, 2.8, color="grey", alpha=0.2, label="published")
     money.set(ylabel=f"tokens per dollar, split over alone, context {CONTEXT}")
     money.legend()
@@ -114,6 +142,7 @@ def draw(pyplot, found: dict[str, tuple[Setting, Setting, Setting]]):
 
 
 def main() -> None:
+    """Save the picture and print the tables."""
     found = gains()
     drawn("lamina.png", lambda pyplot: draw(pyplot, found))
     show(

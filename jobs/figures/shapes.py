@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from hpcdecode.planning.cost import ModelSize
+from hpcdecode.planning.model_size import ModelSize
 
 
 def _decoder(layers: int, hidden: int, mlp: int, vocabulary: int, gated: bool) -> ModelSize:
-    """With as many KV heads as heads; the weights of norms and biases are not counted."""
-    body = layers * (4 * hidden**2 + (3 if gated else 2) * hidden * mlp)
-    return ModelSize(layers, body, vocabulary * hidden, hidden, hidden, hidden, None)
+    """Return a decoder with as many KV heads as heads; weights of norms and biases are not counted."""
+    layer_weights = layers * (4 * hidden**2 + (3 if gated else 2) * hidden * mlp)
+    return ModelSize(layers, layer_weights, vocabulary * hidden, hidden, hidden, hidden, None)
 
 
 def llama(layers: int, hidden: int, mlp: int) -> ModelSize:
-    """Touvron et al. 2023, table 2."""
+    """Return a Llama (Touvron et al. 2023, table 2)."""
     return _decoder(layers, hidden, mlp, 32_000, True)
 
 
 def opt(layers: int, hidden: int) -> ModelSize:
-    """Zhang et al. 2022, table 1."""
+    """Return an OPT (Zhang et al. 2022, table 1)."""
     return _decoder(layers, hidden, 4 * hidden, 50_272, False)
 
 

@@ -1,4 +1,4 @@
-// One lazily touched anonymous mapping with huge pages.
+// An anonymous mapping with huge pages, touched when it is used.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,10 +13,10 @@ class Arena {
     ~Arena();
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
-    // Pages of [offset, offset + bytes) are to come from NUMA node `node` while it has any; call before they are
-    // touched. A node that this process may not use, or -1, changes nothing.
+    // Lets pages of [offset, offset + bytes) come from NUMA node `node` while it has any. Call before they are touched.
+    // Does nothing for -1, and for a node that this process may not use.
     void bind(size_t offset, size_t bytes, int node);
-    // Has memory found for a huge page, as writing to it would; what it holds stays.
+    // Lets the system find memory for a huge page, as writing to it would. What the page holds stays.
     void populate(size_t huge_page);
     uint8_t* data() const { return data_; }
     size_t size() const { return size_; }

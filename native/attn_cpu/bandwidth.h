@@ -1,4 +1,4 @@
-// The floor that attention is measured against: how fast the same threads read memory once.
+// Measures how fast threads read memory once: the floor that attention is compared with.
 #pragma once
 #include <memory>
 #include <string>
@@ -11,14 +11,15 @@
 
 namespace hpcdecode {
 
-// Seconds in which the workers read `data` once, in a straight line, each node's threads their share of it first.
+// Returns the seconds in which the workers read `data` once, in a straight line. The threads of every NUMA node begin
+// with their node's share.
 double read_seconds(const KernelTable& table, Workers& workers, const NumaNodes& nodes, NodeQueues& queues,
                     const uint8_t* data, size_t bytes);
 
-// A touched huge-page buffer and threads to read it with; each NUMA node holds and reads a share.
+// A touched buffer of huge pages, and threads to read it. Every NUMA node holds and reads a share.
 class ReadProbe {
   public:
-    // Throws std::invalid_argument. Arguments as in EngineOptions.
+    // Throws std::invalid_argument. Arguments are those of KvCacheOptions.
     ReadProbe(size_t bytes, int threads, const std::vector<int>& cpus, const std::string& isa,
               const std::vector<int>& nodes);
     double seconds() { return read_seconds(table_, pool_, nodes_, queues_, arena_.data(), arena_.size()); }

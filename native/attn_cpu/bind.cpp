@@ -8,8 +8,8 @@
 #include <optional>
 
 #include "bandwidth.h"
-#include "engine.h"
 #include "isa.h"
+#include "kv_cache.h"
 #include "prefill.h"
 #include "step_attention.h"
 #include "tensor.h"
@@ -19,20 +19,20 @@ using namespace hpcdecode;
 
 namespace {
 
-void extend(Engine& e, nb::handle slots, nb::handle counts) {
+void extend(KvCache& e, nb::handle slots, nb::handle counts) {
     const Sequences s = read_sequences(slots, counts);
     nb::gil_scoped_release unlocked;
     e.extend(s.slots.data, s.counts.data, s.slots.size);
 }
 
-void append(Engine& e, int layer, nb::handle slots, nb::handle counts, nb::handle kv) {
+void append(KvCache& e, int layer, nb::handle slots, nb::handle counts, nb::handle kv) {
     const Sequences s = read_sequences(slots, counts);
     const Matrix m = read_matrix(kv, "kv", false);
     nb::gil_scoped_release unlocked;
     e.append(layer, s.slots.data, s.counts.data, s.slots.size, m);
 }
 
-void attend(Engine& e, int layer, nb::handle slots, nb::handle counts, nb::handle qkv, nb::handle out,
+void attend(KvCache& e, int layer, nb::handle slots, nb::handle counts, nb::handle qkv, nb::handle out,
             nb::handle sinks) {
     const Sequences s = read_sequences(slots, counts);
     const Matrix in = read_matrix(qkv, "qkv", false), result = read_matrix(out, "out", true);
@@ -43,23 +43,23 @@ void attend(Engine& e, int layer, nb::handle slots, nb::handle counts, nb::handl
     e.attend(layer, s.slots.data, s.counts.data, s.slots.size, in, result, sink, static_cast<int64_t>(extra.size()));
 }
 
-void attend_prompts(Prefill& p, int layer, nb::list packed, nb::handle starts, nb::handle counts, nb::handle q,
-                    nb::handle k, nb::handle v, nb::handle out, nb::handle sinks, nb::handle unread) {
+void attend_prompts(Prefill& p, int layer, nb::sequence packed, nb::handle starts, nb::handle counts, nb::handle q,
+                    nb::handle k, nb::handle v, nb::handle out, nb::handle sinks, nb::handle skipped_queries) {
     const Ints begin = read_ints(starts, "starts"), n = read_ints(counts, "counts");
-    const Ints first = unread.is_none() ? Ints{} : read_ints(unread, "unread");
-    if (!unread.is_none() && first.size != n.size) {
-        throw std::invalid_argument("unread: expected " + std::to_string(n.size) + ", got " +
+    const Ints first = skipped_queries.is_none() ? Ints{} : read_ints(skipped_queries, "skipped_queries");
+    if (!skipped_queries.is_none() && first.size != n.size) {
+        throw std::invalid_argument("skipped_queries: expected " + std::to_string(n.size) + ", got " +
                                     std::to_string(first.size));
     }
-    if (begin.size != n.size || static_cast<size_t>(n.size) != packed.size()) {
+    if (begin.size != n.size || static_cast<size_t>(n.size) != nb::len(packed)) {
         throw std::invalid_argument("packed, starts and counts: expected the same length, got " +
-                                    std::to_string(packed.size()) + ", " + std::to_string(begin.size) + " and " +
+                                    std::to_string(nb::len(packed)) + ", " + std::to_string(begin.size) + " and " +
                                     std::to_string(n.size));
     }
     std::vector<PromptChunk> chunks;
     for (int i = 0; i < n.size; ++i) {
         const Bytes b = read_bytes(packed[i], "packed");
-        chunks.push_back({b.data, b.size, begin.data[i], n.data[i], unread.is_none() ? 0 : first.data[i]});
+        chunks.push_back({b.data, b.size, begin.data[i], n.data[i], skipped_queries.is_none() ? 0 : first.data[i]});
     }
     const Matrix queries = read_matrix(q, "q", false), keys = read_matrix(k, "k", false),
                  values = read_matrix(v, "v", false), result = read_matrix(out, "out", true);
@@ -76,7 +76,7 @@ ActType parse_act_type(const std::string& dtype) {
     throw std::invalid_argument("dtype: expected float32 or bfloat16, got '" + dtype + "'");
 }
 
-void release(Engine& e, nb::handle slots) {
+void release(KvCache& e, nb::handle slots) {
     const Ints s = read_ints(slots, "slots");
     nb::gil_scoped_release unlocked;
     e.release(s.data, s.size);
@@ -85,85 +85,190 @@ void release(Engine& e, nb::handle slots) {
 }  // namespace
 
 NB_MODULE(_attn_cpu, m) {
+    m.doc() = "Attention on this machine's cores: the KV cache of an R-rank, and the prompt attention of an S-rank.";
     bind_common(m);
 
-    nb::class_<Engine>(m, "Engine")
+    nb::class_<KvCache>(m, "KvCache", R"(A paged KV cache in this machine's memory, with its threads and kernels.
+
+A slot is a small int that the caller chooses for a sequence. Calls exclude each other and release the GIL.
+Bad arguments raise ValueError or TypeError before anything changes.)")
         .def(
             "__init__",
-            [](Engine* e, const std::vector<LayerShape>& layers, const std::string& kv_dtype, int64_t capacity_tokens,
+            [](KvCache* e, const std::vector<LayerShape>& layers, const std::string& kv_dtype, int64_t capacity_tokens,
                int max_sequences, std::optional<int> block_tokens, int threads, const std::vector<int>& cpus,
                const std::string& isa, const std::vector<int>& nodes, bool team) {
-                new (e) Engine(layers, {parse_kv_type(kv_dtype), capacity_tokens, max_sequences,
-                                        block_tokens.value_or(kDefaultBlockTokens), threads, cpus, isa, nodes, team});
+                new (e) KvCache(layers, {parse_kv_type(kv_dtype), capacity_tokens, max_sequences,
+                                         block_tokens.value_or(kDefaultBlockTokens), threads, cpus, isa, nodes, team});
             },
             nb::arg("layers"), nb::arg("kv_dtype"), nb::arg("capacity_tokens"), nb::arg("max_sequences"),
             nb::arg("block_tokens").none(), nb::arg("threads"), nb::arg("cpus"), nb::arg("isa"), nb::arg("nodes"),
-            nb::arg("team"))
-        .def("extend", &extend, nb::arg("slots"), nb::arg("counts"))
-        .def("append", &append, nb::arg("layer"), nb::arg("slots"), nb::arg("counts"), nb::arg("kv"))
-        .def("attend", &attend, nb::arg("layer"), nb::arg("slots"), nb::arg("counts"), nb::arg("qkv"), nb::arg("out"),
-             nb::arg("sinks").none() = nb::none())
-        .def("release", &release, nb::arg("slots"))
-        .def("fork", &Engine::fork, nb::arg("src"), nb::arg("dst"))
-        .def("truncate", &Engine::truncate, nb::arg("slot"), nb::arg("length"))
-        .def("length", &Engine::length, nb::arg("slot"))
-        .def("check", &Engine::check)
-        .def("read_seconds", &Engine::read_seconds, nb::call_guard<nb::gil_scoped_release>())
-        .def_prop_ro("used_tokens", [](const Engine& e) { return e.store().used_tokens(); })
-        .def_prop_ro("capacity_tokens", [](const Engine& e) { return e.store().capacity_tokens(); })
-        .def_prop_ro("free_blocks", [](const Engine& e) { return e.store().free_blocks(); })
-        .def_prop_ro("node_free_blocks",
-                     [](const Engine& e) {
-                         std::vector<int64_t> free;
-                         for (int i = 0; i < e.store().nodes(); ++i) free.push_back(e.store().free_blocks(i));
-                         return free;
-                     })
-        .def_prop_ro("block_tokens", [](const Engine& e) { return e.store().block_tokens(); })
-        .def_prop_ro("bytes", [](const Engine& e) { return e.store().bytes(); })
-        .def_prop_ro("threads", &Engine::threads)
-        .def_prop_ro("isa", [](const Engine& e) { return std::string(e.isa()); })
-        .def_prop_ro("bytes_read", &Engine::bytes_read)
-        .def_prop_ro("attend_seconds", &Engine::attend_seconds);
+            nb::arg("team"), R"(Reserve the address space of a KV cache; memory is touched when it is used.
 
-    nb::class_<StepAttention>(m, "StepAttention")
+Args:
+    layers: Shapes of the model's attention layers.
+    kv_dtype: float32, float16, bfloat16, int8 or int4.
+    capacity_tokens: Tokens to hold, rounded up to whole blocks.
+    max_sequences: Slots are 0 to max_sequences - 1.
+    block_tokens: Tokens of a block, or None for the default.
+    threads: Number of threads, the calling one included.
+    cpus: One CPU per thread to pin workers to, or an empty list.
+    isa: Instruction set to use, or an empty string for the best.
+    nodes: NUMA node of each of cpus, or an empty list.
+    team: True to run on the process's OpenMP threads.
+
+Raises:
+    RuntimeError: If the system maps no more memory.)")
+        .def("extend", &extend, nb::arg("slots"), nb::arg("counts"),
+             nb::sig("def extend(self, " HPCDECODE_SLOTS ") -> None"),
+             R"(Make room for counts[i] more tokens in slots[i]; open slots that are new.
+
+Raises:
+    CapacityError: If there are too few free blocks; nothing changes.)")
+        .def("append", &append, nb::arg("layer"), nb::arg("slots"), nb::arg("counts"), nb::arg("kv"),
+             nb::sig("def append(self, layer: int, " HPCDECODE_SLOTS ", kv: _Matrix) -> None"),
+             R"(Write K and V of the last counts[i] positions of slots[i].
+
+Args:
+    layer: Index of the attention layer.
+    slots: int32 [n], each slot once.
+    counts: int32 [n].
+    kv: Rows [k | v], [sum(counts), kv_heads * (k_dim + v_dim)].)")
+        .def("attend", &attend, nb::arg("layer"), nb::arg("slots"), nb::arg("counts"), nb::arg("qkv"), nb::arg("out"),
+             nb::arg("sinks").none() = nb::none(),
+             nb::sig("def attend(self, layer: int, " HPCDECODE_SLOTS ", qkv: _Matrix, out: _Matrix, " HPCDECODE_SINKS
+                     " = None) -> None"),
+             R"(Append, then attend causally from the last counts[i] positions over all of slots[i].
+
+Args:
+    layer: Index of the attention layer.
+    slots: int32 [n], each slot once.
+    counts: int32 [n].
+    qkv: Rows [q | k | v], [sum(counts), q_heads * k_dim + kv_heads * (k_dim + v_dim)].
+    out: Result, [sum(counts), q_heads * v_dim], of the dtype of qkv; overwritten.
+    sinks: float32 [q_heads], or None for a layer without sinks.)")
+        .def("release", &release, nb::arg("slots"), nb::sig("def release(self, slots: _Ints) -> None"),
+             "Free the blocks of sequences and close their slots.")
+        .def("fork", &KvCache::fork, nb::arg("src"), nb::arg("dst"),
+             "Open slot dst with the blocks of slot src; a shared block is copied before it is written.")
+        .def("truncate", &KvCache::truncate, nb::arg("slot"), nb::arg("length"),
+             "Drop the positions of a slot from length on.")
+        .def("length", &KvCache::length, nb::arg("slot"), "Return the number of positions that an open slot holds.")
+        .def("check", &KvCache::check, R"(Check that every block is free or referenced, and counted right.
+
+Raises:
+    RuntimeError: With the equation that does not hold.)")
+        .def("read_seconds", &KvCache::read_seconds, nb::call_guard<nb::gil_scoped_release>(),
+             "Return the seconds in which the threads read the whole arena once: the floor of attending to all of it.")
+        .def_prop_ro(
+            "used_tokens", [](const KvCache& e) { return e.pool().used_tokens(); }, "Tokens of the blocks in use.")
+        .def_prop_ro(
+            "capacity_tokens", [](const KvCache& e) { return e.pool().capacity_tokens(); }, "Tokens of all blocks.")
+        .def_prop_ro(
+            "free_blocks", [](const KvCache& e) { return e.pool().free_blocks(); }, "Number of free blocks.")
+        .def_prop_ro(
+            "node_free_blocks",
+            [](const KvCache& e) {
+                std::vector<int64_t> free;
+                for (int i = 0; i < e.pool().nodes(); ++i) free.push_back(e.pool().free_blocks(i));
+                return free;
+            },
+            "Number of free blocks of each NUMA node, in the order of the nodes' numbers.")
+        .def_prop_ro(
+            "block_tokens", [](const KvCache& e) { return e.pool().block_tokens(); }, "Tokens of a block.")
+        .def_prop_ro(
+            "bytes", [](const KvCache& e) { return e.pool().bytes(); }, "Bytes of the arena, touched or not.")
+        .def_prop_ro("threads", &KvCache::threads, "Number of threads.")
+        .def_prop_ro(
+            "isa", [](const KvCache& e) { return std::string(e.isa()); }, "Name of the instruction set in use.")
+        .def_prop_ro("bytes_read", &KvCache::bytes_read, "Bytes of K and V that attend has read so far.")
+        .def_prop_ro("attend_seconds", &KvCache::attend_seconds, "Seconds spent in attend so far.");
+
+    nb::class_<StepAttention>(m, "StepAttention", "Attention of one new token per sequence, for a Chain to call.")
         .def(
             "__init__",
-            [](StepAttention* a, Engine& engine, nb::handle slots, const std::string& dtype, nb::list sinks) {
+            [](StepAttention* a, KvCache& cache, nb::handle slots, const std::string& dtype, nb::sequence sinks) {
                 const Ints s = read_ints(slots, "slots");
                 std::vector<std::vector<float>> own;
                 for (nb::handle each : sinks)
                     own.push_back(each.is_none() ? std::vector<float>() : read_floats(each, "sinks"));
                 const std::vector<int32_t> all(s.data, s.data + s.size);
-                new (a) StepAttention(engine, all, parse_act_type(dtype), std::move(own));
+                new (a) StepAttention(cache, all, parse_act_type(dtype), std::move(own));
             },
-            nb::arg("engine"), nb::arg("slots"), nb::arg("dtype"), nb::arg("sinks"), nb::keep_alive<1, 2>())
-        .def_prop_ro("address",
-                     [](StepAttention& a) { return reinterpret_cast<intptr_t>(static_cast<RowAttention*>(&a)); })
-        .def_prop_ro("seconds", &StepAttention::seconds);
+            nb::arg("kv_cache"), nb::arg("slots"), nb::arg("dtype"), nb::arg("sinks"), nb::keep_alive<1, 2>(),
+            nb::sig("def __init__(self, kv_cache: KvCache, slots: _Ints, dtype: str, sinks: "
+                    "collections.abc.Sequence[_Floats | None]) "
+                    "-> None"),
+            R"(Prepare a step of sequences that have been extended by one token each.
 
-    nb::class_<Prefill>(m, "Prefill")
+Args:
+    kv_cache: The KV cache of the sequences.
+    slots: int32 [n], in the order of the rows.
+    dtype: float32 or bfloat16, of the rows of qkv and of the output.
+    sinks: For every layer float32 [q_heads], or None.)")
+        .def_prop_ro(
+            "address", [](StepAttention& a) { return reinterpret_cast<intptr_t>(static_cast<RowAttention*>(&a)); },
+            "Address that Chain.run takes as attention.")
+        .def_prop_ro("seconds", &StepAttention::seconds, "Seconds that a thread spent in attention, on average.");
+
+    nb::class_<Prefill>(m, "Prefill",
+                        R"(Causal attention of prompts over their own K and V, which the caller holds packed.
+
+Calls exclude each other and release the GIL.
+Bad arguments raise ValueError or TypeError before anything is written.)")
         .def(
             "__init__",
             [](Prefill* p, const std::vector<LayerShape>& layers, const std::string& dtype, int threads,
-               const std::vector<int>& cpus, const std::string& isa, const Engine* beside) {
+               const std::vector<int>& cpus, const std::string& isa, const KvCache* beside) {
                 auto workers = beside ? beside->workers() : make_workers(true, threads, cpus);
                 new (p) Prefill(layers, parse_act_type(dtype), std::move(workers), isa);
             },
             nb::arg("layers"), nb::arg("dtype"), nb::arg("threads"), nb::arg("cpus"), nb::arg("isa"),
-            nb::arg("beside").none())
-        .def("packed_bytes", &Prefill::packed_bytes, nb::arg("layer"), nb::arg("tokens"))
+            nb::arg("beside").none(), R"(Prepare the attention of prompts.
+
+Args:
+    layers: Shapes of the model's attention layers.
+    dtype: float32 or bfloat16, of all activations.
+    threads: Number of threads, the calling one included.
+    cpus: One CPU per thread to pin workers to, or an empty list.
+    isa: Instruction set to use, or an empty string for the best.
+    beside: KV cache whose threads are used, or None for the OpenMP threads.)")
+        .def("packed_bytes", &Prefill::packed_bytes, nb::arg("layer"), nb::arg("tokens"),
+             "Return the bytes that hold the packed K and V of a prompt's tokens at a layer.")
         .def("attend", &attend_prompts, nb::arg("layer"), nb::arg("packed"), nb::arg("starts"), nb::arg("counts"),
              nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"), nb::arg("sinks").none() = nb::none(),
-             nb::arg("unread").none() = nb::none())
-        .def_prop_ro("isa", [](const Prefill& p) { return std::string(p.isa()); })
-        .def_prop_ro("threads", &Prefill::threads);
+             nb::arg("skipped_queries").none() = nb::none(),
+             nb::sig("def attend(self, layer: int, packed: collections.abc.Sequence[_Bytes], starts: _Ints, "
+                     "counts: _Ints, "
+                     "q: _Matrix, k: _Matrix, v: _Matrix, out: _Matrix, " HPCDECODE_SINKS
+                     " = None, skipped_queries: _Ints | None = None) -> None"),
+             R"(Pack k and v of the chunks, then attend causally from the chunks' tokens.
 
-    m.def("built_isas", &built_isas);
-    m.def("untested_isas", &untested_isas);
-    m.def("supported_isas", &supported_isas);
+Args:
+    layer: Index of the attention layer.
+    packed: For every chunk uint8 memory of its prompt, with the tokens before starts[i].
+    starts: int32 [n], position of the chunk's first token in its prompt.
+    counts: int32 [n], tokens of the chunk.
+    q: Queries of the chunks' tokens in order, [sum(counts), q_heads * k_dim].
+    k: Keys, [sum(counts), kv_heads * k_dim].
+    v: Values, [sum(counts), kv_heads * v_dim].
+    out: Result, [sum(counts), q_heads * v_dim].
+    sinks: float32 [q_heads], or None for a layer without sinks.
+    skipped_queries: int32 [n], how many of a chunk's first tokens need no result, or None.)")
+        .def_prop_ro(
+            "isa", [](const Prefill& p) { return std::string(p.isa()); }, "Name of the instruction set in use.")
+        .def_prop_ro("threads", &Prefill::threads, "Number of threads.");
+
+    m.def("built_isas", &built_isas, "Return the instruction sets of this build, worst first.");
+    m.def("untested_isas", &untested_isas,
+          "Return the instruction sets of this build that were tested under an emulator only.");
+    m.def("supported_isas", &supported_isas,
+          "Return the instruction sets of this build that CPU and system allow, worst first.");
     m.def(
-        "select_isa", [](const std::string& forced) { return std::string(select_isa(forced).name); },
-        nb::arg("forced"));
+        "select_isa", [](const std::string& forced) { return std::string(select_isa(forced).name); }, nb::arg("forced"),
+        R"(Return the instruction set to use: forced, or the best for an empty string.
+
+Raises:
+    ValueError: If forced is unknown or unsupported here.)");
     m.def(
         "block_bytes",
         [](const std::vector<LayerShape>& layers, const std::string& kv_dtype, std::optional<int> block_tokens) {
@@ -171,12 +276,22 @@ NB_MODULE(_attn_cpu, m) {
             return std::make_pair(bytes_per_block(lay_out(layers, parse_kv_type(kv_dtype), tokens)), tokens);
         },
         nb::arg("layers"), nb::arg("kv_dtype"), nb::arg("block_tokens").none(),
-        "Bytes of one block over all layers, and its tokens.");
-    nb::class_<ReadProbe>(m, "ReadProbe")
+        "Return (bytes of a block over all layers, tokens of a block).");
+    nb::class_<ReadProbe>(m, "ReadProbe", "A buffer of huge pages and the threads that read it.")
         .def(nb::init<size_t, int, const std::vector<int>&, const std::string&, const std::vector<int>&>(),
              nb::arg("bytes"), nb::arg("threads"), nb::arg("cpus"), nb::arg("isa"),
-             nb::arg("nodes") = std::vector<int>())
-        .def("seconds", &ReadProbe::seconds, nb::call_guard<nb::gil_scoped_release>())
-        .def_prop_ro("bytes", &ReadProbe::bytes)
-        .def_prop_ro("address", [](const ReadProbe& p) { return reinterpret_cast<uintptr_t>(p.data()); });
+             nb::arg("nodes") = std::vector<int>(), R"(Allocate and touch the buffer.
+
+Args:
+    bytes: Size of the buffer.
+    threads: Number of threads, the calling one included.
+    cpus: One CPU per thread to pin workers to, or an empty list.
+    isa: Instruction set to use, or an empty string for the best.
+    nodes: NUMA node of each of cpus, or an empty list.)")
+        .def("seconds", &ReadProbe::seconds, nb::call_guard<nb::gil_scoped_release>(),
+             "Return the seconds in which the threads read the buffer once.")
+        .def_prop_ro("bytes", &ReadProbe::bytes, "Bytes of the buffer.")
+        .def_prop_ro(
+            "address", [](const ReadProbe& p) { return reinterpret_cast<uintptr_t>(p.data()); },
+            "Address of the buffer.");
 }

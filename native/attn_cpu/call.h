@@ -1,11 +1,11 @@
-// What an engine's threads work on together.
+// One call of a KV cache, which its threads work on together.
 #pragma once
-#include "engine.h"
+#include "kv_cache.h"
 
 namespace hpcdecode {
 
-struct Engine::Call {
-    Engine* engine;
+struct KvCache::Call {
+    KvCache* cache;
     int layer;
     const LayerLayout* layout;
     const Matrix* in;

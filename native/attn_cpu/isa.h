@@ -1,4 +1,4 @@
-// Which instruction sets this machine and this build have, and which one is used.
+// The instruction sets of this machine and this build, and the choice of one.
 #pragma once
 #include <string>
 #include <vector>
@@ -7,11 +7,12 @@
 
 namespace hpcdecode {
 
-std::vector<std::string> built_isas();      // worst to best
-std::vector<std::string> untested_isas();   // of those, tested under an emulator only
-std::vector<std::string> supported_isas();  // of the built ones, what CPU and operating system allow
+std::vector<std::string> built_isas();      // worst first
+std::vector<std::string> untested_isas();   // of the built ones, those tested under an emulator only
+std::vector<std::string> supported_isas();  // of the built ones, those that CPU and system allow
 
-// `forced` empty: the best one. Throws std::invalid_argument for a name unknown or unsupported here.
+// Returns the kernels of `forced`, or of the best instruction set for an empty name. Throws std::invalid_argument for a
+// name that is unknown or unsupported here.
 const KernelTable& select_isa(const std::string& forced);
 
 }  // namespace hpcdecode

@@ -1,5 +1,6 @@
-// What the kernels of one ISA are given and what they export. Plain data only: this header is included by
-// translation units compiled with different instruction sets, so it must define no function.
+// The arguments and the table of an instruction set's kernels.
+//
+// Plain data only: files compiled for different instruction sets include this header, so it must define no function.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -8,8 +9,8 @@
 
 namespace hpcdecode {
 
-// Arithmetic is defined on absolute positions, never on blocks or batches: tiles of 16 tokens are what one vector
-// holds, chunks of 64 are scored together, pieces of 1024 are what partial results stand for.
+// Arithmetic depends on absolute positions, never on blocks or batches. A tile of 16 tokens fills one vector. A chunk
+// of 64 tokens is scored together. A piece of 1024 tokens has a partial result.
 constexpr int kTile = 16;
 constexpr int kChunk = 64;
 constexpr int kPiece = 1024;
@@ -17,11 +18,12 @@ constexpr int kTilesPerChunk = kChunk / kTile;
 constexpr int kMaxPassRows = 16;   // query rows that share one pass over K or V, in the kernels of any ISA
 constexpr int kMaxRowBlock = 128;  // query rows (tokens x group) that one item holds in scratch
 
-// Where one block keeps one KV head of a layer. Sizes in bytes unless said otherwise.
-// Runs (block_tokens % 16 == 0): tokens lie in runs of 64 where they divide a block, else of 16. A run is [K units]
-// [K scales][V scales][V units], all in the order in which the kernels read them, so that memory is read in a straight
-// line (storage.h has the order of units). Rows (any other block_tokens): [block_tokens][K row, V row]; gathered into a
-// run of 64 before use.
+// How a block keeps one KV head of a layer. Sizes are in bytes unless said otherwise.
+//
+// If block_tokens is a multiple of 16, tokens lie in runs: of 64 if block_tokens is a multiple of 64, else of 16. A run
+// is [K units][K scales][V scales][V units], in the order in which kernels read, so that they read memory in a straight
+// line. storage.h has the order of units. For any other block_tokens, tokens lie in rows, [block_tokens][K row, V row];
+// they are gathered into a run of 64 before use.
 struct HeadLayout {
     int k_dim, v_dim;   // elements
     int k_pad, v_pad;   // elements, as stored
@@ -36,7 +38,7 @@ struct HeadLayout {
     size_t head_bytes;  // one KV head of one block
 };
 
-// One KV head of one sequence.
+// The K and V of one KV head of one sequence.
 struct HeadView {
     uint8_t* base;          // block 0 of this layer and head
     const int32_t* blocks;  // block ids of the sequence
@@ -54,8 +56,10 @@ struct AppendArgs {
     int64_t count;
 };
 
-// Some pieces of some KV heads of one sequence, against one block of query rows. Row r of a head belongs to query token
-// r / group and to query head r % group of that KV head. `kv`, `q`, `sinks` and `out` are those of the first head.
+// Attention over some pieces of some KV heads of one sequence, for one block of query rows.
+//
+// Row r of a head belongs to query token r / group and to query head r % group of that KV head. `kv`, `q`, `sinks` and
+// `out` belong to the first head.
 struct AttendArgs {
     HeadView kv;
     int heads;
@@ -76,7 +80,7 @@ struct AttendArgs {
     const float* sinks;      // [heads * group] or null
     void* out;
     int64_t out_stride;  // elements between query tokens
-    uint8_t* scratch;    // 64-byte aligned, see scratch_bytes in engine.cpp
+    uint8_t* scratch;    // 64-byte aligned, see scratch_bytes in kv_cache.cpp
 };
 
 struct MergeArgs {
@@ -90,9 +94,9 @@ struct MergeArgs {
     uint8_t* scratch;
 };
 
-// Prompts: K and V of a KV head lie in tiles of kPromptTile positions, [k_words][kPromptTile] words of K, then
-// [kPromptTile / word_elements][v_pad] words of V. A word is four bytes: one float, or two bfloat16 that follow one
-// another along k_dim (K) or along the positions (V).
+// In prompts, K and V of a KV head lie in tiles of kPromptTile positions: [k_words][kPromptTile] words of K, then
+// [kPromptTile / word_elements][v_pad] words of V. A word has four bytes: one float, or two bfloat16, neighbours along
+// k_dim (K) or along the positions (V).
 constexpr int kPromptTile = 64;
 constexpr int kPromptItemRows = 96;  // query rows (tokens x group) of one item, unless the group is larger
 
@@ -114,7 +118,7 @@ struct PromptPackArgs {
     int64_t position, count;
 };
 
-// Query tokens of one KV head, row r being token r / group and query head r % group of that KV head.
+// Attention of some query tokens for one KV head. Row r is query token r / group and query head r % group of that head.
 struct PromptAttendArgs {
     const PromptLayout* layout;
     const uint32_t* tiles;

@@ -1,4 +1,4 @@
-// Where the keys and values of a model's attention layers lie in a block.
+// How a block keeps the keys and values of a model's attention layers.
 #pragma once
 #include <vector>
 

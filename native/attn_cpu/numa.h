@@ -1,4 +1,4 @@
-// The NUMA nodes that workers run on, and how memory and work are dealt out to them.
+// The NUMA nodes that workers run on, and their shares of memory and work.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -7,16 +7,16 @@
 
 namespace hpcdecode {
 
-// Nodes are counted 0 .. count() - 1 here; `number` is the system's own.
+// Nodes are 0 .. count() - 1 here; `number` returns the system's number.
 class NumaNodes {
   public:
-    // `nodes` names the node of each of `cpus`; empty: one node, unknown. Throws std::invalid_argument.
+    // nodes: Node of each of `cpus`, or empty for one unknown node. Throws std::invalid_argument.
     NumaNodes(int threads, const std::vector<int>& cpus, const std::vector<int>& nodes);
 
     int count() const { return static_cast<int>(numbers_.size()); }
     int number(int node) const { return numbers_[node]; }  // -1: unknown
-    int of_thread(int thread) const;                       // of thread 0, the caller, which may move: where it runs now
-    std::vector<int64_t> cut(int64_t total) const;         // count() + 1 bounds, in proportion to the nodes' threads
+    int of_thread(int thread) const;                       // thread 0 is the caller, which may move: its node now
+    std::vector<int64_t> cut(int64_t total) const;         // bounds [count() + 1], in proportion to the nodes' threads
 
   private:
     std::vector<int> numbers_;
@@ -24,7 +24,7 @@ class NumaNodes {
     std::vector<int> of_cpu_;  // -1: not one of ours
 };
 
-// The items of a job, one queue a node. A thread empties its own node's queue first, then helps the others.
+// The items of a job, in one queue per node. A thread empties its own node's queue first, then helps the others.
 class NodeQueues {
   public:
     explicit NodeQueues(int nodes) : queues_(new Queue[nodes]), nodes_(nodes) {}

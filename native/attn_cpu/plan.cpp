@@ -7,7 +7,7 @@ namespace hpcdecode {
 namespace {
 
 constexpr int64_t kItemBytes = 128 << 10;  // worth handing to a thread
-constexpr int64_t kMaxItemRows = 512;      // query rows of all heads of an item: their state should stay in cache
+constexpr int64_t kMaxItemRows = 512;      // query rows of all heads of an item, whose state should stay in cache
 constexpr int64_t kItemsPerThread = 16;    // so that the last item is a small share of the whole
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -37,9 +37,9 @@ void AttendPlan::cut(SequencePlan& s, const LayerLayout& layer, int64_t bytes_pe
     s.head_items = static_cast<int>(ceil_div(heads, s.heads_per_item));
 }
 
-void AttendPlan::make(const KvStore& store, int layer, const int32_t* slots, const int32_t* counts, int n,
+void AttendPlan::make(const BlockPool& pool, int layer, const int32_t* slots, const int32_t* counts, int n,
                       int threads) {
-    const LayerLayout& l = store.layers()[layer];
+    const LayerLayout& l = pool.layers()[layer];
     const LayerShape& shape = l.shape;
     sequences.clear();
     items = pending = partial_floats = bytes = 0;
@@ -57,12 +57,12 @@ void AttendPlan::make(const KvStore& store, int layer, const int32_t* slots, con
     for (int i = 0; i < n; ++i) {
         SequencePlan s{};
         s.slot = slots[i];
-        s.node = store.home(s.slot);
+        s.node = pool.home(s.slot);
         s.count = counts[i];
         s.first_token = token;
         token += s.count;
         if (s.count == 0) continue;
-        s.length = store.length(s.slot);
+        s.length = pool.length(s.slot);
         s.piece_begin = first_position(s) / kPiece;
         s.pieces = ceil_div(s.length, kPiece) - s.piece_begin;
         bytes += head_bytes(s) * shape.kv_heads;
@@ -70,8 +70,8 @@ void AttendPlan::make(const KvStore& store, int layer, const int32_t* slots, con
     }
     if (threads > 1 && !std::is_sorted(sequences.begin(), sequences.end(), before))
         std::stable_sort(sequences.begin(), sequences.end(), before);
-    node_sequences.assign(store.nodes() + 1, 0);
-    node_items.assign(store.nodes() + 1, 0);
+    node_sequences.assign(pool.nodes() + 1, 0);
+    node_items.assign(pool.nodes() + 1, 0);
     for (SequencePlan& s : sequences) {
         cut(s, l, head_bytes(s), threads);
         s.first_item = items;

@@ -1,14 +1,14 @@
-// How one attend call is cut into items. The cut decides who computes what, never what is computed.
+// Cuts an attend call into items. The cut decides which thread computes an item, never a result.
 #pragma once
 #include <cstdint>
 #include <vector>
 
-#include "kv_store.h"
+#include "block_pool.h"
 
 namespace hpcdecode {
 
-// An item is a run of KV heads over a segment of the pieces, for one block of query rows. Heads stay together where
-// they can: a block holds them side by side, and memory is fastest in straight lines.
+// An item is some neighbouring KV heads over a segment of the pieces, for one block of query rows. Heads stay together
+// if they can, because a block holds them side by side and straight lines of memory are read fastest.
 struct SequencePlan {
     int slot, node;
     int64_t length, count, first_token;  // first_token: row of the call's matrices
@@ -32,7 +32,7 @@ struct AttendPlan {
     int64_t items, pending, partial_floats, bytes;
     bool write_first;
 
-    void make(const KvStore& store, int layer, const int32_t* slots, const int32_t* counts, int n, int threads);
+    void make(const BlockPool& pool, int layer, const int32_t* slots, const int32_t* counts, int n, int threads);
     const SequencePlan& find(int64_t item) const;
 
   private:

@@ -10,7 +10,7 @@
 namespace hpcdecode {
 namespace {
 
-constexpr double kInlineProducts = 1 << 20;  // fewer than this are not worth waking anyone
+constexpr double kInlineProducts = 1 << 20;  // fewer than this are not worth waking threads
 
 [[noreturn]] void invalid(const std::string& what) { throw std::invalid_argument(what); }
 
@@ -29,7 +29,7 @@ PromptLayout lay_out_prompts(const LayerShape& s, const PromptKernel& kernel) {
     return l;
 }
 
-// What Prefill::carve of the kernels takes.
+// Returns the bytes that Prefill::carve of the kernels takes.
 size_t scratch_bytes(const PromptLayout& l, const PromptKernel& kernel, int64_t rows) {
     const int64_t padded = round_up(rows, kernel.rows);
     const int64_t words[] = {
@@ -42,7 +42,7 @@ size_t scratch_bytes(const PromptLayout& l, const PromptKernel& kernel, int64_t 
 
 }  // namespace
 
-// Chunks with what their items are counted from. An item packs, or attends a run of tokens of, one KV head.
+// The chunks of a call, and their first items. An item packs one KV head, or attends from some tokens for one KV head.
 struct Prefill::Call {
     struct Part {
         PromptChunk chunk;
@@ -92,7 +92,7 @@ void Prefill::check(const Layer& l, const std::vector<PromptChunk>& chunks, cons
     int64_t tokens = 0;
     for (const PromptChunk& c : chunks) {
         if (c.start < 0 || c.count < 0) invalid("starts and counts: expected none below 0");
-        if (c.unread < 0 || c.unread > c.count) invalid("unread: expected 0 to the count of every chunk");
+        if (c.skipped < 0 || c.skipped > c.count) invalid("skipped_queries: expected 0 to the count of every chunk");
         const int64_t need = round_up(c.start + c.count, kPromptTile) / kPromptTile * l.layout.tile_stride * 4;
         if (c.bytes < need) {
             invalid("packed: expected at least " + std::to_string(need) + " bytes for " +
@@ -135,7 +135,7 @@ void Prefill::pack(const Call& call, int64_t item) const {
     kernel_.pack(a);
 }
 
-// Head by head, so that its keys stay in the cache; backwards, so that the last item is short.
+// Goes head by head, so that keys stay in the cache, and backwards, so that the last item is short.
 void Prefill::attend_item(const Call& call, int64_t item, int thread) const {
     const auto after = std::upper_bound(call.parts.begin(), call.parts.end(), item,
                                         [](int64_t x, const Call::Part& p) { return x < p.first_item; });
@@ -144,7 +144,7 @@ void Prefill::attend_item(const Call& call, int64_t item, int thread) const {
     const LayerShape& s = l.shape;
     const int64_t i = item - part.first_item, head = i / part.items_per_head, q_head = head * s.group();
     const int64_t run = part.items_per_head - 1 - i % part.items_per_head,
-                  token = part.chunk.unread + run * l.tokens_per_item, row = part.first_row + token;
+                  token = part.chunk.skipped + run * l.tokens_per_item, row = part.first_row + token;
     PromptAttendArgs a{};
     a.layout = &l.layout;
     a.tiles = reinterpret_cast<const uint32_t*>(part.chunk.packed) + head * a.layout->tile_words;
@@ -173,7 +173,7 @@ void Prefill::attend(int layer, const std::vector<PromptChunk>& chunks, const Ma
     int64_t row = 0, items = 0;
     double products = 0;
     for (const PromptChunk& c : chunks) {
-        const int64_t read = c.count - c.unread, per_head = (read + l.tokens_per_item - 1) / l.tokens_per_item;
+        const int64_t read = c.count - c.skipped, per_head = (read + l.tokens_per_item - 1) / l.tokens_per_item;
         call.parts.push_back({c, row, items, per_head});
         row += c.count;
         items += per_head * l.shape.kv_heads;

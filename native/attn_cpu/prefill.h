@@ -1,4 +1,4 @@
-// The verbs of an S-rank on a CPU: the attention of prompts over their own K and V, which the caller holds, packed.
+// The prompt attention of an S-rank on CPUs, over K and V of the prompts, which the caller holds packed.
 #pragma once
 #include <cstdlib>
 #include <memory>
@@ -6,31 +6,32 @@
 #include <string>
 #include <vector>
 
-#include "engine.h"
+#include "kv_cache.h"
 #include "layout.h"
 #include "workers.h"
 
 namespace hpcdecode {
 
-// Tokens [start, start + count) of one prompt. `packed` holds K and V of the tokens before. Nobody reads the results of
-// the first `unread` tokens.
+// Tokens [start, start + count) of one prompt.
+// packed: Memory of the prompt's K and V, with those of the tokens before.
+// skipped: How many of the first tokens need no result.
 struct PromptChunk {
     uint8_t* packed;
     int64_t bytes;
-    int64_t start, count, unread;
+    int64_t start, count, skipped;
 };
 
 // Calls exclude each other. Bad arguments throw std::invalid_argument before anything is written.
 class Prefill {
   public:
-    // type: of the activations, and of what is packed where the ISA multiplies it.
+    // type: Data type of the activations. K and V are packed in it if the instruction set multiplies it, else in float.
     Prefill(const std::vector<LayerShape>& layers, ActType type, std::shared_ptr<Workers> workers,
             const std::string& isa);
 
     int64_t packed_bytes(int layer, int64_t tokens) const;  // of one prompt's K and V
 
-    // Packs k and v behind what the chunks' prompts hold, then attends causally from the chunks' tokens but the unread
-    // ones, whose results are left as they are. Rows of q, k, v and out are the chunks' tokens in order.
+    // Packs k and v of the chunks, then attends causally from the chunks' tokens. Rows of q, k, v and out are the
+    // chunks' tokens in order. Rows of out stay as they are for skipped tokens.
     void attend(int layer, const std::vector<PromptChunk>& chunks, const Matrix& q, const Matrix& k, const Matrix& v,
                 const Matrix& out, const float* sinks, int64_t sink_count);
 

@@ -9,13 +9,13 @@
 
 namespace hpcdecode {
 namespace {
-constexpr int64_t kForeseenBytes = 512 << 10;  // fetched at once: what a core's cache keeps meanwhile
+constexpr int64_t kForeseenBytes = 512 << 10;  // prefetched at once: what a core's cache can keep
 }  // namespace
 
-StepAttention::StepAttention(Engine& engine, std::vector<int32_t> slots, ActType type,
+StepAttention::StepAttention(KvCache& cache, std::vector<int32_t> slots, ActType type,
                              std::vector<std::vector<float>> sinks)
-    : engine_(engine), slots_(std::move(slots)), ones_(slots_.size(), 1), type_(type), sinks_(std::move(sinks)) {
-    const auto& layers = engine_.store_.layers();
+    : cache_(cache), slots_(std::move(slots)), ones_(slots_.size(), 1), type_(type), sinks_(std::move(sinks)) {
+    const auto& layers = cache_.pool_.layers();
     if (sinks_.size() != layers.size()) {
         throw std::invalid_argument("sinks: expected those of " + std::to_string(layers.size()) + " layers, got " +
                                     std::to_string(sinks_.size()));
@@ -26,18 +26,18 @@ StepAttention::StepAttention(Engine& engine, std::vector<int32_t> slots, ActType
 }
 
 void StepAttention::begin(int64_t sequences, int threads) {
-    std::unique_lock<std::mutex> lock(engine_.mutex_);
+    std::unique_lock<std::mutex> lock(cache_.mutex_);
     if (sequences != static_cast<int64_t>(slots_.size())) {
         throw std::invalid_argument("slots: expected " + std::to_string(sequences) + ", got " +
                                     std::to_string(slots_.size()));
     }
-    if (threads > engine_.threads()) {
-        throw std::invalid_argument("threads: expected " + std::to_string(engine_.threads()) + " at most, got " +
+    if (threads > cache_.threads()) {
+        throw std::invalid_argument("threads: expected " + std::to_string(cache_.threads()) + " at most, got " +
                                     std::to_string(threads));
     }
-    engine_.store_.check_written(slots_.data(), ones_.data(), static_cast<int>(slots_.size()));
-    for (const LayerLayout& l : engine_.store_.layers())
-        engine_.reserve_scratch(l, std::min<int64_t>(l.shape.group(), kMaxRowBlock) * l.shape.kv_heads);
+    cache_.pool_.check_written(slots_.data(), ones_.data(), static_cast<int>(slots_.size()));
+    for (const LayerLayout& l : cache_.pool_.layers())
+        cache_.reserve_scratch(l, std::min<int64_t>(l.shape.group(), kMaxRowBlock) * l.shape.kv_heads);
     own_.resize(threads);
     lock_ = std::move(lock);
 }
@@ -47,27 +47,27 @@ void StepAttention::attend(int layer, int thread, const SequenceRows& rows) {
     Own& own = own_[thread];
     own.slots.clear();
     for (int64_t i = 0; i < rows.count; ++i) own.slots.push_back(slots_[rows.first + i * rows.step]);
-    const LayerLayout& l = engine_.store_.layers()[layer];
+    const LayerLayout& l = cache_.pool_.layers()[layer];
     const int64_t size = type_ == ActType::kF32 ? 4 : 2;
     const Matrix qkv{const_cast<uint8_t*>(rows.qkv), type_, rows.count, l.shape.row_columns(), rows.qkv_bytes / size};
     const Matrix out{rows.out, type_, rows.count, l.shape.out_columns(), rows.out_bytes / size};
-    own.plan.make(engine_.store_, layer, own.slots.data(), ones_.data(), static_cast<int>(rows.count), 1);
+    own.plan.make(cache_.pool_, layer, own.slots.data(), ones_.data(), static_cast<int>(rows.count), 1);
     const float* sinks = sinks_[layer].empty() ? nullptr : sinks_[layer].data();
-    Engine::Call call{&engine_, layer, &l, &qkv, &out, l.shape.q_columns(), sinks, &own.plan, nullptr};
+    KvCache::Call call{&cache_, layer, &l, &qkv, &out, l.shape.q_columns(), sinks, &own.plan, nullptr};
     for (const SequencePlan& s : own.plan.sequences)
-        for (int head = 0; s.write_first && head < l.shape.kv_heads; ++head) engine_.write_rows(call, s, head);
-    for (int64_t item = 0; item < own.plan.items; ++item) engine_.run_item(call, item, thread);
+        for (int head = 0; s.write_first && head < l.shape.kv_heads; ++head) cache_.write_rows(call, s, head);
+    for (int64_t item = 0; item < own.plan.items; ++item) cache_.run_item(call, item, thread);
     own.bytes += own.plan.bytes;
     own.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 int64_t StepAttention::foresee(int layer, const SequenceRows& rows, std::vector<Lines>& lines) const {
-    const LayerShape& shape = engine_.store_.layers()[layer].shape;
+    const LayerShape& shape = cache_.pool_.layers()[layer].shape;
     int64_t bytes = 0, count = 0;
     for (; count < rows.count && bytes < kForeseenBytes; ++count) {
         const int32_t slot = slots_[rows.first + count * rows.step];
-        const HeadView view = engine_.store_.view(layer, 0, slot);
-        const int64_t tokens = view.layout->block_tokens, length = engine_.store_.length(slot);
+        const HeadView view = cache_.pool_.view(layer, 0, slot);
+        const int64_t tokens = view.layout->block_tokens, length = cache_.pool_.length(slot);
         int64_t block = shape.window > 0 ? std::max<int64_t>(length - shape.window, 0) / tokens : 0;
         for (; block * tokens < length && bytes < kForeseenBytes; ++block) {
             const char* at = reinterpret_cast<const char*>(view.base) + view.blocks[block] * view.block_bytes;
@@ -81,11 +81,11 @@ int64_t StepAttention::foresee(int layer, const SequenceRows& rows, std::vector<
 void StepAttention::end() {
     double seconds = 0;
     for (Own& own : own_) {
-        engine_.bytes_read_ += own.bytes;
+        cache_.bytes_read_ += own.bytes;
         seconds += own.seconds;
     }
     seconds_ = seconds / static_cast<double>(own_.size());
-    engine_.attend_seconds_ += seconds_;
+    cache_.attend_seconds_ += seconds_;
     own_.clear();
     lock_.unlock();
 }

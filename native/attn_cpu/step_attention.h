@@ -1,19 +1,19 @@
-// A step's attention called from within other work, thread by thread.
+// The attention of a decode step as a stage of a chain, whose threads call it.
 #pragma once
 #include <mutex>
 #include <vector>
 
-#include "engine.h"
+#include "kv_cache.h"
 #include "row_attention.h"
 
 namespace hpcdecode {
 
-// One new token of each of `slots`, which have been extended by it. Between `begin` and `end` the engine does nothing
-// else; its threads are those that call.
+// Attention of one new token of each of `slots`, which have been extended by one token. Between `begin` and `end` the
+// KV cache is locked, and the calling threads do its work.
 class StepAttention : public RowAttention {
   public:
-    // sinks: of every layer, empty where it has none.
-    StepAttention(Engine& engine, std::vector<int32_t> slots, ActType type, std::vector<std::vector<float>> sinks);
+    // sinks: Those of every layer, empty for a layer without.
+    StepAttention(KvCache& cache, std::vector<int32_t> slots, ActType type, std::vector<std::vector<float>> sinks);
 
     void begin(int64_t sequences, int threads) override;
     void attend(int layer, int thread, const SequenceRows& rows) override;
@@ -30,7 +30,7 @@ class StepAttention : public RowAttention {
         double seconds = 0;
     };
 
-    Engine& engine_;
+    KvCache& cache_;
     std::vector<int32_t> slots_, ones_;
     ActType type_;
     std::vector<std::vector<float>> sinks_;

@@ -8,7 +8,7 @@ namespace {
 
 int32_t ceil_div(int64_t a, int64_t b) { return static_cast<int32_t>((a + b - 1) / b); }
 
-// Copies `values` to `host` + `at`, and says where it will be on the device.
+// Copies `values` to `host` + `at`; returns its address on the device.
 template <class T>
 const T* put(const std::vector<T>& values, uint8_t* host, const uint8_t* device, size_t& at) {
     const size_t begin = at, bytes = values.size() * sizeof(T);
@@ -52,7 +52,7 @@ void Batch::fill(const BlockTable& table, const int32_t* slots, const int32_t* c
         sequences_.push_back(s);
     }
     const size_t bytes = room(sequences_) + room(items) + room(blocks) + room(sequence_of);
-    last_use_.reach();  // what this memory held is no longer read
+    last_use_.reach();  // nothing reads the old contents from here on
     pinned_.grow(bytes, Memory::Kind::kPinned);
     device_.grow(bytes, Memory::Kind::kDevice);
     auto *host = pinned_.as<uint8_t>(), *device = device_.as<uint8_t>();

@@ -4,7 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "engine.h"
+#include "kv_cache.h"
 #include "tensor.h"
 
 namespace nb = nanobind;
@@ -14,21 +14,21 @@ namespace {
 
 Stream stream_of(uintptr_t stream) { return reinterpret_cast<Stream>(stream); }
 
-void extend(Engine& e, nb::handle slots, nb::handle counts, uintptr_t stream) {
+void extend(KvCache& e, nb::handle slots, nb::handle counts, uintptr_t stream) {
     const Sequences s = read_sequences(slots, counts);
     nb::gil_scoped_release unlocked;
     e.extend(s.slots.data, s.counts.data, s.slots.size, stream_of(stream));
 }
 
-void append(Engine& e, int layer, nb::handle slots, nb::handle counts, nb::handle kv, uintptr_t stream) {
+void append(KvCache& e, int layer, nb::handle slots, nb::handle counts, nb::handle kv, uintptr_t stream) {
     const Sequences s = read_sequences(slots, counts);
     const Matrix m = read_matrix(kv, "kv", false, kDeviceType);
     nb::gil_scoped_release unlocked;
     e.append(layer, s.slots.data, s.counts.data, s.slots.size, m, stream_of(stream));
 }
 
-void attend(Engine& e, int layer, nb::handle slots, nb::handle counts, nb::handle qkv, nb::handle out, nb::handle sinks,
-            uintptr_t stream) {
+void attend(KvCache& e, int layer, nb::handle slots, nb::handle counts, nb::handle qkv, nb::handle out,
+            nb::handle sinks, uintptr_t stream) {
     const Sequences s = read_sequences(slots, counts);
     const Matrix in = read_matrix(qkv, "qkv", false, kDeviceType), result = read_matrix(out, "out", true, kDeviceType);
     std::vector<float> extra;
@@ -38,7 +38,7 @@ void attend(Engine& e, int layer, nb::handle slots, nb::handle counts, nb::handl
              stream_of(stream));
 }
 
-void release(Engine& e, nb::handle slots) {
+void release(KvCache& e, nb::handle slots) {
     const Ints s = read_ints(slots, "slots");
     nb::gil_scoped_release unlocked;
     e.release(s.data, s.size);
@@ -47,38 +47,92 @@ void release(Engine& e, nb::handle slots) {
 }  // namespace
 
 NB_MODULE(HPCDECODE_MODULE, m) {
+    m.doc() = "Attention on a device: the KV cache of an R-rank with a GPU, or of the emulation of one.";
     bind_common(m);
 
-    nb::class_<Engine>(m, "Engine")
+    nb::class_<KvCache>(m, "KvCache", R"(A paged KV cache in a device's memory, with the kernels that attend to it.
+
+A slot is a small int that the caller chooses for a sequence.
+Calls put their work on a CUDA stream and return before it is done; tensors must stay until then.
+Bad arguments raise ValueError or TypeError before anything changes.)")
         .def(
             "__init__",
-            [](Engine* e, const std::vector<LayerShape>& layers, const std::string& kv_dtype, int64_t capacity_tokens,
+            [](KvCache* e, const std::vector<LayerShape>& layers, const std::string& kv_dtype, int64_t capacity_tokens,
                int max_sequences, int block_tokens, int device) {
-                new (e) Engine(layers, {parse_kv_type(kv_dtype), capacity_tokens, max_sequences, block_tokens, device});
+                new (e)
+                    KvCache(layers, {parse_kv_type(kv_dtype), capacity_tokens, max_sequences, block_tokens, device});
             },
             nb::arg("layers"), nb::arg("kv_dtype"), nb::arg("capacity_tokens"), nb::arg("max_sequences"),
-            nb::arg("block_tokens"), nb::arg("device"))
-        .def("extend", &extend, nb::arg("slots"), nb::arg("counts"), nb::arg("stream"))
-        .def("append", &append, nb::arg("layer"), nb::arg("slots"), nb::arg("counts"), nb::arg("kv"), nb::arg("stream"))
-        .def("attend", &attend, nb::arg("layer"), nb::arg("slots"), nb::arg("counts"), nb::arg("qkv"), nb::arg("out"),
-             nb::arg("sinks").none(), nb::arg("stream"))
-        .def("release", &release, nb::arg("slots"))
-        .def("fork", &Engine::fork, nb::arg("src"), nb::arg("dst"))
-        .def("truncate", &Engine::truncate, nb::arg("slot"), nb::arg("length"))
-        .def("length", &Engine::length, nb::arg("slot"))
-        .def("check", &Engine::check)
-        .def_prop_ro("used_tokens", [](const Engine& e) { return e.table().used_tokens(); })
-        .def_prop_ro("capacity_tokens", [](const Engine& e) { return e.table().capacity_tokens(); })
-        .def_prop_ro("free_blocks", [](const Engine& e) { return e.table().free_blocks(); })
-        .def_prop_ro("block_tokens", [](const Engine& e) { return e.table().block_tokens(); })
-        .def_prop_ro("bytes", &Engine::bytes)
-        .def_prop_ro("bytes_read", &Engine::bytes_read);
+            nb::arg("block_tokens"), nb::arg("device"), R"(Allocate a KV cache on a device.
 
-    m.def("device_count", &device_count, "Devices that the driver shows; 0 without one.");
+Args:
+    layers: Shapes of the model's attention layers.
+    kv_dtype: float32, float16, bfloat16 or int8.
+    capacity_tokens: Tokens to hold, rounded up to whole blocks.
+    max_sequences: Slots are 0 to max_sequences - 1.
+    block_tokens: Tokens of a block.
+    device: Number of the device.
+
+Raises:
+    MemoryError: If the device has no room.)")
+        .def("extend", &extend, nb::arg("slots"), nb::arg("counts"), nb::arg("stream"),
+             nb::sig("def extend(self, " HPCDECODE_SLOTS ", stream: int) -> None"),
+             R"(Make room for counts[i] more tokens in slots[i]; open slots that are new.
+
+Raises:
+    CapacityError: If there are too few free blocks; nothing changes.)")
+        .def("append", &append, nb::arg("layer"), nb::arg("slots"), nb::arg("counts"), nb::arg("kv"), nb::arg("stream"),
+             nb::sig("def append(self, layer: int, " HPCDECODE_SLOTS ", kv: _Matrix, stream: int) -> None"),
+             R"(Write K and V of the last counts[i] positions of slots[i].
+
+Args:
+    layer: Index of the attention layer.
+    slots: int32 [n] on the host, each slot once.
+    counts: int32 [n] on the host.
+    kv: Rows [k | v], [sum(counts), kv_heads * (k_dim + v_dim)], on the device.
+    stream: Address of the CUDA stream, or 0 for the default one.)")
+        .def("attend", &attend, nb::arg("layer"), nb::arg("slots"), nb::arg("counts"), nb::arg("qkv"), nb::arg("out"),
+             nb::arg("sinks").none(), nb::arg("stream"),
+             nb::sig("def attend(self, layer: int, " HPCDECODE_SLOTS ", qkv: _Matrix, out: _Matrix, " HPCDECODE_SINKS
+                     ", stream: int) -> None"),
+             R"(Append, then attend causally from the last counts[i] positions over all of slots[i].
+
+Args:
+    layer: Index of the attention layer.
+    slots: int32 [n] on the host, each slot once.
+    counts: int32 [n] on the host.
+    qkv: Rows [q | k | v], [sum(counts), q_heads * k_dim + kv_heads * (k_dim + v_dim)], on the device.
+    out: Result, [sum(counts), q_heads * v_dim], of the dtype of qkv, on the device; overwritten.
+    sinks: float32 [q_heads] on the host, or None for a layer without sinks.
+    stream: Address of the CUDA stream, or 0 for the default one.)")
+        .def("release", &release, nb::arg("slots"), nb::sig("def release(self, slots: _Ints) -> None"),
+             "Free the blocks of sequences and close their slots.")
+        .def("fork", &KvCache::fork, nb::arg("src"), nb::arg("dst"),
+             "Open slot dst with the blocks of slot src; a shared block is copied before it is written.")
+        .def("truncate", &KvCache::truncate, nb::arg("slot"), nb::arg("length"),
+             "Drop the positions of a slot from length on.")
+        .def("length", &KvCache::length, nb::arg("slot"), "Return the number of positions that an open slot holds.")
+        .def("check", &KvCache::check, R"(Check that every block is free or referenced, and counted right.
+
+Raises:
+    RuntimeError: With the equation that does not hold.)")
+        .def_prop_ro(
+            "used_tokens", [](const KvCache& e) { return e.table().used_tokens(); }, "Tokens of the blocks in use.")
+        .def_prop_ro(
+            "capacity_tokens", [](const KvCache& e) { return e.table().capacity_tokens(); }, "Tokens of all blocks.")
+        .def_prop_ro(
+            "free_blocks", [](const KvCache& e) { return e.table().free_blocks(); }, "Number of free blocks.")
+        .def_prop_ro(
+            "block_tokens", [](const KvCache& e) { return e.table().block_tokens(); }, "Tokens of a block.")
+        .def_prop_ro("bytes", &KvCache::bytes, "Bytes of the arena on the device.")
+        .def_prop_ro("bytes_read", &KvCache::bytes_read, "Bytes of K and V that attend has read so far.");
+
+    m.def("device_count", &device_count, "Return the number of devices that the driver shows, 0 without a driver.");
     m.def(
         "block_bytes",
         [](const std::vector<LayerShape>& layers, const std::string& kv_dtype, int block_tokens) {
             return bytes_per_block(lay_out(layers, parse_kv_type(kv_dtype), block_tokens));
         },
-        nb::arg("layers"), nb::arg("kv_dtype"), nb::arg("block_tokens"), "Bytes of one block over all layers.");
+        nb::arg("layers"), nb::arg("kv_dtype"), nb::arg("block_tokens"),
+        "Return the bytes of a block over all layers.");
 }

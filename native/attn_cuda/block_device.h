@@ -1,5 +1,6 @@
-// A block on the device. Included by block.h.
+// A block on the device, for nvcc.
 #pragma once
+#include "block_base.h"
 
 namespace hpcdecode {
 

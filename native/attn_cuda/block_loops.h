@@ -1,9 +1,10 @@
-// A block whose threads are loops: every phase ends before the next one begins, in rising or in falling order of its
-// threads, and copies are done no sooner than they are waited for. Included by block.h.
+// A block whose threads are loops. A phase ends before the next one begins; its threads run in rising or falling order.
+// Copies happen when they are waited for, no sooner.
 #pragma once
 #include <utility>
 #include <vector>
 
+#include "block_base.h"
 #include "host_numbers.h"
 
 namespace hpcdecode {

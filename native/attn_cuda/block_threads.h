@@ -1,11 +1,12 @@
-// A block whose threads are the system's: each runs the kernel by itself, as on the device, so that a race detector
-// sees what no barrier orders. Included by block.h.
+// A block of system threads. Each runs the kernel by itself, as on the device, so that a race detector sees accesses
+// that no barrier orders.
 #pragma once
 #include <pthread.h>
 
 #include <deque>
 #include <vector>
 
+#include "block_base.h"
 #include "host_numbers.h"
 
 namespace hpcdecode {

@@ -1,6 +1,7 @@
-// What the engine needs of a device beside its kernels. `device_cuda.cpp` has it from the CUDA runtime; in
-// `device_emulated.cpp` the device is this machine's memory, and a stream does at once what it is told.
-// All throw std::runtime_error where the device refuses, std::bad_alloc where its memory is full.
+// The memory, streams and events of a device. device_cuda.cpp implements them by the CUDA runtime. device_emulated.cpp
+// implements them by this machine's memory, where a stream does its work at once.
+//
+// All throw std::runtime_error if the device refuses, and std::bad_alloc if its memory is full.
 #pragma once
 #include <cstddef>
 
@@ -8,7 +9,7 @@ namespace hpcdecode {
 
 using Stream = void*;  // cudaStream_t; null: the default stream
 
-constexpr int kDeviceType = HPCDECODE_DEVICE_TYPE;  // DLPack's, of the tensors that the engine takes
+constexpr int kDeviceType = HPCDECODE_DEVICE_TYPE;  // DLPack's device type of the tensors that the KV cache takes
 
 // The calling thread works on device `index` while this lives.
 class Using {
@@ -22,7 +23,7 @@ class Using {
     int before_ = 0;
 };
 
-// Device memory, or host memory that a device copies from on its own.
+// Device memory, or pinned host memory.
 class Memory {
   public:
     enum class Kind { kDevice, kPinned };
@@ -31,7 +32,7 @@ class Memory {
     ~Memory();
     Memory(Memory&& other) noexcept;
     Memory& operator=(Memory&& other) noexcept;
-    void grow(size_t bytes, Kind kind);  // new memory, without what is in the old, where that is too small
+    void grow(size_t bytes, Kind kind);  // allocates new memory if this is too small, without copying
     template <class T>
     T* as() const {
         return static_cast<T*>(data_);
@@ -44,7 +45,7 @@ class Memory {
     Kind kind_ = Kind::kDevice;
 };
 
-// A place in a stream of the device in use when it was first recorded; before that there is nothing to wait for.
+// A place in a stream. Before the first `record` there is nothing to wait for.
 class Event {
   public:
     Event() = default;

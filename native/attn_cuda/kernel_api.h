@@ -1,4 +1,4 @@
-// What the kernels are given, and how they are launched. Device memory unless said otherwise.
+// The arguments of kernels, and their launches. Pointers are to device memory unless said otherwise.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -7,15 +7,15 @@
 
 namespace hpcdecode {
 
-// Arithmetic is defined on absolute positions, never on blocks or batches: tiles of 64 tokens are scored together,
-// pieces of 512 are what partial results stand for. 16 query rows share every read of K and V.
+// Arithmetic depends on absolute positions, never on blocks or batches. A tile of 64 tokens is scored together. A piece
+// of 512 tokens has a partial result. 16 query rows share every read of K and V.
 constexpr int kTile = 64;
 constexpr int kPiece = 512;
 constexpr int kRows = 16;
 constexpr int kMaxVDim = 256;
 
-// Where a block keeps one KV head of a layer: [block_tokens] rows of K, as many of V, then their scales. Rows are
-// padded with zeros to 16 elements. int8: code + 128, and a bfloat16 each for K and V of a token.
+// How a block keeps one KV head of a layer: [block_tokens] rows of K, as many of V, then their scales. Zeros pad rows
+// to multiples of 16 elements. int8 is stored as code + 128, with a bfloat16 scale for K and one for V of a token.
 struct HeadLayout {
     int k_dim, v_dim, k_pad, v_pad;  // elements
     int block_tokens;
@@ -24,7 +24,7 @@ struct HeadLayout {
     int64_t head_bytes, block_bytes;
 };
 
-// One sequence of a call; rows are those of the call's matrices.
+// One sequence of a call. Its rows are those of the call's matrices.
 struct SequenceArgs {
     int32_t length;  // new tokens included
     int32_t count;   // new tokens
@@ -92,10 +92,10 @@ struct CopyArgs {
     int copies, layer_count;
 };
 
-// Shared memory of a block that attends. Host function.
+// Returns the bytes of shared memory of a block that attends.
 size_t attend_smem(const HeadLayout& head, KvType type);
 
-// On a stream. All throw std::runtime_error where the device refuses.
+// Launch kernels on a stream. All throw std::runtime_error if the device refuses.
 void launch_append(const AppendArgs& args, KvType type, void* stream);
 void launch_attend(const AttendArgs& args, KvType type, void* stream);
 void launch_merge(const MergeArgs& args, void* stream);

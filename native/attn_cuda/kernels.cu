@@ -1,4 +1,4 @@
-// The kernels as the device runs them.
+// The kernels of the device, for nvcc.
 #include <cuda_runtime.h>
 
 #include <string>

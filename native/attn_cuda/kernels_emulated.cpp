@@ -1,4 +1,4 @@
-// The same kernels as this machine's cores run them, block by block.
+// Runs the kernels on this machine's cores, block by block.
 #include <thread>
 #include <vector>
 
@@ -7,12 +7,12 @@
 namespace hpcdecode {
 namespace {
 
-// Shared memory of every block begins as NaN.
+// Fills the shared memory of a block with NaN.
 void poison(std::vector<uint64_t>& memory) { std::memset(memory.data(), 0xff, memory.size() * 8); }
 
 #ifdef HPCDECODE_BLOCK_THREADS
 
-// The same threads run all blocks, one after the other.
+// Runs all blocks one after the other, on the same threads.
 template <class F>
 void run(int x, int y, size_t smem, F&& kernel) {
     std::vector<uint64_t> memory(smem / 8 + 1);
@@ -33,7 +33,7 @@ void run(int x, int y, size_t smem, F&& kernel) {
 
 #else
 
-// Every second block runs its threads in falling order.
+// Runs all blocks one after the other, the threads of every second one in falling order.
 template <class F>
 void run(int x, int y, size_t smem, F&& kernel) {
     std::vector<uint64_t> memory(smem / 8 + 1);

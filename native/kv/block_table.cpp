@@ -118,7 +118,7 @@ std::vector<BlockTable::Copy> BlockTable::extend(const int32_t* slots, const int
     for (int i = 0; i < n; ++i)
         if (counts[i] < 0) invalid("count " + str(counts[i]) + " of slot " + str(slots[i]) + " is negative");
 
-    // A shared, partly filled last block is copied by all but the last of its holders, so holders leave one by one.
+    // All but the last holder copy a shared, partly filled last block; so holders leave one by one.
     int64_t needed = 0;
     std::vector<int> copying;
     for (int i = 0; i < n; ++i) {

@@ -1,6 +1,8 @@
-// Who holds which blocks of a paged KV cache. One block id stands for block_tokens positions in every layer; where a
-// block lies in memory is its user's affair. The blocks are dealt out in ranges, one a NUMA node (a device has one). A
-// sequence takes blocks of one node, its home, until that has none left.
+// The block table of a paged KV cache: which sequence holds which blocks.
+//
+// A block id stands for block_tokens positions in every layer. The owner of the table decides where blocks lie in
+// memory. Every NUMA node has a range of the blocks; a device counts as one node. A sequence takes blocks of one node,
+// its home, until that node has none left.
 #pragma once
 #include <cstdint>
 #include <stdexcept>
@@ -18,12 +20,12 @@ class BlockTable {
   public:
     using Copy = std::pair<int32_t, int32_t>;  // block to block
 
-    // bounds: of the nodes' blocks, [nodes + 1]
+    // bounds: First block of every node, and the number of blocks, [nodes + 1].
     BlockTable(int block_tokens, std::vector<int64_t> bounds, int max_sequences);
     static int32_t count_blocks(int64_t capacity_tokens, int block_tokens);
 
-    // All of these throw std::invalid_argument on bad arguments and change nothing then.
-    // `extend` also throws CapacityError; it returns the copies that forked blocks need before they are written.
+    // These throw std::invalid_argument on bad arguments, and then change nothing.
+    // `extend` also throws CapacityError. It returns the copies that forked blocks need before they are written.
     std::vector<Copy> extend(const int32_t* slots, const int32_t* counts, int n);
     void release(const int32_t* slots, int n);
     void fork(int src, int dst);
@@ -33,8 +35,8 @@ class BlockTable {
     int home(int slot) const { return slots_[slot].home; }  // NUMA node
     void check() const;  // throws std::logic_error with the equation that does not hold
 
-    // That the slots are in range, each once, long enough, and the positions that are written not shared. Returns the
-    // sum of `counts`.
+    // Checks that slots are in range, differ and are long enough, and that no written position is shared.
+    // Returns the sum of `counts`.
     int64_t check_written(const int32_t* slots, const int32_t* counts, int n);
 
     int block_tokens() const { return block_tokens_; }
@@ -55,7 +57,7 @@ class BlockTable {
     };
 
     const Slot& opened(int slot) const;
-    void check_slots(const int32_t* slots, int n);  // in range, each once
+    void check_slots(const int32_t* slots, int n);  // that they are in range and differ
     void check_tail(int slot, int64_t count) const;
     bool tail_shared(const Slot& s) const;
     int64_t blocks_for(int64_t tokens) const { return (tokens + block_tokens_ - 1) / block_tokens_; }

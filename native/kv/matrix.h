@@ -1,4 +1,4 @@
-// Matrices that the verbs of a store are given, and what they must be like.
+// The matrices that a KV cache is given, and the checks of their shapes.
 #pragma once
 #include <cstdint>
 
@@ -17,7 +17,7 @@ inline const uint8_t* at(const Matrix& m, int64_t row, int64_t column) {
     return static_cast<const uint8_t*>(m.data) + (row * m.stride + column) * size;
 }
 
-// All throw std::invalid_argument that says what was expected. `tokens`: new rows of the call.
+// All throw std::invalid_argument with what was expected. tokens: New rows of the call.
 void check_layer(int layer, size_t layers);
 void check_append(const LayerShape& shape, int64_t tokens, const Matrix& kv);
 void check_attend(const LayerShape& shape, int64_t tokens, const Matrix& qkv, const Matrix& out, const float* sinks,

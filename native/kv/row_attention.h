@@ -1,12 +1,13 @@
-// Attention as a stage of other work: what a chain of native/ops_cpu calls, in the module that holds the KV cache.
+// Attention as a stage of a chain. A chain of native/ops_cpu calls it; native/attn_cpu, which holds the KV cache,
+// implements it.
 #pragma once
 #include <cstdint>
 #include <vector>
 
 namespace hpcdecode {
 
-// Sequences first, first + step, ... of a step, `count` of them, and their rows: qkv and out of the first, and the
-// bytes from one to the next.
+// The sequences first, first + step, ... of a decode step, `count` of them, and their rows.
+// qkv, out: Rows of the first of them; qkv_bytes and out_bytes lead from one row to the next.
 struct SequenceRows {
     int64_t first, step, count;
     const uint8_t* qkv;
@@ -20,21 +21,20 @@ struct SequenceRows {
     }
 };
 
-// Memory that will be read.
+// A range of memory that will be read.
 struct Lines {
     const char *begin = nullptr, *end = nullptr;
 };
 
-// One new token of every sequence of a step, some sequences at a time, on the calling thread.
+// Attention of one new token of every sequence of a decode step, some sequences at a time, on the calling thread.
 class RowAttention {
   public:
     virtual ~RowAttention() = default;
-    // Of a step of that many sequences, by that many threads: throws std::invalid_argument, or calls of `attend`
-    // follow, then `end`.
+    // Begins a step. Throws std::invalid_argument; else calls of `attend` follow, then `end`.
     virtual void begin(int64_t sequences, int threads) = 0;
     virtual void attend(int layer, int thread, const SequenceRows& rows) = 0;
-    // How many of the first of `rows` are to be attended to at once beside other work; appends what of their keys and
-    // values should be fetched before.
+    // Returns how many of the first of `rows` should be attended to at once beside other work.
+    // Appends the memory of their keys and values to `lines`, to be prefetched.
     virtual int64_t foresee(int layer, const SequenceRows& rows, std::vector<Lines>& lines) const = 0;
     virtual void end() = 0;
 };

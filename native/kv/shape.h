@@ -1,4 +1,4 @@
-// Shapes of a model's attention layers.
+// The shapes of a model's attention layers.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -23,7 +23,7 @@ struct LayerShape {
     int64_t out_columns() const { return int64_t{q_heads} * v_dim; }
 };
 
-// All throw std::invalid_argument for what makes no sense.
+// All throw std::invalid_argument for values that make no sense.
 KvType parse_kv_type(const std::string& name);
 void check_block_tokens(int block_tokens);
 void check_shapes(const std::vector<LayerShape>& layers, int block_tokens);

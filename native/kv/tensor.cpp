@@ -25,7 +25,7 @@ struct ExchangeTable {
     void* work_stream;
 };
 
-// The exchange table of a type, or null. The last type seen is remembered: calls come with one kind of tensor.
+// Returns the exchange table of a type, or null. Remembers the last type, because calls come with one kind of tensor.
 const ExchangeTable* exchange_table(PyTypeObject* type) {
     static PyTypeObject* seen = nullptr;
     static const ExchangeTable* table = nullptr;
@@ -187,8 +187,9 @@ Sequences read_sequences(nb::handle slots, nb::handle counts) {
 
 void bind_common(nb::module_& m) {
     nb::set_leak_warnings(false);  // objects may live until the interpreter ends
-    nb::exception<CapacityError>(m, "CapacityError", PyExc_RuntimeError);
-    nb::class_<LayerShape>(m, "LayerShape")
+    nb::exception<CapacityError>(m, "CapacityError", PyExc_RuntimeError).attr("__doc__") =
+        "The KV cache has too few free blocks; nothing was changed.";
+    nb::class_<LayerShape>(m, "LayerShape", "The shape of one attention layer.")
         .def(
             "__init__",
             [](LayerShape* s, int kv_heads, int k_dim, int v_dim, int q_heads, float scale,
@@ -200,7 +201,20 @@ void bind_common(nb::module_& m) {
                     LayerShape{kv_heads, k_dim, v_dim, q_heads, scale, window.value_or(0), softcap.value_or(0), sinks};
             },
             nb::arg("kv_heads"), nb::arg("k_dim"), nb::arg("v_dim"), nb::arg("q_heads"), nb::arg("scale"),
-            nb::arg("window").none(), nb::arg("softcap").none(), nb::arg("sinks"));
+            nb::arg("window").none(), nb::arg("softcap").none(), nb::arg("sinks"), R"(Describe an attention layer.
+
+Args:
+    kv_heads: Number of key and value heads.
+    k_dim: Elements of a query head and of a key head.
+    v_dim: Elements of a value head.
+    q_heads: Number of query heads, a multiple of kv_heads.
+    scale: Factor of every score q.k.
+    window: Positions that a query sees, its own included, or None for all.
+    softcap: Bound c of scores, which become c * tanh(score / c), or None.
+    sinks: True if every head has one more logit in the softmax's denominator.
+
+Raises:
+    ValueError: If window or softcap is not positive.)");
 }
 
 }  // namespace hpcdecode

@@ -1,4 +1,4 @@
-// What keys and values are stored as, and what activations are. Plain data only: kernels include this header too.
+// The data types of the KV cache and of activations. Plain data only, because kernels include this header too.
 #pragma once
 
 namespace hpcdecode {

@@ -1,4 +1,4 @@
-// Work beside that of products: memory that their tiles fetch, and what is done with it from panel to panel.
+// Work that a GEMM takes along: its tiles prefetch memory, which is used between panels.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,12 +11,12 @@ namespace hpcdecode::ops {
 class Beside {
   public:
     virtual ~Beside() = default;
-    virtual Lines fetch(int64_t bytes) = 0;  // what comes next, at most so much of it
+    virtual Lines fetch(int64_t bytes) = 0;  // the next memory to prefetch, at most so much
     virtual void work() = 0;                 // between two panels
 };
 
-// The attention of a block's sequences at one layer, some sequences at a time, after their keys and values were
-// fetched.
+// The attention of a block's sequences at one layer, some sequences at a time, once their keys and values were
+// prefetched.
 class AttentionBeside : public Beside {
   public:
     AttentionBeside(RowAttention& attention, int thread) : attention_(attention), thread_(thread) {}
@@ -24,7 +24,7 @@ class AttentionBeside : public Beside {
     void start(int layer, const SequenceRows& rows);
     Lines fetch(int64_t bytes) override;
     void work() override;
-    void finish();  // the sequences that are left
+    void finish();  // attends to the sequences that are left
 
   private:
     void foresee();

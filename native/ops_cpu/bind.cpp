@@ -1,4 +1,4 @@
-// The Python module hpcdecode._ops_cpu. Only this file knows nanobind.
+// The Python module hpcdecode._ops_cpu. No other file of this folder includes nanobind.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
@@ -10,10 +10,10 @@
 #include <array>
 #include <optional>
 
+#include "argmax.h"
 #include "chain.h"
 #include "draw.h"
-#include "largest.h"
-#include "panels.h"
+#include "packed_weights.h"
 
 namespace nb = nanobind;
 using namespace hpcdecode::ops;
@@ -53,9 +53,9 @@ Rows rows_at(const std::pair<int64_t, int64_t>& place) { return {static_cast<cha
 
 using Places = std::array<int64_t, 3>;
 
-double largest(const Largest& self, int64_t rows, const std::pair<int64_t, int64_t>& x,
-               const std::pair<int64_t, int64_t>& rounded, const Places& about, const Places& weight, int64_t ids,
-               int threads) {
+double argmax(const Argmax& self, int64_t rows, const std::pair<int64_t, int64_t>& x,
+              const std::pair<int64_t, int64_t>& rounded, const Places& about, const Places& weight, int64_t ids,
+              int threads) {
     const auto floats = [](int64_t place) { return static_cast<const float*>(at(place)); };
     const auto& [scales, lost, kept] = about;
     const auto& [exact_weight, rounded_weight, norms] = weight;
@@ -65,7 +65,7 @@ double largest(const Largest& self, int64_t rows, const std::pair<int64_t, int64
                     static_cast<int64_t*>(at(ids)), threads);
 }
 
-void fill(const std::vector<std::array<int64_t, 3>>& parts, const std::vector<int64_t>& heads, int64_t words,
+void pack(const std::vector<std::array<int64_t, 3>>& parts, const std::vector<int64_t>& heads, int64_t words,
           int64_t in_turn, int64_t out, int threads) {
     std::vector<WeightRows> rows;
     for (const auto& [data, row_bytes, count] : parts)
@@ -73,15 +73,19 @@ void fill(const std::vector<std::array<int64_t, 3>>& parts, const std::vector<in
     std::vector<const uint32_t*> firsts;
     for (const int64_t head : heads) firsts.push_back(static_cast<const uint32_t*>(at(head)));
     nb::gil_scoped_release unlocked;
-    fill_panels(rows, firsts, words, in_turn, static_cast<uint32_t*>(at(out)), threads);
+    pack_weights(rows, firsts, words, in_turn, static_cast<uint32_t*>(at(out)), threads);
 }
 
 }  // namespace
 
 NB_MODULE(_ops_cpu, m) {
+    m.doc() = "What an S-rank computes on CPUs besides attention: GEMMs, fused element-wise kernels, sampling.";
     nb::set_leak_warnings(false);  // objects may live until the interpreter ends
-    nb::enum_<Type>(m, "Type").value("float32", Type::f32).value("bfloat16", Type::bf16).value("int8", Type::i8);
-    nb::enum_<Op>(m, "Op")
+    nb::enum_<Type>(m, "Type", "The type of numbers in memory.")
+        .value("float32", Type::f32)
+        .value("bfloat16", Type::bf16)
+        .value("int8", Type::i8);
+    nb::enum_<Op>(m, "Op", "The operation of a Step.")
         .value("load", Op::load)
         .value("store", Op::store)
         .value("copy", Op::copy)
@@ -105,49 +109,118 @@ NB_MODULE(_ops_cpu, m) {
         .value("sum", Op::sum)
         .value("peak", Op::peak);
 
-    nb::class_<Step>(m, "Step").def(
-        "__init__",
-        [](Step* s, Op op, Type type, const Dims& dims, int64_t out, const Dims& out_stride, int64_t a,
-           const Dims& a_stride, std::optional<int64_t> b, const Dims& b_stride, float scalar) {
-            new (s) Step{op,
-                         type,
-                         {dims[0], dims[1], dims[2]},
-                         view_of(out, out_stride),
-                         view_of(a, a_stride),
-                         view_of(b.value_or(0), b_stride),
-                         b.has_value(),
-                         scalar};
-        },
-        nb::arg("op"), nb::arg("type"), nb::arg("dims"), nb::arg("out"), nb::arg("out_stride"), nb::arg("a"),
-        nb::arg("a_stride"), nb::arg("b").none(), nb::arg("b_stride"), nb::arg("scalar"));
+    nb::class_<Step>(m, "Step", "One element-wise operation of a fused kernel.")
+        .def(
+            "__init__",
+            [](Step* s, Op op, Type type, const Dims& dims, int64_t out, const Dims& out_stride, int64_t a,
+               const Dims& a_stride, std::optional<int64_t> b, const Dims& b_stride, float scalar) {
+                new (s) Step{op,
+                             type,
+                             {dims[0], dims[1], dims[2]},
+                             view_of(out, out_stride),
+                             view_of(a, a_stride),
+                             view_of(b.value_or(0), b_stride),
+                             b.has_value(),
+                             scalar};
+            },
+            nb::arg("op"), nb::arg("type"), nb::arg("dims"), nb::arg("out"), nb::arg("out_stride"), nb::arg("a"),
+            nb::arg("a_stride"), nb::arg("b").none(), nb::arg("b_stride"), nb::arg("scalar"),
+            R"(Describe out[i][j][k] = op(a[i][j][k], b[i][j][k] or scalar) on float32 scratch memory.
 
-    nb::class_<Program>(m, "Program")
+For a load, a is the number of a tensor and a_stride[0] its first element to read; for a store, the same of out.
+
+Args:
+    op: Operation; sum and peak reduce the last of dims and multiply by scalar.
+    type: Type that results are rounded to; for load and store that of the tensor.
+    dims: Three sizes.
+    out: First float of the result.
+    out_stride: Three strides of the result, in floats.
+    a: First float of the first operand.
+    a_stride: Three strides of the first operand, in floats.
+    b: First float of the second operand, or None for scalar.
+    b_stride: Three strides of the second operand, in floats.
+    scalar: Second operand if b is None.)");
+
+    nb::class_<FusedKernel>(m, "FusedKernel",
+                            "A fused element-wise kernel, run token by token on values that stay in cache.")
         .def(nb::init<std::vector<Step>, std::vector<Step>, int64_t, int, const std::string&>(), nb::arg("setup"),
-             nb::arg("body"), nb::arg("scratch"), nb::arg("tensors"), nb::arg("isa"));
+             nb::arg("body"), nb::arg("scratch"), nb::arg("tensors"), nb::arg("isa"), R"(Check and keep the steps.
 
-    nb::class_<Product>(m, "Product")
+Args:
+    setup: Steps that run once a thread.
+    body: Steps that run once a token.
+    scratch: Floats of a thread's scratch memory.
+    tensors: Number of tensors of a call.
+    isa: Instruction set to use.
+
+Raises:
+    ValueError: If a step leaves the scratch memory or the tensors, or isa is unknown.)");
+
+    nb::class_<Product>(m, "Product", "A GEMM of activations by packed weights, y = x @ weight.T.")
         .def(nb::init<Type, Type, int64_t, int64_t, const std::string&, std::optional<Op>>(), nb::arg("x"),
-             nb::arg("y"), nb::arg("words"), nb::arg("outputs"), nb::arg("isa"), nb::arg("gate") = nb::none())
+             nb::arg("y"), nb::arg("words"), nb::arg("outputs"), nb::arg("isa"), nb::arg("gate") = nb::none(),
+             R"(Describe a GEMM.
+
+Args:
+    x: Type of the activations, [tokens, 4 * words bytes].
+    y: Type of the result, [tokens, outputs].
+    words: Words of 4 bytes in a row of x.
+    outputs: Rows of the weight.
+    isa: Instruction set to use.
+    gate: silu or gelu_tanh, or None. With a gate y has half as many outputs: of each group of 32 outputs,
+        the gate of the first half times the second half.
+
+Raises:
+    ValueError: If the instruction set lacks these types, or outputs with a gate is no multiple of 32.)")
         .def_static("offered", &Product::offered, nb::arg("x"), nb::arg("y"), nb::arg("isa"),
-                    nb::arg("gate") = nb::none());
+                    nb::arg("gate") = nb::none(), "Return True if the instruction set has GEMMs of these types.");
 
-    nb::class_<Largest>(m, "Largest")
+    nb::class_<Argmax>(m, "Argmax", R"(The argmax of a GEMM's outputs for every row, without most of its sums.
+
+An int8 GEMM bounds every output; only outputs that may be a row's largest are computed exactly.)")
         .def(nb::init<Type, Type, int64_t, int64_t, const std::string&>(), nb::arg("x"), nb::arg("y"), nb::arg("words"),
-             nb::arg("outputs"), nb::arg("isa"))
-        .def_static("offered", &Largest::offered, nb::arg("x"), nb::arg("y"), nb::arg("isa"))
-        .def("run", &largest, nb::arg("rows"), nb::arg("x"), nb::arg("rounded"), nb::arg("about"), nb::arg("weight"),
-             nb::arg("ids"), nb::arg("threads"));
+             nb::arg("outputs"), nb::arg("isa"), R"(Describe the GEMM, as for Product.
 
-    m.def("fill_panels", &fill, nb::arg("parts"), nb::arg("heads"), nb::arg("words"), nb::arg("in_turn"),
-          nb::arg("out"), nb::arg("threads"));
+Raises:
+    ValueError: If the instruction set lacks these types.)")
+        .def_static("offered", &Argmax::offered, nb::arg("x"), nb::arg("y"), nb::arg("isa"),
+                    "Return True if the instruction set has the exact and the int8 GEMM.")
+        .def("run", &argmax, nb::arg("rows"), nb::arg("x"), nb::arg("rounded"), nb::arg("about"), nb::arg("weight"),
+             nb::arg("ids"), nb::arg("threads"), R"(Write the first of each row's largest outputs.
 
-    nb::class_<Attention>(m, "Attention").def(nb::init<int>(), nb::arg("layer"));
+Args:
+    rows: Number of rows.
+    x: (address, bytes from row to row) of the activations.
+    rounded: The same of the activations as int8.
+    about: Addresses of three float32 [rows]: scales of rounded, norms of x - rounded, norms of rounded.
+    weight: Addresses of the packed weights, of the same as int8, and of their norms, float32 [groups, 2, 32].
+    ids: Address of the result, int64 [rows].
+    threads: Number of OpenMP threads.
 
-    nb::class_<Chain>(m, "Chain")
+Returns:
+    The share of all outputs that were computed exactly.)");
+
+    m.def("pack_weights", &pack, nb::arg("parts"), nb::arg("heads"), nb::arg("words"), nb::arg("in_turn"),
+          nb::arg("out"), nb::arg("threads"), R"(Pack the rows of a weight in groups of 32 outputs.
+
+Args:
+    parts: For every part of the weight (address, bytes from row to row, rows).
+    heads: Addresses of arrays of one word per output, which groups begin with.
+    words: Words of 4 bytes in a row.
+    in_turn: Rows that each part gives before the next part does.
+    out: Address of the result, int32 [groups, heads + words, 32], zeros so far.
+    threads: Number of OpenMP threads.)");
+
+    nb::class_<Attention>(m, "Attention", "The attention of a layer, as a stage of a Chain.")
+        .def(nb::init<int>(), nb::arg("layer"), "Name the layer.");
+
+    nb::class_<Chain>(m, "Chain", R"(Stages that run one after the other on a block of tokens at a time.
+
+What a block hands from stage to stage stays in cache.)")
         .def(
             "__init__",
             [](Chain* c,
-               const std::vector<std::pair<std::variant<Program, Product, Attention>, std::vector<int>>>& stages,
+               const std::vector<std::pair<std::variant<FusedKernel, Product, Attention>, std::vector<int>>>& stages,
                int given, const std::vector<std::pair<int64_t, int64_t>>& passed) {
                 std::vector<Stage> made;
                 for (const auto& [work, tensors] : stages) made.push_back({work, tensors});
@@ -155,17 +228,56 @@ NB_MODULE(_ops_cpu, m) {
                 for (const auto& [bytes, at] : passed) rows.push_back({bytes, at});
                 new (c) Chain(std::move(made), given, std::move(rows));
             },
-            nb::arg("stages"), nb::arg("given"), nb::arg("passed"))
-        .def("run", &run, nb::arg("tokens"), nb::arg("threads"), nb::arg("pointers"), nb::arg("row_bytes"),
-             nb::arg("attention") = 0)
-        .def_prop_ro("tensors", &Chain::given);
+            nb::arg("stages"), nb::arg("given"), nb::arg("passed"), R"(Check and keep the stages.
 
-    nb::class_<Draw>(m, "Draw").def(
-        "__init__",
-        [](Draw* d, float temperature, float min_p, int64_t top_k, float top_p, double uniform) {
-            new (d) Draw{temperature, min_p, top_k, top_p, uniform};
-        },
-        nb::arg("temperature"), nb::arg("min_p"), nb::arg("top_k"), nb::arg("top_p"), nb::arg("uniform"));
+Args:
+    stages: Pairs of work and the numbers of its tensors: (x, weight, y) of a GEMM, (qkv, out) of an attention,
+        or those that the steps of a fused kernel name.
+    given: Number of tensors of a call; the passed ones are numbered after them.
+    passed: For every tensor that stages hand on, its bytes per token and where it begins in a block's memory.
+
+Raises:
+    ValueError: If stages do not fit together.)")
+        .def("run", &run, nb::arg("tokens"), nb::arg("threads"), nb::arg("pointers"), nb::arg("row_bytes"),
+             nb::arg("attention") = 0, R"(Run all stages on some tokens.
+
+Args:
+    tokens: Number of tokens.
+    threads: Number of OpenMP threads.
+    pointers: Address of every given tensor.
+    row_bytes: Bytes from one token's row to the next of every given tensor, 0 for a weight.
+    attention: Address of the step's attention, or 0 for a chain without.)")
+        .def_prop_ro("tensors", &Chain::given, "Number of tensors of a call.");
+
+    nb::class_<Draw>(m, "Draw", "How the token of one row of logits is drawn.")
+        .def(
+            "__init__",
+            [](Draw* d, float temperature, float min_p, int64_t top_k, float top_p, double uniform) {
+                new (d) Draw{temperature, min_p, top_k, top_p, uniform};
+            },
+            nb::arg("temperature"), nb::arg("min_p"), nb::arg("top_k"), nb::arg("top_p"), nb::arg("uniform"),
+            R"(Keep the sampling parameters of a row.
+
+Args:
+    temperature: Divisor of the logits, above 0.
+    min_p: Least probability relative to the largest, or 0 for all tokens.
+    top_k: Number of most likely tokens, or 0 for all.
+    top_p: Share of the most likely tokens, or 1 for all.
+    uniform: Random number in (0, 1).)");
     m.def("draw", &draw_rows, nb::arg("logits"), nb::arg("row_bytes"), nb::arg("type"), nb::arg("vocabulary"),
-          nb::arg("rows"), nb::arg("draws"), nb::arg("threads"), nb::arg("isa"));
+          nb::arg("rows"), nb::arg("draws"), nb::arg("threads"), nb::arg("isa"),
+          R"(Draw one token from some rows of logits.
+
+Args:
+    logits: Address of the logits, [., vocabulary].
+    row_bytes: Bytes from row to row.
+    type: float32 or bfloat16.
+    vocabulary: Number of tokens.
+    rows: Index of the row of every draw.
+    draws: Sampling parameters, one for each of rows.
+    threads: Number of OpenMP threads.
+    isa: Instruction set to use.
+
+Returns:
+    The token ids, one for each of draws.)");
 }

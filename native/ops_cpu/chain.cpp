@@ -13,8 +13,8 @@
 namespace hpcdecode::ops {
 namespace {
 
-constexpr int64_t kLeastPrograms = 4;              // tokens of a group: waking a thread costs about as much
-constexpr int64_t kLeastProducts = 2 * kTileRows;  // below, groups would read weights for few tokens each
+constexpr int64_t kLeastKernels = 4;               // tokens of a group: waking a thread costs about as much
+constexpr int64_t kLeastProducts = 2 * kTileRows;  // with fewer tokens, groups would read weights for few tokens each
 constexpr int64_t kBlock = 8 * kTileRows;          // tokens
 
 void pause() {
@@ -69,17 +69,17 @@ struct Chain::Member {
     int thread, number, of;  // of its group's threads
 };
 
-// Some tokens on their way through the stages.
+// A block of tokens on its way through the stages.
 class Chain::Block {
   public:
     Block(const Chain& chain, const Call& call, Group& group, const Member& me, int64_t number, char* memory);
 
     bool done() const { return stage_ == chain_.stages_.size(); }
-    void run(Beside* beside);                     // up to the next attention, or to the end
-    void attend();                                // if it has come to one
-    void pass() { stage_ += attends() ? 1 : 0; }  // the attention that was computed beside
+    void run(Beside* beside);                     // runs up to the next attention, or to the end
+    void attend();                                // attends if the next stage is an attention
+    void pass() { stage_ += attends() ? 1 : 0; }  // passes an attention that was computed beside a GEMM
     int layer() const;
-    SequenceRows sequences() const;  // that this member attends to
+    SequenceRows sequences() const;  // sequences that this member attends to
 
   private:
     bool attends() const;
@@ -97,9 +97,9 @@ Chain::Chain(std::vector<Stage> stages, int given, std::vector<Passed> passed)
     : stages_(std::move(stages)), given_(given), passed_(std::move(passed)) {
     const int tensors = given_ + static_cast<int>(passed_.size());
     for (const Stage& stage : stages_) {
-        const auto* program = std::get_if<Program>(&stage.work);
+        const auto* kernel = std::get_if<FusedKernel>(&stage.work);
         const bool attends = std::holds_alternative<Attention>(stage.work);
-        const size_t needed = program != nullptr ? program->tensors() : attends ? 2 : 3;
+        const size_t needed = kernel != nullptr ? kernel->tensors() : attends ? 2 : 3;
         const auto known = [&](int i) { return i >= 0 && i < tensors; };
         if (stage.tensors.size() != needed || !std::all_of(stage.tensors.begin(), stage.tensors.end(), known)) {
             throw std::invalid_argument("chain: expected " + std::to_string(needed) + " tensors of " +
@@ -112,11 +112,11 @@ Chain::Chain(std::vector<Stage> stages, int given, std::vector<Passed> passed)
 }
 
 int Chain::groups(int64_t tokens, int threads) const {
-    const int64_t least = multiplies_ ? kLeastProducts : kLeastPrograms;
+    const int64_t least = multiplies_ ? kLeastProducts : kLeastKernels;
     return static_cast<int>(std::clamp<int64_t>(tokens / least, 1, threads));
 }
 
-// Whether every thread takes two blocks at a time, one of which it attends to while it multiplies for the other.
+// Returns whether every thread takes two blocks at a time, and attends to one while it multiplies for the other.
 bool Chain::pairs(int64_t tokens, int threads) const { return attends_ && tokens >= 2 * kLeastProducts * threads; }
 
 void Chain::run(int64_t tokens, int threads, const std::vector<Rows>& given, RowAttention* attention) const {
@@ -174,7 +174,7 @@ void Chain::take_blocks(const Call& call, Group& group, const Member& me) const 
     }
 }
 
-// Each block's attention beside the other's products.
+// Runs two blocks, with the attention of each beside the GEMMs of the other.
 void Chain::run_pair(Block& one, Block& two, RowAttention& attention, int thread) {
     AttentionBeside beside(attention, thread);
     Block *first = &one, *second = &two;
@@ -210,8 +210,8 @@ void Chain::Block::run(Beside* beside) {
         const Stage& stage = chain_.stages_[stage_];
         own_.clear();
         for (int i : stage.tensors) own_.push_back(tensors_[i]);
-        if (const auto* program = std::get_if<Program>(&stage.work)) {
-            program->run(from, to, own_.data());
+        if (const auto* kernel = std::get_if<FusedKernel>(&stage.work)) {
+            kernel->run(from, to, own_.data());
         } else {
             const char* next = chain_.next_weights(tensors_.data(), stage_, me_);
             std::get<Product>(stage.work).run(count_, own_[0], own_[1], own_[2], me_.number, me_.of, next, beside);

@@ -1,42 +1,44 @@
-// Token programs and products one after the other, a block of tokens at a time: what a block hands on stays in cache.
+// Fused kernels and GEMMs, one after the other, on a block of tokens at a time, so that what they hand on stays in
+// cache.
 //
-// A chain may go through attentions, too: then a block's tokens are not neighbours, so that long and short sequences
-// come to all blocks alike. Threads form groups, which take block after block; the threads of a group divide a
-// program's tokens and a product's outputs between them and wait for each other after every stage.
+// A chain may contain attentions, too. Then the tokens of a block are not neighbours, so that every block has long and
+// short sequences. Threads form groups, and a group takes block after block. The threads of a group divide a fused
+// kernel's tokens and a GEMM's outputs, and wait for each other after every stage.
 #pragma once
 #include <cstdint>
 #include <variant>
 #include <vector>
 
+#include "fused_kernel.h"
 #include "product.h"
-#include "program.h"
 #include "row_attention.h"
 
 namespace hpcdecode::ops {
 
-// The attention of a layer: of the tensors qkv, and out.
+// The attention of a layer. Its tensors are qkv and out.
 struct Attention {
     int layer;
 };
 
-// tensors: the numbers of a program's, those of x, weight and result of a product, or those of an attention.
+// tensors: Numbers of the tensors that a fused kernel names, of (x, weight, result) of a GEMM, or of (qkv, out).
 struct Stage {
-    std::variant<Program, Product, Attention> work;
+    std::variant<FusedKernel, Product, Attention> work;
     std::vector<int> tensors;
 };
 
-// Rows that one stage hands to a later one: `bytes` a token, of a block's memory from `at` times its tokens on.
+// Rows that one stage hands to a later one: `bytes` per token, in a block's memory from `at` times its tokens on.
 struct Passed {
     int64_t bytes, at;
 };
 
 class Chain {
   public:
-    // Tensors 0 .. given - 1 are those of the call, after them come the `passed`. Throws std::invalid_argument.
+    // Tensors 0 .. given - 1 are those of the call; `passed` ones are numbered after them. Throws
+    // std::invalid_argument.
     Chain(std::vector<Stage> stages, int given, std::vector<Passed> passed);
 
-    // Runs tokens 0 .. tokens - 1 on up to `threads` threads of the process's OpenMP team. `attention`: of the step
-    // that the tokens are, if there is any in the chain.
+    // Runs tokens 0 .. tokens - 1 on up to `threads` threads of the process's OpenMP team.
+    // attention: Attention of the tokens' step, or null for a chain without.
     void run(int64_t tokens, int threads, const std::vector<Rows>& given, RowAttention* attention) const;
 
     int given() const { return given_; }
@@ -57,7 +59,7 @@ class Chain {
     std::vector<Stage> stages_;
     int given_;
     std::vector<Passed> passed_;
-    int64_t passed_bytes_ = 0;  // a token
+    int64_t passed_bytes_ = 0;  // per token
     bool multiplies_ = false, attends_ = false;
 };
 

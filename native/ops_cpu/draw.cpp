@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kBlock = 256;     // tokens
 constexpr float kMost = 2.0f;       // more than any weight
-constexpr uint32_t kFew = 1 << 14;  // different weights among which a border is looked for one by one
+constexpr uint32_t kFew = 1 << 14;  // different weights up to which a border is searched one by one
 
 uint32_t bits_of(float x) {
     uint32_t bits;
@@ -28,7 +28,7 @@ float weight_of(uint32_t bits) {
     return x;
 }
 
-// Tokens by falling weight up to here: a larger weight, or this one and an id of at most `last`.
+// A border of tokens ordered by falling weight. Before it are larger weights, and this weight with ids up to `last`.
 struct Border {
     float weight;
     int64_t last;
@@ -66,7 +66,8 @@ class Row {
     int64_t count(int64_t b) const { return std::min(kBlock, size_ - b * kBlock); }
     float* block(int64_t b) { return weights_.data() + b * kBlock; }
 
-    // At least as many blocks as k have a weight of the k-th largest of their largest.
+    // Returns the k-th largest weight. At least k blocks have a weight as large as the k-th largest of the blocks'
+    // largest.
     float kth_largest(int64_t k) {
         float floor = std::numeric_limits<float>::min();
         if (k <= blocks_) {
@@ -81,7 +82,8 @@ class Row {
         return found[k - 1];
     }
 
-    // By falling weight, the first token with which they weigh `wanted`, or else the last from `floor`.
+    // Returns the first token, by falling weight, whose running sum reaches `wanted`, or else the last one from `floor`
+    // on.
     Border share(float floor, double wanted) {
         uint32_t low = bits_of(floor), high = bits_of(1.0f) + 1;  // weights from `high` on are too few, from `low` not
         double above = 0.0;                                       // of those from `high` on
@@ -122,7 +124,7 @@ class Row {
         }
     }
 
-    // The least weight that is left, for a token of this id.
+    // Returns the least weight that is kept for a token of this id.
     static float floor_at(const Border& border, int64_t token) {
         return token <= border.last ? border.weight : std::nextafter(border.weight, kMost);
     }
@@ -145,7 +147,7 @@ class Row {
             if (target < sums_[b]) break;
             target -= sums_[b];
         }
-        b = std::min(b, last);  // of rounding, the sums may end before the target
+        b = std::min(b, last);  // rounding may end the sums before the target
         int64_t found = b * kBlock;
         for (int64_t i = 0; i < count(b); ++i) {
             const int64_t token = b * kBlock + i;

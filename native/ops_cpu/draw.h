@@ -1,15 +1,15 @@
-// One random token a row of logits, of those that min_p, top_k and top_p leave, in this order (as vLLM's V1 sampler).
+// Draws one token per row of logits. min_p, top_k and top_p apply in this order, as in vLLM's V1 sampler.
 //
-// A token's weight is exp((logit - largest) / temperature). min_p leaves weights of at least min_p; top_k those of at
-// least the k-th largest; top_p, going by falling weight and then by token, those before which less than its share of
-// what is left lies. The token drawn is the one, by token id, at which the running sum of what is left passes
-// `uniform` of its total. Nothing of a row depends on the others, nor on the threads.
+// A token's weight is exp((logit - largest) / temperature). min_p keeps weights of at least min_p. top_k keeps weights
+// of at least the k-th largest. top_p orders tokens by falling weight, then by id; it keeps those before which the sum
+// is below its share of the total. Tokens are then added up by id until the sum passes `uniform` of the total: that
+// token is drawn. A row's result depends neither on other rows nor on the number of threads.
 #pragma once
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "program.h"
+#include "fused_kernel.h"
 
 namespace hpcdecode::ops {
 
@@ -21,8 +21,9 @@ struct Draw {
     double uniform;     // in (0, 1)
 };
 
-// Row i of `draws` is row rows[i] of `logits`, `vocabulary` numbers of `type`; -inf is never drawn. A row without a
-// finite largest logit gives its first largest. Throws std::invalid_argument for an unknown instruction set.
+// Draws from row rows[i] of `logits` with the parameters draws[i]. Throws std::invalid_argument for an unknown `isa`.
+// A logit of -inf is never drawn. A row without a finite largest logit gives its first largest.
+// logits: Rows of `vocabulary` numbers of `type`.
 std::vector<int64_t> draw(const Rows& logits, Type type, int64_t vocabulary, const std::vector<int64_t>& rows,
                           const std::vector<Draw>& draws, int threads, const std::string& isa);
 

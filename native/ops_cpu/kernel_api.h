@@ -1,18 +1,18 @@
-// One table of kernels per instruction set.
+// The table of an instruction set's kernels.
 #pragma once
 #include <string>
 
+#include "fused_kernel.h"
 #include "product.h"
-#include "program.h"
 
 namespace hpcdecode::ops {
 
 using Kernel = void (*)(const Step&, float* scratch);
 using TileKernel = void (*)(const Tile&);
-// Of a panel's results [rows, kPanel]: a function of the first half of a row, times the second half.
+// Multiplies a function of the first half of every row of a panel's results [rows, kPanel] by the second half.
 using GateKernel = void (*)(int64_t rows, const char* results, char* out, int64_t out_bytes);
 
-// Of some rows, what a panel's outputs are about, and how far from that they may be (largest.h).
+// A panel's outputs for some rows by int8 numbers, and what bounds their distance from the exact ones (argmax.h).
 struct Screening {
     int rows, columns;
     const float* results;  // [rows, kPanel], but for the rows' scales
@@ -23,7 +23,7 @@ struct Screening {
 };
 using ScreenKernel = uint32_t (*)(const Screening&);  // a bit for every row whose largest output may be among these
 
-// Of a product of two types, by the number of rows less 1, and gates of results of a type; nullptr where there is none.
+// GEMM tiles by input type, output type and number of rows less 1, and gates by output type; nullptr if there is none.
 struct Products {
     const TileKernel* of[3][2];
     GateKernel silu[2], gelu_tanh[2];

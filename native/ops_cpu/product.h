@@ -1,9 +1,9 @@
-// Matrix products of rows by weights packed in panels of 32 outputs.
+// GEMMs of rows by packed weights.
 //
-// A number of words, of 4 bytes, is what a product goes along: one float32, two bfloat16 or four int8 numbers. A panel
-// is rows of 32 words, one for each output: first what its sums begin with (float32, for int8 int32), for int8 then the
-// scales that make the sums numbers again (float32), then the weights word by word. Sums run along the words in their
-// order, so a row's bits do not depend on the rows beside it or on the threads.
+// A word has 4 bytes: one float32, two bfloat16 or four int8 numbers. A panel holds 32 outputs, in rows of one word per
+// output: what the sums begin with (float32, or int32 for int8), for int8 the outputs' scales (float32), then the
+// weights word by word. Sums run along the words in order, so a row's bits depend neither on other rows nor on the
+// threads.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -12,15 +12,15 @@
 #include <vector>
 
 #include "beside.h"
-#include "program.h"
+#include "fused_kernel.h"
 #include "team.h"
 
 namespace hpcdecode::ops {
 
 constexpr int kPanel = 32;     // outputs
-constexpr int kTileRows = 14;  // rows that share a pass over a panel: their sums fill the registers
+constexpr int kTileRows = 14;  // rows that share a pass over a panel, because their sums fill the registers
 
-// What a kernel computes: some rows by a panel.
+// The work of one kernel call: some rows by a panel.
 struct Tile {
     const char* x;
     int64_t x_bytes;  // from row to row, as out_bytes
@@ -34,30 +34,29 @@ struct Tile {
 
 class Product {
   public:
-    // Of x [tokens, 4 * words bytes of type `in`] to [tokens, outputs of type `out`]. With a gate, silu or
-    // gelu_tanh: to half as many outputs, of each panel's the gate of the first half times the second half.
-    // Throws std::invalid_argument for what `offered` does not have, and for a last panel that a gate would find partly
+    // Describes the GEMM of x [tokens, 4 * words bytes of type `in`] to [tokens, outputs of type `out`].
+    // gate: silu or gelu_tanh. It halves the outputs: the gate of a panel's first half times its second half.
+    // Throws std::invalid_argument for types that are not `offered`, and if a gate would find the last panel partly
     // filled.
     Product(Type in, Type out, int64_t words, int64_t outputs, const std::string& isa, std::optional<Op> gate = {});
 
-    // Whether the instruction set has products of these types.
+    // Returns whether the instruction set has GEMMs of these types.
     static bool offered(Type in, Type out, const std::string& isa, std::optional<Op> gate = {});
 
-    // Computes `rows` rows of `out`, of all panels the part of this member of `members` threads.
-    // next: the weights of a later product, of which it will read its first panel. beside: work to be done meanwhile,
-    // or null.
+    // Computes the panels of one of `members` threads for all rows.
+    // next: First panel of a later GEMM, to prefetch, or null. beside: Work to take along, or null.
     void run(int64_t rows, const Rows& x, const Rows& weight, const Rows& out, int member, int members,
              const char* next, Beside* beside) const;
 
-    // The same tile by tile: calls visit(tile, row, count, panel), of which `tile` has no `out` yet.
+    // Calls visit(tile, row, count, panel) for every tile of `run`; the tile has no `out` yet.
     template <class Visit>
     void each_tile(int64_t rows, const Rows& x, const Rows& weight, int member, int members, const char* next,
                    Beside* beside, const Visit& visit) const;
 
-    // A tile of a panel, to where it says.
+    // Computes a tile.
     void compute(const Tile& tile, int rows) const { tiles_[rows - 1](tile); }
 
-    // Of `weight`, where a member begins, and where a panel does.
+    // Returns where a member's first panel, or panel `number`, begins in `weight`.
     const char* panel(const Rows& weight, int member, int members) const;
     const uint32_t* panel(const Rows& weight, int64_t number) const {
         return reinterpret_cast<const uint32_t*>(weight.data) + number * panel_words_;

@@ -1,13 +1,14 @@
-// Threads and the CPUs that they run on.
+// Pins threads to CPUs.
 #pragma once
 #include <vector>
 
 namespace hpcdecode {
 
-// Throws std::invalid_argument unless `cpus` is empty or one CPU of this process's a thread, and `threads` is sane.
+// Throws std::invalid_argument unless `threads` is sane and `cpus` is empty or names one CPU of this process per
+// thread.
 void check_cpus(int threads, const std::vector<int>& cpus);
 
-// Keeps the calling thread on `cpu`; does nothing for -1.
+// Pins the calling thread to `cpu`; does nothing for -1.
 void pin(int cpu);
 
 }  // namespace hpcdecode

@@ -10,7 +10,7 @@ namespace hpcdecode {
 namespace {
 
 // The entry points that compilers emit for `#pragma omp parallel`; GCC's, LLVM's and Intel's runtimes all have them.
-// Looked up in torch's own library: a second runtime in the process would bring a second set of threads.
+// They are looked up in torch's own library, because a second runtime would bring a second set of threads.
 struct Runtime {
     void (*parallel)(void (*)(void*), void*, unsigned, unsigned) = nullptr;
     int (*thread)() = nullptr;

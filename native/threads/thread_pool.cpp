@@ -21,7 +21,7 @@ void relax() {
 #endif
 }
 
-// True as soon as `done` is; false when the spin is used up.
+// Returns true as soon as `done` does, false when the time of spinning is over.
 template <class Done>
 bool spin(Done done) {
     const auto until = std::chrono::steady_clock::now() + kSpin;

@@ -1,4 +1,4 @@
-// Threads of our own: for ranks whose cores no matrix products run on.
+// A pool of threads, for ranks whose cores run no GEMMs.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace hpcdecode {
 
 class ThreadPool : public Workers {
   public:
-    // Starts threads - 1 workers. `cpus`, if not empty, names one CPU per thread; the caller's own is left alone.
-    // Throws std::invalid_argument.
+    // Starts threads - 1 workers. Throws std::invalid_argument.
+    // cpus: One CPU per thread to pin workers to, or empty. The calling thread is not pinned.
     ThreadPool(int threads, const std::vector<int>& cpus);
     ~ThreadPool() override;
     ThreadPool(const ThreadPool&) = delete;
@@ -21,7 +21,7 @@ class ThreadPool : public Workers {
 
     int threads() const override { return static_cast<int>(workers_.size()) + 1; }
 
-    // A worker that wakes after the caller has finished its share is not waited for.
+    // Returns when all workers that joined have left. A worker that wakes too late to join is not waited for.
     void run(Work work, void* context) override;
 
   private:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hpcdecode.attention import prefill_torch as attention_torch
-from hpcdecode.attention.prefill_torch import TorchPrompts
+from hpcdecode.attention.prefill_torch import TorchPromptAttention
 from tests.support.attention_cases import expected, make_batch, shape
 
 LENGTHS = (1, 64, 130)
@@ -21,9 +21,9 @@ SHAPES = {
 @pytest.mark.parametrize("every", [1000, 50, 7])
 @pytest.mark.parametrize("name", SHAPES)
 def test_matches_float64(name, every, monkeypatch):
-    monkeypatch.setattr(attention_torch, "_SCORES", 20_000)  # some queries at a time
+    monkeypatch.setattr(attention_torch, "_SCORE_BYTES", 20_000)  # some queries at a time
     s, batch = SHAPES[name], make_batch(SHAPES[name], LENGTHS, LENGTHS)
-    prompts = TorchPrompts([s], torch.float32, torch.device("cpu"))
+    prompts = TorchPromptAttention([s], torch.float32, torch.device("cpu"))
     packed = [torch.full((prompts.packed_bytes(0, n),), 255, dtype=torch.uint8) for n in LENGTHS]
     out = [torch.full((n, s.out_columns), float("nan")) for n in LENGTHS]
     for start in range(0, max(LENGTHS), every):
@@ -40,7 +40,7 @@ def test_matches_float64(name, every, monkeypatch):
 
 def test_skipped_queries_rows_are_left_alone():
     s, batch = SHAPES["gqa4_64_sinks_window"], make_batch(SHAPES["gqa4_64_sinks_window"], LENGTHS, LENGTHS)
-    prompts, skipped_queries = TorchPrompts([s], torch.float32, torch.device("cpu")), [1, 60, 0]
+    prompts, skipped_queries = TorchPromptAttention([s], torch.float32, torch.device("cpu")), [1, 60, 0]
     packed = [torch.zeros(prompts.packed_bytes(0, n), dtype=torch.uint8) for n in LENGTHS]
     q, k, v = torch.cat(batch.rows).split([s.q_columns, s.kv_heads * s.k_dim, s.kv_heads * s.v_dim], dim=1)
     out = torch.full((len(q), s.out_columns), float("nan"))

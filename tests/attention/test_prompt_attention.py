@@ -8,7 +8,7 @@ import torch
 from hpcdecode import _attn_cpu
 from hpcdecode.attention.base import LayerShape
 from hpcdecode.attention.open import open_kv_cache
-from hpcdecode.attention.prefill import PromptAttention
+from hpcdecode.attention.prefill import CpuPromptAttention
 from tests.support.attention_cases import expected, make_batch, shape
 
 LENGTHS = (1, 2, 17, 63, 64, 65, 130, 300)
@@ -55,7 +55,7 @@ def attend(batch, dtype, *, which=None, every=1 << 30, **options):
     """Output rows of the sequences `which`; in every call each gets its next `every` tokens."""
     s = batch.shape
     which = list(range(len(batch.rows)) if which is None else which)
-    prompts = PromptAttention([s], dtype=dtype, **options)
+    prompts = CpuPromptAttention([s], dtype=dtype, **options)
     chunks = {i: cut(batch.lengths[i], every) for i in which}
     packed = {i: torch.full((prompts.packed_bytes(0, batch.lengths[i]),), 255, dtype=torch.uint8) for i in which}
     out = {i: torch.full((batch.lengths[i], s.out_columns), float("nan"), dtype=DTYPES[dtype]) for i in which}
@@ -129,7 +129,7 @@ def test_skipped_queries_rows_are_left_alone(skipped_queries, isa):
     skipped = [
         {"few": min(n, 7), "most": n - 1, "all": n if i % 2 else 0}[skipped_queries] for i, n in enumerate(LENGTHS)
     ]
-    prompts = PromptAttention([s], dtype="float32", threads=2)
+    prompts = CpuPromptAttention([s], dtype="float32", threads=2)
     packed = [torch.zeros(prompts.packed_bytes(0, n), dtype=torch.uint8) for n in LENGTHS]
     q, k, v = torch.cat(batch.rows).split([s.q_columns, s.kv_heads * s.k_dim, s.kv_heads * s.v_dim], dim=1)
     out = torch.full((len(q), s.out_columns), float("nan"))
@@ -142,13 +142,13 @@ def test_runs_on_the_threads_of_a_store():
     s = SHAPES["gqa8_64"]
     store = open_kv_cache([s], kv_dtype="float32", capacity_tokens=64, max_sequences=1, threads=3)
     batch, _ = case("gqa8_64", "float32")
-    assert PromptAttention([s], dtype="float32", beside=store).threads == 3
+    assert CpuPromptAttention([s], dtype="float32", beside=store).threads == 3
     assert torch.equal(attend(batch, "float32"), attend(batch, "float32", beside=store))
 
 
 def test_bad_arguments_are_named():
     s = shape(1, 8, 2)
-    prompts = PromptAttention([s], dtype="float32")
+    prompts = CpuPromptAttention([s], dtype="float32")
     q, kv, packed = torch.zeros(3, 16), torch.zeros(3, 8), torch.zeros(prompts.packed_bytes(0, 3), dtype=torch.uint8)
     good = [0, [packed], [0], [3], q, kv, kv, torch.zeros(3, 16), None, [1]]
     prompts.attend(*good)
@@ -170,4 +170,4 @@ def test_bad_arguments_are_named():
     with pytest.raises(TypeError, match="packed: expected uint8, got float32"):
         prompts.attend(0, [torch.zeros(5000)], *good[2:])
     with pytest.raises(ValueError, match="dtype: expected float32 or bfloat16, got 'float16'"):
-        PromptAttention([s], dtype="float16")
+        CpuPromptAttention([s], dtype="float16")

@@ -173,12 +173,15 @@ def test_the_tensors_of_a_checkpoint_have_names_and_order_of_llama_cpp(work):
     assert peer_gguf.interleaved(rows, heads=2)[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_the_whole_command(work, hpcdecode, ranks):
+@pytest.mark.parametrize(
+    ("ranks", "peers"),
+    [(1, ["transformers"]), (3, []), pytest.param(1, ["transformers", "LLM"], marks=pytest.mark.full)],
+)
+def test_the_whole_command(work, hpcdecode, ranks, peers):
     """Ours and transformers, on one CPU: they must begin most rows alike, or the command fails."""
     cpu = min(os.sched_getaffinity(0))
     options = ["--model", "tiny", "--work", work, "--runs", 1, "--ranks", ranks, "--prefix", f"taskset -c {cpu}"]
-    peer = ["--peer", "transformers", "LLM", "--startup"] if ranks == 1 else []
+    peer = ["--peer", *peers, "--startup"] if peers else []
     result = hpcdecode("bench", "e2e", "--json", *options, *peer)
     assert result.returncode == 0, result.stderr
     printed = json.loads(result.stdout)
@@ -188,6 +191,6 @@ def test_the_whole_command(work, hpcdecode, ranks):
     assert parts >= {"whole job", "decode", "prefill", "peak memory"}
     for c in printed["cases"]:
         assert c["value"] > 0 and c["ratio"] > 0 and c["unit"] in ("tokens/s", "MiB", "s")
-    if ranks == 1:
+    if peers:
         assert any(c["reference"] == "transformers" for c in printed["cases"])
         assert {"start-up, cold", "start-up, warm"} <= {c["case"] for c in printed["cases"]}

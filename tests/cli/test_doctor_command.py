@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tests.conftest import run
+from tests.support.commands import run
 
 
 def report(result):
@@ -47,7 +47,7 @@ def test_an_isa_that_the_machine_lacks_is_named(hpcdecode):
     assert result.returncode == 2 and "avx1024" in result.stderr and "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.full), 3])
 def test_in_a_world_rank_0_speaks_for_all(hpcdecode, ranks):
     found = report(hpcdecode("doctor", "--json", ranks=ranks))
     assert [r["rank"]["role"] for r in found["ranks"]] == ["S"] + ["R"] * (ranks - 1)

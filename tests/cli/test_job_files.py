@@ -12,7 +12,7 @@ from hpcdecode.cli.job_file import read_job_file
 from hpcdecode.config import SETTINGS, Job, read_toml
 from hpcdecode.errors import UserError
 from hpcdecode.requests.params import SamplingParams
-from tests.conftest import ROOT
+from tests.support.commands import ROOT
 
 EXAMPLE = ROOT / "jobs" / "demo.toml"
 

@@ -14,11 +14,11 @@ import msgspec
 import psutil
 import pytest
 
-from hpcdecode.data.results.resume import UNFINISHED
 from hpcdecode.data.results.seal import unsealed
 from hpcdecode.data.results.segments import parts_folder, segments_in
+from hpcdecode.data.results.unfinished import UNFINISHED
 from hpcdecode.generate import ROW_ERRORS
-from tests.conftest import ROOT, rank_of
+from tests.support.commands import ROOT, rank_of
 
 DEMO = ROOT / "jobs" / "demo" / "prompts.jsonl"
 BROKEN = 78  # line

@@ -14,7 +14,7 @@ import h5py
 import pytest
 
 from hpcdecode.data.results.writer import Result, ResultsWriter
-from tests.conftest import run
+from tests.support.commands import run
 
 ROWS = 5000
 ONE = ("generate", "p.jsonl", "--model", "demo", "--dtype", "float32", "--max-tokens", 2)

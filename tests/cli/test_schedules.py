@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.mpi.test_worlds import contents
+from tests.support.worlds import contents
 
 B, F, S, PROMPT = 16, 8, 32, 1
 LEVEL = B * (PROMPT + (S + F) // 2)  # tokens, in the steady state's peak

@@ -20,8 +20,12 @@ def test_a_profile_of_this_machine_drives_the_simulator(hpcdecode, tmp_path):
     assert result.returncode == 0, result.stderr
     profile = read(str(tmp_path / "profile.json"))
     cost = profile.cost
-    assert min(*cost.body, *cost.logits, cost.chunk + cost.prefill, cost.append) > 0 and cost.attend + cost.row > 0
-    assert cost.layers == 5 and cost.shared == 1 and "1 x 32 at 64, 512 of prompts of 512" in profile.spread
+    prefill = cost.prefill_seconds_per_step + cost.prefill_seconds_per_pair
+    attend = cost.attend_seconds_per_cached_token + cost.attend_seconds_per_sequence
+    assert min(*cost.slice_seconds, *cost.logits_seconds_at, prefill, cost.append_seconds_per_prompt_token, attend) > 0
+    assert (
+        cost.layers == 5 and cost.shared_core_fraction == 1 and "1 x 32 at 64, 512 of prompts of 512" in profile.spread
+    )
     one = ("--profile", "profile.json", "--r-ranks", 0, "--kv-memory", "64M")
     result = hpcdecode("simulate", "--model", "demo", *one, *SIZES, "--json")
     assert result.returncode == 0, result.stderr

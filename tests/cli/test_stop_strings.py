@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcdecode import read
-from tests.conftest import Command
+from tests.support.commands import Command
 
 PROMPTS = Path(__file__).parents[2] / "jobs" / "demo" / "prompts.jsonl"
 FLAGS = ("--model", "demo", "--dtype", "float32", "--max-tokens", 24, "--limit", 8, "--overwrite")
@@ -32,8 +32,8 @@ def generate(hpcdecode):
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    return run(Command(tmp_path_factory.mktemp("plain")))
+def plain(tmp_path_factory, forkserver):
+    return run(Command(tmp_path_factory.mktemp("plain"), forkserver))
 
 
 def test_stop_strings_end_rows_on_any_number_of_s_ranks(plain, generate, tmp_path):

@@ -202,7 +202,7 @@ FIRST = "{% if messages[0].role == 'bad' %}"
 
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_template_that_does_not_end_costs_its_row_alone(name, monkeypatch):
-    quick = "from hpcdecode.data import renderer; renderer.SECONDS = 1; renderer.main()"
+    quick = "from hpcdecode.data.prompts import renderer; renderer.SECONDS = 1; renderer.main()"
     monkeypatch.setattr(chat, "_COMMAND", ("-c", quick))
     template, begin = ChatTemplate(FIRST + ENDLESS[name] + "{% endif %}" + PLAIN, SPECIAL), time.monotonic()
     with pytest.raises(RowProblem, match="within 10 s of computing and 1 GiB, got no answer in time"):

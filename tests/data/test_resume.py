@@ -9,12 +9,13 @@ import msgspec
 import pytest
 
 from hpcdecode.data.prompts.rows import RowError
-from hpcdecode.data.results.resume import Unfinished, find_earlier
+from hpcdecode.data.results.result import Result
+from hpcdecode.data.results.resume import find_earlier
 from hpcdecode.data.results.segments import parts_folder, segments_in
-from hpcdecode.data.results.writer import Result, ResultsWriter
+from hpcdecode.data.results.writer import ResultsWriter
 from hpcdecode.errors import InvariantViolation, UserError
 from hpcdecode.requests.params import SamplingParams
-from hpcdecode.requests.prompt import Prompt
+from hpcdecode.requests.prompt import Prompt, Unfinished
 
 IDENTITY = {"model": {"config.json": "7 bytes"}, "sampling": {"seed": 1, "temperature": 0.0}, "dtype": "float32"}
 

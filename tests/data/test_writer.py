@@ -114,8 +114,8 @@ def test_only_errors(path):
 
 @pytest.mark.parametrize("segment_rows", [5, 50, 10_000])
 def test_rows_are_sorted_by_line_and_sample_whatever_order_they_finished_in(path, segment_rows, monkeypatch):
-    monkeypatch.setattr(merge, "STRETCH_ROWS", 50)
-    monkeypatch.setattr(merge, "STRETCH_TOKENS", 200)
+    monkeypatch.setattr(merge, "BATCH_ROWS", 50)
+    monkeypatch.setattr(merge, "BATCH_ENTRIES", 200)
     monkeypatch.setattr(merge, "_HEAD_ROWS", 1)
     expected = [result(line, sample) for line in range(1, 200) for sample in range(1 + line % 2)]
     bad = [RowError(line, f"e{line}", "x" * (line % 3)) for line in range(200, 250)]

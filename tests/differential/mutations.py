@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from torch import Tensor
 
-from hpcdecode.data.results.resume import Earlier
+from hpcdecode.data.results.earlier import EarlierRun
 from hpcdecode.engine.inputs import Inputs
 from hpcdecode.requests.prefix import Prefix
 from hpcdecode.requests.sequence import Request
@@ -35,10 +35,10 @@ def scheduler() -> AbstractContextManager:
     follow = Slots.follow
 
     def followed(self: Slots, request: Request, parents: list[int]) -> None:
-        before = len(self.forks)
+        before = len(self._forks)
         first = request.sequences[0].slot
         follow(self, request, parents)
-        self.forks[before:] = [(rank, first, new) for rank, _, new in self.forks[before:]]
+        self._forks[before:] = [(rank, first, new) for rank, _, new in self._forks[before:]]
 
     return patch.object(Slots, "follow", followed)
 
@@ -62,9 +62,9 @@ def prefixes() -> AbstractContextManager:
 
 def resume() -> AbstractContextManager:
     """Take the row after a finished one for finished too."""
-    done = Earlier.done
+    done = EarlierRun.done
     skips = lambda self, line: done(self, line) or (line % 5 == 0 and done(self, line - 1))  # noqa: E731
-    return patch.object(Earlier, "done", skips)
+    return patch.object(EarlierRun, "done", skips)
 
 
 MUTATIONS: dict[str, Callable[[], AbstractContextManager]] = {

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, run
 from tests.differential.mutations import MUTATIONS
+from tests.support.commands import ROOT, run
 
 CORPUS = sorted((Path(__file__).parent / "corpus").glob("*.json"))
 RANKS = 4

@@ -125,7 +125,7 @@ def groups(tmp_path, monkeypatch):
 def test_limits_of_control_groups_version_2(groups):
     own, write = groups
     own("0::/job/step")
-    assert (cgroup.memory_room(), cgroup.cpu_quota(), cgroup.cpus()) == (None, None, [])
+    assert (cgroup.memory_headroom(), cgroup.cpu_quota(), cgroup.cpus()) == (None, None, [])
     write("job/step/memory.max", "max\n")
     write("job/memory.max", f"{8 << 30}\n")
     write("job/memory.current", f"{3 << 30}\n")
@@ -133,7 +133,7 @@ def test_limits_of_control_groups_version_2(groups):
     write("job/step/cpu.max", "150000 100000\n")
     write("job/cpu.max", "max 100000\n")
     write("job/cpuset.cpus.effective", "0-2,6\n")
-    assert (cgroup.memory_room(), cgroup.cpu_quota(), cgroup.cpus()) == (6 << 30, 1.5, [0, 1, 2, 6])
+    assert (cgroup.memory_headroom(), cgroup.cpu_quota(), cgroup.cpus()) == (6 << 30, 1.5, [0, 1, 2, 6])
 
 
 def test_limits_of_control_groups_version_1(groups):
@@ -147,4 +147,4 @@ def test_limits_of_control_groups_version_1(groups):
     write("cpu/job/cpu.cfs_period_us", "100000\n")
     write("cpu/cpu.cfs_quota_us", "-1\n")
     write("cpu/cpu.cfs_period_us", "100000\n")
-    assert (cgroup.memory_room(), cgroup.cpu_quota(), cgroup.cpus()) == (2000120, 0.5, [])
+    assert (cgroup.memory_headroom(), cgroup.cpu_quota(), cgroup.cpus()) == (2000120, 0.5, [])

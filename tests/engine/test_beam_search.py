@@ -11,7 +11,7 @@ from hpcdecode.errors import RowProblem
 from hpcdecode.model import load_split
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
-from tests.engine.test_samples import run
+from tests.support.samples import run
 
 # Tokens of the prompt, tokens that end a hypothesis, fields.
 ROWS = [

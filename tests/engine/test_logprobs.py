@@ -20,7 +20,7 @@ from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
 from hpcdecode.requests.logprobs import Logprobs
 from hpcdecode.sampling.logprobs import logprobs
-from tests.engine.test_samples import rows, run
+from tests.support.samples import rows, run
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

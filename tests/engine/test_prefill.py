@@ -8,7 +8,7 @@ import torch
 
 from hpcdecode.attention.base import LayerShape
 from hpcdecode.attention.open import open_kv_cache
-from hpcdecode.attention.prefill import PromptAttention
+from hpcdecode.attention.prefill import CpuPromptAttention
 from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
@@ -36,7 +36,7 @@ def test_a_prompt_attends_as_in_the_reference_store(chunks):
     store.extend(slots, counts)
     store.attend(0, slots, counts, torch.cat((q, k, v), 1), expected, sinks)
 
-    cache, prompt, at = PromptKvCache(PromptAttention([shape], dtype="float32")), sequence(length), 0
+    cache, prompt, at = PromptKvCache(CpuPromptAttention([shape], dtype="float32")), sequence(length), 0
     got = torch.full_like(expected, float("nan"))
     for count in chunks:
         chunk, rows = Chunk(prompt, at, count), slice(at, at + count)
@@ -58,7 +58,7 @@ def test_prompts_of_one_step_do_not_disturb_each_other():
 
     def attend(steps):
         """Outputs of every layer; steps: [(prompt, start, count)] of every step."""
-        cache, prompts = PromptKvCache(PromptAttention(layers, dtype="float32")), [sequence(n) for n in lengths]
+        cache, prompts = PromptKvCache(CpuPromptAttention(layers, dtype="float32")), [sequence(n) for n in lengths]
         out = [torch.full((sum(lengths), s.out_columns), float("nan")) for s in layers]
         for step in steps:
             chunks = [Chunk(prompts[i], start, count) for i, start, count in step]

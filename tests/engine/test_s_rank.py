@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hpcdecode.attention.open import open_kv_cache
-from hpcdecode.attention.prefill import PromptAttention
+from hpcdecode.attention.prefill import CpuPromptAttention
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.s_rank import SRank
 from hpcdecode.exchange.local import LocalLink
@@ -15,15 +15,8 @@ from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.scheduler import Scheduler
 from hpcdecode.system.timeline import Timeline
-from tests.schedule.test_scheduler import ListFeed, prompts
-
-
-class Sink:
-    def __init__(self):
-        self.done = []
-
-    def finish(self, request):
-        self.done += request.sequences
+from tests.support.samples import Sink
+from tests.support.scheduling import ListFeed, prompts
 
 
 def test_the_s_rank_holds_no_kv_of_decoding_sequences(checkpoint):
@@ -35,19 +28,19 @@ def test_the_s_rank_holds_no_kv_of_decoding_sequences(checkpoint):
     schedulers = [Scheduler(lane, feed, placement, LaneLimits(4, 3, 9, 32, 1024), Stops()) for lane in range(2)]
     part = AttentionWorker(store, [None] * len(shapes), Timeline())
     links = [LocalLink(part, i, 16 * i) for i in range(2)]
-    prompts_attend = PromptAttention(shapes, dtype="float32")
-    worker = SRank(model, shapes, links, schedulers, sink, Stops(), prompts_attend, Timeline())
+    prompts_attend = CpuPromptAttention(shapes, dtype="float32")
+    worker = SRank(model, links, schedulers, sink, Stops(), prompts_attend, Timeline())
     held = []
 
     def look():
         prefilling = {s for scheduler in schedulers for s in scheduler.prefilling}
-        assert set(worker.prefill._layers) <= prefilling
-        held.append((worker.prefill.tokens, worker.tokens_in_flight))
+        assert set(worker.prompt_kv._layers) <= prefilling
+        held.append((worker.prompt_kv.tokens, worker.tokens_in_flight))
 
     worker.run(look)
     assert sorted(len(s.generated) for s in sink.done) == [1, 6, 7, 9, 12]
     assert max(kept for kept, _ in held) > 0  # prompts in prefill were seen
-    assert held[-1][0] == 0 and len(worker.prefill._passing) == 0
+    assert held[-1][0] == 0 and len(worker.prompt_kv._passing) == 0
     assert any(kept == 0 and flying > 200 for kept, flying in held)  # decoding with nothing held
     assert worker.tokens == 35
     assert worker.decode_tokens == 30  # each but the first of a row

@@ -2,66 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from hpcdecode.attention.open import open_kv_cache
-from hpcdecode.attention.prefill import PromptAttention
-from hpcdecode.engine.attention_worker import AttentionWorker
-from hpcdecode.engine.s_rank import SRank
-from hpcdecode.exchange.local import LocalLink
 from hpcdecode.model import load_split
-from hpcdecode.requests.params import SamplingParams
-from hpcdecode.requests.prompt import Prompt
-from hpcdecode.requests.stops import Stops
 from hpcdecode.schedule import admission
-from hpcdecode.schedule.limits import LaneLimits
-from hpcdecode.schedule.placement import Placement
-from hpcdecode.schedule.scheduler import Scheduler
-from hpcdecode.system.timeline import Timeline
-from tests.engine.test_s_rank import Sink
-from tests.schedule.test_scheduler import ListFeed
+from tests.support.samples import rows, run
 
 
 @pytest.fixture(scope="module")
 def model(checkpoint):
     return load_split(checkpoint("llama3"), dtype="float32")
-
-
-def rows(*fields):
-    draw = np.random.default_rng(3)
-    return [
-        Prompt(
-            line, str(line), draw.integers(5, 200, length).tolist(), SamplingParams(ignore_eos=True, seed=4, **params)
-        )
-        for line, (length, params) in enumerate(fields, 1)
-    ]
-
-
-def run(model, prompts, *, lanes=1, batch=8, steps=None, shared=0):
-    """The samples that are finished by line and sample, and the worker; `steps`: turns of the lanes before it stops."""
-    shapes = model.attends
-    limits = LaneLimits(batch, 3, 9, 32, 1024, shared)
-    slots = limits.slots
-    store = open_kv_cache(shapes, kv_dtype="float32", capacity_tokens=4096, max_sequences=slots * lanes)
-    placement, sink, feed, timeline = Placement([4096], 64, lanes), Sink(), ListFeed(prompts), Timeline()
-    part = AttentionWorker(store, [None] * len(shapes), timeline)
-    schedulers = [Scheduler(lane, feed, placement, limits, Stops()) for lane in range(lanes)]
-    links = [LocalLink(part, lane, slots * lane) for lane in range(lanes)]
-    prompts_attend = PromptAttention(shapes, dtype="float32")
-    worker = SRank(model, shapes, links, schedulers, sink, Stops(), prompts_attend, timeline)
-    turns = 0
-
-    def count():
-        nonlocal turns
-        turns += 1
-        worker.stopping = steps is not None and turns > steps * len(shapes)
-
-    worker.run(count)
-    if steps is None:
-        store.check()
-        assert store.used_tokens == 0 and not worker.prefill.tokens
-    return {(s.prompt.line, s.sample): s for s in sink.done}, worker
 
 
 MIXED = [

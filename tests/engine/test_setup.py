@@ -49,12 +49,12 @@ def test_kv_memory_of_all_r_ranks_of_a_host_is_less_than_the_host_has(r_ranks):
 
 
 def test_a_limit_of_addresses_counts():
-    assert memory.address_room() is None and memory.anonymous_bytes() > 1 << 20
+    assert memory.address_space_headroom() is None and memory.anonymous_bytes() > 1 << 20
     limit = 1 << 42
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     try:
-        assert 0 < memory.address_room() < limit
+        assert 0 < memory.address_space_headroom() < limit
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, hard))
 

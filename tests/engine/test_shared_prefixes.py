@@ -8,7 +8,7 @@ import pytest
 from hpcdecode.model import load_split
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
-from tests.engine.test_samples import run
+from tests.support.samples import run
 
 # What a row begins with, tokens of its own, fields.
 ROWS = [

@@ -8,14 +8,14 @@ import pytest
 
 from hpcdecode.attention.cuda import HostKvCache
 from hpcdecode.attention.open import open_kv_cache
-from hpcdecode.attention.prefill_torch import TorchPrompts
+from hpcdecode.attention.prefill_torch import TorchPromptAttention
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.s_rank import SRank
 from hpcdecode.exchange.local import LocalLink
 from hpcdecode.exchange.staging import Outbox, StagedLink
 from hpcdecode.model import load_split
 from hpcdecode.model.lower.compile import compile_plain
-from hpcdecode.model.run import load
+from hpcdecode.model.run import split_model
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.requests.stops import Stops
@@ -23,9 +23,9 @@ from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.scheduler import Scheduler
 from hpcdecode.system.timeline import Timeline
-from tests.schedule.test_scheduler import ListFeed
 from tests.support.late_copies import LateCopies, LateQueue
 from tests.support.parity import make_case
+from tests.support.scheduling import ListFeed
 
 
 class Sink:
@@ -64,18 +64,18 @@ def test_an_r_part_on_a_device_beside_an_s_part_that_is_not(name, tmp_path, monk
 def assert_parity(name, open_part, copies, tmp_path, monkeypatch):
     case = make_case(name, tmp_path, rows=5, new_tokens=6)
     rows = [json.loads(line) for line in (case / "prompts.jsonl").read_text().splitlines()]
-    monkeypatch.setattr(load, "compile_graph", lambda graph, *_: compile_plain(graph))
+    monkeypatch.setattr(split_model, "compile_graph", lambda graph, *_: compile_plain(graph))
     model = load_split(case / "model", dtype="float32")
     shapes, lanes = model.attends, 2
     part = open_part(shapes, [model.sinks(i) for i in range(len(shapes))])
     params = SamplingParams(max_tokens=6, ignore_eos=True)
     feed = ListFeed([Prompt(i, str(i), row["prompt_token_ids"], params) for i, row in enumerate(rows)])
-    placement, sink = Placement([8192], part.store.block_tokens, lanes), Sink()
+    placement, sink = Placement([8192], part.kv_cache.block_tokens, lanes), Sink()
     schedulers = [Scheduler(i, feed, placement, LaneLimits(4, 3, 6, 256, 1024), Stops()) for i in range(lanes)]
     links = [LocalLink(part, i, 16 * i) for i in range(lanes)]
     if copies:
         outbox = Outbox()
         links = [StagedLink(link, outbox, copies) for link in links]
-    prompts = TorchPrompts(shapes, model.dtype, model.device)
-    SRank(model, shapes, links, schedulers, sink, Stops(), prompts, Timeline()).run(lambda: None)
+    prompts = TorchPromptAttention(shapes, model.dtype, model.device)
+    SRank(model, links, schedulers, sink, Stops(), prompts, Timeline()).run(lambda: None)
     assert [sink.tokens[i] for i in range(len(rows))] == json.loads((case / "reference.json").read_text())

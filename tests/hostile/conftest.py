@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Command, run
 from tests.hostile.jobs import AGAIN, JOB, KILLED_AT, LAUNCHER, SECONDS, contents, prompts
 from tests.hostile.trial import ROW_ERRORS
+from tests.support.commands import Command, run
 
 
 @pytest.fixture(scope="module")

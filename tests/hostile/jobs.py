@@ -11,8 +11,8 @@ import h5py
 import msgspec
 import pytest
 
-from tests.conftest import Command, run
 from tests.hostile.trial import ROW_ERRORS
+from tests.support.commands import Command, run
 
 ROWS, BROKEN = 30, 18
 JOB = ("generate", "p.jsonl", "--model", "demo", "--dtype", "float32", "--batch", 6, "--kv-memory", "64M")

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import rank_of, run
 from tests.hostile.jobs import AGAIN, LAUNCHER, SECONDS, contents, damaged, goes_on, needs_root
 from tests.hostile.trial import FAILED, OK, REFUSED, ROW_ERRORS, Trial, each
+from tests.support.commands import rank_of, run
 
 pytestmark = [pytest.mark.full, pytest.mark.usefixtures("one_core")]
 

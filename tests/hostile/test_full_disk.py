@@ -16,9 +16,9 @@ from hpcdecode.data.results.result import Result
 from hpcdecode.data.results.resume import find_earlier
 from hpcdecode.data.results.writer import ResultsWriter
 from hpcdecode.errors import UserError
-from tests.conftest import run
 from tests.hostile.jobs import AGAIN, SECONDS, goes_on, needs_root
 from tests.hostile.trial import REFUSED, ROW_ERRORS
+from tests.support.commands import run
 
 pytestmark = [pytest.mark.full, pytest.mark.usefixtures("one_core")]
 

@@ -16,8 +16,8 @@ import pytest
 import hpcdecode as package
 from hpcdecode.data.results.writer import Result, ResultsWriter
 from hpcdecode.errors import UserError
-from tests.conftest import run
 from tests.hostile.trial import REFUSED, Trial
+from tests.support.commands import run
 
 pytestmark = pytest.mark.full
 SECRET = "SECRET"

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.commands import run
+
 OK, FAILED, REFUSED, ROW_ERRORS = 0, 1, 2, 3  # exit codes of the command
 GENERATE = ("generate", "p.jsonl", "--model", "demo", "--dtype", "float32", "--max-tokens", 8, "-o", "out.h5")
 ROW = '{"prompt": "def add(a, b):", "max_tokens": 8}\n'
@@ -45,8 +47,6 @@ class Trial:
 
     def run(self, hpcdecode: Any, directory: Path) -> subprocess.CompletedProcess:
         """Arrange the situation, run the command and check its ending; `hpcdecode` is the fixture of that name."""
-        from tests.conftest import run
-
         options = {"env": hpcdecode.environment, **(self.arrange(directory) or {})}
         result = run(hpcdecode.line(*self.command), cwd=directory, timeout=self.seconds, **options)
         self.verify(result)

@@ -1,12 +1,16 @@
-"""Slices around a plain attention give transformers' logits, for every architecture."""
+"""For every architecture: its trace is the same from the cache, and its slices give transformers' logits."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 import transformers
+from msgspec import msgpack
 
 from hpcdecode.model import load_split
+from hpcdecode.model.frontend import cache, trace_file
+from hpcdecode.model.frontend.config import read_config
+from hpcdecode.model.frontend.trace import Trace, trace
 from tests.support.models import ARCHITECTURES, BOS, EOS, POSITIONS, VOCAB, WINDOW, Attention, save, step
 
 SEQUENCES = (150, 37, 1)  # tokens; the first is longer than the windows
@@ -50,9 +54,36 @@ def reference_logits(path, ids: list[list[int]]) -> list[torch.Tensor]:
         return [model(torch.tensor([row]), use_cache=False).logits[0] for row in ids]
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_logits_equal_transformers(name, checkpoint):
-    check_logits(name, checkpoint(name))
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def traced(request, checkpoint) -> tuple[str, Trace]:
+    """An architecture and its trace, which takes seconds, and is left where `load_split` finds it."""
+    path = checkpoint(request.param)
+    made = trace(read_config(path), torch.float32)
+    cache.write(cache.directory() / f"{cache.key(path, torch.float32)}.trace", msgpack.encode(trace_file.stored(made)))
+    return request.param, made
+
+
+def test_a_restored_trace_is_the_trace(traced):
+    check_restored(traced[1])
+
+
+def test_logits_equal_transformers(traced, checkpoint, monkeypatch):
+    monkeypatch.setattr(cache, "trace", None)  # not called: the trace is there
+    check_logits(traced[0], checkpoint(traced[0]))
+
+
+SOME = ("llama3", "gpt_oss", "deepseek_v2")
+
+
+@pytest.mark.parametrize("name", [n if n in SOME else pytest.param(n, marks=pytest.mark.full) for n in ARCHITECTURES])
+def test_a_restored_trace_in_bfloat16_is_the_trace(name, checkpoint):
+    check_restored(trace(read_config(checkpoint(name)), torch.bfloat16))
+
+
+def check_restored(made: Trace) -> None:
+    again = trace_file.restored(trace_file.stored(made))
+    assert str(again.graph) == str(made.graph)
+    assert trace_file.stored(again) == trace_file.stored(made)
 
 
 @pytest.mark.skipif(
@@ -78,6 +109,6 @@ def check_logits(name: str, path) -> None:
         want = torch.stack([expected[r][p] for r, p in batch])
         worst = max(worst, (got - want).abs().max().item())
         same.append(torch.equal(got.argmax(-1), want.argmax(-1)))
-    print(f"{name}: max logit error {worst:.1e}, groups {[g.slices for g in model.parts.groups]}")
+    print(f"{name}: max logit error {worst:.1e}, groups {[g.slices for g in model.split.groups]}")
     assert worst < 1e-4 and all(same)
     assert want.std() > 0.1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -13,12 +14,10 @@ from safetensors.torch import load_file, save_file
 from hpcdecode.config import demo_directory
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
-from hpcdecode.model.frontend import cache
-from hpcdecode.model.frontend.config import read_config
+from hpcdecode.model.frontend import cache, trace_file
 from hpcdecode.model.frontend.sources import Sources
-from hpcdecode.model.frontend.trace import trace
-from tests.conftest import run
-from tests.support.models import ARCHITECTURES, Attention, step
+from tests.support.commands import run
+from tests.support.models import Attention, step
 
 
 @pytest.fixture
@@ -27,12 +26,17 @@ def directory(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_a_restored_trace_is_the_trace(name, checkpoint):
-    made = trace(read_config(checkpoint(name)), torch.bfloat16)
-    again = cache.restored(cache.stored(made))
-    assert str(again.graph) == str(made.graph)
-    assert cache.stored(again) == cache.stored(made)
+@pytest.fixture(scope="module")
+def trace_of_opt(checkpoint):
+    return cache.cached_trace(checkpoint("opt"), torch.float32)
+
+
+@pytest.fixture
+def tracer(trace_of_opt, monkeypatch):
+    """Stands in for what traces a model, which takes seconds: it returns the trace of opt and counts its calls."""
+    stand_in = Mock(return_value=trace_of_opt)
+    monkeypatch.setattr(cache, "trace", stand_in)
+    return stand_in
 
 
 def test_a_cached_model_gives_the_same_logits_without_tracing(directory, checkpoint, monkeypatch):
@@ -102,25 +106,25 @@ def test_another_dtype_or_config_is_another_trace(checkpoint):
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x00", b"not msgpack", None])
-def test_a_damaged_file_is_made_anew(directory, checkpoint, damage):
+def test_a_damaged_file_is_made_anew(directory, checkpoint, tracer, damage):
     made = cache.cached_trace(checkpoint("opt"), torch.float32)
     (file,) = directory.iterdir()
     good = file.read_bytes()
     file.write_bytes(good[: len(good) // 2] if damage is None else damage)
     assert str(cache.cached_trace(checkpoint("opt"), torch.float32).graph) == str(made.graph)
-    assert file.read_bytes() == good
+    assert file.read_bytes() == good and tracer.call_count == 2
 
 
-def test_a_directory_that_cannot_be_written_is_done_without(tmp_path, checkpoint, monkeypatch):
+def test_a_directory_that_cannot_be_written_is_done_without(tmp_path, checkpoint, tracer, monkeypatch):
     blocker = tmp_path / "file"
     blocker.write_text("")
     monkeypatch.setenv("HPCDECODE_CACHE", str(blocker / "cache"))
-    assert len(cache.cached_trace(checkpoint("opt"), torch.float32).attends) == 3
+    assert len(cache.cached_trace(checkpoint("opt"), torch.float32).attends) == 3 and tracer.call_count == 1
 
 
 @pytest.mark.parametrize("name", ["os.system", "aten.add", "operator.attrgetter", "aten.__class__.mro"])
 def test_only_operators_can_be_named(name):
-    with pytest.raises((cache.Unstorable, AttributeError)):
-        target = cache.target_of(name)
+    with pytest.raises((trace_file.Unstorable, AttributeError)):
+        target = trace_file.target_of(name)
         assert not isinstance(target, torch._ops.OpOverload)
         raise AttributeError

@@ -62,7 +62,7 @@ def test_experts_of_the_checkpoints_dtype_are_used_where_they_lie(checkpoint):
 def test_split_binds_experts_in_place(checkpoint):
     path = checkpoint("mixtral")
     model = load_split(path, dtype="float32")
-    stacks = [w for weights in model._weights for w in weights if isinstance(w, Stack)]
+    stacks = [w for i in range(len(model.attends) + 1) for w in model.weights(i) if isinstance(w, Stack)]
     assert len(stacks) == 6
     ranges = mapped(path)
     assert all(any(p.data_ptr() in r for r in ranges) for stack in stacks for pieces in stack for p in pieces)

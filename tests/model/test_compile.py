@@ -12,7 +12,7 @@ from hpcdecode.model import load_split
 from hpcdecode.ranks import launch
 
 
-@pytest.mark.parametrize("name", ["llama3", "gemma2"])
+@pytest.mark.parametrize("name", [pytest.param("llama3", marks=pytest.mark.full), "gemma2"])
 def test_compiled_slices_equal_plain_ones(checkpoint, monkeypatch, tmp_path, name):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     compiled = load_split(checkpoint(name), dtype="float32", inductor=True)

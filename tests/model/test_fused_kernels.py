@@ -1,12 +1,12 @@
-"""Token programs and packed projections against the plain graph, and their independence of the batch."""
+"""Fused kernels and packed projections against the plain graph, and their independence of the batch."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from hpcdecode._ops_cpu import Chain, Op, Program, Step, Type
 from torch import fx
 
+from hpcdecode._ops_cpu import Chain, FusedKernel, Op, Step, Type
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.meta import Meta
 from hpcdecode.model.lower.chain import chained
@@ -188,7 +188,7 @@ def test_what_has_no_steps_stays_in_the_graph():
 @pytest.mark.parametrize("name", ["llama3", "gemma3", "gpt2", "phi3", "mixtral"])
 def test_slices_equal_their_plain_graphs(isa, checkpoint, name, dtype):
     model = load_split(checkpoint(name), dtype=dtype, weights=False)
-    for group in model.parts.groups:
+    for group in model.split.groups:
         inputs = [n for n in group.graph.nodes if n.op == "placeholder"]
         if any(n.users and any("expert_linear" in str(u.target) for u in n.users) for n in inputs):
             continue  # their rows are not in token order
@@ -220,10 +220,10 @@ def test_steps_outside_the_scratch_memory_are_refused():
     dense, none = (0, 0, 1), (0, 0, 0)
     step = Step(Op.neg, Type.float32, (1, 1, 16), 24, dense, 0, dense, None, none, 0.0)
     with pytest.raises(ValueError, match="leaves the scratch memory"):
-        Program([], [step], 32, 0, "generic")
-    with pytest.raises(ValueError, match="no token programs for 'sse9'"):
-        Program([], [], 0, 0, "sse9")
+        FusedKernel([], [step], 32, 0, "generic")
+    with pytest.raises(ValueError, match="no fused kernels for 'sse9'"):
+        FusedKernel([], [], 0, 0, "sse9")
     with pytest.raises(ValueError, match="expected 1 tensors, got 0"):
-        Chain([(Program([], [], 16, 1, "generic"), [0])], 1, []).run(1, 1, [], [])
+        Chain([(FusedKernel([], [], 16, 1, "generic"), [0])], 1, []).run(1, 1, [], [])
     with pytest.raises(ValueError, match="expected 1 tensors of 1 for every stage"):
-        Chain([(Program([], [], 16, 1, "generic"), [1])], 1, [])
+        Chain([(FusedKernel([], [], 16, 1, "generic"), [1])], 1, [])

@@ -1,4 +1,4 @@
-"""Products of two weights whose results gate each other, against plain torch."""
+"""GEMMs of two weights whose results gate each other, against plain torch."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from functools import partial
 
 import pytest
 import torch
-from hpcdecode._ops_cpu import Chain, Op, Product
 from torch import fx
 from torch.nn.functional import gelu, silu
 
 from hpcdecode import _attn_cpu
+from hpcdecode._ops_cpu import Chain, Op, Product
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.meta import Meta
-from hpcdecode.model.lower import packed_weights as panels
+from hpcdecode.model.lower import packed_weights
 from hpcdecode.model.lower.compile import compile_graph
 from hpcdecode.model.lower.instruction import TYPES
 from tests.support.graphs import both_ways
@@ -39,7 +39,7 @@ def multiply(op: Op, x: torch.Tensor, packed: torch.Tensor, outputs: int) -> tor
     """Beside rows of other memory, to see what is written there."""
     y = torch.full((len(x) + 1, outputs + 3), 7.0, dtype=x.dtype)
     kind, words = TYPES[x.dtype], x.shape[1] * x.element_size() // 4
-    work = Product(kind, kind, words, 2 * outputs, panels.isa(), op)
+    work = Product(kind, kind, words, 2 * outputs, packed_weights.isa(), op)
     steps = [x.stride(0) * x.element_size(), 0, y.stride(0) * y.element_size()]
     places = [t.data_ptr() for t in (x, packed, y)]
     Chain([(work, [0, 1, 2])], 3, []).run(len(x), torch.get_num_threads(), places, steps)
@@ -54,7 +54,7 @@ def test_gated_products_against_float64(op, function, dtype, rows):
     for inputs, outputs in ((64, 16), (96, 80), (260, 48)):
         x, one, other = (numbers(dtype, n, inputs, seed=i) for i, n in enumerate((rows, outputs, outputs)))
         biases = [numbers(dtype, outputs, seed=3 + i) for i in range(2)]
-        y = multiply(op, x, panels.gated(one, other, biases), outputs)
+        y = multiply(op, x, packed_weights.pack_gated(one, other, biases), outputs)
         a, b = (
             (x.double() @ w.double().t() + c.double()).to(dtype).double()
             for w, c in zip((one, other), biases, strict=True)
@@ -71,10 +71,10 @@ def test_what_a_gate_makes_of_any_number(op, function, dtype):
     x = torch.tensor([0.0, -0.0, 1e-30, -1e-3, 5.0, -5.0, 60.0, -60.0, 90.0, -90.0, 1e13, -1e13, 3e38, -3e38])
     rows = torch.stack([x, torch.ones(len(x))], 1).to(dtype)
     pair = [torch.tensor([weights]).to(dtype).expand(16, 2).contiguous() for weights in ([1.0, 0.0], [0.0, 1.0])]
-    y = multiply(op, rows, panels.gated(*pair), 16)
+    y = multiply(op, rows, packed_weights.pack_gated(*pair), 16)
     wanted = function(rows[:, :1].double()).expand(-1, 16)
     torch.testing.assert_close(y.double(), wanted, rtol=1e-6 if dtype == torch.float32 else 2**-8, atol=1e-30)
-    assert multiply(op, rows * torch.nan, panels.gated(*pair), 16).isnan().all()
+    assert multiply(op, rows * torch.nan, packed_weights.pack_gated(*pair), 16).isnan().all()
 
 
 def graph_of(make, width: int = 48, dtype: torch.dtype = torch.bfloat16) -> fx.Graph:
@@ -165,7 +165,7 @@ def halves(call, x, one, _, bias, *__, order=(0, 1), parts=2):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_which_graphs_have_gated_products(make, width, taken, dtype):
     compiled, want, got = both_ways(graph_of(make, width, dtype), CPU)
-    assert any(r.form == "gated panels" for r in compiled.recipes) == taken
+    assert any(r.form == "packed gated" for r in compiled.recipes) == taken
     torch.testing.assert_close(got[0], want[0], rtol=0, atol=2e-5 if dtype == torch.float32 else 0.03)
 
 
@@ -174,18 +174,18 @@ def test_which_graphs_have_gated_products(make, width, taken, dtype):
 )
 def test_which_models_have_gated_products(checkpoint, name, taken):
     model = load_split(checkpoint(name), dtype="bfloat16", weights=False)
-    compiled = [both_ways(group.graph, CPU)[0] for group in model.parts.groups]
-    assert any(r.form == "gated panels" for c in compiled for r in c.recipes) == taken
+    compiled = [both_ways(group.graph, CPU)[0] for group in model.split.groups]
+    assert any(r.form == "packed gated" for c in compiled for r in c.recipes) == taken
 
 
 def test_int8_weights_have_no_gates():
     forms = [r.form for r in compile_graph(graph_of(gated), CPU, int8=True).recipes]
-    assert forms == ["int8 panels"]
+    assert forms == ["packed int8"]
 
 
-def test_a_gate_wants_whole_panels():
+def test_a_gate_wants_whole_groups():
     kind = TYPES[torch.bfloat16]
     with pytest.raises(ValueError, match="expected whole panels for a gate"):
-        Product(kind, kind, 32, 48, panels.isa(), Op.silu)
+        Product(kind, kind, 32, 48, packed_weights.isa(), Op.silu)
     with pytest.raises(ValueError, match="has none of these types"):
-        Product(kind, kind, 32, 64, panels.isa(), Op.relu)
+        Product(kind, kind, 32, 64, packed_weights.isa(), Op.relu)

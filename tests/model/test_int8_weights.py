@@ -1,4 +1,4 @@
-"""Quantised projections: their programs against plain torch, their products against exact ones."""
+"""Quantised projections: their fused kernels against plain torch, their GEMMs against exact ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from hpcdecode.model.lower import quantize
 from hpcdecode.model.lower.chain import chained
 from hpcdecode.model.lower.compile import compile_graph, copied
 from hpcdecode.model.lower.fuse import fuse
-from hpcdecode.model.lower.linears import make_weight, merge_projections
+from hpcdecode.model.lower.linears import merge_projections
+from hpcdecode.model.lower.recipe import make_weight
 from tests.support.graphs import example
 
 pytestmark = pytest.mark.skipif(not quantize.exact(), reason="this CPU has no exact int8 products")
@@ -46,13 +47,13 @@ def test_programs_quantise_as_torch_does(checkpoint, monkeypatch, name, dtype):
     model = load_split(checkpoint(name), dtype=dtype, weights=False)
     generator = torch.Generator().manual_seed(4)
     quantised = 0
-    for group in model.parts.groups:
+    for group in model.split.groups:
         graph = copied(group.graph)
         weights = [n for n in graph.nodes if n.op == "placeholder" and n.name.startswith("w")]
         sources = [example(n, generator) for n in weights]
         given = [example(n, generator) for n in graph.nodes if n.op == "placeholder" and n.name.startswith("x")]
         recipes = merge_projections(graph, int8=True)
-        quantised += sum(r.form == "int8" for r in recipes)
+        quantised += sum(r.form == "onednn int8" for r in recipes)
         made = [make_weight(r, [sources[i] for i in r.inputs]) for r in recipes]
         with torch.inference_mode():
             want = fx.GraphModule({}, graph)(*given, *made)
@@ -67,22 +68,22 @@ def test_programs_quantise_as_torch_does(checkpoint, monkeypatch, name, dtype):
 @pytest.mark.parametrize("name", ["llama3", "gpt2", "qwen2"])
 def test_our_products_give_what_those_of_onednn_do(checkpoint, monkeypatch, name, dtype):
     model = load_split(checkpoint(name), dtype=dtype, weights=False)
-    generator, panels = torch.Generator().manual_seed(4), 0
-    for group in model.parts.groups:
+    generator, packed = torch.Generator().manual_seed(4), 0
+    for group in model.split.groups:
         inputs = [n for n in group.graph.nodes if n.op == "placeholder"]
         values = {n: example(n, generator) for n in inputs}
         results = []
         for isa in ("generic", "avx512_bf16"):
             monkeypatch.setenv("HPCDECODE_ISA", isa)
             compiled = compile_graph(group.graph, model.device, int8=True)
-            panels += sum(r.form == "int8 panels" for r in compiled.recipes)
+            packed += sum(r.form == "packed int8" for r in compiled.recipes)
             given = [values[n] for n in inputs if n.name.startswith("x")]
             weights = compiled.weights([values[n] for n in inputs if n.name.startswith("w")])
             with torch.inference_mode():
                 results.append(compiled.run(*given, *weights))
         for a, b in zip(*results, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=0.02 if dtype == "float32" else 0.2)
-    assert panels
+    assert packed
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -10,10 +10,10 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from hpcdecode.model.frontend import expand
 from hpcdecode.model.frontend.clean import freeze
 from hpcdecode.model.frontend.config import quiet
-from hpcdecode.model.frontend.kinds import Unlike
+from hpcdecode.model.frontend.kinds import LayersDiffer
 from hpcdecode.model.frontend.split import split
 from hpcdecode.model.frontend.trace import Trace, export_kinds, read_program, trace
-from hpcdecode.model.run.load import SplitModel
+from hpcdecode.model.run.split_model import SplitModel
 from tests.support.models import ARCHITECTURES, EXPERTS, LATENT, SHAPE, WINDOW, Attention, step
 
 QUICK = ("llama3", "gpt2")
@@ -137,7 +137,7 @@ def test_layers_that_do_more_than_their_tensors_say_are_all_traced(odd, monkeypa
     HANDED.clear()
     with pytest.raises(Exception) as problem:
         traced_by_kind(config("Llama", 4))
-    assert isinstance(problem.value, Unlike) or "Unlike" in repr(problem.value.__context__), problem.value
+    assert isinstance(problem.value, LayersDiffer) or "LayersDiffer" in repr(problem.value.__context__), problem.value
 
 
 def test_they_are_traced_whole_in_the_end(monkeypatch):

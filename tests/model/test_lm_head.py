@@ -1,19 +1,19 @@
-"""The largest logits found without most of the others, against a search of all of them."""
+"""The argmax of logits found without most of them, against a search of all of them."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from hpcdecode._ops_cpu import Chain, Largest, Product, Type
 
 from hpcdecode import LLM, SamplingParams, _attn_cpu
+from hpcdecode._ops_cpu import Argmax, Chain, Product, Type
 from hpcdecode.model import SplitModel, load_split
 from hpcdecode.model.frontend.meta import Meta
-from hpcdecode.model.lower import packed_weights as panels
+from hpcdecode.model.lower import packed_weights
 from hpcdecode.model.lower.instruction import TYPES
 from hpcdecode.model.lower.stage import TokenRows
 from hpcdecode.model.run import lm_head as head
-from hpcdecode.model.run.lm_head import Head
+from hpcdecode.model.run.lm_head import LmHead
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -23,7 +23,7 @@ def small_heads(monkeypatch):
     if "avx512_bf16" not in _attn_cpu.supported_isas():
         pytest.skip("this machine has no avx512_bf16")
     monkeypatch.setenv("HPCDECODE_ISA", "avx512_bf16")
-    monkeypatch.setattr(head, "FEWEST", 1)
+    monkeypatch.setattr(head, "MIN_OUTPUTS", 1)
 
 
 @pytest.fixture(params=[1, 2])
@@ -35,17 +35,17 @@ def threads(request):
 
 
 class Searched:
-    """A weight as a Head, and as a product whose results are searched."""
+    """A weight as an LmHead, and as a product whose results are searched."""
 
     def __init__(self, weight: torch.Tensor):
         self.outputs, inputs = weight.shape
-        self.packed, self.kind = panels.plain([weight]), TYPES[weight.dtype]
+        self.packed, self.kind = packed_weights.pack([weight]), TYPES[weight.dtype]
         x, y = Meta.of(weight.dtype, ("L", inputs)), Meta.of(weight.dtype, ("L", self.outputs))
-        self.head = Head(TokenRows(x), TokenRows(y), self.packed)
+        self.head = LmHead(TokenRows(x), TokenRows(y), self.packed)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.empty(len(x), self.outputs, dtype=x.dtype)
-        work = Product(self.kind, self.kind, x.shape[1] * x.element_size() // 4, self.outputs, panels.isa())
+        work = Product(self.kind, self.kind, x.shape[1] * x.element_size() // 4, self.outputs, packed_weights.isa())
         places = [t.data_ptr() for t in (x, self.packed, y)]
         steps = [x.stride(0) * x.element_size(), 0, y.stride(0) * y.element_size()]
         Chain([(work, [0, 1, 2])], 3, []).run(len(x), torch.get_num_threads(), places, steps)
@@ -124,7 +124,7 @@ def test_where_too_many_are_left_all_are_computed_for_a_while():
     weight = (torch.ones(2000, 64) + numbers(torch.float32, 2000, 64) * 1e-4).bfloat16()
     searched, x = Searched(weight), torch.ones(5, 64, dtype=torch.bfloat16)
     searched.check(x)
-    assert [searched.head.rests() for _ in range(head.REST + 1)] == [True] * head.REST + [False]
+    assert [searched.head.pauses() for _ in range(head.PAUSE + 1)] == [True] * head.PAUSE + [False]
 
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, 1e30])
@@ -134,7 +134,7 @@ def test_numbers_that_have_no_bound_are_left_to_a_search(number):
     x[1, 1] = number
     assert searched.head.argmax(x) is None
     weight[5, 6] = number
-    assert Searched(weight).head.rests()
+    assert Searched(weight).head.pauses()
 
 
 def ends(model: SplitModel, tokens: int, kept: list[int]) -> tuple:
@@ -157,10 +157,10 @@ def test_of_a_model_the_kept_tokens_largest(checkpoint, name, dtype, threads):
 
 
 def test_models_whose_logits_are_no_plain_product_are_searched(checkpoint, monkeypatch):
-    assert load_split(checkpoint("gemma2"), dtype="bfloat16").largest(None, ()) is None  # tanh of them
-    assert load_split(checkpoint("llama3"), dtype="bfloat16", int8=True).largest(None, ()) is None
-    monkeypatch.setattr(head, "FEWEST", 1 << 20)
-    assert load_split(checkpoint("llama3"), dtype="bfloat16").largest(None, ()) is None
+    assert load_split(checkpoint("gemma2"), dtype="bfloat16").argmax(None, ()) is None  # tanh of them
+    assert load_split(checkpoint("llama3"), dtype="bfloat16", int8=True).argmax(None, ()) is None
+    monkeypatch.setattr(head, "MIN_OUTPUTS", 1 << 20)
+    assert load_split(checkpoint("llama3"), dtype="bfloat16").argmax(None, ()) is None
 
 
 def test_rows_that_ask_for_their_largest_logit_alone_get_the_same_tokens(checkpoint, monkeypatch):
@@ -180,11 +180,11 @@ def test_rows_that_ask_for_their_largest_logit_alone_get_the_same_tokens(checkpo
 
 
 def test_what_has_no_screening_is_refused():
-    assert not Largest.offered(Type.bfloat16, Type.bfloat16, "generic")
-    assert not Largest.offered(Type.int8, Type.float32, "avx512_bf16")
+    assert not Argmax.offered(Type.bfloat16, Type.bfloat16, "generic")
+    assert not Argmax.offered(Type.int8, Type.float32, "avx512_bf16")
     with pytest.raises(ValueError, match="product: generic has none of these types"):
-        Largest(Type.bfloat16, Type.bfloat16, 64, 64, "generic")
-    with pytest.raises(ValueError, match="largest: avx512_bf16 has none of these types"):
-        Largest(Type.int8, Type.float32, 64, 64, "avx512_bf16")
+        Argmax(Type.bfloat16, Type.bfloat16, 64, 64, "generic")
+    with pytest.raises(ValueError, match="argmax: avx512_bf16 has none of these types"):
+        Argmax(Type.int8, Type.float32, 64, 64, "avx512_bf16")
     with pytest.raises(ValueError, match="expected whole int8 words"):
-        Largest(Type.bfloat16, Type.bfloat16, 63, 64, "avx512_bf16")
+        Argmax(Type.bfloat16, Type.bfloat16, 63, 64, "avx512_bf16")

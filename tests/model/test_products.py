@@ -1,4 +1,4 @@
-"""Products by weights in panels, and chains of them and token programs, against plain torch."""
+"""GEMMs of packed weights, and chains of them and fused kernels, against plain torch."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from hpcdecode._ops_cpu import Chain, Product, Type
 
 from hpcdecode import _attn_cpu
+from hpcdecode._ops_cpu import Chain, Product, Type
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.meta import Meta
-from hpcdecode.model.lower import packed_weights as panels
+from hpcdecode.model.lower import packed_weights
 from hpcdecode.model.lower.chain import Chain as ChainCall
 from hpcdecode.model.lower.compile import compile_graph
 from hpcdecode.model.lower.instruction import TYPES
@@ -58,7 +58,7 @@ def multiply(x: torch.Tensor, packed: torch.Tensor, outputs: int, dtype: torch.d
     """Beside rows of other memory, to see what is written there."""
     y = torch.full((len(x) + 1, outputs + 3), 7.0, dtype=dtype)
     words = x.shape[1] * x.element_size() // 4
-    work = Product(TYPES[x.dtype], TYPES[dtype], words, outputs, panels.isa())
+    work = Product(TYPES[x.dtype], TYPES[dtype], words, outputs, packed_weights.isa())
     strides = [t.stride(0) * t.element_size() for t in (x, y)]
     places = [t.data_ptr() for t in (x, packed, y)]
     Chain([(work, [0, 1, 2])], 3, []).run(len(x), torch.get_num_threads(), places, [strides[0], 0, strides[1]])
@@ -75,11 +75,11 @@ def test_products_against_float64(use, threads, isa, dtype, out, rows):
         wanted = x.double() @ weight.double().t()
         if dtype == torch.int8:
             by = torch.rand(outputs, generator=torch.Generator().manual_seed(2)) + 0.5
-            packed, wanted = panels.int8(weight, by), wanted * by.double()
+            packed, wanted = packed_weights.pack_int8(weight, by), wanted * by.double()
         else:
             bias = numbers(dtype, outputs, seed=3)
             parts = weight.tensor_split([outputs // 3])
-            packed, wanted = panels.plain(parts, bias), wanted + bias.double()
+            packed, wanted = packed_weights.pack(parts, bias), wanted + bias.double()
         y = multiply(x, packed, outputs, out)
         torch.testing.assert_close(y.double(), wanted, rtol=1e-6 if out == torch.float32 else 2**-8, atol=2e-5)
 
@@ -88,15 +88,15 @@ def test_products_against_float64(use, threads, isa, dtype, out, rows):
 def test_a_row_does_not_depend_on_those_beside_it(use, threads, isa, dtype, out):
     use(isa)
     x, weight = numbers(dtype, 130, 300), numbers(dtype, 90, 300, seed=1)
-    packed = panels.int8(weight, torch.ones(90)) if dtype == torch.int8 else panels.plain([weight])
+    packed = packed_weights.pack_int8(weight, torch.ones(90)) if dtype == torch.int8 else packed_weights.pack([weight])
     together = multiply(x, packed, 90, out)
     for part in (slice(0, 1), slice(1, 20), slice(20, 120), slice(120, 130)):
         assert torch.equal(multiply(x[part], packed, 90, out), together[part])
 
 
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the kernel has no huge pages")
-def test_panels_lie_in_huge_pages():
-    packed = panels.plain([numbers(torch.bfloat16, 4096, 1024)])
+def test_packed_weights_lie_in_huge_pages():
+    packed = packed_weights.pack([numbers(torch.bfloat16, 4096, 1024)])
     flags = ""
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if span := re.match("([0-9a-f]+)-([0-9a-f]+) ", line):
@@ -118,7 +118,7 @@ def test_rows_may_lie_apart(use):
     use("avx512")
     whole, weight = numbers(torch.float32, 20, 200), numbers(torch.float32, 40, 64, seed=1)
     x = whole[:, 100:164]
-    y = multiply(x, panels.plain([weight]), 40, torch.float32)
+    y = multiply(x, packed_weights.pack([weight]), 40, torch.float32)
     torch.testing.assert_close(y, x @ weight.t())
 
 
@@ -126,7 +126,7 @@ def test_a_slice_is_one_chain(use, checkpoint):
     """From an attention's output to the next q, k and v, without a call between."""
     use("avx512")
     model = load_split(checkpoint("llama3"), dtype="float32", weights=False)
-    (middle,) = [group for group in model.parts.groups if len(group.slices) > 1]
+    (middle,) = [group for group in model.split.groups if len(group.slices) > 1]
     compiled = compile_graph(middle.graph, model.device)
     calls = [n for n in compiled.graph.nodes if isinstance(n.target, ChainCall)]
     assert len(calls) == 1
@@ -137,9 +137,9 @@ def test_a_slice_is_one_chain(use, checkpoint):
 def test_slices_equal_their_plain_graphs_whatever_the_threads(use, threads, checkpoint, name, dtype):
     use("avx512_bf16")
     model = load_split(checkpoint(name), dtype=dtype, weights=False)
-    for group in model.parts.groups:
+    for group in model.split.groups:
         compiled, want, got = both_ways(group.graph, model.device)
-        assert any(r.form == "panels" for r in compiled.recipes)
+        assert any(r.form == "packed" for r in compiled.recipes)
         for a, b in zip(want, got, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=2e-5 if dtype == "float32" else 0.1)
 
@@ -166,7 +166,7 @@ def test_logits_have_the_same_bits_in_any_batch(use, threads, checkpoint, dtype)
 def test_what_a_machine_has_no_products_of_is_left_to_onednn(monkeypatch):
     monkeypatch.setenv("HPCDECODE_ISA", "generic")
     x, weight, y = (Meta.of(torch.float32, shape) for shape in (("T", 64), (32, 64), ("T", 32)))
-    assert panels.product(x, weight, y) is None
+    assert packed_weights.gemm(x, weight, y) is None
     assert not Product.offered(Type.bfloat16, Type.int8, "generic")
     with pytest.raises(ValueError, match="product: generic has none of these types"):
         Product(Type.float32, Type.float32, 64, 32, "generic")
@@ -181,7 +181,7 @@ def test_what_a_machine_has_no_products_of_is_left_to_onednn(monkeypatch):
         (torch.bfloat16, (7, 64), "no tokens"),
     ],
 )
-def test_what_has_no_product_in_panels(use, dtype, x, reason):
+def test_what_has_no_gemm_of_packed_weights(use, dtype, x, reason):
     use("avx512_bf16")
     y = Meta.of(dtype, (*x[:-1], 32))
-    assert panels.product(Meta.of(dtype, x), Meta.of(dtype, (32, x[-1])), y) is None, reason
+    assert packed_weights.gemm(Meta.of(dtype, x), Meta.of(dtype, (32, x[-1])), y) is None, reason

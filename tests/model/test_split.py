@@ -24,7 +24,7 @@ def prompt(n: int, row: int = 0) -> list[tuple[int, int, int]]:
 
 
 def test_slices_of_one_structure_share_a_graph(llama):
-    assert [group.slices for group in llama.parts.groups] == [[0], [1, 2], [3]]
+    assert [group.slices for group in llama.split.groups] == [[0], [1, 2], [3]]
 
 
 def test_cut_carries_residual_and_position_tensors_but_no_ids_or_positions(llama):

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import sys
 
-from hpcdecode.attention.prefill_torch import TorchPrompts
-from hpcdecode.engine import engine
+from hpcdecode.attention.prefill_torch import TorchPromptAttention
+from hpcdecode.engine import engine, kv
 from hpcdecode.exchange.staging import DirectLink, Outbox, StagedLink
 from hpcdecode.model.lower.compile import compile_plain
-from hpcdecode.model.run import load
+from hpcdecode.model.run import split_model
 from hpcdecode.ranks import launch
 from hpcdecode.ranks.roles import assign
 from tests.mpi.run_parity import main
@@ -22,11 +22,14 @@ from tests.support.late_copies import LateCopies, LateQueue
 DIRECT = sys.argv[1] == "direct"
 
 
-def staged(links, _device, direct):
+def staged(links, _device):
     outbox = Outbox()
-    if direct:
-        return [DirectLink(link, outbox, LateQueue()) for link in links]
     return [StagedLink(link, outbox, LateCopies(2)) for link in links]
+
+
+def direct(links, _device):
+    outbox = Outbox()
+    return [DirectLink(link, outbox, LateQueue()) for link in links]
 
 
 def assigned(ranks, *options):
@@ -36,10 +39,12 @@ def assigned(ranks, *options):
         rank.kv_device = "cpu:0"
 
 
-load.compile_graph = lambda graph, *_: compile_plain(graph)
-engine.staged = staged
+split_model.compile_graph = lambda graph, *_: compile_plain(graph)
+engine.staged_links, engine.direct_links = staged, direct
 engine.direct = lambda _options, team: DIRECT and team.comm is not None
-engine.CudaQueue = LateQueue
+kv.CudaQueue = LateQueue
 launch.assign = assigned
-engine.Engine._prompt_attention = lambda self: TorchPrompts(self.model.attends, self.model.dtype, self.model.device)
+engine.open_prompt_attention = lambda _team, _setup, model, _kv: TorchPromptAttention(
+    model.attends, model.dtype, model.device
+)
 sys.exit(main(*sys.argv[2:]))

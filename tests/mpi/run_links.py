@@ -12,9 +12,9 @@ import torch
 from mpi4py import MPI
 
 from hpcdecode.attention.base import LayerShape
+from hpcdecode.exchange.memory import LaneSpec, shared_bytes
 from hpcdecode.exchange.mpi import MpiRLink, MpiSLink
 from hpcdecode.exchange.partition import Partition
-from hpcdecode.exchange.wire import shared_sizes
 from hpcdecode.mpi.wait import wait
 from hpcdecode.ranks import launch
 from hpcdecode.schedule.plan import Plan
@@ -43,7 +43,7 @@ def serve_s(link: MpiSLink, layers: int) -> float:
     """Returns the sum of all prompt rows that were sent."""
     sent, generator = 0.0, torch.Generator().manual_seed(0)
     for plan in plans():
-        link.begin(plan)
+        link.send_plan(plan)
         for layer in range(layers if plan.runs_model else 0):
             shape, tokens = SHAPES[layer], plan.decode_tokens + plan.prefill_tokens
             qkv = torch.randn(tokens, shape.row_columns, generator=generator)
@@ -51,9 +51,9 @@ def serve_s(link: MpiSLink, layers: int) -> float:
             if layer:  # not side by side
                 q, k, v = q.clone(), k.clone(), v.clone()
             o = torch.full((tokens, shape.out_columns), -7.0)
-            link.post(layer, q, k, v, o)
+            link.send_qkv(layer, q, k, v, o)
             link.wait()
-            link.take()
+            link.recv_output()
             check(o, qkv, plan)
             for rank, _, first, count in plan.prefill.tolist():
                 sent += (rank + 1) * float(qkv[first : first + count, shape.q_columns :].double().sum())
@@ -72,24 +72,24 @@ def serve_r(link: MpiRLink, layers: int) -> float:
     """Returns the sum of all prompt rows that came, times this rank."""
     came = 0.0
     while True:
-        wait(link.receive_plan())
-        if link.plan().stop:
+        wait(link.recv_plan())
+        if link.take_plan().stop:
             return came
         for layer in range(layers):
-            for request, parcel in link.receive(layer):
+            for request, message in link.recv_qkv(layer):
                 wait(request)
-                link.opened()
-                parcel.out.copy_(parcel.rows.repeat(1, 3)[:, : parcel.out.shape[1]] * WORLD.rank)
-                came += WORLD.rank * float(parcel.prompts.double().sum())
-                link.send(parcel)
+                link.take_qkv()
+                message.out.copy_(message.rows.repeat(1, 3)[:, : message.out.shape[1]] * WORLD.rank)
+                came += WORLD.rank * float(message.prompts.double().sum())
+                link.send_output(message)
 
 
 def main() -> int:
     for layers, prefill, pieces in ((2, 16, 1), (2, 16, 3), (2, None, 1), (2, None, 4), (1, 0, 2)):
         none = prefill is None  # no shared memory: everything goes by message
-        shared = (0, 0) if none else shared_sizes(SHAPES, 20, prefill, torch.float32)  # of 30 rows: too little for all
-        setting = (SHAPES[:layers], SLOTS, torch.float32, shared, Partition("request", R_RANKS), pieces)
-        link = MpiRLink(WORLD.Dup(), *setting) if WORLD.rank else MpiSLink(WORLD.Dup(), *setting)
+        shared = (0, 0) if none else shared_bytes(SHAPES, 20, prefill, torch.float32)  # of 30 rows: too little for all
+        spec = LaneSpec(SHAPES[:layers], SLOTS, torch.float32, Partition("request", R_RANKS), shared, pieces)
+        link = MpiRLink(WORLD.Dup(), spec) if WORLD.rank else MpiSLink(WORLD.Dup(), spec)
         figure = (serve_r if WORLD.rank else serve_s)(link, layers)
         link.close()
         sent, *came = launch.gather_all(WORLD, figure, float)

@@ -30,7 +30,9 @@ def test_ranks_are_calibrated_side_by_side(hpcdecode, tmp_path):
     result = hpcdecode("calibrate", "--model", "demo", "-o", "profile.json", "--passes", 1, ranks=3)
     assert result.returncode == 0, result.stderr
     profile = read(str(tmp_path / "profile.json"))
-    assert profile.ranks == 3 and 0 <= profile.cost.shared <= 1 and profile.cost.attend + profile.cost.row > 0
+    cost = profile.cost
+    assert profile.ranks == 3 and 0 <= cost.shared_core_fraction <= 1
+    assert cost.attend_seconds_per_cached_token + cost.attend_seconds_per_sequence > 0
     plan = ("plan", "--model", "demo", "--profile", "profile.json", "--fixed", 20, 33)
     result = hpcdecode(*plan)
     assert result.returncode == 0 and ", 2 R-ranks: " in result.stdout, result.stderr

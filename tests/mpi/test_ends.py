@@ -15,7 +15,7 @@ import pytest
 
 from hpcdecode.system.signals import DRAINED
 from hpcdecode.system.timeline import OPERATIONS
-from tests.conftest import rank_of
+from tests.support.commands import rank_of
 
 OPEN_MPI = (Path(sys.executable).parent / "prterun").exists()
 
@@ -67,7 +67,11 @@ ends_ranks_itself = pytest.mark.skipif(OPEN_MPI, reason="Open MPI's mpiexec ends
 
 @pytest.mark.parametrize(
     ("ranks", "number"),
-    [(1, signal.SIGINT), *(pytest.param(3, n, marks=ends_ranks_itself) for n in (signal.SIGINT, signal.SIGTERM))],
+    [
+        (1, signal.SIGINT),
+        pytest.param(3, signal.SIGINT, marks=[ends_ranks_itself, pytest.mark.full]),
+        pytest.param(3, signal.SIGTERM, marks=ends_ranks_itself),
+    ],
 )
 def test_a_signal_ends_all_ranks_and_keeps_finished_rows(hpcdecode, long_job, tmp_path, ranks, number):
     process = hpcdecode.start(*long_job, ranks=ranks)
@@ -113,7 +117,7 @@ def test_a_killed_rank_ends_the_others(hpcdecode, long_job, tmp_path, rank):
     assert rows and not complete
 
 
-@pytest.mark.parametrize("rank", [0, 1, pytest.param(2, marks=pytest.mark.full), 3])
+@pytest.mark.parametrize("rank", [0, *(pytest.param(rank, marks=pytest.mark.full) for rank in (1, 2)), 3])
 def test_a_rank_that_hangs_is_named_with_what_it_was_doing(hpcdecode, long_job, tmp_path, rank):
     """Of the lead, another S-rank, and R-ranks."""
     process = hpcdecode.start(*long_job, "--s-ranks", 2, "--stall-timeout", 5, ranks=4)

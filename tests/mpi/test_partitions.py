@@ -7,7 +7,7 @@ import pytest
 from hpcdecode.attention.base import LayerShape
 from hpcdecode.errors import UserError
 from hpcdecode.exchange.partition import Partition
-from tests.mpi.test_worlds import FLAGS, PROMPTS
+from tests.support.worlds import FLAGS, PROMPTS
 
 SHAPE = LayerShape(kv_heads=6, k_dim=4, v_dim=8, q_heads=12, scale=1.0, window=7)
 

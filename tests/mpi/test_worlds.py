@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
-from pathlib import Path
 
-import h5py
 import pytest
 
+from tests.support.commands import Command
+from tests.support.worlds import FLAGS, PROMPTS, contents
+
 RANKS = int(os.environ.get("HPCDECODE_TEST_RANKS", "3"))
-PROMPTS = Path(__file__).parents[2] / "jobs" / "demo" / "prompts.jsonl"
-FLAGS = ("--model", "demo", "--max-tokens", 12, "--dtype", "float32", "--batch", 16, "--period", 3)
-
-
-def contents(path):
-    with h5py.File(path) as file:
-        summary = json.loads(file.attrs["summary"])
-        rows = {name: file["rows"][name][:].tolist() for name in file["rows"] if not name.endswith("_at")}
-        assert file.attrs["complete"]
-        return rows, json.loads(file.attrs["topology"]), summary
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    from tests.conftest import Command
-
-    command = Command(tmp_path_factory.mktemp("alone"))
+def alone(tmp_path_factory, forkserver):
+    command = Command(tmp_path_factory.mktemp("alone"), forkserver)
     result = command("generate", PROMPTS, "-o", "out.h5", *FLAGS)
     assert result.returncode == 0, result.stderr
     return contents(command.directory / "out.h5")

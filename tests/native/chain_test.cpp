@@ -1,4 +1,4 @@
-// Runs chains of products, token programs and attention on every kernel this machine has and on several threads, for
+// Runs chains of GEMMs, fused kernels and attention on every kernel this machine has and on several threads, for
 // the sanitizers to watch, against plain loops. A failed check prints where and what, and the exit status is 1.
 #include "chain.h"
 
@@ -44,13 +44,14 @@ Rows rows_of(std::vector<float>& data, int64_t columns) {
 }
 
 // y = -x of `count` columns.
-Program negation(int64_t count, const std::string& isa) {
+FusedKernel negation(int64_t count, const std::string& isa) {
     const View dense{0, {0, 0, 1}};
     const auto step = [&](Op op, View out, View a) {
         return Step{op, Type::f32, {1, 1, count}, out, a, {}, false, 0.0f};
     };
-    return Program({}, {step(Op::load, dense, {0, {}}), step(Op::neg, dense, dense), step(Op::store, {1, {}}, dense)},
-                   count, 2, isa);
+    return FusedKernel({},
+                       {step(Op::load, dense, {0, {}}), step(Op::neg, dense, dense), step(Op::store, {1, {}}, dense)},
+                       count, 2, isa);
 }
 
 // Adds the number of the sequence to every element, and counts the calls.
@@ -110,10 +111,10 @@ void test_chain(const std::string& isa, int64_t tokens, int threads, bool attend
           attends, static_cast<long>(wrong));
 }
 
-void test_programs_alone(int64_t tokens, int threads) {
+void test_fused_kernels_alone(int64_t tokens, int threads) {
     std::vector<float> x = numbers(tokens * kIn), y(tokens * kIn, 99.0f);
     const int64_t bytes = (kIn * 4 + 63) / 64 * 64;
-    const Program negate = negation(kIn, "generic");
+    const FusedKernel negate = negation(kIn, "generic");
     const Chain chain({{negate, {0, 2}}, {negate, {2, 3}}, {negate, {3, 1}}}, 2, {{bytes, 0}, {bytes, bytes}});
     chain.run(tokens, threads, {rows_of(x, kIn), rows_of(y, kIn)}, nullptr);
     int64_t wrong = 0;
@@ -151,7 +152,7 @@ int main() {
             for (int64_t tokens : {1, 3, 29, 113, 600})
                 for (bool attends : {false, true}) test_chain(isa, tokens, threads, attends);
     for (int threads : {1, 2, 3})
-        for (int64_t tokens : {1, 5, 600}) test_programs_alone(tokens, threads);
+        for (int64_t tokens : {1, 5, 600}) test_fused_kernels_alone(tokens, threads);
     test_refusals();
     return report("chain_test");
 }

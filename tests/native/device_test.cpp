@@ -1,10 +1,10 @@
-// Exercises the engine of a device and its kernels, emulated, for a sanitizer to watch: memory errors where a block's
+// Exercises the KV cache of a device and its kernels, emulated, for a sanitizer to watch: memory errors where a block's
 // threads are loops, races between barriers where they are the system's.
 #include <cmath>
 #include <vector>
 
 #include "check.h"
-#include "engine.h"
+#include "kv_cache.h"
 #include "random_rows.h"
 
 using namespace hpcdecode;
@@ -38,7 +38,7 @@ double plain(const LayerShape& s, const std::vector<float>& kv, const std::vecto
 
 // Appends a prompt, forks it, then decodes in both, with buffers of the exact size.
 void attend_case(KvType type, const LayerShape& s, int length, int block_tokens) {
-    Engine e({s, s}, {type, 2 * (length + 100), 2, block_tokens, 0});
+    KvCache e({s, s}, {type, 2 * (length + 100), 2, block_tokens, 0});
     const int32_t slots[] = {1, 0}, before = length - 1, ones[] = {1, 1};
     std::vector<float> kv = normal(before * s.kv_columns()), row = normal(s.q_columns() + s.kv_columns()), rows = row;
     rows.insert(rows.end(), row.begin(), row.end());

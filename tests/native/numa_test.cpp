@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "check.h"
-#include "engine.h"
+#include "kv_cache.h"
 
 using namespace hpcdecode;
 
@@ -53,10 +53,10 @@ int node_of_page(const void* at) {
     return node;
 }
 
-void fill(Engine& e, int32_t slot, int32_t tokens) {
+void fill(KvCache& e, int32_t slot, int32_t tokens) {
     std::vector<float> kv(tokens * kKvColumns, 0.5f);
     e.extend(&slot, &tokens, 1);
-    for (int layer = 0; layer < static_cast<int>(e.store().layers().size()); ++layer)
+    for (int layer = 0; layer < static_cast<int>(e.pool().layers().size()); ++layer)
         e.append(layer, &slot, &tokens, 1, {kv.data(), ActType::kF32, tokens, kKvColumns, kKvColumns});
 }
 
@@ -65,14 +65,14 @@ void memory_lies_on_its_home() {
     const Machine m = this_machine();
     const int threads = static_cast<int>(m.cpus.size());
     const NumaNodes nodes(threads, m.cpus, m.nodes);
-    Engine e({kShape, kShape}, {KvType::kF32, 64 * 64, 8, 64, threads, m.cpus, "", m.nodes});
+    KvCache e({kShape, kShape}, {KvType::kF32, 64 * 64, 8, 64, threads, m.cpus, "", m.nodes});
     std::vector<int> sequences(nodes.count(), 0);
     for (int slot = 0; slot < 8; ++slot) {
         fill(e, slot, 256);
-        ++sequences[e.store().home(slot)];
-        const int expected = nodes.number(e.store().home(slot));
+        ++sequences[e.pool().home(slot)];
+        const int expected = nodes.number(e.pool().home(slot));
         for (int layer = 0; layer < 2; ++layer) {
-            const HeadView view = e.store().view(layer, 0, slot);
+            const HeadView view = e.pool().view(layer, 0, slot);
             for (int block = 0; block < 4; ++block) {
                 const int node = node_of_page(view.base + view.blocks[block] * view.block_bytes + view.block_bytes / 2);
                 CHECK(node == expected, "slot %d, layer %d, block %d: on node %d, home is %d", slot, layer, block, node,
@@ -88,8 +88,8 @@ void memory_lies_on_its_home() {
 void full_home_spills() {
     const Machine m = this_machine();
     const std::vector<int> cpus(3, m.cpus[0]), pretended = {7, 3, 7};  // shares of 2 and 4 blocks
-    Engine e({kShape}, {KvType::kBF16, 6 * 16, 4, 16, 3, cpus, "", pretended});
-    const KvStore& s = e.store();
+    KvCache e({kShape}, {KvType::kBF16, 6 * 16, 4, 16, 3, cpus, "", pretended});
+    const BlockPool& s = e.pool();
     CHECK(s.nodes() == 2 && s.free_blocks(0) == 2 && s.free_blocks(1) == 4, "%lld and %lld blocks",
           static_cast<long long>(s.free_blocks(0)), static_cast<long long>(s.free_blocks(1)));
     fill(e, 0, 5 * 16);  // more than any node has
@@ -105,7 +105,7 @@ void full_home_spills() {
 
 std::vector<float> decoded(const std::vector<int>& cpus, const std::vector<int>& nodes) {
     const int threads = static_cast<int>(cpus.size());
-    Engine e({kShape}, {KvType::kBF16, 20000, 8, 16, threads, cpus, "", nodes});
+    KvCache e({kShape}, {KvType::kBF16, 20000, 8, 16, threads, cpus, "", nodes});
     const std::vector<int32_t> slots = {5, 1, 0, 3, 2}, counts = {1, 1, 70, 2, 1};
     for (int i = 0; i < 5; ++i) fill(e, slots[i], 3000 / (i + 1));
     std::vector<float> qkv(75 * kColumns), out(75 * 4 * 64, 0.0f);

@@ -1,4 +1,4 @@
-// Runs the attention of prompts on every kernel this machine has, for the sanitizers to watch, against the KV store's
+// Runs the attention of prompts on every kernel this machine has, for the sanitizers to watch, against the KV cache's
 // own attention. A failed check prints where and what, and the exit status is 1.
 #include "prefill.h"
 
@@ -49,7 +49,7 @@ struct Data {
 
 std::vector<float> by_store(const LayerShape& s, int length, const Data& q, const Data& k, const Data& v,
                             const std::vector<float>& sinks) {
-    Engine e({s}, {KvType::kF32, length, 1, 16, 1, {}, "generic"});
+    KvCache e({s}, {KvType::kF32, length, 1, 16, 1, {}, "generic"});
     const int32_t slot = 0, count = length;
     std::vector<float> rows, out(length * s.q_heads * s.v_dim);
     for (int i = 0; i < length; ++i)

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from hpcdecode.planning.cost import Cost, step_seconds
-from hpcdecode.planning.fit import fit, predicted
-from hpcdecode.planning.steady import SteadyLoad
+from hpcdecode.planning.fit import Sample, fit, predicted
+from hpcdecode.planning.steady_load import SteadyLoad
 
 LAYERS = 6
 KNOWN = Cost(
     layers=LAYERS,
-    tokens=[4, 64, 128, 576],
-    body=[0.01, 0.03, 0.04, 0.1],
-    drawn=[4, 64],
-    logits=[0.002, 0.006],
-    attend=2e-6,
-    row=1e-4,
-    prefill=1e-7,
-    wire=0.0,
-    latency=0.0,
-    chunk=2e-3,
-    begin=0.0,
-    append=3e-5,
-    shared=1.0,
+    slice_tokens=[4, 64, 128, 576],
+    slice_seconds=[0.01, 0.03, 0.04, 0.1],
+    logits_tokens=[4, 64],
+    logits_seconds_at=[0.002, 0.006],
+    attend_seconds_per_cached_token=2e-6,
+    attend_seconds_per_sequence=1e-4,
+    prefill_seconds_per_pair=1e-7,
+    wire_seconds_per_token=0.0,
+    message_latency_seconds=0.0,
+    prefill_seconds_per_step=2e-3,
+    attend_seconds_per_step=0.0,
+    append_seconds_per_prompt_token=3e-5,
+    shared_core_fraction=1.0,
 )
 
 
@@ -44,11 +45,12 @@ def measured(cost: Cost, load: SteadyLoad, r_ranks: int) -> list[dict[str, float
     s = {
         "slice": cost.body_seconds(load.lane_batch + load.chunk),
         "logits": cost.logits_seconds(load.lane_batch),
-        "prefill": cost.prefill * pairs + cost.chunk * bool(load.chunk),
+        "prefill": cost.prefill_seconds_per_pair * pairs + cost.prefill_seconds_per_step * bool(load.chunk),
     }
     context = load.context + 1 + (load.steps + 1) / 2
-    r = [{"attend": n * (context * cost.attend + cost.row) + cost.begin} for n in rows]
-    r[0]["append"] = cost.append * load.chunk
+    sequence = context * cost.attend_seconds_per_cached_token + cost.attend_seconds_per_sequence
+    r = [{"attend": n * sequence + cost.attend_seconds_per_step} for n in rows]
+    r[0]["append"] = cost.append_seconds_per_prompt_token * load.chunk
     s, *r = ({o: load.lanes * seconds for o, seconds in rank.items()} for rank in (s, *r))
     if not r_ranks:
         return [{**s, **r[0], "step": step}]
@@ -56,9 +58,15 @@ def measured(cost: Cost, load: SteadyLoad, r_ranks: int) -> list[dict[str, float
 
 
 def test_one_process():
-    cost = fit([(load, measured(KNOWN, load, 0)) for load in loads(1)], LAYERS)
-    assert cost.tokens == [4, 64, 128, 576] and cost.shared == 1
-    for name in ("attend", "row", "prefill", "chunk", "append"):
+    cost = fit([Sample(load, measured(KNOWN, load, 0)) for load in loads(1)], LAYERS)
+    assert cost.slice_tokens == [4, 64, 128, 576] and cost.shared_core_fraction == 1
+    for name in (
+        "attend_seconds_per_cached_token",
+        "attend_seconds_per_sequence",
+        "prefill_seconds_per_pair",
+        "prefill_seconds_per_step",
+        "append_seconds_per_prompt_token",
+    ):
         assert getattr(cost, name) == pytest.approx(getattr(KNOWN, name), rel=1e-6)
     assert cost.body_seconds(100) == pytest.approx(KNOWN.body_seconds(100))
     assert cost.logits_seconds(200) == pytest.approx(KNOWN.logits_seconds(200))
@@ -66,15 +74,17 @@ def test_one_process():
 
 @pytest.mark.parametrize("shared", [0.5, 0.7])
 def test_ranks_that_share_cores(shared):
-    known = Cost(**{**{f: getattr(KNOWN, f) for f in KNOWN.__struct_fields__}, "shared": shared, "begin": 1e-3})
-    samples = [(load, measured(known, load, 2)) for load in loads(2)]
+    known = replace(KNOWN, shared_core_fraction=shared, attend_seconds_per_step=1e-3)
+    samples = [Sample(load, measured(known, load, 2)) for load in loads(2)]
     cost = fit(samples, LAYERS)
-    assert cost.shared == pytest.approx(shared, abs=0.05) and cost.attend == pytest.approx(known.attend, rel=1e-3)
+    assert cost.shared_core_fraction == pytest.approx(shared, abs=0.05)
+    attend, expected = (c.attend_seconds_per_cached_token for c in (cost, known))
+    assert attend == pytest.approx(expected, rel=1e-3)
     for load, ranks in samples:
         assert predicted(cost, load, 3) == pytest.approx(ranks[0]["step"], rel=0.1)
 
 
 def test_ranks_that_share_cores_slow_each_other():
-    turn = KNOWN.lane(64, 0, 0, np.array([32_000, 32_000]), np.array([32, 32]))
+    turn = KNOWN.lane_seconds(64, 0, 0, np.array([32_000, 32_000]), np.array([32, 32]))
     apart, beside = (step_seconds([turn, turn], shared) for shared in (0.0, 1.0))
-    assert beside == pytest.approx(2 * (turn.s + turn.r.sum())) and apart < 0.6 * beside
+    assert beside == pytest.approx(2 * (turn.s_rank + turn.r_ranks.sum())) and apart < 0.6 * beside

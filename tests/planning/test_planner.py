@@ -6,14 +6,24 @@ import pytest
 
 from hpcdecode.errors import UserError
 from hpcdecode.planning import lengths, planner
-from hpcdecode.planning.cost import Cost, ModelSize, of_devices
+from hpcdecode.planning.cost import Cost, of_devices
 from hpcdecode.planning.hardware import device
+from hpcdecode.planning.model_size import ModelSize
+from hpcdecode.planning.plan_text import HourlyPrices, text
 from hpcdecode.planning.simulator import SimulatedWorld, simulate
 from hpcdecode.schedule.limits import LaneLimits
 
 ROWS = planner.MeanRows(prompt=50, steps=128)
 SLOW_WIRE = Cost(8, [1, 512], [2e-2, 6e-2], [1, 512], [1e-3, 3e-3], 2e-6, 1e-5, 1e-8, 1e-5, 1e-5)
-SIZE = ModelSize(layers=32, body=6_500_000_000, head=131_000_000, q=4096, k=4096, v=4096, positions=None)
+SIZE = ModelSize(
+    layers=32,
+    layer_weights=6_500_000_000,
+    head_weights=131_000_000,
+    q_columns=4096,
+    k_columns=4096,
+    v_columns=4096,
+    max_positions=None,
+)
 
 
 @pytest.mark.parametrize(("batch", "lanes", "ranks"), [(64, 2, 1), (64, 2, 3), (128, 3, 2), (128, 4, 4)])
@@ -62,13 +72,13 @@ def test_it_says_when_the_split_does_not_pay():
     slow, fast = (of_devices(SIZE, device(name), device("epyc-7003"), 12.5e9, 2e-5) for name in ("a10", "h200"))
     said, choice = [], planner.choice(200_000, 2, measured=False)
     for cost, name in ((slow, "a10"), (fast, "h200")):
-        room = int((device(name).memory - SIZE.weight_bytes) / SIZE.kv_bytes())
-        alone = planner.alone(cost, SIZE.kv_bytes() / device(name).bandwidth, ROWS, room)
+        room = int((device(name).memory_bytes - SIZE.weight_bytes) / SIZE.kv_bytes_per_token())
+        alone = planner.alone(cost, SIZE.kv_bytes_per_token() / device(name).bytes_per_second, ROWS, room)
         plan = planner.choose(cost, ROWS, choice)
         more = planner.one_more(cost, plan, choice)
-        said.append(planner.text(plan, more, alone, 200_000, SIZE, (2.0, 1.0), False))
+        said.append(text(plan, more, alone, 200_000, SIZE, HourlyPrices(2.0, 1.0), False))
     assert "does not pay" not in said[0] and "does not pay" in said[1]
-    assert all("a million tokens: " in text and "bottleneck: " in text for text in said)
+    assert all("a million tokens: " in each and "bottleneck: " in each for each in said)
 
 
 def test_what_fits_nowhere_is_said():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcdecode.planning.cost import of_devices
-from hpcdecode.planning.hardware import COMPUTE, device
+from hpcdecode.planning.hardware import COMPUTE_EFFICIENCY, device
 
 FIGURES = Path(__file__).parents[2] / "jobs" / "figures"
 
@@ -51,9 +51,11 @@ def test_the_wire_of_lamina(figure):
         size = lamina.SHAPES[name]
         cost = of_devices(size, s, s, 1.0, 0.0)  # a byte per second
         for batch in lamina.BATCHES:
-            assert lamina.least_link(size, s, batch) == pytest.approx(batch * cost.wire / cost.body_seconds(batch))
+            assert lamina.least_link(size, s, batch) == pytest.approx(
+                batch * cost.wire_seconds_per_token / cost.body_seconds(batch)
+            )
     full = lamina.SHAPES["llama-65b"]
-    assert lamina.mfu(full, s, 512) == pytest.approx(COMPUTE)
+    assert lamina.mfu(full, s, 512) == pytest.approx(COMPUTE_EFFICIENCY)
     assert lamina.least_link(full, s, 512) == pytest.approx(28.0e9, rel=0.05)
 
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from hpcdecode.errors import UserError
 from hpcdecode.planning import lengths
-from hpcdecode.planning.cost import Cost, ModelSize
+from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.hardware import DEVICES, device
+from hpcdecode.planning.model_size import ModelSize
 from hpcdecode.planning.servers import SERVING
 from hpcdecode.planning.servers.base import KvBlocks, ServedRequest, ServerLimits
 from hpcdecode.planning.servers.fluid import packed
@@ -18,7 +19,15 @@ from hpcdecode.planning.serving import Server, of_device, serve
 
 COST = Cost(2, [1, 512], [1e-3, 2e-3], [1, 512], [1e-4, 2e-4], 1e-6, 0.0, 1e-8, 0.0, 0.0)
 SERVER = Server(COST, 1 << 20, 1e-6)
-SIZE = ModelSize(layers=32, body=6_500_000_000, head=131_000_000, q=4096, k=4096, v=4096, positions=None)
+SIZE = ModelSize(
+    layers=32,
+    layer_weights=6_500_000_000,
+    head_weights=131_000_000,
+    q_columns=4096,
+    k_columns=4096,
+    v_columns=4096,
+    max_positions=None,
+)
 
 
 class Device:
@@ -211,9 +220,12 @@ def test_what_is_swapped_takes_its_time():
 
 def test_devices_by_their_data_sheets():
     one, four = (of_device(SIZE, device(name)) for name in ("a100", "4xa100"))
-    assert one.capacity == int((0.9 * 80e9 - SIZE.weight_bytes) / SIZE.kv_bytes())
-    assert four.capacity == int((0.9 * 320e9 - SIZE.weight_bytes) / SIZE.kv_bytes())
-    assert four.cost.attend == pytest.approx(one.cost.attend / 4) and four.swap == pytest.approx(one.swap / 4)
+    assert one.capacity == int((0.9 * 80e9 - SIZE.weight_bytes) / SIZE.kv_bytes_per_token())
+    assert four.capacity == int((0.9 * 320e9 - SIZE.weight_bytes) / SIZE.kv_bytes_per_token())
+    attend, expected = (server.cost.attend_seconds_per_cached_token for server in (four, one))
+    assert attend == pytest.approx(expected / 4) and four.swap_seconds_per_token == pytest.approx(
+        one.swap_seconds_per_token / 4
+    )
     reduced = 2 * 32 * 2 * 3 / 4 * 2 * 4096 / 300e9  # a ring, twice a layer
     assert four.cost.body_seconds(1024) == pytest.approx(one.cost.body_seconds(1024) / 4 + 1024 * reduced)
     with pytest.raises(UserError, match="as in 4xa10"):
@@ -223,4 +235,7 @@ def test_devices_by_their_data_sheets():
     for name in ("0xa100", "4x", "4xb100"):
         with pytest.raises(UserError, match="several as in 4xa100"):
             device(name)
-    assert all(d.flops == 0 or min(d.link, d.host, d.memory) > 0 for d in DEVICES.values())
+    assert all(
+        d.flop_per_second == 0 or min(d.link_bytes_per_second, d.host_bytes_per_second, d.memory_bytes) > 0
+        for d in DEVICES.values()
+    )

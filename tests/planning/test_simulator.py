@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 
 from hpcdecode.config import SCHEDULES
 from hpcdecode.planning import lengths
-from hpcdecode.planning.cost import Cost, ModelSize, TurnSeconds, of_devices, step_seconds
+from hpcdecode.planning.cost import Cost, LaneSeconds, of_devices, step_seconds
 from hpcdecode.planning.hardware import device
-from hpcdecode.planning.simulator import SimLane, SimulatedFeed, SimulatedWorld, sharded, simulate
+from hpcdecode.planning.model_size import ModelSize
+from hpcdecode.planning.simulated_lane import SimulatedFeed, SimulatedLane
+from hpcdecode.planning.simulator import SimulatedWorld, sharded, simulate
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.placement import Placement
-from tests.schedule.test_scheduler import ListFeed, Machine, prompts
+from tests.support.scheduling import ListFeed, Machine, prompts
 
 COST = Cost(2, [1, 512], [1e-3, 2e-3], [1, 512], [1e-4, 2e-4], 1e-7, 1e-6, 1e-10, 1e-6, 1e-5)
 
@@ -44,13 +46,13 @@ def test_what_is_simulated_is_what_runs(rows, schedule, period, lanes, capacity)
     simulated = SimulatedFeed(lengths.Lengths(prompt, np.array(new), most, np.zeros(len(rows))))
     placement = Placement(capacity, 4, lanes)
     limits = LaneLimits(9, period, 30, 64, None, **kind)
-    sim = [SimLane(lane, simulated, placement, limits) for lane in range(lanes)]
+    sim = [SimulatedLane(lane, simulated, placement, limits) for lane in range(lanes)]
     loads, ended = [], []
     for now in range(10_000):
         if all(lane.exhausted() for lane in sim):
             break
         works = [lane.step(now) for lane in sim]
-        loads += [int(w.reads.sum()) for w in works]
+        loads += [int(w.attention_load.sum()) for w in works]
         ended += [row for w in works for row in w.ended]
     assert sum(loads) == sum(machine.loads) and max(loads) == max(machine.loads)
     if lanes == 1:
@@ -85,7 +87,7 @@ def test_a_step_takes_what_its_events_take_or_little_less(s, r, wait):
             arrived = s_free + wait / 2
             r_free = np.maximum(r_free, arrived) + ranks[:, lane]
             back[lane] = float(r_free.max()) + wait / 2
-    turns = [TurnSeconds(layers * own, layers * ranks[:, lane], 0.0, layers * wait) for lane, own in enumerate(s)]
+    turns = [LaneSeconds(layers * own, layers * ranks[:, lane], 0.0, layers * wait) for lane, own in enumerate(s)]
     assert 0.999 < max(back) / step_seconds(turns) < 1.25
 
 
@@ -107,18 +109,28 @@ def test_a_row_that_fits_nowhere_is_refused():
 
 
 def test_costs_follow_the_data_sheets():
-    size = ModelSize(layers=2, body=10_000_000, head=1_000_000, q=512, k=128, v=128, positions=None)
-    cost = of_devices(size, device("a10"), device("epyc-7003"), link=1e9, latency=1e-5)
+    size = ModelSize(
+        layers=2,
+        layer_weights=10_000_000,
+        head_weights=1_000_000,
+        q_columns=512,
+        k_columns=128,
+        v_columns=128,
+        max_positions=None,
+    )
+    cost = of_devices(size, device("a10"), device("epyc-7003"), link_bytes_per_second=1e9, message_latency_seconds=1e-5)
     assert cost.body_seconds(1) == pytest.approx(2e7 / (0.8 * 600e9))  # bound by reading the weights
     assert cost.body_seconds(20_000) == pytest.approx(2e7 * 20_000 / (0.7 * 125e12), rel=1e-6)
-    assert cost.attend == pytest.approx(2 * 2 * 256 / (0.8 * 409.6e9))
-    assert cost.wire == pytest.approx((2 + 2 / 4) * 2 * 512 * 2 / 1e9)  # (2 + 2/G)*e*d a layer
+    assert cost.attend_seconds_per_cached_token == pytest.approx(2 * 2 * 256 / (0.8 * 409.6e9))
+    assert cost.wire_seconds_per_token == pytest.approx((2 + 2 / 4) * 2 * 512 * 2 / 1e9)  # (2 + 2/G)*e*d a layer
 
 
 def test_sizes_are_those_of_the_checkpoint(checkpoint):
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(checkpoint("llama3"))
-    size, config = ModelSize.of(str(checkpoint("llama3"))), model.config
-    assert size.body == sum(p.numel() for p in model.model.layers.parameters()) + model.model.norm.weight.numel()
-    assert (size.layers, size.k) == (config.num_hidden_layers, config.num_key_value_heads * config.head_dim)
+    size, config = ModelSize.from_directory(str(checkpoint("llama3"))), model.config
+    assert (
+        size.layer_weights == sum(p.numel() for p in model.model.layers.parameters()) + model.model.norm.weight.numel()
+    )
+    assert (size.layers, size.k_columns) == (config.num_hidden_layers, config.num_key_value_heads * config.head_dim)

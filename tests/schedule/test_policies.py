@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hpcdecode.config import SCHEDULES
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.schedule.policies import POLICIES
-from tests.schedule.test_scheduler import ListFeed, Machine, prompts
+from tests.support.scheduling import ListFeed, Machine, prompts
 
 
 class Arrivals(ListFeed):

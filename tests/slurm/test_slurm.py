@@ -12,8 +12,8 @@ import h5py
 import pytest
 
 from hpcdecode.system.signals import DRAINED
-from tests.conftest import ROOT, Command
 from tests.slurm.cluster import Cluster, missing
+from tests.support.commands import ROOT, Command
 
 pytestmark = pytest.mark.skipif(missing(), reason=f"Slurm is not installed: run tests/slurm/install.sh ({missing()})")
 FEW, MANY = 24, 250  # rows

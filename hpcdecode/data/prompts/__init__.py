@@ -1,1 +1,1 @@
-"""Prompt files to token ids."""
+"""From prompt files to token ids: files are read, rows checked, texts encoded by the model's tokenizer."""

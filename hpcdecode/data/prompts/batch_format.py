@@ -1,4 +1,7 @@
-"""Lines of the OpenAI batch format: the fields of their request's body, all of them honoured, harmless or refused."""
+"""Requests of the OpenAI batch format, turned into rows: each field of a request is honoured, ignored or refused.
+
+A field is ignored if it cannot change the text. It is refused if it would change the text and is not supported.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from hpcdecode.errors import RowProblem
 ENDPOINTS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
 LINE_FIELDS = frozenset(("id", "custom_id", "method", "url", "body"))
 
-# Fields that change neither the text nor its form.
+# Fields that are ignored: they change neither the text nor its form.
 HARMLESS = frozenset(
     (
         *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
@@ -23,8 +26,8 @@ HARMLESS = frozenset(
         *("request_id", "priority", "cache_salt"),  # of vLLM
     )
 )
-# Fields that would change them, with the values that ask for nothing; of others that is false.
-NEUTRAL: dict[str, tuple] = {
+# Fields that are refused, with the values that ask for nothing. The value of a field that is not listed is False.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
     "documents": ([],),
     "function_call": ("none",),
     "functions": ([],),
@@ -36,20 +39,24 @@ NEUTRAL: dict[str, tuple] = {
 
 
 def is_request(fields: dict[str, Any]) -> bool:
-    """Return whether a line with `fields`, none of them a prompt, is one of the batch format."""
+    """Return whether a line is a request of the batch format.
+
+    Args:
+        fields: Fields of the line, none of them a prompt.
+    """
     return "body" in fields and "url" in fields
 
 
 def request_fields(fields: dict[str, Any], model: str | None, known: Set[str]) -> dict[str, Any]:
-    """Return the fields of a line's request as those of a plain row.
+    """Return the fields of a request as the fields of a plain row.
 
     Args:
-        fields: of the line.
-        model: directory of the job's model, which the body may name; None takes any name.
-        known: names of fields that a row may have.
+        fields: Fields of the line.
+        model: Directory of the job's model, which the request may name. None accepts any name.
+        known: Names of the fields that a plain row may have.
 
     Raises:
-        RowProblem: the line, or a field of its body, is not one that can be honoured.
+        RowProblem: The line, or a field of the request's body, cannot be honoured.
     """
     url, body = fields.get("url"), fields["body"]
     if not isinstance(url, str) or url not in ENDPOINTS:
@@ -69,9 +76,10 @@ def request_fields(fields: dict[str, Any], model: str | None, known: Set[str]) -
 
 
 def _check_fields(body: dict[str, Any], known: Set[str], source: str) -> None:
-    special = source == "prompt"  # tokens that vLLM adds to a prompt, and not to messages: the template has them
+    """Raise RowProblem if a field of a request's body can be neither honoured nor ignored."""
+    adds_special_tokens = source == "prompt"  # vLLM adds none to messages, since the chat template writes them
     for name in body.keys() - known - HARMLESS - {"model"}:
-        neutral = (special,) if name == "add_special_tokens" else NEUTRAL.get(name, (False,))
+        neutral = (adds_special_tokens,) if name == "add_special_tokens" else NEUTRAL.get(name, (False,))
         if not asks_for_nothing(body[name], neutral):
             raise RowProblem(f"{name}: {_expected(name, known)}")
 
@@ -84,7 +92,7 @@ def _expected(name: str, known: Set[str]) -> str:
 
 
 def _check_model(named: Any, model: str | None) -> None:
-    """Raise RowProblem if a request is for another model, as servers answer it."""
+    """Raise RowProblem if a request names another model than the job's, as a server would refuse it."""
     if named is None or model is None:
         return
     if not isinstance(named, str):
@@ -98,12 +106,15 @@ def _check_model(named: Any, model: str | None) -> None:
 
 
 def model_names(model: str) -> frozenset[str]:
-    """Return the names by which requests may call the model in the directory `model`, in upper or lower case."""
+    """Return the names under which requests may ask for the model in the directory `model`.
+
+    They are compared without regard to case. A directory of the hub's cache also has the name of its repository.
+    """
     paths = (Path(model).absolute(), Path(model).resolve())
     names = {path.name for path in paths}
-    for part in (part for path in paths for part in path.parts):
-        if part.startswith("models--"):  # a folder of the hub's cache
-            names.add(part.rpartition("--")[2])
+    for folder in (folder for path in paths for folder in path.parts):
+        if folder.startswith("models--"):  # a folder of the hub's cache
+            names.add(folder.rpartition("--")[2])
     if paths[1] == (demo_directory() / "model").resolve():
         names.add(DEMO)
     return frozenset(names)

@@ -1,74 +1,78 @@
-"""A model's chat template, rendered by a process of its own: bounded in time and memory, and apart from the job."""
+"""Renders conversations with the model's chat template, in a process of its own that is bounded in time and memory."""
 
 from __future__ import annotations
 
 import sys
 import threading
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
 from hpcdecode.data.prompts.messages import ChatOptions
-from hpcdecode.data.prompts.renderer import MEMORY_BYTES, SECONDS
+from hpcdecode.data.prompts.renderer import MEMORY_BYTES, SECONDS, Conversation, TemplateSource
 from hpcdecode.data.prompts.unknown import warn
 from hpcdecode.data.prompts.values import printable
 from hpcdecode.errors import RowProblem, UserError
 from hpcdecode.system.confined import Answer, Confined
 
-_HOPELESS = 8  # conversations beyond the limits, and none within, after which no more are tried
+_MAX_FAILURES = 8  # conversations beyond the limits, if none was within them; no more are tried after that
 _MAX_WARNINGS = 8
 _LIMITS = f"{SECONDS} s of computing and {MEMORY_BYTES >> 30} GiB"
 _COMMAND = ("-m", "hpcdecode.data.prompts.renderer")
 
 
 class ChatTemplate:
-    """Renders conversations; may be used by several threads. The process starts with the first of them.
+    """Renders conversations; may be used by several threads. Its process starts with the first conversation.
 
     Args:
-        source: the template, in jinja2's language.
-        special_tokens: the tokenizer's, text by name; variables of the template.
+        source: The template, in jinja2's language.
+        special_tokens: Text of the tokenizer's special tokens by name, which are variables of the template.
     """
 
     def __init__(self, source: str, special_tokens: dict[str, Any]):
-        self._setup = _encoded([source, special_tokens])
+        self._setup = _encoded(TemplateSource(source, special_tokens))
         self._lock = threading.Lock()
         self._renderer: Confined | None = None
         self._variables: frozenset[str] = frozenset()
         self._warned: set[str] = set()
-        self._problem: str | None = None  # why no conversation can be rendered
+        self._problem: str | None = None  # the reason why no conversation can be rendered
         self._rendered = False
-        self._exceeded = 0
+        self._exceeded = 0  # conversations beyond the limits
 
     def render(self, messages: list[dict[str, Any]], options: ChatOptions) -> str:
         """Return the text of a conversation, as transformers' `apply_chat_template(tokenize=False)` does.
 
         Raises:
-            RowProblem: the template does not take it, or not within the limits.
-            UserError: no renderer can be started.
+            RowProblem: The template refuses it, fails, or exceeds the limits.
+            UserError: The renderer cannot be started.
         """
-        asked = options.add_generation_prompt, options.continue_final_message, options.variables
-        request = _encoded([messages, *asked])
+        request = _encoded(
+            Conversation(messages, options.add_generation_prompt, options.continue_final_message, options.variables)
+        )
         with self._lock:
             answer = self._ask(request)
-            self._warn_skipped_queries(options.variables)
+            self._warn_unused(options.variables)
             if answer.kind != "text":
                 raise RowProblem(self._refusal(answer))
             self._rendered = True
-            return answer.value
+            text: str = answer.value
+            return text
 
     def _ask(self, request: bytes) -> Answer:
-        """Return the renderer's answer; a renderer that something from outside has ended is replaced once."""
-        answer = self._opened().ask(request)
+        """Return the renderer's answer; a renderer that was ended from outside is replaced once."""
+        renderer = self._opened()
+        answer = renderer.ask(request)
         if answer.kind == "ended":
             self._renderer = None
-            answer = self._opened().ask(request)
+            renderer = self._opened()
+            answer = renderer.ask(request)
         if answer.kind in ("ended", "time", "memory"):
-            self._renderer.close()
+            renderer.close()
             self._renderer = None
         return answer
 
     def _opened(self) -> Confined:
-        """Return the renderer, started if there is none."""
+        """Return the renderer; start it if there is none."""
         if self._problem is not None:
             raise RowProblem(self._problem)
         if self._renderer is None:
@@ -81,7 +85,8 @@ class ChatTemplate:
             self._renderer = renderer
         return self._renderer
 
-    def _give_up(self, answer: Answer) -> None:
+    def _give_up(self, answer: Answer) -> NoReturn:
+        """Raise UserError if the renderer cannot run, and RowProblem, now and later, if it refused the template."""
         if answer.kind in ("unusable", "ended"):
             got = printable(answer.value)
             raise UserError(f"chat template: expected a process that renders it ({sys.executable}), got: {got}")
@@ -90,7 +95,7 @@ class ChatTemplate:
         raise RowProblem(self._problem)
 
     def _refusal(self, answer: Answer) -> str:
-        """Return why there is no text."""
+        """Return the reason why there is no text."""
         if answer.kind == "refused":
             return f"messages: the model's chat template refused them: {answer.value}"
         if answer.kind == "failed":
@@ -100,18 +105,19 @@ class ChatTemplate:
         if answer.kind == "ended":
             return f"{problem}, its process ended: {answer.value}"
         self._exceeded += 1
-        if self._exceeded == _HOPELESS and not self._rendered:
-            self._problem = f"{problem}, as it did for none of {_HOPELESS} rows; this one was not tried"
+        if self._exceeded == _MAX_FAILURES and not self._rendered:
+            self._problem = f"{problem}, as it did for none of {_MAX_FAILURES} rows; this one was not tried"
         return f"{problem}, got {got}"
 
-    def _warn_skipped_queries(self, variables: dict[str, Any]) -> None:
+    def _warn_unused(self, variables: dict[str, Any]) -> None:
+        """Warn once about each variable that the template does not read."""
         for name in sorted(variables.keys() - self._variables - self._warned):
             self._warned.add(name)
             if len(self._warned) <= _MAX_WARNINGS:
                 warn(f"chat_template_kwargs: the model's chat template reads no {name[:60]!r}; it is ignored")
 
 
-def _encoded(request: list[Any]) -> bytes:
+def _encoded(request: TemplateSource | Conversation) -> bytes:
     try:
         return msgspec.msgpack.encode(request)
     except (ValueError, TypeError, OverflowError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Rows on their way to the scheduler: read and tokenised ahead by one thread, a bounded number of tokens at a time."""
+"""Prefetches prompts: one thread reads and tokenizes rows ahead of the scheduler, up to a bounded number of tokens."""
 
 from __future__ import annotations
 
@@ -15,17 +15,26 @@ _AHEAD_TOKENS = 1 << 17
 
 
 class ErrorSink(Protocol):
-    def error(self, error: RowError) -> None: ...
+    """Receives rows that cannot be used, such as the writer of the results."""
+
+    def error(self, error: RowError) -> None:
+        """Record a row that cannot be used."""
 
 
 class RowFeed:
-    """Prompts of `rows` in order; rows that cannot be used go to `errors`. Rows are consumed by one thread."""
+    """A queue of the prompts of a job, in the order of the prompt files, filled ahead by a thread of its own.
+
+    Args:
+        rows: Prompts, and rows that cannot be used. Only the queue's thread iterates over them.
+        errors: Receives the rows that cannot be used.
+    """
 
     def __init__(self, rows: Iterable[Prompt | RowError], errors: ErrorSink):
         self._errors = errors
         self._changed = threading.Condition()
-        self._read_ahead: deque[Prompt | RowError] = deque()  # shared with the reader, as are the next three
-        self._tokens = 0
+        # Shared with the thread: the next four.
+        self._read_ahead: deque[Prompt | RowError] = deque()
+        self._tokens = 0  # of the prompts read ahead
         self._end: bool | BaseException = False
         self._closed = False
         self._next: deque[Prompt] = deque()
@@ -33,36 +42,41 @@ class RowFeed:
         self._thread.start()
 
     def peek(self) -> Prompt | None:
-        """The next prompt, or None when there are no more. Raises what reading the rows raised."""
+        """Return the next prompt, which stays in the queue, or None if there are no more.
+
+        Raises:
+            Exception: Any exception that reading the rows has raised.
+        """
         return self._next[0] if self._fill(1) else None
 
     def pop(self) -> Prompt:
-        """Take the next prompt."""
+        """Remove the next prompt and return it."""
         self._fill(1)
         return self._next.popleft()
 
     def give_back(self, prompts: Sequence[Prompt]) -> None:
-        """Put `prompts` before the next one."""
+        """Put prompts back at the front of the queue, in their order."""
         self._next.extendleft(reversed(prompts))
 
     def refuse(self, prompt: Prompt, reason: str) -> None:
-        """Drop the next prompt, `prompt`, and record why."""
+        """Remove the next prompt, which must be `prompt`, and record it as an error with its reason."""
         self._next.popleft()
         self._errors.error(RowError(prompt.line, prompt.id, reason))
 
     def preview(self, count: int) -> tuple[list[Prompt], bool]:
-        """The next `count` prompts at most, which stay in the feed, and whether they are all that is left."""
+        """Return up to `count` of the next prompts, which stay in the queue, and whether there are no more."""
         more = self._fill(count + 1)
         return list(self._next)[:count], not more
 
     def close(self) -> None:
-        """End the reader."""
+        """End the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self._thread.join()
 
     def _fill(self, count: int) -> bool:
+        """Return whether `count` prompts are at hand; wait for them unless the rows end before."""
         while len(self._next) < count:
             for item in self._take():
                 if isinstance(item, RowError):
@@ -74,9 +88,9 @@ class RowFeed:
         return len(self._next) >= count
 
     def _take(self) -> list[Prompt | RowError]:
-        """All that has been read; waits until there is something, or the end."""
+        """Remove everything that has been read ahead and return it; wait for at least one row, or the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._read_ahead or self._end)
+            self._changed.wait_for(lambda: bool(self._read_ahead or self._end))
             if not self._read_ahead and isinstance(self._end, BaseException):
                 raise self._end
             taken = list(self._read_ahead)

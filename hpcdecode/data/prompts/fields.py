@@ -1,4 +1,4 @@
-"""The sampling fields of a prompt row: checked by type, laid over the job's own values."""
+"""The sampling fields of a row: their types are checked, and they replace the job's own sampling parameters."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hpcdecode.requests.params import SamplingParams
 MAX_INTEGER = 2**63 - 1
 OPENAI_LOGPROBS = "top_logprobs"
 OPENAI_MAX_TOKENS = "max_completion_tokens"  # the newer name, which wins
-RESPONSE_FORMAT = "response_format"  # what the OpenAI API has in place of structured_outputs
+RESPONSE_FORMAT = "response_format"  # the name of structured_outputs in the OpenAI API
 
-# Names of vLLM and OpenAI that would change the result, with the values that ask for nothing.
-UNSUPPORTED: dict[str, tuple] = {
+# Fields of vLLM and OpenAI that would change the result, with the values that ask for nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (),
     "best_of": (1,),
     "chat_template": (),
@@ -39,21 +39,25 @@ UNSUPPORTED: dict[str, tuple] = {
 
 
 def row_params(fields: dict[str, Any], defaults: SamplingParams) -> SamplingParams:
-    """Return `defaults` with the row's own sampling fields in place of the job's; null is as good as absent.
+    """Return the sampling parameters of a row.
 
-    Other names are not looked at. Raises RowProblem for a wrong type, a value out of range, and a name that is known
-    but not supported yet.
+    Args:
+        fields: Fields of the row. A sampling field that is not null replaces the job's value. Other fields are ignored.
+        defaults: The job's own sampling parameters.
+
+    Raises:
+        RowProblem: A value has a wrong type or is out of range, or a field is not supported yet.
     """
     for name in UNSUPPORTED.keys() & fields.keys():
         if not asks_for_nothing(fields[name], UNSUPPORTED[name]):
             raise RowProblem(f"{name}: not supported yet, got {shown(fields[name])}; remove the field")
-    if isinstance(fields.get("logprobs"), bool):  # as in the OpenAI API for chats
+    if isinstance(fields.get("logprobs"), bool):  # the chat API of OpenAI has the count in another field
         top = fields.get(OPENAI_LOGPROBS) or 0
         fields = {**fields, "logprobs": top if fields["logprobs"] else None}
     if fields.get(OPENAI_MAX_TOKENS) is not None:
         fields = {**fields, "max_tokens": fields[OPENAI_MAX_TOKENS]}
     if fields.get(RESPONSE_FORMAT) is not None:
-        fields = {**fields, "structured_outputs": _of_response_format(fields)}
+        fields = {**fields, "structured_outputs": _structured_outputs(fields)}
     kinds = sampling_kinds()
     own = {name: typed(name, kinds[name], fields[name]) for name in kinds if fields.get(name) is not None}
     return msgspec.structs.replace(defaults, **own).check() if own else defaults
@@ -61,12 +65,21 @@ def row_params(fields: dict[str, Any], defaults: SamplingParams) -> SamplingPara
 
 @functools.cache
 def sampling_kinds() -> dict[str, Any]:
-    """The fields of SamplingParams with their types."""
+    """Return the types of the fields of SamplingParams by their names."""
     return typing.get_type_hints(SamplingParams)
 
 
 def typed(name: str, kind: Any, value: Any) -> Any:
-    """`value` as `kind` (a type of `SamplingParams`) without conversion between numbers, or RowProblem."""
+    """Return a decoded value as a type of SamplingParams. Integers become floats; nothing else is converted.
+
+    Args:
+        name: Name of the field, for the error message.
+        kind: A type that SamplingParams has, such as `tuple[int, ...]`.
+        value: Value of the field, as JSON or TOML was decoded.
+
+    Raises:
+        RowProblem: The value is not of this type.
+    """
     if kind is bool and isinstance(value, bool):
         return value
     if kind in (int, int | None) and is_integer(value) and abs(value) <= MAX_INTEGER:
@@ -98,7 +111,8 @@ _KINDS = {
 }
 
 
-def _of_response_format(fields: dict[str, Any]) -> dict[str, Any] | None:
+def _structured_outputs(fields: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the structured_outputs that a `response_format` of the OpenAI API stands for."""
     asked, own = fields[RESPONSE_FORMAT], fields.get("structured_outputs")
     if own is not None:
         raise RowProblem(f"expected one of structured_outputs and {RESPONSE_FORMAT}, got both")
@@ -125,6 +139,9 @@ def _as_float(name: str, value: int | float) -> float:
         raise RowProblem(f"{name}: expected a finite number, got {shown(value)}") from e
 
 
-def asks_for_nothing(value: Any, neutral: tuple) -> bool:
-    """Return whether `value` is null or one of the `neutral` values of its field; no number is a boolean."""
+def asks_for_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:
+    """Return whether a field changes nothing: its value is null or one of the `neutral` ones.
+
+    Unlike in Python, 0 and False are different values here, as are 1 and True.
+    """
     return value is None or any(isinstance(value, bool) == isinstance(n, bool) and value == n for n in neutral)

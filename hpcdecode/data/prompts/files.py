@@ -1,4 +1,4 @@
-"""Prompt files of every kind as one stream of raw rows: JSON Lines (plain, gzip, zstd, stdin), Parquet and HDF5."""
+"""Reads prompt files of every format as one stream of rows: JSON Lines (plain, gzip, zstd, stdin), Parquet, HDF5."""
 
 from __future__ import annotations
 
@@ -9,30 +9,54 @@ import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from hpcdecode.config import STDIN
-from hpcdecode.data.prompts.tables import TABLES, optional, table_rows
+from hpcdecode.data.prompts.extras import import_extra
+from hpcdecode.data.prompts.tables import TABLES, table_rows
 from hpcdecode.data.prompts.unknown import UnknownFields
 from hpcdecode.data.prompts.values import printable
 from hpcdecode.errors import UserError, first_line
 
 MAX_LINE_BYTES = 64 << 20
-MAX_SKIPPED_BYTES = 1 << 30  # of a line beyond that: what is longer is no line, perhaps gigabytes of zeros in megabytes
+MAX_SKIPPED_BYTES = 1 << 30  # of a longer line; a compressed file may hold gigabytes without the end of a line
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _CHUNK_BYTES = 1 << 20
 
 
+RawData = bytes | dict[str, Any] | None  # a line of JSON, the values of a table's row, or None for too long a line
+
+
 class RawRow(NamedTuple):
-    """A row before it is looked at. Rows are numbered from 1 through all files, blank lines included."""
+    """A row of a prompt file before it is parsed.
+
+    Attributes:
+        number: Number of the row, counted from 1 through all files; blank lines count.
+        place: `FILE:LINE: ` if there are several files, else an empty text.
+        data: Content of the row.
+    """
 
     number: int
-    place: str  # "FILE:LINE: " where there are several files, else ""
-    data: bytes | dict[str, Any] | None  # a line of JSON, the columns of a table's row, or None for too long a line
+    place: str
+    data: RawData
+
+
+class _LineFile(Protocol):
+    """A binary file that is read line by line and closed at the end of a `with` block."""
+
+    def readline(self, size: int, /) -> bytes: ...
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *exception: Any) -> object: ...
 
 
 def resolve(paths: Sequence[str]) -> list[str]:
-    """The input files that `paths` name: wildcards expanded and sorted. Raises UserError where one cannot be read."""
+    """Return the prompt files that `paths` name, with the matches of each pattern sorted.
+
+    Raises:
+        UserError: A file does not exist, or a pattern has no match.
+    """
     files: list[str] = []
     for path in paths:
         matches = sorted(glob.glob(path)) if glob.has_magic(path) and not os.path.exists(path) else [path]
@@ -49,17 +73,25 @@ def resolve(paths: Sequence[str]) -> list[str]:
 
 
 def raw_rows(files: Sequence[str], column: str | None, unknown: UnknownFields) -> Iterator[RawRow]:
-    """Every row of `files` that is not blank, in order; memory is bounded by the longest line.
+    """Return an iterator over the rows of files, in order, without blank lines.
 
-    The first file is opened now. column: the prompt's column of a table (`prompt`). unknown: knows the columns to read
-    beside it. Raises UserError if a file cannot be opened or read.
+    Only the longest line bounds the memory that it needs. The first file is opened now.
+
+    Args:
+        files: Paths, or `-` for standard input.
+        column: Column of a table that holds the prompt; None for the columns that rows of JSON have.
+        unknown: Knows the names of the other columns to read.
+
+    Raises:
+        UserError: A file cannot be opened or read.
     """
     readers = (_reader(path, column, unknown) for path in files)
     first = next(readers)
     return _numbered(files, first, readers)
 
 
-def _numbered(files: Sequence[str], first: Iterator, rest: Iterator[Iterator]) -> Iterator[RawRow]:
+def _numbered(files: Sequence[str], first: Iterator[RawData], rest: Iterator[Iterator[RawData]]) -> Iterator[RawRow]:
+    """Yield the rows of all files with their numbers; `rest` opens the files after the first."""
     before = 0
     for path in files:
         line = 0
@@ -70,7 +102,7 @@ def _numbered(files: Sequence[str], first: Iterator, rest: Iterator[Iterator]) -
         first = next(rest, first)
 
 
-def _reader(path: str, column: str | None, unknown: UnknownFields) -> Iterator[bytes | dict[str, Any] | None]:
+def _reader(path: str, column: str | None, unknown: UnknownFields) -> Iterator[RawData]:
     if path.endswith(TABLES):
         return _table(path, column, unknown)
     with _reading(path):
@@ -80,7 +112,7 @@ def _reader(path: str, column: str | None, unknown: UnknownFields) -> Iterator[b
 
 @contextmanager
 def _reading(path: str) -> Iterator[None]:
-    """Turn what a reader raises into a UserError that names the file."""
+    """Turn exceptions of a reader into a UserError that names the file."""
     try:
         yield
     except UserError:
@@ -90,11 +122,11 @@ def _reading(path: str) -> Iterator[None]:
         if isinstance(e, OSError) and e.strerror:
             raise UserError(f"{named}: reading failed: {e.strerror}") from e
         expected = isinstance(e, (OSError, EOFError, zlib.error, ValueError)) or type(e).__name__ == "ZstdError"
-        got = printable(e if expected else first_line(e))  # readers of tables raise whatever they stumble over
+        got = printable(e if expected else first_line(e))  # readers of tables raise exceptions of any type
         raise UserError(f"{named}: expected a whole file of its kind, got: {got}") from e
 
 
-def _open(path: str) -> BinaryIO:
+def _open(path: str) -> _LineFile:
     if path == STDIN:
         return sys.stdin.buffer
     if path.endswith(".gz"):
@@ -104,9 +136,10 @@ def _open(path: str) -> BinaryIO:
     return open(path, "rb", buffering=_CHUNK_BYTES)
 
 
-def _open_zstd(path: str) -> BinaryIO:
+def _open_zstd(path: str) -> _LineFile:
     name = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
-    return optional(name, path, "zstd").open(path, "rb")
+    file: _LineFile = import_extra(name, path, "zstd").open(path, "rb")
+    return file
 
 
 def _table(path: str, column: str | None, unknown: UnknownFields) -> Iterator[dict[str, Any]]:
@@ -114,22 +147,21 @@ def _table(path: str, column: str | None, unknown: UnknownFields) -> Iterator[di
         yield from table_rows(path, column, unknown)
 
 
-def _lines(file: BinaryIO, path: str) -> Iterator[bytes | None]:
-    """Yield lines as bytes; None for one that is too long, of which no more than the limit is ever held."""
+def _lines(file: _LineFile, path: str) -> Iterator[bytes | None]:
+    """Yield the lines of a file, and None for each that is too long. No more than the limit is ever in memory."""
     first = True
     with file, _reading(path):
         while data := file.readline(MAX_LINE_BYTES + 1):
             if len(data) > MAX_LINE_BYTES and not data.endswith(b"\n"):
                 _skip_line(file)
-                data = None
-            elif first:
-                data = data.removeprefix(BYTE_ORDER_MARK)
+                yield None
+            else:
+                yield data.removeprefix(BYTE_ORDER_MARK) if first else data
             first = False
-            yield data
 
 
-def _skip_line(file: BinaryIO) -> None:
-    """Read on to the end of a line. Raises ValueError if that is too far away."""
+def _skip_line(file: _LineFile) -> None:
+    """Read the rest of a line. Raises ValueError if it is longer than MAX_SKIPPED_BYTES."""
     skipped = 0
     while (data := file.readline(_CHUNK_BYTES)) and not data.endswith(b"\n"):
         skipped += len(data)

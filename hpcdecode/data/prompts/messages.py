@@ -1,4 +1,4 @@
-"""Conversations of rows: messages in the forms of the OpenAI API, checked, and how they are rendered."""
+"""Conversations of rows: checks messages in the forms of the OpenAI API, and the options of their rendering."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from hpcdecode.data.prompts.values import shown, type_name
 from hpcdecode.errors import RowProblem
 
 CHAT_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
-_OURS = frozenset(("messages", "tools", "conversation", "chat_template", "tokenize", *CHAT_FIELDS))
-_REASONING = ("reasoning_content", "thinking", "reasoning")  # an assistant's message may have one of them alone
-_REFUSED = ("function_call", "refusal", "audio")  # of a message, unless null
+_RESERVED_VARIABLES = frozenset(("messages", "tools", "conversation", "chat_template", "tokenize", *CHAT_FIELDS))
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # instead of the content of an assistant's message
+_UNSUPPORTED_FIELDS = ("function_call", "refusal", "audio")  # of a message, unless null
 
 
 class ChatOptions(msgspec.Struct, frozen=True):
-    """How messages become a prompt.
+    """Options for rendering messages to a prompt.
 
     Attributes:
-        add_generation_prompt: end where the assistant's answer begins.
-        continue_final_message: end where the final message ends, which the model continues.
-        variables: more variables of the chat template (`chat_template_kwargs`).
+        add_generation_prompt: The prompt ends where the assistant's answer begins.
+        continue_final_message: The prompt ends where the final message ends, so that the model continues it.
+        variables: Further variables of the chat template (`chat_template_kwargs`).
     """
 
     add_generation_prompt: bool = True
@@ -33,25 +33,26 @@ DEFAULT_CHAT = ChatOptions()
 
 
 def chat_options(fields: dict[str, Any]) -> ChatOptions:
-    """Return the chat fields of a row, under the names and with the defaults of vLLM; null is as good as absent.
+    """Return the chat fields of a row, which have the names and defaults of vLLM. A null field is ignored.
 
-    Raises RowProblem for a value of a wrong type, for both of the booleans true, and for a row without messages.
+    Raises:
+        RowProblem: A value has a wrong type, both booleans are true, or the row has no messages.
     """
     given = {name: fields[name] for name in CHAT_FIELDS if fields.get(name) is not None}
     if not given:
         return DEFAULT_CHAT
-    add = _boolean(given, "add_generation_prompt", True)
-    proceed = _boolean(given, "continue_final_message", False)
+    add_prompt = _boolean(given, "add_generation_prompt", True)
+    continue_final = _boolean(given, "continue_final_message", False)
     variables = given.get("chat_template_kwargs", {})
     if not isinstance(variables, dict):
         raise RowProblem(f"chat_template_kwargs: expected an object, got {type_name(variables)} {shown(variables)}")
-    for name in sorted(_OURS & variables.keys()):
+    for name in sorted(_RESERVED_VARIABLES & variables.keys()):
         raise RowProblem(f"chat_template_kwargs: expected names of the template's own, got {name!r}; remove it")
-    options = ChatOptions(add, proceed, variables)
+    options = ChatOptions(add_prompt, continue_final, variables)
     if fields.get("messages") is None:
         if options != DEFAULT_CHAT:
             raise RowProblem(f"{' and '.join(given)}: expected beside messages, got a row without them")
-    elif proceed and add:
+    elif continue_final and add_prompt:
         raise RowProblem(
             "add_generation_prompt: expected false beside continue_final_message, got true"
             f'{"" if "add_generation_prompt" in given else " (the default)"}; add "add_generation_prompt": false'
@@ -60,9 +61,12 @@ def chat_options(fields: dict[str, Any]) -> ChatOptions:
 
 
 def checked_messages(value: list[Any]) -> list[dict[str, Any]]:
-    """Return messages as chat templates take them; raises RowProblem.
+    """Return messages in the form that chat templates read.
 
-    Fields that are null are left out, parts of a content are text, and arguments of tool calls are objects.
+    Null fields are left out. Parts of a content become text parts. Arguments of tool calls become objects.
+
+    Raises:
+        RowProblem: A message has a wrong form or an unsupported field.
     """
     return [_message(f"messages[{index}]", message) for index, message in enumerate(value)]
 
@@ -70,22 +74,22 @@ def checked_messages(value: list[Any]) -> list[dict[str, Any]]:
 def _message(place: str, message: Any) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise RowProblem(f"{place}: expected an object, got {type_name(message)} {shown(message)}")
-    message = {name: value for name, value in message.items() if value is not None}
-    role = message.get("role")
+    given: dict[str, Any] = {name: value for name, value in message.items() if value is not None}
+    role = given.get("role")
     if not isinstance(role, str) or not role:
         raise RowProblem(f"{place}.role: expected a string, got {type_name(role)} {shown(role)}")
-    for name in _REFUSED:
-        if name in message:
-            raise RowProblem(f"{place}.{name}: not supported yet, got {shown(message[name])}; remove the field")
-    if "tool_calls" in message:
-        message["tool_calls"] = _tool_calls(f"{place}.tool_calls", message["tool_calls"])
-        if not message["tool_calls"]:
-            del message["tool_calls"]
-    if "content" in message:
-        message["content"] = _content(f"{place}.content", message["content"])
-    elif role != "assistant" or not any(name in message for name in ("tool_calls", *_REASONING)):
+    for name in _UNSUPPORTED_FIELDS:
+        if name in given:
+            raise RowProblem(f"{place}.{name}: not supported yet, got {shown(given[name])}; remove the field")
+    if "tool_calls" in given:
+        given["tool_calls"] = _tool_calls(f"{place}.tool_calls", given["tool_calls"])
+        if not given["tool_calls"]:
+            del given["tool_calls"]
+    if "content" in given:
+        given["content"] = _content(f"{place}.content", given["content"])
+    elif role != "assistant" or not any(name in given for name in ("tool_calls", *_REASONING_FIELDS)):
         raise RowProblem(f"{place}.content: expected a string or a list of parts, got null")
-    return message
+    return given
 
 
 def _content(place: str, content: Any) -> str | list[dict[str, str]]:
@@ -126,7 +130,7 @@ def _tool_call(place: str, call: Any) -> dict[str, Any]:
 
 
 def _arguments(place: str, arguments: Any) -> dict[str, Any]:
-    """Return the arguments of a call, which the OpenAI API has as text, as an object (as vLLM does)."""
+    """Return the arguments of a tool call as an object, as vLLM does. The OpenAI API has them as JSON text."""
     if arguments in (None, ""):
         return {}
     decoded = arguments

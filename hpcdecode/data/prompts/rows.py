@@ -1,4 +1,4 @@
-"""Rows of the prompt files, checked: what a row asks for, or why it cannot be used."""
+"""Rows of the prompt files: parses and checks each row, and says why one cannot be used."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ SOURCES = ("prompt", "prompt_token_ids", "messages")
 
 
 class Row(msgspec.Struct):
-    """One usable line. Exactly one of prompt, prompt_token_ids and messages is not None."""
+    """A row that can be used. Exactly one of prompt, prompt_token_ids and messages is not None."""
 
-    line: int  # 1-based, through all files
+    line: int  # counted from 1 through all files
     id: str
     prompt: str | None
     prompt_token_ids: list[int] | None
-    messages: list[dict] | None
+    messages: list[dict[str, Any]] | None
     params: SamplingParams
-    chat: ChatOptions = DEFAULT_CHAT  # how messages become a prompt
+    chat: ChatOptions = DEFAULT_CHAT  # options for rendering the messages
 
 
 class RowError(msgspec.Struct):
-    """One line that cannot be used, and why."""
+    """A row that cannot be used, and the reason."""
 
-    line: int  # 1-based, through all files
-    id: str  # the row's own id where it could be read, else the line number
+    line: int  # counted from 1 through all files
+    id: str  # the row's own id if it could be read, else the line number
     reason: str
 
 
@@ -60,20 +60,20 @@ def read_rows(
     limit: int | None = None,
     wanted: Callable[[int], bool] | None = None,
 ) -> Iterator[Row | RowError]:
-    """Yield every row of `files` that is not blank, in order; a field of the row wins over `defaults`.
+    """Return an iterator over the rows of files, in order, without blank lines.
 
-    The first file is opened now and all are read once.
+    A row that cannot be used becomes a RowError. The first file is opened now; each file is read once.
 
     Args:
-        files: paths, or `-`.
-        defaults: the job's own parameters.
-        column: the name under which rows have their prompt.
-        model: directory of the job's model, which requests of the batch format may name; None takes any name.
-        limit: of rows that are not blank.
-        wanted: tells by a row's number whether it is to be yielded.
+        files: Paths, or `-` for standard input.
+        defaults: The job's sampling parameters, which the fields of a row replace.
+        column: Name of the column that holds the prompts; None for the usual names.
+        model: Directory of the job's model, which requests of the batch format may name. None accepts any name.
+        limit: Number of rows to read at most; None for all.
+        wanted: Returns whether a row is to be yielded, by its number; None for all.
 
     Raises:
-        UserError: a file cannot be opened or read; a row that cannot be used is yielded as a RowError.
+        UserError: A file cannot be opened or read.
     """
     reader = RowReader(column, model)
     rows = islice(raw_rows(files, column, reader.unknown), limit)
@@ -81,7 +81,7 @@ def read_rows(
 
 
 def row_error(line: int, row_id: str | None, reason: object) -> RowError:
-    """Return a RowError whose reason is one line of bounded length."""
+    """Return a RowError whose reason is cut to one line of at most MAX_REASON_CHARACTERS."""
     text = printable(" ".join(str(reason)[: 4 * MAX_REASON_CHARACTERS].split()))
     if len(text) > MAX_REASON_CHARACTERS:
         text = text[: MAX_REASON_CHARACTERS - 3] + "..."
@@ -89,11 +89,14 @@ def row_error(line: int, row_id: str | None, reason: object) -> RowError:
 
 
 class RowReader:
-    """Turns raw rows into what they ask for.
+    """Parses and checks rows.
 
     Args:
-        column: the name under which rows have their prompt, if it is not the name of a source.
-        model: directory of the job's model, which requests of the batch format may name; None takes any name.
+        column: Name of the column that holds the prompts; None for the usual names.
+        model: Directory of the job's model, which requests of the batch format may name. None accepts any name.
+
+    Attributes:
+        unknown: Warns about fields with unknown names.
     """
 
     def __init__(self, column: str | None = None, model: str | None = None):
@@ -102,7 +105,7 @@ class RowReader:
         self._column, self._model = column, model
 
     def read(self, raw: RawRow, defaults: SamplingParams) -> Row | RowError:
-        """Return what a row asks for, or why it cannot be used; its own fields win over `defaults`."""
+        """Return a parsed row, or a RowError if it cannot be used. Its own fields replace `defaults`."""
         line, row_id = raw.number, None
         try:
             given = _fields(raw.data)
@@ -122,7 +125,7 @@ class RowReader:
             return row_error(line, row_id, f"{raw.place}{e}")
 
     def _own(self, given: dict[str, Any], place: str) -> dict[str, Any]:
-        """Return the fields of a row under the names that they have here."""
+        """Return the fields of a row under their usual names, and warn about unknown ones."""
         if is_request(given) and not any(name in given for name in SOURCES):
             self.unknown.row(place, given.keys() - LINE_FIELDS)
             return request_fields(given, self._model, known_fields())
@@ -132,7 +135,7 @@ class RowReader:
 
 @cache
 def known_fields() -> frozenset[str]:
-    """Return the names of a row's fields that mean something here."""
+    """Return the names of all fields that a row may have, unsupported ones included."""
     names = (OPENAI_LOGPROBS, OPENAI_MAX_TOKENS, RESPONSE_FORMAT)
     return frozenset(("id", "custom_id", *SOURCES, *CHAT_FIELDS, *names, *UNSUPPORTED, *sampling_kinds()))
 
@@ -144,7 +147,7 @@ def _fields(data: bytes | dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _renamed(fields: dict[str, Any], column: str | None) -> dict[str, Any]:
-    """The fields with `column` under the name that says what its value is."""
+    """Return the fields with `column` renamed to the source that its value is: a prompt, messages or token ids."""
     if column is None or column in SOURCES:
         return fields
     if (value := fields.get(column)) is None:
@@ -184,6 +187,7 @@ def _row_id(fields: dict[str, Any], line: int) -> str:
 
 
 def _source(fields: dict[str, Any]) -> str:
+    """Return the one of SOURCES that a row has. Raises RowProblem if it has none or several."""
     given = [name for name in SOURCES if fields.get(name) is not None]
     if len(given) != 1:
         raise RowProblem(f"expected exactly one of {', '.join(SOURCES)}, got {' and '.join(given) or 'none of them'}")
@@ -208,11 +212,11 @@ def _token_ids(fields: dict[str, Any]) -> list[int]:
     return value
 
 
-def _messages(fields: dict[str, Any]) -> list[dict]:
+def _messages(fields: dict[str, Any]) -> list[dict[str, Any]]:
     return checked_messages(_filled_list(fields, "messages", "messages"))
 
 
-def _filled_list(fields: dict[str, Any], name: str, what: str) -> list:
+def _filled_list(fields: dict[str, Any], name: str, what: str) -> list[Any]:
     value = fields[name]
     if not isinstance(value, list):
         raise RowProblem(f"{name}: expected a list of {what}, got {type_name(value)} {shown(value)}")

@@ -1,56 +1,46 @@
-"""Rows of tables: Parquet files, and 1-D datasets of HDF5 files (the results of another job among them)."""
+"""Reads the rows of tables: Parquet files, and HDF5 files of 1-D datasets, such as the results of another job."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import h5py
 import numpy as np
 
+from hpcdecode.data.prompts.extras import import_extra
 from hpcdecode.data.prompts.unknown import UnknownFields
 from hpcdecode.data.prompts.values import printable
 from hpcdecode.errors import UserError
 
 TABLES = (".parquet", ".h5", ".hdf5")
-_ROWS = 1024  # of HDF5 read at once
-_PARQUET_ROWS = 128  # decoded at once: a value may be large, and take little room in the file
-_MAX_READ_BYTES = 64 << 20  # at once, of an HDF5 dataset: also of its chunks, which are decoded whole
-_MAX_RATIO = 2000  # of a column's size to what is stored; deflate reaches 1,032
-_MAX_UNPACKED_BYTES = 1 << 30  # of a Parquet column chunk beyond that ratio
+_ROWS = 1024  # rows of an HDF5 file that are read at once
+_PARQUET_ROWS = 128  # rows of a Parquet file that are decoded at once: small files may hold large values
+_MAX_READ_BYTES = 64 << 20  # of an HDF5 dataset at once, and of each of its chunks, which HDF5 decodes whole
+_MAX_RATIO = 2000  # of a column's size to the bytes stored; deflate reaches 1,032
+_MAX_UNPACKED_BYTES = 1 << 30  # of a Parquet column chunk that exceeds this ratio
 
 
 def table_rows(path: str, column: str | None, unknown: UnknownFields) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a table as dicts of Python values.
+    """Return an iterator over the rows of a table, as dicts of Python values by column.
 
     Args:
-        path: of the file.
-        column: the column of the prompts; in HDF5 the path of its dataset, whose neighbours are the other columns.
-            None if the columns have the names that rows of JSON have.
-        unknown: knows the columns to read beside it.
+        path: Path of the file.
+        column: Column of the prompts. In HDF5 this is the path of a dataset; the other columns are in the same group.
+            None if the columns have the names of the fields of JSON rows.
+        unknown: Knows the names of the other columns to read.
 
     Raises:
-        UserError: there is no such column, or the file's data lie in another file.
-        Exception: what the readers raise if the file is broken.
+        UserError: There is no such column, or its data are in another file.
+        Exception: The file is broken; pyarrow and h5py raise exceptions of many types.
     """
     read = _parquet if path.endswith(".parquet") else _hdf5
     return read(path, column, unknown)
 
 
-def optional(module: str, path: str, extra: str) -> Any:
-    """The module of an optional dependency, or a UserError that says how to install it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as e:
-        raise UserError(
-            f"{path}: this format needs {module}, which is not installed: pip install 'hpcdecode[{extra}]'"
-        ) from e
-
-
 def _parquet(path: str, column: str | None, unknown: UnknownFields) -> Iterator[dict[str, Any]]:
-    file = optional("pyarrow.parquet", path, "parquet").ParquetFile(path)
-    names = file.schema_arrow.names
+    file = import_extra("pyarrow.parquet", path, "parquet").ParquetFile(path)
+    names: list[str] = file.schema_arrow.names
     _require_prompts(path, column, names, names, unknown)
     unknown.columns(path, names)
     used = [name for name in names if name in unknown.known]
@@ -65,9 +55,9 @@ def _parquet(path: str, column: str | None, unknown: UnknownFields) -> Iterator[
             yield from _without_text(batch)
 
 
-def _check_sizes(path: str, about: Any, used: list[str]) -> None:
-    """Raise UserError if a column would unpack to far more than the file can hold."""
-    for group in map(about.row_group, range(about.num_row_groups)):
+def _check_sizes(path: str, metadata: Any, used: list[str]) -> None:
+    """Raise UserError if a column claims a far greater size than its stored bytes can unpack to."""
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
         for chunk in map(group.column, range(group.num_columns)):
             size, stored = chunk.total_uncompressed_size, chunk.total_compressed_size
             name = chunk.path_in_schema.partition(".")[0]
@@ -76,7 +66,7 @@ def _check_sizes(path: str, about: Any, used: list[str]) -> None:
 
 
 def _without_text(batch: Any) -> Iterator[dict[str, Any]]:
-    """Yield rows of a batch in which some text is no UTF-8: that stays bytes, which no field takes."""
+    """Yield the rows of a batch in which some text is not UTF-8. Such text stays bytes, which every field refuses."""
     import pyarrow
 
     text = (pyarrow.string(), pyarrow.large_string())
@@ -88,13 +78,15 @@ def _without_text(batch: Any) -> Iterator[dict[str, Any]]:
 def _hdf5(path: str, column: str | None, unknown: UnknownFields) -> Iterator[dict[str, Any]]:
     with h5py.File(path, locking=False, rdcc_nbytes=_MAX_READ_BYTES) as file:
         folder, _, own = (column or "").rpartition("/")
-        group = _inside(path, file, folder)
-        names = [name for name in group if name == own or name in unknown.known] if group else []
+        group = _group(path, file, folder)
+        present = [] if group is None else list(group)
+        names = [name for name in present if name == own or name in unknown.known]
         columns = {name: data for name in names if (data := _dataset(path, group, name)) is not None}
-        _require_prompts(path, column, [column if name == own else name for name in columns], group, unknown)
-        unknown.columns(path, group)
+        called = {own: column} if column else {}  # the prompt's dataset goes by its path
+        _require_prompts(path, column, [called.get(name, name) for name in columns], present, unknown)
+        unknown.columns(path, present)
         length = len(columns[own] if own else next(iter(columns.values())))
-        columns = {column if name == own else name: data for name, data in columns.items() if len(data) == length}
+        columns = {called.get(name, name): data for name, data in columns.items() if len(data) == length}
         count = min([_ROWS, *(_MAX_READ_BYTES // max(data.dtype.itemsize, 1) for data in columns.values())])
         for start in range(0, length, count):
             values = [_values(data, slice(start, start + count)) for data in columns.values()]
@@ -102,8 +94,8 @@ def _hdf5(path: str, column: str | None, unknown: UnknownFields) -> Iterator[dic
                 yield dict(zip(columns, row, strict=True))
 
 
-def _inside(path: str, group: h5py.Group, folder: str) -> h5py.Group | None:
-    """Return the group at `folder` in this very file, or None if there is none."""
+def _group(path: str, group: h5py.Group, folder: str) -> h5py.Group | None:
+    """Return the group at `folder` in the same file, or None if there is none."""
     for name in filter(None, folder.split("/")):
         group = _member(path, group, name)
         if not isinstance(group, h5py.Group):
@@ -112,7 +104,11 @@ def _inside(path: str, group: h5py.Group, folder: str) -> h5py.Group | None:
 
 
 def _dataset(path: str, group: h5py.Group, name: str) -> h5py.Dataset | None:
-    """Return a column, or None if the member is no 1-D dataset. Raises UserError if it cannot be read in safety."""
+    """Return a column, or None if the member is not a 1-D dataset.
+
+    Raises:
+        UserError: It is not safe to read the dataset: its data are in another file, or its size is implausible.
+    """
     data = _member(path, group, name)
     if not isinstance(data, h5py.Dataset) or data.ndim != 1:
         return None
@@ -131,7 +127,11 @@ def _dataset(path: str, group: h5py.Group, name: str) -> h5py.Dataset | None:
 
 
 def _member(path: str, group: h5py.Group, name: str) -> Any:
-    """Return a member of a group, or None if there is none. Links are not followed: they may lead to another file."""
+    """Return a member of a group, or None if there is none.
+
+    Raises:
+        UserError: It is a soft or external link, which may lead to another file.
+    """
     link = group.get(name, getlink=True)
     if isinstance(link, (h5py.ExternalLink, h5py.SoftLink)):
         raise _elsewhere(path, name, "an external link" if isinstance(link, h5py.ExternalLink) else "a soft link")
@@ -152,7 +152,7 @@ def _refused(path: str, name: str, expected: str) -> UserError:
 
 
 def _values(dataset: h5py.Dataset, rows: slice) -> list[Any]:
-    """Return a stretch as Python values: text for strings, lists for arrays of variable length."""
+    """Return rows of a dataset as Python values: text for strings, lists for arrays of variable length."""
     values = dataset[rows]
     if h5py.check_string_dtype(dataset.dtype):
         return [_decoded(value) for value in values.tolist()]
@@ -160,7 +160,7 @@ def _values(dataset: h5py.Dataset, rows: slice) -> list[Any]:
 
 
 def _decoded(value: Any) -> Any:
-    """Return bytes as text if they are UTF-8, and any other value as it is."""
+    """Return bytes of UTF-8 as text, and any other value unchanged."""
     try:
         return value.decode() if isinstance(value, bytes) else value
     except UnicodeDecodeError:
@@ -168,12 +168,13 @@ def _decoded(value: Any) -> Any:
 
 
 def _require_prompts(
-    path: str, column: str | None, usable: Iterable[str], present: Iterable[str] | None, unknown: UnknownFields
+    path: str, column: str | None, usable: Collection[str], present: Collection[str], unknown: UnknownFields
 ) -> None:
+    """Raise UserError unless a usable column can hold the prompts; `present` are the columns of the table."""
     if column in usable or (column is None and any(name in unknown.known for name in usable)):
         return
-    found = printable(", ".join(sorted(present or ())) or "none")
-    flat = " (of one dimension: none)" if found != "none" and not list(usable) else ""
+    found = printable(", ".join(sorted(present)) or "none")
+    flat = " (of one dimension: none)" if found != "none" and not usable else ""
     raise UserError(
         f"prompt file {printable(path)}: expected a column {column or 'prompt'!r}, found {found}{flat}; "
         "name the column of the prompts with --prompt-column"

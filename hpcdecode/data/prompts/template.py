@@ -1,6 +1,6 @@
-"""Chat templates: compiled in a sandbox and rendered as transformers' `apply_chat_template(tokenize=False)` does.
+"""Compiles chat templates in a sandbox and renders them as transformers' `apply_chat_template(tokenize=False)` does.
 
-Templates come with the model and are untrusted: `renderer` runs this module in a process of its own.
+A template comes with the model and is untrusted, so `renderer` runs this module in a process of its own.
 """
 
 from __future__ import annotations
@@ -8,15 +8,17 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import jinja2
 import jinja2.constants
 import jinja2.debug
 import jinja2.ext
 import jinja2.meta
+import jinja2.parser
 import jinja2.sandbox
 from jinja2 import nodes
 
@@ -24,23 +26,23 @@ if tuple(map(int, jinja2.__version__.split(".")[:3])) < (3, 1, 6):
     raise ImportError(f"expected jinja2 3.1.6 or newer, whose sandbox holds, found {jinja2.__version__}")
 
 Message = dict[str, Any]
-CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # stands where the final message ends, while the template is rendered
-REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # names of the same thing, the first is standard
+CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # marks the end of the final message while the template is rendered
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # three names of one field; the first is standard
 
 
 class Unsuited(Exception):
-    """The template takes no conversation of this kind."""
+    """The template cannot render a conversation of this kind without losing a part of it."""
 
 
 class Template:
     """A compiled chat template.
 
     Args:
-        source: the template.
-        special_tokens: text by name (`bos_token`, ...), variables of the template.
+        source: The template, in jinja2's language.
+        special_tokens: Text by name (`bos_token`, ...), which are variables of the template.
 
     Attributes:
-        variables: names that the template reads and does not set.
+        variables: Names that the template reads and does not set.
     """
 
     def __init__(self, source: str, special_tokens: dict[str, Any]):
@@ -58,15 +60,16 @@ class Template:
         """Return the text of a conversation.
 
         Args:
-            messages: objects with `role`; `content` is text, a list of text parts (`{"type": "text", "text": ...}`),
-                or absent.
-            add_prompt: end where the assistant's answer begins (`add_generation_prompt`).
-            continue_final: end where the final message ends (`continue_final_message`).
-            variables: more variables of the template (`chat_template_kwargs`).
+            messages: Objects with `role`. Their `content` is text, a list of text parts
+                (`{"type": "text", "text": ...}`), or absent.
+            add_prompt: The text ends where the assistant's answer begins (`add_generation_prompt`).
+            continue_final: The text ends where the final message ends (`continue_final_message`).
+            variables: Further variables of the template (`chat_template_kwargs`).
 
         Raises:
-            Unsuited: the template reads no tool calls, of which there are some, or does not keep the final message.
-            Exception: whatever the template raises; TemplateError is what it raises by `raise_exception`.
+            Unsuited: There are tool calls, which the template does not read, or it changes the final message.
+            TemplateError: The template calls `raise_exception`.
+            Exception: The template fails in another way.
         """
         if not self._takes_calls and any("tool_calls" in message for message in messages):
             raise Unsuited("it reads no tool_calls, which would be lost")
@@ -77,7 +80,7 @@ class Template:
         return _until_tag(text, final) if continue_final else text
 
     def _message(self, message: Message) -> Message:
-        """Return a message in the form that the template takes."""
+        """Return a message in the form that the template reads."""
         content = message.get("content")
         if content is None:
             message = {**message, **self._no_content}
@@ -90,14 +93,14 @@ class Template:
 
 
 def warm_up() -> None:
-    """Make jinja2 and Python load what they load late: a process may lose the right to open files after this."""
+    """Make jinja2 and Python load their lazy modules, since the process may not open files after this."""
     source = "{% for m in messages %}{{ m | tojson + '\\n' }}{% endfor %}{{ strftime_now('%d %B') }}{{ missing.x }}"
     with contextlib.suppress(jinja2.UndefinedError):
         Template(source, {}).render([{"role": "user", "content": "é"}], True, False, {})
 
 
 def _tag_final(chat: list[Message]) -> str:
-    """Append the tag to the text of the final message of `chat`; return the text as it was."""
+    """Append CONTINUE_TAG to the text of the final message of `chat`, and return the text without it."""
     final = chat[-1].get("content")
     if not final:
         raise Unsuited("continue_final_message: expected a final message with text, got none")
@@ -106,14 +109,16 @@ def _tag_final(chat: list[Message]) -> str:
         return final
     *others, last = final
     chat[-1] = {**chat[-1], "content": [*others, {**last, "text": last["text"] + CONTINUE_TAG}]}
-    return last["text"]
+    text: str = last["text"]
+    return text
 
 
 def _until_tag(text: str, final: str) -> str:
+    """Return a rendered text up to CONTINUE_TAG; `final` is the text of the final message."""
     if final.strip() not in text or CONTINUE_TAG.strip() not in text:
         raise Unsuited("continue_final_message: it does not keep the final message whole")
     at = text.rindex(CONTINUE_TAG.strip())
-    trimmed = not text.startswith(CONTINUE_TAG, at)  # the template strips the message, so its trailing space goes, too
+    trimmed = not text.startswith(CONTINUE_TAG, at)  # the template strips messages, so trailing spaces are removed
     return text[:at].rstrip() if trimmed else text[:at]
 
 
@@ -127,31 +132,31 @@ def _environment() -> jinja2.Environment:
 
 
 class _Generation(jinja2.ext.Extension):
-    """The tag `generation` around what the assistant says; it marks tokens for training and changes no text."""
+    """The tag `generation` around the assistant's text. It marks tokens for training and changes no text."""
 
     tags = {"generation"}  # noqa: RUF012
 
-    def parse(self, parser: Any) -> nodes.CallBlock:
+    def parse(self, parser: jinja2.parser.Parser) -> nodes.Node:
         line = next(parser.stream).lineno
-        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("_same"), [], [], body).set_lineno(line)
 
-    def _same(self, caller: Any) -> str:
+    def _same(self, caller: Callable[[], str]) -> str:
         return caller()
 
 
 class _Dict:
-    """`dict` without the attributes of a class, which lead out of the sandbox."""
+    """The function `dict` without the attributes of a class, which lead out of the sandbox."""
 
-    def __call__(self, *items: Any, **named: Any) -> dict:
+    def __call__(self, *items: Any, **named: Any) -> dict[Any, Any]:
         return dict(*items, **named)
 
-    def fromkeys(self, *arguments: Any) -> dict:
+    def fromkeys(self, *arguments: Any) -> dict[Any, Any]:
         return dict.fromkeys(*arguments)
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """`namespace` without names that begin with an underscore."""
+    """The class `namespace` without attributes whose names begin with an underscore."""
 
     def __init__(*items: Any, **named: Any):  # without a name for the first, so that `namespace(self=...)` works
         self, *others = items
@@ -169,13 +174,13 @@ def _check_public(name: Any) -> None:
         raise jinja2.exceptions.SecurityError(f"namespaces have no attribute {name!r}")
 
 
-def _raise(message: object) -> None:
+def _raise(message: Any) -> NoReturn:
     raise jinja2.exceptions.TemplateError(message)
 
 
 def _tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-):
+) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -184,7 +189,7 @@ def _strftime_now(form: str) -> str:
 
 
 def _content_loops(tree: nodes.Template) -> Iterator[nodes.For]:
-    """Yield the loops over a message's content. Such a template takes a list of parts, any other takes text."""
+    """Yield the loops over a message's content. A template with such a loop reads a list of parts, any other text."""
     lists = _aliases(tree, "messages")
     messages = {
         loop.target.name
@@ -200,11 +205,11 @@ def _content_loops(tree: nodes.Template) -> Iterator[nodes.For]:
 
 
 def _aliases(tree: nodes.Template, name: str) -> set[str]:
-    """Return `name` and the names of variables that are set to it, or to a stretch of it."""
+    """Return `name` and the names of all variables that are set to it or to a slice of it."""
     found, queue = {name}, deque([name])
     while queue:
         source = queue.popleft()
-        for target in _targets(tree, lambda value, source=source: _reads(value, source)):
+        for target in _targets(tree, partial(_reads, name=source)):
             if target not in found:
                 found.add(target)
                 queue.append(target)
@@ -220,7 +225,8 @@ def _aliases_of_content(tree: nodes.Template, name: str) -> set[str]:
     return {alias for target in direct for alias in _aliases(tree, target)}
 
 
-def _targets(tree: nodes.Template, fits: Any) -> set[str]:
+def _targets(tree: nodes.Template, fits: Callable[[nodes.Node], bool]) -> set[str]:
+    """Return the names of variables that are set to an expression for which `fits` is true."""
     return {
         assign.target.name
         for assign in tree.find_all(nodes.Assign)
@@ -228,30 +234,32 @@ def _targets(tree: nodes.Template, fits: Any) -> set[str]:
     }
 
 
-def _reads(node: nodes.Node, name: str, key: str | None = None) -> bool:
-    """Return whether `node` is the variable `name`, or its item `key`, perhaps filtered, tested or sliced."""
+def _reads(node: nodes.Node | None, name: str, key: str | None = None) -> bool:
+    """Return whether `node` is the variable `name`, or its item `key`, possibly filtered, tested or sliced."""
     while isinstance(node, (nodes.Filter, nodes.Test)) or (
         isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
     ):
         node = node.node
     if key is None:
         return isinstance(node, nodes.Name) and node.name == name
-    return _item(node) == key and isinstance(node.node, nodes.Name) and node.node.name == name
+    if not isinstance(node, (nodes.Getattr, nodes.Getitem)) or _item(node) != key:
+        return False
+    return isinstance(node.node, nodes.Name) and node.node.name == name
 
 
 def _item(node: nodes.Node) -> str | None:
-    """Return the name of the item or attribute that `node` reads, if it is constant."""
+    """Return the name of the item or attribute that `node` reads, or None if it is not constant text."""
     if isinstance(node, nodes.Getattr):
         return node.attr
-    if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const):
+    if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and isinstance(node.arg.value, str):
         return node.arg.value
     return None
 
 
 def _no_content(tree: nodes.Template, takes_text: bool) -> Message:
-    """Return the content of a message without any (such as tool calls alone), as the template asks for it.
+    """Return the content to give a message that has none, such as one with tool calls alone.
 
-    That is none if the template tests for it, absent if it tests whether there is one, else empty.
+    It is None if the template tests for None, absent if it tests whether there is a content, else empty.
     """
     tests = {test.name for test in tree.find_all(nodes.Test) if _item(test.node) == "content"}
     if tests & {"none", "None"}:

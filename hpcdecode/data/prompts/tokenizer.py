@@ -1,11 +1,11 @@
-"""The model's own tokenizer: rows to token ids and back."""
+"""Encodes rows with the model's own tokenizer, and decodes generated token ids."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hpcdecode.data.prompts.chat import ChatTemplate
 from hpcdecode.data.prompts.rows import Row, RowError, row_error
@@ -16,29 +16,39 @@ from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.sampling.grammars import Grammars
 
-CHUNK_ROWS = 64  # rows that one tokenizer call takes at most
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase as Backend
+
+CHUNK_ROWS = 64  # rows that one call of the tokenizer encodes at most
 CHUNK_CHARACTERS = 1 << 20
-PROBE_CHARACTERS = 32  # per position; a longer text is first judged by a beginning of this size
+PROBE_CHARACTERS = 32  # per position of the model; of a longer text, a prefix of this size is encoded first
 
 
 class Tokenizer:
-    """Encodes rows and decodes generated ids; offline, and never with code that lies beside the model.
+    """A model's tokenizer. It works offline and never runs code from the model's directory.
 
-    eos_token_ids: what ends a sequence, from generation_config.json, else config.json, else the tokenizer.
-    vocab_size: token ids are in [0, vocab_size); the model's where config.json says it, else the tokenizer's.
+    Attributes:
+        eos_token_ids: End-of-sequence tokens.
+        vocab_size: Token ids are in [0, vocab_size). It is the model's if config.json states it, else the tokenizer's.
+        grammars: Compiles the grammars that rows ask for.
     """
 
-    def __init__(self, backend: Any, eos_token_ids: frozenset[int], vocab_size: int) -> None:
+    def __init__(self, backend: Backend, eos_token_ids: frozenset[int], vocab_size: int) -> None:
         self._backend = backend
         self.eos_token_ids = eos_token_ids
         self.vocab_size = vocab_size
+        # llguidance refuses a tokenizer that is not a fast one, and then the rows with grammars are errors.
         self.grammars = Grammars(backend, eos_token_ids, vocab_size)
-        self._chat: ChatTemplate | None = None  # once it is needed
-        self._bad_words: dict[tuple[str, ...], list[list[int]]] = {}
+        self._chat: ChatTemplate | None = None  # made for the first row with messages
+        self._bad_words: dict[tuple[str, ...], list[list[int]]] = {}  # of the last row
 
     @classmethod
-    def load(cls, model_dir: str | os.PathLike) -> Tokenizer:
-        """Raises UserError where tokenizer files are missing, broken, or need code of their own."""
+    def load(cls, model_dir: str | os.PathLike[str]) -> Tokenizer:
+        """Load the tokenizer of a model directory.
+
+        Raises:
+            UserError: Files are missing or broken, or need code of their own.
+        """
         folder = Path(model_dir)
         require_files(folder)
         config = stated_config(folder)
@@ -55,19 +65,19 @@ class Tokenizer:
         return cls(backend, eos_of(folder, config, backend, vocab_size), vocab_size)
 
     def encode(self, row: Row) -> list[int]:
-        """Token ids of the row, special tokens as the tokenizer (prompt) or the chat template (messages) adds them.
+        """Return all token ids of a row.
 
-        Raises RowProblem where the row gives no ids, ids outside the vocabulary, or messages that the model's chat
-        template does not take.
+        The tokenizer adds special tokens to a prompt, the chat template to messages.
+
+        Raises:
+            RowProblem: There are no ids, ids outside the vocabulary, or messages that the chat template refuses.
         """
         if row.prompt_token_ids is not None:
             return self._checked(row.prompt_token_ids)
-        if row.messages is not None:
-            return self.encode_texts([self.chat_text(row)], add_special_tokens=False)[0]
-        return self.encode_texts([row.prompt])[0]
+        return self.encode_texts([self.text(row)], add_special_tokens=row.messages is None)[0]
 
     def encode_last(self, row: Row, count: int) -> list[int]:
-        """`encode`, cut to the last `count` tokens; a plain prompt keeps the special tokens around it (as in vLLM)."""
+        """Return the last `count` token ids of a row. As in vLLM, a plain prompt keeps the special tokens around it."""
         ids = self.encode(row)
         if len(ids) <= count or row.prompt is None:
             return ids[-count:]
@@ -77,12 +87,15 @@ class Tokenizer:
         return (ids[:begin] + ids[end - max(count - len(ids) + len(text), 0) : end] + ids[end:])[-count:]
 
     def bad_word_ids(self, words: tuple[str, ...]) -> list[list[int]]:
-        """Token ids of each word, and of the word after a space where only its first token differs (as in vLLM).
+        """Return the token ids of each word, at the start of a text and after a space.
 
-        Raises RowProblem where a word has no tokens.
+        As in vLLM, the second are left out unless they are as many as the first and differ in the first token.
+
+        Raises:
+            RowProblem: A word has no tokens.
         """
         if words not in self._bad_words:
-            self._bad_words = {words: [ids for word in words for ids in self._word_ids(word)]}  # rows repeat the last
+            self._bad_words = {words: [ids for word in words for ids in self._word_ids(word)]}
         return self._bad_words[words]
 
     def _word_ids(self, word: str) -> list[list[int]]:
@@ -96,31 +109,40 @@ class Tokenizer:
         return [self._checked(ids) for ids in ([plain, spaced] if both else [plain])]
 
     def encode_texts(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """One tokenizer call for all texts, each encoded as if alone. Raises RowProblem if any of them is unusable."""
+        """Return the token ids of each text by one call of the tokenizer.
+
+        Raises:
+            RowProblem: One of the texts cannot be encoded, or encodes to nothing.
+        """
         try:
             encoded = _ids(self._backend, texts, add_special_tokens)
         except Exception as e:
             raise RowProblem(f"the tokenizer refused the text: {first_line(e)}") from e
         return [self._checked(ids) for ids in encoded]
 
-    def chat_text(self, row: Row) -> str:
-        """Return the row's messages as text, by the model's chat template.
+    def text(self, row: Row) -> str:
+        """Return the prompt of a row as text, its messages rendered with the model's chat template.
 
         Raises:
-            RowProblem: the template does not take them, or there is none.
-            UserError: the process that renders templates cannot be started.
+            RowProblem: The template refuses the messages, or there is none.
+            UserError: The process that renders templates cannot be started.
         """
+        if row.messages is None:
+            assert row.prompt is not None, "a row without text has token ids"
+            return row.prompt
         if self._chat is None:
             self._chat = ChatTemplate(template_of(self._backend), self._backend.special_tokens_map)
         return self._chat.render(row.messages, row.chat)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """Text of generated ids, special tokens left out unless they are asked for, and spaces left as they are."""
+        """Return the text of generated ids, with special tokens if they are not skipped. Spaces are not changed."""
         options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
-        return self._backend.decode(list(ids), **options)
+        text = self._backend.decode(list(ids), **options)
+        assert isinstance(text, str), "the tokenizer returns one text for one list of ids"
+        return text
 
     def check_params(self, params: SamplingParams) -> None:
-        """Raise RowProblem where a token id that the row names is not in the vocabulary, or its grammar is no good."""
+        """Raise RowProblem if the parameters name a token id outside the vocabulary, or an unusable grammar."""
         for name in ("logit_bias", "stop_token_ids"):
             for token in getattr(params, name):
                 if token >= self.vocab_size:
@@ -138,9 +160,15 @@ class Tokenizer:
 
 
 def tokenized(rows: Iterable[Row | RowError], tokenizer: Tokenizer, max_positions: int) -> Iterator[Prompt | RowError]:
-    """Encode rows in order, a few ahead of what is taken (1 at first, then up to CHUNK_ROWS).
+    """Yield rows as prompts, in order.
 
-    A row that cannot be encoded, or leaves no room for a new token in `max_positions`, is yielded as a RowError.
+    Rows are encoded in chunks: one row at first, then up to CHUNK_ROWS. A row becomes a RowError if it cannot be
+    encoded or leaves no position for a new token.
+
+    Args:
+        rows: Rows, and rows that cannot be used, which are passed on.
+        tokenizer: The model's tokenizer.
+        max_positions: Number of positions that the model has.
     """
     for chunk in _chunks(rows):
         encoded = _encode_together(chunk, tokenizer, max_positions)
@@ -149,7 +177,8 @@ def tokenized(rows: Iterable[Row | RowError], tokenizer: Tokenizer, max_position
 
 
 def _chunks(rows: Iterable[Row | RowError]) -> Iterator[list[Row | RowError]]:
-    chunk, size, limit = [], 0, 1
+    chunk: list[Row | RowError] = []
+    size, limit = 0, 1
     for row in rows:
         chunk.append(row)
         size += len(row.prompt or "") if isinstance(row, Row) else 0
@@ -161,16 +190,20 @@ def _chunks(rows: Iterable[Row | RowError]) -> Iterator[list[Row | RowError]]:
 
 
 def _encode_together(chunk: list[Row | RowError], tokenizer: Tokenizer, max_positions: int) -> dict[int, list[int]]:
-    """Token ids by line for the plain prompts of a chunk; none where one of them is bad: each is then tried alone."""
-    plain = [row for row in chunk if isinstance(row, Row) and row.prompt is not None]
-    plain = [r for r in plain if r.params.truncate_prompt_tokens is None and not _needs_probe(r.prompt, max_positions)]
+    """Return the token ids of a chunk's plain prompts by line, or none if one of them cannot be encoded."""
+    plain = [
+        (row.line, row.prompt)
+        for row in chunk
+        if isinstance(row, Row) and row.prompt is not None and row.params.truncate_prompt_tokens is None
+    ]
+    plain = [(line, text) for line, text in plain if not _needs_probe(text, max_positions)]
     if len(plain) < 2:
         return {}
     try:
-        encoded = tokenizer.encode_texts([row.prompt for row in plain])
-    except RowProblem:
+        encoded = tokenizer.encode_texts([text for _, text in plain])
+    except RowProblem:  # each is then encoded alone
         return {}
-    return {row.line: ids for row, ids in zip(plain, encoded, strict=True)}
+    return {line: ids for (line, _), ids in zip(plain, encoded, strict=True)}
 
 
 def _prompt(row: Row, ids: list[int] | None, tokenizer: Tokenizer, max_positions: int) -> Prompt | RowError:
@@ -190,13 +223,14 @@ def _encode_alone(row: Row, tokenizer: Tokenizer, max_positions: int) -> list[in
         return tokenizer.encode_last(row, _room(row.params.max_tokens, max_positions) if count == -1 else count)
     if row.prompt_token_ids is not None:
         return tokenizer.encode(row)
-    text = row.prompt if row.messages is None else tokenizer.chat_text(row)
+    text = tokenizer.text(row)
     if _needs_probe(text, max_positions):
         _probe(text, tokenizer, max_positions)
     return tokenizer.encode_texts([text], add_special_tokens=row.messages is None)[0]
 
 
 def _room(max_tokens: int, max_positions: int) -> int:
+    """Return the positions that are left for a prompt beside `max_tokens` new tokens."""
     if max_tokens >= max_positions:
         raise RowProblem(
             f"truncate_prompt_tokens: expected room for a prompt, got a context of {max_positions} tokens and "
@@ -210,10 +244,10 @@ def _needs_probe(text: str, max_positions: int) -> bool:
 
 
 def _probe(text: str, tokenizer: Tokenizer, max_positions: int) -> None:
-    """Refuse a text by its beginning alone, where that is twice too long already: megabytes take minutes to encode."""
-    beginning = tokenizer.encode_texts([text[: PROBE_CHARACTERS * max_positions]])[0]
-    if len(beginning) >= 2 * max_positions:
-        _require_room(len(beginning), "more than ", max_positions)
+    """Refuse a text if its prefix alone is twice too long, since megabytes of text take minutes to encode."""
+    prefix = tokenizer.encode_texts([text[: PROBE_CHARACTERS * max_positions]])[0]
+    if len(prefix) >= 2 * max_positions:
+        _require_room(len(prefix), "more than ", max_positions)
 
 
 def _require_room(length: int, qualifier: str, max_positions: int) -> None:
@@ -224,6 +258,7 @@ def _require_room(length: int, qualifier: str, max_positions: int) -> None:
         )
 
 
-def _ids(backend: Any, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+def _ids(backend: Backend, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
     options = {"padding": False, "truncation": False, "return_attention_mask": False, "verbose": False}
-    return backend(texts, add_special_tokens=add_special_tokens, **options)["input_ids"]
+    ids: list[list[int]] = backend(texts, add_special_tokens=add_special_tokens, **options)["input_ids"]
+    return ids

@@ -1,4 +1,4 @@
-"""Fields that mean nothing here: each is named once, with the known field that it may stand for."""
+"""Warnings about unknown fields of rows: each name is reported once, with the known name that it resembles."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from hpcdecode.data.prompts.values import MAX_SHOWN_CHARACTERS, printable
 
 MAX_WARNINGS = 20
-_LIKENESS = 0.8
-_RESULTS = "finish_reason"  # a column that tells a table of results of another job, whose columns are meant to be there
+_SIMILARITY = 0.8  # of two names, by difflib
+_RESULTS_COLUMN = "finish_reason"  # a table with this column holds results of a job: its other columns are no mistakes
 
 
 def warn(text: str) -> None:
@@ -19,24 +19,24 @@ def warn(text: str) -> None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is most like `name`, or None if there is none near."""
-    like = name[:MAX_SHOWN_CHARACTERS].lower().replace("-", "_")
-    found = difflib.get_close_matches(like, known, 1, _LIKENESS)
+    """Return the known name that `name` resembles most, or None if it resembles none."""
+    normalized = name[:MAX_SHOWN_CHARACTERS].lower().replace("-", "_")
+    found = difflib.get_close_matches(normalized, list(known), 1, _SIMILARITY)
     return found[0] if found else None
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'NAME'?`, or nothing."""
+    """Return `; did you mean 'NAME'?`, or an empty text if `name` resembles no known name."""
     found = nearest(name, known)
     return f"; did you mean {found!r}?" if found else ""
 
 
 class UnknownFields:
-    """Warns once for every name of a field that is not known, up to MAX_WARNINGS.
+    """Warns once for each unknown name of a field, up to MAX_WARNINGS names.
 
     Args:
-        known: names that mean something.
-        offered: those of them that an unknown name may stand for.
+        known: Names of fields that have a meaning.
+        offered: Those of them that a warning may suggest.
     """
 
     def __init__(self, known: frozenset[str], offered: frozenset[str]):
@@ -45,15 +45,20 @@ class UnknownFields:
         self._seen: set[str] = set()
 
     def row(self, place: str, names: Iterable[str]) -> None:
-        """Look at the names of a row's fields. place: of the row, such as `line 3`."""
+        """Warn about unknown fields of a row.
+
+        Args:
+            place: Where the row is, such as `line 3`.
+            names: Names of its fields.
+        """
         for name in names:
             if name not in self.known and name not in self._seen and len(self._seen) <= MAX_WARNINGS:
                 self._warn(place, "field", name)
 
     def columns(self, path: str, names: Iterable[str]) -> None:
-        """Look at a table's columns; only names that are like a known one are told."""
+        """Warn about columns of a table whose names resemble a known one."""
         names = list(names)
-        for name in names if _RESULTS not in names else ():
+        for name in names if _RESULTS_COLUMN not in names else ():
             if name not in self.known and nearest(name, self._offered):
                 self._warn(path, "column", name)
 

@@ -1,4 +1,4 @@
-"""Words for values in messages: their types, and the values themselves, on one line of bounded length."""
+"""How error messages show a value of a row: its JSON type, and the value on one line of bounded length."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ MAX_SHOWN_CHARACTERS = 60
 
 
 def is_integer(value: Any) -> bool:
-    """Return True for an int that is not a bool."""
+    """Return whether a value is an int, and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def type_name(value: Any) -> str:
-    """Return JSON's word for the type of a decoded value, with its article."""
+    """Return the JSON type of a decoded value with its article, such as `an object`."""
     if isinstance(value, bool):
         return "a boolean"
     words = {dict: "an object", list: "a list", tuple: "a list", str: "a string", int: "an integer", float: "a float"}
@@ -23,7 +23,7 @@ def type_name(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a decoded value as JSON, cut to a length that fits into a message."""
+    """Return a decoded value as JSON of at most MAX_SHOWN_CHARACTERS; for a container, only its length."""
     if isinstance(value, str):
         value = value[: MAX_SHOWN_CHARACTERS + 1].encode("utf-8", "backslashreplace").decode()
     elif isinstance(value, (list, tuple, dict)):
@@ -33,7 +33,7 @@ def shown(value: Any) -> str:
 
 
 def printable(text: object) -> str:
-    """Return `text` on one line: control characters, and what is no character at all, become backslash escapes."""
+    """Return `text` on one line, with characters that cannot be printed as backslash escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 

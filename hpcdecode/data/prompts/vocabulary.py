@@ -1,14 +1,17 @@
-"""Tokenizer files of a model directory: what transformers makes of them, and what ends a sequence."""
+"""Loads the tokenizer files of a model directory, with its chat template and end-of-sequence tokens."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcdecode.errors import RowProblem, UserError
 from hpcdecode.model.frontend.config import quiet, read_json
 
-# Any one of these groups is enough for transformers to build a tokenizer.
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase as Backend
+
+# Any one of these groups of files is enough for transformers to build a tokenizer.
 VOCABULARY_FILES = (
     ("tokenizer.json",),
     ("tokenizer.model",),
@@ -20,23 +23,31 @@ VOCABULARY_FILES = (
 )
 
 
-def load_backend(folder: Path) -> Any:
-    """Return transformers' tokenizer.
+def load_backend(folder: Path) -> Backend:
+    """Return transformers' tokenizer of the model directory `folder`.
 
-    The model's own config takes long to import; it is left out if the tokenizer's class is stated.
+    If the files state the tokenizer's class, the model's config class is not imported, since that takes seconds.
+
+    Raises:
+        Exception: The files are broken, or need code of their own.
     """
     from transformers import AutoTokenizer, PreTrainedConfig
 
-    stated, options = read_json(folder / "tokenizer_config.json"), {}
+    stated = read_json(folder / "tokenizer_config.json")
+    options: dict[str, Any] = {}
     if stated.get("tokenizer_class") and "auto_map" not in stated:
         with quiet():
             options["config"] = PreTrainedConfig.from_pretrained(folder)
     return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **options)
 
 
-def template_of(backend: Any) -> str:
-    """Return the source of the chat template; of several, the one named default."""
-    template = getattr(backend, "chat_template", None)
+def template_of(backend: Backend) -> str:
+    """Return the source of the chat template; of several, the one named default.
+
+    Raises:
+        RowProblem: There is no template, or none named default.
+    """
+    template: str | dict[str, str] | None = getattr(backend, "chat_template", None)
     if isinstance(template, dict):
         if "default" not in template:
             names = ", ".join(sorted(template))
@@ -48,7 +59,7 @@ def template_of(backend: Any) -> str:
 
 
 def require_files(folder: Path) -> None:
-    """Raise UserError unless a tokenizer can be made of what lies in `folder`."""
+    """Raise UserError unless `folder` contains the files of a tokenizer."""
     if not folder.is_dir():
         raise UserError(f"model {folder}: expected a directory with a Hugging Face model, found none")
     if not any(all((folder / name).is_file() for name in group) for group in VOCABULARY_FILES):
@@ -56,10 +67,19 @@ def require_files(folder: Path) -> None:
         raise UserError(f"tokenizer of {folder}: expected {expected}, found none; copy the tokenizer's files there")
 
 
-def eos_of(folder: Path, config: dict[str, Any], backend: Any, vocab_size: int) -> frozenset[int]:
-    """Return what ends a sequence, from the first of three places that states it.
+def eos_of(folder: Path, config: dict[str, Any], backend: Backend, vocab_size: int) -> frozenset[int]:
+    """Return the end-of-sequence token ids of a model; none if no file states them.
 
-    Raises UserError if that is not one or several token ids of the vocabulary.
+    They come from generation_config.json, else from config.json, else from the tokenizer.
+
+    Args:
+        folder: Model directory.
+        config: Content of its config.json.
+        backend: Its tokenizer.
+        vocab_size: Size of the vocabulary.
+
+    Raises:
+        UserError: The first file that states them has something else than token ids of the vocabulary.
     """
     stated = {
         "generation_config.json": read_json(folder / "generation_config.json").get("eos_token_id"),

@@ -1,1 +1,1 @@
-"""Results files: written, resumed, merged, read and exported."""
+"""Writes, resumes, merges, reads and exports results files."""

@@ -1,7 +1,7 @@
-"""Results files are untrusted input: nothing is read from one before its structure was found to be that of layout.py.
+"""Opens results files, which are untrusted input: checks that one has the structure of layout.py before it is read.
 
-A file may be the final one or the index of an unfinished job. Every dataset must lie in it as a hard link, have the
-type and length of its column, and hold no more numbers than its bytes can. Only an index refers to other files: to
+A file may be a final one or the index of an unfinished job. Each dataset must be a hard link, have the type and length
+of its column, and claim no more values than its stored bytes can unpack to. Only an index may refer to other files:
 the segments in its own folder of parts, which are checked in the same way.
 """
 
@@ -26,27 +26,29 @@ from hpcdecode.data.results.layout import (
     FINISH,
     FINISH_REASONS,
     OFFSETS,
+    OFFSETS_COLUMN,
+    PROMPTS,
     RAGGED,
     STRING,
-    TOKENS,
+    Column,
     Extent,
 )
 from hpcdecode.data.results.segments import SEGMENT_NAME, parts_folder
 from hpcdecode.errors import UserError, first_line
 
 _FILTERS = (h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32)
-_MOST_INFLATED = 1100  # bytes that one stored byte becomes at most; deflate's limit is 1,032
-_MOST_CHUNK_BYTES = 1 << 28
+_MAX_RATIO = 1100  # of a dataset's size to the bytes stored; deflate reaches 1,032
+_MAX_CHUNK_BYTES = 1 << 28
 _READ_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, OverflowError, MemoryError)
 
 
 class Unsound(Exception):
-    """A file is not built as results are."""
+    """A file does not have the structure of a results file."""
 
 
 @contextmanager
-def reading(path: str | os.PathLike) -> Iterator[None]:
-    """Turn whatever HDF5 finds wrong with the content of a results file into a UserError that names the file."""
+def reading(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn exceptions about the content of a results file into a UserError that names the file."""
     try:
         yield
     except Unsound as e:
@@ -57,14 +59,14 @@ def reading(path: str | os.PathLike) -> Iterator[None]:
         raise UserError(f"{path}: expected a results file of hpcdecode generate: {first_line(e)}") from e
 
 
-def open_results(path: str | os.PathLike) -> tuple[h5py.File, list[Path]]:
-    """Open a results file, once it is found to be sound.
+def open_results(path: str | os.PathLike[str]) -> tuple[h5py.File, list[Path]]:
+    """Open a results file and check its structure.
 
     Returns:
-        The file, and the segments that it shows, none unless it is the index of an unfinished job.
+        The file, and its segments if it is the index of an unfinished job.
 
     Raises:
-        UserError: the file is none of results, is damaged, or refers to files that are none of its segments.
+        UserError: It is not a results file, is damaged, or refers to files other than its segments.
     """
     with reading(path):
         _require_regular(Path(os.path.realpath(path)))
@@ -77,7 +79,11 @@ def open_results(path: str | os.PathLike) -> tuple[h5py.File, list[Path]]:
 
 
 def open_sorted(path: Path) -> h5py.File:
-    """Open a file that holds its own rows: a final one, or a segment. Raises as `open_results`."""
+    """Open a file with rows of its own: a final one or a segment.
+
+    Raises:
+        UserError: It is not a results file, is damaged, or is the index of an unfinished job.
+    """
     file, sources = open_results(path)
     if sources:
         file.close()
@@ -86,7 +92,19 @@ def open_sorted(path: Path) -> h5py.File:
 
 
 def check(file: h5py.File, path: Path) -> list[Path]:
-    """Return the segments that `file`, at `path`, shows. Raises Unsound, and what h5py raises."""
+    """Check the structure of a results file.
+
+    Args:
+        file: The open file.
+        path: Its path, with links followed.
+
+    Returns:
+        Its segments if it is an index, else none.
+
+    Raises:
+        Unsound: The structure is not that of a results file.
+        Exception: The file is damaged; h5py raises exceptions of many types.
+    """
     datasets = dict(_datasets(file))
     names: set[str] = set()
     for name, dataset in datasets.items():
@@ -94,7 +112,7 @@ def check(file: h5py.File, path: Path) -> list[Path]:
         _require_size(dataset, name, file)
     sources = [path.parent / name for name in sorted(names)]
     if sources:
-        _require_folder(parts_folder(path))
+        _require_kind(parts_folder(path), stat.S_IFDIR, "folder", "; move both files together")
     found = Extent.sum([_extent_of(source) for source in sources]) if sources else None
     for name, dataset in datasets.items():
         if dataset.is_virtual and dataset.shape != _shape(found, name):
@@ -104,7 +122,12 @@ def check(file: h5py.File, path: Path) -> list[Path]:
 
 
 def read_attribute(file: h5py.File, name: str) -> Any:
-    """Value of a root attribute, which is JSON. Raises Unsound, and what h5py raises."""
+    """Return the value of a root attribute, which is stored as JSON.
+
+    Raises:
+        Unsound: It is not JSON text.
+        Exception: The file is damaged; h5py raises exceptions of many types.
+    """
     text = file.attrs[name]
     if not isinstance(text, str):
         raise Unsound(f"attribute {name} is no JSON text")
@@ -114,11 +137,15 @@ def read_attribute(file: h5py.File, name: str) -> Any:
         raise Unsound(f"attribute {name} is no JSON text: {e}") from None
 
 
-def ends_checked(ends: np.ndarray, path: str | os.PathLike) -> np.ndarray:
-    """Offsets of neighbouring rows, [n + 1] int64, if they ascend; else raise a UserError that names the file."""
-    if len(ends) and (np.diff(ends) < 0).any():
+def checked_offsets(offsets: np.ndarray, path: str | os.PathLike[str]) -> np.ndarray:
+    """Return the offsets of neighbouring rows, [n + 1] int64.
+
+    Raises:
+        UserError: They do not ascend.
+    """
+    if len(offsets) and (np.diff(offsets) < 0).any():
         raise UserError(f"{path}: expected offsets of tokens that ascend, got others; the file is damaged")
-    return ends
+    return offsets
 
 
 def _require_regular(path: Path) -> None:
@@ -127,22 +154,26 @@ def _require_regular(path: Path) -> None:
         raise Unsound("it is a directory" if stat.S_ISDIR(mode) else "it is no regular file")
 
 
-def _require_folder(folder: Path) -> None:
+def _require_kind(path: Path, kind: int, name: str, advice: str = "") -> None:
+    """Raise Unsound unless the rows of an index are where it says, in a file of this kind and not behind a link.
+
+    Args:
+        path: A segment, or the folder of parts.
+        kind: The kind's bits of a mode, as in `stat`.
+        name: The kind's name.
+        advice: End of the message if the path does not exist.
+    """
     try:
-        mode = os.lstat(folder).st_mode
+        mode = os.lstat(path).st_mode
     except FileNotFoundError:
-        raise Unsound(f"it shows rows that lie in {folder}, which is not there; move both files together") from None
-    if not stat.S_ISDIR(mode):
-        raise Unsound(f"{folder} is no folder")
+        raise Unsound(f"it shows rows that lie in {path}, which is not there{advice}") from None
+    if stat.S_IFMT(mode) != kind:
+        raise Unsound(f"{path} is no {name}")
 
 
 def _extent_of(source: Path) -> Extent:
-    try:
-        mode = os.lstat(source).st_mode
-    except FileNotFoundError:
-        raise Unsound(f"it shows rows that lie in {source}, which is not there") from None
-    if not stat.S_ISREG(mode):
-        raise Unsound(f"{source} is no regular file")
+    """Return the extent of a segment. Raises Unsound if it is missing or its structure is wrong."""
+    _require_kind(source, stat.S_IFREG, "regular file")
     with open_segment(source) as file:
         if check_own(file):
             return Extent.of(file)
@@ -150,7 +181,12 @@ def _extent_of(source: Path) -> Extent:
 
 
 def check_own(file: h5py.File) -> bool:
-    """Whether a file holds its own rows. Raises Unsound unless it is sound."""
+    """Return whether a file has rows of its own, and check its structure.
+
+    Raises:
+        Unsound: The structure is not that of a results file.
+        Exception: The file is damaged; h5py raises exceptions of many types.
+    """
     datasets = dict(_datasets(file))
     if any(dataset.is_virtual for dataset in datasets.values()):
         return False
@@ -161,23 +197,20 @@ def check_own(file: h5py.File) -> bool:
 
 
 def _datasets(file: h5py.File) -> Iterator[tuple[str, h5py.Dataset]]:
-    """Every dataset of a results file by its path, with its type checked."""
-    for group_name, kinds in (("rows", {**COLUMNS, **dict.fromkeys(RAGGED)}), ("errors", ERROR_COLUMNS)):
+    """Yield each dataset of a results file with its path, once its type is checked."""
+    for group_name, columns in (("rows", COLUMNS | dict.fromkeys(RAGGED, OFFSETS_COLUMN)), ("errors", ERROR_COLUMNS)):
         group = _member(file, group_name, h5py.Group)
-        for name, kind in kinds.items():
-            optional = name not in ERROR_COLUMNS and name != TOKENS and (kind is None or kind.fill is not None)
+        for name, column in columns.items():
+            optional = column.fill is not None or name == PROMPTS
             if optional and name not in group:
                 continue
             dataset = _member(group, name, h5py.Dataset)
-            _require_type(
-                dataset, f"{group_name}/{name}", np.dtype("i8") if kind is None else getattr(kind, "dtype", kind)
-            )
-            if dataset.ndim != (2 if getattr(kind, "wide", False) else 1):
-                raise Unsound(f"{group_name}/{name} has {dataset.ndim} dimensions")
+            _require_type(dataset, f"{group_name}/{name}", column)
             yield f"{group_name}/{name}", dataset
 
 
 def _member(group: h5py.Group, name: str, kind: type) -> Any:
+    """Return a member of a group. Raises Unsound unless it is of this kind and in the same file."""
     link = group.get(name, getlink=True)
     if link is None:
         raise Unsound(f"it has no {group.name.strip('/')}/{name}".replace("no /", "no "))
@@ -189,20 +222,23 @@ def _member(group: h5py.Group, name: str, kind: type) -> Any:
     return member
 
 
-def _require_type(dataset: h5py.Dataset, name: str, expected: Any) -> None:
-    if expected is STRING:
+def _require_type(dataset: h5py.Dataset, name: str, column: Column) -> None:
+    """Raise Unsound unless a dataset has the type and the number of dimensions of its column."""
+    if column.dtype is STRING:
         info = h5py.check_string_dtype(dataset.dtype)
         good = info is not None and info.length is None
-    elif expected is FINISH:
+    elif column.dtype is FINISH:
         good = h5py.check_enum_dtype(dataset.dtype) == FINISH_REASONS and dataset.dtype.itemsize == 1
     else:
-        good = dataset.dtype.newbyteorder("=") == expected
+        good = dataset.dtype.newbyteorder("=") == column.dtype
     if not good:
         raise Unsound(f"{name} is of type {dataset.dtype}")
+    if dataset.ndim != (2 if column.wide else 1):
+        raise Unsound(f"{name} has {dataset.ndim} dimensions")
 
 
 def _require_size(dataset: h5py.Dataset, name: str, file: h5py.File) -> None:
-    """A dataset's numbers lie in this file, and are no more than its bytes can become."""
+    """Raise Unsound if a dataset is in another file, or claims more values than its bytes can unpack to."""
     if dataset.is_virtual:
         return
     if dataset.external:
@@ -212,14 +248,18 @@ def _require_size(dataset: h5py.Dataset, name: str, file: h5py.File) -> None:
         raise Unsound(f"{name} is packed in an unknown way")
     itemsize = dataset.id.get_type().get_size()
     claimed, stored = dataset.size * itemsize, dataset.id.get_storage_size()
-    if stored > os.path.getsize(file.filename) or claimed > stored * _MOST_INFLATED:
+    if stored > os.path.getsize(file.filename) or claimed > stored * _MAX_RATIO:
         raise Unsound(f"{name} claims {claimed} bytes and has {stored}")
-    if dataset.chunks and int(np.prod(dataset.chunks, dtype=object)) * itemsize > _MOST_CHUNK_BYTES:
+    if dataset.chunks and int(np.prod(dataset.chunks, dtype=object)) * itemsize > _MAX_CHUNK_BYTES:
         raise Unsound(f"{name} has chunks of {dataset.chunks}")
 
 
 def _sources(dataset: h5py.Dataset, name: str, path: Path) -> set[str]:
-    """Names of the files that a virtual dataset shows, relative to its own."""
+    """Return the paths of the segments that a virtual dataset of the file `path` shows, relative to that file.
+
+    Raises:
+        Unsound: It refers to another file, or to another dataset of a segment.
+    """
     folder = parts_folder(path).name
     found = set()
     for source in dataset.virtual_sources():
@@ -231,6 +271,7 @@ def _sources(dataset: h5py.Dataset, name: str, path: Path) -> set[str]:
 
 
 def _shape(extent: Extent | None, name: str) -> tuple[int, ...]:
+    """Return the shape that a virtual dataset must have, given the extent of all segments."""
     group, _, column = name.partition("/")
     if extent is None:
         return ()
@@ -242,6 +283,7 @@ def _shape(extent: Extent | None, name: str) -> tuple[int, ...]:
 
 
 def _require_lengths(datasets: dict[str, h5py.Dataset]) -> None:
+    """Raise Unsound unless all datasets have as many entries as rows, errors and offsets say."""
     rows, errors = len(datasets["rows/line"]), len(datasets["errors/line"])
     entries = {}
     for name in RAGGED:

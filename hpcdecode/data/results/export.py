@@ -1,4 +1,4 @@
-"""`hpcdecode export`: results as JSON Lines, Parquet or the output of an OpenAI batch."""
+"""The command `hpcdecode export`: writes results as JSON Lines, Parquet or the output of an OpenAI batch."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from hpcdecode.data.prompts.tables import optional
+from hpcdecode.data.prompts.extras import import_extra
 from hpcdecode.data.results.layout import COLUMNS, OFFSETS, ROW_COLUMNS, STRING
-from hpcdecode.data.results.openai import answers
+from hpcdecode.data.results.openai_batch import answers
 from hpcdecode.data.results.read import Results, rows_of
 from hpcdecode.errors import UserError
 from hpcdecode.system.durable import destination, is_stream, replacing, stream, write_errors
@@ -32,7 +32,14 @@ _COMPARE = {
 }
 _CONDITION = re.compile(r"\s*(\w+)\s*(!=|>=|<=|=|>|<)\s*(.*?)\s*")
 
-Stretch = dict[str, np.ndarray]
+Batch = dict[str, np.ndarray]  # columns of equal length by name
+
+
+class _Condition(NamedTuple):
+    """A condition on rows: the column, and a function that returns for its values which ones are accepted."""
+
+    column: str
+    accepts: Callable[[np.ndarray], np.ndarray]
 
 
 def export(
@@ -45,24 +52,35 @@ def export(
     endpoint: str = "chat",
     overwrite: bool = False,
 ) -> Path:
-    """Write the rows of a results file that meet all conditions `where`, in order; returns the file written.
+    """Write rows of a results file to another file, and return its path.
 
-    columns: None for all. where: such as `finish_reason=stop` or `line>=100`. endpoint: of the requests that an OpenAI
-    batch answers; rows that could not be used are lines with an `error`. out: a new file, one to `overwrite`, a FIFO,
-    or - for standard output. Raises UserError for unknown columns, conditions and files, and BrokenPipeError.
+    Args:
+        path: The results file.
+        out: A new file, a FIFO, or `-` for standard output. By default the name of the results file with another
+            ending.
+        kind: A key of FORMATS.
+        columns: Columns to write; None for all.
+        where: Conditions that rows must meet, such as `finish_reason=stop` or `line>=100`.
+        endpoint: Endpoint of the requests that an OpenAI batch answers: `chat` or `completions`. Rows that could not
+            be used become answers with an `error`.
+        overwrite: Whether a file with the name `out` is replaced.
+
+    Raises:
+        UserError: A column, condition or file cannot be used.
+        BrokenPipeError: The reader of standard output or of the FIFO has ended.
     """
     name = out or Path(path).with_suffix(FORMATS[kind]).name
-    tests = [_condition(text) for text in where]
+    conditions = [_condition(text) for text in where]
     with _opened(name, path, overwrite) as file, Results(path) as results, write_errors(name, "free some space"):
         if kind == "parquet" and file.isatty():
             raise UserError("-o -: expected a file or a pipe for Parquet, got a terminal; redirect it, or use -o FILE")
         wanted = results.columns if columns is None or kind == "openai-batch" else tuple(columns)
-        _require_columns([*wanted, *(name for name, _ in tests)], results.columns)
-        stretches = _selected(results, wanted, tests)
+        _require_columns([*wanted, *(condition.column for condition in conditions)], results.columns)
+        batches = _selected(results, wanted, conditions)
         if kind == "parquet":
-            _write_parquet(_Counted(file), stretches, wanted, name)
+            _write_parquet(_Counted(file), batches, wanted, name)
         else:
-            lines = _jsonl(stretches) if kind == "jsonl" else answers(results, _jsonl(stretches), endpoint)
+            lines = _rows(batches) if kind == "jsonl" else answers(results, _rows(batches), endpoint)
             file.writelines(msgspec.json.encode(line, enc_hook=_plain) + b"\n" for line in lines)
         file.flush()
     return Path(name)
@@ -70,7 +88,13 @@ def export(
 
 @contextmanager
 def _opened(name: str, source: str, overwrite: bool) -> Iterator[IO[bytes]]:
-    """What is written to: standard output, a FIFO, or a file that takes the place of `name` at the end."""
+    """Open standard output, a FIFO, or a file that replaces `name` when the block ends without an exception.
+
+    Args:
+        name: Name of the output.
+        source: The results file, which is never replaced.
+        overwrite: Whether a file with this name is replaced.
+    """
     if is_stream(name):
         with stream(name) as file:
             yield file
@@ -83,7 +107,7 @@ def _opened(name: str, source: str, overwrite: bool) -> Iterator[IO[bytes]]:
 
 
 class _Counted(io.RawIOBase):
-    """A stream that knows how much went into it, as Parquet asks; pipes do not."""
+    """A stream that counts the bytes written, since Parquet asks for its position, which pipes do not have."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._position = file, 0
@@ -100,20 +124,23 @@ class _Counted(io.RawIOBase):
         return self._position
 
 
-def _selected(results: Results, columns: Sequence[str], tests: Sequence[tuple[str, Callable]]) -> Iterator[Stretch]:
-    needed = dict.fromkeys([*columns, *(name for name, _ in tests)])
-    for stretch in results.stretches(list(needed)):
-        keep = np.ones(len(next(iter(stretch.values()))), bool)
-        for name, test in tests:
-            keep &= test(stretch[name])
-        yield {name: stretch[name][keep] for name in columns}
+def _selected(results: Results, columns: Sequence[str], conditions: Sequence[_Condition]) -> Iterator[Batch]:
+    """Yield columns of the rows that meet all conditions."""
+    needed = dict.fromkeys([*columns, *(condition.column for condition in conditions)])
+    for batch in results.batches(list(needed)):
+        accepted = np.ones(len(next(iter(batch.values()))), bool)
+        for condition in conditions:
+            accepted &= condition.accepts(batch[condition.column])
+        yield {name: batch[name][accepted] for name in columns}
 
 
-def _condition(text: str) -> tuple[str, Callable[[np.ndarray], np.ndarray]]:
+def _condition(text: str) -> _Condition:
+    """Return a condition from its text, such as `line>=100`. Raises UserError if it is not one."""
     match = _CONDITION.fullmatch(text)
     if not match:
         raise UserError(f"--where {text}: expected COLUMN, one of {' '.join(_COMPARE)}, and a value")
-    name, sign, value = match.groups()
+    name, sign = match[1], match[2]
+    value: str | float = match[3]
     if name not in ROW_COLUMNS:
         raise UserError(f"--where {text}: expected a column of {', '.join(ROW_COLUMNS)}, got {name!r}")
     if ROW_COLUMNS[name].dtype is not STRING and name != "finish_reason":
@@ -121,7 +148,7 @@ def _condition(text: str) -> tuple[str, Callable[[np.ndarray], np.ndarray]]:
             value = float(value)
         except ValueError:
             raise UserError(f"--where {text}: expected a number for {name}, got {value!r}") from None
-    return name, lambda values: np.asarray(_COMPARE[sign](values, value), bool)
+    return _Condition(name, lambda values: np.asarray(_COMPARE[sign](values, value), bool))
 
 
 def _require_columns(columns: Sequence[str], known: Sequence[str]) -> None:
@@ -130,22 +157,23 @@ def _require_columns(columns: Sequence[str], known: Sequence[str]) -> None:
         raise UserError(f"expected some of the columns {', '.join(known)}, got {', '.join(unknown) or 'none'}")
 
 
-def _jsonl(stretches: Iterator[Stretch]) -> Iterator[dict[str, Any]]:
-    for stretch in stretches:
-        yield from rows_of(stretch)
+def _rows(batches: Iterator[Batch]) -> Iterator[dict[str, Any]]:
+    for batch in batches:
+        yield from rows_of(batch)
 
 
 def _plain(value: Any) -> Any:
-    return value.tolist()  # numpy's scalars and arrays
+    """Return a scalar or array of numpy as Python values, which JSON has."""
+    return value.tolist()
 
 
-def _write_parquet(file: _Counted, stretches: Iterator[Stretch], columns: Sequence[str], target: str) -> None:
-    pyarrow, parquet = (optional(m, target, "parquet") for m in ("pyarrow", "pyarrow.parquet"))
+def _write_parquet(file: _Counted, batches: Iterator[Batch], columns: Sequence[str], target: str) -> None:
+    pyarrow, parquet = (import_extra(m, target, "parquet") for m in ("pyarrow", "pyarrow.parquet"))
     schema = pyarrow.schema([(name, _arrow_type(name, pyarrow)) for name in columns])
     with parquet.ParquetWriter(file, schema) as writer:
-        for stretch in stretches:
-            lists = {name: [_lists(v) for v in stretch[name]] if name in OFFSETS else stretch[name] for name in columns}
-            arrays = [pyarrow.array(lists[f.name], f.type, from_pandas=False) for f in schema]
+        for batch in batches:
+            values = {name: [_lists(v) for v in batch[name]] if name in OFFSETS else batch[name] for name in columns}
+            arrays = [pyarrow.array(values[field.name], field.type, from_pandas=False) for field in schema]
             writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
 
 
@@ -159,5 +187,5 @@ def _arrow_type(name: str, pyarrow: Any) -> Any:
 
 
 def _lists(values: np.ndarray | None) -> Any:
-    """Of arrays of more than one dimension, which Arrow does not take."""
+    """Return an array [tokens, k] as a list of arrays, since Arrow accepts arrays of one dimension only."""
     return values if values is None or values.ndim == 1 else list(values)

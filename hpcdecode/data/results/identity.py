@@ -1,4 +1,7 @@
-"""What makes a job the same job: an interrupted one is continued only with the same model, prompts and sampling."""
+"""The identity of a job: everything that its tokens depend on.
+
+An interrupted job is resumed only with the identity that its results have: the same model, prompts and sampling.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,22 @@ import msgspec
 
 from hpcdecode.config import STDIN, Job
 
-_ENDS = 1 << 20  # bytes at either end of a file that tell it from another of its size
+_END_BYTES = 1 << 20  # at the begin and at the end of a file, which are compared
+_NAME_CHARACTERS = 16
 _MODEL_FILES = ("*.safetensors", "config.json", "generation_config.json", "tokenizer*", "vocab*", "chat_template*")
 
 
 def identity(job: Job, files: Sequence[str], dtype: str, kv_dtype: str) -> dict[str, Any]:
-    """All that the tokens of a job depend on, as it is stored with the results.
+    """Return the identity of a job, in the form that is stored with its results.
 
-    Files are told apart by size, first and last MiB, not by name or time: they may move. How the work is split (ranks,
-    lanes, batch) does not matter.
+    Files are compared by their size, first and last MiB. Their names and times do not matter, nor do ranks, lanes and
+    batch size.
+
+    Args:
+        job: The job.
+        files: Paths of its prompt files.
+        dtype: Data type of the weights and activations.
+        kv_dtype: Data type of the KV cache.
     """
     about = {
         "model": {path.name: _fingerprint(path) for path in _model_files(job.model)},
@@ -32,11 +42,24 @@ def identity(job: Job, files: Sequence[str], dtype: str, kv_dtype: str) -> dict[
         "kv_dtype": kv_dtype,
         "weights": job.weights,
     }
-    return msgspec.json.decode(msgspec.json.encode(about))  # as it will be read again
+    stored: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(about))  # as it will be read again
+    return stored
+
+
+def job_name(identity: object) -> str:
+    """Return a name for the job with this identity: 16 hexadecimal digits."""
+    text = msgspec.json.encode(identity, enc_hook=str, order="sorted")
+    return hashlib.sha256(text).hexdigest()[:_NAME_CHARACTERS]
 
 
 def differences(before: Any, now: Any, name: str = "") -> Iterator[str]:
-    """One phrase for every value that is not the same, such as `sampling.seed was 0 and is 1`."""
+    """Yield a phrase for each value that differs between two identities, such as `sampling.seed was 0 and is 1`.
+
+    Args:
+        before: The identity stored with the results, or a part of it.
+        now: The identity of the job, or the same part of it.
+        name: Name of the part.
+    """
     if isinstance(before, dict) and isinstance(now, dict):
         for key in sorted(before.keys() | now.keys()):
             yield from differences(before.get(key), now.get(key), f"{name}.{key}" if name else key)
@@ -49,11 +72,11 @@ def _model_files(directory: str) -> list[Path]:
     return sorted({path for pattern in _MODEL_FILES for path in Path(directory).glob(pattern) if path.is_file()})
 
 
-def _fingerprint(path: str | os.PathLike) -> str:
+def _fingerprint(path: str | os.PathLike[str]) -> str:
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         digest = hashlib.sha256(str(size).encode())
-        for start in (0, max(_ENDS, size - _ENDS)):
+        for start in (0, max(_END_BYTES, size - _END_BYTES)):
             file.seek(start)
-            digest.update(file.read(_ENDS))
+            digest.update(file.read(_END_BYTES))
     return f"{size} bytes, sha256 {digest.hexdigest()[:16]}"

@@ -1,4 +1,4 @@
-"""The lock on an output: one process writes it at a time."""
+"""The lock of an output, so that only one process writes it at a time."""
 
 from __future__ import annotations
 
@@ -15,9 +15,15 @@ LOCK = "lock"
 
 
 class Lock:
-    """Held by the one process that writes an output, as long as it lives. No lock where the file system has none.
+    """A lock that this process holds on an output until it releases it or ends.
 
-    Raises UserError where another process holds it.
+    File systems without locks give none; the object then does nothing.
+
+    Args:
+        parts: Folder of parts of the output, which contains the lock file.
+
+    Raises:
+        UserError: Another process holds the lock.
     """
 
     def __init__(self, parts: Path) -> None:
@@ -34,11 +40,12 @@ class Lock:
                 ) from e
             self._descriptor = -1
         else:
-            with suppress(OSError):  # a full disk: the lock holds without a name
+            with suppress(OSError):  # the disk may be full; the lock needs no name of its holder
                 os.ftruncate(self._descriptor, 0)
                 os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
     def release(self) -> None:
+        """Release the lock; a second call does nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -1,7 +1,8 @@
-"""Results back from an HDF5 file, in the order of the prompt file: `hpcdecode.read(path)`."""
+"""Reads the rows of a results file in the order of the prompt file: `hpcdecode.read(path)`."""
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,31 +10,39 @@ from typing import Any
 
 import numpy as np
 
-from hpcdecode.data.results.checked import ends_checked, open_results, read_attribute, reading
+from hpcdecode.data.results.checked import checked_offsets, open_results, read_attribute, reading
 from hpcdecode.data.results.layout import COLUMNS, ERROR_COLUMNS, FINISH_REASONS, OFFSETS, RAGGED, STRING
 from hpcdecode.errors import UserError
 
-_STRETCH = 4096  # rows read at once
-_REASONS = np.array(sorted(FINISH_REASONS, key=FINISH_REASONS.get), dtype=object)
+_BATCH_ROWS = 4096  # read at once
+_REASONS = np.array(sorted(FINISH_REASONS, key=FINISH_REASONS.__getitem__), dtype=np.object_)
 
 
 class Results:
-    """A results file, complete or of a job that runs or was interrupted; usable as a context.
-
-    path: the output of `hpcdecode generate`. complete: whether the job has ended. attributes: what it was (`job`,
-    `model`, `versions`, `topology`, `summary`). columns: those that the file has; `logprobs` and its like are there if
-    a row asked for them. Raises UserError where the file is none of results.
+    """An open results file, of a job that is complete, running or interrupted. It is a context manager.
 
         with hpcdecode.read("out.h5") as results:
             print(len(results), results[7]["text"])
+
+    Args:
+        path: The output of `hpcdecode generate`.
+
+    Attributes:
+        complete: Whether the job has ended with all its rows.
+        attributes: About the job: `job`, `identity`, `model`, `versions`, `topology`, `summary`.
+        columns: Names of the columns in the file. Those of log-probabilities exist if a row asked for them.
+        sources: Segments of an unfinished job.
+
+    Raises:
+        UserError: The file is not a results file.
     """
 
-    def __init__(self, path: str | os.PathLike) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
-        self._file, self.sources = open_results(path)  # segments, of an unfinished job
+        self._file, self.sources = open_results(path)
         with self._reading():
             self._rows = rows = self._file["rows"]
-            self._ends = {name: rows[name] for name in RAGGED if name in rows}
+            self._offsets = {name: rows[name] for name in RAGGED if name in rows}
             self.complete = bool(self._file.attrs["complete"]) and not self.sources
             self.attributes = {k: read_attribute(self._file, k) for k in self._file.attrs if k != "complete"}
             line, sample = rows["line"][:], rows["sample"][:]
@@ -45,15 +54,18 @@ class Results:
         return len(self._order)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Rows by line and sample, as `[line]` gives them."""
-        for columns in self.stretches():
+        """Yield the rows by line and sample, in the form of `[line]`."""
+        for columns in self.batches():
             yield from rows_of(columns)
 
     def __getitem__(self, line: int) -> dict[str, Any]:
-        """The first sample of a line: every column by name. KeyError if it is not there.
+        """Return the first sample of a line, as a dict of its values by column.
 
-        `token_ids`, `prompt_token_ids` and log-probabilities are arrays [tokens], those of the most likely tokens
-        [tokens, k]; None where the row did not ask for them.
+        `token_ids`, `prompt_token_ids` and log-probabilities are arrays [tokens]. Values of the most likely tokens are
+        arrays [tokens, k]. Both are None if the row did not ask for them.
+
+        Raises:
+            KeyError: There is no such row.
         """
         samples = self.samples(line)
         if not samples:
@@ -61,44 +73,57 @@ class Results:
         return samples[0]
 
     def samples(self, line: int) -> list[dict[str, Any]]:
-        """All samples of a line, as `[line]` gives the first; none where the line is not there. Reads no other rows."""
+        """Return all samples of a line in the form of `[line]`, or none if there is no such row."""
         start, stop = (int(np.searchsorted(self._lines, line, side)) for side in ("left", "right"))
         return list(rows_of(self._columns(self.columns, start, stop)))
 
     def by_id(self, row_id: str) -> dict[str, Any]:
-        """The first row of that id; reads all ids. KeyError if there is none."""
+        """Return the first row with an id. It reads all ids.
+
+        Raises:
+            KeyError: There is no such row.
+        """
         found = np.flatnonzero(self.column("id") == row_id)
         if len(found) == 0:
             raise KeyError(f"id {row_id!r} is not among the {len(self)} rows")
         return self[int(self._lines[found[0]])]
 
     def column(self, name: str) -> np.ndarray:
-        """[rows] of one column: numbers, str objects, or for what is kept of tokens arrays."""
+        """Return a column of all rows, [rows]: numbers, str objects, or arrays for columns of tokens."""
         return self._columns([name], 0, len(self))[name]
 
-    def stretches(self, names: Sequence[str] | None = None) -> Iterator[dict[str, np.ndarray]]:
-        """Columns by name (all), some thousand rows at a time."""
+    def batches(self, names: Sequence[str] | None = None) -> Iterator[dict[str, np.ndarray]]:
+        """Yield columns by name, some thousand rows at a time.
+
+        Args:
+            names: Names of the columns; None for all.
+        """
         names = self.columns if names is None else names
-        for start in range(0, len(self), _STRETCH):
-            yield self._columns(names, start, min(start + _STRETCH, len(self)))
+        for start in range(0, len(self), _BATCH_ROWS):
+            yield self._columns(names, start, min(start + _BATCH_ROWS, len(self)))
 
     def errors(self) -> list[dict[str, Any]]:
-        """Rows that could not be used, by line: `line`, `id`, `reason`."""
+        """Return the rows that could not be used, sorted by line, as dicts of `line`, `id` and `reason`."""
         with self._reading():
-            group, strings = self._file["errors"], {"errors": "replace"}
+            group = self._file["errors"]
             columns = {
-                n: group[n].asstr(**strings)[:] if kind is STRING else group[n][:] for n, kind in ERROR_COLUMNS.items()
+                name: (group[name].asstr(errors="replace") if column.dtype is STRING else group[name])[:]
+                for name, column in ERROR_COLUMNS.items()
             }
         order = np.argsort(columns["line"], kind="stable")
         return [{name: values[i] for name, values in columns.items()} for i in order]
 
-    def pandas(self):
-        """A pandas DataFrame of all rows; pandas must be installed."""
-        import pandas
+    def pandas(self) -> Any:
+        """Return all rows as a `pandas.DataFrame`.
 
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        pandas = importlib.import_module("pandas")
         return pandas.DataFrame({name: self.column(name) for name in self.columns})
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
     def __enter__(self) -> Results:
@@ -108,17 +133,18 @@ class Results:
         self.close()
 
     def _base(self, name: str) -> int:
-        """Where the offsets of a column begin: not at 0 in a segment."""
-        return int(self._ends[OFFSETS[name]][0])
+        """Return the first offset of a column, which is not 0 in a segment."""
+        return int(self._offsets[OFFSETS[name]][0])
 
     def _columns(self, names: Sequence[str], start: int, stop: int) -> dict[str, np.ndarray]:
+        """Return columns of the rows from `start` to `stop`, in the order of the prompt file."""
         index = self._order[start:stop]
         with self._reading():
             return {name: self._entries(name, index) if name in OFFSETS else self._take(name, index) for name in names}
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """What HDF5 finds wrong is a UserError, as is a segment that went: HDF5 shows zeros in its place."""
+        """Raise UserError if the file is damaged, or a segment was removed, since HDF5 shows zeros in its place."""
         with reading(self._path):
             yield
         gone = [source for source in self.sources if not source.exists()]
@@ -128,27 +154,30 @@ class Results:
     def _take(self, name: str, index: np.ndarray) -> np.ndarray:
         strings, dataset = COLUMNS[name].dtype is STRING, self._rows[name]
         values = _pick(dataset.asstr(errors="replace") if strings else dataset, index)
-        return _REASONS[values] if name == "finish_reason" else values
+        if name == "finish_reason":
+            values = _REASONS[values]
+        return values
 
     def _entries(self, name: str, index: np.ndarray) -> np.ndarray:
+        """Return the entries of rows in a column of tokens, [rows] object: an array or None each."""
         out = np.empty(len(index), dtype=object)
         if len(index) == 0:
             return out
-        ends, first, last = self._ends[OFFSETS[name]], int(index.min()), int(index.max())
-        if last - first >= 2 * len(index):  # scattered: one read a row
+        stored, first, last = self._offsets[OFFSETS[name]], int(index.min()), int(index.max())
+        if last - first >= 2 * len(index):  # the rows are scattered: one read a row
             for i, row in enumerate(index):
-                a, b = ends_checked(ends[row : row + 2], self._path) - self._base(name)
-                out[i] = _held(name, self._rows[name][a:b])
+                start, stop = checked_offsets(stored[row : row + 2], self._path) - self._base(name)
+                out[i] = _values(name, self._rows[name][start:stop])
             return out
-        ends = ends_checked(ends[first : last + 2], self._path) - self._base(name)
-        entries = self._rows[name][ends[0] : ends[-1]]
+        offsets = checked_offsets(stored[first : last + 2], self._path) - self._base(name)
+        entries = self._rows[name][offsets[0] : offsets[-1]]
         for i, row in enumerate(index - first):
-            out[i] = _held(name, entries[ends[row] - ends[0] : ends[row + 1] - ends[0]])
+            out[i] = _values(name, entries[offsets[row] - offsets[0] : offsets[row + 1] - offsets[0]])
         return out
 
 
-def _held(name: str, values: np.ndarray) -> np.ndarray | None:
-    """What a row has of its entries [tokens] or [tokens, k]; None where it has none."""
+def _values(name: str, values: np.ndarray) -> np.ndarray | None:
+    """Return the entries of a row, [tokens] or [tokens, k], without those it did not ask for; None if it has none."""
     column = COLUMNS[name]
     if column.fill is None:
         return values
@@ -160,18 +189,21 @@ def _held(name: str, values: np.ndarray) -> np.ndarray | None:
 
 
 def rows_of(columns: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
-    """Columns of one length as one dict a row."""
+    """Yield the rows of columns of equal length, as dicts of their values by column."""
     for values in zip(*columns.values(), strict=True):
         yield dict(zip(columns, values, strict=True))
 
 
 def _pick(dataset: Any, index: np.ndarray) -> np.ndarray:
-    """Elements of a dataset in any order; in one read where they lie side by side."""
+    """Return elements of a dataset, [n] at the positions `index` [n], in one read if they are close together."""
+    values: np.ndarray
     if len(index) == 0:
-        return dataset[0:0]
+        values = dataset[0:0]
+        return values
     first, last = int(index.min()), int(index.max())
     if last - first < 2 * len(index):
-        return dataset[first : last + 1][index - first]
+        values = dataset[first : last + 1][index - first]
+        return values
     order = np.argsort(index)
     values = dataset[index[order]]
     out = np.empty_like(values)

@@ -1,4 +1,4 @@
-"""Finished sequences as they come from the desk, and as the columns of a results file."""
+"""A finished sequence, and the conversion of many of them to the columns of a results file."""
 
 from __future__ import annotations
 
@@ -13,33 +13,51 @@ from hpcdecode.requests.logprobs import Logprobs, columns_of
 
 
 class Result(msgspec.Struct, array_like=True):
-    """A finished sequence, from the S-rank that generated it to the results file."""
+    """A finished sequence, which an S-rank sends to the writer of the results.
 
-    line: int  # 1-based line of the prompt file
+    Attributes:
+        line: Line of the prompt file, counted from 1.
+        id: The row's id.
+        sample: Number of the sample, counted from 0.
+        text: Generated text.
+        finish_reason: `stop` or `length`.
+        prompt_tokens: Number of tokens of the prompt.
+        token_ids: Generated tokens.
+        queued_at: Unix time at which prefill began.
+        first_token_at: Unix time of the first generated token.
+        finished_at: Unix time of the last generated token.
+        logprobs: Log-probabilities of `token_ids`; None if the row did not ask for them.
+        cumulative_logprob: Their sum; NaN if the row did not ask for them.
+        prompt_token_ids: Tokens of the prompt; empty without `prompt_logprobs`.
+        prompt_logprobs: Log-probabilities of the prompt's tokens; None if the row did not ask for them.
+        resumed: Number of generated tokens that an earlier run has generated. It is not in the file.
+    """
+
+    line: int
     id: str
     sample: int
     text: str
-    finish_reason: str  # stop | length
-    prompt_tokens: int  # count
-    token_ids: list[int]  # generated
-    queued_at: float = 0.0  # Unix times: prefill began, first and last token came
+    finish_reason: str
+    prompt_tokens: int
+    token_ids: list[int]
+    queued_at: float = 0.0
     first_token_at: float = 0.0
     finished_at: float = 0.0
-    logprobs: Logprobs | None = None  # of token_ids
+    logprobs: Logprobs | None = None
     cumulative_logprob: float = nan
-    prompt_token_ids: list[int] = []  # where it has the next
+    prompt_token_ids: list[int] = []
     prompt_logprobs: Logprobs | None = None
-    resumed: int = 0  # of token_ids, those of an earlier run; not in the file
+    resumed: int = 0
 
     @property
     def weight(self) -> int:
-        """Tokens, each as often as numbers are kept of it."""
+        """Number of values in the file that belong to its tokens: ids and log-probabilities."""
         held = [x for x in (self.logprobs, self.prompt_logprobs) if x is not None]
         return len(self.token_ids) + sum(len(x) * (1 + 2 * x.width) for x in held)
 
 
 def table_of(rows: list[Result], errors: list[RowError]) -> Table:
-    """Columns of rows, by line and sample, and of errors, by line."""
+    """Return the columns of rows, sorted by line and sample, and of errors, sorted by line."""
     rows = sorted(rows, key=lambda r: (r.line, r.sample))
     errors = sorted(errors, key=lambda e: e.line)
     generated = [(len(r.token_ids), r.logprobs) for r in rows]

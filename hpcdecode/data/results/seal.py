@@ -1,45 +1,44 @@
-"""Seals: what ends a file of a job in its folder of parts, and tells whether it is whole and whose it is.
+"""Seals: the last bytes of a file in a job's folder of parts, which show that it is whole and name its job.
 
-A seal is SEAL_BYTES long: a mark, 16 characters that name the job, and the CRC-32 of everything before it. HDF5 ignores
-what follows its data.
+A seal has SEAL_BYTES: a mark, 16 characters that name the job, and the CRC-32 of everything before the seal. HDF5
+ignores bytes after its data.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import zlib
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 _MARK = b"\nhpcdecode sealed for job "
 _JOB_CHARACTERS = 16
-_BLOCK = 1 << 22  # bytes read at once
+_BLOCK_BYTES = 1 << 22  # read at once
 SEAL_BYTES = len(_MARK) + _JOB_CHARACTERS + 9
 
 
 class Damaged(Exception):
-    """A file is not as it was written."""
-
-
-def job_name(identity: Any) -> str:
-    """Name a job by its identity, in 16 hexadecimal digits."""
-    text = msgspec.json.encode(identity, enc_hook=str, order="sorted")
-    return hashlib.sha256(text).hexdigest()[:_JOB_CHARACTERS]
+    """The content of a file has changed since it was sealed, or its seal is missing."""
 
 
 def sealed(data: bytes, job: str) -> bytes:
-    """`data` and its seal."""
+    """Return `data` followed by its seal for the job named `job`."""
     return data + _seal(zlib.crc32(data), job)
 
 
 def seal_file(descriptor: int, size: int, job: str) -> None:
-    """Seal an open file of `size` bytes. Raises OSError."""
+    """Append a seal to an open file.
+
+    Args:
+        descriptor: Descriptor of the file, open for reading and writing.
+        size: Bytes that the file is to have before its seal.
+        job: Name of the job.
+
+    Raises:
+        OSError: The disk refuses it.
+    """
     os.ftruncate(descriptor, size)  # HDF5 may not have written its last bytes
     crc, position = 0, 0
-    while block := os.pread(descriptor, _BLOCK, position):
+    while block := os.pread(descriptor, _BLOCK_BYTES, position):
         crc, position = zlib.crc32(block, crc), position + len(block)
     os.pwrite(descriptor, _seal(crc, job), position)
 
@@ -47,12 +46,14 @@ def seal_file(descriptor: int, size: int, job: str) -> None:
 def sealed_for(path: Path) -> str | None:
     """Read a whole file and return the job that its seal names, or None if it has no seal.
 
-    Raises Damaged if the file is not as it was sealed, and OSError.
+    Raises:
+        Damaged: The content has changed since the file was sealed.
+        OSError: The file cannot be read.
     """
     with open(path, "rb") as file:
         left = max(os.fstat(file.fileno()).st_size - SEAL_BYTES, 0)
         crc = 0
-        while left > 0 and (block := file.read(min(left, _BLOCK))):
+        while left > 0 and (block := file.read(min(left, _BLOCK_BYTES))):
             crc, left = zlib.crc32(block, crc), left - len(block)
         seal = file.read()
     if not seal.startswith(_MARK):
@@ -64,7 +65,12 @@ def sealed_for(path: Path) -> str | None:
 
 
 def unsealed(path: Path) -> tuple[bytes, str]:
-    """Content of a small sealed file, and its job. Raises Damaged and OSError."""
+    """Return the content of a small sealed file, and the name of its job.
+
+    Raises:
+        Damaged: The content has changed since the file was sealed, or there is no seal.
+        OSError: The file cannot be read.
+    """
     job = sealed_for(path)
     if job is None:
         raise Damaged(f"{path}: it has no seal")

@@ -1,7 +1,7 @@
-"""Finished rows on disk while a job runs: segment files, and the index that shows them as one file.
+"""The files of a job that runs: segments with the finished rows, and the index that shows them as one file.
 
-A segment holds the rows of one commit, or of several that were merged, sorted by (line, sample). Its name tells
-which commits it covers, `seg-FIRST-LAST.h5`, so the segments in force are those whose range lies in no other's.
+A segment has the rows of one commit, or of several commits that were merged, sorted by line and sample. Its name
+`seg-FIRST-LAST.h5` states the commits. A segment is live unless another one includes all its commits.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import msgspec
@@ -19,6 +19,7 @@ from hpcdecode.data.results.diskfile import open_segment
 from hpcdecode.data.results.layout import (
     COLUMNS,
     ERROR_COLUMNS,
+    OFFSETS_COLUMN,
     RAGGED,
     TOKENS,
     Column,
@@ -32,19 +33,29 @@ from hpcdecode.data.results.seal import sealed
 
 PARTS_SUFFIX = ".parts"
 SEGMENT_NAME = r"seg-(\d{8,16})-(\d{8,16})\.h5"
-FAN_IN = 8  # segments of one level that are merged into one of the next
+FAN_IN = 8  # segments of one level that are merged into one of the next level
 
 
 class Segment(msgspec.Struct, frozen=True):
-    first: int  # commits first..last, counted from 1
+    """A segment file.
+
+    Attributes:
+        first: Its first commit, counted from 1.
+        last: Its last commit.
+        level: Number of merges that its rows went through.
+        extent: Its size.
+        base: Number of entries in all segments before it, by the name of their offsets.
+    """
+
+    first: int
     last: int
-    level: int  # merges that its rows went through
+    level: int
     extent: Extent
-    base: dict[str, int]  # by offsets: entries in all segments before it
+    base: dict[str, int]
 
     @staticmethod
     def of(file: h5py.File, first: int, last: int) -> Segment:
-        """The segment in an open file."""
+        """Return the segment in an open file, which has the commits `first` to `last`."""
         rows, level = file["rows"], 0
         base = {name: int(rows[name][0]) if name in rows else 0 for name in RAGGED}
         while FAN_IN ** (level + 1) <= last - first + 1:
@@ -53,68 +64,82 @@ class Segment(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
+        """Name of the file."""
         return f"seg-{self.first:08d}-{self.last:08d}.h5"
 
     @property
     def weight(self) -> int:
-        """Rows and errors."""
+        """Number of rows and errors."""
         return self.extent.rows + self.extent.errors
 
     @property
     def end(self) -> dict[str, int]:
-        """The base of the segment after it."""
+        """Base of the segment after it."""
         return {name: self.base[name] + self.extent.entries[name] for name in RAGGED}
 
 
 def parts_folder(path: Path) -> Path:
-    """Where the segments of the output `path` lie: beside it, so that both move together."""
+    """Return the folder of the segments of the output `path`. It is beside the output, so that both move together."""
     return path.with_name(path.name + PARTS_SUFFIX)
 
 
 def segment_files(folder: Path) -> list[Path]:
-    """Files with the name of a segment. Raises OSError."""
+    """Return the files in a folder that have the name of a segment. Raises OSError if it cannot be read."""
     return [path for path in folder.iterdir() if re.fullmatch(SEGMENT_NAME, path.name)] if folder.is_dir() else []
 
 
-def in_force(paths: Iterable[Path]) -> list[Path]:
-    """Of segments, those whose commits are in no other's, in the order of their commits."""
+def live(paths: Iterable[Path]) -> list[Path]:
+    """Return those segments that are not included in another one, in the order of their commits."""
     found: list[Path] = []
-    for path in sorted(paths, key=_reach):
-        if not found or _commits(path)[1] > _commits(found[-1])[1]:  # else its rows lie in a merged one
+    for path in sorted(paths, key=_longest_first):
+        if not found or _commits(path)[1] > _commits(found[-1])[1]:  # else a merged segment includes it
             found.append(path)
     return found
 
 
 def segments_in(folder: Path) -> list[Segment]:
-    """The segments in force in a folder of parts, in the order of their commits. Raises OSError and KeyError."""
-    return [describe(path) for path in in_force(segment_files(folder))]
+    """Return the live segments of a folder of parts, in the order of their commits.
+
+    Raises:
+        OSError: A segment cannot be read.
+        KeyError: A segment lacks a dataset.
+    """
+    return [describe(path) for path in live(segment_files(folder))]
 
 
 def missing_commits(paths: Iterable[Path]) -> list[tuple[int, int]]:
-    """(First, last) of the commits before the last one that no segment holds."""
-    held = list(map(_commits, in_force(paths)))
+    """Return the ranges (first, last) of commits that no segment has, up to the last commit of all."""
+    held = list(map(_commits, live(paths)))
     ends = [0, *(last for _, last in held)]
     return [(end + 1, first - 1) for end, (first, _) in zip(ends, held, strict=False) if first > end + 1]
 
 
 def _commits(path: Path) -> tuple[int, int]:
-    first, last = re.fullmatch(SEGMENT_NAME, path.name).groups()
-    return int(first), int(last)
+    """Return the first and the last commit of a segment file."""
+    match = re.fullmatch(SEGMENT_NAME, path.name)
+    assert match is not None, f"{path.name} is the name of a segment"
+    return int(match[1]), int(match[2])
 
 
-def _reach(path: Path) -> tuple[int, int]:
+def _longest_first(path: Path) -> tuple[int, int]:
+    """Return a key that sorts segments by their first commit, of several the one with the most commits first."""
     first, last = _commits(path)
     return first, -last
 
 
 def describe(path: Path) -> Segment:
-    """Read what a segment holds. Raises OSError and KeyError."""
+    """Read the extent and base of a segment file.
+
+    Raises:
+        OSError: The file cannot be read.
+        KeyError: It lacks a dataset.
+    """
     with open_segment(path) as file:
         return Segment.of(file, *_commits(path))
 
 
 def joined(segments: Sequence[Segment]) -> Segment:
-    """What the merge of neighbouring segments will be."""
+    """Return the segment that neighbouring segments will be merged into."""
     return Segment(
         first=segments[0].first,
         last=segments[-1].last,
@@ -125,7 +150,7 @@ def joined(segments: Sequence[Segment]) -> Segment:
 
 
 def segment_image(table: Table, base: dict[str, int], job: str) -> bytes:
-    """The bytes of a segment file, sealed for `job`."""
+    """Return the bytes of a segment file with the rows of a table, sealed for the job named `job`."""
     with _memory_file() as file:
         writer = FileWriter(file, table.extent(), base)
         writer.append_rows(table.rows, table.lengths, table.entries)
@@ -134,16 +159,25 @@ def segment_image(table: Table, base: dict[str, int], job: str) -> bytes:
 
 
 def index_image(segments: Sequence[Segment], folder: str, attributes: dict[str, Any]) -> bytes:
-    """The bytes of the file that shows `segments`, in `folder` beside it, as one; its size depends on their number."""
+    """Return the bytes of an index, which shows segments as one file of virtual datasets.
+
+    Its size depends on the number of segments, not on their rows.
+
+    Args:
+        segments: The segments, in the order of their commits.
+        folder: Name of their folder, which is beside the index.
+        attributes: Root attributes.
+    """
     sources = [(f"{folder}/{s.name}".replace("%", "%%"), s.extent) for s in segments]  # HDF5 reads %b as a pattern
     total = Extent.sum([s.extent for s in segments])
     with _memory_file() as file:
         for name in total.widths:
-            parts = [(source, e.length(name), e.shape(name) if name in e.widths else None) for source, e in sources]
+            shapes = [e.shape(name) if name in e.widths else None for _, e in sources]
+            parts = [_Part(source, e.length(name), shape) for (source, e), shape in zip(sources, shapes, strict=True)]
             _virtual(file, f"rows/{name}", COLUMNS[name], total.shape(name), parts)
-        for name, kind in ERROR_COLUMNS.items():
-            parts = [(source, e.errors, (e.errors,)) for source, e in sources]
-            _virtual(file, f"errors/{name}", Column(kind), (total.errors,), parts)
+        for name, column in ERROR_COLUMNS.items():
+            parts = [_Part(source, e.errors, (e.errors,)) for source, e in sources]
+            _virtual(file, f"errors/{name}", column, (total.errors,), parts)
         for name in RAGGED:
             if total.entries[name] or name == TOKENS:
                 _virtual_offsets(file, f"rows/{name}", [(source, e.rows) for source, e in sources if e.rows])
@@ -151,10 +185,22 @@ def index_image(segments: Sequence[Segment], folder: str, attributes: dict[str, 
         return _image(file)
 
 
-Part = tuple[str, int, tuple[int, ...] | None]  # a file, how much of the whole it is, its shape if it has the column
+class _Part(NamedTuple):
+    """A segment's part of a virtual dataset.
+
+    Attributes:
+        source: Path of the segment, relative to the index.
+        length: Number of entries in the virtual dataset.
+        shape: Shape of the dataset in the segment, or None if it has none.
+    """
+
+    source: str
+    length: int
+    shape: tuple[int, ...] | None
 
 
-def _virtual(file: h5py.File, name: str, column: Column, shape: tuple[int, ...], parts: list[Part]) -> None:
+def _virtual(file: h5py.File, name: str, column: Column, shape: tuple[int, ...], parts: list[_Part]) -> None:
+    """Create a virtual dataset of this shape, which joins the parts."""
     if 0 in shape:
         create(file, name, shape, column)
         return
@@ -168,18 +214,25 @@ def _virtual(file: h5py.File, name: str, column: Column, shape: tuple[int, ...],
 
 
 def _virtual_offsets(file: h5py.File, name: str, filled: list[tuple[str, int]]) -> None:
-    """n + 1 offsets: all but the last of each segment, as it is the first of the next; both of the last segment.
+    """Create the virtual dataset of n + 1 offsets for n rows.
 
-    Only a first segment may lack them, if it was a final file before: its rows have none of these entries, so HDF5's
-    fill value, 0, is right for them.
+    It has all offsets of each segment but the last one, which is the first one of the next segment. It has all offsets
+    of the last segment. Only the first segment may lack them, if it was a final file before. Its rows then have no
+    entries, so that HDF5's fill value 0 is their offset.
+
+    Args:
+        file: The index.
+        name: Name of the dataset.
+        filled: Path, relative to the index, and number of rows of each segment with rows.
     """
     if not filled:
         file[name] = np.zeros(1, np.int64)
         return
-    layout, start = h5py.VirtualLayout((sum(n for _, n in filled) + 1,), dtype="i8"), 0
+    layout, start = h5py.VirtualLayout((sum(n for _, n in filled) + 1,), dtype=OFFSETS_COLUMN.dtype), 0
     for source, count in filled:
         taken = count + (source == filled[-1][0])
-        layout[start : start + taken] = h5py.VirtualSource(source, name, (count + 1,), dtype="i8")[:taken]
+        offsets = h5py.VirtualSource(source, name, (count + 1,), dtype=OFFSETS_COLUMN.dtype)
+        layout[start : start + taken] = offsets[:taken]
         start += count
     file.create_virtual_dataset(name, layout)
 
@@ -189,5 +242,7 @@ def _memory_file() -> h5py.File:
 
 
 def _image(file: h5py.File) -> bytes:
+    """Return the bytes of a file in memory."""
     file.flush()
-    return file.id.get_file_image()
+    image: bytes = file.id.get_file_image()
+    return image

@@ -1,4 +1,4 @@
-"""`hpcdecode show OUT.h5 [LINE ...]`: rows of a results file as text."""
+"""The command `hpcdecode show OUT.h5 [LINE ...]`: prints rows of a results file as text."""
 
 from __future__ import annotations
 
@@ -8,20 +8,28 @@ from typing import Any
 
 from hpcdecode.data.results.read import Results
 
-_FIRST = 5  # rows shown if no line is named
+_DEFAULT_ROWS = 5  # shown if no line is named
 
 
 def show(path: str, lines: Sequence[int] = ()) -> Iterator[str]:
-    """The rows of the prompt file's `lines`, or the first ones; UserError if the file is not one of results."""
+    """Yield the text to print: a summary, then rows and errors.
+
+    Args:
+        path: The results file.
+        lines: Lines of the prompt file to show; by default the first rows.
+
+    Raises:
+        UserError: The file is not a results file.
+    """
     with Results(path) as results:
         errors = results.errors()
         state = "complete" if results.complete else "not complete"
         yield f"{path}: {len(results)} rows, {len(errors)} errors, {state}"
         wanted = (results.samples(line) for line in sorted(set(lines)))
-        rows = chain.from_iterable(wanted) if lines else islice(results, _FIRST)
+        rows = chain.from_iterable(wanted) if lines else islice(results, _DEFAULT_ROWS)
         for row in rows:
             yield _row(row)
-        for error in (e for e in errors if e["line"] in lines) if lines else errors[:_FIRST]:
+        for error in (e for e in errors if e["line"] in lines) if lines else errors[:_DEFAULT_ROWS]:
             yield f"\n--- line {error['line']}, id {error['id']}: error: {error['reason']}"
 
 

@@ -1,8 +1,8 @@
-"""The HDF5 output: durable every few seconds while the job runs, one sorted file at its end.
+"""Writes the results of a job: commits rows every few seconds while it runs, and sorts them into one file at its end.
 
-While the job runs, OUT.h5 is a small index over the segments in OUT.h5.parts/ and is replaced as a whole at every
-commit: plain h5py opens it at any moment, and shows the rows in the order of their commits. See layout.py for the
-datasets, segments.py for the files.
+While the job runs, OUT.h5 is a small index over the segments in OUT.h5.parts/. Each commit replaces it as a whole, so
+that h5py can open it at any moment; it shows the rows in the order of their commits. See layout.py for the datasets,
+and segments.py for the files.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import numpy as np
 
 from hpcdecode.data.prompts.rows import RowError
 from hpcdecode.data.results.diskfile import new_file
+from hpcdecode.data.results.earlier import DAMAGED, EarlierRun
+from hpcdecode.data.results.identity import job_name
 from hpcdecode.data.results.layout import FINISH_REASONS, RAGGED, write_attributes
 from hpcdecode.data.results.lock import LOCK, Lock
 from hpcdecode.data.results.merge import merge
 from hpcdecode.data.results.result import Result, table_of
-from hpcdecode.data.results.resume import DAMAGED, UNFINISHED, Earlier, save_unfinished
-from hpcdecode.data.results.seal import job_name
 from hpcdecode.data.results.segments import (
     FAN_IN,
     Segment,
@@ -34,33 +34,43 @@ from hpcdecode.data.results.segments import (
     segment_files,
     segment_image,
 )
+from hpcdecode.data.results.unfinished import UNFINISHED, save_unfinished
 from hpcdecode.errors import InvariantViolation, UserError
 from hpcdecode.requests.prompt import Unfinished
 from hpcdecode.system.durable import destination, write_errors, write_whole
 
-SEGMENT_TOKENS = 1 << 20  # a commit is due at so many tokens, however few rows they are
-MERGE_ROWS = 1 << 18  # no merge beyond this before the end, or beyond 1/32 of all rows so far
-COST_SHARE = 1 / 30  # of the time, at most, for each of: commits by time, index files
-READER_SECONDS = 60.0  # merged segments stay that long for readers that opened the index before
+SEGMENT_TOKENS = 1 << 20  # a commit is due after so many tokens
+MERGE_ROWS = 1 << 18  # before the end, no merge makes a segment of more rows than this or 1/32 of all rows
+COST_SHARE = 1 / 30  # of the time at most is spent on commits that are due by time, and as much on index files
+READER_SECONDS = 60.0  # merged segments are kept so long for readers that have opened the index before
 
 
 class ResultsWriter:
     """Writes one output; used by one thread.
 
-    path: the output file; its directory must exist. attributes: root attributes, stored as JSON strings.
-    earlier: the run to continue; None begins anew, in place of whatever is there if it is to `overwrite`. unfinished:
-    gives the sequences in flight, which are saved with every commit that is due by time. checkpoint_seconds,
-    segment_rows: a commit is due after so much time or so many rows, whichever comes first. error_count: rows that
-    could not be used so far. Raises UserError where the output cannot be written; add, error, tick, checkpoint and
-    close raise it where the disk refuses (full, quota, gone).
+    Args:
+        path: The output file; its directory must exist.
+        attributes: Root attributes, which are stored as JSON text.
+        earlier: The run to resume; None to begin anew.
+        checkpoint_seconds: A commit is due after this time.
+        segment_rows: A commit is due after so many rows, if that is earlier.
+        overwrite: Whether a run that begins anew replaces what an earlier one has left.
+
+    Attributes:
+        path: The output file, with links followed.
+        error_count: Number of rows that could not be used so far.
+        unfinished: Returns the sequences in flight, which are saved with each commit that is due by time.
+
+    Raises:
+        UserError: The output cannot be written. All methods raise it if the disk refuses a write.
     """
 
     def __init__(
         self,
-        path: str | os.PathLike,
+        path: str | os.PathLike[str],
         *,
         attributes: dict[str, Any],
-        earlier: Earlier | None = None,
+        earlier: EarlierRun | None = None,
         checkpoint_seconds: float = 5.0,
         segment_rows: int = 4096,
         overwrite: bool = True,
@@ -71,19 +81,20 @@ class ResultsWriter:
         self._parts = parts_folder(self.path)
         self._attributes = {"summary": {}, **attributes}
         self._checkpoint_seconds, self._segment_rows = checkpoint_seconds, segment_rows
-        self._rows: list[Result] = []  # not committed yet, like the two below
+        self._rows: list[Result] = []  # not committed yet, as the next two
         self._errors: list[RowError] = []
         self._pending_tokens = 0
         self._job = job_name(attributes.get("identity"))
         self._earlier_lines = earlier.lines if earlier else 0
-        self._left = dict(earlier.unfinished) if earlier else {}  # of the earlier run, by line: not finished yet
+        # Sequences of the earlier run that are not finished yet, by line and sample.
+        self._left = dict(earlier.unfinished) if earlier else {}
         self._saved = bool(self._left)
-        self._superseded: list[Path] = []  # merged segments that the index on disk still names
-        self._retired: list[tuple[float, Path]] = []  # when it may go, merged segment
+        self._superseded: list[Path] = []  # merged segments that the index on disk still refers to
+        self._retired: list[tuple[float, Path]] = []  # merged segments, and the time from which they may be removed
         self._index_stale = self._closed = False
         self._commit_due = self._index_due = time.monotonic() + checkpoint_seconds
         with write_errors(self.path, "make it writable"):
-            self._lock = earlier.take_up() if earlier else _claim(self.path, self._parts, overwrite)
+            self._lock = earlier.take_over() if earlier else _claim(self.path, self._parts, overwrite)
             self._segments: list[Segment] = list(earlier.segments) if earlier else []
             self._commits = self._segments[-1].last if self._segments else 0
             try:
@@ -93,7 +104,7 @@ class ResultsWriter:
                 raise
 
     def add(self, *samples: Result) -> None:
-        """Take a finished row, all its samples; they become durable together, with the next commit."""
+        """Add a finished row with all its samples. The next commit makes them durable together."""
         for result in samples:
             if result.finish_reason not in FINISH_REASONS:
                 raise ValueError(f"finish_reason: expected one of {list(FINISH_REASONS)}, got {result.finish_reason!r}")
@@ -104,13 +115,13 @@ class ResultsWriter:
         self.tick()
 
     def error(self, e: RowError) -> None:
-        """Take a row that could not be used."""
+        """Add a row that could not be used."""
         self._errors.append(e)
         self.error_count += 1
         self.tick()
 
     def tick(self) -> None:
-        """Commit if it is time; cheap if it is not."""
+        """Commit if a commit is due. This costs little if none is."""
         pending = len(self._rows) + len(self._errors)
         now = time.monotonic()
         full = pending >= self._segment_rows or self._pending_tokens >= SEGMENT_TOKENS
@@ -125,19 +136,23 @@ class ResultsWriter:
                 self._write_index()
 
     def checkpoint(self) -> None:
-        """Make durable, and visible in the index, what was added; and save the sequences in flight."""
+        """Commit all rows and errors added so far, update the index, and save the sequences in flight."""
         with write_errors(self.path):
             self._commit(unfinished=True)
             if self._index_stale:
                 self._write_index()
 
     def close(self, *, complete: bool, summary: dict[str, Any], rows_read: int | None = None) -> None:
-        """End the output; a second call does nothing.
+        """Finish the output; a second call does nothing.
 
-        complete: merge all rows into one file sorted by line, put it at `path` and remove the parts. Else (the job
-        was interrupted) commit what was added and leave index and parts as they are.
-        rows_read: rows of the prompt files that this run was to do; None if it is not known. Raises InvariantViolation
-        unless each of them is in the final file, which is not written then.
+        Args:
+            complete: Whether the job is complete. If so, all rows are merged into one file, sorted by line, and the
+                folder of parts is removed. Else the rows added so far are committed.
+            summary: The root attribute `summary`.
+            rows_read: Number of rows that this run had to do; None if it is not known.
+
+        Raises:
+            InvariantViolation: Not all of them would be in the final file, which is not written then.
         """
         if self._closed:
             return
@@ -152,20 +167,23 @@ class ResultsWriter:
         self._closed = True
 
     def _commit(self, *, unfinished: bool) -> None:
-        """Write what is pending, and then the sequences in flight."""
+        """Write the rows added since the last commit, and the sequences in flight if `unfinished` is true."""
         start = time.monotonic()
         if self._rows or self._errors:
             self._commit_segment()
         if unfinished:
             left = [sequence for samples in self._left.values() for sequence in samples.values()]
-            sequences = left + self.unfinished()  # a sequence's newer entry comes last, and holds
+            sequences = left + self.unfinished()  # of several entries of a sequence, the last one counts
             if sequences or self._saved:
                 save_unfinished(self._parts, sequences, self._job)
             self._saved = bool(sequences)
         self._commit_due = _due(start, self._checkpoint_seconds)
 
     def _commit_segment(self) -> None:
-        """Write what is pending as a segment. An interruption at any point leaves it pending or committed, not both."""
+        """Write the rows added since the last commit as a segment.
+
+        An interruption at any moment leaves them either pending or committed.
+        """
         table, last = table_of(self._rows, self._errors), self._segments[-1] if self._segments else None
         number, base = self._commits + 1, last.end if last else dict.fromkeys(RAGGED, 0)
         segment = Segment(number, number, 0, table.extent(), base)
@@ -175,7 +193,7 @@ class ResultsWriter:
         self._index_stale = True
 
     def _compact(self) -> None:
-        """Merge the newest segments while FAN_IN of them are of one level: the number of segments stays bounded."""
+        """Merge the newest segments while FAN_IN of them have one level, so that their number stays bounded."""
         limit = max(MERGE_ROWS, sum(s.weight for s in self._segments) // 32)
         while len(newest := self._segments[-FAN_IN:]) == FAN_IN and newest[0].level == newest[-1].level:
             whole = joined(newest)
@@ -190,6 +208,7 @@ class ResultsWriter:
             self._index_stale = True
 
     def _write_index(self) -> None:
+        """Replace the index, and remove merged segments that no reader needs any more."""
         start = time.monotonic()
         write_whole(self.path, index_image(self._segments, self._parts.name, self._attributes))
         self._index_stale = False
@@ -200,6 +219,7 @@ class ResultsWriter:
             self._retired.pop(0)[1].unlink(missing_ok=True)
 
     def _write_final(self, lines: int | None) -> None:
+        """Write the final file, and remove the parts. `lines` is the number of lines that it must have."""
         with new_file(self._parts / "final.tmp", self.path) as (file, check):
             written = merge([self._parts / s.name for s in self._segments], file, check)
             if lines not in (None, written):
@@ -207,18 +227,26 @@ class ResultsWriter:
                     "every row that was read is in the results", f"expected {lines} rows and errors, got {written}"
                 )
             write_attributes(file, self._attributes, complete=True)
-        with suppress(OSError):  # the result is whole; network file systems keep names that readers have open
+        with suppress(OSError):  # the results are whole; network file systems keep files that readers have open
             _remove_parts(self._parts)
 
 
 def _due(start: float, seconds: float) -> float:
-    """When to do again what was begun at `start` and ends now, so that it takes no more than its share of the time."""
+    """Return when to repeat work that began at `start` and ends now, so that it takes at most COST_SHARE of the time.
+
+    It is repeated no earlier than `seconds` after its start.
+    """
     now = time.monotonic()
     return max(start + seconds, now + (now - start) / COST_SHARE)
 
 
 def _claim(path: Path, parts: Path, overwrite: bool) -> Lock:
-    """Remove what an earlier run left, unless one is at work there, and begin anew. Raises UserError and OSError."""
+    """Remove the files of an earlier run, create the folder of parts, and return its lock.
+
+    Raises:
+        UserError: Another process writes the output, or `overwrite` is false and there are results.
+        OSError: The disk refuses it.
+    """
     lock = Lock(parts) if parts.exists() else None
     if not overwrite and (path.exists() or segment_files(parts)):
         raise UserError(f"results {path}: another job has written them meanwhile; start this one again")
@@ -230,8 +258,12 @@ def _claim(path: Path, parts: Path, overwrite: bool) -> Lock:
 
 
 def _remove_parts(parts: Path) -> None:
-    """Remove the files that this module writes, then the folder; raises OSError if anything else lies in it."""
-    left = [file for pattern in ("*.tmp", f"*{DAMAGED}", UNFINISHED, LOCK) for file in parts.glob(pattern)]
-    for file in (*segment_files(parts), *left):
+    """Remove the files of this package in a folder of parts, then the folder.
+
+    Raises:
+        OSError: There are other files in it, or the disk refuses it.
+    """
+    others = [file for pattern in ("*.tmp", f"*{DAMAGED}", UNFINISHED, LOCK) for file in parts.glob(pattern)]
+    for file in (*segment_files(parts), *others):
         file.unlink()
     parts.rmdir()

@@ -1,4 +1,4 @@
-"""Weights of a model directory: safetensors files, mapped and used where they lie."""
+"""Weights of a model directory: safetensors files, mapped into memory and used without a copy."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import torch
@@ -23,33 +24,64 @@ NUMBER = re.compile(r"(?<=\.)\d{1,9}(?=\.)")  # in a key, such as a layer's plac
 
 
 class Index(msgspec.Struct):
+    """What is read of the index of a checkpoint in several files: by key the name of the file that holds it."""
+
     weight_map: dict[str, str]
 
 
-class StoredTensor:
-    """A tensor of a checkpoint; called, it returns the tensor, backed by the mapped file.
+class StoredSlice(Protocol):
+    """What is read of safetensors' description of a tensor."""
 
-    file: that holds it. dtype: safetensors' name for it, such as BF16.
+    def get_dtype(self) -> str:
+        """Return the dtype in safetensors' words."""
+
+
+class Shard(Protocol):
+    """An open safetensors file."""
+
+    def keys(self) -> list[str]:
+        """Return the names of its tensors."""
+
+    def get_slice(self, name: str) -> StoredSlice:
+        """Return the description of a tensor."""
+
+    def get_tensor(self, name: str) -> Tensor:
+        """Return a tensor, backed by the mapped file."""
+
+
+class StoredTensor:
+    """A tensor of a checkpoint that has not been read.
+
+    Attributes:
+        file: File that holds it.
+        dtype: Name of its dtype in safetensors, such as BF16.
     """
 
     __slots__ = ("_key", "_shard", "dtype", "file")
 
-    def __init__(self, file: Path, shard, key: str):
+    def __init__(self, file: Path, shard: Shard, key: str):
         self.file, self._shard, self._key = file, shard, key
-        self.dtype: str = shard.get_slice(key).get_dtype()
+        self.dtype = shard.get_slice(key).get_dtype()
 
     def __call__(self) -> Tensor:
+        """Return the tensor, backed by the mapped file."""
         return self._shard.get_tensor(self._key)
 
 
 def holds_weights(path: Path) -> bool:
+    """Return whether the model directory `path` has safetensors files under their usual names."""
     return (path / INDEX).exists() or (path / SINGLE).exists()
 
 
 def open_checkpoint(path: Path, layers: int | None = None) -> dict[str, StoredTensor]:
-    """Return the tensors of the checkpoint in `path` by key; only the headers of its files are read.
+    """Return the tensors of a checkpoint by key. Only the headers of its files are read.
 
-    Raises UserError for a missing, truncated or skipped_queriesable file, naming it, or if it has no `layers` layers.
+    Args:
+        path: Model directory.
+        layers: Number of layers that config.json states, or None.
+
+    Raises:
+        UserError: If a file is missing, truncated or unreadable, or if the checkpoint has fewer layers.
     """
     tensors: dict[str, StoredTensor] = {}
     places = weight_map(path)
@@ -68,7 +100,10 @@ def open_checkpoint(path: Path, layers: int | None = None) -> dict[str, StoredTe
 def weight_map(path: Path) -> dict[str, Path]:
     """Return by key the file that the index of the checkpoint in `path` names for it; {} if there is no index.
 
-    Raises UserError if the index is none, or names files outside of `path`. A file may be a link to anywhere.
+    A file may be a link to anywhere.
+
+    Raises:
+        UserError: If the index is not one, or if it names files outside of `path`.
     """
     index = path / INDEX
     if not index.exists():
@@ -88,7 +123,15 @@ def weight_map(path: Path) -> dict[str, Path]:
 
 
 def shard_files(path: Path, places: Mapping[str, Path]) -> list[Path]:
-    """Return the safetensors files of `path`, all present; places: what `weight_map` returned."""
+    """Return the safetensors files of a checkpoint, all of which exist.
+
+    Args:
+        path: Model directory.
+        places: Result of `weight_map`.
+
+    Raises:
+        UserError: If files are missing, or if there are none.
+    """
     if (path / INDEX).exists():
         files = sorted(set(places.values()))
     elif (path / SINGLE).is_file():
@@ -109,7 +152,8 @@ def shard_files(path: Path, places: Mapping[str, Path]) -> list[Path]:
     return files
 
 
-def open_shard(file: Path):
+def open_shard(file: Path) -> Shard:
+    """Open a safetensors file and read its header. Raise UserError if it is truncated or another kind of file."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -122,7 +166,7 @@ def open_shard(file: Path):
 
 
 def forget_pages(shards: Iterable[Path]) -> None:
-    """Take the mapped files `shards` out of this process's memory; what is used again is read again."""
+    """Take the mapped files `shards` out of this process's memory. Pages that are used again are read again."""
     files = {str(file.resolve()) for file in shards}
     advise = ctypes.CDLL(None, use_errno=True).madvise
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -133,11 +177,12 @@ def forget_pages(shards: Iterable[Path]) -> None:
                 advise(start, end - start, mmap.MADV_DONTNEED)
 
 
-class Stack(tuple):
-    """An experts' weight left as its checkpoint tensors: for each expert the [out_j, in] pieces that make it up."""
+class Stack(tuple[tuple[Tensor, ...], ...]):
+    """A weight of experts left as tensors of the checkpoint: for each expert the [out_j, in] pieces that make it up."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
+        """Return [E, out, in], the shape of the weight as one tensor."""
         return len(self), sum(piece.shape[0] for piece in self[0]), self[0][0].shape[1]
 
 
@@ -145,13 +190,25 @@ def read_weights(
     path: Path,
     tensors: Mapping[str, StoredTensor],
     sources: Sources,
-    wanted: dict[str, Meta],
+    wanted: Mapping[str, Meta],
     device: torch.device,
 ) -> dict[str, Tensor | Stack]:
-    """The weights `wanted` by name, in these shapes and dtypes, from the `tensors` of the checkpoint in `path`.
+    """Read a model's weights from a checkpoint.
 
-    A tensor that has its dtype already is used in place (mapped, on the CPU); others are converted one at a time.
-    Raises UserError for missing tensors and wrong shapes.
+    A tensor on the CPU that has its dtype already is used without a copy. Others are converted one at a time.
+
+    Args:
+        path: Model directory.
+        tensors: Tensors of the checkpoint, by key.
+        sources: Tensors that make up each weight.
+        wanted: Shape and dtype of the weights, by name.
+        device: Device for the weights.
+
+    Returns:
+        The weights by name.
+
+    Raises:
+        UserError: If tensors are missing or have another shape.
     """
     like = {sources.ties.get(name, name): wanted[name].dtype for name in wanted}
     weights: dict[str, Tensor | Stack] = {}
@@ -168,12 +225,14 @@ def read_weights(
 
 
 def place(value: Tensor | Stack, dtype: torch.dtype, device: torch.device) -> Tensor | Stack:
+    """Return `value` in `dtype` on `device`, without a copy if it is that already."""
     if isinstance(value, Stack):
-        return Stack(tuple(place(piece, dtype, device) for piece in pieces) for pieces in value)
+        return Stack(tuple(piece.to(device=device, dtype=dtype) for piece in pieces) for pieces in value)
     return value.to(device=device, dtype=dtype)
 
 
-def check_weights(path: Path, weights: dict, wanted: dict[str, Meta]) -> None:
+def check_weights(path: Path, weights: Mapping[str, Tensor | Stack], wanted: Mapping[str, Meta]) -> None:
+    """Raise UserError if `weights`, of the checkpoint in `path`, lack one that is `wanted` or differ in its shape."""
     missing = sorted(set(wanted) - set(weights))
     if missing:
         raise UserError(

@@ -1,25 +1,28 @@
-"""Tidy an exported graph: no-ops and assertions go, equal expressions become one."""
+"""Simplify an exported graph: remove operators without effect, and merge equal expressions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import Argument, Target
+
+from hpcdecode.model.frontend.nodes import as_node, as_nodes, traced_tensor, traced_value
 
 aten = torch.ops.aten
-VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
-UNREPEATABLE = ("empty", "rand", "bernoulli", "dropout", "multinomial")
+VIEWS: frozenset[Target] = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape.default})
+UNREPEATABLE = ("empty", "rand", "bernoulli", "dropout", "multinomial")  # in the names of operators
 
 
 def clean(graph: fx.Graph) -> None:
-    """Simplify `graph` in place without changing any value it computes."""
+    """Simplify `graph` in place without changing any value that it computes."""
     for node in list(graph.nodes):
         if node.op == "call_function" and is_assertion(node):
             graph.erase_node(node)
     merge_equal(graph)
     for node in list(graph.nodes):
-        if node.op == "call_function" and (same := simpler(node)) is not None:
+        if node.op == "call_function" and (same := unchanged_argument(node)) is not None:
             node.replace_all_uses_with(same)
     for node in graph.nodes:
         skip_inner_views(node)
@@ -28,75 +31,93 @@ def clean(graph: fx.Graph) -> None:
 
 
 def is_assertion(node: fx.Node) -> bool:
+    """Return whether `node` only checks something: a size, say, or a constraint on a symbol."""
     name = str(node.target)
     return not node.users and ("_assert" in name or "sym_constrain" in name)
 
 
 def remove_dead(graph: fx.Graph) -> None:
+    """Remove the calls of `graph` whose result nothing reads."""
     for node in reversed(graph.nodes):
         if node.op == "call_function" and not node.users:
             graph.erase_node(node)
 
 
-def simpler(node: fx.Node) -> fx.Node | None:
-    """The argument that `node` returns unchanged, if it does."""
-    if node.target is aten.cat.default:  # partial rotary embeddings of the whole head leave an empty rest
-        parts = [part for part in node.args[0] if 0 not in part.meta["val"].shape]
-        return parts[0] if len(parts) == 1 and parts[0].meta["val"].dtype == node.meta["val"].dtype else None
+def unchanged_argument(node: fx.Node) -> fx.Node | None:
+    """Return the argument that `node` returns unchanged, or None if there is none."""
+    if node.target is aten.cat.default:  # a rotary embedding of the whole head is joined with an empty rest
+        parts = [part for part in as_nodes(node.args[0]) if 0 not in traced_tensor(part).shape]
+        return parts[0] if len(parts) == 1 and traced_tensor(parts[0]).dtype == traced_tensor(node).dtype else None
     x = node.args[0] if node.args else None
-    if not isinstance(x, fx.Node) or not isinstance(value := x.meta.get("val"), Tensor):
+    if not isinstance(x, fx.Node) or not isinstance(value := traced_value(x), Tensor):
         return None
     if node.target is aten.transpose.int and x.target is aten.transpose.int and set(node.args[1:]) == set(x.args[1:]):
-        return x.args[0]
-    out = node.meta["val"]
+        return as_node(x.args[0])
+    out = traced_value(node)
     if not isinstance(out, Tensor) or out.dtype != value.dtype or not same_shape(out, value):
         return None
+    return x if keeps_values(node) else None
+
+
+def keeps_values(node: fx.Node) -> bool:
+    """Return whether `node`, whose result has the shape and dtype of its first argument, also has its values."""
     if node.target in VIEWS or node.target in (aten.alias.default, aten.detach.default, aten.expand.default):
-        return x
+        return True
     if node.target in (aten.slice.Tensor, aten.lift_fresh_copy.default):
-        return x
-    if node.target is aten._to_copy.default and set(node.kwargs) <= {"dtype", "device"}:
-        return x
-    if node.target is aten.dropout.default and node.args[2] is False:
-        return x
-    if node.target is aten.mul.Tensor and isinstance(node.args[1], float | int) and node.args[1] == 1:
-        return x
-    return None
+        return True
+    if node.target is aten._to_copy.default:
+        return set(node.kwargs) <= {"dtype", "device"}
+    if node.target is aten.dropout.default:
+        return node.args[2] is False
+    return node.target is aten.mul.Tensor and isinstance(node.args[1], float | int) and node.args[1] == 1
 
 
 def same_shape(a: Tensor, b: Tensor) -> bool:
+    """Return whether two fake tensors have the same shape; sizes that vary are compared by their text."""
     return len(a.shape) == len(b.shape) and all(str(x) == str(y) for x, y in zip(a.shape, b.shape, strict=True))
 
 
 def skip_inner_views(node: fx.Node) -> None:
-    """A view of a view is a view of the first tensor, as long as that one is contiguous."""
-    while node.target in VIEWS and (inner := node.args[0]).target in VIEWS and is_contiguous(inner.args[0]):
-        node.update_arg(0, inner.args[0])
+    """Let a view of a view be a view of the first tensor, in place, as long as that one is contiguous."""
+    while node.target in VIEWS:
+        inner = as_node(node.args[0])
+        if inner.target not in VIEWS or not is_contiguous(viewed := as_node(inner.args[0])):
+            return
+        node.update_arg(0, viewed)
 
 
 def is_contiguous(node: fx.Node) -> bool:
-    value = node.meta["val"]
+    """Return whether `node` computes a contiguous tensor."""
+    value = traced_value(node)
     return isinstance(value, Tensor) and value.is_contiguous()
 
 
 def merge_equal(graph: fx.Graph) -> None:
-    """Common subexpression elimination: without in-place operators, equal calls give equal values."""
-    seen: dict = {}
+    """Let equal calls in `graph` be one call, in place.
+
+    The graph has no in-place operators, so equal calls give equal values.
+    """
+    first_of: dict[tuple[Target, Hashable, Hashable], fx.Node] = {}
     for node in list(graph.nodes):
         if node.op != "call_function" or any(word in str(node.target) for word in UNREPEATABLE):
             continue
-        first = seen.setdefault((node.target, freeze(node.args), freeze(node.kwargs)), node)
+        first = first_of.setdefault((node.target, freeze(node.args), freeze(node.kwargs)), node)
         if first is not node:
             node.replace_all_uses_with(first)
             graph.erase_node(node)
 
 
-def freeze(arg, name: Callable = lambda node: node):
-    """A hashable form of a node argument in which 1, 1.0 and True differ; nodes appear as `name` gives them."""
-    if isinstance(arg, fx.Node):
-        return name(arg)
-    if isinstance(arg, dict):
-        return tuple((key, freeze(value, name)) for key, value in sorted(arg.items()))
-    if isinstance(arg, tuple | list):
-        return tuple(freeze(value, name) for value in arg)
-    return type(arg).__name__, str(arg)
+def freeze(argument: Argument, name: Callable[[fx.Node], Hashable] = lambda node: node) -> Hashable:
+    """Return a hashable form of a node's argument in which 1, 1.0 and True differ.
+
+    Args:
+        argument: Argument of a node, or all of its args or kwargs.
+        name: Function that gives the form of a node.
+    """
+    if isinstance(argument, fx.Node):
+        return name(argument)
+    if isinstance(argument, dict):
+        return tuple((key, freeze(value, name)) for key, value in sorted(argument.items()))
+    if isinstance(argument, tuple | list):
+        return tuple(freeze(value, name) for value in argument)
+    return type(argument).__name__, str(argument)

@@ -1,4 +1,4 @@
-"""Reading a model directory's config.json, and refusing by name what the split cannot run."""
+"""Read a model directory's config.json, and refuse models that cannot be run in slices, by name."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import contextlib
 import json
 import os
 import warnings
+from collections.abc import Callable, Iterator
+from logging import ERROR
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from hpcdecode.errors import UserError, first_line
 from hpcdecode.model.frontend.stated import QUANTISATION_FILES, check_quantisation, check_values, quantised, scheme_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 ATTENTION_KINDS = frozenset({"full_attention", "sliding_attention"})
 ROPE_REFUSED = {
@@ -24,23 +29,30 @@ OTHER_TOWERS = ("vision_config", "audio_config", "speech_config")
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """What is asked of a config once its model is traced."""
+    """What is asked of a model's config after the model is traced.
+
+    Attributes:
+        model_type: Type of the model, such as llama.
+        architectures: Classes of transformers that can load it, such as LlamaForCausalLM.
+        max_positions: Length in tokens of the longest sequence that it can run, or None.
+    """
 
     model_type: str
     architectures: list[str] | None
     max_positions: int | None
 
     @classmethod
-    def of(cls, config) -> ModelFacts:
+    def of(cls, config: PreTrainedConfig) -> ModelFacts:
+        """Return the facts in `config`."""
         return cls(config.model_type, config.architectures, getattr(config, "max_position_embeddings", None))
 
 
 def config_file(path: str | Path) -> Path:
-    """config.json of the model directory `path`; UserError where one of the two is missing or cannot be read."""
-    path = Path(path)
-    if not path.is_dir():
-        raise UserError(f"model directory {path} does not exist: give one in Hugging Face format")
-    file = path / "config.json"
+    """Return config.json of the model directory `path`. Raise UserError if it is missing or cannot be read."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise UserError(f"model directory {folder} does not exist: give one in Hugging Face format")
+    file = folder / "config.json"
     if not (file.is_file() and os.access(file, os.R_OK)):
         raise UserError(f"{file} is missing: expected a model directory in Hugging Face format")
     return file
@@ -49,7 +61,8 @@ def config_file(path: str | Path) -> Path:
 def stated_config(path: str | Path) -> dict[str, Any]:
     """Return what config.json of the model directory `path` states of the language model; {} if there is none.
 
-    Raises UserError if its values are absurd, if a file there states a quantisation, or if one is no regular file.
+    Raises:
+        UserError: If a value is absurd, if a file there states a quantisation, or if one is not a regular file.
     """
     folder = Path(path)
     for entry in folder.iterdir():
@@ -67,20 +80,24 @@ def stated_config(path: str | Path) -> dict[str, Any]:
 
 
 def stated_dtype(path: str | Path) -> str | None:
-    """The dtype of the checkpoint in `path` as its config.json has it, such as bfloat16."""
+    """Return the dtype of the checkpoint in `path` that its config.json states, such as bfloat16, or None."""
     config = text_config(read_json(config_file(path)))
     dtype = config.get("dtype") or config.get("torch_dtype")
     return dtype.removeprefix("torch.") if isinstance(dtype, str) else None
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The part of a config.json that describes the language model; what it lacks comes from the top level."""
+    """Return the part of a config.json that describes the language model, on top of what its top level states."""
     text = config.get("text_config")
     return {**config, **(text if isinstance(text, dict) else {})}
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return {} if there is no such file. Raises UserError if it holds no JSON object, or is too large for one."""
+    """Return the JSON object in the file `path`, or {} if there is no such file.
+
+    Raises:
+        UserError: If the file holds anything else, or if it is larger than MOST_JSON_BYTES.
+    """
     try:
         size = path.stat().st_size
         if size > MOST_JSON_BYTES or (path.exists() and not path.is_file()):
@@ -95,10 +112,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_config(path: str | Path):
+def read_config(path: str | Path) -> PreTrainedConfig:
     """Return the transformers config of the model directory `path`.
 
-    Raises UserError where the directory, its config.json or support for its architecture is missing.
+    Raises:
+        UserError: If the directory or its config.json is missing, or if its architecture is not supported.
     """
     from transformers import AutoConfig
 
@@ -106,56 +124,63 @@ def read_config(path: str | Path):
     stated_config(path)
     try:
         with quiet():
-            config = AutoConfig.from_pretrained(file.parent, trust_remote_code=False, local_files_only=True)
+            read: Callable[..., PreTrainedConfig] = AutoConfig.from_pretrained
+            config = read(file.parent, trust_remote_code=False, local_files_only=True)
     except Exception as e:
         raise UserError(f"{file} cannot be used: {first_line(e)}") from e
     check_supported(config)
     return config
 
 
-def check_supported(config) -> None:
-    """Raise UserError, naming model and reason, for a model known by its config to be beyond the split."""
-    from transformers import AutoModelForCausalLM
-
-    def refuse(reason: str):
+def check_supported(config: PreTrainedConfig) -> None:
+    """Raise UserError, with model type and reason, if `config` shows that its model cannot be run in slices."""
+    if (reason := reason_to_refuse(config)) is not None:
         raise unsupported(config, reason)
 
+
+def reason_to_refuse(config: PreTrainedConfig) -> str | None:
+    """Return why the model of `config` cannot be run in slices, or None if nothing is known against it."""
+    from transformers import AutoModelForCausalLM
+
     if config.is_encoder_decoder:
-        refuse("it is an encoder-decoder; expected a decoder-only language model")
+        return "it is an encoder-decoder; expected a decoder-only language model"
     for tower in OTHER_TOWERS:
         if getattr(config, tower, None) is not None:
-            refuse(
-                f"it has a {tower.removesuffix('_config')} tower; expected a text-only checkpoint of the language model"
-            )
+            name = tower.removesuffix("_config")
+            return f"it has a {name} tower; expected a text-only checkpoint of the language model"
     if type(config) not in AutoModelForCausalLM._model_mapping:
-        refuse("transformers has no causal language model for it")
+        return "transformers has no causal language model for it"
     for layer, kind in enumerate(getattr(config, "layer_types", None) or ()):
         if kind not in ATTENTION_KINDS:
-            refuse(f"layer {layer} is {kind!r}; attend does {' and '.join(sorted(ATTENTION_KINDS))}")
+            return f"layer {layer} is {kind!r}; attend does {' and '.join(sorted(ATTENTION_KINDS))}"
     for kind in rope_types(config):
         if kind in ROPE_REFUSED:
-            refuse(f"rope type {kind!r}: {ROPE_REFUSED[kind]}")
+            return f"rope type {kind!r}: {ROPE_REFUSED[kind]}"
+    return None
 
 
-def unsupported(config, reason: str) -> UserError:
+def unsupported(config: PreTrainedConfig, reason: str) -> UserError:
+    """Return the error for a model that is not supported."""
     return UserError(f"model type {config.model_type!r} is not supported: {reason}")
 
 
-def rope_types(config) -> set[str]:
-    """The rotary embedding types named by `config`, over all kinds of layers."""
-    rope = getattr(config, "rope_parameters", None) or {}
+def rope_types(config: PreTrainedConfig) -> set[str]:
+    """Return the types of rotary embedding that `config` states for any of its layers."""
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     nested = [v for v in rope.values() if isinstance(v, dict)] or [rope]
     return {v.get("rope_type", "default") for v in nested}
 
 
 @contextlib.contextmanager
-def quiet():
+def quiet() -> Iterator[None]:
     """Silence transformers and the tracer inside the block."""
     from transformers.utils import logging
 
+    hide_bars: Callable[[], None] = logging.disable_progress_bar
+    show_bars: Callable[[], None] = logging.enable_progress_bar
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    logging.set_verbosity(ERROR)
+    hide_bars()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -163,4 +188,4 @@ def quiet():
     finally:
         logging.set_verbosity(level)
         if bars:
-            logging.enable_progress_bar()
+            show_bars()

@@ -1,43 +1,65 @@
-"""Where to cut: a minimum weighted cut of the graph at every attention (Lamina 5.3), weighted by bytes per token."""
+"""Where to cut: a minimum weighted cut of the graph at every attention, weighted by bytes per token.
+
+Lamina, section 5.3.
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
 
 import networkx as nx
 from torch import fx
 
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.meta import meta, size_of
+from hpcdecode.model.frontend.ops import AttendArguments
 from hpcdecode.model.frontend.trace import Trace
 
-SYMBOL, STATIC, POSITION, TOKEN = "symbol", "static", "position", "token"
-OUT_OF_REACH = 1 << 40
+Dependence = Literal["symbol", "static", "position", "token"]
+SYMBOL: Final = "symbol"
+STATIC: Final = "static"
+POSITION: Final = "position"
+TOKEN: Final = "token"
+UNCUTTABLE = 1 << 40  # bytes per token, more than any cut costs
 
 
-def node_kinds(trace: Trace) -> dict[fx.Node, str]:
-    """What each node's value depends on: nothing that a step brings, sizes, the positions alone, or the tokens.
+def dependences(trace: Trace) -> dict[fx.Node, Dependence]:
+    """Return by node what its value depends on.
 
-    STATIC and SYMBOL nodes are remade wherever they are used and never cross a cut.
+    SYMBOL nodes are sizes. STATIC nodes depend on no input of a step. POSITION nodes depend on the positions alone,
+    TOKEN nodes on the tokens. SYMBOL and STATIC nodes are computed wherever they are used, and never cross a cut.
     """
-    kinds: dict[fx.Node, str] = {trace.positions: POSITION, trace.ids: TOKEN, trace.logits_indices: TOKEN}
+    found: dict[fx.Node, Dependence] = {trace.positions: POSITION, trace.ids: TOKEN, trace.logits_indices: TOKEN}
     for node in trace.graph.nodes:
-        if node in kinds:
-            continue
-        inputs = {kinds[n] for n in node.all_input_nodes}
-        if size_of(node) is not None:
-            kinds[node] = SYMBOL
-        else:
-            kinds[node] = next((k for k in (TOKEN, POSITION) if k in inputs), STATIC)
-    return kinds
+        if node not in found:
+            found[node] = dependence(node, {found[n] for n in node.all_input_nodes})
+    return found
 
 
-def find_cuts(trace: Trace, kinds: dict[fx.Node, str]) -> list[tuple[fx.Node, ...]]:
-    """For each attention the tensors that cross the cut there besides q, k and v, in graph order.
+def dependence(node: fx.Node, inputs: set[Dependence]) -> Dependence:
+    """Return what the value of `node` depends on, given what its `inputs` depend on."""
+    if size_of(node) is not None:
+        return SYMBOL
+    if TOKEN in inputs:
+        return TOKEN
+    return POSITION if POSITION in inputs else STATIC
 
-    All that hangs on the positions alone is computed before the first attention.
+
+def find_cuts(trace: Trace, kinds: Mapping[fx.Node, Dependence]) -> list[tuple[fx.Node, ...]]:
+    """Return for each attention the tensors that cross the cut there besides q, k and v, in the graph's order.
+
+    Whatever depends on the positions alone is computed before the first attention.
+
+    Args:
+        trace: Trace of the model.
+        kinds: Result of `dependences`.
+
+    Raises:
+        UserError: If the attentions do not form one chain.
     """
-    depth = attention_depth(trace, kinds)
+    depth = attention_depth(trace)
     done = {n for n, kind in kinds.items() if kind == POSITION} | {trace.ids, trace.logits_indices}
     order = {node: i for i, node in enumerate(trace.graph.nodes)}
     cuts = []
@@ -45,18 +67,23 @@ def find_cuts(trace: Trace, kinds: dict[fx.Node, str]) -> list[tuple[fx.Node, ..
         free = [n for n in order if kinds[n] == TOKEN and n not in done and depth[n] <= i and n is not attend]
         done |= source_side(attend, free, done, kinds, trace)
         crossing = [n for n in done if later_users(n, attend, done, kinds)]
-        cuts.append(tuple(sorted(crossing, key=order.get)))
+        cuts.append(tuple(sorted(crossing, key=lambda n: order[n])))
         done.add(attend)
     return cuts
 
 
-def later_users(node: fx.Node, attend: fx.Node, done: set[fx.Node], kinds) -> list[fx.Node]:
-    """Who needs `node` after `attend`; q, k and v themselves go over the wire, sizes are read off other tensors."""
+def later_users(
+    node: fx.Node, attend: fx.Node, done: set[fx.Node], kinds: Mapping[fx.Node, Dependence]
+) -> list[fx.Node]:
+    """Return the nodes that need `node` after `attend`.
+
+    The attention itself gets q, k and v in messages, and sizes are read from other tensors.
+    """
     return [u for u in node.users if u not in done and u is not attend and kinds[u] != SYMBOL]
 
 
-def attention_depth(trace: Trace, kinds) -> dict[fx.Node, int]:
-    """How many attentions a node's value has passed through; raises UserError unless they form one chain."""
+def attention_depth(trace: Trace) -> dict[fx.Node, int]:
+    """Return by node how many attentions its value has passed; raise UserError unless they form one chain."""
     depth: dict[fx.Node, int] = {}
     for node in trace.graph.nodes:
         depth[node] = max((depth[n] for n in node.all_input_nodes), default=0)
@@ -67,10 +94,23 @@ def attention_depth(trace: Trace, kinds) -> dict[fx.Node, int]:
     return depth
 
 
-def source_side(attend: fx.Node, free: list[fx.Node], done: set[fx.Node], kinds, trace: Trace) -> set[fx.Node]:
-    """The nodes of `free` to compute before `attend`: the smallest source side of a minimum cut.
+def source_side(
+    attend: fx.Node,
+    free: Sequence[fx.Node],
+    done: set[fx.Node],
+    kinds: Mapping[fx.Node, Dependence],
+    trace: Trace,
+) -> set[fx.Node]:
+    """Return the nodes to compute before `attend`: the smallest source side of a minimum cut.
 
-    A tensor counts once however many consumers it has, and whatever a computed node needs is computed too.
+    A tensor counts once however many nodes read it. Whatever a computed node needs is computed too.
+
+    Args:
+        attend: The attention at which the graph is cut.
+        free: Nodes that may be computed before or after it.
+        done: Nodes that are computed already.
+        kinds: What each node depends on.
+        trace: Trace of the model.
     """
     free_set = set(free)
     flow = nx.DiGraph()
@@ -87,22 +127,24 @@ def source_side(attend: fx.Node, free: list[fx.Node], done: set[fx.Node], kinds,
             flow.add_edge(node, ("cut", node), capacity=cost(node, trace))
         for user in users:
             flow.add_edge(("cut", node), user if user in free_set else "sink")
-    for node in attend.args[:3]:
+    for node in AttendArguments.of(attend)[:3]:
         flow.add_edge("source", node)
-    return reachable(flow) & free_set
+    return free_set & reachable(flow)
 
 
 def cost(node: fx.Node, trace: Trace) -> int:
-    """Weight of a cut through `node`: bytes per token, out of reach for token ids and for tuples of tensors."""
-    if node is trace.ids or meta(node) is None:
-        return OUT_OF_REACH
-    return 0 if node is trace.logits_indices else meta(node).bytes_per_token
+    """Return the bytes per token that cross a cut at `node`; UNCUTTABLE for token ids and for tuples of tensors."""
+    about = meta(node)
+    if node is trace.ids or about is None:
+        return UNCUTTABLE
+    return 0 if node is trace.logits_indices else about.bytes_per_token
 
 
-def reachable(flow: nx.DiGraph) -> set:
-    """Source side of the minimum cut of `flow` that is nearest to the source."""
+def reachable(flow: nx.DiGraph) -> set[object]:
+    """Return the source side of the minimum cut of `flow` that is nearest to the source."""
     residual = nx.algorithms.flow.edmonds_karp(flow, "source", "sink")
-    seen, queue = {"source"}, deque(["source"])
+    seen: set[object] = {"source"}
+    queue: deque[object] = deque(seen)
     while queue:
         for node, edge in residual[queue.popleft()].items():
             if node not in seen and edge["flow"] < edge["capacity"]:

@@ -1,46 +1,96 @@
-"""What was cut where: the data behind `hpcdecode split MODEL`, and its text."""
+"""How a model was cut: the data of `hpcdecode split MODEL`, and its text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
+from typing import TypedDict
 
 import torch
 from torch import fx
 
 from hpcdecode.attention.base import LayerShape
-from hpcdecode.model.frontend.meta import meta
-from hpcdecode.model.frontend.split import Split
+from hpcdecode.model.frontend.meta import tensor_meta
+from hpcdecode.model.frontend.split import Slice, Split
+
+Size = int | str
 
 
-def describe(parts: Split, attends: tuple[LayerShape, ...], dtype: torch.dtype) -> dict:
-    """Slices, groups of equal slices, tensors cut and bytes per token, as plain data (JSON)."""
+class WireTensor(TypedDict):
+    """A tensor that a token sends to an R-rank, or gets back from there, at one layer."""
+
+    name: str
+    shape: list[Size]
+    bytes_per_token: int
+
+
+# The tensor's "from" says what it depends on.
+CutTensor = TypedDict(
+    "CutTensor", {"name": str, "from": str, "shape": list[Size], "dtype": str, "bytes_per_token": int}
+)
+
+
+class SliceDescription(TypedDict):
+    """One slice: the graph that it runs, its weights, and what it hands on."""
+
+    slice: int
+    group: int
+    calls: int
+    weights: int
+    weight_bytes: int
+    context: list[CutTensor]
+    wire: list[WireTensor]
+
+
+class Description(TypedDict):
+    """A model that is cut into slices."""
+
+    model_type: str
+    dtype: str
+    layers: int
+    groups: list[list[int]]
+    slices: list[SliceDescription]
+    wire_bytes_per_token: int
+    kv_bytes_per_token: int
+
+
+def describe(parts: Split, attends: Sequence[LayerShape], dtype: torch.dtype) -> Description:
+    """Return slices, groups of equal slices, tensors cut and bytes per token, as plain data (JSON).
+
+    Args:
+        parts: The model.
+        attends: Shape of each attention.
+        dtype: Dtype of the activations.
+    """
     wire = [wire_tensors(shape, dtype) for shape in attends]
-    slices = []
-    for i, part in enumerate(parts.slices):
-        slices.append(
-            {
-                "slice": i,
-                "group": part.group,
-                "calls": sum(n.op == "call_function" for n in parts.groups[part.group].graph.nodes),
-                "weights": len(part.weights),
-                "weight_bytes": sum(meta(n).bytes_per_token for n in part.weights),
-                "context": [cut_tensor(n, parts) for n in part.context],
-                "wire": wire[i] if i < len(wire) else [],
-            }
-        )
+    tensors = [tensor for layer in wire for tensor in layer]
     return {
         "model_type": parts.trace.facts.model_type,
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": dtype_name(dtype),
         "layers": len(attends),
         "groups": [group.slices for group in parts.groups],
-        "slices": slices,
-        "wire_bytes_per_token": sum(t["bytes_per_token"] for layer in wire for t in layer),
-        "kv_bytes_per_token": sum(t["bytes_per_token"] for layer in wire for t in layer if t["name"] in "kv"),
+        "slices": [
+            describe_slice(i, part, parts, wire[i] if i < len(wire) else []) for i, part in enumerate(parts.slices)
+        ],
+        "wire_bytes_per_token": sum(t["bytes_per_token"] for t in tensors),
+        "kv_bytes_per_token": sum(t["bytes_per_token"] for t in tensors if t["name"] in "kv"),
     }
 
 
-def wire_tensors(shape: LayerShape, dtype: torch.dtype) -> list[dict]:
-    """What one token sends to the R-part and back at one layer."""
+def describe_slice(i: int, part: Slice, parts: Split, wire: list[WireTensor]) -> SliceDescription:
+    """Return slice `i`, which is `part` of `parts`, as plain data; wire: the tensors of the attention after it."""
+    return {
+        "slice": i,
+        "group": part.group,
+        "calls": sum(n.op == "call_function" for n in parts.groups[part.group].graph.nodes),
+        "weights": len(part.weights),
+        "weight_bytes": sum(tensor_meta(n).bytes_per_token for n in part.weights),
+        "context": [cut_tensor(n, parts) for n in part.context],
+        "wire": wire,
+    }
+
+
+def wire_tensors(shape: LayerShape, dtype: torch.dtype) -> list[WireTensor]:
+    """Return the tensors that one token sends to an R-rank, and gets back, at a layer of this `shape`."""
     widths = {
         "q": (shape.q_heads, shape.k_dim),
         "k": (shape.kv_heads, shape.k_dim),
@@ -52,20 +102,26 @@ def wire_tensors(shape: LayerShape, dtype: torch.dtype) -> list[dict]:
     ]
 
 
-def cut_tensor(node: fx.Node, parts: Split) -> dict:
-    about = meta(node)
+def cut_tensor(node: fx.Node, parts: Split) -> CutTensor:
+    """Return a tensor that crosses a cut as plain data."""
+    about = tensor_meta(node)
     per_token = node is not parts.trace.logits_indices
     return {
         "name": node.name,
         "from": parts.kinds[node] if per_token else "kept tokens",
         "shape": list(about.shape),
-        "dtype": str(about.dtype).removeprefix("torch."),
+        "dtype": dtype_name(about.dtype),
         "bytes_per_token": about.bytes_per_token if per_token else 0,
     }
 
 
-def render(data: dict) -> str:
-    """`describe`'s data as text: one block for each run of slices that read alike."""
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of `dtype`, such as bfloat16."""
+    return str(dtype).removeprefix("torch.")
+
+
+def render(data: Description) -> str:
+    """Return the text for what `describe` returned: one block for each run of slices that read alike."""
     lines = [
         f"{data['model_type']}: {data['layers']} layers in {data['dtype']}, {data['layers'] + 1} slices, "
         f"{len(data['groups'])} graphs",
@@ -80,29 +136,29 @@ def render(data: dict) -> str:
         )
         if part["wire"]:
             total = sum(t["bytes_per_token"] for t in part["wire"])
-            lines.append(
-                f"  wire     {total:>10,} B/token  "
-                + "  ".join(f"{t['name']} {show(t['shape'])}" for t in part["wire"])
-            )
-        for t in part["context"]:
-            what = f"{show(t['shape'])} {t['dtype']} {t['name']} ({t['from']})"
-            lines.append(f"  context  {t['bytes_per_token']:>10,} B/token  {what}")
+            tensors = "  ".join(f"{t['name']} {shape_text(t['shape'])}" for t in part["wire"])
+            lines.append(f"  wire     {total:>10,} B/token  {tensors}")
+        for cut in part["context"]:
+            what = f"{shape_text(cut['shape'])} {cut['dtype']} {cut['name']} ({cut['from']})"
+            lines.append(f"  context  {cut['bytes_per_token']:>10,} B/token  {what}")
     return "\n".join(lines)
 
 
-def runs(slices: list[dict]) -> Iterable[tuple[int, int]]:
-    """First and last index of each run of slices that differ in their numbers and tensor names only."""
+def runs(slices: Sequence[SliceDescription]) -> Iterator[tuple[int, int]]:
+    """Yield first and last index of each run of slices that differ in their numbers and tensor names only."""
     first = 0
     for i in range(1, len(slices) + 1):
-        if i == len(slices) or alike(slices[i]) != alike(slices[first]):
+        if i == len(slices) or form(slices[i]) != form(slices[first]):
             yield first, i - 1
             first = i
 
 
-def alike(part: dict) -> tuple:
+def form(part: SliceDescription) -> tuple[object, ...]:
+    """Return what the slices of a run have in common."""
     context = [(t["shape"], t["dtype"], t["bytes_per_token"]) for t in part["context"]]
     return part["group"], part["weight_bytes"], part["wire"], context
 
 
-def show(shape: list) -> str:
+def shape_text(shape: Sequence[Size]) -> str:
+    """Return the text of a shape, such as [T, 4, 16]."""
     return "[" + ", ".join(map(str, shape)) + "]"

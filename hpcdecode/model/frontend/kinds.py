@@ -1,10 +1,11 @@
-"""Trace one decoder layer of each kind: layers that are alike but for their weights stand in for each other.
+"""Trace one decoder layer of each kind, and mark where layers like it run.
 
-While a model is traced, the first two layers of a kind run as they are, between marker operators; each later one is a
-single operator, `again`, on the tensors that the model hands it. `expand.py` checks that the two came out alike and
-puts copies of the first in the place of the others. Layers are of one kind if their modules are equal, attribute by
-attribute, and are called with equal arguments but for the values of tensors. Whatever this cannot vouch for raises
-Unlike, and the model is traced whole.
+While a model is traced, the first two layers of a kind run as they are, between marker operators. Each later one is a
+single operator, `again`, on the tensors that the model hands it. `expand.py` checks that the first two came out alike,
+and puts copies of the first in the place of the others.
+
+Layers are of one kind if their modules are equal, attribute by attribute, and if their arguments are equal, too. The
+values of tensors are not compared. If this cannot be shown, LayersDiffer is raised and the model is traced whole.
 """
 
 from __future__ import annotations
@@ -12,105 +13,161 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 TRACED = 2  # layers of a kind
-INDEX_NAMES = ("layer_idx", "layer_id")  # attributes that hold a layer's place
+INDEX_NAMES = ("layer_idx", "layer_id")  # attributes that hold a layer's index
 SCALARS = (type(None), bool, int, float, str, torch.dtype, torch.device)
+Forward = Callable[..., object]
+TensorForm = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # shape, strides
 
 
-class Unlike(Exception):
+class LayersDiffer(Exception):
     """Layers are not known to be alike."""
 
 
-class Unread:
-    """Stands in for a layer's place while it is traced: a layer that looks at its place is like no other."""
+class OpaqueIndex:
+    """Stand in for a layer's index while it is traced; any use raises LayersDiffer.
+
+    A layer that computes with its index is like no other.
+    """
 
 
-def _looked_at(self: Unread, *_: Any) -> Any:
-    raise Unlike("a layer computes with its place")
+def _refuse_use(self: OpaqueIndex, *_: object) -> None:
+    raise LayersDiffer("a layer computes with its index")
 
 
 _OPERATORS = "eq ne lt le gt ge hash bool int float index str repr format add radd sub rsub mul rmul neg truediv"
 for _name in (*_OPERATORS.split(), "rtruediv", "floordiv", "rfloordiv", "mod", "rmod", "pow", "rpow", "call", "iter"):
-    setattr(Unread, f"__{_name}__", _looked_at)
+    setattr(OpaqueIndex, f"__{_name}__", _refuse_use)
 
 
 @functools.cache
 def define() -> None:
     """Define the marker operators `enter`, `leave` and `again` for torch, once.
 
-    enter and leave surround a layer that is traced: leave has the layer's output, its inputs once it has run, and what
-    enter returned, which has the inputs before. again stands for a layer like another; its output has the form of the
-    input of that number. like is the first layer of the kind.
+    `enter` and `leave` surround a layer that is traced. `leave` takes the layer's output, its inputs after it has run,
+    and the result of `enter`, which took the inputs before. `again` stands for a layer like another: its output has the
+    form of the input number `form`. `like` is the first layer of the kind.
     """
     schemas = {
         "enter": "(Tensor[] inputs, int layer) -> Tensor",
         "leave": "(Tensor out, Tensor[] inputs, Tensor entered, int layer, int like) -> Tensor",
         "again": "(Tensor[] inputs, int layer, int like, int form) -> Tensor",
     }
-    fakes = {
-        "enter": lambda inputs, layer: inputs[0].new_empty(0),
-        "leave": lambda out, inputs, entered, layer, like: fresh(out),
-        "again": lambda inputs, layer, like, form: fresh(inputs[form]),
-    }
+    fakes: dict[str, Callable[..., Tensor]] = {"enter": _entered, "leave": _left, "again": _repeated}
     for name, schema in schemas.items():
         marker = torch.library.custom_op(f"hpcdecode::{name}", _never, mutates_args=(), schema=schema)
         marker.register_fake(fakes[name])
 
 
-def _never(*_: Any) -> Tensor:
+def _entered(inputs: Sequence[Tensor], layer: int) -> Tensor:
+    return inputs[0].new_empty(0)
+
+
+def _left(out: Tensor, inputs: Sequence[Tensor], entered: Tensor, layer: int, like: int) -> Tensor:
+    return empty_copy(out)
+
+
+def _repeated(inputs: Sequence[Tensor], layer: int, like: int, form: int) -> Tensor:
+    return empty_copy(inputs[form])
+
+
+def _never(*_: object) -> Tensor:
     raise NotImplementedError("a marker of the tracer is never run")
 
 
-def fresh(like: Tensor) -> Tensor:
+def empty_copy(like: Tensor) -> Tensor:
+    """Return a new tensor, uninitialised, with the shape, strides, dtype and device of `like`."""
     return torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device=like.device)
 
 
-@dataclass
-class Kind:
-    """Layers that are alike.
+class ModuleForm(NamedTuple):
+    """Class and attributes of a module, deeply, without the values of its tensors.
 
-    about: what they have in common. first: place of the first. met: how many have run. form: number of the input whose
-    form the output has. out_tree: what the output is the leaf of.
+    Attributes:
+        class_id: Id of the class.
+        tensors: Name and form of every parameter and buffer.
+        attributes: Form of all other attributes.
+        children: Name and form of every child module.
     """
 
-    about: tuple
+    class_id: int
+    tensors: list[tuple[str, TensorForm | None]]
+    attributes: object
+    children: list[tuple[str, ModuleForm | None]]
+
+
+class CallForm(NamedTuple):
+    """A layer and its arguments, without the values of tensors.
+
+    Attributes:
+        module: Form of the layer.
+        tree: Nesting of the arguments.
+        leaves: Form of each argument.
+    """
+
+    module: ModuleForm
+    tree: TreeSpec
+    leaves: list[object]
+
+
+@dataclass
+class LayerKind:
+    """Layers that are alike.
+
+    Attributes:
+        call: Form of the call that they have in common.
+        first: Index of the first of them.
+        seen: Number of them that have run.
+        form: Number of the input whose form the output has.
+        out_tree: Nesting of the output; None until one has run.
+    """
+
+    call: CallForm
     first: int
-    met: int = 0
+    seen: int = 0
     form: int = 0
-    out_tree: Any = None
+    out_tree: TreeSpec | None = None
 
 
-class Kinds:
+class LayerKinds:
     """The decoder layers of a model, and which of them are of one kind.
 
-    name: of their list in the model, such as model.layers.
+    Args:
+        model: Model that will be traced.
+        layers: Number of its layers.
+
+    Attributes:
+        name: Name of the list of layers in the model, such as model.layers.
+        layers: The modules of that list.
+
+    Raises:
+        LayersDiffer: If the model has not one list of its layers, or if layers share tensors.
     """
 
     def __init__(self, model: torch.nn.Module, layers: int):
-        """Raises Unlike if the model has not one list of its `layers` layers, or if they share tensors."""
         self.name, self.layers = layer_list(model, layers)
         check_own_tensors(model, self.name)
-        self._known: list[Kind] = []
+        self._known: list[LayerKind] = []
         self._last = -1
-        self._signatures: list[tuple] = []
+        self._forms: list[ModuleForm] = []
 
     @contextlib.contextmanager
     def standing_in(self) -> Iterator[None]:
-        """Let layers stand in for each other inside the block. Raises Unlike if running them has changed them."""
+        """Let layers stand in for each other inside the block. Raise LayersDiffer if running them has changed them."""
         define()
-        places = [(m, n, i) for i, layer in enumerate(self.layers) for m, n in indexed(layer, i)]
-        skipped_queries = Unread()
-        for module, name, _ in places:
-            setattr(module, name, skipped_queries)
-        self._signatures = [signature(layer) for layer in self.layers]
+        indices = [(m, n, i) for i, layer in enumerate(self.layers) for m, n in index_attributes(layer, i)]
+        opaque = OpaqueIndex()
+        for module, name, _ in indices:
+            setattr(module, name, opaque)
+        self._forms = [module_form(layer) for layer in self.layers]
         for i, layer in enumerate(self.layers):
             layer.forward = functools.partial(self._run, i, layer.forward)
         try:
@@ -118,98 +175,108 @@ class Kinds:
         finally:
             for layer in self.layers:
                 del layer.__dict__["forward"]
-            changed = self._signatures != [signature(layer) for layer in self.layers]
-            for module, name, i in places:
+            changed = self._forms != [module_form(layer) for layer in self.layers]
+            for module, name, i in indices:
                 setattr(module, name, i)
         if changed:
-            raise Unlike("a layer keeps something as it runs")
+            raise LayersDiffer("a layer keeps something as it runs")
 
-    def _run(self, i: int, forward: Callable, *args: Any, **kwargs: Any) -> Any:
+    def _run(self, i: int, forward: Forward, *args: object, **kwargs: object) -> object:
         if i <= self._last:
             self._known.clear()  # the tracer runs the model more than once
         self._last = i
         leaves, tree = tree_flatten((args, kwargs))
         inputs = [x for x in leaves if isinstance(x, Tensor)]
-        about = (self._signatures[i], tree, [described(x) for x in leaves])
-        kind = next((kind for kind in self._known if kind.about == about), None)
-        if kind is None:
-            kind = Kind(about, i)
-            self._known.append(kind)
-        kind.met += 1
-        if kind.met > TRACED:
+        kind = self._kind(i, CallForm(self._forms[i], tree, [argument_form(x) for x in leaves]))
+        kind.seen += 1
+        if kind.seen > TRACED and kind.out_tree is not None:
             return tree_unflatten([torch.ops.hpcdecode.again(inputs, i, kind.first, kind.form)], kind.out_tree)
         entered = torch.ops.hpcdecode.enter(inputs, i)
         outs, kind.out_tree = tree_flatten(forward(*args, **kwargs))
         after = tree_flatten((args, kwargs))[0]
         if len(after) != len(leaves) or any(a is not b for a, b in zip(after, leaves, strict=True)):
-            raise Unlike("a layer changes its arguments")
-        if len(outs) != 1 or not isinstance(outs[0], Tensor) or described(outs[0]) not in map(described, inputs):
-            raise Unlike("a layer's output is not one tensor of the form of its input")
-        kind.form = [described(x) for x in inputs].index(described(outs[0]))
+            raise LayersDiffer("a layer changes its arguments")
+        forms = [argument_form(x) for x in inputs]
+        if len(outs) != 1 or not isinstance(outs[0], Tensor) or argument_form(outs[0]) not in forms:
+            raise LayersDiffer("a layer's output is not one tensor of the form of its input")
+        kind.form = forms.index(argument_form(outs[0]))
         return tree_unflatten([torch.ops.hpcdecode.leave(outs[0], inputs, entered, i, kind.first)], kind.out_tree)
+
+    def _kind(self, i: int, call: CallForm) -> LayerKind:
+        """Return the kind of layer `i`, which is called as `call` says; a new one if it is like none before."""
+        for kind in self._known:
+            if kind.call == call:
+                return kind
+        self._known.append(LayerKind(call, i))
+        return self._known[-1]
 
 
 def layer_list(model: torch.nn.Module, layers: int) -> tuple[str, torch.nn.ModuleList]:
-    """Return name and modules of the only outermost list of `layers` modules; raises Unlike if there is none."""
+    """Return name and modules of the only outermost list of `layers` modules; raise LayersDiffer if there is none."""
     found: list[tuple[str, torch.nn.ModuleList]] = []
     for name, module in model.named_modules():
         inner = any(name.startswith(f"{outer}.") for outer, _ in found)
         if isinstance(module, torch.nn.ModuleList) and len(module) == layers and not inner:
             found.append((name, module))
     if len(found) != 1 or len(set(map(id, found[0][1]))) != layers:
-        raise Unlike(f"expected one list of {layers} layers")
+        raise LayersDiffer(f"expected one list of {layers} layers")
     return found[0]
 
 
 def check_own_tensors(model: torch.nn.Module, name: str) -> None:
-    """Raise Unlike if a layer of the list `name` shares a parameter or a buffer with whatever else."""
-    own, counts = set(), Counter()
+    """Raise LayersDiffer if a layer of the list `name` shares a parameter or a buffer with any other module."""
+    own: set[int] = set()
+    counts: Counter[int] = Counter()
     for each in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)):
         for key, tensor in each:
             counts[id(tensor)] += 1
             if key.startswith(f"{name}."):
                 own.add(id(tensor))
     if any(counts[key] > 1 for key in own):
-        raise Unlike("layers share tensors")
+        raise LayersDiffer("layers share tensors")
 
 
-def indexed(layer: torch.nn.Module, place: int) -> Iterator[tuple[torch.nn.Module, str]]:
-    """Yield the modules of `layer` and the attributes of theirs that hold the layer's `place`."""
+def index_attributes(layer: torch.nn.Module, index: int) -> Iterator[tuple[torch.nn.Module, str]]:
+    """Yield the modules of `layer`, and those of their attributes that hold the layer's `index`."""
     for module in layer.modules():
         for name in INDEX_NAMES:
             value = module.__dict__.get(name)
-            if type(value) is int and value == place:
+            if type(value) is int and value == index:
                 yield module, name
 
 
-def signature(module: torch.nn.Module) -> tuple:
-    """Return what modules must have in common to compute the same of their tensors: class and attributes, deeply."""
+def module_form(module: torch.nn.Module) -> ModuleForm:
+    """Return what modules must have in common to compute the same from their tensors."""
     named = (*module._parameters.items(), *module._buffers.items())
-    tensors = [(name, t if t is None else (tuple(t.shape), t.stride(), t.dtype)) for name, t in named]
+    tensors: list[tuple[str, TensorForm | None]] = [
+        (name, None if t is None else (tuple(t.shape), t.stride(), t.dtype)) for name, t in named
+    ]
     others = {k: v for k, v in module.__dict__.items() if k not in ("_parameters", "_buffers", "_modules")}
-    inner = [(name, None if m is None else signature(m)) for name, m in module._modules.items()]
-    return id(type(module)), tensors, value_of(others), inner
+    children = [(name, None if m is None else module_form(m)) for name, m in module._modules.items()]
+    return ModuleForm(id(type(module)), tensors, attribute_form(others), children)
 
 
-def value_of(attribute: Any) -> Any:
-    """Return `attribute` as plain data if it is that or a function of such arguments, else which object it is."""
+def attribute_form(attribute: Any) -> object:
+    """Return `attribute` as plain data where it is that, or a function of such arguments; else its type and id."""
     if isinstance(attribute, SCALARS):
         return type(attribute), repr(attribute)
     if type(attribute) in (list, tuple):
-        return type(attribute), [value_of(v) for v in attribute]
+        return type(attribute), [attribute_form(v) for v in attribute]
     if isinstance(attribute, dict):
-        return type(attribute), [(value_of(k), value_of(v)) for k, v in attribute.items()]
+        return type(attribute), [(attribute_form(k), attribute_form(v)) for k, v in attribute.items()]
     if type(attribute) in (set, frozenset):
-        return type(attribute), sorted(repr(value_of(v)) for v in attribute)
+        return type(attribute), sorted(repr(attribute_form(v)) for v in attribute)
     if type(attribute) is functools.partial:
-        return type(attribute), id(attribute.func), value_of(attribute.args), value_of(attribute.keywords)
+        func, args, keywords = id(attribute.func), attribute_form(attribute.args), attribute_form(attribute.keywords)
+        return type(attribute), func, args, keywords
     return type(attribute), id(attribute)
 
 
-def described(leaf: Any) -> Any:
-    """Return what arguments must have in common: of tensors shape, strides and dtype."""
-    if isinstance(leaf, Tensor):
-        return "tensor", str(tuple(leaf.shape)), str(leaf.stride()), leaf.dtype, str(leaf.device), type(leaf)
-    if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
-        return "symbol", str(leaf)
-    return value_of(leaf)
+def argument_form(argument: object) -> object:
+    """Return what arguments must have in common; of tensors that is shape, strides, dtype, device and type."""
+    if isinstance(argument, Tensor):
+        form = str(tuple(argument.shape)), str(argument.stride()), argument.dtype, str(argument.device)
+        return "tensor", *form, type(argument)
+    if isinstance(argument, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return "symbol", str(argument)
+    return attribute_form(argument)

@@ -1,21 +1,86 @@
-"""The operators that stand in for attention and for mixture-of-experts layers while a model is traced."""
+"""The operators that stand for attention and for a layer of experts while a model is traced."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from hpcdecode.errors import UserError
+from hpcdecode.model.frontend.nodes import as_float, as_int, as_node
 from hpcdecode.model.frontend.rows import linear
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 NAME = "hpcdecode"  # of both implementations in transformers' registries
 
 # Arguments transformers passes to an attention function that do not change its result for causal decoding.
 HARMLESS = {"dropout", "position_ids", "cache_position", "use_cache", "is_causal", "layer_idx"}
 HARMLESS |= {"output_attentions", "output_hidden_states", "output_router_logits", "return_dict"}
+
+
+class AttentionModule(Protocol):
+    """What is read of a transformers attention module."""
+
+    config: PreTrainedConfig
+
+
+class ExpertsModule(Protocol):
+    """What is read of a transformers module of experts, besides its weights."""
+
+    has_gate: bool
+    has_bias: bool
+    has_post_expert_norm: bool
+    is_transposed: bool
+    act_fn: Callable[[Tensor], Tensor]
+    post_expert_norm: Callable[[Tensor], Tensor]
+    _apply_gate: Callable[[Tensor], Tensor]
+
+
+class AttendArguments(NamedTuple):
+    """Arguments of `hpcdecode::attend`.
+
+    Attributes:
+        q: Queries, [T, q_heads * k_dim].
+        k: Keys, [T, kv_heads * k_dim].
+        v: Values, [T, kv_heads * v_dim].
+        q_heads: Number of query heads.
+        kv_heads: Number of KV heads.
+        scale: Factor of q.k.
+        window: Number of positions that a token sees, itself included; None for all.
+        softcap: Limit of the scores, or None.
+        sinks: One logit per query head, [q_heads], or None.
+    """
+
+    q: fx.Node
+    k: fx.Node
+    v: fx.Node
+    q_heads: int
+    kv_heads: int
+    scale: float
+    window: int | None
+    softcap: float | None
+    sinks: fx.Node | None
+
+    @classmethod
+    def of(cls, attend: fx.Node) -> AttendArguments:
+        """Return the arguments of the call `attend`."""
+        q, k, v, q_heads, kv_heads, scale, window, softcap, sinks = attend.args
+        return cls(
+            q=as_node(q),
+            k=as_node(k),
+            v=as_node(v),
+            q_heads=as_int(q_heads),
+            kv_heads=as_int(kv_heads),
+            scale=as_float(scale),
+            window=None if window is None else as_int(window),
+            softcap=None if softcap is None else as_float(softcap),
+            sinks=None if sinks is None else as_node(sinks),
+        )
 
 
 @functools.cache
@@ -39,26 +104,44 @@ def define() -> None:
         schema="(Tensor q, Tensor k, Tensor v, int q_heads, int kv_heads, float scale, int? window, float? softcap, "
         "Tensor? sinks) -> Tensor",
     )
-    attend.register_fake(
-        lambda q, k, v, q_heads, kv_heads, *_: v.new_empty(v.shape[0], v.shape[1] // kv_heads * q_heads)
-    )
+    attend.register_fake(_attended)
     experts = torch.library.custom_op(
         "hpcdecode::expert_linear",
         expert_linear,
         mutates_args=(),
         schema="(Tensor x, Tensor expert, Tensor weight, Tensor? bias, bool transposed) -> Tensor",
     )
-    experts.register_fake(
-        lambda x, expert, weight, bias, transposed: x.new_empty(x.shape[0], weight.shape[2 - (not transposed)])
-    )
+    experts.register_fake(_projected)
 
 
-def _attend_elsewhere(q, k, v, q_heads, kv_heads, scale, window, softcap, sinks):
+def _attend_elsewhere(*_: object) -> Tensor:
     raise NotImplementedError("attend marks where a traced model is cut; it is never run")
 
 
-def _attention(module, query, key, value, attention_mask, **kwargs):
-    """transformers' attention signature, [1, heads, T, dim] in and [1, T, heads, v_dim] out, to one attend."""
+def _attended(q: Tensor, k: Tensor, v: Tensor, q_heads: int, kv_heads: int, *_: object) -> Tensor:
+    return v.new_empty(v.shape[0], v.shape[1] // kv_heads * q_heads)
+
+
+def _projected(x: Tensor, expert: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[2 - (not transposed)])
+
+
+def _attention(
+    module: AttentionModule, query: Tensor, key: Tensor, value: Tensor, attention_mask: object, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Call attend with the arguments of transformers' attention interface.
+
+    Args:
+        module: Attention module of the layer.
+        query: Queries, [1, q_heads, T, k_dim].
+        key: Keys, [1, kv_heads, T, k_dim].
+        value: Values, [1, kv_heads, T, v_dim].
+        attention_mask: A mask other than None is refused.
+        kwargs: Scale, window, softcap and sinks, and what some models pass besides.
+
+    Returns:
+        The output [1, T, q_heads, v_dim], and None for the attention weights.
+    """
     scale, window, softcap, sinks = (kwargs.pop(k, None) for k in ("scaling", "sliding_window", "softcap", "s_aux"))
     refuse_unknown_arguments(module, attention_mask, kwargs)
     dtype = module.config.dtype
@@ -66,12 +149,12 @@ def _attention(module, query, key, value, attention_mask, **kwargs):
     q, k, v = (x.transpose(1, 2).reshape(tokens, -1).to(dtype) for x in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
     softcap = None if softcap is None else float(softcap)
-    o = torch.ops.hpcdecode.attend(q, k, v, q_heads, kv_heads, scale, window, softcap, sinks)
+    o: Tensor = torch.ops.hpcdecode.attend(q, k, v, q_heads, kv_heads, scale, window, softcap, sinks)
     return o.reshape(1, tokens, q_heads, value.shape[-1]).to(value.dtype), None
 
 
-def refuse_unknown_arguments(module, attention_mask, kwargs: dict) -> None:
-    """Raise UserError for whatever would change the result of attention and that attend does not carry."""
+def refuse_unknown_arguments(module: AttentionModule, attention_mask: object, kwargs: Mapping[str, object]) -> None:
+    """Raise UserError if an argument would change the result of attention and attend does not take it."""
     name = type(module).__name__
     if attention_mask is not None:
         raise UserError(f"{name} builds an attention mask of its own, which the R-part does not apply: not supported")
@@ -82,34 +165,57 @@ def refuse_unknown_arguments(module, attention_mask, kwargs: dict) -> None:
             raise UserError(f"{name} passes {key!r} to its attention, which attend does not carry: not supported")
 
 
-def _experts(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """transformers' experts signature: [T, hidden] and the router's [T, K] choices to [T, hidden].
+def _experts(self: ExpertsModule, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """Run a layer of experts by `expert_linear`, with the arguments of transformers' experts interface.
 
-    Every (token, choice) pair is computed, none is dropped, and a token's K parts are summed in the router's order.
+    No (token, choice) pair is dropped. A token's K results are summed in the router's order.
+
+    Args:
+        self: The module of the experts.
+        hidden_states: Input, [T, hidden].
+        top_k_index: The router's choice of experts, [T, K].
+        top_k_weights: The weight of each choice, [T, K].
+
+    Returns:
+        [T, hidden].
     """
     k = top_k_index.shape[-1]
     expert, order = torch.sort(top_k_index.reshape(-1), stable=True)  # pairs grouped by expert
     x = hidden_states[torch.div(order, k, rounding_mode="floor")]
-    bias = (lambda name: getattr(self, name)) if self.has_bias else (lambda name: None)
     up = "gate_up_proj" if self.has_gate else "up_proj"
-    x = torch.ops.hpcdecode.expert_linear(x, expert, getattr(self, up), bias(up + "_bias"), self.is_transposed)
+    x = _expert_projection(self, up, x, expert)
     x = self._apply_gate(x) if self.has_gate else self.act_fn(x)
-    x = torch.ops.hpcdecode.expert_linear(x, expert, self.down_proj, bias("down_proj_bias"), self.is_transposed)
+    x = _expert_projection(self, "down_proj", x, expert)
     if self.has_post_expert_norm:
         x = self.post_expert_norm(x)
     x = x[torch.argsort(order)] * top_k_weights.reshape(-1, 1)
     return x.view(-1, k, x.shape[-1]).sum(1).to(hidden_states.dtype)
 
 
+def _expert_projection(module: ExpertsModule, name: str, x: Tensor, expert: Tensor) -> Tensor:
+    weight, bias = getattr(module, name), getattr(module, f"{name}_bias") if module.has_bias else None
+    out: Tensor = torch.ops.hpcdecode.expert_linear(x, expert, weight, bias, module.is_transposed)
+    return out
+
+
 def expert_linear(
     x: Tensor, expert: Tensor, weight: Tensor | Sequence[Sequence[Tensor]], bias: Tensor | None, transposed: bool
 ) -> Tensor:
-    """Apply to each row of `x` the linear layer of its expert; rows come sorted by expert.
+    """Apply to each row of `x` the linear layer of its expert.
 
-    x [S, in], expert int64 [S]; weight [E, out, in] ([E, in, out] if transposed), or for each expert the [out_j, in]
-    pieces that make it up along `out`, so that a checkpoint's tensors are used where they lie; bias [E, out] or None.
+    Args:
+        x: Input, [S, in], sorted by expert.
+        expert: The expert of each row, int64 [S].
+        weight: Weights, [E, out, in], or [E, in, out] if transposed. Or for each expert the [out_j, in] pieces that
+            make it up along `out`, so that a checkpoint's tensors need no copy.
+        bias: Biases, [E, out], or None.
+        transposed: Whether `weight` is [E, in, out].
+
+    Returns:
+        [S, out].
     """
-    parts, start = [], 0
+    parts: list[Tensor] = []
+    start = 0
     used, counts = torch.unique_consecutive(expert, return_counts=True)
     for e, count in zip(used.tolist(), counts.tolist(), strict=True):
         rows = x[start : start + count]
@@ -118,12 +224,11 @@ def expert_linear(
         if isinstance(weight, Tensor):
             parts.append(linear(rows, weight[e].t() if transposed else weight[e], b))
         else:
-            y = [linear(rows, piece) for piece in weight[e]]
-            y = y[0] if len(y) == 1 else torch.cat(y, -1)
+            pieces = [linear(rows, piece) for piece in weight[e]]
+            y = pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
             parts.append(y if b is None else y + b)
-    if not parts:
-        width = (
-            weight.shape[2 if transposed else 1] if isinstance(weight, Tensor) else sum(p.shape[0] for p in weight[0])
-        )
-        return x.new_empty(0, width)
-    return torch.cat(parts)
+    if parts:
+        return torch.cat(parts)
+    if isinstance(weight, Tensor):
+        return x.new_empty(0, weight.shape[2 if transposed else 1])
+    return x.new_empty(0, sum(piece.shape[0] for piece in weight[0]))

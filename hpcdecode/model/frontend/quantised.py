@@ -1,4 +1,4 @@
-"""Refuse checkpoints of quantised weights: read as plain numbers, without their scales, they are silently wrong."""
+"""Refuse checkpoints of quantised weights, which would be read as plain numbers, without their scales."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hpcdecode.model.frontend.stated import quantised
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # safetensors' names
 
-# Last names of tensors that hold quantised weights, or what turns these into numbers, wherever they are.
+# Last part of the names of tensors that hold quantised weights or their scales, wherever they are.
 CODES = re.compile(
     r"qweight|qzeros?|g_idx|absmax|quant_map|nested_(absmax|quant_map)|quant_state.*|bitsandbytes__.*|SCB|W_q"
     r"|codes|codebooks|scale_inv|zero_point"
     r"|weight_(scale\w*|shape|zero_point|g_idx|packed|quantizer\w*)"
     r"|\w*_(packed|blocks|scale_inv|zero_point|absmax)|(input|output|act|activation)_(scales?|zero_point)"
 )
-# Others are looked at beside a weight of the model alone: vision towers have a `logit_scale`, for one.
+# These are refused only beside a weight of the model: vision towers have a `logit_scale`, for one.
 SCALES = re.compile(r"(\w*_)?(scales?|zeros?)(_\w+)?")
 
 
@@ -29,9 +29,9 @@ def refuse_quantised(tensors: Mapping[str, StoredTensor], sources: Sources, want
     """Raise UserError if tensors of a checkpoint are quantised, as far as their names and dtypes tell.
 
     Args:
-        tensors: the checkpoint's, by key.
-        sources: which of them make up the model's weights.
-        wanted: shape and dtype of the model's weights, by name.
+        tensors: Tensors of the checkpoint, by key.
+        sources: Tensors that make up each weight.
+        wanted: Shape and dtype of the model's weights, by name.
     """
     used = dict(sources.uses())
     modules = {key.rpartition(".")[0] for key in used} | used.keys()

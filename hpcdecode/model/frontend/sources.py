@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from copy import deepcopy
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import torch
@@ -12,14 +12,71 @@ from torch import Tensor
 
 from hpcdecode.model.frontend.trace import skeleton
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers.core_model_loading import WeightConverter
+
+
+class Conversion:
+    """One of transformers' conversions, of some tensors of a checkpoint into one or more of a model.
+
+    Args:
+        name: Name of the tensor that it makes, the first if it makes several.
+        converter: Converter of transformers.
+        model: Model that the converter reads shapes from.
+
+    Attributes:
+        names: Names of all tensors that it makes.
+    """
+
+    def __init__(self, name: str, converter: WeightConverter, model: PreTrainedModel):
+        self._name, self._converter, self._model = name, converter, model
+        self._keys: dict[str, list[str]] = {}  # by pattern
+        first, *others = converter.target_patterns
+        self.names = [name, *(name.replace(first, other) for other in others)]
+
+    def add(self, pattern: str, key: str) -> None:
+        """Take the tensor `key` of the checkpoint, which matches `pattern`, as well."""
+        self._keys.setdefault(pattern, []).append(key)
+
+    def takes(self) -> list[str]:
+        """Return the tensors of the checkpoint that it takes."""
+        return [key for keys in self._keys.values() for key in keys]
+
+    def pieces(self) -> list[list[str]] | None:
+        """Return for each expert the tensors that make up its weight along `out`; None if it does more than that."""
+        steps = [(type(op).__name__, getattr(op, "dim", None)) for op in self._converter.operations]
+        if steps not in ([("MergeModulelist", 0)], [("MergeModulelist", 0), ("Concatenate", 1)]):
+            return None
+        columns = [self._keys[p] for p in self._converter.source_patterns if p in self._keys]
+        return [list(keys) for keys in zip(*columns, strict=True)]
+
+    def run(self, tensors: Mapping[str, Callable[[], Tensor]]) -> dict[str, Tensor]:
+        """Return the weights that it makes, by name; tensors: by key a function that returns the tensor."""
+        own = deepcopy(self._converter)
+        add: Callable[..., None] = own.add_tensor  # takes a function in place of its future
+        for pattern, keys in self._keys.items():
+            for key in keys:
+                add(self._name, key, pattern, tensors[key])
+        convert: Callable[..., dict[str, Tensor | list[Tensor]]] = own.convert
+        made = convert(self._name, model=self._model, config=self._model.config)
+        return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
+
 
 class Sources(msgspec.Struct, array_like=True):
-    """By weight: a tensor of the checkpoint, or the experts' [out_j, in] pieces, or the weight that it is tied to."""
+    """Where the weights of a model come from.
+
+    Attributes:
+        keys: Key of the tensor that a weight is, by weight.
+        stacks: Keys of the [out_j, in] tensors of each expert that make up a weight, by weight.
+        ties: Weight that a weight shares its tensor with, by weight.
+        conversions: Conversions that make the other weights. Sources that have any are never stored.
+    """
 
     keys: dict[str, str] = {}
     stacks: dict[str, list[list[str]]] = {}
     ties: dict[str, str] = {}
-    conversions: list[Any] = []  # Conversion: what makes the others
+    conversions: list[Conversion] = []
 
     def uses(self) -> Iterator[tuple[str, str]]:
         """Yield every tensor of the checkpoint that is used, with the weight that it is or is a part of."""
@@ -28,67 +85,60 @@ class Sources(msgspec.Struct, array_like=True):
         yield from ((key, conversion.names[0]) for conversion in self.conversions for key in conversion.takes())
 
 
-class Conversion:
-    """One of transformers' conversions, of certain tensors of a checkpoint into one or more of a model."""
-
-    def __init__(self, name: str, converter, model: torch.nn.Module):
-        self._name, self._converter, self._model = name, converter, model
-        self._keys: dict[str, list[str]] = {}  # by pattern
-        first, *others = converter.target_patterns
-        self.names = [name, *(name.replace(first, other) for other in others)]
-
-    def add(self, pattern: str, key: str) -> None:
-        self._keys.setdefault(pattern, []).append(key)
-
-    def takes(self) -> list[str]:
-        """Return the tensors of the checkpoint that it takes."""
-        return [key for keys in self._keys.values() for key in keys]
-
-    def pieces(self) -> list[list[str]] | None:
-        """For each expert the tensors that make up its weight along `out`, where that is all that it does."""
-        steps = [(type(op).__name__, getattr(op, "dim", None)) for op in self._converter.operations]
-        if steps not in ([("MergeModulelist", 0)], [("MergeModulelist", 0), ("Concatenate", 1)]):
-            return None
-        columns = [self._keys[p] for p in self._converter.source_patterns if p in self._keys]
-        return [list(keys) for keys in zip(*columns, strict=True)]
-
-    def run(self, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The weights by name; tensors: by key a function that returns it."""
-        own = deepcopy(self._converter)
-        for pattern, keys in self._keys.items():
-            for key in keys:
-                own.add_tensor(self._name, key, pattern, tensors[key])
-        made = own.convert(self._name, model=self._model, config=self._model.config)
-        return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
-
-
 def find_sources(
-    config, dtype: torch.dtype, keys: Iterable[str], wanted: Iterable[str], stackable: Iterable[str]
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    keys: Iterable[str],
+    wanted: Iterable[str],
+    stackable: Iterable[str],
 ) -> Sources:
-    """Where the weights and persistent buffers `wanted` of `config`'s model come from in a checkpoint of these `keys`.
+    """Return where the weights of a model come from in a checkpoint. Weights that it lacks are left out.
 
-    Experts' weights in `stackable` stay separate tensors. What the checkpoint lacks is left out.
+    Args:
+        config: Config of the model.
+        dtype: Dtype of its parameters.
+        keys: Keys of the checkpoint's tensors.
+        wanted: Names of parameters and persistent buffers of the model.
+        stackable: Weights of experts that may stay separate tensors.
     """
     model = skeleton(config, dtype)
-    plain, converted = match_keys(keys, model)
-    there, stackable, found = plain.keys() | converted.keys(), set(stackable), Sources()
+    matched = match_keys(keys, model)
+    held, stackable, found = matched.names(), set(stackable), Sources()
     for name in sorted(wanted):
-        held = held_name(name, there, model)
-        if held is None:
+        source = held_name(name, held, model)
+        if source is None:
             continue
-        if held != name:
-            found.ties[name] = held
-        if held in plain:
-            found.keys[held] = plain[held]
-        elif held in stackable and (pieces := converted[held].pieces()):
-            found.stacks[held] = pieces
-        elif converted[held] not in found.conversions:
-            found.conversions.append(converted[held])
+        if source != name:
+            found.ties[name] = source
+        if source in matched.plain:
+            found.keys[source] = matched.plain[source]
+            continue
+        conversion = matched.conversions[source]
+        if source in stackable and (pieces := conversion.pieces()):
+            found.stacks[source] = pieces
+        elif conversion not in found.conversions:
+            found.conversions.append(conversion)
     return found
 
 
-def match_keys(keys: Iterable[str], model) -> tuple[dict[str, str], dict[str, Conversion]]:
-    """By the model's tensors that the checkpoint holds: its key where it is there as it is, else how it is made."""
+class MatchedKeys(NamedTuple):
+    """The tensors of a model that a checkpoint holds.
+
+    Attributes:
+        plain: Key of a tensor that the checkpoint has as it is, by its name in the model.
+        conversions: Conversion that makes one of the others, by its name in the model.
+    """
+
+    plain: dict[str, str]
+    conversions: dict[str, Conversion]
+
+    def names(self) -> Set[str]:
+        """Return the model's names of all of them."""
+        return self.plain.keys() | self.conversions.keys()
+
+
+def match_keys(keys: Iterable[str], model: PreTrainedModel) -> MatchedKeys:
+    """Return which tensors of `model` a checkpoint with these `keys` holds, and how."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
@@ -97,9 +147,10 @@ def match_keys(keys: Iterable[str], model) -> tuple[dict[str, str], dict[str, Co
     renamings = [m for m in mapping if isinstance(m, WeightRenaming)]
     converters = [m for m in mapping if isinstance(m, WeightConverter)]
     by_pattern = {pattern: c for c in converters for pattern in c.source_patterns}
+    order: Callable[[str], tuple[object, ...]] = dot_natural_key
     plain: dict[str, str] = {}
     conversions: dict[str, Conversion] = {}
-    for key in sorted(keys, key=dot_natural_key):
+    for key in sorted(keys, key=order):
         name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, target)
         if name not in target and key in target:
             name, pattern = key, None
@@ -111,14 +162,16 @@ def match_keys(keys: Iterable[str], model) -> tuple[dict[str, str], dict[str, Co
         if name not in conversions:
             conversions[name] = Conversion(name, by_pattern[pattern], model)
         conversions[name].add(pattern, key)
-    return plain, {name: c for c in conversions.values() for name in c.names}
+    return MatchedKeys(plain, {name: c for c in conversions.values() for name in c.names})
 
 
-def held_name(name: str, held: Set[str], model) -> str | None:
-    """`name`, or the tensor it is tied to, whichever is among those `held`."""
+def held_name(name: str, held: Set[str], model: PreTrainedModel) -> str | None:
+    """Return `name`, or a tensor that it is tied to, whichever is among those `held`; None if none is."""
     if name in held:
         return name
-    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     root = tied.get(name, name)
-    family = [root, *(k for k, v in tied.items() if v == root)]
-    return next((n for n in family if n in held), None) if root != name or name in tied.values() else None
+    if root == name and name not in tied.values():
+        return None
+    candidates = [root, *(k for k, v in tied.items() if v == root)]
+    return next((n for n in candidates if n in held), None)

@@ -1,16 +1,19 @@
-"""Turn a trace and its cuts into slices; slices of the same structure share one graph, their weights are inputs."""
+"""Turn a trace and its cuts into slices. Slices of the same structure share one graph, which takes their weights."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
+from torch.fx.node import Argument, Target
 
 from hpcdecode.model.frontend import ops
 from hpcdecode.model.frontend.clean import freeze
-from hpcdecode.model.frontend.cut import STATIC, SYMBOL, find_cuts, node_kinds
-from hpcdecode.model.frontend.meta import meta, size_of
+from hpcdecode.model.frontend.cut import STATIC, SYMBOL, Dependence, dependences, find_cuts
+from hpcdecode.model.frontend.meta import Meta, meta, size_of, tensor_meta
 from hpcdecode.model.frontend.trace import Trace
 
 aten = torch.ops.aten
@@ -19,44 +22,69 @@ FOLD_NUMEL = 1 << 16  # expressions of weights alone, up to this size, are compu
 
 @dataclass
 class Group:
-    """One graph, and the slices that run it with weights of their own."""
+    """One graph, and the slices that run it with weights of their own.
 
-    graph: fx.Graph  # ([o,] context..., weights...) -> (q, k, v, context...) or (logits,)
+    Attributes:
+        graph: ([o,] context..., weights...) -> (q, k, v, context...) or (logits,).
+        slices: Indices of the slices.
+    """
+
+    graph: fx.Graph
     slices: list[int] = field(default_factory=list)
 
 
 @dataclass
 class Slice:
+    """The part of a model between two attentions.
+
+    Attributes:
+        group: Index of the group whose graph it runs.
+        take: Places of the tensors that its graph takes, in the context before it.
+        weights: Static nodes of the trace whose values its graph takes.
+        give: Where each tensor of the context after it comes from: a place >= 0 in the context before it, or ~j for the
+            new tensor number j of its graph.
+        context: The tensors of the context after it.
+    """
+
     group: int
-    take: tuple[int, ...]  # places in the context handed in
-    weights: tuple[fx.Node, ...]  # static nodes of the trace
-    give: tuple[int, ...]  # context handed on: >= 0 a place in the one handed in, else ~ of a new tensor
-    context: tuple[fx.Node, ...]  # the tensors handed on
+    take: tuple[int, ...]
+    weights: tuple[fx.Node, ...]
+    give: tuple[int, ...]
+    context: tuple[fx.Node, ...]
 
 
 @dataclass
 class Split:
+    """A model that is cut into slices.
+
+    Attributes:
+        trace: Trace of the model.
+        slices: The n + 1 slices of a model of n attentions.
+        groups: Groups of slices that share a graph.
+        kinds: What each node of the trace depends on.
+    """
+
     trace: Trace
     slices: list[Slice]
     groups: list[Group]
-    kinds: dict[fx.Node, str]
+    kinds: dict[fx.Node, Dependence]
 
 
 def split(trace: Trace, device: torch.device) -> Split:
-    """Cut `trace` at its n attends into n + 1 slices (Lamina 5.3)."""
-    kinds = node_kinds(trace)
+    """Cut `trace` at its n attends into n + 1 slices that run on `device` (Lamina, section 5.3)."""
+    kinds = dependences(trace)
     cuts = find_cuts(trace, kinds)
     result = Split(trace, [], [], kinds)
-    known: dict[tuple, int] = {}
+    known: dict[SliceSignature, int] = {}
     before: tuple[fx.Node, ...] = (trace.ids, trace.positions, trace.logits_indices)
     for i in range(len(cuts) + 1):
         attend = trace.attends[i - 1] if i else None
         after = cuts[i] if i < len(cuts) else ()
-        results = trace.attends[i].args[:3] if i < len(cuts) else (trace.logits,)
+        qkv = ops.AttendArguments.of(trace.attends[i])[:3] if i < len(cuts) else (trace.logits,)
         fresh = [n for n in after if n not in before and n is not attend]
-        given = ([attend] if i else []) + list(before)
+        given = [*before] if attend is None else [attend, *before]
         builder = Builder(trace, kinds, given, device)
-        builder.build([*results, *fresh])
+        builder.build([*qkv, *fresh])
         group = known.setdefault(builder.signature(), len(result.groups))
         if group == len(result.groups):
             result.groups.append(Group(builder.graph()))
@@ -68,19 +96,50 @@ def split(trace: Trace, device: torch.device) -> Split:
     return result
 
 
-class Builder:
-    """Collects one slice's nodes in depth-first order from its results, so that equal slices come out equal."""
+class SliceSignature(NamedTuple):
+    """What slices that one graph can serve have in common.
 
-    def __init__(self, trace: Trace, kinds: dict[fx.Node, str], given: list[fx.Node], device: torch.device):
+    Attributes:
+        given: Number of inputs that are not weights.
+        inputs: Shape and dtype of every input.
+        calls: Target, args and kwargs of every call.
+        results: Places of the results.
+    """
+
+    given: int
+    inputs: tuple[Meta | None, ...]
+    calls: tuple[tuple[str, Hashable, Hashable], ...]
+    results: tuple[int, ...]
+
+
+class Builder:
+    """Collects one slice's nodes in depth-first order from its results, so that equal slices come out equal.
+
+    Args:
+        trace: Trace of the model.
+        kinds: What each node of the trace depends on.
+        given: Tensors that the slice may read: [the attention before it,] and the context.
+        device: Device that the graph runs on.
+
+    Attributes:
+        used: Given tensors that the slice reads.
+        weights: Static nodes whose values it reads.
+        calls: Calls, in the order in which they run.
+        results: Nodes that it returns.
+    """
+
+    def __init__(self, trace: Trace, kinds: dict[fx.Node, Dependence], given: list[fx.Node], device: torch.device):
         self.trace, self.kinds, self.given, self.device = trace, kinds, given, device
-        self.used: list[fx.Node] = []  # of the given tensors
+        self.used: list[fx.Node] = []
         self.weights: list[fx.Node] = []
         self.calls: list[fx.Node] = []
         self.results: list[fx.Node] = []
+        sized = [n for n in (trace.logits_indices, given[0]) if n in given]
+        self._sizes = {tensor_meta(n).shape[0]: n for n in sized}  # the given tensor that has a size
 
     def build(self, results: list[fx.Node]) -> None:
+        """Collect the nodes that `results` need."""
         self.results = results
-        self.sizes = {meta(n).shape[0]: n for n in (self.trace.logits_indices, self.given[0]) if n in self.given}
         seen: set[fx.Node] = set()
         stack = [(node, False) for node in reversed(results)]
         while stack:
@@ -89,68 +148,84 @@ class Builder:
                 self.calls.append(node)
             elif node not in seen:
                 seen.add(node)
-                if self.is_leaf(node):
+                if self._take_input(node):
                     continue
                 stack.append((node, True))
                 stack.extend((n, False) for n in reversed(node.all_input_nodes))
         first = self.given[:1] if self.given[0] in self.trace.attends else []
         self.used = list(dict.fromkeys([*first, *self.used]))
 
-    def is_leaf(self, node: fx.Node) -> bool:
+    def _take_input(self, node: fx.Node) -> bool:
+        """Return whether `node` is an input of the slice, and note it if it is."""
         if node in self.given:
             self.used.append(node)
-        elif self.is_size(node):
-            self.used.append(self.sizes[size_of(node)])
-        elif node.op == "placeholder" or self.is_folded(node):
+        elif (sized := self._sized_as(node)) is not None:
+            self.used.append(sized)
+        elif node.op == "placeholder" or self._is_folded(node):
             self.weights.append(node)
         else:
             return False
         return True
 
-    def is_size(self, node: fx.Node) -> bool:
-        return self.kinds[node] == SYMBOL and size_of(node) in self.sizes
+    def _sized_as(self, node: fx.Node) -> fx.Node | None:
+        """Return the given tensor whose first size `node` is, or None if `node` is no such size."""
+        size = size_of(node)
+        return self._sizes.get(size) if self.kinds[node] == SYMBOL and size is not None else None
 
-    def is_folded(self, node: fx.Node) -> bool:
+    def _is_folded(self, node: fx.Node) -> bool:
+        """Return whether `node` is a small expression of weights alone, computed once at load."""
         if self.kinds[node] != STATIC or any(self.kinds[n] == SYMBOL for n in node.all_input_nodes):
             return False
         about = meta(node)
         return about is not None and about.static and about.numel_per_token <= FOLD_NUMEL
 
-    def signature(self) -> tuple:
-        """Equal for slices that one graph can serve: same calls on same places, same shapes and dtypes of inputs."""
+    def signature(self) -> SliceSignature:
+        """Return what this slice has in common with those that one graph can serve."""
         place = {n: i for i, n in enumerate([*self.used, *self.weights, *self.calls])}
 
-        def name(node: fx.Node):
-            return ("size", place[self.sizes[size_of(node)]]) if self.is_size(node) else place[node]
+        def name(node: fx.Node) -> Hashable:
+            sized = self._sized_as(node)
+            return place[node] if sized is None else ("size", place[sized])
 
         inputs = tuple(meta(n) for n in [*self.used, *self.weights])
         calls = tuple((str(n.target), freeze(n.args, name), freeze(n.kwargs, name)) for n in self.calls)
-        return len(self.used), inputs, calls, tuple(place[n] for n in self.results)
+        return SliceSignature(len(self.used), inputs, calls, tuple(place[n] for n in self.results))
 
     def graph(self) -> fx.Graph:
-        graph, new = fx.Graph(), {}
-        for kind, nodes in (("x", self.used), ("w", self.weights)):
-            for i, node in enumerate(nodes):
-                new[node] = graph.placeholder(f"{kind}{i}")
-                new[node].meta = dict(node.meta)
-        sizes: dict[str, fx.Node] = {}
+        """Return the slice's graph: ([o,] context..., weights...) -> its results."""
+        graph = fx.Graph()
+        new = {**placeholders(graph, "x", self.used), **placeholders(graph, "w", self.weights)}
+        sizes: dict[fx.Node, fx.Node] = {}
 
         def value(node: fx.Node) -> fx.Node:
-            if not self.is_size(node):
+            sized = self._sized_as(node)
+            if sized is None:
                 return new[node]
-            size = size_of(node)
-            if size not in sizes:
-                sizes[size] = graph.call_function(aten.sym_size.int, (new[self.sizes[size]], 0))
-            return sizes[size]
+            if sized not in sizes:
+                sizes[sized] = graph.call_function(aten.sym_size.int, (new[sized], 0))
+            return sizes[sized]
 
         for node in self.calls:
-            kwargs = {k: self.device if k == "device" else fx.map_arg(v, value) for k, v in node.kwargs.items()}
+            kwargs: dict[str, Argument] = {k: fx.map_arg(v, value) for k, v in node.kwargs.items()}
+            if "device" in kwargs:
+                kwargs["device"] = self.device
             new[node] = graph.call_function(runnable(node.target), fx.map_arg(node.args, value), kwargs)
             new[node].meta = dict(node.meta)
         graph.output(tuple(new[n] for n in self.results))
         return graph
 
 
-def runnable(target):
-    """Operators that stand for a plain function in the trace are called as that function."""
+def placeholders(graph: fx.Graph, prefix: str, nodes: Sequence[fx.Node]) -> dict[fx.Node, fx.Node]:
+    """Add a placeholder to `graph` for each of `nodes`, and return them by node."""
+    made = {}
+    for i, node in enumerate(nodes):
+        made[node] = graph.placeholder(f"{prefix}{i}")
+        made[node].meta = dict(node.meta)
+    return made
+
+
+def runnable(target: Target) -> Callable[..., Any]:
+    """Return the function that a call of `target` runs: a plain one for operators that stand for one."""
+    if not callable(target):
+        raise TypeError(f"expected a function, got {target!r}")
     return ops.expert_linear if target is torch.ops.hpcdecode.expert_linear.default else target

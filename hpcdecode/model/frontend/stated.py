@@ -1,4 +1,4 @@
-"""What a model directory's JSON files state, checked before any code of transformers takes it for granted."""
+"""What a model directory's JSON files state, checked before any code of transformers relies on it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcdecode.errors import UserError
 
 MOST_LAYERS = 1024
 LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-# Largest values that are taken for sizes of a model; null stands for a default of its architecture.
+# Largest values of sizes of a model; null stands for a default of its architecture.
 MOST = {
     **dict.fromkeys(("vocab_size", "intermediate_size", "ffn_dim", "n_inner", "moe_intermediate_size"), 1 << 24),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "head_dim"), 1 << 18),
@@ -22,16 +22,16 @@ MOST = {
 }
 MAY_BE_ZERO = frozenset({"num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"})
 MAY_BE_ZERO |= {"moe_intermediate_size", "sliding_window"}
-# What else is taken for granted, by its JSON type.
+# JSON types of other values.
 TYPES = {
     **dict.fromkeys(("model_type", "dtype", "torch_dtype", "hidden_act"), (str, "text")),
     **dict.fromkeys(("rope_parameters", "rope_scaling", "text_config"), (dict, "an object")),
     **dict.fromkeys(("architectures", "layer_types"), (list, "a list")),
 }
-LISTS = ("layer_types", "mlp_layer_types", "no_rope_layers")  # one entry a layer
+LISTS = ("layer_types", "mlp_layer_types", "no_rope_layers")  # with one entry a layer
 
 QUANTISATION_KEYS = ("quantization_config", "compression_config", "quantization")  # the last is MLX's
-# Of ModelOpt, AutoGPTQ and AutoAWQ.
+# of ModelOpt, AutoGPTQ and AutoAWQ
 QUANTISATION_FILES = (
     "hf_quant_config.json",
     "quantize_config.json",
@@ -41,7 +41,7 @@ SCHEME_KEYS = ("quant_method", "quant_algo", "format", "bits", "w_bit")  # what 
 
 
 def check_values(file: Path, config: Mapping[str, Any]) -> None:
-    """Raise UserError if a value in `config`, from `file`, has another type than it must, or is out of its range."""
+    """Raise UserError if a value in `config`, which comes from `file`, has a wrong type or is out of its range."""
     for name, value in config.items():
         kind, expected = TYPES.get(name, (object, ""))
         if value is not None and not isinstance(value, kind):
@@ -63,14 +63,15 @@ def layers_of(config: Mapping[str, Any]) -> int | None:
     return next((config[key] for key in LAYER_KEYS if isinstance(config.get(key), int)), None)
 
 
-def check_size(file: Path, name: str, value: Any) -> None:
+def check_size(file: Path, name: str, value: object) -> None:
+    """Raise UserError if `value`, of the size `name` in `file`, is no integer or is out of its range."""
     least = 0 if name in MAY_BE_ZERO else 1
     if type(value) is not int or not least <= value <= MOST[name]:
         raise UserError(f"{file}: {name}: expected an integer from {least} to {MOST[name]:,}, got {value!r:.100}")
 
 
 def check_quantisation(file: Path, config: Mapping[str, Any]) -> None:
-    """Raise UserError if `config`, from `file`, or an object in it states that weights are quantised."""
+    """Raise UserError if `config`, which comes from `file`, or an object in it states that weights are quantised."""
     for key, value in entries_of(config):
         if key in QUANTISATION_KEYS and value is not None:
             raise quantised(file, f"it states {key}{scheme_of(value)}")
@@ -86,7 +87,7 @@ def entries_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
                 waiting.append(value)
 
 
-def scheme_of(stated: Any) -> str:
+def scheme_of(stated: object) -> str:
     """Return the scheme that a stated quantisation names, such as " (quant_algo FP8)"; empty if it names none."""
     found = dict(entries_of(stated)) if isinstance(stated, dict) else {}
     named = [f"{key} {found[key]}" for key in SCHEME_KEYS if isinstance(found.get(key), str | int)]
@@ -94,6 +95,7 @@ def scheme_of(stated: Any) -> str:
 
 
 def quantised(file: Path, found: str) -> UserError:
+    """Return the error for a checkpoint whose `file` shows that its weights are quantised; found: what it shows."""
     return UserError(
         f"{file}: expected weights in bfloat16, float16 or float32, got quantised ones: {found}; dequantise the "
         "checkpoint to bfloat16, or give a bfloat16 checkpoint of the model"

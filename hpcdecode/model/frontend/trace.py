@@ -1,11 +1,13 @@
-"""Trace a decoder to one flat graph over the tokens of any sequences, without its weights.
+"""Trace a decoder, without its weights, to one flat graph over the tokens of any sequences.
 
-Lamina 5.3: attention is an opaque operator in the graph, so that the graph can be cut there.
+Attention is an opaque operator in the graph, so that the graph can be cut there (Lamina, section 5.3).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -15,50 +17,83 @@ from hpcdecode.model.frontend import ops
 from hpcdecode.model.frontend.clean import clean
 from hpcdecode.model.frontend.config import ModelFacts, quiet, unsupported
 from hpcdecode.model.frontend.expand import expand
-from hpcdecode.model.frontend.kinds import Kinds
+from hpcdecode.model.frontend.kinds import LayerKinds
 from hpcdecode.model.frontend.meta import KEPT, TOKENS, annotate
+from hpcdecode.model.frontend.nodes import results, traced_tensor
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 EXAMPLE_TOKENS, EXAMPLE_KEPT = 8, 3  # the graph holds for any number
-Program = tuple[torch.export.ExportedProgram, dict[str, Tensor]]  # and the values of buffers
 BYPASS = "its attention bypasses transformers' attention interface"
+
+
+class Exported(NamedTuple):
+    """An exported model.
+
+    Attributes:
+        program: Result of torch.export.
+        buffers: Values of the buffers that checkpoints leave out, by name in the transformers model.
+    """
+
+    program: ExportedProgram
+    buffers: dict[str, Tensor]
 
 
 @dataclass
 class Trace:
-    graph: (
-        fx.Graph
-    )  # placeholders: weights, constants, then ids [T], positions [T], keep [L]; returns logits [L, vocab]
+    """A traced model.
+
+    Attributes:
+        graph: Graph that takes weights, constants, ids, positions and logits_indices, and returns the logits.
+        ids: Placeholder of the token ids, int64 [T].
+        positions: Placeholder of the tokens' positions, int64 [T].
+        logits_indices: Placeholder of the indices of the tokens whose logits are computed, int64 [L].
+        weights: Name in the transformers model, by placeholder.
+        constants: Values of the buffers that checkpoints leave out, by placeholder.
+        attends: Calls of attention, one per layer, in order.
+        logits: Node that computes the logits, [L, vocab].
+        dtype: Dtype of the parameters.
+        facts: Facts about the model that are needed later.
+    """
+
+    graph: fx.Graph
     ids: fx.Node
     positions: fx.Node
     logits_indices: fx.Node
-    weights: dict[fx.Node, str]  # name in the transformers model
-    constants: dict[fx.Node, Tensor]  # buffers that no checkpoint holds, with their values
+    weights: dict[fx.Node, str]
+    constants: dict[fx.Node, Tensor]
     attends: list[fx.Node]
     logits: fx.Node
     dtype: torch.dtype
     facts: ModelFacts
 
 
-def trace(config, dtype: torch.dtype, whole: bool = False) -> Trace:
-    """Trace the causal language model of `config` in `dtype`.
+def trace(config: PreTrainedConfig, dtype: torch.dtype, whole: bool = False) -> Trace:
+    """Trace the causal language model of `config`.
 
-    whole: trace every layer, not one of each kind.
+    Args:
+        config: Config of the model.
+        dtype: Dtype of the parameters.
+        whole: Whether to trace every layer, not one of each kind.
 
-    Raises UserError if transformers' code for it cannot be traced or does not send its attention through attend.
+    Raises:
+        UserError: If the model cannot be traced, or if its attention does not go through attend.
     """
     with quiet():
         try:
-            program, buffers = export_whole(config, dtype) if whole else export_fast(config, dtype)
+            exported = export_whole(config, dtype) if whole else export_fast(config, dtype)
         except UserError as e:
             raise unsupported(config, str(e)) from e
         except KeyError as e:
             raise unsupported(config, BYPASS if e.args == (ops.NAME,) else f"tracing it ends in {first_line(e)}") from e
         except Exception as e:
             raise unsupported(config, f"torch.export cannot trace it ({first_line(e)})") from e
-    return read_program(program, buffers, config, dtype)
+    return read_program(exported.program, exported.buffers, config, dtype)
 
 
-def export_fast(config, dtype: torch.dtype) -> Program:
+def export_fast(config: PreTrainedConfig, dtype: torch.dtype) -> Exported:
     """Export one layer of each kind if that is known to give the same graph, else all."""
     try:
         return export_kinds(config, dtype)
@@ -66,80 +101,99 @@ def export_fast(config, dtype: torch.dtype) -> Program:
         return export_whole(config, dtype)
 
 
-def export_kinds(config, dtype: torch.dtype) -> Program:
+def export_kinds(config: PreTrainedConfig, dtype: torch.dtype) -> Exported:
     """Export one layer of each kind, and put copies of it where the others are.
 
-    Raises Unlike if layers are not known to be alike, and whatever the exporter raises.
+    Raises LayersDiffer if layers are not known to be alike, and whatever the exporter raises.
     """
     model = skeleton(config, dtype)
     buffers = real_buffers(model)
-    kinds = Kinds(model, config.num_hidden_layers)
+    kinds = LayerKinds(model, config.num_hidden_layers)
     with kinds.standing_in():
         program = export(model)
     expand(program.graph, weight_names(program), kinds.name)
-    return program, buffers
+    return Exported(program, buffers)
 
 
-def export_whole(config, dtype: torch.dtype) -> Program:
+def export_whole(config: PreTrainedConfig, dtype: torch.dtype) -> Exported:
+    """Export every layer. Raise whatever the exporter raises."""
     model = skeleton(config, dtype)
     buffers = real_buffers(model)
-    return export(model), buffers
+    return Exported(export(model), buffers)
 
 
-def weight_names(program: torch.export.ExportedProgram) -> dict[fx.Node, str]:
-    """By placeholder the parameter or buffer of the model that it holds."""
+def weight_names(program: ExportedProgram) -> dict[fx.Node, str]:
+    """Return the name of the model's parameter or buffer that a placeholder of `program` holds."""
     nodes = {n.name: n for n in program.graph.nodes}
     specs = program.graph_signature.input_specs
     return {nodes[s.arg.name]: s.target.removeprefix("model.") for s in specs if s.target is not None}
 
 
-def skeleton(config, dtype: torch.dtype) -> torch.nn.Module:
-    """The transformers model on the meta device: parameters in `dtype`, save those the model keeps in float32."""
+def skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """Return the transformers model of `config` on the meta device.
+
+    Its parameters are in `dtype`, but for those that the model keeps in float32.
+    """
     from transformers import AutoModelForCausalLM
     from transformers.core_model_loading import build_glob_alternation
 
     ops.register()
+    build: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_config
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ops.NAME).eval()
+        model = build(config, dtype=dtype, attn_implementation=ops.NAME)
+    model.train(False)
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation(ops.NAME)
     plan = model._get_dtype_plan(dtype)
     if plan:
         pattern, key_of_group, _ = build_glob_alternation(list(plan))
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if match := pattern.search(name):
+            if (match := pattern.search(name)) and match.lastgroup is not None:
                 tensor.data = tensor.data.to(plan[key_of_group[match.lastgroup]])
     return model
 
 
-def real_buffers(model) -> dict[str, Tensor]:
-    """Values of the buffers that checkpoints leave out (rotary frequencies, say), set as from_pretrained sets them."""
-    kept = dict(model.named_non_persistent_buffers())
-    for name, buffer in kept.items():
+def real_buffers(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return the values of the buffers that checkpoints leave out, such as rotary frequencies.
+
+    They are set as transformers sets them when it loads a model.
+    """
+    absent = dict(model.named_non_persistent_buffers())
+    for name, buffer in absent.items():
         owner, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(owner), leaf, torch.empty_like(buffer, device="cpu"))
     for tensor in model.state_dict(keep_vars=True).values():
         tensor._is_hf_initialized = True
+    initialize: Callable[[], None] = model.initialize_weights
     with torch.no_grad():
-        model.initialize_weights()
-    return {name: model.get_buffer(name) for name in kept}
+        initialize()
+    return {name: model.get_buffer(name) for name in absent}
 
 
 class Flat(torch.nn.Module):
-    """Tokens of all sequences in one row; logits of the kept tokens only."""
+    """A model over the tokens of all sequences side by side, which computes the logits of some of them only."""
 
-    def __init__(self, model):
+    def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, ids, positions, keep):
-        torch._check(ids.shape[0] == positions.shape[0])  # one symbol from the first layer on, so that layers are alike
+    def forward(self, ids: Tensor, positions: Tensor, keep: Tensor) -> Tensor:
+        """Return the logits [L, vocab].
+
+        Args:
+            ids: Token ids, int64 [T].
+            positions: Positions of the tokens, int64 [T].
+            keep: Indices of the tokens whose logits are computed, int64 [L]. Stored traces have this name.
+        """
+        check: Callable[[bool], None] = torch._check
+        check(ids.shape[0] == positions.shape[0])  # one symbol from the first layer on, so that layers are alike
         out = self.model(input_ids=ids[None], position_ids=positions[None], logits_to_keep=keep, use_cache=False)
-        return out.logits[0]
+        logits: Tensor = out.logits[0]
+        return logits
 
 
-def export(model) -> torch.export.ExportedProgram:
-    """Export and functionalise `model` under fake tensors; the number of tokens and of kept tokens stay symbols."""
+def export(model: torch.nn.Module) -> ExportedProgram:
+    """Export `model` over fake tensors, without in-place operators; the numbers T and L stay symbols."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -150,49 +204,91 @@ def export(model) -> torch.export.ExportedProgram:
     with torch.no_grad():
         shapes = ({0: tokens}, {0: tokens}, {0: kept})
         program = torch.export.export(Flat(model), args, dynamic_shapes=shapes, strict=False)
-        return program.run_decompositions({})
+        functional: ExportedProgram = program.run_decompositions({})
+        return functional
 
 
-def read_program(program, buffers: dict[str, Tensor], config, dtype: torch.dtype) -> Trace:
-    """Sort the placeholders of an exported program by kind, clean its graph and check its attends."""
-    from torch.export.graph_signature import InputKind
+def read_program(
+    program: ExportedProgram, buffers: dict[str, Tensor], config: PreTrainedConfig, dtype: torch.dtype
+) -> Trace:
+    """Return the trace of an exported program: its placeholders sorted, its graph simplified, its attention checked.
 
-    signature = program.graph_signature
-    if signature.buffers_to_mutate:
-        names = ", ".join(signature.buffers_to_mutate.values())
+    Args:
+        program: Program, changed in place.
+        buffers: Values of the buffers that checkpoints leave out, by name.
+        config: Config of the model.
+        dtype: Dtype of its parameters.
+
+    Raises:
+        UserError: If the model changes buffers as it runs, or if its attention does not go through attend.
+    """
+    if mutated := program.graph_signature.buffers_to_mutate:
+        names = ", ".join(mutated.values())
         raise unsupported(config, f"it changes {names} as it runs, so that rows would depend on each other")
-    nodes = {n.name: n for n in program.graph.nodes}
-    inputs, weights, constants = [], {}, {}
-    for spec in signature.input_specs:
-        node = nodes[spec.arg.name]
-        name = (spec.target or "").removeprefix("model.")
-        if spec.kind == InputKind.USER_INPUT:
-            inputs.append(node)
-        elif name in buffers:
-            constants[node] = buffers[name]
-        elif spec.kind == InputKind.CONSTANT_TENSOR:
-            constants[node] = program.constants[spec.target]
-        else:
-            weights[node] = name
+    (ids, positions, logits_indices), weights, constants = sort_inputs(program, buffers)
     clean(program.graph)
-    tokens, kept = (str(inputs[i].meta["val"].shape[0]) for i in (0, 2))
+    tokens, kept = (str(traced_tensor(n).shape[0]) for n in (ids, logits_indices))
     annotate(program.graph, {tokens: TOKENS, kept: KEPT})
     attends = [n for n in program.graph.nodes if n.target is torch.ops.hpcdecode.attend.default]
     check_attends(attends, config)
-    (logits,) = program.graph.output_node().args[0]
-    return Trace(program.graph, *inputs, weights, constants, attends, logits, dtype, ModelFacts.of(config))
+    (logits,) = results(program.graph)
+    return Trace(
+        graph=program.graph,
+        ids=ids,
+        positions=positions,
+        logits_indices=logits_indices,
+        weights=weights,
+        constants=constants,
+        attends=attends,
+        logits=logits,
+        dtype=dtype,
+        facts=ModelFacts.of(config),
+    )
 
 
-def check_attends(attends: list[fx.Node], config) -> None:
+class Inputs(NamedTuple):
+    """Placeholders of an exported program: the inputs of a step, the names of weights, the values of constants."""
+
+    step: list[fx.Node]
+    weights: dict[fx.Node, str]
+    constants: dict[fx.Node, Tensor]
+
+
+def sort_inputs(program: ExportedProgram, buffers: dict[str, Tensor]) -> Inputs:
+    """Return the placeholders of `program` by kind; buffers: values of those that checkpoints leave out."""
+    from torch.export.graph_signature import InputKind
+
+    nodes = {n.name: n for n in program.graph.nodes}
+    inputs = Inputs([], {}, {})
+    for spec in program.graph_signature.input_specs:
+        node = nodes[spec.arg.name]
+        name = (spec.target or "").removeprefix("model.")
+        if spec.kind == InputKind.USER_INPUT:
+            inputs.step.append(node)
+        elif name in buffers:
+            inputs.constants[node] = buffers[name]
+        elif spec.kind == InputKind.CONSTANT_TENSOR:
+            inputs.constants[node] = program.constants[spec.target]
+        else:
+            inputs.weights[node] = name
+    return inputs
+
+
+def check_attends(attends: list[fx.Node], config: PreTrainedConfig) -> None:
     """Raise UserError unless every layer sends its attention, and its sliding window, through attend."""
-    if len(attends) != config.num_hidden_layers:
-        raise unsupported(
-            config, f"{BYPASS} in {config.num_hidden_layers - len(attends)} of {config.num_hidden_layers} layers"
-        )
-    windows = [attend.args[6] for attend in attends]
-    layers = getattr(config, "layer_types", None)
-    if layers is None and getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None):
-        layers = ["sliding_attention"] * len(windows)
-    for i, (layer, window) in enumerate(zip(layers or (), windows, strict=False)):
-        if (layer == "sliding_attention") != (window is not None):
-            raise unsupported(config, f"layer {i} is {layer!r} but passes sliding_window={window} to its attention")
+    layers: int = config.num_hidden_layers
+    if len(attends) != layers:
+        raise unsupported(config, f"{BYPASS} in {layers - len(attends)} of {layers} layers")
+    windows = [ops.AttendArguments.of(attend).window for attend in attends]
+    for i, (kind, window) in enumerate(zip(layer_types(config, layers), windows, strict=False)):
+        if (kind == "sliding_attention") != (window is not None):
+            raise unsupported(config, f"layer {i} is {kind!r} but passes sliding_window={window} to its attention")
+
+
+def layer_types(config: PreTrainedConfig, layers: int) -> list[Any]:
+    """Return the kind of attention that `config` states for each of its `layers` layers; [] if it states none."""
+    stated = getattr(config, "layer_types", None)
+    if stated is not None:
+        return list(stated)
+    slides = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)
+    return ["sliding_attention"] * layers if slides else []

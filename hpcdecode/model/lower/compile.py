@@ -11,29 +11,48 @@ from torch import Tensor, fx
 
 from hpcdecode.model.frontend.cache import directory
 from hpcdecode.model.frontend.checkpoint import Stack
-from hpcdecode.model.frontend.meta import Meta, meta
+from hpcdecode.model.frontend.meta import Meta, tensor_meta
+from hpcdecode.model.frontend.nodes import results
 from hpcdecode.model.lower.chain import chained
 from hpcdecode.model.lower.fuse import fuse
-from hpcdecode.model.lower.linears import Recipe, make_weight, merge_projections
+from hpcdecode.model.lower.linears import merge_projections
+from hpcdecode.model.lower.recipe import Recipe, make_weight
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
 class Compiled:
+    """What runs the slices of one graph.
+
+    Attributes:
+        graph: The graph that runs.
+        run: ([o,] context..., weights...) -> (q, k, v, context...) or (logits,).
+        recipes: How its weights are made of those that the slice's graph named.
+    """
+
     graph: fx.Graph
-    run: Callable[..., tuple[Tensor, ...]]  # ([o,] context..., weights...)
-    recipes: list[Recipe]
+    run: Callable[..., tuple[Tensor, ...]]
+    recipes: Sequence[Recipe]
 
     def weights(self, sources: Sequence[Tensor | Stack]) -> tuple[Tensor | Stack, ...]:
-        """The weights of one slice as `run` takes them, from the tensors that its graph named."""
+        """Return the weights of one slice as `run` takes them.
+
+        Args:
+            sources: The weights that the slice's graph named.
+        """
         return tuple(make_weight(recipe, [sources[i] for i in recipe.inputs]) for recipe in self.recipes)
 
 
 def compile_graph(graph: fx.Graph, device: torch.device, int8: bool = False, inductor: bool = False) -> Compiled:
-    """Merge, pack and fuse for the CPU; a plain graph for other devices, or what torch's compiler makes of it.
+    """Merge, pack and fuse a slice's graph for the CPU; leave it as it is for other devices.
 
-    int8: of the projections' weights. inductor: whether that compiles."""
+    Args:
+        graph: ([o,] context..., weights...) -> (q, k, v, context...) or (logits,).
+        device: Device of the slice.
+        int8: Quantise the weights of projections.
+        inductor: Let torch's compiler compile the plain graph instead.
+    """
     if inductor:
         return compile_by_torch(graph)
     if device.type != "cpu":
@@ -45,26 +64,29 @@ def compile_graph(graph: fx.Graph, device: torch.device, int8: bool = False, ind
 
 
 def compile_plain(graph: fx.Graph) -> Compiled:
-    """The graph as it is, operator by operator, on any device."""
+    """Return what runs a graph as it is, operator by operator, on any device."""
     weights = sum(n.op == "placeholder" and n.name.startswith("w") for n in graph.nodes)
     return runnable(copied(graph), [Recipe((i,)) for i in range(weights)])
 
 
 def compile_by_torch(graph: fx.Graph) -> Compiled:
-    """The plain graph with its element-wise work fused: at the first call, and at the second for any number of tokens.
+    """Return what runs a graph with its element-wise work fused by torch's compiler.
 
-    What was compiled is kept beside the traces.
+    The first call compiles, and the second once more, for any number of tokens. The results are kept beside the
+    traces.
     """
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(directory() / "inductor"))
     plain = compile_plain(graph)
     return replace(plain, run=torch.compile(plain.run, fullgraph=True))
 
 
-def runnable(graph: fx.Graph, recipes: list[Recipe]) -> Compiled:
+def runnable(graph: fx.Graph, recipes: Sequence[Recipe]) -> Compiled:
+    """Return what runs `graph`, with weights made by `recipes`."""
     return Compiled(graph, fx.GraphModule({}, graph).forward, recipes)
 
 
 def copied(graph: fx.Graph) -> fx.Graph:
+    """Return a copy of a graph."""
     made = fx.Graph()
     made.output(made.graph_copy(graph, {}))
     return made
@@ -72,14 +94,17 @@ def copied(graph: fx.Graph) -> fx.Graph:
 
 def join_rows(graph: fx.Graph) -> None:
     """Let the q, k and v of a slice's results lie side by side in one matrix, as the R-part takes them."""
-    results = list(graph.output_node().args[0])
-    if len(results) < 3:
+    qkv, context = results(graph)[:3], results(graph)[3:]
+    if len(qkv) < 3:
         return
-    widths = [meta(n).shape[1] for n in results[:3]]
+    about = tensor_meta(qkv[0])
+    widths = [tensor_meta(n).one_token[1] for n in qkv]
     with graph.inserting_before(graph.output_node()):
-        rows = graph.call_function(aten.cat.default, (results[:3], 1))
-        rows.meta["about"] = Meta.of(meta(results[0]).dtype, (meta(results[0]).shape[0], sum(widths)))
-        for i, width in enumerate(widths):
-            start = sum(widths[:i])
-            results[i] = graph.call_function(aten.narrow.default, (rows, 1, start, width))
-    graph.output_node().args = (tuple(results),)
+        rows = graph.call_function(aten.cat.default, (qkv, 1))
+        rows.meta["about"] = Meta.of(about.dtype, (about.shape[0], sum(widths)))
+        starts = [sum(widths[:i]) for i in range(3)]
+        parts = [
+            graph.call_function(aten.narrow.default, (rows, 1, start, width))
+            for start, width in zip(starts, widths, strict=True)
+        ]
+    graph.output_node().args = ((*parts, *context),)

@@ -1,7 +1,8 @@
-"""Steps of a token program before their buffers have places in the scratch memory, and how they get them."""
+"""Steps of a fused element-wise kernel before their buffers lie in the scratch memory, and where they come to lie."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +18,12 @@ Shape = tuple[int, ...]
 
 @dataclass(eq=False)
 class Buffer:
-    """Scratch memory of one value, in floats."""
+    """Scratch memory of one value.
+
+    Attributes:
+        size: Floats that it holds.
+        at: First float in the scratch memory, or -1 before `place`.
+    """
 
     size: int
     at: int = -1
@@ -25,24 +31,34 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Value:
-    """A view of a buffer; shape and strides as torch has them, in floats."""
+    """A strided view of a buffer.
+
+    Attributes:
+        buffer: Memory that holds the elements.
+        shape: Sizes of the view's dimensions.
+        strides: Floats from one element to the next, by dimension.
+        offset: Floats from the begin of the buffer to the first element.
+        narrow: True if every element is a bfloat16 number.
+    """
 
     buffer: Buffer
     shape: Shape
     strides: Shape
     offset: int = 0
-    narrow: bool = False  # holds bfloat16 numbers only
+    narrow: bool = False
 
     @property
     def dense(self) -> bool:
+        """Return True if the elements follow on each other without gaps."""
         dense = dense_strides(self.shape)
         return all(n == 1 or a == b for n, a, b in zip(self.shape, self.strides, dense, strict=True))
 
     def reshaped(self, shape: Shape) -> Value:
-        """The same elements in the same order; for a dense value."""
+        """Return a view of another shape with the same elements in the same order. The value must be dense."""
         return replace(self, shape=shape, strides=dense_strides(shape))
 
     def part(self, dim: int, start: int, length: int, step: int = 1) -> Value:
+        """Return a view of every `step`-th element among `length` elements of dimension `dim` from `start` on."""
         shape, strides = list(self.shape), list(self.strides)
         shape[dim], strides[dim] = len(range(0, length, step)), strides[dim] * step
         offset = self.offset + start * self.strides[dim]
@@ -51,8 +67,18 @@ class Value:
 
 @dataclass
 class Instruction:
-    """A step before its buffers have their places. out, a: a value, or the number of a tensor of the call, from its
-    element `first` on."""
+    """A native Step before its buffers have their places.
+
+    Attributes:
+        op: Operation.
+        type: Type that results are rounded to; for load and store that of the tensor.
+        dims: Three sizes.
+        out: Result, or for a store the index of the tensor written.
+        a: First operand, or for a load the index of the tensor read.
+        b: Second operand, or None for `scalar`.
+        scalar: Second operand if `b` is None; for a reduction its factor.
+        first: First element of the tensor that is loaded or stored.
+    """
 
     op: Op
     type: Type
@@ -65,11 +91,18 @@ class Instruction:
 
     @property
     def operands(self) -> list[Value]:
+        """Return the values that the step reads and writes."""
         return [v for v in (self.out, self.a, self.b) if isinstance(v, Value)]
 
 
-def place(setup: list[Instruction], body: list[Instruction]) -> int:
-    """Set every buffer's place; those of the setup stay for good. Returns the floats of scratch memory needed."""
+def place(setup: Sequence[Instruction], body: Sequence[Instruction]) -> int:
+    """Set the place of every buffer in the scratch memory.
+
+    A buffer of the body takes the place of one that is read no more. Buffers of the setup keep theirs.
+
+    Returns:
+        Floats of scratch memory needed.
+    """
     end = 0
     for instruction in setup:
         for value in instruction.operands:
@@ -92,18 +125,25 @@ def place(setup: list[Instruction], body: list[Instruction]) -> int:
     return end
 
 
-def is_static(buffer: Buffer, setup: list[Instruction]) -> bool:
+def is_static(buffer: Buffer, setup: Sequence[Instruction]) -> bool:
+    """Return True if a step of the setup uses the buffer."""
     return any(v.buffer is buffer for instruction in setup for v in instruction.operands)
 
 
 def padded(buffer: Buffer) -> int:
+    """Return the floats of the cache lines that the buffer fills."""
     return -(-buffer.size // LINE) * LINE
 
 
 def native(i: Instruction) -> Step:
-    def view(v: Value | int | None) -> tuple[int | None, Shape]:
-        if isinstance(v, Value):
-            return v.buffer.at + v.offset, v.strides if len(v.strides) == 3 else (0, 0, 1)
-        return v, (i.first, 0, 0)
+    """Return the native step of an instruction whose buffers have their places."""
+    out, a = _operand(i.out, i.first), _operand(i.a, i.first)
+    b, b_strides = (None, (0, 0, 0)) if i.b is None else _operand(i.b, i.first)
+    return Step(i.op, i.type, i.dims, *out, *a, b, b_strides, i.scalar)
 
-    return Step(i.op, i.type, i.dims, *view(i.out), *view(i.a), *view(i.b), i.scalar)
+
+def _operand(operand: Value | int, first: int) -> tuple[int, Shape]:
+    if isinstance(operand, int):
+        return operand, (first, 0, 0)
+    strides = operand.strides if len(operand.strides) == 3 else (0, 0, 1)
+    return operand.buffer.at + operand.offset, strides

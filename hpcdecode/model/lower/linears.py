@@ -1,88 +1,76 @@
-"""Projections of one input merged into one, and their weights packed at load, as they are or as int8: in panels for
-products of our own where the CPU has them, else for oneDNN."""
+"""Merge the projections of one input, and let them take packed weights, as they are or as int8.
+
+GEMMs are those of native/ops_cpu if they are offered on this CPU, else oneDNN's.
+"""
 
 from __future__ import annotations
 
-import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx
+from torch import fx
+from torch.fx.node import Argument
 
-from hpcdecode._ops_cpu import Op
-from hpcdecode.model.frontend.meta import Meta, meta
+from hpcdecode.model.frontend.meta import Meta, tensor_meta
 from hpcdecode.model.frontend.rows import packed_linear
-from hpcdecode.model.lower import packed_weights as panels
-from hpcdecode.model.lower import quantize
+from hpcdecode.model.lower import packed_weights, quantize
+from hpcdecode.model.lower.projections import Gate, Projection, gate_of, projection
+from hpcdecode.model.lower.recipe import Form, Recipe
 
 aten = torch.ops.aten
-PACKED_FOR = 512  # tokens: the packed layout is chosen for this many, and serves any number
-Form = Literal["plain", "packed", "panels", "gated panels", "int8", "int8 panels", "scales"]
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """How a slice's weight is made of the trace's: `sources` stacked along their first dimension, and `biases`."""
+class MergeKey(NamedTuple):
+    """What projections that become one have in common: their input, and how they are computed."""
 
-    sources: tuple[int, ...]
-    transposed: bool = False  # sources are [in, out]
-    form: Form = "plain"
-    biases: tuple[int, ...] = ()  # that panels begin with
-
-    @property
-    def inputs(self) -> tuple[int, ...]:
-        return self.sources + self.biases
-
-
-@dataclass
-class Projection:
-    """x @ weight.T + bias; weight and bias are placeholders of the graph."""
-
-    node: fx.Node
     x: fx.Node
-    weight: fx.Node
-    bias: fx.Node | None
+    biased: bool
     transposed: bool
-
-    @property
-    def width(self) -> int:
-        return meta(self.node).shape[-1]
+    int8: bool
 
 
-@dataclass
-class Gate:
-    """op(gate) * up, all that is made of two projections of one input, or of one whose first half is the gate."""
+def merge_projections(graph: fx.Graph, int8: bool) -> list[Recipe]:
+    """Merge and pack the projections of a graph in place.
 
-    op: Op
-    projections: list[Projection]
-    nodes: list[fx.Node]  # the result, and what it is made of, each before its own arguments
+    Args:
+        graph: ([o,] context..., weights...) -> (q, k, v, context...) or (logits,).
+        int8: Quantise the weights of projections that have many outputs.
+
+    Returns:
+        The recipes of the weights that the graph takes now, in their order.
+    """
+    return ProjectionMerger(graph, int8).run()
 
 
-class Merging:
-    """Projections of `graph`, in place, by packed weights; int8: by quantised ones where outputs are many."""
+class ProjectionMerger:
+    """Replaces the projections of `graph` by fewer ones with packed weights.
+
+    Attributes:
+        recipes: Recipes of the weights, by their placeholders.
+    """
 
     def __init__(self, graph: fx.Graph, int8: bool):
         self.graph, self.int8 = graph, int8
-        weights = [n for n in graph.nodes if n.op == "placeholder" and n.name.startswith("w")]
-        self.recipes = {node: Recipe((i,)) for i, node in enumerate(weights)}
-        self.last = [n for n in graph.nodes if n.op == "placeholder"][-1]
+        inputs = [n for n in graph.nodes if n.op == "placeholder"]
+        self.recipes = {node: Recipe((i,)) for i, node in enumerate(n for n in inputs if n.name.startswith("w"))}
+        self._last_input = inputs[-1]
 
     def run(self) -> list[Recipe]:
-        """The recipes of the weights that the graph takes now, in their order."""
+        """Return the recipes of the weights that the graph takes now, in their order."""
         if not self.int8:
             projections = {p.node: p for p in self._projections()}
             for node in self.graph.nodes:
                 if (gate := gate_of(node, projections)) is not None:
-                    self._gated(gate)
-        siblings: dict[tuple, list[Projection]] = defaultdict(list)
+                    self._merge_gated(gate)
+        siblings: dict[MergeKey, list[Projection]] = defaultdict(list)
         for p in self._projections():
-            int8 = self.int8 and p.width * quantize.NARROW >= meta(p.x).shape[-1]
-            siblings[p.x, p.bias is None, p.transposed, int8].append(p)
-        for (x, _, _, int8), group in siblings.items():
-            (self._quantized if int8 else self._packed)(x, group)
+            inputs = tensor_meta(p.x).one_token[-1]
+            int8 = self.int8 and p.width * quantize.MAX_INPUTS_PER_OUTPUT >= inputs
+            siblings[MergeKey(p.x, p.bias is not None, p.transposed, int8)].append(p)
+        for key, group in siblings.items():
+            (self._merge_int8 if key.int8 else self._merge)(key.x, group)
         for node in list(self.recipes):
             if not node.users:
                 self.graph.erase_node(node)
@@ -92,6 +80,7 @@ class Merging:
         return (p for node in self.graph.nodes if (p := projection(node, self.recipes)) is not None)
 
     def _weight(self, group: list[Projection], form: Form, biases: tuple[int, ...] = ()) -> fx.Node:
+        """Add the placeholder of the group's weight in some form."""
         sources = self._sources(p.weight for p in group)
         return self._input(Recipe(sources, group[0].transposed, form, biases))
 
@@ -99,164 +88,92 @@ class Merging:
         return tuple(self.recipes[n].sources[0] for n in weights)
 
     def _biases(self, group: list[Projection]) -> tuple[int, ...]:
-        return () if group[0].bias is None else self._sources(p.bias for p in group)
+        return self._sources(p.bias for p in group if p.bias is not None)
 
     def _input(self, recipe: Recipe) -> fx.Node:
-        with self.graph.inserting_after(self.last):
+        with self.graph.inserting_after(self._last_input):
             node = self.graph.placeholder(f"p{len(self.recipes)}")
         self.recipes[node] = recipe
         return node
 
-    def _gated(self, gate: Gate) -> None:
-        """One product, where it is offered."""
+    def _merge_gated(self, gate: Gate) -> None:
+        """Replace a gate by one GEMM, if there is one."""
         group, result = gate.projections, gate.nodes[0]
-        x, about = group[0].x, meta(result)
-        if (own := panels.product(meta(x), meta(group[0].weight), about, gate.op)) is None:
+        x, about = group[0].x, tensor_meta(result)
+        gemm = packed_weights.gemm(tensor_meta(x), tensor_meta(group[0].weight), about, gate.op)
+        if gemm is None:
             return
         with self.graph.inserting_before(result):
-            weight = self._weight(group, "gated panels", self._biases(group))
-            result.replace_all_uses_with(self._call(own, (x, weight), about))
+            weight = self._weight(group, "packed gated", self._biases(group))
+            result.replace_all_uses_with(self._call(gemm, (x, weight), about))
         for node in gate.nodes:
             self.graph.erase_node(node)
 
-    def _packed(self, x: fx.Node, group: list[Projection]) -> None:
+    def _merge(self, x: fx.Node, group: list[Projection]) -> None:
+        """Replace projections of `x` by one of packed weights."""
         about = _whole(group)
         biases = self._biases(group)
         with self.graph.inserting_before(group[0].node):
-            if (own := panels.product(meta(x), meta(group[0].weight), about)) is not None:
-                whole = self._call(own, (x, self._weight(group, "panels", biases)), about)
+            gemm = packed_weights.gemm(tensor_meta(x), tensor_meta(group[0].weight), about)
+            if gemm is not None:
+                whole = self._call(gemm, (x, self._weight(group, "packed", biases)), about)
             else:
                 bias = self._input(Recipe(biases)) if biases else None
-                whole = self._call(packed_linear, (x, self._weight(group, "packed"), bias), about)
+                whole = self._call(packed_linear, (x, self._weight(group, "onednn"), bias), about)
             self._replace(group, whole, lambda part, _: part)
 
-    def _quantized(self, x: fx.Node, group: list[Projection]) -> None:
-        about, of_x = _whole(group), meta(x)
+    def _merge_int8(self, x: fx.Node, group: list[Projection]) -> None:
+        """Replace projections of `x` by one of int8 weights: round x, multiply, scale, add the biases."""
+        about = _whole(group)
         one_scale = Meta.of(torch.float32, (*about.shape[:-1], 1))
-        as_int8 = Meta.of(torch.int8, of_x.shape)
+        as_int8 = Meta.of(torch.int8, tensor_meta(x).shape)
         with self.graph.inserting_before(group[0].node):
             scale = self._call(quantize.token_scale, (x,), one_scale)
             rounded = self._call(quantize.to_int8, (x, scale), as_int8)
-            if (own := panels.product(as_int8, meta(group[0].weight), about)) is not None:
-                whole = self._call(own, (rounded, self._weight(group, "int8 panels")), about)
+            gemm = packed_weights.gemm(as_int8, tensor_meta(group[0].weight), about)
+            if gemm is not None:
+                whole = self._call(gemm, (rounded, self._weight(group, "packed int8")), about)
             else:
-                weight, scales = (self._weight(group, form) for form in ("int8", "scales"))
+                weight, scales = (self._weight(group, form) for form in _ONEDNN_INT8)
                 whole = self._call(quantize.int8_linear, (rounded, weight, scales, about.dtype), about)
 
             def finished(part: fx.Node, p: Projection) -> fx.Node:
-                part = self._call(quantize.scaled, (part, scale), meta(p.node))
-                return part if p.bias is None else self._call(aten.add.Tensor, (part, p.bias), meta(p.node))
+                own = tensor_meta(p.node)
+                part = self._call(quantize.scaled, (part, scale), own)
+                return part if p.bias is None else self._call(aten.add.Tensor, (part, p.bias), own)
 
             self._replace(group, whole, finished)
 
-    def _replace(self, group: list[Projection], whole: fx.Node, finished: Callable) -> None:
-        """Let those that read the group's results read parts of `whole`."""
-        dim, at = len(meta(whole).shape) - 1, 0
+    def _replace(
+        self, group: list[Projection], whole: fx.Node, finished: Callable[[fx.Node, Projection], fx.Node]
+    ) -> None:
+        """Let those that read the group's results read parts of `whole`.
+
+        Args:
+            group: Projections that become one.
+            whole: Node of their results side by side.
+            finished: Returns the node of a projection's result, given that of its part.
+        """
+        dim, at = len(tensor_meta(whole).shape) - 1, 0
         for p in group:
-            about, part = meta(p.node), whole
+            part = whole
             if len(group) > 1:
-                part = self._call(aten.slice.Tensor, (whole, dim, at, at + p.width), about)
+                part = self._call(aten.slice.Tensor, (whole, dim, at, at + p.width), tensor_meta(p.node))
             at += p.width
             p.node.replace_all_uses_with(finished(part, p))
         for p in group:
             self.graph.erase_node(p.node)
 
-    def _call(self, target: Callable, args: tuple, about: Meta) -> fx.Node:
+    def _call(self, target: Callable[..., Any], args: tuple[Argument, ...], about: Meta) -> fx.Node:
         node = self.graph.call_function(target, args)
         node.meta["about"] = about
         return node
 
 
-def merge_projections(graph: fx.Graph, int8: bool) -> list[Recipe]:
-    """Merge and pack the projections of `graph` in place; returns the recipes of its weights, in their order."""
-    return Merging(graph, int8).run()
+_ONEDNN_INT8: tuple[Form, Form] = ("onednn int8", "scales")
 
 
 def _whole(group: list[Projection]) -> Meta:
-    about = meta(group[0].node)
+    """Return shape and dtype of the group's results side by side."""
+    about = tensor_meta(group[0].node)
     return Meta.of(about.dtype, (*about.shape[:-1], sum(p.width for p in group)))
-
-
-def projection(node: fx.Node, weights: dict[fx.Node, Recipe]) -> Projection | None:
-    if node.target is aten.linear.default:
-        x, weight, bias = (*node.args, None)[:3]
-        found = Projection(node, x, weight, bias, transposed=False)
-    elif node.target is aten.addmm.default and not node.kwargs:
-        bias, x, weight = node.args
-        found = Projection(node, x, weight, bias, transposed=True)
-    else:
-        return None
-    known = all(n in weights for n in (found.weight, found.bias) if n is not None)
-    alone = len(found.weight.users) == 1
-    return found if known and alone and packable(meta(found.weight)) else None
-
-
-def gate_of(node: fx.Node, projections: dict[fx.Node, Projection]) -> Gate | None:
-    if node.target is not aten.mul.Tensor or node.kwargs:
-        return None
-    for activated, up in (node.args, node.args[::-1]):
-        if not isinstance(activated, fx.Node) or (op := _function(activated)) is None:
-            continue
-        parts = [activated.args[0], up]
-        halved = _halved(*parts)
-        made = [projections.get(n) for n in (parts if halved is None else halved.args[:1])]
-        if None in made or len({(p.x, p.width, p.transposed, p.bias is None) for p in made}) > 1:
-            continue
-        inner = [activated, *parts, *([] if halved is None else [halved, made[0].node])]
-        if all(len(n.users) == (2 if n is halved else 1) for n in inner):
-            return Gate(op, made, [node, *inner])
-    return None
-
-
-def _halved(one: object, other: object) -> fx.Node | None:
-    """The node whose first half is `one` and whose second is `other`."""
-    if not all(isinstance(n, fx.Node) and n.target is operator.getitem for n in (one, other)):
-        return None
-    (split, first), (same, second) = one.args, other.args
-    if split is not same or (first, second) != (0, 1) or split.target is not aten.split.Tensor or split.kwargs:
-        return None
-    x, size, dim = (*split.args, 0)[:3]
-    shape = meta(x).shape
-    return split if dim in (-1, len(shape) - 1) and 2 * size == shape[-1] else None
-
-
-def _function(node: fx.Node) -> Op | None:
-    if node.target is aten.gelu.default and node.kwargs.get("approximate") == "tanh":
-        return Op.gelu_tanh
-    return Op.silu if node.target is aten.silu.default else None
-
-
-def packable(weight: Meta) -> bool:
-    """Whether oneDNN packs such weights on this machine."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    if weight.dtype == torch.bfloat16:
-        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return weight.dtype == torch.float32
-
-
-def make_weight(recipe: Recipe, tensors: list[Tensor]) -> Tensor:
-    """The weight of `recipe` from the tensors that its sources and biases name."""
-    count, form = len(recipe.sources), recipe.form
-    parts = [w.t() for w in tensors[:count]] if recipe.transposed else tensors[:count]
-    if form == "panels":
-        return panels.plain(parts, _joined(tensors[count:]) if recipe.biases else None)
-    if form == "gated panels":
-        return panels.gated(*_two(parts), _two(tensors[count:]))
-    whole = _joined(parts)
-    if form == "packed":
-        return torch.ops.mkldnn._reorder_linear_weight(whole.contiguous(), PACKED_FOR)
-    if form == "int8":
-        return quantize.pack(whole, PACKED_FOR)
-    if form == "int8 panels":
-        return panels.int8(quantize.quantized(whole), quantize.output_scales(whole))
-    return quantize.output_scales(whole) if form == "scales" else whole
-
-
-def _two(tensors: list[Tensor]) -> list[Tensor]:
-    """Of one tensor its halves; two, or none, as they are."""
-    return [part for t in tensors for part in t.chunk(2 // len(tensors))]
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,8 +1,8 @@
-"""From values and what is done with them to the steps of a token program (native/ops_cpu).
+"""From nodes of a graph to the steps of a fused element-wise kernel (native/ops_cpu).
 
-The token dimension counts as 1: what remains of a value is a small tensor that one token owns. A step rounds where the
-node that it stands for does, so a program computes what the eager graph computes, up to the order of sums and the last
-bits of exp, tanh and erf.
+The token dimension counts as 1: what remains of a tensor is a small one that a single token owns. A step rounds where
+its node does. So a kernel computes what the eager graph computes, up to the order of sums and the last bits of exp,
+tanh and erf.
 """
 
 from __future__ import annotations
@@ -14,29 +14,54 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from hpcdecode._ops_cpu import Op, Program, Type
-from hpcdecode.model.frontend.meta import dense_strides, meta
+from hpcdecode._ops_cpu import FusedKernel, Op, Type
+from hpcdecode.model.frontend.meta import dense_strides, tensor_meta
 from hpcdecode.model.lower.columns import in_columns
 from hpcdecode.model.lower.instruction import TYPES, Buffer, Instruction, Shape, Value, native, place
 
-MAX_STATIC = 1 << 16  # elements of a weight that a program may keep in its scratch memory
+MAX_STATIC = 1 << 16  # elements of a weight that a kernel may keep in its scratch memory
 
 
 class Unlowerable(Exception):
-    """The node has no steps: it runs as it is."""
+    """A node has no steps: it runs as it is."""
 
 
 class Lowering:
-    """The steps of one region of a graph, collected node by node."""
+    """The steps of one region of a graph, collected node by node.
+
+    Attributes:
+        values: The value of every node that has one.
+        parts: The values of every node that computes several tensors.
+        setup: Steps that run once a thread.
+        body: Steps that run once a token.
+    """
 
     def __init__(self) -> None:
-        self.values: dict[fx.Node, Value | list[Value]] = {}
+        self.values: dict[fx.Node, Value] = {}
+        self.parts: dict[fx.Node, list[Value]] = {}
         self.setup: list[Instruction] = []
         self.body: list[Instruction] = []
 
+    def operand(self, argument: object) -> Value:
+        """Return the value of an argument.
+
+        Raises:
+            Unlowerable: If it is not a node that has one value.
+        """
+        if not isinstance(argument, fx.Node) or argument not in self.values:
+            raise Unlowerable
+        return self.values[argument]
+
+    def record(self, node: fx.Node, made: Value | list[Value]) -> None:
+        """Let `made` be the value, or the values, of `node`."""
+        if isinstance(made, Value):
+            self.values[node] = made
+        else:
+            self.parts[node] = made
+
     def load(self, node: fx.Node, tensor: int) -> None:
         """Let `node` be tensor number `tensor` of the call: rows of tokens, or a weight."""
-        about = meta(node)
+        about = tensor_meta(node)
         shape = about.one_token
         value = fresh(shape, about.dtype == torch.bfloat16)
         steps = self.setup if about.static else self.body
@@ -44,19 +69,32 @@ class Lowering:
         self.values[node] = value
 
     def store(self, node: fx.Node, tensor: int) -> None:
-        value, kind = self.values[node], TYPES[meta(node).dtype]
+        """Write the value of `node` to tensor number `tensor` of the call."""
+        value, kind = self.values[node], TYPES[tensor_meta(node).dtype]
         if kind is Type.bfloat16 and not value.narrow:
             value = self.step(Op.copy, value.shape, value, narrow=True)
         value = self.packed(value)
         self.body.append(Instruction(Op.store, kind, (1, 1, math.prod(value.shape)), tensor, value))
 
     def step(self, op: Op, shape: Shape, a: Value, b: Value | float | None = None, narrow: bool = False) -> Value:
-        """out[...] = op(a[...], b[...]), broadcast to `shape` and rounded to bfloat16 if `narrow`."""
+        """Append the step out[...] = op(a[...], b[...]).
+
+        Args:
+            op: Element-wise operation.
+            shape: Shape of the result, to which the operands are broadcast.
+            a: First operand.
+            b: Second operand, if the operation has one.
+            narrow: Round the result to bfloat16.
+
+        Returns:
+            The result.
+        """
         out = fresh(shape, narrow)
         self.emit(op, out, a, b, narrow)
         return out
 
     def emit(self, op: Op, out: Value, a: Value, b: Value | float | None = None, narrow: bool = False) -> None:
+        """Append a step that writes to `out`; see `step`."""
         operands = [broadcast(v, out.shape) for v in (a, b) if isinstance(v, Value)]
         dims, strides = coalesced(out.shape, [v.strides for v in (out, *operands)])
         if len(dims) > 3:
@@ -71,7 +109,18 @@ class Lowering:
         self.body.append(Instruction(op, kind, dims, views[0], views[1], views[2] if len(views) > 2 else None, scalar))
 
     def reduce(self, op: Op, a: Value, shape: Shape, scale: float, narrow: bool = False) -> Value:
-        """Sum or largest magnitude over the last dimension, times `scale`."""
+        """Append the reduction of `a` over its last dimension.
+
+        Args:
+            op: Op.sum, or Op.peak for the largest magnitude.
+            a: Operand.
+            shape: Shape of the result.
+            scale: Factor of the result.
+            narrow: Round the result to bfloat16.
+
+        Returns:
+            The result.
+        """
         a = self.packed(a)
         out, rows, width = fresh(shape, narrow), math.prod(a.shape[:-1]), a.shape[-1]
         kind = Type.bfloat16 if narrow else Type.float32
@@ -80,20 +129,32 @@ class Lowering:
         return out
 
     def packed(self, value: Value) -> Value:
+        """Return the value if it is dense, else a dense copy."""
         return value if value.dense else self.step(Op.copy, value.shape, value, narrow=False)
 
-    def finish(self, isa: str, tensors: int) -> Program:
-        """Give every buffer its place, dead ones' places to new ones, and build the native program."""
+    def finish(self, isa: str, tensors: int) -> FusedKernel:
+        """Return the native kernel of the steps.
+
+        Args:
+            isa: Instruction set to use.
+            tensors: Number of tensors of a call.
+        """
         body = in_columns(self.setup, self.body)
         scratch = place(self.setup, body)
-        return Program(list(map(native, self.setup)), list(map(native, body)), scratch, tensors, isa)
+        return FusedKernel(list(map(native, self.setup)), list(map(native, body)), scratch, tensors, isa)
 
 
 def fresh(shape: Shape, narrow: bool = False) -> Value:
+    """Return a dense value in a buffer of its own."""
     return Value(Buffer(math.prod(shape)), shape, dense_strides(shape), 0, narrow)
 
 
 def broadcast(value: Value, shape: Shape) -> Value:
+    """Return a view of the value as a tensor of `shape`, as torch broadcasts it.
+
+    Raises:
+        Unlowerable: If torch would not.
+    """
     lead = len(shape) - len(value.shape)
     sizes = (1,) * lead + value.shape
     strides = (0,) * lead + value.strides
@@ -103,7 +164,15 @@ def broadcast(value: Value, shape: Shape) -> Value:
 
 
 def coalesced(shape: Shape, strides: Sequence[Shape]) -> tuple[Shape, list[Shape]]:
-    """The fewest dimensions, at least 3, that walk all operands: neighbours merge where every operand allows it."""
+    """Merge neighbouring dimensions where every operand's strides allow it.
+
+    Args:
+        shape: Shape of all operands.
+        strides: Strides of every operand.
+
+    Returns:
+        The fewest dimensions, at least 3, that visit all elements, and the strides of every operand for them.
+    """
     dims: list[int] = []
     kept: list[list[int]] = [[] for _ in strides]
     for d in reversed(range(len(shape))):

@@ -1,45 +1,64 @@
-"""What chains are made of, token programs and products, as targets of a graph's calls; tensors as rows of tokens."""
+"""What chains are made of: fused kernels and GEMMs as targets of a graph's calls, and tensors as rows of tokens."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from hpcdecode._ops_cpu import Product, Program
+from hpcdecode._ops_cpu import FusedKernel, Product
 from hpcdecode.model.frontend.meta import Meta, dense_strides
 from hpcdecode.model.frontend.rows import padded
 
 
 @dataclass(eq=False)
 class Stage:
-    """Native work on `inputs`, in the order of its arguments, and the results that it returns."""
+    """A fused kernel or a GEMM, as the target of a call in a graph.
 
-    work: Program | Product
-    inputs: list[TokenRows]
-    outputs: list[TokenRows]
+    Attributes:
+        work: The native object.
+        inputs: Tensors that it reads, in the order of its arguments.
+        outputs: Tensors that it returns.
+    """
+
+    work: FusedKernel | Product
+    inputs: Sequence[TokenRows]
+    outputs: Sequence[TokenRows]
 
     def __post_init__(self) -> None:
         self.__name__ = type(self.work).__name__.lower()
         self.__module__ = __name__
 
     @property
-    def symbol(self) -> str:
-        """What its rows are, tokens or kept tokens."""
+    def symbol(self) -> str | None:
+        """Return what its rows count: "T" for tokens, "L" for those whose logits are needed."""
         return self.outputs[0].symbol
 
     def __call__(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Raise NotImplementedError: only chains run stages."""
         raise NotImplementedError("a stage runs in a chain")
 
 
 class TokenRows:
-    """A tensor as rows of one token's elements, some bytes from each other, and back."""
+    """The layout of a tensor as rows, each of them the dense elements of one token.
+
+    Attributes:
+        dtype: Type of the tensor.
+        dim: Dimension that counts tokens, or None for a weight.
+        symbol: Name of that dimension's size, "T" or "L", or None for a weight.
+        shape: Shape of the tensor for one token.
+        elements: Elements of a row.
+        bytes: Bytes of a row.
+        leads: True if tokens are the first dimension but for some of size 1.
+        strides: Strides of the tensor for one token.
+    """
 
     def __init__(self, about: Meta):
         self.dtype, self.dim = about.dtype, about.token_dim
-        self.symbol = None if self.dim is None else about.shape[self.dim]
+        self.symbol = None if self.dim is None else str(about.shape[self.dim])
         self.shape = about.one_token
         self.elements = math.prod(self.shape)
         self.bytes = self.elements * self.dtype.itemsize
@@ -47,7 +66,15 @@ class TokenRows:
         self.strides = dense_strides(self.shape)
 
     def rows_of(self, x: Tensor, count: int) -> tuple[Tensor, int]:
-        """The elements of a token dense, and the bytes from one token to the next; 0 for a weight."""
+        """Return the rows of a tensor, copied only if those of `x` are not dense.
+
+        Args:
+            x: A tensor of this layout, or a weight.
+            count: Number of tokens.
+
+        Returns:
+            A tensor that begins with the first row, and the bytes from one row to the next (0 for a weight).
+        """
         dim = self.dim
         if dim is None:
             return x.contiguous(), 0
@@ -58,11 +85,16 @@ class TokenRows:
         return rows, self.bytes
 
     def fresh(self, count: int) -> tuple[Tensor, int]:
+        """Return flat memory for the rows of `count` tokens, and the bytes from one row to the next."""
         return torch.empty(padded(count) * self.elements, dtype=self.dtype), self.bytes
 
     def shaped(self, flat: Tensor, count: int) -> Tensor:
+        """Return the tensor whose rows lie in `flat`, memory from `fresh`."""
+        dim = self.dim
+        if dim is None:
+            raise TypeError("expected a tensor of tokens, got a weight")
         if self.leads:
-            shape = (*self.shape[: self.dim], count, *self.shape[self.dim + 1 :])
-            return flat.as_strided(shape, (*(count * n for n in self.strides[: self.dim]), *self.strides[self.dim :]))
-        rest = [n for d, n in enumerate(self.shape) if d != self.dim]
-        return flat[: count * self.elements].view(count, *rest).movedim(0, self.dim)
+            shape = (*self.shape[:dim], count, *self.shape[dim + 1 :])
+            return flat.as_strided(shape, (*(count * n for n in self.strides[:dim]), *self.strides[dim:]))
+        rest = [n for d, n in enumerate(self.shape) if d != dim]
+        return flat[: count * self.elements].view(count, *rest).movedim(0, dim)

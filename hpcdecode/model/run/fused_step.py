@@ -1,163 +1,241 @@
-"""A step of rows that decode, from the first attention to the last, in one native call: for a process of both roles.
+"""The fused decode step: from the first attention to the last in one native call, for a process of both roles.
 
-Threads take blocks of rows through all layers, attention included, each at its own pace, so none waits for another and
-attention, which is bound by memory, meets the products of other threads, which are not. Only where every slice between
-two attentions is a single chain.
+Threads take blocks of tokens through all layers, attention included, each at its own pace. So none waits for another,
+and the attention of one thread, which is bound by memory, meets the GEMMs of others, which are not. Every slice between
+two attentions must be a single chain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, fx
 
 from hpcdecode import _ops_cpu
 from hpcdecode.attention.base import KvCache
 from hpcdecode.attention.cpu import CpuKvCache
-from hpcdecode.model.frontend.meta import meta
-from hpcdecode.model.lower.chain import Chain, Link, assemble, source
+from hpcdecode.model.frontend.meta import meta, tensor_meta
+from hpcdecode.model.frontend.nodes import as_int, as_node, results
+from hpcdecode.model.lower.chain import Chain, Link, Output, assemble, source
+from hpcdecode.model.lower.recipe import as_tensor
 from hpcdecode.model.lower.stage import TokenRows
-from hpcdecode.model.run.load import SplitModel
+from hpcdecode.model.run.split_model import SplitModel
 
 aten = torch.ops.aten
 VIEWS = (aten.view.default, aten.reshape.default, aten.unsqueeze.default)
-UNEVEN = (
-    1.25  # the most that a thread's sequences may hold of the mean, where long ones are attended by one thread each
-)
+MAX_UNEVEN = 1.25  # the most that a thread's sequences may hold of the mean
 
 
-class Unwalkable(Exception):
+class Unfusable(Exception):
     """A slice is more than a chain."""
 
 
+class Name(NamedTuple):
+    """The name of a tensor of the step.
+
+    Attributes:
+        kind: What the tensor is.
+        number: Its place in the context after slice 0, the layer of an attention, or the slice of a weight or result.
+        of: Which weight or result of the slice.
+    """
+
+    kind: Literal["qkv", "context", "attention", "weight", "result"]
+    number: int = 0
+    of: int | Output | None = None
+
+
+QKV = Name("qkv")  # of slice 0
+
+
+class StepLinks:
+    """The links of the step so far, and the tensors that they name.
+
+    Attributes:
+        links: The native work.
+        weights: The weights that it reads, by name.
+        rows: The layouts of tensors of the context, by name.
+    """
+
+    def __init__(self) -> None:
+        self.links: list[Link] = []
+        self.weights: dict[Name, Tensor] = {}
+        self.rows: dict[Name, TokenRows] = {}
+
+    def attend(self, model: SplitModel, layer: int, qkv: Name) -> Name:
+        """Append the attention of a layer and return the name of its output."""
+        output = Name("attention", layer)
+        size = model.attends[layer].out_columns * model.dtype.itemsize
+        self.links.append(Link(_ops_cpu.Attention(layer), (qkv,), {output: size}))
+        return output
+
+
 class FusedStep:
-    """The layers of `model` between its first slice and its last, and the attention of `store`."""
+    """The layers of `model` between its first slice and its last, and the attention of `kv_cache`.
 
-    def __init__(self, model: SplitModel, store: CpuKvCache):
-        """Raises Unwalkable."""
-        self.model, self.store = model, store
-        self.sinks = [model.sinks(i) for i in range(len(model.attends))]
-        links: list[Link] = []
-        self.weights: list[tuple[Any, Tensor]] = []
-        qkv, names = "qkv", [("context", i) for i in range(len(model.parts.slices[0].context))]
-        self.rows: dict[Any, TokenRows] = {}  # of the context's tensors
+    Args:
+        model: Model on the CPU.
+        kv_cache: KV cache in the same process.
+
+    Attributes:
+        native: The native chain.
+
+    Raises:
+        Unfusable: If a slice between two attentions is more than a chain.
+    """
+
+    def __init__(self, model: SplitModel, kv_cache: CpuKvCache):
+        self.model, self.kv_cache = model, kv_cache
         layers = len(model.attends)
-        for i in range(1, layers):
-            links.append(self._attention(i - 1, qkv, ("o", i - 1)))
-            step = Between(model, i)
-            qkv, names = step.join(links, self.weights, self.rows, ("o", i - 1), names)
-        links.append(self._attention(layers - 1, qkv, "o"))
-        self.context = names  # after the last slice but one
-        made = [name for name in names if name[0] != "context"]
-        read = {name for link in links for name in link.reads}
-        self.taken = [name for name in self.rows if name[0] == "context" and name in read]
-        self.made = list(dict.fromkeys(made))
-        weights = [name for name, _ in self.weights]
-        self.native = assemble(links, ["qkv", *self.taken, *self.made, "o", *weights])
-        self.places = [tensor.data_ptr() for _, tensor in self.weights]
-
-    def _attention(self, layer: int, qkv: Any, o: Any) -> Link:
-        size = self.model.attends[layer].out_columns * self.model.dtype.itemsize
-        return Link(_ops_cpu.Attention(layer), (qkv,), {o: size})
+        self.sinks = [model.sinks(i) for i in range(layers)]
+        step = StepLinks()
+        qkv, names = QKV, [Name("context", i) for i in range(len(model.split.slices[0].context))]
+        for layer in range(layers - 1):
+            o = step.attend(model, layer, qkv)
+            qkv, names = MiddleSlice(model, layer + 1).join(step, o, names)
+        last = step.attend(model, layers - 1, qkv)
+        read = {name for link in step.links for name in link.reads}
+        self._context = names  # after the last slice but one
+        self._rows = step.rows
+        self._taken = [name for name in step.rows if name.kind == "context" and name in read]
+        self._made = list(dict.fromkeys(name for name in names if name.kind != "context"))
+        self.native = assemble(step.links, [QKV, *self._taken, *self._made, last, *step.weights])
+        self._weights = list(step.weights.values())  # whose memory must live as long as the step
+        self._weight_addresses = [tensor.data_ptr() for tensor in self._weights]
 
     @staticmethod
-    def of(model: SplitModel, store: KvCache) -> FusedStep | None:
-        """None where the model or the store does not allow it."""
-        if not isinstance(store, CpuKvCache) or len(store.node_free_blocks) > 1 or model.device.type != "cpu":
+    def of(model: SplitModel, kv_cache: KvCache) -> FusedStep | None:
+        """Return the fused step, or None if the model or the KV cache does not allow it."""
+        if not isinstance(kv_cache, CpuKvCache) or len(kv_cache.node_free_blocks) > 1 or model.device.type != "cpu":
             return None
         try:
-            return FusedStep(model, store)
-        except Unwalkable:
+            return FusedStep(model, kv_cache)
+        except Unfusable:
             return None
 
     def suits(self, lengths: Sequence[int]) -> bool:
-        """Whether a step of sequences of so many tokens is worth it: threads have about as much to attend to."""
+        """Return True if a step is worth it: threads have about as much to attend to.
+
+        Args:
+            lengths: Tokens of the step's sequences. One thread attends for all of a sequence.
+        """
         threads = torch.get_num_threads()
         held = np.array([sum(lengths[i::threads]) for i in range(threads)])
-        return bool(threads <= self.store.threads and held.max() <= UNEVEN * held.mean())
+        return bool(threads <= self.kv_cache.threads and held.max() <= MAX_UNEVEN * held.mean())
 
-    def run(self, slots: np.ndarray, qkv: Tensor, context: tuple[Tensor, ...]) -> tuple[Tensor, tuple, float]:
-        """From the first slice's qkv [T, row_columns] and context to the last attention's output and the context of the
-        last slice; and the seconds of attention. slots: int32 [T], the sequences' in the store, extended by the step.
+    def run(
+        self, slots: NDArray[np.int32], qkv: Tensor, context: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...], float]:
+        """Run the step from the results of the first slice to what the last slice takes.
+
+        Args:
+            slots: Slots of the sequences in the KV cache, int32 [T], extended by the step.
+            qkv: Rows [q | k | v] of the first slice, [T, row_columns].
+            context: Context of the first slice.
+
+        Returns:
+            The output of the last attention [T, out_columns], the context of the last slice, and the seconds of
+            attention.
         """
         count, dtype = len(qkv), str(self.model.dtype).removeprefix("torch.")
         o = self.model.empty_output(len(self.sinks) - 1, count)
-        taken = [self.rows[name].rows_of(context[name[1]], count) for name in self.taken]
-        made = [self.rows[name].fresh(count) for name in self.made]
+        taken = [self._rows[name].rows_of(context[name.number], count) for name in self._taken]
+        made = [self._rows[name].fresh(count) for name in self._made]
         rows = [(qkv, qkv.stride(0) * qkv.element_size()), *taken, *made, (o, o.stride(0) * o.element_size())]
-        pointers = [x.data_ptr() for x, _ in rows] + self.places
-        steps = [step for _, step in rows] + [0] * len(self.places)
-        attention = self.store.step_attention(slots, dtype, self.sinks)
+        pointers = [x.data_ptr() for x, _ in rows] + self._weight_addresses
+        steps = [step for _, step in rows] + [0] * len(self._weight_addresses)
+        attention = self.kv_cache.step_attention(slots, dtype, self.sinks)
         self.native.run(count, torch.get_num_threads(), pointers, steps, attention.address)
-        new = {name: self.rows[name].shaped(x, count) for name, (x, _) in zip(self.made, made, strict=True)}
-        after = tuple(new[name] if name in new else context[name[1]] for name in self.context)
+        new = {name: self._rows[name].shaped(x, count) for name, (x, _) in zip(self._made, made, strict=True)}
+        after = tuple(new[name] if name in new else context[name.number] for name in self._context)
         return o, after, attention.seconds
 
 
-class Between:
-    """Slice `i` of a model, between two attentions, as links of a chain."""
+class MiddleSlice:
+    """A slice between two attentions, as links of a chain.
+
+    Raises:
+        Unfusable: If it is more than a chain.
+    """
 
     def __init__(self, model: SplitModel, i: int):
-        self.i, self.part = i, model.parts.slices[i]
-        graph, self.weights = model.graph(i), model.weights(i)
+        self.i, self.slice = i, model.split.slices[i]
+        graph, weights = model.graph(i), model.weights(i)
+        chains = [(n, n.target) for n in graph.nodes if isinstance(n.target, Chain)]
+        if len(chains) != 1 or not all(isinstance(w, Tensor) for w in weights):
+            raise Unfusable
+        ((self.call, self.chain),) = chains
         self.inputs = [n for n in graph.nodes if n.op == "placeholder"]
-        chains = [n for n in graph.nodes if isinstance(n.target, Chain)]
-        if len(chains) != 1 or not all(isinstance(w, Tensor) for w in self.weights):
-            raise Unwalkable
-        self.call, self.chain = chains[0], chains[0].target
-        self.results = list(graph.output_node().args[0])
+        self.weights = [as_tensor(w).contiguous() for w in weights]
+        self.results = results(graph)
 
-    def join(
-        self, links: list[Link], weights: list, rows: dict[Any, TokenRows], o: Any, context: list
-    ) -> tuple[Any, list[Any]]:
-        """Append this slice's links; returns the names of its qkv and of the context after it."""
-        tensors = self.inputs[: len(self.inputs) - len(self.weights)]
-        names = dict(zip(tensors, [o, *(context[j] for j in self.part.take)], strict=True))
-        names.update((n, ("weight", self.i, j)) for j, n in enumerate(self.inputs[len(tensors) :]))
-        weights += [(names[n], w.contiguous()) for n, w in zip(self.inputs[len(tensors) :], self.weights, strict=True)]
-        inside = {}
-        for inner, arg in zip(self.chain.given, self.call.args, strict=True):
-            node = self._seen_through(arg)
-            inside[inner] = names[node]
-            if names[node][0] == "context":
-                rows[names[node]] = TokenRows(meta(node))
+    def join(self, step: StepLinks, o: Name, context: Sequence[Name]) -> tuple[Name, list[Name]]:
+        """Append the links of this slice.
+
+        Args:
+            step: The step so far.
+            o: Name of the output of the attention before the slice.
+            context: Names of the context before the slice.
+
+        Returns:
+            The names of its [q | k | v] and of the context after it.
+        """
+        own = [Name("weight", self.i, j) for j in range(len(self.weights))]
+        step.weights.update(zip(own, self.weights, strict=True))
+        taken = [context[j] for j in self.slice.take]
+        inputs = dict(zip(self.inputs, [o, *taken, *own], strict=True))
+        inside: dict[object, Name] = {}
+        for inner, argument in zip(self.chain.given, self.call.args, strict=True):
+            node = self._seen_through(as_node(argument))
+            inside[inner] = inputs[node]
+            if inputs[node].kind == "context":
+                step.rows[inputs[node]] = TokenRows(tensor_meta(node))
         for link in self.chain.links:
-            reads = tuple(inside.get(name, (self.i, name)) for name in link.reads)
-            links.append(Link(link.work, reads, {(self.i, name): size for name, size in link.writes.items()}))
+            reads = [inside[name] if name in inside else self._result(name) for name in link.reads]
+            step.links.append(Link(link.work, reads, {self._result(name): n for name, n in link.writes.items()}))
         new = [self._output(n) for n in self.results[3:]]
-        rows.update((name, self.chain.outputs[at]) for name, at in new)
-        after = [context[j] if j >= 0 else new[~j][0] for j in self.part.give]
+        step.rows.update((self._result(self.chain.made[at]), self.chain.outputs[at]) for at in new)
+        after = [context[j] if j >= 0 else self._result(self.chain.made[new[~j]]) for j in self.slice.give]
         return self._joined(), after
 
+    def _result(self, name: object) -> Name:
+        """Return the name in the step of a result that links of the slice hand on."""
+        assert isinstance(name, Output), "expected a result of the slice"
+        return Name("result", self.i, name)
+
     def _seen_through(self, node: fx.Node) -> fx.Node:
-        """The input that `node` is, or is the same rows of."""
+        """Return the input of which `node` is a view with the same rows."""
         while node.target in VIEWS:
-            before, about = meta(node.args[0]), meta(node)
+            viewed = as_node(node.args[0])
+            before, about = meta(viewed), meta(node)
             if before is None or about is None or not (TokenRows(before).leads and TokenRows(about).leads):
-                raise Unwalkable
-            node = node.args[0]
+                raise Unfusable
+            node = viewed
         if node not in self.inputs:
-            raise Unwalkable
+            raise Unfusable
         return node
 
-    def _output(self, node: fx.Node) -> tuple[Any, int]:
-        """The name of a result of the chain, and which it is."""
-        call, at = source(node)
+    def _output(self, node: fx.Node) -> int:
+        """Return which result of the chain a node is."""
+        call, number = source(node)
         if call is not self.call:
-            raise Unwalkable
-        return (self.i, self.chain.made[at]), at
+            raise Unfusable
+        return number
 
-    def _joined(self) -> Any:
-        """What q, k and v are the columns of, from first to last."""
-        begin, whole = 0, self.results[0].args[0]
-        for part in self.results[:3]:
-            if part.target is not aten.narrow.default or part.args[:3] != (whole, 1, begin):
-                raise Unwalkable
-            begin += part.args[3]
-        name, at = self._output(whole)
+    def _joined(self) -> Name:
+        """Return the name of the rows of which q, k and v are the columns, from first to last."""
+        qkv, begin = self.results[:3], 0
+        if any(part.target is not aten.narrow.default for part in qkv):
+            raise Unfusable
+        rows = as_node(qkv[0].args[0])
+        for part in qkv:
+            if part.args[:3] != (rows, 1, begin):
+                raise Unfusable
+            begin += as_int(part.args[3])
+        at = self._output(rows)
         if self.chain.outputs[at].elements != begin:
-            raise Unwalkable
-        return name
+            raise Unfusable
+        return self._result(self.chain.made[at])

@@ -1,5 +1,7 @@
-"""Schedules of one device that serves requests with weights and KV cache in its own memory, by name: what the split is
-compared with. They exist for the simulator. A new one is a file here and a line in SERVING."""
+"""Simulated servers: schedules of one device with weights and KV cache in its own memory, by name.
+
+The split is compared with them, and only the simulator has them. A new one is a module here and a line in SERVING.
+"""
 
 from __future__ import annotations
 

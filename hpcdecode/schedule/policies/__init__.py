@@ -13,5 +13,5 @@ POLICIES: dict[str, type[Policy]] = {"fixed-f": FixedF, "load-control": LoadCont
 
 
 def policy_of(limits: LaneLimits) -> Policy:
-    """The policy of a lane with these limits."""
+    """Return the policy of a lane with these limits."""
     return POLICIES[limits.schedule](limits)

@@ -1,4 +1,4 @@
-"""Continuous batching (Orca; Lamina's default): a row enters as soon as there is room for it."""
+"""Continuous batching (Orca; Lamina's default): a request enters as soon as there is headroom for it."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from hpcdecode.schedule.policies.base import Policy
 
 
 class Fifo(Policy):
-    """All that `Policy` does by itself."""
+    """Does what `Policy` does by itself."""

@@ -1,7 +1,7 @@
-"""Fixed F (FastDecode, section 4.2): a micro-batch every F steps, so that the R-load stays level.
+"""Fixed F (FastDecode, section 4.2): a micro-batch every F steps, so that the load of the R-ranks stays level.
 
 B sequences of S steps each are in flight in the steady state; M = B*F/S of them enter every F steps. The prompts of a
-micro-batch are prefilled over the F steps before it starts. Rows that end early leave room that the next one fills.
+micro-batch are prefilled over the F steps before it starts. Sequences that end early leave headroom for the next one.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from hpcdecode.schedule.policies.base import Policy, ramp
 
 
 class FixedF(Policy):
+    """Admits M sequences every F steps, up to B in flight."""
+
     def __init__(self, limits: LaneLimits):
         super().__init__(limits)
         self.period = limits.period
         self._injections = 0
         self._next = 0  # step
 
-    def room(self, now: int, in_flight: Collection[SequenceState]) -> int:
+    def headroom(self, now: int, in_flight: Collection[SequenceState]) -> int:
+        """Return what is missing to the ramp if F steps have gone by, else 0."""
         if now < self._next:
             return 0
         target = ramp(self.limits, self.period * self._injections)
@@ -29,5 +32,6 @@ class FixedF(Policy):
         return target - self.held(now, in_flight)
 
     def admitted(self, start_step: int, busy: bool) -> None:
+        """Begin to count F steps when an empty lane starts."""
         if not busy:
             self._next = start_step

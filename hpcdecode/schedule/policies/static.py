@@ -9,5 +9,8 @@ from hpcdecode.schedule.policies.base import Policy
 
 
 class Static(Policy):
-    def room(self, now: int, in_flight: Collection[SequenceState]) -> int:
+    """Admits B sequences to an empty lane."""
+
+    def headroom(self, now: int, in_flight: Collection[SequenceState]) -> int:
+        """Return B if nothing is in flight, else 0."""
         return 0 if in_flight else self.limits.batch

@@ -1,4 +1,10 @@
-// Writes new K and V rows into the cache, converting on the way. Included inside the namespace of one ISA.
+// Converts new rows of K and V and writes them into the KV cache.
+#pragma once
+#include "storage.h"
+
+namespace hpcdecode::HPCDECODE_ISA {
+namespace {
+
 template <class Store>
 struct Append {
     static constexpr int kStretch = 128;  // dims that are converted at once
@@ -9,7 +15,7 @@ struct Append {
         return float_of_bf16(x);
     }
 
-    // Of a row, as stored; 1 where the type has none.
+    // Returns the scale of a row as it is stored, or 1 for a type without scales.
     template <class Act>
     static inline uint16_t scale_of(const Act* x, int dims) {
         if constexpr (Store::kScaled) {
@@ -36,7 +42,7 @@ struct Append {
         return x > 0.0f ? 1.0f / x : 0.0f;
     }
 
-    // Dims [first, last) of x, at dim `at` of a row.
+    // Converts dims [first, last) of x to dim `at` of a row.
     template <class Act>
     static inline void convert(const Act* x, int first, int last, float by, uint8_t* row, int at) {
         float scaled[kStretch];
@@ -48,7 +54,7 @@ struct Append {
         for (int d = 0; d < dims; d += kStretch) each(d, d + kStretch < dims ? d + kStretch : dims);
     }
 
-    // Dims [first, last) of a token's K and V, from where dim `first` lies in a row to their place in a run.
+    // Copy dims [first, last) of a token's K or V from a row, which begins with dim `first`, to their place in a run.
     static inline void place_k(const HeadLayout& l, const uint8_t* row, int first, int last, uint8_t* run, int token) {
         uint8_t* unit = run + k_unit_at<Store>(l, token, first);
         const size_t step = static_cast<size_t>(k_turn<Store>(l)) * Store::kUnitBytes;
@@ -62,7 +68,7 @@ struct Append {
         }
     }
 
-    // K and V of one token, at its place in a run.
+    // Writes K and V of one token to their place in a run.
     template <class Act>
     static void into_run(const HeadLayout& l, const Act* k, const Act* v, uint8_t* run, int token) {
         if (token % kTile == 0) clear_tile(l, run, token);
@@ -83,7 +89,7 @@ struct Append {
         });
     }
 
-    // A recycled block may hold infinities, which a weight of zero would turn into NaN.
+    // Clears a tile. A recycled block may hold infinities, which a weight of zero would turn into NaN.
     static void clear_tile(const HeadLayout& l, uint8_t* run, int token) {
         for (int d = 0; d < l.v_pad; d += kTile)
             for (int t = 0; t < kTile; t += Store::kSteps)
@@ -137,3 +143,6 @@ struct Append {
         }
     }
 };
+
+}  // namespace
+}  // namespace hpcdecode::HPCDECODE_ISA

@@ -1,5 +1,12 @@
-// The driver of one work item: pieces of some KV heads against their query rows. Included inside the namespace of one
-// ISA.
+// The driver of one work item: attention over pieces of some KV heads for their query rows.
+#pragma once
+#include "append.h"
+#include "partial.h"
+#include "softmax.h"
+
+namespace hpcdecode::HPCDECODE_ISA {
+namespace {
+
 inline uint8_t* carve(uint8_t*& p, size_t bytes) {
     uint8_t* at = p;
     p += (bytes + 63) / 64 * 64;
@@ -12,7 +19,7 @@ struct AttendItem {
     static constexpr int kRows = Kernel::kRows;
     static_assert(kRows <= kMaxPassRows, "scratch_bytes has room for fewer");
 
-    // State of row r of head h lies at index h * rows + r.
+    // The state of row r of head h has the index h * rows + r.
     struct Scratch {
         Softmax x;
         uint8_t* q;    // of every kRows rows
@@ -44,7 +51,7 @@ struct AttendItem {
         return w;
     }
 
-    // What one pass of MR rows holds in registers: tiles of K, columns of V.
+    // Returns how many tiles of K, or columns of V, a pass of MR rows holds in registers.
     template <int MR>
     static constexpr int wide() {
         return MR * Kernel::kSums * 2 <= kAccs ? 2 : 1;
@@ -119,7 +126,7 @@ struct AttendItem {
         }
     }
 
-    // New tokens are written when their chunk is about to be read: by then it is on its way into the cache.
+    // Writes new tokens just before their chunk is read, when it is on its way into the cache.
     static void write_fresh(const AttendArgs& a, int h, int64_t base) {
         const int64_t end = a.fresh.position + a.fresh.count;
         const int64_t first = base > a.fresh.position ? base : a.fresh.position;
@@ -180,3 +187,6 @@ struct AttendItem {
         }
     }
 };
+
+}  // namespace
+}  // namespace hpcdecode::HPCDECODE_ISA

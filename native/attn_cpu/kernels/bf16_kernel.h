@@ -1,5 +1,13 @@
-// Scores and weighted values by bfloat16 pair products (AVX512_BF16). Queries and weights are rounded to bfloat16;
-// the sum of weights is taken over the rounded ones, so that equal values come out exactly.
+// Scores and weighted values by bfloat16 pair products (AVX512_BF16).
+//
+// Queries and weights are rounded to bfloat16. The sum of weights is that of the rounded ones, so that equal values
+// come out exactly.
+#pragma once
+#include "tiles.h"
+
+namespace hpcdecode::HPCDECODE_ISA {
+namespace {
+
 template <class Store>
 struct PairKernel : VectorKernel {
     using Storage = Store;
@@ -106,3 +114,6 @@ struct PairKernel : VectorKernel {
         shared = ahead;
     }
 };
+
+}  // namespace
+}  // namespace hpcdecode::HPCDECODE_ISA

@@ -1,30 +1,12 @@
-#include <immintrin.h>
-
-#include "../kernel_api.h"
-
-namespace hpcdecode {
-namespace isa_avx2 {
-namespace {
-constexpr Prefetching kPrefetching = {4, 4096};
-#include "vec_avx2.h"
-// clang-format off: each header needs the ones above it
-#include "math.h"
-#include "storage.h"
-#include "tiles.h"
-#include "plain_kernel.h"
-#include "append.h"
-#include "partial.h"
-#include "softmax.h"
-#include "attend_item.h"
-#include "prefill_words.h"
-#include "prefill_kernel.h"
-#include "read.h"
+// The kernels of AVX2 with FMA.
+#define HPCDECODE_ISA isa_avx2
+#define HPCDECODE_VECTORS "vec_avx2.h"
+#define HPCDECODE_PREFETCHING Prefetching{4, 4096}
 #include "table.h"
-// clang-format on
-}  // namespace
+
+namespace hpcdecode::HPCDECODE_ISA {
 
 extern const KernelTable table;
 constexpr KernelTable table = make_table<PlainKernel, PlainKernel, FloatWords>("avx2");
 
-}  // namespace isa_avx2
-}  // namespace hpcdecode
+}  // namespace hpcdecode::HPCDECODE_ISA

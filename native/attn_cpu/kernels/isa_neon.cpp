@@ -1,28 +1,12 @@
-#include <arm_neon.h>
-
-#include "../kernel_api.h"
-
-namespace hpcdecode {
-namespace isa_neon {
-namespace {
-constexpr Prefetching kPrefetching = {4, 4096};
-#include "vec_neon.h"
-// clang-format off: each header needs the ones above it
-#include "math.h"
-#include "storage.h"
-#include "tiles.h"
-#include "plain_kernel.h"
-#include "append.h"
-#include "partial.h"
-#include "softmax.h"
-#include "attend_item.h"
-#include "read.h"
+// The kernels of every aarch64.
+#define HPCDECODE_ISA isa_neon
+#define HPCDECODE_VECTORS "vec_neon.h"
+#define HPCDECODE_PREFETCHING Prefetching{4, 4096}
 #include "table.h"
-// clang-format on
-}  // namespace
+
+namespace hpcdecode::HPCDECODE_ISA {
 
 extern const KernelTable table;
-constexpr KernelTable table = make_table<PlainKernel, PlainKernel>("neon");
+constexpr KernelTable table = make_table<PlainKernel, PlainKernel, FloatWords>("neon");
 
-}  // namespace isa_neon
-}  // namespace hpcdecode
+}  // namespace hpcdecode::HPCDECODE_ISA

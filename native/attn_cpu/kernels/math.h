@@ -1,4 +1,11 @@
-// Functions of vectors that every ISA shares. Included inside the namespace of one ISA, after its vec_*.h.
+// Functions of vectors that every instruction set shares.h.
+#pragma once
+#include "target.h"
+#include HPCDECODE_VECTORS
+
+namespace hpcdecode::HPCDECODE_ISA {
+namespace {
+
 constexpr int kVecs = kTile / W;  // vectors per tile
 
 // 2^t for t <= 127, tiny or zero below 2^-126; relative error < 2e-7.
@@ -92,3 +99,6 @@ inline void store_act(void* p, ActType type, int64_t i, float x) {
         static_cast<uint16_t*>(p)[i] = bf16_of(x);
     }
 }
+
+}  // namespace
+}  // namespace hpcdecode::HPCDECODE_ISA

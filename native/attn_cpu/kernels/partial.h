@@ -1,5 +1,11 @@
-// Partial results: (m, sum of weights, weighted values) for weights relative to 2^m; m = -inf marks an empty one.
-// Included inside the namespace of one ISA.
+// Partial results: (m, sum of weights, weighted values), for weights relative to 2^m. m = -inf marks an empty one.
+//
+#pragma once
+#include "math.h"
+
+namespace hpcdecode::HPCDECODE_ISA {
+namespace {
+
 struct Partial {
     float* m;
     float* sum;
@@ -19,7 +25,7 @@ inline void clear_partials(float* base, int rows, int v_pad) {
     }
 }
 
-// into := into merged with the later partial x.
+// Merges a later partial result into `into`.
 inline void fold(const Partial& into, float m, float sum, const float* acc, int v_pad) {
     const float inf = __builtin_inff();
     if (m == -inf) return;
@@ -66,3 +72,6 @@ inline void merge_partials(const MergeArgs& a) {
         write_out(into, a.sinks ? a.sinks + head : nullptr, a.v_dim, a.out, a.type, at);
     }
 }
+
+}  // namespace
+}  // namespace hpcdecode::HPCDECODE_ISA

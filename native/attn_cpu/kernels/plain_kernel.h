@@ -1,4 +1,10 @@
-// Scores and weighted values in plain fp32 over any stored type. Included inside the namespace of one ISA.
+// Scores and weighted values in float32 over any stored type.
+#pragma once
+#include "tiles.h"
+
+namespace hpcdecode::HPCDECODE_ISA {
+namespace {
+
 inline void add_weights(const F* p, float* sums) {
     for (int j = 0; j < kVecs; ++j) {
         F x = vload(sums + j * W);
@@ -117,3 +123,6 @@ struct PlainKernel : VectorKernel {
         }
     }
 };
+
+}  // namespace
+}  // namespace hpcdecode::HPCDECODE_ISA

@@ -1,6 +1,14 @@
 // Causal attention of prompts, tile by tile with a running softmax (FlashAttention; Dao et al. 2022, algorithm 1).
-// Tiles begin at multiples of kPromptTile of the prompt, and no value of a row enters another's: how a prompt is cut
-// into calls and what it is batched with changes no bit of the result. Included inside the namespace of one ISA.
+//
+// Tiles begin at multiples of kPromptTile of the prompt, and no value of a row enters another row. So neither the cut
+// of a prompt into calls nor the batch changes a bit of the result.
+#pragma once
+#include "prefill_words.h"
+#include "tiles.h"
+
+namespace hpcdecode::HPCDECODE_ISA {
+namespace {
+
 template <class Words>
 struct Prefill {
     using Word = typename Words::Word;
@@ -41,21 +49,22 @@ struct Prefill {
         return reinterpret_cast<Word*>(a.tiles) + (a.position + i) / kPromptTile * a.layout->tile_stride;
     }
 
-    // Positions that are yet to come have weight zero, which NaN would not survive; nor would words beyond a key.
+    // Positions to come have weight zero, but zero times NaN is NaN; so they are cleared, and so are words beyond a
+    // key.
     static void clear(const PromptLayout& l, Word* tile) {
         const int words = (l.k_dim + kSteps - 1) / kSteps;
         __builtin_memset(tile + words * kPromptTile, 0, (l.k_words - words) * kPromptTile * sizeof(Word));
         __builtin_memset(tile + l.v_offset, 0, (l.tile_words - l.v_offset) * sizeof(Word));
     }
 
-    // A row of n elements as words that lie `step` apart.
+    // Writes a row of n elements as words that lie `step` apart.
     static inline void copy_row(const void* rows, ActType type, int64_t at, int n, Word* to, int step) {
         for (int u = 0; u < n / kSteps; ++u) to[int64_t{u} * step] = Words::word(rows, type, at + u * kSteps);
         if (n % kSteps != 0)
             to[int64_t{n / kSteps} * step] = Words::put(Word{}, 0, Words::load(rows, type, at + n - 1));
     }
 
-    // What an item keeps of its rows, padded to whole passes.
+    // The state of an item's rows, padded to whole passes.
     struct Rows {
         int count, padded;
         Word* q;        // [padded][k_words]
@@ -101,7 +110,7 @@ struct Prefill {
         __builtin_memset(w.sums, 0, sizeof(float) * w.padded * W);
     }
 
-    // Scores of one row become weights; lanes outside [lo, hi) weigh nothing.
+    // Turns the scores of one row into weights; lanes outside [lo, hi) weigh nothing.
     static inline void weigh(const PromptAttendArgs& a, const float* scores, int64_t lo, int64_t hi, float& m,
                              float* sums, float* o, Word* weights) {
         F x[kVecsPerTile];
@@ -136,13 +145,13 @@ struct Prefill {
         int row, keys;  // keys: positions of the tile that any of the rows sees
     };
 
-    // Positions of `tile` that row r sees end here.
+    // Returns the end of the positions of `tile` that row r sees.
     static int64_t seen(const PromptAttendArgs& a, const Rows& w, int r, int64_t tile) {
         const int last = r < w.count ? r : w.count - 1;
         return a.position + last / a.group + 1 - tile * kPromptTile;
     }
 
-    // Moves on to the next pass that sees anything; false when there is none.
+    // Moves on to the next pass that sees anything; returns false if there is none.
     static bool next(const PromptAttendArgs& a, const Rows& w, Pass& p) {
         while (true) {
             p.row += kRows;
@@ -183,7 +192,7 @@ struct Prefill {
                                        l.v_pad / W);
     }
 
-    // Every pass fetches its share of the tile that comes next.
+    // Prefetches a pass's share of the next tile.
     static void fetch(const PromptAttendArgs& a, const Rows& w, const Pass& p) {
         if ((p.tile + 1) * kPromptTile >= a.position + a.count) return;
         const uint8_t* tile = reinterpret_cast<const uint8_t*>(tile_of(a, p.tile + 1));
@@ -231,7 +240,8 @@ struct Prefill {
         next(a, w, now);
         score(a, w, now, scores[0]);
         for (bool more = true; more; swap(scores)) {
-            // The next scores do not depend on these weights, and keep the multipliers busy until they are there.
+            // The next scores do not depend on these weights; they keep the multipliers busy until the weights are
+            // ready.
             fetch(a, w, now);
             weigh_rows(a, w, now, scores[0]);
             Pass following = now;
@@ -243,3 +253,6 @@ struct Prefill {
         for (int r = 0; r < w.count; ++r) write(a, w, r);
     }
 };
+
+}  // namespace
+}  // namespace hpcdecode::HPCDECODE_ISA

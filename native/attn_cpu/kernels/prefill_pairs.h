@@ -1,5 +1,12 @@
-// Prompts held as pairs of bfloat16, multiplied by AVX512_BF16. Weights are rounded to bfloat16; their sum is taken
-// over the rounded ones, so that equal values come out exactly.
+// Prompts held as pairs of bfloat16, multiplied by AVX512_BF16.
+//
+// Weights are rounded to bfloat16. Their sum is that of the rounded ones, so that equal values come out exactly.
+#pragma once
+#include "prefill_words.h"
+
+namespace hpcdecode::HPCDECODE_ISA {
+namespace {
+
 struct PairWords : VectorWords<PairWords> {
     using Word = uint32_t;
     static constexpr int kElements = 2;
@@ -28,3 +35,6 @@ struct PairWords : VectorWords<PairWords> {
         vstore(sums, sum);
     }
 };
+
+}  // namespace
+}  // namespace hpcdecode::HPCDECODE_ISA

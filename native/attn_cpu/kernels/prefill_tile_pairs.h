@@ -1,6 +1,12 @@
-// Prompts held as pairs of bfloat16, multiplied by tile products (AMX_BF16): both the words of a prompt's tile and the
-// rows of weights are a product's operands as they lie. Included inside the namespace of one ISA, after prefill_pairs.h
-// and the tile unit.
+// Prompts held as pairs of bfloat16, multiplied by tile products (AMX_BF16). The words of a prompt's tile and the rows
+// of weights are operands of these products as they lie.
+#pragma once
+#include "prefill_pairs.h"
+#include "tile_kernel.h"
+
+namespace hpcdecode::HPCDECODE_ISA {
+namespace {
+
 struct TilePairWords : PairWords {
     static constexpr int kRows = 32;  // of two tiles
     static constexpr int kWordBlock = 16;
@@ -8,7 +14,7 @@ struct TilePairWords : PairWords {
         Unit() { configure_panels(); }
     };
 
-    // As VectorWords. The units beyond `units`, up to a multiple of 16, are zero in a or in b.
+    // Multiplies as VectorWords does. The units beyond `units`, up to a multiple of 16, are zero in a or in b.
     template <bool kAdd>
     static void multiply(const Word* a, int64_t a_stride, const Word* b, int64_t b_stride, int units, float* c,
                          int64_t c_stride, int vecs) {
@@ -53,3 +59,6 @@ struct TilePairWords : PairWords {
         }
     }
 };
+
+}  // namespace
+}  // namespace hpcdecode::HPCDECODE_ISA

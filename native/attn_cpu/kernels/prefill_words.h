@@ -1,10 +1,15 @@
-// The product of panels of words, and prompts held as floats. Included inside the namespace of
-// one ISA.
+// The GEMM of panels of words, and prompts held as floats.
+#pragma once
+#include "math.h"
+
+namespace hpcdecode::HPCDECODE_ISA {
+namespace {
+
 constexpr int kPanelVecs = W == 16 ? 4 : 2;  // vectors of a row of c that are kept in registers
 constexpr int kPanelRows = 6;
 
-// c[r][j] = (kAdd ? c[r][j] : 0) + sum over u of a[r][u] * b[u][j], for kPanelRows rows r and NC * W columns j; u
-// ascends, whatever is computed beside. Strides in words.
+// Computes c[r][j] = (kAdd ? c[r][j] : 0) + sum over u of a[r][u] * b[u][j] for kPanelRows rows r and NC * W columns j.
+// u ascends, so that the bits of a row do not depend on other rows. Strides are in words.
 template <class Words, int NC, bool kAdd>
 static __attribute__((noinline)) void multiply_panel(const typename Words::Word* a, int64_t a_stride,
                                                      const typename Words::Word* b, int64_t b_stride, int units,
@@ -30,7 +35,7 @@ static __attribute__((noinline)) void multiply_panel(const typename Words::Word*
     }
 }
 
-// What words that are multiplied in vector registers have in common.
+// The common part of words that are multiplied in vector registers.
 template <class Words>
 struct VectorWords {
     static constexpr int kRows = kPanelRows;  // of one pass
@@ -39,7 +44,7 @@ struct VectorWords {
         Unit() {}
     };
 
-    // c = a * b, or c += a * b, of kRows rows and `vecs` vectors of columns, in panels of nearly equal width.
+    // Computes c = a * b, or c += a * b, for kRows rows and `vecs` vectors of columns, in panels of nearly equal width.
     template <bool kAdd, class Word>
     static void multiply(const Word* a, int64_t a_stride, const Word* b, int64_t b_stride, int units, float* c,
                          int64_t c_stride, int vecs) {
@@ -78,7 +83,7 @@ struct FloatWords : VectorWords<FloatWords> {
     static inline F exp2(F t) { return vexp2(t); }
     static inline F fma(F acc, const Word* b, Word a) { return vfma(vload(b), vset(a), acc); }
 
-    // Leaves the weights of one row as the next product reads them and adds them to the row's partial sums.
+    // Stores the weights of one row as the next GEMM reads them, and adds them to the row's partial sums.
     static inline void emit(const F* x, float* sums, Word* p) {
         F sum = vload(sums);
         for (int t = 0; t < kPromptTile / W; ++t) {
@@ -88,3 +93,6 @@ struct FloatWords : VectorWords<FloatWords> {
         vstore(sums, sum);
     }
 };
+
+}  // namespace
+}  // namespace hpcdecode::HPCDECODE_ISA

@@ -1,13 +1,20 @@
 // Scores and weighted values of int8 and int4 by byte quad products (AVX512_VNNI), without unpacking to floats.
 //
-// Queries become 15-bit and weights 16-bit whole numbers, each the sum of a high byte * 256 and a low byte. A query row
-// has one power of two as its scale; so have the 64 weights of a row and chunk. Sums of products are exact.
+// Queries become 15-bit and weights 16-bit whole numbers, each a high byte * 256 plus a low byte. A query row has a
+// power of two as its scale; so have the 64 weights of a row and chunk. Sums of products are exact.
+#pragma once
+#include "plain_kernel.h"
+
+namespace hpcdecode::HPCDECODE_ISA {
+namespace {
+
 inline __m512i bytes_of_16(uint32_t quad) { return _mm512_set1_epi32(static_cast<int>(quad)); }
 
-// acc += u * s over quads of bytes, u unsigned. GCC 12 copies and spills the accumulators of the intrinsic.
+// Computes acc += u * s over quads of bytes, with u unsigned. GCC 12 copies and spills the accumulators of the
+// intrinsic.
 inline void add_quads(__m512i& acc, __m512i u, __m512i s) { asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(u), "v"(s)); }
 
-// 2^(bits - e) for |x| in [2^e, 2^(e+1)); of tiny, infinite or undefined x still a finite power.
+// Returns 2^(bits - e) for |x| in [2^e, 2^(e+1)), and some finite power for tiny, infinite or undefined x.
 inline float up_scale(float x, uint32_t bits) {
     uint32_t b;
     __builtin_memcpy(&b, &x, 4);
@@ -18,7 +25,7 @@ inline float up_scale(float x, uint32_t bits) {
     return y;
 }
 
-// The first operand of a quad product is unsigned, so K carries a bias; its product with the query is taken off.
+// The first operand of a quad product is unsigned, so K carries a bias. Its product with the query is subtracted.
 inline __m512i k_quad(StoreI8, const uint8_t* p, int) {
     return _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(static_cast<char>(0x80)));
 }
@@ -39,7 +46,7 @@ struct QuadKernel : VectorKernel {
     static constexpr int kBias = Store::kLevels == 7 ? 8 : 128;
     static inline F exp2(F t) { return vexp2_coarse(t); }
 
-    // [k_pad / 4 quads][row]{high, low}, [row]{bias of high, of low}, [row]{scale, unused}
+    // Writes [k_pad / 4 quads][row]{high, low}, [row]{bias of high, of low}, [row]{scale, unused}.
     template <int MR>
     static void prepare(const AttendArgs& a, int head, int row0, uint8_t* dst) {
         const int quads = a.kv.layout->k_pad / 4;
@@ -56,7 +63,7 @@ struct QuadKernel : VectorKernel {
         float scale;
     };
 
-    // Dims [d, d + 16) of a query row, zero from k_dim on.
+    // Returns dims [d, d + 16) of a query row, zero from k_dim on.
     static inline F query_dims(const AttendArgs& a, int64_t base, int d) {
         const int n = a.kv.layout->k_dim - d;
         if (n >= W) {
@@ -68,7 +75,7 @@ struct QuadKernel : VectorKernel {
         return vload(lanes);
     }
 
-    // Quad i of the high bytes goes to dst + i * stride, that of the low bytes `low_at` behind it.
+    // Writes quad i of the high bytes to dst + i * stride, and that of the low bytes `low_at` bytes behind it.
     static Query split_row(const AttendArgs& a, int64_t base, uint8_t* dst, size_t stride, size_t low_at, int quads) {
         const int k_dim = a.kv.layout->k_dim;
         F top = vzero();
@@ -146,7 +153,7 @@ struct QuadKernel : VectorKernel {
         shared = ahead;
     }
 
-    // 64 weights as whole numbers, their high and their low bytes; returns their scale. Of both, quad i of tile t is
+    // Writes the high and the low bytes of 64 weights as whole numbers; returns their scale. Quad i of tile t becomes
     // quad i * 4 + t, as packing leaves them.
     static inline float packed(const F* p, __m512i* out) {
         const float up = up_scale(hmax(vmax(vmax(p[0], p[1]), vmax(p[2], p[3]))), 15);
@@ -223,3 +230,6 @@ struct QuadKernel : VectorKernel {
         shared = ahead;
     }
 };
+
+}  // namespace
+}  // namespace hpcdecode::HPCDECODE_ISA

@@ -1,4 +1,10 @@
-// Reads a buffer once: the bandwidth every other figure is compared with. Included inside the namespace of one ISA.
+// Reads a buffer once, for the bandwidth that attention is compared with.
+#pragma once
+#include "math.h"
+
+namespace hpcdecode::HPCDECODE_ISA {
+namespace {
+
 inline double read_all(const uint8_t* data, size_t bytes) {
     constexpr size_t kStep = 8 * W * sizeof(float);
     constexpr size_t kAhead = 4096;
@@ -13,3 +19,6 @@ inline double read_all(const uint8_t* data, size_t bytes) {
     for (int i = 1; i < 8; ++i) acc[0] = vmax(acc[0], acc[i]);
     return hmax(acc[0]);
 }
+
+}  // namespace
+}  // namespace hpcdecode::HPCDECODE_ISA

@@ -1,25 +1,30 @@
-// Scores to weights, and what a query row carries from chunk to chunk. Included inside the namespace of one ISA.
+// The softmax: scores to weights, and the state that a query row carries from chunk to chunk.
 //
-// Weights are 2^(score * scale * log2 e - m) for a reference exponent m that is raised only when a score
-// exceeds it by more than kSlack: no overflow is possible, and most chunks need neither a horizontal maximum nor a
-// rescaled accumulator.
+// A weight is 2^(score * scale * log2 e - m) with a reference exponent m, which is raised only if a score exceeds it by
+// more than kSlack. Nothing can overflow, and most chunks need neither a horizontal maximum nor a rescaled accumulator.
+#pragma once
+#include "plain_kernel.h"
+
+namespace hpcdecode::HPCDECODE_ISA {
+namespace {
+
 constexpr float kSlack = 8.0f;
 constexpr int kChunkVecs = kTilesPerChunk * kVecs;
 
-// Visible positions of a row.
+// Returns the positions that a row sees.
 inline Span visible(const AttendArgs& a, int row) {
     const int64_t hi = a.length - a.new_tokens + (a.first_row + row) / a.group + 1;
     const int64_t lo = a.window > 0 && hi > a.window ? hi - a.window : 0;
     return {lo, hi};
 }
 
-// Whether every row sees all of a chunk; the last token sees most and its window begins last.
+// Returns whether every row sees all of a chunk. The last token sees most, and its window begins last.
 inline bool whole(const AttendArgs& a, int64_t base) {
     const int64_t first_end = a.length - a.new_tokens + 1;
     return base + kChunk <= first_end && (a.window == 0 || base >= a.length - a.window);
 }
 
-// Of rows (head * rows of a head + row).
+// The state of all rows, by head * rows of a head + row.
 struct Softmax {
     float* m;      // reference exponent
     float* bound;  // score above which m is raised; -inf while empty
@@ -53,7 +58,7 @@ struct Softmax {
     }
 };
 
-// Of the 64 tokens of a chunk, as floats.
+// The scales of a chunk's 64 tokens, as floats.
 struct Scales {
     float k[kChunk], v[kChunk];
 
@@ -80,8 +85,8 @@ inline void hide(const AttendArgs& a, int row, int64_t base, F* s) {
     for (int i = 0; i < kChunkVecs; ++i) s[i] = keep_lanes(s[i], lo - i * W, hi - i * W);
 }
 
-// Scores of `rows` rows of a head, from `row` on -> weights as the kernel wants them; what is not visible gets a weight
-// of exactly zero.
+// Turns scores of `rows` rows of a head, from `row` on, into weights as the kernel reads them. A position that a row
+// does not see gets a weight of exactly zero.
 template <class Kernel>
 __attribute__((noinline)) void soften(const AttendArgs& a, const Softmax& x, const Scales* scales, int row, int rows,
                                       int state, int64_t base, const float* scores, float* weights, Ahead& shared) {
@@ -116,3 +121,6 @@ __attribute__((noinline)) void soften(const AttendArgs& a, const Softmax& x, con
     }
     shared = ahead;
 }
+
+}  // namespace
+}  // namespace hpcdecode::HPCDECODE_ISA

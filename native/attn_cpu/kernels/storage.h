@@ -1,4 +1,4 @@
-// How each KV type lies in a tile, and how it becomes float vectors. Included inside the namespace of one ISA.
+// The layout of every KV type in a tile, and its conversion to float vectors.
 //
 // A unit is kSteps steps of 16 lanes. Of K: lane = token, step = dim; of V: lane = dim, step = token.
 // float32, float16: [2 steps][16 lanes]. bfloat16: [16 lanes][2 steps], int8: [16 lanes][4 steps], the operand
@@ -7,6 +7,12 @@
 //
 // In a run: K units [tile / kTurn][dim / kSteps][tile % kTurn], V units [dim / 16 / kTurn][token / kSteps][dim / 16 %
 // kTurn]; kTurn units lie side by side because one pass of a kernel reads them together.
+#pragma once
+#include "math.h"
+
+namespace hpcdecode::HPCDECODE_ISA {
+namespace {
+
 template <class Self, class Elem>
 struct WholeStore {
     static constexpr bool kScaled = false;
@@ -126,3 +132,6 @@ inline size_t v_unit_at(const HeadLayout& l, int token, int dim) {
 }
 inline size_t k_scales_at(const HeadLayout& l, int token) { return l.scales + static_cast<size_t>(token) * 2; }
 inline size_t v_scales_at(const HeadLayout& l, int token) { return k_scales_at(l, l.run_tokens + token); }
+
+}  // namespace
+}  // namespace hpcdecode::HPCDECODE_ISA

@@ -1,6 +1,17 @@
-// The table of one ISA. Included inside its namespace, after the kernels.
-// `Bf16` and `Coded` are the kernels of bfloat16 and of int8 and int4, `Bf16Words` what prompts in bfloat16 are kept
-// as.
+// The table of an instruction set's kernels.
+//
+// Bf16: The decode kernel of bfloat16. Coded: That of int8 and int4. Bf16Words: The words that hold prompts in
+// bfloat16.
+#pragma once
+#include "append.h"
+#include "attend_item.h"
+#include "partial.h"
+#include "prefill_kernel.h"
+#include "read.h"
+
+namespace hpcdecode::HPCDECODE_ISA {
+namespace {
+
 template <template <class> class Bf16, template <class> class Coded, class Bf16Words>
 constexpr KernelTable make_table(const char* name) {
     return KernelTable{
@@ -14,3 +25,6 @@ constexpr KernelTable make_table(const char* name) {
         read_all,
     };
 }
+
+}  // namespace
+}  // namespace hpcdecode::HPCDECODE_ISA

@@ -1,7 +1,18 @@
-// What the kernels that work in tiles have in common. Included inside the namespace of one ISA, after the tile unit.
+// The common part of kernels that work in tiles.
 //
-// `V`: the kernel that attends in vector registers where tiles do not fit. Rows: query rows of one pass. RowTiles: rows
-// of a tile that a query row takes.
+// V: The kernel that attends in vector registers if tiles do not fit. Rows: Query rows of one pass. RowTiles: Rows of a
+// tile that a query row takes.
+#pragma once
+#include "tiles.h"
+#ifdef HPCDECODE_EMULATE_TILES
+#include "tile_unit_emulated.h"
+#else
+#include "tile_unit.h"
+#endif
+
+namespace hpcdecode::HPCDECODE_ISA {
+namespace {
+
 template <class V, int Rows, int RowTiles>
 struct TileKernel : V {
     static constexpr bool kTiles = true;
@@ -15,3 +26,6 @@ struct TileKernel : V {
         }
     };
 };
+
+}  // namespace
+}  // namespace hpcdecode::HPCDECODE_ISA

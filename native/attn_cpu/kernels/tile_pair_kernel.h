@@ -1,11 +1,17 @@
 // Scores and weighted values of bfloat16 by tile products (AMX_BF16), for up to 16 query rows at the price of one.
-// Included inside the namespace of one ISA, after bf16_kernel.h and tile_kernel.h.
+#pragma once
+#include "bf16_kernel.h"
+#include "tile_kernel.h"
+
+namespace hpcdecode::HPCDECODE_ISA {
+namespace {
+
 template <class Store>
 struct TilePairKernel : TileKernel<PairKernel<Store>, 16, 1> {
     using Vectors = PairKernel<Store>;
     static constexpr int kFewRows = 3;
 
-    // Whether K is cut into whole and half tiles and rows are worth them; else `Vectors` attends.
+    // Returns whether K is cut into whole and half tiles and there are enough rows; else `Vectors` attends.
     static bool fits(const HeadLayout& l, int group) { return group > kFewRows && l.k_pad % 16 == 0; }
 
     // q[row][dim]
@@ -84,3 +90,6 @@ struct TilePairKernel : TileKernel<PairKernel<Store>, 16, 1> {
         shared = ahead;
     }
 };
+
+}  // namespace
+}  // namespace hpcdecode::HPCDECODE_ISA

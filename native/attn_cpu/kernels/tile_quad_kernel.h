@@ -1,6 +1,13 @@
-// Scores and weighted values of int8 and int4 by tile products of bytes (AMX_INT8). Queries and weights are the whole
-// numbers of quad_kernel.h; the high and the low bytes of a row are two rows of a tile. Included inside the namespace
-// of one ISA, after quad_kernel.h and tile_kernel.h.
+// Scores and weighted values of int8 and int4 by tile products of bytes (AMX_INT8).
+//
+// Queries and weights are the whole numbers of quad_kernel.h. The high and the low bytes of a row are two rows of a
+// tile.
+#pragma once
+#include "quad_kernel.h"
+#include "tile_kernel.h"
+
+namespace hpcdecode::HPCDECODE_ISA {
+namespace {
 
 // 16 quads of 16 lanes, as rows of a tile.
 inline const uint8_t* tile_rows(StoreI8, const uint8_t* units, int, uint8_t*) { return units; }
@@ -21,12 +28,13 @@ struct TileQuadKernel : TileKernel<QuadKernel<Store>, 8, 2> {
     static constexpr size_t kRowBytes = Store::kUnitBytes * 4 / Store::kSteps;  // of the cache, in a row of a tile
     static constexpr size_t kWeights = kChunk * sizeof(float) / 2;  // from high to low bytes, and to the next row
 
-    // Whether K is cut into whole and half tiles, V lies in tiles and rows are worth them; else `Vectors` attends.
+    // Returns whether K is cut into whole and half tiles, V lies in tiles and there are enough rows; else `Vectors`
+    // attends.
     static bool fits(const HeadLayout& l, int group) {
         return group > kFewRows && l.k_pad % (kDims / 2) == 0 && l.run_tokens == kChunk;
     }
 
-    // Of every row: [k_pad] high bytes, the scale; from 2 * k_pad on [k_pad] low bytes.
+    // Writes for every row [k_pad] high bytes and the scale, then from 2 * k_pad on [k_pad] low bytes.
     template <int MR>
     static void prepare(const AttendArgs& a, int head, int row0, uint8_t* dst) {
         const size_t k_pad = a.kv.layout->k_pad;
@@ -128,3 +136,6 @@ struct TileQuadKernel : TileKernel<QuadKernel<Store>, 8, 2> {
         tile_add_unsigned_quads<C, 4, 5>();
     }
 };
+
+}  // namespace
+}  // namespace hpcdecode::HPCDECODE_ISA

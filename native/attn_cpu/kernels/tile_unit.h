@@ -1,10 +1,16 @@
-// The tile registers of AMX, numbered as TileUnit::configure shapes them. Included inside the namespace of one ISA.
+// The tile registers of AMX, numbered as TileUnit::configure shapes them.
 //
-// Sums of products, C[m][n] += A[m][k] * B[k][n], where a row of A and a column of B hold pairs (bfloat16) or quads
-// (bytes) along k: rows of B are units of the KV cache as they lie there.
+// A tile product is C[m][n] += A[m][k] * B[k][n]. Rows of A and columns of B hold pairs (bfloat16) or quads (bytes)
+// along k. Rows of B are units of the KV cache as they lie there.
 //
-// tiles 0-3: C, `rows` x 16 words. 4 and 5: A, `rows` x 16 words, and B, 16 x 16 words. 6 and 7: their halves, A with 8
-// words a row and B with 8 rows.
+// Tiles 0 to 3 are C, `rows` x 16 words. Tile 4 is A, `rows` x 16 words; tile 5 is B, 16 x 16 words. Tiles 6 and 7 are
+// halves of A, with 8 words a row, and of B, with 8 rows.
+#pragma once
+#include "target.h"
+
+namespace hpcdecode::HPCDECODE_ISA {
+namespace {
+
 class TileUnit {
   public:
     ~TileUnit() {
@@ -17,7 +23,7 @@ class TileUnit {
         shape.load();
         rows_ = rows;
     }
-    // All tiles 16 x 16 words.
+    // Shapes all tiles to 16 x 16 words.
     void configure_panels() {
         Shape shape;
         for (int i = 0; i < 8; ++i) shape.tile(i, 16, 64);
@@ -64,3 +70,6 @@ template <int C, int A, int B>
 inline void tile_add_unsigned_quads() {  // uint8 x int8 to int32
     asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
+
+}  // namespace
+}  // namespace hpcdecode::HPCDECODE_ISA

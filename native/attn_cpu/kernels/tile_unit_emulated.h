@@ -1,4 +1,10 @@
-// What tile_unit.h does, in plain C++, for machines without AMX. Included inside the namespace of one ISA.
+// The same interface as tile_unit.h in plain C++, for machines without AMX.
+#pragma once
+#include "math.h"
+
+namespace hpcdecode::HPCDECODE_ISA {
+namespace {
+
 struct TileRegister {
     int rows, words;
     uint32_t word[16][16];
@@ -66,3 +72,6 @@ template <int C, int A, int B>
 inline void tile_add_unsigned_quads() {
     tile_products<int32_t>(tile_registers[C], tile_registers[A], tile_registers[B], quad_product<uint8_t>);
 }
+
+}  // namespace
+}  // namespace hpcdecode::HPCDECODE_ISA

@@ -1,14 +1,22 @@
-// Where the tiles of one chunk of one head lie, and what comes after them in memory. Included inside the namespace of
-// one ISA, after storage.h.
-// Prefetches a line for every line that is read, in the order in which runs are visited. With elements of two bytes and
-// more, the hardware of some processors keeps up by itself in passes of few rows, and prefetching would only take the
-// place of its own (kPrefetching of the ISA).
+// The addresses of a chunk's tiles for one head, and of what is read after them.
+#pragma once
+#include "storage.h"
+
+namespace hpcdecode::HPCDECODE_ISA {
+namespace {
+
+constexpr Prefetching kPrefetching = HPCDECODE_PREFETCHING;
+
+// Prefetches a line for every line that is read, in the order in which runs are visited.
+//
+// Some processors prefetch elements of two bytes and more by themselves in passes of few rows; prefetching here would
+// only take the place of theirs (kPrefetching).
 struct Ahead {
     const uint8_t* at;
     const uint8_t* end;
     const uint8_t* next;
 
-    // While `run` is read; `then` is the run after it.
+    // Begins to prefetch while `run` is read; `then` is the run after it.
     Ahead(const uint8_t* run, size_t bytes, const uint8_t* then)
         : at(run + (bytes < kPrefetching.ahead ? bytes : kPrefetching.ahead)), end(run + bytes), next(then) {}
 
@@ -35,13 +43,13 @@ struct Ahead {
     }
 };
 
-// Where row `row` of a head has its query in `a.q`, in elements.
+// Returns where the query of row `row` of a head begins in `a.q`, in elements.
 inline int64_t query_at(const AttendArgs& a, int head, int row) {
     const int all = a.first_row + row;
     return all / a.group * a.q_stride + static_cast<int64_t>(head * a.group + all % a.group) * a.kv.layout->k_dim;
 }
 
-// What kernels that work in vector registers have in common.
+// The common part of kernels that work in vector registers.
 struct VectorKernel {
     static constexpr bool kTiles = false;
     static constexpr int kSoftmaxLines = 0;
@@ -63,14 +71,14 @@ struct Tiles {
     int first, last;  // tiles of this chunk that hold visible tokens
 };
 
-// Runs of the tiles of a chunk, of the first head; tiles without visible tokens repeat a neighbour.
+// The runs that hold the tiles of a chunk, for the first head. Tiles without visible tokens repeat a neighbour.
 struct ChunkRuns {
     const uint8_t* run[kTilesPerChunk];
     int tile[kTilesPerChunk];  // tile of the chunk that stands for tile i
     int first, last;
 };
 
-// Visible positions [lo, hi).
+// The positions [lo, hi) that a row sees.
 struct Span {
     int64_t lo, hi;
 };
@@ -116,7 +124,7 @@ inline Tiles tiles_of(const HeadLayout& l, const ChunkRuns& c, size_t skip) {
     return t;
 }
 
-// Units of columns `first` to first + NC of V, of one tile.
+// The units of columns `first` to first + NC of V in one tile.
 template <class Store, int NC>
 struct Columns {
     static constexpr int kSide = NC < Store::kTurn ? NC : Store::kTurn;  // lie side by side
@@ -129,3 +137,6 @@ struct Columns {
         return data + static_cast<size_t>(u * kSide + c % kSide) * Store::kUnitBytes + c / kSide * kSide * column;
     }
 };
+
+}  // namespace
+}  // namespace hpcdecode::HPCDECODE_ISA

@@ -1,4 +1,12 @@
-// 8 floats per vector. Included inside the namespace of one ISA.
+// 8 floats per vector.
+#pragma once
+#include <immintrin.h>
+
+#include "target.h"
+
+namespace hpcdecode::HPCDECODE_ISA {
+namespace {
+
 constexpr int W = 8;
 constexpr int kMaxRows = 4;
 constexpr int kAccs = 8;
@@ -72,3 +80,6 @@ inline F times_exp2(F p, F t) {
     const F keep = _mm256_cmp_ps(t, vset(-126.0f), _CMP_NLT_UQ);
     return _mm256_and_ps(_mm256_mul_ps(p, _mm256_castsi256_ps(power)), keep);
 }
+
+}  // namespace
+}  // namespace hpcdecode::HPCDECODE_ISA

@@ -1,4 +1,12 @@
-// 16 floats per vector. Included inside the namespace of one ISA.
+// 16 floats per vector.
+#pragma once
+#include <immintrin.h>
+
+#include "target.h"
+
+namespace hpcdecode::HPCDECODE_ISA {
+namespace {
+
 constexpr int W = 16;
 constexpr int kMaxRows = 8;   // query rows that share one pass over K or V
 constexpr int kAccs = 16;     // accumulator registers of one pass
@@ -69,3 +77,6 @@ inline void store_bf16(uint16_t* p, F a) {
     const __m512i y = _mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc0));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(y));
 }
+
+}  // namespace
+}  // namespace hpcdecode::HPCDECODE_ISA

@@ -1,4 +1,10 @@
-// 4 floats per vector by compiler vector extensions: SSE2 on x86-64, NEON on aarch64. Included inside one namespace.
+// 4 floats per vector by compiler vector extensions: SSE2 on x86-64, NEON on aarch64.
+#pragma once
+#include "target.h"
+
+namespace hpcdecode::HPCDECODE_ISA {
+namespace {
+
 constexpr int W = 4;
 constexpr int kMaxRows = 2;
 constexpr int kAccs = 8;
@@ -85,3 +91,6 @@ inline F times_exp2(F p, F t) {
     const I drop = t < vset(-126.0f);
     return drop ? vzero() : p * reinterpret_cast<F>(power);
 }
+
+}  // namespace
+}  // namespace hpcdecode::HPCDECODE_ISA

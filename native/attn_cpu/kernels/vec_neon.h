@@ -1,4 +1,12 @@
-// 4 floats per vector, 32 registers, on every aarch64. Included inside the namespace of one ISA.
+// 4 floats per vector, 32 registers, on every aarch64.
+#pragma once
+#include <arm_neon.h>
+
+#include "target.h"
+
+namespace hpcdecode::HPCDECODE_ISA {
+namespace {
+
 constexpr int W = 4;
 constexpr int kMaxRows = 4;
 constexpr int kAccs = 16;
@@ -62,3 +70,6 @@ inline F times_exp2(F p, F t) {
     const F x = vmulq_f32(p, vreinterpretq_f32_s32(power));
     return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(x), drop));
 }
+
+}  // namespace
+}  // namespace hpcdecode::HPCDECODE_ISA

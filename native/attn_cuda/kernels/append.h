@@ -4,7 +4,7 @@
 
 namespace hpcdecode {
 
-// The largest |x| of a row, on all threads.
+// Gives all threads the largest |x| of a row.
 HPC_DEVICE void largest(Block& block, const void* data, ActType type, int64_t first, int dims, Own<float>& top) {
     float* tops = reinterpret_cast<float*>(block.smem);  // of each warp
     block.each([&](int t) {

@@ -1,7 +1,7 @@
 // Attention of 16 query rows of one KV head over one piece of its sequence, to a partial result.
 //
-// Tiles of 64 tokens go through shared memory: while one is scored, its values are on their way, and while its values
-// are summed, the keys of the next. Sums are float32.
+// Tiles of 64 tokens go through shared memory. While a tile is scored, its values are on their way; while its values
+// are summed, the keys of the next tile are. Sums are float32.
 #pragma once
 #include <type_traits>
 
@@ -94,7 +94,7 @@ struct Attend {
         });
     }
 
-    // Begins to read where the tile at `base` lies.
+    // Begins to read the block ids of the tile at `base`.
     HPC_DEVICE void look_up(int base) {
         block.each([&](int t) {
             if (t >= kTile || base + t >= end) return;
@@ -118,7 +118,7 @@ struct Attend {
         });
     }
 
-    // One group of copies: the rows of a tile, zeros for those that are not there.
+    // Starts one group of copies: the rows of a tile, zeros for rows beyond the last token.
     HPC_DEVICE void load(int to, int from, int stride, int bytes) {
         block.each([&](int t) {
             const int down = kThreads * 16 / bytes, right = kThreads * 16 % bytes;
@@ -134,13 +134,13 @@ struct Attend {
         });
     }
 
-    // Until all but the youngest group is there, for every thread.
+    // Waits, for every thread, until all groups but the last are there.
     HPC_DEVICE void arrive() {
         block.each([&](int) { block.template wait<1>(); });
         block.sync();
     }
 
-    // Scores to weights relative to 2^top; thread t has every eighth token of row t / 8.
+    // Turns scores into weights relative to 2^top. Thread t has every eighth token of row t / 8.
     HPC_DEVICE void weigh(int base) {
         Own<Eight> s;
         Own<float> high, fade, part;

@@ -55,7 +55,7 @@ struct ByFloat {
         });
     }
 
-    // What acc[t].v[n][i] is of.
+    // Returns the row and dim of acc[t].v[n][i].
     HPC_DEVICE static int row_of(int, int n, int i) { return n % 4 * 4 + i; }
     HPC_DEVICE static int dim_of(int t, int n, int) { return t % kWarp + kWarp * (t / kWarp + kWarps * (n / 4)); }
 };

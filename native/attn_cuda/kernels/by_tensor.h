@@ -67,7 +67,7 @@ struct ByTensor {
         }
     }
 
-    // A weight as its product has it, so that the sum of weights is that of what is summed.
+    // Rounds a weight as its product does, so that the sum of weights fits the sum of values.
     HPC_DEVICE static float rounded(float w) {
         if constexpr (!Num::kScaled) {
             const float high = P::up(P::of(w));
@@ -120,7 +120,7 @@ struct ByTensor {
         return stage.shared<Elem>(stage.at.v + token * stage.at.v_stride)[dim];
     }
 
-    // What acc[t].v[n][i] is of.
+    // Returns the row and dim of acc[t].v[n][i].
     HPC_DEVICE static int row_of(int t, int, int i) { return t % kWarp / 4 + i / 2 * 8; }
     HPC_DEVICE static int dim_of(int t, int n, int i) { return (t / kWarp + n * kWarps) * 8 + t % 4 * 2 + i % 2; }
 };

@@ -1,4 +1,4 @@
-// The partial results of one query token and head, merged in the order of their pieces, to its output.
+// Merges the partial results of one query token and head, in the order of their pieces, into its output.
 #pragma once
 #include "attend.h"
 

@@ -1,4 +1,4 @@
-// How each KV type lies in shared memory, and how the products read it.
+// The layout of every KV type in shared memory, and its operands of products.
 #pragma once
 #include "../block.h"
 #include "../kernel_api.h"
@@ -16,8 +16,8 @@ HPC_DEVICE void store_act(void* p, ActType type, int64_t i, float x) {
     }
 }
 
-// The operands of products of 16 bits. A float is the sum of two of them: `high` and what that leaves, so that queries
-// and weights keep 16 bits or more.
+// The operands of products of 16 bits. A float is the sum of two operands, `high` and the rest, so that queries and
+// weights keep 16 bits or more.
 struct Bf16Product {
     static constexpr bool kHalf = false;
     HPC_DEVICE static uint16_t of(float x) { return bf16_of(x); }

@@ -1,4 +1,4 @@
-// Where a token lies.
+// The place of a token in the KV cache.
 #pragma once
 #include "numbers.h"
 
@@ -27,7 +27,7 @@ HPC_DEVICE uint16_t* scales(const HeadLayout& h, const Place& p) {
     return reinterpret_cast<uint16_t*>(p.head + h.scales) + p.in_block * 2;
 }
 
-// Positions that a query row sees: [low, high). None for the rows that fill up a row block.
+// The positions [low, high) that a query row sees; none for rows that pad a row block.
 struct Span {
     int low, high;
 };

@@ -1,4 +1,4 @@
-// What a block that attends has in shared memory.
+// The shared memory of a block that attends.
 #pragma once
 #include "numbers.h"
 

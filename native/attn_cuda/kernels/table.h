@@ -1,4 +1,4 @@
-// Which instance of the kernels serves a KV type. Included by the one source that launches them.
+// Chooses the instance of the kernels for a KV type. Only the file that launches kernels includes this header.
 #pragma once
 #include <stdexcept>
 

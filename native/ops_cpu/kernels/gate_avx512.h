@@ -1,5 +1,9 @@
-// Functions that gate one half of a panel's results by the other. Included inside the namespace of one ISA.
+// Gates: functions of one half of a panel's results, times the other half.
 #pragma once
+#include "units_avx512.h"
+
+namespace hpcdecode::ops::HPCDECODE_ISA {
+namespace {
 
 constexpr int kAtOnce = 4;  // vectors: one alone would wait for each of its steps
 using Lot = __m512[kAtOnce];
@@ -35,7 +39,7 @@ inline void gelu_tanh(Lot& x) {
     times_sigmoid(x, y);
 }
 
-// Rounds as the steps of a program would. What is missing of the last rows is its last one again.
+// Rounds as the steps of a fused kernel would. What is missing of the last rows is its last one again.
 template <class Out, void (*f)(Lot&)>
 void gate(int64_t rows, const char* results, char* out, int64_t out_bytes) {
     for (int64_t first = 0; first < rows; first += kAtOnce) {
@@ -49,3 +53,6 @@ void gate(int64_t rows, const char* results, char* out, int64_t out_bytes) {
         }
     }
 }
+
+}  // namespace
+}  // namespace hpcdecode::ops::HPCDECODE_ISA

@@ -1,14 +1,10 @@
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-
-#include "../kernel_api.h"
-
-namespace hpcdecode::ops::isa_avx2 {
-namespace {
-#include "math.h"
+// The same loops as isa_generic.cpp, compiled for AVX2 with FMA.
+#define HPCDECODE_ISA isa_avx2
 #include "steps.h"
-}  // namespace
+
+namespace hpcdecode::ops::HPCDECODE_ISA {
+
 extern const KernelTable table;
 constexpr KernelTable table = make_table("avx2");
-}  // namespace hpcdecode::ops::isa_avx2
+
+}  // namespace hpcdecode::ops::HPCDECODE_ISA

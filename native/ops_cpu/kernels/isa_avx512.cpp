@@ -1,23 +1,14 @@
-#include <immintrin.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <utility>
-
-#include "../kernel_api.h"
-
-namespace hpcdecode::ops::isa_avx512 {
-namespace {
-#include "math.h"
-#include "steps.h"
-#include "units_avx512.h"
-//
+// The kernels of AVX-512: GEMMs of float32.
+#define HPCDECODE_ISA isa_avx512
 #include "gate_avx512.h"
+#include "steps.h"
 #include "tile.h"
-}  // namespace
+#include "units_avx512.h"
+
+namespace hpcdecode::ops::HPCDECODE_ISA {
+
 extern const KernelTable table;
 constexpr KernelTable table =
     make_table("avx512", {{{tiles<Float32, ToFloat32>()}}, {gate<ToFloat32, silu>}, {gate<ToFloat32, gelu_tanh>}});
-}  // namespace hpcdecode::ops::isa_avx512
+
+}  // namespace hpcdecode::ops::HPCDECODE_ISA

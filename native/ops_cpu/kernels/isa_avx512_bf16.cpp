@@ -1,23 +1,13 @@
-#include <immintrin.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <utility>
-
-#include "../kernel_api.h"
-
-namespace hpcdecode::ops::isa_avx512_bf16 {
-namespace {
-#include "math.h"
-#include "steps.h"
-#include "units_avx512.h"
-//
+// The kernels of AVX-512 with products of bfloat16 (BF16) and of bytes (VNNI): all GEMMs.
+#define HPCDECODE_ISA isa_avx512_bf16
 #include "gate_avx512.h"
 #include "screen_avx512.h"
+#include "steps.h"
 #include "tile.h"
-}  // namespace
+#include "units_avx512.h"
+
+namespace hpcdecode::ops::HPCDECODE_ISA {
+
 extern const KernelTable table;
 constexpr KernelTable table = make_table("avx512_bf16", {{{tiles<Float32, ToFloat32>()},
                                                           {nullptr, tiles<Bfloat16, ToBfloat16>()},
@@ -25,4 +15,5 @@ constexpr KernelTable table = make_table("avx512_bf16", {{{tiles<Float32, ToFloa
                                                          {gate<ToFloat32, silu>, gate<ToBfloat16, silu>},
                                                          {gate<ToFloat32, gelu_tanh>, gate<ToBfloat16, gelu_tanh>},
                                                          screen});
-}  // namespace hpcdecode::ops::isa_avx512_bf16
+
+}  // namespace hpcdecode::ops::HPCDECODE_ISA

@@ -1,14 +1,10 @@
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-
-#include "../kernel_api.h"
-
-namespace hpcdecode::ops::isa_generic {
-namespace {
-#include "math.h"
+// The kernels of any processor: loops that the compiler vectorises.
+#define HPCDECODE_ISA isa_generic
 #include "steps.h"
-}  // namespace
+
+namespace hpcdecode::ops::HPCDECODE_ISA {
+
 extern const KernelTable table;
 constexpr KernelTable table = make_table("generic");
-}  // namespace hpcdecode::ops::isa_generic
+
+}  // namespace hpcdecode::ops::HPCDECODE_ISA

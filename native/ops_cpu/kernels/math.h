@@ -4,7 +4,10 @@
 #include <cstdint>
 #include <cstring>
 
-// The including file wraps this in the namespace of its instruction set.
+#include "target.h"
+
+namespace hpcdecode::ops::HPCDECODE_ISA {
+namespace {
 
 template <class To, class From>
 inline To bits(From x) {
@@ -13,8 +16,8 @@ inline To bits(From x) {
     return y;
 }
 
-// The float32 that the nearest bfloat16 is, ties to even. What comes out of a bfloat16 or of arithmetic as not a number
-// stays so: its low half is zero.
+// Returns the nearest bfloat16 as float32, ties to even. NaN of a bfloat16 or of arithmetic stays NaN, because its low
+// half is zero.
 inline float round_bf16(float x) {
     const uint32_t u = bits<uint32_t>(x);
     return bits<float>((u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u);
@@ -22,7 +25,7 @@ inline float round_bf16(float x) {
 
 inline float from_bf16(uint16_t x) { return bits<float>(static_cast<uint32_t>(x) << 16); }
 
-// To the nearest integer, ties to even, of less than 2^22: 1.5 * 2^23 leaves no bits behind the point.
+// Rounds |x| < 2^22 to the nearest integer, ties to even: 1.5 * 2^23 leaves no bits behind the point.
 inline float rounded(float x) { return (x + 12582912.0f) - 12582912.0f; }
 
 // Cephes' expf: x = n ln 2 + r, a polynomial in r. Returns exp(r) and sets n; 2 ulp.
@@ -95,3 +98,6 @@ inline float gelu_f(float x) { return 0.5f * x * (1.0f + erf_f(x * 0.70710678118
 inline float gelu_tanh_f(float x) {
     return 0.5f * x * (1.0f + tanh_f(0.79788456080286536f * (x + 0.044715f * x * x * x)));
 }
+
+}  // namespace
+}  // namespace hpcdecode::ops::HPCDECODE_ISA

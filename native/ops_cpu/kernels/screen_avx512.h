@@ -1,5 +1,11 @@
-// Which rows may have their largest output in a panel. Included inside the namespace of one ISA.
+// Finds the rows that may have their largest output in a panel.
 #pragma once
+#include <algorithm>
+
+#include "units_avx512.h"
+
+namespace hpcdecode::ops::HPCDECODE_ISA {
+namespace {
 
 // Two outputs this far apart differ when rounded to bfloat16, too.
 inline float floor_of(float least) { return least - std::fabs(least) * (1.0f / 64); }
@@ -35,3 +41,6 @@ inline uint32_t screen(const Screening& s) {
     }
     return found;
 }
+
+}  // namespace
+}  // namespace hpcdecode::ops::HPCDECODE_ISA

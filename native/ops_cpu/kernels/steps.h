@@ -1,6 +1,9 @@
-// The steps of a token program. Included once per instruction set, inside that set's namespace.
+// The steps of a fused kernel.
 #pragma once
 #include "weights.h"
+
+namespace hpcdecode::ops::HPCDECODE_ISA {
+namespace {
 
 #define EACH_ROW(s)                           \
     for (int64_t i = 0; i < (s).dims[0]; ++i) \
@@ -58,7 +61,7 @@ void copy(const Step& s, float* scratch) {
     }
 }
 
-// 64 running sums, then halves onto each other.
+// Adds up in 64 running sums, then adds one half of them to the other.
 inline float sum_of(const float* a, int64_t n) {
     constexpr int kLanes = 64;
     float lanes[kLanes] = {};
@@ -92,7 +95,7 @@ inline void load_bf16(int64_t n, const char* in, float* __restrict out) {
     for (int64_t k = 0; k < n; ++k) out[k] = from_bf16(x[k]);
 }
 
-// Of numbers that are rounded already.
+// Reduces numbers that are rounded already.
 inline void store_bf16(int64_t n, const float* __restrict in, char* out) {
     auto* __restrict x = reinterpret_cast<uint16_t*>(out);
     for (int64_t k = 0; k < n; ++k) x[k] = static_cast<uint16_t>(bits<uint32_t>(in[k]) >> 16);
@@ -103,7 +106,7 @@ inline void load_i8(int64_t n, const char* in, float* __restrict out) {
     for (int64_t k = 0; k < n; ++k) out[k] = x[k];
 }
 
-// The nearest whole number, ties to even, of -127 to 127.
+// Returns the nearest whole number from -127 to 127, ties to even.
 inline void store_i8(int64_t n, const float* __restrict in, char* out) {
     auto* __restrict x = reinterpret_cast<int8_t*>(out);
     for (int64_t k = 0; k < n; ++k) {
@@ -125,7 +128,7 @@ inline float minimum_f(float x, float y) { return x > y ? y : x; }
 #define UNARY(f) {unary<Float, f>, unary<Bfloat, f>}
 #define BINARY(f) {binary<Float, f>, binary<Bfloat, f>}
 
-// A constant: a table that is computed when the library is loaded would run this file's instructions on every CPU.
+// The table must be a constant: computing it when the library is loaded would run these instructions on every CPU.
 constexpr KernelTable make_table(const char* name, Products products = {}) {
     return {name,
             {{nullptr, nullptr},
@@ -162,3 +165,6 @@ constexpr KernelTable make_table(const char* name, Products products = {}) {
 #undef UNARY
 #undef BINARY
 #undef EACH_ROW
+
+}  // namespace
+}  // namespace hpcdecode::ops::HPCDECODE_ISA

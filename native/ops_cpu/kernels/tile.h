@@ -1,7 +1,15 @@
-// Tiles of a product. Included once per instruction set, inside that set's namespace, after its units.
+// The tiles of a GEMM.
 #pragma once
+#include <array>
+#include <utility>
 
-// R rows by a panel: every sum in a register, the panel's words from cache, those of the rows broadcast.
+#include "units_avx512.h"
+
+namespace hpcdecode::ops::HPCDECODE_ISA {
+namespace {
+
+// Multiplies R rows by a panel: sums stay in registers, the panel's words come from cache, those of the rows are
+// broadcast.
 template <class Unit, class Out, int R>
 void tile(const Tile& t) {
     constexpr int kVectors = kPanel / kLanes;
@@ -50,3 +58,6 @@ template <class Unit, class Out>
 constexpr const TileKernel* tiles() {
     return ByRows<Unit, Out, std::make_integer_sequence<int, kTileRows>>::all;
 }
+
+}  // namespace
+}  // namespace hpcdecode::ops::HPCDECODE_ISA

@@ -1,5 +1,11 @@
-// What a product multiplies and adds: words of 16 outputs. Included inside the namespace of one ISA.
+// The multiply-add of a GEMM, on words of 16 outputs.
 #pragma once
+#include <immintrin.h>
+
+#include "math.h"
+
+namespace hpcdecode::ops::HPCDECODE_ISA {
+namespace {
 
 constexpr int kLanes = 16;
 using Words = __m512i;
@@ -80,3 +86,6 @@ struct ToBfloat16 {
     }
 };
 #endif
+
+}  // namespace
+}  // namespace hpcdecode::ops::HPCDECODE_ISA

@@ -1,7 +1,11 @@
-// Weights of a row of logits, in blocks. Included once per instruction set, by steps.h.
+// The weights of a row of logits, for sampling.
 #pragma once
+#include "math.h"
 
-// Running values onto each other, by halves.
+namespace hpcdecode::ops::HPCDECODE_ISA {
+namespace {
+
+// Reduces running values, one half onto the other.
 template <int kLanes, class F>
 inline float folded(float (&lanes)[kLanes], F f) {
     for (int width = kLanes / 2; width > 0; width /= 2)
@@ -49,3 +53,6 @@ inline void sums_from(int64_t n, const float* __restrict weights, const float* f
         sums[f] += folded(lanes[f], add_f);
     }
 }
+
+}  // namespace
+}  // namespace hpcdecode::ops::HPCDECODE_ISA

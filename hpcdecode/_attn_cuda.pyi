@@ -1,0 +1,159 @@
+"""Attention on a device: the KV cache of an R-rank with a GPU, or of the emulation of one."""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from numpy import float32, int32, uint8
+from numpy.typing import NDArray
+from torch import Tensor
+
+_Ints: TypeAlias = list[int] | tuple[int, ...] | NDArray[int32] | Tensor  # int32, one dimension
+_Floats: TypeAlias = NDArray[float32] | Tensor  # float32, one dimension, on the host
+_Matrix: TypeAlias = NDArray[float32] | Tensor  # float32 or bfloat16, rows of contiguous elements
+_Bytes: TypeAlias = NDArray[uint8] | Tensor  # uint8, one dimension, contiguous
+
+class CapacityError(RuntimeError):
+    """The KV cache has too few free blocks; nothing was changed."""
+
+class LayerShape:
+    """The shape of one attention layer."""
+
+    def __init__(
+        self,
+        kv_heads: int,
+        k_dim: int,
+        v_dim: int,
+        q_heads: int,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: bool,
+    ) -> None:
+        """Describe an attention layer.
+
+        Args:
+            kv_heads: Number of key and value heads.
+            k_dim: Elements of a query head and of a key head.
+            v_dim: Elements of a value head.
+            q_heads: Number of query heads, a multiple of kv_heads.
+            scale: Factor of every score q.k.
+            window: Positions that a query sees, its own included, or None for all.
+            softcap: Bound c of scores, which become c * tanh(score / c), or None.
+            sinks: True if every head has one more logit in the softmax's denominator.
+
+        Raises:
+            ValueError: If window or softcap is not positive.
+        """
+
+class KvCache:
+    """A paged KV cache in a device's memory, with the kernels that attend to it.
+
+    A slot is a small int that the caller chooses for a sequence.
+    Calls put their work on a CUDA stream and return before it is done; tensors must stay until then.
+    Bad arguments raise ValueError or TypeError before anything changes.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerShape],
+        kv_dtype: str,
+        capacity_tokens: int,
+        max_sequences: int,
+        block_tokens: int,
+        device: int,
+    ) -> None:
+        """Allocate a KV cache on a device.
+
+        Args:
+            layers: Shapes of the model's attention layers.
+            kv_dtype: float32, float16, bfloat16 or int8.
+            capacity_tokens: Tokens to hold, rounded up to whole blocks.
+            max_sequences: Slots are 0 to max_sequences - 1.
+            block_tokens: Tokens of a block.
+            device: Number of the device.
+
+        Raises:
+            MemoryError: If the device has no room.
+        """
+
+    def extend(self, slots: _Ints, counts: _Ints, stream: int) -> None:
+        """Make room for counts[i] more tokens in slots[i]; open slots that are new.
+
+        Raises:
+            CapacityError: If there are too few free blocks; nothing changes.
+        """
+
+    def append(self, layer: int, slots: _Ints, counts: _Ints, kv: _Matrix, stream: int) -> None:
+        """Write K and V of the last counts[i] positions of slots[i].
+
+        Args:
+            layer: Index of the attention layer.
+            slots: int32 [n] on the host, each slot once.
+            counts: int32 [n] on the host.
+            kv: Rows [k | v], [sum(counts), kv_heads * (k_dim + v_dim)], on the device.
+            stream: Address of the CUDA stream, or 0 for the default one.
+        """
+
+    def attend(
+        self, layer: int, slots: _Ints, counts: _Ints, qkv: _Matrix, out: _Matrix, sinks: _Floats | None, stream: int
+    ) -> None:
+        """Append, then attend causally from the last counts[i] positions over all of slots[i].
+
+        Args:
+            layer: Index of the attention layer.
+            slots: int32 [n] on the host, each slot once.
+            counts: int32 [n] on the host.
+            qkv: Rows [q | k | v], [sum(counts), q_heads * k_dim + kv_heads * (k_dim + v_dim)], on the device.
+            out: Result, [sum(counts), q_heads * v_dim], of the dtype of qkv, on the device; overwritten.
+            sinks: float32 [q_heads] on the host, or None for a layer without sinks.
+            stream: Address of the CUDA stream, or 0 for the default one.
+        """
+
+    def release(self, slots: _Ints) -> None:
+        """Free the blocks of sequences and close their slots."""
+
+    def fork(self, src: int, dst: int) -> None:
+        """Open slot dst with the blocks of slot src; a shared block is copied before it is written."""
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Drop the positions of a slot from length on."""
+
+    def length(self, slot: int) -> int:
+        """Return the number of positions that an open slot holds."""
+
+    def check(self) -> None:
+        """Check that every block is free or referenced, and counted right.
+
+        Raises:
+            RuntimeError: With the equation that does not hold.
+        """
+
+    @property
+    def used_tokens(self) -> int:
+        """Tokens of the blocks in use."""
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens of all blocks."""
+
+    @property
+    def free_blocks(self) -> int:
+        """Number of free blocks."""
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the arena on the device."""
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of K and V that attend has read so far."""
+
+def device_count() -> int:
+    """Return the number of devices that the driver shows, 0 without a driver."""
+
+def block_bytes(layers: Sequence[LayerShape], kv_dtype: str, block_tokens: int) -> int:
+    """Return the bytes of a block over all layers."""

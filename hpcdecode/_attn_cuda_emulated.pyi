@@ -1,0 +1,7 @@
+"""The interface of _attn_cuda, on this machine's memory and cores."""
+
+from hpcdecode._attn_cuda import CapacityError as CapacityError
+from hpcdecode._attn_cuda import KvCache as KvCache
+from hpcdecode._attn_cuda import LayerShape as LayerShape
+from hpcdecode._attn_cuda import block_bytes as block_bytes
+from hpcdecode._attn_cuda import device_count as device_count

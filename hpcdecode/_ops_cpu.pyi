@@ -1,0 +1,276 @@
+"""What an S-rank computes on CPUs besides attention: GEMMs, fused element-wise kernels, sampling."""
+
+import enum
+from collections.abc import Sequence
+
+class Type(enum.Enum):
+    """The type of numbers in memory."""
+
+    float32 = 0
+
+    bfloat16 = 1
+
+    int8 = 2
+
+class Op(enum.Enum):
+    """The operation of a Step."""
+
+    load = 0
+
+    store = 1
+
+    copy = 2
+
+    neg = 3
+
+    add = 4
+
+    sub = 5
+
+    mul = 6
+
+    div = 7
+
+    sqrt = 8
+
+    rsqrt = 9
+
+    reciprocal = 10
+
+    exp = 11
+
+    tanh = 12
+
+    sigmoid = 13
+
+    silu = 14
+
+    gelu = 15
+
+    gelu_tanh = 16
+
+    relu = 17
+
+    minimum = 18
+
+    maximum = 19
+
+    sum = 20
+
+    peak = 21
+
+class Step:
+    """One element-wise operation of a fused kernel."""
+
+    def __init__(
+        self,
+        op: Op,
+        type: Type,
+        dims: Sequence[int],
+        out: int,
+        out_stride: Sequence[int],
+        a: int,
+        a_stride: Sequence[int],
+        b: int | None,
+        b_stride: Sequence[int],
+        scalar: float,
+    ) -> None:
+        """Describe out[i][j][k] = op(a[i][j][k], b[i][j][k] or scalar) on float32 scratch memory.
+
+        For a load, a is the number of a tensor and a_stride[0] its first element to read; for a store, the same of out.
+
+        Args:
+            op: Operation; sum and peak reduce the last of dims and multiply by scalar.
+            type: Type that results are rounded to; for load and store that of the tensor.
+            dims: Three sizes.
+            out: First float of the result.
+            out_stride: Three strides of the result, in floats.
+            a: First float of the first operand.
+            a_stride: Three strides of the first operand, in floats.
+            b: First float of the second operand, or None for scalar.
+            b_stride: Three strides of the second operand, in floats.
+            scalar: Second operand if b is None.
+        """
+
+class FusedKernel:
+    """A fused element-wise kernel, run token by token on values that stay in cache."""
+
+    def __init__(self, setup: Sequence[Step], body: Sequence[Step], scratch: int, tensors: int, isa: str) -> None:
+        """Check and keep the steps.
+
+        Args:
+            setup: Steps that run once a thread.
+            body: Steps that run once a token.
+            scratch: Floats of a thread's scratch memory.
+            tensors: Number of tensors of a call.
+            isa: Instruction set to use.
+
+        Raises:
+            ValueError: If a step leaves the scratch memory or the tensors, or isa is unknown.
+        """
+
+class Product:
+    """A GEMM of activations by packed weights, y = x @ weight.T."""
+
+    def __init__(self, x: Type, y: Type, words: int, outputs: int, isa: str, gate: Op | None = None) -> None:
+        """Describe a GEMM.
+
+        Args:
+            x: Type of the activations, [tokens, 4 * words bytes].
+            y: Type of the result, [tokens, outputs].
+            words: Words of 4 bytes in a row of x.
+            outputs: Rows of the weight.
+            isa: Instruction set to use.
+            gate: silu or gelu_tanh, or None. With a gate y has half as many outputs: of each group of 32 outputs,
+                the gate of the first half times the second half.
+
+        Raises:
+            ValueError: If the instruction set lacks these types, or outputs with a gate is no multiple of 32.
+        """
+
+    @staticmethod
+    def offered(x: Type, y: Type, isa: str, gate: Op | None = None) -> bool:
+        """Return True if the instruction set has GEMMs of these types."""
+
+class Argmax:
+    """The argmax of a GEMM's outputs for every row, without most of its sums.
+
+    An int8 GEMM bounds every output; only outputs that may be a row's largest are computed exactly.
+    """
+
+    def __init__(self, x: Type, y: Type, words: int, outputs: int, isa: str) -> None:
+        """Describe the GEMM, as for Product.
+
+        Raises:
+            ValueError: If the instruction set lacks these types.
+        """
+
+    @staticmethod
+    def offered(x: Type, y: Type, isa: str) -> bool:
+        """Return True if the instruction set has the exact and the int8 GEMM."""
+
+    def run(
+        self,
+        rows: int,
+        x: tuple[int, int],
+        rounded: tuple[int, int],
+        about: Sequence[int],
+        weight: Sequence[int],
+        ids: int,
+        threads: int,
+    ) -> float:
+        """Write the first of each row's largest outputs.
+
+        Args:
+            rows: Number of rows.
+            x: (address, bytes from row to row) of the activations.
+            rounded: The same of the activations as int8.
+            about: Addresses of three float32 [rows]: scales of rounded, norms of x - rounded, norms of rounded.
+            weight: Addresses of the packed weights, of the same as int8, and of their norms, float32 [groups, 2, 32].
+            ids: Address of the result, int64 [rows].
+            threads: Number of OpenMP threads.
+
+        Returns:
+            The share of all outputs that were computed exactly.
+        """
+
+def pack_weights(
+    parts: Sequence[Sequence[int]], heads: Sequence[int], words: int, in_turn: int, out: int, threads: int
+) -> None:
+    """Pack the rows of a weight in groups of 32 outputs.
+
+    Args:
+        parts: For every part of the weight (address, bytes from row to row, rows).
+        heads: Addresses of arrays of one word per output, which groups begin with.
+        words: Words of 4 bytes in a row.
+        in_turn: Rows that each part gives before the next part does.
+        out: Address of the result, int32 [groups, heads + words, 32], zeros so far.
+        threads: Number of OpenMP threads.
+    """
+
+class Attention:
+    """The attention of a layer, as a stage of a Chain."""
+
+    def __init__(self, layer: int) -> None:
+        """Name the layer."""
+
+class Chain:
+    """Stages that run one after the other on a block of tokens at a time.
+
+    What a block hands from stage to stage stays in cache.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[tuple[FusedKernel | Product | Attention, Sequence[int]]],
+        given: int,
+        passed: Sequence[tuple[int, int]],
+    ) -> None:
+        """Check and keep the stages.
+
+        Args:
+            stages: Pairs of work and the numbers of its tensors: (x, weight, y) of a GEMM, (qkv, out) of an attention,
+                or those that the steps of a fused kernel name.
+            given: Number of tensors of a call; the passed ones are numbered after them.
+            passed: For every tensor that stages hand on, its bytes per token and where it begins in a block's memory.
+
+        Raises:
+            ValueError: If stages do not fit together.
+        """
+
+    def run(
+        self, tokens: int, threads: int, pointers: Sequence[int], row_bytes: Sequence[int], attention: int = 0
+    ) -> None:
+        """Run all stages on some tokens.
+
+        Args:
+            tokens: Number of tokens.
+            threads: Number of OpenMP threads.
+            pointers: Address of every given tensor.
+            row_bytes: Bytes from one token's row to the next of every given tensor, 0 for a weight.
+            attention: Address of the step's attention, or 0 for a chain without.
+        """
+
+    @property
+    def tensors(self) -> int:
+        """Number of tensors of a call."""
+
+class Draw:
+    """How the token of one row of logits is drawn."""
+
+    def __init__(self, temperature: float, min_p: float, top_k: int, top_p: float, uniform: float) -> None:
+        """Keep the sampling parameters of a row.
+
+        Args:
+            temperature: Divisor of the logits, above 0.
+            min_p: Least probability relative to the largest, or 0 for all tokens.
+            top_k: Number of most likely tokens, or 0 for all.
+            top_p: Share of the most likely tokens, or 1 for all.
+            uniform: Random number in (0, 1).
+        """
+
+def draw(
+    logits: int,
+    row_bytes: int,
+    type: Type,
+    vocabulary: int,
+    rows: Sequence[int],
+    draws: Sequence[Draw],
+    threads: int,
+    isa: str,
+) -> list[int]:
+    """Draw one token from some rows of logits.
+
+    Args:
+        logits: Address of the logits, [., vocabulary].
+        row_bytes: Bytes from row to row.
+        type: float32 or bfloat16.
+        vocabulary: Number of tokens.
+        rows: Index of the row of every draw.
+        draws: Sampling parameters, one for each of rows.
+        threads: Number of OpenMP threads.
+        isa: Instruction set to use.
+
+    Returns:
+        The token ids, one for each of draws.
+    """

@@ -1,0 +1,25 @@
+"""Messages of the command: plain lines on standard error, from a chosen level on."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+
+def set_up(level: int = logging.INFO) -> None:
+    """Print the package's messages of `level` and above to standard error.
+
+    Other libraries' messages are printed from warnings on, as Python does without a handler. A second call only
+    changes the level.
+    """
+    root = logging.getLogger()
+    if not any(isinstance(handler, _StandardError) for handler in root.handlers):
+        root.addHandler(_StandardError())
+    logging.getLogger("hpcdecode").setLevel(level)
+
+
+class _StandardError(logging.Handler):
+    """Prints to `sys.stderr` as it is when a message comes, since callers may redirect it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr, flush=True)

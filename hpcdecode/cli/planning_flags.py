@@ -1,0 +1,99 @@
+"""Flags of `hpcdecode simulate` and `plan`: a machine, rows and a schedule."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from hpcdecode.cli.arguments import parsed
+from hpcdecode.config import SCHEDULES, find_model, parse_bytes
+from hpcdecode.errors import UserError
+from hpcdecode.planning.servers import SERVING
+from hpcdecode.schedule.limits import prefill_limit
+
+if TYPE_CHECKING:
+    from hpcdecode.cli.arguments import Group
+    from hpcdecode.planning.lengths import Lengths
+
+WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int4": 0.5}  # bytes of a value, without scales
+
+
+def add_machine(group: Group) -> None:
+    """Add the flags of a machine: an S-rank and its R-ranks."""
+    add = group.add_argument
+    add("--model", required=True, metavar="DIR", help="directory of the model, of which config.json is enough")
+    add("--profile", metavar="FILE", help="profile of hpcdecode calibrate, instead of data sheets")
+    help = "S-rank's device, or several that act as one, such as 4xa100 (%(default)s)"
+    add("--s-device", default="a10", metavar="NAME", help=help)
+    add("--r-device", default="epyc-7003", metavar="NAME", help="device of an R-rank (%(default)s)")
+    help = "R-ranks of an S-rank (default: 4, or as in --profile); 0 for one process with both roles"
+    add("--r-ranks", type=int, metavar="P", help=help)
+    help = "number of such worlds, each of which has its share of the rows (%(default)s)"
+    add("--shards", type=int, default=1, metavar="N", help=help)
+    help = "memory of an R-rank's KV cache (%(default)s)"
+    add("--kv-memory", type=parsed(parse_bytes), default="128G", metavar="SIZE", help=help)
+    add("--kv-dtype", choices=WIDTHS, default="bfloat16", help="data type of the KV cache (%(default)s)")
+    help = "bandwidth of the S-rank's network link in Gbit/s (%(default)s)"
+    add("--link", type=float, default=100.0, metavar="GBIT", help=help)
+    add("--latency", type=float, default=20.0, metavar="US", help="latency of a message in microseconds (%(default)s)")
+
+
+def add_rows(group: Group) -> None:
+    """Add the flags of rows and their lengths."""
+    from hpcdecode.planning.lengths import SHAREGPT
+
+    add = group.add_argument
+    help = "take the lengths of this prompt file's rows, which all generate their max_tokens"
+    add("--prompts", metavar="FILE", help=help)
+    help = "give all rows these numbers of prompt and new tokens"
+    add("--fixed", type=int, nargs=2, metavar=("PROMPT", "NEW"), help=help)
+    help = "mean numbers of prompt and new tokens of the lognormal lengths"
+    add("--mean", type=float, nargs=2, default=SHAREGPT, metavar=("PROMPT", "NEW"), help=help)
+    add("--rows", type=int, default=10_000, metavar="N", help="number of rows (%(default)s)")
+    add("--max-tokens", type=int, default=1024, metavar="N", help="most tokens that a row generates (%(default)s)")
+    help = "rows that arrive per second, at random times (default: all are there at once)"
+    add("--rate", type=float, metavar="ROWS", help=help)
+    add("--seed", type=int, default=0, metavar="S", help="seed of lengths and arrivals (%(default)s)")
+
+
+def add_schedule(group: Group) -> None:
+    """Add the flags of a schedule."""
+    add = group.add_argument
+    help = "policy by which rows enter (%(default)s)"
+    add("--schedule", choices=(*SCHEDULES, *SERVING), default="fixed-f", help=help)
+    help = "sequences that decode at once (%(default)s); the schedule fluid has no limit"
+    add("--batch", type=int, default=512, metavar="B", help=help)
+    add("--period", type=int, metavar="F", help="steps between injections of new rows (default: max_tokens / 16)")
+    help = "most tokens that a step attends to under load-control (default: the level load)"
+    add("--load-limit", type=int, metavar="TOKENS", help=help)
+    help = "lanes of an S-rank (default: 2, or 1 in a single process)"
+    add("--lanes", type=int, metavar="L", help=help)
+    help = f"most prompt tokens in a step of a lane ({prefill_limit(True)}, or {prefill_limit(False)} in one process)"
+    add("--prefill-tokens", type=int, metavar="N", help=help)
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raise UserError if a number is out of range."""
+    names = ("shards", "kv_memory", "rows", "max_tokens", "batch", "period", "load_limit", "lanes", "latency_limit")
+    for name in (*names, "prefill_tokens", "link", "latency", "rate"):
+        value = getattr(options, name, None)
+        if value is not None and not 0 < value < float("inf"):
+            raise UserError(f"--{name.replace('_', '-')}: expected a number > 0, got {value}")
+    for name in ("fixed", "mean"):
+        value = getattr(options, name)
+        if value is not None and not min(value) >= 1:
+            raise UserError(f"--{name}: expected two lengths >= 1, got {value[0]} {value[1]}")
+
+
+def read_rows(options: argparse.Namespace) -> Lengths:
+    """Return the rows that the flags describe."""
+    from hpcdecode.planning import lengths
+
+    if options.prompts:
+        rows = lengths.of_file(options.prompts, find_model(options.model, {}), options.max_tokens)
+    elif options.fixed:
+        rows = lengths.fixed(options.rows, *options.fixed)
+    else:
+        prompt, new = options.mean
+        rows = lengths.lognormal(options.rows, prompt, new, options.max_tokens, options.seed)
+    return lengths.poisson(rows, options.rate, options.seed) if options.rate else rows

@@ -1,0 +1,104 @@
+"""Results in memory: the outputs of the Python API, and a writer that collects them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hpcdecode.data.prompts.rows import RowError
+from hpcdecode.data.results.result import Result
+from hpcdecode.errors import PromptError
+from hpcdecode.requests.logprobs import Logprobs
+from hpcdecode.requests.prompt import Unfinished
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One sample of a prompt.
+
+    Attributes:
+        index: Number of the sample, from 0.
+        text: Generated text.
+        token_ids: Generated tokens.
+        finish_reason: `stop` or `length`.
+        cumulative_logprob: Sum of the tokens' log-probabilities; NaN if it is not known.
+        logprobs: For every token the log-probabilities of the token itself and of the most likely ones, by token id.
+            None if they were not asked for.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    cumulative_logprob: float
+    logprobs: list[dict[int, float]] | None
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """Result of one prompt.
+
+    Attributes:
+        request_id: The prompt's id, or its number.
+        prompt: Text of the prompt; None if it was given as token ids.
+        prompt_token_ids: Tokens of the prompt.
+        outputs: Samples.
+        prompt_logprobs: Log-probabilities of the prompt's tokens, as in an output; the first token has None.
+            None if they were not asked for.
+        finished: Always True.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[dict[int, float] | None] | None
+    finished: bool = True
+
+
+class CollectedResults:
+    """Writer that keeps results in memory."""
+
+    def __init__(self) -> None:
+        self.error_count = 0
+        self.unfinished: Callable[[], list[Unfinished]] = list
+        self._results: dict[int, list[Result]] = {}  # by line
+
+    def add(self, *samples: Result) -> None:
+        """Keep the samples of a finished row."""
+        self._results[samples[0].line] = sorted(samples, key=lambda r: r.sample)
+
+    def error(self, e: RowError) -> None:
+        """Raise PromptError."""
+        raise prompt_error(e)
+
+    def tick(self) -> None:
+        """Do nothing: there is no file to write."""
+
+    def outputs(self, line: int) -> list[CompletionOutput]:
+        """Return the samples of a prompt, by its line."""
+        return [
+            CompletionOutput(r.sample, r.text, r.token_ids, r.finish_reason, r.cumulative_logprob, _by_token(r))
+            for r in self._results[line]
+        ]
+
+    def prompt_logprobs(self, line: int) -> list[dict[int, float] | None] | None:
+        """Return the log-probabilities of a prompt's tokens, or None if they were not asked for."""
+        first = self._results[line][0]
+        held = first.prompt_logprobs
+        return None if held is None else [None, *_likely(first.prompt_token_ids, held)[1:]]
+
+
+def _by_token(result: Result) -> list[dict[int, float]] | None:
+    return None if result.logprobs is None else _likely(result.token_ids, result.logprobs)
+
+
+def _likely(token_ids: Sequence[int], held: Logprobs) -> list[dict[int, float]]:
+    each = zip(token_ids, held.chosen, held.top_ids, held.top, strict=True)
+    return [{**dict(zip(ids, values, strict=True)), token: own} for token, own, ids, values in each]
+
+
+def prompt_error(error: RowError, others: int = 0) -> PromptError:
+    """Return the exception for a prompt that cannot be used, which mentions `others` such prompts."""
+    more = f" (and {others} more that cannot be used)" if others else ""
+    return PromptError(f"prompt {error.line}: {error.reason}{more}")

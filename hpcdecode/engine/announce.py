@@ -1,0 +1,55 @@
+"""Messages of the lead at the start of a job: topology, values that were given or chosen, and the time it took."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from hpcdecode.engine.engine import Engine
+from hpcdecode.engine.setup import Scale
+from hpcdecode.model.frontend.config import stated_dtype
+from hpcdecode.report import text
+from hpcdecode.report.stages import Stages
+from hpcdecode.requests.prompt import Prompt
+from hpcdecode.schedule.auto import mean_prompt
+
+_CHOSEN = ("dtype", "kv_dtype", "batch", "period", "lanes", "prefill_tokens", "kv_memory")  # unless they are given
+logger = logging.getLogger(__name__)
+
+
+def announce(engine: Engine, scale: Scale, stages: Stages) -> None:
+    """Log the topology, the values that were given or chosen, and the time of the start."""
+    setup = engine.setup
+    lanes = "+".join(str(len(batches)) for batches in scale.lane_batches)
+    weights = f" with {engine.options.weights} weights" if engine.options.weights else ""
+    limit = f" up to {scale.load:,} tokens a step" if engine.options.schedule == "load-control" else ""
+    logger.info(text.topology(engine.team.ranks))
+    logger.info(
+        f"{engine.options.model}: {len(setup.shapes)} layers, {setup.dtype}{weights}, KV {setup.kv_dtype}; "
+        f"batch {scale.batch}, period {scale.period} of {scale.steps} steps, lanes {lanes}, "
+        f"up to {scale.prefill_tokens:,} prompt tokens a step, schedule {engine.options.schedule}{limit}"
+    )
+    logger.info(stages.text())
+
+
+def explain(engine: Engine, scale: Scale, first: Sequence[Prompt], all_rows: bool) -> None:
+    """Log, at level DEBUG, from what the values were chosen.
+
+    Args:
+        engine: The engine.
+        scale: What was chosen.
+        first: First rows of the job.
+        all_rows: Whether these are all rows.
+    """
+    if not logger.isEnabledFor(logging.DEBUG):
+        return
+    options, team = engine.options, engine.team
+    given = [name for name in _CHOSEN if getattr(options, name) is not None]
+    r_ranks = [r for r in team.ranks if r.has_r]
+    logger.debug(f"hpcdecode: given by flags or profile, of {', '.join(_CHOSEN)}: {', '.join(given) or 'none'}")
+    logger.debug(f"hpcdecode: the checkpoint states {stated_dtype(options.model)}, S-ranks use {team.me.device}")
+    logger.debug(f"hpcdecode: R-ranks: {len(r_ranks)}, which hold {sum(r.kv_tokens for r in r_ranks):,} KV tokens")
+    logger.debug(
+        f"hpcdecode: {'all' if all_rows else 'first'} {len(first)} rows: {mean_prompt(first):,.1f} prompt tokens on "
+        f"average, at most {scale.steps} decode steps, level load {scale.load:,} tokens"
+    )

@@ -1,0 +1,77 @@
+"""Open what attends on a rank: its KV cache, and the attention of prompts."""
+
+from __future__ import annotations
+
+import torch
+
+from hpcdecode.attention.base import KvCache, PromptAttention
+from hpcdecode.attention.cuda import CudaKvCache, HostKvCache
+from hpcdecode.attention.open import open_kv_cache
+from hpcdecode.attention.prefill import CpuPromptAttention
+from hpcdecode.attention.prefill_torch import TorchPromptAttention
+from hpcdecode.engine.attention_worker import AttentionWorker
+from hpcdecode.engine.prefill import StoredPrompts
+from hpcdecode.engine.setup import Setup, apart
+from hpcdecode.exchange.partition import Partition
+from hpcdecode.exchange.staging import CudaQueue
+from hpcdecode.model import SplitModel
+from hpcdecode.ranks.launch import Team
+from hpcdecode.system.timeline import Timeline
+
+
+def open_attention_worker(
+    team: Team, setup: Setup, partition: Partition, slots: int, direct: bool, timeline: Timeline
+) -> AttentionWorker:
+    """Open this rank's KV cache and what attends over it.
+
+    Args:
+        team: whose ranks have been told how much KV cache to hold.
+        setup: of the model.
+        partition: of the attention over the R-ranks.
+        slots: sequences and prefixes at once, of all lanes.
+        direct: whether q, k, v and o cross from device to device.
+        timeline: of this rank.
+    """
+    me, rank = team.me, team.r_ranks.index(team.place)
+    heads = [partition.heads(shape, rank) for shape in setup.shapes]
+    sinks = [None if s is None else torch.tensor(s[own]) for s, own in zip(setup.sinks, heads, strict=True)]
+    queue = CudaQueue(torch.device(me.kv_device)) if me.kv_device != "cpu" and apart(team) else None
+    return AttentionWorker(_open_kv_cache(team, setup, partition, slots, direct), sinks, timeline, queue)
+
+
+def _open_kv_cache(team: Team, setup: Setup, partition: Partition, slots: int, direct: bool) -> KvCache:
+    me, shapes = team.me, list(map(partition.shape, setup.shapes))
+    if me.kv_device != "cpu":
+        kind = HostKvCache if apart(team) and not direct else CudaKvCache
+        return kind(shapes, setup.kv_dtype, me.kv_tokens, slots, setup.block_tokens, me.kv_device)
+    return open_kv_cache(
+        shapes,
+        kv_dtype=setup.kv_dtype,
+        capacity_tokens=me.kv_tokens,
+        max_sequences=slots,
+        block_tokens=setup.block_tokens,
+        threads=me.threads,
+        cpus=me.cpus if me.pinned else None,
+        team=me.has_s,
+    )
+
+
+def open_prompt_attention(team: Team, setup: Setup, model: SplitModel, beside: KvCache | None) -> PromptAttention:
+    """Open the attention of prompts on the S-rank.
+
+    Args:
+        team: of this rank.
+        setup: of the model.
+        model: whose prompts attend.
+        beside: a KV cache on the same cores, whose threads are used.
+    """
+    prompts = _exact_prompt_attention(team, setup, model, beside)
+    return prompts if setup.kv_dtype == setup.dtype else StoredPrompts(prompts, setup.shapes, setup.kv_dtype)
+
+
+def _exact_prompt_attention(team: Team, setup: Setup, model: SplitModel, beside: KvCache | None) -> PromptAttention:
+    me = team.me
+    if model.device.type != "cpu":
+        return TorchPromptAttention(setup.shapes, model.dtype, model.device)
+    cpus = me.cpus if me.pinned else None
+    return CpuPromptAttention(setup.shapes, dtype=setup.dtype, threads=me.threads, cpus=cpus, beside=beside)

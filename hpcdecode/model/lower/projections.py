@@ -1,0 +1,133 @@
+"""Find the projections of a slice's graph, and the pairs of them whose results gate each other."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from hpcdecode._ops_cpu import Op
+from hpcdecode.model.frontend.meta import tensor_meta
+from hpcdecode.model.frontend.nodes import as_node
+from hpcdecode.model.lower.recipe import packable
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Projection:
+    """x @ weight.T + bias.
+
+    Attributes:
+        node: Node of the result [..., out].
+        x: Node of the activations [..., in].
+        weight: Placeholder of the weight [out, in].
+        bias: Placeholder of the bias [out], or None.
+        transposed: True if the weight is [in, out] instead.
+    """
+
+    node: fx.Node
+    x: fx.Node
+    weight: fx.Node
+    bias: fx.Node | None
+    transposed: bool
+
+    @property
+    def width(self) -> int:
+        """Return the number of outputs."""
+        return tensor_meta(self.node).one_token[-1]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """op(gate) * up, of two projections of one input, or of one whose first half is the gate.
+
+    Attributes:
+        op: Activation of the gate.
+        projections: The one or two projections.
+        nodes: All nodes that it replaces, each before its own arguments. The first is the result.
+    """
+
+    op: Op
+    projections: list[Projection]
+    nodes: list[fx.Node]
+
+
+def projection(node: fx.Node, weights: Collection[fx.Node]) -> Projection | None:
+    """Return the projection that a node is, or None if it is none whose weight can be packed.
+
+    Args:
+        node: A node of the graph.
+        weights: Placeholders of the slice's weights.
+    """
+    bias: object
+    if node.target is aten.linear.default:
+        x, weight, bias = (*node.args, None)[:3]
+    elif node.target is aten.addmm.default and not node.kwargs:
+        bias, x, weight = node.args
+    else:
+        return None
+    if bias is not None and not (isinstance(bias, fx.Node) and bias in weights):
+        return None
+    found = Projection(node, as_node(x), as_node(weight), bias, transposed=node.target is aten.addmm.default)
+    alone = found.weight in weights and len(found.weight.users) == 1
+    return found if alone and packable(tensor_meta(found.weight)) else None
+
+
+def gate_of(node: fx.Node, projections: Mapping[fx.Node, Projection]) -> Gate | None:
+    """Return the gate whose result a node is, or None.
+
+    Args:
+        node: A node of the graph.
+        projections: Projections of the graph by their nodes.
+    """
+    if node.target is not aten.mul.Tensor or node.kwargs:
+        return None
+    for activated, up in (node.args, node.args[::-1]):
+        if isinstance(activated, fx.Node) and isinstance(up, fx.Node):
+            op = _activation(activated)
+            gate = None if op is None else _gate(op, node, activated, up, projections)
+            if gate is not None:
+                return gate
+    return None
+
+
+def _gate(
+    op: Op, result: fx.Node, activated: fx.Node, up: fx.Node, projections: Mapping[fx.Node, Projection]
+) -> Gate | None:
+    """Return the gate result = activated * up, or None if something else reads what it is made of."""
+    gate = as_node(activated.args[0])
+    halved = _halved(gate, up)
+    sources = [gate, up] if halved is None else [as_node(halved.args[0])]
+    made = [projections[n] for n in sources if n in projections]
+    if len(made) < len(sources) or len({(p.x, p.width, p.transposed, p.bias is None) for p in made}) > 1:
+        return None
+    inner = [activated, gate, up, *([] if halved is None else [halved, made[0].node])]
+    if all(len(n.users) == (2 if n is halved else 1) for n in inner):
+        return Gate(op, made, [result, *inner])
+    return None
+
+
+def _halved(one: fx.Node, other: fx.Node) -> fx.Node | None:
+    """Return the split whose first half is `one` and whose second half is `other`, or None."""
+    if one.target is not operator.getitem or other.target is not operator.getitem:
+        return None
+    (split, first), (same, second) = one.args, other.args
+    if not isinstance(split, fx.Node) or split is not same or (first, second) != (0, 1):
+        return None
+    if split.target is not aten.split.Tensor or split.kwargs:
+        return None
+    x, size, dim = (*split.args, 0)[:3]
+    shape = tensor_meta(as_node(x)).shape
+    in_two = isinstance(size, int) and 2 * size == shape[-1]
+    return split if dim in (-1, len(shape) - 1) and in_two else None
+
+
+def _activation(node: fx.Node) -> Op | None:
+    """Return the activation of a gate that a node computes, or None."""
+    if node.target is aten.gelu.default and node.kwargs.get("approximate") == "tanh":
+        return Op.gelu_tanh
+    return Op.silu if node.target is aten.silu.default else None

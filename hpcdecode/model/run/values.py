@@ -1,0 +1,63 @@
+"""What a trace computes before it sees a token: the values of its static nodes, and the shapes of its attentions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, fx
+
+from hpcdecode.attention.base import LayerShape
+from hpcdecode.model.frontend.checkpoint import Stack
+from hpcdecode.model.frontend.meta import tensor_meta
+from hpcdecode.model.frontend.ops import AttendArguments
+from hpcdecode.model.frontend.trace import Trace
+from hpcdecode.model.lower.recipe import as_tensor
+
+
+class Values:
+    """Values of a trace's static nodes: weights, constants, and expressions of them, each computed once.
+
+    Args:
+        trace: The trace.
+        weights: Its weights by name.
+        device: Device of the values.
+    """
+
+    def __init__(self, trace: Trace, weights: Mapping[str, Tensor | Stack], device: torch.device):
+        self._device = device
+        self._known: dict[fx.Node, Tensor | Stack] = {node: c.to(device) for node, c in trace.constants.items()}
+        self._known.update({node: weights[name] for node, name in trace.weights.items() if name in weights})
+
+    def __getitem__(self, node: fx.Node) -> Tensor | Stack:
+        if node not in self._known:
+            self._known[node] = self._computed(node)
+        return self._known[node]
+
+    def tensor(self, node: fx.Node) -> Tensor:
+        """Return the value of a node that is one tensor."""
+        return as_tensor(self[node])
+
+    def _computed(self, node: fx.Node) -> Tensor:
+        if not callable(node.target):
+            raise TypeError(f"expected a call, got {node.name}")
+        args = fx.map_arg(node.args, self.tensor)
+        kwargs = fx.map_arg(dict(node.kwargs), self.tensor)
+        if "device" in kwargs:
+            kwargs["device"] = self._device
+        with torch.no_grad():
+            value: Tensor = node.target(*args, **kwargs)
+        return value
+
+
+def layer_shapes(trace: Trace) -> tuple[LayerShape, ...]:
+    """Return the shapes of a trace's attentions, in the order of the layers."""
+    shapes = []
+    for node in trace.attends:
+        call = AttendArguments.of(node)
+        k_dim, v_dim = (tensor_meta(x).one_token[1] // call.kv_heads for x in (call.k, call.v))
+        sinks = call.sinks is not None
+        shapes.append(
+            LayerShape(call.kv_heads, k_dim, v_dim, call.q_heads, call.scale, call.window, call.softcap, sinks)
+        )
+    return tuple(shapes)

@@ -1,0 +1,211 @@
+"""A lane as the `Scheduler` runs it, without its tokens: who enters, who attends to how much, who ends."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from math import ceil
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcdecode.planning.lengths import Lengths
+from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.prompt import Prompt
+from hpcdecode.requests.sequence import SequenceState
+from hpcdecode.requests.stops import Stops
+from hpcdecode.schedule.admission import Admission
+from hpcdecode.schedule.limits import LaneLimits
+from hpcdecode.schedule.microbatch import remaining
+from hpcdecode.schedule.placement import Placement
+from hpcdecode.schedule.slots import Slots
+
+_NO_STOPS = Stops()
+
+
+class SimulatedFeed:
+    """Feed of the lanes of a world: rows that have arrived.
+
+    Args:
+        lengths: The workload.
+
+    Attributes:
+        clock: Seconds; set it before lanes look for rows.
+        refused: Rows that no lane can run.
+    """
+
+    def __init__(self, lengths: Lengths):
+        self.lengths, self.clock, self.refused = lengths, 0.0, 0
+        self._at = 0
+        self._params = {n: SamplingParams(max_tokens=n, ignore_eos=True) for n in np.unique(lengths.most).tolist()}
+        self._next = self._prompt()
+
+    @property
+    def next_arrival(self) -> float | None:
+        """Return when the next row arrives or has arrived, in seconds, or None if there are no more."""
+        return None if self._next is None else float(self.lengths.arrival[self._at])
+
+    def peek(self) -> Prompt | None:
+        """Return the next row that has arrived, or None."""
+        return self._next if self._next and self.lengths.arrival[self._at] <= self.clock else None
+
+    def pop(self) -> Prompt:
+        """Take the next row."""
+        prompt = self._next
+        assert prompt is not None, "pop: expected a row, got none"
+        self._at += 1
+        self._next = self._prompt()
+        return prompt
+
+    def refuse(self, prompt: Prompt, reason: str) -> None:
+        """Count the next row as refused."""
+        self.pop()
+        self.refused += 1
+
+    def _prompt(self) -> Prompt | None:
+        if self._at == len(self.lengths):
+            return None
+        ids = [0] * int(self.lengths.prompt[self._at])  # only how many there are matters
+        return Prompt(self._at, "", ids, self._params[int(self.lengths.most[self._at])])
+
+
+class LaneWork(NamedTuple):
+    """What a lane does in a step.
+
+    Attributes:
+        decode_tokens: Sequences that decode, a token each.
+        sampled_tokens: Tokens that are sampled: of these, and of prompts that are complete.
+        prompt_tokens: Tokens of prompts.
+        pairs: Queries of prompts times the keys that each attends to.
+        attention_load: Tokens that each R-rank attends to, int64 [R-ranks].
+        sequences: Sequences that decode on each R-rank, int64 [R-ranks].
+        ended: Rows that have their last token.
+    """
+
+    decode_tokens: int
+    sampled_tokens: int
+    prompt_tokens: int
+    pairs: int
+    attention_load: NDArray[np.int64]
+    sequences: NDArray[np.int64]
+    ended: list[int]
+
+
+class _Prefill(NamedTuple):
+    """What a step does of the prompts: tokens, pairs of queries and keys, prompts completed, rows that end so."""
+
+    tokens: int
+    pairs: int
+    completed: int
+    ended: list[int]
+
+
+class SimulatedLane:
+    """A lane that admits rows by the code of jobs and counts what they need.
+
+    Between the steps in which sequences start or end, the load only grows by one token a sequence. So a step costs
+    a few vectors over the R-ranks, however many sequences decode.
+
+    Args:
+        lane: Index of the lane.
+        feed: Where rows come from.
+        placement: Where their K and V lie, shared by all lanes.
+        limits: Of this lane.
+
+    Attributes:
+        in_flight: Prefilled or decoding sequences, by row.
+    """
+
+    def __init__(self, lane: int, feed: SimulatedFeed, placement: Placement, limits: LaneLimits):
+        self.admission = Admission(lane, feed, placement, limits, _NO_STOPS)
+        self.in_flight: dict[int, SequenceState] = {}
+        self._new, self._placement = feed.lengths.new, placement
+        self._slots = Slots(limits.slots)
+        self._prefilling: deque[SequenceState] = deque()
+        self._remaining = 0  # tokens of these to prefill
+        self._starts: list[tuple[int, int]] = []  # heaps of (step, row)
+        self._ends: list[tuple[int, int]] = []
+        self._freed: list[SequenceState] = []
+        self._sequences = np.zeros(len(placement.capacity), np.int64)
+        self._attention_load = np.zeros(len(placement.capacity), np.int64)  # in the last step
+
+    def exhausted(self) -> bool:
+        """Return whether nothing is in flight and no row is left that has arrived."""
+        return not (self.in_flight or self._prefilling) and self.admission.exhausted()
+
+    def step(self, now: int) -> LaneWork:
+        """Run lane step `now`."""
+        self._release()
+        self._start(now)
+        if not self._prefilling:
+            self._prefilling.extend(self.admission.admit(now, self.in_flight.values(), self._slots).sequences)
+            self._remaining = sum(map(remaining, self._prefilling))
+        self._attention_load += self._sequences
+        attention_load, sequences = self._attention_load.copy(), self._sequences.copy()
+        decode_tokens = int(sequences.sum())
+        prefill = self._prefill(now)
+        self._end_decoded(now, prefill.ended)
+        sampled = decode_tokens + prefill.completed
+        early = sum(bool(self._new[s.prompt.line] < s.request.max_new_tokens) for s in self._freed)
+        self.admission.policy.observe(sampled, early)
+        return LaneWork(decode_tokens, sampled, prefill.tokens, prefill.pairs, attention_load, sequences, prefill.ended)
+
+    def _start(self, now: int) -> None:
+        """Let sequences decode whose start step has come."""
+        while self._starts and self._starts[0][0] <= now:
+            sequence = self.in_flight[heapq.heappop(self._starts)[1]]
+            self._sequences[sequence.rank] += 1
+            self._attention_load[sequence.rank] += sequence.prompt_length
+
+    def _prefill(self, now: int) -> _Prefill:
+        """Prefill an even share of the prompt tokens that are left before the micro-batch starts."""
+        ended: list[int] = []
+        if not self._prefilling:
+            return _Prefill(0, 0, 0, ended)
+        budget = ceil(self._remaining / max(self._prefilling[0].start_step - now, 1))
+        tokens, pairs, completed = 0, 0, 0
+        while tokens < budget and self._prefilling:
+            sequence = self._prefilling[0]
+            count = min(remaining(sequence), budget - tokens)
+            tokens += count
+            pairs += count * sequence.prefilled + count * (count + 1) // 2
+            sequence.prefilled += count
+            if remaining(sequence):
+                break
+            self._prefilling.popleft()
+            completed += 1
+            self._begin(sequence, ended)
+        self._remaining -= tokens
+        return _Prefill(tokens, pairs, completed, ended)
+
+    def _begin(self, sequence: SequenceState, ended: list[int]) -> None:
+        """Put a prefilled sequence in flight; its first token comes with its prompt, and may be its last."""
+        row = sequence.prompt.line
+        new = min(int(self._new[row]), sequence.request.max_new_tokens)
+        self.in_flight[row] = sequence
+        if new == 1:
+            self._end(row, ended)
+            return
+        heapq.heappush(self._starts, (sequence.start_step, row))
+        heapq.heappush(self._ends, (sequence.start_step + new - 2, row))
+
+    def _end_decoded(self, now: int, ended: list[int]) -> None:
+        """End the sequences whose last token this step decodes."""
+        while self._ends and self._ends[0][0] <= now:
+            sequence = self._end(heapq.heappop(self._ends)[1], ended)
+            self._sequences[sequence.rank] -= 1
+            self._attention_load[sequence.rank] -= sequence.prompt_length + now - sequence.start_step + 1
+
+    def _end(self, row: int, ended: list[int]) -> SequenceState:
+        sequence = self.in_flight.pop(row)
+        self._freed.append(sequence)
+        ended.append(row)
+        return sequence
+
+    def _release(self) -> None:
+        """Free what ended in the step before, as the scheduler does with its next plan."""
+        for sequence in self._freed:
+            self._placement.remove(sequence)
+            self._slots.give_back(sequence)
+        self._freed = []

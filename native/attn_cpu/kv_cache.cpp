@@ -1,0 +1,258 @@
+#include "kv_cache.h"
+
+#include <chrono>
+#include <cstdlib>
+#include <new>
+
+#include "bandwidth.h"
+#include "call.h"
+#include "isa.h"
+
+namespace hpcdecode {
+namespace {
+
+constexpr int64_t kInlineBytes = 64 << 10;  // less work than this is not worth waking threads
+
+size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// Returns the bytes that AttendItem::carve_scratch takes, enough for merging and appending, too.
+size_t scratch_bytes(const HeadLayout& l, int64_t rows) {
+    const size_t r = static_cast<size_t>(rows), f = sizeof(float);
+    return padded(r * l.k_pad * f) + 2 * padded(r * f) + padded(r * kTile * f) + padded(r * l.v_pad * f) +
+           padded(r * (2 + l.v_pad) * f) + 2 * padded(kMaxPassRows * kChunk * f) + padded(l.run_bytes) +
+           padded((l.k_pad + l.v_pad) * f);
+}
+
+}  // namespace
+
+KvCache::KvCache(const std::vector<LayerShape>& layers, const KvCacheOptions& o)
+    : table_(select_isa(o.isa)),
+      workers_(make_workers(o.team, o.threads, o.cpus)),
+      nodes_(o.threads, o.cpus, o.nodes),
+      queues_(nodes_.count()),
+      pool_(layers, o.kv_type, o.capacity_tokens, o.max_sequences, o.block_tokens, nodes_),
+      scratch_(o.threads),
+      scratch_size_(o.threads, 0) {}
+
+void KvCache::grow(Buffer& buffer, size_t& size, size_t need) {
+    if (need <= size) return;
+    need = padded(need);
+    buffer.reset();
+    size = 0;
+    buffer.reset(static_cast<uint8_t*>(std::aligned_alloc(64, need)));
+    if (!buffer) throw std::bad_alloc();
+    size = need;
+}
+
+void KvCache::reserve_scratch(const LayerLayout& layer, int64_t rows) {
+    const size_t need = scratch_bytes(layer.head, rows);
+    for (size_t i = 0; i < scratch_.size(); ++i) grow(scratch_[i], scratch_size_[i], need);
+}
+
+// Runs `work` on the items. bounds: First item of every node, and the number of items.
+void KvCache::run_parallel(Call& call, const std::vector<int64_t>& bounds, void (*work)(Call&, int64_t, int)) {
+    call.work = work;
+    queues_.fill(bounds);
+    const auto loop = [](void* context, int thread) {
+        Call& c = *static_cast<Call*>(context);
+        const int node = c.cache->nodes_.of_thread(thread);
+        for (int64_t i; (i = c.cache->queues_.take(node)) >= 0;) c.work(c, i, thread);
+    };
+    if (bounds.back() > 1 && call.plan->bytes > kInlineBytes) {
+        workers_->run(loop, &call);
+    } else {
+        loop(&call, 0);
+    }
+}
+
+// Returns the arguments that write new tokens at positions [begin, end) of one head.
+AppendArgs KvCache::new_rows(const Call& call, const SequencePlan& s, int head, int64_t begin, int64_t end) const {
+    const LayerShape& shape = call.layout->shape;
+    const int64_t row = s.first_token + begin - (s.length - s.count);
+    AppendArgs a{};
+    a.kv = pool_.view(call.layer, head, s.slot);
+    a.k = at(*call.in, row, call.k_column + int64_t{head} * shape.k_dim);
+    a.v = at(*call.in, row, call.k_column + int64_t{shape.kv_heads} * shape.k_dim + int64_t{head} * shape.v_dim);
+    a.type = call.in->type;
+    a.stride = call.in->stride;
+    a.position = begin;
+    a.count = end - begin;
+    return a;
+}
+
+void KvCache::write_rows(const Call& call, const SequencePlan& s, int head) {
+    table_.append[static_cast<int>(pool_.type())](new_rows(call, s, head, s.length - s.count, s.length));
+}
+
+// Writes the new tokens of all sequences; before an attention, only of those whose items do not write them.
+void KvCache::write_all(Call& call) {
+    std::vector<int64_t> bounds = plan_.node_sequences;
+    for (int64_t& b : bounds) b *= call.layout->shape.kv_heads;
+    run_parallel(call, bounds, [](Call& c, int64_t i, int) {
+        const int heads = c.layout->shape.kv_heads;
+        const SequencePlan& s = c.plan->sequences[i / heads];
+        if (c.out == nullptr || s.write_first) c.cache->write_rows(c, s, static_cast<int>(i % heads));
+    });
+}
+
+void KvCache::run_item(const Call& call, int64_t item, int thread) {
+    const SequencePlan& s = call.plan->find(item);
+    const LayerShape& shape = call.layout->shape;
+    int64_t i = item - s.first_item;
+    const int segment = static_cast<int>(i % s.segments);
+    i /= s.segments;
+    const int row_block = static_cast<int>(i % s.row_blocks),
+              first_head = static_cast<int>(i / s.row_blocks) * s.heads_per_item;
+    const int64_t rows = s.count * shape.group();
+    AttendArgs a{};
+    a.type = call.in->type;
+    a.q_stride = call.in->stride;
+    a.first_row = row_block * kMaxRowBlock;
+    a.rows = static_cast<int>(std::min<int64_t>(kMaxRowBlock, rows - a.first_row));
+    a.group = shape.group();
+    a.length = s.length;
+    a.new_tokens = s.count;
+    a.window = shape.window;
+    a.scale = shape.scale;
+    a.softcap = shape.softcap;
+    a.piece_begin = s.piece_begin + segment * s.segment_pieces;
+    a.piece_end = std::min(a.piece_begin + s.segment_pieces, s.piece_begin + s.pieces);
+    a.fold = segment == 0;
+    a.out_stride = call.out->stride;
+    a.scratch = scratch_[thread].get();
+    a.heads = std::min(s.heads_per_item, shape.kv_heads - first_head);
+    if (!s.write_first) {
+        const int64_t end = std::min(s.length, a.piece_end * kPiece);
+        const int64_t begin = std::max(s.length - s.count, a.piece_begin * kPiece);
+        if (begin < end) a.fresh = new_rows(call, s, first_head, begin, end);
+    }
+    const int64_t q_head = int64_t{first_head} * shape.group();
+    a.kv = pool_.view(call.layer, first_head, s.slot);
+    a.q = at(*call.in, s.first_token, q_head * shape.k_dim);
+    a.out = const_cast<uint8_t*>(at(*call.out, s.first_token, q_head * shape.v_dim));
+    a.sinks = call.sinks ? call.sinks + q_head : nullptr;
+    if (s.segments > 1) {
+        const int64_t of_head = rows * (2 + call.layout->head.v_pad);
+        const int64_t piece = segment == 0 ? 0 : 1 + (segment - 1) * s.segment_pieces;
+        a.partial_stride = shape.kv_heads * of_head;
+        a.partials = reinterpret_cast<float*>(partials_.get()) + s.first_partial + piece * a.partial_stride +
+                     first_head * of_head;
+    }
+    table_.attend[static_cast<int>(pool_.type())](a);
+    if (s.segments == 1) return;
+    const int run = first_head / s.heads_per_item;
+    if (pending_[s.first_pending + run].fetch_sub(1) == 1) merge(call, s, first_head, a.heads, thread);
+}
+
+void KvCache::merge(const Call& call, const SequencePlan& s, int head, int heads, int thread) {
+    const LayerShape& shape = call.layout->shape;
+    const int64_t q_head = int64_t{head} * shape.group();
+    MergeArgs m{};
+    m.rows = static_cast<int>(s.count * shape.group());
+    m.v_dim = shape.v_dim;
+    m.v_pad = call.layout->head.v_pad;
+    m.group = shape.group();
+    m.count = static_cast<int>(s.partials());
+    m.partials =
+        reinterpret_cast<const float*>(partials_.get()) + s.first_partial + int64_t{head} * m.rows * (2 + m.v_pad);
+    m.partial_stride = int64_t{shape.kv_heads} * m.rows * (2 + m.v_pad);
+    m.heads = heads;
+    m.sinks = call.sinks ? call.sinks + q_head : nullptr;
+    m.out = const_cast<uint8_t*>(at(*call.out, s.first_token, q_head * shape.v_dim));
+    m.type = call.out->type;
+    m.out_stride = call.out->stride;
+    m.scratch = scratch_[thread].get();
+    table_.merge(m);
+}
+
+void KvCache::extend(const int32_t* slots, const int32_t* counts, int n) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    populate(pool_.extend(slots, counts, n));
+}
+
+// Lets all threads touch pages, each its own. Finding a page takes long, and two threads that write to one both find
+// one.
+void KvCache::populate(const std::vector<size_t>& pages) {
+    if (pages.empty()) return;
+    struct Job {
+        BlockPool& pool;
+        const std::vector<size_t>& pages;
+        std::atomic<size_t> next{0};
+    } job{pool_, pages};
+    const auto work = [](void* context, int) {
+        Job& j = *static_cast<Job*>(context);
+        for (size_t i; (i = j.next.fetch_add(1)) < j.pages.size();) j.pool.populate(j.pages[i]);
+    };
+    workers_->run(work, &job);
+}
+
+void KvCache::append(int layer, const int32_t* slots, const int32_t* counts, int n, const Matrix& kv) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    check_layer(layer, pool_.layers().size());
+    const LayerLayout& l = pool_.layers()[layer];
+    check_append(l.shape, pool_.check_written(slots, counts, n), kv);
+    plan_.make(pool_, layer, slots, counts, n, workers_->threads());
+    reserve_scratch(l, 1);
+    Call call{this, layer, &l, &kv, nullptr, 0, nullptr, &plan_, nullptr};
+    write_all(call);
+}
+
+void KvCache::attend(int layer, const int32_t* slots, const int32_t* counts, int n, const Matrix& qkv,
+                     const Matrix& out, const float* sinks, int64_t sink_count) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto start = std::chrono::steady_clock::now();
+    check_layer(layer, pool_.layers().size());
+    const LayerLayout& l = pool_.layers()[layer];
+    const LayerShape& shape = l.shape;
+    check_attend(shape, pool_.check_written(slots, counts, n), qkv, out, sinks, sink_count);
+    plan_.make(pool_, layer, slots, counts, n, workers_->threads());
+    int64_t rows = 1;
+    for (const SequencePlan& s : plan_.sequences)
+        rows = std::max(rows, std::min<int64_t>(s.count * shape.group(), kMaxRowBlock) * s.heads_per_item);
+    reserve_scratch(l, rows);
+    grow(partials_, partials_size_, plan_.partial_floats * sizeof(float));
+    if (plan_.pending > pending_size_) {
+        pending_.reset(new std::atomic<int>[plan_.pending]);
+        pending_size_ = plan_.pending;
+    }
+    for (const SequencePlan& s : plan_.sequences)
+        if (s.segments > 1)
+            for (int h = 0; h < s.head_items; ++h) pending_[s.first_pending + h].store(s.segments);
+    Call call{this, layer, &l, &qkv, &out, shape.q_columns(), sinks, &plan_, nullptr};
+    if (plan_.write_first) write_all(call);
+    run_parallel(call, plan_.node_items, [](Call& c, int64_t i, int thread) { c.cache->run_item(c, i, thread); });
+    bytes_read_ += plan_.bytes;
+    attend_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void KvCache::release(const int32_t* slots, int n) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    pool_.release(slots, n);
+}
+
+void KvCache::fork(int src, int dst) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    pool_.fork(src, dst);
+}
+
+void KvCache::truncate(int slot, int64_t length) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    pool_.truncate(slot, length);
+}
+
+int64_t KvCache::length(int slot) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return pool_.length(slot);
+}
+
+void KvCache::check() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    pool_.check();
+}
+
+double KvCache::read_seconds() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return hpcdecode::read_seconds(table_, *workers_, nodes_, queues_, pool_.data(), pool_.bytes());
+}
+
+}  // namespace hpcdecode

@@ -1,0 +1,87 @@
+// The KV cache of an R-rank on CPUs: its memory, and the threads and kernels that attend to it.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "block_pool.h"
+#include "matrix.h"
+#include "numa.h"
+#include "plan.h"
+#include "workers.h"
+
+namespace hpcdecode {
+
+struct KvCacheOptions {
+    KvType kv_type;
+    int64_t capacity_tokens;
+    int max_sequences, block_tokens, threads;
+    std::vector<int> cpus;
+    std::string isa;         // empty: the best one
+    std::vector<int> nodes;  // NUMA node of each of `cpus`; empty: unknown
+    bool team = false;       // run on torch's threads
+};
+
+// A paged KV cache. hpcdecode/_attn_cpu.pyi describes the methods.
+//
+// Calls exclude each other. Bad arguments throw std::invalid_argument before anything changes.
+class KvCache {
+  public:
+    KvCache(const std::vector<LayerShape>& layers, const KvCacheOptions& options);
+
+    void extend(const int32_t* slots, const int32_t* counts, int n);
+    void append(int layer, const int32_t* slots, const int32_t* counts, int n, const Matrix& kv);
+    void attend(int layer, const int32_t* slots, const int32_t* counts, int n, const Matrix& qkv, const Matrix& out,
+                const float* sinks, int64_t sink_count);
+    void release(const int32_t* slots, int n);
+    void fork(int src, int dst);
+    void truncate(int slot, int64_t length);
+    int64_t length(int slot);
+    void check();
+    double read_seconds();
+
+    const BlockPool& pool() const { return pool_; }
+    const char* isa() const { return table_.name; }
+    int threads() const { return workers_->threads(); }
+    const std::shared_ptr<Workers>& workers() const { return workers_; }  // for other work on the same cores
+    int64_t bytes_read() const { return bytes_read_; }
+    double attend_seconds() const { return attend_seconds_; }
+
+  private:
+    friend class StepAttention;
+    struct Call;
+    struct AlignedFree {
+        void operator()(void* p) const { std::free(p); }
+    };
+    using Buffer = std::unique_ptr<uint8_t, AlignedFree>;
+
+    AppendArgs new_rows(const Call& call, const SequencePlan& s, int head, int64_t begin, int64_t end) const;
+    void write_rows(const Call& call, const SequencePlan& s, int head);
+    void run_item(const Call& call, int64_t item, int thread);
+    void merge(const Call& call, const SequencePlan& s, int head, int heads, int thread);
+    void run_parallel(Call& call, const std::vector<int64_t>& bounds, void (*work)(Call&, int64_t, int));
+    void write_all(Call& call);
+    void populate(const std::vector<size_t>& pages);
+    void reserve_scratch(const LayerLayout& layer, int64_t rows);
+    static void grow(Buffer& buffer, size_t& size, size_t need);
+
+    const KernelTable& table_;
+    std::shared_ptr<Workers> workers_;
+    NumaNodes nodes_;
+    NodeQueues queues_;
+    BlockPool pool_;
+    std::mutex mutex_;
+    AttendPlan plan_;
+    std::vector<Buffer> scratch_;  // one per thread
+    std::vector<size_t> scratch_size_;
+    Buffer partials_;
+    size_t partials_size_ = 0;
+    std::unique_ptr<std::atomic<int>[]> pending_;
+    int64_t pending_size_ = 0;
+    int64_t bytes_read_ = 0;
+    double attend_seconds_ = 0;
+};
+
+}  // namespace hpcdecode

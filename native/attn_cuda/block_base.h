@@ -1,0 +1,21 @@
+// The size of a thread block, and how kernel functions are declared, for every kind of block.
+#pragma once
+#ifdef __CUDACC__
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#define HPC_DEVICE __device__ __forceinline__
+#define HPC_BOTH __host__ __device__ inline
+#define HPC_UNROLL _Pragma("unroll")
+#else
+#define HPC_DEVICE inline
+#define HPC_BOTH inline
+#define HPC_UNROLL
+#endif
+
+namespace hpcdecode {
+
+constexpr int kThreads = 128;
+constexpr int kWarp = 32;
+constexpr int kWarps = kThreads / kWarp;
+
+}  // namespace hpcdecode

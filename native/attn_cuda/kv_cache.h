@@ -1,0 +1,80 @@
+// The KV cache of an R-rank on a device: a block table on the host, an arena and kernels on the device.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "batch.h"
+#include "block_table.h"
+#include "device.h"
+#include "kernel_api.h"
+#include "matrix.h"
+
+namespace hpcdecode {
+
+struct KvCacheOptions {
+    KvType kv_type;
+    int64_t capacity_tokens;
+    int max_sequences, block_tokens;
+    int device;
+};
+
+// Return the layers' layouts, and the bytes of a block over all of them. Throw std::invalid_argument for shapes or
+// types without kernels.
+std::vector<LayerArgs> lay_out(const std::vector<LayerShape>& layers, KvType type, int block_tokens);
+size_t bytes_per_block(const std::vector<LayerArgs>& layers);
+
+// A paged KV cache. hpcdecode/_attn_cuda.pyi describes the methods.
+//
+// Calls exclude each other. They put their work on a stream and return before it is done; matrices must stay until
+// then. A call on another stream waits for the work of the last one. Bad arguments throw std::invalid_argument before
+// anything changes.
+class KvCache {
+  public:
+    KvCache(const std::vector<LayerShape>& layers, const KvCacheOptions& options);
+    ~KvCache();
+
+    void extend(const int32_t* slots, const int32_t* counts, int n, Stream stream);
+    void append(int layer, const int32_t* slots, const int32_t* counts, int n, const Matrix& kv, Stream stream);
+    void attend(int layer, const int32_t* slots, const int32_t* counts, int n, const Matrix& qkv, const Matrix& out,
+                const std::vector<float>* sinks, Stream stream);
+    void release(const int32_t* slots, int n);
+    void fork(int src, int dst);
+    void truncate(int slot, int64_t length);
+    int64_t length(int slot);
+    void check();
+
+    const BlockTable& table() const { return table_; }
+    size_t bytes() const { return arena_.size(); }
+    int64_t bytes_read() const { return bytes_read_; }
+
+  private:
+    struct Sinks {
+        std::vector<float> values;
+        Memory memory;
+    };
+
+    Batch& batch_for(const int32_t* slots, const int32_t* counts, int n, int group, Stream stream);
+    void append_rows(int layer, const Batch& batch, const Matrix& rows, int64_t first_column, Stream stream);
+    const float* upload(Sinks& sinks, const std::vector<float>& values, Stream stream);
+    void enter(Stream stream);
+
+    std::vector<LayerShape> shapes_;
+    KvType type_;
+    int device_;
+    std::vector<LayerArgs> layers_;
+    BlockTable table_;
+    uint64_t version_ = 1, turn_ = 0;
+    std::mutex mutex_;
+    Memory arena_, layer_table_, partials_;
+    std::vector<Batch> batches_;
+    Memory copies_, copies_pinned_;
+    std::vector<Sinks> sinks_;
+    Event last_;  // end of the work so far
+    Event copied_;
+    Stream stream_ = nullptr;  // of the last call
+    int64_t bytes_read_ = 0;
+};
+
+}  // namespace hpcdecode

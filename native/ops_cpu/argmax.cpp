@@ -1,0 +1,151 @@
+#include "argmax.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <iterator>
+#include <stdexcept>
+
+#include "kernel_api.h"
+#include "team.h"
+
+namespace hpcdecode::ops {
+
+// A panel that may have the largest output of a row.
+struct Argmax::Candidate {
+    int64_t panel, row;
+    float most;  // upper bound of its outputs
+};
+
+struct Argmax::Call {
+    int64_t rows;
+    const ScreenedRows& x;
+    const ScreenedWeights& weight;
+    const std::vector<Candidate>* candidates;
+};
+
+// The results of a thread, by row: a lower bound of the largest output, the largest computed output and its index.
+struct Argmax::Member {
+    std::vector<Candidate> candidates;
+    std::vector<float> floors, values;
+    std::vector<int64_t> ids;
+};
+
+Argmax::Argmax(Type in, Type out, int64_t words, int64_t outputs, const std::string& isa)
+    : out_(out),
+      words_(words),
+      exact_(in, out, words, outputs, isa),
+      rounded_(Type::i8, Type::f32, words / kBytes[static_cast<int>(in)], outputs, isa),
+      table_(&kernels_for(isa)) {
+    if (!offered(in, out, isa)) throw std::invalid_argument("argmax: " + isa + " has none of these types");
+    if (words % kBytes[static_cast<int>(in)] != 0) throw std::invalid_argument("argmax: expected whole int8 words");
+}
+
+bool Argmax::offered(Type in, Type out, const std::string& isa) {
+    return in != Type::i8 && Product::offered(in, out, isa) && kernels_for(isa).products.screen != nullptr;
+}
+
+double Argmax::run(int64_t rows, const ScreenedRows& x, const ScreenedWeights& weight, int64_t* ids,
+                   int threads) const {
+    std::vector<Member> members(threads);
+    struct Work {
+        const Argmax* argmax;
+        Call call;
+        std::vector<Member>& members;
+    } work{this, {rows, x, weight, nullptr}, members};
+    run_team(
+        threads, threads,
+        [](void* data, int member, int members) {
+            Work& w = *static_cast<Work*>(data);
+            w.argmax->screen(w.call, w.members[member], member, members);
+        },
+        &work);
+    const std::vector<Candidate> left = candidates(members, rows);
+    work.call.candidates = &left;
+    for (Member& member : members) {
+        member.values.assign(rows, -HUGE_VALF);
+        member.ids.assign(rows, 0);
+    }
+    run_team(
+        threads, threads,
+        [](void* data, int member, int members) {
+            Work& w = *static_cast<Work*>(data);
+            const auto& all = *w.call.candidates;
+            const auto count = static_cast<int64_t>(all.size());
+            w.argmax->compare(w.call, w.members[member], all.data() + share(count, member, members),
+                              all.data() + share(count, member + 1, members));
+        },
+        &work);
+    for (int64_t r = 0; r < rows; ++r) {
+        const auto best = std::max_element(members.begin(), members.end(),
+                                           [r](const Member& a, const Member& b) { return a.values[r] < b.values[r]; });
+        ids[r] = best->ids[r];
+    }
+    return static_cast<double>(left.size()) / static_cast<double>(rows * exact_.panels());
+}
+
+void Argmax::screen(const Call& call, Member& me, int member, int members) const {
+    me.floors.assign(call.rows, -HUGE_VALF);
+    alignas(kLine) float results[kTileRows * kPanel];
+    float most[kTileRows];
+    const auto visit = [&](Tile& tile, int64_t row, int count, int64_t panel) {
+        tile.out = reinterpret_cast<char*>(results);
+        tile.out_bytes = kPanel * sizeof(float);
+        rounded_.compute(tile, count);
+        const ScreenedRows& x = call.x;
+        uint32_t found =
+            table_->products.screen({count, tile.columns, results, call.weight.norms + panel * 2 * kPanel,
+                                     x.scales + row, x.lost + row, x.kept + row, me.floors.data() + row, most});
+        for (int r = 0; found != 0; ++r, found >>= 1)
+            if ((found & 1) != 0) me.candidates.push_back({panel, row + r, most[r]});
+    };
+    rounded_.each_tile(call.rows, call.x.rounded, call.weight.rounded, member, members, nullptr, nullptr, visit);
+}
+
+// Returns the candidates of all members that are left after all panels, by panel.
+std::vector<Argmax::Candidate> Argmax::candidates(std::vector<Member>& members, int64_t rows) const {
+    std::vector<float> floors(rows, -HUGE_VALF);
+    for (const Member& member : members)
+        for (size_t r = 0; r < member.floors.size(); ++r) floors[r] = std::max(floors[r], member.floors[r]);
+    std::vector<Candidate> left;
+    for (const Member& member : members)
+        std::copy_if(member.candidates.begin(), member.candidates.end(), std::back_inserter(left),
+                     [&](const Candidate& c) { return c.most >= floors[c.row]; });
+    return left;
+}
+
+// Goes through panels in order, so that the first of equal outputs is found.
+void Argmax::compare(const Call& call, Member& me, const Candidate* begin, const Candidate* end) const {
+    const int64_t x_bytes = words_ * static_cast<int64_t>(sizeof(uint32_t));
+    const int64_t apart =
+        ((x_bytes + kLine - 1) / kLine | 1) * kLine;  // an odd number of cache lines, so that rows share no cache sets
+    const int64_t out_bytes = kPanel * kBytes[static_cast<int>(out_)];
+    std::vector<char> rows(kTileRows * apart);
+    alignas(kLine) char results[kTileRows * kPanel * sizeof(float)];
+    float values[kPanel];
+    while (begin < end) {
+        int count = 0;
+        for (; count < kTileRows && begin + count < end && begin[count].panel == begin->panel; ++count)
+            std::memcpy(rows.data() + count * apart, call.x.exact.data + begin[count].row * call.x.exact.row_bytes,
+                        x_bytes);
+        const int columns = exact_.columns(begin->panel);
+        const uint32_t* panel = exact_.panel(call.weight.exact, begin->panel);
+        Tile tile{rows.data(), apart, panel, words_, results, out_bytes, columns, {}};
+        if (begin + count < end) {
+            const auto* next = reinterpret_cast<const char*>(exact_.panel(call.weight.exact, begin[count].panel));
+            tile.next = {next, next + words_ * kLine};
+        }
+        exact_.compute(tile, count);
+        for (int r = 0; r < count; ++r) {
+            table_->load[static_cast<int>(out_)](columns, results + r * out_bytes, values);
+            const float top = table_->largest(columns, values);
+            const int64_t row = begin[r].row;
+            if (top <= me.values[row]) continue;
+            me.values[row] = top;
+            me.ids[row] = begin->panel * kPanel + (std::find(values, values + columns, top) - values);
+        }
+        begin += count;
+    }
+}
+
+}  // namespace hpcdecode::ops

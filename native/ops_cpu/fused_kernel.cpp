@@ -1,0 +1,112 @@
+#include "fused_kernel.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "kernel_api.h"
+
+namespace hpcdecode::ops {
+
+namespace isa_generic {
+extern const KernelTable table;
+}
+#if defined(__x86_64__)
+namespace isa_avx2 {
+extern const KernelTable table;
+}
+namespace isa_avx512 {
+extern const KernelTable table;
+}
+namespace isa_avx512_bf16 {
+extern const KernelTable table;
+}
+#endif
+
+const KernelTable& kernels_for(const std::string& isa) {
+    if (isa == "generic" || isa == "neon") return isa_generic::table;
+#if defined(__x86_64__)
+    if (isa == "avx2") return isa_avx2::table;
+    if (isa == "avx512" || isa == "amx") return isa_avx512::table;  // oneDNN's GEMMs use AMX tiles
+    if (isa == "avx512_bf16") return isa_avx512_bf16::table;
+#endif
+    throw std::invalid_argument("isa: no fused kernels for '" + isa + "' in this build");
+}
+
+namespace {
+
+constexpr int64_t kAlign = kLine / sizeof(float);
+
+int64_t extent(const View& view, const int64_t* dims, int rank) {
+    int64_t last = view.at;
+    for (int d = 0; d < rank; ++d) last += (dims[d] - 1) * view.stride[d];
+    return last + 1;
+}
+
+// Prefetches what the next token loads.
+void fetch(const char* data, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(data + at);
+}
+
+char* place(const Rows* tensors, const View& tensor, Type type, int64_t token) {
+    const Rows& rows = tensors[tensor.at];
+    return rows.data + token * rows.row_bytes + tensor.stride[0] * kBytes[static_cast<int>(type)];
+}
+
+void carry_out(const KernelTable& table, const Step& s, float* memory, const Rows* tensors, int64_t token) {
+    const int type = static_cast<int>(s.type);
+    if (s.op == Op::load) {
+        const char* in = place(tensors, s.a, s.type, token);
+        fetch(in + tensors[s.a.at].row_bytes, s.dims[2] * kBytes[type]);
+        table.load[type](s.dims[2], in, memory + s.out.at);
+    } else if (s.op == Op::store) {
+        table.store[type](s.dims[2], memory + s.a.at, place(tensors, s.out, s.type, token));
+    } else {
+        table.run[static_cast<int>(s.op)][type](s, memory);
+    }
+}
+
+}  // namespace
+
+FusedKernel::FusedKernel(std::vector<Step> setup, std::vector<Step> body, int64_t scratch, int tensors,
+                         const std::string& isa)
+    : setup_(std::move(setup)),
+      body_(std::move(body)),
+      scratch_(scratch),
+      tensors_(tensors),
+      table_(&kernels_for(isa)) {
+    for (const Step& s : setup_) check(s);
+    for (const Step& s : body_) check(s);
+}
+
+void FusedKernel::check(const Step& s) const {
+    const auto inside = [&](const View& v, int rank) { return v.at >= 0 && extent(v, s.dims, rank) <= scratch_; };
+    const auto tensor = [&](const View& v) { return v.at >= 0 && v.at < tensors_ && v.stride[0] >= 0; };
+    const bool sane = s.dims[0] > 0 && s.dims[1] > 0 && s.dims[2] > 0;
+    const View dense_out{s.out.at, {0, 0, 1}}, dense_a{s.a.at, {0, 0, 1}};
+    bool fine = sane;
+    if (s.op == Op::load) {
+        fine = fine && tensor(s.a) && inside(dense_out, 3);
+    } else if (s.op == Op::store) {
+        fine = fine && tensor(s.out) && inside(dense_a, 3);
+    } else {
+        const bool reduces = s.op == Op::sum || s.op == Op::peak;
+        fine = fine && inside(s.a, 3) && inside(s.out, reduces ? 2 : 3) && (!s.has_b || inside(s.b, 3));
+        fine = fine && s.type != Type::i8;
+    }
+    if (!fine) {
+        throw std::invalid_argument("fused kernel: step " + std::to_string(static_cast<int>(s.op)) +
+                                    " leaves the scratch memory or the call's tensors");
+    }
+}
+
+void FusedKernel::run(int64_t first, int64_t end, const Rows* tensors) const {
+    static thread_local std::vector<float> kept;
+    if (static_cast<int64_t>(kept.size()) < scratch_ + kAlign) kept.resize(scratch_ + kAlign);
+    const auto address = reinterpret_cast<uintptr_t>(kept.data());
+    float* memory = kept.data() + (-(address / sizeof(float)) & (kAlign - 1));
+    for (const Step& s : setup_) carry_out(*table_, s, memory, tensors, 0);
+    for (int64_t token = first; token < end; ++token)
+        for (const Step& s : body_) carry_out(*table_, s, memory, tensors, token);
+}
+
+}  // namespace hpcdecode::ops

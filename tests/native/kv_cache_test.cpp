@@ -1,0 +1,176 @@
+// Exercises the KV cache, its threads and every kernel this machine has, for the sanitizers to watch. No framework: a
+// failed check prints where and what, and the exit status is 1.
+#include "kv_cache.h"
+
+#include <cmath>
+#include <cstdio>
+#include <set>
+#include <stdexcept>
+#include <vector>
+
+#include "bandwidth.h"
+#include "check.h"
+#include "isa.h"
+#include "random_rows.h"
+
+using namespace hpcdecode;
+
+namespace {
+
+// Decode attention of one query head over `kv` rows [k | v] of one KV head, in double.
+std::vector<double> plain(const float* q, const std::vector<const float*>& k, const std::vector<const float*>& v,
+                          const LayerShape& s) {
+    std::vector<double> w(k.size()), out(s.v_dim, 0.0);
+    double top = -1e300, total = 0;
+    for (size_t t = 0; t < k.size(); ++t) {
+        double dot = 0;
+        for (int d = 0; d < s.k_dim; ++d) dot += double{q[d]} * k[t][d];
+        w[t] = dot * s.scale;
+        if (s.softcap > 0) w[t] = s.softcap * std::tanh(w[t] / s.softcap);
+        top = std::max(top, w[t]);
+    }
+    for (double& x : w) total += x = std::exp(x - top);
+    for (size_t t = 0; t < k.size(); ++t)
+        for (int d = 0; d < s.v_dim; ++d) out[d] += w[t] / total * v[t][d];
+    return out;
+}
+
+double tolerance(KvType type) {
+    switch (type) {
+        case KvType::kF32:
+            return 1e-4;
+        case KvType::kF16:
+            return 1e-2;
+        case KvType::kBF16:
+            return 6e-2;
+        case KvType::kI8:
+            return 1e-1;
+        default:
+            return 1.5;
+    }
+}
+
+// Appends a prompt, then decodes, with exact-size heap buffers so that a read or write past an end is seen.
+void attend_case(const std::string& isa, KvType type, const LayerShape& s, int length, int block_tokens, int threads) {
+    KvCache e({s}, {type, length + 200, 3, block_tokens, threads, {}, isa});
+    const int32_t slot = 2, before = length - 1, one = 1;
+    const int64_t kv_columns = int64_t{s.kv_heads} * (s.k_dim + s.v_dim), q_columns = int64_t{s.q_heads} * s.k_dim;
+    std::vector<float> kv = normal(before * kv_columns), qkv = normal(q_columns + kv_columns);
+    std::vector<float> out(int64_t{s.q_heads} * s.v_dim, NAN);
+    e.extend(&slot, &before, 1);
+    e.append(0, &slot, &before, 1, matrix(kv, before, kv_columns));
+    e.extend(&slot, &one, 1);
+    e.attend(0, &slot, &one, 1, matrix(qkv, 1, q_columns + kv_columns), matrix(out, 1, s.q_heads * s.v_dim), nullptr,
+             0);
+    e.check();
+    for (int h = 0; h < s.q_heads; ++h) {
+        const int kv_head = h / s.group();
+        std::vector<const float*> k, v;
+        for (int t = s.window > 0 ? std::max<int64_t>(0, length - s.window) : 0; t < length; ++t) {
+            const float* row = t < before ? kv.data() + t * kv_columns : qkv.data() + q_columns;
+            k.push_back(row + kv_head * s.k_dim);
+            v.push_back(row + s.kv_heads * s.k_dim + kv_head * s.v_dim);
+        }
+        const std::vector<double> expected = plain(qkv.data() + h * s.k_dim, k, v, s);
+        for (int d = 0; d < s.v_dim; ++d) {
+            const double error = std::fabs(expected[d] - out[h * s.v_dim + d]);
+            if (error <= tolerance(type)) continue;
+            CHECK(false, "%s type %d dims %d %d length %d blocks of %d: error %g", isa.c_str(), static_cast<int>(type),
+                  s.k_dim, s.v_dim, length, block_tokens, error);
+            return;
+        }
+    }
+}
+
+void kernels() {
+    const std::vector<LayerShape> shapes = {
+        {2, 64, 64, 2, 0.125f, 0, 0, false},  {1, 128, 128, 8, 0.09f, 0, 0, false}, {3, 5, 7, 15, 0.4f, 0, 0, false},
+        {1, 33, 130, 11, 0.2f, 70, 0, false}, {2, 1, 1, 4, 1.0f, 0, 20.0f, false},  {2, 96, 80, 40, 0.1f, 90, 0, false},
+    };
+    for (const std::string& isa : supported_isas())
+        for (int type = 0; type < kNumKvTypes; ++type)
+            for (const LayerShape& s : shapes)
+                for (int length : {1, 16, 65, 700})
+                    for (int block_tokens : {1, 16, 24, 64})
+                        attend_case(isa, static_cast<KvType>(type), s, length, block_tokens, length == 700 ? 2 : 1);
+}
+
+void chunks_with_sinks() {
+    const LayerShape s{2, 24, 40, 6, 0.2f, 100, 0, true};
+    KvCache e({s}, {KvType::kBF16, 4096, 4, 64, 3, {}, ""});
+    const std::vector<int32_t> slots = {0, 3}, counts = {150, 1};
+    std::vector<float> qkv = normal(151 * (6 * 24 + 2 * 64)), out(151 * 6 * 40, NAN), sinks = normal(6);
+    for (int round = 0; round < 5; ++round) {
+        e.extend(slots.data(), counts.data(), 2);
+        e.attend(0, slots.data(), counts.data(), 2, matrix(qkv, 151, 6 * 24 + 2 * 64), matrix(out, 151, 6 * 40),
+                 sinks.data(), 6);
+    }
+    int bad = 0;
+    for (float x : out)
+        if (!std::isfinite(x)) ++bad;
+    CHECK(bad == 0, "%d values are not finite", bad);
+}
+
+void random_store_verbs() {
+    const LayerShape s{1, 4, 4, 1, 1.0f, 0, 0, false};
+    KvCache e({s, s}, {KvType::kF16, 3000, 40, 16, 1, {}, ""});
+    std::set<int> open;
+    for (int i = 0; i < 10000; ++i) {
+        const int32_t slot = random_bits() % 40, count = random_bits() % 50;
+        const int other = random_bits() % 40, verb = random_bits() % 10;
+        try {
+            if (verb < 5) {
+                e.extend(&slot, &count, 1);
+                open.insert(slot);
+            } else if (verb < 7) {
+                e.fork(slot, other);
+                open.insert(other);
+            } else if (verb < 8) {
+                e.truncate(slot, count);
+            } else {
+                e.release(&slot, 1);
+                open.erase(slot);
+            }
+        } catch (const std::invalid_argument&) {
+        } catch (const CapacityError&) {
+        }
+        if (i % 50 == 0) e.check();
+    }
+    for (int slot : open) {
+        const int32_t x = slot;
+        e.release(&x, 1);
+    }
+    e.check();
+    CHECK(e.pool().used_tokens() == 0, "%lld tokens left", static_cast<long long>(e.pool().used_tokens()));
+}
+
+void rejected() {
+    const LayerShape s{1, 4, 4, 1, 1.0f, 0, 0, false};
+    KvCache e({s}, {KvType::kF32, 64, 2, 16, 1, {}, ""});
+    std::vector<float> data(64);
+    const int32_t bad[] = {-1, 2}, count = 1;
+    for (const int32_t& slot : bad) {
+        try {
+            e.attend(0, &slot, &count, 1, matrix(data, 1, 12), matrix(data, 1, 4), nullptr, 0);
+            CHECK(false, "slot %d was accepted", slot);
+        } catch (const std::invalid_argument&) {
+        }
+    }
+    try {
+        select_isa("nonsense");
+        CHECK(false, "an unknown ISA was accepted");
+    } catch (const std::invalid_argument&) {
+    }
+}
+
+}  // namespace
+
+int main() {
+    kernels();
+    chunks_with_sinks();
+    random_store_verbs();
+    rejected();
+    for (const std::string& isa : supported_isas())
+        CHECK(ReadProbe(8 << 20, 2, {}, isa, {}).seconds() > 0, "no time passed");
+    return report("kv_cache");
+}

@@ -1,0 +1,118 @@
+"""Feeds and a machine of KV caches to run the scheduler with, without a model."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from hpcdecode.attention.base import LayerShape
+from hpcdecode.attention.open import open_kv_cache
+from hpcdecode.engine.attention_worker import AttentionWorker
+from hpcdecode.exchange.base import Share
+from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.prompt import Prompt
+from hpcdecode.requests.stops import Stops
+from hpcdecode.schedule.limits import LaneLimits
+from hpcdecode.schedule.placement import Placement
+from hpcdecode.schedule.plan import Plan, wire_length
+from hpcdecode.schedule.scheduler import Scheduler
+from hpcdecode.schedule.step import Step
+from hpcdecode.system.timeline import Timeline
+
+
+class ListFeed:
+    def __init__(self, prompts):
+        self.prompts, self.refused = deque(prompts), []
+
+    def peek(self):
+        return self.prompts[0] if self.prompts else None
+
+    def pop(self):
+        return self.prompts.popleft()
+
+    def refuse(self, prompt, reason):
+        self.prompts.popleft()
+        self.refused.append((prompt.line, reason))
+
+
+def prompts(lengths):
+    """(prompt tokens, max_tokens) of each row."""
+    return [
+        Prompt(line=i + 1, id=str(i), token_ids=[1] * p, params=SamplingParams(max_tokens=n, ignore_eos=True))
+        for i, (p, n) in enumerate(lengths)
+    ]
+
+
+SHAPE = LayerShape(kv_heads=1, k_dim=2, v_dim=2, q_heads=1, scale=1.0)
+
+
+class Machine:
+    """The KV stores of R-ranks, with nothing written to them, and an S-rank that runs the lanes in rotation."""
+
+    def __init__(
+        self,
+        feed,
+        *,
+        batch,
+        period,
+        steps,
+        capacity,
+        block=1,
+        lanes=1,
+        prefill_tokens=64,
+        stops=None,
+        shared=0,
+        speeds=None,
+        **kind,
+    ):
+        self.stops = stops or {}  # (line, sample, position) -> token
+        self.placement = Placement(capacity, block, lanes, speeds)
+        limits = LaneLimits(batch, period, steps, prefill_tokens, None, shared, **kind)
+        self.schedulers = [Scheduler(lane, feed, self.placement, limits, Stops()) for lane in range(lanes)]
+        sizes = {"kv_dtype": "float32", "max_sequences": limits.slots * lanes, "block_tokens": block}
+        self.stores = [open_kv_cache([SHAPE], capacity_tokens=c // block * block, **sizes) for c in capacity]
+        self.parts = [AttentionWorker(store, [None], Timeline()) for store in self.stores]
+        self.now, self.done, self.loads, self.steps = 0, [], [], []
+        self.reads = []  # by step of a lane and R-rank: tokens that are attended to, and sequences
+        self.stopped = set()
+
+    def run(self, most=10_000):
+        while len(self.stopped) < len(self.schedulers):
+            for lane, scheduler in enumerate(self.schedulers):
+                self._step(lane, scheduler)
+            self.now += 1
+            assert self.now < most, "the job does not end"
+        return self
+
+    def _step(self, lane, scheduler):
+        if lane in self.stopped:
+            return
+        if scheduler.exhausted():
+            self.stopped.add(lane)
+            step = Step(scheduler.stop_plan(), [], [])
+        else:
+            step = scheduler.next_step(self.now)
+        wire = np.zeros(wire_length(scheduler.limits.slots, len(self.stores)), np.int32)
+        step.plan.encode(wire)
+        plan = Plan.decode_from(wire)
+        first = lane * scheduler.limits.slots
+        for rank, part in enumerate(self.parts):
+            part.apply(0, Share(plan, rank, first))  # raises KvCapacityError where it does not fit
+        self.loads.append(sum(s.length + 1 for s in scheduler.decoding))
+        self.steps.append(plan)
+        by_rank = [[s.length + 1 for s in step.decode if s.rank == rank] for rank in range(len(self.parts))]
+        self.reads.append([(sum(lengths), len(lengths)) for lengths in by_rank])
+        tokens = [self.stops.get((s.prompt.line, s.sample, len(s.generated)), 7) for s in step.sampled]
+        for sequence in step.decode:
+            assert self.stores[sequence.rank].length(first + sequence.slot) == sequence.length + 1
+        self.done += [s for r in scheduler.update(step, tokens) for s in r.sequences]
+
+    def require_empty(self):
+        assert not any(self.placement._held) and not any(self.placement._decoding)
+        for store in self.stores:
+            store.check()
+            assert store.used_tokens == 0
+        for scheduler in self.schedulers:
+            assert len(scheduler.slots) == scheduler.limits.slots and not scheduler.requests
+            assert not scheduler.prefixes.live
