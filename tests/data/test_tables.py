@@ -165,12 +165,12 @@ def test_a_parquet_column_does_not_unpack_to_far_more_than_is_stored(tmp_path, m
     assert [row.prompt for row in read(tmp_path / "p.parquet")] == ["a"]
 
 
-def test_columns_like_known_ones_are_told_and_no_others(tmp_path, capfd):
+def test_columns_like_known_ones_are_told_and_no_others(tmp_path, caplog):
     parquet(prompt=TEXT, max_token=TEXT, source=TEXT, label=TEXT)(tmp_path)
     assert len(read(tmp_path / "p.parquet")) == 2
     hdf5(linked(prompt=["a"], temprature=[1.0], note=["x"]))(tmp_path)
     assert len(read(tmp_path / "p.h5")) == 1
-    assert capfd.readouterr().err.splitlines() == [
+    assert caplog.messages == [
         f"hpcdecode: warning: {tmp_path}/{name} is not known and ignored; did you mean {known!r}?"
         for name, known in (
             ("p.parquet: column 'max_token'", "max_tokens"),

@@ -1,6 +1,6 @@
 """Run by mpiexec: every case over sub-worlds of several sizes, against the reference and against each other.
 
-usage: run_parity.py DTYPE EXPECT WORLD:PERIOD:LANES[:PARTITION:OVERLAP[:SCHEDULE]],... CASE...
+usage: run_parity.py DTYPE EXPECT WORLD:PERIOD:LANES[:PARTITION:OVERLAP[:SCHEDULE]],... CASE[=WORLD:...]...
 
 EXPECT: transformers, first-run (equal to the first of the runs), or same-schedule (to the first with its F and lanes).
 """
@@ -25,10 +25,12 @@ WORLD = MPI.COMM_WORLD
 
 def main(dtype: str, expect: str, runs: str, *cases: str) -> int:
     failures = 0
-    for case in map(Path, cases):
+    for text in cases:
+        path, _, own = text.partition("=")
+        case = Path(path)
         model = load_split(case / "model", dtype=dtype) if WORLD.rank == 0 else None
         results = {}
-        for setting in runs.split(","):
+        for setting in (own or runs).split(","):
             tokens = run(case, model, dtype, *setting.split(":"))
             if tokens is not None:
                 results[setting] = tokens

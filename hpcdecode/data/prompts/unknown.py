@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import sys
+import logging
 from collections.abc import Iterable
 
 from hpcdecode.data.prompts.values import MAX_SHOWN_CHARACTERS, printable
@@ -12,10 +12,12 @@ MAX_WARNINGS = 20
 _SIMILARITY = 0.8  # of two names, by difflib
 _RESULTS_COLUMN = "finish_reason"  # a table with this column holds results of a job: its other columns are no mistakes
 
+logger = logging.getLogger(__name__)
+
 
 def warn(text: str) -> None:
-    """Print a warning to standard error."""
-    print(f"hpcdecode: warning: {printable(text)}", file=sys.stderr, flush=True)
+    """Log a warning."""
+    logger.warning(f"hpcdecode: warning: {printable(text)}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
-import sys
 import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -29,6 +29,7 @@ from hpcdecode.model.frontend.trace import Trace, trace
 from hpcdecode.model.frontend.trace_file import StoredTrace, Unstorable, restored, stored
 
 CHECKSUM_BYTES = 4
+logger = logging.getLogger(__name__)
 LONG = 2.0  # seconds after which a trace that is being made is announced
 MAKERS = (  # modules that what is kept depends on
     "config.py",
@@ -54,7 +55,7 @@ def cached_trace(path: Path, dtype: torch.dtype, announce: bool = False) -> Trac
     Args:
         path: Model directory.
         dtype: Dtype of the parameters.
-        announce: Whether to say on standard error that a trace is being made, if that takes long.
+        announce: Whether to log that a trace is being made, if that takes long.
     """
     file = directory() / f"{key(path, dtype)}.trace"
     with contextlib.suppress(OSError, msgspec.MsgspecError, Unstorable):
@@ -69,11 +70,11 @@ def cached_trace(path: Path, dtype: torch.dtype, announce: bool = False) -> Trac
 
 @contextlib.contextmanager
 def announced(path: Path) -> Iterator[None]:
-    """Say on standard error that the model in `path` is being traced, if the block takes longer than LONG."""
+    """Log that the model in `path` is being traced, if the block takes longer than LONG."""
     about = text_config(read_json(config_file(path)))
     name = (about.get("architectures") or [about.get("model_type")])[0]
-    line = f"hpcdecode: tracing {name}: {layers_of(about)} layers (the first time; kept in {directory()})\n"
-    timer = Timer(LONG, lambda: print(line, end="", file=sys.stderr, flush=True))
+    line = f"hpcdecode: tracing {name}: {layers_of(about)} layers (the first time; kept in {directory()})"
+    timer = Timer(LONG, logger.info, [line])
     timer.daemon = True
     timer.start()
     try:
