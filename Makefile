@@ -10,15 +10,20 @@ demo: .venv/.installed
 	$(BIN)/mpiexec -n 3 $(BIN)/hpcdecode generate jobs/demo/prompts.jsonl --model demo -o demo.h5 --overwrite --max-tokens 64
 	$(BIN)/hpcdecode show demo.h5
 
-# Two workers; the tests of a file go to one of them, and those that start worlds of ranks all to one.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --durations 20
+# Two workers, to each a file of tests. Then those that start processes, one after the other: worlds of
+# ranks beside each other would wait for cores.
+QUICK := $(BIN)/python -m pytest -m 'not system and not full' -n 2 --dist loadfile --durations 20
+SYSTEM := $(BIN)/python -m pytest -m 'system and not full' --durations 20
 
 test: .venv/.installed
-	$(PYTEST)
+	$(QUICK)
+	$(SYSTEM)
 
 # What the tests reach in Python: a table, and coverage.xml. Takes half as long again as `make test`.
+COVERAGE := --cov --cov-config tests/coverage.ini
 coverage: .venv/.installed
-	$(PYTEST) --cov --cov-config tests/coverage.ini --cov-report term --cov-report xml
+	$(QUICK) $(COVERAGE) --cov-report=
+	$(SYSTEM) $(COVERAGE) --cov-append --cov-report term --cov-report xml
 
 # All tests, those marked `full` too: 2,000 random mixes, an oracle, hostile trials, real models. Takes hours.
 test-full: .venv/.installed

@@ -16,31 +16,17 @@ from tests.support.forkserver import ForkServer
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # read by torch: threads that wait take no core from other processes
 
 SYSTEM = {"bench", "cli", "differential", "hostile", "mpi", "slurm", "test_demo.py"}  # these start processes
-# These start several ranks. One world at a time is enough for two cores, so they go to one worker.
-WORLDS = ("slurm", "differential", "cli/test_kills.py", "mpi")
-# The others go by file to the worker that is free, the slowest first.
-SLOWEST = ("model/test_architectures.py", "bench", "model", "cli")
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests by their folders; put the slowest first; leave out those marked `full` unless `-m` names them."""
+    """Mark tests by their folders; leave out those marked `full` unless `-m` names them."""
     for item in items:
-        path = item.path.relative_to(ROOT / "tests").as_posix()
-        if path.partition("/")[0] in SYSTEM:
+        if item.path.relative_to(ROOT / "tests").parts[0] in SYSTEM:
             item.add_marker("system")
-        item.add_marker(pytest.mark.xdist_group("worlds" if path.startswith(WORLDS) else path))
-    items.sort(key=_place)
     if "full" not in config.option.markexpr:
         left_out = [item for item in items if item.get_closest_marker("full")]
         items[:] = [item for item in items if not item.get_closest_marker("full")]
         config.hook.pytest_deselected(items=left_out)
-
-
-def _place(item: pytest.Item) -> int:
-    path = item.path.relative_to(ROOT / "tests").as_posix()
-    order = (*WORLDS, *SLOWEST)
-    return next((place for place, name in enumerate(order) if path.startswith(name)), len(order))
 
 
 @pytest.fixture(scope="session")

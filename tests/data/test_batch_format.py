@@ -81,14 +81,14 @@ NEUTRAL = {
 }
 
 
-def test_fields_of_requests_that_change_nothing_are_accepted_in_peace(tmp_path, capfd):
+def test_fields_of_requests_that_change_nothing_are_accepted_in_peace(tmp_path, caplog):
     row, other = read(
         tmp_path,
         chat_request(**HARMLESS, **NEUTRAL),
         request({"prompt": "a", "add_special_tokens": True, "suffix": ""}, "/v1/completions"),
     )
     assert isinstance(row, Row) and row.params == SamplingParams() and isinstance(other, Row)
-    assert capfd.readouterr().err == ""
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize(
@@ -145,11 +145,11 @@ def test_names_of_a_model(tmp_path):
     assert model_names(str(tmp_path / "link")) == {"link", "0123abcd", "Name-7B"}
 
 
-def test_unknown_fields_of_plain_rows_are_told_once(tmp_path, capfd):
+def test_unknown_fields_of_plain_rows_are_told_once(tmp_path, caplog):
     rows = [{"prompt": "a", "meta": n, "model": "m", "max_token": 5} for n in range(3)]
     rows += [{"prompt": "a", "temprature": 1, "top-p": 0.5, "MAX_TOKENS": 4, "a\nb\x1b": 1}]
     assert all(isinstance(row, Row) for row in read(tmp_path, {"prompt": "a", "id": 1, "n": 2}, *rows))
-    told = sorted(capfd.readouterr().err.splitlines())
+    told = sorted(caplog.messages)
     assert told == sorted(
         f"hpcdecode: warning: line {line}: field {name} is not known and ignored{hint}"
         for line, name, hint in [
@@ -164,20 +164,20 @@ def test_unknown_fields_of_plain_rows_are_told_once(tmp_path, capfd):
     )
 
 
-def test_unknown_fields_beside_a_requests_body_and_in_a_bad_row_are_told(tmp_path, capfd):
+def test_unknown_fields_beside_a_requests_body_and_in_a_bad_row_are_told(tmp_path, caplog):
     request_row, bad = read(tmp_path, {**chat_request(), "bodyx": 1}, {"promt": "a"})
     assert isinstance(request_row, Row) and isinstance(bad, RowError)
-    first, second = capfd.readouterr().err.splitlines()
+    first, second = caplog.messages
     assert "line 1: field 'bodyx' is not known" in first and "did you mean 'prompt'?" in second
 
 
-def test_warnings_are_bounded(tmp_path, capfd):
+def test_warnings_are_bounded(tmp_path, caplog):
     read(tmp_path, *({"prompt": "a", f"own{n}": 1} for n in range(100)))
-    told = capfd.readouterr().err.splitlines()
+    told = caplog.messages
     assert len(told) == 21
     assert told[-1] == "hpcdecode: warning: line 21: more fields are not known; they are ignored without a warning"
 
 
-def test_the_prompts_own_column_is_known(tmp_path, capfd):
+def test_the_prompts_own_column_is_known(tmp_path, caplog):
     (row,) = read(tmp_path, {"question": "a"}, column="question")
-    assert row.prompt == "a" and capfd.readouterr().err == ""
+    assert row.prompt == "a" and not caplog.messages

@@ -51,21 +51,24 @@ def test_a_cached_model_gives_the_same_logits_without_tracing(directory, checkpo
     assert sorted(f.suffix for f in directory.iterdir()) == [".sources", ".trace"]
 
 
-def test_a_trace_that_is_made_is_announced_if_it_takes_long(directory, checkpoint, monkeypatch, capsys):
+def test_a_trace_that_is_made_is_announced_if_it_takes_long(directory, checkpoint, monkeypatch, caplog):
     monkeypatch.setattr(cache, "LONG", 0.01)
     checkpoint("llama3")
-    capsys.readouterr()  # saving it shows a bar
-    for said in (f"hpcdecode: tracing LlamaForCausalLM: 3 layers (the first time; kept in {directory})\n", ""):
+    caplog.set_level("INFO", cache.logger.name)
+    line = f"hpcdecode: tracing LlamaForCausalLM: 3 layers (the first time; kept in {directory})"
+    for said in ([line], []):
+        caplog.clear()
         load_split(checkpoint("llama3"), dtype="float32", weights=False, announce=True)
-        assert capsys.readouterr().err == said
+        assert [r.getMessage() for r in caplog.records if r.name == cache.logger.name] == said
 
 
-def test_a_short_trace_and_other_ranks_are_silent(directory, monkeypatch, capsys):
+def test_a_short_trace_and_other_ranks_are_silent(directory, monkeypatch, caplog):
+    caplog.set_level("INFO", cache.logger.name)
     monkeypatch.setattr(cache, "LONG", 600.0)
     cache.cached_trace(demo_directory() / "model", torch.float32, announce=True)
     monkeypatch.setattr(cache, "LONG", 0.0)
     cache.cached_trace(demo_directory() / "model", torch.bfloat16)
-    assert capsys.readouterr().err == ""
+    assert not [r for r in caplog.records if r.name == cache.logger.name]
 
 
 def test_a_warm_start_imports_neither_configs_nor_models_of_transformers(directory, checkpoint):

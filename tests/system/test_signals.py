@@ -62,7 +62,9 @@ def test_no_time_limit(drain_before, left):
     assert not signals.stopping and not said
 
 
-@pytest.mark.parametrize("left", ["soon", "-5", "0", "1e9", ending_in(-10)])
+@pytest.mark.parametrize(
+    "left", ["soon", "-5", "0", "1e9", ending_in(-10)], ids=["text", "negative", "zero", "far", "past"]
+)
 def test_an_absurd_end_is_named_and_does_not_stop_the_job(left):
     signals, said = drain(120, left)
     assert not signals.stopping and f"{END_TIME}: expected a Unix time to come, got {left!r}" in said
