@@ -16,7 +16,7 @@ import msgspec
 from hpcdecode.config import STDIN, Job
 from hpcdecode.data.prompts.files import resolve
 from hpcdecode.data.prompts.rows import read_rows
-from hpcdecode.data.prompts.tokenizer import Tokenizer, tokenized
+from hpcdecode.data.prompts.tokenizer import tokenized
 from hpcdecode.data.results.earlier import EarlierRun
 from hpcdecode.data.results.identity import identity
 from hpcdecode.data.results.resume import find_earlier
@@ -199,7 +199,7 @@ def _survey(job: Job, team: Team) -> _Begin | None:
 
 def _check_params(job: Job, engine: Engine) -> None:
     """Check the job's own sampling parameters against the vocabulary."""
-    tokenizer = _tokenizer(engine)
+    tokenizer = engine.tokenizer
     try:
         tokenizer.check_params(job.params)
         tokenizer.bad_word_ids(job.params.bad_words)
@@ -216,14 +216,8 @@ def _say_complete(job: Job, earlier: EarlierRun) -> int:
     return ROW_ERRORS if earlier.errors else 0
 
 
-def _tokenizer(engine: Engine) -> Tokenizer:
-    assert engine.tokenizer is not None, "the lead is an S-rank, which has one"
-    return engine.tokenizer
-
-
 def _open_lead(job: Job, engine: Engine, begin: _Begin) -> _Lead:
-    setup, earlier, tokenizer = engine.setup, begin.earlier, _tokenizer(engine)
-    assert engine.model is not None, "the lead is an S-rank, which has one"
+    setup, earlier, tokenizer = engine.setup, begin.earlier, engine.tokenizer
     attributes = {
         "job": msgspec.to_builtins(job),
         "identity": begin.identity,

@@ -12,7 +12,7 @@ from hpcdecode.config import EngineOptions, find_model, parse_bytes
 from hpcdecode.data.prompts.fields import row_params
 from hpcdecode.data.prompts.files import RawRow
 from hpcdecode.data.prompts.rows import Row, RowError, RowReader
-from hpcdecode.data.prompts.tokenizer import Tokenizer, tokenized
+from hpcdecode.data.prompts.tokenizer import tokenized
 from hpcdecode.data.results.collected import CollectedResults, CompletionOutput, RequestOutput, prompt_error
 from hpcdecode.engine.desk import Desk
 from hpcdecode.engine.engine import Engine
@@ -154,7 +154,7 @@ class LLM:
     def _run(
         self, fields: list[dict[str, Any]], params: SamplingParams | Sequence[SamplingParams] | None, use_tqdm: bool
     ) -> list[RequestOutput]:
-        engine, tokenizer = self._engine, self._tokenizer
+        engine, tokenizer = self._engine, self._engine.tokenizer
         reader = RowReader(model=engine.options.model)
         rows = _usable(_row(reader, number, *each) for number, each in enumerate(_with_params(fields, params), 1))
         prompts = _usable(tokenized(rows, tokenizer, engine.max_positions))
@@ -169,11 +169,6 @@ class LLM:
             desk.feed.close()
         return [self._output(row, prompt, results) for row, prompt in zip(rows, prompts, strict=True)]
 
-    @property
-    def _tokenizer(self) -> Tokenizer:
-        assert self._engine.tokenizer is not None, "an S-rank has one"
-        return self._engine.tokenizer
-
     def _require_capacity(self, prompts: list[Prompt], scale: Scale) -> None:
         engine, batch = self._engine, scale.lane_batches[0][0]
         limits, placement, stops = engine.limits(batch, scale), engine.placement(1), engine.stops
@@ -183,7 +178,7 @@ class LLM:
                 raise PromptError(f"prompt {prompt.line}: {problem}")
 
     def _output(self, row: Row, prompt: Prompt, results: CollectedResults) -> RequestOutput:
-        text = self._tokenizer.text(row) if row.prompt_token_ids is None else None
+        text = self._engine.tokenizer.text(row) if row.prompt_token_ids is None else None
         outputs, logprobs = results.outputs(row.line), results.prompt_logprobs(row.line)
         return RequestOutput(row.id, text, prompt.token_ids, outputs, logprobs)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -111,6 +112,12 @@ def test_imports_point_downward():
 
 def test_no_circles():
     assert circles(PACKAGE) == []
+
+
+def test_no_class_name_stands_for_two_things():
+    trees = (ast.parse(path.read_text()) for path in modules(PACKAGE).values())
+    names = Counter(node.name.lstrip("_") for tree in trees for node in tree.body if isinstance(node, ast.ClassDef))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_few_modules_lie_at_the_top():

@@ -176,7 +176,7 @@ def _collective(ends: Ends, outward: Callable[[], MPI.Request], inward: Callable
     return s_round if ends.is_s else r_round
 
 
-class _Way(NamedTuple):
+class _Transfer(NamedTuple):
     """What a collective sends and receives."""
 
     send: Specification
@@ -186,8 +186,8 @@ class _Way(NamedTuple):
 class _Ways(NamedTuple):
     """The way to the R-ranks, and the way back."""
 
-    outward: _Way
-    inward: _Way
+    outward: _Transfer
+    inward: _Transfer
 
 
 def _specifications(ends: Ends, spread: Callable[[list[int]], list[int]] = list) -> _Ways:
@@ -197,8 +197,8 @@ def _specifications(ends: Ends, spread: Callable[[list[int]], list[int]] = list)
     full_there, full_back = _spec(ends.there, spread(there)), _spec(ends.back, spread(back))
     empty = _spec(np.empty(0, np.uint8), spread(none))
     if ends.is_s:
-        return _Ways(_Way(full_there, empty), _Way(empty, full_back))
-    return _Ways(_Way(empty, full_there), _Way(full_back, empty))
+        return _Ways(_Transfer(full_there, empty), _Transfer(empty, full_back))
+    return _Ways(_Transfer(empty, full_there), _Transfer(full_back, empty))
 
 
 def _spec(data: Bytes, counts: Sequence[int]) -> Specification:

@@ -109,7 +109,7 @@ class Engine:
 
     @property
     def max_positions(self) -> int:
-        """The context, tokens; a large number where the model has no limit."""
+        """Return the context in tokens, a large number if the model has no limit."""
         return self.setup.max_positions or _NO_CONTEXT_LIMIT
 
     @property
@@ -119,11 +119,11 @@ class Engine:
 
     @property
     def stops(self) -> Stops:
-        """What ends a sequence; on S-ranks."""
+        """Return what ends a sequence; on S-ranks."""
         return Stops(self.setup.eos, self.tokenizer.decode)
 
     def limits(self, batch: int, scale: Scale, prefix_tokens: int = 0) -> LaneLimits:
-        """Of a lane whose share of B is `batch`."""
+        """Return the limits of a lane whose share of B is `batch`."""
         return LaneLimits(
             batch,
             scale.period,
@@ -143,7 +143,7 @@ class Engine:
         return Placement(capacity, self.setup.block_tokens, lanes, speeds)
 
     def scale(self, desk: Desk | None) -> Scale:
-        """B, F and lanes for the rows of the lead's desk."""
+        """Return B, F and lanes for the rows of the lead's desk, on every rank."""
         scale = choose_scale(self.options, self.team, self.setup, *desk.feed.preview(LOOKAHEAD)) if desk else None
         return self.team.broadcast(scale, Scale)
 
@@ -206,10 +206,10 @@ class Engine:
             links = self._s_links([lane for _, lane in comms], scale)
             s_comm = subset(comm, team.s_ranks) if len(team.s_ranks) > 1 else None
             self.comms += [s_comm] if s_comm else []
-            if desk is not None or s_comm is None:
-                assert desk is not None, "expected a desk on the lead"
+            if desk is not None:
                 run_lead(self._make_s_rank(scale, links, desk), desk, signals, progress, s_comm)
             else:
+                assert s_comm is not None, "expected a desk on the only S-rank"
                 self._run_remote(scale, links, s_comm, checkpoint_seconds)
         self.timeline.enter("wait")
         for link in self._work.links:

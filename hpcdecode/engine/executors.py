@@ -20,7 +20,7 @@ from hpcdecode.schedule.step import Step
 from hpcdecode.system.timeline import Timeline
 
 
-class Hidden(NamedTuple):
+class LastSliceInput(NamedTuple):
     """What the last slice takes: the output of the last attention [T, out_columns], and the context."""
 
     o: Tensor
@@ -33,7 +33,7 @@ class StepExecutor(Protocol):
     def suits(self, step: Step) -> bool:
         """Return whether it can run the step, and is worth it."""
 
-    def run(self, lane: int, link: SLink, step: Step, inputs: Inputs) -> Generator[int, None, Hidden]:
+    def run(self, lane: int, link: SLink, step: Step, inputs: Inputs) -> Generator[int, None, LastSliceInput]:
         """Yield, turn by turn, the number of turns that went by; return what the last slice takes."""
 
 
@@ -50,7 +50,7 @@ class LayeredExecutor:
         """Return True."""
         return True
 
-    def run(self, lane: int, link: SLink, step: Step, inputs: Inputs) -> Generator[int, None, Hidden]:
+    def run(self, lane: int, link: SLink, step: Step, inputs: Inputs) -> Generator[int, None, LastSliceInput]:
         """Yield one turn after every post."""
         enter, layers = self.timeline.enter, len(self.model.attends)
         o: Tensor | None = None
@@ -71,7 +71,7 @@ class LayeredExecutor:
             link.recv_output()
         self.prompts.finish(step.prefill)
         assert o is not None, "expected a model with attention layers"
-        return Hidden(o, context)
+        return LastSliceInput(o, context)
 
     def _attend_prompts(
         self, layer: int, step: Step, inputs: Inputs, q: Tensor, k: Tensor, v: Tensor, o: Tensor
@@ -93,7 +93,7 @@ class FusedExecutor:
         """Return whether the step only decodes, and its threads have about as much to attend to."""
         return bool(step.decode) and not step.prefill and self.fused.suits([s.length for s in step.decode])
 
-    def run(self, lane: int, link: SLink, step: Step, inputs: Inputs) -> Generator[int, None, Hidden]:
+    def run(self, lane: int, link: SLink, step: Step, inputs: Inputs) -> Generator[int, None, LastSliceInput]:
         """Yield as many turns as there are layers."""
         self.timeline.enter("slice", lane)
         context: tuple[Tensor, ...] = (inputs.ids, inputs.positions, inputs.logits_indices)
@@ -103,7 +103,7 @@ class FusedExecutor:
         o, context, seconds = self.fused.run(slots, joined(q, k, v), context)
         self.timeline.enter("attend", lane, since=seconds)
         yield len(self.model.attends)
-        return Hidden(o, context)
+        return LastSliceInput(o, context)
 
 
 def executors(

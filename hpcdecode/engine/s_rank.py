@@ -11,7 +11,7 @@ import torch
 
 from hpcdecode.attention.base import PromptAttention
 from hpcdecode.engine.desk import RankReport
-from hpcdecode.engine.executors import Hidden, executors
+from hpcdecode.engine.executors import LastSliceInput, executors
 from hpcdecode.engine.inputs import Inputs, take_logprobs
 from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.errors import InvariantViolation
@@ -139,8 +139,8 @@ class SRank:
             self._stamp_queued(step)
             inputs = Inputs(step, self.model.device)
             executor = next(e for e in self.executors if e.suits(step))
-            hidden = yield from executor.run(lane, link, step, inputs)
-            tokens = self._sample(lane, step, inputs, hidden) if len(inputs.logits_indices) else []
+            last = yield from executor.run(lane, link, step, inputs)
+            tokens = self._sample(lane, step, inputs, last) if len(inputs.logits_indices) else []
             enter("commit", lane)
             self._finish_step(scheduler, step, tokens)
         self._announce(link, scheduler.stop_plan())
@@ -165,13 +165,13 @@ class SRank:
             for sequence in chunk.sequence.with_forks:
                 sequence.times.queued = sequence.times.queued or time()
 
-    def _sample(self, lane: int, step: Step, inputs: Inputs, hidden: Hidden) -> list[int]:
+    def _sample(self, lane: int, step: Step, inputs: Inputs, last: LastSliceInput) -> list[int]:
         """Return the next token of each of the step's sampled sequences."""
         self.timeline.enter("logits", lane)
-        argmax = self.model.argmax(*hidden) if inputs.argmax_suffices else None
+        argmax = self.model.argmax(*last) if inputs.argmax_suffices else None
         if argmax is not None:
             return inputs.select(argmax).tolist()
-        logits = self.model.logits(*hidden)
+        logits = self.model.logits(*last)
         inputs.take_prompt_logprobs(logits)
         logits = inputs.select(logits)
         self.timeline.enter("sample", lane)

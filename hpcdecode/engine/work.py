@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpcdecode.engine.attention_worker import AttentionWorker
-from hpcdecode.engine.counters import metrics_of
 from hpcdecode.engine.desk import RankReport
 from hpcdecode.engine.s_rank import SRank
 from hpcdecode.exchange.base import SLink
@@ -34,7 +34,19 @@ class Work:
 
     def metrics(self, account: Account) -> Metrics:
         """Return what this rank counted."""
-        return metrics_of(account, self.s_rank, self.attention)
+        metrics = Metrics(account=account, peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
+        if (s_rank := self.s_rank) is not None:
+            metrics.s_role = True
+            metrics.s_seconds, metrics.steps = s_rank.seconds, s_rank.steps
+            metrics.peak_prefill_tokens, metrics.peak_load = s_rank.peak_prefill_tokens, s_rank.peak_load
+            metrics.prefill_seconds, metrics.decode_seconds = s_rank.prefill_seconds, s_rank.decode_seconds
+            metrics.decode_tokens, metrics.shared_tokens = s_rank.decode_tokens, s_rank.shared_tokens
+        if self.attention is not None:
+            kv_cache = self.attention.kv_cache
+            metrics.r_role = True
+            metrics.peak_tokens, metrics.kv_left = self.attention.peak_tokens, kv_cache.used_tokens
+            metrics.bytes_read, metrics.attend_seconds = kv_cache.bytes_read, kv_cache.attend_seconds
+        return metrics
 
     def report(self) -> RankReport:
         """Return what this rank knows of the requests that it works on."""

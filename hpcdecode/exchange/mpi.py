@@ -18,7 +18,7 @@ from torch import Tensor
 from hpcdecode.attention.base import LayerShape
 from hpcdecode.exchange.base import Share, side_by_side
 from hpcdecode.exchange.memory import LaneMemory, LaneSpec, Message
-from hpcdecode.exchange.partition import Columns
+from hpcdecode.exchange.partition import RankColumns
 from hpcdecode.mpi.wait import wait
 from hpcdecode.schedule.plan import Plan, wire_length
 
@@ -48,7 +48,7 @@ class _Outgoing:
         device: of q, k, v and o.
     """
 
-    def __init__(self, rank: int, message: Message, columns: Columns | None, device: torch.device):
+    def __init__(self, rank: int, message: Message, columns: RankColumns | None, device: torch.device):
         self.rank, self.message, self.columns = rank, message, columns
         self.rows = _index(message.piece.decode_rows, device)
         self.prompts = _index(message.piece.prefill_rows, device)

@@ -10,7 +10,7 @@ from hpcdecode.attention.base import LayerShape
 from hpcdecode.errors import UserError
 
 
-class Columns(NamedTuple):
+class RankColumns(NamedTuple):
     """The columns of q, k, v and o that an R-rank has."""
 
     q: slice
@@ -58,10 +58,10 @@ class Partition:
         """Return the R-rank that plans name for the sequences of R-rank `rank`."""
         return 0 if self.by_head else rank
 
-    def columns(self, whole: LayerShape, rank: int) -> Columns:
+    def columns(self, whole: LayerShape, rank: int) -> RankColumns:
         """Return the columns of a layer that R-rank `rank` gets and gives."""
         k, v = whole.kv_heads * whole.k_dim, whole.kv_heads * whole.v_dim
-        return Columns(*(self._own(width, rank) for width in (whole.q_columns, k, v, whole.out_columns)))
+        return RankColumns(*(self._own(width, rank) for width in (whole.q_columns, k, v, whole.out_columns)))
 
     def capacity(self, tokens: Sequence[int]) -> list[int]:
         """Return the KV tokens of the R-ranks that plans name, from what each R-rank has room for."""

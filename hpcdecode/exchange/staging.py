@@ -148,18 +148,51 @@ class Outbox:
         return any(post.link is link for post in self._posts)
 
 
-class StagedLink:
-    """A lane whose q, k, v and o are on a device, over a link that takes them in this host's memory."""
+class _Deferred:
+    """A lane whose q, k, v and o are on a device, over a link that gets them later."""
+
+    def __init__(self, link: SLink, outbox: Outbox):
+        self.link, self.outbox = link, outbox
+
+    def send_plan(self, plan: Plan) -> None:
+        """Announce the plan of the lane's next step."""
+        self.link.send_plan(plan)
+
+    def done(self) -> bool:
+        """Return whether the R-ranks have done what was sent last."""
+        self.outbox.send_ready()
+        return not self.outbox.holds(self.link) and self.link.done()
+
+    def wait(self) -> None:
+        """Return when they have."""
+        wait(self)
+
+    def recv_output(self) -> None:
+        """Let the link put o where it was told to."""
+        self.link.recv_output()
+
+    def close(self) -> None:
+        """Complete what is under way after the stop plan."""
+        self.link.close()
+
+    def Test(self) -> bool:
+        """Return `done()`, so that a link can be waited for."""
+        return self.done()
+
+
+class StagedLink(_Deferred):
+    """Over a link that takes q, k, v and o in this host's memory."""
 
     def __init__(self, link: SLink, outbox: Outbox, copies: Copies):
-        self.link, self.outbox, self.copies = link, outbox, copies
+        super().__init__(link, outbox)
+        self.copies = copies
         self._memory: list[Tensor] = []  # pinned: q, k, v, o
         self._decodes = 0
 
     def send_plan(self, plan: Plan) -> None:
         """Announce the plan of the lane's next step."""
         self._decodes = len(plan.decode)
-        self.link.send_plan(plan)
+        super().send_plan(plan)
 
     def send_qkv(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
         """Copy q, k and v to the host, and send them once they are there."""
@@ -169,28 +202,12 @@ class StagedLink:
         hq, hk, hv = rows
         self.outbox.add(_Post(self.link, lambda: self.link.send_qkv(layer, hq, hk, hv, out), self._mark, (q, k, v)))
 
-    def done(self) -> bool:
-        """Return whether the R-ranks have done what was sent last."""
-        return _done(self.link, self.outbox)
-
-    def wait(self) -> None:
-        """Return when they have."""
-        wait(self)
-
     def recv_output(self) -> None:
         """Copy o to the device."""
-        self.link.recv_output()
+        super().recv_output()
         if self._decodes:
             rows = slice(self._decodes)
             self.copies.into([(self._target[rows], self._answer[rows])], self._mark)
-
-    def close(self) -> None:
-        """Complete what is under way after the stop plan."""
-        self.link.close()
-
-    def Test(self) -> bool:
-        """Return `done()`, so that a link can be waited for."""
-        return self.done()
 
     def _staged(self, like: Sequence[Tensor]) -> list[Tensor]:
         """Return host memory for each of `like`, that of the layer before: its answer has been copied on."""
@@ -202,45 +219,17 @@ class StagedLink:
         return found
 
 
-class DirectLink:
-    """A lane whose q, k, v and o are on a device, over a link that has its memory there."""
+class DirectLink(_Deferred):
+    """Over a link that has its memory on the device."""
 
     def __init__(self, link: PackingLink, outbox: Outbox, queue: Queue):
-        self.link, self.outbox, self.queue = link, outbox, queue
-
-    def send_plan(self, plan: Plan) -> None:
-        """Announce the plan of the lane's next step."""
-        self.link.send_plan(plan)
+        super().__init__(link, outbox)
+        self.packing, self.queue = link, queue
 
     def send_qkv(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
         """Let the device pack q, k and v, and send them once it has."""
-        mark = self.queue.tell(lambda: self.link.pack(layer, q, k, v, o))
-        self.outbox.add(_Post(self.link, self.link.send_packed, mark, (q, k, v)))
-
-    def done(self) -> bool:
-        """Return whether the R-ranks have done what was sent last."""
-        return _done(self.link, self.outbox)
-
-    def wait(self) -> None:
-        """Return when they have."""
-        wait(self)
-
-    def recv_output(self) -> None:
-        """Let the device unpack o."""
-        self.link.recv_output()
-
-    def close(self) -> None:
-        """Complete what is under way after the stop plan."""
-        self.link.close()
-
-    def Test(self) -> bool:
-        """Return `done()`, so that a link can be waited for."""
-        return self.done()
-
-
-def _done(link: SLink, outbox: Outbox) -> bool:
-    outbox.send_ready()
-    return not outbox.holds(link) and link.done()
+        mark = self.queue.tell(lambda: self.packing.pack(layer, q, k, v, o))
+        self.outbox.add(_Post(self.link, self.packing.send_packed, mark, (q, k, v)))
 
 
 def staged(links: Sequence[SLink], device: torch.device) -> Sequence[SLink]:

@@ -162,17 +162,17 @@ def _non_negative_fit(sizes: Sequence[tuple[float, ...]], seconds: Iterable[floa
     return [float(x) for x in found]
 
 
-class _Table(NamedTuple):
+class _SampleTable(NamedTuple):
     sizes: list[int]
     seconds: list[float]
 
 
-def _table(pairs: Iterable[tuple[int, float]]) -> _Table:
+def _table(pairs: Iterable[tuple[int, float]]) -> _SampleTable:
     """Return the sizes in order, and the median seconds of each."""
     by_size: dict[int, list[float]] = defaultdict(list)
     for size, seconds in pairs:
         by_size[size].append(seconds)
-    return _Table(sorted(by_size), [median(by_size[size]) for size in sorted(by_size)])
+    return _SampleTable(sorted(by_size), [median(by_size[size]) for size in sorted(by_size)])
 
 
 def _spent(samples: Sequence[Sample], operation: str) -> list[float]:

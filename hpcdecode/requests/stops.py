@@ -39,7 +39,7 @@ class Stops:
         return text
 
 
-class Found(NamedTuple):
+class StopMatch(NamedTuple):
     """A stop string in a text: the characters after its start, and after its end."""
 
     after_start: int
@@ -59,7 +59,7 @@ class StopText:
         self._tail = ""  # the last of them, in which a stop string may have begun
         self._longest = max(map(len, stop))
 
-    def feed(self, token: int) -> Found | None:
+    def feed(self, token: int) -> StopMatch | None:
         """Append a token; return the stop string that its text completes first, or None."""
         self._ids.append(token)
         text = self._decode(self._ids)
@@ -76,4 +76,4 @@ class StopText:
         if not found:
             return None
         end, begin = min(found)
-        return Found(len(text) - begin, len(text) - end)
+        return StopMatch(len(text) - begin, len(text) - end)

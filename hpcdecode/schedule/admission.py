@@ -14,7 +14,7 @@ from hpcdecode.schedule.microbatch import MicroBatch
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.policies import policy_of
 from hpcdecode.schedule.prefixes import Prefixes
-from hpcdecode.schedule.slots import SlotPool
+from hpcdecode.schedule.slots import Slots
 
 
 class Feed(Protocol):
@@ -54,7 +54,7 @@ class Admission:
         """Return whether nothing is left to admit."""
         return not self.waiting and self.feed.peek() is None
 
-    def admit(self, now: int, in_flight: Collection[SequenceState], slots: SlotPool) -> MicroBatch:
+    def admit(self, now: int, in_flight: Collection[SequenceState], slots: Slots) -> MicroBatch:
         """Return the micro-batch that is to be prefilled from step `now` on, placed; it may be empty.
 
         Args:

@@ -13,7 +13,7 @@ from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.placement import Load, Placement, Trajectories
 from hpcdecode.schedule.policies.base import Policy
 from hpcdecode.schedule.prefixes import Prefixes
-from hpcdecode.schedule.slots import SlotPool
+from hpcdecode.schedule.slots import Slots
 
 
 class MicroBatch:
@@ -62,7 +62,7 @@ class MicroBatch:
         share = round(steps * first / (first + rest))
         return self.now + max(self._steps(first), min(share, steps - self._steps(rest)))
 
-    def admit(self, sequence: SequenceState, slots: SlotPool) -> bool:
+    def admit(self, sequence: SequenceState, slots: Slots) -> bool:
         """Place the sequence, with a prefix if it can share one; return False if it fits on no R-rank yet.
 
         Args:
@@ -83,7 +83,7 @@ class MicroBatch:
             return True
         return False
 
-    def _take(self, sequence: SequenceState, slots: SlotPool) -> None:
+    def _take(self, sequence: SequenceState, slots: Slots) -> None:
         self.sequences.append(sequence)
         self._remaining += remaining(sequence)
         self.known.remember(sequence.input_ids)

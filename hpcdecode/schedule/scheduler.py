@@ -8,7 +8,7 @@ from math import ceil
 
 import numpy as np
 
-from hpcdecode.requests.prefix import Prefix
+from hpcdecode.requests.prefix import KvHolder, Prefix
 from hpcdecode.requests.sequence import Request, SequenceState
 from hpcdecode.requests.stops import Stops
 from hpcdecode.schedule.admission import Admission, Feed
@@ -153,10 +153,9 @@ class Scheduler:
             self.placement.drop(prefix)
         opened = [s for s in freed if s.slot >= 0]
         places = [(s.rank, s.slot) for s in opened] + [(rank, p.slot) for p in dropped for rank in p.ranks]
-        for sequence in opened:
-            self.slots.give_back(sequence)
-        for prefix in dropped:
-            self.slots.give_back(prefix)
+        holders: list[KvHolder] = [*opened, *dropped]
+        for holder in holders:
+            self.slots.give_back(holder)
         return _table(places + self.slots.take_released(), 2)
 
     def _admit(self, now: int) -> None:

@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.requests.prefix import KvHolder
 from hpcdecode.requests.sequence import Request, SequenceState
-
-
-class SlotPool(Protocol):
-    """Where a micro-batch takes slots from."""
-
-    def __len__(self) -> int:
-        """Return the number of free slots."""
-
-    def take(self, holder: KvHolder) -> None:
-        """Give a free slot to `holder`."""
 
 
 class Slots:
@@ -36,6 +25,7 @@ class Slots:
         self._free = list(range(count))[::-1]
 
     def __len__(self) -> int:
+        """Return the number of free slots."""
         return len(self._free)
 
     def take(self, holder: KvHolder) -> None:

@@ -21,7 +21,7 @@ Row = dict[str, Any]
 TokenText = Callable[[int], str]
 
 
-class _Token(NamedTuple):
+class _TokenEntry(NamedTuple):
     """The text and log-probability of a token, and those of the most likely tokens in its place."""
 
     text: str
@@ -94,17 +94,17 @@ def _choice(sample: Row, endpoint: str, text: TokenText) -> dict[str, Any]:
     return {"index": sample["sample"], **content, "logprobs": logprobs, "finish_reason": sample["finish_reason"]}
 
 
-def _tokens(sample: Row, text: TokenText) -> Iterator[_Token]:
+def _tokens(sample: Row, text: TokenText) -> Iterator[_TokenEntry]:
     ids: np.ndarray | None = sample.get("top_token_ids")
     values: np.ndarray | None = sample.get("top_logprobs")
     for at, (token, value) in enumerate(zip(sample["token_ids"], sample["logprobs"], strict=True)):
         pairs = (
             zip(ids[at].tolist(), values[at].tolist(), strict=True) if ids is not None and values is not None else ()
         )
-        yield _Token(text(int(token)), float(value), [(text(i), v) for i, v in pairs if not isnan(v)])
+        yield _TokenEntry(text(int(token)), float(value), [(text(i), v) for i, v in pairs if not isnan(v)])
 
 
-def _chat_token(token: _Token) -> dict[str, Any]:
+def _chat_token(token: _TokenEntry) -> dict[str, Any]:
     return {
         **_with_bytes(token.text, token.logprob),
         "top_logprobs": [_with_bytes(text, logprob) for text, logprob in token.top],
@@ -116,7 +116,7 @@ def _with_bytes(text: str, logprob: float) -> dict[str, Any]:
     return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}
 
 
-def _completion_tokens(tokens: list[_Token]) -> dict[str, Any]:
+def _completion_tokens(tokens: list[_TokenEntry]) -> dict[str, Any]:
     offsets = [0]
     for token in tokens:
         offsets.append(offsets[-1] + len(token.text))

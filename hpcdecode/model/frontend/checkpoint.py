@@ -36,7 +36,7 @@ class StoredSlice(Protocol):
         """Return the dtype in safetensors' words."""
 
 
-class Shard(Protocol):
+class CheckpointFile(Protocol):
     """An open safetensors file."""
 
     def keys(self) -> list[str]:
@@ -59,7 +59,7 @@ class StoredTensor:
 
     __slots__ = ("_key", "_shard", "dtype", "file")
 
-    def __init__(self, file: Path, shard: Shard, key: str):
+    def __init__(self, file: Path, shard: CheckpointFile, key: str):
         self.file, self._shard, self._key = file, shard, key
         self.dtype = shard.get_slice(key).get_dtype()
 
@@ -152,7 +152,7 @@ def shard_files(path: Path, places: Mapping[str, Path]) -> list[Path]:
     return files
 
 
-def open_shard(file: Path) -> Shard:
+def open_shard(file: Path) -> CheckpointFile:
     """Open a safetensors file and read its header. Raise UserError if it is truncated or another kind of file."""
     from safetensors import SafetensorError, safe_open
 

@@ -246,7 +246,7 @@ def read_program(
     )
 
 
-class Inputs(NamedTuple):
+class TraceInputs(NamedTuple):
     """Placeholders of an exported program: the inputs of a step, the names of weights, the values of constants."""
 
     step: list[fx.Node]
@@ -254,12 +254,12 @@ class Inputs(NamedTuple):
     constants: dict[fx.Node, Tensor]
 
 
-def sort_inputs(program: ExportedProgram, buffers: dict[str, Tensor]) -> Inputs:
+def sort_inputs(program: ExportedProgram, buffers: dict[str, Tensor]) -> TraceInputs:
     """Return the placeholders of `program` by kind; buffers: values of those that checkpoints leave out."""
     from torch.export.graph_signature import InputKind
 
     nodes = {n.name: n for n in program.graph.nodes}
-    inputs = Inputs([], {}, {})
+    inputs = TraceInputs([], {}, {})
     for spec in program.graph_signature.input_specs:
         node = nodes[spec.arg.name]
         name = (spec.target or "").removeprefix("model.")

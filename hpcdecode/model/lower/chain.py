@@ -17,7 +17,7 @@ from hpcdecode.model.lower.stage import Stage, TokenRows
 LINE = 64  # bytes of a cache line
 
 
-class Output(NamedTuple):
+class ChainOutput(NamedTuple):
     """One result of a call: the node of the call, and the number of the result."""
 
     call: fx.Node
@@ -46,7 +46,7 @@ class Link:
     writes: Mapping[Hashable, int]
 
 
-class Place(NamedTuple):
+class ChainPlace(NamedTuple):
     """Where a tensor that links hand on lies in the memory of a block of tokens, in bytes of one token.
 
     Attributes:
@@ -72,25 +72,25 @@ def assemble(links: Sequence[Link], tensors: Sequence[Hashable]) -> _ops_cpu.Cha
     return _ops_cpu.Chain(stages, len(tensors), [places[name] for name in passed])
 
 
-def placed(links: Sequence[Link], passed: Sequence[Hashable]) -> dict[Hashable, Place]:
+def placed(links: Sequence[Link], passed: Sequence[Hashable]) -> dict[Hashable, ChainPlace]:
     """Return the places of the tensors that links hand on, by name.
 
     A place is taken again after its last reader. Sizes are an odd number of cache lines, so that the rows of a tile
     do not fall into the same set of a cache.
     """
     last = {name: i for i, link in enumerate(links) for name in link.reads}
-    found: dict[Hashable, Place] = {}
-    free: list[Place] = []
+    found: dict[Hashable, ChainPlace] = {}
+    free: list[ChainPlace] = []
     end = 0
     for i, link in enumerate(links):
         for name in (n for n in link.writes if n in passed):
             size = odd_lines(link.writes[name])
             hole = min((hole for hole in free if hole.size >= size), default=None)
             if hole is None:
-                hole, end = Place(size, end), end + size
+                hole, end = ChainPlace(size, end), end + size
             else:
                 free.remove(hole)
-            found[name] = Place(size, hole.begin)
+            found[name] = ChainPlace(size, hole.begin)
         free += {found[name] for name in link.reads if name in found and last[name] == i}
     return found
 
@@ -115,9 +115,9 @@ class Chain:
 
     __module__ = __name__
 
-    def __init__(self, calls: Sequence[StageCall], made: Sequence[Output]):
+    def __init__(self, calls: Sequence[StageCall], made: Sequence[ChainOutput]):
         self.calls = list(calls)
-        written = {Output(node, i): rows for node, stage in calls for i, rows in enumerate(stage.outputs)}
+        written = {ChainOutput(node, i): rows for node, stage in calls for i, rows in enumerate(stage.outputs)}
         inputs: dict[fx.Node, TokenRows] = {}
         self.links: list[Link] = []
         for node, stage in calls:
@@ -128,7 +128,7 @@ class Chain:
                 if output not in written:
                     inputs[value] = rows
                 reads.append(output if output in written else value)
-            writes: dict[Hashable, int] = {Output(node, i): rows.bytes for i, rows in enumerate(stage.outputs)}
+            writes: dict[Hashable, int] = {ChainOutput(node, i): rows.bytes for i, rows in enumerate(stage.outputs)}
             self.links.append(Link(stage.work, reads, writes))
         self.given, self.inputs = list(inputs), list(inputs.values())
         self.made, self.outputs = list(made), [written[output] for output in made]
@@ -155,12 +155,12 @@ class Chain:
         return results[0] if len(results) == 1 else tuple(results)
 
 
-def source(node: fx.Node) -> Output:
+def source(node: fx.Node) -> ChainOutput:
     """Return the call whose result `node` is, and which of its results."""
     if node.target is not operator.getitem:
-        return Output(node, 0)
+        return ChainOutput(node, 0)
     call, number = node.args
-    return Output(as_node(call), as_int(number))
+    return ChainOutput(as_node(call), as_int(number))
 
 
 def chained(graph: fx.Graph) -> fx.Graph:

@@ -25,7 +25,7 @@ aten = torch.ops.aten
 Handler = Callable[[Lowering, fx.Node], "Value | list[Value]"]
 
 
-class Result(NamedTuple):
+class OperatorResult(NamedTuple):
     """What a node's value is to be.
 
     Attributes:
@@ -37,14 +37,14 @@ class Result(NamedTuple):
     narrow: bool
 
 
-def result_of(node: fx.Node) -> Result:
+def result_of(node: fx.Node) -> OperatorResult:
     """Return what the node's value is to be, rounded also by the cast that alone reads it."""
     about = tensor_meta(node)
     narrow = about.dtype == torch.bfloat16
     if not narrow and len(node.users) == 1:
         (user,) = node.users
         narrow = user.target in CASTS and tensor_meta(user).dtype == torch.bfloat16
-    return Result(about.one_token, narrow)
+    return OperatorResult(about.one_token, narrow)
 
 
 def unary(op: Op) -> Handler:

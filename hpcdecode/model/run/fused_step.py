@@ -20,7 +20,7 @@ from hpcdecode.attention.base import KvCache
 from hpcdecode.attention.cpu import CpuKvCache
 from hpcdecode.model.frontend.meta import meta, tensor_meta
 from hpcdecode.model.frontend.nodes import as_int, as_node, results
-from hpcdecode.model.lower.chain import Chain, Link, Output, assemble, source
+from hpcdecode.model.lower.chain import Chain, ChainOutput, Link, assemble, source
 from hpcdecode.model.lower.recipe import as_tensor
 from hpcdecode.model.lower.stage import TokenRows
 from hpcdecode.model.run.split_model import SplitModel
@@ -45,7 +45,7 @@ class Name(NamedTuple):
 
     kind: Literal["qkv", "context", "attention", "weight", "result"]
     number: int = 0
-    of: int | Output | None = None
+    of: int | ChainOutput | None = None
 
 
 QKV = Name("qkv")  # of slice 0
@@ -203,7 +203,7 @@ class MiddleSlice:
 
     def _result(self, name: object) -> Name:
         """Return the name in the step of a result that links of the slice hand on."""
-        assert isinstance(name, Output), "expected a result of the slice"
+        assert isinstance(name, ChainOutput), "expected a result of the slice"
         return Name("result", self.i, name)
 
     def _seen_through(self, node: fx.Node) -> fx.Node:
