@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from hpcdecode.engine.remote import RemoteDesk
     from hpcdecode.exchange.memory import LaneSpec
+    from hpcdecode.exchange.mpi import MpiRLink
 
 _PREFIX_BYTES = 1 << 30  # of an S-rank, for K and V of what prompts share
 _NO_CONTEXT_LIMIT = 1 << 40
@@ -93,7 +94,7 @@ class Engine:
         self._attention: AttentionWorker | None = None  # kept from run to run
         self._slots = 0  # that it has
         self._work = Work()
-        self._abandoned: list[Work] = []
+        self._abandoned: list[Sequence[SLink | MpiRLink]] = []
 
     @property
     def model(self) -> SplitModel:
@@ -185,7 +186,7 @@ class Engine:
 
     def give_up(self) -> None:
         """Drop lanes, KV cache and sequences; messages under way may still be written to the lanes' memory."""
-        self._abandoned.append(self._work)
+        self._abandoned.append(self._work.links)
         self._work, self._attention = Work(), None
         self.comms.clear()
 
@@ -280,7 +281,7 @@ class Engine:
         """Return the attention worker, kept from run to run unless it has too few slots."""
         slots = scale.slots * scale.lanes
         if self._attention is None or slots > self._slots:
-            self._attention = None  # its memory goes first
+            self._attention, self._work = None, Work()  # its memory goes first
             partition, direct = self.partition, self._direct
             self._attention = open_attention_worker(self.team, self.setup, partition, slots, direct, self.timeline)
             self._slots = slots
