@@ -21,7 +21,7 @@ from hpcdecode.bench.workload import SHAPES, Shape, Workload
 from hpcdecode.model.frontend.meta import Meta
 from hpcdecode.model.lower import packed_weights
 from hpcdecode.model.lower.chain import Link, assemble
-from hpcdecode.model.lower.recipe import packable
+from hpcdecode.model.lower.recipe import packed_by_onednn
 from hpcdecode.schedule.limits import prefill_limit
 from hpcdecode.system.bandwidth import read_rate
 
@@ -127,7 +127,7 @@ def plain(x: Tensor, weight: Tensor) -> Gemm:
 
 def by_onednn(x: Tensor, weight: Tensor) -> Gemm:
     """Return the GEMM by oneDNN, with weights packed for it if it packs them."""
-    if not packable(Meta.of(weight.dtype, weight.shape)):
+    if not packed_by_onednn(Meta.of(weight.dtype, weight.shape)):
         return plain(x, weight)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, len(x))
 
@@ -139,9 +139,12 @@ def by_onednn(x: Tensor, weight: Tensor) -> Gemm:
 
 
 def by_packed_weights(x: Tensor, weight: Tensor) -> Gemm:
-    """Return the GEMM of native/ops_cpu, to bfloat16; int8 numbers are multiplied as they are, with scales of 1."""
+    """Return the GEMM of native/ops_cpu.
+
+    The result is float32 for float32, else bfloat16. int8 numbers are multiplied as they are, with scales of 1.
+    """
     rows, outputs = len(x), len(weight)
-    y = Meta.of(torch.bfloat16, ("T", outputs))
+    y = Meta.of(torch.float32 if x.dtype == torch.float32 else torch.bfloat16, ("T", outputs))
     stage = packed_weights.gemm(Meta.of(x.dtype, ("T", x.shape[1])), Meta.of(weight.dtype, weight.shape), y)
     assert stage is not None, "by_packed_weights: expected a machine that offers it"
     packed = (

@@ -1,4 +1,4 @@
-"""`hpcdecode bench products`: GEMMs with packed weights against those of oneDNN, in bfloat16 and int8.
+"""`hpcdecode bench products`: GEMMs with packed weights against those of oneDNN, in float32, bfloat16 and int8.
 
 The GEMMs of all layers of a random Llama and of its logits, over weights that no cache holds together, as in a step.
 Passes of both sides alternate. Ratios are medians of the pairs, above 1 if packed weights are faster. int8, whose input
@@ -14,8 +14,10 @@ from functools import partial
 
 import torch
 
+from hpcdecode import _ops_cpu
+from hpcdecode._ops_cpu import Type
 from hpcdecode.attention.base import isa
-from hpcdecode.bench.limits import by_onednn, by_packed_weights, offers_packed_weights
+from hpcdecode.bench.limits import Gemm, MakeGemm, by_onednn, by_packed_weights, offers_packed_weights
 from hpcdecode.bench.output import Case, Report
 from hpcdecode.bench.workload import SHAPES, Shape
 from hpcdecode.errors import UserError
@@ -42,32 +44,38 @@ def run(args: argparse.Namespace) -> Report:
         UserError: If this machine has no GEMMs with packed weights.
     """
     if not offers_packed_weights():
-        raise UserError(f"bench products: expected a CPU with products in panels (avx512_bf16), this one uses {isa()}")
+        raise UserError(f"bench products: expected a CPU with avx2, avx512 or avx512_bf16, this one uses {isa()}")
     before = torch.get_num_threads()
     torch.set_num_threads(args.threads)
     try:
         with torch.inference_mode():
             shape = SHAPES[args.model]
             cases = [c for tokens in args.tokens for c in measure(shape, tokens, args.passes)]
-            cases += [measure_argmax(shape, tokens, args.passes) for tokens in args.tokens]
+            if _ops_cpu.Argmax.offered(Type.bfloat16, Type.bfloat16, isa()):
+                cases += [measure_argmax(shape, tokens, args.passes) for tokens in args.tokens]
     finally:
         torch.set_num_threads(before)
     return {"bench": "products", "machine": machine(), "cases": cases}
 
 
 def measure(shape: Shape, tokens: int, passes: int) -> Iterator[Case]:
-    """Yield bfloat16 against oneDNN, and int8 against bfloat16."""
+    """Yield float32 and bfloat16 against oneDNN, and int8 against bfloat16."""
     sizes = [*shape.linears * shape.layers, (shape.hidden, shape.vocabulary)]
-    weights = [torch.randn(outputs, inputs).bfloat16() for inputs, outputs in sizes]
-    inputs = {n: torch.randn(tokens, n).bfloat16() for n, _ in sizes}
-    calls = [[make(inputs[w.shape[1]], w) for w in weights] for make in (by_packed_weights, by_onednn)]
-    calls.append([by_packed_weights(inputs[w.shape[1]].to(torch.int8), w.mul(30).to(torch.int8)) for w in weights])
-    seconds = [[seconds_of(partial(_run_all, side)) for side in calls] for _ in range(passes + 1)]
+    weights = [torch.randn(outputs, inputs) for inputs, outputs in sizes]
+    inputs = {n: torch.randn(tokens, n) for n, _ in sizes}
+
+    def calls(make: MakeGemm, dtype: torch.dtype) -> list[Gemm]:
+        return [make(inputs[w.shape[1]].to(dtype), w.mul(30 if dtype == torch.int8 else 1).to(dtype)) for w in weights]
+
+    sides = [calls(make, d) for d in (torch.float32, torch.bfloat16) for make in (by_packed_weights, by_onednn)]
+    sides.append(calls(by_packed_weights, torch.int8))
+    seconds = [[seconds_of(partial(_run_all, side)) for side in sides] for _ in range(passes + 1)]
     work = 2e-9 * tokens * sum(w.numel() for w in weights)
-    bfloat16, onednn, int8 = zip(*seconds[1:], strict=True)
+    float32, float32_onednn, bfloat16, bfloat16_onednn, int8 = zip(*seconds[1:], strict=True)
     for name, ours, theirs, against in (
-        ("bfloat16", bfloat16, onednn, "oneDNN, bfloat16"),
-        ("int8", int8, bfloat16, "panels, bfloat16"),
+        ("float32", float32, float32_onednn, "oneDNN, float32"),
+        ("bfloat16", bfloat16, bfloat16_onednn, "oneDNN, bfloat16"),
+        ("int8", int8, bfloat16, "packed weights, bfloat16"),
     ):
         ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
         yield case(f"{name}, {tokens} tokens", [work / s for s in ours], "GOP/s", against, ratios)

@@ -13,7 +13,7 @@ from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.desk import Desk, RankReport
 from hpcdecode.engine.duties import run_lead, run_remote
-from hpcdecode.engine.kv import open_attention_worker, open_prompt_attention
+from hpcdecode.engine.kv import open_attention_worker, open_prompts
 from hpcdecode.engine.s_rank import SRank
 from hpcdecode.engine.setup import (
     Scale,
@@ -268,8 +268,8 @@ class Engine:
         batches = scale.lane_batches[team.s_ranks.index(team.place)]
         placement, stops = self.placement(len(batches)), self.stops
         beside = self._attention.kv_cache if self._attention else None
-        prompts = open_prompt_attention(team, self.setup, self.model, beside)
-        shared = prompts.tokens_in(_PREFIX_BYTES // len(batches)) if self.options.prefix_sharing else 0
+        prompts = open_prompts(team, self.setup, self.model, beside)
+        shared = prompts.attention.tokens_in(_PREFIX_BYTES // len(batches)) if self.options.prefix_sharing else 0
         limits = [self.limits(batch, scale, shared) for batch in batches]
         schedulers = [Scheduler(lane, desk, placement, limit, stops) for lane, limit in enumerate(limits)]
         self._work.s_rank = SRank(

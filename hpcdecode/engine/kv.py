@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from hpcdecode.attention.base import KvCache, PromptAttention
@@ -10,7 +12,8 @@ from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.prefill import CpuPromptAttention
 from hpcdecode.attention.prefill_torch import TorchPromptAttention
 from hpcdecode.engine.attention_worker import AttentionWorker
-from hpcdecode.engine.prefill import StoredPrompts
+from hpcdecode.engine.prefill import PromptKvCache, StoredPrompts
+from hpcdecode.engine.resumed import ResumedAttention
 from hpcdecode.engine.setup import Setup, apart
 from hpcdecode.exchange.partition import Partition
 from hpcdecode.exchange.staging import CudaQueue
@@ -56,8 +59,8 @@ def _open_kv_cache(team: Team, setup: Setup, partition: Partition, slots: int, d
     )
 
 
-def open_prompt_attention(team: Team, setup: Setup, model: SplitModel, beside: KvCache | None) -> PromptAttention:
-    """Open the attention of prompts on the S-rank.
+def open_prompts(team: Team, setup: Setup, model: SplitModel, beside: KvCache | None) -> PromptKvCache:
+    """Open what attends from prompts on the S-rank, and holds their K and V meanwhile.
 
     Args:
         team: of this rank.
@@ -65,11 +68,27 @@ def open_prompt_attention(team: Team, setup: Setup, model: SplitModel, beside: K
         model: whose prompts attend.
         beside: a KV cache on the same cores, whose threads are used.
     """
-    prompts = _exact_prompt_attention(team, setup, model, beside)
-    return prompts if setup.kv_dtype == setup.dtype else StoredPrompts(prompts, setup.shapes, setup.kv_dtype)
+    prompts: PromptAttention = _prompt_attention(team, setup, model, beside)
+    if setup.kv_dtype != setup.dtype:
+        prompts = StoredPrompts(prompts, setup.shapes, setup.kv_dtype)
+    on_cpus = model.device.type == "cpu" and all(r.kv_device == "cpu" for r in team.ranks if r.has_r)
+    return PromptKvCache(prompts, ResumedAttention(partial(_one_sequence, team, setup)) if on_cpus else None)
 
 
-def _exact_prompt_attention(team: Team, setup: Setup, model: SplitModel, beside: KvCache | None) -> PromptAttention:
+def _one_sequence(team: Team, setup: Setup, tokens: int) -> KvCache:
+    """Open a KV cache for one sequence."""
+    return open_kv_cache(
+        setup.shapes,
+        kv_dtype=setup.kv_dtype,
+        capacity_tokens=tokens,
+        max_sequences=1,
+        block_tokens=setup.block_tokens,
+        threads=team.me.threads,
+        team=True,
+    )
+
+
+def _prompt_attention(team: Team, setup: Setup, model: SplitModel, beside: KvCache | None) -> PromptAttention:
     me = team.me
     if model.device.type != "cpu":
         return TorchPromptAttention(setup.shapes, model.dtype, model.device)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hpcdecode.attention.base import LayerShape, PromptAttention
 from hpcdecode.attention.reference import stored
+from hpcdecode.engine.resumed import ResumedAttention
 from hpcdecode.requests.prefix import Prefix
 from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.schedule.step import Chunk
@@ -58,10 +59,14 @@ class PromptKvCache:
     """K and V of prompts, and nothing else: those of a sequence until its last chunk, those of a prefix while it lives.
 
     A prompt that shares a prefix begins with a copy of the prefix's.
+
+    Args:
+        attention: What attends from prompts.
+        resumed: What attends from generated tokens, or None for the same as from prompts.
     """
 
-    def __init__(self, attention: PromptAttention):
-        self.attention = attention
+    def __init__(self, attention: PromptAttention, resumed: ResumedAttention | None = None):
+        self.attention, self._resumed = attention, resumed
         self._layers: dict[SequenceState | Prefix, list[Tensor]] = {}  # packed K and V
         self._passing = self._memory(0)  # those of prompts that come in one chunk, layer by layer
 
@@ -75,6 +80,8 @@ class PromptKvCache:
         for chunk in chunks:
             if chunk.completes and isinstance(chunk.sequence, SequenceState):
                 self._layers.pop(chunk.sequence, None)
+            if self._resumed:
+                self._resumed.finish(chunk)
         for prefix in [s for s in self._layers if isinstance(s, Prefix) and not s.live]:
             del self._layers[prefix]
 
@@ -104,6 +111,12 @@ class PromptKvCache:
             packed = self._packed(layer, run)
             self.attention.attend(layer, packed, starts, counts, q[rows], k[rows], v[rows], o[rows], sinks, left)
             first = rows.stop
+        if self._resumed:
+            first = 0
+            for chunk in chunks:
+                rows = slice(first, first + chunk.count)
+                self._resumed.attend(layer, chunk, q[rows], k[rows], v[rows], o[rows], sinks)
+                first = rows.stop
 
     def _runs(self, layer: int, chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
         """Yield chunks that are attended together, as many as there is memory for those of one step."""

@@ -9,7 +9,6 @@ from typing import Protocol
 
 import torch
 
-from hpcdecode.attention.base import PromptAttention
 from hpcdecode.engine.desk import RankReport
 from hpcdecode.engine.executors import LastSliceInput, executors
 from hpcdecode.engine.inputs import Inputs, take_logprobs
@@ -52,7 +51,7 @@ class SRank:
         schedulers: of the lanes.
         sink: takes the finished requests.
         stops: what ends a sequence.
-        prompts: attends from prompt tokens.
+        prompts: attends from prompt tokens, and holds their K and V meanwhile.
         timeline: of this rank.
         grammars: needed if rows have structured outputs.
 
@@ -71,13 +70,13 @@ class SRank:
         schedulers: Sequence[Scheduler],
         sink: Sink,
         stops: Stops,
-        prompts: PromptAttention,
+        prompts: PromptKvCache,
         timeline: Timeline,
         grammars: Grammars | None = None,
     ):
         self.model, self.links, self.schedulers = model, links, schedulers
         self.sink, self.stops, self.timeline, self.grammars = sink, stops, timeline, grammars
-        self.prompt_kv = PromptKvCache(prompts)
+        self.prompt_kv = prompts
         self.executors = executors(model, links, self.prompt_kv, timeline)
         self.stopping = False
         self.seconds = self.prefill_seconds = self.decode_seconds = 0.0

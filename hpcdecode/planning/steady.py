@@ -14,6 +14,7 @@ from hpcdecode.attention.base import KvCache, LayerShape, capacity_for
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.prefill import CpuPromptAttention
 from hpcdecode.engine.attention_worker import AttentionWorker
+from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.engine.r_rank import PlanOrder, lane_program, serve
 from hpcdecode.engine.s_rank import SRank
 from hpcdecode.exchange.base import Share, SLink
@@ -198,7 +199,7 @@ class Steady:
         me, kv_cache = self.team.me, worker.kv_cache if worker else None
         cpus = me.cpus if me.pinned else None
         prompts = CpuPromptAttention(self.shapes, dtype=self.dtype, threads=me.threads, cpus=cpus, beside=kv_cache)
-        SRank(model, links, schedulers, NoSink(), Stops(), prompts, timeline).run(lambda: None)
+        SRank(model, links, schedulers, NoSink(), Stops(), PromptKvCache(prompts), timeline).run(lambda: None)
         return _since(before, timeline, load.steps)
 
     def _worker(self, load: SteadyLoad, timeline: Timeline) -> AttentionWorker:

@@ -148,8 +148,11 @@ class SequenceState:
 
     @property
     def shares_prefix(self) -> bool:
-        """Return whether it may share a prefix; not if the logits of all its positions are asked for."""
-        return self.prompt.params.prompt_logprobs is None
+        """Return whether it may share a prefix.
+
+        It may not if the logits of all its positions are asked for, or if the S-rank needs K and V of all of them.
+        """
+        return self.prompt.params.prompt_logprobs is None and not self.resumed
 
     @property
     def shared(self) -> int:

@@ -15,7 +15,7 @@ namespace isa_avx2 {
 extern const KernelTable table;
 }
 namespace isa_avx512 {
-extern const KernelTable table;
+extern const KernelTable table, amx_table;
 }
 namespace isa_avx512_bf16 {
 extern const KernelTable table;
@@ -26,7 +26,8 @@ const KernelTable& kernels_for(const std::string& isa) {
     if (isa == "generic" || isa == "neon") return isa_generic::table;
 #if defined(__x86_64__)
     if (isa == "avx2") return isa_avx2::table;
-    if (isa == "avx512" || isa == "amx") return isa_avx512::table;  // oneDNN's GEMMs use AMX tiles
+    if (isa == "avx512") return isa_avx512::table;
+    if (isa == "amx") return isa_avx512::amx_table;
     if (isa == "avx512_bf16") return isa_avx512_bf16::table;
 #endif
     throw std::invalid_argument("isa: no fused kernels for '" + isa + "' in this build");

@@ -77,7 +77,7 @@ template <class Visit>
 void Product::each_tile(int64_t rows, const Rows& x, const Rows& weight, int member, int members, const char* next,
                         Beside* beside, const Visit& visit) const {
     const int64_t last = share(panels(), member + 1, members), tiles = (rows + kTileRows - 1) / kTileRows;
-    const int64_t ahead = words_ * kLine;  // bytes that a tile fetches
+    const int64_t ahead = words_ * kLine * (tiles == 1 ? 2 : 1);  // bytes that a tile fetches, at most
     for (int64_t p = share(panels(), member, members); p < last; ++p) {
         const uint32_t* from = panel(weight, p);
         const auto* following = p + 1 < last ? reinterpret_cast<const char*>(from + panel_words_) : next;

@@ -9,14 +9,15 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from unittest.mock import patch
 
+import numpy as np
 from torch import Tensor
 
+from hpcdecode.attention.base import DEFAULT_BLOCK_TOKENS
 from hpcdecode.data.results.earlier import EarlierRun
 from hpcdecode.engine.inputs import Inputs
 from hpcdecode.requests.prefix import Prefix
 from hpcdecode.requests.sequence import Request
 from hpcdecode.schedule.placement import Placement
-from hpcdecode.schedule.prefixes import Prefixes
 from hpcdecode.schedule.slots import Slots
 
 
@@ -49,15 +50,13 @@ def placement() -> AbstractContextManager:
 
 
 def prefixes() -> AbstractContextManager:
-    """Share one block more than the prompts have in common."""
-    find = Prefixes.find
+    """Let prompts share a prefix whose last block may be another one than theirs."""
 
-    def found(self: Prefixes, ids: list[int]) -> tuple[Prefix | None, int]:
-        known, length = find(self, ids)
-        longer = length + self.block_tokens
-        return known, longer if length and longer < len(ids) else length
+    def begins(self: Prefix, ids: np.ndarray) -> bool:
+        compared = self.prompt_length - DEFAULT_BLOCK_TOKENS
+        return self.prompt_length < len(ids) and np.array_equal(ids[:compared], self.input_ids[:compared])
 
-    return patch.object(Prefixes, "find", found)
+    return patch.object(Prefix, "begins", begins)
 
 
 def resume() -> AbstractContextManager:

@@ -15,6 +15,8 @@ from pathlib import Path
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from mpi4py import MPI
 
+from hpcdecode._ops_cpu import Product, Type
+from hpcdecode.attention.base import isa
 from hpcdecode.ranks import launch
 from tests.differential.company import Company, difference
 from tests.differential.mixes import mixes
@@ -99,12 +101,16 @@ def _options() -> argparse.Namespace:
     add("seed", type=int)
     add("--corpus", nargs="*", default=[])
     add("--dtype", default="float32")
-    add("--tolerance", type=float, default=1e-4)
+    add("--tolerance", type=float, help="default: 0 where products do not depend on the rows beside them")
     add("--rows", type=int, default=12)
     add("--chat", action="store_true")
     add("--shrink", action="store_true")
     add("--mutation")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.tolerance is None:
+        kind = Type[options.dtype]
+        options.tolerance = 0.0 if Product.offered(kind, kind, isa()) else 1e-4
+    return options
 
 
 if __name__ == "__main__":

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import numpy as np
 import pytest
 import torch
 
-from hpcdecode.attention.base import LayerShape
+from hpcdecode.attention.base import KV_DTYPES, LayerShape
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.prefill import CpuPromptAttention
 from hpcdecode.engine.prefill import PromptKvCache
+from hpcdecode.engine.resumed import ResumedAttention
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.requests.sequence import Request, SequenceState
@@ -77,3 +80,40 @@ def test_prompts_of_one_step_do_not_disturb_each_other():
     together = attend([[(0, 0, 70), (1, 0, 5), (2, 0, 31)], [(2, 31, 99), (3, 0, 64)]])
     for one, other in zip(alone, together, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("chunks", [[140], [30, 80, 30], [120, 1, 19]])
+def test_generated_tokens_attend_as_in_decoding(kv_dtype, dtype, chunks):
+    """To the same bits, in one chunk with prompt tokens or without; prompt tokens stay as they are."""
+    layers, prompt, generated = [SHAPE, LayerShape(1, 32, 32, 5, 0.3)], 90, 50
+
+    def open_cache(tokens):
+        return open_kv_cache(layers, kv_dtype=kv_dtype, capacity_tokens=tokens, max_sequences=1)
+
+    generator = torch.Generator().manual_seed(5)
+    rows = [torch.randn(prompt + generated, s.row_columns, generator=generator).to(dtype) for s in layers]
+    sinks = [torch.randn(s.q_heads, generator=generator) if s.sinks else None for s in layers]
+    wanted, decoding = [], open_cache(prompt + generated)
+    decoding.extend([0], [prompt])
+    for layer, (s, qkv) in enumerate(zip(layers, rows, strict=True)):
+        decoding.append(layer, [0], [prompt], qkv[:prompt, s.q_columns :].contiguous())
+        wanted.append(torch.empty(generated, s.out_columns, dtype=dtype))
+    for i in range(generated):
+        decoding.extend([0], [1])
+        for layer, qkv in enumerate(rows):
+            decoding.attend(layer, [0], [1], qkv[prompt + i : prompt + i + 1], wanted[layer][i : i + 1], sinks[layer])
+
+    resumed, attention = sequence(prompt), ResumedAttention(open_cache)
+    resumed.generated, resumed.resumed = [1] * generated, generated
+    got = [torch.full((prompt + generated, s.out_columns), 7.0, dtype=dtype) for s in layers]
+    for at, count in zip(accumulate(chunks, initial=0), chunks, strict=False):
+        chunk, part = Chunk(resumed, at, count), slice(at, at + count)
+        for layer, s in enumerate(layers):
+            q, k, v = rows[layer][part].split((s.q_columns, s.kv_heads * s.k_dim, s.kv_heads * s.v_dim), 1)
+            attention.attend(layer, chunk, q, k, v, got[layer][part], sinks[layer])
+        attention.finish(chunk)
+    assert not attention._caches
+    for one, other in zip(wanted, got, strict=True):
+        assert (other[:prompt] == 7).all() and torch.equal(one, other[prompt:])

@@ -7,6 +7,7 @@ import torch
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.prefill import CpuPromptAttention
 from hpcdecode.engine.attention_worker import AttentionWorker
+from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.engine.s_rank import SRank
 from hpcdecode.exchange.local import LocalLink
 from hpcdecode.model import load_split
@@ -28,7 +29,7 @@ def test_the_s_rank_holds_no_kv_of_decoding_sequences(checkpoint):
     schedulers = [Scheduler(lane, feed, placement, LaneLimits(4, 3, 9, 32, 1024), Stops()) for lane in range(2)]
     part = AttentionWorker(store, [None] * len(shapes), Timeline())
     links = [LocalLink(part, i, 16 * i) for i in range(2)]
-    prompts_attend = CpuPromptAttention(shapes, dtype="float32")
+    prompts_attend = PromptKvCache(CpuPromptAttention(shapes, dtype="float32"))
     worker = SRank(model, links, schedulers, sink, Stops(), prompts_attend, Timeline())
     held = []
 

@@ -10,6 +10,7 @@ from hpcdecode.attention.cuda import HostKvCache
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.prefill_torch import TorchPromptAttention
 from hpcdecode.engine.attention_worker import AttentionWorker
+from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.engine.s_rank import SRank
 from hpcdecode.exchange.local import LocalLink
 from hpcdecode.exchange.staging import Outbox, StagedLink
@@ -76,6 +77,6 @@ def assert_parity(name, open_part, copies, tmp_path, monkeypatch):
     if copies:
         outbox = Outbox()
         links = [StagedLink(link, outbox, copies) for link in links]
-    prompts = TorchPromptAttention(shapes, model.dtype, model.device)
+    prompts = PromptKvCache(TorchPromptAttention(shapes, model.dtype, model.device))
     SRank(model, links, schedulers, sink, Stops(), prompts, Timeline()).run(lambda: None)
     assert [sink.tokens[i] for i in range(len(rows))] == json.loads((case / "reference.json").read_text())

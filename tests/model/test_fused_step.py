@@ -12,14 +12,15 @@ from hpcdecode.engine.executors import FusedExecutor
 from hpcdecode.model import load_split
 from hpcdecode.model.run.fused_step import FusedStep
 
-pytestmark = pytest.mark.skipif("avx512_bf16" not in _attn_cpu.supported_isas(), reason="needs GEMMs of our own")
 FUSABLE = ("llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2", "opt", "phi3")
 THREADS = 3
 
 
-@pytest.fixture(autouse=True)
-def isa(monkeypatch):
-    monkeypatch.setenv("HPCDECODE_ISA", "avx512_bf16")
+@pytest.fixture(autouse=True, params=["avx2", "avx512_bf16"])
+def isa(monkeypatch, request):
+    if request.param not in _attn_cpu.supported_isas():
+        pytest.skip(f"this machine has no {request.param}")
+    monkeypatch.setenv("HPCDECODE_ISA", request.param)
 
 
 @pytest.fixture(params=[1, 2, THREADS])

@@ -24,11 +24,11 @@ GATES = [(Op.silu, silu), (Op.gelu_tanh, partial(gelu, approximate="tanh"))]
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def isa(monkeypatch):
-    if "avx512_bf16" not in _attn_cpu.supported_isas():
-        pytest.skip("this machine has no avx512_bf16")
-    monkeypatch.setenv("HPCDECODE_ISA", "avx512_bf16")
+@pytest.fixture(autouse=True, params=["avx2", "avx512", "avx512_bf16"])
+def isa(monkeypatch, request):
+    if request.param not in _attn_cpu.supported_isas():
+        pytest.skip(f"this machine has no {request.param}")
+    monkeypatch.setenv("HPCDECODE_ISA", request.param)
 
 
 def numbers(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tensor:

@@ -20,8 +20,16 @@ from hpcdecode.system.memory import huge_zeros
 from tests.support.graphs import both_ways
 
 aten = torch.ops.aten
+ISAS = ("avx2", "avx512", "avx512_bf16")
 KINDS = [
+    ("avx2", torch.float32, torch.float32),
+    ("avx2", torch.bfloat16, torch.bfloat16),
+    ("avx2", torch.int8, torch.float32),
+    ("avx2", torch.int8, torch.bfloat16),
     ("avx512", torch.float32, torch.float32),
+    ("avx512", torch.bfloat16, torch.bfloat16),
+    ("avx512", torch.int8, torch.float32),
+    ("avx512", torch.int8, torch.bfloat16),
     ("avx512_bf16", torch.float32, torch.float32),
     ("avx512_bf16", torch.bfloat16, torch.bfloat16),
     ("avx512_bf16", torch.int8, torch.float32),
@@ -114,17 +122,19 @@ def test_huge_zeros_are_zeros_of_any_size(nbytes):
     assert memory.sum(dtype=torch.int64) == 7 * nbytes
 
 
-def test_rows_may_lie_apart(use):
-    use("avx512")
+@pytest.mark.parametrize("isa", ISAS)
+def test_rows_may_lie_apart(use, isa):
+    use(isa)
     whole, weight = numbers(torch.float32, 20, 200), numbers(torch.float32, 40, 64, seed=1)
     x = whole[:, 100:164]
     y = multiply(x, packed_weights.pack([weight]), 40, torch.float32)
     torch.testing.assert_close(y, x @ weight.t())
 
 
-def test_a_slice_is_one_chain(use, checkpoint):
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_slice_is_one_chain(use, checkpoint, isa):
     """From an attention's output to the next q, k and v, without a call between."""
-    use("avx512")
+    use(isa)
     model = load_split(checkpoint("llama3"), dtype="float32", weights=False)
     (middle,) = [group for group in model.split.groups if len(group.slices) > 1]
     compiled = compile_graph(middle.graph, model.device)
@@ -134,8 +144,9 @@ def test_a_slice_is_one_chain(use, checkpoint):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["llama3", "gemma2", "gpt2", "qwen2"])
-def test_slices_equal_their_plain_graphs_whatever_the_threads(use, threads, checkpoint, name, dtype):
-    use("avx512_bf16")
+@pytest.mark.parametrize("isa", ISAS)
+def test_slices_equal_their_plain_graphs_whatever_the_threads(use, threads, checkpoint, isa, name, dtype):
+    use(isa)
     model = load_split(checkpoint(name), dtype=dtype, weights=False)
     for group in model.split.groups:
         compiled, want, got = both_ways(group.graph, model.device)
@@ -145,8 +156,9 @@ def test_slices_equal_their_plain_graphs_whatever_the_threads(use, threads, chec
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_logits_have_the_same_bits_in_any_batch(use, threads, checkpoint, dtype):
-    use("avx512_bf16")
+@pytest.mark.parametrize("isa", ISAS)
+def test_logits_have_the_same_bits_in_any_batch(use, threads, checkpoint, isa, dtype):
+    use(isa)
     model = load_split(checkpoint("llama3"), dtype=dtype)
     ids = torch.arange(5, 205)
     outputs = [numbers(model.dtype, 200, s.out_columns, seed=i) for i, s in enumerate(model.attends)]
@@ -181,7 +193,8 @@ def test_what_a_machine_has_no_products_of_is_left_to_onednn(monkeypatch):
         (torch.bfloat16, (7, 64), "no tokens"),
     ],
 )
-def test_what_has_no_gemm_of_packed_weights(use, dtype, x, reason):
-    use("avx512_bf16")
+@pytest.mark.parametrize("isa", ISAS)
+def test_what_has_no_gemm_of_packed_weights(use, isa, dtype, x, reason):
+    use(isa)
     y = Meta.of(dtype, (*x[:-1], 32))
     assert packed_weights.gemm(Meta.of(dtype, x), Meta.of(dtype, (32, x[-1])), y) is None, reason

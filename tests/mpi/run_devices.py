@@ -11,6 +11,7 @@ import sys
 
 from hpcdecode.attention.prefill_torch import TorchPromptAttention
 from hpcdecode.engine import engine, kv
+from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.exchange.staging import DirectLink, Outbox, StagedLink
 from hpcdecode.model.lower.compile import compile_plain
 from hpcdecode.model.run import split_model
@@ -44,7 +45,7 @@ engine.staged_links, engine.direct_links = staged, direct
 engine.direct = lambda _options, team: DIRECT and team.comm is not None
 kv.CudaQueue = LateQueue
 launch.assign = assigned
-engine.open_prompt_attention = lambda _team, _setup, model, _kv: TorchPromptAttention(
-    model.attends, model.dtype, model.device
+engine.open_prompts = lambda _team, _setup, model, _kv: PromptKvCache(
+    TorchPromptAttention(model.attends, model.dtype, model.device)
 )
 sys.exit(main(*sys.argv[2:]))

@@ -7,6 +7,7 @@ import numpy as np
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.prefill import CpuPromptAttention
 from hpcdecode.engine.attention_worker import AttentionWorker
+from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.engine.s_rank import SRank
 from hpcdecode.exchange.local import LocalLink
 from hpcdecode.requests.params import SamplingParams
@@ -47,7 +48,7 @@ def run(model, prompts, *, lanes=1, batch=8, steps=None, shared=0):
     part = AttentionWorker(store, [None] * len(shapes), timeline)
     schedulers = [Scheduler(lane, feed, placement, limits, Stops()) for lane in range(lanes)]
     links = [LocalLink(part, lane, slots * lane) for lane in range(lanes)]
-    prompts_attend = CpuPromptAttention(shapes, dtype="float32")
+    prompts_attend = PromptKvCache(CpuPromptAttention(shapes, dtype="float32"))
     worker = SRank(model, links, schedulers, sink, Stops(), prompts_attend, timeline)
     turns = 0
 

@@ -17,7 +17,7 @@ from hpcdecode.model.frontend.meta import Meta, tensor_meta
 from hpcdecode.model.frontend.rows import packed_linear
 from hpcdecode.model.lower import packed_weights, quantize
 from hpcdecode.model.lower.projections import Gate, Projection, gate_of, projection
-from hpcdecode.model.lower.recipe import Form, Recipe
+from hpcdecode.model.lower.recipe import Form, Recipe, packed_by_onednn
 
 aten = torch.ops.aten
 
@@ -110,11 +110,13 @@ class ProjectionMerger:
             self.graph.erase_node(node)
 
     def _merge(self, x: fx.Node, group: list[Projection]) -> None:
-        """Replace projections of `x` by one of packed weights."""
-        about = _whole(group)
+        """Replace projections of `x` by one of packed weights, if any GEMM takes them."""
+        about, weight = _whole(group), tensor_meta(group[0].weight)
+        gemm = packed_weights.gemm(tensor_meta(x), weight, about)
+        if gemm is None and not packed_by_onednn(weight):
+            return
         biases = self._biases(group)
         with self.graph.inserting_before(group[0].node):
-            gemm = packed_weights.gemm(tensor_meta(x), tensor_meta(group[0].weight), about)
             if gemm is not None:
                 whole = self._call(gemm, (x, self._weight(group, "packed", biases)), about)
             else:
@@ -123,14 +125,19 @@ class ProjectionMerger:
             self._replace(group, whole, lambda part, _: part)
 
     def _merge_int8(self, x: fx.Node, group: list[Projection]) -> None:
-        """Replace projections of `x` by one of int8 weights: round x, multiply, scale, add the biases."""
+        """Replace projections of `x` by one of int8 weights: round x, multiply, scale, add the biases.
+
+        They stay wider where no int8 GEMM is exact.
+        """
         about = _whole(group)
         one_scale = Meta.of(torch.float32, (*about.shape[:-1], 1))
         as_int8 = Meta.of(torch.int8, tensor_meta(x).shape)
+        gemm = packed_weights.gemm(as_int8, tensor_meta(group[0].weight), about)
+        if gemm is None and not quantize.exact_onednn():
+            return self._merge(x, group)
         with self.graph.inserting_before(group[0].node):
             scale = self._call(quantize.token_scale, (x,), one_scale)
             rounded = self._call(quantize.to_int8, (x, scale), as_int8)
-            gemm = packed_weights.gemm(as_int8, tensor_meta(group[0].weight), about)
             if gemm is not None:
                 whole = self._call(gemm, (rounded, self._weight(group, "packed int8")), about)
             else:

@@ -12,7 +12,6 @@ from torch import fx
 from hpcdecode._ops_cpu import Op
 from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.nodes import as_node
-from hpcdecode.model.lower.recipe import packable
 
 aten = torch.ops.aten
 
@@ -74,7 +73,7 @@ def projection(node: fx.Node, weights: Collection[fx.Node]) -> Projection | None
         return None
     found = Projection(node, as_node(x), as_node(weight), bias, transposed=node.target is aten.addmm.default)
     alone = found.weight in weights and len(found.weight.users) == 1
-    return found if alone and packable(tensor_meta(found.weight)) else None
+    return found if alone else None
 
 
 def gate_of(node: fx.Node, projections: Mapping[fx.Node, Projection]) -> Gate | None:

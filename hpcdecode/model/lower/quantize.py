@@ -12,6 +12,8 @@ import functools
 import torch
 from torch import Tensor
 
+from hpcdecode._ops_cpu import Product, Type
+from hpcdecode.attention.base import isa
 from hpcdecode.model.frontend.rows import as_rows, as_tokens
 
 INT8_MAX = 127
@@ -79,9 +81,14 @@ def has_onednn() -> bool:
     return bool(torch.backends.mkldnn.is_available())
 
 
-@functools.cache
 def exact() -> bool:
-    """Return True if int8 GEMMs are exact here. Without VNNI, sums of two products may be cut at 2^15."""
+    """Return True if int8 GEMMs are exact here: those of native/ops_cpu, or oneDNN's."""
+    return Product.offered(Type.int8, Type.float32, isa()) or exact_onednn()
+
+
+@functools.cache
+def exact_onednn() -> bool:
+    """Return True if oneDNN's int8 GEMMs are exact here. Without VNNI, sums of two products may be cut at 2^15."""
     if not has_onednn():
         return False
     x = torch.full((16, 64), INT8_MAX, dtype=torch.int8)

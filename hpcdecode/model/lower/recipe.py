@@ -92,7 +92,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def packable(weight: Meta) -> bool:
+def packed_by_onednn(weight: Meta) -> bool:
     """Return True if oneDNN packs such weights on this machine."""
     if not quantize.has_onednn():
         return False

@@ -108,7 +108,9 @@ def _require_int8(device: torch.device) -> None:
             f"--weights int8: expected S-ranks on CPUs, got {device.type}; add --device cpu, or leave it out"
         )
     if not quantize.exact():
-        raise UserError("--weights int8: expected a CPU with int8 products (VNNI), this one has none; leave it out")
+        raise UserError(
+            "--weights int8: expected a CPU with AVX2 or int8 products (VNNI), this one has neither; leave it out"
+        )
 
 
 def read_bound(

@@ -95,8 +95,10 @@ inline float erf_f(float x) {
 
 inline float gelu_f(float x) { return 0.5f * x * (1.0f + erf_f(x * 0.70710678118654752f)); }
 
+// (1 + tanh(y)) / 2 is the sigmoid of 2 y. 0 within 1e-35 below -100.
 inline float gelu_tanh_f(float x) {
-    return 0.5f * x * (1.0f + tanh_f(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+    const float clamped = x < -100.0f ? -100.0f : x;
+    return clamped * sigmoid_f(1.59576912160573072f * (clamped + 0.044715f * clamped * clamped * clamped));
 }
 
 }  // namespace

@@ -1,0 +1,128 @@
+// The multiply-adds of a GEMM in the compiler's vectors, for instruction sets without products of the type.
+//
+// A word of packed weights gives one or two factors for every output, and a word of a row gives as many values.
+#pragma once
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "math.h"
+
+namespace hpcdecode::ops::HPCDECODE_ISA {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kWidth = 16, kVectors = 2, kGroup = 14;  // lanes; vectors of a row; rows whose sums fit registers
+#elif defined(__AVX2__)
+constexpr int kWidth = 8, kVectors = 2, kGroup = 6;
+#elif defined(__aarch64__)
+constexpr int kWidth = 4, kVectors = 4, kGroup = 6;
+#else
+constexpr int kWidth = 4, kVectors = 2, kGroup = 6;
+#endif
+constexpr int kValues = 128;  // of a row that are multiplied at once, so that these weights stay in the first cache
+
+using Floats = float __attribute__((vector_size(kWidth * 4)));
+using Ints = int32_t __attribute__((vector_size(kWidth * 4)));
+using Shorts = int16_t __attribute__((vector_size(kWidth * 4)));
+
+template <class V>
+inline V load_vector(const void* p) {
+    V x;
+    std::memcpy(&x, p, sizeof x);
+    return x;
+}
+
+template <class V>
+inline void store_vector(void* p, V x) {
+    std::memcpy(p, &x, sizeof x);
+}
+
+// What sums of float32 have in common.
+struct VectorFloatSums {
+    static constexpr int kHeads = 1;
+    using Sum = Floats;
+    using Value = float;
+    static Sum add(Sum sum, Value value, Sum factor) { return sum + value * factor; }
+    static void finish(float*, const uint32_t*) {}
+};
+
+struct VectorFloat32 : VectorFloatSums {
+    static constexpr int kParts = 1, kRows = kGroup;  // values of a word; rows of a pass
+    template <int>
+    static Floats factor(Ints word) {
+        return reinterpret_cast<Floats>(word);
+    }
+    static const Value* values(const char* x, int64_t, Value*) { return reinterpret_cast<const Value*>(x); }
+};
+
+struct VectorBfloat16 : VectorFloatSums {
+    static constexpr int kParts = 2, kRows = kGroup - 1;  // its mask takes a register
+    template <int part>
+    static Floats factor(Ints word) {
+        return reinterpret_cast<Floats>(part == 0 ? word << 16 : word & static_cast<int32_t>(0xffff0000u));
+    }
+    static const Value* values(const char* x, int64_t words, Value* memory) {
+        const auto* __restrict from = reinterpret_cast<const uint16_t*>(x);
+        Value* __restrict to = memory;
+        for (int64_t i = 0; i < words * kParts; ++i) to[i] = from_bf16(from[i]);
+        return memory;
+    }
+};
+
+// Products of the lower halves of two words, plus those of their upper halves.
+inline Ints multiply_pairs(Ints a, Ints b) {
+#if defined(__AVX512BW__)
+    return reinterpret_cast<Ints>(_mm512_madd_epi16(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+#elif defined(__AVX2__)
+    return reinterpret_cast<Ints>(_mm256_madd_epi16(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
+#elif defined(__x86_64__)
+    return reinterpret_cast<Ints>(_mm_madd_epi16(reinterpret_cast<__m128i>(a), reinterpret_cast<__m128i>(b)));
+#else
+    return ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
+// Bytes as pairs of 16 bits: bytes 0 and 2, then 1 and 3. Rows are x + 128, as for the kernels whose factor is unsigned.
+struct VectorInt8 {
+    static constexpr int kHeads = 2, kParts = 2, kRows = kGroup;
+    using Sum = Ints;
+    using Value = int32_t;
+    template <int part>
+    static Ints factor(Ints word) {
+        const auto pairs = reinterpret_cast<Shorts>(word);
+        return reinterpret_cast<Ints>(part == 0 ? (pairs << 8) >> 8 : pairs >> 8);
+    }
+    static Sum add(Sum sum, Value value, Ints factor) { return sum + multiply_pairs(Ints{} + value, factor); }
+    static const Value* values(const char* x, int64_t words, Value* memory) {
+        for (int64_t i = 0; i < words; ++i) {
+            uint32_t word;
+            std::memcpy(&word, x + i * sizeof word, sizeof word);
+            word ^= 0x80808080u;
+            memory[2 * i] = static_cast<Value>(word & 0x00ff00ffu);
+            memory[2 * i + 1] = static_cast<Value>((word >> 8) & 0x00ff00ffu);
+        }
+        return memory;
+    }
+    static void finish(float* sums, const uint32_t* panel) {
+        for (int j = 0; j < kPanel; ++j)
+            sums[j] = static_cast<float>(bits<int32_t>(sums[j])) * bits<float>(panel[kPanel + j]);
+    }
+};
+
+struct VectorToFloat32 {
+    using Element = float;
+    static float load(Element x) { return x; }
+    static float rounded(float x) { return x; }
+    static Element narrow(float x) { return x; }
+};
+
+struct VectorToBfloat16 {
+    using Element = uint16_t;
+    static float load(Element x) { return from_bf16(x); }
+    static float rounded(float x) { return round_bf16(x); }
+    static Element narrow(float x) { return static_cast<Element>(bits<uint32_t>(round_bf16(x)) >> 16); }
+};
+
+}  // namespace
+}  // namespace hpcdecode::ops::HPCDECODE_ISA
