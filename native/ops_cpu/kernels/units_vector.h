@@ -83,7 +83,8 @@ inline Ints multiply_pairs(Ints a, Ints b) {
 #endif
 }
 
-// Bytes as pairs of 16 bits: bytes 0 and 2, then 1 and 3. Rows are x + 128, as for the kernels whose factor is unsigned.
+// Bytes as pairs of 16 bits: bytes 0 and 2, then 1 and 3. Rows are x + 128, as for the kernels whose factor is
+// unsigned.
 struct VectorInt8 {
     static constexpr int kHeads = 2, kParts = 2, kRows = kGroup;
     using Sum = Ints;
