@@ -36,7 +36,7 @@ def text_of(number: int, words: int) -> str:
     return "".join(WORDS[(i * number + i * i // 7) % len(WORDS)] for i in range(words))
 
 
-HEADERS = tuple(text_of(number, 260) for number in (1, 2, 4))
+HEADERS = tuple(text_of(1, words) for words in (200, 260, 300))  # they differ in the last KV block of what others share
 CHATS = ("What is a list?", "Name two colours.", "Hi")
 STRUCTURES = (
     {"choice": ["yes", "no", "perhaps"]},
@@ -53,6 +53,7 @@ def mixes(model: str = "demo", chat: bool = False, most_rows: int = 12) -> st.Se
             "rows": st.one_of(
                 st.lists(rows(chat), min_size=1, max_size=most_rows // 2),
                 st.lists(rows(chat), min_size=most_rows // 2, max_size=most_rows),
+                st.lists(st.one_of(alike(), alike(), rows(chat)), min_size=most_rows // 2, max_size=most_rows),
             ),
             "flags": st.fixed_dictionaries(
                 {"max_tokens": st.integers(1, LONGEST_NEW), "temperature": st.sampled_from((0.0, 0.0, 0.7))},
@@ -102,10 +103,18 @@ def rows(chat: bool) -> st.SearchStrategy[dict[str, Any]]:
 def prompts() -> st.SearchStrategy[dict[str, Any]]:
     """Draw texts, many of which begin alike."""
     few = st.lists(st.sampled_from(WORDS), max_size=12).map("".join)
-    words = st.one_of(few, few, st.integers(1, 9).map(lambda number: text_of(number, 110)))
-    header = st.sampled_from(("", "", *HEADERS))
+    words = st.one_of(few, st.integers(1, 9).map(lambda number: text_of(number, 110)))
+    header = st.one_of(st.just(""), st.sampled_from(HEADERS))
     parts = st.tuples(header, st.sampled_from(TEXTS), words)
     return parts.map(lambda p: {"prompt": "".join(p)})
+
+
+def alike() -> st.SearchStrategy[dict[str, Any]]:
+    """Draw the fields of a line that may share a prefix, and shows it if that is not its own."""
+    texts = st.tuples(st.sampled_from(HEADERS), st.sampled_from(TEXTS[:3]), st.integers(1, 9))
+    prompt = texts.map(lambda p: p[0] + p[1] + text_of(p[2], 110))
+    some = {"n": st.integers(2, 3), "temperature": st.just(0.8), "max_tokens": st.integers(1, 6)}
+    return st.fixed_dictionaries({"prompt": prompt, "logprobs": st.integers(0, 2)}, optional=some)
 
 
 def token_ids() -> st.SearchStrategy[dict[str, Any]]:
