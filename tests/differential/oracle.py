@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.generation import logits_process as hf
 
 from hpcdecode.data.prompts.tokenizer import Tokenizer
+from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.sampling.philox import uniform
 
@@ -105,7 +106,7 @@ class Oracle:
         kept, reason, text = most, "length", ""
         for count in range(1, most + 1):
             text = self._text(ids[:count], params.skip_special_tokens)
-            stop = [s for s in params.stop if s in text] if count > params.min_tokens else []
+            stop = [s for s in params.stop if self._found(s, text, params, ids)] if count > params.min_tokens else []
             if count > len(ids):
                 return [f"ends after {len(ids)} tokens, expected more: {sample['finish_reason']}"]
             if ids[count - 1] in ends or stop:
@@ -117,10 +118,18 @@ class Oracle:
             shown = ids if params.include_stop_str_in_output else ids[:-1]
             text = self._text(shown, params.skip_special_tokens)
         elif reason == "stop":
-            begin, stop = min((text.find(s) + len(s), s) for s in params.stop if s in text)
+            begin, stop = min(
+                (self._found(s, text, params, ids), s) for s in params.stop if self._found(s, text, params, ids)
+            )
             text = text[: begin if params.include_stop_str_in_output else begin - len(stop)]
         text = text.replace("\0", "\ufffd")
         return [] if text == sample["text"] else [f"text {sample['text']!r}, expected {text!r}"]
+
+    def _found(self, stop: str, text: str, params: SamplingParams, ids: list[int]) -> int:
+        """Return where a stop string ends that ends behind the text of the first min_tokens tokens, or 0."""
+        before = len(self._text(ids[: params.min_tokens], params.skip_special_tokens)) if params.min_tokens else 0
+        begin = text.find(stop, max(before - len(stop) + 1, 0))
+        return begin + len(stop) if begin >= 0 else 0
 
     def _text(self, ids: list[int], skip: bool) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=skip)

@@ -72,6 +72,7 @@ def _lead(company: Company, options: argparse.Namespace, found: list[str]) -> No
         alone = {line: company.alone(mix, line) for line in range(1, len(mix["rows"]) + 1)}
         if different := difference(mix, whole, alone, options.tolerance):
             found.append(f"mix {company.mixes}\n{text}\n{different}")
+            (company.folder / "different.txt").write_text(found[-1])  # a launcher that aborts may lose what is printed
             raise Different
 
     for path in options.corpus:
