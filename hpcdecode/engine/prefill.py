@@ -80,7 +80,7 @@ class PromptKvCache:
         for chunk in chunks:
             if chunk.completes and isinstance(chunk.sequence, SequenceState):
                 self._layers.pop(chunk.sequence, None)
-            if self._resumed:
+            if self._resumed and chunk.resumed:
                 self._resumed.finish(chunk)
         for prefix in [s for s in self._layers if isinstance(s, Prefix) and not s.live]:
             del self._layers[prefix]
@@ -111,11 +111,12 @@ class PromptKvCache:
             packed = self._packed(layer, run)
             self.attention.attend(layer, packed, starts, counts, q[rows], k[rows], v[rows], o[rows], sinks, left)
             first = rows.stop
-        if self._resumed:
+        if self._resumed and any(c.resumed for c in chunks):
             first = 0
             for chunk in chunks:
                 rows = slice(first, first + chunk.count)
-                self._resumed.attend(layer, chunk, q[rows], k[rows], v[rows], o[rows], sinks)
+                if chunk.resumed:
+                    self._resumed.attend(layer, chunk, q[rows], k[rows], v[rows], o[rows], sinks)
                 first = rows.stop
 
     def _runs(self, layer: int, chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:

@@ -33,7 +33,7 @@ class ResumedAttention:
 
         Args:
             layer: Index of the attention layer. A chunk comes once for each, in order.
-            chunk: Of any sequence, or of a prefix.
+            chunk: Of a resumed sequence.
             q: Queries of the chunk's tokens [count, q_heads * k_dim].
             k: Keys [count, kv_heads * k_dim].
             v: Values [count, kv_heads * v_dim].
@@ -41,8 +41,7 @@ class ResumedAttention:
             sinks: As in `KvCache.attend`.
         """
         sequence = chunk.sequence
-        if not isinstance(sequence, SequenceState) or not sequence.resumed:
-            return
+        assert isinstance(sequence, SequenceState)
         if sequence not in self._caches:
             self._caches[sequence] = self._open_cache(sequence.prompt_length)
         cache = self._caches[sequence]
@@ -56,5 +55,6 @@ class ResumedAttention:
 
     def finish(self, chunk: Chunk) -> None:
         """Forget the sequence of a chunk that completes it."""
-        if chunk.completes and isinstance(chunk.sequence, SequenceState):
-            self._caches.pop(chunk.sequence, None)
+        if chunk.completes:
+            assert isinstance(chunk.sequence, SequenceState)
+            del self._caches[chunk.sequence]

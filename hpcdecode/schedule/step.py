@@ -29,6 +29,11 @@ class Chunk:
         return self.start == (self.sequence.prefix.prompt_length if self.sequence.prefix else 0)
 
     @property
+    def resumed(self) -> bool:
+        """Return whether its sequence goes on with tokens that an earlier run generated."""
+        return isinstance(self.sequence, SequenceState) and self.sequence.resumed > 0
+
+    @property
     def sampled(self) -> Sequence[SequenceState]:
         """Return the sequences that draw a token from the logits of its end."""
         return self.sequence.with_forks if self.completes else ()

@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.generation import logits_process as hf
 
 from hpcdecode.data.prompts.tokenizer import Tokenizer
-from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.sampling.philox import uniform
 
@@ -103,10 +102,11 @@ class Oracle:
         params = prompt.params
         ends = {*params.stop_token_ids, *(() if params.ignore_eos else self.eos)}
         most = min(params.max_tokens, self.model.config.max_position_embeddings - len(prompt.token_ids))
-        kept, reason, text = most, "length", ""
+        kept, reason, text, stop = most, "length", "", []
+        before = len(self._text(ids[: params.min_tokens], params.skip_special_tokens))
         for count in range(1, most + 1):
             text = self._text(ids[:count], params.skip_special_tokens)
-            stop = [s for s in params.stop if self._found(s, text, params, ids)] if count > params.min_tokens else []
+            stop = _found(params.stop, text, before) if count > params.min_tokens else []
             if count > len(ids):
                 return [f"ends after {len(ids)} tokens, expected more: {sample['finish_reason']}"]
             if ids[count - 1] in ends or stop:
@@ -118,18 +118,10 @@ class Oracle:
             shown = ids if params.include_stop_str_in_output else ids[:-1]
             text = self._text(shown, params.skip_special_tokens)
         elif reason == "stop":
-            begin, stop = min(
-                (self._found(s, text, params, ids), s) for s in params.stop if self._found(s, text, params, ids)
-            )
-            text = text[: begin if params.include_stop_str_in_output else begin - len(stop)]
+            end, found = min(stop)
+            text = text[: end if params.include_stop_str_in_output else end - len(found)]
         text = text.replace("\0", "\ufffd")
         return [] if text == sample["text"] else [f"text {sample['text']!r}, expected {text!r}"]
-
-    def _found(self, stop: str, text: str, params: SamplingParams, ids: list[int]) -> int:
-        """Return where a stop string ends that ends behind the text of the first min_tokens tokens, or 0."""
-        before = len(self._text(ids[: params.min_tokens], params.skip_special_tokens)) if params.min_tokens else 0
-        begin = text.find(stop, max(before - len(stop) + 1, 0))
-        return begin + len(stop) if begin >= 0 else 0
 
     def _text(self, ids: list[int], skip: bool) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=skip)
@@ -165,6 +157,12 @@ class Oracle:
             if ids != expected[: len(ids)] or any(token != self.eos[0] for token in expected[len(ids) :]):
                 found.append(f"line {prompt.line}: beam {sample['sample']}: {ids}, expected {expected}")
         return found
+
+
+def _found(stops: tuple[str, ...], text: str, before: int) -> list[tuple[int, str]]:
+    """Return where each stop string ends that ends behind the first `before` characters, and that string."""
+    begins = ((text.find(s, max(before - len(s) + 1, 0)), s) for s in stops)
+    return [(begin + len(s), s) for begin, s in begins if begin >= 0]
 
 
 def _many(values: Any) -> bool:

@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 import time
+import traceback
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -61,18 +62,23 @@ def _lead(company: Company, options: argparse.Namespace, found: list[str]) -> No
     """Run corpus and drawn mixes; the first difference is appended to `found` and raised."""
     start = time.monotonic()
     name = options.model.split("=")[0]
+    kept = company.folder / "different.txt"  # a launcher that aborts may lose what is printed
 
     def check(mix: dict) -> None:
         company.mixes += 1
         text = json.dumps(mix)
         (company.folder / "current.json").write_text(text)
         launch.broadcast(WORLD, text, str)
-        with MUTATIONS[options.mutation]() if options.mutation else nullcontext():
-            whole = company.run(mix)
+        try:
+            with MUTATIONS[options.mutation]() if options.mutation else nullcontext():
+                whole = company.run(mix)
+        except Exception:
+            kept.write_text(f"{text}\n{traceback.format_exc()}")
+            raise
         alone = {line: company.alone(mix, line) for line in range(1, len(mix["rows"]) + 1)}
         if different := difference(mix, whole, alone, options.tolerance):
             found.append(f"mix {company.mixes}\n{text}\n{different}")
-            (company.folder / "different.txt").write_text(found[-1])  # a launcher that aborts may lose what is printed
+            kept.write_text(found[-1])
             raise Different
 
     for path in options.corpus:

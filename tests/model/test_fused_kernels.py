@@ -17,6 +17,7 @@ from hpcdecode.model.lower.instruction import place
 from hpcdecode.model.lower.lowering import Lowering
 from hpcdecode.model.lower.stage import Stage
 from tests.support.graphs import both_ways
+from tests.support.isas import use_isa
 
 aten = torch.ops.aten
 WIDTH = 48
@@ -27,11 +28,7 @@ ISAS = ("generic", "avx2", "avx512", "avx512_bf16")
 
 @pytest.fixture(params=ISAS)
 def isa(request, monkeypatch):
-    from hpcdecode import _attn_cpu
-
-    if request.param not in _attn_cpu.supported_isas():
-        pytest.skip(f"this machine has no {request.param}")
-    monkeypatch.setenv("HPCDECODE_ISA", request.param)
+    use_isa(monkeypatch, request.param)
     return request.param
 
 

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from hpcdecode import LLM, SamplingParams, _attn_cpu
+from hpcdecode import LLM, SamplingParams
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.engine.executors import FusedExecutor
 from hpcdecode.model import load_split
 from hpcdecode.model.run.fused_step import FusedStep
+from tests.support.isas import use_isa
 
 FUSABLE = ("llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2", "opt", "phi3")
 THREADS = 3
@@ -18,9 +19,7 @@ THREADS = 3
 
 @pytest.fixture(autouse=True, params=["avx2", "avx512_bf16"])
 def isa(monkeypatch, request):
-    if request.param not in _attn_cpu.supported_isas():
-        pytest.skip(f"this machine has no {request.param}")
-    monkeypatch.setenv("HPCDECODE_ISA", request.param)
+    use_isa(monkeypatch, request.param)
 
 
 @pytest.fixture(params=[1, 2, THREADS])

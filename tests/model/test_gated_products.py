@@ -10,7 +10,6 @@ import torch
 from torch import fx
 from torch.nn.functional import gelu, silu
 
-from hpcdecode import _attn_cpu
 from hpcdecode._ops_cpu import Chain, Op, Product
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.meta import Meta
@@ -18,17 +17,16 @@ from hpcdecode.model.lower import packed_weights
 from hpcdecode.model.lower.compile import compile_graph
 from hpcdecode.model.lower.instruction import TYPES
 from tests.support.graphs import both_ways
+from tests.support.isas import OWN_GEMMS, use_isa
 
 aten = torch.ops.aten
 GATES = [(Op.silu, silu), (Op.gelu_tanh, partial(gelu, approximate="tanh"))]
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True, params=["avx2", "avx512", "avx512_bf16"])
+@pytest.fixture(autouse=True, params=OWN_GEMMS)
 def isa(monkeypatch, request):
-    if request.param not in _attn_cpu.supported_isas():
-        pytest.skip(f"this machine has no {request.param}")
-    monkeypatch.setenv("HPCDECODE_ISA", request.param)
+    use_isa(monkeypatch, request.param)
 
 
 def numbers(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tensor:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import fx
 
-from hpcdecode import LLM, SamplingParams, _attn_cpu
+from hpcdecode import LLM, SamplingParams
 from hpcdecode.config import EngineOptions
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
@@ -21,10 +21,10 @@ from hpcdecode.model.lower.fuse import fuse
 from hpcdecode.model.lower.linears import merge_projections
 from hpcdecode.model.lower.recipe import make_weight
 from tests.support.graphs import example
+from tests.support.isas import OWN_GEMMS, use_isa
 
 pytestmark = pytest.mark.skipif(not quantize.exact(), reason="this CPU has no exact int8 products")
 onednn = pytest.mark.skipif(not quantize.exact_onednn(), reason="oneDNN has no exact int8 products on this CPU")
-ISAS = ("avx2", "avx512", "avx512_bf16")
 
 
 @onednn
@@ -68,12 +68,11 @@ def test_programs_quantise_as_torch_does(checkpoint, monkeypatch, name, dtype):
 
 
 @onednn
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", OWN_GEMMS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["llama3", "gpt2", "qwen2"])
 def test_our_products_give_what_those_of_onednn_do(checkpoint, monkeypatch, isa, name, dtype):
-    if isa not in _attn_cpu.supported_isas():
-        pytest.skip(f"this machine has no {isa}")
+    use_isa(monkeypatch, isa)
     model = load_split(checkpoint(name), dtype=dtype, weights=False)
     generator, packed = torch.Generator().manual_seed(4), 0
     for group in model.split.groups:

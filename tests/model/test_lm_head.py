@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hpcdecode import LLM, SamplingParams, _attn_cpu
+from hpcdecode import LLM, SamplingParams
 from hpcdecode._ops_cpu import Argmax, Chain, Product, Type
 from hpcdecode.model import SplitModel, load_split
 from hpcdecode.model.frontend.meta import Meta
@@ -14,15 +14,14 @@ from hpcdecode.model.lower.instruction import TYPES
 from hpcdecode.model.lower.stage import TokenRows
 from hpcdecode.model.run import lm_head as head
 from hpcdecode.model.run.lm_head import LmHead
+from tests.support.isas import use_isa
 
 DTYPES = [torch.float32, torch.bfloat16]
 
 
 @pytest.fixture(autouse=True)
 def small_heads(monkeypatch):
-    if "avx512_bf16" not in _attn_cpu.supported_isas():
-        pytest.skip("this machine has no avx512_bf16")
-    monkeypatch.setenv("HPCDECODE_ISA", "avx512_bf16")
+    use_isa(monkeypatch, "avx512_bf16")
     monkeypatch.setattr(head, "MIN_OUTPUTS", 1)
 
 

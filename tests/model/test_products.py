@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from hpcdecode import _attn_cpu
 from hpcdecode._ops_cpu import Chain, Product, Type
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.meta import Meta
@@ -18,9 +18,9 @@ from hpcdecode.model.lower.compile import compile_graph
 from hpcdecode.model.lower.instruction import TYPES
 from hpcdecode.system.memory import huge_zeros
 from tests.support.graphs import both_ways
+from tests.support.isas import OWN_GEMMS, use_isa
 
 aten = torch.ops.aten
-ISAS = ("avx2", "avx512", "avx512_bf16")
 KINDS = [
     ("avx2", torch.float32, torch.float32),
     ("avx2", torch.bfloat16, torch.bfloat16),
@@ -39,12 +39,7 @@ KINDS = [
 
 @pytest.fixture
 def use(monkeypatch):
-    def isa(name: str) -> None:
-        if name not in _attn_cpu.supported_isas():
-            pytest.skip(f"this machine has no {name}")
-        monkeypatch.setenv("HPCDECODE_ISA", name)
-
-    return isa
+    return partial(use_isa, monkeypatch)
 
 
 @pytest.fixture(params=[1, 2, 3, 5])
@@ -122,7 +117,7 @@ def test_huge_zeros_are_zeros_of_any_size(nbytes):
     assert memory.sum(dtype=torch.int64) == 7 * nbytes
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", OWN_GEMMS)
 def test_rows_may_lie_apart(use, isa):
     use(isa)
     whole, weight = numbers(torch.float32, 20, 200), numbers(torch.float32, 40, 64, seed=1)
@@ -131,7 +126,7 @@ def test_rows_may_lie_apart(use, isa):
     torch.testing.assert_close(y, x @ weight.t())
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", OWN_GEMMS)
 def test_a_slice_is_one_chain(use, checkpoint, isa):
     """From an attention's output to the next q, k and v, without a call between."""
     use(isa)
@@ -144,7 +139,7 @@ def test_a_slice_is_one_chain(use, checkpoint, isa):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["llama3", "gemma2", "gpt2", "qwen2"])
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", OWN_GEMMS)
 def test_slices_equal_their_plain_graphs_whatever_the_threads(use, threads, checkpoint, isa, name, dtype):
     use(isa)
     model = load_split(checkpoint(name), dtype=dtype, weights=False)
@@ -156,7 +151,7 @@ def test_slices_equal_their_plain_graphs_whatever_the_threads(use, threads, chec
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", OWN_GEMMS)
 def test_logits_have_the_same_bits_in_any_batch(use, threads, checkpoint, isa, dtype):
     use(isa)
     model = load_split(checkpoint("llama3"), dtype=dtype)
@@ -193,7 +188,7 @@ def test_what_a_machine_has_no_products_of_is_left_to_onednn(monkeypatch):
         (torch.bfloat16, (7, 64), "no tokens"),
     ],
 )
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", OWN_GEMMS)
 def test_what_has_no_gemm_of_packed_weights(use, isa, dtype, x, reason):
     use(isa)
     y = Meta.of(dtype, (*x[:-1], 32))

@@ -3,8 +3,8 @@
 #pragma once
 #include <algorithm>
 #include <type_traits>
-#include <utility>
 
+#include "by_rows.h"
 #include "units_vector.h"
 
 namespace hpcdecode::ops::HPCDECODE_ISA {
@@ -81,17 +81,15 @@ void blocked_tile(const Tile& t) {
     }
 }
 
-template <class Unit, class Out, class Less>
-struct BlockedByRows;
-
-template <class Unit, class Out, int... kLess>
-struct BlockedByRows<Unit, Out, std::integer_sequence<int, kLess...>> {
-    static constexpr TileKernel all[] = {blocked_tile<Unit, Out, kLess + 1>...};
+template <class Unit, class Out>
+struct BlockedTile {
+    template <int R>
+    static constexpr TileKernel kernel = blocked_tile<Unit, Out, R>;
 };
 
 template <class Unit, class Out>
 constexpr const TileKernel* blocked_tiles() {
-    return BlockedByRows<Unit, Out, std::make_integer_sequence<int, kTileRows>>::all;
+    return by_rows<BlockedTile<Unit, Out>>();
 }
 
 // Multiplies a function of each row's first half by the second half, rounding as the steps of a fused kernel would.
@@ -103,17 +101,6 @@ void vector_gate(int64_t rows, const char* results, char* out, int64_t out_bytes
         auto* __restrict y = reinterpret_cast<typename Out::Element*>(out + r * out_bytes);
         for (int j = 0; j < kHalf; ++j) y[j] = Out::narrow(Out::rounded(f(Out::load(x[j]))) * Out::load(x[kHalf + j]));
     }
-}
-
-constexpr Products blocked_products() {
-    using F32 = VectorToFloat32;
-    using Bf16 = VectorToBfloat16;
-    return {{{blocked_tiles<VectorFloat32, F32>(), nullptr},
-             {nullptr, blocked_tiles<VectorBfloat16, Bf16>()},
-             {blocked_tiles<VectorInt8, F32>(), blocked_tiles<VectorInt8, Bf16>()}},
-            {vector_gate<F32, silu_f>, vector_gate<Bf16, silu_f>},
-            {vector_gate<F32, gelu_tanh_f>, vector_gate<Bf16, gelu_tanh_f>},
-            nullptr};
 }
 
 }  // namespace

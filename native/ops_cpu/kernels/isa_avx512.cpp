@@ -7,27 +7,17 @@
 #include "units_avx512.h"
 
 namespace hpcdecode::ops::HPCDECODE_ISA {
-namespace {
-
-constexpr Products float32_products() {
-    return {{{tiles<Float32, ToFloat32>(), nullptr}, {}, {}},
-            {gate<ToFloat32, silu>, nullptr},
-            {gate<ToFloat32, gelu_tanh>, nullptr},
-            nullptr};
-}
-
-constexpr Products all_products() {
-    Products all = blocked_products(), own = float32_products();
-    all.of[0][0] = own.of[0][0];
-    all.silu[0] = own.silu[0];
-    all.gelu_tanh[0] = own.gelu_tanh[0];
-    return all;
-}
-
-}  // namespace
 
 extern const KernelTable table, amx_table;
-constexpr KernelTable table = make_table("avx512", all_products());
-constexpr KernelTable amx_table = make_table("amx", float32_products());  // oneDNN's others use AMX tiles
+constexpr KernelTable table = make_table(
+    "avx512", {{{tiles<Float32, ToFloat32>()},
+                {nullptr, blocked_tiles<VectorBfloat16, VectorToBfloat16>()},
+                {blocked_tiles<VectorInt8, VectorToFloat32>(), blocked_tiles<VectorInt8, VectorToBfloat16>()}},
+               {gate<ToFloat32, silu>, vector_gate<VectorToBfloat16, silu_f>},
+               {gate<ToFloat32, gelu_tanh>, vector_gate<VectorToBfloat16, gelu_tanh_f>},
+               nullptr});
+// oneDNN's other GEMMs use AMX tiles.
+constexpr KernelTable amx_table =
+    make_table("amx", {{{tiles<Float32, ToFloat32>()}}, {gate<ToFloat32, silu>}, {gate<ToFloat32, gelu_tanh>}});
 
 }  // namespace hpcdecode::ops::HPCDECODE_ISA

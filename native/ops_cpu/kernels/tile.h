@@ -1,8 +1,6 @@
 // The tiles of a GEMM.
 #pragma once
-#include <array>
-#include <utility>
-
+#include "by_rows.h"
 #include "units_avx512.h"
 
 namespace hpcdecode::ops::HPCDECODE_ISA {
@@ -46,17 +44,15 @@ void tile(const Tile& t) {
         }
 }
 
-template <class Unit, class Out, class Less>
-struct ByRows;
-
-template <class Unit, class Out, int... kLess>
-struct ByRows<Unit, Out, std::integer_sequence<int, kLess...>> {
-    static constexpr TileKernel all[] = {tile<Unit, Out, kLess + 1>...};
+template <class Unit, class Out>
+struct RegisterTile {
+    template <int R>
+    static constexpr TileKernel kernel = tile<Unit, Out, R>;
 };
 
 template <class Unit, class Out>
 constexpr const TileKernel* tiles() {
-    return ByRows<Unit, Out, std::make_integer_sequence<int, kTileRows>>::all;
+    return by_rows<RegisterTile<Unit, Out>>();
 }
 
 }  // namespace

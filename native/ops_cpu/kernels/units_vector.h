@@ -1,10 +1,8 @@
-// The multiply-adds of a GEMM in the compiler's vectors, for instruction sets without products of the type.
+// The multiply-adds of a GEMM in the compiler's vectors, for AVX2, and for AVX-512 without products of the type.
 //
 // A word of packed weights gives one or two factors for every output, and a word of a row gives as many values.
 #pragma once
-#if defined(__x86_64__)
 #include <immintrin.h>
-#endif
 
 #include "math.h"
 
@@ -13,12 +11,8 @@ namespace {
 
 #if defined(__AVX512F__)
 constexpr int kWidth = 16, kVectors = 2, kGroup = 14;  // lanes; vectors of a row; rows whose sums fit registers
-#elif defined(__AVX2__)
-constexpr int kWidth = 8, kVectors = 2, kGroup = 6;
-#elif defined(__aarch64__)
-constexpr int kWidth = 4, kVectors = 4, kGroup = 6;
 #else
-constexpr int kWidth = 4, kVectors = 2, kGroup = 6;
+constexpr int kWidth = 8, kVectors = 2, kGroup = 6;
 #endif
 constexpr int kValues = 128;  // of a row that are multiplied at once, so that these weights stay in the first cache
 
@@ -74,12 +68,8 @@ struct VectorBfloat16 : VectorFloatSums {
 inline Ints multiply_pairs(Ints a, Ints b) {
 #if defined(__AVX512BW__)
     return reinterpret_cast<Ints>(_mm512_madd_epi16(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
-#elif defined(__AVX2__)
-    return reinterpret_cast<Ints>(_mm256_madd_epi16(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
-#elif defined(__x86_64__)
-    return reinterpret_cast<Ints>(_mm_madd_epi16(reinterpret_cast<__m128i>(a), reinterpret_cast<__m128i>(b)));
 #else
-    return ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+    return reinterpret_cast<Ints>(_mm256_madd_epi16(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
 #endif
 }
 
