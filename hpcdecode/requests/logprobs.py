@@ -9,6 +9,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcdecode.errors import InvariantViolation
+
 
 class Logprobs(msgspec.Struct, array_like=True):
     """Log-probabilities of a run of tokens: natural logarithms, from the model's logits as they are.
@@ -38,6 +40,10 @@ class Logprobs(msgspec.Struct, array_like=True):
         """Return the sum of all."""
         return sum(self.chosen)
 
+    def copy(self) -> Logprobs:
+        """Return the same values; tokens that are added to one of the two are not added to the other."""
+        return Logprobs(list(self.chosen), list(self.top_ids), list(self.top))
+
     def add(self, chosen: float, top_ids: list[int], top: list[float]) -> None:
         """Append a token's."""
         self.chosen.append(chosen)
@@ -57,6 +63,9 @@ def columns_of(
         chosen: name of the first column.
         top_ids: name of the second.
         top: name of the third.
+
+    Raises:
+        InvariantViolation: A run has log-probabilities of another number of tokens than it has.
     """
     width = max((held.width for _, held in runs if held is not None), default=0)
     if all(held is None for _, held in runs):
@@ -70,6 +79,8 @@ def columns_of(
     start = 0
     for length, held in runs:
         if held is not None:
+            if len(held) != length:
+                raise InvariantViolation("a log-probability for each token", f"expected {length}, got {len(held)}")
             columns[chosen][start : start + length] = held.chosen
             for at, (ids, values) in enumerate(zip(held.top_ids, held.top, strict=True), start):
                 columns[top_ids][at, : len(ids)] = ids

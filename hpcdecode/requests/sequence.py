@@ -227,11 +227,11 @@ class SequenceState:
         )
 
     def resume(self, earlier: Unfinished, stops: Stops) -> None:
-        """Take over what an earlier run generated; it may have been all."""
+        """Take over what an earlier run generated; it may have been all. `earlier` stays as it is."""
         self.generated = earlier.token_ids[:-1]
         self.accept(earlier.token_ids[-1], stops)
         self.resumed = len(self.generated)
-        self.logprobs = earlier.logprobs
+        self.logprobs = None if earlier.logprobs is None else earlier.logprobs.copy()
         self.prompt_logprobs = earlier.prompt_logprobs or self.prompt_logprobs
 
     def text(self, decode: Decode) -> str:

@@ -14,6 +14,7 @@ from hpcdecode.data.results.resume import find_earlier
 from hpcdecode.data.results.segments import parts_folder, segments_in
 from hpcdecode.data.results.writer import ResultsWriter
 from hpcdecode.errors import InvariantViolation, UserError
+from hpcdecode.requests.logprobs import Logprobs
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt, Unfinished
 
@@ -78,6 +79,20 @@ def test_sequences_in_flight_go_on_where_they_were(path):
     out.add(result(2))
     out.close(complete=False, summary={})
     assert 2 not in begin(path)[0].unfinished
+
+
+@pytest.mark.parametrize(
+    ("ids", "logprobs", "kept"),
+    [([5, 6], [-0.5, -0.25], True), ([5, 6], [-0.5, -0.25, -1.0], False), ([5, 6], None, False), ([], [], False)],
+)
+def test_tokens_in_flight_are_taken_with_a_log_probability_each(path, ids, logprobs, kept):
+    held = None if logprobs is None else Logprobs(logprobs, [[]] * len(logprobs), [[]] * len(logprobs))
+    _, out = begin(path)
+    out.unfinished = lambda: [Unfinished(2, 0, ids, held)]
+    out.close(complete=False, summary={})
+    earlier, _ = begin(path)
+    (prompt,) = earlier.continued([Prompt(2, "2", [1, 1], SamplingParams(logprobs=0))])
+    assert bool(prompt.unfinished) == kept
 
 
 def test_another_job_is_refused_with_what_changed(path):

@@ -218,5 +218,7 @@ class EarlierRun:
 def _belongs_to(unfinished: Unfinished, prompt: Prompt, vocab_size: int | None) -> bool:
     """Return whether a row can continue with the tokens that a checkpoint has for it."""
     params, ids = prompt.params, unfinished.token_ids
-    fits = 0 <= unfinished.sample < params.samples and len(ids) <= params.max_tokens
+    fits = 0 <= unfinished.sample < params.samples and 0 < len(ids) <= params.max_tokens
+    logprobs = unfinished.logprobs
+    fits = fits and (params.logprobs is None) == (logprobs is None) and (logprobs is None or len(logprobs) == len(ids))
     return fits and (vocab_size is None or all(0 <= token < vocab_size for token in ids))
