@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hpcdecode.errors import UserError
+from hpcdecode.ranks.layout import LAYOUTS, POOLS
 from hpcdecode.requests.params import SamplingParams
 
 if sys.version_info >= (3, 11):
@@ -36,6 +37,8 @@ _CHOICES = {
     "device": DEVICES,
     "r_device": R_DEVICES,
     "partition": PARTITIONS,
+    "layout": LAYOUTS,
+    "pools": POOLS,
     "schedule": SCHEDULES,
 }
 _MOST = {  # larger values need memory or time that no machine has
@@ -63,7 +66,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         compile: Compile slices on GPUs with torch's compiler.
         gpu_mpi: Send activations from GPU to GPU, if all ranks compute on GPUs and MPI takes their memory.
         r_device: Device of the R-ranks; `auto` for a GPU where one is left for the rank.
-        batch: B, sequences that decode at once in the steady state.
+        batch: B, sequences of an S-rank that decode at once in the steady state.
         period: F, steps between injections of new rows.
         lanes: Lanes of an S-rank, each with a micro-batch in flight.
         schedule: Policy by which rows enter.
@@ -72,7 +75,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         prefix_sharing: Prefill a common beginning of several prompts once.
         partition: Unit by which attention is divided among R-ranks.
         overlap: Parts of an R-rank's work in a layer, each of which is attended to when it arrives.
-        s_ranks: Number of S-ranks.
+        layout: `replicas`, every rank has both roles, or `split`, every rank has one.
+        s_ranks: Number of S-ranks, of the layout `split`.
+        pools: Whether all R-ranks serve every S-rank (`shared`), or an even share of them each (`own`).
         kv_memory: Bytes of the KV cache of an R-rank.
         gpu_memory: Most bytes of a GPU that a rank takes, KV cache included; None for the free ones.
         survive: Go on after the loss of R-ranks, with an MPI that supports it.
@@ -95,7 +100,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefix_sharing: bool = True
     partition: str = "request"
     overlap: int = 1
+    layout: str | None = None
     s_ranks: int | None = None
+    pools: str = "shared"
     kv_memory: int | None = None
     gpu_memory: int | None = None
     survive: bool = False

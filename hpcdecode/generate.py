@@ -25,12 +25,12 @@ from hpcdecode.doctor import binding
 from hpcdecode.engine.announce import announce, explain
 from hpcdecode.engine.desk import Desk
 from hpcdecode.engine.engine import Engine
-from hpcdecode.engine.setup import auto_dtype, together
+from hpcdecode.engine.setup import auto_dtype, together, weight_bytes
 from hpcdecode.errors import InvariantViolation, RowProblem, UserError
 from hpcdecode.model import SplitModel
 from hpcdecode.planning.auto import planned, profile_for
-from hpcdecode.ranks import launch
-from hpcdecode.ranks.launch import Team
+from hpcdecode.ranks.layout import Wishes
+from hpcdecode.ranks.team import Team, assemble
 from hpcdecode.ranks.watchdog import Watchdog
 from hpcdecode.report import text
 from hpcdecode.report.metrics import Metrics, check_emptied, summarize, versions
@@ -72,7 +72,9 @@ def generate(
     timeline = Timeline(trace=job.trace is not None)
     if job.survive:
         _check_survive(comm)
-    team = launch.assemble(comm, job.s_ranks, job.device, job.r_device)
+    layout = job.layout or ("split" if job.profile else None)  # a profile is of one S-rank and R-ranks
+    wishes = Wishes(layout=layout, s_ranks=job.s_ranks, pools=job.pools)
+    team = assemble(comm, wishes, job.device, job.r_device, weight_bytes(job) if comm else 0)
     with nullcontext(signals) if signals else Signals() as held, Watchdog(team, timeline, job.stall_timeout):
         return _generate(job, team, timeline, held, model)
 
@@ -99,18 +101,18 @@ def _generate(job: Job, team: Team, timeline: Timeline, signals: Signals, model:
     with _kept(lead):
         if desk and profile:
             engine.options = planned(profile, engine, *desk.feed.preview(LOOKAHEAD))
-        scale = engine.scale(desk)
+        scales = engine.scales(desk)
     if desk:
         stages.done("rows")
-        explain(engine, scale, *desk.feed.preview(LOOKAHEAD))
-        announce(engine, scale, stages)
+        explain(engine, scales, *desk.feed.preview(LOOKAHEAD))
+        announce(engine, scales, stages)
         if time_left := signals.drain_before(job.drain_before):
             logger.log(logging.INFO if signals.has_deadline else logging.WARNING, time_left)
     gc.freeze()  # collections need not traverse what was imported and loaded, which would take 0.2 s
     gc.enable()
     start = perf_counter()
     with _kept(lead):
-        metrics = engine.work(desk, scale, signals, Progress(), job.checkpoint_every)
+        metrics = engine.work(desk, scales, signals, Progress(), job.checkpoint_every)
         team = engine.team
     every = team.gather_all(metrics, Metrics)
     if lead and not signals.stopping:

@@ -16,9 +16,9 @@ from hpcdecode.data.prompts.tokenizer import tokenized
 from hpcdecode.data.results.collected import CollectedResults, CompletionOutput, RequestOutput, prompt_error
 from hpcdecode.engine.desk import Desk
 from hpcdecode.engine.engine import Engine
-from hpcdecode.engine.setup import Scale
+from hpcdecode.engine.scale import Scale
 from hpcdecode.errors import PromptError, RowProblem, UserError
-from hpcdecode.ranks import launch
+from hpcdecode.ranks.team import assemble
 from hpcdecode.report.metrics import check_emptied
 from hpcdecode.report.progress import NoProgress, Progress
 from hpcdecode.requests.params import SamplingParams
@@ -83,7 +83,7 @@ class LLM:
             kv_memory=parse_bytes(kv_memory) if isinstance(kv_memory, str) else kv_memory,
             gpu_memory=parse_bytes(gpu_memory) if isinstance(gpu_memory, str) else gpu_memory,
         ).check()
-        team = launch.assemble(None, None, options.device, options.r_device)
+        team = assemble(None, None, options.device, options.r_device)
         if threads is not None:
             if threads < 1:
                 raise UserError(f"threads: expected an integer >= 1, got {threads}")
@@ -162,15 +162,15 @@ class LLM:
         desk = Desk(prompts, results, tokenizer)
         progress = Progress(bar=True, total=len(prompts)) if use_tqdm else NoProgress()
         try:
-            scale = engine.scale(desk)
-            self._require_capacity(prompts, scale)
-            check_emptied([engine.work(desk, scale, Signals(), progress, _CHECKPOINT_SECONDS)])
+            scales = engine.scales(desk)
+            self._require_capacity(prompts, scales[0])
+            check_emptied([engine.work(desk, scales, Signals(), progress, _CHECKPOINT_SECONDS)])
         finally:
             desk.feed.close()
         return [self._output(row, prompt, results) for row, prompt in zip(rows, prompts, strict=True)]
 
     def _require_capacity(self, prompts: list[Prompt], scale: Scale) -> None:
-        engine, batch = self._engine, scale.lane_batches[0][0]
+        engine, batch = self._engine, scale.lanes[0]
         limits, placement, stops = engine.limits(batch, scale), engine.placement(1), engine.stops
         for prompt in prompts:
             sequences = sequences_of(prompt, 0, limits, placement, stops)

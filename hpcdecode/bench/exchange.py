@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from hpcdecode.attention.base import LayerShape
 from hpcdecode.bench.output import Case, Report
 from hpcdecode.errors import UserError
-from hpcdecode.ranks import launch
+from hpcdecode.mpi.collectives import gather_all
+from hpcdecode.ranks.team import assemble
 from hpcdecode.report.benchmark import case, machine
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> Report | None:
     """
     if args.comm is None:
         raise UserError("bench exchange: expected several ranks; start it with mpiexec -n 3 hpcdecode bench exchange")
-    team = launch.assemble(args.comm, 1)
+    team = assemble(args.comm)
     team.pin()
     torch.set_num_threads(team.me.threads)
     cases = [c for hidden in args.hidden for rows in args.rows for c in _measured(args, hidden, rows)]
@@ -92,7 +93,7 @@ def _measured(args: argparse.Namespace, hidden: int, rows: int) -> Iterator[Case
 
 def _pass(comm: MPI.Intracomm, one_round: Callable[[], None]) -> float:
     """Return the seconds of an exchange, the mean of a pass."""
-    launch.gather_all(comm, 0, int)
+    gather_all(comm, 0, int)
     one_round()
     start = perf_counter()
     for _ in range(LAYERS):

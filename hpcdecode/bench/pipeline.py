@@ -21,7 +21,7 @@ from hpcdecode.bench.workload import SHAPES, checkpoint, default_folder
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
 from hpcdecode.planning.steady_load import OperationSeconds, SteadyLoad
-from hpcdecode.ranks import launch
+from hpcdecode.ranks.team import assemble
 from hpcdecode.report.benchmark import case, machine
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> Report | None:
         raise UserError("bench pipeline: expected several ranks; start it with mpiexec -n 2 hpcdecode bench pipeline")
     from hpcdecode.planning.steady import Steady
 
-    team = launch.assemble(args.comm, 1)
+    team = assemble(args.comm)
     team.pin()
     torch.set_num_threads(team.me.threads)
     model = None

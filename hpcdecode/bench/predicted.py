@@ -26,6 +26,7 @@ from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.profile import Profile
 from hpcdecode.planning.simulator import SimulatedWorld, lane_limits, simulate
 from hpcdecode.ranks import launch
+from hpcdecode.ranks.team import Team, assemble
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.schedule.auto import FULL, load_limit
 from hpcdecode.schedule.limits import prefill_limit
@@ -92,7 +93,7 @@ class Runner:
         folder: For prompts and results.
     """
 
-    def __init__(self, team: launch.Team, model: SplitModel | None, directory: Path, folder: Path):
+    def __init__(self, team: Team, model: SplitModel | None, directory: Path, folder: Path):
         self.team, self.model, self.directory, self.folder = team, model, directory, folder
 
     def run(self, case: PredictedCase) -> tuple[float, int]:
@@ -148,7 +149,7 @@ def main(directory: str, folder: str, rounds: int, cases: list[PredictedCase], c
         cases: What is run.
         choosing: Add the planner's choice for the rows of the first case.
     """
-    team = launch.assemble(launch.connect(), 1)
+    team = assemble(launch.connect())
     team.pin()
     model = load_split(directory, dtype="bfloat16") if team.lead else None
     calibration = Calibration(team, model, directory, None)

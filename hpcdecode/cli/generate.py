@@ -29,6 +29,7 @@ from hpcdecode.config import (
 )
 from hpcdecode.errors import RowProblem, UserError, first_line
 from hpcdecode.ranks import launch
+from hpcdecode.ranks.layout import LAYOUTS, POOLS
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.schedule.limits import prefill_limit
 from hpcdecode.system.signals import END_TIME, Signals
@@ -167,7 +168,7 @@ def _add_size(group: Group) -> None:
     add("--r-device", choices=R_DEVICES, help=help)
     help = "send activations from GPU to GPU if all ranks compute on GPUs and MPI takes their memory (default: yes)"
     add("--gpu-mpi", action=_Switch, help=help)
-    add("--batch", type=_count, metavar="B", help="sequences that decode at once in the steady state")
+    add("--batch", type=_count, metavar="B", help="sequences of an S-rank that decode at once in the steady state")
     add("--period", type=_count, metavar="F", help="steps between two injections of new rows")
     add("--schedule", choices=SCHEDULES, help=f"policy by which rows enter ({_DEFAULTS['schedule']})")
     help = "most tokens that a step attends to under the schedule load-control"
@@ -185,7 +186,14 @@ def _add_size(group: Group) -> None:
     add("--partition", choices=PARTITIONS, help=help)
     help = f"parts of an R-rank's work in a layer, each attended to when it arrives ({_DEFAULTS['overlap']})"
     add("--overlap", type=int, metavar="N", help=help)
-    add("--s-ranks", type=int, metavar="K", help="ranks that hold the weights; the others hold KV caches (default: 1)")
+    help = "replicas: every rank holds the weights and the KV cache of its own rows; split: every rank holds one of "
+    help += "the two (default: split if some ranks see a GPU and others do not, or weights do not fit on all; else "
+    help += "replicas)"
+    add("--layout", choices=LAYOUTS, help=help)
+    help = "ranks that hold the weights, while the others hold KV caches; implies --layout split (default: 1)"
+    add("--s-ranks", type=int, metavar="K", help=help)
+    help = f"whether all R-ranks serve every S-rank, or an even share of them each ({_DEFAULTS['pools']})"
+    add("--pools", choices=POOLS, help=help)
     size = parsed(parse_bytes)
     add("--kv-memory", type=size, metavar="SIZE", help="memory of an R-rank's KV cache, such as 64G")
     help = "most memory of a GPU that a rank takes, KV cache included (default: what is free)"

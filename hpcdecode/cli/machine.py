@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hpcdecode.cli.arguments import add_verbosity
 from hpcdecode.config import DTYPES, find_model
 from hpcdecode.ranks import launch
+from hpcdecode.ranks.layout import LAYOUTS, Wishes
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -70,7 +71,8 @@ def _add_doctor(commands: Subcommands) -> None:
         "all is well, 1 if there are problems.",
         allow_abbrev=False,
     )
-    parser.add_argument("--s-ranks", type=int, metavar="K", help="number of S-ranks, as for generate (default: 1)")
+    parser.add_argument("--layout", choices=LAYOUTS, help="as for generate")
+    parser.add_argument("--s-ranks", type=int, metavar="K", help="as for generate")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=_doctor, connect=launch.connect)
 
@@ -78,7 +80,7 @@ def _add_doctor(commands: Subcommands) -> None:
 def _doctor(options: argparse.Namespace, comm: MPI.Intracomm | None) -> int:
     from hpcdecode.doctor import doctor
 
-    return doctor(comm, options.s_ranks, options.json)
+    return doctor(comm, Wishes(layout=options.layout, s_ranks=options.s_ranks), options.json)
 
 
 COMMANDS = (_add_split, _add_bench, _add_doctor)

@@ -10,26 +10,28 @@ import msgspec
 
 from hpcdecode.doctor.checks import BINDING, CHECKS, Problem
 from hpcdecode.doctor.facts import Place, RankFacts, examine, place
-from hpcdecode.ranks.launch import Team, assemble, is_lead
+from hpcdecode.ranks.launch import is_lead
+from hpcdecode.ranks.layout import Wishes
+from hpcdecode.ranks.team import Team, assemble
 from hpcdecode.report.text import table
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-def doctor(comm: MPI.Intracomm | None, s_ranks: int | None, as_json: bool) -> int:
+def doctor(comm: MPI.Intracomm | None, wishes: Wishes, as_json: bool) -> int:
     """Examine all ranks; rank 0 prints the report.
 
     Args:
         comm: The world; None for a single process.
-        s_ranks: Number of S-ranks; None chooses.
+        wishes: What is asked of the layout.
         as_json: Print a JSON object instead of text.
 
     Returns:
         The exit code: 1 on rank 0 if there are problems, else 0. Other ranks return 0, because a launcher that kills
         on a bad exit must not end rank 0 before it has printed.
     """
-    team = assemble(comm, s_ranks, device=None)
+    team = assemble(comm, wishes, device=None)
     given = os.sched_getaffinity(0)
     team.pin()
     try:

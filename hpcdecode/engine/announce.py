@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import groupby
 
+from hpcdecode.config import EngineOptions
 from hpcdecode.engine.engine import Engine
-from hpcdecode.engine.setup import Scale
+from hpcdecode.engine.scale import Scale
 from hpcdecode.model.frontend.config import stated_dtype
 from hpcdecode.report import text
 from hpcdecode.report.stages import Stages
@@ -17,27 +19,34 @@ _CHOSEN = ("dtype", "kv_dtype", "batch", "period", "lanes", "prefill_tokens", "k
 logger = logging.getLogger(__name__)
 
 
-def announce(engine: Engine, scale: Scale, stages: Stages) -> None:
+def announce(engine: Engine, scales: Sequence[Scale], stages: Stages) -> None:
     """Log the topology, the values that were given or chosen, and the time of the start."""
     setup = engine.setup
-    lanes = "+".join(str(len(batches)) for batches in scale.lane_batches)
     weights = f" with {engine.options.weights} weights" if engine.options.weights else ""
-    limit = f" up to {scale.load:,} tokens a step" if engine.options.schedule == "load-control" else ""
     logger.info(text.topology(engine.team.ranks))
-    logger.info(
-        f"{engine.options.model}: {len(setup.shapes)} layers, {setup.dtype}{weights}, KV {setup.kv_dtype}; "
-        f"batch {scale.batch}, period {scale.period} of {scale.steps} steps, lanes {lanes}, "
-        f"up to {scale.prefill_tokens:,} prompt tokens a step, schedule {engine.options.schedule}{limit}"
-    )
+    logger.info(f"layout: {engine.team.layout}")
+    model = f"{engine.options.model}: {len(setup.shapes)} layers, {setup.dtype}{weights}, KV {setup.kv_dtype}; "
+    for scale, alike in groupby(scales):
+        count = len(list(alike))
+        each = f"each of {count} S-ranks: " * (count > 1)
+        logger.info(model + each + _sizes(engine.options, scale))
     logger.info(stages.text())
 
 
-def explain(engine: Engine, scale: Scale, first: Sequence[Prompt], all_rows: bool) -> None:
+def _sizes(options: EngineOptions, scale: Scale) -> str:
+    limit = f" up to {scale.load:,} tokens a step" if options.schedule == "load-control" else ""
+    return (
+        f"batch {scale.batch}, period {scale.period} of {scale.steps} steps, lanes {len(scale.lanes)}, "
+        f"up to {scale.prefill_tokens:,} prompt tokens a step, schedule {options.schedule}{limit}"
+    )
+
+
+def explain(engine: Engine, scales: Sequence[Scale], first: Sequence[Prompt], all_rows: bool) -> None:
     """Log, at level DEBUG, from what the values were chosen.
 
     Args:
         engine: The engine.
-        scale: What was chosen.
+        scales: What was chosen, by group.
         first: First rows of the job.
         all_rows: Whether these are all rows.
     """
@@ -51,5 +60,5 @@ def explain(engine: Engine, scale: Scale, first: Sequence[Prompt], all_rows: boo
     logger.debug(f"hpcdecode: R-ranks: {len(r_ranks)}, which hold {sum(r.kv_tokens for r in r_ranks):,} KV tokens")
     logger.debug(
         f"hpcdecode: {'all' if all_rows else 'first'} {len(first)} rows: {mean_prompt(first):,.1f} prompt tokens on "
-        f"average, at most {scale.steps} decode steps, level load {scale.load:,} tokens"
+        f"average, at most {scales[0].steps} decode steps, level load {sum(s.load for s in scales):,} tokens"
     )

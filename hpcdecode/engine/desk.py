@@ -48,13 +48,19 @@ def error_of(request: Request) -> RowError | None:
 class RankReport(msgspec.Struct, array_like=True):
     """From an S-rank to the lead: what is done since the last report, and how many rows it asks for.
 
-    ask: 0 asks for nothing and gets no answer; -1 is the S-rank's last report.
+    Attributes:
+        ask: sequences asked for; 0 asks for nothing and gets no answer; -1 is the S-rank's last report.
+        finished: rows, with all their samples.
+        errors: rows that could not be used.
+        unfinished: all sequences in flight; None in most reports.
+        ahead: whether the S-rank has other sequences to work on.
     """
 
     ask: int
-    finished: list[list[Result]]  # rows, with all their samples
+    finished: list[list[Result]]
     errors: list[RowError]
-    unfinished: list[Unfinished] | None  # all sequences in flight; None in most reports
+    unfinished: list[Unfinished] | None
+    ahead: bool = False
 
 
 class Writer(Protocol):
@@ -74,7 +80,7 @@ class Writer(Protocol):
 
 
 class Desk:
-    """Feed and sink of the lead's lanes; the other S-ranks reach it through `workers.remote`.
+    """Feed and sink of the lead's lanes; the other S-ranks reach it through `engine.remote`.
 
     max_errors: rows that may be unusable; one more raises UserError where it is read or refused.
     """
@@ -95,6 +101,10 @@ class Desk:
     def peek(self) -> Prompt | None:
         """Return the next prompt, or None if there are no more."""
         return self.feed.peek()
+
+    def exhausted(self) -> bool:
+        """Return whether there are no more prompts."""
+        return self.feed.peek() is None
 
     def pop(self) -> Prompt:
         """Give the next prompt out."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,12 @@ if TYPE_CHECKING:
 
 
 def run_lead(
-    s_rank: SRank, desk: Desk, signals: Signals, progress: Progress, s_comm: MPI.Intracomm | None = None
+    s_rank: SRank,
+    desk: Desk,
+    signals: Signals,
+    progress: Progress,
+    s_comm: MPI.Intracomm | None = None,
+    batches: Sequence[int] = (),
 ) -> None:
     """Run the lead's lanes, and serve the other S-ranks' questions for rows until they have none.
 
@@ -28,12 +34,13 @@ def run_lead(
         signals: tell when to stop.
         progress: shown to the user.
         s_comm: the S-ranks, the lead first; None if it is the only one.
+        batches: B of every S-rank, if there are several.
     """
     clients = None
     if s_comm is not None:
         from hpcdecode.engine.remote import Clients
 
-        clients = Clients(desk, s_comm)
+        clients = Clients(desk, s_comm, batches)
     desk.writer.unfinished = lambda: [
         *desk.unfinished(),
         *s_rank.unfinished(),

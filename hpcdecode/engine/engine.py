@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -14,33 +14,23 @@ from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.desk import Desk, RankReport
 from hpcdecode.engine.duties import run_lead, run_remote
 from hpcdecode.engine.kv import open_attention_worker, open_prompts
+from hpcdecode.engine.links import Lane, lane_spec, lanes_of, local_links, slots_of
+from hpcdecode.engine.room import limit_torch, measure_room, measure_speeds
 from hpcdecode.engine.s_rank import SRank
-from hpcdecode.engine.setup import (
-    Scale,
-    apart,
-    choose_scale,
-    direct,
-    limit_torch,
-    load,
-    measure_room,
-    measure_speeds,
-    partition_of,
-)
+from hpcdecode.engine.scale import Scale, capacity_of, choose_scales, rows_ahead
+from hpcdecode.engine.setup import direct, load, partition_of
 from hpcdecode.engine.survive import work_on
 from hpcdecode.engine.work import Work
 from hpcdecode.exchange.base import SLink
-from hpcdecode.exchange.local import LocalLink
-from hpcdecode.exchange.partition import Partition
 from hpcdecode.exchange.staging import direct as direct_links
 from hpcdecode.exchange.staging import staged as staged_links
 from hpcdecode.model import SplitModel
-from hpcdecode.ranks.launch import Team
 from hpcdecode.ranks.roles import Rank
+from hpcdecode.ranks.team import Team
 from hpcdecode.report.account import Account
 from hpcdecode.report.metrics import Metrics
 from hpcdecode.report.progress import Progress
 from hpcdecode.requests.stops import Stops
-from hpcdecode.schedule.auto import LOOKAHEAD
 from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.scheduler import Scheduler
@@ -51,7 +41,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from hpcdecode.engine.remote import RemoteDesk
-    from hpcdecode.exchange.memory import LaneSpec
     from hpcdecode.exchange.mpi import MpiRLink
 
 _PREFIX_BYTES = 1 << 30  # of an S-rank, for K and V of what prompts share
@@ -114,17 +103,12 @@ class Engine:
         return self.setup.max_positions or _NO_CONTEXT_LIMIT
 
     @property
-    def partition(self) -> Partition:
-        """Return how the attention is spread over the R-ranks."""
-        return partition_of(self.options, self.team)
-
-    @property
     def stops(self) -> Stops:
         """Return what ends a sequence; on S-ranks."""
         return Stops(self.setup.eos, self.tokenizer.decode)
 
     def limits(self, batch: int, scale: Scale, prefix_tokens: int = 0) -> LaneLimits:
-        """Return the limits of a lane whose share of B is `batch`."""
+        """Return the limits of a lane whose share of the group's B is `batch`."""
         return LaneLimits(
             batch,
             scale.period,
@@ -137,41 +121,38 @@ class Engine:
         )
 
     def placement(self, lanes: int) -> Placement:
-        """Return what an S-rank may use of the R-ranks' KV caches."""
-        r_ranks = [r for r in self.team.ranks if r.has_r]
-        capacity = self.partition.capacity([r.kv_tokens // len(self.team.s_ranks) for r in r_ranks])
-        speeds = self.partition.speeds([r.speed for r in r_ranks])
-        return Placement(capacity, self.setup.block_tokens, lanes, speeds)
+        """Return what this S-rank may use of its R-ranks' KV caches."""
+        team, options = self.team, self.options
+        (group,) = (team.groups[i] for i in team.own)
+        speeds = partition_of(options, group.pool).speeds([team.ranks[p].speed for p in group.pool])
+        return Placement(capacity_of(options, team, group), self.setup.block_tokens, lanes, speeds)
 
-    def scale(self, desk: Desk | None) -> Scale:
-        """Return B, F and lanes for the rows of the lead's desk, on every rank."""
-        scale = choose_scale(self.options, self.team, self.setup, *desk.feed.preview(LOOKAHEAD)) if desk else None
-        return self.team.broadcast(scale, Scale)
+    def scales(self, desk: Desk | None) -> list[Scale]:
+        """Return B, F and lanes of every group for the rows of the lead's desk, on every rank."""
+        options, team = self.options, self.team
+        found = choose_scales(options, team, self.setup, *desk.feed.preview(rows_ahead(team))) if desk else None
+        return team.broadcast(found, list[Scale])
 
     def work(
-        self, desk: Desk | None, scale: Scale, signals: Signals, progress: Progress, checkpoint_seconds: float
+        self,
+        desk: Desk | None,
+        scales: list[Scale],
+        signals: Signals,
+        progress: Progress,
+        checkpoint_seconds: float,
     ) -> Metrics:
-        """Play this rank's role until all rows of the lead's desk are done, or the lead's `signals` say to stop.
+        """Play this rank's roles until all rows of the lead's desk are done, or the lead's `signals` say to stop.
 
         Args:
             desk: on the lead; None on others.
-            scale: sizes of the work, alike on all ranks.
+            scales: sizes of the work by group, alike on all ranks.
             signals: of the lead.
             progress: of the lead.
             checkpoint_seconds: after which S-ranks other than the lead hand in what is in flight.
         """
+        run = partial(self._run, desk, signals, progress, checkpoint_seconds)
         try:
-            if self.team.comm is not None:
-                run = partial(self._run_over_mpi, desk, signals, progress, checkpoint_seconds)
-                return work_on(self, desk, scale, run) if self.options.survive else run(scale)
-            attention = self._open_attention(scale)
-            assert desk is not None, "expected a desk on the lead"
-            local = [LocalLink(attention, lane, scale.slots * lane) for lane in range(scale.lanes)]
-            links = staged_links(local, self.model.device) if apart(self.team) else local
-            self._work = Work(attention, links=links)
-            run_lead(self._make_s_rank(scale, links, desk), desk, signals, progress)
-            attention.check()
-            return self.metrics()
+            return work_on(self, desk, scales, run) if self.options.survive else run(scales)
         except BaseException:
             self._attention = None  # sequences are left in it
             raise
@@ -190,99 +171,118 @@ class Engine:
         self._work, self._attention = Work(), None
         self.comms.clear()
 
-    def _run_over_mpi(
-        self, desk: Desk | None, signals: Signals, progress: Progress, checkpoint_seconds: float, scale: Scale
+    def _run(
+        self,
+        desk: Desk | None,
+        signals: Signals,
+        progress: Progress,
+        checkpoint_seconds: float,
+        scales: list[Scale],
     ) -> Metrics:
-        from hpcdecode.exchange.mpi import lane_communicators, subset
-
-        team, comm = self.team, self.team.comm
-        assert comm is not None, "expected a world of ranks"
-        comms = lane_communicators(comm, team.s_ranks, team.r_ranks, list(map(len, scale.lane_batches)))
-        self.comms += [lane for _, lane in comms]
-        attention = self._open_attention(scale) if team.me.has_r else None
+        team = self.team
+        lanes = lanes_of(team, scales)
+        comms = self._connect(scales)
+        attention = self._open_attention(slots_of(lanes)) if team.me.has_r else None
         self._work = Work(attention)
-        if attention is not None:
-            self._run_r(attention, comms, scale)
+        if team.me.has_s:
+            self._work.links = self._s_links(lanes, comms, attention)
+            self._run_s(desk, signals, progress, checkpoint_seconds, scales)
         else:
-            links = self._s_links([lane for _, lane in comms], scale)
-            s_comm = subset(comm, team.s_ranks) if len(team.s_ranks) > 1 else None
-            self.comms += [s_comm] if s_comm else []
-            if desk is not None:
-                run_lead(self._make_s_rank(scale, links, desk), desk, signals, progress, s_comm)
-            else:
-                assert s_comm is not None, "expected a desk on the only S-rank"
-                self._run_remote(scale, links, s_comm, checkpoint_seconds)
+            self._run_r(lanes, comms)
+        if attention is not None:
+            attention.check()
         self.timeline.enter("wait")
         for link in self._work.links:
             link.close()
         self.comms.clear()
         return self.metrics()
 
-    def _run_r(self, attention: AttentionWorker, comms: Sequence[tuple[int, MPI.Intracomm]], scale: Scale) -> None:
-        """Serve all lanes; comms: index of the S-rank and communicator of each."""
-        from hpcdecode.engine.r_rank import PlanOrder, lane_program, serve
-        from hpcdecode.exchange.mpi import MpiRLink
+    def _connect(self, scales: list[Scale]) -> list[MPI.Intracomm]:
+        """Return the communicators of this rank's lanes over MPI."""
+        team = self.team
+        if team.comm is None or all(group.alone for group in team.groups):
+            return []
+        from hpcdecode.exchange.mpi import lane_communicators
 
-        spec = self._lane_spec(scale, torch.device(self.team.me.kv_device if self._direct else "cpu"))
-        links = [MpiRLink(comm, spec, scale.slots * lane) for lane, (_, comm) in enumerate(comms)]
-        self._work.links = links
-        orders = [PlanOrder() for _ in self.team.s_ranks]
-        serve([lane_program(i, links[i], attention, orders[s]) for i, (s, _) in enumerate(comms)], self.timeline)
-        attention.check()
+        groups = [[] if group.alone else [group.s_rank, *group.pool] for group in team.groups]
+        comms = lane_communicators(team.comm, groups, [len(scale.lanes) for scale in scales])
+        self.comms += comms
+        return comms
 
-    def _s_links(self, comms: Sequence[MPI.Intracomm], scale: Scale) -> Sequence[SLink]:
+    def _s_links(
+        self, lanes: Sequence[Lane], comms: Sequence[MPI.Intracomm], attention: AttentionWorker | None
+    ) -> Sequence[SLink]:
         """Return this S-rank's ends of its lanes."""
+        device = self.model.device
+        if attention is not None:
+            return local_links(self.team, lanes, attention, device)
         from hpcdecode.exchange.memory import HOST
         from hpcdecode.exchange.mpi import MpiSLink
 
         self.timeline.enter("wait")
-        spec = self._lane_spec(scale, self.model.device if self._direct else HOST)
-        plain = [MpiSLink(comm, spec) for comm in comms]
-        links = (direct_links if self._direct else staged_links)(plain, self.model.device)
-        self._work.links = links
-        return links
+        spec = lane_spec(self.options, self.team, self.setup, lanes[0].scale, device if self._direct else HOST)
+        return (direct_links if self._direct else staged_links)([MpiSLink(comm, spec) for comm in comms], device)
 
-    def _run_remote(
-        self, scale: Scale, links: Sequence[SLink], s_comm: MPI.Intracomm, checkpoint_seconds: float
+    def _run_s(
+        self, desk: Desk | None, signals: Signals, progress: Progress, checkpoint_seconds: float, scales: list[Scale]
     ) -> None:
-        """Run the lanes of an S-rank that is not the lead."""
+        """Run the lanes of an S-rank; the lead has the desk, which others reach over a communicator."""
+        comm, s_ranks = self.team.comm, self.team.s_ranks
+        scale = scales[self.team.own[0]]
+        if len(s_ranks) == 1:
+            assert desk is not None, "expected a desk on the lead"
+            run_lead(self._make_s_rank(scale, desk), desk, signals, progress)
+            return
         from hpcdecode.engine.remote import RemoteDesk
+        from hpcdecode.exchange.mpi import subset
 
-        desk = RemoteDesk(s_comm, self.tokenizer)
-        run_remote(self._make_s_rank(scale, links, desk), desk, checkpoint_seconds)
+        assert comm is not None, "several S-ranks: expected a world of ranks"
+        s_comm = subset(comm, s_ranks)
+        self.comms.append(s_comm)
+        if desk is not None:
+            run_lead(self._make_s_rank(scale, desk), desk, signals, progress, s_comm, [s.batch for s in scales])
+        else:
+            ramps = self.options.schedule in ("fixed-f", "load-control")
+            remote = RemoteDesk(s_comm, self.tokenizer, scale.batch, scale.injection if ramps else 0)
+            run_remote(self._make_s_rank(scale, remote), remote, checkpoint_seconds)
 
-    def _lane_spec(self, scale: Scale, device: torch.device) -> LaneSpec:
-        from hpcdecode.exchange.memory import LaneSpec, shared_bytes
+    def _run_r(self, lanes: Sequence[Lane], comms: Sequence[MPI.Intracomm]) -> None:
+        """Serve all lanes."""
+        from hpcdecode.engine.r_rank import PlanOrder, lane_program, serve
+        from hpcdecode.exchange.mpi import MpiRLink
 
-        dtype, slots, partition = getattr(torch, self.setup.dtype), scale.slots, self.partition
-        shapes = list(map(partition.shape, self.setup.shapes))
-        shared = (0, 0) if self._direct else shared_bytes(shapes, slots, scale.prefill_tokens, dtype)
-        return LaneSpec(self.setup.shapes, slots, dtype, partition, shared, self.options.overlap, device)
+        device = torch.device(self.team.me.kv_device if self._direct else "cpu")
+        specs = [lane_spec(self.options, self.team, self.setup, lane.scale, device) for lane in lanes]
+        ends = zip(comms, specs, lanes, strict=True)
+        links = [MpiRLink(comm, spec, lane.first_slot) for comm, spec, lane in ends]
+        self._work.links = links
+        attention, orders = self._work.attention, [PlanOrder() for _ in self.team.groups]
+        assert attention is not None, "expected an R-rank"
+        programs = [lane_program(i, links[i], attention, orders[lane.group]) for i, lane in enumerate(lanes)]
+        serve(programs, self.timeline)
 
     @property
     def _direct(self) -> bool:
         return direct(self.options, self.team)
 
-    def _make_s_rank(self, scale: Scale, links: Sequence[SLink], desk: Desk | RemoteDesk) -> SRank:
-        team = self.team
-        batches = scale.lane_batches[team.s_ranks.index(team.place)]
-        placement, stops = self.placement(len(batches)), self.stops
+    def _make_s_rank(self, scale: Scale, desk: Desk | RemoteDesk) -> SRank:
+        placement, stops = self.placement(len(scale.lanes)), self.stops
         beside = self._attention.kv_cache if self._attention else None
-        prompts = open_prompts(team, self.setup, self.model, beside)
-        shared = prompts.attention.tokens_in(_PREFIX_BYTES // len(batches)) if self.options.prefix_sharing else 0
-        limits = [self.limits(batch, scale, shared) for batch in batches]
+        prompts = open_prompts(self.team, self.setup, self.model, beside)
+        shared = prompts.attention.tokens_in(_PREFIX_BYTES // len(scale.lanes)) if self.options.prefix_sharing else 0
+        limits = [self.limits(batch, scale, shared) for batch in scale.lanes]
         schedulers = [Scheduler(lane, desk, placement, limit, stops) for lane, limit in enumerate(limits)]
+        links = cast("Sequence[SLink]", self._work.links)
         self._work.s_rank = SRank(
             self.model, links, schedulers, desk, stops, prompts, self.timeline, self.tokenizer.grammars
         )
         return self._work.s_rank
 
-    def _open_attention(self, scale: Scale) -> AttentionWorker:
+    def _open_attention(self, slots: int) -> AttentionWorker:
         """Return the attention worker, kept from run to run unless it has too few slots."""
-        slots = scale.slots * scale.lanes
         if self._attention is None or slots > self._slots:
             self._attention, self._work = None, Work()  # its memory goes first
-            partition, direct = self.partition, self._direct
+            partition, direct = partition_of(self.options, self.team.pool), self._direct
             self._attention = open_attention_worker(self.team, self.setup, partition, slots, direct, self.timeline)
             self._slots = slots
         return self._attention

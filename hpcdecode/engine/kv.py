@@ -18,7 +18,7 @@ from hpcdecode.engine.setup import Setup, apart
 from hpcdecode.exchange.partition import Partition
 from hpcdecode.exchange.staging import CudaQueue
 from hpcdecode.model import SplitModel
-from hpcdecode.ranks.launch import Team
+from hpcdecode.ranks.team import Team
 from hpcdecode.system.timeline import Timeline
 
 
@@ -35,17 +35,22 @@ def open_attention_worker(
         direct: whether q, k, v and o cross from device to device.
         timeline: of this rank.
     """
-    me, rank = team.me, team.r_ranks.index(team.place)
+    me, rank = team.me, team.pool.index(team.place)
     heads = [partition.heads(shape, rank) for shape in setup.shapes]
     sinks = [None if s is None else torch.tensor(s[own]) for s, own in zip(setup.sinks, heads, strict=True)]
-    queue = CudaQueue(torch.device(me.kv_device)) if me.kv_device != "cpu" and apart(team) else None
+    queue = CudaQueue(torch.device(me.kv_device)) if me.kv_device != "cpu" and _crosses(team) else None
     return AttentionWorker(_open_kv_cache(team, setup, partition, slots, direct), sinks, timeline, queue)
+
+
+def _crosses(team: Team) -> bool:
+    """Return whether q, k, v and o come to this rank's KV cache from another rank or device."""
+    return apart(team, team.groups[team.own[0]])
 
 
 def _open_kv_cache(team: Team, setup: Setup, partition: Partition, slots: int, direct: bool) -> KvCache:
     me, shapes = team.me, list(map(partition.shape, setup.shapes))
     if me.kv_device != "cpu":
-        kind = HostKvCache if apart(team) and not direct else CudaKvCache
+        kind = HostKvCache if _crosses(team) and not direct else CudaKvCache
         return kind(shapes, setup.kv_dtype, me.kv_tokens, slots, setup.block_tokens, me.kv_device)
     return open_kv_cache(
         shapes,
@@ -71,7 +76,7 @@ def open_prompts(team: Team, setup: Setup, model: SplitModel, beside: KvCache | 
     prompts: PromptAttention = _prompt_attention(team, setup, model, beside)
     if setup.kv_dtype != setup.dtype:
         prompts = StoredPrompts(prompts, setup.shapes, setup.kv_dtype)
-    on_cpus = model.device.type == "cpu" and all(r.kv_device == "cpu" for r in team.ranks if r.has_r)
+    on_cpus = model.device.type == "cpu" and all(team.ranks[place].kv_device == "cpu" for place in team.pool)
     return PromptKvCache(prompts, ResumedAttention(partial(_one_sequence, team, setup)) if on_cpus else None)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
+import msgspec
 from mpi4py import MPI
 
 from hpcdecode.data.prompts.rows import RowError
@@ -15,18 +17,31 @@ from hpcdecode.requests.prompt import Prompt, Unfinished
 from hpcdecode.requests.sequence import Request
 
 _REPORT, _ROWS, _STOP = 1, 2, 3  # message tags
-_ROWS_A_MESSAGE = 16
+_RESULTS_A_MESSAGE = 16  # rows
+
+
+class Rows(msgspec.Struct, array_like=True):
+    """The lead's answer to a question for rows: some, and whether they are the last."""
+
+    prompts: list[Prompt]
+    last: bool
 
 
 class Clients:
-    """The lead's end. comm: the S-ranks, of which the lead is rank 0.
+    """The lead's end.
+
+    Args:
+        desk: of the lead.
+        comm: the S-ranks, of which the lead is rank 0.
+        batches: B of every S-rank.
 
     It never waits for a message of its own to be taken: the client may wait for a large report to be.
     """
 
-    def __init__(self, desk: Desk, comm: MPI.Intracomm):
+    def __init__(self, desk: Desk, comm: MPI.Intracomm, batches: Sequence[int]):
         self.desk, self.comm = desk, comm
         self.open = set(range(1, comm.size))
+        self._expected = dict(enumerate(batches[1:], 1))  # sequences of clients that have not asked yet
         self.stopping = False
         self.tokens = 0  # of the rows handed in
         self._sent: list[MPI.Request] = []
@@ -50,7 +65,8 @@ class Clients:
             if report.unfinished is not None:
                 self._unfinished[status.source] = report.unfinished
             if report.ask > 0:
-                self._sent.append(post(self.comm, status.source, _ROWS, self._rows(report.ask)))
+                rows = self._rows(status.source, report.ask, ahead=report.ahead)
+                self._sent.append(post(self.comm, status.source, _ROWS, rows))
             elif report.ask < 0:
                 self.open.remove(status.source)
 
@@ -58,48 +74,76 @@ class Clients:
         """Return the sequences that the clients had in flight at their last reports of them."""
         return [u for sequences in self._unfinished.values() for u in sequences]
 
-    def _rows(self, count: int) -> list[Prompt]:
+    def _rows(self, client: int, count: int, *, ahead: bool) -> Rows:
+        """Give out rows of `count` sequences, or what there is.
+
+        Of the last rows of a job, a client that asks ahead of need gets its share of those that no one else waits for.
+        """
+        self._expected.pop(client, None)
+        left = self.desk.feed.left
+        if ahead and left is not None:
+            count = min(count, -(-(left - sum(self._expected.values())) // (len(self.open) + 1)))
         rows: list[Prompt] = []
-        while len(rows) < count and not self.stopping and self.desk.peek() is not None:
+        while count > 0 and not self.stopping and self.desk.peek() is not None:
             rows.append(self.desk.pop())
-        return rows
+            count -= rows[-1].params.samples
+        return Rows(rows, self.stopping or self.desk.exhausted())
 
 
 class RemoteDesk:
-    """Feed and sink of an S-rank that is not the lead. An empty answer to a question for rows is their end."""
+    """Feed and sink of an S-rank that is not the lead.
 
-    def __init__(self, comm: MPI.Intracomm, tokenizer: Tokenizer):
-        self.comm, self.tokenizer = comm, tokenizer
+    It asks ahead of need, so that its lanes do not wait for the lead, but for no more than a micro-batch: rows that
+    wait here could run elsewhere.
+
+    Args:
+        comm: the S-ranks, of which the lead is rank 0.
+        tokenizer: of the model.
+        batch: B of the S-rank.
+        injection: sequences that enter together, of a schedule that lets them in by portions; else 0.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, tokenizer: Tokenizer, batch: int, injection: int):
+        self.comm, self.tokenizer, self._batch = comm, tokenizer, batch
+        self._ahead = injection
         self._rows: deque[Prompt] = deque()
+        self._held = self._in_flight = 0  # sequences of rows that wait here, and of those that run
         self._finished: list[list[Result]] = []
         self._errors: list[RowError] = []
         self._asked = self._ended = False
 
     def peek(self) -> Prompt | None:
-        """Return the next prompt, or None if there are no more; ask the lead for more ahead of need."""
-        if not self._asked and not self._ended and len(self._rows) < _ROWS_A_MESSAGE // 2:
-            self._report(_ROWS_A_MESSAGE)
-            self._asked = True
-        while not self._rows and self._asked:
+        """Return the next prompt, or None if there is none yet; wait for it only if nothing else is to do."""
+        self._ask()
+        while self._asked and not self._rows and (not self._in_flight or self._answered()):
             self._take_answer()
+            self._ask()
         return self._rows[0] if self._rows else None
+
+    def exhausted(self) -> bool:
+        """Return whether the lead has no more rows."""
+        return self.peek() is None and self._ended
 
     def pop(self) -> Prompt:
         """Take the next prompt."""
-        return self._rows.popleft()
+        prompt = self._rows.popleft()
+        self._held -= prompt.params.samples
+        self._in_flight += prompt.params.samples
+        return prompt
 
     def refuse(self, prompt: Prompt, reason: str) -> None:
         """Drop the next prompt and record why."""
-        self._rows.popleft()
+        self._held -= self._rows.popleft().params.samples
         self._errors.append(RowError(prompt.line, prompt.id, reason))
 
     def finish(self, request: Request) -> None:
         """Take a request whose sequences are all finished; hand in some at a time."""
+        self._in_flight -= request.prompt.params.samples
         if (error := error_of(request)) is not None:
             self._errors.append(error)
             return
         self._finished.append([result_of(sequence, self.tokenizer) for sequence in request.sequences])
-        if len(self._finished) >= _ROWS_A_MESSAGE:
+        if len(self._finished) >= _RESULTS_A_MESSAGE:
             self._report(0)
 
     def last_report(self, unfinished: list[Unfinished]) -> RankReport:
@@ -120,11 +164,23 @@ class RemoteDesk:
             self._take_answer()
         self._report(-1, unfinished)
 
+    def _ask(self) -> None:
+        """Ask for what a micro-batch lacks, or for what has room at once."""
+        want = (self._ahead or self._batch - self._in_flight) - self._held
+        if not (self._asked or self._ended) and want > self._ahead // 2:
+            self._report(want)
+            self._asked = True
+
+    def _answered(self) -> bool:
+        return self.comm.Iprobe(0, _ROWS)
+
     def _take_answer(self) -> None:
-        rows = receive(self.comm, 0, _ROWS, list[Prompt])
-        self._rows += rows
-        self._ended, self._asked = not rows, False
+        answer = receive(self.comm, 0, _ROWS, Rows)
+        self._rows += answer.prompts
+        self._held += sum(prompt.params.samples for prompt in answer.prompts)
+        self._ended, self._asked = answer.last, False
 
     def _report(self, ask: int, unfinished: list[Unfinished] | None = None) -> None:
-        send(self.comm, 0, _REPORT, RankReport(ask, self._finished, self._errors, unfinished))
+        report = RankReport(ask, self._finished, self._errors, unfinished, ahead=self._in_flight > 0)
+        send(self.comm, 0, _REPORT, report)
         self._finished, self._errors = [], []

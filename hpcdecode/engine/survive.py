@@ -1,4 +1,4 @@
-"""`--survive`: an engine goes on without R-ranks that are lost.
+"""`--survive`: an engine goes on without ranks that are lost, all but the lead.
 
 What the loss stopped is given up as a whole: lanes, KV caches, sequences in flight. The ranks that are left form a new
 team in their old roles, and the rows that were in flight go out again with the tokens that they had.
@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from hpcdecode.config import EngineOptions
 from hpcdecode.engine.desk import Desk, RankReport
-from hpcdecode.engine.setup import Scale, Setup, measure_room, partition_of, together
+from hpcdecode.engine.room import measure_room
+from hpcdecode.engine.scale import Scale
+from hpcdecode.engine.setup import Setup, partition_of, together
 from hpcdecode.mpi import ulfm
-from hpcdecode.ranks.launch import Team, named, survivors
 from hpcdecode.ranks.roles import Rank
+from hpcdecode.ranks.team import Team, named, survivors
 from hpcdecode.report.metrics import Metrics
 from hpcdecode.system.timeline import Timeline
 
@@ -40,8 +42,8 @@ class Survivor(Protocol):
     def setup(self) -> Setup:
         """Return what every rank knows of the model."""
 
-    def scale(self, desk: Desk | None) -> Scale:
-        """Return the sizes of the work for the ranks that are left."""
+    def scales(self, desk: Desk | None) -> list[Scale]:
+        """Return the sizes of the work for the groups that are left."""
 
     def metrics(self) -> Metrics:
         """Return what this rank counted in its last work."""
@@ -53,15 +55,15 @@ class Survivor(Protocol):
         """Drop lanes, KV cache and sequences."""
 
 
-def work_on(engine: Survivor, desk: Desk | None, scale: Scale, run: Callable[[Scale], Metrics]) -> Metrics:
-    """Call `run` until it comes to its end, each time with the ranks that are left and a scale for them.
+def work_on(engine: Survivor, desk: Desk | None, scales: list[Scale], run: Callable[[list[Scale]], Metrics]) -> Metrics:
+    """Call `run` until it comes to its end, each time with the ranks that are left and scales for them.
 
     Every rank calls this.
 
     Args:
         engine: of this rank.
         desk: on the lead; None on others.
-        scale: of the first attempt.
+        scales: of the first attempt.
         run: does the work.
 
     Returns:
@@ -72,7 +74,7 @@ def work_on(engine: Survivor, desk: Desk | None, scale: Scale, run: Callable[[Sc
     """
     earlier: list[Metrics] = []
     told = 0  # of the lost
-    attempt = partial(run, scale)
+    attempt = partial(run, scales)
     while (metrics := _unless_lost(engine, attempt)) is None:
         earlier.append(engine.metrics())
         report = engine.report()
@@ -89,8 +91,8 @@ def work_on(engine: Survivor, desk: Desk | None, scale: Scale, run: Callable[[Sc
     return metrics
 
 
-def _run_again(engine: Survivor, desk: Desk | None, run: Callable[[Scale], Metrics]) -> Metrics:
-    return run(engine.scale(desk))
+def _run_again(engine: Survivor, desk: Desk | None, run: Callable[[list[Scale]], Metrics]) -> Metrics:
+    return run(engine.scales(desk))
 
 
 def _unless_lost(engine: Survivor, action: Callable[[], T]) -> T | None:
@@ -115,14 +117,14 @@ def _unless_lost(engine: Survivor, action: Callable[[], T]) -> T | None:
 def _meet(engine: Survivor, report: RankReport) -> list[RankReport]:
     """Return on every rank what the S-ranks leave behind, once all know what the others have room for."""
     options, team, setup = engine.options, engine.team, engine.setup
-    together(team, lambda: partition_of(options, team).check(setup.shapes))
+    together(team, lambda: partition_of(options, team.pool).check(setup.shapes))
     measure_room(options, team, setup)
     return team.gather_all(report, RankReport)
 
 
 def _say(engine: Survivor, desk: Desk, lost: list[Rank]) -> None:
-    count = len(engine.team.r_ranks)
+    count = len(engine.team.ranks)
     logger.warning(
-        f"hpcdecode: lost {named(lost)}; the job goes on with {count} R-rank{'s' * (count > 1)}, "
+        f"hpcdecode: lost {named(lost)}; the job goes on with {count} rank{'s' * (count > 1)}, "
         f"and {desk.rows_left:,} rows in flight are prefilled again"
     )

@@ -250,16 +250,14 @@ def subset(comm: MPI.Intracomm, ranks: Sequence[int]) -> MPI.Intracomm:
 
 
 def lane_communicators(
-    comm: MPI.Intracomm, s_ranks: Sequence[int], r_ranks: Sequence[int], lanes: Sequence[int]
-) -> list[tuple[int, MPI.Intracomm]]:
-    """Return (index of the S-rank, communicator) of every lane of this rank, by S-rank and lane.
+    comm: MPI.Intracomm, groups: Sequence[Sequence[int]], lanes: Sequence[int]
+) -> list[MPI.Intracomm]:
+    """Return the communicator of every lane of this rank, by group and lane.
 
     Args:
         comm: of all ranks.
-        s_ranks: ranks in it with weights.
-        r_ranks: ranks in it with KV caches.
-        lanes: number of lanes of each S-rank.
+        groups: ranks in it of each group, its S-rank first.
+        lanes: number of lanes of each group.
     """
-    owners = chain.from_iterable([s] * count for s, count in enumerate(lanes))
-    mine = [s for s in owners if comm.rank == s_ranks[s] or comm.rank in r_ranks]
-    return [(s, subset(comm, [s_ranks[s], *r_ranks])) for s in mine]
+    of_lanes = chain.from_iterable([number] * count for number, count in enumerate(lanes))
+    return [subset(comm, groups[number]) for number in of_lanes if comm.rank in groups[number]]

@@ -16,7 +16,7 @@ from hpcdecode.planning.fit import Sample, fit
 from hpcdecode.planning.profile import Profile
 from hpcdecode.planning.steady import Steady
 from hpcdecode.planning.steady_load import SteadyLoad
-from hpcdecode.ranks import launch
+from hpcdecode.ranks.team import Team, assemble
 from hpcdecode.report.benchmark import machine
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Calibration:
         samples: What was measured so far.
     """
 
-    def __init__(self, team: launch.Team, model: SplitModel | None, directory: str, kv_dtype: str | None):
+    def __init__(self, team: Team, model: SplitModel | None, directory: str, kv_dtype: str | None):
         torch.set_num_threads(team.me.threads)
         shapes = team.broadcast(list(model.attends) if model else None, list[LayerShape])
         self.team, self.directory = team, directory
@@ -99,7 +99,7 @@ def calibrate(
     """
     from hpcdecode.engine.setup import auto_dtype, together
 
-    team = launch.assemble(comm, 1)
+    team = assemble(comm)
     team.pin()
     load = lambda: load_split(directory, dtype=dtype or auto_dtype(directory)) if team.lead else None  # noqa: E731
     calibration = Calibration(team, together(team, load), directory, kv_dtype)

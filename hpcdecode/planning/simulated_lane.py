@@ -50,6 +50,10 @@ class SimulatedFeed:
         """Return the next row that has arrived, or None."""
         return self._next if self._next and self.lengths.arrival[self._at] <= self.clock else None
 
+    def exhausted(self) -> bool:
+        """Return whether no row is there."""
+        return self.peek() is None
+
     def pop(self) -> Prompt:
         """Take the next row."""
         prompt = self._next

@@ -23,7 +23,7 @@ from hpcdecode.exchange.partition import Partition
 from hpcdecode.model import SplitModel
 from hpcdecode.planning.steady_lane import NoLink, NoSink, SteadyScheduler
 from hpcdecode.planning.steady_load import OperationSeconds, SteadyLoad
-from hpcdecode.ranks.launch import Team
+from hpcdecode.ranks.team import Team
 from hpcdecode.requests.stops import Stops
 from hpcdecode.schedule.plan import Plan
 from hpcdecode.system.timeline import Timeline

@@ -70,6 +70,10 @@ class _PromptFeed:
         """Return the next row, or None."""
         return self._rows[-1] if self._rows else None
 
+    def exhausted(self) -> bool:
+        """Return whether no row is there."""
+        return self.peek() is None
+
     def pop(self) -> Prompt:
         """Take the next row."""
         return self._rows.pop()

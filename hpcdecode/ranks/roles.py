@@ -1,4 +1,4 @@
-"""Roles, cores and GPUs of the ranks of a world. Every rank computes the same assignment from the same facts."""
+"""A rank, its cores and its GPUs. Every rank of a world computes the same assignment from the same facts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ class Rank(msgspec.Struct, kw_only=True):
         host: Host name.
         cpus: CPUs that it may use.
         gpus: GPUs that it sees, by names that are the same on all ranks of a host.
+        memory: Bytes that are free on its host at the start.
+        weights: Bytes that the weights would take; 0 if they are not known here.
         role: `S`, `R` or `SR`.
+        serves: Of an R-rank, the S-rank whose rows it holds, by its rank at the start; None for all of them.
         device: Device of the slices.
         kv_device: Device of the KV cache and its attention.
         threads: Threads that compute.
@@ -36,7 +39,10 @@ class Rank(msgspec.Struct, kw_only=True):
     host: str
     cpus: list[int]
     gpus: list[str] = []
+    memory: int = 0
+    weights: int = 0
     role: str = ""
+    serves: int | None = None
     device: str = "cpu"
     kv_device: str = "cpu"
     threads: int = 1
@@ -61,43 +67,6 @@ class Rank(msgspec.Struct, kw_only=True):
     def uses_cores(self) -> bool:
         """Whether it computes on cores, not on GPUs alone."""
         return (self.has_s and self.device == "cpu") or (self.has_r and self.kv_device == "cpu")
-
-
-def assign(ranks: Sequence[Rank], s_ranks: int | None, device: str | None, r_device: str) -> None:
-    """Set role, devices and cores of every rank; the arguments are those of `EngineOptions`.
-
-    Raises:
-        UserError: If the world does not have what is asked for.
-    """
-    assign_roles(ranks, s_ranks)
-    assign_devices(ranks, device, r_device)
-    assign_cores(ranks)
-
-
-def assign_roles(ranks: Sequence[Rank], s_ranks: int | None) -> None:
-    """Make `s_ranks` ranks S-ranks, those that see a GPU first, and the others R-ranks.
-
-    Without a number all ranks that see a GPU become S-ranks, or rank 0 if none or all of them see one.
-    """
-    size = len(ranks)
-    if size == 1:
-        if s_ranks not in (None, 1):
-            raise UserError(
-                f"--s-ranks {s_ranks}: the world has 1 rank, which plays both roles; start more ranks", everywhere=True
-            )
-        ranks[0].role = "SR"
-        return
-    seeing = sum(bool(r.gpus) for r in ranks)
-    count = s_ranks or (seeing if 0 < seeing < size else 1)
-    if count >= size:
-        raise UserError(
-            f"--s-ranks {count}: the world has {size} ranks, which leaves no R-rank to hold the KV cache; "
-            f"expected 1 to {size - 1}, or start more ranks",
-            everywhere=True,
-        )
-    chosen = sorted(ranks, key=lambda r: (not r.gpus, r.rank))[:count]
-    for rank in ranks:
-        rank.role = "S" if rank in chosen else "R"
 
 
 def assign_devices(ranks: Sequence[Rank], device: str | None, r_device: str) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from hpcdecode.mpi.wait import wait
 from hpcdecode.ranks import launch
-from hpcdecode.ranks.launch import Team
+from hpcdecode.ranks.team import Team
 from hpcdecode.system.timeline import OPERATIONS, Timeline
 
 if TYPE_CHECKING:

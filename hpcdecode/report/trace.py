@@ -11,7 +11,7 @@ from itertools import pairwise
 import msgspec
 
 from hpcdecode.errors import UserError
-from hpcdecode.ranks.launch import Team
+from hpcdecode.ranks.team import Team
 from hpcdecode.report.account import Account
 from hpcdecode.system.durable import destination, replacing
 from hpcdecode.system.timeline import OPERATIONS, Spans, Timeline

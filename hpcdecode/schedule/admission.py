@@ -21,7 +21,10 @@ class Feed(Protocol):
     """Where prompts come from."""
 
     def peek(self) -> Prompt | None:
-        """Return the next prompt, or None if there are no more."""
+        """Return the next prompt, or None if there is none at the moment."""
+
+    def exhausted(self) -> bool:
+        """Return whether there are no more prompts; false as long as that is not known."""
 
     def pop(self) -> Prompt:
         """Take the next prompt."""
@@ -52,7 +55,7 @@ class Admission:
 
     def exhausted(self) -> bool:
         """Return whether nothing is left to admit."""
-        return not self.waiting and self.feed.peek() is None
+        return not self.waiting and self.feed.exhausted()
 
     def admit(self, now: int, in_flight: Collection[SequenceState], slots: Slots) -> MicroBatch:
         """Return the micro-batch that is to be prefilled from step `now` on, placed; it may be empty.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hpcdecode.requests.prompt import Prompt
 
-LOOKAHEAD = 256  # rows looked at, and the largest B chosen
+LOOKAHEAD = 256  # rows looked at for each group, and its largest B that is chosen
 FULL = 0.9  # share of the KV capacity that the steady state may take
 PERIODS = 16  # injections in the life of a sequence: the peak load is (1 + 1/16)/2 of the static one
 
@@ -28,8 +28,9 @@ def choose(
     max_tokens: int,
     capacity: int,
     context: int | None = None,
+    groups: int = 1,
 ) -> Sizes:
-    """Return B, F and S, from those that are given and the first rows of the job.
+    """Return B, F and S of a group of ranks, from those that are given and the first rows of the job.
 
     The first token of a row comes with its prompt, so a row of n new tokens decodes in n - 1 steps. In the steady
     state B sequences hold B * (P + (S + F) / 2) tokens (FastDecode, section 4.2).
@@ -40,18 +41,20 @@ def choose(
         first: rows at the beginning of the job.
         all_rows: whether `first` is the whole job; all of it starts at once if it fits.
         max_tokens: new tokens of a row, if there is none.
-        capacity: KV tokens of all R-ranks.
+        capacity: KV tokens of the group's R-ranks.
         context: tokens of a prompt and what follows it at most; None if the model has no limit.
+        groups: that share the rows.
     """
     longest = capacity if context is None else min(capacity, context)
     steps = max(max((new_tokens(p, longest) for p in first), default=max_tokens) - 1, 1)
-    sequences, prompt = sum(p.params.samples for p in first), mean_prompt(first)
+    prompt, most = mean_prompt(first), max((p.params.samples for p in first), default=1)
+    sequences = max(-(-sum(p.params.samples for p in first) // groups), most)
     if all_rows and sequences <= (batch or LOOKAHEAD) and sequences * (prompt + steps) <= FULL * capacity:
-        return Sizes(batch or max(sequences, 1), period or steps, steps)
+        return Sizes(batch or sequences, period or steps, steps)
     period = min(period or max(steps // PERIODS, 1), steps)
     if batch is None:
         batch = int(FULL * capacity / (prompt + (steps + period) / 2))
-        batch = max(min(batch, LOOKAHEAD), 1, *(p.params.samples for p in first))
+        batch = max(min(batch, LOOKAHEAD), most)
     return Sizes(batch, period, steps)
 
 

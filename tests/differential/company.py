@@ -20,7 +20,7 @@ from hpcdecode.data.results import writer as results
 from hpcdecode.data.results.layout import OFFSETS, RAGGED
 from hpcdecode.generate import ROW_ERRORS, generate
 from hpcdecode.model import SplitModel, load_split
-from hpcdecode.ranks import launch
+from hpcdecode.mpi.collectives import broadcast
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.system.signals import DRAINED, Signals
 
@@ -112,7 +112,7 @@ class Company:
     def _run_once(self, mix: Mix, run: dict[str, Any], output: Path) -> None:
         ranks = min(run["ranks"], WORLD.size)
         comm = WORLD.Split(0 if WORLD.rank < ranks else MPI.UNDEFINED)
-        launch.broadcast(WORLD, 0, int)  # files of rank 0 are there
+        broadcast(WORLD, 0, int)  # files of rank 0 are there
         if comm != MPI.COMM_NULL:
             signals = StopAfter(run["stop"] if WORLD.rank == 0 else None, output, run["crash"])
             s_ranks = min(run.get("s_ranks", 1), max(ranks - 1, 1))
@@ -129,7 +129,7 @@ class Company:
             if signals.stopped and run["crash"] and WORLD.rank == 0:
                 _copy(_kept(output), output)
             comm.Free()
-        launch.broadcast(WORLD, 0, int)
+        broadcast(WORLD, 0, int)
 
     def _job(self, mix: Mix, prompts: str, output: Path, options: dict[str, Any]) -> Job:
         flags = {name: tuple(v) if isinstance(v, list) else v for name, v in mix["flags"].items()}

@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 from hpcdecode._ops_cpu import Product, Type
 from hpcdecode.attention.base import isa
-from hpcdecode.ranks import launch
+from hpcdecode.mpi.collectives import broadcast
 from tests.differential.company import Company, difference
 from tests.differential.mixes import mixes
 from tests.differential.mutations import MUTATIONS
@@ -47,13 +47,13 @@ def main() -> int:
         found.append(f"mix {company.mixes}\nENDED {type(error).__name__}: {error}")
         print(f"DIFFERENT\n{found[0]}", flush=True)  # later ones repeat it, if what was on disk at a crash lets them
         code = 1
-    launch.broadcast(WORLD, _END, str)
+    broadcast(WORLD, _END, str)
     return code
 
 
 def _follow(company: Company) -> int:
     """Take part in what rank 0 runs."""
-    while (text := launch.broadcast(WORLD, "", str)) != _END:
+    while (text := broadcast(WORLD, "", str)) != _END:
         company.run(json.loads(text))
     return 0
 
@@ -68,7 +68,7 @@ def _lead(company: Company, options: argparse.Namespace, found: list[str]) -> No
         company.mixes += 1
         text = json.dumps(mix)
         (company.folder / "current.json").write_text(text)
-        launch.broadcast(WORLD, text, str)
+        broadcast(WORLD, text, str)
         try:
             with MUTATIONS[options.mutation]() if options.mutation else nullcontext():
                 whole = company.run(mix)

@@ -7,10 +7,10 @@ import resource
 import pytest
 
 from hpcdecode.config import EngineOptions
-from hpcdecode.engine import setup
+from hpcdecode.engine import room
 from hpcdecode.errors import UserError
-from hpcdecode.ranks.launch import Team
 from hpcdecode.ranks.roles import Rank
+from hpcdecode.ranks.team import Team
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.schedule.auto import choose
@@ -40,12 +40,12 @@ def team(r_ranks):
 def test_kv_memory_of_all_r_ranks_of_a_host_is_less_than_the_host_has(r_ranks):
     each, held = memory.total_bytes() // r_ranks, [0] * (r_ranks + 2)
     small, large = (EngineOptions(model="m", kv_memory=n) for n in (each - (1 << 20), each + (1 << 20)))
-    setup._require_host(small, team(r_ranks), held)
+    room._require_host(small, team(r_ranks), held)
     with pytest.raises(UserError, match=rf"--kv-memory: .* each of {r_ranks} R-ranks on a"):
-        setup._require_host(large, team(r_ranks), held)
+        room._require_host(large, team(r_ranks), held)
     with pytest.raises(UserError, match="--kv-memory: "):  # weights lie there, too
-        setup._require_host(small, team(r_ranks), [2 << 20 << r_ranks, *held[1:]])
-    setup._require_host(small, team(r_ranks), [*held[:-1], 1 << 50])  # those of another host do not
+        room._require_host(small, team(r_ranks), [2 << 20 << r_ranks, *held[1:]])
+    room._require_host(small, team(r_ranks), [*held[:-1], 1 << 50])  # those of another host do not
 
 
 def test_a_limit_of_addresses_counts():

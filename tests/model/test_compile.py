@@ -9,7 +9,7 @@ from hpcdecode.config import EngineOptions
 from hpcdecode.engine.engine import Engine
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
-from hpcdecode.ranks import launch
+from hpcdecode.ranks.team import assemble
 
 
 @pytest.mark.parametrize("name", [pytest.param("llama3", marks=pytest.mark.full), "gemma2"])
@@ -35,4 +35,4 @@ def test_compiled_slices_equal_plain_ones(checkpoint, monkeypatch, tmp_path, nam
 def test_on_cpus_it_is_refused(checkpoint):
     options = EngineOptions(model=str(checkpoint("llama3")), compile=True)
     with pytest.raises(UserError, match="--compile: expected S-ranks on GPUs, got cpu"):
-        Engine(options, launch.assemble(None, None))
+        Engine(options, assemble(None))

@@ -10,13 +10,13 @@ from __future__ import annotations
 import sys
 
 from hpcdecode.attention.prefill_torch import TorchPromptAttention
-from hpcdecode.engine import engine, kv
+from hpcdecode.engine import engine, kv, links
 from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.exchange.staging import DirectLink, Outbox, StagedLink
 from hpcdecode.model.lower.compile import compile_plain
 from hpcdecode.model.run import split_model
-from hpcdecode.ranks import launch
-from hpcdecode.ranks.roles import assign
+from hpcdecode.ranks import team
+from hpcdecode.ranks.roles import assign_devices
 from tests.mpi.run_parity import main
 from tests.support.late_copies import LateCopies, LateQueue
 
@@ -34,7 +34,7 @@ def direct(links, _device):
 
 
 def assigned(ranks, *options):
-    assign(ranks, *options)
+    assign_devices(ranks, *options)
     r_ranks = [r for r in ranks if r.has_r]
     for rank in r_ranks if DIRECT else r_ranks[:2]:
         rank.kv_device = "cpu:0"
@@ -42,9 +42,9 @@ def assigned(ranks, *options):
 
 split_model.compile_graph = lambda graph, *_: compile_plain(graph)
 engine.staged_links, engine.direct_links = staged, direct
-engine.direct = lambda _options, team: DIRECT and team.comm is not None
+engine.direct = links.direct = lambda _options, team: DIRECT and team.comm is not None
 kv.CudaQueue = LateQueue
-launch.assign = assigned
+team.assign_devices = assigned
 engine.open_prompts = lambda _team, _setup, model, _kv: PromptKvCache(
     TorchPromptAttention(model.attends, model.dtype, model.device)
 )

@@ -15,6 +15,7 @@ from hpcdecode.attention.base import LayerShape
 from hpcdecode.exchange.memory import LaneSpec, shared_bytes
 from hpcdecode.exchange.mpi import MpiRLink, MpiSLink
 from hpcdecode.exchange.partition import Partition
+from hpcdecode.mpi.collectives import gather_all
 from hpcdecode.mpi.wait import wait
 from hpcdecode.ranks import launch
 from hpcdecode.schedule.plan import Plan
@@ -92,7 +93,7 @@ def main() -> int:
         link = MpiRLink(WORLD.Dup(), spec) if WORLD.rank else MpiSLink(WORLD.Dup(), spec)
         figure = (serve_r if WORLD.rank else serve_s)(link, layers)
         link.close()
-        sent, *came = launch.gather_all(WORLD, figure, float)
+        sent, *came = gather_all(WORLD, figure, float)
         assert abs(sent - sum(came)) < 1e-3 * max(abs(sent), 1.0), (sent, came)
     if WORLD.rank == 0:
         print("LINKS ok")

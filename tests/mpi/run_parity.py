@@ -16,7 +16,7 @@ from mpi4py import MPI
 from hpcdecode.config import Job
 from hpcdecode.generate import generate
 from hpcdecode.model import load_split
-from hpcdecode.ranks import launch
+from hpcdecode.mpi.collectives import broadcast, gather_all
 from hpcdecode.requests.params import SamplingParams
 from tests.support.parity import generated
 
@@ -36,7 +36,7 @@ def main(dtype: str, expect: str, runs: str, *cases: str) -> int:
                 results[setting] = tokens
         if WORLD.rank == 0:
             failures += report(case, expect, results)
-    return int(launch.broadcast(WORLD, failures, int) > 0)
+    return int(broadcast(WORLD, failures, int) > 0)
 
 
 def run(
@@ -71,7 +71,7 @@ def run(
         )
         code = generate(job, comm if size > 1 else None, model=model)
         assert code == 0, code
-    launch.gather_all(WORLD, 0, int)  # a barrier that sleeps
+    gather_all(WORLD, 0, int)  # a barrier that sleeps
     return generated(case / "out.h5") if WORLD.rank == 0 else None
 
 

@@ -11,12 +11,13 @@ import torch
 from hpcdecode.attention import cuda as attention_cuda
 from hpcdecode.attention.base import LayerShape
 from hpcdecode.config import EngineOptions
-from hpcdecode.engine import setup
-from hpcdecode.engine.setup import measure_room, measure_speeds
+from hpcdecode.engine import room
+from hpcdecode.engine.room import measure_room, measure_speeds
 from hpcdecode.errors import UserError
 from hpcdecode.ranks import launch
-from hpcdecode.ranks.launch import Team
-from hpcdecode.ranks.roles import Rank, assign, assign_cores, assign_devices, assign_roles
+from hpcdecode.ranks.layout import Wishes, assign_roles, groups_of
+from hpcdecode.ranks.roles import Rank, assign_cores, assign_devices
+from hpcdecode.ranks.team import Team
 from hpcdecode.system.cores import arranged
 
 
@@ -24,16 +25,43 @@ def ranks(*cpus, host="a"):
     return [Rank(rank=i, host=host, cpus=list(c)) for i, c in enumerate(cpus)]
 
 
-def roles_of(count, s_ranks=None):
+def roles_of(count, **wishes):
     team = ranks(*[[0]] * count)
-    assign_roles(team, s_ranks)
+    assign_roles(team, Wishes(**wishes))
     return [r.role for r in team]
+
+
+def pools_of(count, **wishes):
+    team = ranks(*[[0]] * count)
+    assign_roles(team, Wishes(**wishes))
+    return [(group.s_rank, group.pool) for group in groups_of(team)]
 
 
 def test_roles():
     assert roles_of(1) == ["SR"]
-    assert roles_of(3) == ["S", "R", "R"]
-    assert roles_of(4, s_ranks=2) == ["S", "S", "R", "R"]
+    assert roles_of(3) == roles_of(3, layout="replicas") == ["SR", "SR", "SR"]
+    assert roles_of(3, layout="split") == ["S", "R", "R"]
+    assert roles_of(4, s_ranks=2) == roles_of(4, layout="split", s_ranks=2) == ["S", "S", "R", "R"]
+
+
+def test_pools():
+    assert pools_of(2) == [(0, [0]), (1, [1])]
+    assert pools_of(4, s_ranks=2) == [(0, [2, 3]), (1, [2, 3])]
+    assert pools_of(5, s_ranks=2, pools="own") == [(0, [2, 3]), (1, [4])]
+    assert pools_of(6, s_ranks=2, pools="own") == [(0, [2, 3]), (1, [4, 5])]
+    with pytest.raises(UserError, match="--pools own: expected at least one R-rank for each of 2 S-ranks, got 1"):
+        pools_of(3, s_ranks=2, pools="own")
+
+
+def test_ranks_are_split_if_weights_do_not_fit_on_all_of_a_host():
+    def layout(hosts, weights):
+        team = [Rank(rank=i, host=host, cpus=[0], memory=100, weights=weights) for i, host in enumerate(hosts)]
+        return assign_roles(team, Wishes()), [r.role for r in team]
+
+    assert layout("aa", 25) == ("2 replicas, each rank with both roles", ["SR", "SR"])
+    why, roles = layout("aa", 26)
+    assert why.startswith("1 S + 1 R: weights do not fit on every rank of a") and roles == ["S", "R"]
+    assert layout("ab", 90)[1] == ["SR", "SR"]
 
 
 @pytest.mark.parametrize(
@@ -56,21 +84,25 @@ def test_a_process_knows_before_mpi_whether_it_is_alone(monkeypatch, variables, 
 
 def test_ranks_that_see_a_gpu_are_s_ranks():
     team = ranks([0], [0], [0], [0])
-    team[1].gpus = team[3].gpus = ["x"]
-    assign_roles(team, None)
+    team[1].gpus, team[3].gpus = ["x"], ["y"]
+    assign_roles(team, Wishes())
     assert [r.role for r in team] == ["R", "S", "R", "S"]
-    assign_roles(team, 1)
+    assign_roles(team, Wishes(s_ranks=1))
     assert [r.role for r in team] == ["R", "S", "R", "R"]
     for rank in team:
         rank.gpus = ["x"]
-    assign_roles(team, None)
+    assign_roles(team, Wishes())
     assert [r.role for r in team] == ["S", "R", "R", "R"]
+    for rank in team:
+        rank.gpus = list("wxyz")
+    assign_roles(team, Wishes())
+    assert [r.role for r in team] == ["SR"] * 4
 
 
 @pytest.mark.parametrize(("count", "s_ranks"), [(1, 2), (2, 2), (3, 4)])
 def test_a_world_without_r_rank_is_refused(count, s_ranks):
     with pytest.raises(UserError, match="s-ranks") as caught:
-        roles_of(count, s_ranks)
+        roles_of(count, s_ranks=s_ranks)
     assert caught.value.everywhere
 
 
@@ -142,17 +174,23 @@ def test_auto_leaves_r_ranks_without_a_gpu_of_their_own_on_cpus():
     assert placed(["SR"], [[]], None, "auto") == ["cpu cpu"]
 
 
+def assigned(team, wishes, r_device):
+    assign_roles(team, wishes)
+    assign_devices(team, None, r_device)
+    assign_cores(team)
+
+
 def test_ranks_that_compute_on_gpus_leave_the_cores_to_those_that_do_not():
     team = ranks(*[range(16)] * 3)
     team[0].gpus = ["x"]
-    assign(team, None, None, "cpu")
+    assigned(team, Wishes(), "cpu")
     assert [(r.device, r.kv_device) for r in team] == [("cuda:0", "cpu"), ("cpu", "cpu"), ("cpu", "cpu")]
     assert [r.threads for r in team] == [2, 7, 7]
     assert sorted(c for r in team for c in r.cpus) == list(range(16))
     team = ranks(*[range(16)] * 2)
     for rank in team:
         rank.gpus = ["x", "y"]
-    assign(team, 1, None, "cuda")
+    assigned(team, Wishes(s_ranks=1), "cuda")
     assert [len(r.cpus) for r in team] == [8, 8]
 
 
@@ -168,7 +206,7 @@ def test_r_ranks_that_differ_are_measured_and_those_alike_are_taken_as_equal(mon
     ranks = [Rank(rank=i + 1, host="a", cpus=[i], role="R", kv_device=d, isa="x") for i, d in enumerate(devices)]
     ranks = [Rank(rank=0, host="a", cpus=[9], role="S"), *ranks]
     team = Team(SimpleNamespace(rank=1), ranks)
-    monkeypatch.setattr(setup, "_read_rate", lambda me: rates[me.rank - 1])
+    monkeypatch.setattr(room, "_read_rate", lambda me: rates[me.rank - 1])
     monkeypatch.setattr(Team, "gather_all", lambda self, value, kind: [0.0, *rates])
     measure_speeds(team)
     assert [r.speed for r in team.ranks] == [1, *speeds] and team.me.speed == speeds[0]
@@ -176,9 +214,9 @@ def test_r_ranks_that_differ_are_measured_and_those_alike_are_taken_as_equal(mon
 
 def test_the_rate_of_a_rank_is_that_of_what_it_attends_with():
     cpu = Rank(rank=0, host="a", cpus=arranged(os.sched_getaffinity(0)), role="R")
-    assert setup._read_rate(cpu) > 1e8
+    assert room._read_rate(cpu) > 1e8
     cpu.kv_device = "cpu:0"  # as a device, emulated
-    assert setup._read_rate(cpu) > 1e8
+    assert room._read_rate(cpu) > 1e8
 
 
 def test_gpu_memory_bounds_what_torch_and_the_kv_cache_take_together(monkeypatch):

@@ -28,6 +28,9 @@ class ListFeed:
     def peek(self):
         return self.prompts[0] if self.prompts else None
 
+    def exhausted(self):
+        return self.peek() is None
+
     def pop(self):
         return self.prompts.popleft()
 

@@ -68,6 +68,12 @@ class RowFeed:
         more = self._fill(count + 1)
         return list(self._next)[:count], not more
 
+    @property
+    def left(self) -> int | None:
+        """Return how many rows are left at most, or None while more may come."""
+        with self._changed:
+            return len(self._next) + len(self._read_ahead) if self._end else None
+
     def close(self) -> None:
         """End the thread."""
         with self._changed:

@@ -21,7 +21,7 @@ FOLD_NUMEL = 1 << 16  # expressions of weights alone, up to this size, are compu
 
 
 @dataclass
-class Group:
+class SliceGroup:
     """One graph, and the slices that run it with weights of their own.
 
     Attributes:
@@ -66,7 +66,7 @@ class Split:
 
     trace: Trace
     slices: list[Slice]
-    groups: list[Group]
+    groups: list[SliceGroup]
     kinds: dict[fx.Node, Dependence]
 
 
@@ -87,7 +87,7 @@ def split(trace: Trace, device: torch.device) -> Split:
         builder.build([*qkv, *fresh])
         group = known.setdefault(builder.signature(), len(result.groups))
         if group == len(result.groups):
-            result.groups.append(Group(builder.graph()))
+            result.groups.append(SliceGroup(builder.graph()))
         result.groups[group].slices.append(i)
         take = tuple(before.index(n) for n in builder.used if n is not attend)
         give = tuple(before.index(n) if n in before else ~fresh.index(n) for n in after)

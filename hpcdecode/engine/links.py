@@ -1,0 +1,78 @@
+"""The lanes of a rank, and its ends of them where they do not cross MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from hpcdecode.config import EngineOptions
+from hpcdecode.engine.attention_worker import AttentionWorker
+from hpcdecode.engine.scale import Scale
+from hpcdecode.engine.setup import Setup, apart, direct, partition_of
+from hpcdecode.exchange.base import SLink
+from hpcdecode.exchange.local import LocalLink
+from hpcdecode.exchange.staging import staged
+from hpcdecode.ranks.team import Team
+
+if TYPE_CHECKING:
+    from hpcdecode.exchange.memory import LaneSpec
+
+
+class Lane(NamedTuple):
+    """A lane of one of this rank's groups.
+
+    Attributes:
+        group: index of the group.
+        scale: of the group.
+        first_slot: of this rank's KV cache, the first that is the lane's.
+    """
+
+    group: int
+    scale: Scale
+    first_slot: int
+
+
+def lanes_of(team: Team, scales: Sequence[Scale]) -> list[Lane]:
+    """Return the lanes of this rank, by group; its KV cache has the slots of all of them, side by side."""
+    groups = [group for group in team.own for _ in scales[group].lanes]
+    first_slots = accumulate((scales[group].slots for group in groups), initial=0)
+    return [Lane(group, scales[group], slot) for group, slot in zip(groups, first_slots, strict=False)]
+
+
+def slots_of(lanes: Sequence[Lane]) -> int:
+    """Return the slots of all lanes."""
+    return lanes[-1].first_slot + lanes[-1].scale.slots
+
+
+def local_links(team: Team, lanes: Sequence[Lane], attention: AttentionWorker, device: torch.device) -> Sequence[SLink]:
+    """Return the lanes' ends of a rank that attends itself.
+
+    Args:
+        team: of this rank.
+        lanes: of this rank.
+        attention: of this rank.
+        device: of the slices.
+    """
+    links = [LocalLink(attention, number, lane.first_slot) for number, lane in enumerate(lanes)]
+    return staged(links, device) if apart(team, team.groups[lanes[0].group]) else links
+
+
+def lane_spec(options: EngineOptions, team: Team, setup: Setup, scale: Scale, device: torch.device) -> LaneSpec:
+    """Return what both ends of a lane over MPI agree on.
+
+    Args:
+        options: of the engine.
+        team: of this rank, one of the lane's.
+        setup: of the model.
+        scale: of the lane's group.
+        device: of what is sent and received here.
+    """
+    from hpcdecode.exchange.memory import LaneSpec, shared_bytes
+
+    dtype, slots, partition = getattr(torch, setup.dtype), scale.slots, partition_of(options, team.pool)
+    shapes = list(map(partition.shape, setup.shapes))
+    shared = (0, 0) if direct(options, team) else shared_bytes(shapes, slots, scale.prefill_tokens, dtype)
+    return LaneSpec(setup.shapes, slots, dtype, partition, shared, options.overlap, device)

@@ -1,0 +1,149 @@
+"""The room for KV caches and how fast R-ranks read them, collective over the team."""
+
+from __future__ import annotations
+
+import statistics
+
+import torch
+
+from hpcdecode.attention.base import LayerShape, bytes_per_token, capacity_for, isa
+from hpcdecode.config import EngineOptions
+from hpcdecode.engine.setup import Setup, partition_of, together
+from hpcdecode.errors import UserError
+from hpcdecode.ranks.roles import Rank
+from hpcdecode.ranks.team import Team
+from hpcdecode.system.bandwidth import read_rate
+from hpcdecode.system.memory import address_space_headroom, anonymous_bytes, available_bytes, total_bytes
+
+_MEMORY_SHARE = 0.7  # of what is available, for the KV caches of a host
+
+
+def measure_room(options: EngineOptions, team: Team, setup: Setup) -> None:
+    """Settle how many KV tokens each R-rank holds, and let everybody know."""
+    require_memory(options, team)
+    me, own = team.me, list(map(partition_of(options, team.pool).shape, setup.shapes))
+    if me.has_r:
+        me.isa = isa() if me.kv_device == "cpu" else ""
+        me.kv_tokens = _room(options, team, setup, own)
+        if me.device == me.kv_device:
+            limit_torch(me.device, options.gpu_memory, me.kv_tokens * bytes_per_token(own, setup.kv_dtype))
+    team.ranks[:] = team.gather_all(me, Rank)
+    for rank in team.ranks:
+        if rank.has_r and rank.kv_tokens < 1:
+            raise UserError(
+                f"rank {rank.rank} on {rank.host} has no room for a KV cache: this model needs "
+                f"{bytes_per_token(own, setup.kv_dtype):,.0f} bytes a token, in blocks of "
+                f"{setup.block_tokens} tokens; raise --kv-memory, or give the rank more memory",
+                everywhere=True,
+            )
+
+
+def require_memory(options: EngineOptions, team: Team) -> None:
+    """Raise UserError, on every rank, if a size that is given is more than a host or a GPU has in all.
+
+    A host has what its control group and Slurm allow, less what its ranks hold already, weights above all. What others
+    use at this moment does not count: a KV cache takes its memory as it fills.
+    """
+    if options.kv_memory is None and options.gpu_memory is None:
+        return
+    held = team.gather_all(anonymous_bytes(), int)
+
+    def check() -> None:
+        _require_host(options, team, held)
+        _require_device(options, team.me)
+
+    together(team, check)
+
+
+def _require_host(options: EngineOptions, team: Team, held: list[int]) -> None:
+    here = [(rank, nbytes) for rank, nbytes in zip(team.ranks, held, strict=True) if rank.host == team.me.host]
+    caches = sum(rank.has_r and rank.kv_device == "cpu" for rank, _ in here)
+    total, taken = total_bytes(), sum(nbytes for _, nbytes in here)
+    if caches and options.kv_memory is not None and caches * options.kv_memory > total - taken:
+        most = max(total - taken, 0) // caches
+        raise UserError(
+            f"--kv-memory: expected at most {_size(most)} for each of {caches} R-ranks on {team.me.host}, which has "
+            f"{_size(total)} in all and whose ranks hold {_size(taken)} already, got {_size(options.kv_memory)}; "
+            "lower it, or leave it out"
+        )
+    addresses = address_space_headroom()
+    if team.me.has_r and addresses is not None and (options.kv_memory or 0) > addresses:
+        raise UserError(
+            f"--kv-memory: expected at most {_size(addresses)}, which the address space of a process leaves "
+            f"(ulimit -v), got {_size(options.kv_memory or 0)}; lower it, or raise that limit"
+        )
+
+
+def _require_device(options: EngineOptions, me: Rank) -> None:
+    asked = [("kv-memory", options.kv_memory, me.kv_device)] if me.has_r else []
+    asked += [("gpu-memory", options.gpu_memory, device) for device in (me.device, me.kv_device)]
+    for flag, nbytes, device in asked:
+        if nbytes is None or device == "cpu" or not torch.cuda.is_available():  # tests emulate devices
+            continue
+        total = torch.cuda.get_device_properties(device).total_memory
+        if nbytes > total:
+            raise UserError(
+                f"--{flag}: expected at most {_size(total)}, which {device} on {me.host} has, got {_size(nbytes)}; "
+                "lower it, or leave it out"
+            )
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / (1 << 30):,.1f}G" if nbytes >= 1 << 30 else f"{nbytes >> 20}M"
+
+
+def measure_speeds(team: Team) -> None:
+    """Let every rank know how fast R-ranks read, if they are unlike; those that are alike have their median."""
+    kinds = {r.rank: (torch.device(r.kv_device).type, r.threads, r.isa) for r in team.ranks if r.has_r}
+    if len(set(kinds.values())) == 1:
+        return
+    found = team.gather_all(_read_rate(team.me) if team.me.has_r else 0.0, float)
+    rates: dict[tuple[str, int, str], list[float]] = {}
+    for rank, rate in zip(team.ranks, found, strict=True):
+        if rank.has_r:
+            rates.setdefault(kinds[rank.rank], []).append(rate)
+    medians = {kind: statistics.median(each) for kind, each in rates.items()}
+    for rank in (r for r in team.ranks if r.has_r):
+        rank.speed = medians[kinds[rank.rank]] / min(medians.values())
+    team.me.speed = team.ranks[team.place].speed
+
+
+def _read_rate(me: Rank) -> float:
+    """Return the bytes of the KV cache that a rank can read in a second."""
+    if me.kv_device == "cpu":
+        return read_rate(me.cpus if me.pinned else [], me.threads)
+    from hpcdecode.attention.cuda import copy_rate
+
+    return copy_rate(torch.device(me.kv_device))
+
+
+def _room(options: EngineOptions, team: Team, setup: Setup, own: list[LayerShape]) -> int:
+    """Return the KV tokens that this R-rank holds."""
+    if team.me.kv_device == "cpu":
+        return capacity_for(own, setup.kv_dtype, _kv_bytes(options, team, setup))
+    from hpcdecode.attention.cuda import capacity_for as on_device
+
+    device = torch.device(team.me.kv_device)
+    nbytes = options.kv_memory or int(_free_on(device, options.gpu_memory) * _MEMORY_SHARE)
+    return on_device(own, setup.kv_dtype, nbytes, device)
+
+
+def _free_on(device: torch.device, limit: int | None) -> int:
+    """Return the bytes of a GPU that this process may take, beside those that its S-rank holds there."""
+    free = torch.cuda.mem_get_info(device)[0]
+    return free if limit is None else max(min(free, limit - torch.cuda.memory_reserved(device)), 0)
+
+
+def limit_torch(device: str, limit: int | None, beside: float = 0.0) -> None:
+    """Let torch take no more of a GPU than `--gpu-memory`, less the KV cache that lies `beside`."""
+    if limit is not None and device != "cpu":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(max(limit - beside, 0) / total, 1.0), device)
+
+
+def _kv_bytes(options: EngineOptions, team: Team, setup: Setup) -> int:
+    if options.kv_memory is not None:
+        return options.kv_memory
+    here = [r for r in team.ranks if r.host == team.me.host]
+    weights = setup.weight_bytes * sum(r.has_s for r in here)
+    return int(max(available_bytes() - weights, 0) * _MEMORY_SHARE / sum(r.has_r for r in here))

@@ -1,0 +1,84 @@
+"""The sizes of a group's work: B, F, S and its lanes, chosen by the lead for all groups."""
+
+from __future__ import annotations
+
+import msgspec
+
+from hpcdecode.config import EngineOptions
+from hpcdecode.engine.setup import Setup, apart, partition_of
+from hpcdecode.ranks.layout import Group
+from hpcdecode.ranks.team import Team
+from hpcdecode.requests.prompt import Prompt
+from hpcdecode.schedule.auto import LOOKAHEAD, choose, load_limit, mean_prompt, split
+from hpcdecode.schedule.limits import LaneLimits, prefill_limit
+
+_MOST_AHEAD = 4096  # rows looked at
+
+
+class Scale(msgspec.Struct, frozen=True):
+    """The sizes of a group's work.
+
+    Attributes:
+        batch, period, steps: B, F and S.
+        load: W_lim, tokens that sequences attend to in a step.
+        prefill_tokens: the most prompt tokens of a lane's step.
+        lanes: B of every lane.
+    """
+
+    batch: int
+    period: int
+    steps: int
+    load: int
+    prefill_tokens: int
+    lanes: list[int]
+
+    @property
+    def slots(self) -> int:
+        """Return how many sequences any lane may hold at once."""
+        return max(LaneLimits(b, 1, 1, 1, None).slots for b in self.lanes)
+
+    @property
+    def injection(self) -> int:
+        """Return M, the sequences that enter together in the steady state."""
+        return -(-self.batch * self.period // self.steps)
+
+
+def rows_ahead(team: Team) -> int:
+    """Return how many rows are looked at before the sizes are chosen."""
+    return min(LOOKAHEAD * len(team.groups), _MOST_AHEAD)
+
+
+def choose_scales(options: EngineOptions, team: Team, setup: Setup, first: list[Prompt], all_rows: bool) -> list[Scale]:
+    """Return the sizes of every group; called by the lead.
+
+    Args:
+        options: of the engine.
+        team: with the KV tokens of every R-rank.
+        setup: of the model.
+        first: rows at the beginning of the job.
+        all_rows: whether there are no others.
+    """
+    return [_choose(options, team, group, setup, first, all_rows) for group in team.groups]
+
+
+def _choose(
+    options: EngineOptions, team: Team, group: Group, setup: Setup, first: list[Prompt], all_rows: bool
+) -> Scale:
+    """Return the sizes of a group. B is at most what its KV caches hold of sequences of one block."""
+    capacity = sum(capacity_of(options, team, group))
+    batch, period, steps = choose(
+        options.batch, options.period, first, all_rows, 1, capacity, setup.max_positions, len(team.groups)
+    )
+    batch = max(min(batch, capacity // setup.block_tokens), 1)
+    load = options.load_limit or load_limit(batch, period, steps, mean_prompt(first), capacity)
+    crosses = apart(team, group)
+    lanes = options.lanes or (2 if crosses else 1)  # one device has nothing to overlap
+    most = max([p.params.samples for p in first], default=1)  # a row is run by one lane
+    prefill = options.prefill_tokens or prefill_limit(crosses)
+    return Scale(batch, period, steps, load, prefill, split(batch, max(min(lanes, batch // most), 1)))
+
+
+def capacity_of(options: EngineOptions, team: Team, group: Group) -> list[int]:
+    """Return the KV tokens that a group may use of the R-ranks that plans name."""
+    sharing = sum(other.pool == group.pool for other in team.groups)
+    return partition_of(options, group.pool).capacity([team.ranks[p].kv_tokens // sharing for p in group.pool])

@@ -1,0 +1,157 @@
+"""The ranks of a job as a team: what each of them is, and which are left after a loss."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, TypeVar
+
+from hpcdecode.errors import RankLost
+from hpcdecode.mpi.collectives import broadcast, gather_all
+from hpcdecode.mpi.gpu import takes_cuda_memory
+from hpcdecode.mpi.wait import Backoff
+from hpcdecode.ranks.launch import end_all
+from hpcdecode.ranks.layout import Wishes, assign_pools, assign_roles, groups_of
+from hpcdecode.ranks.roles import Rank, assign_cores, assign_devices
+from hpcdecode.system.cores import arranged, nodes_of
+from hpcdecode.system.memory import available_bytes
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+T = TypeVar("T")
+_WAIT_FOR_END_SECONDS = 10.0
+
+
+class Team:
+    """The ranks of a job, and this rank's place among them.
+
+    Attributes:
+        comm: Communicator of the ranks; None if there is only one.
+        ranks: All ranks, in the order of `comm`.
+        place: Position of this rank in `ranks`.
+        me: This rank.
+        s_ranks: Positions of the ranks with role S.
+        r_ranks: Positions of the ranks with role R.
+        groups: The S-ranks and their pools.
+        layout: What was chosen, and why, as a line for the user.
+    """
+
+    def __init__(self, comm: MPI.Intracomm | None, ranks: list[Rank], layout: str = ""):
+        self.comm, self.ranks, self.layout = comm, ranks, layout
+        self.place = comm.rank if comm else 0
+        self.me = ranks[self.place]
+        self.s_ranks = [place for place, r in enumerate(ranks) if r.has_s]
+        self.r_ranks = [place for place, r in enumerate(ranks) if r.has_r]
+        self.groups = groups_of(ranks)
+
+    @property
+    def own(self) -> list[int]:
+        """Indices of this rank's groups: one for an S-rank, those that it serves for an R-rank."""
+        mine = self.place
+        return [i for i, g in enumerate(self.groups) if mine == g.s_rank or (not self.me.has_s and mine in g.pool)]
+
+    @property
+    def pool(self) -> list[int]:
+        """Positions of the R-ranks over which the attention of this rank's groups is spread."""
+        return self.groups[self.own[0]].pool
+
+    @property
+    def lead(self) -> bool:
+        """Whether this is the first S-rank, which reads the prompts and writes the results."""
+        return self.place == self.s_ranks[0]
+
+    def pin(self) -> None:
+        """Bind this process to its cores, if it has cores of its own."""
+        if self.me.pinned:
+            os.sched_setaffinity(0, self.me.cpus)
+
+    def broadcast(self, value: T | None, kind: type[T]) -> T:
+        """Return the lead's `value` on every rank, as msgspec type `kind`; the others may pass None."""
+        return broadcast(self.comm, value, kind, self.s_ranks[0])
+
+    def gather_all(self, value: T, kind: type[T]) -> list[T]:
+        """Return the values of all ranks, in the order of `ranks`, on every rank."""
+        return gather_all(self.comm, value, kind)
+
+
+def assemble(
+    comm: MPI.Intracomm | None,
+    wishes: Wishes | None = None,
+    device: str | None = "cpu",
+    r_device: str = "cpu",
+    weight_bytes: int = 0,
+) -> Team:
+    """Give every rank its role, devices and cores. Collective over `comm`.
+
+    Args:
+        comm: The world; None for a single process.
+        wishes: What is asked of the layout; None for one S-rank.
+        device: Device of S-ranks, `cpu` or `cuda`; None chooses.
+        r_device: Device of R-ranks, `cpu`, `cuda` or `auto`.
+        weight_bytes: Bytes of memory that the weights take; 0 if they are not known on this rank.
+
+    Raises:
+        UserError: If the world does not have what is asked for.
+    """
+    me = Rank(
+        rank=comm.rank if comm else 0,
+        host=socket.gethostname(),
+        cpus=arranged(os.sched_getaffinity(0)),
+        gpus=_visible_gpus(),
+        memory=available_bytes(),
+        weights=weight_bytes,
+        gpu_mpi=comm is not None and takes_cuda_memory(),
+    )
+    ranks = gather_all(comm, me, Rank)
+    layout = assign_roles(ranks, wishes or Wishes(s_ranks=1))
+    assign_devices(ranks, device, r_device)
+    assign_cores(ranks)
+    team = Team(comm, ranks, layout)
+    if comm is not None:
+        Backoff.own_cores = team.me.pinned
+    team.me.numa = ",".join(map(str, sorted(set(nodes_of(team.me.cpus))))) or "-"
+    return team
+
+
+def survivors(team: Team) -> Team:
+    """Return the remaining ranks of a team as a team with the same roles, after `ulfm.unless_lost` has returned None.
+
+    R-ranks that served one S-rank are dealt out anew.
+
+    Raises:
+        RankLost: On one rank, if the lead is lost or no R-rank remains.
+    """
+    from hpcdecode.mpi import ulfm
+
+    assert team.comm is not None, "a single process has no ranks to lose"
+    comm, places = ulfm.shrunk(team.comm)
+    ranks, lead = [team.ranks[place] for place in places], team.s_ranks[0]
+    if lead in places and any(r.has_r for r in ranks):
+        s_ranks, r_ranks = (sum(r.role == role for r in ranks) for role in ("S", "R"))
+        own = any(r.serves is not None for r in ranks) and r_ranks >= s_ranks
+        assign_pools(ranks, "own" if own else "shared")
+        return Team(comm, ranks, team.layout)
+    left = Team(comm, ranks)
+    if left.place != (left.s_ranks[0] if left.s_ranks else 0):
+        time.sleep(_WAIT_FOR_END_SECONDS)
+        end_all(comm)
+    lost = named(rank for place, rank in enumerate(team.ranks) if place not in places)
+    raise RankLost(f"{lost} lost, and {'the lead is not' if lead not in places else 'no R-rank is'} left")
+
+
+def named(ranks: Iterable[Rank]) -> str:
+    """Return the ranks as text, such as `rank 2 (R) on node17`."""
+    return ", ".join(f"rank {r.rank} ({r.role}) on {r.host}" for r in ranks)
+
+
+def _visible_gpus() -> list[str]:
+    import torch
+
+    numbers = range(torch.cuda.device_count())
+    try:
+        return [str(torch.cuda.get_device_properties(i).uuid) for i in numbers]
+    except (AttributeError, RuntimeError):  # a driver without UUIDs; all ranks are taken to see the same GPUs
+        return list(map(str, numbers))
