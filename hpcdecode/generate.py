@@ -72,7 +72,9 @@ def generate(
     timeline = Timeline(trace=job.trace is not None)
     if job.survive:
         _check_survive(comm)
-    layout = job.layout or ("split" if job.profile else None)  # a profile is of one S-rank and R-ranks
+    layout = job.layout
+    if layout is None and (job.profile or job.partition != "request" or job.pools != "shared"):
+        layout = "split"  # of which all these speak
     wishes = Wishes(layout=layout, s_ranks=job.s_ranks, pools=job.pools)
     team = assemble(comm, wishes, job.device, job.r_device, weight_bytes(job) if comm else 0)
     with nullcontext(signals) if signals else Signals() as held, Watchdog(team, timeline, job.stall_timeout):

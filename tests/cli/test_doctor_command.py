@@ -49,7 +49,7 @@ def test_an_isa_that_the_machine_lacks_is_named(hpcdecode):
 
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.full), 3])
 def test_in_a_world_rank_0_speaks_for_all(hpcdecode, ranks):
-    found = report(hpcdecode("doctor", "--json", ranks=ranks))
+    found = report(hpcdecode("doctor", "--json", "--layout", "split", ranks=ranks))
     assert [r["rank"]["role"] for r in found["ranks"]] == ["S"] + ["R"] * (ranks - 1)
     assert [r["memory"] is None for r in found["ranks"]] == [True] + [False] * (ranks - 1)
     assert all("thread level" in r["mpi"] and r["launcher"] == "mpiexec" for r in found["ranks"])

@@ -143,7 +143,7 @@ def finish_and_compare(hpcdecode, job, kills, tmp_path, rows):
 def test_five_kills(hpcdecode, job, tmp_path):
     arguments = job(200, 40, 0.2)
     kills, draw = Kills(hpcdecode, tmp_path, arguments), random.Random(1)
-    for ranks, flags in ((1, ()), (3, ()), (4, ("--s-ranks", 2)), (3, ())):
+    for ranks, flags in ((1, ()), (3, ()), (4, ("--s-ranks", 2)), (3, ("--layout", "split"))):
         kills.kill(ranks, draw.uniform(0.2, 0.8), flags)
     kills.kill(1, draw.uniform(0, 3), in_start=True)
     assert kills.durable() > 0

@@ -47,6 +47,7 @@ def test_stop_strings_end_rows_on_any_number_of_s_ranks(plain, generate, tmp_pat
         assert text == texts[line][: texts[line].index(stops[line])] and reason == "stop"
         assert ids == plain[line][2][: len(ids)] and len(ids) < len(plain[line][2])
     assert generate("--s-ranks", 2, prompts="stops.jsonl", ranks=3) == made
+    assert generate("--layout", "replicas", prompts="stops.jsonl", ranks=2) == made
     shown = generate("--include-stop-str-in-output", prompts="stops.jsonl")
     assert all(text == made[line][0] + stops[line] for line, (text, *_) in shown.items())
 

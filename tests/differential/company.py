@@ -26,7 +26,6 @@ from hpcdecode.system.signals import DRAINED, Signals
 
 WORLD = MPI.COMM_WORLD
 STALL_SECONDS = 60
-MOST_S_RANKS = 2
 Mix = dict[str, Any]
 Contents = dict[str, dict[str, Any]]  # columns of "rows" and of "errors", by name
 
@@ -81,7 +80,7 @@ class Company:
         self._cpus = os.sched_getaffinity(0)
         results.COST_SHARE = 1.0  # commits as often as they are asked for: a job here lasts for less than a second
         Tokenizer.load = functools.cache(Tokenizer.load)
-        for name in self.models if WORLD.rank < MOST_S_RANKS else ():
+        for name in self.models:
             self._model(name)
         gc.freeze()  # once: a job would freeze what the ones before it left
         gc.freeze = lambda: None
@@ -115,11 +114,8 @@ class Company:
         broadcast(WORLD, 0, int)  # files of rank 0 are there
         if comm != MPI.COMM_NULL:
             signals = StopAfter(run["stop"] if WORLD.rank == 0 else None, output, run["crash"])
-            s_ranks = min(run.get("s_ranks", 1), max(ranks - 1, 1))
-            options = {k: v for k, v in run.items() if k not in ("ranks", "stop", "crash")} | {"s_ranks": s_ranks}
-            if self._config(mix["model"])["num_key_value_heads"] % max(ranks - s_ranks, 1):
-                options.pop("partition", None)
-            options["kv_memory"] = s_ranks * options.pop("kv_tokens") * self._kv_bytes(mix["model"])
+            options = self._options(mix, run, ranks)
+            s_ranks = options.get("s_ranks", ranks)
             model = self._model(mix["model"]) if comm.rank < s_ranks else None
             job = self._job(mix, "company.jsonl", output, options)
             code = generate(job, comm if ranks > 1 else None, model=model, signals=signals)
@@ -130,6 +126,20 @@ class Company:
                 _copy(_kept(output), output)
             comm.Free()
         broadcast(WORLD, 0, int)
+
+    def _options(self, mix: Mix, run: dict[str, Any], ranks: int) -> dict[str, Any]:
+        """Options of a run that its number of ranks and its model allow."""
+        options = {k: v for k, v in run.items() if k not in ("ranks", "stop", "crash")}
+        tokens, pools = options.pop("kv_tokens"), options.pop("pools", "shared")
+        if options.get("layout") == "replicas":
+            options.pop("s_ranks", None), options.pop("partition", None)
+            return options | {"kv_memory": tokens * self._kv_bytes(mix["model"])}
+        s_ranks = min(options.get("s_ranks", 1), max(ranks - 1, 1))
+        r_ranks = max(ranks - s_ranks, 1)
+        options |= {"s_ranks": s_ranks, "pools": pools if r_ranks >= s_ranks else "shared"}
+        if options["pools"] == "own" or self._config(mix["model"])["num_key_value_heads"] % r_ranks:
+            options.pop("partition", None)
+        return options | {"kv_memory": s_ranks * tokens * self._kv_bytes(mix["model"])}
 
     def _job(self, mix: Mix, prompts: str, output: Path, options: dict[str, Any]) -> Job:
         flags = {name: tuple(v) if isinstance(v, list) else v for name, v in mix["flags"].items()}

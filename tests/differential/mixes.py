@@ -80,7 +80,9 @@ def runs() -> st.SearchStrategy[dict[str, Any]]:
             "kv_tokens": st.sampled_from((LEAST_KV, LEAST_KV, 4 * LEAST_KV, 64 << 10)),
         },
         optional={
-            "s_ranks": st.just(2),  # of more than two ranks
+            "layout": st.sampled_from(("replicas", "replicas", "split")),
+            "s_ranks": st.just(2),  # of more than two ranks that are split
+            "pools": st.just("own"),
             "period": st.integers(1, 12),
             "lanes": st.integers(1, 3),
             "prefill_tokens": st.sampled_from((7, 16, 64, 300)),

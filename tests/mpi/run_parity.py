@@ -1,7 +1,8 @@
 """Run by mpiexec: every case over sub-worlds of several sizes, against the reference and against each other.
 
-usage: run_parity.py DTYPE EXPECT WORLD:PERIOD:LANES[:PARTITION:OVERLAP[:SCHEDULE]],... CASE[=WORLD:...]...
+usage: run_parity.py DTYPE EXPECT WORLD:PERIOD:LANES[:PARTITION[:OVERLAP[:SCHEDULE]]],... CASE[=WORLD:...]...
 
+PARTITION: of the attention over the R-ranks, or replicas.
 EXPECT: transformers, first-run (equal to the first of the runs), or same-schedule (to the first with its F and lanes).
 """
 
@@ -62,7 +63,8 @@ def run(
             batch=10,
             period=int(period),
             lanes=int(lanes),
-            partition=partition,
+            layout="replicas" if partition == "replicas" else "split",
+            partition="request" if partition == "replicas" else partition,
             overlap=int(overlap),
             schedule=schedule,
             prefill_tokens=256,

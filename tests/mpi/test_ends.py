@@ -84,8 +84,9 @@ def test_a_signal_ends_all_ranks_and_keeps_finished_rows(hpcdecode, long_job, tm
     assert all(len(tokens) == 8 + (line - 1) % 100 for line, tokens in rows.items())
 
 
-def test_signals_to_r_ranks_change_nothing_and_one_to_the_lead_drains_the_job(hpcdecode, long_job, tmp_path):
-    process = hpcdecode.start(*long_job, ranks=3)
+@pytest.mark.parametrize("layout", ["replicas", pytest.param("split", marks=pytest.mark.full)])
+def test_signals_to_others_change_nothing_and_one_to_the_lead_drains_the_job(hpcdecode, long_job, tmp_path, layout):
+    process = hpcdecode.start(*long_job, "--layout", layout, ranks=3)
     wait_for_rows(tmp_path / "out.h5", process)
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
         for rank in (1, 2):
@@ -106,9 +107,12 @@ def test_an_error_on_one_rank_names_rank_host_and_cause(hpcdecode, long_job):
     assert f"rank 2 on {os.uname().nodename} failed:" in err and "none-such" in err
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-def test_a_killed_rank_ends_the_others(hpcdecode, long_job, tmp_path, rank):
-    process = hpcdecode.start(*long_job, ranks=3)
+@pytest.mark.parametrize(
+    ("layout", "rank"),
+    [("split", 0), ("split", 2), pytest.param("replicas", 0, marks=pytest.mark.full), ("replicas", 2)],
+)
+def test_a_killed_rank_ends_the_others(hpcdecode, long_job, tmp_path, layout, rank):
+    process = hpcdecode.start(*long_job, "--layout", layout, ranks=3)
     wait_for_rows(tmp_path / "out.h5", process)
     rank_of(process, rank).kill()
     code, _ = end(process, 20)

@@ -13,7 +13,7 @@ SHAPE = LayerShape(kv_heads=6, k_dim=4, v_dim=8, q_heads=12, scale=1.0, window=7
 
 
 def test_heads_that_r_ranks_cannot_share_out_are_refused(hpcdecode):
-    result = hpcdecode("generate", PROMPTS, "-o", "out.h5", *FLAGS, "--partition", "head", ranks=3)
+    result = hpcdecode("generate", PROMPTS, "-o", "out.h5", *FLAGS, "--partition", "head", "--layout", "split", ranks=3)
     assert result.returncode == 2, result.stderr
     assert "--partition head: expected a number of R-ranks that divides" in result.stderr and "got 2" in result.stderr
 

@@ -39,9 +39,10 @@ def job(name):
 
 
 @pytest.mark.full
-def test_half_an_hour_of_decoding(hpcdecode, tmp_path):
+@pytest.mark.parametrize("flags", [("--s-ranks", 1), ("--layout", "replicas")], ids=["split", "replicas"])
+def test_half_an_hour_of_decoding(hpcdecode, tmp_path, flags):
     (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(int(100 * SECONDS))))
-    process = hpcdecode.start(*job("long"), ranks=4)
+    process = hpcdecode.start(*job("long"), *flags, ranks=4)
     begin = progress = time.monotonic()
     memory, finished = [], 0
     while time.monotonic() - begin < SECONDS:

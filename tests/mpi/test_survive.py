@@ -1,4 +1,4 @@
-"""`--survive`: R-ranks that are killed while they decode, and a job that ends with the tokens of an undisturbed one."""
+"""`--survive`: ranks that are killed while they decode, and a job that ends with the tokens of an undisturbed one."""
 
 from __future__ import annotations
 
@@ -90,9 +90,17 @@ class Losses:
 
 
 @needs_ulfm
-@pytest.mark.parametrize(("s_ranks", "lost"), [(1, (2,)), (2, (4, 2))])
-def test_a_job_goes_on_without_the_lost(hpcdecode, whole, s_ranks, lost):
-    job = Losses(hpcdecode, s_ranks + 3, "--s-ranks", s_ranks)
+@pytest.mark.parametrize(
+    ("ranks", "flags", "lost"),
+    [
+        (4, ("--s-ranks", 1), {2: "R"}),
+        (5, ("--s-ranks", 2), {4: "R", 1: "S"}),
+        (5, ("--s-ranks", 2, "--pools", "own"), {2: "R", 4: "R"}),
+        (4, ("--layout", "replicas"), {3: "SR", 1: "SR"}),
+    ],
+)
+def test_a_job_goes_on_without_the_lost(hpcdecode, whole, ranks, flags, lost):
+    job = Losses(hpcdecode, ranks, *flags)
     for rank in lost:
         job.kill(rank, 1.0)
     code, err = job.end()
@@ -100,14 +108,14 @@ def test_a_job_goes_on_without_the_lost(hpcdecode, whole, s_ranks, lost):
     held, summary = contents(job.out)
     assert held == whole and summary["generated_tokens"] == sum(len(tokens) for tokens, *_ in whole.values())
     assert [each["rank"] for each in summary["lost"]] == list(lost)
-    assert all(f"lost rank {rank} (R) on " in err for rank in lost)
+    assert all(f"lost rank {rank} ({role}) on " in err for rank, role in lost.items())
     assert not parts_folder(job.out).exists()
 
 
 @needs_ulfm
-@pytest.mark.parametrize(("lost", "left"), [((2, 1), "no R-rank is left"), ((0,), "not every S-rank is left")])
+@pytest.mark.parametrize(("lost", "left"), [((2, 1), "no R-rank is left"), ((0,), "the lead is not left")])
 def test_a_job_that_cannot_go_on_ends_by_name(hpcdecode, lost, left):
-    job = Losses(hpcdecode, 3)
+    job = Losses(hpcdecode, 3, "--layout", "split")
     for rank in lost:
         job.kill(rank, 0.5)
     code, err = job.end()
@@ -126,9 +134,10 @@ def test_it_is_refused_where_mpi_cannot(hpcdecode, tmp_path):
 def test_ten_losses_at_random_moments(hpcdecode, whole):
     draw = random.Random(4)
     for number in range(10):
-        job = Losses(hpcdecode, 4, "--overwrite")
+        layout = draw.choice(("replicas", "split"))
+        job = Losses(hpcdecode, 4, "--overwrite", "--layout", layout)
         rank = draw.randrange(1, 4)
         job.kill(rank, draw.uniform(0, 4))
         code, err = job.end()
-        assert code == 0 and f"lost rank {rank} (R)" in err, (number, err)
+        assert code == 0 and f"lost rank {rank} ({'R' if layout == 'split' else 'SR'})" in err, (number, err)
         assert contents(job.out)[0] == whole, number

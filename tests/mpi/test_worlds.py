@@ -27,14 +27,17 @@ def test_one_process_plays_both_roles(alone):
     assert rows["line"] == sorted(rows["line"])
 
 
-@pytest.mark.parametrize("s_ranks", [1, 2])
+@pytest.mark.parametrize("s_ranks", [None, 1, 2])
 def test_a_world_makes_the_rows_of_one_process(hpcdecode, tmp_path, alone, s_ranks):
-    if s_ranks >= RANKS:
+    """As replicas, which is the default, and split."""
+    if (s_ranks or 0) >= RANKS:
         pytest.skip(f"{RANKS} ranks leave no R-rank beside {s_ranks} S-ranks")
-    result = hpcdecode("generate", PROMPTS, "-o", "out.h5", *FLAGS, "--s-ranks", s_ranks, ranks=RANKS)
+    flags = ("--s-ranks", s_ranks) if s_ranks else ()
+    result = hpcdecode("generate", PROMPTS, "-o", "out.h5", *FLAGS, *flags, ranks=RANKS)
     assert result.returncode == 0, result.stderr
     rows, topology, summary = contents(tmp_path / "out.h5")
-    assert [rank["role"] for rank in topology] == ["S"] * s_ranks + ["R"] * (RANKS - s_ranks)
+    roles = ["S"] * s_ranks + ["R"] * (RANKS - s_ranks) if s_ranks else ["SR"] * RANKS
+    assert [rank["role"] for rank in topology] == roles
     assert rows == alone[0]
     shared = len(os.sched_getaffinity(0)) < RANKS
     assert shared == ("problem: cores" in result.stderr.partition("ready after")[0])
@@ -42,7 +45,7 @@ def test_a_world_makes_the_rows_of_one_process(hpcdecode, tmp_path, alone, s_ran
 
 
 def test_rows_wait_for_room_where_kv_memory_is_tight(hpcdecode, tmp_path, alone):
-    result = hpcdecode("generate", PROMPTS, "-o", "out.h5", *FLAGS, "--kv-memory", "4M", ranks=2)
+    result = hpcdecode("generate", PROMPTS, "-o", "out.h5", *FLAGS, "--kv-memory", "4M", "--layout", "split", ranks=2)
     assert result.returncode == 0, result.stderr
     rows, topology, summary = contents(tmp_path / "out.h5")
     assert rows == alone[0]
