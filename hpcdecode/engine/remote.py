@@ -114,15 +114,13 @@ class RemoteDesk:
 
     def peek(self) -> Prompt | None:
         """Return the next prompt, or None if there is none yet; wait for it only if nothing else is to do."""
-        self._ask()
-        while self._asked and not self._rows and (not self._in_flight or self._answered()):
-            self._take_answer()
-            self._ask()
+        if not self._look() and not self._ended:  # sequences end earlier than the schedule expects
+            self._ahead = min(2 * self._ahead, self._batch)
         return self._rows[0] if self._rows else None
 
     def exhausted(self) -> bool:
         """Return whether the lead has no more rows."""
-        return self.peek() is None and self._ended
+        return not self._look() and self._ended
 
     def pop(self) -> Prompt:
         """Take the next prompt."""
@@ -163,6 +161,14 @@ class RemoteDesk:
         if self._asked:
             self._take_answer()
         self._report(-1, unfinished)
+
+    def _look(self) -> bool:
+        """Return whether a row is here; ask, and take an answer that is here or must come first."""
+        self._ask()
+        while self._asked and not self._rows and (not self._in_flight or self._answered()):
+            self._take_answer()
+            self._ask()
+        return bool(self._rows)
 
     def _ask(self) -> None:
         """Ask for what a micro-batch lacks, or for what has room at once."""
