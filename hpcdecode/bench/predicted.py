@@ -110,6 +110,7 @@ class Runner:
         job = Job(
             model=str(self.directory),
             dtype="bfloat16",
+            s_ranks=1,
             prompts=(str(rows),),
             output=str(out),
             overwrite=True,
