@@ -28,6 +28,7 @@ DEVICES = ("cpu", "cuda")
 R_DEVICES = (*DEVICES, "auto")
 PARTITIONS = ("request", "head")
 SCHEDULES = ("fixed-f", "load-control", "static", "fifo")
+EXCHANGES = ("auto", "collective", "messages")
 WEIGHTS = ("int8",)
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")
 _CHOICES = {
@@ -39,6 +40,7 @@ _CHOICES = {
     "partition": PARTITIONS,
     "layout": LAYOUTS,
     "pools": POOLS,
+    "exchange": EXCHANGES,
     "schedule": SCHEDULES,
 }
 _MOST = {  # larger values need memory or time that no machine has
@@ -75,9 +77,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         prefix_sharing: Prefill a common beginning of several prompts once.
         partition: Unit by which attention is divided among R-ranks.
         overlap: Parts of an R-rank's work in a layer, each of which is attended to when it arrives.
-        layout: `replicas`, every rank has both roles, or `split`, every rank has one.
+        layout: `replicas`, every rank has both roles; `split`, every rank has one; `auto` chooses.
         s_ranks: Number of S-ranks, of the layout `split`.
         pools: Whether all R-ranks serve every S-rank (`shared`), or an even share of them each (`own`).
+        exchange: How activations cross: by `messages` or by a `collective` a layer; `auto` times both between hosts.
         kv_memory: Bytes of the KV cache of an R-rank.
         gpu_memory: Most bytes of a GPU that a rank takes, KV cache included; None for the free ones.
         survive: Go on after the loss of R-ranks, with an MPI that supports it.
@@ -100,9 +103,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefix_sharing: bool = True
     partition: str = "request"
     overlap: int = 1
-    layout: str | None = None
+    layout: str = "auto"
     s_ranks: int | None = None
     pools: str = "shared"
+    exchange: str = "auto"
     kv_memory: int | None = None
     gpu_memory: int | None = None
     survive: bool = False

@@ -73,7 +73,7 @@ def generate(
     if job.survive:
         _check_survive(comm)
     layout = job.layout
-    if layout is None and (job.profile or job.partition != "request" or job.pools != "shared"):
+    if layout == "auto" and (job.profile or job.partition != "request" or job.pools != "shared"):
         layout = "split"  # of which all these speak
     wishes = Wishes(layout=layout, s_ranks=job.s_ranks, pools=job.pools)
     team = assemble(comm, wishes, job.device, job.r_device, weight_bytes(job) if comm else 0)

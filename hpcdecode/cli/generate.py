@@ -16,6 +16,7 @@ from hpcdecode.cli.job_file import read_job_file
 from hpcdecode.config import (
     DEVICES,
     DTYPES,
+    EXCHANGES,
     KV_DTYPES,
     PARTITIONS,
     R_DEVICES,
@@ -187,13 +188,17 @@ def _add_size(group: Group) -> None:
     help = f"parts of an R-rank's work in a layer, each attended to when it arrives ({_DEFAULTS['overlap']})"
     add("--overlap", type=int, metavar="N", help=help)
     help = "replicas: every rank holds the weights and the KV cache of its own rows; split: every rank holds one of "
-    help += "the two (default: split if some ranks see a GPU and others do not, or weights do not fit on all; else "
-    help += "replicas)"
+    help += "the two; auto, the default, is split if some ranks have a GPU of their own and others do not, or if the "
+    help += "weights do not fit on all, else replicas"
     add("--layout", choices=LAYOUTS, help=help)
     help = "ranks that hold the weights, while the others hold KV caches; implies --layout split (default: 1)"
     add("--s-ranks", type=int, metavar="K", help=help)
     help = f"whether all R-ranks serve every S-rank, or an even share of them each ({_DEFAULTS['pools']})"
     add("--pools", choices=POOLS, help=help)
+    help = "how activations cross between ranks: in messages, or by one nonblocking collective a layer each way; auto, "
+    help += "the default, takes messages within a host, and between hosts times both and keeps collectives unless they "
+    help += "are slower"
+    add("--exchange", choices=EXCHANGES, help=help)
     size = parsed(parse_bytes)
     add("--kv-memory", type=size, metavar="SIZE", help="memory of an R-rank's KV cache, such as 64G")
     help = "most memory of a GPU that a rank takes, KV cache included (default: what is free)"

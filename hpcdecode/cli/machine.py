@@ -71,7 +71,7 @@ def _add_doctor(commands: Subcommands) -> None:
         "all is well, 1 if there are problems.",
         allow_abbrev=False,
     )
-    parser.add_argument("--layout", choices=LAYOUTS, help="as for generate")
+    parser.add_argument("--layout", choices=LAYOUTS, default="auto", help="as for generate")
     parser.add_argument("--s-ranks", type=int, metavar="K", help="as for generate")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=_doctor, connect=launch.connect)

@@ -14,7 +14,7 @@ from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.desk import Desk, RankReport
 from hpcdecode.engine.duties import run_lead, run_remote
 from hpcdecode.engine.kv import open_attention_worker, open_prompts
-from hpcdecode.engine.links import Lane, lane_spec, lanes_of, local_links, slots_of
+from hpcdecode.engine.links import Lane, lane_spec, lanes_of, local_links, r_link, s_link, slots_of
 from hpcdecode.engine.room import limit_torch, measure_room, measure_speeds
 from hpcdecode.engine.s_rank import SRank
 from hpcdecode.engine.scale import Scale, capacity_of, choose_scales, rows_ahead
@@ -217,11 +217,13 @@ class Engine:
         if attention is not None:
             return local_links(self.team, lanes, attention, device)
         from hpcdecode.exchange.memory import HOST
-        from hpcdecode.exchange.mpi import MpiSLink
 
         self.timeline.enter("wait")
-        spec = lane_spec(self.options, self.team, self.setup, lanes[0].scale, device if self._direct else HOST)
-        return (direct_links if self._direct else staged_links)([MpiSLink(comm, spec) for comm in comms], device)
+        options, team = self.options, self.team
+        spec = lane_spec(options, team, self.setup, lanes[0].scale, device if self._direct else HOST)
+        plain = [s_link(options, team, number, comm, spec) for number, comm in enumerate(comms)]
+        self.comms += [link.graph for link in plain if link.graph]
+        return (direct_links if self._direct else staged_links)(plain, device)
 
     def _run_s(
         self, desk: Desk | None, signals: Signals, progress: Progress, checkpoint_seconds: float, scales: list[Scale]
@@ -249,12 +251,12 @@ class Engine:
     def _run_r(self, lanes: Sequence[Lane], comms: Sequence[MPI.Intracomm]) -> None:
         """Serve all lanes."""
         from hpcdecode.engine.r_rank import PlanOrder, lane_program, serve
-        from hpcdecode.exchange.mpi import MpiRLink
 
         device = torch.device(self.team.me.kv_device if self._direct else "cpu")
         specs = [lane_spec(self.options, self.team, self.setup, lane.scale, device) for lane in lanes]
         ends = zip(comms, specs, lanes, strict=True)
-        links = [MpiRLink(comm, spec, lane.first_slot) for comm, spec, lane in ends]
+        links = [r_link(self.options, self.team, comm, spec, lane.first_slot) for comm, spec, lane in ends]
+        self.comms += [link.graph for link in links if link.graph]
         self._work.links = links
         attention, orders = self._work.attention, [PlanOrder() for _ in self.team.groups]
         assert attention is not None, "expected an R-rank"

@@ -18,7 +18,10 @@ from hpcdecode.exchange.staging import staged
 from hpcdecode.ranks.team import Team
 
 if TYPE_CHECKING:
+    from mpi4py import MPI
+
     from hpcdecode.exchange.memory import LaneSpec
+    from hpcdecode.exchange.mpi import MpiRLink, MpiSLink
 
 
 class Lane(NamedTuple):
@@ -76,3 +79,36 @@ def lane_spec(options: EngineOptions, team: Team, setup: Setup, scale: Scale, de
     shapes = list(map(partition.shape, setup.shapes))
     shared = (0, 0) if direct(options, team) else shared_bytes(shapes, slots, scale.prefill_tokens, dtype)
     return LaneSpec(setup.shapes, slots, dtype, partition, shared, options.overlap, device)
+
+
+def goes_by_collectives(options: EngineOptions, team: Team) -> bool:
+    """Return whether the lanes of this rank's groups may go by collectives.
+
+    With `auto` they may if all their R-ranks are on other hosts than the S-rank: beside it, they share its memory.
+    """
+    if options.exchange != "auto" or direct(options, team):
+        return options.exchange == "collective" and not direct(options, team)
+    hosts = {team.ranks[team.groups[i].s_rank].host for i in team.own}
+    return all(team.ranks[place].host not in hosts for place in team.pool)
+
+
+def s_link(options: EngineOptions, team: Team, number: int, comm: MPI.Intracomm, spec: LaneSpec) -> MpiSLink:
+    """Return the S-rank's end of its lane `number` over MPI."""
+    if goes_by_collectives(options, team):
+        from hpcdecode.exchange.collective import CollectiveSLink, Trial
+
+        return CollectiveSLink(comm, spec, Trial(number) if options.exchange == "auto" else None)
+    from hpcdecode.exchange.mpi import MpiSLink
+
+    return MpiSLink(comm, spec)
+
+
+def r_link(options: EngineOptions, team: Team, comm: MPI.Intracomm, spec: LaneSpec, first_slot: int) -> MpiRLink:
+    """Return an R-rank's end of a lane over MPI; its slots begin with `first_slot`."""
+    if goes_by_collectives(options, team):
+        from hpcdecode.exchange.collective import CollectiveRLink
+
+        return CollectiveRLink(comm, spec, first_slot)
+    from hpcdecode.exchange.mpi import MpiRLink
+
+    return MpiRLink(comm, spec, first_slot)

@@ -115,6 +115,11 @@ def _content(stretch: Tensor) -> Buffer:
     return [content.numpy() if content.device.type == "cpu" else content, MPI.BYTE]
 
 
+def laid_out(piece: Piece, shape: LayerShape, outward: Tensor, inward: Tensor) -> Message:
+    """Return a piece of a layer of `shape` in memory that something else carries, to the R-rank and back."""
+    return _message(piece, shape, (outward, _SIGNAL), (inward, _SIGNAL))
+
+
 def _message(piece: Piece, shape: LayerShape, out: tuple[Tensor, Buffer], back: tuple[Tensor, Buffer]) -> Message:
     n, m = len(piece.decode_rows), len(piece.prefill_rows)
     (memory, qkv), (answered, answer) = out, back

@@ -19,7 +19,7 @@ from hpcdecode.attention.base import LayerShape
 from hpcdecode.exchange.base import Share, side_by_side
 from hpcdecode.exchange.memory import LaneMemory, LaneSpec, Message
 from hpcdecode.exchange.partition import RankColumns
-from hpcdecode.mpi.wait import wait
+from hpcdecode.mpi.wait import Waitable, wait
 from hpcdecode.schedule.plan import Plan, wire_length
 
 _PLAN, _QKV, _OUT = 1, 2, 3  # message tags
@@ -38,7 +38,7 @@ class _Requests:
         return done
 
 
-class _Outgoing:
+class Outgoing:
     """A message as the S-rank packs it, and unpacks its answer.
 
     Args:
@@ -54,6 +54,7 @@ class _Outgoing:
         self.prompts = _index(message.piece.prefill_rows, device)
 
     def pack(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Write the R-rank's rows of q, k and v to the message."""
         if self.columns:
             q, k, v = q[:, self.columns.q], k[:, self.columns.k], v[:, self.columns.v]
         whole = side_by_side(q, k, v)
@@ -61,6 +62,7 @@ class _Outgoing:
         _gather((k, v), self.prompts, self.message.prompts)
 
     def unpack(self, o: Tensor) -> None:
+        """Write what came back to the R-rank's rows of o."""
         if self.columns:
             o = o[:, self.columns.o]
         if isinstance(self.rows, slice):
@@ -70,7 +72,13 @@ class _Outgoing:
 
 
 class MpiSLink:
-    """The S-rank's end of a lane. All ranks of the lane give the same `spec`, but for its device."""
+    """The S-rank's end of a lane. All ranks of the lane give the same `spec`, but for its device.
+
+    Attributes:
+        graph: communicator of its own, for collectives, if it has one.
+    """
+
+    graph: MPI.Distgraphcomm | None = None
 
     def __init__(self, comm: MPI.Intracomm, spec: LaneSpec):
         self.comm, self.spec = comm, spec
@@ -78,17 +86,22 @@ class MpiSLink:
         self._plan = np.zeros(wire_length(spec.slots, comm.size - 1), np.int32)
         self._plans, self._sent, self._answers = _Requests(), _Requests(), _Requests()
         self._shares: list[Share] = []
-        self._by_shape: dict[LayerShape, list[_Outgoing]] = {}
-        self._current: list[_Outgoing] = []
+        self._by_shape: dict[LayerShape, list[Outgoing]] = {}
+        self._current: list[Outgoing] = []
 
     def send_plan(self, plan: Plan) -> None:
         """Send the plan of the lane's next step to every R-rank."""
-        wait(self._plans)
-        message = [self._plan[: plan.encode(self._plan)], MPI.INT32_T]
+        message = [self._plan[: self._share_out(plan)], MPI.INT32_T]
         self._plans.requests += [self.comm.Isend(message, rank, _PLAN) for rank in range(1, self.comm.size)]
-        partition, pieces = self.spec.partition, self.spec.pieces
+
+    def _share_out(self, plan: Plan) -> int:
+        """Write the plan to the wire, once that is free, and settle each R-rank's share; return the plan's length."""
+        wait(self._plans)
+        length = plan.encode(self._plan)
+        partition, pieces = self.spec.partition, 1 if plan.collective else self.spec.pieces
         self._shares = [Share(plan, partition.named(rank), count=pieces) for rank in range(self.comm.size - 1)]
         self._by_shape = {}
+        return length
 
     def send_qkv(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
         """Pack each piece and send it at once, so that its R-rank can begin."""
@@ -113,7 +126,7 @@ class MpiSLink:
         wait(self._sent)
         self._target, self._current = o, current
 
-    def _exchange(self, outgoing: _Outgoing) -> None:
+    def _exchange(self, outgoing: Outgoing) -> None:
         message, rank = outgoing.message, outgoing.rank
         self._answers.requests.append(self.comm.Irecv(message.answer, rank, _OUT))
         self._memory.sync()
@@ -141,7 +154,7 @@ class MpiSLink:
         self._memory.close()
         self.comm.Free()
 
-    def _outgoing(self, shape: LayerShape, device: torch.device) -> list[_Outgoing]:
+    def _outgoing(self, shape: LayerShape, device: torch.device) -> list[Outgoing]:
         """Return the messages of a layer of `shape`, piece by piece, so that every R-rank can begin soon."""
         if shape not in self._by_shape:
             partition = self.spec.partition
@@ -149,7 +162,7 @@ class MpiSLink:
             each = [m.messages(share, own) for m, share in zip(self._memory.ranks, self._shares, strict=True)]
             columns = [partition.columns(shape, rank) if partition.by_head else None for rank in range(len(each))]
             self._by_shape[shape] = [
-                _Outgoing(rank + 1, each[rank][i], columns[rank], device)
+                Outgoing(rank + 1, each[rank][i], columns[rank], device)
                 for i in range(max(map(len, each)))
                 for rank in range(len(each))
                 if i < len(each[rank])
@@ -168,9 +181,11 @@ class MpiRLink:
     Attributes:
         shapes: of this R-rank's part of every layer.
         share: what the last plan asks of this R-rank.
+        graph: communicator of its own, for collectives, if it has one.
     """
 
     share: Share
+    graph: MPI.Distgraphcomm | None = None
 
     def __init__(self, comm: MPI.Intracomm, spec: LaneSpec, first_slot: int = 0):
         self.comm, self.spec, self.first_slot = comm, spec, first_slot
@@ -180,7 +195,7 @@ class MpiRLink:
         self._sent = _Requests()
         self._by_shape: dict[LayerShape, list[Message]] = {}
 
-    def recv_plan(self) -> MPI.Request:
+    def recv_plan(self) -> Waitable:
         """Return a request that is complete once a plan has come."""
         return self.comm.Irecv([self._plan, MPI.INT32_T], 0, _PLAN)
 
@@ -188,7 +203,7 @@ class MpiRLink:
         """Return the plan that has come."""
         plan = Plan.decode_from(self._plan)
         named = self.spec.partition.named(self.comm.rank - 1)
-        self.share = Share(plan, named, self.first_slot, self.spec.pieces)
+        self.share = Share(plan, named, self.first_slot, 1 if plan.collective else self.spec.pieces)
         self._by_shape = {}
         return plan
 

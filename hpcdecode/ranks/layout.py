@@ -16,21 +16,21 @@ import msgspec
 from hpcdecode.errors import UserError
 from hpcdecode.ranks.roles import Rank
 
-LAYOUTS = ("replicas", "split")
+LAYOUTS = ("auto", "replicas", "split")
 POOLS = ("shared", "own")
 _WEIGHTS_SHARE = 0.5  # of a host's memory, that the weights of all its replicas may take
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job asks of its layout; None chooses.
+    """What a job asks of its layout.
 
     Attributes:
-        layout: One of LAYOUTS.
-        s_ranks: Number of S-ranks of the layout `split`.
+        layout: One of LAYOUTS; `auto` chooses.
+        s_ranks: Number of S-ranks of the layout `split`; None chooses.
         pools: Whether all R-ranks serve every S-rank, or an even share of them each.
     """
 
-    layout: str | None = None
+    layout: str = "auto"
     s_ranks: int | None = None
     pools: str = "shared"
 
@@ -74,7 +74,7 @@ def assign_roles(ranks: Sequence[Rank], wishes: Wishes) -> str:
             everywhere=True,
         )
     why = None if s_ranks is not None or wishes.layout == "split" else _against_replicas(ranks)
-    if wishes.layout == "replicas" or (wishes.layout is None and s_ranks is None and why is None):
+    if wishes.layout == "replicas" or (wishes.layout == "auto" and s_ranks is None and why is None):
         for rank in ranks:
             rank.role = "SR"
         return f"{size} replicas, each rank with both roles"

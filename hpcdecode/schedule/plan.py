@@ -14,8 +14,8 @@ from hpcdecode.schedule.prefixes import MAX_PREFIXES
 
 Table = NDArray[np.int32]
 
-_HEADER = 6
-_STOP = 1
+HEADER = 6  # elements
+_STOP, _COLLECTIVE = 1, 2
 _COLUMNS = {"release": 2, "fork": 3, "decode": 2, "prefill": 4}
 
 
@@ -39,6 +39,7 @@ class Plan:
         decode: int32 [n, 2], (R-rank, slot).
         prefill: int32 [n, 4], (R-rank, slot, first row, tokens).
         stop: whether it is the lane's last.
+        collective: whether its layers cross by collectives, in which all ranks of the lane take part.
     """
 
     number: int = 0
@@ -47,6 +48,7 @@ class Plan:
     decode: Table = field(default_factory=lambda: _empty("decode"))
     prefill: Table = field(default_factory=lambda: _empty("prefill"))
     stop: bool = False
+    collective: bool = False
 
     @property
     def decode_tokens(self) -> int:
@@ -71,10 +73,10 @@ class Plan:
 
     def encode(self, out: Table) -> int:
         """Write the plan to `out`, of at least `wire_length(slots)` elements; return how many it takes."""
-        flags = _STOP if self.stop else 0
+        flags = _STOP * self.stop + _COLLECTIVE * self.collective
         parts = (self.release, self.fork, self.decode, self.prefill)
-        out[:_HEADER] = (self.number, flags, *map(len, parts))
-        at = _HEADER
+        out[:HEADER] = (self.number, flags, *map(len, parts))
+        at = HEADER
         for part in parts:
             out[at : at + part.size] = part.reshape(-1)
             at += part.size
@@ -83,14 +85,20 @@ class Plan:
     @staticmethod
     def decode_from(wire: Table) -> Plan:
         """Read a plan that `encode` wrote."""
-        number, flags, *counts = (int(x) for x in wire[:_HEADER])
-        parts, at = {}, _HEADER
+        number, flags, *counts = (int(x) for x in wire[:HEADER])
+        parts, at = {}, HEADER
         for rows, (name, columns) in zip(counts, _COLUMNS.items(), strict=True):
             parts[name] = wire[at : at + rows * columns].reshape(rows, columns).copy()
             at += rows * columns
-        return Plan(number=number, stop=bool(flags & _STOP), **parts)
+        return Plan(number=number, stop=bool(flags & _STOP), collective=bool(flags & _COLLECTIVE), **parts)
+
+
+def length_of(wire: Table) -> int:
+    """Return the elements of the plan that begins in `wire`."""
+    counts = (int(x) for x in wire[HEADER - len(_COLUMNS) : HEADER])
+    return HEADER + sum(rows * columns for rows, columns in zip(counts, _COLUMNS.values(), strict=True))
 
 
 def wire_length(slots: int, ranks: int) -> int:
     """Return the int32 elements that any plan of a lane needs, by its slots and its R-ranks."""
-    return _HEADER + 11 * slots + (2 + 3 + 4) * MAX_PREFIXES * ranks
+    return HEADER + 11 * slots + (2 + 3 + 4) * MAX_PREFIXES * ranks

@@ -83,6 +83,7 @@ def runs() -> st.SearchStrategy[dict[str, Any]]:
             "layout": st.sampled_from(("replicas", "replicas", "split")),
             "s_ranks": st.just(2),  # of more than two ranks that are split
             "pools": st.just("own"),
+            "exchange": st.just("collective"),
             "period": st.integers(1, 12),
             "lanes": st.integers(1, 3),
             "prefill_tokens": st.sampled_from((7, 16, 64, 300)),

@@ -12,6 +12,7 @@ import torch
 from mpi4py import MPI
 
 from hpcdecode.attention.base import LayerShape
+from hpcdecode.exchange.collective import CollectiveRLink, CollectiveSLink, Trial
 from hpcdecode.exchange.memory import LaneSpec, shared_bytes
 from hpcdecode.exchange.mpi import MpiRLink, MpiSLink
 from hpcdecode.exchange.partition import Partition
@@ -37,6 +38,7 @@ def plans() -> list[Plan]:
         for table, rows in zip(tables, prompts, strict=True)
     ]
     made = [Plan(i, decode=d, prefill=p) for i, (d, p) in enumerate(zip(tables, shifted, strict=True))]
+    made += [Plan(i, decode=made[0].decode) for i in range(len(made), len(made) + 20)]  # all have rows, most likely
     return [*made, Plan(len(made), stop=True)]
 
 
@@ -85,12 +87,24 @@ def serve_r(link: MpiRLink, layers: int) -> float:
                 link.send_output(message)
 
 
+def s_link(spec: LaneSpec, way: str | None) -> MpiSLink:
+    if way is None:
+        return MpiSLink(WORLD.Dup(), spec)
+    return CollectiveSLink(WORLD.Dup(), spec, Trial(0) if way == "trial" else None)
+
+
+def r_link(spec: LaneSpec, way: str | None) -> MpiRLink:
+    return MpiRLink(WORLD.Dup(), spec) if way is None else CollectiveRLink(WORLD.Dup(), spec)
+
+
 def main() -> int:
-    for layers, prefill, pieces in ((2, 16, 1), (2, 16, 3), (2, None, 1), (2, None, 4), (1, 0, 2)):
+    ways = [(*case, None) for case in ((2, 16, 1), (2, 16, 3), (2, None, 1), (2, None, 4), (1, 0, 2))]
+    ways += [(2, 16, 3, "collective"), (2, None, 1, "collective"), (2, None, 2, "trial")]
+    for layers, prefill, pieces, way in ways:
         none = prefill is None  # no shared memory: everything goes by message
         shared = (0, 0) if none else shared_bytes(SHAPES, 20, prefill, torch.float32)  # of 30 rows: too little for all
         spec = LaneSpec(SHAPES[:layers], SLOTS, torch.float32, Partition("request", R_RANKS), shared, pieces)
-        link = MpiRLink(WORLD.Dup(), spec) if WORLD.rank else MpiSLink(WORLD.Dup(), spec)
+        link = r_link(spec, way) if WORLD.rank else s_link(spec, way)
         figure = (serve_r if WORLD.rank else serve_s)(link, layers)
         link.close()
         sent, *came = gather_all(WORLD, figure, float)

@@ -1,6 +1,6 @@
 """Run by mpiexec: every case over sub-worlds of several sizes, against the reference and against each other.
 
-usage: run_parity.py DTYPE EXPECT WORLD:PERIOD:LANES[:PARTITION[:OVERLAP[:SCHEDULE]]],... CASE[=WORLD:...]...
+usage: run_parity.py DTYPE EXPECT WORLD:PERIOD:LANES[:PARTITION[:OVERLAP[:SCHEDULE[:EXCHANGE]]]],... CASE[=WORLD:...]...
 
 PARTITION: of the attention over the R-ranks, or replicas.
 EXPECT: transformers, first-run (equal to the first of the runs), or same-schedule (to the first with its F and lanes).
@@ -50,6 +50,7 @@ def run(
     partition="request",
     overlap="1",
     schedule="fixed-f",
+    exchange="auto",
 ):
     size = int(world)
     comm = WORLD.Split(0 if WORLD.rank < size else MPI.UNDEFINED)
@@ -67,6 +68,7 @@ def run(
             partition="request" if partition == "replicas" else partition,
             overlap=int(overlap),
             schedule=schedule,
+            exchange=exchange,
             prefill_tokens=256,
             kv_memory=64 << 20,
             overwrite=True,

@@ -10,7 +10,7 @@ import pytest
 from tests.support.models import ARCHITECTURES
 from tests.support.parity import make_case
 
-# world : period F : lanes : partition, or replicas : overlap : schedule
+# world : period F : lanes : partition, or replicas : overlap : schedule : exchange
 SOME_RUNS = ("1:7:2", "2:1:1", "3:7:2:head:1", "4:7:2:request:3")
 ALL_RUNS = (
     *(f"{world}:{period}:{lanes}" for world in (1, 2, 4) for period in (1, 7) for lanes in (1, 2)),
@@ -21,6 +21,7 @@ WORLD_RUNS = SOME_RUNS[2:]  # by heads and by requests
 # One of each kind of attention and of layers takes SOME_RUNS, the others WORLD_RUNS; in the whole matrix all take all.
 EVERY_KIND = ("llama3", "gemma2", "gpt_oss", "qwen3_moe", "deepseek_v3")
 SCHEDULE_RUNS = ("1:7:2:request:1:load-control", "4:7:2:request:1:fifo", "3:7:1:request:1:static")
+COLLECTIVE_RUNS = ("4:7:2:request:1:fixed-f:collective", "3:1:1:head:2:fixed-f:collective")
 LINE = re.compile(r"PARITY (\S+) (\S+) (\d+) rows differ")
 
 
@@ -54,7 +55,7 @@ def test_tokens_equal_those_of_transformers(float32, name):
 
 def test_tokens_behind_a_shared_prefix_equal_those_of_transformers(mpiexec, tmp_path):
     case = make_case("llama3", tmp_path, rows=8, new_tokens=12, common=200)
-    runs = (*SOME_RUNS, *SCHEDULE_RUNS, "3:7:2", "3:7:2:replicas")
+    runs = (*SOME_RUNS, *SCHEDULE_RUNS, *COLLECTIVE_RUNS, "3:7:2", "3:7:2:replicas")
     assert differing(mpiexec, [case], "float32", "transformers", runs) == {"llama3": dict.fromkeys(runs, 0)}
 
 
@@ -76,7 +77,9 @@ def test_sampled_tokens_are_the_same_for_every_world_period_and_lane_count(mpiex
 
 def test_bfloat16_tokens_are_the_same_for_every_world(mpiexec, tmp_path):
     cases = [make_case(name, tmp_path, rows=8, new_tokens=24) for name in ("llama3", "gemma2")]
-    found = differing(mpiexec, cases, "bfloat16", "same-schedule", (*SOME_RUNS, "2:7:2", "1:1:1", "2:7:2:replicas"))
+    found = differing(
+        mpiexec, cases, "bfloat16", "same-schedule", (*SOME_RUNS, "2:7:2", "1:1:1", "2:7:2:replicas", *COLLECTIVE_RUNS)
+    )
     assert all(set(runs.values()) == {0} for runs in found.values()), found
 
 
