@@ -41,6 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 64, 256], help="sequences of the lane")
     parser.add_argument("--hidden", type=int, nargs="+", default=[1024, 4096], choices=tuple(SHAPES))
     parser.add_argument("--passes", type=int, default=15)
+    help = "how the links go: messages share memory within a host; collectives never do"
+    parser.add_argument("--exchange", choices=("messages", "collective"), default="messages", help=help)
 
 
 def run(args: argparse.Namespace) -> Report | None:
@@ -70,7 +72,7 @@ def _measured(args: argparse.Namespace, hidden: int, rows: int) -> Iterator[Case
     there, back = (rows // parts * columns * 2 for columns in (shape.row_columns, shape.out_columns))
     seconds: dict[str, list[float]] = {}
     with ExitStack() as stack:
-        links: _Links = _RLinks(comm, shape, rows) if comm.rank else _SLinks(comm, shape, rows)
+        links: _Links = (_RLinks if comm.rank else _SLinks)(comm, shape, rows, args.exchange)
         stack.callback(links.close)
         ways: dict[str, Callable[[], None]] = {"links": links.round}
         for way in WAYS:
@@ -130,12 +132,13 @@ def _lane_spec(comm: MPI.Intracomm, shape: LayerShape, rows: int) -> LaneSpec:
 class _SLinks:
     """The S-rank's end, and what it sends."""
 
-    def __init__(self, comm: MPI.Intracomm, shape: LayerShape, rows: int):
+    def __init__(self, comm: MPI.Intracomm, shape: LayerShape, rows: int, way: str):
+        from hpcdecode.exchange.collective import CollectiveSLink
         from hpcdecode.exchange.mpi import MpiSLink
         from hpcdecode.schedule.plan import Plan
 
         spec, parts = _lane_spec(comm, shape, rows), comm.size - 1
-        self.link = MpiSLink(comm.Dup(), spec)
+        self.link = (CollectiveSLink if way == "collective" else MpiSLink)(comm.Dup(), spec)
         decode = np.stack([np.arange(rows) % parts, np.arange(rows) // parts], axis=1).astype(np.int32)
         self.link.send_plan(Plan(decode=decode))
         qkv = torch.randn(rows, shape.row_columns).to(spec.dtype)
@@ -160,12 +163,13 @@ class _SLinks:
 class _RLinks:
     """An R-rank's end."""
 
-    def __init__(self, comm: MPI.Intracomm, shape: LayerShape, rows: int):
+    def __init__(self, comm: MPI.Intracomm, shape: LayerShape, rows: int, way: str):
+        from hpcdecode.exchange.collective import CollectiveRLink
         from hpcdecode.exchange.mpi import MpiRLink
         from hpcdecode.mpi.wait import wait
 
         self._out_columns, self._wait = shape.out_columns, wait
-        self.link = MpiRLink(comm.Dup(), _lane_spec(comm, shape, rows))
+        self.link = (CollectiveRLink if way == "collective" else MpiRLink)(comm.Dup(), _lane_spec(comm, shape, rows))
         wait(self.link.recv_plan())
         self.link.take_plan()
 
