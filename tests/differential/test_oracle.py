@@ -69,4 +69,4 @@ def test_many_rows_as_transformers_makes_them(tmp_path):
 
 @pytest.mark.full
 def test_rows_of_a_real_model(tmp_path, real_model):
-    assert replay(tmp_path, str(real_model("smol")), 25, 9, chat=True, rows=6) > 100
+    assert replay(tmp_path, str(real_model("smol")), 25, 9, chat=True, rows=6) > 60

@@ -1,4 +1,4 @@
-"""Emulated nodes: network and UTS namespaces of this machine, joined by a bridge. Ranks on them share no memory for MPI.
+"""Emulated nodes: network and UTS namespaces of this machine, joined by a bridge. For MPI they share no memory.
 
 Each node has one of the machine's cores. Needs root and the `ip` command.
 """
