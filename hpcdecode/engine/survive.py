@@ -16,7 +16,6 @@ from hpcdecode.engine.desk import Desk, RankReport
 from hpcdecode.engine.room import measure_room
 from hpcdecode.engine.scale import Scale
 from hpcdecode.engine.setup import Setup, partition_of, together
-from hpcdecode.mpi import ulfm
 from hpcdecode.ranks.roles import Rank
 from hpcdecode.ranks.team import Team, named, survivors
 from hpcdecode.report.metrics import Metrics
@@ -97,6 +96,8 @@ def _run_again(engine: Survivor, desk: Desk | None, run: Callable[[list[Scale]],
 
 def _unless_lost(engine: Survivor, action: Callable[[], T]) -> T | None:
     """Return what `action` returns, or None if a rank was lost; those that are left are the engine's team then."""
+    from hpcdecode.mpi import ulfm  # a process alone needs no MPI library
+
     team = engine.team
     assert team.comm is not None, "--survive: expected a world of ranks"
 

@@ -157,7 +157,7 @@ def test_a_stopped_process_goes_on(hpcdecode, jobs, fresh):
 
 def test_a_stopped_rank_ends_the_job_by_name(hpcdecode, jobs, fresh):
     command = (*AGAIN, "--checkpoint-every", 0.05)
-    process = hpcdecode.start(*command, "--stall-timeout", 4, "--batch", 1, ranks=3)
+    process = hpcdecode.start(*command, "--stall-timeout", 4, "--batch", 2, ranks=3)
     wait_for((fresh / "out.h5").exists, process)
     rank = rank_of(process, 2)
     rank.send_signal(signal.SIGSTOP)

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.support.commands import Command
+from tests.support.commands import Command, run
 from tests.support.worlds import FLAGS, PROMPTS, contents
 
 RANKS = int(os.environ.get("HPCDECODE_TEST_RANKS", "3"))
@@ -59,6 +59,13 @@ def test_the_model_comes_from_the_environment_and_the_output_from_the_prompts(hp
     assert result.returncode == 0, result.stderr
     shown = hpcdecode("show", "few.h5")
     assert "1 rows, 0 errors, complete" in shown.stdout and "line 1" in shown.stdout
+
+
+def test_a_process_alone_needs_no_mpi_library(hpcdecode, tmp_path):
+    environment = {**hpcdecode.environment, "MPI4PY_LIBMPI": "/none/libmpi.so"}
+    line = hpcdecode.line("generate", PROMPTS, "-o", "out.h5", *FLAGS, "--limit", 2, "--max-tokens", 2)
+    result = run(line, cwd=tmp_path, env=environment)
+    assert result.returncode == 0, result.stderr
 
 
 def test_split_prints_the_slices(hpcdecode):
