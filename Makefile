@@ -4,7 +4,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 SOURCES := pyproject.toml CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name 'CMakeLists.txt')
 
-.PHONY: demo test coverage test-% test-full test-openmpi test-native test-numa cuda lint bench clean
+.PHONY: demo test coverage coverage-native test-% test-full test-openmpi test-native test-numa cuda lint bench clean
 
 demo: .venv/.installed
 	$(BIN)/mpiexec -n 3 $(BIN)/hpcdecode generate jobs/demo/prompts.jsonl --model demo -o demo.h5 --overwrite --max-tokens 64
@@ -24,6 +24,11 @@ COVERAGE := --cov --cov-config tests/coverage.ini
 coverage: .venv/.installed
 	$(QUICK) $(COVERAGE) --cov-report=
 	$(SYSTEM) $(COVERAGE) --cov-append --cov-report term --cov-report xml
+
+# What the native tests reach in C++: totals, and coverage-native.xml
+coverage-native: .venv/.installed
+	$(BIN)/python -m pip install --quiet gcovr
+	tests/native/run_coverage.sh $(BIN)/gcovr
 
 # All tests, those marked `full` too: 2,000 random mixes, an oracle, hostile trials, real models. Takes hours.
 test-full: .venv/.installed
