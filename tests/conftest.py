@@ -44,6 +44,15 @@ def cache(shared_folder: Path) -> None:
     os.environ["HPCDECODE_CACHE"] = os.environ.get("HPCDECODE_TEST_CACHE") or str(shared_folder / "cache")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def threads() -> None:
+    """Workers of pytest-xdist take a thread each: two that wait for each other would be many times slower."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        import torch
+
+        torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def forkserver() -> Iterator[ForkServer]:
     """Where commands of one process come from; they need not import torch then."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import json
+import os
+import platform
 from itertools import pairwise
 from pathlib import Path
 
 import h5py
 import numpy as np
 import torch
+import transformers
 from transformers import AutoModelForCausalLM
 
 from tests.support.models import build
@@ -28,7 +33,40 @@ def make_case(
     transformers as here.
     """
     case = directory / name
-    model = AutoModelForCausalLM.from_pretrained(build(name, case / "model"), dtype=torch.float32).eval()
+    made = build(name, case / "model")
+    kept = _kept(name, rows, new_tokens, common)
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        part = kept.with_name(f"{kept.name}.{os.getpid()}")
+        part.write_text(json.dumps(_reference(made, rows, new_tokens, common)))
+        part.rename(kept)
+    prompts, reference = json.loads(kept.read_text())
+    lines = (json.dumps({"prompt_token_ids": prompt, **fields}) + "\n" for prompt in prompts)
+    (case / "prompts.jsonl").write_text("".join(lines))
+    (case / "reference.json").write_text(json.dumps(reference))
+    return case
+
+
+def _kept(*asked: object) -> Path:
+    """Where a reference is kept from run to run: by what is asked of whom."""
+    sources = [Path(inspect.getfile(part)).read_text() for part in (_kept, build)]
+    who = (transformers.__version__, torch.__version__, platform.machine(), *sources, *asked)
+    folder = os.environ.get("HPCDECODE_TEST_CACHE") or Path.home() / ".cache" / "hpcdecode-tests"
+    return Path(folder) / f"{hashlib.sha256(repr(who).encode()).hexdigest()}.json"
+
+
+def _reference(model: Path, rows: int, new_tokens: int, common: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Prompts, and what transformers makes of them; on one thread, as so small a model has no work for two."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _drawn(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval(), rows, new_tokens, common)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _drawn(model, rows: int, new_tokens: int, common: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Prompts without near ties, and the tokens of a model."""
     draw = np.random.default_rng(7)
     lengths = [LENGTHS[round(i * (len(LENGTHS) - 1) / max(rows - 1, 1))] for i in range(rows)]
     beginning = draw.integers(5, model.config.vocab_size, common).tolist()
@@ -38,11 +76,9 @@ def make_case(
         while gap < SMALLEST_GAP:
             prompt = beginning + draw.integers(5, model.config.vocab_size, length).tolist()
             tokens, gap = greedy(model, prompt, new_tokens)
-        prompts.append({"prompt_token_ids": prompt, **fields})
+        prompts.append(prompt)
         reference.append(tokens)
-    (case / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
-    (case / "reference.json").write_text(json.dumps(reference))
-    return case
+    return prompts, reference
 
 
 @torch.inference_mode()
