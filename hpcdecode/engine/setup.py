@@ -89,15 +89,21 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
 
 
 def together(team: Team, action: Callable[[], T]) -> T:
-    """Return what `action` returns on this rank; raise the UserError of any rank on every rank."""
+    """Return what `action` returns on this rank; raise the UserError of any rank on every rank.
+
+    One of the lead comes first, since it speaks for all; that of another rank is told with its name.
+    """
     results, problem = [], ""
     try:
         results.append(action())
     except UserError as error:
         problem = str(error)
-    problems = [p for p in team.gather_all(problem, str) if p]
-    if problems:
-        raise UserError(problems[0], everywhere=True)
+    problems = team.gather_all(problem, str)
+    if own := problems[team.s_ranks[0]]:
+        raise UserError(own, everywhere=True)
+    for rank, told in zip(team.ranks, problems, strict=True):
+        if told:
+            raise UserError(f"rank {rank.rank} on {rank.host}: {told}", everywhere=True)
     return results[0]
 
 
