@@ -72,5 +72,6 @@ class Nodes:
         mpiexec = str(Path(sys.executable).parent / "mpiexec")
         hosts = ",".join(f"{_NETWORK}.{node + 1}" for node in range(self.count))
         launcher = ["-launcher", "ssh", "-launcher-exec", str(self.agent), "-hosts", hosts, "-iface", "br0"]
-        inside = ["nsenter", "-t", str(self._holders[0].pid), "-n", "-u", mpiexec]
+        core = str(min(os.sched_getaffinity(0)))  # the launcher starts the first node's rank itself
+        inside = ["taskset", "-c", core, "nsenter", "-t", str(self._holders[0].pid), "-n", "-u", mpiexec]
         return [*inside, *launcher, "-n", str(self.count), "-ppn", "1", *map(str, command)]
