@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -14,7 +15,9 @@ from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.errors import UserError
 from hpcdecode.exchange.partition import Partition
 from hpcdecode.model import SplitModel, load_split
+from hpcdecode.model.frontend.cache import cached_trace
 from hpcdecode.model.frontend.config import stated_dtype
+from hpcdecode.model.run.load import parse_dtype
 from hpcdecode.ranks.layout import Group
 from hpcdecode.ranks.team import Team
 
@@ -84,8 +87,23 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
         partition_of(options, team.pool).check(loaded.attends)
         return _describe(options, loaded, tokenizer) if team.lead else None, Loaded(loaded, tokenizer)
 
+    if model is None:
+        _trace_once(options, team)
     setup, loaded = together(team, own)
     return team.broadcast(setup, Setup), loaded
+
+
+def _trace_once(options: EngineOptions, team: Team) -> None:
+    """Let the first S-rank of a host trace the model, so that the others find the trace in the cache."""
+    s_ranks = [team.ranks[place] for place in team.s_ranks]
+    by_host = {host: [r for r in s_ranks if r.host == host] for host in {r.host for r in s_ranks}}
+    if max(map(len, by_host.values())) == 1:
+        return
+    if team.me in (ranks[0] for ranks in by_host.values()):
+        with suppress(UserError):  # `load_split` tells of it with what the checkpoint lacks
+            dtype = options.dtype or auto_dtype(options.model, team.me.device)
+            cached_trace(Path(options.model), parse_dtype(dtype, options.model), team.lead)
+    team.gather_all(0, int)
 
 
 def together(team: Team, action: Callable[[], T]) -> T:
