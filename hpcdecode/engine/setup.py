@@ -87,19 +87,21 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
         partition_of(options, team.pool).check(loaded.attends)
         return _describe(options, loaded, tokenizer) if team.lead else None, Loaded(loaded, tokenizer)
 
-    if model is None:
-        _trace_once(options, team)
+    _trace_once(options, team, loaded=model is not None)
     setup, loaded = together(team, own)
     return team.broadcast(setup, Setup), loaded
 
 
-def _trace_once(options: EngineOptions, team: Team) -> None:
-    """Let the first S-rank of a host trace the model, so that the others find the trace in the cache."""
+def _trace_once(options: EngineOptions, team: Team, *, loaded: bool) -> None:
+    """Let the first S-rank of a host trace the model, so that the others find the trace in the cache.
+
+    Every rank calls this, those with a model loaded before, too.
+    """
     s_ranks = [team.ranks[place] for place in team.s_ranks]
     by_host = {host: [r for r in s_ranks if r.host == host] for host in {r.host for r in s_ranks}}
     if max(map(len, by_host.values())) == 1:
         return
-    if team.me in (ranks[0] for ranks in by_host.values()):
+    if not loaded and team.me.rank in {ranks[0].rank for ranks in by_host.values()}:
         with suppress(UserError):  # `load_split` tells of it with what the checkpoint lacks
             dtype = options.dtype or auto_dtype(options.model, team.me.device)
             cached_trace(Path(options.model), parse_dtype(dtype, options.model), team.lead)
