@@ -34,7 +34,7 @@ def make_case(
     """
     case = directory / name
     made = build(name, case / "model")
-    kept = _kept(name, rows, new_tokens, common)
+    kept = _kept(made, rows, new_tokens, common)
     if not kept.exists():
         kept.parent.mkdir(parents=True, exist_ok=True)
         part = kept.with_name(f"{kept.name}.{os.getpid()}")
@@ -47,10 +47,11 @@ def make_case(
     return case
 
 
-def _kept(*asked: object) -> Path:
-    """Where a reference is kept from run to run: by what is asked of whom."""
+def _kept(model: Path, *asked: object) -> Path:
+    """Where a reference is kept: by what is asked of which weights, which differ from run to run for some models."""
+    weights = [hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(Path(model).glob("*.safetensors"))]
     sources = [Path(inspect.getfile(part)).read_text() for part in (_kept, build)]
-    who = (transformers.__version__, torch.__version__, platform.machine(), *sources, *asked)
+    who = (transformers.__version__, torch.__version__, platform.machine(), weights, *sources, *asked)
     folder = os.environ.get("HPCDECODE_TEST_CACHE") or Path.home() / ".cache" / "hpcdecode-tests"
     return Path(folder) / f"{hashlib.sha256(repr(who).encode()).hexdigest()}.json"
 
