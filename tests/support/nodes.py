@@ -14,9 +14,16 @@ from pathlib import Path
 
 import pytest
 
-needs_nodes = pytest.mark.skipif(
-    os.geteuid() != 0 or not all(map(shutil.which, ("ip", "nsenter", "unshare"))), reason="needs root, ip and nsenter"
-)
+
+def _possible() -> bool:
+    """Whether this process may make a network of its own."""
+    if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "nsenter", "unshare", "taskset"))):
+        return False
+    script = "ip link add br0 type bridge && ip link add v0 type veth peer name v1"
+    return subprocess.run(["unshare", "-n", "-u", "sh", "-c", script], capture_output=True, check=False).returncode == 0
+
+
+needs_nodes = pytest.mark.skipif(not _possible(), reason="needs root, ip and nsenter, and networks of its own")
 _NETWORK = "10.77.0"
 # Takes the place of ssh: its last arguments are a host and what to run there.
 _AGENT = """#!/bin/bash
