@@ -122,8 +122,7 @@ class Engine:
 
     def placement(self, lanes: int) -> Placement:
         """Return what this S-rank may use of its R-ranks' KV caches."""
-        team, options = self.team, self.options
-        (group,) = (team.groups[i] for i in team.own)
+        team, options, group = self.team, self.options, self.team.group
         speeds = partition_of(options, group.pool).speeds([team.ranks[p].speed for p in group.pool])
         return Placement(capacity_of(options, team, group), self.setup.block_tokens, lanes, speeds)
 

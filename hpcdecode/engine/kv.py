@@ -38,19 +38,14 @@ def open_attention_worker(
     me, rank = team.me, team.pool.index(team.place)
     heads = [partition.heads(shape, rank) for shape in setup.shapes]
     sinks = [None if s is None else torch.tensor(s[own]) for s, own in zip(setup.sinks, heads, strict=True)]
-    queue = CudaQueue(torch.device(me.kv_device)) if me.kv_device != "cpu" and _crosses(team) else None
+    queue = CudaQueue(torch.device(me.kv_device)) if me.kv_device != "cpu" and apart(team, team.group) else None
     return AttentionWorker(_open_kv_cache(team, setup, partition, slots, direct), sinks, timeline, queue)
-
-
-def _crosses(team: Team) -> bool:
-    """Return whether q, k, v and o come to this rank's KV cache from another rank or device."""
-    return apart(team, team.groups[team.own[0]])
 
 
 def _open_kv_cache(team: Team, setup: Setup, partition: Partition, slots: int, direct: bool) -> KvCache:
     me, shapes = team.me, list(map(partition.shape, setup.shapes))
     if me.kv_device != "cpu":
-        kind = HostKvCache if _crosses(team) and not direct else CudaKvCache
+        kind = HostKvCache if apart(team, team.group) and not direct else CudaKvCache
         return kind(shapes, setup.kv_dtype, me.kv_tokens, slots, setup.block_tokens, me.kv_device)
     return open_kv_cache(
         shapes,

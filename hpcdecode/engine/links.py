@@ -1,4 +1,4 @@
-"""The lanes of a rank, and its ends of them where they do not cross MPI."""
+"""The lanes of a rank, and its ends of them: in this process, or over MPI by messages or collectives."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def local_links(team: Team, lanes: Sequence[Lane], attention: AttentionWorker, d
         device: of the slices.
     """
     links = [LocalLink(attention, number, lane.first_slot) for number, lane in enumerate(lanes)]
-    return staged(links, device) if apart(team, team.groups[lanes[0].group]) else links
+    return staged(links, device) if apart(team, team.group) else links
 
 
 def lane_spec(options: EngineOptions, team: Team, setup: Setup, scale: Scale, device: torch.device) -> LaneSpec:
@@ -86,8 +86,10 @@ def goes_by_collectives(options: EngineOptions, team: Team) -> bool:
 
     With `auto` they may if all their R-ranks are on other hosts than the S-rank: beside it, they share its memory.
     """
-    if options.exchange != "auto" or direct(options, team):
-        return options.exchange == "collective" and not direct(options, team)
+    if options.exchange == "messages" or direct(options, team):
+        return False
+    if options.exchange == "collective":
+        return True
     hosts = {team.ranks[team.groups[i].s_rank].host for i in team.own}
     return all(team.ranks[place].host not in hosts for place in team.pool)
 

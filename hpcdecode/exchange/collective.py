@@ -128,20 +128,12 @@ class CollectiveSLink(MpiSLink):
 
     def send_qkv(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
         """Pack what all R-ranks get, and send it by one call."""
+        self._began = perf_counter()
         if not self._collective:
             super().send_qkv(layer, q, k, v, o)
-            self._began = perf_counter()
             return
         self.pack(layer, q, k, v, o)
-        self.send_packed()
-
-    def send_packed(self) -> None:
-        """Send what was packed."""
-        if not self._collective:
-            super().send_packed()
-            return
-        self._began = perf_counter()
-        there, back = self._buffers[self._shape]
+        there, back = self._buffers[self.spec.shapes[layer]]
         # In this order on all ranks: MPI matches the collectives of a communicator by it.
         self._sent.requests.append(self._graph.Ineighbor_alltoallv(there, self._none))
         self._answers.requests.append(self._graph.Ineighbor_alltoallv(self._none, back))
@@ -161,7 +153,6 @@ class CollectiveSLink(MpiSLink):
 
     def _outgoing(self, shape: LayerShape, device: torch.device) -> list[Outgoing]:
         """Return the messages of a layer of `shape`; those of a collective lie side by side."""
-        self._shape = shape
         if not self._collective:
             return super()._outgoing(shape, device)
         if shape not in self._by_shape:

@@ -13,7 +13,7 @@ from hpcdecode.mpi.collectives import broadcast, gather_all
 from hpcdecode.mpi.gpu import takes_cuda_memory
 from hpcdecode.mpi.wait import Backoff
 from hpcdecode.ranks.launch import end_all
-from hpcdecode.ranks.layout import Wishes, assign_pools, assign_roles, groups_of
+from hpcdecode.ranks.layout import Group, Wishes, assign_pools, assign_roles, groups_of
 from hpcdecode.ranks.roles import Rank, assign_cores, assign_devices
 from hpcdecode.system.cores import arranged, nodes_of
 from hpcdecode.system.memory import available_bytes
@@ -54,9 +54,14 @@ class Team:
         return [i for i, g in enumerate(self.groups) if mine == g.s_rank or (not self.me.has_s and mine in g.pool)]
 
     @property
+    def group(self) -> Group:
+        """The group of this rank; of an R-rank the first, as all that it serves have the same pool."""
+        return self.groups[self.own[0]]
+
+    @property
     def pool(self) -> list[int]:
         """Positions of the R-ranks over which the attention of this rank's groups is spread."""
-        return self.groups[self.own[0]].pool
+        return self.group.pool
 
     @property
     def lead(self) -> bool:
