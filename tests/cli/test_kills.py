@@ -22,7 +22,7 @@ from tests.support.commands import ROOT, rank_of
 
 DEMO = ROOT / "jobs" / "demo" / "prompts.jsonl"
 BROKEN = 78  # line
-WAIT = 180  # seconds for the first token
+WAIT = 180  # seconds for the tokens of a run
 GONE = 10  # seconds until a job has ended of which a rank was killed
 
 
@@ -35,10 +35,17 @@ class Kills:
         self.counts.mkdir()
         self.repeated: list[int] = []
 
-    def kill(self, ranks: int, seconds: float, flags=(), *, in_start: bool = False, rank: int | None = None) -> None:
-        """Start the command, kill it so long after its first token (in_start: its start), and look at its file.
+    def kill(self, ranks: int, tokens: int, flags=(), *, rank: int | None = None, seconds: float = 0) -> None:
+        """Start the command, kill it once it has generated so many tokens, and look at its file.
 
-        rank: the one that is killed, and has to take all others along; None kills all.
+        Tokens, not seconds: a fast machine would be done before.
+
+        Args:
+            ranks: Of the job.
+            tokens: To wait for, in this run.
+            flags: Of the command, beside those of the job.
+            rank: The one that is killed, and has to take all others along; None kills all.
+            seconds: To wait in place of tokens, from the start.
         """
         before = self.durable()
         self.counts_reset()
@@ -47,8 +54,8 @@ class Kills:
         line[at : at + 2] = [str(ROOT / "tests" / "cli" / "counted.py"), str(self.counts)]
         process = self.command.launch(line)
         end = time.monotonic() + WAIT
-        while not in_start and not self.counted() and process.poll() is None and time.monotonic() < end:
-            time.sleep(0.02)
+        while not seconds and self.counted() < tokens and process.poll() is None and time.monotonic() < end:
+            time.sleep(0.01)
         time.sleep(seconds)
         assert process.poll() is None, process.communicate()
         _kill_all(process) if rank is None else _kill_one(process, rank)
@@ -141,23 +148,24 @@ def finish_and_compare(hpcdecode, job, kills, tmp_path, rows):
 
 
 def test_five_kills(hpcdecode, job, tmp_path):
-    arguments = job(200, 40, 0.2)
+    arguments = job(400, 40, 0.1)
     kills, draw = Kills(hpcdecode, tmp_path, arguments), random.Random(1)
     for ranks, flags in ((1, ()), (3, ()), (4, ("--s-ranks", 2)), (3, ("--layout", "split"))):
-        kills.kill(ranks, draw.uniform(0.2, 0.8), flags)
-    kills.kill(1, draw.uniform(0, 3), in_start=True)
+        kills.kill(ranks, draw.randint(1, 1500), flags)
+    kills.kill(1, 0, seconds=draw.uniform(0.1, 3))
     assert kills.durable() > 0
-    finish_and_compare(hpcdecode, arguments, kills, tmp_path, 200)
+    finish_and_compare(hpcdecode, arguments, kills, tmp_path, 400)
     assert min(kills.repeated) >= 0
 
 
 @pytest.mark.full
 def test_sixty_kills_of_2000_rows(hpcdecode, job, tmp_path):
     """A kill repeats the tokens since the last checkpoint: in the median at most 2 % of those of the whole job."""
-    arguments = job(2000, 80, 2)
+    arguments = job(2000, 80, 0.2)
     kills, draw = Kills(hpcdecode, tmp_path, arguments), random.Random(2)
     for number in range(60):
-        kills.kill((1, 3)[number % 2], draw.uniform(0, 4), in_start=number % 10 == 9)
+        in_start = draw.uniform(0.1, 4) if number % 10 == 9 else 0
+        kills.kill((1, 3)[number % 2], draw.randint(1, 3500), seconds=in_start)
     whole = finish_and_compare(hpcdecode, arguments, kills, tmp_path, 2000)
     shares = sorted(repeated / whole for repeated in kills.repeated)
     print(f"repeated a kill: median {statistics.median(shares):.2%}, most {shares[-1]:.2%} of {whole:,} tokens")
@@ -167,10 +175,10 @@ def test_sixty_kills_of_2000_rows(hpcdecode, job, tmp_path):
 @pytest.mark.full
 def test_twenty_kills_of_each_role(hpcdecode, job, tmp_path):
     """Of the lead, another S-rank and an R-rank, at random moments: the others end within seconds, nothing is lost."""
-    arguments = job(2000, 80, 2)
+    arguments = job(2000, 80, 0.2)
     kills, draw = Kills(hpcdecode, tmp_path, arguments), random.Random(3)
     for number in range(60):
-        in_start = number % 10 == 9
-        kills.kill(4, draw.uniform(0.5, 4), ("--s-ranks", 2), in_start=in_start, rank=number % 3)
+        in_start = draw.uniform(0.5, 4) if number % 10 == 9 else 0
+        kills.kill(4, draw.randint(1, 3500), ("--s-ranks", 2), rank=number % 3, seconds=in_start)
     finish_and_compare(hpcdecode, arguments, kills, tmp_path, 2000)
     assert min(kills.repeated) >= 0
