@@ -25,12 +25,12 @@ from hpcdecode.doctor import binding
 from hpcdecode.engine.announce import announce, explain
 from hpcdecode.engine.desk import Desk
 from hpcdecode.engine.engine import Engine
-from hpcdecode.engine.setup import auto_dtype, together, weight_bytes
+from hpcdecode.engine.setup import auto_dtype, together, weight_facts
 from hpcdecode.errors import InvariantViolation, RowProblem, UserError
 from hpcdecode.model import SplitModel
 from hpcdecode.planning.auto import planned, profile_for
 from hpcdecode.ranks.layout import Wishes
-from hpcdecode.ranks.team import Team, assemble
+from hpcdecode.ranks.team import Team, WeightFacts, assemble
 from hpcdecode.ranks.watchdog import Watchdog
 from hpcdecode.report import text
 from hpcdecode.report.metrics import Metrics, check_emptied, summarize, versions
@@ -76,7 +76,7 @@ def generate(
     if layout == "auto" and (job.profile or job.partition != "request" or job.pools != "shared"):
         layout = "split"  # of which all these speak
     wishes = Wishes(layout=layout, s_ranks=job.s_ranks, pools=job.pools)
-    team = assemble(comm, wishes, job.device, job.r_device, weight_bytes(job) if comm else 0)
+    team = assemble(comm, wishes, job.device, job.r_device, weight_facts(job) if comm else WeightFacts())
     with nullcontext(signals) if signals else Signals() as held, Watchdog(team, timeline, job.stall_timeout):
         return _generate(job, team, timeline, held, model)
 

@@ -145,5 +145,5 @@ def _kv_bytes(options: EngineOptions, team: Team, setup: Setup) -> int:
     if options.kv_memory is not None:
         return options.kv_memory
     here = [r for r in team.ranks if r.host == team.me.host]
-    weights = setup.weight_bytes * sum(r.has_s for r in here)
-    return int(max(available_bytes() - weights, 0) * _MEMORY_SHARE / sum(r.has_r for r in here))
+    mapped = setup.mapped_bytes if any(r.has_s and r.device == "cpu" for r in here) else 0  # seem to be available
+    return int(max(available_bytes() - mapped, 0) * _MEMORY_SHARE / sum(r.has_r for r in here))

@@ -17,15 +17,29 @@ from hpcdecode.exchange.partition import Partition
 from hpcdecode.model import SplitModel, load_split
 from hpcdecode.model.frontend.cache import cached_trace
 from hpcdecode.model.frontend.config import stated_dtype
+from hpcdecode.model.lower.packed_weights import packs
 from hpcdecode.model.run.load import parse_dtype
 from hpcdecode.ranks.layout import Group
-from hpcdecode.ranks.team import Team
+from hpcdecode.ranks.node_memory import node_memory
+from hpcdecode.ranks.team import Team, WeightFacts
+from hpcdecode.system.shared_memory import WeightMemory
 
 T = TypeVar("T")
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """What the lead knows of the model and every rank needs."""
+    """What the lead knows of the model and every rank needs.
+
+    Attributes:
+        shapes: Of every attention layer.
+        sinks: Attention sinks of every layer, or None.
+        dtype: Of activations.
+        kv_dtype: Of the KV cache.
+        block_tokens: Tokens of a block of the KV cache.
+        max_positions: Most tokens of a sequence, or None.
+        mapped_bytes: Of weights that may lie in the mapped files of the checkpoint, which the ranks of a host share.
+        eos: Ids of the tokens that end a sequence.
+    """
 
     shapes: list[LayerShape]
     sinks: list[list[float] | None]
@@ -33,7 +47,7 @@ class Setup(msgspec.Struct, frozen=True):
     kv_dtype: str
     block_tokens: int
     max_positions: int | None
-    weight_bytes: int
+    mapped_bytes: int
     eos: frozenset[int]
 
 
@@ -72,7 +86,7 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
         UserError: of any rank, on every rank.
     """
 
-    def own() -> tuple[Setup | None, Loaded | None]:
+    def own(memory: WeightMemory) -> tuple[Setup | None, Loaded | None]:
         if not team.me.has_s:
             return None, None
         device = team.me.device
@@ -82,13 +96,21 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
             )
         tokenizer = Tokenizer.load(options.model)
         dtype = options.dtype or auto_dtype(options.model, device)
-        ways = {"int8": options.weights == "int8", "inductor": options.compile, "announce": team.lead}
-        loaded = model or load_split(options.model, dtype=dtype, device=device, **ways)
+        loaded = model or load_split(
+            options.model,
+            dtype=dtype,
+            device=device,
+            int8=options.weights == "int8",
+            inductor=options.compile,
+            announce=team.lead,
+            memory=memory,
+        )
         partition_of(options, team.pool).check(loaded.attends)
         return _describe(options, loaded, tokenizer) if team.lead else None, Loaded(loaded, tokenizer)
 
     _trace_once(options, team, loaded=model is not None)
-    setup, loaded = together(team, own)
+    with node_memory(team) as memory:
+        setup, loaded = together(team, lambda: own(memory))
     return team.broadcast(setup, Setup), loaded
 
 
@@ -139,22 +161,23 @@ def _describe(options: EngineOptions, model: SplitModel, tokenizer: Tokenizer) -
         kv_dtype=kv_dtype,
         block_tokens=block_tokens_for(shapes, kv_dtype),
         max_positions=model.max_positions,
-        weight_bytes=weight_bytes(options, dtype),
+        mapped_bytes=model.mapped_bytes,
         eos=tokenizer.eos_token_ids,
     )
 
 
-def weight_bytes(options: EngineOptions, dtype: str | None = None) -> int:
-    """Return about how many bytes of memory the weights take, by the size of the checkpoint's files.
+def weight_facts(options: EngineOptions) -> WeightFacts:
+    """Return about how much memory the weights take, by the size of the checkpoint's files, and whether ranks share it.
 
     It is 0 where there are none: R-ranks need no checkpoint.
     """
     stored = sum(f.stat().st_size for f in Path(options.model).glob("*.safetensors"))
     if not stored:
-        return 0
-    dtype = dtype or options.dtype or auto_dtype(options.model)
+        return WeightFacts()
+    dtype = options.dtype or auto_dtype(options.model)
     wide = {"float32": 4, "bfloat16": 2}
-    return stored * wide[dtype] // wide.get(str(stated_dtype(options.model)), wide[dtype])
+    nbytes = stored * wide[dtype] // wide.get(str(stated_dtype(options.model)), wide[dtype])
+    return WeightFacts(nbytes, options.device in (None, "cpu") and packs(parse_dtype(dtype, options.model)))
 
 
 def auto_dtype(model: str, device: str = "cpu") -> str:

@@ -8,7 +8,6 @@ gets replicas, unless the weights do not fit on every one of them, and a world i
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -88,12 +87,20 @@ def _against_replicas(ranks: Sequence[Rank]) -> str | None:
     owners, weights = len(_owners(ranks)), max(r.weights for r in ranks)
     if 0 < owners < len(ranks):
         return f"{len(ranks)} ranks, {owners} of them with a GPU of their own"
-    for host, count in Counter(r.host for r in ranks).items():
-        memory = min(r.memory for r in ranks if r.host == host)
-        if count > 1 and count * weights > _WEIGHTS_SHARE * memory:
-            sizes = f"{weights / 2**30:,.1f} GiB on {count} ranks of {memory / 2**30:,.1f} GiB free"
+    for host in {r.host: 0 for r in ranks}:
+        here = [r for r in ranks if r.host == host]
+        memory, copies = min(r.memory for r in here), _copies(here)
+        if len(here) > 1 and copies * weights > _WEIGHTS_SHARE * memory:
+            sizes = f"{copies} x {weights / 2**30:,.1f} GiB for {len(here)} ranks, {memory / 2**30:,.1f} GiB free"
             return f"weights do not fit on every rank of {host} ({sizes})"
     return None
+
+
+def _copies(here: Sequence[Rank]) -> int:
+    """Return how many copies of the weights the ranks of a host have as replicas: one a NUMA node, or one each."""
+    if not all(r.shares_weights for r in here):
+        return len(here)
+    return min(len(here), len({node for r in here for node in r.numa.split(",")}))
 
 
 def _split(ranks: Sequence[Rank], s_ranks: int | None) -> int:

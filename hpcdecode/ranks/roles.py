@@ -22,13 +22,14 @@ class Rank(msgspec.Struct, kw_only=True):
         gpus: GPUs that it sees, by names that are the same on all ranks of a host.
         memory: Bytes that are free on its host at the start.
         weights: Bytes that the weights would take; 0 if they are not known here.
+        shares_weights: Whether S-ranks of a NUMA node would have one copy of them.
         role: `S`, `R` or `SR`.
         serves: Of an R-rank, the S-rank whose rows it holds, by its rank at the start; None for all of them.
         device: Device of the slices.
         kv_device: Device of the KV cache and its attention.
         threads: Threads that compute.
         pinned: Whether the threads are pinned to `cpus`.
-        numa: NUMA nodes of `cpus`.
+        numa: NUMA nodes of `cpus`, as in 0,1.
         isa: Instruction set of the attention kernels.
         kv_tokens: Capacity of the KV cache.
         gpu_mpi: Whether its MPI takes the memory of GPUs.
@@ -41,6 +42,7 @@ class Rank(msgspec.Struct, kw_only=True):
     gpus: list[str] = []
     memory: int = 0
     weights: int = 0
+    shares_weights: bool = False
     role: str = ""
     serves: int | None = None
     device: str = "cpu"

@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from hpcdecode.errors import RankLost
 from hpcdecode.mpi.collectives import broadcast, gather_all
@@ -23,6 +23,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _WAIT_FOR_END_SECONDS = 10.0
+
+
+class WeightFacts(NamedTuple):
+    """What a rank knows of the model's weights before it loads them.
+
+    Attributes:
+        bytes: Of memory that they take; 0 if they are not known here.
+        shared: Whether ranks of a NUMA node would have one copy of them.
+    """
+
+    bytes: int = 0
+    shared: bool = False
 
 
 class Team:
@@ -87,7 +99,7 @@ def assemble(
     wishes: Wishes | None = None,
     device: str | None = "cpu",
     r_device: str = "cpu",
-    weight_bytes: int = 0,
+    weights: WeightFacts | None = None,
 ) -> Team:
     """Give every rank its role, devices and cores. Collective over `comm`.
 
@@ -96,18 +108,21 @@ def assemble(
         wishes: What is asked of the layout; None for one S-rank.
         device: Device of S-ranks, `cpu` or `cuda`; None chooses.
         r_device: Device of R-ranks, `cpu`, `cuda` or `auto`.
-        weight_bytes: Bytes of memory that the weights take; 0 if they are not known on this rank.
+        weights: What is known on this rank of the model's weights, if anything.
 
     Raises:
         UserError: If the world does not have what is asked for.
     """
+    cpus, known = arranged(os.sched_getaffinity(0)), weights or WeightFacts()
     me = Rank(
         rank=comm.rank if comm else 0,
         host=socket.gethostname(),
-        cpus=arranged(os.sched_getaffinity(0)),
+        cpus=cpus,
+        numa=_numa(cpus),
         gpus=_visible_gpus(),
         memory=available_bytes(),
-        weights=weight_bytes,
+        weights=known.bytes,
+        shares_weights=known.shared,
         gpu_mpi=comm is not None and takes_cuda_memory(),
     )
     ranks = gather_all(comm, me, Rank)
@@ -117,8 +132,13 @@ def assemble(
     team = Team(comm, ranks, layout)
     if comm is not None:
         Backoff.own_cores = team.me.pinned
-    team.me.numa = ",".join(map(str, sorted(set(nodes_of(team.me.cpus))))) or "-"
+    team.me.numa = _numa(team.me.cpus)
     return team
+
+
+def _numa(cpus: Iterable[int]) -> str:
+    """Return the NUMA nodes of `cpus` as text, `-` if they are not known."""
+    return ",".join(map(str, sorted(set(nodes_of(cpus))))) or "-"
 
 
 def survivors(team: Team) -> Team:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hpcdecode.system.cgroup import memory_headroom, memory_limit, read
 
-_HUGE_PAGE = 2 << 20
+HUGE_PAGE = 2 << 20  # bytes
 
 
 def available_bytes() -> int:
@@ -58,10 +58,10 @@ def huge_zeros(nbytes: int) -> Tensor:
 
     For data that is read again and again, such as weights: GEMMs over small pages wait for page table walks.
     """
-    memory = mmap.mmap(-1, nbytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     mapped = torch.frombuffer(memory, dtype=torch.uint8)
-    start = -mapped.data_ptr() % _HUGE_PAGE
-    if (whole := nbytes // _HUGE_PAGE * _HUGE_PAGE) and hasattr(mmap, "MADV_HUGEPAGE"):
+    start = -mapped.data_ptr() % HUGE_PAGE
+    if (whole := nbytes // HUGE_PAGE * HUGE_PAGE) and hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # the kernel has no huge pages
             memory.madvise(mmap.MADV_HUGEPAGE, start, whole)
     return mapped[start : start + nbytes]

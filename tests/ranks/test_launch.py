@@ -54,14 +54,20 @@ def test_pools():
 
 
 def test_ranks_are_split_if_weights_do_not_fit_on_all_of_a_host():
-    def layout(hosts, weights):
-        team = [Rank(rank=i, host=host, cpus=[0], memory=100, weights=weights) for i, host in enumerate(hosts)]
+    def layout(hosts, weights, nodes=None):
+        team = [
+            Rank(rank=i, host=host, cpus=[0], memory=100, weights=weights, shares_weights=bool(nodes), numa=numa)
+            for i, (host, numa) in enumerate(zip(hosts, nodes or [""] * len(hosts), strict=True))
+        ]
         return assign_roles(team, Wishes()), [r.role for r in team]
 
     assert layout("aa", 25) == ("2 replicas, each rank with both roles", ["SR", "SR"])
     why, roles = layout("aa", 26)
     assert why.startswith("1 S + 1 R: weights do not fit on every rank of a") and roles == ["S", "R"]
     assert layout("ab", 90)[1] == ["SR", "SR"]
+    assert layout("aaaa", 50, ["0", "0", "0", "0"])[1] == ["SR"] * 4  # a NUMA node's ranks have one copy
+    assert layout("aaaa", 25, ["0,1"] * 4)[1] == ["SR"] * 4
+    assert layout("aaaa", 26, ["0,1"] * 4)[1] == ["S", "R", "R", "R"]
 
 
 @pytest.mark.parametrize(

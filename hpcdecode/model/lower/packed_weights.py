@@ -6,7 +6,8 @@ bytes of each output at a time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,12 +17,18 @@ from hpcdecode.attention.base import isa
 from hpcdecode.model.frontend.meta import Meta
 from hpcdecode.model.lower.instruction import TYPES
 from hpcdecode.model.lower.stage import Stage, TokenRows
-from hpcdecode.system.memory import huge_zeros
+from hpcdecode.system.shared_memory import PrivateMemory, WeightMemory
 
 GROUP = 32  # outputs
 HALF = GROUP // 2
 WORD = torch.int32
 UNSIGNED = 128  # added to int8 inputs: a factor of these GEMMs must be unsigned
+PRIVATE = PrivateMemory()
+
+
+def packs(dtype: torch.dtype) -> bool:
+    """Return whether weights of a type are packed in this form on this machine; else oneDNN packs them in its own."""
+    return dtype in TYPES and Product.offered(TYPES[dtype], TYPES[dtype], isa())
 
 
 def gemm(x: Meta, weight: Meta, y: Meta, gate: Op | None = None) -> Stage | None:
@@ -46,31 +53,88 @@ def gemm(x: Meta, weight: Meta, y: Meta, gate: Op | None = None) -> Stage | None
     return Stage(work, [TokenRows(x), TokenRows(weight)], [TokenRows(y)])
 
 
-def pack(parts: Sequence[Tensor], bias: Tensor | None = None) -> Tensor:
+class PackedSize(NamedTuple):
+    """The size of a packed weight.
+
+    Attributes:
+        outputs: Number of outputs.
+        words: Words of 4 bytes of an output's weights.
+        heads: Words that a group begins with, for each output.
+    """
+
+    outputs: int
+    words: int
+    heads: int
+
+    @classmethod
+    def of(cls, parts: Sequence[Tensor], heads: int = 1) -> PackedSize:
+        """Return the size for the parts [out_i, in] of a weight."""
+        return cls(sum(map(len, parts)), parts[0].shape[1] * parts[0].element_size() // WORD.itemsize, heads)
+
+    @property
+    def shape(self) -> torch.Size:
+        """Return [groups, heads + words, 32], the shape of the packed weight."""
+        return torch.Size((-(-self.outputs // GROUP), self.heads + self.words, GROUP))
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of the packed weight."""
+        return self.shape.numel() * WORD.itemsize
+
+
+class WeightRows(NamedTuple):
+    """What is packed.
+
+    Attributes:
+        parts: Parts [out_i, in] of the weight.
+        heads: Numbers of 4 bytes [out] that groups begin with.
+        in_turn: Rows that each part gives before the next part does, or None for all.
+    """
+
+    parts: Sequence[Tensor]
+    heads: Sequence[Tensor]
+    in_turn: int | None = None
+
+
+def pack(parts: Sequence[Tensor], bias: Tensor | None = None, memory: WeightMemory = PRIVATE) -> Tensor:
     """Return the packed form of a weight.
 
     Args:
         parts: Parts [out_i, in] of the weight, float32 or bfloat16, stacked along their first dimension.
         bias: Bias [out] of the GEMM, or None.
+        memory: Where to put it.
     """
-    return pack_rows(parts, torch.zeros(sum(map(len, parts))) if bias is None else bias.float())
+    size = PackedSize.of(parts)
+    return packed(
+        size, lambda: WeightRows(parts, [torch.zeros(size.outputs) if bias is None else bias.float()]), memory
+    )
 
 
-def pack_gated(one: Tensor, other: Tensor, biases: Sequence[Tensor] = ()) -> Tensor:
+def pack_gated(one: Tensor, other: Tensor, biases: Sequence[Tensor] = (), memory: WeightMemory = PRIVATE) -> Tensor:
     """Return the packed form of two weights that gate each other: half of each group of the one, half of the other.
 
     Args:
         one: Weight [out, in] of the gate, float32 or bfloat16.
         other: Weight [out, in] of what is gated.
         biases: The biases [out] of both, or nothing.
+        memory: Where to put it.
     """
-    bias = torch.stack([b.view(-1, HALF) for b in biases], 1).flatten() if biases else torch.zeros(2 * len(one))
-    return pack_rows([one, other], bias.float(), in_turn=HALF)
+
+    def rows() -> WeightRows:
+        bias = torch.stack([b.view(-1, HALF) for b in biases], 1).flatten() if biases else torch.zeros(2 * len(one))
+        return WeightRows([one, other], [bias.float()], HALF)
+
+    return packed(PackedSize.of([one, other]), rows, memory)
 
 
 def pack_int8(weight: Tensor, scales: Tensor) -> Tensor:
     """Return the packed form of the int8 `weight` [out, in] that stands for weight * scales[:, None]."""
-    return pack_rows([weight], weight.sum(1, dtype=WORD) * -UNSIGNED, scales)
+    return packed(PackedSize.of([weight], heads=2), lambda: int8_rows(weight, scales))
+
+
+def int8_rows(weight: Tensor, scales: Tensor) -> WeightRows:
+    """Return what is packed for the int8 `weight` [out, in] that stands for weight * scales[:, None]."""
+    return WeightRows([weight], [weight.sum(1, dtype=WORD) * -UNSIGNED, scales])
 
 
 def unpack(packed: Tensor, dtype: torch.dtype) -> Tensor:
@@ -79,22 +143,22 @@ def unpack(packed: Tensor, dtype: torch.dtype) -> Tensor:
     return words.movedim(2, 1).flatten(2).flatten(0, 1)
 
 
-def pack_rows(parts: Sequence[Tensor], *heads: Tensor, in_turn: int | None = None) -> Tensor:
-    """Return the packed form of a weight and of what its groups begin with.
+def packed(size: PackedSize, rows: Callable[[], WeightRows], memory: WeightMemory = PRIVATE) -> Tensor:
+    """Return a weight packed in some memory: int32 [groups, heads + words, 32].
 
     Args:
-        parts: Parts [out_i, in] of the weight.
-        heads: Numbers of 4 bytes [out].
-        in_turn: Rows that each part gives before the next part does, or None for all.
-
-    Returns:
-        int32 [groups, heads + words, 32]. What is missing of the last group is zero.
+        size: Its size.
+        rows: What is packed; asked only where it is made.
+        memory: Where to put it.
     """
-    weights, firsts = ([t.contiguous().view(WORD) for t in tensors] for tensors in (parts, heads))
+    made = memory.filled(size.bytes, lambda made: pack_into(made, rows()))
+    return made.view(WORD).view(size.shape)
+
+
+def pack_into(made: Tensor, rows: WeightRows) -> None:
+    """Pack rows into memory that is zeros, uint8 [bytes]. What is missing of the last group stays zero."""
+    weights, firsts = ([t.contiguous().view(WORD) for t in tensors] for tensors in (rows.parts, rows.heads))
     outputs, words = sum(map(len, weights)), weights[0].shape[1]
-    shape = torch.Size((-(-outputs // GROUP), len(heads) + words, GROUP))
-    made = huge_zeros(shape.numel() * WORD.itemsize).view(WORD).view(shape)
-    rows = [(p.data_ptr(), p.stride(0) * WORD.itemsize, len(p)) for p in weights]
-    addresses = [h.data_ptr() for h in firsts]
-    pack_weights(rows, addresses, words, in_turn or outputs, made.data_ptr(), torch.get_num_threads())
-    return made
+    places = [(p.data_ptr(), p.stride(0) * WORD.itemsize, len(p)) for p in weights]
+    heads = [h.data_ptr() for h in firsts]
+    pack_weights(places, heads, words, rows.in_turn or outputs, made.data_ptr(), torch.get_num_threads())

@@ -12,6 +12,8 @@ from torch import Tensor
 from hpcdecode.model.frontend.checkpoint import Stack
 from hpcdecode.model.frontend.meta import Meta
 from hpcdecode.model.lower import packed_weights, quantize
+from hpcdecode.model.lower.packed_weights import PRIVATE
+from hpcdecode.system.shared_memory import WeightMemory
 
 PACKED_FOR = 512  # tokens: oneDNN chooses the packed layout for this many, and it serves any number
 
@@ -40,36 +42,48 @@ class Recipe:
         return self.sources + self.biases
 
 
-def make_weight(recipe: Recipe, tensors: Sequence[Tensor | Stack]) -> Tensor | Stack:
+def make_weight(recipe: Recipe, tensors: Sequence[Tensor | Stack], memory: WeightMemory = PRIVATE) -> Tensor | Stack:
     """Return the weight of a recipe.
 
     Args:
         recipe: The recipe.
         tensors: The weights of its `inputs`. A stack of experts stays as it is.
+        memory: Where to put packed weights.
     """
     if len(tensors) == 1 and isinstance(tensors[0], Stack):
         return tensors[0]
     plain = [as_tensor(t) for t in tensors]
     count = len(recipe.sources)
     parts = [w.t() for w in plain[:count]] if recipe.transposed else plain[:count]
-    return _formed(recipe.form, parts, plain[count:])
+    return _formed(recipe.form, parts, plain[count:], memory)
 
 
-def _formed(form: Form, parts: list[Tensor], biases: list[Tensor]) -> Tensor:
+def _formed(form: Form, parts: list[Tensor], biases: list[Tensor], memory: WeightMemory) -> Tensor:
     if form == "packed":
-        return packed_weights.pack(parts, _joined(biases) if biases else None)
+        return packed_weights.pack(parts, _joined(biases) if biases else None, memory)
     if form == "packed gated":
         one, other = _two(parts)
-        return packed_weights.pack_gated(one, other, _two(biases))
+        return packed_weights.pack_gated(one, other, _two(biases), memory)
+    if form == "packed int8":
+        return _rounded(parts, memory)
     whole = _joined(parts)
     if form == "onednn":
         packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(whole.contiguous(), PACKED_FOR)
         return packed
     if form == "onednn int8":
         return quantize.pack(whole, PACKED_FOR)
-    if form == "packed int8":
-        return packed_weights.pack_int8(quantize.quantized(whole), quantize.output_scales(whole))
     return quantize.output_scales(whole) if form == "scales" else whole
+
+
+def _rounded(parts: list[Tensor], memory: WeightMemory) -> Tensor:
+    """Return the packed int8 form of a weight [out, in] in parts."""
+
+    def rows() -> packed_weights.WeightRows:
+        whole = _joined(parts)
+        return packed_weights.int8_rows(quantize.quantized(whole), quantize.output_scales(whole))
+
+    words = parts[0].shape[1] // packed_weights.WORD.itemsize
+    return packed_weights.packed(packed_weights.PackedSize(sum(map(len, parts)), words, 2), rows, memory)
 
 
 def as_tensor(weight: Tensor | Stack) -> Tensor:

@@ -8,6 +8,7 @@ computed. The token is the same.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,8 +22,10 @@ from hpcdecode.model.frontend.nodes import as_node, results
 from hpcdecode.model.lower import packed_weights, quantize
 from hpcdecode.model.lower.chain import Chain, odd_lines
 from hpcdecode.model.lower.instruction import TYPES
-from hpcdecode.model.lower.packed_weights import GROUP
+from hpcdecode.model.lower.packed_weights import GROUP, PRIVATE, WORD, PackedSize
+from hpcdecode.model.lower.recipe import Recipe
 from hpcdecode.model.lower.stage import TokenRows
+from hpcdecode.system.shared_memory import WeightMemory
 
 MIN_OUTPUTS = 4096  # outputs that are worth it
 MAX_SHARE = 0.3  # the most of all logits that may be left to compute
@@ -41,6 +44,7 @@ class LmHead:
         x: Layout of the activations [L, in].
         y: Layout of the logits [L, out].
         weight: Weight [out, in] from `packed_weights.pack`, without a bias.
+        memory: Where to put what is made of it.
 
     Attributes:
         outputs: Number of logits of a token.
@@ -50,30 +54,46 @@ class LmHead:
         native: The native search.
     """
 
-    def __init__(self, x: TokenRows, y: TokenRows, weight: Tensor):
+    def __init__(self, x: TokenRows, y: TokenRows, weight: Tensor, memory: WeightMemory = PRIVATE):
         self.outputs, self.weight = y.elements, weight
         words = x.bytes // weight.element_size()
         self.native = _ops_cpu.Argmax(TYPES[x.dtype], TYPES[y.dtype], words, self.outputs, isa())
+        size = PackedSize(self.outputs, x.elements // WORD.itemsize, 2)
+        norms = torch.Size((len(weight), 2, GROUP))
+
+        def fill(made: Tensor) -> None:
+            rows = self._rounded(x, made[size.bytes :].view(torch.float32).view(norms))
+            packed_weights.pack_into(made[: size.bytes], rows)
+
+        made = memory.filled(size.bytes + norms.numel() * 4, fill, beside=weight)
+        self.rounded, self.norms = made[: size.bytes].view(WORD), made[size.bytes :].view(torch.float32).view(norms)
+        self._paused_calls = 0
+
+    def _rounded(self, x: TokenRows, norms: Tensor) -> packed_weights.WeightRows:
+        """Return the weight as int8, and set the norms of its outputs."""
+        weight = self.weight
         whole = torch.empty(len(weight) * GROUP, x.elements, dtype=torch.int8)
         scales = torch.empty(len(whole))
-        self.norms = torch.empty(len(weight), 2, GROUP)
         for first in range(0, len(weight), _GROUPS_AT_ONCE):
             part = packed_weights.unpack(weight[first : first + _GROUPS_AT_ONCE], x.dtype).float()
             rounded = quantize.quantized(part)
             own = slice(first * GROUP, first * GROUP + len(part))
             whole[own], scales[own] = rounded, quantize.output_scales(part)
             lost = part - rounded * scales[own, None]
-            norms = self.norms[first : first + _GROUPS_AT_ONCE]
-            norms[:, 0], norms[:, 1] = (_norms(t).view(-1, GROUP) for t in (part, lost))
-        self.rounded = packed_weights.pack_int8(whole[: self.outputs], scales[: self.outputs])
-        self._bounded = bool(self.norms.max() < MAX_NORM)  # False if a weight is NaN
-        self._paused_calls = 0
+            some = norms[first : first + _GROUPS_AT_ONCE]
+            some[:, 0], some[:, 1] = (_norms(t).view(-1, GROUP) for t in (part, lost))
+        return packed_weights.int8_rows(whole[: self.outputs], scales[: self.outputs])
 
     @staticmethod
-    def suits(x: TokenRows, y: TokenRows, weight: Tensor) -> bool:
-        """Return True if the machine has such GEMMs, the weight has no bias, and the search is worth it."""
+    def suits(x: TokenRows, y: TokenRows) -> bool:
+        """Return True if the machine has such GEMMs, and the search is worth it."""
         known = x.dtype in TYPES and y.dtype in TYPES and x.elements % 4 == 0 and y.elements >= MIN_OUTPUTS
-        return known and _ops_cpu.Argmax.offered(TYPES[x.dtype], TYPES[y.dtype], isa()) and not weight[:, 0].any()
+        return known and _ops_cpu.Argmax.offered(TYPES[x.dtype], TYPES[y.dtype], isa())
+
+    @functools.cached_property
+    def _bounded(self) -> bool:
+        """True if all norms are numbers that are not too large. Asked once all processes have loaded."""
+        return bool(self.norms.max() < MAX_NORM)  # False if a weight is NaN
 
     def pauses(self) -> bool:
         """Return True if all logits are to be computed this time, and count the call."""
@@ -118,12 +138,16 @@ class Cut(NamedTuple):
     head: LmHead
 
 
-def cut_head(graph: fx.Graph, weights: Sequence[Tensor | Stack]) -> Cut | None:
+def cut_head(
+    graph: fx.Graph, weights: Sequence[Tensor | Stack], recipes: Sequence[Recipe], memory: WeightMemory = PRIVATE
+) -> Cut | None:
     """Return a slice in two, or None if it does not end in a GEMM or there is nothing to gain.
 
     Args:
         graph: What the slice runs.
         weights: Its weights, the last of the graph's inputs.
+        recipes: How they were made.
+        memory: Where to put what is made of them.
     """
     made = fx.Graph()
     made.output(made.graph_copy(graph, {}))
@@ -137,14 +161,14 @@ def cut_head(graph: fx.Graph, weights: Sequence[Tensor | Stack]) -> Cut | None:
         return None
     before, weight_node = (as_node(end.args[end.target.given.index(as_node(n))]) for n in call.node.args)
     inputs = [n for n in made.nodes if n.op == "placeholder"]
-    weight = weights[inputs.index(weight_node) - len(inputs)]
-    x, y = call.stage.inputs[0], call.stage.outputs[0]
-    if isinstance(weight, Stack) or not LmHead.suits(x, y, weight):
+    place = inputs.index(weight_node) - len(inputs)
+    weight, x, y = weights[place], call.stage.inputs[0], call.stage.outputs[0]
+    if isinstance(weight, Stack) or recipes[place].biases or not LmHead.suits(x, y):
         return None
     made.erase_node(made.output_node())
     made.output((before,))
     made.eliminate_dead_code()
-    return Cut(made, LmHead(x, y, weight))
+    return Cut(made, LmHead(x, y, weight, memory))
 
 
 def _norms(x: Tensor) -> Tensor:

@@ -26,7 +26,9 @@ from hpcdecode.model.frontend.split import split
 from hpcdecode.model.frontend.stated import layers_of
 from hpcdecode.model.frontend.trace import Trace
 from hpcdecode.model.lower import quantize
+from hpcdecode.model.lower.packed_weights import PRIVATE
 from hpcdecode.model.run.split_model import SplitModel
+from hpcdecode.system.shared_memory import WeightMemory
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -68,6 +70,7 @@ def load_split(
     int8: bool = False,
     inductor: bool = False,
     announce: bool = False,
+    memory: WeightMemory = PRIVATE,
 ) -> SplitModel:
     """Trace, cut and bind a model.
 
@@ -79,6 +82,7 @@ def load_split(
         int8: Quantise the weights of projections (see quantize.py), on a CPU with VNNI.
         inductor: Let torch's compiler compile the slices.
         announce: Say on standard error that a trace is being made, if that takes long.
+        memory: Where to put packed weights.
 
     Raises:
         UserError: If anything is missing, broken or not supported. It says what was expected and what to change.
@@ -98,7 +102,7 @@ def load_split(
     files = {stored.file for stored in tensors.values()}
     bound = read_bound(folder, tensors, traced, device)
     del tensors
-    return SplitModel(split(traced, device), device, bound, lambda: forget_pages(files), int8, inductor)
+    return SplitModel(split(traced, device), device, bound, lambda: forget_pages(files), int8, inductor, memory)
 
 
 def _require_int8(device: torch.device) -> None:

@@ -13,11 +13,14 @@ from hpcdecode.model.frontend.checkpoint import Stack
 from hpcdecode.model.frontend.describe import Description, describe
 from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.ops import AttendArguments
+from hpcdecode.model.frontend.plausible import pieces_of
 from hpcdecode.model.frontend.rows import empty_rows
 from hpcdecode.model.frontend.split import Split
 from hpcdecode.model.lower.compile import Compiled, compile_graph, runnable
+from hpcdecode.model.lower.packed_weights import PRIVATE
 from hpcdecode.model.run.lm_head import LmHead, cut_head
 from hpcdecode.model.run.values import Values, layer_shapes
+from hpcdecode.system.shared_memory import WeightMemory
 
 
 class SliceOutput(NamedTuple):
@@ -63,6 +66,7 @@ class SplitModel:
         slice_bound: Called when the weights of one more slice are in their final form.
         int8: Quantise the weights of projections.
         inductor: Let torch's compiler compile the slices.
+        memory: Where to put packed weights.
 
     Attributes:
         split: The trace of the model and its slices.
@@ -82,6 +86,7 @@ class SplitModel:
         slice_bound: Callable[[], None] = lambda: None,
         int8: bool = False,
         inductor: bool = False,
+        memory: WeightMemory = PRIVATE,
     ):
         self.split = parts
         self.device = device
@@ -94,23 +99,25 @@ class SplitModel:
         self._sinks: list[Tensor | None] = []
         self._head: BoundHead | None = None
         if weights is not None:
-            self._bind(Values(parts.trace, weights, device), slice_bound, int8, inductor)
+            self._bind(Values(parts.trace, weights, device), slice_bound, int8, inductor, memory)
 
-    def _bind(self, values: Values, slice_bound: Callable[[], None], int8: bool, inductor: bool) -> None:
+    def _bind(
+        self, values: Values, slice_bound: Callable[[], None], int8: bool, inductor: bool, memory: WeightMemory
+    ) -> None:
         compiled = [compile_graph(group.graph, self.device, int8, inductor) for group in self.split.groups]
         for part in self.split.slices:
             own = compiled[part.group]
-            self._slices.append(BoundSlice(own, own.weights([values[n] for n in part.weights])))
+            self._slices.append(BoundSlice(own, own.weights([values[n] for n in part.weights], memory)))
             slice_bound()
-        self._head = self._bound_head()
+        self._head = self._bound_head(memory)
         sinks = [AttendArguments.of(node).sinks for node in self.split.trace.attends]
         self._sinks = [None if n is None else values.tensor(n).to(torch.float32) for n in sinks]
 
-    def _bound_head(self) -> BoundHead | None:
+    def _bound_head(self, memory: WeightMemory) -> BoundHead | None:
         if self.device.type != "cpu":
             return None
         compiled, weights = self._slices[-1]
-        cut = cut_head(compiled.graph, weights)
+        cut = cut_head(compiled.graph, weights, compiled.recipes, memory)
         return None if cut is None else BoundHead(BoundSlice(runnable(cut.before, []), weights), cut.head)
 
     @torch.inference_mode()
@@ -180,6 +187,19 @@ class SplitModel:
     def _call(self, bound: BoundSlice, i: int, o: Tensor | None, context: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         given = [context[j] for j in self.split.slices[i].take]
         return bound.compiled.run(*given if o is None else (o, *given), *bound.weights)
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of those weights that may be a checkpoint's files, mapped into memory: they are used as they are."""
+        plain = (
+            piece
+            for bound in self._slices
+            for recipe, weight in zip(bound.compiled.recipes, bound.weights, strict=True)
+            if recipe.form == "plain"
+            for piece in pieces_of(weight)
+            if piece.device.type == "cpu"
+        )
+        return sum({piece.data_ptr(): piece.nbytes for piece in plain}.values())
 
     def graph(self, i: int) -> fx.Graph:
         """Return what slice `i` runs, a graph ([o,] context..., weights...) -> (q, k, v, context...)."""

@@ -1,0 +1,37 @@
+"""Models whose packed weights lie in memory that they share compute what a model of its own weights does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hpcdecode.model import load_split
+from hpcdecode.model.run import lm_head
+from hpcdecode.system.shared_memory import SharedMemory
+from tests.support.models import Attention, step
+
+TOKENS = [(0, place, 7 * place % 500 + 2) for place in range(9)]
+
+
+@pytest.mark.parametrize(("name", "int8"), [("llama3", False), ("llama3", True), ("gpt2", False), ("mixtral", False)])
+def test_sharing_models_have_the_logits_of_one_alone(checkpoint, monkeypatch, name, int8):
+    monkeypatch.setattr(lm_head, "MIN_OUTPUTS", 1)  # so that the head's search is shared, too
+    ways = {"dtype": "float32", "int8": int8}
+    alone = load_split(checkpoint(name), **ways)
+    with SharedMemory.offered() as address:
+        memories = [SharedMemory.open(address, place, 2) for place in range(2)]
+        sharing = [load_split(checkpoint(name), **ways, memory=memory) for memory in memories]
+        for memory in memories:
+            memory.close()
+    expected = step(alone, Attention(alone), TOKENS, [8])
+    for model in sharing:
+        assert torch.equal(step(model, Attention(model), TOKENS, [8]), expected)
+        if model._head is not None:
+            assert torch.equal(model._head.head.norms, alone._head.head.norms)
+            assert torch.equal(model._head.head.rounded, alone._head.head.rounded)
+
+
+def test_weights_that_stay_in_the_mapped_files_are_counted_once(checkpoint):
+    model = load_split(checkpoint("llama3"), dtype="float32")
+    embedding, norms, rotary = 512 * 64, (2 * 3 + 1) * 64, 8
+    assert model.mapped_bytes == 4 * (embedding + norms + rotary)
