@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
 import msgspec
@@ -125,10 +125,14 @@ class Desk:
         """Rows that were taken back and are not done yet."""
         return len(self._left)
 
-    def take_back(self, reports: Iterable[RankReport]) -> None:
-        """All rows that were given out go out again, but for those that are done by the S-ranks' last reports.
+    def take_back(self, reports: Iterable[RankReport], lines: Collection[int] | None = None) -> None:
+        """Take rows that were given out to give them out again, but for those that S-ranks' last reports finish.
 
         They go on with what they have generated.
+
+        Args:
+            reports: the last of the S-ranks whose rows they are.
+            lines: of the rows; None for all that are out.
         """
         newest: dict[int, dict[int, Unfinished]] = {}
         for report in reports:
@@ -140,14 +144,15 @@ class Desk:
                     self.error(error)
             for u in report.unfinished or ():
                 newest.setdefault(u.line, {})[u.sample] = u
-        for line, prompt in self._out.items():
+        back = {line: prompt for line, prompt in sorted(self._out.items()) if lines is None or line in lines}
+        for line, prompt in back.items():
             before = {u.sample: u for u in prompt.unfinished}
             after = before | newest.get(line, {})
             self.generated_tokens += sum(len(u.token_ids) for u in after.values())
             self.generated_tokens -= sum(len(u.token_ids) for u in before.values())
             prompt.unfinished = self._left[line] = list(after.values())
-        self.feed.give_back([prompt for _, prompt in sorted(self._out.items())])
-        self._out.clear()
+            del self._out[line]
+        self.feed.give_back(list(back.values()))
 
     def refuse(self, prompt: Prompt, reason: str) -> None:
         """Drop the next prompt and record why."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -13,9 +12,7 @@ from hpcdecode.report.progress import Progress
 from hpcdecode.system.signals import Signals
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
-    from hpcdecode.engine.remote import RemoteDesk
+    from hpcdecode.engine.remote import Clients, RemoteDesk
 
 
 def run_lead(
@@ -23,9 +20,8 @@ def run_lead(
     desk: Desk,
     signals: Signals,
     progress: Progress,
-    s_comm: MPI.Intracomm | None = None,
-    batches: Sequence[int] = (),
-) -> None:
+    clients: Clients | None = None,
+) -> bool:
     """Run the lead's lanes, and serve the other S-ranks' questions for rows until they have none.
 
     Args:
@@ -33,14 +29,11 @@ def run_lead(
         desk: where rows come from and results go.
         signals: tell when to stop.
         progress: shown to the user.
-        s_comm: the S-ranks, the lead first; None if it is the only one.
-        batches: B of every S-rank, if there are several.
-    """
-    clients = None
-    if s_comm is not None:
-        from hpcdecode.engine.remote import Clients
+        clients: the other S-ranks, if there are any.
 
-        clients = Clients(desk, s_comm, batches)
+    Returns:
+        Whether the work is done; not if an S-rank was lost when no other wanted its rows.
+    """
     desk.writer.unfinished = lambda: [
         *desk.unfinished(),
         *s_rank.unfinished(),
@@ -63,6 +56,7 @@ def run_lead(
         duties()
         backoff.pause()
     progress.close(desk.rows)
+    return signals.stopping or desk.exhausted()
 
 
 def run_remote(s_rank: SRank, desk: RemoteDesk, checkpoint_seconds: float) -> None:

@@ -19,7 +19,7 @@ from hpcdecode.engine.room import limit_torch, measure_room, measure_speeds
 from hpcdecode.engine.s_rank import SRank
 from hpcdecode.engine.scale import Scale, capacity_of, choose_scales, rows_ahead
 from hpcdecode.engine.setup import direct, load, partition_of
-from hpcdecode.engine.survive import work_on
+from hpcdecode.engine.survive import on_loss, work_on
 from hpcdecode.engine.work import Work
 from hpcdecode.exchange.base import SLink
 from hpcdecode.exchange.staging import direct as direct_links
@@ -33,6 +33,7 @@ from hpcdecode.report.progress import Progress
 from hpcdecode.requests.stops import Stops
 from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.placement import Placement
+from hpcdecode.schedule.policies import POLICIES
 from hpcdecode.schedule.scheduler import Scheduler
 from hpcdecode.system.signals import Signals
 from hpcdecode.system.timeline import Timeline
@@ -58,7 +59,7 @@ class Engine:
 
     Attributes:
         setup: what every rank knows of the model.
-        lost: ranks that were lost while the job went on.
+        lost: ranks that were lost while the job went on; told: how many of them the user knows of.
         comms: communicators of the run under way; one list for the engine's life.
 
     Raises:
@@ -79,6 +80,7 @@ class Engine:
         measure_room(options, team, self.setup)
         measure_speeds(team)
         self.lost: list[Rank] = []
+        self.told = 0
         self.comms: list[MPI.Intracomm] = []
         self._attention: AttentionWorker | None = None  # kept from run to run
         self._slots = 0  # that it has
@@ -151,7 +153,11 @@ class Engine:
         """
         run = partial(self._run, desk, signals, progress, checkpoint_seconds)
         try:
-            return work_on(self, desk, scales, run) if self.options.survive else run(scales)
+            if self.options.survive:
+                return work_on(self, desk, scales, run)
+            metrics = run(scales)
+            assert metrics is not None, "no rank was lost: expected all rows to be done"
+            return metrics
         except BaseException:
             self._attention = None  # sequences are left in it
             raise
@@ -177,15 +183,16 @@ class Engine:
         progress: Progress,
         checkpoint_seconds: float,
         scales: list[Scale],
-    ) -> Metrics:
-        team = self.team
+    ) -> Metrics | None:
+        """Work until all rows are done; return None if some are left that a lost rank had."""
+        team, done = self.team, True
         lanes = lanes_of(team, scales)
         comms = self._connect(scales)
         attention = self._open_attention(slots_of(lanes)) if team.me.has_r else None
         self._work = Work(attention)
         if team.me.has_s:
             self._work.links = self._s_links(lanes, comms, attention)
-            self._run_s(desk, signals, progress, checkpoint_seconds, scales)
+            done = self._run_s(desk, signals, progress, checkpoint_seconds, scales)
         else:
             self._run_r(lanes, comms)
         if attention is not None:
@@ -194,7 +201,7 @@ class Engine:
         for link in self._work.links:
             link.close()
         self.comms.clear()
-        return self.metrics()
+        return self.metrics() if done else None
 
     def _connect(self, scales: list[Scale]) -> list[MPI.Intracomm]:
         """Return the communicators of this rank's lanes over MPI."""
@@ -226,26 +233,26 @@ class Engine:
 
     def _run_s(
         self, desk: Desk | None, signals: Signals, progress: Progress, checkpoint_seconds: float, scales: list[Scale]
-    ) -> None:
-        """Run the lanes of an S-rank; the lead has the desk, which others reach over a communicator."""
+    ) -> bool:
+        """Run the lanes of an S-rank; the lead has the desk, which others reach. Return whether all rows are done."""
         comm, s_ranks = self.team.comm, self.team.s_ranks
         scale = scales[self.team.own[0]]
         if len(s_ranks) == 1:
             assert desk is not None, "expected a desk on the lead"
-            run_lead(self._make_s_rank(scale, desk), desk, signals, progress)
-            return
-        from hpcdecode.engine.remote import RemoteDesk
+            return run_lead(self._make_s_rank(scale, desk), desk, signals, progress)
+        from hpcdecode.engine.remote import Clients, RemoteDesk
         from hpcdecode.exchange.mpi import subset
 
         assert comm is not None, "several S-ranks: expected a world of ranks"
         s_comm = subset(comm, s_ranks)
         self.comms.append(s_comm)
         if desk is not None:
-            run_lead(self._make_s_rank(scale, desk), desk, signals, progress, s_comm, [s.batch for s in scales])
-        else:
-            ramps = self.options.schedule in ("fixed-f", "load-control")
-            remote = RemoteDesk(s_comm, self.tokenizer, scale.batch, scale.injection if ramps else 0)
-            run_remote(self._make_s_rank(scale, remote), remote, checkpoint_seconds)
+            clients = Clients(desk, s_comm, [s.batch for s in scales], on_loss(self, s_ranks))
+            return run_lead(self._make_s_rank(scale, desk), desk, signals, progress, clients)
+        injection = scale.injection if POLICIES[self.options.schedule].by_portions else 0
+        remote = RemoteDesk(s_comm, self.tokenizer, scale.batch, injection)
+        run_remote(self._make_s_rank(scale, remote), remote, checkpoint_seconds)
+        return True
 
     def _run_r(self, lanes: Sequence[Lane], comms: Sequence[MPI.Intracomm]) -> None:
         """Serve all lanes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from mpi4py import MPI
@@ -12,6 +12,7 @@ from hpcdecode.data.prompts.rows import RowError
 from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.data.results.result import Result
 from hpcdecode.engine.desk import Desk, RankReport, error_of, result_of
+from hpcdecode.mpi import ulfm
 from hpcdecode.mpi.message import post, receive, send
 from hpcdecode.requests.prompt import Prompt, Unfinished
 from hpcdecode.requests.sequence import Request
@@ -34,45 +35,78 @@ class Clients:
         desk: of the lead.
         comm: the S-ranks, of which the lead is rank 0.
         batches: B of every S-rank.
+        lost: told of a client that is lost and the number of its rows, which others will do; None if its loss ends
+            the work of all.
 
     It never waits for a message of its own to be taken: the client may wait for a large report to be.
     """
 
-    def __init__(self, desk: Desk, comm: MPI.Intracomm, batches: Sequence[int]):
-        self.desk, self.comm = desk, comm
+    def __init__(
+        self, desk: Desk, comm: MPI.Intracomm, batches: Sequence[int], lost: Callable[[int, int], None] | None = None
+    ):
+        self.desk, self.comm, self._lost = desk, comm, lost
         self.open = set(range(1, comm.size))
         self._expected = dict(enumerate(batches[1:], 1))  # sequences of clients that have not asked yet
         self.stopping = False
         self.tokens = 0  # of the rows handed in
-        self._sent: list[MPI.Request] = []
+        self._sent: list[tuple[int, MPI.Request]] = []  # to clients
+        self._held: dict[int, set[int]] = {client: set() for client in self.open}  # lines that they work on
         self._unfinished: dict[int, list[Unfinished]] = {}  # by client, as last reported
 
     def serve(self, *, stop: bool = False) -> None:
         """Take the reports that have arrived and answer them; waits for none. stop: let all end at their next step."""
-        if stop and not self.stopping:
-            self.stopping = True
-            for client in self.open:
-                self._sent.append(post(self.comm, client, _STOP, None))
-        self._sent = [request for request in self._sent if not request.Test()]
-        status = MPI.Status()
-        while self.open and self.comm.Iprobe(tag=_REPORT, status=status):
-            report = receive(self.comm, status.source, _REPORT, RankReport)
-            for samples in report.finished:
-                self.desk.record(samples)
-                self.tokens += sum(len(done.token_ids) for done in samples)
-            for error in report.errors:
-                self.desk.error(error)
-            if report.unfinished is not None:
-                self._unfinished[status.source] = report.unfinished
-            if report.ask > 0:
-                rows = self._rows(status.source, report.ask, ahead=report.ahead)
-                self._sent.append(post(self.comm, status.source, _ROWS, rows))
-            elif report.ask < 0:
-                self.open.remove(status.source)
+        try:
+            self._serve(stop=stop)
+        except MPI.Exception:
+            if self._lost is None or not self._dissolve(self._lost):
+                raise
 
     def unfinished(self) -> list[Unfinished]:
         """Return the sequences that the clients had in flight at their last reports of them."""
         return [u for sequences in self._unfinished.values() for u in sequences]
+
+    def _serve(self, *, stop: bool) -> None:
+        if stop and not self.stopping:
+            self.stopping = True
+            for client in self.open:
+                self._post(client, _STOP, None)
+        self._sent = [(client, request) for client, request in self._sent if not request.Test()]
+        status = MPI.Status()
+        while self.open and self.comm.Iprobe(tag=_REPORT, status=status):
+            self._take(status.source, receive(self.comm, status.source, _REPORT, RankReport))
+
+    def _take(self, client: int, report: RankReport) -> None:
+        """Take a report and answer it."""
+        for samples in report.finished:
+            self.desk.record(samples)
+            self.tokens += sum(len(done.token_ids) for done in samples)
+            self._held[client].discard(samples[0].line)
+        for error in report.errors:
+            self.desk.error(error)
+            self._held[client].discard(error.line)
+        if report.unfinished is not None:
+            self._unfinished[client] = report.unfinished
+        if report.ask > 0:
+            rows = self._rows(client, report.ask, ahead=report.ahead)
+            self._held[client].update(prompt.line for prompt in rows.prompts)
+            self._post(client, _ROWS, rows)
+        elif report.ask < 0:
+            self.open.remove(client)
+
+    def _post(self, client: int, tag: int, message: object) -> None:
+        self._sent.append((client, post(self.comm, client, tag, message)))
+
+    def _dissolve(self, tell: Callable[[int, int], None]) -> bool:
+        """Give the rows of clients that are newly lost out again; return whether there are any."""
+        lost = [client for client in ulfm.lost(self.comm) if client in self._held]
+        for client in lost:
+            self.open.discard(client)
+            self._expected.pop(client, None)
+            self._sent = [(to, request) for to, request in self._sent if to != client]
+            rows = self._held.pop(client)
+            self.desk.take_back([RankReport(-1, [], [], self._unfinished.pop(client, []))], rows)
+            tell(client, len(rows))
+        return bool(lost)
 
     def _rows(self, client: int, count: int, *, ahead: bool) -> Rows:
         """Give out rows of `count` sequences, or what there is.

@@ -1,13 +1,14 @@
 """`--survive`: an engine goes on without ranks that are lost, all but the lead.
 
-What the loss stopped is given up as a whole: lanes, KV caches, sequences in flight. The ranks that are left form a new
-team in their old roles, and the rows that were in flight go out again with the tokens that they had.
+A replica that is lost takes only its own sequences along: the desk gives its rows out again (`remote.Clients`). Any
+other loss stops the work, which is given up as a whole: lanes, KV caches, sequences in flight. The ranks that are left
+form a new team in their old roles, and the rows that were in flight go out again with the tokens that they had.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -36,6 +37,7 @@ class Survivor(Protocol):
     timeline: Timeline
     comms: list[MPI.Intracomm]
     lost: list[Rank]
+    told: int
 
     @property
     def setup(self) -> Setup:
@@ -54,7 +56,9 @@ class Survivor(Protocol):
         """Drop lanes, KV cache and sequences."""
 
 
-def work_on(engine: Survivor, desk: Desk | None, scales: list[Scale], run: Callable[[list[Scale]], Metrics]) -> Metrics:
+def work_on(
+    engine: Survivor, desk: Desk | None, scales: list[Scale], run: Callable[[list[Scale]], Metrics | None]
+) -> Metrics:
     """Call `run` until it comes to its end, each time with the ranks that are left and scales for them.
 
     Every rank calls this.
@@ -63,7 +67,7 @@ def work_on(engine: Survivor, desk: Desk | None, scales: list[Scale], run: Calla
         engine: of this rank.
         desk: on the lead; None on others.
         scales: of the first attempt.
-        run: does the work.
+        run: does the work; returns None if rows are left.
 
     Returns:
         What `run` returned, with the counts of earlier attempts.
@@ -72,7 +76,6 @@ def work_on(engine: Survivor, desk: Desk | None, scales: list[Scale], run: Calla
         RankLost: the others cannot go on.
     """
     earlier: list[Metrics] = []
-    told = 0  # of the lost
     attempt = partial(run, scales)
     while (metrics := _unless_lost(engine, attempt)) is None:
         earlier.append(engine.metrics())
@@ -82,37 +85,57 @@ def work_on(engine: Survivor, desk: Desk | None, scales: list[Scale], run: Calla
             pass
         if desk:
             desk.take_back(reports)
-            _say(engine, desk, engine.lost[told:])
-        told = len(engine.lost)
+            _tell(engine, desk.rows_left)
         attempt = partial(_run_again, engine, desk, run)
+    if desk:
+        _tell(engine, desk.rows_left)
     for before in earlier:
         metrics = metrics.after(before)
     return metrics
 
 
-def _run_again(engine: Survivor, desk: Desk | None, run: Callable[[list[Scale]], Metrics]) -> Metrics:
+def on_loss(engine: Survivor, s_ranks: Sequence[int]) -> Callable[[int, int], None] | None:
+    """Return what notes on the lead that an S-rank is lost, by number, and how many rows it had, which others do.
+
+    Return None if its loss stops the work of all: if it is not a replica.
+
+    Args:
+        engine: of the lead.
+        s_ranks: places in the team, by number.
+    """
+    if not engine.options.survive or not all(group.alone for group in engine.team.groups):
+        return None
+
+    def note(number: int, rows: int) -> None:
+        engine.lost.append(engine.team.ranks[s_ranks[number]])
+        _tell(engine, rows)
+
+    return note
+
+
+def _run_again(engine: Survivor, desk: Desk | None, run: Callable[[list[Scale]], Metrics | None]) -> Metrics | None:
     return run(engine.scales(desk))
 
 
-def _unless_lost(engine: Survivor, action: Callable[[], T]) -> T | None:
-    """Return what `action` returns, or None if a rank was lost; those that are left are the engine's team then."""
+def _unless_lost(engine: Survivor, action: Callable[[], T | None]) -> T | None:
+    """Return what `action` returns, or None if it is not done; the ranks that are left are the engine's team then."""
     from hpcdecode.mpi import ulfm  # a process alone needs no MPI library
 
     team = engine.team
     assert team.comm is not None, "--survive: expected a world of ranks"
 
-    def watched() -> T:
+    def watched() -> T | None:
         try:
             return action()
         finally:
             engine.timeline.enter("wait")
 
-    result = ulfm.unless_lost(team.comm, engine.comms, watched)
-    if result is None:
+    outcome = ulfm.together(team.comm, engine.comms, watched)
+    if outcome.result is None or not outcome.whole:
         engine.team = survivors(team)
-        here = {r.rank for r in engine.team.ranks}
+        here = {r.rank for r in (*engine.team.ranks, *engine.lost)}
         engine.lost += [r for r in team.ranks if r.rank not in here]
-    return result
+    return outcome.result
 
 
 def _meet(engine: Survivor, report: RankReport) -> list[RankReport]:
@@ -123,9 +146,14 @@ def _meet(engine: Survivor, report: RankReport) -> list[RankReport]:
     return team.gather_all(report, RankReport)
 
 
-def _say(engine: Survivor, desk: Desk, lost: list[Rank]) -> None:
-    count = len(engine.team.ranks)
-    logger.warning(
-        f"hpcdecode: lost {named(lost)}; the job goes on with {count} rank{'s' * (count > 1)}, "
-        f"and {desk.rows_left:,} rows in flight are prefilled again"
-    )
+def _tell(engine: Survivor, rows: int) -> None:
+    """Tell the user of the losses that have not been told, and how many rows are prefilled again."""
+    untold = engine.lost[engine.told :]
+    engine.told = len(engine.lost)
+    if untold:
+        gone = {rank.rank for rank in engine.lost}
+        left = sum(rank.rank not in gone for rank in engine.team.ranks)
+        logger.warning(
+            f"hpcdecode: lost {named(untold)}; the job goes on with {left} rank{'s' * (left > 1)}, "
+            f"and {rows:,} rows in flight are prefilled again"
+        )

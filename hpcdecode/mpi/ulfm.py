@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from mpi4py import MPI
 
@@ -33,15 +33,25 @@ def lost(comm: MPI.Intracomm) -> list[int]:
     return _within(comm.Get_failed(), comm)
 
 
-def unless_lost(comm: MPI.Intracomm, comms: Iterable[MPI.Intracomm], action: Callable[[], T]) -> T | None:
-    """Return the result of `action`, or None on all remaining ranks if a rank of `comm` was lost meanwhile.
+class Outcome(NamedTuple, Generic[T]):
+    """What ranks agree on after an action; the same on all of those that remain, but for the result.
 
-    Collective over `comm`. A loss revokes `comm` and `comms`.
+    Attributes:
+        result: What the action returned, or None if it was not done on every rank.
+        whole: Whether no rank is lost.
+    """
+
+    result: T | None
+    whole: bool
+
+
+def together(comm: MPI.Intracomm, comms: Iterable[MPI.Intracomm], action: Callable[[], T | None]) -> Outcome[T]:
+    """Call `action` and agree on its outcome. Collective over `comm`. A loss that stops it revokes `comm` and `comms`.
 
     Args:
         comm: Communicator whose ranks must agree.
         comms: Other communicators that `action` may wait in.
-        action: Called once on this rank; must not return None.
+        action: Called once on this rank; returns None if it could not be done here.
     """
     result = None
     try:
@@ -52,15 +62,17 @@ def unless_lost(comm: MPI.Intracomm, comms: Iterable[MPI.Intracomm], action: Cal
             raise
         for each in known:
             each.Revoke()
-    return result if agreed(comm, result is not None) else None
+    done, whole = agreed(comm, done=result is not None)
+    return Outcome(result if done else None, whole)
 
 
-def agreed(comm: MPI.Intracomm, fine: bool) -> bool:
-    """Return whether no rank of `comm` is lost and all pass `fine`; the same on all remaining ranks."""
-    lost(comm)
+def agreed(comm: MPI.Intracomm, *, done: bool) -> tuple[bool, bool]:
+    """Return whether all ranks of `comm` pass `done`, and whether none is lost; the same on all remaining ranks."""
+    whole = not lost(comm)
     with suppress(MPI.Exception):  # a loss that some ranks did not know of yet
-        return bool(comm.Agree(int(fine)))
-    return False
+        flags = comm.Agree(int(done) | int(whole) << 1)
+        return bool(flags & 1), bool(flags & 2)
+    return False, False
 
 
 def shrunk(comm: MPI.Intracomm) -> tuple[MPI.Intracomm, list[int]]:

@@ -122,7 +122,7 @@ def _finalize(comm: MPI.Intracomm) -> bool:
     from hpcdecode.mpi import ulfm
 
     if ulfm.lost(comm):
-        ulfm.agreed(comm, True)
+        ulfm.agreed(comm, done=True)
         return True
     MPI.Finalize()
     return False

@@ -142,7 +142,7 @@ def _numa(cpus: Iterable[int]) -> str:
 
 
 def survivors(team: Team) -> Team:
-    """Return the remaining ranks of a team as a team with the same roles, after `ulfm.unless_lost` has returned None.
+    """Return the remaining ranks of a team as a team with the same roles, once `ulfm.together` has told of a loss.
 
     R-ranks that served one S-rank are dealt out anew.
 

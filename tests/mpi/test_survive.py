@@ -113,6 +113,19 @@ def test_a_job_goes_on_without_the_lost(hpcdecode, whole, ranks, flags, lost):
 
 
 @needs_ulfm
+def test_the_rows_of_a_lost_replica_alone_are_prefilled_again(hpcdecode, whole):
+    """A batch of 8 sequences a replica: the others, too, have rows in flight, and keep them."""
+    job = Losses(hpcdecode, 4, "--layout", "replicas", "--batch", 8)
+    job.kill(2, 0.3)
+    code, err = job.end()
+    assert code == 0, err
+    held, summary = contents(job.out)
+    assert held == whole and [each["rank"] for each in summary["lost"]] == [2]
+    (told,) = [line for line in err.splitlines() if "lost rank 2 (SR)" in line]
+    assert "goes on with 3 ranks" in told and int(told.split(" rows in flight")[0].split()[-1]) <= 2 * 8
+
+
+@needs_ulfm
 @pytest.mark.parametrize(("lost", "left"), [((2, 1), "no R-rank is left"), ((0,), "the lead is not left")])
 def test_a_job_that_cannot_go_on_ends_by_name(hpcdecode, lost, left):
     job = Losses(hpcdecode, 3, "--layout", "split")

@@ -14,9 +14,11 @@ class Policy:
 
     Attributes:
         period: steps over which the prompts of a micro-batch are spread while the lane decodes.
+        by_portions: whether an empty lane takes a micro-batch at first, not all that it has room for.
     """
 
     period = 1
+    by_portions = False
 
     def __init__(self, limits: LaneLimits):
         self.limits = limits

@@ -16,6 +16,8 @@ from hpcdecode.schedule.policies.base import Policy, ramp
 class FixedF(Policy):
     """Admits M sequences every F steps, up to B in flight."""
 
+    by_portions = True
+
     def __init__(self, limits: LaneLimits):
         super().__init__(limits)
         self.period = limits.period

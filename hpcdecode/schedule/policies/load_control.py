@@ -28,6 +28,8 @@ Steps = NDArray[np.int64]
 class LoadControl(Policy):
     """Admits sequences while the load at every end to come is at most W_lim."""
 
+    by_portions = True
+
     def __init__(self, limits: LaneLimits):
         super().__init__(limits)
         self._began: int | None = None  # the first step since the lane was empty

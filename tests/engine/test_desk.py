@@ -1,0 +1,62 @@
+"""The desk takes rows back from S-ranks that are lost, and gives them out again with what they had generated."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcdecode.data.results.result import Result
+from hpcdecode.engine.desk import Desk, RankReport
+from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.prompt import Prompt, Unfinished
+
+
+class Written:
+    """Results in memory."""
+
+    error_count = 0
+    unfinished = list
+
+    def __init__(self):
+        self.lines = []
+
+    def add(self, *samples):
+        self.lines.append(samples[0].line)
+
+    def tick(self):
+        pass
+
+
+@pytest.fixture
+def desk():
+    """Six rows, of which five are out."""
+    made = Desk([Prompt(line, str(line), [5], SamplingParams()) for line in range(1, 7)], Written(), None)
+    for _ in range(5):
+        made.pop()
+    yield made
+    made.feed.close()
+
+
+def result(line):
+    return [Result(line=line, id=str(line), sample=0, text="", finish_reason="stop", prompt_tokens=1, token_ids=[7, 8])]
+
+
+def rest(desk):
+    rows = []
+    while desk.peek() is not None:
+        rows.append(desk.pop())
+    return [(row.line, [u.token_ids for u in row.unfinished]) for row in rows]
+
+
+def test_the_rows_of_one_s_rank_come_back_and_the_others_stay_out(desk):
+    desk.take_back([RankReport(-1, [], [], [Unfinished(4, 0, [9, 9])])], {2, 4})
+    assert desk.rows_left == 2 and [u.line for u in desk.unfinished()] == [4]
+    desk.record(result(3))
+    assert rest(desk) == [(2, []), (4, [[9, 9]]), (6, [])]
+    for line in (1, 2, 4, 5, 6):
+        desk.record(result(line))
+    assert sorted(desk.writer.lines) == [1, 2, 3, 4, 5, 6] and desk.rows_left == 0
+
+
+def test_all_rows_that_are_out_come_back_but_those_that_a_last_report_finishes(desk):
+    desk.take_back([RankReport(-1, [result(1)], [], []), RankReport(-1, [], [], [Unfinished(2, 0, [9])])])
+    assert desk.writer.lines == [1] and rest(desk) == [(2, [[9]]), (3, []), (4, []), (5, []), (6, [])]
