@@ -4,7 +4,6 @@ import json
 import os
 import random
 import shutil
-from itertools import pairwise
 
 import h5py
 import numpy as np
@@ -14,60 +13,14 @@ from hpcdecode.data.prompts.rows import RowError
 from hpcdecode.data.results import merge, segments
 from hpcdecode.data.results import writer as results
 from hpcdecode.data.results.resume import find_earlier
-from hpcdecode.data.results.writer import Result, ResultsWriter
+from hpcdecode.data.results.writer import Result
 from hpcdecode.errors import UserError
-
-IDENTITY = {"sampling": {"seed": 1}}
-ATTRIBUTES = {
-    "identity": IDENTITY,
-    "job": {"seed": 1},
-    "model": "demo",
-    "versions": {"hpcdecode": "0"},
-    "topology": [{"rank": 0}],
-}
-
-
-def result(line, sample=0, count=None, text=None):
-    ids = [line * 10 + k for k in range(line % 7 if count is None else count)]
-    reason = "stop" if line % 2 else "length"
-    return Result(line, f"row-{line}", sample, f"täxt {line}" if text is None else text, reason, line % 5 + 1, ids)
-
-
-def contents(path):
-    """Rows and errors as lists of tuples, by plain h5py."""
-    with h5py.File(path, "r") as file:
-        rows, errors = file["rows"], file["errors"]
-        names = {number: name for name, number in h5py.check_enum_dtype(rows["finish_reason"].dtype).items()}
-        offsets, ids = rows["token_offsets"][:], rows["token_ids"][:]
-        table = zip(
-            rows["line"][:].tolist(),
-            rows["id"].asstr()[:],
-            rows["sample"][:].tolist(),
-            rows["text"].asstr()[:],
-            [names[r] for r in rows["finish_reason"][:]],
-            rows["prompt_tokens"][:].tolist(),
-            [ids[a:b].tolist() for a, b in pairwise(offsets)],
-            strict=True,
-        )
-        assert offsets[0] == 0 and offsets[-1] == len(ids)
-        bad = zip(errors["line"][:].tolist(), errors["id"].asstr()[:], errors["reason"].asstr()[:], strict=True)
-        return [Result(*row) for row in table], [RowError(*row) for row in bad]
-
-
-def complete(path):
-    with h5py.File(path, "r") as file:
-        return bool(file.attrs["complete"])
+from tests.support.results_files import ATTRIBUTES, complete, contents, result, writer
 
 
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "out.h5"
-
-
-def writer(path, *, overwrite=False, **options):
-    earlier = find_earlier(path, IDENTITY, overwrite=overwrite)
-    assert earlier is None or not earlier.complete
-    return ResultsWriter(path, earlier=earlier, **{"attributes": ATTRIBUTES, "checkpoint_seconds": 1000, **options})
 
 
 def test_layout_of_the_final_file(path):
@@ -268,52 +221,3 @@ def test_an_index_that_is_gone_is_made_again(path):
     assert contents(path) == ([result(1)], [])
     again.close(complete=True, summary={})
     assert contents(path) == ([result(1)], [])
-
-
-def test_places_that_cannot_be_written(tmp_path, path):
-    with pytest.raises(UserError, match="expected an existing directory"):
-        writer(tmp_path / "none" / "out.h5")
-    with pytest.raises(UserError, match="got a directory"):
-        writer(tmp_path, overwrite=True)
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match="expected an existing directory"):
-        writer(tmp_path / "file" / "out.h5")
-    with pytest.raises(UserError, match="File name too long"):
-        writer(tmp_path / ("x" * 300))
-
-
-def test_overwrite_spares_what_is_no_output(path):
-    path.write_text('{"prompt": "my prompts"}\n')
-    with pytest.raises(UserError, match="expected an HDF5 file to continue or replace"):
-        writer(path, overwrite=True)
-    assert "my prompts" in path.read_text()
-
-
-def test_foreign_files_in_the_parts_folder_are_spared(path):
-    writer(path).close(complete=False, summary={})
-    note = segments.parts_folder(path) / "note.txt"
-    note.write_text("mine")
-    with pytest.raises(UserError, match="not empty"):
-        writer(path, overwrite=True)
-    note.rename(path.with_name("note"))
-    out = writer(path, overwrite=True)
-    path.with_name("note").rename(note)
-    out.close(complete=True, summary={})
-    assert complete(path)
-    assert note.read_text() == "mine"
-
-
-def test_an_unknown_finish_reason_is_refused(path):
-    with pytest.raises(ValueError, match="finish_reason"):
-        writer(path).add(Result(1, "1", 0, "", "abort", 1, []))
-
-
-def test_a_vanished_directory_is_a_user_error(path):
-    out = writer(path)
-    out.add(result(1))
-    shutil.rmtree(segments.parts_folder(path))
-    with pytest.raises(UserError, match=r"out\.h5: writing failed: No such file or directory"):
-        out.checkpoint()
-    segments.parts_folder(path).mkdir()
-    out.close(complete=True, summary={})
-    assert contents(path)[0] == [result(1)]

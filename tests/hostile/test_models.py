@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import shutil
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 
 from hpcdecode.config import demo_directory
+from tests.hostile.damage import INDEX, WEIGHTS, edit, entry, fifo, folder, link, safetensors, write
 from tests.hostile.trial import OK, REFUSED, ROW, ROW_ERRORS, Trial, each
 
 pytestmark = pytest.mark.full
@@ -45,51 +44,6 @@ def trial(name: str, damage: Callable[[Path], Any], says: str, **options: Any) -
     return Trial(name, arrange, COMMAND, says=says, **{"check": no_code_ran, "seconds": SECONDS, **options})
 
 
-def edit(name: str, **values: Any) -> Callable[[Path], None]:
-    """Return what sets `values` in the JSON file `name` of a model directory."""
-
-    def change(model: Path) -> None:
-        file = model / name
-        (file).write_text(json.dumps({**(json.loads(file.read_text()) if file.exists() else {}), **values}))
-
-    return change
-
-
-def write(name: str, content: str | bytes) -> Callable[[Path], None]:
-    def change(model: Path) -> None:
-        (model / name).unlink(missing_ok=True)
-        (model / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-
-    return change
-
-
-def fifo(name: str) -> Callable[[Path], None]:
-    def change(model: Path) -> None:
-        (model / name).unlink(missing_ok=True)
-        os.mkfifo(model / name)
-
-    return change
-
-
-def folder(name: str) -> Callable[[Path], None]:
-    def change(model: Path) -> None:
-        (model / name).unlink(missing_ok=True)
-        (model / name).mkdir()
-
-    return change
-
-
-def link(name: str, target: str) -> Callable[[Path], None]:
-    def change(model: Path) -> None:
-        (model / name).unlink(missing_ok=True)
-        (model / name).symlink_to(target)
-
-    return change
-
-
-INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
-
-
 def indexed(name: Any) -> Callable[[Path], None]:
     """Return what writes an index in which one tensor lies in the file `name`."""
     return write(INDEX, json.dumps({"weight_map": {"model.norm.weight": name}}))
@@ -106,15 +60,6 @@ def blob(model: Path) -> None:
     for file in list(model.iterdir()):
         shutil.move(file, model.parent / "blobs" / file.name)
         file.symlink_to(f"../blobs/{file.name}")
-
-
-def safetensors(header: dict[str, Any] | bytes, data: bytes = b"", length: int | None = None) -> bytes:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<Q", len(text) if length is None else length) + text + data
-
-
-def entry(dtype: str, shape: list[int], begin: int, end: int) -> dict[str, Any]:
-    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
 def millions(model: Path) -> None:
