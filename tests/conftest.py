@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.commands import ROOT, TIMEOUT, Command, environment, run
+from tests.support.commands import ROOT, TIMEOUT, Command, environment, launcher, python, run
 from tests.support.forkserver import ForkServer
+from tests.support.kept import kept_folder
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # read by torch: threads that wait take no core from other processes
 
@@ -29,19 +29,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
 
 
-@pytest.fixture(scope="session")
-def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Directory of this run of the tests, the same for all workers of pytest-xdist."""
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shared"
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
 @pytest.fixture(scope="session", autouse=True)
-def cache(shared_folder: Path) -> None:
-    """Traces made by the tests are kept in HPCDECODE_TEST_CACHE, else for the session; not in the user's cache."""
-    os.environ["HPCDECODE_CACHE"] = os.environ.get("HPCDECODE_TEST_CACHE") or str(shared_folder / "cache")
+def cache() -> None:
+    """Traces made by the tests are kept from run to run, but not in the user's cache."""
+    os.environ["HPCDECODE_CACHE"] = str(kept_folder() / "traces")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -96,12 +87,11 @@ def real_model() -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
-def mpiexec() -> Callable[..., subprocess.CompletedProcess]:
+def mpiexec(forkserver: ForkServer) -> Callable[..., subprocess.CompletedProcess]:
     """Run a script of the tests on several ranks; the first that fails ends them all."""
 
     def launch(ranks: int, script: str, *arguments: object, timeout: float = TIMEOUT):
-        line = [str(Path(sys.executable).parent / "mpiexec"), "-n", str(ranks), sys.executable, "-m", "mpi4py"]
-        variables = {**os.environ, "PYTHONPATH": str(ROOT), "GOMP_SPINCOUNT": "1000"}
-        return run([*line, str(ROOT / script), *map(str, arguments)], env=variables, timeout=timeout)
+        line = [*launcher(ranks, always=True), *python(forkserver, "mpi4py"), str(ROOT / script), *map(str, arguments)]
+        return run(line, env=environment(), timeout=timeout)
 
     return launch

@@ -58,7 +58,7 @@ def test_programs_quantise_as_torch_does(checkpoint, monkeypatch, name, dtype):
         given = [example(n, generator) for n in graph.nodes if n.op == "placeholder" and n.name.startswith("x")]
         recipes = merge_projections(graph, int8=True)
         quantised += sum(r.form == "onednn int8" for r in recipes)
-        made = [make_weight(r, [sources[i] for i in r.inputs]) for r in recipes]
+        made = [make_weight(r, sources.__getitem__) for r in recipes]
         with torch.inference_mode():
             want = fx.GraphModule({}, graph)(*given, *made)
             got = fx.GraphModule({}, chained(fuse(graph)))(*given, *made)
@@ -84,7 +84,7 @@ def test_our_products_give_what_those_of_onednn_do(checkpoint, monkeypatch, isa,
             compiled = compile_graph(group.graph, model.device, int8=True)
             packed += sum(r.form == "packed int8" for r in compiled.recipes)
             given = [values[n] for n in inputs if n.name.startswith("x")]
-            weights = compiled.weights([values[n] for n in inputs if n.name.startswith("w")])
+            weights = compiled.weights([values[n] for n in inputs if n.name.startswith("w")].__getitem__)
             with torch.inference_mode():
                 results.append(compiled.run(*given, *weights))
         for a, b in zip(*results, strict=True):

@@ -17,12 +17,14 @@ from tests.support.forkserver import ForkServer
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT = 240  # seconds; every launch has an end
+WITH_PRRTE = (Path(sys.executable).parent / "prterun").exists()  # Open MPI's launcher, not that of MPICH
 
 
 class Command:
     """`hpcdecode ARGS` in a directory, on one process or under mpiexec.
 
-    Called with one rank it is forked from `server`, if that is given and no library's variable was changed.
+    Called, its processes are forked from `server`, if that is given, no library's variable was changed, and ranks
+    are started by MPICH.
     """
 
     def __init__(self, directory: Path, server: ForkServer | None = None):
@@ -30,16 +32,14 @@ class Command:
         self.environment = environment()
 
     def line(self, *arguments: object, ranks: int = 1) -> list[str]:
-        launcher = [] if ranks == 1 else [str(Path(sys.executable).parent / "mpiexec"), "-n", str(ranks)]
-        return [*launcher, sys.executable, "-m", "hpcdecode", *map(str, arguments)]
+        return [*launcher(ranks), sys.executable, "-m", "hpcdecode", *map(str, arguments)]
 
     def __call__(self, *arguments: object, ranks: int = 1, timeout: float = TIMEOUT) -> subprocess.CompletedProcess:
-        if (
-            ranks > 1
-            or self.server is None
-            or _of_libraries(self.environment) != _of_libraries(self.server.environment)
-        ):
-            return run(self.line(*arguments, ranks=ranks), cwd=self.directory, env=self.environment, timeout=timeout)
+        options = {"cwd": self.directory, "env": self.environment, "timeout": timeout}
+        if self.server is None or _of_libraries(self.environment) != _of_libraries(self.server.environment):
+            return run(self.line(*arguments, ranks=ranks), **options)
+        if ranks > 1:
+            return run([*launcher(ranks), *python(self.server, "hpcdecode"), *map(str, arguments)], **options)
         try:
             return self.server.run([*map(str, arguments)], self.directory, self.environment, timeout)
         except subprocess.TimeoutExpired as error:
@@ -58,6 +58,16 @@ class Command:
             text=True,
             start_new_session=True,
         )
+
+
+def launcher(ranks: int, *, always: bool = False) -> list[str]:
+    """Return what starts so many ranks of the command that follows; nothing for one process, unless `always`."""
+    return [] if ranks == 1 and not always else [str(Path(sys.executable).parent / "mpiexec"), "-n", str(ranks)]
+
+
+def python(server: ForkServer, module: str) -> list[str]:
+    """Return the command of a rank that runs a module, forked from `server` if its launcher is that of MPICH."""
+    return [sys.executable, "-m", module] if WITH_PRRTE else server.rank(module)
 
 
 def environment() -> dict[str, str]:

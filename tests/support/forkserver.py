@@ -12,16 +12,19 @@ from __future__ import annotations
 import gc
 import json
 import os
+import runpy
 import select
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import BinaryIO
+
+from tests.support.forked_rank import OF_LAUNCHER
 
 ROOT = Path(__file__).parents[2]
 IMPORTS = ("h5py", "jinja2", "torch", "tqdm", "transformers.models.auto.tokenization_auto", "hpcdecode.model")
@@ -44,7 +47,13 @@ class ForkServer:
         self, arguments: list[str], directory: Path, environment: dict[str, str], timeout: float
     ) -> subprocess.CompletedProcess:
         """Run `hpcdecode ARGUMENTS` to its end; raises TimeoutExpired, with its output, after it was killed."""
-        request = {"arguments": arguments, "directory": str(directory), "environment": environment}
+        request = {
+            "module": "hpcdecode",
+            "arguments": arguments,
+            "directory": str(directory),
+            "environment": environment,
+            "cpus": sorted(os.sched_getaffinity(0)),
+        }
         with socket.socket(socket.AF_UNIX) as connection, _streams() as (stdin, stdout, stderr):
             connection.connect(self._address)
             socket.send_fds(connection, [b"."], [stdin.fileno(), stdout.fileno(), stderr.fileno()])
@@ -59,6 +68,10 @@ class ForkServer:
                     os.killpg(pid, signal.SIGKILL)
                     raise subprocess.TimeoutExpired(arguments, timeout, _text(stdout), _text(stderr)) from None
             return subprocess.CompletedProcess(arguments, status, _text(stdout), _text(stderr))
+
+    def rank(self, module: str) -> list[str]:
+        """Return the command of a rank under mpiexec that runs a module; its arguments follow."""
+        return [sys.executable, "-S", "-E", str(ROOT / "tests" / "support" / "forked_rank.py"), self._address, module]
 
     def end(self) -> None:
         """Stop the server; commands that run go on."""
@@ -79,8 +92,8 @@ def _text(file: BinaryIO) -> str:
     return file.read().decode()
 
 
-def serve(address: str) -> list[str]:
-    """Fork for every request; returns its arguments in the child that is to carry it out."""
+def serve(address: str) -> dict:
+    """Fork for every request; returns it in the child that is to carry it out."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes that watch the children
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
@@ -97,10 +110,10 @@ def serve(address: str) -> list[str]:
             connection.close()
 
 
-def _watch(connection: socket.socket) -> list[str]:
-    """Fork the child of one request and report its process id and its exit status."""
+def _watch(connection: socket.socket) -> dict:
+    """Fork the child of one request and report its process id and its exit status; end it if nobody waits any more."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    _, streams, _, _ = socket.recv_fds(connection, 1, 3)
+    _, streams, _, _ = socket.recv_fds(connection, 1, 4)
     with connection.makefile("rw") as channel:
         request = json.loads(channel.readline())
         pid = os.fork()
@@ -109,24 +122,34 @@ def _watch(connection: socket.socket) -> list[str]:
             return _become(request, streams)
         channel.write(f"{pid}\n")
         channel.flush()
+        for stream in streams:
+            os.close(stream)
+        ended = os.pidfd_open(pid)
+        if ended not in select.select([connection, ended], [], [])[0]:
+            os.killpg(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
-        channel.write(f"{os.waitstatus_to_exitcode(status)}\n")
+        with suppress(OSError):
+            channel.write(f"{os.waitstatus_to_exitcode(status)}\n")
+            channel.flush()
     os._exit(0)
 
 
-def _become(request: dict, streams: list[int]) -> list[str]:
-    """Take on the streams, the directory and the environment of a request; returns its arguments."""
-    for number, stream in enumerate(streams):
+def _become(request: dict, streams: list[int]) -> dict:
+    """Take on the streams, the directory, the CPUs and the environment of a request; returns it."""
+    for number, stream in enumerate(streams[:3]):
         os.dup2(stream, number)
         os.close(stream)
     os.chdir(request["directory"])
+    os.sched_setaffinity(0, request["cpus"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    return request["arguments"]
+    for descriptor in streams[3:]:
+        os.environ[OF_LAUNCHER] = str(descriptor)
+    return request
 
 
 def main(address: str) -> int:
-    from hpcdecode.cli import main as command
+    from hpcdecode.cli import main as hpcdecode
     from hpcdecode.system.cores import set_libraries
 
     set_libraries(1)
@@ -135,8 +158,11 @@ def main(address: str) -> int:
     assert "mpi4py.MPI" not in sys.modules
     gc.collect()
     gc.freeze()
-    sys.argv = ["hpcdecode", *serve(address)]
-    return command()
+    request = serve(address)
+    sys.argv = [request["module"], *request["arguments"]]
+    if request["module"] == "hpcdecode":
+        return hpcdecode()
+    return runpy.run_module(request["module"], run_name="__main__", alter_sys=True) and 0
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ def both_ways(graph: fx.Graph, device: torch.device) -> tuple[Compiled, tuple, t
     values = [example(n, generator) for n in inputs]
     compiled = compile_graph(graph, device)
     given = [v for n, v in zip(inputs, values, strict=True) if n.name.startswith("x")]
-    weights = compiled.weights([v for n, v in zip(inputs, values, strict=True) if n.name.startswith("w")])
+    weights = compiled.weights([v for n, v in zip(inputs, values, strict=True) if n.name.startswith("w")].__getitem__)
     with torch.inference_mode():
         return compiled, fx.GraphModule({}, graph)(*values), compiled.run(*given, *weights)
 

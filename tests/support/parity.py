@@ -16,6 +16,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
+from tests.support.kept import kept_folder
 from tests.support.models import build
 
 LENGTHS = (1, 2, 3, 5, 8, 13, 16, 17, 31, 33, 48, 63, 64, 65, 95, 97, 128, 150, 200, 256, 300, 401, 555, 700)
@@ -52,8 +53,7 @@ def _kept(model: Path, *asked: object) -> Path:
     weights = [hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(Path(model).glob("*.safetensors"))]
     sources = [Path(inspect.getfile(part)).read_text() for part in (_kept, build)]
     who = (transformers.__version__, torch.__version__, platform.machine(), weights, *sources, *asked)
-    folder = os.environ.get("HPCDECODE_TEST_CACHE") or Path.home() / ".cache" / "hpcdecode-tests"
-    return Path(folder) / f"{hashlib.sha256(repr(who).encode()).hexdigest()}.json"
+    return kept_folder() / f"{hashlib.sha256(repr(who).encode()).hexdigest()}.json"
 
 
 def _reference(model: Path, rows: int, new_tokens: int, common: int) -> tuple[list[list[int]], list[list[int]]]:

@@ -17,7 +17,7 @@ from hpcdecode.model.lower.chain import chained
 from hpcdecode.model.lower.fuse import fuse
 from hpcdecode.model.lower.linears import merge_projections
 from hpcdecode.model.lower.packed_weights import PRIVATE
-from hpcdecode.model.lower.recipe import Recipe, make_weight
+from hpcdecode.model.lower.recipe import ReadWeight, Recipe, make_weight
 from hpcdecode.system.shared_memory import WeightMemory
 
 aten = torch.ops.aten
@@ -37,14 +37,14 @@ class Compiled:
     run: Callable[..., tuple[Tensor, ...]]
     recipes: Sequence[Recipe]
 
-    def weights(self, sources: Sequence[Tensor | Stack], memory: WeightMemory = PRIVATE) -> tuple[Tensor | Stack, ...]:
+    def weights(self, read: ReadWeight, memory: WeightMemory = PRIVATE) -> tuple[Tensor | Stack, ...]:
         """Return the weights of one slice as `run` takes them.
 
         Args:
-            sources: The weights that the slice's graph named.
+            read: Returns a weight that the slice's graph named, by number.
             memory: Where to put packed weights.
         """
-        return tuple(make_weight(recipe, [sources[i] for i in recipe.inputs], memory) for recipe in self.recipes)
+        return tuple(make_weight(recipe, read, memory) for recipe in self.recipes)
 
 
 def compile_graph(graph: fx.Graph, device: torch.device, int8: bool = False, inductor: bool = False) -> Compiled:

@@ -16,6 +16,7 @@ from torch.fx.node import Argument
 from hpcdecode.model.frontend.meta import Meta, tensor_meta
 from hpcdecode.model.frontend.rows import packed_linear
 from hpcdecode.model.lower import packed_weights, quantize
+from hpcdecode.model.lower.packed_weights import PackedSize
 from hpcdecode.model.lower.projections import Gate, Projection, gate_of, projection
 from hpcdecode.model.lower.recipe import Form, Recipe, packed_by_onednn
 
@@ -81,8 +82,13 @@ class ProjectionMerger:
 
     def _weight(self, group: list[Projection], form: Form, biases: tuple[int, ...] = ()) -> fx.Node:
         """Add the placeholder of the group's weight in some form."""
-        sources = self._sources(p.weight for p in group)
-        return self._input(Recipe(sources, group[0].transposed, form, biases))
+        sources, packed = self._sources(p.weight for p in group), None
+        if form.startswith("packed"):
+            inputs, int8 = tensor_meta(group[0].x).one_token[-1], form == "packed int8"
+            itemsize = 1 if int8 else tensor_meta(group[0].weight).dtype.itemsize
+            outputs = sum(p.width for p in group)
+            packed = PackedSize(outputs, inputs * itemsize // packed_weights.WORD.itemsize, 2 if int8 else 1)
+        return self._input(Recipe(sources, group[0].transposed, form, biases, packed))
 
     def _sources(self, weights: Iterable[fx.Node]) -> tuple[int, ...]:
         return tuple(self.recipes[n].sources[0] for n in weights)

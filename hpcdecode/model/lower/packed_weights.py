@@ -96,40 +96,41 @@ class WeightRows(NamedTuple):
     in_turn: int | None = None
 
 
-def pack(parts: Sequence[Tensor], bias: Tensor | None = None, memory: WeightMemory = PRIVATE) -> Tensor:
+def pack(parts: Sequence[Tensor], bias: Tensor | None = None) -> Tensor:
     """Return the packed form of a weight.
 
     Args:
         parts: Parts [out_i, in] of the weight, float32 or bfloat16, stacked along their first dimension.
         bias: Bias [out] of the GEMM, or None.
-        memory: Where to put it.
     """
-    size = PackedSize.of(parts)
-    return packed(
-        size, lambda: WeightRows(parts, [torch.zeros(size.outputs) if bias is None else bias.float()]), memory
-    )
+    return packed(PackedSize.of(parts), lambda: plain_rows(parts, bias))
 
 
-def pack_gated(one: Tensor, other: Tensor, biases: Sequence[Tensor] = (), memory: WeightMemory = PRIVATE) -> Tensor:
-    """Return the packed form of two weights that gate each other: half of each group of the one, half of the other.
-
-    Args:
-        one: Weight [out, in] of the gate, float32 or bfloat16.
-        other: Weight [out, in] of what is gated.
-        biases: The biases [out] of both, or nothing.
-        memory: Where to put it.
-    """
-
-    def rows() -> WeightRows:
-        bias = torch.stack([b.view(-1, HALF) for b in biases], 1).flatten() if biases else torch.zeros(2 * len(one))
-        return WeightRows([one, other], [bias.float()], HALF)
-
-    return packed(PackedSize.of([one, other]), rows, memory)
+def pack_gated(one: Tensor, other: Tensor, biases: Sequence[Tensor] = ()) -> Tensor:
+    """Return the packed form of two weights that gate each other (see `gated_rows`)."""
+    return packed(PackedSize.of([one, other]), lambda: gated_rows(one, other, biases))
 
 
 def pack_int8(weight: Tensor, scales: Tensor) -> Tensor:
     """Return the packed form of the int8 `weight` [out, in] that stands for weight * scales[:, None]."""
     return packed(PackedSize.of([weight], heads=2), lambda: int8_rows(weight, scales))
+
+
+def plain_rows(parts: Sequence[Tensor], bias: Tensor | None) -> WeightRows:
+    """Return what is packed for a weight in `parts` and its bias, zeros if that is None."""
+    return WeightRows(parts, [torch.zeros(sum(map(len, parts))) if bias is None else bias.float()])
+
+
+def gated_rows(one: Tensor, other: Tensor, biases: Sequence[Tensor]) -> WeightRows:
+    """Return what is packed for two weights that gate each other: half of each group of the one, half of the other.
+
+    Args:
+        one: Weight [out, in] of the gate, float32 or bfloat16.
+        other: Weight [out, in] of what is gated.
+        biases: The biases [out] of both, or nothing.
+    """
+    bias = torch.stack([b.view(-1, HALF) for b in biases], 1).flatten() if biases else torch.zeros(2 * len(one))
+    return WeightRows([one, other], [bias.float()], HALF)
 
 
 def int8_rows(weight: Tensor, scales: Tensor) -> WeightRows:

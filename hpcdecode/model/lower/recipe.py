@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,11 +12,12 @@ from torch import Tensor
 from hpcdecode.model.frontend.checkpoint import Stack
 from hpcdecode.model.frontend.meta import Meta
 from hpcdecode.model.lower import packed_weights, quantize
-from hpcdecode.model.lower.packed_weights import PRIVATE
+from hpcdecode.model.lower.packed_weights import PRIVATE, PackedSize, WeightRows
 from hpcdecode.system.shared_memory import WeightMemory
 
 PACKED_FOR = 512  # tokens: oneDNN chooses the packed layout for this many, and it serves any number
 
+ReadWeight = Callable[[int], Tensor | Stack]
 Form = Literal["plain", "onednn", "packed", "packed gated", "onednn int8", "packed int8", "scales"]
 
 
@@ -29,61 +30,54 @@ class Recipe:
         transposed: True if the sources are [in, out].
         form: "plain", "onednn" (packed by oneDNN), "packed" (see packed_weights), or the scales of an int8 weight.
         biases: Numbers of the biases that its packed form begins with.
+        packed: Size of its packed form, or None if it has another.
     """
 
     sources: tuple[int, ...]
     transposed: bool = False
     form: Form = "plain"
     biases: tuple[int, ...] = ()
-
-    @property
-    def inputs(self) -> tuple[int, ...]:
-        """Return the numbers of all weights that `make_weight` takes."""
-        return self.sources + self.biases
+    packed: PackedSize | None = None
 
 
-def make_weight(recipe: Recipe, tensors: Sequence[Tensor | Stack], memory: WeightMemory = PRIVATE) -> Tensor | Stack:
+def make_weight(recipe: Recipe, read: ReadWeight, memory: WeightMemory = PRIVATE) -> Tensor | Stack:
     """Return the weight of a recipe.
 
     Args:
         recipe: The recipe.
-        tensors: The weights of its `inputs`. A stack of experts stays as it is.
+        read: Returns a weight that the slice's graph named, by number. A stack of experts stays as it is.
         memory: Where to put packed weights.
     """
-    if len(tensors) == 1 and isinstance(tensors[0], Stack):
-        return tensors[0]
-    plain = [as_tensor(t) for t in tensors]
-    count = len(recipe.sources)
-    parts = [w.t() for w in plain[:count]] if recipe.transposed else plain[:count]
-    return _formed(recipe.form, parts, plain[count:], memory)
-
-
-def _formed(form: Form, parts: list[Tensor], biases: list[Tensor], memory: WeightMemory) -> Tensor:
-    if form == "packed":
-        return packed_weights.pack(parts, _joined(biases) if biases else None, memory)
-    if form == "packed gated":
-        one, other = _two(parts)
-        return packed_weights.pack_gated(one, other, _two(biases), memory)
-    if form == "packed int8":
-        return _rounded(parts, memory)
-    whole = _joined(parts)
-    if form == "onednn":
+    if recipe.packed is not None:
+        return packed_weights.packed(recipe.packed, lambda: _rows(recipe, read), memory)
+    only = read(recipe.sources[0])
+    if isinstance(only, Stack):
+        return only
+    whole = _joined(_parts(recipe, read))
+    if recipe.form == "onednn":
         packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(whole.contiguous(), PACKED_FOR)
         return packed
-    if form == "onednn int8":
+    if recipe.form == "onednn int8":
         return quantize.pack(whole, PACKED_FOR)
-    return quantize.output_scales(whole) if form == "scales" else whole
+    return quantize.output_scales(whole) if recipe.form == "scales" else whole
 
 
-def _rounded(parts: list[Tensor], memory: WeightMemory) -> Tensor:
-    """Return the packed int8 form of a weight [out, in] in parts."""
+def _parts(recipe: Recipe, read: ReadWeight) -> list[Tensor]:
+    """Return the parts [out_i, in] of a recipe's weight."""
+    parts = [as_tensor(read(i)) for i in recipe.sources]
+    return [part.t() for part in parts] if recipe.transposed else parts
 
-    def rows() -> packed_weights.WeightRows:
-        whole = _joined(parts)
-        return packed_weights.int8_rows(quantize.quantized(whole), quantize.output_scales(whole))
 
-    words = parts[0].shape[1] // packed_weights.WORD.itemsize
-    return packed_weights.packed(packed_weights.PackedSize(sum(map(len, parts)), words, 2), rows, memory)
+def _rows(recipe: Recipe, read: ReadWeight) -> WeightRows:
+    """Return what is packed of a recipe's weight and biases."""
+    parts, biases = _parts(recipe, read), [as_tensor(read(i)) for i in recipe.biases]
+    if recipe.form == "packed gated":
+        one, other = _two(parts)
+        return packed_weights.gated_rows(one, other, _two(biases))
+    if recipe.form == "packed":
+        return packed_weights.plain_rows(parts, _joined(biases) if biases else None)
+    whole = _joined(parts)
+    return packed_weights.int8_rows(quantize.quantized(whole), quantize.output_scales(whole))
 
 
 def as_tensor(weight: Tensor | Stack) -> Tensor:

@@ -107,7 +107,7 @@ class SplitModel:
         compiled = [compile_graph(group.graph, self.device, int8, inductor) for group in self.split.groups]
         for part in self.split.slices:
             own = compiled[part.group]
-            self._slices.append(BoundSlice(own, own.weights([values[n] for n in part.weights], memory)))
+            self._slices.append(BoundSlice(own, own.weights(values.reader(part.weights), memory)))
             slice_bound()
         self._head = self._bound_head(memory)
         sinks = [AttendArguments.of(node).sinks for node in self.split.trace.attends]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, fx
@@ -33,6 +33,10 @@ class Values:
         if node not in self._known:
             self._known[node] = self._computed(node)
         return self._known[node]
+
+    def reader(self, nodes: Sequence[fx.Node]) -> Callable[[int], Tensor | Stack]:
+        """Return what reads or computes the value of one of `nodes`, by its number."""
+        return lambda number: self[nodes[number]]
 
     def tensor(self, node: fx.Node) -> Tensor:
         """Return the value of a node that is one tensor."""
