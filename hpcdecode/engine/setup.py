@@ -109,7 +109,7 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
         return _describe(options, loaded, tokenizer) if team.lead else None, Loaded(loaded, tokenizer)
 
     _trace_once(options, team, loaded=model is not None)
-    with node_memory(team) as memory:
+    with node_memory(team, loads=team.me.has_s and model is None) as memory:
         setup, loaded = together(team, lambda: own(memory))
     return team.broadcast(setup, Setup), loaded
 

@@ -33,7 +33,7 @@ def lost(comm: MPI.Intracomm) -> list[int]:
     return _within(comm.Get_failed(), comm)
 
 
-class Outcome(NamedTuple, Generic[T]):
+class Agreement(NamedTuple, Generic[T]):
     """What ranks agree on after an action; the same on all of those that remain, but for the result.
 
     Attributes:
@@ -45,7 +45,7 @@ class Outcome(NamedTuple, Generic[T]):
     whole: bool
 
 
-def together(comm: MPI.Intracomm, comms: Iterable[MPI.Intracomm], action: Callable[[], T | None]) -> Outcome[T]:
+def together(comm: MPI.Intracomm, comms: Iterable[MPI.Intracomm], action: Callable[[], T | None]) -> Agreement[T]:
     """Call `action` and agree on its outcome. Collective over `comm`. A loss that stops it revokes `comm` and `comms`.
 
     Args:
@@ -63,7 +63,7 @@ def together(comm: MPI.Intracomm, comms: Iterable[MPI.Intracomm], action: Callab
         for each in known:
             each.Revoke()
     done, whole = agreed(comm, done=result is not None)
-    return Outcome(result if done else None, whole)
+    return Agreement(result if done else None, whole)
 
 
 def agreed(comm: MPI.Intracomm, *, done: bool) -> tuple[bool, bool]:

@@ -6,18 +6,26 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
+from hpcdecode.errors import InvariantViolation
 from hpcdecode.ranks.team import Team
 from hpcdecode.system.shared_memory import Address, PrivateMemory, SharedMemory, WeightMemory
 
 
 @contextmanager
-def node_memory(team: Team) -> Iterator[WeightMemory]:
+def node_memory(team: Team, *, loads: bool) -> Iterator[WeightMemory]:
     """Yield where this rank puts its packed weights: shared with the S-ranks of its NUMA nodes if there are others.
 
-    What has been put there is whole once all ranks have left the block and met. Collective over the team.
+    What has been put there is whole once the block has ended. Collective over the team.
+
+    Args:
+        team: The ranks.
+        loads: Whether this rank will pack weights, all of a model.
+
+    Raises:
+        InvariantViolation: If a rank that shares memory has not made its part of it.
     """
     me = team.me
-    nodes = team.gather_all(f"{me.host} {me.numa}" if me.has_s and me.device == "cpu" else "", str)
+    nodes = team.gather_all(f"{me.host} {me.numa}" if loads and me.device == "cpu" else "", str)
     if max(Counter(filter(None, nodes)).values(), default=0) < 2:
         yield PrivateMemory()
         return
@@ -28,6 +36,10 @@ def node_memory(team: Team) -> Iterator[WeightMemory]:
     finally:
         if memory is not None:
             memory.close()
+    made = team.gather_all(memory.made if memory else 0, int)
+    if memory is not None and [made[mate] for mate in mates] != memory.shares:
+        own = [made[mate] for mate in mates]
+        raise InvariantViolation("ranks make the weights that they share", f"expected {memory.shares}, got {own} bytes")
 
 
 def _shared(team: Team, mates: list[int]) -> SharedMemory | None:

@@ -67,11 +67,15 @@ class SharedMemory:
         descriptor: The file in memory, which this object owns.
         place: Number of this process among those that share it.
         count: Number of processes.
+
+    Attributes:
+        shares: Bytes that each of the processes is to make of what was asked for.
+        made: Bytes that this one has made.
     """
 
     def __init__(self, descriptor: int, place: int, count: int):
         self._descriptor, self._place = descriptor, place
-        self._bytes_made = [0] * count
+        self.shares, self.made = [0] * count, 0
         self._makers: dict[int, int] = {}  # by address
         self._end = 0
 
@@ -111,12 +115,13 @@ class SharedMemory:
         with suppress(OSError):  # the kernel has no huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
         made = torch.frombuffer(memory, dtype=torch.uint8)
-        fewest = self._bytes_made.index(min(self._bytes_made))
+        fewest = self.shares.index(min(self.shares))
         maker = fewest if beside is None else self._makers[beside.data_ptr()]
         self._makers[made.data_ptr()] = maker
-        self._bytes_made[maker] += nbytes
+        self.shares[maker] += nbytes
         if maker == self._place:
             fill(made)
+            self.made += nbytes
         return made
 
     def close(self) -> None:
