@@ -32,7 +32,7 @@ def main(name: str, arguments: Sequence[str], comm: MPI.Intracomm | None = None)
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     module.add_arguments(parser)
-    options = parser.parse_args(arguments, argparse.Namespace(comm=comm))
+    options = parser.parse_args(arguments, argparse.Namespace(comm=comm, arguments=arguments))
     result: Report | None = module.run(options)
     if result is not None:
         print(json.dumps(result, indent=1) if options.json else _text(result))

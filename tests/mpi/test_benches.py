@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
+from hpcdecode.bench.nodes import Nodes
+from hpcdecode.errors import UserError
 from hpcdecode.planning.profile import read
 
-EXCHANGE = ("bench", "exchange", "--rows", 5, "--hidden", 1024, "--passes", 2, "--json")
+EXCHANGE = ("bench", "exchange", "--rows", 5, "--hidden", 1024, "--r-ranks", 1, 2, "--passes", 2, "--all", "--json")
 SMALL = ("--model", "tiny", "--batch", 4, "--context", 40, "--steps", 3, "--passes", 2)
 PIPELINE = ("bench", "pipeline", *SMALL, "--json")
 
@@ -55,3 +58,20 @@ def test_predictions_beside_jobs(hpcdecode, tmp_path):
 def test_one_process_is_refused(hpcdecode, line):
     result = hpcdecode(*line)
     assert result.returncode == 2 and "mpiexec -n" in result.stderr
+
+
+def test_an_exchange_that_cannot_be_is_refused(hpcdecode):
+    """Nodes in a world that is there, and more R-ranks than it has."""
+    for flags, ranks, word in (
+        (("--nodes", 1), 1, "expected 2 or more"),
+        (("--nodes", 3), 2, "got ranks on 1"),
+        (("--r-ranks", 2), 2, "expected 1 to 1 in a world of 2"),
+    ):
+        result = hpcdecode("bench", "exchange", *flags, ranks=ranks)
+        assert result.returncode == 2 and word in result.stderr, result.stderr
+
+
+def test_nodes_are_refused_to_a_process_that_cannot_make_networks(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(UserError, match="as root"):
+        Nodes(2)

@@ -6,18 +6,10 @@ import os
 
 import pytest
 
-from tests.support.commands import Command, run
+from tests.support.commands import run
 from tests.support.worlds import FLAGS, PROMPTS, contents
 
 RANKS = int(os.environ.get("HPCDECODE_TEST_RANKS", "3"))
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory, forkserver):
-    command = Command(tmp_path_factory.mktemp("alone"), forkserver)
-    result = command("generate", PROMPTS, "-o", "out.h5", *FLAGS)
-    assert result.returncode == 0, result.stderr
-    return contents(command.directory / "out.h5")
 
 
 def test_one_process_plays_both_roles(alone):
