@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
@@ -119,7 +120,7 @@ def _seconds(args: argparse.Namespace, comm: MPI.Intracomm, hidden: int, rows: i
         for way in WAYS:
             name = f"raw {way.__name__.replace('_', ' ')}"
             if args.all or name in LINKS.values():
-                ways[name] = way(stack.enter_context(Ends(comm, there, back, _echo)))
+                ways[name] = way(stack.enter_context(Ends(comm, there, back, _echo(shape))))
         for _ in range(args.passes + 1):
             for name, one_round in ways.items():
                 seconds.setdefault(name, []).append(_pass(comm, one_round))
@@ -166,8 +167,15 @@ def _pass(comm: MPI.Intracomm, one_round: Callable[[], None]) -> float:
     return (perf_counter() - start) / LAYERS
 
 
-def _echo(there: NDArray[np.uint8], back: NDArray[np.uint8]) -> None:
-    back[:] = there[: len(back)]
+def _echo(shape: LayerShape) -> Callable[[NDArray[np.uint8], NDArray[np.uint8]], Callable[[], object]]:
+    """Return what makes an R-rank's work over its buffers: the first columns of every row go back."""
+
+    def make(there: NDArray[np.uint8], back: NDArray[np.uint8]) -> Callable[[], object]:
+        rows, out = (torch.from_numpy(data).view(torch.bfloat16) for data in (there, back))
+        first = rows.view(-1, shape.row_columns)[:, : shape.out_columns]
+        return partial(out.view(-1, shape.out_columns).copy_, first)
+
+    return make
 
 
 class _Links(Protocol):
@@ -183,12 +191,12 @@ class _Links(Protocol):
         """Close the link."""
 
 
-def _lane_spec(comm: MPI.Intracomm, shape: LayerShape, rows: int) -> LaneSpec:
+def _lane_spec(comm: MPI.Intracomm, shape: LayerShape, rows: int, way: str) -> LaneSpec:
     from hpcdecode.exchange.memory import LaneSpec, shared_bytes
     from hpcdecode.exchange.partition import Partition
 
     dtype = torch.bfloat16
-    shared = shared_bytes([shape], rows, 0, dtype)
+    shared = shared_bytes([shape], rows, 0, dtype) if way == "messages" else (0, 0)
     return LaneSpec([shape], rows, dtype, Partition("request", comm.size - 1), shared)
 
 
@@ -200,7 +208,7 @@ class _SLinks:
         from hpcdecode.exchange.mpi import MpiSLink
         from hpcdecode.schedule.plan import Plan
 
-        spec, parts = _lane_spec(comm, shape, rows), comm.size - 1
+        spec, parts = _lane_spec(comm, shape, rows, way), comm.size - 1
         self.link = (CollectiveSLink if way == "collective" else MpiSLink)(comm.Dup(), spec)
         decode = np.stack([np.arange(rows) % parts, np.arange(rows) // parts], axis=1).astype(np.int32)
         self.link.send_plan(Plan(decode=decode))
@@ -232,7 +240,9 @@ class _RLinks:
         from hpcdecode.mpi.wait import wait
 
         self._out_columns, self._wait = shape.out_columns, wait
-        self.link = (CollectiveRLink if way == "collective" else MpiRLink)(comm.Dup(), _lane_spec(comm, shape, rows))
+        self.link = (CollectiveRLink if way == "collective" else MpiRLink)(
+            comm.Dup(), _lane_spec(comm, shape, rows, way)
+        )
         wait(self.link.recv_plan())
         self.link.take_plan()
 

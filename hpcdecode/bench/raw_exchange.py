@@ -18,7 +18,7 @@ from hpcdecode.mpi.wait import wait
 
 Round = Callable[[], None]
 Bytes = NDArray[np.uint8]
-Work = Callable[[Bytes, Bytes], None]  # what an R-rank does with what has come; fills what goes back
+Work = Callable[[Bytes, Bytes], Callable[[], object]]  # of what has come and what goes back: an R-rank's work
 Specification = tuple[Bytes, tuple[NDArray[np.intc], NDArray[np.intc]], MPI.Datatype]  # data, (counts, starts), type
 
 
@@ -29,23 +29,25 @@ class Ends:
         comm: The S-rank and its R-ranks.
         there: Bytes to each R-rank.
         back: Bytes from each R-rank.
-        work: What an R-rank does.
+        work: Returns what an R-rank does with its buffers.
 
     Attributes:
         persistent: Requests to free.
         peers: The ranks at the other end.
         there, back: The buffers.
         counts: Bytes of every peer, there and back.
+        serve: Does an R-rank's work.
     """
 
     def __init__(self, comm: MPI.Intracomm, there: int, back: int, work: Work):
         self.persistent: list[MPI.Request] = []
-        self.comm, self.is_s, self.work = comm, comm.rank == 0, work
+        self.comm, self.is_s = comm, comm.rank == 0
         self.peers = list(range(1, comm.size)) if self.is_s else [0]
         self.there = np.ones(there * len(self.peers), np.uint8)
         self.back = np.ones(back * len(self.peers), np.uint8)
         self.made, self.taken = np.ones_like(self.there), np.empty_like(self.back)
         self.counts = [there] * len(self.peers), [back] * len(self.peers)
+        self.serve = work(self.there, self.back)
 
     def __enter__(self) -> Ends:
         return self
@@ -61,10 +63,6 @@ class Ends:
     def take(self) -> None:
         """Copy what the S-rank got out of its buffer."""
         self.taken[:] = self.back
-
-    def serve(self) -> None:
-        """Do an R-rank's work."""
-        self.work(self.there, self.back)
 
 
 def messages(ends: Ends) -> Round:

@@ -64,7 +64,7 @@ def local_links(team: Team, lanes: Sequence[Lane], attention: AttentionWorker, d
 
 
 def lane_spec(options: EngineOptions, team: Team, setup: Setup, scale: Scale, device: torch.device) -> LaneSpec:
-    """Return what both ends of a lane over MPI agree on.
+    """Return what both ends of a lane over MPI agree on; they share no memory where all goes by collectives.
 
     Args:
         options: of the engine.
@@ -77,21 +77,19 @@ def lane_spec(options: EngineOptions, team: Team, setup: Setup, scale: Scale, de
 
     dtype, slots, partition = getattr(torch, setup.dtype), scale.slots, partition_of(options, team.pool)
     shapes = list(map(partition.shape, setup.shapes))
-    shared = (0, 0) if direct(options, team) else shared_bytes(shapes, slots, scale.prefill_tokens, dtype)
+    none = direct(options, team) or options.exchange == "collective"
+    shared = (0, 0) if none else shared_bytes(shapes, slots, scale.prefill_tokens, dtype)
     return LaneSpec(setup.shapes, slots, dtype, partition, shared, options.overlap, device)
 
 
 def goes_by_collectives(options: EngineOptions, team: Team) -> bool:
-    """Return whether the lanes of this rank's groups may go by collectives.
+    """Return whether lanes may go by collectives, the same on all ranks.
 
-    With `auto` they may if all their R-ranks are on other hosts than the S-rank: beside it, they share its memory.
+    With `auto` they may if the ranks are on several hosts: R-ranks that share memory with their S-rank do not.
     """
-    if options.exchange == "messages" or direct(options, team):
-        return False
-    if options.exchange == "collective":
-        return True
-    hosts = {team.ranks[team.groups[i].s_rank].host for i in team.own}
-    return all(team.ranks[place].host not in hosts for place in team.pool)
+    if options.exchange == "auto" and not direct(options, team):
+        return len({rank.host for rank in team.ranks}) > 1
+    return options.exchange == "collective" and not direct(options, team)
 
 
 def s_link(options: EngineOptions, team: Team, number: int, comm: MPI.Intracomm, spec: LaneSpec) -> MpiSLink:

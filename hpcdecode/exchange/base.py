@@ -151,9 +151,12 @@ def joined(*parts: Tensor) -> Tensor:
 
 def side_by_side(*parts: Tensor) -> Tensor | None:
     """Return a view of `parts` as one matrix if their columns lie side by side in memory, else None."""
-    first, end = parts[0], parts[0].data_ptr()
+    first, columns = parts[0], 0
+    end, strides, size = first.data_ptr(), first.stride(), first.element_size()
     for part in parts:
-        if part.data_ptr() != end or part.stride() != first.stride():
+        if part.data_ptr() != end or part.stride() != strides:
             return None
-        end += part.shape[1] * part.element_size()
-    return first.as_strided((len(first), sum(part.shape[1] for part in parts)), first.stride())
+        width = part.shape[1]
+        columns += width
+        end += width * size
+    return first.as_strided((first.shape[0], columns), strides)

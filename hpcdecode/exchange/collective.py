@@ -1,18 +1,21 @@
 """Links over MPI's nonblocking collectives: plans by Ibcast, layers by Ineighbor_alltoallv.
 
-A layer takes one call there and one back, on a distributed graph of the lane.
+A layer takes one call there and one back, on a distributed graph of the S-rank and the R-ranks that share no memory
+with it. The others get their layers there, by messages as in `mpi.py`.
 
-All ranks of a lane take part in a collective. So the plan says whether a step goes by collectives: it does not if some
-R-rank has no rows, which would wake up in every layer for nothing. Such a step goes by messages, as in `mpi.py`.
+All ranks of the graph take part in a collective. So the plan says whether a step goes by collectives: it does not if
+one of them has no rows, which would wake up in every layer for nothing. Such a step goes by messages.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcdecode.attention.base import LayerShape
-from hpcdecode.exchange.memory import LaneSpec, Message, laid_out
+from hpcdecode.exchange.memory import LaneSpec, Message
 from hpcdecode.exchange.mpi import MpiRLink, MpiSLink, Outgoing
 from hpcdecode.exchange.partition import Partition
 from hpcdecode.mpi.wait import Waitable, wait
@@ -30,7 +33,6 @@ from hpcdecode.schedule.plan import Plan, length_of
 _FIRST = 256  # int32 of a plan that are broadcast at once; the rest of a longer one follows
 _TRIAL_STEPS = 8  # each way
 _SLOWER = 1.03  # times that collectives may take as long as messages
-_NOTHING = np.empty(0, np.uint8)
 logger = logging.getLogger(__name__)
 
 
@@ -60,43 +62,65 @@ class Trial:
                 logger.info(f"exchange: {way}; collectives take {ratio:.2f} times as long as messages")
 
 
-class _Stretches:
-    """Memory for all peers of a rank side by side, in their order, as a collective takes it."""
+class _Wire(NamedTuple):
+    """What the two collectives of a layer carry, as MPI takes it."""
 
-    def __init__(self, dtype: torch.dtype):
-        self._memory = torch.empty(0, dtype=dtype)
-
-    def take(self, sizes: Sequence[int]) -> tuple[list[Tensor], list[object]]:
-        """Return a stretch of so many elements for each peer, and what MPI takes for all of them."""
-        total = sum(sizes)
-        if total > len(self._memory):
-            self._memory = torch.empty(total + total // 4, dtype=self._memory.dtype)
-        whole = self._memory[:total]
-        return list(whole.split(list(sizes))), _specification(whole, sizes)
+    there: list[object]
+    back: list[object]
 
 
-def _specification(whole: Tensor, sizes: Sequence[int]) -> list[object]:
-    counts = np.array(sizes, np.int64) * whole.element_size()
-    starts = np.cumsum(counts) - counts
-    return [whole.view(torch.uint8).numpy(), (counts.astype(np.intc), starts.astype(np.intc)), MPI.BYTE]
+@dataclass(frozen=True)
+class _Together(Outgoing):
+    """What is packed before a collective, which takes the place of messages."""
+
+    wire: _Wire
+
+
+def _wire(messages: Sequence[Message]) -> _Wire:
+    """Return what carries `messages`, by neighbour; they lie in one stretch of memory, in any order."""
+    there = _specification([(m.rows, m.rows.numel() + m.prompts.numel()) for m in messages])
+    return _Wire(there, _specification([(m.out, m.out.numel()) for m in messages]))
+
+
+def _specification(stretches: Sequence[tuple[Tensor, int]]) -> list[object]:
+    """Return data, counts, offsets and type of stretches, each given by its begin and its number of elements."""
+    begins, counts = [begin.storage_offset() for begin, _ in stretches], [elements for _, elements in stretches]
+    memory, first = stretches[0][0], min(begins)
+    data = memory.as_strided((sum(counts),), (1,), first).view(torch.uint8).numpy()
+    size = memory.element_size()
+    in_bytes = [(np.array(x, np.int64) * size).astype(np.intc) for x in (counts, [b - first for b in begins])]
+    return [data, tuple(in_bytes), MPI.BYTE]
 
 
 def _none(peers: int) -> list[object]:
     zeros = np.zeros(peers, np.intc)
-    return [_NOTHING, (zeros, zeros), MPI.BYTE]
+    return [np.empty(0, np.uint8), (zeros, zeros), MPI.BYTE]
 
 
-def graph_of(comm: MPI.Intracomm) -> MPI.Distgraphcomm:
-    """Return the distributed graph of a lane: edges both ways between its S-rank and each R-rank.
+def graph_of(comm: MPI.Intracomm, takes_part: bool) -> MPI.Distgraphcomm | None:
+    """Return a distributed graph with edges both ways between rank 0 and each other rank that takes part.
 
-    Open MPI 5.0 fails on a rank without edges of one direction (issue 14452).
+    Open MPI 5.0 fails on a rank without edges of one direction (issue 14452), so the graph has no others.
+
+    Args:
+        comm: of the lane; all its ranks call this.
+        takes_part: whether this rank does, if it is not rank 0.
+
+    Returns:
+        None on other ranks, and if there are none that take part.
     """
-    peers = [0] if comm.rank else list(range(1, comm.size))
-    return comm.Create_dist_graph_adjacent(peers, peers)
+    members = MPI.Intracomm(comm.Split(0 if takes_part or comm.rank == 0 else MPI.UNDEFINED, comm.rank))
+    if members == MPI.COMM_NULL:
+        return None
+    try:
+        peers = [0] if members.rank else list(range(1, members.size))
+        return members.Create_dist_graph_adjacent(peers, peers) if members.size > 1 else None
+    finally:
+        members.Free()
 
 
 class CollectiveSLink(MpiSLink):
-    """The S-rank's end of a lane.
+    """The S-rank's end of a lane. R-ranks with which it shares memory get their layers there, by messages.
 
     Args:
         comm: of the lane.
@@ -106,11 +130,10 @@ class CollectiveSLink(MpiSLink):
 
     def __init__(self, comm: MPI.Intracomm, spec: LaneSpec, trial: Trial | None = None):
         super().__init__(comm, spec)
-        self.graph = self._graph = graph_of(comm)
+        self.graph = graph_of(comm, False)
+        self._neighbours = [rank for rank, memory in enumerate(self._memory.ranks) if not memory.is_shared]
         self._trial = trial
-        self._there, self._back = _Stretches(spec.dtype), _Stretches(spec.dtype)
-        self._buffers: dict[LayerShape, tuple[list[object], list[object]]] = {}
-        self._none = _none(comm.size - 1)
+        self._none = _none(len(self._neighbours))
         self._collective = False
         self._began = self._seconds = 0.0
         self._rows = 0
@@ -120,23 +143,16 @@ class CollectiveSLink(MpiSLink):
         if self._trial and self._rows:
             self._trial.add(self._seconds / self._rows)
         self._seconds, self._rows = 0.0, 0
-        self._collective = all_have_rows(plan, self.spec.partition) and (self._trial is None or self._trial.collective)
+        possible = self.graph is not None and all_have_rows(plan, self.spec.partition, self._neighbours)
+        self._collective = possible and (self._trial is None or self._trial.collective)
         length = self._share_out(dataclasses.replace(plan, collective=self._collective))
-        self._buffers = {}
         cuts = [self._plan[:_FIRST], *([self._plan[_FIRST:length]] if length > _FIRST else [])]
         self._plans.requests += [self.comm.Ibcast([cut, MPI.INT32_T], 0) for cut in cuts]
 
     def send_qkv(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
-        """Pack what all R-ranks get, and send it by one call."""
+        """Pack what R-ranks get, and send it: to those that share no memory by one call."""
         self._began = perf_counter()
-        if not self._collective:
-            super().send_qkv(layer, q, k, v, o)
-            return
-        self.pack(layer, q, k, v, o)
-        there, back = self._buffers[self.spec.shapes[layer]]
-        # In this order on all ranks: MPI matches the collectives of a communicator by it.
-        self._sent.requests.append(self._graph.Ineighbor_alltoallv(there, self._none))
-        self._answers.requests.append(self._graph.Ineighbor_alltoallv(self._none, back))
+        super().send_qkv(layer, q, k, v, o)
 
     def recv_output(self) -> None:
         """Unpack the answers into o."""
@@ -148,23 +164,30 @@ class CollectiveSLink(MpiSLink):
     def close(self) -> None:
         """Complete what is under way after the stop plan, and free the communicators; every rank calls this."""
         wait(self._plans)
-        self._graph.Free()
+        wait(self._sent)
+        if self.graph is not None:
+            self.graph.Free()
         super().close()
 
     def _outgoing(self, shape: LayerShape, device: torch.device) -> list[Outgoing]:
-        """Return the messages of a layer of `shape`; those of a collective lie side by side."""
+        """Return what is packed for a layer of `shape`; what goes by a collective comes first."""
         if not self._collective:
             return super()._outgoing(shape, device)
-        if shape not in self._by_shape:
-            partition = self.spec.partition
-            own, pieces = partition.shape(shape), [share.pieces[0] for share in self._shares]
-            outward, there = self._there.take([piece.elements(own) for piece in pieces])
-            inward, back = self._back.take([len(piece.decode_rows) * own.out_columns for piece in pieces])
-            self._buffers[shape] = there, back
-            messages = map(laid_out, pieces, [own] * len(pieces), outward, inward)
-            columns = [partition.columns(shape, rank) if partition.by_head else None for rank in range(len(pieces))]
-            self._by_shape[shape] = [Outgoing(rank + 1, m, columns[rank], device) for rank, m in enumerate(messages)]
-        return self._by_shape[shape]
+        groups = self._groups(self.spec.partition.shape(shape))
+        far = [posts for posts in groups if posts[0].rank - 1 in self._neighbours]
+        messages = dict(post for posts in far for post in posts)
+        wire = _wire([messages[rank + 1] for rank in self._neighbours])
+        together = _Together([self._packing(posts, shape, device) for posts in far], (), wire)
+        near = [posts for posts in groups if posts[0].rank - 1 not in self._neighbours]
+        return [together, *(Outgoing([self._packing(posts, shape, device)], posts) for posts in near)]
+
+    def _exchange(self, outgoing: Outgoing) -> None:
+        if not isinstance(outgoing, _Together) or self.graph is None:
+            super()._exchange(outgoing)
+            return
+        # In this order on all ranks: MPI matches the collectives of a communicator by it.
+        self._sent.requests.append(self.graph.Ineighbor_alltoallv(outgoing.wire.there, self._none))
+        self._answers.requests.append(self.graph.Ineighbor_alltoallv(self._none, outgoing.wire.back))
 
 
 class CollectiveRLink(MpiRLink):
@@ -172,10 +195,9 @@ class CollectiveRLink(MpiRLink):
 
     def __init__(self, comm: MPI.Intracomm, spec: LaneSpec, first_slot: int = 0):
         super().__init__(comm, spec, first_slot)
-        self.graph = self._graph = graph_of(comm)
-        self._there, self._back = _Stretches(spec.dtype), _Stretches(spec.dtype)
-        self._none = _none(1)
-        self._collective = False
+        self.graph = graph_of(comm, not self._memory.ranks[0].is_shared)
+        self._none, self._collective = _none(1), False
+        self._wires: dict[int, _Wire] = {}  # by kind of layer
 
     def recv_plan(self) -> Waitable:
         """Return a request that is complete once a plan has come."""
@@ -184,31 +206,32 @@ class CollectiveRLink(MpiRLink):
     def take_plan(self) -> Plan:
         """Return the plan that has come."""
         plan = super().take_plan()
-        self._collective = plan.collective
+        self._collective, self._wires = plan.collective, {}
         return plan
 
     def recv_qkv(self, layer: int) -> Iterator[tuple[MPI.Request, Message]]:
         """Yield a layer's messages, each with its request; once that is complete call `take_qkv`, then read it."""
-        if not self._collective:
+        if not self._collective or self.graph is None:
             yield from super().recv_qkv(layer)
             return
+        messages, kind = self._messages(layer), self._kinds[layer]
+        wire = self._wires[kind] if kind in self._wires else self._wires.setdefault(kind, _wire(messages))
         wait(self._sent)
-        shape, piece = self.shapes[layer], self.share.pieces[0]
-        (outward,), there = self._there.take([piece.elements(shape)])
-        (inward,), self._answer = self._back.take([len(piece.decode_rows) * shape.out_columns])
-        yield self._graph.Ineighbor_alltoallv(self._none, there), laid_out(piece, shape, outward, inward)
+        self._answer = wire.back
+        yield self.graph.Ineighbor_alltoallv(self._none, wire.there), messages[0]
 
     def send_output(self, message: Message) -> None:
         """Send the output of a piece back."""
-        if self._collective:
-            self._sent.requests.append(self._graph.Ineighbor_alltoallv(self._answer, self._none))
+        if self._collective and self.graph is not None:
+            self._sent.requests.append(self.graph.Ineighbor_alltoallv(self._answer, self._none))
         else:
             super().send_output(message)
 
     def close(self) -> None:
         """Complete what is under way after the stop plan, and free the communicators; every rank calls this."""
         wait(self._sent)
-        self._graph.Free()
+        if self.graph is not None:
+            self.graph.Free()
         super().close()
 
 
@@ -229,7 +252,7 @@ class _PlanArrival:
         return True
 
 
-def all_have_rows(plan: Plan, partition: Partition) -> bool:
-    """Return whether a step has rows for every R-rank of a lane."""
-    named = {partition.named(rank) for rank in range(partition.parts)}
+def all_have_rows(plan: Plan, partition: Partition, ranks: Iterable[int]) -> bool:
+    """Return whether a step has rows for each of `ranks`, R-ranks of a lane."""
+    named = set(map(partition.named, ranks))
     return named <= {*plan.decode[:, 0].tolist(), *plan.prefill[:, 0].tolist()}

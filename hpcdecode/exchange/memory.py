@@ -16,7 +16,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from hpcdecode.attention.base import LayerShape
-from hpcdecode.exchange.base import Piece, Share
+from hpcdecode.exchange.base import Piece
 from hpcdecode.exchange.partition import Partition
 from hpcdecode.mpi.wait import wait
 
@@ -72,22 +72,26 @@ class Message:
 
 
 class RankMemory:
-    """Memory between an S-rank and one R-rank, in both directions.
+    """Memory between an S-rank and one R-rank, or all that it shares none with, in both directions.
 
     Args:
         dtype: of the tensors in it.
         shared: uint8, to the R-rank and back; empty if they share none.
         device: where this rank has memory that it does not share.
+
+    Attributes:
+        is_shared: whether both ranks see it.
     """
 
     def __init__(self, dtype: torch.dtype, shared: tuple[Tensor, Tensor], device: torch.device):
+        self.is_shared = len(shared[0]) > 0
         self._out, self._back = (_Direction(dtype, memory.view(dtype), device) for memory in shared)
 
-    def messages(self, share: Share, shape: LayerShape) -> list[Message]:
-        """Return the pieces of a layer of `shape`; they lie where those of the layer before did."""
-        sizes = [piece.elements(shape) for piece in share.pieces]
-        outs = [len(piece.decode_rows) * shape.out_columns for piece in share.pieces]
-        ways = zip(share.pieces, self._out.take(sizes), self._back.take(outs), strict=True)
+    def messages(self, pieces: Sequence[Piece], shape: LayerShape) -> list[Message]:
+        """Return pieces of a layer of `shape`, one behind the other, where those of the layer before lay."""
+        sizes = [piece.elements(shape) for piece in pieces]
+        outs = [len(piece.decode_rows) * shape.out_columns for piece in pieces]
+        ways = zip(pieces, self._out.take(sizes), self._back.take(outs), strict=True)
         return [_message(piece, shape, out, back) for piece, out, back in ways]
 
 
@@ -115,11 +119,6 @@ def _content(stretch: Tensor) -> Buffer:
     return [content.numpy() if content.device.type == "cpu" else content, MPI.BYTE]
 
 
-def laid_out(piece: Piece, shape: LayerShape, outward: Tensor, inward: Tensor) -> Message:
-    """Return a piece of a layer of `shape` in memory that something else carries, to the R-rank and back."""
-    return _message(piece, shape, (outward, _SIGNAL), (inward, _SIGNAL))
-
-
 def _message(piece: Piece, shape: LayerShape, out: tuple[Tensor, Buffer], back: tuple[Tensor, Buffer]) -> Message:
     n, m = len(piece.decode_rows), len(piece.prefill_rows)
     (memory, qkv), (answered, answer) = out, back
@@ -144,7 +143,8 @@ class LaneMemory:
     """The memory of a lane, shared among its ranks of one host. Every rank of the lane makes one, and closes it.
 
     Attributes:
-        ranks: memory between this rank and its peers, by R-rank on the S-rank; of one on an R-rank.
+        ranks: memory between this rank and its peers, by R-rank on the S-rank; of one on an R-rank. Those that share
+            none with the S-rank have the same there.
         sync: memory barrier, before a signal is sent and after one has come.
     """
 
@@ -161,8 +161,10 @@ class LaneMemory:
         self._window.Lock_all(MPI.MODE_NOCHECK)
         self.sync = self._window.Sync
         mine = places[1:] if comm.rank == 0 else [places[comm.rank]]
-        segments = (self._segment(place if beside_s else MPI.UNDEFINED, out) for place in mine)
-        self.ranks = [RankMemory(spec.dtype, segment, spec.device) for segment in segments]
+        segments = [self._segment(place if beside_s else MPI.UNDEFINED, out) for place in mine]
+        none = torch.empty(0, dtype=torch.uint8)
+        apart = RankMemory(spec.dtype, (none, none), spec.device)
+        self.ranks = [RankMemory(spec.dtype, s, spec.device) if len(s[0]) else apart for s in segments]
 
     def _enough(self, size: int) -> bool:
         """Return whether this host has room for what its ranks take; touching memory that is not there kills."""

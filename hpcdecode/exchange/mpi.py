@@ -7,18 +7,19 @@ R-rank has, and gets one back when that is done. An R-rank without work in a ste
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from mpi4py import MPI
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcdecode.attention.base import LayerShape
-from hpcdecode.exchange.base import Share, side_by_side
+from hpcdecode.exchange.base import Share
 from hpcdecode.exchange.memory import LaneMemory, LaneSpec, Message
-from hpcdecode.exchange.partition import RankColumns
+from hpcdecode.exchange.packing import Packing
 from hpcdecode.mpi.wait import Waitable, wait
 from hpcdecode.schedule.plan import Plan, wire_length
 
@@ -38,37 +39,24 @@ class _Requests:
         return done
 
 
-class Outgoing:
-    """A message as the S-rank packs it, and unpacks its answer.
+class Addressed(NamedTuple):
+    """A message to an R-rank, by its rank in the lane's communicator."""
 
-    Args:
-        rank: of the R-rank in the lane's communicator.
-        message: its piece of the layer.
-        columns: of q, k, v and o that the R-rank has; None for all.
-        device: of q, k, v and o.
+    rank: int
+    message: Message
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """What the S-rank packs before it posts.
+
+    Attributes:
+        packings: rows, and where they are packed.
+        posts: the messages with them.
     """
 
-    def __init__(self, rank: int, message: Message, columns: RankColumns | None, device: torch.device):
-        self.rank, self.message, self.columns = rank, message, columns
-        self.rows = _index(message.piece.decode_rows, device)
-        self.prompts = _index(message.piece.prefill_rows, device)
-
-    def pack(self, q: Tensor, k: Tensor, v: Tensor) -> None:
-        """Write the R-rank's rows of q, k and v to the message."""
-        if self.columns:
-            q, k, v = q[:, self.columns.q], k[:, self.columns.k], v[:, self.columns.v]
-        whole = side_by_side(q, k, v)
-        _gather((q, k, v) if whole is None else (whole,), self.rows, self.message.rows)
-        _gather((k, v), self.prompts, self.message.prompts)
-
-    def unpack(self, o: Tensor) -> None:
-        """Write what came back to the R-rank's rows of o."""
-        if self.columns:
-            o = o[:, self.columns.o]
-        if isinstance(self.rows, slice):
-            o[self.rows] = self.message.out
-        else:
-            o.index_copy_(0, self.rows, self.message.out)
+    packings: Sequence[Packing]
+    posts: Sequence[Addressed]
 
 
 class MpiSLink:
@@ -85,8 +73,9 @@ class MpiSLink:
         self._memory = LaneMemory(comm, spec)
         self._plan = np.zeros(wire_length(spec.slots, comm.size - 1), np.int32)
         self._plans, self._sent, self._answers = _Requests(), _Requests(), _Requests()
+        self._kinds = kinds_of(spec.shapes)
         self._shares: list[Share] = []
-        self._by_shape: dict[LayerShape, list[Outgoing]] = {}
+        self._by_kind: dict[int, list[Outgoing]] = {}
         self._current: list[Outgoing] = []
 
     def send_plan(self, plan: Plan) -> None:
@@ -100,21 +89,23 @@ class MpiSLink:
         length = plan.encode(self._plan)
         partition, pieces = self.spec.partition, 1 if plan.collective else self.spec.pieces
         self._shares = [Share(plan, partition.named(rank), count=pieces) for rank in range(self.comm.size - 1)]
-        self._by_shape = {}
+        self._by_kind = {}
         return length
 
     def send_qkv(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
         """Pack each piece and send it at once, so that its R-rank can begin."""
         self._begin(layer, o)
         for outgoing in self._current:
-            outgoing.pack(q, k, v)
+            for packing in outgoing.packings:
+                packing.pack(q, k, v)
             self._exchange(outgoing)
 
     def pack(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
         """Pack all pieces, which a device may do later; `send_packed` is the rest of `send_qkv`."""
         self._begin(layer, o)
         for outgoing in self._current:
-            outgoing.pack(q, k, v)
+            for packing in outgoing.packings:
+                packing.pack(q, k, v)
 
     def send_packed(self) -> None:
         """Send what was packed."""
@@ -122,15 +113,17 @@ class MpiSLink:
             self._exchange(outgoing)
 
     def _begin(self, layer: int, o: Tensor) -> None:
-        current = self._outgoing(self.spec.shapes[layer], o.device)
+        kind = self._kinds[layer]
+        if kind not in self._by_kind:
+            self._by_kind[kind] = self._outgoing(self.spec.shapes[kind], o.device)
         wait(self._sent)
-        self._target, self._current = o, current
+        self._target, self._current = o, self._by_kind[kind]
 
     def _exchange(self, outgoing: Outgoing) -> None:
-        message, rank = outgoing.message, outgoing.rank
-        self._answers.requests.append(self.comm.Irecv(message.answer, rank, _OUT))
+        comm, posts = self.comm, outgoing.posts
+        self._answers.requests += [comm.Irecv(message.answer, rank, _OUT) for rank, message in posts]
         self._memory.sync()
-        self._sent.requests.append(self.comm.Isend(message.qkv, rank, _QKV))
+        self._sent.requests += [comm.Isend(message.qkv, rank, _QKV) for rank, message in posts]
 
     def done(self) -> bool:
         """Return whether all answers have come."""
@@ -144,30 +137,45 @@ class MpiSLink:
         """Unpack the answers into o."""
         self._memory.sync()
         for outgoing in self._current:
-            outgoing.unpack(self._target)
+            for packing in outgoing.packings:
+                packing.unpack(self._target)
 
     def close(self) -> None:
         """Complete what is under way after the stop plan, and free the communicator; every rank calls this."""
         wait(self._plans)
         wait(self._sent)
-        self._by_shape, self._current = {}, []
+        self._by_kind, self._current = {}, []
         self._memory.close()
         self.comm.Free()
 
     def _outgoing(self, shape: LayerShape, device: torch.device) -> list[Outgoing]:
-        """Return the messages of a layer of `shape`, piece by piece, so that every R-rank can begin soon."""
-        if shape not in self._by_shape:
-            partition = self.spec.partition
-            own = partition.shape(shape)
-            each = [m.messages(share, own) for m, share in zip(self._memory.ranks, self._shares, strict=True)]
-            columns = [partition.columns(shape, rank) if partition.by_head else None for rank in range(len(each))]
-            self._by_shape[shape] = [
-                Outgoing(rank + 1, each[rank][i], columns[rank], device)
-                for i in range(max(map(len, each)))
-                for rank in range(len(each))
-                if i < len(each[rank])
-            ]
-        return self._by_shape[shape]
+        """Return what is packed for a layer of `shape`, in the order of sending."""
+        groups = self._groups(self.spec.partition.shape(shape))
+        return [Outgoing([self._packing(posts, shape, device)], posts) for posts in groups]
+
+    def _groups(self, own: LayerShape) -> list[list[Addressed]]:
+        """Return the messages of a layer, of which an R-rank has `own`: piece by piece, so that all can begin soon.
+
+        Those that lie side by side and have no prompts are together. They come first, as they go furthest.
+        """
+        memories, together = self._memory.ranks, -1
+        keys: dict[tuple[int, int], list[int]] = {}  # piece, R-rank or `together`: R-ranks
+        for rank, share in enumerate(self._shares):
+            for i, piece in enumerate(share.pieces):
+                alone = memories[rank].is_shared or len(piece.prefill_rows) or self.spec.partition.by_head
+                keys.setdefault((i, rank if alone else together), []).append(rank)
+        order = [(key[0], rank) for key in sorted(keys) for rank in keys[key]]
+        found: dict[tuple[int, int], Message] = {}
+        for memory in dict.fromkeys(memories):
+            within = [(i, rank) for i, rank in order if memories[rank] is memory]
+            messages = memory.messages([self._shares[rank].pieces[i] for i, rank in within], own)
+            found.update(zip(within, messages, strict=True))
+        return [[Addressed(rank + 1, found[key[0], rank]) for rank in keys[key]] for key in sorted(keys)]
+
+    def _packing(self, posts: Sequence[Addressed], shape: LayerShape, device: torch.device) -> Packing:
+        partition = self.spec.partition
+        columns = partition.columns(shape, posts[0].rank - 1) if partition.by_head else None
+        return Packing([post.message for post in posts], columns, device)
 
 
 class MpiRLink:
@@ -193,7 +201,8 @@ class MpiRLink:
         self._memory = LaneMemory(comm, spec)
         self._plan = np.zeros(wire_length(spec.slots, comm.size - 1), np.int32)
         self._sent = _Requests()
-        self._by_shape: dict[LayerShape, list[Message]] = {}
+        self._kinds = kinds_of(spec.shapes)
+        self._by_kind: dict[int, list[Message]] = {}
 
     def recv_plan(self) -> Waitable:
         """Return a request that is complete once a plan has come."""
@@ -204,18 +213,21 @@ class MpiRLink:
         plan = Plan.decode_from(self._plan)
         named = self.spec.partition.named(self.comm.rank - 1)
         self.share = Share(plan, named, self.first_slot, 1 if plan.collective else self.spec.pieces)
-        self._by_shape = {}
+        self._by_kind = {}
         return plan
 
     def recv_qkv(self, layer: int) -> Iterator[tuple[MPI.Request, Message]]:
         """Yield a layer's messages, each with its request; once that is complete call `take_qkv`, then read it."""
-        shape = self.shapes[layer]
-        if shape not in self._by_shape:
-            self._by_shape[shape] = self._memory.ranks[0].messages(self.share, shape)
+        messages = self._messages(layer)
         wait(self._sent)
-        messages = self._by_shape[shape]
         requests = [self.comm.Irecv(message.qkv, 0, _QKV) for message in messages]
         yield from zip(requests, messages, strict=True)
+
+    def _messages(self, layer: int) -> list[Message]:
+        kind = self._kinds[layer]
+        if kind not in self._by_kind:
+            self._by_kind[kind] = self._memory.ranks[0].messages(self.share.pieces, self.shapes[kind])
+        return self._by_kind[kind]
 
     def take_qkv(self) -> None:
         """Make what was announced visible to this rank."""
@@ -229,30 +241,14 @@ class MpiRLink:
     def close(self) -> None:
         """Complete what is under way after the stop plan, and free the communicator; every rank calls this."""
         wait(self._sent)
-        self._by_shape = {}
+        self._by_kind = {}
         self._memory.close()
         self.comm.Free()
 
 
-def _index(rows: NDArray[np.int64], device: torch.device) -> slice | Tensor:
-    """Return an index of ascending rows, a slice if they follow one another."""
-    if len(rows) == 0 or rows[-1] - rows[0] == len(rows) - 1:
-        first = int(rows[0]) if len(rows) else 0
-        return slice(first, first + len(rows))
-    return torch.from_numpy(rows).to(device)
-
-
-def _gather(blocks: Sequence[Tensor], rows: slice | Tensor, out: Tensor) -> None:
-    """Write `rows` of the blocks side by side to out."""
-    if not len(out):
-        return
-    if len(blocks) == 1 and not isinstance(rows, slice):
-        torch.index_select(blocks[0], 0, rows, out=out)
-        return
-    at = 0
-    for block in blocks:
-        out[:, at : at + block.shape[1]] = block[rows]
-        at += block.shape[1]
+def kinds_of(shapes: Sequence[LayerShape]) -> list[int]:
+    """Return for every layer the first of its shape."""
+    return [shapes.index(shape) for shape in shapes]
 
 
 def subset(comm: MPI.Intracomm, ranks: Sequence[int]) -> MPI.Intracomm:

@@ -6,6 +6,7 @@ Every R-rank answers with the first columns of q, in a multiple of its rank, and
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from mpi4py import MPI
 
 from hpcdecode.attention.base import LayerShape
 from hpcdecode.exchange.collective import CollectiveRLink, CollectiveSLink, Trial
-from hpcdecode.exchange.memory import LaneSpec, shared_bytes
+from hpcdecode.exchange.memory import LaneMemory, LaneSpec, shared_bytes
 from hpcdecode.exchange.mpi import MpiRLink, MpiSLink
 from hpcdecode.exchange.partition import Partition
 from hpcdecode.mpi.collectives import gather_all
@@ -87,6 +88,18 @@ def serve_r(link: MpiRLink, layers: int) -> float:
                 link.send_output(message)
 
 
+class HalfShared:
+    """Only R-ranks with odd numbers share memory with the S-rank, as if the others were elsewhere."""
+
+    def __enter__(self) -> None:
+        self._enough = LaneMemory._enough
+        if WORLD.rank % 2 == 0:
+            LaneMemory._enough = lambda *_: False
+
+    def __exit__(self, *_: object) -> None:
+        LaneMemory._enough = self._enough
+
+
 def s_link(spec: LaneSpec, way: str | None) -> MpiSLink:
     if way is None:
         return MpiSLink(WORLD.Dup(), spec)
@@ -99,12 +112,13 @@ def r_link(spec: LaneSpec, way: str | None) -> MpiRLink:
 
 def main() -> int:
     ways = [(*case, None) for case in ((2, 16, 1), (2, 16, 3), (2, None, 1), (2, None, 4), (1, 0, 2))]
-    ways += [(2, 16, 3, "collective"), (2, None, 1, "collective"), (2, None, 2, "trial")]
+    ways += [(2, 16, 3, "collective"), (2, None, 1, "collective"), (2, None, 2, "trial"), (2, 16, 3, "mixed")]
     for layers, prefill, pieces, way in ways:
         none = prefill is None  # no shared memory: everything goes by message
         shared = (0, 0) if none else shared_bytes(SHAPES, 20, prefill, torch.float32)  # of 30 rows: too little for all
         spec = LaneSpec(SHAPES[:layers], SLOTS, torch.float32, Partition("request", R_RANKS), shared, pieces)
-        link = r_link(spec, way) if WORLD.rank else s_link(spec, way)
+        with HalfShared() if way == "mixed" else nullcontext():
+            link = r_link(spec, way) if WORLD.rank else s_link(spec, way)
         figure = (serve_r if WORLD.rank else serve_s)(link, layers)
         link.close()
         sent, *came = gather_all(WORLD, figure, float)

@@ -1,0 +1,97 @@
+"""Rows of q, k and v that an S-rank packs into the memory of a lane, and rows of o that it unpacks from there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hpcdecode.exchange.base import side_by_side
+from hpcdecode.exchange.memory import Message
+from hpcdecode.exchange.partition import RankColumns
+
+
+class Packing:
+    """Rows of R-ranks that lie side by side in memory: one gather packs them, one scatter unpacks their answers.
+
+    Args:
+        messages: to one R-rank, or several one behind the other in memory and without prompts.
+        columns: of q, k, v and o that the R-rank has; None for all.
+        device: of q, k, v and o.
+    """
+
+    def __init__(self, messages: Sequence[Message], columns: RankColumns | None, device: torch.device):
+        self.columns, piece = columns, messages[0].piece
+        self._rows = _index(np.concatenate([message.piece.decode_rows for message in messages]), device)
+        self._prompt_rows = _index(piece.prefill_rows, device)
+        self._packed = _merged([message.rows for message in messages])
+        self._packed_prompts = messages[0].prompts
+        self._answered = _merged([message.out for message in messages])
+
+    def pack(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Write the rows of q, k and v to memory."""
+        if self.columns:
+            q, k, v = q[:, self.columns.q], k[:, self.columns.k], v[:, self.columns.v]
+        whole = side_by_side(q, k, v)
+        _gather((q, k, v) if whole is None else (whole,), self._rows, self._packed)
+        if len(self._packed_prompts):
+            _gather((k, v), self._prompt_rows, self._packed_prompts)
+
+    def unpack(self, o: Tensor) -> None:
+        """Write what came back to the rows of o."""
+        if self.columns:
+            o = o[:, self.columns.o]
+        _scatter(self._answered, self._rows, o)
+
+
+def _merged(views: Sequence[Tensor]) -> Tensor:
+    """Return matrices that follow each other in memory as one."""
+    first = views[0]
+    return first.as_strided((sum(map(len, views)), first.shape[1]), (first.shape[1], 1))
+
+
+def _index(rows: NDArray[np.int64], device: torch.device) -> slice | Tensor:
+    """Return an index of rows, a slice if they follow one another."""
+    first = int(rows[0]) if len(rows) else 0
+    if np.array_equal(rows, np.arange(first, first + len(rows))):
+        return slice(first, first + len(rows))
+    return torch.from_numpy(rows).to(device)
+
+
+def _gather(blocks: Sequence[Tensor], rows: slice | Tensor, out: Tensor) -> None:
+    """Write `rows` of the blocks side by side to out."""
+    if len(blocks) == 1:
+        if isinstance(rows, slice):
+            out.copy_(_rows(blocks[0], rows))
+        else:
+            torch.index_select(blocks[0], 0, rows, out=out)
+        return
+    at = 0
+    for block in blocks:
+        out[:, at : at + block.shape[1]] = block[rows]
+        at += block.shape[1]
+
+
+def _scatter(block: Tensor, rows: slice | Tensor, out: Tensor) -> None:
+    """Write the block to `rows` of out."""
+    if isinstance(rows, slice):
+        _rows(out, rows).copy_(block)
+        return
+    whole = torch.complex128  # torch copies element by element here: the wider, the faster, by a factor of 6
+    if block.shape[1] * block.element_size() % whole.itemsize == 0 and _takes(out, whole):
+        block, out = block.view(whole), out.view(whole)
+    out.index_copy_(0, rows, block)
+
+
+def _rows(matrix: Tensor, rows: slice) -> Tensor:
+    return matrix if matrix.shape[0] == rows.stop - rows.start else matrix[rows]
+
+
+def _takes(matrix: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether a matrix of this host's memory can be seen as one of `dtype`."""
+    size = matrix.element_size()
+    aligned = (matrix.stride(0) * size) % dtype.itemsize == 0 and (matrix.storage_offset() * size) % dtype.itemsize == 0
+    return matrix.device.type == "cpu" and matrix.stride(1) == 1 and aligned
