@@ -2,7 +2,8 @@
 
 One S-rank, N - 1 R-ranks. Per layer the S-rank sends q, k, v and gets o. An R-rank copies its part of q into o in place
 of attending. Every case is verified first; passes of all ways alternate. A ratio is the bandwidth over that of the way
-it is held against, the median of the pairs. With --nodes the command starts itself on emulated nodes.
+it is held against, the median of the pairs. With --nodes the command starts itself on emulated nodes. With --progress
+it shows what is left to wait for after a slice, in which the S-rank computes for twice the time of an exchange.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,12 +27,10 @@ from hpcdecode.bench.output import Case, Report
 from hpcdecode.errors import UserError
 from hpcdecode.mpi.collectives import gather_all
 from hpcdecode.ranks.team import assemble
-from hpcdecode.report.benchmark import case, machine
+from hpcdecode.report.benchmark import case, machine, seconds_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-    from hpcdecode.exchange.memory import LaneSpec
 
 LAYERS = 16  # exchanges a pass
 SHAPES = {  # hidden: query heads, KV heads, head_dim
@@ -49,6 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--r-ranks", type=int, nargs="+", metavar="P", help=help)
     parser.add_argument("--passes", type=int, default=15)
     parser.add_argument("--all", action="store_true", help="also other plain loops: persistent calls and Ialltoallv")
+    help = "also measure how much of an exchange is left to wait for after the S-rank has computed meanwhile"
+    parser.add_argument("--progress", action="store_true", help=help)
     help = "start a rank on each of so many emulated nodes, which needs root; a node has a core, if there are enough"
     parser.add_argument("--nodes", type=int, metavar="N", help=help)
 
@@ -106,21 +107,28 @@ def _measured(args: argparse.Namespace, parts: int, hidden: int, rows: int) -> I
 def _seconds(args: argparse.Namespace, comm: MPI.Intracomm, hidden: int, rows: int) -> dict[str, list[float]]:
     """Return the seconds of an exchange in every pass, by way."""
     from hpcdecode.bench.raw_exchange import WAYS, Ends
+    from hpcdecode.exchange.probe import lane_end
 
     shape, rows = _shape(hidden), _rounded(rows, comm.size - 1)
     there, back = (rows // (comm.size - 1) * columns * 2 for columns in (shape.row_columns, shape.out_columns))
     seconds: dict[str, list[float]] = {}
+    work = _Slice()
     with ExitStack() as stack:
         ways: dict[str, Callable[[], None]] = {}
         for name in LINKS:
-            links: _Links = (_RLinks if comm.rank else _SLinks)(comm, shape, rows, name)
+            links = lane_end(comm, shape, rows, name)
             stack.callback(links.close)
             links.verify()
             ways[name] = links.round
+            if args.progress:
+                ways[f"{name} beside a slice"] = partial(links.round_beside, work)
         for way in WAYS:
             name = f"raw {way.__name__.replace('_', ' ')}"
             if args.all or name in LINKS.values():
                 ways[name] = way(stack.enter_context(Ends(comm, there, back, _echo(shape))))
+        if args.progress:
+            work.fit(2 * _pass(comm, ways["messages"]))
+            ways["a slice"] = work if comm.rank == 0 else lambda: None
         for _ in range(args.passes + 1):
             for name, one_round in ways.items():
                 seconds.setdefault(name, []).append(_pass(comm, one_round))
@@ -142,9 +150,14 @@ def _cases(seconds: dict[str, list[float]], parts: int, hidden: int, rows: int) 
         extra = [(a - b) * 1e6 / (2 * parts) for a, b in zip(seconds[name], seconds[raw], strict=True)]
         ratios = [a / b for a, b in zip(seconds[name], seconds[raw], strict=True)]
         yield case(f"{label}software of {name}", extra, "us a message", f"time of {raw}", ratios)
+        if beside := seconds.get(f"{name} beside a slice"):
+            left = [a - b for a, b in zip(beside, seconds["a slice"], strict=True)]
+            ratios = [a / b for a, b in zip(left, seconds[name], strict=True)]
+            yield case(f"{label}{name} left after a slice", [s * 1e6 for s in left], "us", f"time of {name}", ratios)
     yield against("collective", "messages")
-    for name in seconds.keys() - LINKS.keys() - {"raw messages"}:
-        yield against(name, "raw messages")
+    for name in seconds:
+        if name.startswith("raw ") and name != "raw messages":
+            yield against(name, "raw messages")
 
 
 def _shape(hidden: int) -> LayerShape:
@@ -155,6 +168,23 @@ def _shape(hidden: int) -> LayerShape:
 def _rounded(rows: int, parts: int) -> int:
     """Return `rows`, or a little more: the same number on every R-rank."""
     return -(-rows // parts) * parts
+
+
+class _Slice:
+    """Stands for a slice of an S-rank: GEMMs, and no call of MPI."""
+
+    def __init__(self) -> None:
+        self._x, self._weights, self._out = torch.randn(4, 512), torch.randn(512, 512), torch.empty(4, 512)
+        self._count = 1
+
+    def fit(self, seconds: float) -> None:
+        """Let it take so long, about."""
+        self._count = 20
+        self._count = max(1, round(20 * seconds / min(seconds_of(self) for _ in range(3))))
+
+    def __call__(self) -> None:
+        for _ in range(self._count):
+            torch.mm(self._x, self._weights, out=self._out)
 
 
 def _pass(comm: MPI.Intracomm, one_round: Callable[[], None]) -> float:
@@ -176,85 +206,3 @@ def _echo(shape: LayerShape) -> Callable[[NDArray[np.uint8], NDArray[np.uint8]],
         return partial(out.view(-1, shape.out_columns).copy_, first)
 
     return make
-
-
-class _Links(Protocol):
-    """One rank's end of a lane whose R-ranks answer every layer with the first columns of q."""
-
-    def round(self) -> None:
-        """Exchange one layer."""
-
-    def verify(self) -> None:
-        """Exchange one layer; raise RuntimeError on the S-rank if what comes back is not what was sent."""
-
-    def close(self) -> None:
-        """Close the link."""
-
-
-def _lane_spec(comm: MPI.Intracomm, shape: LayerShape, rows: int, way: str) -> LaneSpec:
-    from hpcdecode.exchange.memory import LaneSpec, shared_bytes
-    from hpcdecode.exchange.partition import Partition
-
-    dtype = torch.bfloat16
-    shared = shared_bytes([shape], rows, 0, dtype) if way == "messages" else (0, 0)
-    return LaneSpec([shape], rows, dtype, Partition("request", comm.size - 1), shared)
-
-
-class _SLinks:
-    """The S-rank's end, and what it sends."""
-
-    def __init__(self, comm: MPI.Intracomm, shape: LayerShape, rows: int, way: str):
-        from hpcdecode.exchange.collective import CollectiveSLink
-        from hpcdecode.exchange.mpi import MpiSLink
-        from hpcdecode.schedule.plan import Plan
-
-        spec, parts = _lane_spec(comm, shape, rows, way), comm.size - 1
-        self.link = (CollectiveSLink if way == "collective" else MpiSLink)(comm.Dup(), spec)
-        decode = np.stack([np.arange(rows) % parts, np.arange(rows) // parts], axis=1).astype(np.int32)
-        self.link.send_plan(Plan(decode=decode))
-        qkv = torch.randn(rows, shape.row_columns).to(spec.dtype)
-        kv = shape.kv_heads * shape.k_dim
-        self.q, self.k, self.v = qkv.split([shape.q_columns, kv, kv], dim=1)
-        self.o = torch.zeros(rows, shape.out_columns, dtype=spec.dtype)
-
-    def round(self) -> None:
-        self.link.send_qkv(0, self.q, self.k, self.v, self.o)
-        self.link.wait()
-        self.link.recv_output()
-
-    def verify(self) -> None:
-        self.round()
-        if not torch.equal(self.o, self.q[:, : self.o.shape[1]]):
-            raise RuntimeError("bench exchange: what came back is not what was sent")
-
-    def close(self) -> None:
-        self.link.close()
-
-
-class _RLinks:
-    """An R-rank's end."""
-
-    def __init__(self, comm: MPI.Intracomm, shape: LayerShape, rows: int, way: str):
-        from hpcdecode.exchange.collective import CollectiveRLink
-        from hpcdecode.exchange.mpi import MpiRLink
-        from hpcdecode.mpi.wait import wait
-
-        self._out_columns, self._wait = shape.out_columns, wait
-        self.link = (CollectiveRLink if way == "collective" else MpiRLink)(
-            comm.Dup(), _lane_spec(comm, shape, rows, way)
-        )
-        wait(self.link.recv_plan())
-        self.link.take_plan()
-
-    def round(self) -> None:
-        for request, message in self.link.recv_qkv(0):
-            self._wait(request)
-            self.link.take_qkv()
-            message.out.copy_(message.rows[:, : self._out_columns])
-            self.link.send_output(message)
-
-    def verify(self) -> None:
-        self.round()
-
-    def close(self) -> None:
-        self.link.close()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hpcdecode.doctor.checks import BINDING, CHECKS, Problem
+from hpcdecode.doctor.exchange import ExchangeFacts, between_hosts
 from hpcdecode.doctor.facts import Place, RankFacts, examine, place
 from hpcdecode.ranks.launch import is_lead
 from hpcdecode.ranks.layout import Wishes
@@ -35,14 +36,14 @@ def doctor(comm: MPI.Intracomm | None, wishes: Wishes, as_json: bool) -> int:
     given = os.sched_getaffinity(0)
     team.pin()
     try:
-        facts = examine(team.me, comm, given)
+        ranks = team.gather_all(examine(team.me, comm, given), RankFacts)
+        exchange = between_hosts(comm, [facts.rank.host for facts in ranks])
     finally:
         os.sched_setaffinity(0, given)
-    ranks = team.gather_all(facts, RankFacts)
     if team.me.rank != 0 or not is_lead():  # not the first process, in a world that fell apart
         return 0
     problems = [problem for check in CHECKS for problem in check(ranks)]
-    print(_json(ranks, problems) if as_json else _text(ranks, problems))
+    print((_json if as_json else _text)(ranks, problems, exchange))
     return 1 if problems else 0
 
 
@@ -52,12 +53,12 @@ def binding(team: Team) -> list[str]:
     return _told(problem for check in BINDING for problem in check(places))
 
 
-def _json(ranks: Sequence[RankFacts], problems: Sequence[Problem]) -> str:
-    report = {"healthy": not problems, "problems": problems, "ranks": ranks}
+def _json(ranks: Sequence[RankFacts], problems: Sequence[Problem], exchange: ExchangeFacts | None) -> str:
+    report = {"healthy": not problems, "problems": problems, "exchange": exchange, "ranks": ranks}
     return msgspec.json.format(msgspec.json.encode(report), indent=1).decode()
 
 
-def _text(ranks: Sequence[RankFacts], problems: Sequence[Problem]) -> str:
+def _text(ranks: Sequence[RankFacts], problems: Sequence[Problem], exchange: ExchangeFacts | None) -> str:
     first = ranks[0]
     beyond = [name for name in first.built_isas if name not in first.supported_isas]
     lines = [
@@ -68,6 +69,7 @@ def _text(ranks: Sequence[RankFacts], problems: Sequence[Problem]) -> str:
         + (f"; beyond this machine: {', '.join(beyond)}" if beyond else "")
         + (f"; tested under an emulator only: {', '.join(first.untested_isas)}" if first.untested_isas else ""),
         f"attention on GPUs: {first.gpu_attention}",
+        *([str(exchange)] if exchange else []),
         "versions: " + ", ".join(f"{name} {version}" for name, version in first.versions.items()),
         "",
     ]

@@ -32,7 +32,7 @@ from hpcdecode.schedule.plan import Plan, length_of
 
 _FIRST = 256  # int32 of a plan that are broadcast at once; the rest of a longer one follows
 _TRIAL_STEPS = 8  # each way
-_SLOWER = 1.03  # times that collectives may take as long as messages
+SLOWER = 1.03  # times that collectives may take as long as messages
 logger = logging.getLogger(__name__)
 
 
@@ -56,7 +56,7 @@ class Trial:
         self.collective = not self.collective
         if min(map(len, self._seconds.values())) >= _TRIAL_STEPS:
             ratio = median(self._seconds[True]) / max(median(self._seconds[False]), 1e-12)
-            self.collective, self._settled = ratio <= _SLOWER, True
+            self.collective, self._settled = ratio <= SLOWER, True
             if self.lane == 0:
                 way = "collectives" if self.collective else "messages"
                 logger.info(f"exchange: {way}; collectives take {ratio:.2f} times as long as messages")

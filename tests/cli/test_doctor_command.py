@@ -52,6 +52,7 @@ def test_in_a_world_rank_0_speaks_for_all(hpcdecode, ranks):
     found = report(hpcdecode("doctor", "--json", "--layout", "split", ranks=ranks))
     assert [r["rank"]["role"] for r in found["ranks"]] == ["S"] + ["R"] * (ranks - 1)
     assert [r["memory"] is None for r in found["ranks"]] == [True] + [False] * (ranks - 1)
+    assert found["exchange"] is None  # one host
     assert all("thread level" in r["mpi"] and r["launcher"] == "mpiexec" for r in found["ranks"])
     if ranks > len(os.sched_getaffinity(0)):
         assert "cores" in [p["check"] for p in found["problems"]]

@@ -37,10 +37,19 @@ def test_nodes_make_the_rows_of_one_process(hpcdecode, nodes, alone, tmp_path, f
 
 
 def test_the_exchange_between_nodes_is_measured_both_ways(hpcdecode):
-    flags = ("--nodes", 2, "--rows", 4, "--hidden", 1024, "--passes", 2, "--json")
+    flags = ("--nodes", 2, "--rows", 4, "--hidden", 1024, "--passes", 2, "--progress", "--json")
     result = hpcdecode("bench", "exchange", *flags)
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
     assert found["machine"]["hosts"] == 2
     held = {(case["case"].rpartition(": ")[2], case["reference"]) for case in found["cases"]}
     assert {("messages", "raw messages"), ("collective", "raw neighbours"), ("collective", "messages")} <= held
+    assert ("collective left after a slice", "time of collective") in held
+
+
+def test_doctor_times_both_ways_between_nodes(hpcdecode, nodes, tmp_path):
+    line = nodes.line(sys.executable, "-m", "hpcdecode", "doctor", "--json")
+    result = run(line, cwd=tmp_path, env=hpcdecode.environment)
+    exchange = json.loads(result.stdout)["exchange"]
+    assert exchange["hosts"] == 2 and exchange["kept"] in ("messages", "collective")
+    assert min(exchange["messages_us"], exchange["collective_us"]) > 0
