@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
+from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,8 @@ from hpcdecode.report.benchmark import case, machine, seconds_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+    from hpcdecode.exchange.probe import LinkEnd
 
 LAYERS = 16  # exchanges a pass
 SHAPES = {  # hidden: query heads, KV heads, head_dim
@@ -112,26 +115,26 @@ def _seconds(args: argparse.Namespace, comm: MPI.Intracomm, hidden: int, rows: i
     shape, rows = _shape(hidden), _rounded(rows, comm.size - 1)
     there, back = (rows // (comm.size - 1) * columns * 2 for columns in (shape.row_columns, shape.out_columns))
     seconds: dict[str, list[float]] = {}
-    work = _Slice()
+    ends: dict[str, LinkEnd] = {}
     with ExitStack() as stack:
         ways: dict[str, Callable[[], None]] = {}
         for name in LINKS:
             links = lane_end(comm, shape, rows, name)
             stack.callback(links.close)
             links.verify()
-            ways[name] = links.round
-            if args.progress:
-                ways[f"{name} beside a slice"] = partial(links.round_beside, work)
+            ways[name], ends[name] = links.round, links
         for way in WAYS:
             name = f"raw {way.__name__.replace('_', ' ')}"
             if args.all or name in LINKS.values():
                 ways[name] = way(stack.enter_context(Ends(comm, there, back, _echo(shape))))
-        if args.progress:
-            work.fit(2 * _pass(comm, ways["messages"]))
-            ways["a slice"] = work if comm.rank == 0 else lambda: None
+        work = _Slice(2 * _pass(comm, ways["messages"]))
         for _ in range(args.passes + 1):
             for name, one_round in ways.items():
                 seconds.setdefault(name, []).append(_pass(comm, one_round))
+            for name, end in ends.items() if args.progress else ():
+                gather_all(comm, 0, int)
+                left = median(end.left_after(work) for _ in range(LAYERS))
+                seconds.setdefault(f"{name} left", []).append(left)
     return {name: passes[1:] for name, passes in seconds.items()}
 
 
@@ -150,8 +153,7 @@ def _cases(seconds: dict[str, list[float]], parts: int, hidden: int, rows: int) 
         extra = [(a - b) * 1e6 / (2 * parts) for a, b in zip(seconds[name], seconds[raw], strict=True)]
         ratios = [a / b for a, b in zip(seconds[name], seconds[raw], strict=True)]
         yield case(f"{label}software of {name}", extra, "us a message", f"time of {raw}", ratios)
-        if beside := seconds.get(f"{name} beside a slice"):
-            left = [a - b for a, b in zip(beside, seconds["a slice"], strict=True)]
+        if left := seconds.get(f"{name} left"):
             ratios = [a / b for a, b in zip(left, seconds[name], strict=True)]
             yield case(f"{label}{name} left after a slice", [s * 1e6 for s in left], "us", f"time of {name}", ratios)
     yield against("collective", "messages")
@@ -171,14 +173,10 @@ def _rounded(rows: int, parts: int) -> int:
 
 
 class _Slice:
-    """Stands for a slice of an S-rank: GEMMs, and no call of MPI."""
+    """Stands for a slice of an S-rank of about so many seconds: GEMMs, and no call of MPI."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
         self._x, self._weights, self._out = torch.randn(4, 512), torch.randn(512, 512), torch.empty(4, 512)
-        self._count = 1
-
-    def fit(self, seconds: float) -> None:
-        """Let it take so long, about."""
         self._count = 20
         self._count = max(1, round(20 * seconds / min(seconds_of(self) for _ in range(3))))
 

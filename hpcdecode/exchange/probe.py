@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import perf_counter
 from typing import Protocol
 
 import numpy as np
@@ -24,8 +25,8 @@ class LinkEnd(Protocol):
     def round(self) -> None:
         """Exchange one layer."""
 
-    def round_beside(self, work: Callable[[], None]) -> None:
-        """Exchange one layer; on the S-rank do `work` while it is under way."""
+    def left_after(self, work: Callable[[], None]) -> float:
+        """Exchange one layer; on the S-rank do `work` while it is under way, and return the seconds left after it."""
 
     def verify(self) -> None:
         """Exchange one layer; raise RuntimeError on the S-rank if what comes back is not what was sent."""
@@ -63,11 +64,13 @@ class _SEnd:
         self.link.wait()
         self.link.recv_output()
 
-    def round_beside(self, work: Callable[[], None]) -> None:
+    def left_after(self, work: Callable[[], None]) -> float:
         self.link.send_qkv(0, self.q, self.k, self.v, self.o)
         work()
+        start = perf_counter()
         self.link.wait()
         self.link.recv_output()
+        return perf_counter() - start
 
     def verify(self) -> None:
         self.round()
@@ -96,8 +99,9 @@ class _REnd:
             message.out.copy_(message.rows[:, : self._out_columns])
             self.link.send_output(message)
 
-    def round_beside(self, work: Callable[[], None]) -> None:
+    def left_after(self, work: Callable[[], None]) -> float:
         self.round()
+        return 0.0
 
     def verify(self) -> None:
         self.round()

@@ -9,9 +9,10 @@ _CPU = "/sys/devices/system/cpu/cpu{}"
 
 # Libraries read these when they are loaded. The tokenizer starts no threads. oneDNN keeps fewer of its kernels, which
 # are megabytes each. Beside other ranks the threads of OpenMP spin for a millisecond at most. This keeps them awake
-# between two GEMMs; libgomp's longer default starves ranks that share their cores.
+# between two GEMMs; libgomp's longer default starves ranks that share their cores. Open MPI moves what was posted over
+# TCP while a rank computes.
 _ALWAYS = {"TOKENIZERS_PARALLELISM": "false", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}
-_BESIDE_RANKS = {"GOMP_SPINCOUNT": "20000"}
+_BESIDE_RANKS = {"GOMP_SPINCOUNT": "20000", "OMPI_MCA_btl_tcp_progress_thread": "1"}
 SETTINGS = {**_ALWAYS, **_BESIDE_RANKS}
 
 
