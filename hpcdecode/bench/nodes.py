@@ -73,29 +73,34 @@ class Nodes:
             holder.communicate()
         self._folder.cleanup()
 
-    def line(self, *command: object) -> list[str]:
-        """Return the command line that starts one rank of `command` on each node, by the library's own launcher."""
+    def line(self, *command: object, first: int = 1) -> list[str]:
+        """Return the command line that starts ranks of `command`, by the MPI library's own launcher.
+
+        Args:
+            command: Program and arguments.
+            first: Number of ranks on the first node; each other node has one.
+        """
         mpiexec = Path(sys.executable).parent / "mpiexec"
         launcher = str(mpiexec) if mpiexec.exists() else shutil.which("mpiexec")
         if launcher is None:
             raise UserError(
                 "emulated nodes: expected an mpiexec beside Python or in PATH, got none; install hpcdecode[mpi]"
             )
-        flags = self._open_mpi() if _is_open_mpi(launcher) else self._hydra()
+        hosts = ",".join(f"{_address(node)}:{1 if node else first}" for node in range(self.count))
+        flags = self._open_mpi(hosts) if _is_open_mpi(launcher) else self._hydra(hosts)
+        flags += ["-n", str(self.count - 1 + first)]
         # The launcher itself starts the first node's rank.
         return ["taskset", "-c", str(self.cpus[0]), *self._inside(0), launcher, *flags, *map(str, command)]
 
-    def _hydra(self) -> list[str]:
-        hosts = ",".join(_address(node) for node in range(self.count))
-        flags = ["-launcher", "ssh", "-launcher-exec", str(self._agent), "-hosts", hosts, "-iface", "br0"]
-        return [*flags, "-n", str(self.count), "-ppn", "1"]
+    def _hydra(self, hosts: str) -> list[str]:
+        return ["-launcher", "ssh", "-launcher-exec", str(self._agent), "-hosts", hosts, "-iface", "br0"]
 
-    def _open_mpi(self) -> list[str]:
-        hosts, network = ",".join(f"{_address(node)}:1" for node in range(self.count)), f"{_NETWORK}.0/24"
+    def _open_mpi(self, hosts: str) -> list[str]:
+        network = f"{_NETWORK}.0/24"
         flags = ["--prtemca", "plm", "ssh", "--prtemca", "plm_ssh_agent", str(self._agent)]
         flags += ["--prtemca", "prte_if_include", network, "--mca", "btl_tcp_if_include", network]
         flags += ["--mca", "osc", "^ucx", "--allow-run-as-root", "--bind-to", "none"]
-        return [*flags, "--host", hosts, "-n", str(self.count)]
+        return [*flags, "--host", hosts]
 
     def _start(self) -> None:
         for node in range(self.count):

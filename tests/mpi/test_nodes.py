@@ -36,6 +36,17 @@ def test_nodes_make_the_rows_of_one_process(hpcdecode, nodes, alone, tmp_path, f
     assert tried == (flags == ("--layout", "split"))
 
 
+def test_an_r_rank_beside_the_s_rank_and_others_away_from_it(hpcdecode, nodes, alone, tmp_path):
+    """The first steps go by collectives and by messages in turn; the R-rank beside has shared memory in all."""
+    flags = (*FLAGS, "--s-ranks", 1)
+    command = (sys.executable, "-m", "hpcdecode", "generate", PROMPTS, "-o", tmp_path / "out.h5", *flags)
+    result = run(nodes.line(*command, first=2), cwd=tmp_path, env=hpcdecode.environment)
+    assert result.returncode == 0, result.stderr
+    rows, topology, _ = contents(tmp_path / "out.h5")
+    assert rows == alone[0] and [rank["host"] for rank in topology] == ["node0", "node0", "node1", "node2"]
+    assert "collectives take" in result.stderr
+
+
 def test_the_exchange_between_nodes_is_measured_both_ways(hpcdecode):
     flags = ("--nodes", 2, "--rows", 4, "--hidden", 1024, "--passes", 2, "--progress", "--json")
     result = hpcdecode("bench", "exchange", *flags)
