@@ -127,7 +127,7 @@ def _seconds(args: argparse.Namespace, comm: MPI.Intracomm, hidden: int, rows: i
             name = f"raw {way.__name__.replace('_', ' ')}"
             if args.all or name in LINKS.values():
                 ways[name] = way(stack.enter_context(Ends(comm, there, back, _echo(shape))))
-        work = _Slice(2 * _pass(comm, ways["messages"]))
+        work = _Computing(2 * _pass(comm, ways["messages"]))
         for _ in range(args.passes + 1):
             for name, one_round in ways.items():
                 seconds.setdefault(name, []).append(_pass(comm, one_round))
@@ -172,7 +172,7 @@ def _rounded(rows: int, parts: int) -> int:
     return -(-rows // parts) * parts
 
 
-class _Slice:
+class _Computing:
     """Stands for a slice of an S-rank of about so many seconds: GEMMs, and no call of MPI."""
 
     def __init__(self, seconds: float) -> None:
