@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +26,11 @@ from hpcdecode.doctor import binding
 from hpcdecode.engine.announce import announce, explain
 from hpcdecode.engine.desk import Desk
 from hpcdecode.engine.engine import Engine
+from hpcdecode.engine.scale import rows_ahead
 from hpcdecode.engine.setup import auto_dtype, together, weight_facts
 from hpcdecode.errors import InvariantViolation, RowProblem, UserError
 from hpcdecode.model import SplitModel
-from hpcdecode.planning.auto import planned, profile_for
+from hpcdecode.planning.auto import advise, planned, profile_for
 from hpcdecode.ranks.layout import Wishes
 from hpcdecode.ranks.team import Team, WeightFacts, assemble
 from hpcdecode.ranks.watchdog import Watchdog
@@ -73,10 +75,12 @@ def generate(
     if job.survive:
         _check_survive(comm)
     layout = job.layout
-    if layout == "auto" and (job.profile or job.partition != "request" or job.pools != "shared"):
-        layout = "split"  # of which all these speak
+    if layout == "auto" and (job.partition != "request" or job.pools != "shared"):
+        layout = "split"  # of which these speak
     wishes = Wishes(layout=layout, s_ranks=job.s_ranks, pools=job.pools)
-    team = assemble(comm, wishes, job.device, job.r_device, weight_facts(job) if comm else WeightFacts())
+    advice = partial(advise, job, wishes) if job.profile else None
+    weights = weight_facts(job) if comm else WeightFacts()
+    team = assemble(comm, wishes, job.device, job.r_device, weights, advice)
     with nullcontext(signals) if signals else Signals() as held, Watchdog(team, timeline, job.stall_timeout):
         return _generate(job, team, timeline, held, model)
 
@@ -102,7 +106,7 @@ def _generate(job: Job, team: Team, timeline: Timeline, signals: Signals, model:
     desk = lead.desk if lead else None
     with _kept(lead):
         if desk and profile:
-            engine.options = planned(profile, engine, *desk.feed.preview(LOOKAHEAD))
+            engine.options = planned(profile, engine, *desk.feed.preview(rows_ahead(engine.team)))
         scales = engine.scales(desk)
     if desk:
         stages.done("rows")

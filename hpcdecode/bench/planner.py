@@ -1,9 +1,9 @@
 """`hpcdecode bench planner`: predictions against what jobs take, and the planner's choice against other settings.
 
-A world is one process, or an S-rank and R-ranks of this host. It calibrates and runs its cases in turn, so that both
-see the same machine. "truth": tokens/s of whole jobs; the value is measured, the ratio is predicted over measured.
-"choice": the planner's B and F against a grid of others for the same rows. "schedules": rows of very
-different lengths by each schedule, tokens/s and peak load.
+A world is one process, or ranks of this host as an S-rank and R-ranks, and as replicas. It calibrates and runs its
+cases in turn, so that both see the same machine. "truth": tokens/s of whole jobs; the value is measured, the ratio is
+predicted over measured. "choice": the planner's layout, B, F and lanes against a grid of others for the same rows.
+"schedules": rows of very different lengths by each schedule, tokens/s and peak load.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import argparse
 import signal
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from hpcdecode.bench.contenders import Site, launcher
 from hpcdecode.bench.output import Case, Report
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> Report:
     for ranks in args.ranks:
         for model in args.model if "truth" in args.set else ():
             sets = _SMALL if ranks % 2 else _OTHER
-            report = _world(args, model, ranks, list(sets.get(model, _SMALL["355m"])), False)
+            report = _world(args, model, ranks, sets.get(model, _SMALL["355m"]), False)
             cases += _truth(f"{model}, {_named(ranks)}", report)
             errors += [abs(found.predicted / statistics.median(found.measured) - 1) for found in report.found.values()]
         if "choice" in args.set:
@@ -75,8 +76,15 @@ def run(args: argparse.Namespace) -> Report:
     return {"bench": "planner", "machine": machine(), "cases": cases}
 
 
-def _world(args: argparse.Namespace, model: str, ranks: int, cases: list[PredictedCase], choosing: bool) -> Predictions:
-    """Start `bench.predicted` on `ranks` ranks, and return what it prints."""
+def _world(
+    args: argparse.Namespace, model: str, ranks: int, cases: Sequence[PredictedCase], choosing: bool
+) -> Predictions:
+    """Start `bench.predicted` on `ranks` ranks, and return what it prints.
+
+    Cases are run by each layout of several ranks; a replica has its share of B.
+    """
+    alone = [replace(case, layout="replicas", batch=max(case.batch // ranks, 1)) for case in cases]
+    cases = [*(cases if ranks > 1 else ()), *alone]
     site = Site(args.work.resolve(), model)
     line = [*launcher(ranks), sys.executable, "-m", "hpcdecode.bench.predicted", str(site.checkpoint), str(site.work)]
     line += [str(args.rounds), msgspec.json.encode(cases).decode(), "choose" if choosing else "run"]
@@ -84,7 +92,7 @@ def _world(args: argparse.Namespace, model: str, ranks: int, cases: list[Predict
 
 
 def _named(ranks: int) -> str:
-    return "one process" if ranks == 1 else f"1 S + {ranks - 1} R"
+    return "one process" if ranks == 1 else f"{ranks} ranks"
 
 
 def _truth(world: str, report: Predictions) -> Iterator[Case]:

@@ -11,7 +11,6 @@ import io
 import json
 import random
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -20,11 +19,11 @@ import msgspec
 from hpcdecode.config import Job
 from hpcdecode.generate import generate
 from hpcdecode.model import SplitModel, load_split
-from hpcdecode.planning import lengths, planner
+from hpcdecode.planning import layouts, lengths
 from hpcdecode.planning.calibrate import Calibration
-from hpcdecode.planning.cost import Cost
+from hpcdecode.planning.planner import MeanRows
 from hpcdecode.planning.profile import Profile
-from hpcdecode.planning.simulator import SimulatedWorld, lane_limits, simulate
+from hpcdecode.planning.simulator import SimulatedGroups, lane_limits, simulate
 from hpcdecode.ranks import launch
 from hpcdecode.ranks.team import Team, assemble
 from hpcdecode.requests.params import SamplingParams
@@ -41,9 +40,11 @@ class PredictedCase(msgspec.Struct, frozen=True):
         rows: Number of rows.
         prompt: Fewest and most prompt tokens.
         new: Fewest and most generated tokens.
-        batch: B.
+        batch: B of a group.
         period: F.
         schedule: Name of the schedule.
+        layout: `split` into one S-rank and R-ranks, or `replicas`, as which one process counts.
+        lanes: Of a group; None for as many as jobs have.
     """
 
     rows: int
@@ -52,10 +53,14 @@ class PredictedCase(msgspec.Struct, frozen=True):
     batch: int
     period: int
     schedule: str = "fixed-f"
+    layout: str = "split"
+    lanes: int | None = None
 
     def __str__(self) -> str:
         (a, b), (c, d) = self.prompt, self.new
-        return f"{self.rows} rows of {a}-{b} + {c}-{d}, B {self.batch}, F {self.period}, {self.schedule}"
+        lanes = f", {self.lanes} lanes" * (self.lanes is not None)
+        sizes = f"B {self.batch}, F {self.period}{lanes}"
+        return f"{self.layout}: {self.rows} rows of {a}-{b} + {c}-{d}, {sizes}, {self.schedule}"
 
     def lengths(self) -> list[tuple[int, int]]:
         """Prompt and new tokens of every row; the same for cases with the same rows."""
@@ -72,14 +77,19 @@ class Found(msgspec.Struct):
     measured_load: int
 
 
-def predict(cost: Cost, case: PredictedCase, r_ranks: int, lanes: int) -> tuple[float, int]:
+def predict(profile: Profile, case: PredictedCase) -> tuple[float, int]:
     """Return tokens/s and the peak of the load by the simulator."""
     own = case.lengths()
     prompt, new = ([row[i] for row in own] for i in (0, 1))
-    steps = max(new) - 1
+    steps, alone = max(new) - 1, case.layout == "replicas"
     load = load_limit(case.batch, case.period, steps, sum(prompt) / len(prompt), _CAPACITY)
-    limits = lane_limits(case.batch, case.period, steps, lanes, load, case.schedule, prefill_limit(lanes > 1))
-    outcome = simulate(SimulatedWorld(cost, [_CAPACITY] * r_ranks, limits), lengths.of(prompt, new))
+    lanes = case.lanes or (1 if alone else 2)
+    limits = lane_limits(case.batch, case.period, steps, lanes, load, case.schedule, prefill_limit(not alone))
+    cost = profile.alone if alone else profile.cost
+    assert cost is not None, "replicas are measured"
+    parts, count = (1, profile.ranks) if alone else (profile.ranks - 1, 1)
+    groups = SimulatedGroups(cost, [_CAPACITY] * parts, limits, count=count)
+    outcome = simulate([groups], lengths.of(prompt, new))
     return outcome.tokens_per_second, outcome.peak_load
 
 
@@ -88,12 +98,12 @@ class Runner:
 
     Args:
         team: The ranks.
-        model: On the lead, else None.
+        model: Loaded before.
         directory: Of the model.
         folder: For prompts and results.
     """
 
-    def __init__(self, team: Team, model: SplitModel | None, directory: Path, folder: Path):
+    def __init__(self, team: Team, model: SplitModel, directory: Path, folder: Path):
         self.team, self.model, self.directory, self.folder = team, model, directory, folder
 
     def run(self, case: PredictedCase) -> tuple[float, int]:
@@ -110,7 +120,7 @@ class Runner:
         job = Job(
             model=str(self.directory),
             dtype="bfloat16",
-            s_ranks=1,
+            layout=case.layout,
             prompts=(str(rows),),
             output=str(out),
             overwrite=True,
@@ -118,6 +128,7 @@ class Runner:
             batch=case.batch,
             period=case.period,
             schedule=case.schedule,
+            lanes=case.lanes,
         )
         with contextlib.redirect_stderr(io.StringIO()):
             generate(job, self.team.comm, model=self.model)
@@ -152,7 +163,7 @@ def main(directory: str, folder: str, rounds: int, cases: list[PredictedCase], c
     """
     team = assemble(launch.connect())
     team.pin()
-    model = load_split(directory, dtype="bfloat16") if team.lead else None
+    model = load_split(directory, dtype="bfloat16")
     calibration = Calibration(team, model, directory, None)
     runner = Runner(team, model, Path(directory), Path(folder))
     calibration.measure()
@@ -164,25 +175,33 @@ def main(directory: str, folder: str, rounds: int, cases: list[PredictedCase], c
         calibration.measure()
     if not team.lead:
         return None
-    cost = calibration.profile().cost
+    profile = calibration.profile()
     found = {}
     for case, own in runs.items():
-        speed, load = predict(cost, case, len(team.r_ranks), 1 if team.comm is None else 2)
+        speed, load = predict(profile, case)
         found[str(case)] = Found(speed, [rate for rate, _ in own], load, own[0][1])
     return Predictions(found, str(choice[0]) if choice else None)
 
 
 def chosen(profile: Profile, cases: list[PredictedCase]) -> PredictedCase:
-    """Return the first case with the planner's B and F, given room for the largest load of all cases."""
+    """Return the first case with the planner's layout, B, F and lanes, given room for the largest load of all cases."""
     own = cases[0].lengths()
     prompt, new = (sum(row[i] for row in own) / len(own) for i in (0, 1))
-    rows = planner.MeanRows(prompt, new - 1, len(own))
+    rows = MeanRows(prompt, new - 1, len(own))
+    capacity = int(max(case.batch * (rows.prompt + (rows.steps + case.period) / 2) for case in cases) / FULL) + 1
     parts = max(profile.ranks - 1, 1)
-    load = max(case.batch * (rows.prompt + (rows.steps + case.period) / 2) for case in cases)
-    capacity = int(load / FULL / parts) + 1
-    choice = replace(planner.choice(capacity, profile.ranks - 1, True), lanes=(1 if profile.ranks == 1 else 2,))
-    plan = planner.choose(profile.cost, rows, choice)
-    return msgspec.structs.replace(cases[0], batch=plan.batch, period=plan.rows.period)
+    possible = [layouts.replicas(layouts.RanksAlike("", profile.ranks, profile.alone, capacity, capacity))]
+    if profile.ranks > 1:
+        possible.append(layouts.split(profile.cost, -(-capacity // parts), 1, parts))
+    best = layouts.choose_layout([one for one in possible if one], rows)[0]
+    group, alone = best.groups[0], best.layout.parts[0].r_ranks == 0
+    return msgspec.structs.replace(
+        cases[0],
+        batch=group.batch,
+        period=group.rows.period,
+        layout="replicas" if alone else "split",
+        lanes=group.lanes,
+    )
 
 
 if __name__ == "__main__":

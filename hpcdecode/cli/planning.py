@@ -7,28 +7,29 @@ import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from hpcdecode.cli.arguments import add_verbosity
-from hpcdecode.cli.planning_flags import WIDTHS, add_machine, add_rows, add_schedule, check, read_rows
+from hpcdecode.cli.planning_flags import WIDTHS, add_machine, add_rows, add_schedule, check, read_rows, require_ranks
 from hpcdecode.config import DTYPES, KV_DTYPES, find_model
 from hpcdecode.errors import UserError
 from hpcdecode.planning.servers import SERVING
 from hpcdecode.ranks import launch
+from hpcdecode.ranks.layout import POOLS
 from hpcdecode.schedule.limits import prefill_limit
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
     from hpcdecode.cli.arguments import Subcommands
-    from hpcdecode.planning.cost import Cost
+    from hpcdecode.planning.cluster import Cluster
+    from hpcdecode.planning.layouts import PossibleLayout
     from hpcdecode.planning.lengths import Lengths
     from hpcdecode.planning.model_size import ModelSize
     from hpcdecode.planning.outcome import Outcome
-    from hpcdecode.planning.planner import Candidate, MeanRows
-    from hpcdecode.planning.simulator import SimulatedWorld
+    from hpcdecode.planning.planner import MeanRows
 
     Runner = Callable[[Lengths], Outcome]
 
@@ -39,8 +40,8 @@ def _add_simulate(commands: Subcommands) -> None:
     parser = commands.add_parser(
         "simulate",
         help="predict a job on other machines, with the schedules that jobs run",
-        description="Predict how long rows take on one S-rank and its R-ranks, or on --shards of such worlds, from "
-        "data sheets. Schedule, placement and capacity are those of hpcdecode generate; see docs/planning.md. "
+        description="Predict how long rows take on S-ranks and R-ranks, or on --shards of such worlds, from data "
+        "sheets. Schedule, placement and capacity are those of hpcdecode generate; see docs/planning.md. "
         f"The schedules {', '.join(SERVING)} simulate servers on the S device alone, with the KV cache in its memory.",
         allow_abbrev=False,
     )
@@ -57,7 +58,7 @@ def _add_calibrate(commands: Subcommands) -> None:
         "calibrate",
         help="measure what a model costs on this machine, for plan, simulate and generate",
         description="Measure lanes in their steady state over a range of batches, contexts and prompts, in a single "
-        "process or, under mpiexec or srun, on one S-rank and its R-ranks, as a job runs on them.",
+        "process or, under mpiexec or srun, on the ranks of a job: on one S-rank and its R-ranks, and on replicas.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -118,131 +119,109 @@ def _server(options: argparse.Namespace) -> Runner:
 
 
 def _lanes(options: argparse.Namespace, rows: Lengths) -> Runner:
-    """Return a function that simulates an S-rank and its R-ranks."""
-    from hpcdecode.planning.simulator import simulate
-
-    return partial(simulate, _world(options, rows))
-
-
-class Machine(NamedTuple):
-    """A model on an S-rank and its R-ranks.
-
-    Attributes:
-        size: Size of the model.
-        cost: Its costs on this machine.
-        r_ranks: Number of R-ranks; 0 for a single process.
-        measured: Whether the costs were measured with as many R-ranks.
-        capacity: KV tokens of an R-rank.
-    """
-
-    size: ModelSize
-    cost: Cost
-    r_ranks: int
-    measured: bool
-    capacity: int
-
-
-def _machine(options: argparse.Namespace, size: ModelSize | None = None) -> Machine:
-    from hpcdecode.planning.cost import of_devices
-    from hpcdecode.planning.hardware import device
-    from hpcdecode.planning.model_size import ModelSize
-    from hpcdecode.planning.profile import read
-
-    size, width = size or ModelSize.from_directory(find_model(options.model, {})), WIDTHS[options.kv_dtype]
-    link, latency = options.link * 1e9 / 8, options.latency * 1e-6
-    if options.profile is None:
-        ranks = 4 if options.r_ranks is None else options.r_ranks
-        if ranks < 1:
-            raise UserError(f"--r-ranks: expected a number >= 1, or 0 with --profile (one process), got {ranks}")
-        cost = of_devices(size, device(options.s_device), device(options.r_device), link, latency, width)
-        return Machine(size, cost, ranks, False, int(options.kv_memory / size.kv_bytes_per_token(width)))
-    profile = read(options.profile)
-    capacity = int(options.kv_memory / size.kv_bytes_per_token(WIDTHS[profile.kv_dtype]))
-    measured = profile.ranks - 1
-    if options.r_ranks in (None, measured):
-        return Machine(size, profile.cost, measured, True, capacity)
-    if measured or options.r_ranks < 0:
-        raise UserError(f"--r-ranks: expected {measured}, as {options.profile} was measured on, got {options.r_ranks}")
-    cost = msgspec.structs.replace(
-        profile.cost,
-        wire_seconds_per_token=size.wire_bytes_per_token / link,
-        message_latency_seconds=latency,
-        shared_core_fraction=0.0,
-    )
-    return Machine(size, cost, options.r_ranks, False, capacity)
-
-
-def _world(options: argparse.Namespace, rows: Lengths) -> SimulatedWorld:
-    from hpcdecode.planning.simulator import SimulatedWorld, lane_limits
+    """Return a function that simulates the groups of one layout."""
+    from hpcdecode.planning.simulator import SimulatedGroups, lane_limits, simulate
     from hpcdecode.schedule.auto import PERIODS, load_limit
 
-    machine = _machine(options)
-    lanes = options.lanes or (2 if machine.r_ranks else 1)
+    cluster, _ = _cluster(options)
+    name = options.layout or ("split" if cluster.split_cost else "replicas")
+    layout = cluster.layout(name, options.s_ranks, options.pools or "shared")
+    lanes = options.lanes or (2 if layout.parts[0].r_ranks else 1)
     if options.batch < lanes:
         raise UserError(f"--batch: expected at least one sequence a lane ({lanes}), got {options.batch}")
     steps = max(int(rows.most.max()) - 1, 1)
     period = min(options.period or max(steps // PERIODS, 1), steps)
-    capacity = [machine.capacity] * max(machine.r_ranks, 1)
-    load = options.load_limit or load_limit(options.batch, period, steps, float(rows.prompt.mean()), sum(capacity))
-    chunk = options.prefill_tokens or prefill_limit(machine.r_ranks > 0)
-    limits = lane_limits(options.batch, period, steps, lanes, load, options.schedule, chunk)
-    return SimulatedWorld(machine.cost, capacity, limits)
+    kinds = []
+    for part in layout.parts:
+        capacity = [part.capacity] * max(part.r_ranks, 1)
+        own = sum(capacity) // part.sharing
+        load = options.load_limit or load_limit(options.batch, period, steps, float(rows.prompt.mean()), own)
+        chunk = options.prefill_tokens or prefill_limit(part.r_ranks > 0)
+        limits = lane_limits(options.batch, period, steps, lanes, load, options.schedule, chunk)
+        kinds.append(SimulatedGroups(part.cost, capacity, limits, count=part.count, sharing=part.sharing))
+    return partial(simulate, kinds)
+
+
+def _cluster(options: argparse.Namespace, size: ModelSize | None = None) -> tuple[Cluster, ModelSize]:
+    """Return the ranks that the flags describe, and the size of the model."""
+    from hpcdecode.planning import cluster
+    from hpcdecode.planning.hardware import device
+    from hpcdecode.planning.model_size import ModelSize
+    from hpcdecode.planning.profile import read
+
+    size = size or ModelSize.from_directory(find_model(options.model, {}))
+    wire = cluster.Wire(options.link * 1e9 / 8, options.latency * 1e-6)
+    if options.profile is None:
+        r_ranks = (0 if options.layout == "replicas" else 4) if options.r_ranks is None else options.r_ranks
+        require_ranks(options.s_ranks, r_ranks)
+        s, r = device(options.s_device), device(options.r_device)
+        width = WIDTHS[options.kv_dtype]
+        found = cluster.by_data_sheets(size, s, options.s_ranks, r, r_ranks, wire, width, options.kv_memory)
+        return found, size
+    profile = read(options.profile)
+    capacity = int(options.kv_memory / size.kv_bytes_per_token(WIDTHS[profile.kv_dtype]))
+    ranks = profile.ranks if options.r_ranks is None else options.s_ranks + options.r_ranks
+    if profile.ranks not in (1, ranks):
+        raise UserError(
+            f"--r-ranks: expected {profile.ranks - options.s_ranks}, as {options.profile} was measured on "
+            f"{profile.ranks} ranks, got {options.r_ranks}"
+        )
+    require_ranks(options.s_ranks, ranks - options.s_ranks)
+    return cluster.by_profile(profile, ranks, capacity, size, wire), size
 
 
 def _add_plan(commands: Subcommands) -> None:
     parser = commands.add_parser(
         "plan",
-        help="choose B, F, lanes and the number of R-ranks, and predict the outcome",
-        description="Choose batch, period, lanes and the number of R-ranks for rows of given lengths, by the formulas "
-        "of the steady state, and compare with the S device alone; see docs/planning.md.",
+        help="choose layout, B, F, lanes and the number of R-ranks, and predict the outcome",
+        description="Choose the layout of a cluster, and batch, period and lanes of its groups, for rows of given "
+        "lengths by the formulas of the steady state, and say what other layouts would reach; see docs/planning.md.",
         allow_abbrev=False,
     )
-    add_machine(parser.add_argument_group("machine (--r-ranks: the most to choose)"))
+    add_machine(parser.add_argument_group("machine"))
     add_rows(parser.add_argument_group("rows (default: lognormal lengths as in ShareGPT)"))
     parser.add_argument("--latency-limit", type=float, metavar="SECONDS", help="longest time in which a row may decode")
-    parser.add_argument("--s-price", type=float, default=0.0, metavar="X", help="price of an hour of the S-rank")
-    parser.add_argument("--r-price", type=float, default=0.0, metavar="X", help="price of an hour of an R-rank")
+    parser.add_argument("--s-price", type=float, default=0.0, metavar="X", help="price of an hour of an S device")
+    parser.add_argument("--r-price", type=float, default=0.0, metavar="X", help="price of an hour of an R device")
     parser.set_defaults(run=_plan)
 
 
 def _plan(options: argparse.Namespace, _comm: object) -> int:
-    from hpcdecode.planning import planner
+    from hpcdecode.planning import layouts
     from hpcdecode.planning.plan_text import HourlyPrices, text
+    from hpcdecode.planning.planner import MeanRows
 
     check(options)
-    lengths, machine = read_rows(options), _machine(options)
-    rows = planner.MeanRows(float(lengths.prompt.mean()), max(float(lengths.new.mean()) - 1, 1.0), len(lengths))
-    capacity = machine.capacity
-    choice = planner.choice(capacity, machine.r_ranks, machine.measured, options.latency_limit)
-    plan = planner.choose(machine.cost, rows, choice)
-    more = None if machine.measured else planner.one_more(machine.cost, plan, choice)
-    single = None if options.profile else _alone(options, machine, rows)
-    prices = HourlyPrices(options.s_price, options.r_price)
-    print(text(plan, more, single, capacity, machine.size, prices, bool(options.profile)))
+    lengths, (cluster, size) = read_rows(options), _cluster(options)
+    rows = MeanRows(float(lengths.prompt.mean()), max(float(lengths.new.mean()) - 1, 1.0), len(lengths))
+    wanted = layouts.GroupWishes(options.latency_limit)
+    possible = _possible(options, cluster)
+    plans = layouts.choose_layout(possible, rows, wanted)
+    more = None if options.profile else layouts.one_more(plans[0], rows, wanted)
+    print(text(plans, more, size, HourlyPrices(options.s_price, options.r_price)))
+    shown = {plan.layout.family for plan in plans}
+    full = dict.fromkeys(f"{one.family}: no room for rows" for one in possible if one.family not in shown)
+    if missing := [*cluster.refused, *full]:
+        print("cannot be:", "; ".join(missing))
     if not options.profile:
-        print("KV cache in", "; ".join(_kv_choices(options, machine.size, rows)))
+        print("the same with the KV cache in", "; ".join(_kv_choices(options, size, plans[0].layout, rows)))
     return 0
 
 
-def _alone(options: argparse.Namespace, machine: Machine, rows: MeanRows) -> Candidate | None:
-    """Return the best setting of the S device alone, with the KV cache in its memory, or None if nothing fits."""
-    from hpcdecode.planning import planner
-    from hpcdecode.planning.hardware import BANDWIDTH_EFFICIENCY, device
-
-    s, token_bytes = device(options.s_device), machine.size.kv_bytes_per_token(WIDTHS[options.kv_dtype])
-    capacity = int(max((s.memory_bytes or 0) - machine.size.weight_bytes, 0) / token_bytes)
-    return planner.alone(machine.cost, token_bytes / (s.bytes_per_second * BANDWIDTH_EFFICIENCY), rows, capacity)
+def _possible(options: argparse.Namespace, cluster: Cluster) -> list[PossibleLayout]:
+    """Return the layouts that the flags leave open."""
+    return cluster.layouts(options.layout or "auto", (options.pools,) if options.pools else POOLS)
 
 
-def _kv_choices(options: argparse.Namespace, size: ModelSize, rows: MeanRows) -> Iterator[str]:
-    """Yield, for each data type of the KV cache, the speed of the planner's choice and the perplexity."""
-    from hpcdecode.planning import planner
+def _kv_choices(options: argparse.Namespace, size: ModelSize, chosen: PossibleLayout, rows: MeanRows) -> Iterator[str]:
+    """Yield, for each data type of the KV cache, the speed of a layout and the perplexity."""
+    from hpcdecode.planning import layouts
 
     for name, perplexity in _PERPLEXITY.items():
-        machine = _machine(argparse.Namespace(**{**vars(options), "kv_dtype": name}), size)
-        choice = planner.choice(machine.capacity, machine.r_ranks, False, options.latency_limit)
-        speed = planner.choose(machine.cost, rows, choice).tokens_per_second
-        yield f"{name}: {speed:,.0f} tokens/s, perplexity x {perplexity:g}"
+        cluster, _ = _cluster(argparse.Namespace(**{**vars(options), "kv_dtype": name}), size)
+        same = next(one for one in _possible(options, cluster) if one.name == chosen.name)
+        if (plan := layouts.planned_layout(same, rows, layouts.GroupWishes(options.latency_limit))) is not None:
+            yield f"{name}: {plan.tokens_per_second:,.0f} tokens/s, perplexity x {perplexity:g}"
 
 
 COMMANDS = (_add_calibrate, _add_simulate, _add_plan)

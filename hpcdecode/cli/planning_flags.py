@@ -9,6 +9,7 @@ from hpcdecode.cli.arguments import parsed
 from hpcdecode.config import SCHEDULES, find_model, parse_bytes
 from hpcdecode.errors import UserError
 from hpcdecode.planning.servers import SERVING
+from hpcdecode.ranks.layout import LAYOUTS, POOLS
 from hpcdecode.schedule.limits import prefill_limit
 
 if TYPE_CHECKING:
@@ -19,18 +20,23 @@ WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int4": 0.5}  # 
 
 
 def add_machine(group: Group) -> None:
-    """Add the flags of a machine: an S-rank and its R-ranks."""
+    """Add the flags of a machine: S devices and R devices, and the layout of their ranks."""
     add = group.add_argument
     add("--model", required=True, metavar="DIR", help="directory of the model, of which config.json is enough")
     add("--profile", metavar="FILE", help="profile of hpcdecode calibrate, instead of data sheets")
-    help = "S-rank's device, or several that act as one, such as 4xa100 (%(default)s)"
+    help = "device of an S-rank, or several that act as one, such as 4xa100 (%(default)s)"
     add("--s-device", default="a10", metavar="NAME", help=help)
     add("--r-device", default="epyc-7003", metavar="NAME", help="device of an R-rank (%(default)s)")
-    help = "R-ranks of an S-rank (default: 4, or as in --profile); 0 for one process with both roles"
+    help = "number of S devices (%(default)s); 0 if all ranks are R devices, some of which may be S-ranks"
+    add("--s-ranks", type=int, default=1, metavar="K", help=help)
+    help = "number of R devices (default: 4, or as in --profile; none of --layout replicas)"
     add("--r-ranks", type=int, metavar="P", help=help)
+    add("--layout", choices=LAYOUTS[1:], help="layout of the ranks (default: split if there are R devices; plan: both)")
+    help = "whether all R-ranks serve every S-rank, or an even share of them each (default: shared; plan: both)"
+    add("--pools", choices=POOLS, help=help)
     help = "number of such worlds, each of which has its share of the rows (%(default)s)"
     add("--shards", type=int, default=1, metavar="N", help=help)
-    help = "memory of an R-rank's KV cache (%(default)s)"
+    help = "memory of the KV cache of an R device, in either role (%(default)s)"
     add("--kv-memory", type=parsed(parse_bytes), default="128G", metavar="SIZE", help=help)
     add("--kv-dtype", choices=WIDTHS, default="bfloat16", help="data type of the KV cache (%(default)s)")
     help = "bandwidth of the S-rank's network link in Gbit/s (%(default)s)"
@@ -61,7 +67,7 @@ def add_schedule(group: Group) -> None:
     add = group.add_argument
     help = "policy by which rows enter (%(default)s)"
     add("--schedule", choices=(*SCHEDULES, *SERVING), default="fixed-f", help=help)
-    help = "sequences that decode at once (%(default)s); the schedule fluid has no limit"
+    help = "sequences of an S-rank that decode at once (%(default)s); the schedule fluid has no limit"
     add("--batch", type=int, default=512, metavar="B", help=help)
     add("--period", type=int, metavar="F", help="steps between injections of new rows (default: max_tokens / 16)")
     help = "most tokens that a step attends to under load-control (default: the level load)"
@@ -83,6 +89,14 @@ def check(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and not min(value) >= 1:
             raise UserError(f"--{name}: expected two lengths >= 1, got {value[0]} {value[1]}")
+
+
+def require_ranks(s_ranks: int, r_ranks: int) -> None:
+    """Raise UserError if there are no such numbers of devices."""
+    if min(s_ranks, r_ranks) < 0 or s_ranks + r_ranks < 1:
+        raise UserError(
+            f"--s-ranks, --r-ranks: expected numbers of devices, one or more together, got {s_ranks} and {r_ranks}"
+        )
 
 
 def read_rows(options: argparse.Namespace) -> Lengths:

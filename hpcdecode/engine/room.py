@@ -146,4 +146,9 @@ def _kv_bytes(options: EngineOptions, team: Team, setup: Setup) -> int:
         return options.kv_memory
     here = [r for r in team.ranks if r.host == team.me.host]
     mapped = setup.mapped_bytes if any(r.has_s and r.device == "cpu" for r in here) else 0  # seem to be available
-    return int(max(available_bytes() - mapped, 0) * _MEMORY_SHARE / sum(r.has_r for r in here))
+    return kv_share(available_bytes(), mapped, sum(r.has_r for r in here))
+
+
+def kv_share(available: int, weights: int, r_ranks: int) -> int:
+    """Return the bytes of the KV cache of each R-rank of a host, from what is free there beside weights to come."""
+    return int(max(available - weights, 0) * _MEMORY_SHARE / r_ranks)

@@ -1,37 +1,155 @@
-"""B, F and lanes of a job that is about to begin, from a profile."""
+"""Layout, B, F and lanes of a job that is about to begin, from a profile."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 from statistics import fmean
 
 import msgspec
 
-from hpcdecode.config import EngineOptions
+from hpcdecode.config import STDIN, EngineOptions, Job
+from hpcdecode.data.prompts.files import resolve
+from hpcdecode.data.prompts.rows import read_rows
+from hpcdecode.data.prompts.tokenizer import Tokenizer, tokenized
 from hpcdecode.engine.engine import Engine
+from hpcdecode.engine.room import kv_share
+from hpcdecode.engine.setup import together
 from hpcdecode.errors import UserError
-from hpcdecode.planning import planner
+from hpcdecode.planning import layouts
+from hpcdecode.planning.plan_text import chosen
+from hpcdecode.planning.planner import BATCHES, MeanRows
 from hpcdecode.planning.profile import Profile, read
+from hpcdecode.ranks.layout import Wishes
+from hpcdecode.ranks.team import Team
 from hpcdecode.requests.prompt import Prompt
-from hpcdecode.schedule.auto import mean_prompt, new_tokens
+from hpcdecode.schedule.auto import LOOKAHEAD, mean_prompt, new_tokens
+
+_MOST_COUNTED = 4096  # rows
+_NO_LIMIT = 1 << 40  # tokens
+
+
+def advise(job: Job, wishes: Wishes, team: Team) -> tuple[Wishes, str]:
+    """Return the layout that the job's profile predicts to be the fastest; every rank calls this.
+
+    Args:
+        job: With a profile.
+        wishes: What is asked of the layout.
+        team: The ranks, with the roles that they have without a profile.
+
+    Returns:
+        What to ask for, and what it reaches and others would reach, to follow the layout's own line.
+
+    Raises:
+        UserError: On every rank, if the profile or the prompts cannot be used.
+    """
+    found = together(team, lambda: _advice(job, wishes, team) if team.lead else None)
+    return team.broadcast(found, tuple[Wishes, str])
+
+
+def _advice(job: Job, wishes: Wishes, team: Team) -> tuple[Wishes, str]:
+    profile = read(job.profile or "")
+    _require_ranks(job, profile, team)
+    if len(team.ranks) == 1 or wishes.s_ranks is not None or wishes.layout == "replicas":
+        return wishes, ""
+    if any(rank.gpus for rank in team.ranks) and "cuda" in (job.device or "cuda", job.r_device):
+        return wishes, ": by the rule, as the profile knows CPUs alone"
+    possible = _possible(job, wishes, profile, team)
+    if not possible:
+        return wishes, ""
+    rows = _mean_rows(job, len(team.ranks))
+    if rows is None:
+        return wishes, ": by the rule, as prompts from standard input can be read only once"
+    plans = layouts.choose_layout(possible, rows, _wanted(job))
+    best = plans[0].layout
+    if best.parts[0].r_ranks:
+        wishes = msgspec.structs.replace(wishes, layout="split", s_ranks=best.groups)
+    else:
+        wishes = msgspec.structs.replace(wishes, layout="replicas")
+    return wishes, f": {chosen(plans)}"
+
+
+def _possible(job: Job, wishes: Wishes, profile: Profile, team: Team) -> list[layouts.PossibleLayout]:
+    """Return the layouts that are asked for, that the ranks could have and that the profile speaks of."""
+    fits = team.groups[0].alone  # by the rule, which knows what the weights take
+    if fits and profile.alone is None:
+        raise UserError(
+            f"--profile {job.profile}: has no costs of replicas, so it cannot say whether a split is faster: calibrate "
+            "again, or give --layout"
+        )
+    if not profile.token_bytes:
+        return []
+    ranks = layouts.RanksAlike("", len(team.ranks), profile.alone if fits else None, *_capacities(job, profile, team))
+    return list(layouts.layouts_of_like(ranks, profile.cost, (wishes.pools,)))
+
+
+def _capacities(job: Job, profile: Profile, team: Team) -> tuple[int, int]:
+    """Return about how many KV tokens a rank will have beside one S-rank of its host, and as a replica."""
+    if job.kv_memory is not None:
+        return (int(job.kv_memory / profile.token_bytes),) * 2
+    found = []
+    for host, count in Counter(rank.host for rank in team.ranks).items():
+        here = [rank for rank in team.ranks if rank.host == host]
+        memory, weights = min(rank.memory for rank in here), max(rank.weights for rank in team.ranks)
+        sizes = kv_share(memory, weights, max(count - 1, 1)), kv_share(memory, count * weights, count)
+        found.append([int(size / profile.token_bytes) for size in sizes])
+    split, beside = map(min, zip(*found, strict=True))
+    return split, beside
+
+
+def _mean_rows(job: Job, ranks: int) -> MeanRows | None:
+    """Return the means of the first rows, and their number if it is small; None if they can be read only once."""
+    files = resolve(job.prompts)
+    if STDIN in files:
+        return None
+    wanted = job.shard.holds if job.shard else None
+    rows = read_rows(files, job.params, column=job.prompt_column, model=job.model, limit=job.limit, wanted=wanted)
+    most = min(LOOKAHEAD * ranks, _MOST_COUNTED)
+    seen = list(islice(rows, most))
+    first = [p for p in tokenized(seen[:LOOKAHEAD], Tokenizer.load(job.model), _NO_LIMIT) if isinstance(p, Prompt)]
+    if not first:
+        return MeanRows(1, 1, 1)
+    return _means(first, _NO_LIMIT, len(seen) if len(seen) < most else None)
+
+
+def _means(first: Sequence[Prompt], longest: int, count: int | None = None) -> MeanRows:
+    steps = max(fmean(new_tokens(p, longest) for p in first) - 1, 1.0)
+    return MeanRows(mean_prompt(first), steps, count)
+
+
+def _wanted(options: EngineOptions) -> layouts.GroupWishes:
+    """Return what the flags ask of every group."""
+    batches = (options.batch,) if options.batch else BATCHES
+    return layouts.GroupWishes(batches=batches, lanes=(options.lanes,) if options.lanes else None)
 
 
 def profile_for(path: str, engine: Engine) -> Profile:
     """Read a profile for an engine's job.
 
     Raises:
-        UserError: If it was not measured with the engine's model, data types and number of ranks.
+        UserError: If it was not measured with the engine's model, data types and ranks.
     """
-    profile, setup = read(path), engine.setup
-    measured = (profile.cost.layers, profile.dtype, profile.kv_dtype, 1, profile.ranks)
-    here = (len(setup.shapes), setup.dtype, setup.kv_dtype, len(engine.team.s_ranks), len(engine.team.ranks))
+    profile, setup, team = read(path), engine.setup, engine.team
+    measured = (profile.cost.layers, profile.dtype, profile.kv_dtype, profile.ranks)
+    here = (len(setup.shapes), setup.dtype, setup.kv_dtype, len(team.ranks))
     if measured != here:
-        names = ("{} layers", "{}", "KV {}", "{} S-rank of", "{} ranks")
+        names = ("{} layers", "{}", "KV {}", "{} ranks")
         said, expected = (" ".join(map(str.format, names, values)) for values in (here, measured))
         raise UserError(
             f"--profile {path}: was measured with {expected}; this job has {said}: calibrate as it will run"
         )
+    if team.groups[0].alone and profile.alone is None:
+        raise UserError(f"--profile {path}: has no costs of replicas: calibrate again, or give --layout split")
     return profile
+
+
+def _require_ranks(job: Job, profile: Profile, team: Team) -> None:
+    if profile.ranks != len(team.ranks):
+        raise UserError(
+            f"--profile {job.profile}: was measured with {profile.ranks} ranks; this job has {len(team.ranks)} ranks: "
+            "calibrate as it will run"
+        )
 
 
 def planned(profile: Profile, engine: Engine, first: Sequence[Prompt], all_rows: bool) -> EngineOptions:
@@ -49,13 +167,25 @@ def planned(profile: Profile, engine: Engine, first: Sequence[Prompt], all_rows:
     if all_rows or not first:
         return options
     capacity = min(r.kv_tokens for r in team.ranks if r.has_r)
-    longest = min(capacity, engine.max_positions)
-    rows = planner.MeanRows(mean_prompt(first), max(fmean(new_tokens(p, longest) for p in first) - 1, 1.0))
-    choice = planner.choice(capacity, profile.ranks - 1, measured=True)
-    plan = planner.choose(profile.cost, rows, choice)
+    rows = _means(first, min(capacity, engine.max_positions))
+    plan = layouts.planned_layout(_layout_of(team, profile, capacity), rows, _wanted(options))
+    if plan is None:
+        return options
+    group = min(plan.groups, key=lambda group: group.batch)
     return msgspec.structs.replace(
         options,
-        batch=options.batch or max(plan.batch, *(p.params.samples for p in first)),
-        period=options.period or plan.rows.period,
-        lanes=options.lanes or plan.lanes,
+        batch=options.batch or max(group.batch, *(p.params.samples for p in first)),
+        period=options.period or group.rows.period,
+        lanes=options.lanes or group.lanes,
     )
+
+
+def _layout_of(team: Team, profile: Profile, capacity: int) -> layouts.PossibleLayout:
+    """Return the layout that a team has, at a profile's costs."""
+    count = len(team.groups)
+    if team.groups[0].alone:
+        found = layouts.replicas(layouts.RanksAlike("", count, profile.alone, capacity, capacity))
+        assert found is not None, "replicas have costs and room"
+        return found
+    pools = "own" if any(rank.serves is not None for rank in team.ranks) else "shared"
+    return layouts.split(profile.cost, capacity, count, len(team.r_ranks), pools)

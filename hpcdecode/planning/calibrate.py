@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import torch
 
 from hpcdecode.attention.base import LayerShape, bytes_per_token
-from hpcdecode.model import SplitModel, load_split
+from hpcdecode.config import EngineOptions
+from hpcdecode.engine import setup
+from hpcdecode.engine.setup import weight_facts
+from hpcdecode.model import SplitModel
 from hpcdecode.planning.fit import Sample, fit
 from hpcdecode.planning.profile import Profile
 from hpcdecode.planning.steady import Steady
-from hpcdecode.planning.steady_load import SteadyLoad
+from hpcdecode.planning.steady_load import OperationSeconds, SteadyLoad
+from hpcdecode.ranks.layout import against_replicas
 from hpcdecode.ranks.team import Team, assemble
 from hpcdecode.report.benchmark import machine
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+logger = logging.getLogger(__name__)
 _BATCHES = (4, 16, 32, 64, 128, 256)  # of a lane
 _SHORT = 64  # tokens of context
 _ATTENDED = ((32, 64), (128, 64), (64, 256), (16, 1024))  # sequences, tokens of context
@@ -33,59 +41,89 @@ _KV_BYTES = 1 << 30  # of an R-rank at most
 
 
 class Calibration:
-    """Measures a model on one S-rank and the R-ranks of a team, or on one process that is both.
+    """Measures a model on the ranks of a team: on one S-rank and its R-ranks, and on every rank as a replica.
 
-    Every rank calls the same methods.
+    Replicas are measured all at once, since they share the memory's bandwidth. One process is both. Every rank calls
+    the same methods.
 
     Args:
-        team: The ranks.
-        model: On the S-rank, else None.
+        team: The ranks, of which one is the S-rank.
+        model: On the S-rank; on every rank if replicas are to be measured as well; else None.
         directory: Of the model.
         kv_dtype: Data type of the KV cache; None for that of the model.
 
     Attributes:
-        steady: Runs the loads.
-        loads: What is measured in every pass.
-        samples: What was measured so far.
+        samples: What was measured of the split so far.
+        replica_samples: What was measured of replicas so far, the mean over them.
     """
 
     def __init__(self, team: Team, model: SplitModel | None, directory: str, kv_dtype: str | None):
         torch.set_num_threads(team.me.threads)
         shapes = team.broadcast(list(model.attends) if model else None, list[LayerShape])
         self.team, self.directory = team, directory
-        self.steady = Steady(team, shapes, model, kv_dtype)
-        width = bytes_per_token(shapes, self.steady.kv_dtype)
-        capacity = int(_KV_BYTES / width) * len(team.r_ranks)
-        self.loads = [load for load in _loads(team.comm is not None) if load.batch * load.context <= capacity]
+        self._steady = Steady(team, shapes, model if team.me.has_s else None, kv_dtype)
+        self._loads = self._fitting(team.comm is not None, len(team.r_ranks))
+        self._replica: Steady | None = None
+        self._replica_loads: list[SteadyLoad] = []
+        if team.comm is not None and all(team.gather_all(model is not None, bool)):
+            alone = Team(None, [msgspec.structs.replace(team.me, role="SR")])
+            self._replica = Steady(alone, shapes, model, kv_dtype, beside=team)
+            self._replica_loads = self._fitting(False, 1)
         self.samples: list[Sample] = []
-        for load in self.loads:  # products have their kernels made, and are not counted
-            self.steady.run(replace(load, steps=2))
+        self.replica_samples: list[Sample] = []
+        for load in self._loads:  # products have their kernels made, and are not counted
+            self._steady.run(replace(load, steps=2))
+        for load in self._replica_loads:
+            self._run_replicas(replace(load, steps=2))
 
     def measure(self) -> None:
         """Measure all loads once."""
-        self.samples += [Sample(load, self.steady.run(load)) for load in self.loads]
+        self.samples += [Sample(load, self._steady.run(load)) for load in self._loads]
+        self.replica_samples += [Sample(load, [self._run_replicas(load)]) for load in self._replica_loads]
 
     def profile(self) -> Profile:
         """Return the profile by the passes so far; it is the same on every rank."""
-        steady = self.steady
-        cost = fit(self.samples, len(steady.shapes))
-        size = len(self.team.ranks)
-        return Profile(machine(), self.directory, steady.dtype, steady.kv_dtype, size, cost, self._spread())
+        steady, layers = self._steady, len(self._steady.shapes)
+        return Profile(
+            machine=machine(),
+            model=self.directory,
+            dtype=steady.dtype,
+            kv_dtype=steady.kv_dtype,
+            ranks=len(self.team.ranks),
+            cost=fit(self.samples, layers),
+            spread={**_spread(self.samples, ""), **_spread(self.replica_samples, "replicas: ")},
+            replica=fit(self.replica_samples, layers) if self.replica_samples else None,
+            token_bytes=bytes_per_token(steady.shapes, steady.kv_dtype),
+        )
 
-    def _spread(self) -> dict[str, tuple[float, float]]:
-        """Return the quartiles of the passes' steps over their median, by a name of the load."""
-        steps: dict[str, list[float]] = defaultdict(list)
-        for load, ranks in self.samples:
-            prompts = f", {load.chunk} of prompts of {load.prompt}" if load.prompt else ""
-            steps[f"{load.lanes} x {load.lane_batch} at {load.context}{prompts}"].append(ranks[0]["step"])
-        quartiles = {name: np.quantile(own, [0.25, 0.75]) / median(own) for name, own in steps.items()}
-        return {name: (round(float(low), 3), round(float(high), 3)) for name, (low, high) in quartiles.items()}
+    def _run_replicas(self, load: SteadyLoad) -> OperationSeconds:
+        """Return the seconds of a replica's step by operation, the mean over all of them."""
+        assert self._replica is not None, "replicas: expected a model on every rank"
+        every = self.team.gather_all(self._replica.run(load)[0], dict[str, float])
+        return {o: fmean(own.get(o, 0.0) for own in every) for o in {o for own in every for o in own}}
+
+    def _fitting(self, several: bool, r_ranks: int) -> list[SteadyLoad]:
+        """Return the loads whose KV cache fits."""
+        capacity = int(_KV_BYTES / bytes_per_token(self._steady.shapes, self._steady.kv_dtype)) * r_ranks
+        return [load for load in _loads(several) if load.batch * load.context <= capacity]
+
+
+def _spread(samples: Sequence[Sample], kind: str) -> dict[str, tuple[float, float]]:
+    """Return the quartiles of the passes' steps over their median, by a name of the load that begins with `kind`."""
+    steps: dict[str, list[float]] = defaultdict(list)
+    for load, ranks in samples:
+        prompts = f", {load.chunk} of prompts of {load.prompt}" if load.prompt else ""
+        steps[f"{kind}{load.lanes} x {load.lane_batch} at {load.context}{prompts}"].append(ranks[0]["step"])
+    quartiles = {name: np.quantile(own, [0.25, 0.75]) / median(own) for name, own in steps.items()}
+    return {name: (round(float(low), 3), round(float(high), 3)) for name, (low, high) in quartiles.items()}
 
 
 def calibrate(
     comm: MPI.Intracomm | None, directory: str, dtype: str | None, kv_dtype: str | None, passes: int
 ) -> Profile | None:
     """Measure a model; return its profile on the S-rank, None on R-ranks.
+
+    Replicas are measured where the weights fit on every rank.
 
     Args:
         comm: The ranks; None for one process.
@@ -97,12 +135,17 @@ def calibrate(
     Raises:
         UserError: If the model cannot be loaded.
     """
-    from hpcdecode.engine.setup import auto_dtype, together
-
-    team = assemble(comm)
+    options = EngineOptions(model=directory, dtype=dtype)
+    team = assemble(comm, weights=weight_facts(options))
     team.pin()
-    load = lambda: load_split(directory, dtype=dtype or auto_dtype(directory)) if team.lead else None  # noqa: E731
-    calibration = Calibration(team, together(team, load), directory, kv_dtype)
+    why_not = against_replicas(team.ranks) or (None if all(r.weights for r in team.ranks) else "no weights on a rank")
+    holders = team
+    if comm is not None and why_not is None:
+        holders = Team(comm, [msgspec.structs.replace(rank, role="SR") for rank in team.ranks])
+    elif comm is not None and team.lead:
+        logger.warning(f"replicas are not measured: {why_not}")
+    loaded = setup.load(options, holders)[1]
+    calibration = Calibration(team, loaded and loaded.model, directory, kv_dtype)
     for _ in range(passes):
         calibration.measure()
     return calibration.profile() if team.lead else None

@@ -32,7 +32,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcdecode.errors import UserError
 from hpcdecode.planning.hardware import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, Device
 from hpcdecode.planning.model_size import ELEMENT_BYTES, ModelSize
 
@@ -138,35 +137,39 @@ class LaneSeconds(msgspec.Struct, frozen=True):
     latency: float
 
 
-def step_seconds(lanes: Sequence[LaneSeconds], shared_core_fraction: float = 0.0) -> float:
-    """Return the seconds of one step of all lanes, without their logits.
+def step_seconds(groups: Sequence[Sequence[LaneSeconds]], shared_core_fraction: float = 0.0, alike: int = 1) -> float:
+    """Return the seconds of one step of groups on the same R-ranks, without their logits.
 
-    The lanes take turns on the same ranks, as the two mini-batches of FastDecode do. So a step takes the longest of:
+    The lanes of a group take turns on the same ranks, as the two mini-batches of FastDecode do. Groups take turns on
+    R-ranks that they share (`--pools shared`), and step together. So a step takes the longest of:
 
-    1. the S-rank: sum of s over the lanes;
-    2. the busiest R-rank i: sum of r[i] over the lanes;
-    3. shared cores: shared_core_fraction * (sum of s + sum of r over lanes and R-ranks);
-    4. the wire: sum of wire over the lanes;
+    1. an S-rank: sum of s over the lanes of its group;
+    2. the busiest R-rank i: sum of r[i] over the lanes of all groups;
+    3. shared cores: shared_core_fraction * (sum of s + sum of r over all lanes and R-ranks);
+    4. the wire: sum of wire over the lanes of a group at its S-rank, 1 / R-ranks of that of all groups at an R-rank;
     5. the longest way of one lane: s + wire + latency + max(max r, shared_core_fraction * sum r).
 
     Args:
-        lanes: What every lane needs, at least one.
+        groups: What every lane needs, by group; at least one lane each.
         shared_core_fraction: As of `Cost`.
+        alike: How often each of these groups is there.
     """
-    s_rank = sum(lane.s_rank for lane in lanes)
-    r_ranks = r_rank_seconds(lanes)
+    s_ranks = [sum(lane.s_rank for lane in lanes) for lanes in groups]
+    wires = [sum(lane.wire for lane in lanes) for lanes in groups]
+    r_ranks = alike * r_rank_seconds(groups)
     return max(
-        s_rank,
+        *s_ranks,
         float(r_ranks.max()),
-        shared_core_fraction * (s_rank + float(r_ranks.sum())),
-        sum(lane.wire for lane in lanes),
-        max(_round_trip_seconds(lane, shared_core_fraction) for lane in lanes),
+        shared_core_fraction * (alike * sum(s_ranks) + float(r_ranks.sum())),
+        *wires,
+        alike * sum(wires) / len(r_ranks),
+        *(_round_trip_seconds(lane, shared_core_fraction) for lanes in groups for lane in lanes),
     )
 
 
-def r_rank_seconds(lanes: Sequence[LaneSeconds]) -> NDArray[np.float64]:
-    """Return the seconds of every R-rank, all lanes together, [R-ranks]."""
-    seconds: NDArray[np.float64] = reduce(add, (lane.r_ranks for lane in lanes))
+def r_rank_seconds(groups: Sequence[Sequence[LaneSeconds]]) -> NDArray[np.float64]:
+    """Return the seconds of every R-rank, all lanes of all groups together, [R-ranks]."""
+    seconds: NDArray[np.float64] = reduce(add, (lane.r_ranks for lanes in groups for lane in lanes))
     return seconds
 
 
@@ -200,12 +203,7 @@ def of_devices(
         link_bytes_per_second: In and out of the S-rank; infinite for no wire.
         message_latency_seconds: One message, one way.
         kv_element_bytes: Bytes of an element of the KV cache.
-
-    Raises:
-        UserError: If the S device has no rate of matrix products.
     """
-    if not s.flop_per_second:
-        raise UserError(f"S device: expected one with a rate of matrix products, got {s.name}; calibrate on it instead")
     flop_per_second = s.flop_per_second * COMPUTE_EFFICIENCY
     all_reduce = _all_reduce_seconds_per_token(size, s)
     return Cost(
@@ -224,6 +222,18 @@ def of_devices(
         wire_seconds_per_token=size.wire_bytes_per_token / link_bytes_per_second,
         message_latency_seconds=message_latency_seconds,
     )
+
+
+def of_device_alone(size: ModelSize, device: Device, kv_element_bytes: float = ELEMENT_BYTES) -> Cost:
+    """Return the cost by data sheets of a rank of both roles: no wire, and one thing at a time.
+
+    Args:
+        size: The model.
+        device: Holds weights and KV cache.
+        kv_element_bytes: Bytes of an element of the KV cache.
+    """
+    cost = of_devices(size, device, device, float("inf"), 0.0, kv_element_bytes)
+    return msgspec.structs.replace(cost, shared_core_fraction=1.0)
 
 
 def _linear_seconds(weights: int, s: Device) -> list[float]:

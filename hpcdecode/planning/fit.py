@@ -101,7 +101,7 @@ def predicted(cost: Cost, load: SteadyLoad, ranks: int) -> float:
     sequences = np.array([(batch + parts - 1 - i) // parts for i in range(parts)])
     attended = sequences * load.attended_tokens
     lane = cost.lane_seconds(batch + load.chunk, load.chunk, load.pairs, attended, sequences)
-    return step_seconds([lane] * load.lanes, cost.shared_core_fraction) + load.lanes * cost.logits_seconds(batch)
+    return step_seconds([[lane] * load.lanes], cost.shared_core_fraction) + load.lanes * cost.logits_seconds(batch)
 
 
 class _AttendCosts(NamedTuple):

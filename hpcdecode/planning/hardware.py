@@ -21,7 +21,7 @@ class Device:
 
     Attributes:
         name: As in DEVICES, with the count before it if there are several.
-        flop_per_second: Dense bfloat16 products with float32 accumulation; 0 for devices that serve as R-ranks only.
+        flop_per_second: Dense bfloat16 products with float32 accumulation; float32 products where there are none.
         bytes_per_second: Bandwidth of its memory.
         memory_bytes: Size of its memory; None if the owner chooses it.
         source: Where the figures are from.
@@ -41,7 +41,17 @@ class Device:
 
 
 _PCIE4, _PCIE5 = 31.5e9, 63e9  # 16 lanes of 16 or 32 GT/s, 128b/130b, one way
-_DDR = "channels x 8 bytes x transfer rate, two sockets: "
+_DDR = "channels x 8 bytes x transfer rate, two sockets"
+
+
+def _sockets(
+    name: str, processor: str, cores: int, hertz: float, flop: int, kind: str, memory: str, bytes_per_second: float
+) -> Device:
+    """Return a node of two sockets: FLOP/s are cores x base clock x FLOP of a core and cycle."""
+    source = f"two of {processor}: {cores} cores x {hertz / 1e9:g} GHz x {flop} FLOP of {kind}; {_DDR}: {memory}"
+    return Device(name, 2 * cores * hertz * flop, bytes_per_second, None, source)
+
+
 DEVICES = {
     d.name: d
     for d in (
@@ -53,10 +63,10 @@ DEVICES = {
             "rtx3090", 71e12, 936e9, 24e9, "NVIDIA Ampere GA102 white paper, dense, FP32 accumulate", _PCIE4, _PCIE4
         ),
         Device("rtx4090", 165.2e12, 1008e9, 24e9, "NVIDIA Ada white paper, dense, FP32 accumulate", _PCIE4, _PCIE4),
-        Device("epyc-7003", 0, 409.6e9, None, f"{_DDR}AMD EPYC 7003, 8 of DDR4-3200"),
-        Device("epyc-9004", 0, 921.6e9, None, f"{_DDR}AMD EPYC 9004, 12 of DDR5-4800"),
-        Device("xeon-gen3", 0, 409.6e9, None, f"{_DDR}Intel Xeon Scalable, third generation, 8 of DDR4-3200"),
-        Device("xeon-gen4", 0, 614.4e9, None, f"{_DDR}Intel Xeon Scalable, fourth generation, 8 of DDR5-4800"),
+        _sockets("epyc-7003", "AMD EPYC 7763", 64, 2.45e9, 32, "float32, AVX2", "8 of DDR4-3200", 409.6e9),
+        _sockets("epyc-9004", "AMD EPYC 9654", 96, 2.4e9, 64, "bfloat16, AVX-512", "12 of DDR5-4800", 921.6e9),
+        _sockets("xeon-gen3", "Intel Xeon 8380", 40, 2.3e9, 64, "float32, AVX-512", "8 of DDR4-3200", 409.6e9),
+        _sockets("xeon-gen4", "Intel Xeon 8480+", 56, 2.0e9, 1024, "bfloat16, AMX", "8 of DDR5-4800", 614.4e9),
     )
 }
 

@@ -28,7 +28,7 @@ class Outcome(msgspec.Struct, frozen=True):
         refused: Rows that could never run.
         tokens: Tokens that were generated.
         steps: Decode steps.
-        s_seconds: Busy seconds of the S-rank.
+        s_seconds: Busy seconds of an S-rank, the mean over the S-ranks.
         r_seconds: Busy seconds of an R-rank, the mean over the R-ranks.
         peak_load: Most tokens that a step attended to.
         load: (seconds, tokens) over time, at most twice 512 samples.
@@ -72,7 +72,7 @@ class LoadHistory:
         self._seen, self._every = 0, 1
 
     def add(self, seconds: float, tokens: int) -> None:
-        """Count a step that ends at `seconds` and attends to `tokens` tokens."""
+        """Count a step at `seconds` that attends to `tokens` tokens, of all groups."""
         self.peak = max(self.peak, tokens)
         self._seen += 1
         if self._seen % self._every == 0:

@@ -1,11 +1,13 @@
-"""What `hpcdecode plan` prints: a setting, with the formula behind every choice."""
+"""What `hpcdecode plan` and jobs with a profile say of layouts: what was chosen, and what others would reach."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from hpcdecode.planning.layouts import GroupsAlike, PlannedLayout
 from hpcdecode.planning.model_size import ModelSize
-from hpcdecode.planning.planner import ENOUGH, Candidate
+from hpcdecode.planning.planner import Candidate
 from hpcdecode.schedule.auto import FULL
 
 
@@ -13,70 +15,92 @@ class HourlyPrices(NamedTuple):
     """Prices of an hour; 0 if they are not known.
 
     Attributes:
-        s_rank: Of the S-rank.
-        r_rank: Of an R-rank.
+        s_rank: Of an S device.
+        r_rank: Of an R device.
     """
 
     s_rank: float
     r_rank: float
 
 
-def text(
-    plan: Candidate,
-    more: Candidate | None,
-    single: Candidate | None,
-    capacity: int,
-    size: ModelSize,
-    prices: HourlyPrices,
-    profiled: bool,
-) -> str:
-    """Return the choice with the formulas behind it.
+def text(plans: Sequence[PlannedLayout], more: PlannedLayout | None, size: ModelSize, prices: HourlyPrices) -> str:
+    """Return the choice, with the formulas behind it, and what the other layouts reach.
 
     Args:
-        plan: The choice.
-        more: With another R-rank, or None if that cannot be said.
-        single: The S device alone, or None if nothing fits there.
-        capacity: KV tokens of an R-rank.
+        plans: The choice, then the best of other kinds.
+        more: The choice with another R-rank, or None if that cannot be said.
         size: The model.
         prices: Of an hour.
-        profiled: Whether the costs were measured; then nothing is known of the S device alone.
     """
-    rows, step, near = plan.rows, plan.step, f"within {1 - ENOUGH:.0%} of the fastest"
-    micro_batch, held = plan.batch * rows.period / rows.steps, plan.load / plan.r_ranks / capacity
-    balance, room = plan.r_ranks * step.r_rank / max(step.s_rank, 1e-12), FULL * capacity * plan.r_ranks
-    lines = [
-        f"--batch {plan.batch} --period {rows.period} --lanes {plan.lanes}, {plan.r_ranks} R-ranks: "
-        f"{plan.tokens_per_second:,.0f} tokens/s predicted",
-        f"F: S/{rows.injections} of S = {rows.steps:,.0f} steps; M = B*F/S = {micro_batch:,.1f} rows a period",
-        f"B: the smallest {near}; B*(p + (S+F)/2) = {plan.load:,.0f} tokens <= {FULL}*C*P = {room:,.0f}",
-        f"P: the fewest {near}; attention takes as long as the S-part with P = {balance:,.1f}",
-        f"latency: S*step = {rows.steps:,.0f} * {step.total * 1e3:,.1f} ms = {plan.latency:,.1f} s to decode a row",
-        f"a step: S {step.s_rank * 1e3:,.1f} ms, R {step.r_rank * 1e3:,.1f}, wire {step.wire * 1e3:,.1f}; "
-        f"bottleneck: {plan.bottleneck}",
-        f"memory: {size.weight_bytes / 1e9:,.1f} GB of weights on S, {held:.0%} of an R-rank's KV",
-    ]
+    best, *others = plans
+    lines = [f"layout: {best.layout.name}: {best.tokens_per_second:,.0f} tokens/s predicted ({best.layout.flags})"]
+    for part, group in zip(best.layout.parts, best.groups, strict=True):
+        lines += _group(part, group, size)
     if more:
-        lines.append(f"one more R-rank: {more.tokens_per_second / plan.tokens_per_second - 1:+.1%} tokens/s")
+        lines[-1] += f"; one more R-rank: {more.tokens_per_second / best.tokens_per_second - 1:+.1%}"
+    if others:
+        lines.append("others: " + "; ".join(_other(plan, best) for plan in others))
     if any(prices):
-        price = _price_of_a_million_tokens(plan, prices.s_rank + plan.r_ranks * prices.r_rank)
-        lines.append(f"a million tokens: {price:,.2f}")
-    if not profiled:
-        lines += _comparison(plan, single, prices)
+        lines.append("a million tokens: " + "; ".join(f"{plan.layout.name} {_price(plan, prices)}" for plan in plans))
     return "\n".join(lines)
 
 
-def _comparison(plan: Candidate, single: Candidate | None, prices: HourlyPrices) -> list[str]:
-    """Return lines that compare the split with the S device alone."""
-    if single is None:
-        return ["the S device alone: the model and its KV cache do not fit; the split is what runs"]
-    ratio = plan.tokens_per_second / single.tokens_per_second
-    said = f"the S device alone, B = {single.batch}: {single.tokens_per_second:,.0f} tokens/s; the split: {ratio:.2f}x"
-    if any(prices):
-        said += f"; {_price_of_a_million_tokens(single, prices.s_rank):,.2f} a million tokens"
-    if ratio > 1:
-        return [said]
-    return [said, "the split does not pay: run the S device alone, its KV cache in its own memory"]
+def chosen(plans: Sequence[PlannedLayout]) -> str:
+    """Return, for a job, what was chosen, and on a line each what the others are predicted to reach."""
+    best, *others = plans
+    lines = [f"{best.tokens_per_second:,.0f} tokens/s predicted"]
+    lines += [
+        f"  {plan.layout.name}: {plan.tokens_per_second / best.tokens_per_second:.2f} of that ({plan.layout.flags})"
+        for plan in others
+    ]
+    return "\n".join(lines)
 
 
-def _price_of_a_million_tokens(plan: Candidate, price_of_an_hour: float) -> float:
-    return price_of_an_hour / 3600 / plan.tokens_per_second * 1e6
+def _group(part: GroupsAlike, group: Candidate, size: ModelSize) -> Iterator[str]:
+    """Yield the lines of a group: its setting and a step, and what limits it."""
+    rows, step = group.rows, group.step
+    busy = f"S {step.s_rank * 1e3:,.1f} ms, R {step.r_rank * 1e3:,.1f}, wire {step.wire * 1e3:,.1f}"
+    yield (
+        f"each {_what(part)}: --batch {group.batch} --period {rows.period} --lanes {group.lanes}, "
+        f"F = S/{rows.injections} of S = {rows.steps:,.0f}; a step: {busy}, in all {step.total * 1e3:,.1f}; "
+        f"bottleneck: {_bottleneck(part, group)}"
+    )
+    held = FULL * part.capacity * max(part.r_ranks, 1) / part.sharing
+    yield (
+        f"  a row decodes in {group.latency:,.1f} s; {size.weight_bytes / 1e9:,.1f} GB of weights; "
+        f"KV of B*(p + (S+F)/2) = {group.load:,.0f} tokens <= {FULL}*C = {held:,.0f}" + _balance(part, group)
+    )
+
+
+def _what(part: GroupsAlike) -> str:
+    if not part.r_ranks:
+        return f"{part.device} replica".strip()
+    return f"S-rank with {part.r_ranks} R-ranks" + f" that serve all {part.sharing}" * (part.sharing > 1)
+
+
+def _bottleneck(part: GroupsAlike, group: Candidate) -> str:
+    """Return what a step waits for; of a rank of both roles, which does one thing at a time, what takes longer."""
+    if part.r_ranks:
+        return group.bottleneck
+    return "S" if group.step.s_rank > group.step.r_rank else "R"
+
+
+def _balance(part: GroupsAlike, group: Candidate) -> str:
+    """Return with how many R-ranks in all attention would take as long as the S-part."""
+    if not part.r_ranks:
+        return ""
+    pools = part.count / part.sharing
+    return f"; S and R balance at P = {pools * part.r_ranks * group.step.r_rank / max(group.step.s_rank, 1e-12):,.1f}"
+
+
+def _other(plan: PlannedLayout, best: PlannedLayout) -> str:
+    groups = list(zip(plan.layout.parts, plan.groups, strict=True))
+    sizes = " + ".join(f"{part.count}*{group.batch}" for part, group in groups)
+    waits = "/".join(dict.fromkeys(_bottleneck(part, group).split(":")[0] for part, group in groups))
+    ratio = plan.tokens_per_second / best.tokens_per_second
+    return f"{plan.layout.name} {plan.tokens_per_second:,.0f} ({ratio:.2f}; B {sizes}, bottleneck {waits})"
+
+
+def _price(plan: PlannedLayout, prices: HourlyPrices) -> str:
+    hour = plan.layout.s_ranks * prices.s_rank + plan.layout.r_ranks * prices.r_rank
+    return f"{hour / 3600 / plan.tokens_per_second * 1e6:,.2f}"

@@ -1,7 +1,8 @@
-"""B, F, lanes and the number of R-ranks P, by the formulas of the steady state.
+"""B, F, lanes and the number of R-ranks P of a group, by the formulas of the steady state.
 
-Rows have p prompt tokens and decode for S steps, with fixed F. B sequences hold B*(p + (S+F)/2) tokens at the peak
-(FastDecode, section 4.2, which has p = 0). They bring B/(S+1) prompts a step.
+A group is an S-rank and its R-ranks, or a rank of both roles; `layouts` adds groups up. Rows have p prompt tokens and
+decode for S steps, with fixed F. B sequences hold B*(p + (S+F)/2) tokens at the peak (FastDecode, section 4.2, which
+has p = 0). They bring B/(S+1) prompts a step.
 """
 
 from __future__ import annotations
@@ -11,15 +12,14 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
-from msgspec import structs
 
-from hpcdecode.errors import UserError
 from hpcdecode.planning.cost import Cost, step_seconds
 from hpcdecode.schedule.auto import FULL, PERIODS
 
 ENOUGH = 0.97  # of the best speed: fewer R-ranks, or a smaller batch, are taken if they reach it
 _INJECTIONS = (PERIODS, PERIODS // 2, PERIODS // 4)  # tried if a job has few rows: it fills sooner
-_BATCHES = [n for i in range(3, 15) for n in (1 << i, 3 << (i - 1))]
+SPLIT_LANES = (1, 2, 3, 4)  # of a group with R-ranks of its own; one rank of both roles has nothing to overlap
+BATCHES = tuple(n for i in range(3, 15) for n in (1 << i, 3 << (i - 1)))
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,10 @@ class Candidate:
     """A setting, and what it comes to.
 
     Attributes:
-        batch: B, of all lanes.
+        batch: B, of all lanes of the group.
         lanes: Number of lanes.
-        r_ranks: P.
+        r_ranks: P; 1 for a rank of both roles.
+        groups: K, groups alike that these R-ranks serve.
         rows: The workload.
         step: Seconds of a step of the steady state.
         half_step: Seconds of a step with half of the batch.
@@ -82,13 +83,14 @@ class Candidate:
     batch: int
     lanes: int
     r_ranks: int
+    groups: int
     rows: MeanRows
     step: StepSeconds
     half_step: float
 
     @property
     def tokens_per_second(self) -> float:
-        """Return the generated tokens per second.
+        """Return the generated tokens per second of one group.
 
         Many rows: B/T * (S+1)/S. That is FastDecode's E = B/T(B) with T the whole step; a row's first token comes with
         its prompt. A number of rows adds a start of S-F steps and an end of S steps, at half of the batch on average.
@@ -102,7 +104,7 @@ class Candidate:
 
     @property
     def load(self) -> float:
-        """Return B*(p + (S+F)/2), the tokens of the peak load (FastDecode, section 4.2)."""
+        """Return B*(p + (S+F)/2), the tokens of the group's peak load (FastDecode, section 4.2)."""
         return self.batch * self.rows.peak
 
     @property
@@ -119,13 +121,23 @@ class Candidate:
         return longest if enough else "the way there and back: more lanes or a larger batch"
 
 
-def predict(cost: Cost, rows: MeanRows, batch: int, lanes: int, r_ranks: int) -> Candidate:
-    """Return the steady state with lanes of one size and R-ranks of one load."""
-    half, full = (_step(cost, rows, lane_batch, lanes, r_ranks) for lane_batch in (batch / lanes / 2, batch / lanes))
-    return Candidate(batch, lanes, r_ranks, rows, full, half.total)
+def predict(cost: Cost, rows: MeanRows, batch: int, lanes: int, r_ranks: int, groups: int = 1) -> Candidate:
+    """Return the steady state of a group, with lanes of one size and R-ranks of one load.
+
+    Args:
+        cost: Of the group.
+        rows: Its workload.
+        batch: B of the group.
+        lanes: Of the group.
+        r_ranks: P, that its attention is spread over.
+        groups: K, groups alike that these R-ranks serve: each of them has K times the work of one group.
+    """
+    sizes = batch / lanes / 2, batch / lanes
+    half, full = (_step(cost, rows, lane_batch, lanes, r_ranks, groups) for lane_batch in sizes)
+    return Candidate(batch, lanes, r_ranks, groups, rows, full, half.total)
 
 
-def _step(cost: Cost, rows: MeanRows, lane_batch: float, lanes: int, r_ranks: int) -> StepSeconds:
+def _step(cost: Cost, rows: MeanRows, lane_batch: float, lanes: int, r_ranks: int, groups: int) -> StepSeconds:
     """Return the mean step with `lane_batch` sequences a lane, which bring lane_batch/(S+1) prompts."""
     prompts = lane_batch / (rows.steps + 1)
     prompt_tokens, pairs = prompts * rows.prompt, prompts * rows.prompt * (rows.prompt + 1) / 2
@@ -134,92 +146,37 @@ def _step(cost: Cost, rows: MeanRows, lane_batch: float, lanes: int, r_ranks: in
     lane = cost.lane_seconds(tokens, prompt_tokens, pairs, attended, sequences)
     logits = lanes * cost.logits_seconds(lane_batch)
     return StepSeconds(
-        total=step_seconds([lane] * lanes, cost.shared_core_fraction) + logits,
+        total=step_seconds([[lane] * lanes], cost.shared_core_fraction, groups) + logits,
         s_rank=lanes * lane.s_rank + logits,
-        r_rank=lanes * float(lane.r_ranks.max()),
+        r_rank=groups * lanes * float(lane.r_ranks.max()),
         wire=lanes * lane.wire,
     )
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What to choose from.
+    """What to choose from for a group.
 
     Attributes:
         capacity: KV tokens of an R-rank.
-        r_ranks: Numbers of R-ranks, ascending.
+        r_ranks: P, that the attention is spread over.
+        groups: K, groups alike that share the R-ranks and their capacity.
         lanes: Numbers of lanes.
+        batches: Values of B, ascending.
         latency: Most seconds in which a row may decode; None for any.
     """
 
     capacity: int
-    r_ranks: Sequence[int]
-    lanes: Sequence[int] = (2, 3, 4)
+    r_ranks: int
+    groups: int = 1
+    lanes: Sequence[int] = SPLIT_LANES
+    batches: Sequence[int] = BATCHES
     latency: float | None = None
 
 
-def choice(capacity: int, r_ranks: int, measured: bool, latency: float | None = None) -> Choice:
-    """Return what a planner may choose from.
-
-    Args:
-        capacity: KV tokens of an R-rank.
-        r_ranks: The most R-ranks there can be; 0 for one process.
-        measured: Whether the costs are those of exactly so many R-ranks, so that there cannot be fewer.
-        latency: Most seconds in which a row may decode; None for any.
-    """
-    if not measured:
-        return Choice(capacity, range(1, r_ranks + 1), latency=latency)
-    return Choice(capacity, (max(r_ranks, 1),), (1, 2, 3, 4) if r_ranks else (1,), latency)
-
-
-def choose(cost: Cost, rows: MeanRows, choice: Choice) -> Candidate:
-    """Return the setting with the fewest R-ranks that reaches ENOUGH of the best speed.
-
-    Raises:
-        UserError: If nothing fits.
-    """
-    fastest = [best for p in choice.r_ranks if (best := _fastest(cost, rows, choice, p))]
-    if not fastest:
-        most_ranks = max(choice.r_ranks)
-        raise UserError(
-            f"expected room and time for {_BATCHES[0]} sequences, got none: {most_ranks} R-ranks hold "
-            f"{choice.capacity * most_ranks:,} tokens, a sequence takes {rows.peak:,.0f}; raise --kv-memory, "
-            "--r-ranks or --latency-limit"
-        )
-    best_speed = max(plan.tokens_per_second for plan in fastest)
-    return next(plan for plan in fastest if plan.tokens_per_second >= ENOUGH * best_speed)
-
-
-def one_more(cost: Cost, plan: Candidate, choice: Choice) -> Candidate:
-    """Return the plan with another R-rank, with the same batch or the best one, whichever is faster."""
-    ranks = plan.r_ranks + 1
-    same = predict(cost, plan.rows, plan.batch, plan.lanes, ranks)
-    return max(same, _fastest(cost, plan.rows, choice, ranks) or same, key=lambda p: p.tokens_per_second)
-
-
-def alone(cost: Cost, attend_seconds_per_cached_token: float, rows: MeanRows, capacity: int) -> Candidate | None:
-    """Return the fastest setting of the S device alone, or None if nothing fits.
-
-    Args:
-        cost: Of the split.
-        attend_seconds_per_cached_token: Of the S device, with the KV cache in its own memory.
-        rows: The workload.
-        capacity: KV tokens of that memory.
-    """
-    local = structs.replace(
-        cost,
-        attend_seconds_per_cached_token=attend_seconds_per_cached_token,
-        attend_seconds_per_sequence=0.0,
-        wire_seconds_per_token=0.0,
-        message_latency_seconds=0.0,
-    )
-    plans = [predict(local, rows, b, 1, 1) for b in _BATCHES if b * rows.peak <= FULL * capacity]
-    return max(plans, key=lambda p: p.tokens_per_second, default=None)
-
-
-def _fastest(cost: Cost, rows: MeanRows, choice: Choice, r_ranks: int) -> Candidate | None:
-    """Return the smallest batch that reaches ENOUGH of the best speed with `r_ranks` R-ranks, or None."""
-    plans = list(_settings(cost, rows, choice, r_ranks))
+def fastest(cost: Cost, rows: MeanRows, choice: Choice) -> Candidate | None:
+    """Return the smallest batch of a group that reaches ENOUGH of the best speed, or None if nothing fits."""
+    plans = list(_settings(cost, rows, choice))
     if not plans:
         return None
     best_speed = max(plan.tokens_per_second for plan in plans)
@@ -227,11 +184,12 @@ def _fastest(cost: Cost, rows: MeanRows, choice: Choice, r_ranks: int) -> Candid
     return min(fast, key=lambda p: (p.batch, -p.tokens_per_second))
 
 
-def _settings(cost: Cost, rows: MeanRows, choice: Choice, r_ranks: int) -> Iterator[Candidate]:
+def _settings(cost: Cost, rows: MeanRows, choice: Choice) -> Iterator[Candidate]:
     """Yield the settings whose peak load fits, and whose latency is within the limit."""
     periods = [replace(rows, injections=n) for n in (_INJECTIONS if rows.count else (PERIODS,))]
-    for own, batch, lanes in product(periods, _BATCHES, choice.lanes):
-        if batch * own.peak <= FULL * choice.capacity * r_ranks:
-            plan = predict(cost, own, batch, lanes, r_ranks)
+    room, most = FULL * choice.capacity * choice.r_ranks / choice.groups, max(rows.count or 0, choice.batches[0])
+    for own, batch, lanes in product(periods, choice.batches, choice.lanes):
+        if batch * own.peak <= room and (rows.count is None or batch <= most):
+            plan = predict(cost, own, batch, lanes, choice.r_ranks, choice.groups)
             if choice.latency is None or plan.latency <= choice.latency:
                 yield plan

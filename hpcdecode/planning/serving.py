@@ -70,8 +70,8 @@ def of_device(size: ModelSize, device: Device, kv_element_bytes: float = ELEMENT
     Raises:
         UserError: If the weights leave no room for a KV cache.
     """
-    if device.memory_bytes is None or not device.flop_per_second:
-        raise UserError(f"S device: expected one with a memory and a rate of products of its own, got {device.name}")
+    if device.memory_bytes is None:
+        raise UserError(f"S device: expected one with a memory of its own, got {device.name}")
     token_bytes = size.kv_bytes_per_token(kv_element_bytes)
     capacity = int((MEMORY * device.memory_bytes - size.weight_bytes) / token_bytes)
     if capacity < 1:

@@ -1,38 +1,44 @@
 """A job on machines that are not there: the schedule's own code decides what runs, a cost model what it takes.
 
-All layers of a step are alike, so a step is one event. Rows have one sample, and share no prefixes.
+All layers of a step are alike, so a step is one event. Rows have one sample, and share no prefixes. Groups take rows
+from one desk when they have need of them: the group that is behind in time steps next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import heapq
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
 
-from hpcdecode.planning.cost import Cost, r_rank_seconds, step_seconds
+from hpcdecode.planning.cost import Cost, LaneSeconds, r_rank_seconds, step_seconds
 from hpcdecode.planning.lengths import Lengths
 from hpcdecode.planning.outcome import LoadHistory, Outcome
-from hpcdecode.planning.simulated_lane import SimulatedFeed, SimulatedLane
+from hpcdecode.planning.simulated_lane import LaneWork, SimulatedFeed, SimulatedLane
 from hpcdecode.schedule.auto import split
 from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.placement import Placement
 
 
-class SimulatedWorld(msgspec.Struct, frozen=True):
-    """One S-rank and its R-ranks.
+class SimulatedGroups(msgspec.Struct, frozen=True):
+    """S-ranks with R-ranks, or ranks of both roles; all of them alike.
 
     Attributes:
         cost: What steps cost on them.
-        capacity: KV tokens of every R-rank.
-        limits: Of every lane.
+        capacity: KV tokens of every R-rank of a group.
+        limits: Of every lane of a group.
         block_tokens: Tokens of a KV block.
+        count: Number of groups.
+        sharing: Groups on the same R-ranks, which step together and have even shares of the capacity.
     """
 
     cost: Cost
     capacity: list[int]
     limits: list[LaneLimits]
     block_tokens: int = 1
+    count: int = 1
+    sharing: int = 1
 
 
 def lane_limits(
@@ -53,38 +59,79 @@ def lane_limits(
     return [LaneLimits(b, period, steps, prefill_tokens, None, 0, schedule, load * b // batch) for b in shares]
 
 
-def simulate(world: SimulatedWorld, lengths: Lengths) -> Outcome:
-    """Run all rows through the lanes of one world."""
-    feed, cost = SimulatedFeed(lengths), world.cost
-    placement = Placement(world.capacity, world.block_tokens, len(world.limits))
-    lanes = [SimulatedLane(i, feed, placement, limits) for i, limits in enumerate(world.limits)]
+def simulate(kinds: Sequence[SimulatedGroups], lengths: Lengths) -> Outcome:
+    """Run all rows through the groups of one world."""
+    feed, load = SimulatedFeed(lengths), LoadHistory()
+    pools = [_Pool(kind, feed) for kind in kinds for _ in range(kind.count // kind.sharing)]
     latency = np.full(len(lengths), np.nan)
-    load, now, tokens = LoadHistory(), 0, 0
-    s_seconds = r_seconds = 0.0
-    while True:
-        if all(lane.exhausted() for lane in lanes):
-            if feed.next_arrival is None:
-                break
-            feed.clock = max(feed.clock, feed.next_arrival)
+    queue, end = [(0.0, i) for i in range(len(pools))], 0.0  # pools by the time at which they step next
+    attended, tokens = 0, 0
+    while queue:
+        feed.clock, i = heapq.heappop(queue)
+        pool = pools[i]
+        attended -= pool.attended
+        if pool.exhausted():
+            pool.attended = 0
+            if feed.next_arrival is not None:
+                heapq.heappush(queue, (max(feed.clock, feed.next_arrival), i))
             continue
-        works = [lane.step(now) for lane in lanes]
-        needs = [
-            cost.lane_seconds(
-                w.decode_tokens + w.prompt_tokens, w.prompt_tokens, w.pairs, w.attention_load, w.sequences
-            )
-            for w in works
-        ]
-        logits = sum(cost.logits_seconds(w.sampled_tokens) for w in works)
-        feed.clock += step_seconds(needs, cost.shared_core_fraction) + logits
-        now += 1
-        s_seconds += sum(lane.s_rank for lane in needs) + logits
-        r_seconds += float(r_rank_seconds(needs).mean())
+        works, seconds = pool.step()
+        attended += pool.attended
+        load.add(feed.clock, attended)
+        end = max(end, feed.clock + seconds)
+        heapq.heappush(queue, (feed.clock + seconds, i))
         tokens += sum(w.sampled_tokens for w in works)
-        load.add(feed.clock, sum(int(w.attention_load.sum()) for w in works))
         for work in works:
-            latency[work.ended] = feed.clock - lengths.arrival[work.ended]
+            latency[work.ended] = feed.clock + seconds - lengths.arrival[work.ended]
     rows = len(lengths) - feed.refused
-    return Outcome(feed.clock, rows, feed.refused, tokens, now, s_seconds, r_seconds, load.peak, load.samples, latency)
+    s_seconds = sum(p.s_seconds for p in pools) / sum(kind.count for kind in kinds)
+    r_seconds = sum(p.r_seconds for p in pools) / sum(len(p.kind.capacity) for p in pools)
+    steps = max(p.now for p in pools)
+    return Outcome(end, rows, feed.refused, tokens, steps, s_seconds, r_seconds, load.peak, load.samples, latency)
+
+
+class _Pool:
+    """Groups on the same R-ranks, which step together; one group if it has R-ranks of its own.
+
+    Attributes:
+        kind: The groups.
+        now: Steps so far.
+        s_seconds: Busy seconds of all S-ranks together.
+        r_seconds: Busy seconds of all R-ranks together.
+        attended: Tokens that the last step attended to.
+    """
+
+    def __init__(self, kind: SimulatedGroups, feed: SimulatedFeed):
+        self.kind = kind
+        self.now = self.attended = 0
+        self.s_seconds = self.r_seconds = 0.0
+        self._groups: list[list[SimulatedLane]] = []
+        for _ in range(kind.sharing):
+            shares = [tokens // kind.sharing for tokens in kind.capacity]
+            placement = Placement(shares, kind.block_tokens, len(kind.limits))
+            self._groups.append([SimulatedLane(i, feed, placement, limits) for i, limits in enumerate(kind.limits)])
+
+    def exhausted(self) -> bool:
+        """Return whether nothing is in flight and no row is left that has arrived."""
+        return all(lane.exhausted() for lanes in self._groups for lane in lanes)
+
+    def step(self) -> tuple[list[LaneWork], float]:
+        """Run a step of all lanes; return what each of them did, and the seconds."""
+        cost = self.kind.cost
+        works = [[lane.step(self.now) for lane in lanes] for lanes in self._groups]
+        needs = [[_need(cost, work) for work in lanes] for lanes in works]
+        logits = [sum(cost.logits_seconds(work.sampled_tokens) for work in lanes) for lanes in works]
+        self.now += 1
+        self.s_seconds += sum(need.s_rank for lanes in needs for need in lanes) + sum(logits)
+        self.r_seconds += float(r_rank_seconds(needs).sum())
+        each = [work for lanes in works for work in lanes]
+        self.attended = sum(int(work.attention_load.sum()) for work in each)
+        return each, step_seconds(needs, cost.shared_core_fraction) + max(logits)
+
+
+def _need(cost: Cost, work: LaneWork) -> LaneSeconds:
+    tokens = work.decode_tokens + work.prompt_tokens
+    return cost.lane_seconds(tokens, work.prompt_tokens, work.pairs, work.attention_load, work.sequences)
 
 
 def sharded(run: Callable[[Lengths], Outcome], lengths: Lengths, shards: int) -> Outcome:

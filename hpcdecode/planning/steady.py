@@ -37,21 +37,30 @@ _FILL = 1024  # random rows that are repeated in the KV cache
 
 
 class Steady:
-    """One rank of a world with one S-rank; every rank makes the same calls with the same loads.
+    """One rank of a group with one S-rank; every rank makes the same calls with the same loads.
 
     Args:
-        team: The ranks.
+        team: The ranks of the group.
         shapes: Of every attention layer.
         model: On the S-rank, else None.
         kv_dtype: Data type of the KV cache; None for that of the model.
+        beside: All ranks of the world, if other groups are at work at the same time; they begin together.
 
     Attributes:
         parts: Number of R-ranks.
         dtype: Name of the data type of q, k, v and o.
     """
 
-    def __init__(self, team: Team, shapes: list[LayerShape], model: SplitModel | None, kv_dtype: str | None = None):
+    def __init__(
+        self,
+        team: Team,
+        shapes: list[LayerShape],
+        model: SplitModel | None,
+        kv_dtype: str | None = None,
+        beside: Team | None = None,
+    ):
         self.team, self.shapes, self.model = team, shapes, model
+        self._world = beside or team
         self.parts = len(team.r_ranks)
         self.dtype = team.broadcast(str(model.dtype).removeprefix("torch.") if model else None, str)
         self.kv_dtype = kv_dtype or self.dtype
@@ -91,7 +100,7 @@ class Steady:
         return self._slowest(mean if self.model else 0.0), self._slowest(0.0 if self.model else mean)
 
     def _wait_for_all(self) -> None:
-        self.team.gather_all(0, int)
+        self._world.gather_all(0, int)
 
     def _slowest(self, seconds: float) -> float:
         return max(self.team.gather_all(seconds, float))
@@ -176,7 +185,7 @@ class Steady:
     @property
     def _r_rank(self) -> int:
         """Return this R-rank's index among the R-ranks."""
-        return self.team.r_ranks.index(self.team.me.rank)
+        return self.team.r_ranks.index(self.team.place)
 
     def _places(self, load: SteadyLoad) -> NDArray[np.int32]:
         """Return R-rank and slot of a lane's sequences, [n, 2]; prompts take slots from the other end."""

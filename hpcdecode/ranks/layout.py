@@ -72,7 +72,7 @@ def assign_roles(ranks: Sequence[Rank], wishes: Wishes) -> str:
             f"--layout replicas: expected no --s-ranks, since every rank has both roles, got {s_ranks}; leave one out",
             everywhere=True,
         )
-    why = None if s_ranks is not None or wishes.layout == "split" else _against_replicas(ranks)
+    why = None if s_ranks is not None or wishes.layout == "split" else against_replicas(ranks)
     if wishes.layout == "replicas" or (wishes.layout == "auto" and s_ranks is None and why is None):
         for rank in ranks:
             rank.role = "SR"
@@ -82,21 +82,21 @@ def assign_roles(ranks: Sequence[Rank], wishes: Wishes) -> str:
     return f"{count} S + {size - count} R" + f": {why}" * (why is not None)
 
 
-def _against_replicas(ranks: Sequence[Rank]) -> str | None:
+def against_replicas(ranks: Sequence[Rank]) -> str | None:
     """Return why the ranks should be split, or None if they should be replicas."""
     owners, weights = len(_owners(ranks)), max(r.weights for r in ranks)
     if 0 < owners < len(ranks):
         return f"{len(ranks)} ranks, {owners} of them with a GPU of their own"
     for host in {r.host: 0 for r in ranks}:
         here = [r for r in ranks if r.host == host]
-        memory, copies = min(r.memory for r in here), _copies(here)
+        memory, copies = min(r.memory for r in here), copies_of(here)
         if len(here) > 1 and copies * weights > _WEIGHTS_SHARE * memory:
             sizes = f"{copies} x {weights / 2**30:,.1f} GiB for {len(here)} ranks, {memory / 2**30:,.1f} GiB free"
             return f"weights do not fit on every rank of {host} ({sizes})"
     return None
 
 
-def _copies(here: Sequence[Rank]) -> int:
+def copies_of(here: Sequence[Rank]) -> int:
     """Return how many copies of the weights the ranks of a host have as replicas: one a NUMA node, or one each."""
     if not all(r.shares_weights for r in here):
         return len(here)

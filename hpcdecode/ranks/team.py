@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from copy import copy
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from hpcdecode.errors import RankLost
@@ -100,6 +101,7 @@ def assemble(
     device: str | None = "cpu",
     r_device: str = "cpu",
     weights: WeightFacts | None = None,
+    advise: Callable[[Team], tuple[Wishes, str]] | None = None,
 ) -> Team:
     """Give every rank its role, devices and cores. Collective over `comm`.
 
@@ -109,6 +111,7 @@ def assemble(
         device: Device of S-ranks, `cpu` or `cuda`; None chooses.
         r_device: Device of R-ranks, `cpu`, `cuda` or `auto`.
         weights: What is known on this rank of the model's weights, if anything.
+        advise: Returns other wishes, and what follows the layout's line, for the team as it would be; collective.
 
     Raises:
         UserError: If the world does not have what is asked for.
@@ -126,7 +129,11 @@ def assemble(
         gpu_mpi=comm is not None and takes_cuda_memory(),
     )
     ranks = gather_all(comm, me, Rank)
-    layout = assign_roles(ranks, wishes or Wishes(s_ranks=1))
+    wishes, said = wishes or Wishes(s_ranks=1), ""
+    if advise is not None:
+        trial = [copy(rank) for rank in ranks]
+        wishes, said = advise(Team(comm, trial, assign_roles(trial, wishes)))
+    layout = assign_roles(ranks, wishes) + said
     assign_devices(ranks, device, r_device)
     assign_cores(ranks)
     team = Team(comm, ranks, layout)

@@ -22,7 +22,7 @@ from hpcdecode.planning.model_size import ModelSize
 from hpcdecode.planning.outcome import Outcome
 from hpcdecode.planning.servers.base import ServerLimits
 from hpcdecode.planning.serving import of_device, serve
-from hpcdecode.planning.simulator import SimulatedWorld, simulate
+from hpcdecode.planning.simulator import SimulatedGroups, simulate
 from hpcdecode.schedule.limits import LaneLimits
 
 GPU, SOCKETS, R_RANKS = "a10", "epyc-7003", 4  # four machines of two sockets
@@ -43,11 +43,11 @@ def loads(batch: int = BATCH, steps: int = STEPS, period: int = PERIOD, seed: in
     """
     fixed = lengths.fixed(6 * batch, 1, steps + 1)
     limits = LaneLimits(batch, period, steps, 1 << 20, None, schedule="fixed-f", load=level(batch, steps, period))
-    found = {name: simulate(_world(replace(limits, schedule=name)), fixed) for name in ("static", "fixed-f")}
+    found = {name: simulate([_world(replace(limits, schedule=name))], fixed) for name in ("static", "fixed-f")}
     new = np.random.default_rng(seed).integers(2, steps + 2, 12 * batch)
     mixed = lengths.Lengths(np.ones_like(new), new, new, np.zeros(len(new)))
     for name in ("fixed-f", "load-control"):
-        found[f"{name}, mixed"] = simulate(_world(replace(limits, schedule=name, batch=2 * batch)), mixed)
+        found[f"{name}, mixed"] = simulate([_world(replace(limits, schedule=name, batch=2 * batch))], mixed)
     return found
 
 
@@ -56,8 +56,8 @@ def level(batch: int, steps: int, period: int) -> int:
     return batch + batch * (steps + period) // 2
 
 
-def _world(limits: LaneLimits) -> SimulatedWorld:
-    return SimulatedWorld(_STEP, [1 << 30], [limits])
+def _world(limits: LaneLimits) -> SimulatedGroups:
+    return SimulatedGroups(_STEP, [1 << 30], [limits])
 
 
 def fitted(name: str) -> ModelSize:
@@ -71,8 +71,8 @@ def split_speed(size: ModelSize, batch: int) -> float:
     """Return the tokens per second of the steady state: of the later rows of a longer run."""
     cost = of_devices(size, device(GPU), device(SOCKETS), LINK, LATENCY)
     capacity = [int(R_MEMORY / size.kv_bytes_per_token())] * R_RANKS
-    world = SimulatedWorld(cost, capacity, 2 * [LaneLimits(batch // 2, NEW // 16, NEW - 1, 512, None)])
-    short, long = (simulate(world, lengths.fixed(n * batch, PROMPT, NEW)) for n in (2, 5))
+    world = SimulatedGroups(cost, capacity, 2 * [LaneLimits(batch // 2, NEW // 16, NEW - 1, 512, None)])
+    short, long = (simulate([world], lengths.fixed(n * batch, PROMPT, NEW)) for n in (2, 5))
     return (long.tokens - short.tokens) / (long.seconds - short.seconds)
 
 

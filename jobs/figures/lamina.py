@@ -90,7 +90,7 @@ def _split(size: ModelSize, s: Device) -> Iterator[Setting]:
         for batch in range(16, min(sequences, 2048) + 1, 16):
             attended = np.full(devices, batch / 2 * CONTEXT / devices)
             lane = cost.lane_seconds(batch // 2, 0, 0, attended, np.zeros(devices))
-            speed = batch / (step_seconds([lane, lane]) + 2 * cost.logits_seconds(batch / 2))
+            speed = batch / (step_seconds([[lane, lane]]) + 2 * cost.logits_seconds(batch / 2))
             per_dollar = 3600 * speed / (price(s) + devices * price(r))
             yield Setting(s.name, batch, devices, speed, per_dollar)
 

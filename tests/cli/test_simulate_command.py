@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from hpcdecode.planning.planner import MeanRows, choice, choose
+from hpcdecode.planning.planner import Choice, MeanRows, fastest
 from hpcdecode.planning.profile import read
 from hpcdecode.planning.servers import SERVING
 
@@ -39,12 +39,12 @@ def test_a_profile_of_this_machine_drives_the_simulator(hpcdecode, tmp_path):
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     job = ("generate", "rows.jsonl", "--model", "demo", "--profile", "profile.json", "--kv-memory", "64M")
     result = hpcdecode(*job, "--dtype", "float32")
-    plan = choose(cost, MeanRows(20, 16), choice(capacity(result.stderr), 0, measured=True))
+    plan = fastest(cost, MeanRows(20, 16), Choice(capacity(result.stderr), 1, lanes=(1,)))
     assert result.returncode == 0, result.stderr
     batch = min(plan.batch, capacity(result.stderr) // BLOCK_TOKENS)  # the planner counts tokens, jobs whole blocks
     assert f"batch {batch}, period 1 of 16 steps, lanes 1," in result.stderr
     result = hpcdecode(*job, "--dtype", "bfloat16", "--overwrite")
-    assert result.returncode == 2 and "5 layers float32 KV float32 1 S-rank of 1 ranks" in result.stderr
+    assert result.returncode == 2 and "5 layers float32 KV float32 1 ranks" in result.stderr
 
 
 def capacity(printed: str) -> int:
@@ -86,10 +86,11 @@ def test_a_picture(hpcdecode, tmp_path):
     ("flags", "said"),
     [
         (("--s-device", "a11"), "device: expected one of a10"),
-        (("--s-device", "epyc-7003"), "S device: expected one with a rate of matrix products"),
         (("--batch", 1), "--batch: expected at least one sequence a lane (2), got 1"),
         (("--rate", -1), "--rate: expected a number > 0, got -1"),
-        (("--r-ranks", 0), "--r-ranks: expected a number >= 1, or 0 with --profile"),
+        (("--s-ranks", 0, "--r-ranks", 0), "expected numbers of devices, one or more together, got 0 and 0"),
+        (("--s-ranks", 0, "--r-ranks", 2, "--layout", "split"), "expected 1 or more S-ranks"),
+        (("--s-ranks", 3, "--r-ranks", 2, "--pools", "own"), "expected 1 or more S-ranks, and as many R-ranks, got 3"),
         (("--schedule", "vllm", "--period", 4), "--period: expected none with --schedule vllm"),
         (("--profile", "absent.json"), "absent.json: expected a profile that hpcdecode calibrate wrote"),
     ],
@@ -106,7 +107,25 @@ def test_a_plan_from_data_sheets(capsys):
 
     assert main(["plan", "--model", "demo", "--fixed", "128", "513", "--s-price", "2"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("--batch ") and "--period 32 --lanes " in said
-    assert "the S device alone" in said and "a million tokens: " in said and "int4: " in said
-    assert main(["plan", "--model", "demo", "--r-ranks", "0"]) == 2
-    assert "--r-ranks: expected a number >= 1, or 0 with --profile (one process), got 0" in capsys.readouterr().err
+    assert said.startswith("layout: ") and " --batch " in said and " --period 32 --lanes " in said
+    assert "1 a10 replica" in said and "a million tokens: " in said and "int4: " in said
+    assert main(["plan", "--model", "demo", "--r-ranks", "0"]) == 0
+    assert capsys.readouterr().out.startswith("layout: 1 a10 replica: ")
+
+
+def test_layouts_are_simulated(capsys):
+    """Twice the replicas, twice the speed; S-ranks that share their R-ranks wait for these."""
+    from hpcdecode.cli import main
+
+    def speed(*flags):
+        rows = ("--fixed", 20, 65, "--rows", 800, "--max-tokens", 65, "--batch", 16, "--json")
+        assert main(["simulate", "--model", "demo", *map(str, (*rows, *flags))]) == 0
+        return json.loads(capsys.readouterr().out)["tokens_per_second"]
+
+    one, two = (speed("--layout", "replicas", "--s-ranks", n) for n in (1, 2))
+    assert two == pytest.approx(2 * one, rel=0.1)
+    assert speed("--layout", "replicas", "--s-ranks", 1, "--r-ranks", 2) > 1.05 * one
+    assert speed("--layout", "replicas", "--s-ranks", 0, "--r-ranks", 2) < two
+    splits = ("--s-ranks", 2, "--r-ranks", 2, "--link", 10_000, "--latency", 0.01, "--layout", "split")
+    shared, own = (speed(*splits, "--pools", pools) for pools in ("shared", "own"))
+    assert shared == pytest.approx(own, rel=0.2)

@@ -86,5 +86,5 @@ def test_ranks_that_share_cores(shared):
 
 def test_ranks_that_share_cores_slow_each_other():
     turn = KNOWN.lane_seconds(64, 0, 0, np.array([32_000, 32_000]), np.array([32, 32]))
-    apart, beside = (step_seconds([turn, turn], shared) for shared in (0.0, 1.0))
+    apart, beside = (step_seconds([[turn, turn]], shared) for shared in (0.0, 1.0))
     assert beside == pytest.approx(2 * (turn.s_rank + turn.r_ranks.sum())) and apart < 0.6 * beside

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from hpcdecode.errors import UserError
 from hpcdecode.planning import lengths, planner
 from hpcdecode.planning.cost import Cost, of_devices
 from hpcdecode.planning.hardware import device
 from hpcdecode.planning.model_size import ModelSize
-from hpcdecode.planning.plan_text import HourlyPrices, text
-from hpcdecode.planning.simulator import SimulatedWorld, simulate
+from hpcdecode.planning.simulator import SimulatedGroups, simulate
 from hpcdecode.schedule.limits import LaneLimits
 
 ROWS = planner.MeanRows(prompt=50, steps=128)
@@ -32,7 +30,7 @@ def test_the_steady_state_is_that_of_the_simulator(batch, lanes, ranks):
     sizes = [batch // lanes + (i < batch % lanes) for i in range(lanes)]
     limits = [LaneLimits(b, ROWS.period, 128, 512, None) for b in sizes]
     found = [
-        simulate(SimulatedWorld(SLOW_WIRE, [1 << 20] * ranks, limits), lengths.fixed(n * batch, 50, 129))
+        simulate([SimulatedGroups(SLOW_WIRE, [1 << 20] * ranks, limits)], lengths.fixed(n * batch, 50, 129))
         for n in (4, 12)
     ]
     speed = (found[1].tokens - found[0].tokens) / (found[1].seconds - found[0].seconds)  # without its start and end
@@ -44,43 +42,31 @@ def test_the_steady_state_is_that_of_the_simulator(batch, lanes, ranks):
 def test_a_number_of_rows_has_a_start_and_an_end(injections):
     rows = planner.MeanRows(ROWS.prompt, ROWS.steps, 256, injections)
     plan = planner.predict(SLOW_WIRE, rows, 64, 2, 2)
-    world = SimulatedWorld(SLOW_WIRE, [1 << 20] * 2, [LaneLimits(32, rows.period, 128, 512, None)] * 2)
-    found = simulate(world, lengths.fixed(256, 50, 129))
+    world = SimulatedGroups(SLOW_WIRE, [1 << 20] * 2, [LaneLimits(32, rows.period, 128, 512, None)] * 2)
+    found = simulate([world], lengths.fixed(256, 50, 129))
     assert plan.tokens_per_second == pytest.approx(found.tokens_per_second, rel=0.08)
     assert plan.tokens_per_second < 0.9 * planner.predict(SLOW_WIRE, ROWS, 64, 2, 2).tokens_per_second
 
 
 def test_the_choice_fits_and_is_nearly_the_fastest():
     cost = of_devices(SIZE, device("a10"), device("epyc-7003"), 12.5e9, 2e-5)
-    capacity, most = 50_000, 6
-    choice = planner.choice(capacity, most, measured=False, latency=30.0)
-    plan = planner.choose(cost, ROWS, choice)
-    assert plan.load <= planner.FULL * capacity * plan.r_ranks and plan.latency <= 30.0 and plan.r_ranks <= most
+    capacity, ranks = 50_000, 4
+    plan = planner.fastest(cost, ROWS, planner.Choice(capacity, ranks, latency=30.0))
+    assert plan.load <= planner.FULL * capacity * ranks and plan.latency <= 30.0
     others = [
         planner.predict(cost, ROWS, batch, lanes, ranks)
-        for ranks in range(1, most + 1)
         for batch in range(8, 3000, 8)
-        for lanes in (2, 3, 4)
+        for lanes in planner.SPLIT_LANES
         if batch * ROWS.peak <= planner.FULL * capacity * ranks
     ]
     best = max(p.tokens_per_second for p in others if p.latency <= 30.0)
     assert plan.tokens_per_second >= 0.95 * best
-    assert planner.one_more(cost, plan, choice).r_ranks == plan.r_ranks + 1
 
 
-def test_it_says_when_the_split_does_not_pay():
-    slow, fast = (of_devices(SIZE, device(name), device("epyc-7003"), 12.5e9, 2e-5) for name in ("a10", "h200"))
-    said, choice = [], planner.choice(200_000, 2, measured=False)
-    for cost, name in ((slow, "a10"), (fast, "h200")):
-        room = int((device(name).memory_bytes - SIZE.weight_bytes) / SIZE.kv_bytes_per_token())
-        alone = planner.alone(cost, SIZE.kv_bytes_per_token() / device(name).bytes_per_second, ROWS, room)
-        plan = planner.choose(cost, ROWS, choice)
-        more = planner.one_more(cost, plan, choice)
-        said.append(text(plan, more, alone, 200_000, SIZE, HourlyPrices(2.0, 1.0), False))
-    assert "does not pay" not in said[0] and "does not pay" in said[1]
-    assert all("a million tokens: " in each and "bottleneck: " in each for each in said)
+def test_a_group_has_no_more_sequences_than_rows():
+    rows = planner.MeanRows(ROWS.prompt, ROWS.steps, 20)
+    assert planner.fastest(SLOW_WIRE, rows, planner.Choice(1 << 20, 2)).batch <= 20
 
 
-def test_what_fits_nowhere_is_said():
-    with pytest.raises(UserError, match="raise --kv-memory"):
-        planner.choose(SLOW_WIRE, ROWS, planner.choice(100, 2, measured=False))
+def test_what_fits_nowhere_is_no_choice():
+    assert planner.fastest(SLOW_WIRE, ROWS, planner.Choice(100, 2)) is None

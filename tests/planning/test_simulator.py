@@ -15,7 +15,7 @@ from hpcdecode.planning.cost import Cost, LaneSeconds, of_devices, step_seconds
 from hpcdecode.planning.hardware import device
 from hpcdecode.planning.model_size import ModelSize
 from hpcdecode.planning.simulated_lane import SimulatedFeed, SimulatedLane
-from hpcdecode.planning.simulator import SimulatedWorld, sharded, simulate
+from hpcdecode.planning.simulator import SimulatedGroups, sharded, simulate
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.placement import Placement
@@ -63,12 +63,12 @@ def test_what_is_simulated_is_what_runs(rows, schedule, period, lanes, capacity)
 @pytest.mark.parametrize(("period", "steps"), [(1, 32), (4, 32), (8, 64)])
 def test_the_load_of_fixed_f_peaks_at_half_the_static_load(period, steps):
     batch, prompt = 32, 7
-    world = SimulatedWorld(COST, [1 << 20, 1 << 20], [LaneLimits(batch, period, steps, 64, None)])
-    outcome = simulate(world, lengths.fixed(400, prompt, steps + 1))
+    world = SimulatedGroups(COST, [1 << 20, 1 << 20], [LaneLimits(batch, period, steps, 64, None)])
+    outcome = simulate([world], lengths.fixed(400, prompt, steps + 1))
     assert outcome.peak_load == batch * prompt + batch * (steps + period) // 2
     assert outcome.tokens == 400 * (steps + 1)
-    static = SimulatedWorld(COST, world.capacity, [LaneLimits(batch, period, steps, 64, None, schedule="static")])
-    assert simulate(static, lengths.fixed(400, prompt, steps + 1)).peak_load == batch * (prompt + steps)
+    static = SimulatedGroups(COST, world.capacity, [LaneLimits(batch, period, steps, 64, None, schedule="static")])
+    assert simulate([static], lengths.fixed(400, prompt, steps + 1)).peak_load == batch * (prompt + steps)
 
 
 @settings(max_examples=60, deadline=None)
@@ -88,23 +88,23 @@ def test_a_step_takes_what_its_events_take_or_little_less(s, r, wait):
             r_free = np.maximum(r_free, arrived) + ranks[:, lane]
             back[lane] = float(r_free.max()) + wait / 2
     turns = [LaneSeconds(layers * own, layers * ranks[:, lane], 0.0, layers * wait) for lane, own in enumerate(s)]
-    assert 0.999 < max(back) / step_seconds(turns) < 1.25
+    assert 0.999 < max(back) / step_seconds([turns]) < 1.25
 
 
 def test_rows_arrive_wait_and_are_all_done():
     rows = lengths.poisson(lengths.lognormal(300, 40, 60, 200, 1), 200.0, 2)
-    world = SimulatedWorld(COST, [5000], [LaneLimits(16, 4, 60, 64, None, schedule="fifo")] * 2)
-    outcome = simulate(world, rows)
+    world = SimulatedGroups(COST, [5000], [LaneLimits(16, 4, 60, 64, None, schedule="fifo")] * 2)
+    outcome = simulate([world], rows)
     assert outcome.rows == 300 and not outcome.refused and np.isfinite(outcome.latency).all()
     assert outcome.tokens == rows.new.sum()
     assert outcome.seconds >= rows.arrival[-1] and (outcome.latency > 0).all()
     assert outcome.s_seconds <= outcome.seconds and outcome.r_seconds <= outcome.seconds
-    parts = sharded(partial(simulate, world), rows, 3)
+    parts = sharded(partial(simulate, [world]), rows, 3)
     assert parts.rows == 300 and parts.tokens == outcome.tokens and len(parts.latency) == 300
 
 
 def test_a_row_that_fits_nowhere_is_refused():
-    outcome = simulate(SimulatedWorld(COST, [50], [LaneLimits(4, 2, 10, 64, None)]), lengths.fixed(3, 60, 5))
+    outcome = simulate([SimulatedGroups(COST, [50], [LaneLimits(4, 2, 10, 64, None)])], lengths.fixed(3, 60, 5))
     assert (outcome.rows, outcome.refused) == (0, 3)
 
 

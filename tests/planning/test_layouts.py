@@ -1,0 +1,204 @@
+"""Layouts: what is predicted of them against the simulator, which is chosen, and what is said of a cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from hpcdecode.cli import main
+from hpcdecode.errors import UserError
+from hpcdecode.planning import lengths
+from hpcdecode.planning.cluster import Wire, by_data_sheets
+from hpcdecode.planning.cost import Cost
+from hpcdecode.planning.hardware import device
+from hpcdecode.planning.layouts import (
+    GroupWishes,
+    RanksAlike,
+    choose_layout,
+    layouts_of_like,
+    layouts_of_unlike,
+    planned_layout,
+    replicas,
+    split,
+)
+from hpcdecode.planning.model_size import ModelSize
+from hpcdecode.planning.planner import MeanRows
+from hpcdecode.planning.simulator import SimulatedGroups, simulate
+from hpcdecode.schedule.limits import LaneLimits
+
+ROWS = MeanRows(prompt=50, steps=128)
+SPLIT = Cost(8, [1, 512], [2e-2, 6e-2], [1, 512], [1e-3, 3e-3], 2e-6, 1e-5, 1e-8, 1e-5, 1e-5)
+ALONE = msgspec.structs.replace(
+    SPLIT, wire_seconds_per_token=0.0, message_latency_seconds=0.0, shared_core_fraction=1.0
+)
+FAST = msgspec.structs.replace(ALONE, slice_seconds=[5e-3, 1.5e-2], attend_seconds_per_cached_token=5e-7)
+CAPACITY = 1 << 20
+LIKE = RanksAlike("cpu", 6, ALONE, CAPACITY, CAPACITY)
+GPUS = RanksAlike("gpu", 2, FAST, CAPACITY, CAPACITY // 8)
+LLAMA_8B = ModelSize(32, 6_980_000_000, 525_000_000, 4096, 1024, 1024, None)
+LLAMA_70B = ModelSize(80, 68_500_000_000, 1_050_000_000, 8192, 1024, 1024, None)
+H100, EPYC = device("h100"), device("epyc-9004")
+
+
+def simulated(plan, rows_a_sequence):
+    """Tokens/s of the simulator between two numbers of rows, without start and end."""
+    found = []
+    for rounds in (rows_a_sequence, 3 * rows_a_sequence):
+        kinds = []
+        for part, group in zip(plan.layout.parts, plan.groups, strict=True):
+            sizes = [group.batch // group.lanes + (i < group.batch % group.lanes) for i in range(group.lanes)]
+            limits = [LaneLimits(b, group.rows.period, 128, 512, None) for b in sizes]
+            capacity = [part.capacity] * max(part.r_ranks, 1)
+            kinds.append(SimulatedGroups(part.cost, capacity, limits, count=part.count, sharing=part.sharing))
+        found.append(simulate(kinds, lengths.fixed(rounds * plan.batch, 50, 129)))
+    return (found[1].tokens - found[0].tokens) / (found[1].seconds - found[0].seconds)
+
+
+@pytest.mark.parametrize(
+    ("layout", "batch", "lanes"),
+    [
+        (replicas(replace(LIKE, count=1)), 32, 1),
+        (replicas(replace(LIKE, count=5)), 32, 1),
+        (split(SPLIT, CAPACITY, 1, 3), 64, 2),
+        (split(SPLIT, CAPACITY, 2, 4), 64, 2),
+        (split(SPLIT, CAPACITY, 3, 1), 64, 2),
+        (split(SPLIT, CAPACITY, 2, 4, "own"), 64, 2),
+        (split(SPLIT, CAPACITY, 2, 5, "own"), 64, 2),
+        (replicas(GPUS, LIKE), 32, 1),
+    ],
+    ids=lambda x: getattr(x, "name", None),
+)
+def test_a_layout_reaches_what_is_simulated(layout, batch, lanes):
+    plan = planned_layout(layout, ROWS, GroupWishes(batches=(batch,), lanes=(lanes,)))
+    assert plan.tokens_per_second == pytest.approx(simulated(plan, 4), rel=0.08)
+
+
+def test_a_layout_is_the_sum_of_its_groups():
+    one, five = (planned_layout(replicas(replace(LIKE, count=n)), ROWS) for n in (1, 5))
+    assert five.tokens_per_second == pytest.approx(5 * one.tokens_per_second) and five.batch == 5 * one.batch
+    mixed = planned_layout(replicas(GPUS, replace(LIKE, count=5)), ROWS)
+    gpus = planned_layout(replicas(GPUS), ROWS)
+    assert mixed.tokens_per_second == pytest.approx(gpus.tokens_per_second + five.tokens_per_second)
+
+
+@pytest.mark.parametrize("pools", ["shared", "own"])
+def test_more_ranks_are_never_slower(pools):
+    speeds = {
+        (k, p): planned_layout(split(SPLIT, 40_000, k, p, pools), ROWS).tokens_per_second
+        for k in (1, 2, 3)
+        for p in (3, 4, 6)
+    }
+    for (k, p), speed in speeds.items():
+        assert all(speeds[k, more] >= 0.97 * speed for more in (4, 6) if more > p)
+        assert k == 3 or speeds[k + 1, p] >= 0.97 * speed
+
+
+def test_ranks_that_are_alike_are_replicas_unless_groups_are_nearly_as_fast():
+    """(W + A)/N is never more than max(W/K, A/(N-K))."""
+    four = replace(LIKE, count=4)
+    plans = choose_layout(list(layouts_of_like(four, SPLIT)), ROWS)
+    assert plans[0].layout.name == "4 cpu replicas" and plans[0].layout.flags == "--layout replicas"
+    assert {plan.layout.family for plan in plans[1:]} == {"split, shared", "split, own"}
+    assert all(plan.tokens_per_second <= plans[0].tokens_per_second for plan in plans)
+    slow = replace(four, alone=msgspec.structs.replace(ALONE, slice_seconds=[2, 6]))
+    assert choose_layout(list(layouts_of_like(slow, SPLIT)), ROWS)[0].layout.family.startswith("split")
+
+
+def test_few_groups_win_within_three_percent():
+    """The R-ranks are the bottleneck by far, so one S-rank is as good as three."""
+    attends = msgspec.structs.replace(SPLIT, attend_seconds_per_cached_token=1e-3)
+    layouts = list(
+        layouts_of_unlike(replace(GPUS, count=3, alone=None), replace(LIKE, alone=None), attends, ("shared",))
+    )
+    assert {layout.s_ranks for layout in layouts} == {1, 2, 3}
+    assert choose_layout(layouts, ROWS)[0].layout.name == "1 S + 6 R"
+
+
+def test_rows_are_shared_out():
+    """Each of many replicas has few rows, and no more sequences than these."""
+    plan = planned_layout(replicas(replace(LIKE, count=50)), replace(ROWS, count=500))
+    assert plan.groups[0].rows.count == 10 and plan.groups[0].batch <= 10
+
+
+def test_one_rank_has_one_layout():
+    assert [layout.name for layout in layouts_of_like(replace(LIKE, count=1), None)] == ["1 cpu replica"]
+    nobody = replace(LIKE, count=0)
+    assert [layout.name for layout in layouts_of_unlike(replace(GPUS, count=1), nobody, SPLIT)] == ["1 gpu replica"]
+    assert not list(layouts_of_like(replace(LIKE, count=1, alone=None), None))
+
+
+def test_own_pools_of_two_sizes():
+    layout = split(SPLIT, CAPACITY, 3, 7, "own")
+    assert [(part.count, part.r_ranks, part.sharing) for part in layout.parts] == [(2, 2, 1), (1, 3, 1)]
+    assert layout.groups == 3 and layout.flags == "--layout split --s-ranks 3 --pools own"
+    found = [layout for layout in layouts_of_like(LIKE, SPLIT) if layout.family == "split, own"]
+    assert [(layout.s_ranks, layout.r_ranks) for layout in found] == [(2, 4), (3, 3)]
+
+
+def test_rows_that_fit_into_no_group_are_said():
+    tiny = replace(LIKE, capacity=10, beside=10)
+    with pytest.raises(UserError, match="8 sequences of 118 tokens in every group, got none: raise --kv-memory"):
+        choose_layout(list(layouts_of_like(tiny, SPLIT)), ROWS)
+
+
+def cluster(size, s_count, r_count, s=H100):
+    return by_data_sheets(size, s, s_count, EPYC, r_count, Wire(5e10, 1e-5), 2, 128 << 30)
+
+
+def test_weights_that_do_not_fit_are_said_with_what_is_needed():
+    found = cluster(LLAMA_70B, 4, 16)
+    assert [layout.name for layout in found.layouts("auto")] == ["16 epyc-9004 replicas"]
+    (why,) = found.refused
+    assert "139.1 GB of weights do not fit into 90% of the 80 GB of h100" in why and "--s-device 2xh100" in why
+    with pytest.raises(UserError, match="--layout split: expected ranks that can have it, got none: 139"):
+        found.layouts("split")
+    with pytest.raises(UserError, match="got none: 139"):
+        found.layout("replicas", 0, "shared")
+    two = cluster(LLAMA_70B, 2, 16, device("2xh100"))
+    assert not two.refused and any(layout.name == "2 S + 16 R, pools shared" for layout in two.layouts("split"))
+
+
+def test_devices_of_one_kind_are_both_roles():
+    alike = cluster(LLAMA_8B, 0, 4)
+    names = {layout.name for layout in alike.layouts("auto")}
+    assert {"4 epyc-9004 replicas", "1 S + 3 R", "2 S + 2 R, pools own", "3 S + 1 R, pools shared"} <= names
+    assert alike.layout("split", 2, "own").name == "2 S + 2 R, pools own"
+    assert [layout.name for layout in cluster(LLAMA_8B, 4, 0).layouts("auto")] == ["4 h100 replicas"]
+    with pytest.raises(UserError, match="expected 1 or more S-ranks, and as many R-ranks, got 3 and 1"):
+        alike.layout("split", 3, "own")
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """The config.json of a model as large as Llama-3.1-8B."""
+    folder = tmp_path_factory.mktemp("llama")
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def test_a_mixed_cluster_is_explained(llama, capsys):
+    """4 H100 and 16 CPU nodes: layout, sizes, tokens/s, bottleneck and what else there is, in five lines."""
+    machine = ("--s-device", "h100", "--s-ranks", 4, "--r-device", "epyc-9004", "--r-ranks", 16, "--link", 400)
+    rows = ("--fixed", 4000, 500, "--rows", 100_000)
+    assert main(["plan", "--model", llama, *map(str, (*machine, *rows))]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5 and lines[0].startswith("layout: 4 S + ") and "--layout split --s-ranks 4" in lines[0]
+    assert "tokens/s predicted" in lines[0] and re.match(r"each S-rank with \d+ R-ranks.*: --batch ", lines[1])
+    assert " --lanes " in lines[1] and "bottleneck: " in lines[1] and "15.0 GB of weights" in lines[2]
+    others = ("4 h100 replicas ", "4 h100 + 16 epyc-9004 replicas ", "16 epyc-9004 replicas ", ", pools ")
+    assert lines[3].startswith("others: ") and all(other in lines[3] for other in others)
+    assert lines[4].startswith("the same with the KV cache in bfloat16: ")
