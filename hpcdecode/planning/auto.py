@@ -51,10 +51,13 @@ def advise(job: Job, wishes: Wishes, team: Team) -> tuple[Wishes, str]:
 def _advice(job: Job, wishes: Wishes, team: Team) -> tuple[Wishes, str]:
     profile = read(job.profile or "")
     _require_ranks(job, profile, team)
+    if any(rank.gpus for rank in team.ranks) and (job.device, job.r_device) != ("cpu", "cpu"):
+        raise UserError(
+            f"--profile {job.profile}: was measured on CPUs, as all profiles are; this job has ranks that see a GPU: "
+            "leave --profile out, or give --device cpu --r-device cpu"
+        )
     if len(team.ranks) == 1 or wishes.s_ranks is not None or wishes.layout == "replicas":
         return wishes, ""
-    if any(rank.gpus for rank in team.ranks) and "cuda" in (job.device or "cuda", job.r_device):
-        return wishes, ": by the rule, as the profile knows CPUs alone"
     possible = _possible(job, wishes, profile, team)
     if not possible:
         return wishes, ""

@@ -1,0 +1,95 @@
+"""Which layout a profile chooses for a job, without starting one."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from hpcdecode.config import Job, find_model
+from hpcdecode.errors import UserError
+from hpcdecode.planning.auto import _advice
+from hpcdecode.ranks.layout import Wishes, assign_roles
+from hpcdecode.ranks.roles import Rank
+from hpcdecode.ranks.team import Team
+from tests.support.profiles import old_profile, profile, write
+
+GIB = 1 << 30
+NOTHING = Wishes()
+
+
+@pytest.fixture
+def advised(tmp_path):
+    """Return a function: the profile's wishes and words for ranks of one host."""
+    rows = [{"prompt_token_ids": [5] * 20, "max_tokens": 17}] * 300
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    def advice(found, wishes=NOTHING, gpus=0, weights=1 << 20, count=4, prompts="rows.jsonl", **flags):
+        ranks = [Rank(rank=i, host="a", cpus=[i], memory=GIB, weights=weights) for i in range(count)]
+        for i in range(gpus):
+            ranks[i].gpus = [str(i)]
+        team = Team(SimpleNamespace(rank=0), ranks, assign_roles(ranks, wishes))
+        source = prompts if prompts == "-" else str(tmp_path / prompts)
+        path = write(tmp_path / "profile.json", found)
+        job = Job(model=find_model("demo", {}), prompts=(source,), output="out.h5", profile=path, **flags)
+        return _advice(job, wishes, team)
+
+    return advice
+
+
+def test_the_fastest_layout_is_asked_for(advised):
+    wishes, said = advised(profile(4))
+    assert wishes.layout == "replicas" and wishes.s_ranks is None
+    assert said.startswith(": ") and " tokens/s predicted\n  " in said and " S + " in said
+    wishes, said = advised(profile(4, slower_replicas=100))
+    assert wishes.layout == "split" and wishes.s_ranks is not None and "  4 replicas: 0.0" in said
+
+
+def test_what_is_asked_for_is_kept(advised):
+    slow = profile(4, slower_replicas=100)
+    assert advised(slow, Wishes(layout="replicas")) == (Wishes(layout="replicas"), "")
+    assert advised(slow, Wishes(s_ranks=3)) == (Wishes(s_ranks=3), "")
+    wishes, said = advised(profile(4), Wishes(layout="split", pools="own"))
+    assert wishes.layout == "split" and wishes.pools == "own" and "replicas" not in said
+    assert advised(profile(1), count=1) == (Wishes(), "")
+
+
+def test_weights_that_do_not_fit_on_every_rank_leave_splits(advised):
+    wishes, said = advised(profile(4), weights=GIB // 4)
+    assert wishes.layout == "split" and wishes.s_ranks and "replicas" not in said
+
+
+def test_a_profile_does_not_speak_of_gpus(advised):
+    for gpus in (2, 4):
+        with pytest.raises(UserError, match="was measured on CPUs, as all profiles are"):
+            advised(profile(4), gpus=gpus)
+    assert advised(profile(4), gpus=4, device="cpu", r_device="cpu")[0].layout == "replicas"
+
+
+def test_an_old_profile_speaks_of_a_split_alone(advised):
+    assert advised(old_profile(4), Wishes(layout="split")) == (Wishes(layout="split"), "")
+
+
+def test_a_pipe_is_not_read_twice(advised):
+    wishes, said = advised(profile(4), prompts="-")
+    assert wishes == Wishes() and "by the rule, as prompts from standard input" in said
+
+
+def test_few_rows_are_counted(advised):
+    """300 rows of 4 ranks: the number is known, so that groups have no more of them."""
+    few, many = (advised(profile(4), limit=limit)[1] for limit in (8, None))
+    speeds = [float(said.split()[1].replace(",", "")) for said in (few, many)]
+    assert speeds[0] < 0.5 * speeds[1]
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (profile(3), "was measured with 3 ranks; this job has 4 ranks: calibrate as it will run"),
+        (old_profile(4), "has no costs of replicas, so it cannot say whether a split is faster: calibrate again"),
+    ],
+)
+def test_a_profile_that_cannot_tell_is_refused(advised, found, said):
+    with pytest.raises(UserError, match=said):
+        advised(found)
