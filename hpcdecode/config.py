@@ -178,7 +178,7 @@ class Job(EngineOptions, frozen=True, kw_only=True):
         limit: Most rows to take, of all shards together.
         shard: Part of the rows; None for all of them.
         max_errors: Most rows that may be unusable; None for any number.
-        profile: File of `hpcdecode calibrate`, from which B, F and lanes are chosen.
+        profile: File of `hpcdecode calibrate`, from which layout, B, F and lanes are chosen.
         trace: File for a trace of all ranks.
         checkpoint_every: Seconds between checkpoints of finished rows and of those in flight.
         stall_timeout: Seconds that a rank may make no progress; 0 for any time.

@@ -174,8 +174,8 @@ def _add_size(group: Group) -> None:
     add("--schedule", choices=SCHEDULES, help=f"policy by which rows enter ({_DEFAULTS['schedule']})")
     help = "most tokens that a step attends to under the schedule load-control"
     add("--load-limit", type=_count, metavar="TOKENS", help=help)
-    help = "profile of hpcdecode calibrate, measured on as many ranks, from which batch, period and lanes are chosen "
-    help += "for a job of many rows"
+    help = "profile of hpcdecode calibrate, measured on as many ranks, from which the layout is chosen, and batch, "
+    help += "period and lanes of a job of many rows"
     add("--profile", metavar="FILE", help=help)
     help = "lanes of an S-rank, each with a micro-batch in flight (default: 2, or 1 in a single process)"
     add("--lanes", type=_count, metavar="L", help=help)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 from statistics import fmean
@@ -21,7 +20,7 @@ from hpcdecode.planning import layouts
 from hpcdecode.planning.plan_text import chosen
 from hpcdecode.planning.planner import BATCHES, MeanRows
 from hpcdecode.planning.profile import Profile, read
-from hpcdecode.ranks.layout import Wishes
+from hpcdecode.ranks.layout import Wishes, copies_of
 from hpcdecode.ranks.team import Team
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.schedule.auto import LOOKAHEAD, mean_prompt, new_tokens
@@ -92,10 +91,11 @@ def _capacities(job: Job, profile: Profile, team: Team) -> tuple[int, int]:
     if job.kv_memory is not None:
         return (int(job.kv_memory / profile.token_bytes),) * 2
     found = []
-    for host, count in Counter(rank.host for rank in team.ranks).items():
+    for host in {rank.host for rank in team.ranks}:
         here = [rank for rank in team.ranks if rank.host == host]
         memory, weights = min(rank.memory for rank in here), max(rank.weights for rank in team.ranks)
-        sizes = kv_share(memory, weights, max(count - 1, 1)), kv_share(memory, count * weights, count)
+        count, replicas = len(here), copies_of(here) * weights
+        sizes = kv_share(memory, weights, max(count - 1, 1)), kv_share(memory, replicas, count)
         found.append([int(size / profile.token_bytes) for size in sizes])
     split, beside = map(min, zip(*found, strict=True))
     return split, beside

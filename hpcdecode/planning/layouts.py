@@ -230,7 +230,7 @@ def choose_layout(
 ) -> list[PlannedLayout]:
     """Return the best layout, and after it the best of each other family, fastest first.
 
-    Within ENOUGH of the best speed the fewest groups win, and of these the fewest ranks.
+    Within ENOUGH of the best speed the fewest groups win, of these the fewest ranks, and of these the fewest flags.
 
     Raises:
         UserError: If rows fit into none.
@@ -256,12 +256,13 @@ def one_more(plan: PlannedLayout, rows: MeanRows, wishes: GroupWishes = ANYTHING
 
 
 def _thrifty(plans: Sequence[PlannedLayout]) -> PlannedLayout:
-    """Return the plan with the fewest groups, and of these with the fewest ranks, that reaches ENOUGH of the best."""
+    """Return, of the plans that reach ENOUGH of the best, that with the fewest groups, ranks and flags, in this order."""
     best_speed = max(plan.tokens_per_second for plan in plans)
     fast = (plan for plan in plans if plan.tokens_per_second >= ENOUGH * best_speed)
 
-    def spent(plan: PlannedLayout) -> tuple[int, int, float]:
-        return plan.layout.groups, plan.layout.s_ranks + plan.layout.r_ranks, -plan.tokens_per_second
+    def spent(plan: PlannedLayout) -> tuple[int, int, int, float]:
+        layout = plan.layout
+        return layout.groups, layout.s_ranks + layout.r_ranks, layout.flags.count("--"), -plan.tokens_per_second
 
     return min(fast, key=spent)
 
