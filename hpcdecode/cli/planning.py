@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from hpcdecode.planning.layouts import PossibleLayout
     from hpcdecode.planning.lengths import Lengths
     from hpcdecode.planning.model_size import ModelSize
-    from hpcdecode.planning.outcome import Outcome
+    from hpcdecode.planning.outcome import SimulationOutcome
     from hpcdecode.planning.planner import MeanRows
 
-    Runner = Callable[[Lengths], Outcome]
+    Runner = Callable[[Lengths], SimulationOutcome]
 
 _PERPLEXITY = {"bfloat16": 1.0, "int8": 0.9999, "int4": 1.011}  # relative, of the demo model: hpcdecode bench accuracy
 

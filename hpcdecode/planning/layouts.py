@@ -256,7 +256,7 @@ def one_more(plan: PlannedLayout, rows: MeanRows, wishes: GroupWishes = ANYTHING
 
 
 def _thrifty(plans: Sequence[PlannedLayout]) -> PlannedLayout:
-    """Return, of the plans that reach ENOUGH of the best, that with the fewest groups, ranks and flags, in this order."""
+    """Return the plan with the fewest groups, ranks and flags, in this order, that reaches ENOUGH of the best."""
     best_speed = max(plan.tokens_per_second for plan in plans)
     fast = (plan for plan in plans if plan.tokens_per_second >= ENOUGH * best_speed)
 

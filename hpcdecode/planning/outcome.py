@@ -19,7 +19,7 @@ _QUANTILES = (50, 99)
 _RARE = ("preemptions", "recomputed_tokens", "swapped_tokens")  # left out of the table if they are 0
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class SimulationOutcome(msgspec.Struct, frozen=True):
     """What a simulation found.
 
     Attributes:
@@ -100,7 +100,7 @@ class Figures(TypedDict):
     load: list[tuple[float, int]]
 
 
-def figures(outcome: Outcome) -> Figures:
+def figures(outcome: SimulationOutcome) -> Figures:
     """Return the figures of an outcome; `s_busy` and `r_busy` are shares of the time."""
     done = outcome.latency[np.isfinite(outcome.latency)]
     return {
@@ -121,7 +121,7 @@ def figures(outcome: Outcome) -> Figures:
     }
 
 
-def text(outcome: Outcome) -> str:
+def text(outcome: SimulationOutcome) -> str:
     """Return the figures as a table."""
     found = figures(outcome)
     values = {name: value for name, value in found.items() if isinstance(value, (int, float))}
@@ -130,7 +130,7 @@ def text(outcome: Outcome) -> str:
     return table(("", ""), rows).strip()
 
 
-def draw(outcome: Outcome, pyplot: ModuleType, path: str) -> None:
+def draw(outcome: SimulationOutcome, pyplot: ModuleType, path: str) -> None:
     """Draw the load over time and the distribution of the latencies, and save the picture.
 
     Raises:

@@ -18,7 +18,7 @@ from hpcdecode.planning.cost import Cost, of_devices
 from hpcdecode.planning.hardware import Device
 from hpcdecode.planning.lengths import Lengths
 from hpcdecode.planning.model_size import ELEMENT_BYTES, ModelSize
-from hpcdecode.planning.outcome import LoadHistory, Outcome
+from hpcdecode.planning.outcome import LoadHistory, SimulationOutcome
 from hpcdecode.planning.servers import SERVING
 from hpcdecode.planning.servers.base import (
     Iteration,
@@ -156,7 +156,7 @@ class _Run:
                 self.latency[request.row] = self.clock - request.arrival
 
 
-def serve(server: Server, schedule: str, limits: ServerLimits, lengths: Lengths) -> Outcome:
+def serve(server: Server, schedule: str, limits: ServerLimits, lengths: Lengths) -> SimulationOutcome:
     """Run all rows through one server.
 
     Args:
@@ -174,7 +174,7 @@ def serve(server: Server, schedule: str, limits: ServerLimits, lengths: Lengths)
     while run.active:
         run.run(run.policy.next(run.clock))
         run.arrive()
-    return Outcome(
+    return SimulationOutcome(
         seconds=run.clock,
         rows=len(lengths) - run.refused,
         refused=run.refused,

@@ -14,7 +14,7 @@ import numpy as np
 
 from hpcdecode.planning.cost import Cost, LaneSeconds, r_rank_seconds, step_seconds
 from hpcdecode.planning.lengths import Lengths
-from hpcdecode.planning.outcome import LoadHistory, Outcome
+from hpcdecode.planning.outcome import LoadHistory, SimulationOutcome
 from hpcdecode.planning.simulated_lane import LaneWork, SimulatedFeed, SimulatedLane
 from hpcdecode.schedule.auto import split
 from hpcdecode.schedule.limits import LaneLimits
@@ -59,7 +59,7 @@ def lane_limits(
     return [LaneLimits(b, period, steps, prefill_tokens, None, 0, schedule, load * b // batch) for b in shares]
 
 
-def simulate(kinds: Sequence[SimulatedGroups], lengths: Lengths) -> Outcome:
+def simulate(kinds: Sequence[SimulatedGroups], lengths: Lengths) -> SimulationOutcome:
     """Run all rows through the groups of one world."""
     feed, load = SimulatedFeed(lengths), LoadHistory()
     pools = [_Pool(kind, feed) for kind in kinds for _ in range(kind.count // kind.sharing)]
@@ -86,8 +86,8 @@ def simulate(kinds: Sequence[SimulatedGroups], lengths: Lengths) -> Outcome:
     rows = len(lengths) - feed.refused
     s_seconds = sum(p.s_seconds for p in pools) / sum(kind.count for kind in kinds)
     r_seconds = sum(p.r_seconds for p in pools) / sum(len(p.kind.capacity) for p in pools)
-    steps = max(p.now for p in pools)
-    return Outcome(end, rows, feed.refused, tokens, steps, s_seconds, r_seconds, load.peak, load.samples, latency)
+    busy = max(p.now for p in pools), s_seconds, r_seconds
+    return SimulationOutcome(end, rows, feed.refused, tokens, *busy, load.peak, load.samples, latency)
 
 
 class _Pool:
@@ -134,13 +134,13 @@ def _need(cost: Cost, work: LaneWork) -> LaneSeconds:
     return cost.lane_seconds(tokens, work.prompt_tokens, work.pairs, work.attention_load, work.sequences)
 
 
-def sharded(run: Callable[[Lengths], Outcome], lengths: Lengths, shards: int) -> Outcome:
+def sharded(run: Callable[[Lengths], SimulationOutcome], lengths: Lengths, shards: int) -> SimulationOutcome:
     """Return the outcome of worlds alike, each with every `shards`-th row, as by `--shard I/N`.
 
     Busy seconds are means over the worlds; `load` is that of the first world.
     """
     parts = [run(lengths.part(i, shards)) for i in range(shards)]
-    return Outcome(
+    return SimulationOutcome(
         seconds=max(p.seconds for p in parts),
         rows=sum(p.rows for p in parts),
         refused=sum(p.refused for p in parts),

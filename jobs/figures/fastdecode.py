@@ -19,7 +19,7 @@ from hpcdecode.planning import lengths
 from hpcdecode.planning.cost import Cost, of_devices
 from hpcdecode.planning.hardware import device
 from hpcdecode.planning.model_size import ModelSize
-from hpcdecode.planning.outcome import Outcome
+from hpcdecode.planning.outcome import SimulationOutcome
 from hpcdecode.planning.servers.base import ServerLimits
 from hpcdecode.planning.serving import of_device, serve
 from hpcdecode.planning.simulator import SimulatedGroups, simulate
@@ -35,7 +35,7 @@ MODELS = ("llama-7b", "llama-13b", "opt-175b")
 _STEP = Cost(1, [1, 2], [1.0, 1.0], [1, 2], [0.0, 0.0], 0.0, 0.0, 0.0, 0.0, 0.0)  # a second a step
 
 
-def loads(batch: int = BATCH, steps: int = STEPS, period: int = PERIOD, seed: int = 0) -> dict[str, Outcome]:
+def loads(batch: int = BATCH, steps: int = STEPS, period: int = PERIOD, seed: int = 0) -> dict[str, SimulationOutcome]:
     """Return the R-load of every schedule over time.
 
     Rows of one prompt token decode for `steps` steps, with the static schedule and with fixed F. Mixed rows decode for
@@ -94,7 +94,7 @@ def ratios(models: Sequence[str] = MODELS, batches: Sequence[int] = BATCHES) -> 
     return found
 
 
-def draw(pyplot: ModuleType, over_time: dict[str, Outcome], faster: dict[str, dict[int, float]]) -> Any:
+def draw(pyplot: ModuleType, over_time: dict[str, SimulationOutcome], faster: dict[str, dict[int, float]]) -> Any:
     """Return a figure of the loads over time, and of the speeds."""
     figure, axes = pyplot.subplots(1, 3, figsize=(14, 4), layout="constrained")
     for axis, names in zip(axes, (("static", "fixed-f"), ("fixed-f, mixed", "load-control, mixed")), strict=False):
