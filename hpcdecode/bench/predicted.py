@@ -21,6 +21,7 @@ from hpcdecode.generate import generate
 from hpcdecode.model import SplitModel, load_split
 from hpcdecode.planning import layouts, lengths
 from hpcdecode.planning.calibrate import Calibration
+from hpcdecode.planning.layout_planner import choose_layout
 from hpcdecode.planning.planner import MeanRows
 from hpcdecode.planning.profile import Profile
 from hpcdecode.planning.simulator import SimulatedGroups, lane_limits, simulate
@@ -193,7 +194,7 @@ def chosen(profile: Profile, cases: list[PredictedCase]) -> PredictedCase:
     possible = [layouts.replicas(layouts.RanksAlike("", profile.ranks, profile.alone, capacity, capacity))]
     if profile.ranks > 1:
         possible.append(layouts.split(profile.cost, -(-capacity // parts), 1, parts))
-    best = layouts.choose_layout([one for one in possible if one], rows)[0]
+    best = choose_layout([one for one in possible if one], rows)[0]
     group, alone = best.groups[0], best.layout.parts[0].r_ranks == 0
     return msgspec.structs.replace(
         cases[0],

@@ -187,17 +187,17 @@ def _add_plan(commands: Subcommands) -> None:
 
 
 def _plan(options: argparse.Namespace, _comm: object) -> int:
-    from hpcdecode.planning import layouts
+    from hpcdecode.planning import layout_planner
     from hpcdecode.planning.plan_text import HourlyPrices, text
     from hpcdecode.planning.planner import MeanRows
 
     check(options)
     lengths, (cluster, size) = read_rows(options), _cluster(options)
     rows = MeanRows(float(lengths.prompt.mean()), max(float(lengths.new.mean()) - 1, 1.0), len(lengths))
-    wanted = layouts.GroupWishes(options.latency_limit)
+    wanted = layout_planner.GroupWishes(options.latency_limit)
     possible = _possible(options, cluster)
-    plans = layouts.choose_layout(possible, rows, wanted)
-    more = None if options.profile else layouts.one_more(plans[0], rows, wanted)
+    plans = layout_planner.choose_layout(possible, rows, wanted)
+    more = None if options.profile else layout_planner.one_more(plans[0], rows, wanted)
     print(text(plans, more, size, HourlyPrices(options.s_price, options.r_price)))
     shown = {plan.layout.family for plan in plans}
     full = dict.fromkeys(f"{one.family}: no room for rows" for one in possible if one.family not in shown)
@@ -215,12 +215,12 @@ def _possible(options: argparse.Namespace, cluster: Cluster) -> list[PossibleLay
 
 def _kv_choices(options: argparse.Namespace, size: ModelSize, chosen: PossibleLayout, rows: MeanRows) -> Iterator[str]:
     """Yield, for each data type of the KV cache, the speed of a layout and the perplexity."""
-    from hpcdecode.planning import layouts
+    from hpcdecode.planning.layout_planner import GroupWishes, planned_layout
 
     for name, perplexity in _PERPLEXITY.items():
         cluster, _ = _cluster(argparse.Namespace(**{**vars(options), "kv_dtype": name}), size)
         same = next(one for one in _possible(options, cluster) if one.name == chosen.name)
-        if (plan := layouts.planned_layout(same, rows, layouts.GroupWishes(options.latency_limit))) is not None:
+        if plan := planned_layout(same, rows, GroupWishes(options.latency_limit)):
             yield f"{name}: {plan.tokens_per_second:,.0f} tokens/s, perplexity x {perplexity:g}"
 
 

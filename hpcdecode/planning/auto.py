@@ -16,7 +16,7 @@ from hpcdecode.engine.engine import Engine
 from hpcdecode.engine.room import kv_share
 from hpcdecode.engine.setup import together
 from hpcdecode.errors import UserError
-from hpcdecode.planning import layouts
+from hpcdecode.planning import layout_planner, layouts
 from hpcdecode.planning.plan_text import chosen
 from hpcdecode.planning.planner import BATCHES, MeanRows
 from hpcdecode.planning.profile import Profile, read
@@ -63,7 +63,7 @@ def _advice(job: Job, wishes: Wishes, team: Team) -> tuple[Wishes, str]:
     rows = _mean_rows(job, len(team.ranks))
     if rows is None:
         return wishes, ": by the rule, as prompts from standard input can be read only once"
-    plans = layouts.choose_layout(possible, rows, _wanted(job))
+    plans = layout_planner.choose_layout(possible, rows, _wanted(job))
     best = plans[0].layout
     if best.parts[0].r_ranks:
         wishes = msgspec.structs.replace(wishes, layout="split", s_ranks=best.groups)
@@ -121,10 +121,10 @@ def _means(first: Sequence[Prompt], longest: int, count: int | None = None) -> M
     return MeanRows(mean_prompt(first), steps, count)
 
 
-def _wanted(options: EngineOptions) -> layouts.GroupWishes:
+def _wanted(options: EngineOptions) -> layout_planner.GroupWishes:
     """Return what the flags ask of every group."""
     batches = (options.batch,) if options.batch else BATCHES
-    return layouts.GroupWishes(batches=batches, lanes=(options.lanes,) if options.lanes else None)
+    return layout_planner.GroupWishes(batches=batches, lanes=(options.lanes,) if options.lanes else None)
 
 
 def profile_for(path: str, engine: Engine) -> Profile:
@@ -171,7 +171,7 @@ def planned(profile: Profile, engine: Engine, first: Sequence[Prompt], all_rows:
         return options
     capacity = min(r.kv_tokens for r in team.ranks if r.has_r)
     rows = _means(first, min(capacity, engine.max_positions))
-    plan = layouts.planned_layout(_layout_of(team, profile, capacity), rows, _wanted(options))
+    plan = layout_planner.planned_layout(_layout_of(team, profile, capacity), rows, _wanted(options))
     if plan is None:
         return options
     group = min(plan.groups, key=lambda group: group.batch)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from hpcdecode.planning.layouts import GroupsAlike, PlannedLayout
+from hpcdecode.planning.layout_planner import PlannedLayout
+from hpcdecode.planning.layouts import GroupsAlike
 from hpcdecode.planning.model_size import ModelSize
 from hpcdecode.planning.planner import Candidate
 from hpcdecode.schedule.auto import FULL

@@ -15,9 +15,10 @@ import numpy as np
 
 from hpcdecode.planning.cost import Cost, step_seconds
 from hpcdecode.schedule.auto import FULL, PERIODS
+from hpcdecode.schedule.limits import prefill_limit
 
 ENOUGH = 0.97  # of the best speed: fewer R-ranks, or a smaller batch, are taken if they reach it
-_INJECTIONS = (PERIODS, PERIODS // 2, PERIODS // 4)  # tried if a job has few rows: it fills sooner
+INJECTIONS = (PERIODS, PERIODS // 2, PERIODS // 4)  # tried if a job has few rows: it fills sooner
 SPLIT_LANES = (1, 2, 3, 4)  # of a group with R-ranks of its own; one rank of both roles has nothing to overlap
 BATCHES = tuple(n for i in range(3, 15) for n in (1 << i, 3 << (i - 1)))
 
@@ -93,14 +94,30 @@ class Candidate:
         """Return the generated tokens per second of one group.
 
         Many rows: B/T * (S+1)/S. That is FastDecode's E = B/T(B) with T the whole step; a row's first token comes with
-        its prompt. A number of rows adds a start of S-F steps and an end of S steps, at half of the batch on average.
+        its prompt.
         """
+        if self.rows.count is None:
+            return self.batch / self.step.total * (self.rows.steps + 1) / self.rows.steps
+        return self.tokens / self.seconds
+
+    @property
+    def tokens(self) -> float:
+        """Return the generated tokens of a number of rows."""
+        assert self.rows.count is not None, "expected a number of rows"
+        return self.rows.count * (self.rows.steps + 1)
+
+    @property
+    def taking_seconds(self) -> float:
+        """Return the seconds until the last of a number of rows is taken: a start of S-F steps is at half of B."""
         rows = self.rows
-        if rows.count is None:
-            return self.batch / self.step.total * (rows.steps + 1) / rows.steps
+        assert rows.count is not None, "expected a number of rows"
         full_steps = max(rows.count / self.batch - 1, 0.0) * rows.steps
-        half_steps = 2 * rows.steps - rows.period
-        return rows.count * (rows.steps + 1) / (full_steps * self.step.total + half_steps * self.half_step)
+        return full_steps * self.step.total + (rows.steps - rows.period) * self.half_step
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds of a number of rows: the last ones end in S steps, at half of B."""
+        return self.taking_seconds + self.rows.steps * self.half_step
 
     @property
     def load(self) -> float:
@@ -163,7 +180,9 @@ class Choice:
         groups: K, groups alike that share the R-ranks and their capacity.
         lanes: Numbers of lanes.
         batches: Values of B, ascending.
+        prefill_tokens: Most prompt tokens of a lane's step, which `prompts_fit` holds against it.
         latency: Most seconds in which a row may decode; None for any.
+        injections: Values of S/F; None for those that suit the number of rows.
     """
 
     capacity: int
@@ -171,7 +190,9 @@ class Choice:
     groups: int = 1
     lanes: Sequence[int] = SPLIT_LANES
     batches: Sequence[int] = BATCHES
+    prefill_tokens: int = prefill_limit(True)
     latency: float | None = None
+    injections: Sequence[int] | None = None
 
 
 def fastest(cost: Cost, rows: MeanRows, choice: Choice) -> Candidate | None:
@@ -185,11 +206,18 @@ def fastest(cost: Cost, rows: MeanRows, choice: Choice) -> Candidate | None:
 
 
 def _settings(cost: Cost, rows: MeanRows, choice: Choice) -> Iterator[Candidate]:
-    """Yield the settings whose peak load fits, and whose latency is within the limit."""
-    periods = [replace(rows, injections=n) for n in (_INJECTIONS if rows.count else (PERIODS,))]
-    room, most = FULL * choice.capacity * choice.r_ranks / choice.groups, max(rows.count or 0, choice.batches[0])
-    for own, batch, lanes in product(periods, choice.batches, choice.lanes):
-        if batch * own.peak <= room and (rows.count is None or batch <= most):
+    """Yield the settings whose peak load and prompts fit, and whose latency is within the limit."""
+    injections = choice.injections or (INJECTIONS if rows.count else (PERIODS,))
+    room, least = FULL * choice.capacity * choice.r_ranks / choice.groups, choice.batches[0]
+    for count, batch, lanes in product(injections, choice.batches, choice.lanes):
+        own = replace(rows, injections=count)
+        enough = prompts_fit(rows, batch / lanes, choice.prefill_tokens) and (rows.count is None or batch <= rows.count)
+        if batch * own.peak <= room and (enough or batch == least):
             plan = predict(cost, own, batch, lanes, choice.r_ranks, choice.groups)
             if choice.latency is None or plan.latency <= choice.latency:
                 yield plan
+
+
+def prompts_fit(rows: MeanRows, lane_batch: float, prefill_tokens: int) -> bool:
+    """Return whether a lane of b sequences can have all of them: it needs b*p/(S+1) prompt tokens in a step."""
+    return lane_batch * rows.prompt / (rows.steps + 1) <= prefill_tokens
