@@ -194,10 +194,15 @@ def _plan(options: argparse.Namespace, _comm: object) -> int:
     check(options)
     lengths, (cluster, size) = read_rows(options), _cluster(options)
     rows = MeanRows(float(lengths.prompt.mean()), max(float(lengths.new.mean()) - 1, 1.0), len(lengths))
-    wanted = layout_planner.GroupWishes(options.latency_limit)
+    wishes = layout_planner.GroupWishes(options.latency_limit)
     possible = _possible(options, cluster)
-    plans = layout_planner.choose_layout(possible, rows, wanted)
-    more = None if options.profile else layout_planner.one_more(plans[0], rows, wanted)
+    plans = layout_planner.choose_layout(possible, rows, wishes)
+    if not plans:
+        raise UserError(
+            f"expected a layout with room and time for {min(wishes.batches)} sequences of {rows.peak:,.0f} tokens in "
+            "every group, got none: raise --kv-memory, --s-ranks, --r-ranks or --latency-limit"
+        )
+    more = None if options.profile else layout_planner.one_more(plans[0], rows, wishes)
     print(text(plans, more, size, HourlyPrices(options.s_price, options.r_price)))
     shown = {plan.layout.family for plan in plans}
     full = dict.fromkeys(f"{one.family}: no room for rows" for one in possible if one.family not in shown)

@@ -64,6 +64,8 @@ def _advice(job: Job, wishes: Wishes, team: Team) -> tuple[Wishes, str]:
     if rows is None:
         return wishes, ": by the rule, as prompts from standard input can be read only once"
     plans = layout_planner.choose_layout(possible, rows, _wanted(job))
+    if not plans:
+        return wishes, ": by the rule, as KV memory is too small for a batch that the planner knows"
     best = plans[0].layout
     if best.parts[0].r_ranks:
         wishes = msgspec.structs.replace(wishes, layout="split", s_ranks=best.groups)

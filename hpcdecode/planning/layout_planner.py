@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from hpcdecode.errors import UserError
 from hpcdecode.planning.layouts import GroupsAlike, PossibleLayout
 from hpcdecode.planning.planner import (
     BATCHES,
@@ -134,16 +133,11 @@ def choose_layout(
     """Return the best layout, and after it the best of each other family, fastest first.
 
     Within ENOUGH of the best speed the fewest groups win, of these the fewest ranks, and of these the fewest flags.
-
-    Raises:
-        UserError: If rows fit into none.
+    Nothing is returned if rows fit into none.
     """
     plans = [found for layout in layouts if (found := planned_layout(layout, rows, wishes))]
     if not plans:
-        raise UserError(
-            f"expected a layout with room and time for {min(wishes.batches)} sequences of {rows.peak:,.0f} tokens in "
-            "every group, got none: raise --kv-memory, --s-ranks, --r-ranks or --latency-limit"
-        )
+        return []
     families: dict[str, list[PlannedLayout]] = {}
     for found in plans:
         families.setdefault(found.layout.family, []).append(found)

@@ -38,7 +38,8 @@ def text(plans: Sequence[PlannedLayout], more: PlannedLayout | None, size: Model
     for part, group in zip(best.layout.parts, best.groups, strict=True):
         lines += _group(part, group, size)
     if more:
-        lines[-1] += f"; one more R-rank: {more.tokens_per_second / best.tokens_per_second - 1:+.1%}"
+        pool = " a pool" * (best.layout.parts[0].sharing < best.layout.groups)
+        lines[-1] += f"; one more R-rank{pool}: {more.tokens_per_second / best.tokens_per_second - 1:+.1%}"
     if others:
         lines.append("others: " + "; ".join(_other(plan, best) for plan in others))
     if any(prices):

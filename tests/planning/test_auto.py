@@ -76,6 +76,11 @@ def test_a_pipe_is_not_read_twice(advised):
     assert wishes == Wishes() and "by the rule, as prompts from standard input" in said
 
 
+def test_tight_memory_is_no_error(advised):
+    wishes, said = advised(profile(4), kv_memory=1 << 16)
+    assert wishes == Wishes() and "KV memory is too small" in said
+
+
 def test_few_rows_are_counted(advised):
     """300 rows of 4 ranks: the number is known, so that groups have no more of them."""
     few, many = (advised(profile(4), limit=limit)[1] for limit in (8, None))

@@ -158,10 +158,12 @@ def test_own_pools():
     assert [(layout.s_ranks, layout.r_ranks) for layout in found] == [(2, 4), (3, 3)]
 
 
-def test_rows_that_fit_into_no_group_are_said():
+def test_rows_that_fit_into_no_group_are_said(capsys):
     tiny = replace(LIKE, capacity=10, beside=10)
-    with pytest.raises(UserError, match="8 sequences of 118 tokens in every group, got none: raise --kv-memory"):
-        choose_layout(list(layouts_of_like(tiny, SPLIT)), ROWS)
+    assert choose_layout(list(layouts_of_like(tiny, SPLIT)), ROWS) == []
+    assert main(["plan", "--model", "demo", "--s-ranks", "0", "--r-ranks", "3", "--kv-memory", "10K"]) == 2
+    said = capsys.readouterr().err
+    assert "room and time for 8 sequences of " in said and "in every group, got none: raise --kv-memory" in said
 
 
 def cluster(size, s_count, r_count, s=H100):
