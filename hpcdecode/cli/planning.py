@@ -150,13 +150,13 @@ def _cluster(options: argparse.Namespace, size: ModelSize | None = None) -> tupl
     from hpcdecode.planning.profile import read
 
     size = size or ModelSize.from_directory(find_model(options.model, {}))
-    wire = cluster.Wire(options.link * 1e9 / 8, options.latency * 1e-6)
+    network = cluster.Network(options.link * 1e9 / 8, options.latency * 1e-6)
     if options.profile is None:
         r_ranks = (0 if options.layout == "replicas" else 4) if options.r_ranks is None else options.r_ranks
         require_ranks(options.s_ranks, r_ranks)
         s, r = device(options.s_device), device(options.r_device)
         width = WIDTHS[options.kv_dtype]
-        found = cluster.by_data_sheets(size, s, options.s_ranks, r, r_ranks, wire, width, options.kv_memory)
+        found = cluster.by_data_sheets(size, s, options.s_ranks, r, r_ranks, network, width, options.kv_memory)
         return found, size
     profile = read(options.profile)
     capacity = int(options.kv_memory / size.kv_bytes_per_token(WIDTHS[profile.kv_dtype]))
@@ -167,7 +167,7 @@ def _cluster(options: argparse.Namespace, size: ModelSize | None = None) -> tupl
             f"{profile.ranks} ranks, got {options.r_ranks}"
         )
     require_ranks(options.s_ranks, ranks - options.s_ranks)
-    return cluster.by_profile(profile, ranks, capacity, size, wire), size
+    return cluster.by_profile(profile, ranks, capacity, size, network), size
 
 
 def _add_plan(commands: Subcommands) -> None:

@@ -27,7 +27,7 @@ from hpcdecode.ranks.layout import POOLS
 _NOBODY = RanksAlike("", 0, None, 0, 0)
 
 
-class Wire(NamedTuple):
+class Network(NamedTuple):
     """What is between ranks.
 
     Attributes:
@@ -114,7 +114,7 @@ class Cluster:
 
 
 def by_data_sheets(
-    size: ModelSize, s: Device, s_count: int, r: Device, r_count: int, wire: Wire, width: float, kv_memory: int
+    size: ModelSize, s: Device, s_count: int, r: Device, r_count: int, network: Network, width: float, kv_memory: int
 ) -> Cluster:
     """Return a cluster of S devices and R devices by their data sheets.
 
@@ -127,7 +127,7 @@ def by_data_sheets(
         s_count: How many there are; without any, all ranks are R devices, which are S-ranks as well.
         r: The R device.
         r_count: How many there are.
-        wire: Between them.
+        network: Between them.
         width: Bytes of an element of the KV cache.
         kv_memory: Bytes of the KV cache of an R device.
     """
@@ -145,23 +145,23 @@ def by_data_sheets(
         return RanksAlike(device.name, count, alone, int(kv / token_bytes), max(int(beside / token_bytes), 0))
 
     holder = s if s_count else r
-    cost = of_devices(size, holder, r, wire.bytes_per_second, wire.latency_seconds, width)
+    cost = of_devices(size, holder, r, network.bytes_per_second, network.latency_seconds, width)
     splits = cost if _holds(holder, size) and s_count + r_count > 1 and r_count else None
     return Cluster(kind(s, s_count), kind(r, r_count), splits, tuple(refused))
 
 
-def by_profile(profile: Profile, ranks: int, capacity: int, size: ModelSize, wire: Wire) -> Cluster:
+def by_profile(profile: Profile, ranks: int, capacity: int, size: ModelSize, network: Network) -> Cluster:
     """Return a cluster of ranks as a profile measured them.
 
     A profile of several ranks speaks of just these. One of a single process speaks of any number of machines like it,
-    with a `wire` between them.
+    with a `network` between them.
 
     Args:
         profile: The profile.
         ranks: Number of ranks.
         capacity: KV tokens of a rank.
         size: The model.
-        wire: Between machines.
+        network: Between machines.
     """
     cost: Cost | None = profile.cost
     if profile.ranks == 1:
@@ -170,8 +170,8 @@ def by_profile(profile: Profile, ranks: int, capacity: int, size: ModelSize, wir
             if ranks == 1
             else replace(
                 profile.cost,
-                wire_seconds_per_token=size.wire_bytes_per_token / wire.bytes_per_second,
-                message_latency_seconds=wire.latency_seconds,
+                wire_seconds_per_token=size.wire_bytes_per_token / network.bytes_per_second,
+                message_latency_seconds=network.latency_seconds,
                 shared_core_fraction=0.0,
             )
         )

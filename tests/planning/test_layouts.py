@@ -12,7 +12,7 @@ import pytest
 from hpcdecode.cli import main
 from hpcdecode.errors import UserError
 from hpcdecode.planning import lengths
-from hpcdecode.planning.cluster import Wire, by_data_sheets
+from hpcdecode.planning.cluster import Network, by_data_sheets
 from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.hardware import device
 from hpcdecode.planning.layout_planner import GroupWishes, choose_layout, planned_layout
@@ -167,7 +167,7 @@ def test_rows_that_fit_into_no_group_are_said(capsys):
 
 
 def cluster(size, s_count, r_count, s=H100):
-    return by_data_sheets(size, s, s_count, EPYC, r_count, Wire(5e10, 1e-5), 2, 128 << 30)
+    return by_data_sheets(size, s, s_count, EPYC, r_count, Network(5e10, 1e-5), 2, 128 << 30)
 
 
 def test_weights_that_do_not_fit_are_said_with_what_is_needed():
