@@ -11,11 +11,12 @@ from safetensors.torch import load_file, save_file
 
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
-from hpcdecode.model.frontend.checkpoint import Stack, open_checkpoint, read_weights
+from hpcdecode.model.frontend.checkpoint import Stack, open_checkpoint
 from hpcdecode.model.frontend.config import read_config
 from hpcdecode.model.frontend.meta import Meta
 from hpcdecode.model.frontend.sources import find_sources
 from hpcdecode.model.frontend.trace import skeleton
+from hpcdecode.model.frontend.weights import Weights
 from hpcdecode.model.run.load import parse_dtype
 from tests.support.models import ARCHITECTURES, save
 
@@ -34,7 +35,7 @@ def read(path, stackable=(), dtype=torch.float32):
     like = skeleton(config, dtype).state_dict()
     sources = find_sources(config, dtype, tensors, like, stackable)
     wanted = {name: Meta.of(tensor.dtype, tuple(tensor.shape)) for name, tensor in like.items()}
-    return read_weights(path, tensors, sources, wanted, CPU)
+    return Weights(path, tensors, sources, wanted, CPU)
 
 
 def mapped(path) -> list[range]:
@@ -143,7 +144,6 @@ FAULTS = {
         lambda p: edit(p, lambda t: t.update({"lm_head.weight": t["lm_head.weight"][:500]})),
         r"'lm_head.weight' has shape \[500, 64\], config\.json asks for \[512, 64\]",
     ),
-    "quantised": (lambda p: edit_config(p, quantization_config={"quant_method": "gptq", "bits": 4}), "quantised"),
     "layers": (lambda p: edit_config(p, num_hidden_layers=4), "states 4 layers, the weights have 3"),
     "index": (
         lambda p: (p / "model.safetensors.index.json").write_text("[]"),

@@ -1,4 +1,4 @@
-"""Weights of a model directory: safetensors files, mapped into memory and used without a copy."""
+"""The checkpoint of a model directory: safetensors files, mapped into memory."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
-import torch
 from torch import Tensor
 
 from hpcdecode.errors import UserError, first_line
-from hpcdecode.model.frontend.meta import Meta
-from hpcdecode.model.frontend.sources import Sources
+from hpcdecode.model.frontend.tensors import CheckpointFile, StoredTensor
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 MOST_INDEX_BYTES = 512 << 20
@@ -27,45 +24,6 @@ class Index(msgspec.Struct):
     """What is read of the index of a checkpoint in several files: by key the name of the file that holds it."""
 
     weight_map: dict[str, str]
-
-
-class StoredSlice(Protocol):
-    """What is read of safetensors' description of a tensor."""
-
-    def get_dtype(self) -> str:
-        """Return the dtype in safetensors' words."""
-
-
-class CheckpointFile(Protocol):
-    """An open safetensors file."""
-
-    def keys(self) -> list[str]:
-        """Return the names of its tensors."""
-
-    def get_slice(self, name: str) -> StoredSlice:
-        """Return the description of a tensor."""
-
-    def get_tensor(self, name: str) -> Tensor:
-        """Return a tensor, backed by the mapped file."""
-
-
-class StoredTensor:
-    """A tensor of a checkpoint that has not been read.
-
-    Attributes:
-        file: File that holds it.
-        dtype: Name of its dtype in safetensors, such as BF16.
-    """
-
-    __slots__ = ("_key", "_shard", "dtype", "file")
-
-    def __init__(self, file: Path, shard: CheckpointFile, key: str):
-        self.file, self._shard, self._key = file, shard, key
-        self.dtype = shard.get_slice(key).get_dtype()
-
-    def __call__(self) -> Tensor:
-        """Return the tensor, backed by the mapped file."""
-        return self._shard.get_tensor(self._key)
 
 
 def holds_weights(path: Path) -> bool:
@@ -184,64 +142,3 @@ class Stack(tuple[tuple[Tensor, ...], ...]):
     def shape(self) -> tuple[int, int, int]:
         """Return [E, out, in], the shape of the weight as one tensor."""
         return len(self), sum(piece.shape[0] for piece in self[0]), self[0][0].shape[1]
-
-
-def read_weights(
-    path: Path,
-    tensors: Mapping[str, StoredTensor],
-    sources: Sources,
-    wanted: Mapping[str, Meta],
-    device: torch.device,
-) -> dict[str, Tensor | Stack]:
-    """Read a model's weights from a checkpoint.
-
-    A tensor on the CPU that has its dtype already is used without a copy. Others are converted one at a time.
-
-    Args:
-        path: Model directory.
-        tensors: Tensors of the checkpoint, by key.
-        sources: Tensors that make up each weight.
-        wanted: Shape and dtype of the weights, by name.
-        device: Device for the weights.
-
-    Returns:
-        The weights by name.
-
-    Raises:
-        UserError: If tensors are missing or have another shape.
-    """
-    like = {sources.ties.get(name, name): wanted[name].dtype for name in wanted}
-    weights: dict[str, Tensor | Stack] = {}
-    for name, key in sources.keys.items():
-        weights[name] = place(tensors[key](), like[name], device)
-    for name, experts in sources.stacks.items():
-        weights[name] = place(Stack(tuple(tensors[key]() for key in keys) for keys in experts), like[name], device)
-    for conversion in sources.conversions:
-        made = conversion.run(tensors)
-        weights.update({name: place(value, like[name], device) for name, value in made.items() if name in like})
-    weights.update({name: weights[held] for name, held in sources.ties.items() if held in weights})
-    check_weights(path, weights, wanted)
-    return {name: weights[name] for name in wanted}
-
-
-def place(value: Tensor | Stack, dtype: torch.dtype, device: torch.device) -> Tensor | Stack:
-    """Return `value` in `dtype` on `device`, without a copy if it is that already."""
-    if isinstance(value, Stack):
-        return Stack(tuple(piece.to(device=device, dtype=dtype) for piece in pieces) for pieces in value)
-    return value.to(device=device, dtype=dtype)
-
-
-def check_weights(path: Path, weights: Mapping[str, Tensor | Stack], wanted: Mapping[str, Meta]) -> None:
-    """Raise UserError if `weights`, of the checkpoint in `path`, lack one that is `wanted` or differ in its shape."""
-    missing = sorted(set(wanted) - set(weights))
-    if missing:
-        raise UserError(
-            f"{path} lacks {len(missing)} of {len(wanted)} tensors of the model, among them {missing[0]!r}: "
-            "the checkpoint is incomplete or belongs to another config.json"
-        )
-    for name, like in wanted.items():
-        came, expected = list(weights[name].shape), list(like.shape)
-        if came != expected:
-            raise UserError(
-                f"{path}: tensor {name!r} has shape {came}, config.json asks for {expected}: one of the two is wrong"
-            )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hpcdecode.errors import UserError, first_line
-from hpcdecode.model.frontend.stated import QUANTISATION_FILES, check_quantisation, check_values, quantised, scheme_of
+from hpcdecode.model.frontend.stated import check_values
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -25,6 +25,7 @@ ROPE_REFUSED = {
     "longrope": "it switches all rows between short and long factors by the longest row of the batch",
 }
 MOST_JSON_BYTES = 64 << 20
+QUANTISATION_KEYS = ("quantization_config", "compression_config")
 OTHER_TOWERS = ("vision_config", "audio_config", "speech_config")
 
 
@@ -62,7 +63,7 @@ def stated_config(path: str | Path) -> dict[str, Any]:
     """Return what config.json of the model directory `path` states of the language model; {} if there is none.
 
     Raises:
-        UserError: If a value is absurd, if a file there states a quantisation, or if one is not a regular file.
+        UserError: If a value is absurd, or if a file there is not a regular file.
     """
     folder = Path(path)
     for entry in folder.iterdir():
@@ -72,10 +73,6 @@ def stated_config(path: str | Path) -> dict[str, Any]:
     config = read_json(file)
     check_values(file, config)
     check_values(file, text_config(config))
-    check_quantisation(file, config)
-    for other in (folder / name for name in QUANTISATION_FILES):
-        if other.exists():
-            raise quantised(other, f"it states their quantisation{scheme_of(read_json(other))}")
     return text_config(config)
 
 
@@ -113,7 +110,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_config(path: str | Path) -> PreTrainedConfig:
-    """Return the transformers config of the model directory `path`.
+    """Return the transformers config of the model directory `path`, as if its weights were not quantised.
 
     Raises:
         UserError: If the directory or its config.json is missing, or if its architecture is not supported.
@@ -128,6 +125,10 @@ def read_config(path: str | Path) -> PreTrainedConfig:
             config = read(file.parent, trust_remote_code=False, local_files_only=True)
     except Exception as e:
         raise UserError(f"{file} cannot be used: {first_line(e)}") from e
+    for own in (config, config.get_text_config()):
+        for name in QUANTISATION_KEYS:
+            if hasattr(own, name):
+                delattr(own, name)
     check_supported(config)
     return config
 

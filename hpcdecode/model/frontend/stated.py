@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +29,6 @@ TYPES = {
     **dict.fromkeys(("architectures", "layer_types"), (list, "a list")),
 }
 LISTS = ("layer_types", "mlp_layer_types", "no_rope_layers")  # with one entry a layer
-
-QUANTISATION_KEYS = ("quantization_config", "compression_config", "quantization")  # the last is MLX's
-# of ModelOpt, AutoGPTQ and AutoAWQ
-QUANTISATION_FILES = (
-    "hf_quant_config.json",
-    "quantize_config.json",
-    "quant_config.json",
-)
-SCHEME_KEYS = ("quant_method", "quant_algo", "format", "bits", "w_bit")  # what names the scheme in these objects
 
 
 def check_values(file: Path, config: Mapping[str, Any]) -> None:
@@ -68,35 +59,3 @@ def check_size(file: Path, name: str, value: object) -> None:
     least = 0 if name in MAY_BE_ZERO else 1
     if type(value) is not int or not least <= value <= MOST[name]:
         raise UserError(f"{file}: {name}: expected an integer from {least} to {MOST[name]:,}, got {value!r:.100}")
-
-
-def check_quantisation(file: Path, config: Mapping[str, Any]) -> None:
-    """Raise UserError if `config`, which comes from `file`, or an object in it states that weights are quantised."""
-    for key, value in entries_of(config):
-        if key in QUANTISATION_KEYS and value is not None:
-            raise quantised(file, f"it states {key}{scheme_of(value)}")
-
-
-def entries_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield every key and value of `config` and of the objects in it."""
-    waiting = [config]
-    while waiting:
-        for key, value in waiting.pop().items():
-            yield key, value
-            if isinstance(value, dict):
-                waiting.append(value)
-
-
-def scheme_of(stated: object) -> str:
-    """Return the scheme that a stated quantisation names, such as " (quant_algo FP8)"; empty if it names none."""
-    found = dict(entries_of(stated)) if isinstance(stated, dict) else {}
-    named = [f"{key} {found[key]}" for key in SCHEME_KEYS if isinstance(found.get(key), str | int)]
-    return f" ({', '.join(named):.100})" if named else ""
-
-
-def quantised(file: Path, found: str) -> UserError:
-    """Return the error for a checkpoint whose `file` shows that its weights are quantised; found: what it shows."""
-    return UserError(
-        f"{file}: expected weights in bfloat16, float16 or float32, got quantised ones: {found}; dequantise the "
-        "checkpoint to bfloat16, or give a bfloat16 checkpoint of the model"
-    )

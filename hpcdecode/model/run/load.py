@@ -6,25 +6,21 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.cache import cached_sources, cached_trace
-from hpcdecode.model.frontend.checkpoint import (
-    Stack,
-    StoredTensor,
-    forget_pages,
-    holds_weights,
-    open_checkpoint,
-    read_weights,
-)
+from hpcdecode.model.frontend.checkpoint import forget_pages, holds_weights, open_checkpoint
 from hpcdecode.model.frontend.config import config_file, stated_config, stated_dtype
 from hpcdecode.model.frontend.meta import tensor_meta
-from hpcdecode.model.frontend.plausible import check_values
-from hpcdecode.model.frontend.quantised import refuse_quantised
+from hpcdecode.model.frontend.quantization.plain import plain_tensors
+from hpcdecode.model.frontend.quantization.scheme import Scheme
+from hpcdecode.model.frontend.quantization.stated import read_scheme
+from hpcdecode.model.frontend.quantization.unread import refuse_unread
 from hpcdecode.model.frontend.split import split
 from hpcdecode.model.frontend.stated import layers_of
+from hpcdecode.model.frontend.tensors import CheckpointTensor
 from hpcdecode.model.frontend.trace import Trace
+from hpcdecode.model.frontend.weights import Weights
 from hpcdecode.model.lower import quantize
 from hpcdecode.model.lower.packed_weights import PRIVATE
 from hpcdecode.model.run.split_model import SplitModel
@@ -92,17 +88,34 @@ def load_split(
         _require_int8(device)
     folder, dtype = Path(path), parse_dtype(dtype, path)
     config_file(folder)
-    layers = layers_of(stated_config(folder))
+    layers, scheme = layers_of(stated_config(folder)), read_scheme(folder)
     opens = weights and holds_weights(folder)  # if there are none, what the model lacks is said first
-    tensors = open_checkpoint(folder, layers) if opens else {}
+    tensors = open_plain(folder, layers, scheme, dtype) if opens else {}
     traced = cached_trace(folder, dtype, announce)
     if not weights:
         return SplitModel(split(traced, device), device, None)
-    tensors = tensors or open_checkpoint(folder, layers)
+    tensors = tensors or open_plain(folder, layers, scheme, dtype)
     files = {stored.file for stored in tensors.values()}
-    bound = read_bound(folder, tensors, traced, device)
-    del tensors
+    bound = bound_weights(folder, tensors, traced, device, scheme)
     return SplitModel(split(traced, device), device, bound, lambda: forget_pages(files), int8, inductor, memory)
+
+
+def open_plain(
+    folder: Path, layers: int | None, scheme: Scheme | None, dtype: torch.dtype
+) -> Mapping[str, CheckpointTensor]:
+    """Return the tensors of a checkpoint by the keys that it would have unquantised.
+
+    Args:
+        folder: Model directory.
+        layers: Number of layers that config.json states, or None.
+        scheme: How its weights are quantised, or None.
+        dtype: Dtype that quantised weights are rounded to.
+
+    Raises:
+        UserError: If the checkpoint is incomplete or damaged.
+    """
+    tensors = open_checkpoint(folder, layers)
+    return tensors if scheme is None else plain_tensors(tensors, scheme, dtype)
 
 
 def _require_int8(device: torch.device) -> None:
@@ -117,23 +130,26 @@ def _require_int8(device: torch.device) -> None:
         )
 
 
-def read_bound(
-    folder: Path, tensors: Mapping[str, StoredTensor], traced: Trace, device: torch.device
-) -> dict[str, Tensor | Stack]:
+def bound_weights(
+    folder: Path,
+    tensors: Mapping[str, CheckpointTensor],
+    traced: Trace,
+    device: torch.device,
+    scheme: Scheme | None,
+) -> Weights:
     """Return the weights that the nodes of a trace use.
 
     Args:
         folder: Model directory.
-        tensors: Tensors of its checkpoint.
+        tensors: Tensors of its checkpoint by the keys that it would have unquantised.
         traced: The trace.
         device: Device to read the weights to.
+        scheme: How its weights are quantised, or None.
 
     Raises:
-        UserError: If the checkpoint is incomplete, quantised or damaged.
+        UserError: If weights are missing, or quantised in a way that is not known.
     """
     wanted = {name: tensor_meta(node) for node, name in traced.weights.items() if node.users}
     sources = cached_sources(folder, traced.dtype, list(tensors), set(wanted), stackable(traced))
-    refuse_quantised(tensors, sources, wanted)
-    weights = read_weights(folder, tensors, sources, wanted, device)
-    check_values(folder, weights)
-    return weights
+    refuse_unread(tensors, sources, wanted, scheme)
+    return Weights(folder, tensors, sources, wanted, device)

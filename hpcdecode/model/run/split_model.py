@@ -108,6 +108,7 @@ class SplitModel:
         for part in self.split.slices:
             own = compiled[part.group]
             self._slices.append(BoundSlice(own, own.weights(values.reader(part.weights), memory)))
+            values.forget_weights()
             slice_bound()
         self._head = self._bound_head(memory)
         sinks = [AttendArguments.of(node).sinks for node in self.split.trace.attends]

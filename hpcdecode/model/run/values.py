@@ -16,7 +16,9 @@ from hpcdecode.model.lower.recipe import as_tensor
 
 
 class Values:
-    """Values of a trace's static nodes: weights, constants, and expressions of them, each computed once.
+    """Values of a trace's static nodes: weights, constants, and expressions of them.
+
+    What is computed of constants alone is kept. What is read or computed of weights is kept until `forget_weights`.
 
     Args:
         trace: The trace.
@@ -26,13 +28,19 @@ class Values:
 
     def __init__(self, trace: Trace, weights: Mapping[str, Tensor | Stack], device: torch.device):
         self._device = device
-        self._known: dict[fx.Node, Tensor | Stack] = {node: c.to(device) for node, c in trace.constants.items()}
-        self._known.update({node: weights[name] for node, name in trace.weights.items() if name in weights})
+        self._weights = weights
+        self._names = {node: name for node, name in trace.weights.items() if name in weights}
+        self._constant: dict[fx.Node, Tensor | Stack] = {node: c.to(device) for node, c in trace.constants.items()}
+        self._of_weights: dict[fx.Node, Tensor | Stack] = {}
 
     def __getitem__(self, node: fx.Node) -> Tensor | Stack:
-        if node not in self._known:
-            self._known[node] = self._computed(node)
-        return self._known[node]
+        for known in (self._constant, self._of_weights):
+            if node in known:
+                return known[node]
+        value = self._weights[self._names[node]] if node in self._names else self._computed(node)
+        constant = node not in self._names and all(n in self._constant for n in node.all_input_nodes)
+        (self._constant if constant else self._of_weights)[node] = value
+        return value
 
     def reader(self, nodes: Sequence[fx.Node]) -> Callable[[int], Tensor | Stack]:
         """Return what reads or computes the value of one of `nodes`, by its number."""
@@ -41,6 +49,10 @@ class Values:
     def tensor(self, node: fx.Node) -> Tensor:
         """Return the value of a node that is one tensor."""
         return as_tensor(self[node])
+
+    def forget_weights(self) -> None:
+        """Let go of all weights and of what was computed of them."""
+        self._of_weights.clear()
 
     def _computed(self, node: fx.Node) -> Tensor:
         if not callable(node.target):

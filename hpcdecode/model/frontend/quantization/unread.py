@@ -1,4 +1,4 @@
-"""Refuse checkpoints of quantised weights, which would be read as plain numbers, without their scales."""
+"""Refuse checkpoints with quantised weights, or scales, that nothing would read."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Mapping
 
 import torch
 
-from hpcdecode.model.frontend.checkpoint import StoredTensor
 from hpcdecode.model.frontend.meta import Meta
+from hpcdecode.model.frontend.quantization.formats import FLOATS
+from hpcdecode.model.frontend.quantization.scheme import Scheme
+from hpcdecode.model.frontend.quantization.stated import refused
 from hpcdecode.model.frontend.sources import Sources
-from hpcdecode.model.frontend.stated import quantised
-
-FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # safetensors' names
+from hpcdecode.model.frontend.tensors import CheckpointTensor
 
 # Last part of the names of tensors that hold quantised weights or their scales, wherever they are.
 CODES = re.compile(
@@ -25,22 +25,26 @@ CODES = re.compile(
 SCALES = re.compile(r"(\w*_)?(scales?|zeros?)(_\w+)?")
 
 
-def refuse_quantised(tensors: Mapping[str, StoredTensor], sources: Sources, wanted: Mapping[str, Meta]) -> None:
-    """Raise UserError if tensors of a checkpoint are quantised, as far as their names and dtypes tell.
+def refuse_unread(
+    tensors: Mapping[str, CheckpointTensor], sources: Sources, wanted: Mapping[str, Meta], scheme: Scheme | None
+) -> None:
+    """Raise UserError if tensors are quantised, or scales, that nothing reads, as far as names and dtypes tell.
 
     Args:
-        tensors: Tensors of the checkpoint, by key.
+        tensors: Tensors of the checkpoint by the keys that it would have unquantised.
         sources: Tensors that make up each weight.
         wanted: Shape and dtype of the model's weights, by name.
+        scheme: What the checkpoint states of its quantised weights, or None.
     """
     used = dict(sources.uses())
     modules = {key.rpartition(".")[0] for key in used} | used.keys()
+    states = "nothing states that" if scheme is None else f"{scheme.file.name} states {scheme.name} only"
     for key in sorted(tensors.keys() - used.keys()):
         module, _, name = key.rpartition(".")
         if CODES.fullmatch(name) or (module in modules and SCALES.fullmatch(name)):
-            raise quantised(tensors[key].file, f"tensor {key!r} is not the model's and named as quantisation data")
+            raise refused(tensors[key].file, f"tensor {key!r}, which is named as quantisation data ({states})")
     dtypes = {sources.ties.get(name, name): about.dtype for name, about in wanted.items()}
     for key, name in used.items():
         stored = tensors[key].dtype
         if stored not in FLOATS and dtypes.get(name, torch.float32).is_floating_point:
-            raise quantised(tensors[key].file, f"tensor {key!r} has dtype {stored}")
+            raise refused(tensors[key].file, f"tensor {key!r} in {stored} ({states})")

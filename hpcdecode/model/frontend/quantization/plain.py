@@ -1,0 +1,126 @@
+"""The tensors of a checkpoint by the keys that it would have unquantised; quantised weights are computed when read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+import torch
+from torch import Tensor
+
+from hpcdecode.errors import UserError
+from hpcdecode.model.frontend.quantization.formats import WeightFormat, WrongTensorsError
+from hpcdecode.model.frontend.quantization.scheme import OF_ACTIVATIONS, OF_KV_CACHE, Scheme
+from hpcdecode.model.frontend.tensors import CheckpointTensor
+
+NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # safetensors' names
+ELEMENTS_AT_ONCE = 1 << 21  # computed in float32 before they are rounded
+
+
+class DequantisedTensor:
+    """A weight that is computed of its codes and scales when it is read.
+
+    Args:
+        key: Its key.
+        form: Its format.
+        parts: The tensors that make it up, by role.
+        dtype: Dtype that it is rounded to.
+
+    Attributes:
+        file: File that holds its codes.
+        dtype: Name of its dtype in safetensors.
+        shape: Its shape.
+
+    Raises:
+        UserError: If shapes or dtypes of the tensors do not fit together.
+    """
+
+    __slots__ = ("_form", "_key", "_parts", "_torch_dtype", "dtype", "file", "shape")
+
+    def __init__(self, key: str, form: WeightFormat, parts: Mapping[str, CheckpointTensor], dtype: torch.dtype):
+        self._key, self._form, self._parts, self._torch_dtype = key, form, parts, dtype
+        self.file, self.dtype = parts["codes"].file, NAMES[dtype]
+        try:
+            self.shape = form.shape(parts)
+        except WrongTensorsError as e:
+            raise self._wrong(e) from e
+
+    def __call__(self) -> Tensor:
+        """Compute the weight, some rows at a time. Raise UserError if scales cannot be right."""
+        try:
+            parts = self._form.prepared({role: stored() for role, stored in self._parts.items()}, self.shape)
+        except WrongTensorsError as e:
+            raise self._wrong(e) from e
+        weight = torch.empty(self.shape, dtype=self._torch_dtype)
+        count = self.shape[0]
+        multiple = self._form.rows_at_once() if len(self.shape) == 2 else 1
+        step = max(ELEMENTS_AT_ONCE // prod(self.shape[1:]) // multiple, 1) * multiple
+        for first in range(0, count, step):
+            last = min(first + step, count)
+            weight[first:last] = self._form.rows(parts, first, last)
+        return weight
+
+    def _wrong(self, error: WrongTensorsError) -> UserError:
+        return UserError(f"{self.file}: weight {self._key!r} ({self._form.name}): {error}; copy the checkpoint again")
+
+
+def plain_tensors(
+    tensors: Mapping[str, CheckpointTensor], scheme: Scheme, dtype: torch.dtype
+) -> dict[str, CheckpointTensor]:
+    """Return the tensors of a quantised checkpoint by the keys that it would have unquantised.
+
+    Tensors that belong to a quantised weight are left out, as are scales of its activations and of the KV cache. All
+    others stay, even if they look like scales.
+
+    Args:
+        tensors: Tensors of the checkpoint, by key.
+        scheme: How its weights are quantised.
+        dtype: Dtype that weights are rounded to.
+
+    Raises:
+        UserError: If tensors of a weight are missing, superfluous or do not fit together.
+    """
+    left: dict[str, CheckpointTensor] = dict(tensors)
+    weights: dict[str, CheckpointTensor] = {}
+    for key, codes in tensors.items():
+        if (form := scheme.format_of(key, codes)) is not None:
+            name, parts = form.weight_key(key), gathered(key, form, tensors)
+            for part in parts.values():
+                left.pop(part, None)
+            if name in left or name in weights:
+                raise UserError(f"{codes.file}: expected one weight {name!r}, got a quantised one and another")
+            weights[name] = DequantisedTensor(name, form, {role: tensors[k] for role, k in parts.items()}, dtype)
+    modules = {key.rpartition(".")[0] for key in weights}
+    for key in list(left):
+        module, _, leaf = key.rpartition(".")
+        if leaf in OF_KV_CACHE or (leaf in OF_ACTIVATIONS and module in modules):
+            del left[key]
+    return left | weights
+
+
+def gathered(key: str, form: WeightFormat, tensors: Mapping[str, CheckpointTensor]) -> dict[str, str]:
+    """Return the keys of the tensors that make up a weight, by role.
+
+    Args:
+        key: Key of its codes.
+        form: Its format.
+        tensors: Tensors of the checkpoint, by key.
+
+    Raises:
+        UserError: If the checkpoint lacks one, or has two for a role.
+    """
+    name = form.weight_key(key)
+    module = name.rpartition(".")[0]
+    parts = {"codes": key}
+    for role, templates in (*form.needed.items(), *form.optional.items()):
+        names = [template.format(key=name, module=module) for template in templates]
+        there = [each for each in names if each in tensors]
+        if len(there) > 1 or (not there and role in form.needed):
+            came = "both" if there else "none"
+            raise UserError(
+                f"{tensors[key].file}: weight {name!r} ({form.name}): expected a tensor "
+                f"{' or '.join(map(repr, names))} beside it, got {came}; copy the checkpoint again"
+            )
+        if there:
+            parts[role] = there[0]
+    return parts
