@@ -46,11 +46,11 @@ def write(path, name, text):
 COMPRESSED = {"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups": {"group_0": {}}}
 GROUP = {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "strategy": "channel"}}
 STATED = {
-    "method": (lambda p: state(p, quantization_config={"quant_method": "aqlm", "bits": 2}), r"aqlm \(.*bits 2\)"),
+    "method": (lambda p: state(p, quantization_config={"quant_method": "aqlm", "bits": 2}), r"aqlm \(bits 2\)"),
     "no method": (lambda p: state(p, quantization_config={"weird": 1}), "an unnamed method"),
     "bits": (
         lambda p: state(p, quantization_config={"quant_method": "gptq", "bits": 3}),
-        r"gptq \(.*bits 3\), where expected bits to be one of 4, 8, got 3",
+        r"gptq \(bits 3\), where expected bits to be one of 4, 8, got 3",
     ),
     "group size": (
         lambda p: state(p, quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 0}),
@@ -81,8 +81,8 @@ STATED = {
         "marlin-24",
     ),
     "class": (
-        lambda p: state(p, compression_config={**COMPRESSED, "config_groups": {"g": {**GROUP, "targets": ["Conv2d"]}}}),
-        "format to be one of|class Linear, got 'Conv2d'",
+        lambda p: state(p, compression_config={**COMPRESSED, "config_groups": {"g": {"targets": ["Conv2d"]}}}),
+        "class Linear, got 'Conv2d'",
     ),
     "slow pattern": (
         lambda p: state(p, compression_config={**COMPRESSED, "ignore": ["re:(a+)+b"]}),
@@ -117,8 +117,9 @@ STATED = {
 def test_stated_quantisation_that_is_not_known_is_refused(name, llama):
     change, message = STATED[name]
     change(llama)
-    with pytest.raises(UserError, match=rf"(?s)expected weights in bfloat16.*({message}).*dequantise|({message})"):
+    with pytest.raises(UserError, match=message) as raised:
         load(llama)
+    assert "expected weights in bfloat16" in str(raised.value) and "dequantise" in str(raised.value)
 
 
 def quantise(tensors):

@@ -22,7 +22,7 @@ import torch
 
 from hpcdecode._version import __version__
 from hpcdecode.model.frontend import ops
-from hpcdecode.model.frontend.config import config_file, quiet, read_config, read_json, text_config
+from hpcdecode.model.frontend.config import config_file, quiet, read_config, read_json, text_config, unquantised
 from hpcdecode.model.frontend.sources import Sources, find_sources
 from hpcdecode.model.frontend.stated import layers_of
 from hpcdecode.model.frontend.trace import Trace, trace
@@ -116,11 +116,13 @@ def directory() -> Path:
 def key(path: Path, dtype: torch.dtype, *about: str) -> str:
     """Return a name that changes with whatever a trace depends on.
 
-    That is config.json in `path`, `dtype`, `about`, the modules that make the trace, and the versions of what they use.
+    That is config.json in `path`, but for what it states of quantised weights, `dtype`, `about`, the modules that make
+    the trace, and the versions of what they use.
     """
-    files = [*(Path(__file__).parent / name for name in MAKERS), config_file(path)]
+    files = [Path(__file__).parent / name for name in MAKERS]
+    config = msgspec.json.encode(unquantised(read_json(config_file(path))), order="deterministic")
     versions = (__version__, torch.__version__, version("transformers"), str(dtype), *about)
-    parts = [*(file.read_bytes() for file in files), *(v.encode() for v in versions)]
+    parts = [*(file.read_bytes() for file in files), config, *(v.encode() for v in versions)]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
 
 

@@ -89,6 +89,15 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, **(text if isinstance(text, dict) else {})}
 
 
+def unquantised(config: dict[str, Any]) -> dict[str, Any]:
+    """Return `config` without what it, or an object in it, states of quantised weights."""
+    return {
+        key: unquantised(value) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if key not in QUANTISATION_KEYS
+    }
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in the file `path`, or {} if there is no such file.
 

@@ -36,7 +36,7 @@ METHODS: dict[str, Callable[[Stated], tuple[FormatRule, ...]]] = {
 }
 KEYS = {**dict.fromkeys((*QUANTISATION_KEYS, "quantization"), ""), "compression_config": "compressed-tensors"}
 FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
-NAMING = ("quant_method", "quant_algo", "format", "bits", "w_bit")  # what names the scheme in these objects
+NAMING = ("quant_algo", "format", "bits", "w_bit")  # what names the scheme in these objects
 
 
 def read_scheme(folder: Path) -> Scheme | None:

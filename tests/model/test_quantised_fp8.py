@@ -1,0 +1,218 @@
+"""FP8 checkpoints: by blocks (DeepSeek-V3, Qwen3, MiniMax-M2), by tensor and by channel, and MXFP4 (gpt-oss)."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from hpcdecode.errors import UserError
+from hpcdecode.model import load_split
+from tests.support.quantised import check, edit, logits, pair, write
+
+BLOCK = (48, 24)  # divides no size of the models: the last blocks are ragged
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
+BLOCKS = {**FP8, "weight_block_size": list(BLOCK), "modules_to_not_convert": ["lm_head"]}
+EXPERTS = re.compile(r".*experts\.(gate_up|down)_proj")
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+def blocks_of(scales, shape, block=BLOCK):
+    wide = scales.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
+    return wide[: shape[0], : shape[1]]
+
+
+def by_blocks(stem, weight, kind=torch.float32):
+    """As DeepSeek-V3's inference code: scale = max |w| / 448 of a block, which multiplies when it is read."""
+    rows, columns = (-(-n // b) for n, b in zip(weight.shape, BLOCK, strict=True))
+    padded = torch.zeros(rows * BLOCK[0], columns * BLOCK[1])
+    padded[: weight.shape[0], : weight.shape[1]] = weight
+    most = padded.view(rows, BLOCK[0], columns, BLOCK[1]).abs().amax((1, 3))
+    scales = (most / 448).to(kind)
+    if kind == torch.float8_e8m0fnu:
+        scales = torch.exp2(torch.ceil(torch.log2(most / 448))).to(kind)
+    wide = blocks_of(scales.float(), weight.shape)
+    codes = (weight / wide).to(torch.float8_e4m3fn)
+    return {"weight": codes, "weight_scale_inv": scales}, codes.float() * wide
+
+
+@pytest.mark.parametrize("name", ["llama2", "qwen3_moe", "deepseek_v3"])
+def test_blocks(name, checkpoint, tmp_path):
+    check(pair(checkpoint(name), tmp_path, by_blocks, BLOCKS))
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float8_e8m0fnu])
+def test_scales_of_blocks_in_other_dtypes(kind, checkpoint, tmp_path):
+    made = pair(checkpoint("llama2"), tmp_path, lambda stem, weight: by_blocks(stem, weight, kind), BLOCKS)
+    check(made)
+    if kind == torch.float8_e8m0fnu:  # or in bytes
+        scales = {
+            k: v.view(torch.uint8) for k, v in load_file(made.quantised / "model.safetensors").items() if "inv" in k
+        }
+        edit(made.quantised, lambda t: t.update(scales))
+        with pytest.raises(UserError, match=r"expected scales in BF16 or .*, got U8"):
+            load_split(made.quantised, dtype="float32")
+        config = json.loads((made.quantised / "config.json").read_text())
+        config["quantization_config"]["scale_fmt"] = "ue8m0"
+        (made.quantised / "config.json").write_text(json.dumps(config))
+        check(made)
+
+
+def test_whole_blocks_are_as_transformers_reads_them(checkpoint, tmp_path):
+    tool = Fp8Dequantize(None)
+    block = (16, 32)
+
+    def quantise(stem, weight):
+        most = weight.unflatten(1, (-1, block[1])).unflatten(0, (-1, block[0])).abs().amax((1, 3))
+        codes = (weight / blocks_of(most / 448, weight.shape, block)).to(torch.float8_e4m3fn)
+        return {"weight": codes, "weight_scale_inv": most / 448}, tool._dequantize_one(codes, most / 448)
+
+    check(pair(checkpoint("llama2"), tmp_path, quantise, {**FP8, "weight_block_size": list(block)}))
+
+
+def test_blocks_of_stacked_experts(checkpoint, tmp_path):
+    """As transformers saves them."""
+
+    def quantise(stem, weight):
+        tensors, values = zip(*(by_blocks(stem, w) for w in weight), strict=True)
+        codes, scales = (torch.stack([t[k] for t in tensors]) for k in ("weight", "weight_scale_inv"))
+        return {"": codes, "_scale_inv": scales}, torch.stack(values)
+
+    check(pair(checkpoint("gpt_oss"), tmp_path, quantise, BLOCKS, EXPERTS))
+
+
+@pytest.mark.parametrize("scale", ["weight_scale", "weight_scale_inv"])
+@pytest.mark.parametrize("dims", [None, 1, (1, True)])
+def test_one_scale_a_tensor_or_a_channel(scale, dims, checkpoint, tmp_path):
+    def quantise(stem, weight):
+        most = weight.abs().max() if dims is None else weight.abs().amax(1, keepdim=True)
+        codes = (weight / most * 448).to(torch.float8_e4m3fn)
+        values = codes.float() * (most / 448)
+        stored = most.squeeze() if dims == 1 else most
+        return {"weight": codes, scale: stored / 448, "input_scale": torch.tensor(1.0)}, values
+
+    check(pair(checkpoint("llama3"), tmp_path, quantise, FP8))
+
+
+def test_fbgemm(checkpoint, tmp_path):
+    def quantise(stem, weight):
+        most = weight.abs().amax(1, keepdim=True)
+        codes = (weight / most * 448).to(torch.float8_e4m3fn)
+        return {
+            "weight": codes,
+            "weight_scale": most / 448,
+            "input_scale_ub": torch.tensor([1200.0]),
+        }, codes.float() * (most / 448)
+
+    check(pair(checkpoint("llama2"), tmp_path, quantise, {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}))
+
+
+def test_weights_are_rounded_to_the_jobs_dtype(checkpoint, tmp_path):
+    made = pair(checkpoint("llama2"), tmp_path, by_blocks, BLOCKS)
+    assert torch.equal(logits(made.quantised, "bfloat16"), logits(made.plain, "bfloat16"))
+
+
+def mxfp4(stem, weight):
+    """As gpt-oss stores experts: [E, out, in / 32, 16] bytes, the lower half first, and exponents of 2."""
+    generator = torch.Generator().manual_seed(len(stem) + weight.numel())
+    experts, inputs, outputs = weight.shape
+    blocks = torch.randint(256, (experts, outputs, inputs // 32, 16), generator=generator, dtype=torch.uint8)
+    scales = torch.randint(122, 126, blocks.shape[:-1], generator=generator, dtype=torch.uint8)
+    values = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    return {"_blocks": blocks, "_scales": scales}, values
+
+
+MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+
+
+@pytest.fixture
+def oss(checkpoint, tmp_path):
+    return pair(checkpoint("gpt_oss"), tmp_path, mxfp4, MXFP4, EXPERTS)
+
+
+def test_mxfp4_is_as_transformers_reads_it(oss):
+    check(oss)
+
+
+FAULTS = {
+    "no scale": (
+        lambda t: t.pop(f"{UP}_scale_inv"),
+        r"up_proj\.weight' .*expected a tensor .*_scale_inv' or .*, got none",
+    ),
+    "two scales": (lambda t: t.update({f"{UP}_scale": torch.ones(1)}), r"up_proj\.weight' .*got both"),
+    "shape": (
+        lambda t: t.update({f"{UP}_scale_inv": torch.ones(3, 2)}),
+        r"up_proj\.weight' \(FP8 in blocks of 48 x 24\): expected scales of shape \[3, 3\], got \[3, 2\]",
+    ),
+    "dtype": (
+        lambda t: t.update({f"{UP}_scale_inv": torch.ones(3, 3).int()}),
+        "expected scales in BF16 or .*, got I32",
+    ),
+    "not finite": (lambda t: t[f"{UP}_scale_inv"].fill_(torch.nan), "expected scales that are finite"),
+    "a scale too many": (
+        lambda t: t.update({"lm_head.weight_scale_inv": torch.ones(11, 3)}),
+        r"lm_head\.weight_scale_inv', which is named as quantisation data \(config\.json states fp8 only\)",
+    ),
+    "plain, but with scales": (
+        lambda t: t.update({UP: t[UP].float()}),
+        r"up_proj\.weight_scale_inv', which is named as quantisation data",
+    ),
+    "other codes": (lambda t: t.update({UP: t[UP].view(torch.int8)}), r"up_proj\.weight_scale_inv', which is named"),
+    "E5M2": (lambda t: t.update({UP: t[UP].view(torch.float8_e5m2)}), r"up_proj\.weight_scale_inv', which is named"),
+    "a vector": (lambda t: t.update({UP: t[UP][0]}), r"expected a matrix or a stack of matrices, got the shape \[64\]"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_tensors_that_do_not_fit_are_named(name, checkpoint, tmp_path):
+    made, (change, message) = pair(checkpoint("llama2"), tmp_path, by_blocks, BLOCKS), FAULTS[name]
+    edit(made.quantised, change)
+    with pytest.raises(UserError, match=message):
+        load_split(made.quantised, dtype="float32")
+
+
+OSS = "model.layers.1.mlp.experts.down_proj"
+OSS_FAULTS = {
+    "no scales": (
+        lambda t: t.pop(f"{OSS}_scales"),
+        r"down_proj' \(MXFP4\): expected a tensor .*down_proj_scales' .*none",
+    ),
+    "shape": (lambda t: t.update({f"{OSS}_scales": t[f"{OSS}_scales"][:, :-1]}), "expected scales of shape"),
+    "blocks": (
+        lambda t: t.update({f"{OSS}_blocks": t[f"{OSS}_blocks"][..., :8]}),
+        r"expected blocks of shape \[experts",
+    ),
+    "dtype": (lambda t: t.update({f"{OSS}_scales": t[f"{OSS}_scales"].float()}), "expected scales in U8, got F32"),
+    "NaN": (lambda t: t[f"{OSS}_scales"].fill_(255), "expected scales that are finite"),
+    "both": (
+        lambda t: t.update({OSS: torch.ones(4, 128, 64)}),
+        "expected one weight .*down_proj', got a quantised one and",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OSS_FAULTS)
+def test_tensors_of_experts_that_do_not_fit_are_named(name, oss):
+    change, message = OSS_FAULTS[name]
+    edit(oss.quantised, change)
+    with pytest.raises(UserError, match=message):
+        load_split(oss.quantised, dtype="float32")
+
+
+def test_codes_are_nothing_without_a_scheme(oss, checkpoint):
+    (oss.quantised / "config.json").write_text((checkpoint("gpt_oss") / "config.json").read_text())
+    with pytest.raises(
+        UserError, match=r"down_proj_blocks', which is named as quantisation data \(nothing states that\)"
+    ):
+        load_split(oss.quantised, dtype="float32")
+
+
+def test_a_checkpoint_that_is_stated_as_quantised_but_is_not(checkpoint, tmp_path):
+    made = pair(checkpoint("llama2"), tmp_path, by_blocks, BLOCKS)
+    write(made.quantised, load_file(made.plain / "model.safetensors"))
+    check(made)

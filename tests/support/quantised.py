@@ -1,0 +1,107 @@
+"""Tiny quantised checkpoints, each beside the checkpoint of the weights that it stands for, and the logits of both."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hpcdecode.model import load_split
+from tests.support.models import Attention, step
+
+PROJECTIONS = re.compile(r"model\.layers\.\d+\..*proj\.weight")
+Stored = tuple[dict[str, Tensor], Tensor]  # tensors by what their keys end with, and the weight that they stand for
+
+
+class Pair(NamedTuple):
+    """A quantised checkpoint, and the checkpoint of the weights that it stands for."""
+
+    quantised: Path
+    plain: Path
+
+
+def pair(
+    source: Path,
+    folder: Path,
+    quantise: Callable[[str, Tensor], Stored],
+    stated: dict[str, object],
+    chosen: re.Pattern[str] = PROJECTIONS,
+    under: str = "quantization_config",
+) -> Pair:
+    """Quantise the weights of a checkpoint.
+
+    Args:
+        source: The checkpoint.
+        folder: Where to make the two.
+        quantise: Returns what stands for a weight, given its key without "weight" at the end, and the weight.
+        stated: What config.json states of it.
+        chosen: Keys of the weights.
+        under: Key of `stated` in config.json, or the name of a file that is it.
+    """
+    made = Pair(*(Path(shutil.copytree(source, folder / name)) for name in Pair._fields))
+    given = load_file(source / "model.safetensors")
+    quantised, plain = dict(given), dict(given)
+    for key in filter(chosen.fullmatch, given):
+        stem = key.removesuffix("weight")
+        tensors, plain[key] = quantise(stem, quantised.pop(key))
+        quantised.update({stem + name: tensor for name, tensor in tensors.items()})
+    write(made.quantised, quantised)
+    write(made.plain, plain)
+    state(made.quantised, stated, under)
+    return made
+
+
+def write(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write the tensors of a checkpoint."""
+    whole = {key: tensor.contiguous() for key, tensor in tensors.items()}
+    save_file(whole, path / "model.safetensors", {"format": "pt"})
+
+
+def state(path: Path, stated: dict[str, object], under: str = "quantization_config") -> None:
+    """State a quantisation in a model directory."""
+    if under.endswith(".json"):
+        (path / under).write_text(json.dumps(stated))
+    else:
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps({**config, under: stated}))
+
+
+def edit(path: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    """Apply `change` to the tensors of a checkpoint."""
+    tensors = load_file(path / "model.safetensors")
+    change(tensors)
+    write(path, tensors)
+
+
+def logits(path: Path, dtype: str = "float32") -> Tensor:
+    """Return the logits of some tokens by hpcdecode."""
+    model = load_split(path, dtype=dtype)
+    return step(
+        model, Attention(model), [(0, i, int(token)) for i, token in enumerate(TOKENS)], list(range(len(TOKENS)))
+    )
+
+
+def reference(path: Path) -> Tensor:
+    """Return the same by transformers, in float32."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    with torch.no_grad():
+        return model(TOKENS[None]).logits[0]
+
+
+def check(made: Pair) -> None:
+    """Check that hpcdecode's logits of a quantised checkpoint are those of its weights by transformers."""
+    expected = reference(made.plain)
+    torch.testing.assert_close(logits(made.quantised), expected, rtol=0, atol=1e-4)
+    assert expected.std() > 0.1
+
+
+TOKENS = torch.arange(24) * 17 % 500
