@@ -1,0 +1,177 @@
+"""GPTQ and AWQ checkpoints, packed here by their written formats: the tools need compilers and other torches."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from hpcdecode.errors import UserError
+from hpcdecode.model import load_split
+from tests.support.quantised import check, edit, pair
+
+MODULE = "model.layers.1.mlp.up_proj"
+AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
+
+
+def packed(codes, bits, dim, order=None):
+    """Codes put into words of 32 bits along `dim`, the lowest bits first, by shifts of one code at a time."""
+    codes = codes.long().movedim(dim, -1)
+    count = 32 // bits
+    words = torch.zeros(*codes.shape[:-1], codes.shape[-1] // count, dtype=torch.int64)
+    for i in range(count):
+        words |= codes[..., (order or range(count))[i] :: count] << (bits * i)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).int().movedim(-1, dim)
+
+
+def rounded(weight, bits, groups, symmetric):
+    """Codes [in, out], scales and zero points [groups, out], and the weight [out, in] that they stand for.
+
+    `groups` is the group of each input.
+    """
+    most = (1 << bits) - 1
+    scales, zeros = [], []
+    for g in range(int(groups.max()) + 1):
+        own = weight[:, groups == g]
+        least, largest = own.amin(1).clamp(max=0), own.amax(1).clamp(min=0)
+        scale = ((largest - least) / most).half()
+        zero = (-least / scale.float()).round().clamp(1, most)
+        if symmetric:
+            scale, zero = (own.abs().amax(1) / (most // 2)).half(), torch.full_like(zero, (most + 1) // 2)
+        scales.append(scale)
+        zeros.append(zero)
+    scale, zero = torch.stack(scales), torch.stack(zeros)
+    of_input = (t.float()[groups].t() for t in (scale, zero))
+    s, z = of_input
+    codes = (weight / s + z).round().clamp(0, most)
+    return codes.t(), scale, zero, (codes - z) * s
+
+
+def gptq(bits=4, group=32, symmetric=True, version=1, ordered=False, with_groups=True):
+    def quantise(stem, weight):
+        inputs = weight.shape[1]
+        groups = torch.arange(inputs) // (inputs if group == -1 else group)
+        if ordered:
+            groups = groups[torch.randperm(inputs, generator=torch.Generator().manual_seed(5))]
+        codes, scales, zeros, values = rounded(weight, bits, groups, symmetric)
+        stored = {
+            "qweight": packed(codes, bits, 0),
+            "qzeros": packed(zeros - int(version == 1), bits, 1),
+            "scales": scales,
+            "g_idx": groups.int(),
+        }
+        return {k: v for k, v in stored.items() if with_groups or k != "g_idx"}, values
+
+    return quantise
+
+
+def stated(bits=4, group=32, **values):
+    return {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": False, "sym": True, **values}
+
+
+GPTQ = {
+    "groups": ({}, {}),
+    "asymmetric": ({"symmetric": False}, {"sym": False}),
+    "8 bits": ({"bits": 8}, {"bits": 8}),
+    "one group": ({"group": -1}, {"group": -1}),
+    "in order of activations": ({"ordered": True}, {"desc_act": True}),
+    "without groups of inputs": ({"with_groups": False}, {}),
+    "version 2": ({"version": 2, "symmetric": False}, {"checkpoint_format": "gptq_v2", "sym": False}),
+    "of GPTQModel": ({}, {"checkpoint_format": "gptq", "pack_dtype": "int32", "dynamic": {"-:.*lm_head": {}}}),
+}
+
+
+@pytest.mark.parametrize("name", GPTQ)
+def test_gptq(name, checkpoint, tmp_path):
+    made, own = GPTQ[name]
+    check(pair(checkpoint("llama2"), tmp_path, gptq(**made), stated(**own)))
+
+
+def test_biases_and_a_file_of_its_own(checkpoint, tmp_path):
+    """Qwen2 has biases; AutoGPTQ's older checkpoints have quantize_config.json alone."""
+    made = pair(checkpoint("qwen2"), tmp_path, gptq(), stated() | {"quant_method": None}, under="quantize_config.json")
+    check(made)
+
+
+def test_experts(checkpoint, tmp_path):
+    experts = re.compile(r".*(experts\.\d+\.w\d|[qkvo]_proj)\.weight")
+    check(pair(checkpoint("mixtral"), tmp_path, gptq(), stated(), experts))
+
+
+def awq(group=32):
+    def quantise(stem, weight):
+        groups = torch.arange(weight.shape[1]) // (weight.shape[1] if group == -1 else group)
+        codes, scales, zeros, values = rounded(weight, 4, groups, symmetric=False)
+        codes, zeros = (packed(t, 4, 1, AWQ_ORDER) for t in (codes, zeros))
+        return {"qweight": codes, "qzeros": zeros, "scales": scales}, values
+
+    return quantise
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
+
+
+@pytest.mark.parametrize("name", ["llama2", "qwen2"])
+def test_awq(name, checkpoint, tmp_path):
+    check(pair(checkpoint(name), tmp_path, awq(), AWQ))
+
+
+def test_awq_with_one_group_in_a_file_of_its_own(checkpoint, tmp_path):
+    own = {"zero_point": True, "q_group_size": -1, "w_bit": 4, "version": "GEMM"}
+    check(pair(checkpoint("llama2"), tmp_path, awq(-1), own, under="quant_config.json"))
+
+
+FAULTS = {
+    "no scales": (lambda t: t.pop(f"{MODULE}.scales"), r"up_proj\.weight' \(GPTQ, 4 bits\): .*up_proj\.scales' .*none"),
+    "no zero points": (lambda t: t.pop(f"{MODULE}.qzeros"), r"up_proj\.qzeros' beside it, got none"),
+    "no codes": (lambda t: t.pop(f"{MODULE}.qweight"), r"up_proj\.g_idx', which is named as quantisation data"),
+    "shape": (
+        lambda t: t.update({f"{MODULE}.scales": t[f"{MODULE}.scales"][:1]}),
+        r"expected scales of shape \[2, 128\], got \[1, 128\]",
+    ),
+    "zero points": (
+        lambda t: t.update({f"{MODULE}.qzeros": t[f"{MODULE}.qzeros"][:, :8]}),
+        r"expected zero points of shape \[2, 16\], got \[2, 8\]",
+    ),
+    "dtype": (lambda t: t.update({f"{MODULE}.scales": t[f"{MODULE}.scales"].int()}), "expected scales in .*, got I32"),
+    "NaN": (lambda t: t[f"{MODULE}.scales"][1, 7].fill_(torch.nan), "expected scales that are finite"),
+    "groups": (lambda t: t[f"{MODULE}.g_idx"].add_(1), "expected groups of inputs from 0 to 1, got 1 to 2"),
+    "groups of others": (
+        lambda t: t.update({f"{MODULE}.g_idx": torch.zeros(32).int()}),
+        r"expected groups of inputs of shape \[64\], got \[32\]",
+    ),
+    "zero points of no version": (
+        lambda t: t[f"{MODULE}.qzeros"][0, 0].fill_(-1),
+        "expected zero points below 15, as version 1 of GPTQ stores them, got 15",
+    ),
+    "a weight too": (
+        lambda t: t.update({f"{MODULE}.weight": torch.ones(128, 64)}),
+        r"expected one weight '.*up_proj\.weight', got a quantised one and another",
+    ),
+    "an adapter": (
+        lambda t: t.update({f"{MODULE}.pre_quant_scale": torch.ones(64)}),
+        r"up_proj\.pre_quant_scale', which is named as quantisation data",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_tensors_that_do_not_fit_are_named(name, checkpoint, tmp_path):
+    made, (change, message) = pair(checkpoint("llama2"), tmp_path, gptq(), stated()), FAULTS[name]
+    edit(made.quantised, change)
+    with pytest.raises(UserError, match=message):
+        load_split(made.quantised, dtype="float32")
+
+
+def test_another_group_size_is_refused(checkpoint, tmp_path):
+    made = pair(checkpoint("llama2"), tmp_path, awq(), {**AWQ, "group_size": 16})
+    with pytest.raises(UserError, match=r"\(AWQ\): expected scales of shape \[8, 64\], got \[4, 64\]"):
+        load_split(made.quantised, dtype="float32")
+
+
+@pytest.mark.parametrize("own", [{"dynamic": {"+:.*up": {"bits": 8}}}, {"rotation": "hadamard"}, {"adapter": {"r": 4}}])
+def test_what_gptqmodel_adds_to_the_format_is_refused(own, checkpoint, tmp_path):
+    made = pair(checkpoint("llama2"), tmp_path, gptq(), stated(**own))
+    with pytest.raises(UserError, match=next(iter(own))):
+        load_split(made.quantised, dtype="float32")
