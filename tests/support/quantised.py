@@ -8,12 +8,16 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hpcdecode.model import load_split
+from hpcdecode.model.frontend.checkpoint import open_checkpoint
+from hpcdecode.model.frontend.quantization import plain
+from hpcdecode.model.frontend.quantization.stated import read_scheme
 from tests.support.models import Attention, step
 
 PROJECTIONS = re.compile(r"model\.layers\.\d+\..*proj\.weight")
@@ -98,10 +102,20 @@ def reference(path: Path) -> Tensor:
 
 
 def check(made: Pair) -> None:
-    """Check that hpcdecode's logits of a quantised checkpoint are those of its weights by transformers."""
-    expected = reference(made.plain)
-    torch.testing.assert_close(logits(made.quantised), expected, rtol=0, atol=1e-4)
-    assert expected.std() > 0.1
+    """Check that hpcdecode reads a checkpoint's weights, whole and in parts, and computes transformers' logits."""
+    expected = load_file(made.plain / "model.safetensors")
+    with mock.patch.object(plain, "ELEMENTS_AT_ONCE", 1):
+        for key, weight in weights(made.quantised).items():
+            torch.testing.assert_close(weight, expected[key], rtol=1e-5, atol=1e-6)
+    wanted = reference(made.plain)
+    torch.testing.assert_close(logits(made.quantised), wanted, rtol=0, atol=1e-4)
+    assert wanted.std() > 0.1
+
+
+def weights(path: Path) -> dict[str, Tensor]:
+    """Return the quantised weights of a checkpoint in float32, by key."""
+    tensors = plain.plain_tensors(open_checkpoint(path), read_scheme(path), torch.float32)
+    return {key: stored() for key, stored in tensors.items() if isinstance(stored, plain.DequantisedTensor)}
 
 
 TOKENS = torch.arange(24) * 17 % 500
