@@ -21,6 +21,8 @@ from hpcdecode.model.frontend.quantization.formats import (
     expect_dtype,
     expect_shape,
     finite,
+    looked_up,
+    pairs,
 )
 from hpcdecode.model.frontend.tensors import CheckpointTensor
 
@@ -139,7 +141,7 @@ class FourBits(WeightFormat):
             scale = parts["nested_quant_map"].float()[scale.int()] * of_block + (state.nested_offset or 0.0)
         return {
             "codes": parts["codes"].flatten(),
-            "table": finite("numbers of quant_map", parts["quant_map"].to(torch.float32)),
+            "table": pairs(finite("numbers of quant_map", parts["quant_map"].to(torch.float32)), lower_first=False),
             "scale": finite("absmax", scale.to(torch.float32)),
             "sizes": torch.tensor([shape[1], state.blocksize]),
         }
@@ -149,7 +151,6 @@ class FourBits(WeightFormat):
         columns, block = parts["sizes"].tolist()
         start, end = first * columns, last * columns
         codes = parts["codes"][start // 2 : -(-end // 2)]
-        values = parts["table"][torch.stack([codes >> 4, codes & 15], 1).flatten().int()]
-        values = values[start % 2 :][: end - start]
+        values = looked_up(codes, parts["table"])[start % 2 :][: end - start]
         scale = parts["scale"][start // block : -(-end // block)]
         return values.mul_(scale.repeat_interleave(block)[start % block :][: end - start]).view(-1, columns)

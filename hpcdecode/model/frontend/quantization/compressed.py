@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from hpcdecode.model.frontend.quantization.formats import BYTES, CHANNEL, INT8, TENSOR, ScaleBlock, WeightFormat
-from hpcdecode.model.frontend.quantization.grids import FP8, PackedIntegers, ScaledGrid, fp4
+from hpcdecode.model.frontend.quantization.grids import FP8, PackedIntegers, ScaledGrid, fp4, fp8, integer
 from hpcdecode.model.frontend.quantization.scheme import (
     FormatRule,
     Stated,
@@ -127,6 +127,7 @@ def plain(weights: Stated) -> WeightFormat:
         block=block_for(weights),
         needed=needed,
         dtypes=INT8 if kind == "int" else FP8,
+        decoded=integer if kind == "int" else fp8,
         ending="weight",
         plain_ending="weight",
     )

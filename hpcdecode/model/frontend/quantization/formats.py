@@ -57,7 +57,7 @@ class WeightFormat(ABC):
         return key.removesuffix(self.ending) + self.plain_ending
 
     def rows_at_once(self) -> int:
-        """Return the number that rows of a weight are computed in multiples of, if the weight is a matrix."""
+        """Return the number that rows of a weight are computed in multiples of."""
         return 1
 
     @abstractmethod
@@ -73,7 +73,9 @@ class WeightFormat(ABC):
 
     @abstractmethod
     def prepared(self, parts: Mapping[str, Tensor], shape: tuple[int, ...]) -> dict[str, Tensor]:
-        """Return what `rows` takes, made once of the tensors of a weight of `shape`.
+        """Return what `rows` takes, made once of the tensors of a weight of `shape`, [rows, columns].
+
+        For a stack of matrices, [n, rows, columns], the first dimension of all that is returned counts matrices.
 
         Raises:
             WrongTensorsError: If values of the tensors cannot be right.
@@ -81,10 +83,10 @@ class WeightFormat(ABC):
 
     @abstractmethod
     def rows(self, parts: Mapping[str, Tensor], first: int, last: int) -> Tensor:
-        """Return the weight from its row `first` up to the row before `last`, in float32.
+        """Return a matrix from its row `first` up to the row before `last`, in float32.
 
         Args:
-            parts: Result of `prepared`.
+            parts: Result of `prepared`, for one matrix.
             first: First row, a multiple of `rows_at_once`.
             last: Another multiple, or the number of rows.
         """
@@ -165,13 +167,12 @@ def affine(codes: Tensor, scales: Tensor, zeros: Tensor | None = None) -> Tensor
     return codes.mul_(scales)
 
 
-def unpacked(words: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
+def unpacked(words: Tensor, bits: int) -> Tensor:
     """Return the unsigned codes in words of 32 bits, the lowest bits first.
 
     Args:
         words: int32 [..., words].
         bits: Bits of a code, 4 or 8.
-        order: For each code of a word, the lowest bits first, its place among the word's codes; None if in turn.
 
     Returns:
         float32 [..., words * 32 / bits].
@@ -179,7 +180,32 @@ def unpacked(words: Tensor, bits: int, order: tuple[int, ...] | None = None) -> 
     codes = words.contiguous().view(torch.uint8)
     if bits == 4:
         codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
-    if order is not None:
-        lowest_of = [order.index(place) for place in range(len(order))]
-        codes = codes.unflatten(-1, (-1, len(order)))[..., lowest_of].flatten(-2)
     return codes.to(torch.float32)
+
+
+def looked_up(codes: Tensor, table: Tensor) -> Tensor:
+    """Return the numbers that bytes stand for.
+
+    Args:
+        codes: Tensor of 1 byte an element, [..., n].
+        table: float32 [256, k], the numbers of each byte.
+
+    Returns:
+        float32 [..., n * k].
+    """
+    each = table.shape[1]
+    whole = table.view(torch.int64) if each == 2 else table  # as one element, which is several times faster
+    found = whole.flatten().index_select(0, codes.reshape(-1).view(torch.uint8).int())
+    return found.view(torch.float32).view(*codes.shape[:-1], codes.shape[-1] * each)
+
+
+def pairs(table: Tensor, lower_first: bool) -> Tensor:
+    """Return the two numbers in each byte, float32 [256, 2].
+
+    Args:
+        table: Numbers that 4 bits stand for, float32 [16].
+        lower_first: Whether the first of them is in the lower half of the byte.
+    """
+    byte = torch.arange(256)
+    lower, upper = table[byte & 15], table[byte >> 4]
+    return torch.stack([lower, upper] if lower_first else [upper, lower], 1)

@@ -95,7 +95,7 @@ class PackedColumns(WeightFormat):
         codes = self._codes(parts["codes"], first, last)
         grids = [parts[role][first:last] for role in ("scale", "zero")]
         if "group" in parts:
-            return affine(codes, *(grid[:, parts["group"]] for grid in grids))
+            return affine(codes, *(grid.index_select(1, parts["group"]) for grid in grids))
         return affine(codes, *(spread(grid, ScaleBlock(1, self.group_size), *codes.shape) for grid in grids))
 
 
@@ -134,8 +134,22 @@ class Awq(PackedColumns):
         return rows, words * WORD_BITS // self.bits
 
     def _codes(self, words: Tensor, first: int, last: int) -> Tensor:
-        own = words[:, first // self.rows_at_once() : -(-last // self.rows_at_once())]
-        return unpacked(own, self.bits, AWQ_ORDER).t().contiguous()
+        return interleaved(words[:, first // self.rows_at_once() : -(-last // self.rows_at_once())])
 
     def _zeros(self, words: Tensor) -> Tensor:
-        return unpacked(words, self.bits, AWQ_ORDER)
+        return interleaved(words).t()
+
+
+def interleaved(words: Tensor) -> Tensor:
+    """Return the 4-bit codes in the words of AWQ.
+
+    Args:
+        words: int32 [n, words].
+
+    Returns:
+        float32 [words * 8, n].
+    """
+    rows = words.contiguous().view(torch.uint8).t().contiguous()  # of two outputs each
+    codes = torch.stack([rows & 15, rows >> 4], 1).view(-1, len(AWQ_ORDER), len(words))
+    lowest_of = torch.tensor([AWQ_ORDER.index(output) for output in range(len(AWQ_ORDER))])
+    return codes.index_select(1, lowest_of).flatten(0, 1).to(torch.float32)

@@ -25,30 +25,43 @@ from hpcdecode.model.frontend.quantization.formats import (
     expect_grid,
     expect_shape,
     finite,
+    looked_up,
     numbers,
+    pairs,
     spread,
     unpacked,
 )
 from hpcdecode.model.frontend.tensors import CheckpointTensor
 
 FP8 = frozenset({"F8_E4M3"})
+MX_BLOCK = 32
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)  # E2M1
 
 
 @functools.cache
-def fp4_pairs() -> Tensor:
-    """Return the two FP4 numbers in each byte, the lower half first, float32 [256, 2]."""
-    values, byte = torch.tensor(FP4_VALUES), torch.arange(256)
-    return torch.stack([values[byte & 15], values[byte >> 4]], 1)
+def fp4_table() -> Tensor:
+    """Return the two FP4 numbers in each byte, float32 [256, 2]."""
+    return pairs(torch.tensor(FP4_VALUES), lower_first=True)
+
+
+@functools.cache
+def fp8_table() -> Tensor:
+    """Return the FP8 number in each byte, float32 [256, 1]."""
+    return torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn).to(torch.float32)[:, None]
 
 
 def fp4(codes: Tensor) -> Tensor:
     """Return the FP4 numbers in bytes [..., n], float32 [..., 2 n] (OCP Microscaling, E2M1)."""
-    return fp4_pairs()[codes.int()].flatten(-2)
+    return looked_up(codes, fp4_table())
 
 
-def number(codes: Tensor) -> Tensor:
-    """Return codes that are numbers by themselves, FP8 or int8, in float32."""
+def fp8(codes: Tensor) -> Tensor:
+    """Return FP8 numbers [..., n] in float32 (E4M3)."""
+    return looked_up(codes, fp8_table())
+
+
+def integer(codes: Tensor) -> Tensor:
+    """Return int8 numbers in float32."""
     return codes.to(torch.float32)
 
 
@@ -69,7 +82,7 @@ class ScaledGrid(WeightFormat):
 
     block: ScaleBlock | None
     dtypes: frozenset[str] = FP8
-    decoded: Callable[[Tensor], Tensor] = number
+    decoded: Callable[[Tensor], Tensor] = fp8
     per_code: int = 1
     scale_dtypes: frozenset[str] = ANY_SCALES
     exponent: int = 1
@@ -113,18 +126,15 @@ class ScaledGrid(WeightFormat):
         return made
 
     def rows(self, parts: Mapping[str, Tensor], first: int, last: int) -> Tensor:
-        """Return rows of a weight, or matrices of a stack."""
+        """Return rows of a matrix."""
         codes = self.decoded(parts["codes"][first:last])
-        block = self.block or CHANNEL
         grids = (self._part_of(parts[role], first, last) for role in ("scale", "zero") if role in parts)
-        return affine(codes, *(spread(grid, block, *codes.shape[-2:]) for grid in grids))
+        return affine(codes, *(spread(grid, self.block or CHANNEL, *codes.shape) for grid in grids))
 
     def _part_of(self, grid: Tensor, first: int, last: int) -> Tensor:
-        """Return what of `grid` concerns some rows of a matrix, or some matrices of a stack."""
-        if grid.ndim == 2 and len(grid) == 1:
-            return grid
-        rows = self.rows_at_once() if grid.ndim == 2 else 1
-        return grid[first // rows : -(-last // rows)]
+        """Return what of `grid` concerns some rows of a matrix."""
+        rows = self.rows_at_once()
+        return grid if len(grid) == 1 else grid[first // rows : -(-last // rows)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +191,7 @@ class PackedIntegers(ScaledGrid):
         codes = unpacked(parts["codes"][first:last], self.bits)[:, :columns]
         grids = [self._part_of(parts[role], first, last) for role in ("scale", "zero")]
         if "group" in parts:
-            wide = [grid if grid.shape[1] == 1 else grid[:, parts["group"]] for grid in grids]
+            wide = [grid if grid.shape[1] == 1 else grid.index_select(1, parts["group"]) for grid in grids]
         else:
             wide = [spread(grid, self.block or CHANNEL, len(codes), columns) for grid in grids]
         return affine(codes, *wide)
@@ -207,21 +217,28 @@ class Mxfp4Experts(WeightFormat):
     ending: str = "_blocks"
     needed: Templates = field(default_factory=lambda: {"scale": ("{key}_scales",)})
 
+    def rows_at_once(self) -> int:
+        """Return the inputs that share a scale."""
+        return MX_BLOCK
+
     def shape(self, parts: Mapping[str, CheckpointTensor]) -> tuple[int, ...]:
         """Return the shape of a weight, or raise WrongTensorsError."""
         blocks, scales = parts["codes"], parts["scale"]
-        if len(blocks.shape) != 4 or blocks.shape[-1] != 16 or 0 in blocks.shape:
+        if len(blocks.shape) != 4 or blocks.shape[-1] != MX_BLOCK // 2 or 0 in blocks.shape:
             raise WrongTensorsError(f"expected blocks of shape [experts, out, in / 32, 16], got {list(blocks.shape)}")
         expect_dtype("scales", scales, BYTES)
         expect_shape("scales", scales, blocks.shape[:-1])
         experts, out, groups, _ = blocks.shape
-        return experts, groups * 32, out
+        return experts, groups * MX_BLOCK, out
 
     def prepared(self, parts: Mapping[str, Tensor], shape: tuple[int, ...]) -> dict[str, Tensor]:
         """Return codes and scales."""
-        return {"codes": parts["codes"], "scale": finite("scales", numbers(parts["scale"]))}
+        return {"codes": parts["codes"].flatten(2), "scale": finite("scales", numbers(parts["scale"]))}
 
     def rows(self, parts: Mapping[str, Tensor], first: int, last: int) -> Tensor:
-        """Return the weights of some experts."""
-        values = affine(fp4(parts["codes"][first:last]), parts["scale"][first:last, :, :, None])
-        return values.flatten(-2).transpose(1, 2)
+        """Return the weights of some inputs of an expert, [inputs, out]."""
+        codes = parts["codes"][:, first // 2 : last // 2].t().contiguous()
+        halves = [looked_up(codes, half) for half in fp4_table().split(1, dim=1)]
+        scale = parts["scale"][:, first // MX_BLOCK : last // MX_BLOCK].t()
+        values = torch.stack(halves, 1).view(-1, MX_BLOCK, codes.shape[1])
+        return values.mul_(scale[:, None]).flatten(0, 1)

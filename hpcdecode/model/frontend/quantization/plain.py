@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import prod
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -12,9 +13,10 @@ from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.quantization.formats import WeightFormat, WrongTensorsError
 from hpcdecode.model.frontend.quantization.scheme import OF_ACTIVATIONS, OF_KV_CACHE, Scheme
 from hpcdecode.model.frontend.tensors import CheckpointTensor
+from hpcdecode.system.memory import huge_zeros
 
 NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # safetensors' names
-ELEMENTS_AT_ONCE = 1 << 21  # computed in float32 before they are rounded
+ELEMENTS_AT_ONCE = 1 << 18  # that a thread computes in float32 before it rounds them: they fit into its cache
 
 
 class DequantisedTensor:
@@ -51,17 +53,44 @@ class DequantisedTensor:
             parts = self._form.prepared({role: stored() for role, stored in self._parts.items()}, self.shape)
         except WrongTensorsError as e:
             raise self._wrong(e) from e
-        weight = torch.empty(self.shape, dtype=self._torch_dtype)
-        count = self.shape[0]
-        multiple = self._form.rows_at_once() if len(self.shape) == 2 else 1
-        step = max(ELEMENTS_AT_ONCE // prod(self.shape[1:]) // multiple, 1) * multiple
-        for first in range(0, count, step):
-            last = min(first + step, count)
-            weight[first:last] = self._form.rows(parts, first, last)
+        memory = huge_zeros(math.prod(self.shape) * self._torch_dtype.itemsize)
+        weight = memory.view(self._torch_dtype).view(self.shape)
+        if weight.ndim == 2:
+            self._fill(weight, parts)
+        else:
+            for i, matrix in enumerate(weight):
+                self._fill(matrix, {role: part[i] for role, part in parts.items()})
         return weight
+
+    def _fill(self, matrix: Tensor, parts: Mapping[str, Tensor]) -> None:
+        """Compute `matrix`, some rows at a time."""
+        rows, columns = matrix.shape
+        multiple = self._form.rows_at_once()
+        step = max(ELEMENTS_AT_ONCE // columns // multiple, 1) * multiple
+
+        def fill(first: int) -> None:
+            last = min(first + step, rows)
+            matrix[first:last] = self._form.rows(parts, first, last)
+
+        on_threads(fill, range(0, rows, step))
 
     def _wrong(self, error: WrongTensorsError) -> UserError:
         return UserError(f"{self.file}: weight {self._key!r} ({self._form.name}): {error}; copy the checkpoint again")
+
+
+def on_threads(work: Callable[[int], None], items: Sequence[int]) -> None:
+    """Call `work` for each of `items`, on as many threads as torch has. Operators in it take one thread each.
+
+    So threads wait for each other once, not in every operator.
+    """
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)  # of this thread, and of those that begin now
+        with ThreadPoolExecutor(min(threads, len(items))) as pool:
+            for _ in pool.map(work, items):
+                pass
+    finally:
+        torch.set_num_threads(threads)
 
 
 def plain_tensors(
