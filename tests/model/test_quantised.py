@@ -14,6 +14,7 @@ from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.checkpoint import Stack
 from hpcdecode.model.frontend.plausible import check_values, implausible
+from hpcdecode.model.frontend.quantization.stated import read_scheme
 
 PROJECTION = "model.layers.1.mlp.up_proj.weight"
 
@@ -82,7 +83,7 @@ STATED = {
     ),
     "class": (
         lambda p: state(p, compression_config={**COMPRESSED, "config_groups": {"g": {"targets": ["Conv2d"]}}}),
-        "class Linear, got 'Conv2d'",
+        "of the class Linear, got 'Conv2d'",
     ),
     "slow pattern": (
         lambda p: state(p, compression_config={**COMPRESSED, "ignore": ["re:(a+)+b"]}),
@@ -120,6 +121,67 @@ def test_stated_quantisation_that_is_not_known_is_refused(name, llama):
     with pytest.raises(UserError, match=message) as raised:
         load(llama)
     assert "expected weights in bfloat16" in str(raised.value) and "dequantise" in str(raised.value)
+
+
+SOUND = {
+    "fp8": {"weight_block_size": [128, 128], "scale_fmt": "ue8m0"},
+    "mxfp4": {},
+    "gptq": {"bits": 4, "group_size": 128, "checkpoint_format": "gptq", "pack_dtype": "int32", "dynamic": {"-:x": {}}},
+    "awq": {"bits": 4, "group_size": 128, "version": "gemm", "zero_point": True},
+    "modelopt": {"quant_algo": "NVFP4", "group_size": 16},
+    "bitsandbytes": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    "compressed-tensors": {
+        "format": "pack-quantized",
+        "config_groups": {
+            "g": {
+                "targets": ["Linear", "re:x", "y"],
+                "weights": {"type": "int", "num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": True},
+            }
+        },
+        "ignore": ["lm_head"],
+        "sparsity_config": {"format": "dense"},
+    },
+}
+STRANGE = [None, True, 3, -1, 1.5, 1 << 70, "x", "", [], [1], ["re:["], {}, {"x": 1}, [[1, 2]], {"quantized_layers": 1}]
+
+
+@pytest.mark.parametrize("method", SOUND)
+def test_whatever_is_stated_is_known_or_refused(method, tmp_path):
+    """Values of any type in any place end in a scheme or a message, never in another error."""
+
+    def places(value, path=()):
+        yield path
+        for key in value if isinstance(value, dict) else ():
+            yield from places(value[key], (*path, key))
+
+    def replaced(value, path, new):
+        return {**value, path[0]: replaced(value[path[0]], path[1:], new)} if path else new
+
+    config = {"quantization_config": {"quant_method": method, **SOUND[method]}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_scheme(tmp_path) is not None
+    refusals = 0
+    for path in places(config):
+        for new in STRANGE:
+            (tmp_path / "config.json").write_text(json.dumps(replaced(config, path, new) if path else {"x": new}))
+            try:
+                read_scheme(tmp_path)
+            except UserError:
+                refusals += 1
+    assert refusals > 10
+
+
+def test_many_modules_are_found_at_once(tmp_path):
+    names = [f"model.layers.{i}.mlp.experts.{j}.up_proj" for i in range(60) for j in range(256)]
+    layers = {"quant_algo": "MIXED_PRECISION", "quantized_layers": dict.fromkeys(names, {"quant_algo": "FP8"})}
+    groups = {**COMPRESSED, "config_groups": {"g": {"targets": names}}, "ignore": names}
+    for name, own in (("hf_quant_config.json", layers), ("config.json", {"compression_config": groups})):
+        folder = tmp_path / name.removesuffix(".json")
+        folder.mkdir()
+        (folder / name).write_text(json.dumps({"quantization": own} if name.startswith("hf") else own))
+        scheme = read_scheme(folder)
+        assert len(scheme.rules) <= 6
+        assert all(any(rule.matches(name) for rule in scheme.rules) for name in names)
 
 
 def quantise(tensors):
@@ -199,7 +261,7 @@ def test_values_that_no_model_has_are_found_in_a_sample(name, dtype, shape):
         check_values("model", {"w": Stack([(weight.flatten(0, -2), damage(weight).flatten(0, -2))])})
 
 
-SOUND = {
+PLAUSIBLE = {
     "a bias of hundreds": torch.full((64,), 400.0),
     "zeros": torch.zeros(64, 64),
     "unit rows": torch.eye(64),
@@ -211,9 +273,9 @@ SOUND = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
+@pytest.mark.parametrize("name", PLAUSIBLE)
 def test_values_that_a_model_may_have_are_let_through(name):
-    check_values("model", {"w": SOUND[name], "stack": Stack([(SOUND[name],)])})
+    check_values("model", {"w": PLAUSIBLE[name], "stack": Stack([(PLAUSIBLE[name],)])})
 
 
 def test_weights_of_the_demo_are_far_from_the_bounds():

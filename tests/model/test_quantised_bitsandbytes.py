@@ -86,6 +86,15 @@ FAULTS = {
         "expected nested_absmax beside a nested absmax, got none",
     ),
     "another table": (lambda t: t.update({STATE: changed(t[STATE], b"nf4", b"fp4")}), "expected a description of nf4"),
+    "a block of all": (
+        lambda t: t.update({STATE: changed(t[STATE], b": 64,", b": 640000000000,")}),
+        "expected a description of nf4",
+    ),
+    "deep JSON": (
+        lambda t: t.update({STATE: torch.tensor(list(b'{"x":' + b"[" * 60000), dtype=torch.uint8)}),
+        "expected bitsandbytes' description of a weight, got",
+    ),
+    "long": (lambda t: t.update({STATE: torch.zeros(1 << 17, dtype=torch.uint8)}), "a description of at most 65536"),
     "no JSON": (lambda t: t.update({STATE: t[STATE][:-3]}), "expected bitsandbytes' description of a weight, got"),
     "no block": (lambda t: t.update({STATE: changed(t[STATE], b": 64,", b": 0,")}), "expected a description of nf4"),
     "shape": (

@@ -197,6 +197,14 @@ FAULTS = {
         lambda t: t[f"{UP}_shape"].mul_(2),
         r"expected codes of shape \[256, 16\], got \[128, 8\]",
     ),
+    "no shape at all": (
+        "int4 groups",
+        lambda t: (
+            t.update({f"{UP}_packed": torch.zeros(128, 0).int()}),
+            t[f"{UP}_shape"].copy_(torch.tensor([128, -7])),
+        ),
+        r"expected a matrix or a stack of matrices, got the shape \[128, -7\]",
+    ),
     "another shape": (
         "int4 groups",
         lambda t: t[f"{UP}_shape"].copy_(torch.tensor([-1, 64])),

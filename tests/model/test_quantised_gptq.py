@@ -164,6 +164,23 @@ def test_tensors_that_do_not_fit_are_named(name, checkpoint, tmp_path):
         load_split(made.quantised, dtype="float32")
 
 
+def test_a_bias_that_the_model_lacks_is_left_out_if_it_is_zero(checkpoint, tmp_path):
+    made = pair(checkpoint("llama2"), tmp_path, gptq(), stated())
+    edit(made.quantised, lambda t: t.update({f"{MODULE}.bias": torch.zeros(128)}))
+    check(made)
+    edit(made.quantised, lambda t: t[f"{MODULE}.bias"][5].fill_(1))
+    with pytest.raises(UserError, match=r"a bias '.*up_proj\.bias', which the model does not have"):
+        load_split(made.quantised, dtype="float32")
+
+
+def test_scales_of_an_activation_are_refused(checkpoint, tmp_path):
+    """AWQ scales the outputs of GELU in some models."""
+    made = pair(checkpoint("llama2"), tmp_path, awq(), AWQ)
+    edit(made.quantised, lambda t: t.update({"model.layers.1.mlp.act.scales": torch.ones(128)}))
+    with pytest.raises(UserError, match=r"mlp\.act\.scales', which is named as quantisation data"):
+        load_split(made.quantised, dtype="float32")
+
+
 def test_another_group_size_is_refused(checkpoint, tmp_path):
     made = pair(checkpoint("llama2"), tmp_path, awq(), {**AWQ, "group_size": 16})
     with pytest.raises(UserError, match=r"\(AWQ\): expected scales of shape \[8, 64\], got \[4, 64\]"):

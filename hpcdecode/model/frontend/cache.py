@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import logging
 import os
 import tempfile
@@ -120,7 +121,11 @@ def key(path: Path, dtype: torch.dtype, *about: str) -> str:
     the trace, and the versions of what they use.
     """
     files = [Path(__file__).parent / name for name in MAKERS]
-    config = msgspec.json.encode(unquantised(read_json(config_file(path))), order="deterministic")
+    file = config_file(path)
+    try:
+        config = json.dumps(unquantised(read_json(file)), sort_keys=True).encode()
+    except RecursionError:
+        config = file.read_bytes()
     versions = (__version__, torch.__version__, version("transformers"), str(dtype), *about)
     parts = [*(file.read_bytes() for file in files), config, *(v.encode() for v in versions)]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]

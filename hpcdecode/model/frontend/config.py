@@ -90,12 +90,10 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def unquantised(config: dict[str, Any]) -> dict[str, Any]:
-    """Return `config` without what it, or an object in it, states of quantised weights."""
-    return {
-        key: unquantised(value) if isinstance(value, dict) else value
-        for key, value in config.items()
-        if key not in QUANTISATION_KEYS
-    }
+    """Return `config` without what it, or its part for the language model, states of quantised weights."""
+    own = {key: value for key, value in config.items() if key not in QUANTISATION_KEYS}
+    text = own.get("text_config")
+    return {**own, "text_config": unquantised(text)} if isinstance(text, dict) else own
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 import torch
@@ -28,6 +27,8 @@ from hpcdecode.model.frontend.tensors import CheckpointTensor
 
 TABLE = 16  # numbers that 4 bits choose from
 NESTED_TABLE = 256
+MOST_STATE = 1 << 16  # bytes of a description
+MOST_BLOCK = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,14 +122,15 @@ class FourBits(WeightFormat):
 
     def _state(self, stored: CheckpointTensor | Tensor) -> QuantState:
         """Return the description in `stored`, JSON in bytes."""
+        if math.prod(stored.shape) > MOST_STATE:
+            raise WrongTensorsError(f"expected a description of at most {MOST_STATE} bytes, got {list(stored.shape)}")
         try:
             text = bytes((stored if isinstance(stored, Tensor) else stored()).tolist())
-            found: dict[str, Any] = json.loads(text)
-            state = msgspec.convert(found, QuantState)
-        except (ValueError, TypeError, msgspec.ValidationError) as e:
+            state = msgspec.json.decode(text, type=QuantState)
+        except (ValueError, TypeError, RecursionError) as e:
             raise WrongTensorsError(f"expected bitsandbytes' description of a weight, got: {e}") from e
-        nested = state.nested_blocksize
-        if state.quant_type != self.kind or min(state.blocksize, *state.shape, nested or 1) < 1:
+        blocks = (state.blocksize, state.nested_blocksize or 1)
+        if state.quant_type != self.kind or min(*blocks, *state.shape) < 1 or max(blocks) > MOST_BLOCK:
             raise WrongTensorsError(f"expected a description of {self.kind} weights, got {text.decode()!r:.200}")
         return state
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from hpcdecode.model.frontend.quantization.formats import BYTES, CHANNEL, INT8, TENSOR, ScaleBlock, WeightFormat
 from hpcdecode.model.frontend.quantization.grids import FP8, PackedIntegers, ScaledGrid, fp4, fp8, integer
@@ -30,14 +30,16 @@ def compressed_tensors(stated: Stated) -> tuple[FormatRule, ...]:
     inner = stated.get("quantization_config")
     stated = inner if isinstance(inner, dict) else stated
     refuse_stated(stated, "transform_config")
-    allowed(stated.get("sparsity_config") or {}, "format", "dense", default="dense")
+    sparsity = stated.get("sparsity_config")
+    allowed(sparsity if isinstance(sparsity, dict) else {"format": sparsity}, "format", "dense", default="dense")
     groups = stated.get("config_groups")
     if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
         raise UnknownSchemeError(f"expected config_groups to be an object of objects, got {groups!r:.100}")
-    found = [(target, formats_of(group, stated)) for group in groups.values() for target in texts(group, "targets")]
-    found.sort(key=lambda each: (each[0] == CLASS, each[0].startswith("re:")))
-    rules = [FormatRule(matcher(target), formats) for target, formats in found]
-    return (FormatRule(any_of(texts(stated, "ignore")), ()), *rules)
+    found = [(targets_of(texts(group, "targets")), formats_of(group, stated)) for group in groups.values()]
+    ignored = targets_of(texts(stated, "ignore"))
+    rules = [[FormatRule(matches, formats) for matches in targets] for targets, formats in found]
+    by_kind = [rule for kind in zip(*rules, strict=True) for rule in kind]
+    return (*(FormatRule(matches, ()) for matches in ignored), *by_kind)
 
 
 def texts(stated: Stated, name: str) -> list[str]:
@@ -48,34 +50,43 @@ def texts(stated: Stated, name: str) -> list[str]:
     return found
 
 
-def any_of(targets: Iterable[str]) -> Callable[[str], bool]:
-    """Return what tells whether a module is one of `targets`."""
-    matchers = [matcher(target) for target in targets]
-    return lambda module: any(matches(module) for matches in matchers)
+class Targets(NamedTuple):
+    """What tells whether a module is among some targets: by name, by a pattern, by its class."""
+
+    named: Callable[[str], bool]
+    matched: Callable[[str], bool]
+    of_class: Callable[[str], bool]
 
 
-def matcher(target: str) -> Callable[[str], bool]:
-    """Return what tells whether a module is `target`: the class of projections, a name, or a pattern after "re:".
+def targets_of(targets: Sequence[str]) -> Targets:
+    """Return what tells whether a module is among `targets`, names, patterns after "re:", or the class of projections.
 
     Raises:
-        UnknownSchemeError: If it is another class, or no pattern that is safe to use.
+        UnknownSchemeError: If one is another class, or no pattern that is safe to use.
     """
-    if target == CLASS:
-        return lambda _: True
-    if not target.startswith("re:"):
-        if "." not in target and target[:1].isupper():
+    patterns = [pattern_of(target) for target in targets if target.startswith("re:")]
+    names = {target for target in targets if not target.startswith("re:")}
+    for name in names - {CLASS}:
+        if "." not in name and name[:1].isupper():
             raise UnknownSchemeError(
-                f"expected modules to be named, matched or of the class {CLASS}, got {target!r:.100}"
+                f"expected modules to be named, matched or of the class {CLASS}, got {name!r:.100}"
             )
-        return lambda module: module == target
+    return Targets(
+        names.__contains__,
+        lambda module: any(pattern.match(module) for pattern in patterns),
+        lambda _: CLASS in names,
+    )
+
+
+def pattern_of(target: str) -> re.Pattern[str]:
+    """Return the pattern of a target, or raise UnknownSchemeError."""
     pattern = target.removeprefix("re:")
+    if len(pattern) > MOST_PATTERN or NESTED.search(pattern):
+        raise UnknownSchemeError(f"expected a pattern of modules without nested repetitions, got {pattern!r:.100}")
     try:
-        if len(pattern) > MOST_PATTERN or NESTED.search(pattern):
-            raise UnknownSchemeError(f"expected a pattern of modules without nested repetitions, got {pattern!r:.100}")
-        found = re.compile(pattern)
+        return re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as e:
         raise UnknownSchemeError(f"expected a pattern of modules, got {pattern!r:.100}: {e}") from e
-    return lambda module: found.match(module) is not None
 
 
 def formats_of(group: Stated, stated: Stated) -> tuple[WeightFormat, ...]:
@@ -133,7 +144,7 @@ def plain(weights: Stated) -> WeightFormat:
     )
 
 
-def of_kind(kind: str) -> Any:
+def of_kind(kind: str) -> Callable[[Stated], WeightFormat]:
     """Return what makes the format `kind`-quantized."""
 
     def made(weights: Stated) -> WeightFormat:

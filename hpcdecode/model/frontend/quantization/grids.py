@@ -94,7 +94,7 @@ class ScaledGrid(WeightFormat):
     def shape(self, parts: Mapping[str, CheckpointTensor]) -> tuple[int, ...]:
         """Return the shape of a weight, or raise WrongTensorsError."""
         shape = self._full_shape(parts)
-        if len(shape) not in (2, 3) or 0 in shape:
+        if len(shape) not in (2, 3) or min(shape) < 1:
             raise WrongTensorsError(f"expected a matrix or a stack of matrices, got the shape {list(shape)}")
         for role, stored in parts.items():
             self._check(role, stored, shape)

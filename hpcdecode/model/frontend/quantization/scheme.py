@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ OF_ACTIVATIONS = frozenset(
     {"input_scale", "activation_scale", "input_global_scale", "input_scale_ub", "input_zero_point"}
     | {"output_scale", "output_zero_point"}
 )
-OF_KV_CACHE = frozenset({"k_scale", "v_scale", "q_scale", "k_zero_point", "v_zero_point", "q_zero_point"})
+OF_KV_CACHE = frozenset({"kv_scale", "k_scale", "v_scale", "q_scale", "k_zero_point", "v_zero_point", "q_zero_point"})
 
 
 class UnknownSchemeError(ValueError):
@@ -135,7 +136,8 @@ def gptq(stated: Stated) -> tuple[FormatRule, ...]:
     version = allowed(stated, "checkpoint_format", "gptq", "gptq_v2", default=stated.get("format") or "gptq")
     allowed(stated, "pack_dtype", "int32", default="int32")
     refuse_stated(stated, "rotation", "adapter")
-    if any(not str(pattern).startswith("-:") for pattern in stated.get("dynamic") or ()):  # these are not quantised
+    dynamic = stated.get("dynamic") or {}
+    if not isinstance(dynamic, dict) or any(not pattern.startswith("-:") for pattern in dynamic):  # are not quantised
         raise UnknownSchemeError("expected one number of bits for all modules, got others in 'dynamic'")
     group = size(stated, "group_size", whole=-1)
     return everywhere(
@@ -161,8 +163,12 @@ def modelopt(stated: Stated) -> tuple[FormatRule, ...]:
     layers = about.get("quantized_layers")
     if not isinstance(layers, dict) or not all(isinstance(layer, dict) for layer in layers.values()):
         raise UnknownSchemeError("expected quantized_layers to be an object of objects")
-    formats = {name: modelopt_formats(layer) for name, layer in layers.items()}
-    return tuple(FormatRule(name.__eq__, own) for name, own in formats.items())
+    modules: dict[str, set[str]] = defaultdict(set)
+    formats = {}
+    for name, layer in layers.items():
+        modules[repr(layer)].add(name)
+        formats[repr(layer)] = modelopt_formats(layer)
+    return tuple(FormatRule(names.__contains__, formats[layer]) for layer, names in modules.items())
 
 
 def modelopt_formats(stated: Stated) -> tuple[WeightFormat, ...]:

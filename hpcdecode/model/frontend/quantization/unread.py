@@ -21,7 +21,7 @@ CODES = re.compile(
     r"|weight_(scale\w*|shape|zero_point|g_idx|packed|quantizer\w*)"
     r"|\w*_(packed|blocks|scale_inv|zero_point|absmax)|(input|output|act|activation)_(scales?|zero_point)"
 )
-# These are refused only beside a weight of the model: vision towers have a `logit_scale`, for one.
+# If nothing is stated these are refused only beside a weight of the model: vision towers have a `logit_scale`, for one.
 SCALES = re.compile(r"(\w*_)?(scales?|zeros?)(_\w+)?")
 
 
@@ -41,8 +41,10 @@ def refuse_unread(
     states = "nothing states that" if scheme is None else f"{scheme.file.name} states {scheme.name} only"
     for key in sorted(tensors.keys() - used.keys()):
         module, _, name = key.rpartition(".")
-        if CODES.fullmatch(name) or (module in modules and SCALES.fullmatch(name)):
+        if CODES.fullmatch(name) or ((module in modules or scheme is not None) and SCALES.fullmatch(name)):
             raise refused(tensors[key].file, f"tensor {key!r}, which is named as quantisation data ({states})")
+        if scheme is not None and name == "bias" and module in modules and bool(tensors[key]().any()):
+            raise refused(tensors[key].file, f"a bias {key!r}, which the model does not have")  # zeros are left out
     dtypes = {sources.ties.get(name, name): about.dtype for name, about in wanted.items()}
     for key, name in used.items():
         stored = tensors[key].dtype
