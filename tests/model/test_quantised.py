@@ -173,7 +173,7 @@ def test_whatever_is_stated_is_known_or_refused(method, tmp_path):
 
 def test_many_modules_are_found_at_once(tmp_path):
     names = [f"model.layers.{i}.mlp.experts.{j}.up_proj" for i in range(60) for j in range(256)]
-    layers = {"quant_algo": "MIXED_PRECISION", "quantized_layers": dict.fromkeys(names, {"quant_algo": "FP8"})}
+    layers = {"quant_algo": "MIXED_PRECISION", "quantized_layers": {name: {"quant_algo": "FP8"} for name in names}}
     groups = {**COMPRESSED, "config_groups": {"g": {"targets": names}}, "ignore": names}
     for name, own in (("hf_quant_config.json", layers), ("config.json", {"compression_config": groups})):
         folder = tmp_path / name.removesuffix(".json")
