@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from hpcdecode.model import load_split
+from hpcdecode.model.frontend.quantization.plain import DequantisedTensor
 from hpcdecode.model.run import lm_head
 from hpcdecode.system.shared_memory import SharedMemory
 from tests.support.models import Attention, step
+from tests.support.quantised import pair
 
 TOKENS = [(0, place, 7 * place % 500 + 2) for place in range(9)]
 
@@ -33,5 +35,22 @@ def test_sharing_models_have_the_logits_of_one_alone(checkpoint, monkeypatch, na
 
 def test_weights_that_stay_in_the_mapped_files_are_counted_once(checkpoint):
     model = load_split(checkpoint("llama3"), dtype="float32")
-    embedding, norms, rotary = 512 * 64, (2 * 3 + 1) * 64, 8
-    assert model.mapped_bytes == 4 * (embedding + norms + rotary)
+    embedding, norms = 512 * 64, (2 * 3 + 1) * 64
+    assert model.mapped_bytes == 4 * (embedding + norms)
+    assert load_split(checkpoint("llama3"), dtype="bfloat16").mapped_bytes == 0  # converted
+
+
+def test_each_weight_is_dequantised_by_one_of_those_that_share_it(checkpoint, tmp_path, monkeypatch):
+    def quantise(stem, weight):
+        return {"weight": weight.to(torch.float8_e4m3fn), "weight_scale": torch.ones(1)}, weight
+
+    made = pair(checkpoint("llama3"), tmp_path, quantise, {"quant_method": "fp8"})
+    read = []
+    monkeypatch.setattr(DequantisedTensor, "_fill", lambda tensor, matrix, parts: read.append(tensor._key))
+    with SharedMemory.offered() as address:
+        memories = [SharedMemory.open(address, place, 2) for place in range(2)]
+        sharing = [load_split(made.quantised, dtype="float32", memory=memory) for memory in memories]
+        for memory in memories:
+            memory.close()
+    assert len(read) == len(set(read)) == 3 * 7
+    assert sharing[0].mapped_bytes == 4 * (512 * 64 + 7 * 64)

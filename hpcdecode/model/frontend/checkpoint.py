@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 import mmap
 import os
@@ -123,16 +124,30 @@ def open_shard(file: Path) -> CheckpointFile:
         ) from e
 
 
+def mapped_ranges() -> list[tuple[str, range]]:
+    """Return the files that this process has mapped into memory, with the addresses of each."""
+    with open("/proc/self/maps") as maps:
+        lines = [line.split(maxsplit=5) for line in maps if "/" in line]
+    spans = ([int(address, 16) for address in span.split("-")] for span, *_ in lines)
+    return [(line[5].rstrip(), range(*span)) for line, span in zip(lines, spans, strict=True)]
+
+
+def in_checkpoints(places: Mapping[int, int]) -> dict[int, int]:
+    """Return those of `places` whose addresses lie in safetensors files that this process has mapped."""
+    ranges = sorted((own.start, own.stop) for file, own in mapped_ranges() if file.endswith(".safetensors"))
+    stops = [stop for _, stop in ranges] + [0]
+    starts = [start for start, _ in ranges]
+    return {at: value for at, value in places.items() if at < stops[bisect.bisect_right(starts, at) - 1]}
+
+
 def forget_pages(shards: Iterable[Path]) -> None:
     """Take the mapped files `shards` out of this process's memory. Pages that are used again are read again."""
     files = {str(file.resolve()) for file in shards}
     advise = ctypes.CDLL(None, use_errno=True).madvise
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    with open("/proc/self/maps") as maps:
-        for span, *_, file in (line.split(maxsplit=5) for line in maps if "/" in line):
-            if file.rstrip() in files:
-                start, end = (int(address, 16) for address in span.split("-"))
-                advise(start, end - start, mmap.MADV_DONTNEED)
+    for file, addresses in mapped_ranges():
+        if file in files:
+            advise(addresses.start, len(addresses), mmap.MADV_DONTNEED)
 
 
 class Stack(tuple[tuple[Tensor, ...], ...]):

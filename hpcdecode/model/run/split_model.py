@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from hpcdecode.attention.base import LayerShape
-from hpcdecode.model.frontend.checkpoint import Stack
+from hpcdecode.model.frontend.checkpoint import Stack, in_checkpoints
 from hpcdecode.model.frontend.describe import Description, describe
 from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.ops import AttendArguments
@@ -191,7 +191,7 @@ class SplitModel:
 
     @property
     def mapped_bytes(self) -> int:
-        """Bytes of those weights that may be a checkpoint's files, mapped into memory: they are used as they are."""
+        """Bytes of those weights that lie in a checkpoint's files, mapped into memory: they are used as they are."""
         plain = (
             piece
             for bound in self._slices
@@ -200,7 +200,7 @@ class SplitModel:
             for piece in pieces_of(weight)
             if piece.device.type == "cpu"
         )
-        return sum({piece.data_ptr(): piece.nbytes for piece in plain}.values())
+        return sum(in_checkpoints({piece.data_ptr(): piece.nbytes for piece in plain}).values())
 
     def graph(self, i: int) -> fx.Graph:
         """Return what slice `i` runs, a graph ([o,] context..., weights...) -> (q, k, v, context...)."""
