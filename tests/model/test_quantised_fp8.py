@@ -216,3 +216,10 @@ def test_a_checkpoint_that_is_stated_as_quantised_but_is_not(checkpoint, tmp_pat
     made = pair(checkpoint("llama2"), tmp_path, by_blocks, BLOCKS)
     write(made.quantised, load_file(made.plain / "model.safetensors"))
     check(made)
+
+
+def test_head_and_embedding_may_be_quantised(checkpoint, tmp_path):
+    """The head that is tied to the embedding is computed of the same codes."""
+    every = re.compile(r".*(proj|lm_head|embed_tokens)\.weight")
+    for name in ("llama2", "llama3"):
+        check(pair(checkpoint(name), tmp_path / name, by_blocks, BLOCKS, every))
