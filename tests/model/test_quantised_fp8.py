@@ -13,6 +13,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
+from hpcdecode.model.frontend.quantization import plain
 from tests.support.quantised import check, edit, logits, pair, write
 
 BLOCK = (48, 24)  # divides no size of the models: the last blocks are ragged
@@ -223,3 +224,18 @@ def test_head_and_embedding_may_be_quantised(checkpoint, tmp_path):
     every = re.compile(r".*(proj|lm_head|embed_tokens)\.weight")
     for name in ("llama2", "llama3"):
         check(pair(checkpoint(name), tmp_path / name, by_blocks, BLOCKS, every))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_compute_the_same_and_are_as_many_afterwards(threads):
+    before = torch.get_num_threads()
+    found = [0] * 40
+    try:
+        torch.set_num_threads(threads)
+        plain.on_threads(lambda i: found.__setitem__(i, torch.get_num_threads()), range(40))
+        assert torch.get_num_threads() == threads and found == [1] * 40
+        with pytest.raises(ZeroDivisionError):
+            plain.on_threads(lambda i: 1 // (i - 7), range(40))
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)

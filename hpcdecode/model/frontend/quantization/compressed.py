@@ -35,7 +35,7 @@ def compressed_tensors(stated: Stated) -> tuple[FormatRule, ...]:
     groups = stated.get("config_groups")
     if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
         raise UnknownSchemeError(f"expected config_groups to be an object of objects, got {groups!r:.100}")
-    found = [(targets_of(texts(group, "targets")), formats_of(group, stated)) for group in groups.values()]
+    found = [(targets_of(known(texts(group, "targets"))), formats_of(group, stated)) for group in groups.values()]
     ignored = targets_of(texts(stated, "ignore"))
     rules = [[FormatRule(matches, formats) for matches in targets] for targets, formats in found]
     by_kind = [rule for kind in zip(*rules, strict=True) for rule in kind]
@@ -50,6 +50,14 @@ def texts(stated: Stated, name: str) -> list[str]:
     return found
 
 
+def known(targets: list[str]) -> list[str]:
+    """Return `targets`, or raise UnknownSchemeError if one is a class of modules other than projections."""
+    for name in targets:
+        if name != CLASS and not name.startswith("re:") and "." not in name and name[:1].isupper():
+            raise UnknownSchemeError(f"expected modules by name, by pattern or of the class {CLASS}, got {name!r:.100}")
+    return targets
+
+
 class Targets(NamedTuple):
     """What tells whether a module is among some targets: by name, by a pattern, by its class."""
 
@@ -62,7 +70,7 @@ def targets_of(targets: Sequence[str]) -> Targets:
     """Return what tells whether a module is among `targets`, names, patterns after "re:", or the class of projections.
 
     Raises:
-        UnknownSchemeError: If one is another class, or no pattern that is safe to use.
+        UnknownSchemeError: If one is no pattern that is safe to use.
     """
     patterns = [pattern_of(target) for target in targets if target.startswith("re:")]
     names = {target for target in targets if not target.startswith("re:")}

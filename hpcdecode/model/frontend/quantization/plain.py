@@ -84,6 +84,10 @@ def on_threads(work: Callable[[int], None], items: Sequence[int]) -> None:
     So threads wait for each other once, not in every operator.
     """
     threads = torch.get_num_threads()
+    if min(threads, len(items)) == 1:
+        for item in items:
+            work(item)
+        return
     try:
         torch.set_num_threads(1)  # of this thread, and of those that begin now
         with ThreadPoolExecutor(min(threads, len(items))) as pool:
