@@ -16,6 +16,7 @@ from hpcdecode.model.frontend.tensors import CheckpointTensor
 from hpcdecode.system.memory import huge_zeros
 
 NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # safetensors' names
+LARGE_BYTES = 32 << 20
 ELEMENTS_AT_ONCE = 1 << 18  # that a thread computes in float32 before it rounds them: they fit into its cache
 
 
@@ -53,8 +54,7 @@ class DequantisedTensor:
             parts = self._form.prepared({role: stored() for role, stored in self._parts.items()}, self.shape)
         except WrongTensorsError as e:
             raise self._wrong(e) from e
-        memory = huge_zeros(math.prod(self.shape) * self._torch_dtype.itemsize)
-        weight = memory.view(self._torch_dtype).view(self.shape)
+        weight = empty(self.shape, self._torch_dtype)
         if weight.ndim == 2:
             self._fill(weight, parts)
         else:
@@ -76,6 +76,17 @@ class DequantisedTensor:
 
     def _wrong(self, error: WrongTensorsError) -> UserError:
         return UserError(f"{self.file}: weight {self._key!r} ({self._form.name}): {error}; copy the checkpoint again")
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return memory for a weight, in huge pages if it is large.
+
+    A small one, of which a model may have as many as experts, takes no mapping of its own: a process may have 65,530.
+    """
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes < LARGE_BYTES:
+        return torch.empty(shape, dtype=dtype)
+    return huge_zeros(nbytes).view(dtype).view(shape)
 
 
 def on_threads(work: Callable[[int], None], items: Sequence[int]) -> None:
