@@ -74,11 +74,6 @@ def targets_of(targets: Sequence[str]) -> Targets:
     """
     patterns = [pattern_of(target) for target in targets if target.startswith("re:")]
     names = {target for target in targets if not target.startswith("re:")}
-    for name in names - {CLASS}:
-        if "." not in name and name[:1].isupper():
-            raise UnknownSchemeError(
-                f"expected modules to be named, matched or of the class {CLASS}, got {name!r:.100}"
-            )
     return Targets(
         names.__contains__,
         lambda module: any(pattern.match(module) for pattern in patterns),
