@@ -18,7 +18,7 @@ from hpcdecode.model import SplitModel, load_split
 from hpcdecode.model.frontend.cache import cached_trace
 from hpcdecode.model.frontend.config import stated_dtype
 from hpcdecode.model.lower.packed_weights import packs
-from hpcdecode.model.run.load import parse_dtype
+from hpcdecode.model.run.load import parse_dtype, weight_bytes
 from hpcdecode.ranks.layout import Group
 from hpcdecode.ranks.node_memory import node_memory
 from hpcdecode.ranks.team import Team, WeightFacts
@@ -167,17 +167,16 @@ def _describe(options: EngineOptions, model: SplitModel, tokenizer: Tokenizer) -
 
 
 def weight_facts(options: EngineOptions) -> WeightFacts:
-    """Return about how much memory the weights take, by the size of the checkpoint's files, and whether ranks share it.
+    """Return what memory the weights take, by the headers of the checkpoint's files, and whether ranks share it.
 
-    It is 0 where there are none: R-ranks need no checkpoint.
+    It is 0 where there are none: R-ranks need no checkpoint. What is wrong with one is told when it is loaded.
     """
-    stored = sum(f.stat().st_size for f in Path(options.model).glob("*.safetensors"))
-    if not stored:
+    try:
+        dtype = parse_dtype(options.dtype or auto_dtype(options.model), options.model)
+        nbytes = weight_bytes(Path(options.model), dtype)
+    except UserError:
         return WeightFacts()
-    dtype = options.dtype or auto_dtype(options.model)
-    wide = {"float32": 4, "bfloat16": 2}
-    nbytes = stored * wide[dtype] // wide.get(str(stated_dtype(options.model)), wide[dtype])
-    return WeightFacts(nbytes, options.device in (None, "cpu") and packs(parse_dtype(dtype, options.model)))
+    return WeightFacts(nbytes, options.device in (None, "cpu") and packs(dtype))
 
 
 def auto_dtype(model: str, device: str = "cpu") -> str:

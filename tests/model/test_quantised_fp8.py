@@ -11,9 +11,12 @@ from safetensors.torch import load_file
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from hpcdecode.config import EngineOptions
+from hpcdecode.engine.setup import weight_facts
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.quantization import plain
+from hpcdecode.model.run.load import weight_bytes
 from tests.support.quantised import check, edit, logits, pair, write
 
 BLOCK = (48, 24)  # divides no size of the models: the last blocks are ragged
@@ -45,6 +48,17 @@ def by_blocks(stem, weight, kind=torch.float32):
 @pytest.mark.parametrize("name", ["llama2", "qwen3_moe", "deepseek_v3"])
 def test_blocks(name, checkpoint, tmp_path):
     check(pair(checkpoint(name), tmp_path, by_blocks, BLOCKS))
+
+
+def test_its_size_is_that_of_its_weights_in_the_dtype_of_the_job(checkpoint, tmp_path):
+    """Ranks choose their layout by it before they load anything."""
+    made = pair(checkpoint("llama2"), tmp_path, by_blocks, BLOCKS)
+    plain = sum(tensor.nbytes for tensor in load_file(checkpoint("llama2") / "model.safetensors").values())
+    assert weight_bytes(made.quantised, torch.float32) == plain
+    assert weight_bytes(made.quantised, torch.bfloat16) == plain // 2
+    assert weight_facts(EngineOptions(model=str(made.quantised), dtype="bfloat16")).bytes == plain // 2
+    (made.quantised / "model.safetensors").unlink()
+    assert weight_facts(EngineOptions(model=str(made.quantised))).bytes == 0
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float8_e8m0fnu])

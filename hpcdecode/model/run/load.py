@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -116,6 +117,18 @@ def open_plain(
     """
     tensors = open_checkpoint(folder, layers)
     return tensors if scheme is None else plain_tensors(tensors, scheme, dtype)
+
+
+def weight_bytes(folder: Path, dtype: torch.dtype) -> int:
+    """Return the bytes of a checkpoint's tensors in `dtype`, 0 if it has none; only the headers of its files are read.
+
+    Raises:
+        UserError: If the checkpoint is incomplete or damaged.
+    """
+    if not holds_weights(folder):
+        return 0
+    tensors = open_plain(folder, None, read_scheme(folder), dtype)
+    return sum(math.prod(tensor.shape) for tensor in tensors.values()) * dtype.itemsize
 
 
 def _require_int8(device: torch.device) -> None:
