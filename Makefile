@@ -10,10 +10,10 @@ demo: .venv/.installed
 	$(BIN)/mpiexec -n 3 $(BIN)/hpcdecode generate jobs/demo/prompts.jsonl --model demo -o demo.h5 --overwrite --max-tokens 64
 	$(BIN)/hpcdecode show demo.h5
 
-# Two workers, to each a file of tests. Then those that start processes, one after the other: worlds of
-# ranks beside each other would wait for cores.
+# Two workers, to each a file of tests; then those that start processes, which wait for each other or for time to pass
+# more than they compute.
 QUICK := $(BIN)/python -m pytest -m 'not system and not full' -n 2 --dist loadfile --durations 20
-SYSTEM := $(BIN)/python -m pytest -m 'system and not full' --durations 20
+SYSTEM := $(BIN)/python -m pytest -m 'system and not full' -n 2 --dist loadfile --durations 20
 
 test: .venv/.installed
 	$(QUICK)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,12 +14,19 @@ import msgspec
 import torch
 from torch import Tensor
 
+from hpcdecode.system.cgroup import read
 from hpcdecode.system.memory import HUGE_PAGE, huge_zeros
 
 _MOST_BYTES = 1 << 46  # of a file, which takes memory only where it has been written
 _NAME = "hpcdecode-"
 
 Fill = Callable[[Tensor], None]  # writes uint8 [nbytes], which is zeros
+
+
+def shares_huge_pages() -> bool:
+    """Return whether the system has huge pages for files in memory that ask for them."""
+    chosen = re.search(r"\[(\w+)\]", read("/sys/kernel/mm/transparent_hugepage/shmem_enabled"))
+    return chosen is not None and chosen[1] not in ("never", "deny")
 
 
 class WeightMemory(Protocol):

@@ -2,7 +2,7 @@
 
 usage: run_parity.py DTYPE EXPECT WORLD:PERIOD:LANES[:PARTITION[:OVERLAP[:SCHEDULE[:EXCHANGE]]]],... CASE[=WORLD:...]...
 
-PARTITION: of the attention over the R-ranks, or replicas.
+PARTITION: of the attention over the R-ranks, or replicas, or sharing: replicas that have one copy of their weights.
 EXPECT: transformers, first-run (equal to the first of the runs), or same-schedule (to the first with its F and lanes).
 """
 
@@ -18,10 +18,12 @@ from hpcdecode.config import Job
 from hpcdecode.generate import generate
 from hpcdecode.model import load_split
 from hpcdecode.mpi.collectives import broadcast, gather_all
+from hpcdecode.ranks import node_memory
 from hpcdecode.requests.params import SamplingParams
 from tests.support.parity import generated
 
 WORLD = MPI.COMM_WORLD
+REPLICAS = ("replicas", "sharing")
 
 
 def main(dtype: str, expect: str, runs: str, *cases: str) -> int:
@@ -54,6 +56,7 @@ def run(
 ):
     size = int(world)
     comm = WORLD.Split(0 if WORLD.rank < size else MPI.UNDEFINED)
+    node_memory.COPIES_SHARE = 0.0 if partition == "sharing" else 1.0
     if WORLD.rank < size:
         job = Job(
             prompts=(str(case / "prompts.jsonl"),),
@@ -64,8 +67,8 @@ def run(
             batch=10,
             period=int(period),
             lanes=int(lanes),
-            layout="replicas" if partition == "replicas" else "split",
-            partition="request" if partition == "replicas" else partition,
+            layout="replicas" if partition in REPLICAS else "split",
+            partition="request" if partition in REPLICAS else partition,
             overlap=int(overlap),
             schedule=schedule,
             exchange=exchange,

@@ -16,7 +16,7 @@ ALL_RUNS = (
     *(f"{world}:{period}:{lanes}" for world in (1, 2, 4) for period in (1, 7) for lanes in (1, 2)),
     *("3:7:3:head:2", "3:1:1:head:1", "4:7:2:request:4", *(f"{world}:7:2:replicas" for world in (2, 3, 4))),
 )
-CORNER_RUNS = ("1:1:1", "1:7:2", "2:7:1", "4:1:2", "3:7:3:head:2", "4:7:2:request:4", "3:7:1:replicas")
+CORNER_RUNS = ("1:1:1", "1:7:2", "2:7:1", "4:1:2", "3:7:3:head:2", "4:7:2:request:4", "3:7:1:replicas", "4:7:1:sharing")
 WORLD_RUNS = SOME_RUNS[2:]  # by heads and by requests
 # One of each kind of attention and of layers takes SOME_RUNS, the others WORLD_RUNS; in the whole matrix all take all.
 EVERY_KIND = ("llama3", "gemma2", "gpt_oss", "qwen3_moe", "deepseek_v3")
@@ -77,10 +77,9 @@ def test_sampled_tokens_are_the_same_for_every_world_period_and_lane_count(mpiex
 
 def test_bfloat16_tokens_are_the_same_for_every_world(mpiexec, tmp_path):
     cases = [make_case(name, tmp_path, rows=8, new_tokens=24) for name in ("llama3", "gemma2")]
-    found = differing(
-        mpiexec, cases, "bfloat16", "same-schedule", (*SOME_RUNS, "2:7:2", "1:1:1", "2:7:2:replicas", *COLLECTIVE_RUNS)
-    )
-    assert all(set(runs.values()) == {0} for runs in found.values()), found
+    runs = (*SOME_RUNS, "2:7:2", "1:1:1", "2:7:2:replicas", "4:7:2:sharing", *COLLECTIVE_RUNS)
+    found = differing(mpiexec, cases, "bfloat16", "same-schedule", runs)
+    assert all(set(own.values()) == {0} for own in found.values()), found
 
 
 @pytest.mark.full
