@@ -7,6 +7,9 @@ from typing import Any
 
 from hpcdecode.ranks.roles import Rank
 
+_MOST_LINES = 16  # of ranks that are shown one by one
+_MOST_RUNS = 4  # of numbers of ranks in a line
+
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a table whose columns are aligned to the left, two spaces apart."""
@@ -16,23 +19,47 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def topology(ranks: Sequence[Rank]) -> str:
-    """Return a table of all ranks."""
-    differ = any(r.speed != 1 for r in ranks)
+    """Return a table of all ranks. Of many, those that are alike are a line."""
     header = ("rank", "host", "role", "device", "NUMA", "threads", "ISA", "KV capacity")
-    rows = (
-        (
-            r.rank,
-            r.host,
-            r.role,
-            " + ".join(dict.fromkeys([r.device] * r.has_s + [r.kv_device] * r.has_r)),
-            r.numa,
-            f"{r.threads}{'' if r.pinned else ' (unpinned)'}",
-            r.isa or "-",
-            f"{r.kv_tokens:,} tokens{f', speed {r.speed:.1f}' if differ else ''}" if r.has_r else "-",
-        )
-        for r in ranks
+    differ = any(r.speed != 1 for r in ranks)
+    kinds: dict[tuple[object, ...], list[Rank]] = {}
+    for r in ranks:
+        alike = (r.role, r.device, r.kv_device, r.threads, r.pinned, r.isa, r.speed)
+        kinds.setdefault(alike if len(ranks) > _MOST_LINES else (r.rank,), []).append(r)
+    return table(header, [_line(kind, differ) for kind in kinds.values()])
+
+
+def _line(kind: Sequence[Rank], differ: bool) -> tuple[str, ...]:
+    """Return the line of ranks that are alike but for their hosts, NUMA nodes and room."""
+    r, hosts = kind[0], list(dict.fromkeys(r.host for r in kind))
+    return (
+        numbers([r.rank for r in kind]),
+        hosts[0] if len(hosts) == 1 else f"{hosts[0]} .. {hosts[-1]} ({len(hosts)})",
+        r.role,
+        " + ".join(dict.fromkeys([r.device] * r.has_s + [r.kv_device] * r.has_r)),
+        ",".join(dict.fromkeys(r.numa for r in kind)),
+        f"{r.threads}{'' if r.pinned else ' (unpinned)'}",
+        r.isa or "-",
+        f"{span([r.kv_tokens for r in kind])} tokens{f', speed {r.speed:.1f}' if differ else ''}" if r.has_r else "-",
     )
-    return table(header, rows)
+
+
+def numbers(ranks: Sequence[int]) -> str:
+    """Return ascending numbers as text, such as 0, 2-5."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][-1] + 1 == rank:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    text = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    return ", ".join(text if len(text) <= _MOST_RUNS else [*text[:_MOST_RUNS], f"... ({len(ranks)} in all)"])
+
+
+def span(values: Sequence[int]) -> str:
+    """Return the least and the largest of some numbers as text."""
+    least, most = min(values), max(values)
+    return f"{least:,}" if least == most else f"{least:,} .. {most:,}"
 
 
 def summary(figures: dict[str, Any]) -> str:
@@ -48,6 +75,11 @@ def summary(figures: dict[str, Any]) -> str:
             f"{f['tokens_per_second']:,.1f} tokens/s, S busy {f['s_busy']:.0%}, R busy {f['r_busy']:.0%},"
             f" R-part {f['r_gigabytes_per_second']:.1f} GB/s, peak KV {f['peak_kv_tokens']:,} tokens,"
             f" peak load {f['peak_load_tokens']:,}",
-            f"peak memory of ranks 0.. (MiB): {', '.join(str(b >> 20) for b in f['peak_rss_bytes'])}",
+            f"peak memory of ranks 0.. (MiB): {_memories([b >> 20 for b in f['peak_rss_bytes']])}",
         )
     )
+
+
+def _memories(mebibytes: Sequence[int]) -> str:
+    """Return the peaks of all ranks; of many, the least and the largest."""
+    return ", ".join(map(str, mebibytes)) if len(mebibytes) <= _MOST_LINES else span(mebibytes)
