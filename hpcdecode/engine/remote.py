@@ -76,7 +76,9 @@ class Clients:
             self._take(status.source, receive(self.comm, status.source, _REPORT, RankReport))
 
     def _take(self, client: int, report: RankReport) -> None:
-        """Take a report and answer it."""
+        """Take a report and answer it, but for one that a lost client had sent: its rows are given out again."""
+        if client not in self.open:
+            return
         for samples in report.finished:
             self.desk.record(samples)
             self.tokens += sum(len(done.token_ids) for done in samples)

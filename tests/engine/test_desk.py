@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from hpcdecode.data.results.result import Result
+from hpcdecode.engine import remote
 from hpcdecode.engine.desk import Desk, RankReport
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt, Unfinished
@@ -55,6 +58,17 @@ def test_the_rows_of_one_s_rank_come_back_and_the_others_stay_out(desk):
     for line in (1, 2, 4, 5, 6):
         desk.record(result(line))
     assert sorted(desk.writer.lines) == [1, 2, 3, 4, 5, 6] and desk.rows_left == 0
+
+
+def test_a_report_that_a_lost_s_rank_had_sent_changes_nothing(desk, monkeypatch):
+    monkeypatch.setattr(remote.ulfm, "lost", lambda _comm: [1])
+    told = []
+    clients = remote.Clients(desk, SimpleNamespace(size=3), [4, 4, 4], lambda *lost: told.append(lost))
+    clients._held[1] = {2, 4}
+    assert clients._dissolve(clients._lost) and told == [(1, 2)]
+    clients._take(1, RankReport(-1, [result(2)], [], []))
+    assert desk.writer.lines == [] and desk.rows_left == 2 and clients.open == {2}
+    assert not clients._dissolve(clients._lost)
 
 
 def test_all_rows_that_are_out_come_back_but_those_that_a_last_report_finishes(desk):
