@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hpcdecode.model.frontend.quantization.formats import BYTES, CHANNEL, INT8, TENSOR, ScaleBlock, WeightFormat
-from hpcdecode.model.frontend.quantization.grids import FP8, PackedIntegers, ScaledGrid, fp4, fp8, integer
+from hpcdecode.model.frontend.quantization.grids import FP8, PackedIntegers, ScaledGrid, fp8, integer
 from hpcdecode.model.frontend.quantization.scheme import (
     FormatRule,
     Stated,
     UnknownSchemeError,
     allowed,
     block_of,
+    fp4_grid,
     nvfp4,
     refuse_stated,
     size,
@@ -159,27 +160,21 @@ def of_kind(kind: str) -> Callable[[Stated], WeightFormat]:
 
 def nvfp4_packed(weights: Stated) -> WeightFormat:
     """Return the format nvfp4-pack-quantized."""
-    allowed(weights, "type", "float")
-    allowed(weights, "num_bits", 4)
-    allowed(weights, "group_size", 16)
+    require_fp4(weights, 16)
     return nvfp4({**SCALE, "overall": ("{key}_global_scale",)}, ending="_packed", exponent=-1)
 
 
 def mxfp4_packed(weights: Stated) -> WeightFormat:
     """Return the format mxfp4-pack-quantized."""
+    require_fp4(weights, 32)
+    return fp4_grid("MXFP4", 32, BYTES | {"F8_E8M0"}, SCALE, ending="_packed")
+
+
+def require_fp4(weights: Stated, group: int) -> None:
+    """Raise UnknownSchemeError unless `weights` are FP4 with a scale for so many of a row."""
     allowed(weights, "type", "float")
     allowed(weights, "num_bits", 4)
-    allowed(weights, "group_size", 32)
-    return ScaledGrid(
-        name="MXFP4",
-        block=ScaleBlock(1, 32),
-        dtypes=BYTES,
-        decoded=fp4,
-        per_code=2,
-        scale_dtypes=BYTES | {"F8_E8M0"},
-        ending="_packed",
-        needed=SCALE,
-    )
+    allowed(weights, "group_size", group)
 
 
 FORMATS: dict[str, Callable[[Stated], WeightFormat]] = {

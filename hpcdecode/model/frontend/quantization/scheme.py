@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcdecode.model.frontend.quantization.bitsandbytes import FourBits, Int8Rows
-from hpcdecode.model.frontend.quantization.formats import ANY_SCALES, BYTES, CHANNEL, TENSOR, ScaleBlock, WeightFormat
+from hpcdecode.model.frontend.quantization.formats import (
+    ANY_SCALES,
+    BYTES,
+    CHANNEL,
+    TENSOR,
+    ScaleBlock,
+    Templates,
+    WeightFormat,
+)
 from hpcdecode.model.frontend.quantization.gptq import Awq, Gptq
 from hpcdecode.model.frontend.quantization.grids import FP8, Mxfp4Experts, ScaledGrid, fp4
 from hpcdecode.model.frontend.tensors import CheckpointTensor
@@ -183,15 +191,22 @@ def modelopt_formats(stated: Stated) -> tuple[WeightFormat, ...]:
     return (ScaledGrid(name=f"ModelOpt {algorithm}", block=TENSOR if algorithm == "FP8" else CHANNEL, needed=scale),)
 
 
-def nvfp4(needed: Mapping[str, tuple[str, ...]], ending: str, exponent: int) -> ScaledGrid:
+def nvfp4(needed: Templates, ending: str, exponent: int) -> ScaledGrid:
     """Return NVFP4: FP4 numbers, an FP8 scale for 16 of a row, and one for all (see `ScaledGrid`)."""
+    return fp4_grid("NVFP4", 16, FP8, needed, ending, exponent)
+
+
+def fp4_grid(
+    name: str, columns: int, scale_dtypes: frozenset[str], needed: Templates, ending: str, exponent: int = 1
+) -> ScaledGrid:
+    """Return FP4 numbers, two a byte, with a scale for so many `columns` of a row; the others as in `ScaledGrid`."""
     return ScaledGrid(
-        name="NVFP4",
-        block=ScaleBlock(1, 16),
+        name=name,
+        block=ScaleBlock(1, columns),
         dtypes=BYTES,
         decoded=fp4,
         per_code=2,
-        scale_dtypes=FP8,
+        scale_dtypes=scale_dtypes,
         exponent=exponent,
         ending=ending,
         plain_ending="weight" if ending == "weight" else "",
