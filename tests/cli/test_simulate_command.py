@@ -10,6 +10,7 @@ import pytest
 from hpcdecode.planning.planner import Choice, MeanRows, fastest
 from hpcdecode.planning.profile import read
 from hpcdecode.planning.servers import SERVING
+from hpcdecode.schedule.limits import prefill_limit
 
 BLOCK_TOKENS = 64  # of the demo model's KV cache
 SIZES = ("--fixed", 20, 33, "--rows", 96, "--batch", 32, "--period", 8, "--lanes", 1, "--max-tokens", 33)
@@ -39,7 +40,8 @@ def test_a_profile_of_this_machine_drives_the_simulator(hpcdecode, tmp_path):
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     job = ("generate", "rows.jsonl", "--model", "demo", "--profile", "profile.json", "--kv-memory", "64M")
     result = hpcdecode(*job, "--dtype", "float32")
-    plan = fastest(cost, MeanRows(20, 16), Choice(capacity(result.stderr), 1, lanes=(1,)))
+    both_roles = Choice(capacity(result.stderr), 1, lanes=(1,), prefill_tokens=prefill_limit(False))
+    plan = fastest(cost, MeanRows(20, 16), both_roles)
     assert result.returncode == 0, result.stderr
     batch = min(plan.batch, capacity(result.stderr) // BLOCK_TOKENS)  # the planner counts tokens, jobs whole blocks
     assert f"batch {batch}, period 1 of 16 steps, lanes 1," in result.stderr
