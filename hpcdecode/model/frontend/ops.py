@@ -1,4 +1,4 @@
-"""The operators that stand for attention and for a layer of experts while a model is traced."""
+"""The operators that stand for attention, a layer of experts, and a sum over the members of a group in a trace."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def register() -> None:
 
 @functools.cache
 def define() -> None:
-    """Define `hpcdecode::attend` and `hpcdecode::expert_linear` for torch, once."""
+    """Define `hpcdecode::attend`, `hpcdecode::expert_linear` and `hpcdecode::member_sum` for torch, once."""
     attend = torch.library.custom_op(
         "hpcdecode::attend",
         _attend_elsewhere,
@@ -112,10 +112,18 @@ def define() -> None:
         schema="(Tensor x, Tensor expert, Tensor weight, Tensor? bias, bool transposed) -> Tensor",
     )
     experts.register_fake(_projected)
+    member_sum = torch.library.custom_op(
+        "hpcdecode::member_sum", _summed_elsewhere, mutates_args=(), schema="(Tensor x) -> Tensor"
+    )
+    member_sum.register_fake(torch.empty_like)
 
 
 def _attend_elsewhere(*_: object) -> Tensor:
     raise NotImplementedError("attend marks where a traced model is cut; it is never run")
+
+
+def _summed_elsewhere(*_: object) -> Tensor:
+    raise NotImplementedError("member_sum marks where the members of a group add up; it is never run")
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, q_heads: int, kv_heads: int, *_: object) -> Tensor:
