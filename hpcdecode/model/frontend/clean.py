@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import Argument, Target
 
-from hpcdecode.model.frontend.nodes import as_node, as_nodes, traced_tensor, traced_value
+from hpcdecode.model.frontend.nodes import as_int, as_node, as_nodes, traced_tensor, traced_value
 
 aten = torch.ops.aten
 VIEWS: frozenset[Target] = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape.default})
@@ -24,8 +24,10 @@ def clean(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.op == "call_function" and (same := unchanged_argument(node)) is not None:
             node.replace_all_uses_with(same)
-    for node in graph.nodes:
+    for node in list(graph.nodes):
         skip_inner_views(node)
+        if node.target is aten.new_empty.default:
+            join_filled(node)
     merge_equal(graph)
     remove_dead(graph)
 
@@ -84,6 +86,34 @@ def skip_inner_views(node: fx.Node) -> None:
         if inner.target not in VIEWS or not is_contiguous(viewed := as_node(inner.args[0])):
             return
         node.update_arg(0, viewed)
+
+
+def join_filled(buffer: fx.Node) -> None:
+    """Let memory that is filled slice after slice along a dimension be the concatenation of the slices, in place."""
+    parts: list[fx.Node] = []
+    filled, end, dim = buffer, 0, -1
+    while not parts or end < traced_tensor(buffer).shape[dim]:
+        scatters = [u for u in filled.users if u.target is aten.slice_scatter.default and u.args[0] is filled]
+        if len(scatters) != 1 or any(u.target is not aten.slice.Tensor for u in filled.users if u not in scatters):
+            return
+        filled, part = scatters[0], as_node(scatters[0].args[1])
+        if part.target is aten.copy.default and same_form(part, as_node(part.args[1])):
+            part = as_node(part.args[1])
+        if (parts and filled.args[2] != dim) or filled.args[3] != end or len(filled.args) != 5:
+            return
+        dim = as_int(filled.args[2])
+        parts.append(part)
+        end += int(traced_tensor(part).shape[dim])
+    with buffer.graph.inserting_before(filled):
+        joined = buffer.graph.call_function(aten.cat.default, (parts, dim))
+    joined.meta = dict(filled.meta)
+    filled.replace_all_uses_with(joined)
+
+
+def same_form(a: fx.Node, b: fx.Node) -> bool:
+    """Return whether two nodes compute tensors of one shape and dtype."""
+    one, other = traced_tensor(a), traced_tensor(b)
+    return one.dtype == other.dtype and same_shape(one, other)
 
 
 def is_contiguous(node: fx.Node) -> bool:
