@@ -37,6 +37,10 @@ class Dealt:
     dim: int
     owners: Ints
 
+    def same(self, other: Dealt | None) -> bool:
+        """Return whether `other` is dealt out in the same way."""
+        return other is not None and self.dim == other.dim and np.array_equal(self.owners, other.owners)
+
     def own(self, member: int) -> Ints:
         """Return the indices that a member has, in order."""
         return np.nonzero((self.owners == member) | (self.owners == EVERYONE))[0]

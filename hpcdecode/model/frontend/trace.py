@@ -6,7 +6,7 @@ Attention is an opaque operator in the graph, so that the graph can be cut there
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ from hpcdecode.model.frontend.expand import expand
 from hpcdecode.model.frontend.kinds import LayerKinds
 from hpcdecode.model.frontend.meta import KEPT, TOKENS, annotate
 from hpcdecode.model.frontend.nodes import results, traced_tensor
+from hpcdecode.model.frontend.weight_parts import WeightCut
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -56,6 +57,7 @@ class Trace:
         logits: Node that computes the logits, [L, vocab].
         dtype: Dtype of the parameters.
         facts: Facts about the model that are needed later.
+        cuts: What part of its weight a placeholder takes. Those that take all of it are left out.
     """
 
     graph: fx.Graph
@@ -68,6 +70,7 @@ class Trace:
     logits: fx.Node
     dtype: torch.dtype
     facts: ModelFacts
+    cuts: dict[fx.Node, WeightCut] = field(default_factory=dict)
 
 
 def trace(config: PreTrainedConfig, dtype: torch.dtype, whole: bool = False) -> Trace:

@@ -1,0 +1,89 @@
+"""Run the members of a group side by side in one process, each its own trace, by plain torch in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+
+import torch
+from torch import Tensor, fx
+
+from hpcdecode.model.frontend import ops
+from hpcdecode.model.frontend.meta import tensor_meta
+from hpcdecode.model.frontend.operators import ATTEND, EXPERT_LINEAR, MEMBER_SUM
+from hpcdecode.model.frontend.trace import Trace
+
+aten = torch.ops.aten
+
+
+def random_weights(trace: Trace, seed: int = 0) -> dict[str, Tensor]:
+    """Weights of a trace by name, that keep activations near unit size."""
+    generator, made = torch.Generator().manual_seed(seed), {}
+    for node, name in trace.weights.items():
+        shape = tensor_meta(node).one_token
+        noise = torch.randn(shape, generator=generator)
+        if len(shape) < 2:
+            made[name] = 1 + 0.1 * noise if name.endswith("norm.weight") else 0.3 * noise
+        else:
+            made[name] = noise * shape[-1] ** -0.5
+    return made
+
+
+@torch.no_grad()
+def run_members(traces: Sequence[Trace], weights: Mapping[str, Tensor], ids: Tensor) -> tuple[list[Tensor], int]:
+    """Return the logits of each member for one sequence of token ids, and the number of sums over members."""
+    members = [steps(trace, weights, ids) for trace in traces]
+    parts, sums = [next(member) for member in members], 0
+    while not all(done for done, _ in parts):
+        assert not any(done for done, _ in parts)
+        total = parts[0][1]
+        for _, part in parts[1:]:
+            total = total + part
+        parts, sums = [member.send(total) for member in members], sums + 1
+    return [logits for _, logits in parts], sums
+
+
+def steps(trace: Trace, weights: Mapping[str, Tensor], ids: Tensor) -> Generator[tuple[bool, Tensor], Tensor, None]:
+    """Yield (False, the part of each sum), for which the total is sent; then (True, the logits)."""
+    every = torch.arange(len(ids))
+    values: dict[fx.Node, object] = {trace.ids: ids, trace.positions: every, trace.logits_indices: every}
+    for node, name in trace.weights.items():
+        cut = trace.cuts.get(node)
+        values[node] = weights[name] if cut is None else cut.of(weights[name])
+    values |= trace.constants
+    for node in trace.graph.nodes:
+        if node.op == "call_function":
+            args = fx.map_arg(node.args, values.__getitem__)
+            kwargs = fx.map_arg(dict(node.kwargs), values.__getitem__)
+            if node.target is MEMBER_SUM:
+                values[node] = yield False, args[0]
+            elif node.target is ATTEND:
+                values[node] = attend(*args)
+            elif node.target is EXPERT_LINEAR:
+                values[node] = ops.expert_linear(*args)
+            else:
+                values[node] = node.target(*args, **kwargs)
+        check_shape(node, values.get(node), len(ids))
+    yield True, values[trace.logits]
+
+
+def check_shape(node: fx.Node, value: object, tokens: int) -> None:
+    """The shape that the trace notes for a node is the one that it has."""
+    if isinstance(value, Tensor) and "about" in node.meta:
+        about = tensor_meta(node)
+        names = {"T": tokens, "L": tokens}
+        assert tuple(value.shape) == tuple(eval(str(s), names) for s in about.shape), node.name
+        assert value.dtype == about.dtype, node.name
+
+
+def attend(q, k, v, q_heads, kv_heads, scale, window, softcap, sinks) -> Tensor:
+    """Causal attention of one sequence."""
+    tokens, group = len(q), q_heads // kv_heads
+    q = q.view(tokens, q_heads, -1).transpose(0, 1)
+    k, v = (x.view(tokens, kv_heads, -1).transpose(0, 1).repeat_interleave(group, 0) for x in (k, v))
+    scores = (q @ k.mT) * scale
+    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    back = torch.arange(tokens)[:, None] - torch.arange(tokens)
+    scores = scores.masked_fill((back < 0) | (back >= (window or tokens)), -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.view(-1, 1, 1).expand(-1, tokens, 1)], -1)
+    return (scores.softmax(-1)[..., :tokens] @ v).transpose(0, 1).reshape(tokens, -1)
