@@ -26,7 +26,7 @@ from hpcdecode.model.frontend.operators import (
 )
 from hpcdecode.model.frontend.ops import AttendArguments
 from hpcdecode.model.frontend.partial_sums import PartialSums
-from hpcdecode.model.frontend.weight_parts import WeightCut
+from hpcdecode.model.frontend.membership import WeightCut
 
 aten = torch.ops.aten
 SIZED: frozenset[Target] = VIEWS | {aten.expand.default}  # argument 1 is the shape of the result

@@ -1,46 +1,26 @@
-"""Make a member's own trace: the graph over its own columns, with sums where members' partial results are added up.
+"""The trace of a member of a group: the graph over its own columns, with sums where parts of results are added up.
 
-The graph is written anew. A tensor that is dealt out (`Deal`) has the member's own columns alone. What every member has
-whole is narrowed where it meets one that is dealt out: of a weight, the member's part is read.
+A tensor that is dealt out (`deal.py`) has the member's own columns alone. What every member has whole is narrowed where
+it meets one that is dealt out: of a weight, the member's part is read (`member_graph.py`). Sums stand as late as
+possible, so that results that are added share one (`partial_sums.py`).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
 
 from torch import fx
 
 from hpcdecode.model.frontend.deal import Deal
 from hpcdecode.model.frontend.member_graph import MemberGraph
+from hpcdecode.model.frontend.membership import Membership
 from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.operators import MEMBER_SUM
 from hpcdecode.model.frontend.ops import AttendArguments
 from hpcdecode.model.frontend.trace import Trace
 
 
-class MemberTrace(NamedTuple):
-    """The trace of one member of a group.
-
-    Attributes:
-        trace: Graph over the member's own columns; calls of `hpcdecode::member_sum` add up what the members have.
-        share: Part of the projections' weights that the member holds, 0 to 1.
-        vocabulary: Logits that the member computes.
-        kv_heads: KV heads that the member has, by attention. Members have equally many.
-    """
-
-    trace: Trace
-    share: float
-    vocabulary: range
-    kv_heads: tuple[range, ...]
-
-    @property
-    def sums(self) -> int:
-        """Return the number of sums over members in a step."""
-        return sum(node.target is MEMBER_SUM for node in self.trace.graph.nodes)
-
-
-def member_trace(trace: Trace, members: int, member: int) -> MemberTrace:
+def member_trace(trace: Trace, members: int, member: int) -> Trace:
     """Return the trace of one member of a group. The given trace stays as it is; for one member it is returned.
 
     Args:
@@ -50,17 +30,14 @@ def member_trace(trace: Trace, members: int, member: int) -> MemberTrace:
     """
     if not 0 <= member < members:
         raise ValueError(f"expected a member from 0 to {members - 1}, got {member}")
-    if members > 1:
-        return member_of(Deal(trace, members), member)
-    heads = tuple(range(AttendArguments.of(node).kv_heads) for node in trace.attends)
-    return MemberTrace(trace, 1.0, range(tensor_meta(trace.logits).one_token[-1]), heads)
+    return trace if members == 1 else trace_of(Deal(trace, members), member)
 
 
-def member_of(deal: Deal, member: int) -> MemberTrace:
-    """Return the trace of one of the members whom `deal` deals to."""
+def trace_of(deal: Deal, member: int) -> Trace:
+    """Return the trace of one of the members to whom `deal` deals."""
     trace, made = deal.trace, MemberGraph(deal, member)
-    new, logits = made.new, deal.of.get(deal.trace.logits)
-    own = replace(
+    new = made.new
+    return replace(
         trace,
         graph=made.graph,
         ids=new[trace.ids],
@@ -71,12 +48,23 @@ def member_of(deal: Deal, member: int) -> MemberTrace:
         attends=[new[node] for node in trace.attends],
         logits=new[trace.logits],
         cuts=made.cuts,
+        membership=Membership(
+            members=deal.members,
+            member=member,
+            share=made.share,
+            vocabulary=own_vocabulary(deal, member),
+            kv_heads=tuple(own_heads(deal, node, member) for node in trace.attends),
+            sums=sum(node.target is MEMBER_SUM for node in made.graph.nodes),
+        ),
     )
-    vocabulary = range(tensor_meta(trace.logits).one_token[-1])
-    if logits is not None:
-        ((first, last),) = logits.ranges(member)
-        vocabulary = range(first, last)
-    return MemberTrace(own, made.share, vocabulary, tuple(own_heads(deal, node, member) for node in trace.attends))
+
+
+def own_vocabulary(deal: Deal, member: int) -> range:
+    """Return the logits that a member computes."""
+    if deal.trace.logits not in deal.of:
+        return range(tensor_meta(deal.trace.logits).one_token[-1])
+    own = deal.of[deal.trace.logits].own(member)
+    return range(int(own[0]), int(own[-1]) + 1)
 
 
 def own_heads(deal: Deal, attend: fx.Node, member: int) -> range:

@@ -18,9 +18,9 @@ from hpcdecode.model.frontend.clean import clean
 from hpcdecode.model.frontend.config import ModelFacts, quiet, unsupported
 from hpcdecode.model.frontend.expand import expand
 from hpcdecode.model.frontend.kinds import LayerKinds
+from hpcdecode.model.frontend.membership import Membership, WeightCut, WeightKey, WeightPart
 from hpcdecode.model.frontend.meta import KEPT, TOKENS, annotate
 from hpcdecode.model.frontend.nodes import results, traced_tensor
-from hpcdecode.model.frontend.weight_parts import WeightCut
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -58,6 +58,7 @@ class Trace:
         dtype: Dtype of the parameters.
         facts: Facts about the model that are needed later.
         cuts: What part of its weight a placeholder takes. Those that take all of it are left out.
+        membership: What a member of a group has of the model, or None for the trace of a whole model.
     """
 
     graph: fx.Graph
@@ -71,6 +72,12 @@ class Trace:
     dtype: torch.dtype
     facts: ModelFacts
     cuts: dict[fx.Node, WeightCut] = field(default_factory=dict)
+    membership: Membership | None = None
+
+    def weight_key(self, node: fx.Node) -> WeightKey:
+        """Return what a placeholder of `weights` takes: a weight by its name, or a part of one."""
+        name, cut = self.weights[node], self.cuts.get(node)
+        return name if cut is None else WeightPart(name, cut)
 
 
 def trace(config: PreTrainedConfig, dtype: torch.dtype, whole: bool = False) -> Trace:

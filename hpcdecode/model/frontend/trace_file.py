@@ -92,7 +92,9 @@ class StoredTrace(msgspec.Struct, array_like=True):
 
 
 def stored(trace: Trace) -> StoredTrace:
-    """Return the stored form of `trace`. Raise Unstorable if it has none."""
+    """Return the stored form of `trace`. Raise Unstorable if it has none, as that of a member of a group."""
+    if trace.membership is not None:
+        raise Unstorable
     nodes = [n for n in trace.graph.nodes if n.op != "output"]
     places = {node: i for i, node in enumerate(nodes)}
     ends = (places[n] for n in (trace.ids, trace.positions, trace.logits_indices, trace.logits))

@@ -1,8 +1,8 @@
-"""Weights of a model, each read from the checkpoint when it is asked for."""
+"""Weights of a model, or parts of them, each read from the checkpoint when it is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -11,22 +11,23 @@ from torch import Tensor
 
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.checkpoint import Stack
+from hpcdecode.model.frontend.membership import WeightCut, WeightKey, WeightPart
 from hpcdecode.model.frontend.meta import Meta
 from hpcdecode.model.frontend.plausible import check_values
 from hpcdecode.model.frontend.sources import Conversion, Sources
 from hpcdecode.model.frontend.tensors import CheckpointTensor
 
 
-class Weights(Mapping[str, Tensor | Stack]):
-    """The weights of a model by name. A weight is read each time that it is asked for while nobody holds it.
+class Weights(Mapping[WeightKey, Tensor | Stack]):
+    """The weights of a model by name, and parts of them. One is read each time that it is asked for while nobody holds it.
 
-    A tensor on the CPU that has its dtype already is used without a copy.
+    A tensor on the CPU that has its dtype already is used without a copy. Of a mapped tensor only the part is read.
 
     Args:
         path: Model directory.
         tensors: Tensors of the checkpoint, by key.
         sources: Tensors that make up each weight.
-        wanted: Shape and dtype of the weights, by name.
+        wanted: Shape and dtype of the weights and parts.
         device: Device for the weights.
 
     Raises:
@@ -38,49 +39,56 @@ class Weights(Mapping[str, Tensor | Stack]):
         path: Path,
         tensors: Mapping[str, CheckpointTensor],
         sources: Sources,
-        wanted: Mapping[str, Meta],
+        wanted: Mapping[WeightKey, Meta],
         device: torch.device,
     ):
         self._path, self._tensors, self._sources, self._device = path, tensors, sources, device
         self._wanted = wanted
-        self._like = {sources.ties.get(name, name): about for name, about in wanted.items()}
+        self._like = {self._source(key): (about.dtype, whole_shape(key, about)) for key, about in wanted.items()}
         self._conversions = {name: c for c in sources.conversions for name in c.names}
-        self._held: WeakValueDictionary[str, Tensor] = WeakValueDictionary()
+        self._held: WeakValueDictionary[tuple[str, WeightCut | None], Tensor] = WeakValueDictionary()
         self._made: dict[str, Tensor] = {}  # by a conversion that was run for another weight
         self._check_names()
-        for source, key in sources.keys.items():
-            self._check_shape(source, tensors[key].shape)
+        for source, (_, shape) in self._like.items():
+            if key := sources.keys.get(source):
+                self._check_shape(source, tensors[key].shape, shape)
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[WeightKey]:
         return iter(self._wanted)
 
     def __len__(self) -> int:
         return len(self._wanted)
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._wanted
+    def __contains__(self, key: object) -> bool:
+        return key in self._wanted
 
-    def __getitem__(self, name: str) -> Tensor | Stack:
-        if name not in self._wanted:
-            raise KeyError(name)
-        source = self._sources.ties.get(name, name)
-        held = self._held.get(source)
+    def __getitem__(self, key: WeightKey) -> Tensor | Stack:
+        if key not in self._wanted:
+            raise KeyError(key)
+        source, cut = self._source(key), cut_of(key)
+        held = self._held.get((source, cut))
         if held is not None:
             return held
-        weight = self._placed(source)
-        self._check_shape(source, weight.shape)
-        check_values(self._path, {name: weight})
+        weight = self._placed(source, cut)
+        self._check_shape(source, weight.shape, self._wanted[key].shape)
+        check_values(self._path, {name_of(key): weight})
         if isinstance(weight, Tensor):
-            self._held[source] = weight
+            self._held[source, cut] = weight
         return weight
 
-    def _placed(self, source: str) -> Tensor | Stack:
-        """Return the weight `source` in its dtype on the device, without a copy if it is that already."""
-        about = self._like[source]
+    def _source(self, key: WeightKey) -> str:
+        """Return the weight that has the tensor of a weight or part."""
+        return self._sources.ties.get(name_of(key), name_of(key))
+
+    def _placed(self, source: str, cut: WeightCut | None) -> Tensor | Stack:
+        """Return a part of the weight `source` in its dtype on the device, without a copy if it is that already."""
+        dtype, _ = self._like[source]
         if experts := self._sources.stacks.get(source):
-            pieces = (tuple(self._tensors[key]() for key in keys) for keys in experts)
-            return Stack(tuple(piece.to(device=self._device, dtype=about.dtype) for piece in own) for own in pieces)
-        return self._read(source).to(device=self._device, dtype=about.dtype)
+            stack = Stack(tuple(self._tensors[key]() for key in keys) for keys in experts)
+            stack = stack if cut is None else cut_stack(stack, cut)
+            return Stack(tuple(piece.to(device=self._device, dtype=dtype) for piece in own) for own in stack)
+        weight = self._read(source)
+        return (weight if cut is None else cut.of(weight)).to(device=self._device, dtype=dtype)
 
     def _read(self, source: str) -> Tensor:
         if key := self._sources.keys.get(source):
@@ -96,18 +104,53 @@ class Weights(Mapping[str, Tensor | Stack]):
     def _check_names(self) -> None:
         """Raise UserError if the checkpoint lacks weights."""
         known = self._sources.keys.keys() | self._sources.stacks.keys() | self._conversions.keys()
-        missing = sorted(name for name in self._wanted if self._sources.ties.get(name, name) not in known)
+        missing = sorted(name_of(key) for key in self._wanted if self._source(key) not in known)
         if missing:
             raise UserError(
                 f"{self._path} lacks {len(missing)} of {len(self._wanted)} tensors of the model, among them "
                 f"{missing[0]!r}: the checkpoint is incomplete or belongs to another config.json"
             )
 
-    def _check_shape(self, source: str, shape: tuple[int, ...]) -> None:
-        """Raise UserError if the weight `source` has not the shape that the model has for it."""
-        came, expected = list(shape), list(self._like[source].shape)
-        if came != expected:
+    def _check_shape(self, source: str, came: Sequence[int], expected: Sequence[int | str]) -> None:
+        """Raise UserError if the weight `source`, or a part of it, has not the shape that the model has for it."""
+        if list(came) != list(expected):
             raise UserError(
-                f"{self._path}: tensor {source!r} has shape {came}, config.json asks for {expected}: "
+                f"{self._path}: tensor {source!r} has shape {list(came)}, config.json asks for {list(expected)}: "
                 "one of the two is wrong"
             )
+
+
+def name_of(key: WeightKey) -> str:
+    """Return the name of a weight or of that which a part is of."""
+    return key.name if isinstance(key, WeightPart) else key
+
+
+def cut_of(key: WeightKey) -> WeightCut | None:
+    """Return what part is taken of a weight, or None for all of it."""
+    return key.cut if isinstance(key, WeightPart) else None
+
+
+def whole_shape(key: WeightKey, about: Meta) -> tuple[int | str, ...]:
+    """Return the shape of the whole weight, given the Meta of a part."""
+    cut = cut_of(key)
+    return about.shape if cut is None else cut.whole_shape(about.shape)
+
+
+def cut_stack(stack: Stack, cut: WeightCut) -> Stack:
+    """Return a part of experts' weights [E, out, in], of views into its tensors where a part is one range."""
+    if cut.dim == 0:
+        return Stack(stack[i] for first, last in cut.ranges for i in range(first, last))
+    of_matrix = cut._replace(dim=cut.dim - 1)
+    if cut.dim == 2:
+        return Stack(tuple(of_matrix.of(piece) for piece in pieces) for pieces in stack)
+    return Stack(tuple(cut_pieces(pieces, of_matrix)) for pieces in stack)
+
+
+def cut_pieces(pieces: Sequence[Tensor], cut: WeightCut) -> Iterator[Tensor]:
+    """Yield what a cut along `out` takes of the [out_j, in] pieces of a matrix."""
+    first = 0
+    for piece in pieces:
+        own = cut.within(first, len(piece))
+        first += len(piece)
+        if own.ranges:
+            yield own.of(piece)

@@ -17,6 +17,7 @@ from hpcdecode.model.frontend.quantization.plain import plain_tensors
 from hpcdecode.model.frontend.quantization.scheme import Scheme
 from hpcdecode.model.frontend.quantization.stated import read_scheme
 from hpcdecode.model.frontend.quantization.unread import refuse_unread
+from hpcdecode.model.frontend.shard import member_trace
 from hpcdecode.model.frontend.split import split
 from hpcdecode.model.frontend.stated import layers_of
 from hpcdecode.model.frontend.tensors import CheckpointTensor
@@ -68,6 +69,8 @@ def load_split(
     inductor: bool = False,
     announce: bool = False,
     memory: WeightMemory = PRIVATE,
+    members: int = 1,
+    member: int = 0,
 ) -> SplitModel:
     """Trace, cut and bind a model.
 
@@ -80,6 +83,8 @@ def load_split(
         inductor: Let torch's compiler compile the slices.
         announce: Say on standard error that a trace is being made, if that takes long.
         memory: Where to put packed weights.
+        members: Number of members of the group that has the model: each has a part of it.
+        member: Number of the member whose part is loaded, from 0.
 
     Raises:
         UserError: If anything is missing, broken or not supported. It says what was expected and what to change.
@@ -93,12 +98,13 @@ def load_split(
     opens = weights and holds_weights(folder)  # if there are none, what the model lacks is said first
     tensors = open_plain(folder, layers, scheme, dtype) if opens else {}
     traced = cached_trace(folder, dtype, announce)
+    own = member_trace(traced, members, member)
     if not weights:
-        return SplitModel(split(traced, device), device, None)
+        return SplitModel(split(own, device), device, None)
     tensors = tensors or open_plain(folder, layers, scheme, dtype)
     files = {stored.file for stored in tensors.values()}
-    bound = bound_weights(folder, tensors, traced, device, scheme)
-    return SplitModel(split(traced, device), device, bound, lambda: forget_pages(files), int8, inductor, memory)
+    bound = bound_weights(folder, tensors, traced, own, device, scheme)
+    return SplitModel(split(own, device), device, bound, lambda: forget_pages(files), int8, inductor, memory)
 
 
 def open_plain(
@@ -147,15 +153,17 @@ def bound_weights(
     folder: Path,
     tensors: Mapping[str, CheckpointTensor],
     traced: Trace,
+    own: Trace,
     device: torch.device,
     scheme: Scheme | None,
 ) -> Weights:
-    """Return the weights that the nodes of a trace use.
+    """Return the weights, and parts of weights, that the nodes of a trace use.
 
     Args:
         folder: Model directory.
         tensors: Tensors of its checkpoint by the keys that it would have unquantised.
-        traced: The trace.
+        traced: Trace of the whole model.
+        own: The trace: the same, or that of a member.
         device: Device to read the weights to.
         scheme: How its weights are quantised, or None.
 
@@ -165,4 +173,5 @@ def bound_weights(
     wanted = {name: tensor_meta(node) for node, name in traced.weights.items() if node.users}
     sources = cached_sources(folder, traced.dtype, list(tensors), set(wanted), stackable(traced))
     refuse_unread(tensors, sources, wanted, scheme)
-    return Weights(folder, tensors, sources, wanted, device)
+    keys = {own.weight_key(node): tensor_meta(node) for node in own.weights if node.users}
+    return Weights(folder, tensors, sources, keys, device)

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from hpcdecode.attention.base import LayerShape
 from hpcdecode.model.frontend.checkpoint import Stack, in_checkpoints
 from hpcdecode.model.frontend.describe import Description, describe
+from hpcdecode.model.frontend.membership import WeightKey
 from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.ops import AttendArguments
 from hpcdecode.model.frontend.plausible import pieces_of
@@ -82,7 +83,7 @@ class SplitModel:
         self,
         parts: Split,
         device: torch.device,
-        weights: Mapping[str, Tensor | Stack] | None,
+        weights: Mapping[WeightKey, Tensor | Stack] | None,
         slice_bound: Callable[[], None] = lambda: None,
         int8: bool = False,
         inductor: bool = False,

@@ -9,6 +9,7 @@ from torch import Tensor, fx
 
 from hpcdecode.attention.base import LayerShape
 from hpcdecode.model.frontend.checkpoint import Stack
+from hpcdecode.model.frontend.membership import WeightKey
 from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.ops import AttendArguments
 from hpcdecode.model.frontend.trace import Trace
@@ -22,14 +23,14 @@ class Values:
 
     Args:
         trace: The trace.
-        weights: Its weights by name.
+        weights: Its weights by name, and parts of them if it takes parts.
         device: Device of the values.
     """
 
-    def __init__(self, trace: Trace, weights: Mapping[str, Tensor | Stack], device: torch.device):
+    def __init__(self, trace: Trace, weights: Mapping[WeightKey, Tensor | Stack], device: torch.device):
         self._device = device
         self._weights = weights
-        self._names = {node: name for node, name in trace.weights.items() if name in weights}
+        self._keys = {node: key for node in trace.weights if (key := trace.weight_key(node)) in weights}
         self._constant: dict[fx.Node, Tensor | Stack] = {node: c.to(device) for node, c in trace.constants.items()}
         self._of_weights: dict[fx.Node, Tensor | Stack] = {}
 
@@ -37,8 +38,8 @@ class Values:
         for known in (self._constant, self._of_weights):
             if node in known:
                 return known[node]
-        value = self._weights[self._names[node]] if node in self._names else self._computed(node)
-        constant = node not in self._names and all(n in self._constant for n in node.all_input_nodes)
+        value = self._weights[self._keys[node]] if node in self._keys else self._computed(node)
+        constant = node not in self._keys and all(n in self._constant for n in node.all_input_nodes)
         (self._constant if constant else self._of_weights)[node] = value
         return value
 

@@ -1,8 +1,9 @@
-"""The part of a weight that a member of a group takes."""
+"""What a member of a group has of a model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -55,3 +56,24 @@ class WeightPart(NamedTuple):
 
 
 WeightKey = str | WeightPart  # a whole weight by its name, or a part
+
+
+@dataclass(frozen=True)
+class Membership:
+    """What the trace of a member of a group has of the whole model.
+
+    Attributes:
+        members: Number of members.
+        member: Number of the member, from 0.
+        share: Part of the projections' weights that the member holds, 0 to 1.
+        vocabulary: Logits that the member computes. Those of all members, in their order, are the model's.
+        kv_heads: KV heads that the member has, by attention. Members have equally many of an attention, or all.
+        sums: Number of sums over members in a step.
+    """
+
+    members: int
+    member: int
+    share: float
+    vocabulary: range
+    kv_heads: tuple[range, ...]
+    sums: int
