@@ -123,12 +123,15 @@ class Labelling:
             known = self._of_first(node, self.of[node.args[0]])
             if known is not None:
                 return known
-        return self._pointwise(node) if is_pointwise(node) else self._unknown(node)
+        if is_pointwise(node):
+            return self._pointwise(node)
+        self._replicate_inputs(node)
+        return None
 
     def _of_first(self, node: fx.Node, x: Tensor) -> Labelled:
         """Return the labels of a call that moves, reduces or normalises `x`, its first argument, or None."""
         target = node.target
-        if target in MOVES:
+        if target in MOVES and callable(target):
             call: Callable[..., Labelled] = aten.reshape.default if target in VIEWS else target
             return call(*self._arguments(node))
         if target is aten.expand.default:
@@ -187,7 +190,8 @@ class Labelling:
         """Return the labels of an attention's output. The columns of a KV head are one unit, and its queries' too."""
         call = AttendArguments.of(node)
         if call.kv_heads % self._members:
-            return self._unknown(node)
+            self._replicate_inputs(node)
+            return None
         q, k, v = (self._or_fresh(n).reshape(call.kv_heads, -1) for n in (call.q, call.k, call.v))
         head = k[:, :1]
         for x in (q, k, v):
@@ -196,7 +200,7 @@ class Labelling:
         shape = tensor_meta(node).one_token
         return head.expand(call.kv_heads, shape[-1] // call.kv_heads).reshape(shape)
 
-    def _unknown(self, node: fx.Node) -> None:
+    def _replicate_inputs(self, node: fx.Node) -> None:
         """Let every member have all that a call reads."""
         for n in node.all_input_nodes:
             for labels in [self.of[n]] if n in self.of else self._parts.get(n, ()):

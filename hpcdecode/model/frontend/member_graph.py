@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch.fx.node import Argument, Target
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.model.frontend.clean import VIEWS
 from hpcdecode.model.frontend.deal import Deal, Dealt
+from hpcdecode.model.frontend.membership import WeightCut
 from hpcdecode.model.frontend.meta import Meta, meta, size_of, tensor_meta
 from hpcdecode.model.frontend.nodes import as_int, as_node, as_nodes
 from hpcdecode.model.frontend.operators import (
@@ -26,7 +27,6 @@ from hpcdecode.model.frontend.operators import (
 )
 from hpcdecode.model.frontend.ops import AttendArguments
 from hpcdecode.model.frontend.partial_sums import PartialSums
-from hpcdecode.model.frontend.membership import WeightCut
 
 aten = torch.ops.aten
 SIZED: frozenset[Target] = VIEWS | {aten.expand.default}  # argument 1 is the shape of the result
@@ -83,7 +83,7 @@ class MemberGraph:
         """Remove placeholders of weights and constants that the member does not read."""
         for known in (self.weights, self.constants):
             for node in [n for n in known if not n.users]:
-                del known[node]  # type: ignore[attr-defined]
+                del known[node]
                 self.cuts.pop(node, None)
                 self.graph.erase_node(node)
 
@@ -123,8 +123,9 @@ class MemberGraph:
         if about is None or dealt is None:
             return dict(node.meta)
         dim, size = dealt.dim, len(dealt.own(self._member))
-        shape, one_token = ((*s[:dim], size, *s[dim + 1 :]) for s in (about.shape, about.one_token))
-        return {"about": Meta(about.dtype, shape, one_token)}
+        shape, one_token = list(about.shape), list(about.one_token)
+        shape[dim] = one_token[dim] = size
+        return {"about": Meta(about.dtype, tuple(shape), tuple(one_token))}
 
     def _call(self, node: fx.Node) -> fx.Node:
         """Add the call `node` over the member's own columns."""
@@ -270,9 +271,8 @@ class MemberGraph:
         """Add a call like `node` of the member's own columns of its operands, or return None if that is not simple."""
         if is_pointwise(node) and node in self._deal.static:
             return self._emit(node, fx.map_arg(node.args, lambda n: self._aligned(n, node, want)))
-        if node.target is aten.expand.default:
-            if unbroadcast_dim(as_node(node.args[0]), node, want.dim) is None:
-                return self._sized(node, want)
+        if node.target is aten.expand.default and unbroadcast_dim(as_node(node.args[0]), node, want.dim) is None:
+            return self._sized(node, want)
         return None
 
     def _own_slices(self, node: fx.Node, want: Dealt) -> fx.Node:

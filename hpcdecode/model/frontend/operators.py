@@ -34,15 +34,19 @@ UNCHANGED: frozenset[Target] = frozenset(
 )
 SPLITS: frozenset[Target] = frozenset({aten.split.Tensor, aten.split_with_sizes.default})
 # One tensor in, the same columns in other places out. Those after VIEWS keep the sizes of dimensions.
-MOVES: frozenset[Target] = VIEWS | SPLITS | {
-    aten.permute.default,
-    aten.select.int,
-    aten.slice.Tensor,
-    aten.squeeze.dim,
-    aten.t.default,
-    aten.transpose.int,
-    aten.unsqueeze.default,
-}
+MOVES: frozenset[Target] = (
+    VIEWS
+    | SPLITS
+    | {
+        aten.permute.default,
+        aten.select.int,
+        aten.slice.Tensor,
+        aten.squeeze.dim,
+        aten.t.default,
+        aten.transpose.int,
+        aten.unsqueeze.default,
+    }
+)
 LIKE: frozenset[Target] = frozenset(
     {aten.empty_like.default, aten.full_like.default, aten.ones_like.default, aten.zeros_like.default}
 )

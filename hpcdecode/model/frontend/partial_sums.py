@@ -14,12 +14,16 @@ from hpcdecode.model.frontend.operators import MEMBER_SUM, MOVES, SPLITS, UNCHAN
 
 aten = torch.ops.aten
 # Linear in their first argument.
-LINEAR: frozenset[Target] = (MOVES - SPLITS) | UNCHANGED | {
-    aten.expand.default,
-    aten.index.Tensor,
-    aten.neg.default,
-    aten.sum.dim_IntList,
-}
+LINEAR: frozenset[Target] = (
+    (MOVES - SPLITS)
+    | UNCHANGED
+    | {
+        aten.expand.default,
+        aten.index.Tensor,
+        aten.neg.default,
+        aten.sum.dim_IntList,
+    }
+)
 SCALINGS: frozenset[Target] = frozenset({aten.mul.Tensor, aten.div.Tensor})
 
 

@@ -18,7 +18,7 @@ from hpcdecode.model.frontend.clean import clean
 from hpcdecode.model.frontend.config import ModelFacts, quiet, unsupported
 from hpcdecode.model.frontend.expand import expand
 from hpcdecode.model.frontend.kinds import LayerKinds
-from hpcdecode.model.frontend.membership import Membership, WeightCut, WeightKey, WeightPart
+from hpcdecode.model.frontend.membership import Membership, WeightCut
 from hpcdecode.model.frontend.meta import KEPT, TOKENS, annotate
 from hpcdecode.model.frontend.nodes import results, traced_tensor
 
@@ -73,11 +73,6 @@ class Trace:
     facts: ModelFacts
     cuts: dict[fx.Node, WeightCut] = field(default_factory=dict)
     membership: Membership | None = None
-
-    def weight_key(self, node: fx.Node) -> WeightKey:
-        """Return what a placeholder of `weights` takes: a weight by its name, or a part of one."""
-        name, cut = self.weights[node], self.cuts.get(node)
-        return name if cut is None else WeightPart(name, cut)
 
 
 def trace(config: PreTrainedConfig, dtype: torch.dtype, whole: bool = False) -> Trace:

@@ -7,7 +7,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.checkpoint import Stack
@@ -16,10 +16,11 @@ from hpcdecode.model.frontend.meta import Meta
 from hpcdecode.model.frontend.plausible import check_values
 from hpcdecode.model.frontend.sources import Conversion, Sources
 from hpcdecode.model.frontend.tensors import CheckpointTensor
+from hpcdecode.model.frontend.trace import Trace
 
 
 class Weights(Mapping[WeightKey, Tensor | Stack]):
-    """The weights of a model by name, and parts of them. One is read each time that it is asked for while nobody holds it.
+    """The weights of a model by name, and parts of them. Each is read whenever it is asked for and nobody holds it.
 
     A tensor on the CPU that has its dtype already is used without a copy. Of a mapped tensor only the part is read.
 
@@ -118,6 +119,12 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
                 f"{self._path}: tensor {source!r} has shape {list(came)}, config.json asks for {list(expected)}: "
                 "one of the two is wrong"
             )
+
+
+def weight_key(trace: Trace, node: fx.Node) -> WeightKey:
+    """Return what a placeholder of a trace's weights takes: a weight by its name, or a part of one."""
+    name, cut = trace.weights[node], trace.cuts.get(node)
+    return name if cut is None else WeightPart(name, cut)
 
 
 def name_of(key: WeightKey) -> str:

@@ -22,7 +22,7 @@ from hpcdecode.model.frontend.split import split
 from hpcdecode.model.frontend.stated import layers_of
 from hpcdecode.model.frontend.tensors import CheckpointTensor
 from hpcdecode.model.frontend.trace import Trace
-from hpcdecode.model.frontend.weights import Weights
+from hpcdecode.model.frontend.weights import Weights, weight_key
 from hpcdecode.model.lower import quantize
 from hpcdecode.model.lower.packed_weights import PRIVATE
 from hpcdecode.model.run.split_model import SplitModel
@@ -173,5 +173,5 @@ def bound_weights(
     wanted = {name: tensor_meta(node) for node, name in traced.weights.items() if node.users}
     sources = cached_sources(folder, traced.dtype, list(tensors), set(wanted), stackable(traced))
     refuse_unread(tensors, sources, wanted, scheme)
-    keys = {own.weight_key(node): tensor_meta(node) for node in own.weights if node.users}
+    keys = {weight_key(own, node): tensor_meta(node) for node in own.weights if node.users}
     return Weights(folder, tensors, sources, keys, device)

@@ -13,6 +13,7 @@ from hpcdecode.model.frontend.membership import WeightKey
 from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.ops import AttendArguments
 from hpcdecode.model.frontend.trace import Trace
+from hpcdecode.model.frontend.weights import weight_key
 from hpcdecode.model.lower.recipe import as_tensor
 
 
@@ -30,7 +31,7 @@ class Values:
     def __init__(self, trace: Trace, weights: Mapping[WeightKey, Tensor | Stack], device: torch.device):
         self._device = device
         self._weights = weights
-        self._keys = {node: key for node in trace.weights if (key := trace.weight_key(node)) in weights}
+        self._keys = {node: key for node in trace.weights if (key := weight_key(trace, node)) in weights}
         self._constant: dict[fx.Node, Tensor | Stack] = {node: c.to(device) for node, c in trace.constants.items()}
         self._of_weights: dict[fx.Node, Tensor | Stack] = {}
 

@@ -1,0 +1,109 @@
+"""Members' own traces, side by side in one process: the whole model's logits, few sums, parts of weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hpcdecode.model.frontend.cache import cached_trace
+from hpcdecode.model.frontend.deal import Deal
+from hpcdecode.model.frontend.meta import tensor_meta
+from hpcdecode.model.frontend.ops import AttendArguments
+from hpcdecode.model.frontend.shard import member_trace, trace_of
+from hpcdecode.model.frontend.trace import trace
+from hpcdecode.model.frontend.trace_file import Unstorable, stored
+from tests.support.members import random_weights, run_members
+from tests.support.models import ARCHITECTURES, SHAPE, VOCAB
+
+TOKENS = 12
+SHARES = {"deepseek_v2": (0.53, 0.30), "deepseek_v3": (0.53, 0.30)}  # low-rank projections and routers are whole
+WITH_FOUR = ("gpt2", "llama3", "gpt_oss", "deepseek_v3")  # llama3 and gpt_oss: two KV heads stay whole
+
+
+def check(whole, members: int) -> list:
+    """Compare the logits of a group with those of the whole model, and return the traces of the members."""
+    weights, ids = random_weights(whole), torch.randint(2, VOCAB, (TOKENS,), generator=torch.manual_seed(1))
+    ((expected,), _), deal = run_members([whole], weights, ids), Deal(whole, members)
+    traces = [trace_of(deal, member) for member in range(members)]
+    parts, sums = run_members(traces, weights, ids)
+    logits = torch.cat(parts, -1)
+    assert (logits - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert torch.equal(logits.argmax(-1), expected.argmax(-1)) and expected.std() > 0.1
+    ranges = [own.membership.vocabulary for own in traces]
+    assert [i for own in ranges for i in own] == list(range(VOCAB))
+    assert {own.membership.sums for own in traces} == {sums}
+    return traces
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_two_members_have_the_models_logits(name, checkpoint):
+    whole = cached_trace(checkpoint(name), torch.float32)
+    for own in check(whole, 2):
+        assert own.membership.sums == 2 * len(whole.attends)
+        assert own.membership.share == pytest.approx(SHARES.get(name, (0.5,))[0], abs=0.004)
+        for attend, part in zip(whole.attends, own.attends, strict=True):
+            assert AttendArguments.of(part).kv_heads * 2 == AttendArguments.of(attend).kv_heads
+            assert AttendArguments.of(part).q_heads * 2 == AttendArguments.of(attend).q_heads
+
+
+@pytest.mark.parametrize("name", WITH_FOUR)
+def test_four_members_have_the_models_logits(name, checkpoint):
+    whole = cached_trace(checkpoint(name), torch.float32)
+    dealt = AttendArguments.of(whole.attends[0]).kv_heads == 4
+    for own in check(whole, 4):
+        assert own.membership.sums == (2 if dealt else 1) * len(whole.attends)
+        share = own.membership.share
+        assert share == pytest.approx(SHARES.get(name, (0, 0.25))[1], abs=0.01) if dealt else 0.3 < share < 0.45
+        assert all(len(heads) == (1 if dealt else 2) for heads in own.membership.kv_heads)
+
+
+def test_kv_heads_are_dealt_in_order(checkpoint):
+    deal = Deal(cached_trace(checkpoint("gpt2"), torch.float32), 4)
+    assert [trace_of(deal, m).membership.kv_heads[0] for m in range(4)] == [range(m, m + 1) for m in range(4)]
+
+
+def test_one_member_has_the_trace_itself(checkpoint):
+    whole = cached_trace(checkpoint("llama2"), torch.float32)
+    assert member_trace(whole, 1, 0) is whole and whole.membership is None
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        member_trace(whole, 2, 2)
+
+
+def test_the_whole_trace_stays_as_it_is(checkpoint):
+    whole = cached_trace(checkpoint("qwen2"), torch.float32)
+    before = stored(whole)
+    own = member_trace(whole, 2, 1)
+    assert stored(whole) == before
+    own.graph.lint()
+    with pytest.raises(Unstorable):
+        stored(own)
+
+
+def test_the_bias_of_a_sum_is_on_one_member(checkpoint):
+    whole = cached_trace(checkpoint("opt"), torch.float32)
+    for member in range(2):
+        names = set(member_trace(whole, 2, member).weights.values())
+        assert any(name.endswith("fc1.bias") for name in names)
+        assert any(name.endswith("fc2.bias") for name in names) == (member == 0)
+
+
+@pytest.mark.parametrize("kind", ["GPTNeoX", "Cohere", "Granite", "Falcon", "StableLm", "Qwen2Moe"])
+def test_other_kinds_of_layers(kind):
+    """Attention and MLP beside each other share a sum; scaled, gated and shared experts too."""
+    import transformers
+
+    sizes = {**SHAPE, "num_hidden_layers": 2, "num_attention_heads": 4}
+    extra = {
+        "GPTNeoX": {"use_parallel_residual": True},
+        "Cohere": {"use_qk_norm": True},
+        "Granite": {"residual_multiplier": 0.2},
+        "Falcon": {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True},
+        "StableLm": {"use_qkv_bias": True},
+        "Qwen2Moe": {"num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
+    }[kind]
+    whole = trace(getattr(transformers, f"{kind}Config")(**{**sizes, **extra}), torch.float32)
+    parallel = kind in ("GPTNeoX", "Cohere", "Falcon")
+    for own in check(whole, 2):
+        assert own.membership.sums == (1 if parallel else 2) * 2
+        assert own.membership.share < 0.51
+    assert tensor_meta(whole.logits).one_token == (1, VOCAB)
