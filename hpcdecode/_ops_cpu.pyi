@@ -157,6 +157,7 @@ class Argmax:
         about: Sequence[int],
         weight: Sequence[int],
         ids: int,
+        values: int,
         threads: int,
     ) -> float:
         """Write the first of each row's largest outputs.
@@ -168,6 +169,7 @@ class Argmax:
             about: Addresses of three float32 [rows]: scales of rounded, norms of x - rounded, norms of rounded.
             weight: Addresses of the packed weights, of the same as int8, and of their norms, float32 [groups, 2, 32].
             ids: Address of the result, int64 [rows].
+            values: Address of those outputs, float32 [rows].
             threads: Number of OpenMP threads.
 
         Returns:

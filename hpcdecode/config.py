@@ -79,6 +79,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         overlap: Parts of an R-rank's work in a layer, each of which is attended to when it arrives.
         layout: `replicas`, every rank has both roles; `split`, every rank has one; `auto` chooses.
         s_ranks: Number of S-ranks, of the layout `split`.
+        tp: S-ranks that share weights and attention heads (tensor parallelism).
+        pp: Stages of S-ranks, each of which has a run of layers (pipeline parallelism).
         pools: Whether all R-ranks serve every S-rank (`shared`), or an even share of them each (`own`).
         exchange: How activations cross: by `messages` or by a `collective` a layer; `auto` times both between hosts.
         kv_memory: Bytes of the KV cache of an R-rank.
@@ -105,6 +107,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     overlap: int = 1
     layout: str = "auto"
     s_ranks: int | None = None
+    tp: int | None = None
+    pp: int = 1
     pools: str = "shared"
     exchange: str = "auto"
     kv_memory: int | None = None
@@ -127,7 +131,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
                 f"--r-device {self.r_device}: expected --kv-dtype float32, float16, bfloat16 or int8, got int4",
                 everywhere=True,
             )
-        self._require_counts(*_MOST, "s_ranks", "kv_memory", "load_limit", "gpu_memory")
+        self._require_counts(*_MOST, "s_ranks", "tp", "pp", "kv_memory", "load_limit", "gpu_memory")
         return self
 
     def _require_counts(self, *names: str) -> None:

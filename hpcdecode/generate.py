@@ -77,7 +77,7 @@ def generate(
     layout = job.layout
     if layout == "auto" and (job.partition != "request" or job.pools != "shared"):
         layout = "split"  # of which these speak
-    wishes = Wishes(layout=layout, s_ranks=job.s_ranks, pools=job.pools)
+    wishes = Wishes(layout=layout, s_ranks=job.s_ranks, pools=job.pools, tp=job.tp, pp=job.pp)
     advice = partial(advise, job, wishes) if job.profile else None
     weights = weight_facts(job) if comm else WeightFacts()
     team = assemble(comm, wishes, job.device, job.r_device, weights, advice)

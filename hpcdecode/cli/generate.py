@@ -193,6 +193,11 @@ def _add_size(group: Group) -> None:
     add("--layout", choices=LAYOUTS, help=help)
     help = "ranks that hold the weights, while the others hold KV caches; implies --layout split (default: 1)"
     add("--s-ranks", type=int, metavar="K", help=help)
+    help = "tensor parallelism: ranks that share the weights and attention heads of one model (default: as many as "
+    help += "the weights need)"
+    add("--tp", "--tensor-parallel-size", type=int, metavar="K", help=help)
+    help = f"pipeline parallelism: stages of ranks, each of which has a run of layers ({_DEFAULTS['pp']})"
+    add("--pp", "--pipeline-parallel-size", type=int, metavar="S", help=help)
     help = f"whether all R-ranks serve every S-rank, or an even share of them each ({_DEFAULTS['pools']})"
     add("--pools", choices=POOLS, help=help)
     help = "how activations cross between ranks: in messages, or by one nonblocking collective a layer each way; auto, "

@@ -13,8 +13,11 @@ from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.desk import Desk, RankReport
 from hpcdecode.engine.duties import run_lead, run_remote
+from hpcdecode.engine.group_lane import MpiGroupLane
 from hpcdecode.engine.kv import open_attention_worker, open_prompts
 from hpcdecode.engine.links import Lane, lane_spec, lanes_of, local_links, r_link, s_link, slots_of
+from hpcdecode.engine.member import Member
+from hpcdecode.engine.programs import PlanOrder, serve
 from hpcdecode.engine.room import limit_torch, measure_room, measure_speeds
 from hpcdecode.engine.s_rank import SRank
 from hpcdecode.engine.scale import Scale, capacity_of, choose_scales, rows_ahead
@@ -125,7 +128,10 @@ class Engine:
     def placement(self, lanes: int) -> Placement:
         """Return what this S-rank may use of its R-ranks' KV caches."""
         team, options, group = self.team, self.options, self.team.group
-        speeds = partition_of(options, group.pool).speeds([team.ranks[p].speed for p in group.pool])
+        of_members = [
+            partition_of(options, pool).speeds([team.ranks[p].speed for p in pool]) for pool in group.pools
+        ]
+        speeds = list(map(min, zip(*of_members, strict=True)))  # the lane waits for the slowest member's R-rank
         return Placement(capacity_of(options, team, group), self.setup.block_tokens, lanes, speeds)
 
     def scales(self, desk: Desk | None) -> list[Scale]:
@@ -187,31 +193,56 @@ class Engine:
         """Work until all rows are done; return None if some are left that a lost rank had."""
         team, done = self.team, True
         lanes = lanes_of(team, scales)
-        comms = self._connect(scales)
+        comms, groups = self._connect(scales), self._group_lanes(scales)
         attention = self._open_attention(slots_of(lanes)) if team.me.has_r else None
         self._work = Work(attention)
         if team.me.has_s:
             self._work.links = self._s_links(lanes, comms, attention)
-            done = self._run_s(desk, signals, progress, checkpoint_seconds, scales)
+            done = self._run_s(desk, signals, progress, checkpoint_seconds, scales, groups)
         else:
             self._run_r(lanes, comms)
         if attention is not None:
             attention.check()
         self.timeline.enter("wait")
-        for link in self._work.links:
+        for link in (*self._work.links, *(groups or ())):
             link.close()
         self.comms.clear()
         return self.metrics() if done else None
 
     def _connect(self, scales: list[Scale]) -> list[MPI.Intracomm]:
-        """Return the communicators of this rank's lanes over MPI."""
+        """Return the communicators of this rank's lanes to R-ranks over MPI."""
+        ranks = [
+            ([] if group.alone else [member, *pool], len(scale.lanes))
+            for group, scale in zip(self.team.groups, scales, strict=True)
+            for member, pool in zip(group.members, group.pools, strict=True)
+        ]
+        return self._communicators(ranks)
+
+    def _group_lanes(self, scales: list[Scale]) -> list[MpiGroupLane] | None:
+        """Return the lanes of this rank's group as its members share them; None if it has one member."""
+        team, me = self.team, self.team.me
+        lanes = [len(scale.lanes) for scale in scales]
+        groups = [group.members if len(group.members) > 1 else [] for group in team.groups]
+        comms = self._communicators(list(zip(groups, lanes, strict=True)))
+        stages = [
+            (stage if len(stage) > 1 else [], count)
+            for group, count in zip(team.groups, lanes, strict=True)
+            for stage in group.stages
+        ]
+        stage_comms = self._communicators(stages)
+        if not comms:
+            return None
+        columns, of_stages = self.setup.columns_of(me), iter(stage_comms)
+        return [MpiGroupLane(comm, next(of_stages, None), me.tp, columns) for comm in comms]
+
+    def _communicators(self, ranks: Sequence[tuple[list[int], int]]) -> list[MPI.Intracomm]:
+        """Return a communicator for every lane that this rank is in; ranks: places of ranks, and their lanes."""
         team = self.team
-        if team.comm is None or all(group.alone for group in team.groups):
+        if team.comm is None or not any(places for places, _ in ranks):
             return []
         from hpcdecode.exchange.mpi import lane_communicators
 
-        groups = [[] if group.alone else [group.s_rank, *group.pool] for group in team.groups]
-        comms = lane_communicators(team.comm, groups, [len(scale.lanes) for scale in scales])
+        comms = lane_communicators(team.comm, [places for places, _ in ranks], [lanes for _, lanes in ranks])
         self.comms += comms
         return comms
 
@@ -232,31 +263,48 @@ class Engine:
         return (direct_links if self._direct else staged_links)(plain, device)
 
     def _run_s(
-        self, desk: Desk | None, signals: Signals, progress: Progress, checkpoint_seconds: float, scales: list[Scale]
+        self,
+        desk: Desk | None,
+        signals: Signals,
+        progress: Progress,
+        checkpoint_seconds: float,
+        scales: list[Scale],
+        groups: list[MpiGroupLane] | None,
     ) -> bool:
         """Run the lanes of an S-rank; the lead has the desk, which others reach. Return whether all rows are done."""
-        comm, s_ranks = self.team.comm, self.team.s_ranks
+        comm, homes = self.team.comm, self.team.homes
         scale = scales[self.team.own[0]]
-        if len(s_ranks) == 1:
-            assert desk is not None, "expected a desk on the lead"
-            return run_lead(self._make_s_rank(scale, desk), desk, signals, progress)
+        if len(homes) == 1 and desk is not None:
+            return run_lead(self._make_s_rank(scale, desk, groups), desk, signals, progress)
         from hpcdecode.engine.remote import Clients, RemoteDesk
         from hpcdecode.exchange.mpi import subset
 
         assert comm is not None, "several S-ranks: expected a world of ranks"
-        s_comm = subset(comm, s_ranks)
-        self.comms.append(s_comm)
+        home_comm = subset(comm, homes if len(homes) > 1 else [])
+        if self.team.place not in homes:
+            self._run_member(groups)
+            return True
+        self.comms.append(home_comm)
         if desk is not None:
-            clients = Clients(desk, s_comm, [s.batch for s in scales], on_loss(self, s_ranks))
-            return run_lead(self._make_s_rank(scale, desk), desk, signals, progress, clients)
+            clients = Clients(desk, home_comm, [s.batch for s in scales], on_loss(self, homes))
+            return run_lead(self._make_s_rank(scale, desk, groups), desk, signals, progress, clients)
         injection = scale.injection if POLICIES[self.options.schedule].by_portions else 0
-        remote = RemoteDesk(s_comm, self.tokenizer, scale.batch, injection)
-        run_remote(self._make_s_rank(scale, remote), remote, checkpoint_seconds)
+        remote = RemoteDesk(home_comm, self.tokenizer, scale.batch, injection)
+        run_remote(self._make_s_rank(scale, remote, groups), remote, checkpoint_seconds)
         return True
+
+    def _run_member(self, groups: list[MpiGroupLane] | None) -> None:
+        """Run the lanes of an S-rank that is not its group's home."""
+        assert groups is not None, "expected the lanes of a group"
+        beside = self._attention.kv_cache if self._attention else None
+        prompts = open_prompts(self.team, self.setup, self.model, beside)
+        links = cast("Sequence[SLink]", self._work.links)
+        self._work.member = Member(self.model, links, groups, prompts, self.timeline)
+        self._work.member.run()
 
     def _run_r(self, lanes: Sequence[Lane], comms: Sequence[MPI.Intracomm]) -> None:
         """Serve all lanes."""
-        from hpcdecode.engine.r_rank import PlanOrder, lane_program, serve
+        from hpcdecode.engine.r_rank import lane_program
 
         device = torch.device(self.team.me.kv_device if self._direct else "cpu")
         specs = [lane_spec(self.options, self.team, self.setup, lane.scale, device) for lane in lanes]
@@ -273,7 +321,7 @@ class Engine:
     def _direct(self) -> bool:
         return direct(self.options, self.team)
 
-    def _make_s_rank(self, scale: Scale, desk: Desk | RemoteDesk) -> SRank:
+    def _make_s_rank(self, scale: Scale, desk: Desk | RemoteDesk, groups: list[MpiGroupLane] | None) -> SRank:
         placement, stops = self.placement(len(scale.lanes)), self.stops
         beside = self._attention.kv_cache if self._attention else None
         prompts = open_prompts(self.team, self.setup, self.model, beside)
@@ -282,7 +330,7 @@ class Engine:
         schedulers = [Scheduler(lane, desk, placement, limit, stops) for lane, limit in enumerate(limits)]
         links = cast("Sequence[SLink]", self._work.links)
         self._work.s_rank = SRank(
-            self.model, links, schedulers, desk, stops, prompts, self.timeline, self.tokenizer.grammars
+            self.model, links, schedulers, desk, stops, prompts, self.timeline, self.tokenizer.grammars, groups
         )
         return self._work.s_rank
 

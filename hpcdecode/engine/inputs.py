@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hpcdecode.engine.model_inputs import ModelInputs, StepTokens
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.requests.prefix import Prefix
 from hpcdecode.requests.sequence import SequenceState
@@ -26,37 +28,42 @@ class PromptRows(NamedTuple):
 class Inputs:
     """What the slices take in one step, and which row of logits each sampled sequence draws from.
 
+    Args:
+        step: of a lane.
+        device: of the slices.
+        forgotten: keys of prefixes that are not needed any more.
+
     Attributes:
-        ids, positions: int64 [T], the step's tokens.
-        logits_indices: int64 [L], indices of the tokens whose logits are needed.
-        skipped_queries: by chunk, how many of its first tokens need no logits.
-        argmax_suffices: whether every sampled sequence needs no more of its logits than their argmax.
+        on_host: what the slices take, in the memory of the host.
+        model: the same on the device.
     """
 
-    def __init__(self, step: Step, device: torch.device):
+    def __init__(self, step: Step, device: torch.device, forgotten: Sequence[int] = ()):
         ids = [s.generated[-1] for s in step.decode]
         positions = [s.length for s in step.decode]
         logits_indices = list(range(len(ids)))
         sample_indices = list(logits_indices)
         self._prompts: list[PromptRows] = []
-        self.skipped_queries: list[int] = []
+        skipped_queries: list[int] = []
         for chunk in step.prefill:
             first, end = len(ids), chunk.start + chunk.count
             ids += chunk.sequence.input_ids[chunk.start : end]
             positions += range(chunk.start, end)
             asked = _asked(chunk)
-            self.skipped_queries.append(0 if asked else chunk.count - bool(chunk.sampled))
+            skipped_queries.append(0 if asked else chunk.count - bool(chunk.sampled))
             if asked:
                 self._prompts.append(PromptRows(_first_sample(chunk), len(logits_indices), asked))
                 logits_indices += range(first, first + len(asked))
             if chunk.sampled:
                 sample_indices += [len(logits_indices)] * len(chunk.sampled)
                 logits_indices.append(len(ids) - 1)
-        self.argmax_suffices = not self._prompts and all(_plain_greedy(s) for s in step.sampled)
+        largest = not self._prompts and all(_plain_greedy(s) for s in step.sampled)
         self._sample_indices = None if sample_indices == list(range(len(logits_indices))) else _tensor(sample_indices)
-        host = _tensor(ids), _tensor(positions), _tensor(logits_indices)
-        self._check_sample_indices(step, *host)
-        self.ids, self.positions, self.logits_indices = (x.to(device) for x in host)
+        tokens = StepTokens(_tensor(ids), _tensor(positions), _tensor(logits_indices))
+        self._check_sample_indices(step, *tokens)
+        parts = [chunk.part for chunk in step.prefill]
+        self.on_host = ModelInputs(len(step.decode), tokens, parts, skipped_queries, forgotten, largest)
+        self.model = self.on_host.on(device)
 
     def select(self, rows: Tensor) -> Tensor:
         """Select from the rows of kept tokens [L, ...] one row for each sampled sequence, in their order."""

@@ -36,14 +36,14 @@ def open_attention_worker(
         timeline: of this rank.
     """
     me, rank = team.me, team.pool.index(team.place)
-    heads = [partition.heads(shape, rank) for shape in setup.shapes]
-    sinks = [None if s is None else torch.tensor(s[own]) for s, own in zip(setup.sinks, heads, strict=True)]
+    heads = [partition.heads(shape, rank) for shape in setup.shapes_of(me)]
+    sinks = [None if s is None else torch.tensor(s[own]) for s, own in zip(setup.part_of(me).sinks, heads, strict=True)]
     queue = CudaQueue(torch.device(me.kv_device)) if me.kv_device != "cpu" and apart(team, team.group) else None
     return AttentionWorker(_open_kv_cache(team, setup, partition, slots, direct), sinks, timeline, queue)
 
 
 def _open_kv_cache(team: Team, setup: Setup, partition: Partition, slots: int, direct: bool) -> KvCache:
-    me, shapes = team.me, list(map(partition.shape, setup.shapes))
+    me, shapes = team.me, list(map(partition.shape, setup.shapes_of(team.me)))
     if me.kv_device != "cpu":
         kind = HostKvCache if apart(team, team.group) and not direct else CudaKvCache
         return kind(shapes, setup.kv_dtype, me.kv_tokens, slots, setup.block_tokens, me.kv_device)
@@ -70,7 +70,7 @@ def open_prompts(team: Team, setup: Setup, model: SplitModel, beside: KvCache | 
     """
     prompts: PromptAttention = _prompt_attention(team, setup, model, beside)
     if setup.kv_dtype != setup.dtype:
-        prompts = StoredPrompts(prompts, setup.shapes, setup.kv_dtype)
+        prompts = StoredPrompts(prompts, setup.shapes_of(team.me), setup.kv_dtype)
     on_cpus = model.device.type == "cpu" and all(team.ranks[place].kv_device == "cpu" for place in team.pool)
     return PromptKvCache(prompts, ResumedAttention(partial(_one_sequence, team, setup)) if on_cpus else None)
 
@@ -78,7 +78,7 @@ def open_prompts(team: Team, setup: Setup, model: SplitModel, beside: KvCache | 
 def _one_sequence(team: Team, setup: Setup, tokens: int) -> KvCache:
     """Open a KV cache for one sequence."""
     return open_kv_cache(
-        setup.shapes,
+        setup.shapes_of(team.me),
         kv_dtype=setup.kv_dtype,
         capacity_tokens=tokens,
         max_sequences=1,
@@ -89,8 +89,8 @@ def _one_sequence(team: Team, setup: Setup, tokens: int) -> KvCache:
 
 
 def _prompt_attention(team: Team, setup: Setup, model: SplitModel, beside: KvCache | None) -> PromptAttention:
-    me = team.me
+    me, shapes = team.me, setup.shapes_of(team.me)
     if model.device.type != "cpu":
-        return TorchPromptAttention(setup.shapes, model.dtype, model.device)
+        return TorchPromptAttention(shapes, model.dtype, model.device)
     cpus = me.cpus if me.pinned else None
-    return CpuPromptAttention(setup.shapes, dtype=setup.dtype, threads=me.threads, cpus=cpus, beside=beside)
+    return CpuPromptAttention(shapes, dtype=setup.dtype, threads=me.threads, cpus=cpus, beside=beside)

@@ -76,10 +76,11 @@ def lane_spec(options: EngineOptions, team: Team, setup: Setup, scale: Scale, de
     from hpcdecode.exchange.memory import LaneSpec, shared_bytes
 
     dtype, slots, partition = getattr(torch, setup.dtype), scale.slots, partition_of(options, team.pool)
-    shapes = list(map(partition.shape, setup.shapes))
+    own = setup.shapes_of(team.me)
+    shapes = list(map(partition.shape, own))
     none = direct(options, team) or options.exchange == "collective"
     shared = (0, 0) if none else shared_bytes(shapes, slots, scale.prefill_tokens, dtype)
-    return LaneSpec(setup.shapes, slots, dtype, partition, shared, options.overlap, device)
+    return LaneSpec(own, slots, dtype, partition, shared, options.overlap, device)
 
 
 def goes_by_collectives(options: EngineOptions, team: Team) -> bool:

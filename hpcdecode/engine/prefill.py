@@ -1,8 +1,9 @@
-"""Attention of prompts on the S-rank, chunk by chunk. It keeps K and V of prompts in prefill and of live prefixes."""
+"""Attention of prompts on the S-rank, part by part. It keeps K and V of prompts in prefill and of live prefixes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,9 +11,7 @@ from torch import Tensor
 from hpcdecode.attention.base import LayerShape, PromptAttention
 from hpcdecode.attention.reference import stored
 from hpcdecode.engine.resumed import ResumedAttention
-from hpcdecode.requests.prefix import Prefix
-from hpcdecode.requests.sequence import SequenceState
-from hpcdecode.schedule.step import Chunk
+from hpcdecode.schedule.step import PromptPart
 
 _PASSING = 64 << 20  # bytes for prompts that come in one chunk, unless one alone takes more
 
@@ -55,6 +54,19 @@ class StoredPrompts:
         return stored(x.unflatten(1, (heads, -1)), self._kv_dtype).flatten(1).to(x.dtype)
 
 
+@dataclass
+class HeldPrompt:
+    """K and V of a prompt.
+
+    Attributes:
+        layers: Packed, by layer, with room for all of the prompt.
+        tokens: That were prefilled, all layers of them.
+    """
+
+    layers: list[Tensor]
+    tokens: int = 0
+
+
 class PromptKvCache:
     """K and V of prompts, and nothing else: those of a sequence until its last chunk, those of a prefix while it lives.
 
@@ -67,23 +79,30 @@ class PromptKvCache:
 
     def __init__(self, attention: PromptAttention, resumed: ResumedAttention | None = None):
         self.attention, self._resumed = attention, resumed
-        self._layers: dict[SequenceState | Prefix, list[Tensor]] = {}  # packed K and V
-        self._passing = self._memory(0)  # those of prompts that come in one chunk, layer by layer
+        self._held: dict[int, HeldPrompt] = {}
+        self._passing = self._memory(0)  # packed K and V of prompts that come in one part, layer by layer
 
     @property
     def tokens(self) -> int:
         """Return the prompt tokens whose K and V are held."""
-        return sum(s.prefilled for s in self._layers)
+        return sum(held.tokens for held in self._held.values())
 
-    def finish(self, chunks: Sequence[Chunk]) -> None:
-        """Forget the prompts that are complete after this step, and the prefixes that were dropped."""
-        for chunk in chunks:
-            if chunk.completes and isinstance(chunk.sequence, SequenceState):
-                self._layers.pop(chunk.sequence, None)
-            if self._resumed and chunk.resumed:
-                self._resumed.finish(chunk)
-        for prefix in [s for s in self._layers if isinstance(s, Prefix) and not s.live]:
-            del self._layers[prefix]
+    @property
+    def keys(self) -> set[int]:
+        """Return the sequences and prefixes whose K and V are held."""
+        return set(self._held)
+
+    def finish(self, parts: Sequence[PromptPart], forgotten: Sequence[int] = ()) -> None:
+        """Forget the prompts that are complete after this step, and the prefixes whose keys are `forgotten`."""
+        for part in parts:
+            if part.completes and not part.lasts:
+                self._held.pop(part.key, None)
+            elif part.key in self._held:
+                self._held[part.key].tokens = part.start + part.count
+            if self._resumed and part.resumed:
+                self._resumed.finish(part)
+        for key in forgotten:
+            self._held.pop(key, None)
 
     def shrink(self) -> None:
         """Free what no prompt needs now."""
@@ -92,7 +111,7 @@ class PromptKvCache:
     def attend(
         self,
         layer: int,
-        chunks: Sequence[Chunk],
+        parts: Sequence[PromptPart],
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -100,68 +119,68 @@ class PromptKvCache:
         sinks: Tensor | None,
         skipped_queries: Sequence[int] | None = None,
     ) -> None:
-        """Write o [T, Hq*Dv] for the chunks' tokens q [T, Hq*Dk], k [T, Hkv*Dk], v [T, Hkv*Dv], in order.
+        """Write o [T, Hq*Dv] for the parts' tokens q [T, Hq*Dk], k [T, Hkv*Dk], v [T, Hkv*Dv], in order.
 
-        skipped_queries: how many of a chunk's first tokens need none.
+        skipped_queries: how many of a part's first tokens need none.
         """
-        first, skipped = 0, iter(skipped_queries or [0] * len(chunks))
-        for run in self._runs(layer, chunks):
-            starts, counts, left = [c.start for c in run], [c.count for c in run], [next(skipped) for _ in run]
+        first, skipped = 0, iter(skipped_queries or [0] * len(parts))
+        for run in self._runs(layer, parts):
+            starts, counts, left = [p.start for p in run], [p.count for p in run], [next(skipped) for _ in run]
             rows = slice(first, first + sum(counts))
             packed = self._packed(layer, run)
             self.attention.attend(layer, packed, starts, counts, q[rows], k[rows], v[rows], o[rows], sinks, left)
             first = rows.stop
-        if self._resumed and any(c.resumed for c in chunks):
+        if self._resumed and any(p.resumed for p in parts):
             first = 0
-            for chunk in chunks:
-                rows = slice(first, first + chunk.count)
-                if chunk.resumed:
-                    self._resumed.attend(layer, chunk, q[rows], k[rows], v[rows], o[rows], sinks)
+            for part in parts:
+                rows = slice(first, first + part.count)
+                if part.resumed:
+                    self._resumed.attend(layer, part, q[rows], k[rows], v[rows], o[rows], sinks)
                 first = rows.stop
 
-    def _runs(self, layer: int, chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
-        """Yield chunks that are attended together, as many as there is memory for those of one step."""
-        run: list[Chunk] = []
+    def _runs(self, layer: int, parts: Sequence[PromptPart]) -> Iterator[list[PromptPart]]:
+        """Yield parts that are attended together, as many as there is memory for those of one step."""
+        run: list[PromptPart] = []
         used = 0
-        for chunk in chunks:
-            size = self._size(layer, chunk) if _passes(chunk) else 0
+        for part in parts:
+            size = self._size(layer, part) if _passes(part) else 0
             if run and used + size > _PASSING:
                 yield run
                 run, used = [], 0
-            run.append(chunk)
+            run.append(part)
             used += size
         if run:
             yield run
 
-    def _packed(self, layer: int, chunks: Sequence[Chunk]) -> list[Tensor]:
-        """Return memory for the packed K and V of every chunk's prompt, with what it holds so far."""
-        need = sum(self._size(layer, c) for c in chunks if _passes(c))
+    def _packed(self, layer: int, parts: Sequence[PromptPart]) -> list[Tensor]:
+        """Return memory for the packed K and V of every part's prompt, with what it holds so far."""
+        need = sum(self._size(layer, p) for p in parts if _passes(p))
         if need > len(self._passing):
             self._passing = self._memory(need)
         packed, at = [], 0
-        for chunk in chunks:
-            size, layers = self._size(layer, chunk), self._layers.get(chunk.sequence, [])
-            if _passes(chunk):
+        for part in parts:
+            size = self._size(layer, part)
+            if _passes(part):
                 memory = self._passing[at : at + size]
                 at += size
-            elif len(layers) > layer:
-                memory = layers[layer]
             else:
-                memory = self._memory(size)
-                self._layers.setdefault(chunk.sequence, []).append(memory)
-            if chunk.begins and chunk.sequence.prefix:
-                held = self._layers[chunk.sequence.prefix][layer]
-                memory[: self.attention.packed_bytes(layer, chunk.start)] = held
+                layers = self._held.setdefault(part.key, HeldPrompt([])).layers
+                if len(layers) <= layer:
+                    layers.append(self._memory(size))
+                memory = layers[layer]
+            if part.begins and part.shared:
+                held = self._held[part.prefix].layers[layer]
+                memory[: self.attention.packed_bytes(layer, part.start)] = held
             packed.append(memory)
         return packed
 
     def _memory(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, device=self.attention.device)
 
-    def _size(self, layer: int, chunk: Chunk) -> int:
-        return self.attention.packed_bytes(layer, chunk.sequence.prompt_length)
+    def _size(self, layer: int, part: PromptPart) -> int:
+        return self.attention.packed_bytes(layer, part.length)
 
 
-def _passes(chunk: Chunk) -> bool:
+def _passes(part: PromptPart) -> bool:
     """Return whether the K and V of its prompt are needed in this step alone."""
-    return chunk.begins and chunk.completes and isinstance(chunk.sequence, SequenceState)
+    return part.begins and part.completes and not part.lasts

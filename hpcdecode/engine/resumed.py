@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from hpcdecode.attention.base import KvCache
-from hpcdecode.requests.sequence import SequenceState
-from hpcdecode.schedule.step import Chunk
+from hpcdecode.schedule.step import PromptPart
 
 
 class ResumedAttention:
@@ -24,37 +23,34 @@ class ResumedAttention:
 
     def __init__(self, open_cache: Callable[[int], KvCache]):
         self._open_cache = open_cache
-        self._caches: dict[SequenceState, KvCache] = {}
+        self._caches: dict[int, KvCache] = {}
 
     def attend(
-        self, layer: int, chunk: Chunk, q: Tensor, k: Tensor, v: Tensor, o: Tensor, sinks: Tensor | None
+        self, layer: int, part: PromptPart, q: Tensor, k: Tensor, v: Tensor, o: Tensor, sinks: Tensor | None
     ) -> None:
-        """Overwrite the rows of `o` that are those of generated tokens, if the chunk has any.
+        """Overwrite the rows of `o` that are those of generated tokens, if the part has any.
 
         Args:
-            layer: Index of the attention layer. A chunk comes once for each, in order.
-            chunk: Of a resumed sequence.
-            q: Queries of the chunk's tokens [count, q_heads * k_dim].
+            layer: Index of the attention layer. A part comes once for each, in order.
+            part: Of a resumed sequence.
+            q: Queries of the part's tokens [count, q_heads * k_dim].
             k: Keys [count, kv_heads * k_dim].
             v: Values [count, kv_heads * v_dim].
             o: Result of prompt attention [count, q_heads * v_dim].
             sinks: As in `KvCache.attend`.
         """
-        sequence = chunk.sequence
-        assert isinstance(sequence, SequenceState)
-        if sequence not in self._caches:
-            self._caches[sequence] = self._open_cache(sequence.prompt_length)
-        cache = self._caches[sequence]
+        if part.key not in self._caches:
+            self._caches[part.key] = self._open_cache(part.length)
+        cache = self._caches[part.key]
         if layer == 0:
-            cache.extend([0], [chunk.count])
-        cache.append(layer, [0], [chunk.count], torch.cat((k, v), 1))
-        count = min(chunk.start + chunk.count - len(sequence.prompt.token_ids), chunk.count)
+            cache.extend([0], [part.count])
+        cache.append(layer, [0], [part.count], torch.cat((k, v), 1))
+        count = min(part.start + part.count - (part.length - part.resumed), part.count)
         if count > 0:
             qkv = torch.cat((q[-count:], k[-count:], v[-count:]), 1)
             cache.attend(layer, [0], [count], qkv, o[-count:], sinks)
 
-    def finish(self, chunk: Chunk) -> None:
-        """Forget the sequence of a chunk that completes it."""
-        if chunk.completes:
-            assert isinstance(chunk.sequence, SequenceState)
-            del self._caches[chunk.sequence]
+    def finish(self, part: PromptPart) -> None:
+        """Forget the sequence of a part that completes it."""
+        if part.completes:
+            del self._caches[part.key]

@@ -1,21 +1,25 @@
-"""The S-rank: the token-wise slices of every lane in rotation, and the sampling at the end of a step."""
+"""The S-rank: the token-wise slices of its lanes in turn, and the sampling at the end of a step."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from time import time
 from typing import Protocol
 
 import torch
 
 from hpcdecode.engine.desk import RankReport
-from hpcdecode.engine.executors import LastSliceInput, executors
+from hpcdecode.engine.executors import executors
+from hpcdecode.engine.group_lane import GroupLane, OneMember
 from hpcdecode.engine.inputs import Inputs, take_logprobs
 from hpcdecode.engine.prefill import PromptKvCache
+from hpcdecode.engine.programs import Program, Waiting, serve
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.exchange.base import SLink
 from hpcdecode.model import SplitModel
+from hpcdecode.model.run.split_model import LmHeadInput
+from hpcdecode.mpi.wait import Waitable
 from hpcdecode.requests.prompt import Unfinished
 from hpcdecode.requests.sequence import Request
 from hpcdecode.requests.stops import Stops
@@ -42,11 +46,11 @@ class Sink(Protocol):
 class SRank:
     """Runs the lanes of one S-rank until their schedulers are exhausted or `stopping` is set.
 
-    A turn of a lane ends with the post of an attention. The wait for it is the start of its next turn, so the other
-    lanes' slices run meanwhile. Lane step s begins at turn s * layers, for every lane.
+    While a lane waits for its attention, the slices of the others run. Step s of a lane begins once those of the others
+    have begun, in the order of the lanes: the placement counts on it (`Placement.fits`).
 
     Args:
-        model: with its weights on this rank.
+        model: with its weights on this rank, or of a group the first member's part of them.
         links: of the lanes.
         schedulers: of the lanes.
         sink: takes the finished requests.
@@ -54,6 +58,7 @@ class SRank:
         prompts: attends from prompt tokens, and holds their K and V meanwhile.
         timeline: of this rank.
         grammars: needed if rows have structured outputs.
+        groups: the lanes' other members; None if there are none.
 
     Attributes:
         stopping: set it to end after the steps under way.
@@ -73,34 +78,36 @@ class SRank:
         prompts: PromptKvCache,
         timeline: Timeline,
         grammars: Grammars | None = None,
+        groups: Sequence[GroupLane] | None = None,
     ):
         self.model, self.links, self.schedulers = model, links, schedulers
         self.sink, self.stops, self.timeline, self.grammars = sink, stops, timeline, grammars
         self.prompt_kv = prompts
-        self.executors = executors(model, links, self.prompt_kv, timeline)
+        self.groups = [OneMember()] * len(links) if groups is None else groups
+        self.executors = executors(model, links, self.groups, self.prompt_kv, timeline)
         self.stopping = False
         self.seconds = self.prefill_seconds = self.decode_seconds = 0.0
         self.steps = self.tokens = self.decode_tokens = self.peak_prefill_tokens = self.peak_load = 0
-        self._layers = len(model.attends)
-        self._turn = self._plans = self._waits = 0
+        self._rounds = LaneRounds(len(links))
+        self._plans = self._waits = 0
 
-    def run(self, between_turns: Callable[[], None]) -> None:
-        """Generate until done; `between_turns` is called once a rotation of the lanes."""
-        self.timeline.enter("desk")
+    def run(self, between: Callable[[], None]) -> None:
+        """Generate until done; `between` is called after every round of the lanes."""
+        enter = self.timeline.enter
+        enter("desk")
         before = self.timeline.seconds()
         self.timeline.lap()
+
+        def duties() -> None:
+            enter("desk")
+            between()
+
         try:
             with torch.inference_mode():
                 each = zip(range(len(self.links)), self.links, self.schedulers, strict=True)
-                lanes = [self._lane(*one) for one in each]
-                while lanes:
-                    turns = [next(lane, 0) for lane in lanes]
-                    lanes = [lane for lane, count in zip(lanes, turns, strict=True) if count]
-                    self._turn += max(turns)
-                    self.timeline.enter("desk")
-                    between_turns()
+                serve([self._lane(*one) for one in each], self.timeline, duties, oldest_first=True)
         finally:
-            self.timeline.enter("other")
+            enter("other")
             self.seconds = self.timeline.seconds() - before
 
     @property
@@ -121,56 +128,70 @@ class SRank:
         sequences = (s for scheduler in self.schedulers for r in scheduler.requests.values() for s in r.sequences)
         return [s.unfinished() for s in sequences if s.generated and s.beams is None and s.error is None]
 
-    def _lane(self, lane: int, link: SLink, scheduler: Scheduler) -> Generator[int, None, None]:
-        """Run one lane: schedule, execute, sample, update. Yield the turns that went by."""
-        enter = self.timeline.enter
-        while not self.stopping and not scheduler.exhausted():
+    def _lane(self, lane: int, link: SLink, scheduler: Scheduler) -> Program:
+        """Run one lane: schedule, execute, sample, update."""
+        enter, group = self.timeline.enter, self.groups[lane]
+        while True:
+            yield "idle", self._rounds.turn(lane)
             enter("plan", lane)
-            step = scheduler.next_step(self._turn // self._layers)
+            if self.stopping or scheduler.exhausted():
+                break
+            step = scheduler.next_step(self._rounds.begin(lane))
             self.peak_load = max(self.peak_load, sum(s.load for s in self.schedulers))
-            if step.plan.changes_slots or step.plan.runs_model:
-                self._announce(link, step.plan)
-            if not step.plan.runs_model:
+            forgotten = scheduler.take_forgotten()
+            if not step.plan.runs_model:  # waiting for room that another lane's sequences hold
+                if step.plan.changes_slots:
+                    self._announce(lane, step.plan, None, forgotten)
                 self._count_wait()
-                yield 1  # waiting for room that another lane's sequences hold
                 continue
             self._waits = 0
             self._stamp_queued(step)
-            inputs = Inputs(step, self.model.device)
-            executor = next(e for e in self.executors if e.suits(step))
-            last = yield from executor.run(lane, link, step, inputs)
-            tokens = self._sample(lane, step, inputs, last) if len(inputs.logits_indices) else []
+            inputs = Inputs(step, self.model.device, forgotten)
+            self._announce(lane, step.plan, inputs, forgotten)
+            executor = next(e for e in self.executors if e.suits(inputs.model))
+            last = yield from executor.run(lane, link, inputs.model)
+            tokens: list[int] = []
+            if len(inputs.model.tokens.logits_indices):
+                enter("logits", lane)
+                head = yield from group.summed(self.model.start_last(*last))
+                tokens = yield from self._sample(lane, step, inputs, head)
             enter("commit", lane)
             self._finish_step(scheduler, step, tokens)
-        self._announce(link, scheduler.stop_plan())
-        self.prompt_kv.finish(())
+        self._rounds.leave(lane)
+        plan = scheduler.stop_plan()
+        self._announce(lane, plan, None, scheduler.take_forgotten())
 
     def _count_wait(self) -> None:
         """Raise InvariantViolation if all lanes have waited for longer than any schedule has them wait."""
         self._waits += 1
         steps = max(scheduler.limits.period for scheduler in self.schedulers) + 2
-        if self._waits > len(self.schedulers) * self._layers * steps:
+        if self._waits > len(self.schedulers) * steps:
             raise InvariantViolation(
                 "a lane waits only for room that others hold",
                 f"no lane has run for {steps} steps, and rows are left ({self.tokens_in_flight} tokens in flight)",
             )
 
-    def _announce(self, link: SLink, plan: Plan) -> None:
-        link.send_plan(dataclasses.replace(plan, number=self._plans))
+    def _announce(self, lane: int, plan: Plan, inputs: Inputs | None, forgotten: Sequence[int]) -> None:
+        """Tell the lane's R-ranks and the other members what to do; drop prefixes if no model runs."""
+        numbered = dataclasses.replace(plan, number=self._plans)
         self._plans += 1
+        self.groups[lane].order(numbered, inputs.on_host if inputs else None, forgotten)
+        self.links[lane].send_plan(numbered)
+        if inputs is None:
+            self.prompt_kv.finish((), forgotten)
 
     def _stamp_queued(self, step: Step) -> None:
         for chunk in step.prefill:
             for sequence in chunk.sequence.with_forks:
                 sequence.times.queued = sequence.times.queued or time()
 
-    def _sample(self, lane: int, step: Step, inputs: Inputs, last: LastSliceInput) -> list[int]:
+    def _sample(self, lane: int, step: Step, inputs: Inputs, head: LmHeadInput) -> Waiting[list[int]]:
         """Return the next token of each of the step's sampled sequences."""
-        self.timeline.enter("logits", lane)
-        argmax = self.model.argmax(*last) if inputs.argmax_suffices else None
-        if argmax is not None:
-            return inputs.select(argmax).tolist()
-        logits = self.model.logits(*last)
+        group = self.groups[lane]
+        largest = (yield from group.largest(head)) if inputs.model.largest else None
+        if largest is not None:
+            return inputs.select(largest).tolist()
+        logits = yield from group.logits(head)
         inputs.take_prompt_logprobs(logits)
         logits = inputs.select(logits)
         self.timeline.enter("sample", lane)
@@ -206,3 +227,41 @@ class SRank:
         self.decode_seconds += of_decodes
         self.prefill_seconds += seconds - of_decodes
         self.decode_tokens += decodes
+
+
+class LaneRounds:
+    """Lets lanes begin their steps in rounds: a step of each, in their order.
+
+    Args:
+        lanes: number of lanes.
+    """
+
+    def __init__(self, lanes: int):
+        self._begun: dict[int, int] = dict.fromkeys(range(lanes), 0)  # steps, by lane
+
+    def turn(self, lane: int) -> Waitable:
+        """Return what is done when a lane may begin its next step."""
+        return _LaneTurn(self, lane)
+
+    def begins(self, lane: int) -> bool:
+        """Return whether a lane may begin its next step."""
+        own = self._begun[lane]
+        return all(begun > own if other < lane else begun >= own for other, begun in self._begun.items())
+
+    def begin(self, lane: int) -> int:
+        """Begin a lane's next step and return its number."""
+        step = self._begun[lane]
+        self._begun[lane] += 1
+        return step
+
+    def leave(self, lane: int) -> None:
+        """Wait for a lane no longer."""
+        del self._begun[lane]
+
+
+class _LaneTurn:
+    def __init__(self, rounds: LaneRounds, lane: int):
+        self.rounds, self.lane = rounds, lane
+
+    def Test(self) -> bool:
+        return self.rounds.begins(self.lane)

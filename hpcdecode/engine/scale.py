@@ -72,13 +72,17 @@ def _choose(
     batch = max(min(batch, capacity // setup.block_tokens), 1)
     load = options.load_limit or load_limit(batch, period, steps, mean_prompt(first), capacity)
     crosses = apart(team, group)
-    lanes = options.lanes or (2 if crosses else 1)  # one device has nothing to overlap
+    stages = team.ranks[group.home].pp
+    lanes = options.lanes or (2 if crosses else 1) * stages  # one device has nothing to overlap
     most = max([p.params.samples for p in first], default=1)  # a row is run by one lane
     prefill = options.prefill_tokens or prefill_limit(crosses)
     return Scale(batch, period, steps, load, prefill, split(batch, max(min(lanes, batch // most), 1)))
 
 
 def capacity_of(options: EngineOptions, team: Team, group: Group) -> list[int]:
-    """Return the KV tokens that a group may use of the R-ranks that plans name."""
-    sharing = sum(other.pool == group.pool for other in team.groups)
-    return partition_of(options, group.pool).capacity([team.ranks[p].kv_tokens // sharing for p in group.pool])
+    """Return the KV tokens that a group may use of the R-ranks that plans name: those that each member's have."""
+    sharing = sum(other.pools == group.pools for other in team.groups)
+    of_members = (
+        partition_of(options, pool).capacity([team.ranks[p].kv_tokens // sharing for p in pool]) for pool in group.pools
+    )
+    return list(map(min, zip(*of_members, strict=True)))

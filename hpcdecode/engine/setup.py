@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -18,21 +18,40 @@ from hpcdecode.model import SplitModel, load_split
 from hpcdecode.model.frontend.cache import cached_trace
 from hpcdecode.model.frontend.config import stated_dtype
 from hpcdecode.model.lower.packed_weights import packs
-from hpcdecode.model.run.load import parse_dtype, weight_bytes
+from hpcdecode.model.run.load import ModelPart, parse_dtype, weight_bytes
 from hpcdecode.ranks.layout import Group
 from hpcdecode.ranks.node_memory import node_memory
+from hpcdecode.ranks.roles import Rank
 from hpcdecode.ranks.team import Team, WeightFacts
 from hpcdecode.system.shared_memory import WeightMemory
 
 T = TypeVar("T")
 
 
+class MemberPart(msgspec.Struct, frozen=True):
+    """What a member of a group has of the model.
+
+    Attributes:
+        layers: First and last + 1 of its attention layers.
+        sinks: Attention sinks of each of these, or None.
+        vocabulary: First and last + 1 of the logits that it computes.
+        share: Of the weights of projections.
+        sums: In a step.
+    """
+
+    layers: tuple[int, int]
+    sinks: list[list[float] | None]
+    vocabulary: tuple[int, int]
+    share: float
+    sums: int
+
+
 class Setup(msgspec.Struct, frozen=True):
     """What the lead knows of the model and every rank needs.
 
     Attributes:
-        shapes: Of every attention layer.
-        sinks: Attention sinks of every layer, or None.
+        shapes: Of every attention layer; in a group those of a member, which are the same for all of a stage.
+        members: What each member of a group has.
         dtype: Of activations.
         kv_dtype: Of the KV cache.
         block_tokens: Tokens of a block of the KV cache.
@@ -42,7 +61,7 @@ class Setup(msgspec.Struct, frozen=True):
     """
 
     shapes: list[LayerShape]
-    sinks: list[list[float] | None]
+    members: list[MemberPart]
     dtype: str
     kv_dtype: str
     block_tokens: int
@@ -50,11 +69,24 @@ class Setup(msgspec.Struct, frozen=True):
     mapped_bytes: int
     eos: frozenset[int]
 
+    def part_of(self, rank: Rank) -> MemberPart:
+        """Return what a rank has of the model; of an R-rank, what the members have that it serves."""
+        return self.members[rank.member]
+
+    def shapes_of(self, rank: Rank) -> list[LayerShape]:
+        """Return the shapes of a rank's attention layers."""
+        return self.shapes[slice(*self.part_of(rank).layers)]
+
+    def columns_of(self, rank: Rank) -> list[int]:
+        """Return the number of logits that each member of a rank's stage computes; nothing if each computes all."""
+        vocabularies = [m.vocabulary for m in self.members if m.layers == self.part_of(rank).layers]
+        return [last - first for first, last in vocabularies] if vocabularies[-1][0] else []
+
 
 def apart(team: Team, group: Group) -> bool:
     """Return whether q, k, v and o of a group cross in host memory; not if one rank does all on one device."""
-    s_rank = team.ranks[group.s_rank]
-    return not group.alone or s_rank.device != s_rank.kv_device
+    home = team.ranks[group.home]
+    return not group.alone or home.device != home.kv_device
 
 
 def direct(options: EngineOptions, team: Team) -> bool:
@@ -86,9 +118,9 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
         UserError: of any rank, on every rank.
     """
 
-    def own(memory: WeightMemory) -> tuple[Setup | None, Loaded | None]:
+    def own(memory: WeightMemory) -> Loaded | None:
         if not team.me.has_s:
-            return None, None
+            return None
         device = team.me.device
         if options.compile and device == "cpu":
             raise UserError(
@@ -104,13 +136,17 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
             inductor=options.compile,
             announce=team.lead,
             memory=memory,
+            part=ModelPart(team.me.tp, team.me.tp_rank, team.me.pp, team.me.pp_rank),
         )
         partition_of(options, team.pool).check(loaded.attends)
-        return _describe(options, loaded, tokenizer) if team.lead else None, Loaded(loaded, tokenizer)
+        return Loaded(loaded, tokenizer)
 
     _trace_once(options, team, loaded=model is not None)
     with node_memory(team, loads=team.me.has_s and model is None) as memory:
-        setup, loaded = together(team, lambda: own(memory))
+        loaded = together(team, lambda: own(memory))
+    parts = team.gather_all([_part_of(loaded.model)] if loaded else [], list[MemberPart])
+    first = [part for place in team.groups[0].members for part in parts[place]]
+    setup = _describe(options, loaded, first) if team.lead and loaded else None
     return team.broadcast(setup, Setup), loaded
 
 
@@ -149,20 +185,29 @@ def together(team: Team, action: Callable[[], T]) -> T:
     return results[0]
 
 
-def _describe(options: EngineOptions, model: SplitModel, tokenizer: Tokenizer) -> Setup:
+def _part_of(model: SplitModel) -> MemberPart:
+    sinks, layers = [model.sinks(i) for i in model.layers], (model.layers.start, model.layers.stop)
+    own = model.membership
+    about = ((0, model.vocab_size), 1.0, 0)
+    if own is not None:
+        about = ((own.vocabulary.start, own.vocabulary.stop), own.share, own.sums)
+    return MemberPart(layers, [None if s is None else s.tolist() for s in sinks], *about)
+
+
+def _describe(options: EngineOptions, loaded: Loaded, members: Sequence[MemberPart]) -> Setup:
+    model = loaded.model
     dtype = str(model.dtype).removeprefix("torch.")
     kv_dtype = options.kv_dtype or dtype
     shapes = list(model.attends)
-    sinks = [model.sinks(i) for i in range(len(shapes))]
     return Setup(
         shapes=shapes,
-        sinks=[None if s is None else s.tolist() for s in sinks],
+        members=list(members),
         dtype=dtype,
         kv_dtype=kv_dtype,
         block_tokens=block_tokens_for(shapes, kv_dtype),
         max_positions=model.max_positions,
         mapped_bytes=model.mapped_bytes,
-        eos=tokenizer.eos_token_ids,
+        eos=loaded.tokenizer.eos_token_ids,
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.desk import RankReport
+from hpcdecode.engine.member import Member
 from hpcdecode.engine.s_rank import SRank
 from hpcdecode.exchange.base import SLink
 from hpcdecode.report.account import Account
@@ -25,11 +26,13 @@ class Work:
     Attributes:
         links: this rank's ends of the lanes.
         s_rank: None on ranks without weights, and until it is made.
+        member: that runs in its place on S-ranks that are no home of a group.
         attention: None on ranks without a KV cache.
     """
 
     attention: AttentionWorker | None = None
     s_rank: SRank | None = None
+    member: Member | None = None
     links: Sequence[SLink | MpiRLink] = ()
 
     def metrics(self, account: Account) -> Metrics:
@@ -41,6 +44,10 @@ class Work:
             metrics.peak_prefill_tokens, metrics.peak_load = s_rank.peak_prefill_tokens, s_rank.peak_load
             metrics.prefill_seconds, metrics.decode_seconds = s_rank.prefill_seconds, s_rank.decode_seconds
             metrics.decode_tokens, metrics.shared_tokens = s_rank.decode_tokens, s_rank.shared_tokens
+        if (member := self.member) is not None:
+            metrics.s_role = True
+            metrics.s_seconds, metrics.steps = member.seconds, member.steps
+            metrics.peak_prefill_tokens = member.peak_prefill_tokens
         if self.attention is not None:
             kv_cache = self.attention.kv_cache
             metrics.r_role = True

@@ -41,11 +41,8 @@ class SLink(Protocol):
             o: [T, q_heads * v_dim]; its decode rows are valid after `recv_output`, the others are the caller's.
         """
 
-    def done(self) -> bool:
+    def Test(self) -> bool:
         """Return whether the R-ranks have done what was sent last."""
-
-    def wait(self) -> None:
-        """Return when they have."""
 
     def recv_output(self) -> None:
         """Put the decode rows of o where `send_qkv` was told to."""

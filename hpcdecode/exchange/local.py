@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from hpcdecode.exchange.base import Attention, Share, joined
-from hpcdecode.mpi.wait import Waitable, wait
+from hpcdecode.mpi.wait import Waitable
 from hpcdecode.schedule.plan import Plan
 
 
@@ -41,21 +41,13 @@ class LocalLink:
             if mark:
                 self._under_way.append((mark, rows, prompts))
 
-    def done(self) -> bool:
+    def Test(self) -> bool:
         """Return whether nothing is under way on a device."""
         self._under_way = [work for work in self._under_way if not work[0].Test()]
         return not self._under_way
-
-    def wait(self) -> None:
-        """Return when nothing is under way on a device."""
-        wait(self)
 
     def recv_output(self) -> None:
         """Do nothing: the attention wrote o in place."""
 
     def close(self) -> None:
         """Do nothing: there is no connection."""
-
-    def Test(self) -> bool:
-        """Return `done()`, so that a link can be waited for."""
-        return self.done()

@@ -125,13 +125,9 @@ class MpiSLink:
         self._memory.sync()
         self._sent.requests += [comm.Isend(message.qkv, rank, _QKV) for rank, message in posts]
 
-    def done(self) -> bool:
+    def Test(self) -> bool:
         """Return whether all answers have come."""
         return self._answers.Test()
-
-    def wait(self) -> None:
-        """Return when all answers have come."""
-        wait(self._answers)
 
     def recv_output(self) -> None:
         """Unpack the answers into o."""

@@ -61,14 +61,14 @@ class _SEnd:
 
     def round(self) -> None:
         self.link.send_qkv(0, self.q, self.k, self.v, self.o)
-        self.link.wait()
+        wait(self.link)
         self.link.recv_output()
 
     def left_after(self, work: Callable[[], None]) -> float:
         self.link.send_qkv(0, self.q, self.k, self.v, self.o)
         work()
         start = perf_counter()
-        self.link.wait()
+        wait(self.link)
         self.link.recv_output()
         return perf_counter() - start
 

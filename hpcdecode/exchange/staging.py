@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hpcdecode.exchange.base import SLink
-from hpcdecode.mpi.wait import Waitable, wait
+from hpcdecode.mpi.wait import Waitable
 from hpcdecode.schedule.plan import Plan
 
 Pairs = Sequence[tuple[Tensor, Tensor]]  # to, from
@@ -158,14 +158,10 @@ class _Deferred:
         """Announce the plan of the lane's next step."""
         self.link.send_plan(plan)
 
-    def done(self) -> bool:
+    def Test(self) -> bool:
         """Return whether the R-ranks have done what was sent last."""
         self.outbox.send_ready()
-        return not self.outbox.holds(self.link) and self.link.done()
-
-    def wait(self) -> None:
-        """Return when they have."""
-        wait(self)
+        return not self.outbox.holds(self.link) and self.link.Test()
 
     def recv_output(self) -> None:
         """Let the link put o where it was told to."""
@@ -174,10 +170,6 @@ class _Deferred:
     def close(self) -> None:
         """Complete what is under way after the stop plan."""
         self.link.close()
-
-    def Test(self) -> bool:
-        """Return `done()`, so that a link can be waited for."""
-        return self.done()
 
 
 class StagedLink(_Deferred):

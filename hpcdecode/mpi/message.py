@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from time import perf_counter_ns
 from typing import TypeVar
 
@@ -9,7 +10,7 @@ import msgspec
 import numpy as np
 from mpi4py import MPI
 
-from hpcdecode.mpi.wait import wait
+from hpcdecode.mpi.wait import Waitable, wait, waited
 
 T = TypeVar("T")
 _CLOCK = 4  # tag
@@ -28,10 +29,15 @@ def post(comm: MPI.Intracomm, target: int, tag: int, message: object) -> MPI.Req
 
 def receive(comm: MPI.Intracomm, source: int, tag: int, kind: type[T]) -> T:
     """Return the next message with `tag`, decoded as msgspec type `kind`; wait without using a core."""
+    return waited(arriving(comm, source, tag, kind))
+
+
+def arriving(comm: MPI.Intracomm, source: int, tag: int, kind: type[T]) -> Generator[Waitable, None, T]:
+    """Yield what to wait for until the next message with `tag` is here; return it, decoded as msgspec type `kind`."""
     arrival = _Arrival(comm, source, tag)
-    wait(arrival)
+    yield arrival
     wire = np.empty(arrival.status.Get_count(MPI.BYTE), np.uint8)
-    wait(comm.Irecv([wire, MPI.BYTE], source, tag))
+    yield comm.Irecv([wire, MPI.BYTE], source, tag)
     return msgspec.msgpack.decode(wire.tobytes(), type=kind)
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from typing import Protocol
+from collections.abc import Generator
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
 
 _SPIN_SECONDS, _OWN_CORES_SPIN_SECONDS = 200e-6, 5e-3
 _SHORTEST_NAP, _LONGEST_NAP = 20e-6, 1e-3
@@ -60,3 +63,13 @@ def wait(request: Waitable) -> None:
     backoff = Backoff()
     while not request.Test():
         backoff.pause()
+
+
+def waited(requests: Generator[Waitable, None, T]) -> T:
+    """Return what a generator returns, once all that it yields is complete."""
+    try:
+        while True:
+            wait(next(requests))
+    except StopIteration as end:
+        result: T = end.value
+        return result

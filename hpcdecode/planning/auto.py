@@ -96,7 +96,7 @@ def _capacities(job: Job, profile: Profile, team: Team) -> tuple[int, int]:
     for host in {rank.host for rank in team.ranks}:
         here = [rank for rank in team.ranks if rank.host == host]
         memory, weights = min(rank.memory for rank in here), max(rank.weights for rank in team.ranks)
-        count, replicas = len(here), copies_of(here) * weights
+        count, replicas = len(here), int(copies_of(here) * weights)
         sizes = kv_share(memory, weights, max(count - 1, 1)), kv_share(memory, replicas, count)
         found.append([int(size / profile.token_bytes) for size in sizes])
     split, beside = map(min, zip(*found, strict=True))

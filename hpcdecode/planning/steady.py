@@ -15,7 +15,8 @@ from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.prefill import CpuPromptAttention
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.prefill import PromptKvCache
-from hpcdecode.engine.r_rank import PlanOrder, lane_program, serve
+from hpcdecode.engine.programs import PlanOrder, serve
+from hpcdecode.engine.r_rank import lane_program
 from hpcdecode.engine.s_rank import SRank
 from hpcdecode.exchange.base import Share, SLink
 from hpcdecode.exchange.local import LocalLink

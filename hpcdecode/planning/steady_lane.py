@@ -93,12 +93,9 @@ class NoLink:
         """Answer with zeros."""
         o.zero_()
 
-    def done(self) -> bool:
+    def Test(self) -> bool:
         """Return True."""
         return True
-
-    def wait(self) -> None:
-        """Return at once."""
 
     def recv_output(self) -> None:
         """Do nothing."""

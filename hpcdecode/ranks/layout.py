@@ -1,14 +1,18 @@
 """The layout of a world: which ranks hold the weights, and which hold the KV caches of the rows that these decode.
 
-`replicas` gives every rank both roles: the ranks share nothing but the lead's desk. `split` gives every rank one role,
-as FastDecode and Lamina do. N ranks that are alike are never faster split: with W and A seconds of S- and R-work in a
-step of one rank, replicas take (W + A) / N and K S-ranks max(W / K, A / (N - K)). So a world of ranks that are alike
-gets replicas, unless the weights do not fit on every one of them, and a world in which some ranks see a GPU is split.
+`replicas` gives every rank both roles: a group shares nothing with others but the lead's desk. `split` gives every rank
+one role, as FastDecode and Lamina do. N ranks that are alike are never faster split: with W and A seconds of S- and
+R-work in a step of one rank, replicas take (W + A) / N and K S-ranks max(W / K, A / (N - K)). So a world of ranks that
+are alike gets replicas, of as many ranks as the weights need, and a world in which some ranks see a GPU is split.
+
+A model may take a group of several S-ranks, its members. Tensor parallelism deals weights and attention heads out to
+them; pipeline parallelism gives each stage of them a run of layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -17,7 +21,8 @@ from hpcdecode.ranks.roles import Rank
 
 LAYOUTS = ("auto", "replicas", "split")
 POOLS = ("shared", "own")
-_WEIGHTS_SHARE = 0.5  # of a host's memory, that the weights of all its replicas may take
+_WEIGHTS_SHARE = 0.5  # of a host's memory, that the weights of several replicas may take
+_ONE_COPY_SHARE = 0.9  # the same of one replica or a part of it
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,33 +31,57 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         layout: One of LAYOUTS; `auto` chooses.
         s_ranks: Number of S-ranks of the layout `split`; None chooses.
-        pools: Whether all R-ranks serve every S-rank, or an even share of them each.
+        pools: Whether all R-ranks serve every group, or an even share of them each.
+        tp: S-ranks that share the weights and attention heads of a stage; None chooses.
+        pp: Stages of a group, each of which has a run of layers.
     """
 
     layout: str = "auto"
     s_ranks: int | None = None
     pools: str = "shared"
+    tp: int | None = None
+    pp: int = 1
 
 
 class Group(msgspec.Struct, frozen=True):
-    """An S-rank and its pool, by their places in a team.
+    """S-ranks that share the weights of one model, and their pools, by their places in a team.
 
     Attributes:
-        s_rank: Rank that holds the weights.
-        pool: Ranks that hold the KV caches of its rows, in order; itself in the layout `replicas`.
+        members: Ranks that hold the weights, those of the last stage first. The first is the group's home, which
+            schedules and samples.
+        pools: For each member the ranks that hold the KV caches of its layers and attention heads, in order; itself in
+            the layout `replicas`.
+        tp: Members of a stage.
     """
 
-    s_rank: int
-    pool: list[int]
+    members: list[int]
+    pools: list[list[int]]
+    tp: int = 1
+
+    @property
+    def home(self) -> int:
+        """The first member."""
+        return self.members[0]
+
+    @property
+    def stages(self) -> list[list[int]]:
+        """The members of each stage, the last stage first."""
+        return [self.members[i : i + self.tp] for i in range(0, len(self.members), self.tp)]
 
     @property
     def alone(self) -> bool:
-        """Whether it attends to its rows itself."""
-        return self.pool == [self.s_rank]
+        """Whether its members attend to its rows themselves."""
+        return self.pools == [[member] for member in self.members]
+
+    def pool_of(self, place: int) -> list[int]:
+        """Return the pool of a member, or the pool that an R-rank is in."""
+        if place in self.members:
+            return self.pools[self.members.index(place)]
+        return next(pool for pool in self.pools if place in pool)
 
 
 def assign_roles(ranks: Sequence[Rank], wishes: Wishes) -> str:
-    """Set the role of every rank, and whom R-ranks serve; return why, as a line for the user.
+    """Set the role and group of every rank, and whom R-ranks serve; return why, as a line for the user.
 
     S-ranks are ranks that see a GPU first. Without a number, each GPU has one; rank 0 is one if there are none.
 
@@ -61,10 +90,12 @@ def assign_roles(ranks: Sequence[Rank], wishes: Wishes) -> str:
     """
     size, s_ranks = len(ranks), wishes.s_ranks
     if size == 1:
-        if s_ranks not in (None, 1):
-            raise UserError(
-                f"--s-ranks {s_ranks}: the world has 1 rank, which plays both roles; start more ranks", everywhere=True
-            )
+        for flag, value in (("s-ranks", s_ranks), ("tp", wishes.tp), ("pp", wishes.pp)):
+            if value not in (None, 1):
+                raise UserError(
+                    f"--{flag} {value}: the world has 1 rank, which plays both roles; start more ranks",
+                    everywhere=True,
+                )
         ranks[0].role = "SR"
         return "one rank of both roles"
     if wishes.layout == "replicas" and s_ranks is not None:
@@ -72,50 +103,121 @@ def assign_roles(ranks: Sequence[Rank], wishes: Wishes) -> str:
             f"--layout replicas: expected no --s-ranks, since every rank has both roles, got {s_ranks}; leave one out",
             everywhere=True,
         )
-    why = None if s_ranks is not None or wishes.layout == "split" else against_replicas(ranks)
+    shape = GroupShape(wishes.tp or 1, wishes.pp)
+    why = None if s_ranks is not None or wishes.layout == "split" else against_replicas(ranks, shape.size)
+    if why and wishes.layout == "auto" and wishes.tp is None and not _some_own_gpus(ranks):
+        shapes = [GroupShape(tp, wishes.pp) for tp in range(2, size + 1)]
+        fitting = (s for s in shapes if size % s.size == 0 and against_replicas(ranks, s.size) is None)
+        if found := next(fitting, None):
+            return f"{_replicas(ranks, found)}: {why}"
     if wishes.layout == "replicas" or (wishes.layout == "auto" and s_ranks is None and why is None):
-        for rank in ranks:
-            rank.role = "SR"
-        return f"{size} replicas, each rank with both roles"
-    count = _split(ranks, s_ranks)
+        return _replicas(ranks, shape)
+    count = _split(ranks, s_ranks, shape)
     assign_pools(ranks, wishes.pools)
-    return f"{count} S + {size - count} R" + f": {why}" * (why is not None)
+    each = f" (groups of {shape.text})" * (shape.size > 1)
+    return f"{count} S{each} + {size - count} R" + f": {why}" * (why is not None)
 
 
-def against_replicas(ranks: Sequence[Rank]) -> str | None:
-    """Return why the ranks should be split, or None if they should be replicas."""
-    owners, weights = len(_owners(ranks)), max(r.weights for r in ranks)
-    if 0 < owners < len(ranks):
-        return f"{len(ranks)} ranks, {owners} of them with a GPU of their own"
+class GroupShape(NamedTuple):
+    """The members of a group: `tp` in each of `pp` stages."""
+
+    tp: int
+    pp: int
+
+    @property
+    def size(self) -> int:
+        """Return the number of members."""
+        return self.tp * self.pp
+
+    @property
+    def flags(self) -> str:
+        """Return the flags that ask for it."""
+        given = ((name, value) for name, value in zip(self._fields, self, strict=True) if value > 1)
+        return " ".join(f"--{name} {value}" for name, value in given)
+
+    @property
+    def text(self) -> str:
+        """Return it in words."""
+        stages = f"{self.pp} stages of {self.tp} ranks" if self.tp > 1 else f"{self.pp} stages"
+        return stages if self.pp > 1 else f"{self.tp} ranks"
+
+
+def _replicas(ranks: Sequence[Rank], shape: GroupShape) -> str:
+    """Give every rank both roles, in groups; return that as a line for the user."""
+    if len(ranks) % shape.size:
+        raise UserError(
+            f"{shape.flags}: expected a number of ranks that is a multiple of {shape.size}, as {shape.size} ranks share "
+            f"a model, got {len(ranks)}; start more ranks or fewer, or change the flags",
+            everywhere=True,
+        )
+    for rank in ranks:
+        rank.role = "SR"
+    _assign_groups(ranks, shape)
+    if shape.size == 1:
+        return f"{len(ranks)} replicas, each rank with both roles"
+    count = len(ranks) // shape.size
+    return f"{f'{count} replicas' if count > 1 else 'one model'} of {shape.text}, each rank with both roles"
+
+
+def _assign_groups(s_ranks: Sequence[Rank], shape: GroupShape) -> None:
+    """Make S-ranks members of groups, those of a group next to each other."""
+    for place, rank in enumerate(s_ranks):
+        rank.member, rank.tp, rank.pp = place % shape.size, shape.tp, shape.pp
+        rank.home = s_ranks[place - place % shape.size].rank
+
+
+def against_replicas(ranks: Sequence[Rank], size: int = 1) -> str | None:
+    """Return why the ranks should be no replicas of `size` ranks each, or None if they should."""
+    if _some_own_gpus(ranks):
+        return f"{len(ranks)} ranks, {len(_owners(ranks))} of them with a GPU of their own"
+    weights = max(r.weights for r in ranks)
     for host in {r.host: 0 for r in ranks}:
         here = [r for r in ranks if r.host == host]
-        memory, copies = min(r.memory for r in here), copies_of(here)
-        if len(here) > 1 and copies * weights > _WEIGHTS_SHARE * memory:
-            sizes = f"{copies} x {weights / 2**30:,.1f} GiB for {len(here)} ranks, {memory / 2**30:,.1f} GiB free"
+        memory, copies = min(r.memory for r in here), copies_of(here, size)
+        share = _WEIGHTS_SHARE if copies > 1 else _ONE_COPY_SHARE
+        if copies * weights > share * memory:
+            sizes = f"{copies:g} x {weights / 2**30:,.1f} GiB for {len(here)} ranks, {memory / 2**30:,.1f} GiB free"
             return f"weights do not fit on every rank of {host} ({sizes})"
     return None
 
 
-def copies_of(here: Sequence[Rank]) -> int:
-    """Return how many copies of the weights the ranks of a host have as replicas: one a NUMA node, or one each."""
+def _some_own_gpus(ranks: Sequence[Rank]) -> bool:
+    """Return whether some ranks have a GPU of their own and others have none."""
+    return 0 < len(_owners(ranks)) < len(ranks)
+
+
+def copies_of(here: Sequence[Rank], size: int = 1) -> float:
+    """Return how many copies of the weights the ranks of a host have as replicas of `size` ranks each.
+
+    Members have a part of the weights each. Ranks of a NUMA node that have the same part may share it.
+    """
     if not all(r.shares_weights for r in here):
-        return len(here)
-    return min(len(here), len({node for r in here for node in r.numa.split(",")}))
+        return len(here) / size
+    parts = {(node, r.rank % size) for r in here for node in r.numa.split(",")}
+    return min(len(here), len(parts)) / size
 
 
-def _split(ranks: Sequence[Rank], s_ranks: int | None) -> int:
+def _split(ranks: Sequence[Rank], s_ranks: int | None, shape: GroupShape) -> int:
     """Make some ranks S-ranks and the others R-ranks; return the number of S-ranks."""
     size, owners = len(ranks), _owners(ranks)
-    count = s_ranks or (len(owners) if 0 < len(owners) < size else 1)
+    count = s_ranks or (len(owners) if 0 < len(owners) < size else shape.size)
     if count >= size:
         raise UserError(
             f"--s-ranks {count}: the world has {size} ranks, which leaves no R-rank to hold the KV cache; "
             f"expected 1 to {size - 1}, or start more ranks",
             everywhere=True,
         )
+    if count % shape.size or (size - count) % shape.size:
+        raise UserError(
+            f"{shape.flags}: expected multiples of {shape.size} S-ranks and R-ranks, as each of the {shape.size} members "
+            f"of a group has R-ranks of its own, got {count} S-ranks and {size - count} R-ranks; change --s-ranks, the "
+            "flags or the number of ranks",
+            everywhere=True,
+        )
     chosen = sorted(ranks, key=lambda r: (r.rank not in owners, not r.gpus, r.rank))[:count]
     for rank in ranks:
         rank.role = "S" if rank in chosen else "R"
+    _assign_groups([r for r in ranks if r.role == "S"], shape)
     return count
 
 
@@ -129,7 +231,7 @@ def _owners(ranks: Sequence[Rank]) -> set[int]:
 
 
 def assign_pools(ranks: Sequence[Rank], pools: str) -> None:
-    """Settle which S-rank each R-rank serves: all of them, or one if every S-rank can have a pool of its own.
+    """Settle which member of which groups each R-rank serves: of all groups, or of one if each can have its own.
 
     Raises:
         UserError: If there are fewer R-ranks than S-ranks that want their own.
@@ -141,17 +243,29 @@ def assign_pools(ranks: Sequence[Rank], pools: str) -> None:
             "start more ranks, lower --s-ranks, or use --pools shared",
             everywhere=True,
         )
+    homes, first = [r for r in s_ranks if r.member == 0], s_ranks[0]
+    size = first.tp * first.pp
     for place, rank in enumerate(r_ranks):
-        rank.serves = s_ranks[place * len(s_ranks) // len(r_ranks)].rank if pools == "own" else None
+        rank.member, rank.tp, rank.pp = place % size, first.tp, first.pp
+        share = place // size * len(homes) // max(len(r_ranks) // size, 1)
+        rank.serves = homes[share].rank if pools == "own" else None
 
 
 def groups_of(ranks: Sequence[Rank]) -> list[Group]:
-    """Return the groups of ranks that have their roles, by S-rank."""
-    groups = []
+    """Return the groups of ranks that have their roles, by home."""
+    groups: dict[int, list[int]] = {}
     for place, rank in enumerate(ranks):
-        if rank.role == "SR":
-            groups.append(Group(place, [place]))
-        elif rank.role == "S":
-            pool = [p for p, other in enumerate(ranks) if other.role == "R" and other.serves in (None, rank.rank)]
-            groups.append(Group(place, pool))
-    return groups
+        if rank.has_s:
+            groups.setdefault(rank.rank if rank.home is None else rank.home, []).append(place)
+    return [
+        Group(members, [_pool(ranks, home, place) for place in members], ranks[members[0]].tp)
+        for home, members in groups.items()
+    ]
+
+
+def _pool(ranks: Sequence[Rank], home: int, place: int) -> list[int]:
+    """Return the pool of a member of a group."""
+    if ranks[place].role == "SR":
+        return [place]
+    member = ranks[place].member
+    return [p for p, r in enumerate(ranks) if r.role == "R" and r.serves in (None, home) and r.member == member]

@@ -24,7 +24,11 @@ class Rank(msgspec.Struct, kw_only=True):
         weights: Bytes that the weights would take; 0 if they are not known here.
         shares_weights: Whether S-ranks of a NUMA node would have one copy of them.
         role: `S`, `R` or `SR`.
-        serves: Of an R-rank, the S-rank whose rows it holds, by its rank at the start; None for all of them.
+        home: Of an S-rank, the first member of its group, by its rank at the start; None if it is one.
+        member: Number of an S-rank in its group; of an R-rank, number of the members whose layers and heads it has.
+        tp: S-ranks that share the layers of a stage.
+        pp: Stages of a group.
+        serves: Of an R-rank, the home of the group whose rows it holds, by its rank at the start; None for all groups.
         device: Device of the slices.
         kv_device: Device of the KV cache and its attention.
         threads: Threads that compute.
@@ -44,6 +48,10 @@ class Rank(msgspec.Struct, kw_only=True):
     weights: int = 0
     shares_weights: bool = False
     role: str = ""
+    home: int | None = None
+    member: int = 0
+    tp: int = 1
+    pp: int = 1
     serves: int | None = None
     device: str = "cpu"
     kv_device: str = "cpu"
@@ -54,6 +62,16 @@ class Rank(msgspec.Struct, kw_only=True):
     kv_tokens: int = 0
     gpu_mpi: bool = False
     speed: float = 1.0
+
+    @property
+    def tp_rank(self) -> int:
+        """Number of its part of a stage's weights and attention heads."""
+        return self.member % self.tp
+
+    @property
+    def pp_rank(self) -> int:
+        """Number of its stage. The group's first members have the last one, which ends with the logits."""
+        return self.pp - 1 - self.member // self.tp
 
     @property
     def has_s(self) -> bool:

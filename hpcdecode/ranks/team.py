@@ -64,7 +64,9 @@ class Team:
     def own(self) -> list[int]:
         """Indices of this rank's groups: one for an S-rank, those that it serves for an R-rank."""
         mine = self.place
-        return [i for i, g in enumerate(self.groups) if mine == g.s_rank or (not self.me.has_s and mine in g.pool)]
+        if self.me.has_s:
+            return [i for i, g in enumerate(self.groups) if mine in g.members]
+        return [i for i, g in enumerate(self.groups) if any(mine in pool for pool in g.pools)]
 
     @property
     def group(self) -> Group:
@@ -73,8 +75,13 @@ class Team:
 
     @property
     def pool(self) -> list[int]:
-        """Positions of the R-ranks over which the attention of this rank's groups is spread."""
-        return self.group.pool
+        """Positions of the R-ranks over which the attention of this rank, or of the members it serves, is spread."""
+        return self.group.pool_of(self.place)
+
+    @property
+    def homes(self) -> list[int]:
+        """Positions of the first members of all groups."""
+        return [group.home for group in self.groups]
 
     @property
     def lead(self) -> bool:

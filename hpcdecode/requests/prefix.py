@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Protocol
 
 import numpy as np
 
 _NEVER = 1 << 40
+new_key = count().__next__  # of a sequence or prefix, unlike all others of this process
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +74,7 @@ class Prefix:
         ranks: R-ranks that hold it, all in the same slot.
         users: sequences, and longer prefixes, that begin with it.
         with_forks: no sequences; it is prefilled and draws no token.
+        key: by which the ranks of a group name it.
     """
 
     input_ids: list[int]
@@ -83,6 +86,7 @@ class Prefix:
     live: bool = True
     shared_blocks: SharedBlocks | None = None
     with_forks: tuple[()] = ()
+    key: int = field(default_factory=new_key)
 
     @property
     def prompt_length(self) -> int:

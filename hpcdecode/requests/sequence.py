@@ -9,7 +9,7 @@ from hpcdecode.requests.beams import Beams, Hypothesis
 from hpcdecode.requests.counts import TokenCounts
 from hpcdecode.requests.logprobs import Logprobs
 from hpcdecode.requests.matcher import Matcher
-from hpcdecode.requests.prefix import Prefix, SharedBlocks
+from hpcdecode.requests.prefix import Prefix, SharedBlocks, new_key
 from hpcdecode.requests.prompt import Prompt, Unfinished
 from hpcdecode.requests.stops import Decode, Stops, StopText
 
@@ -82,6 +82,7 @@ class SequenceState:
         prompt_logprobs: of the prompt, kept with sample 0, if the request asks for them.
         cumulative_logprob: of a beam that has ended.
         error: why it is no result, and its row an error, whatever it generates.
+        key: by which the ranks of a group name it.
     """
 
     request: Request
@@ -103,6 +104,7 @@ class SequenceState:
     hidden: Hidden = field(default_factory=Hidden)
     sampler: SamplerState = field(default_factory=SamplerState)
     times: Times = field(default_factory=Times)
+    key: int = field(default_factory=new_key)
 
     def __post_init__(self) -> None:
         if self.prompt.params.logprobs is not None:

@@ -71,6 +71,11 @@ class Plan:
         """Return whether it has rows."""
         return len(self.decode) + len(self.prefill) > 0
 
+    @property
+    def length(self) -> int:
+        """Return the int32 elements that it takes."""
+        return HEADER + sum(part.size for part in (self.release, self.fork, self.decode, self.prefill))
+
     def encode(self, out: Table) -> int:
         """Write the plan to `out`, of at least `wire_length(slots)` elements; return how many it takes."""
         flags = _STOP * self.stop + _COLLECTIVE * self.collective

@@ -52,6 +52,7 @@ class Scheduler:
         self.slots = Slots(limits.slots)
         self._freed: list[SequenceState] = []  # finished, to be released by the next plan
         self._dropped: list[Prefix] = []  # the same of prefixes
+        self._forgotten: list[int] = []  # keys of prefixes that plans have released
         self._start_step = self._prefix_step = 0  # of the micro-batch that is being prefilled
 
     @property
@@ -98,6 +99,11 @@ class Scheduler:
         if not self.requests:
             self.slots.check(())
         return Plan(release=release, stop=True)
+
+    def take_forgotten(self) -> list[int]:
+        """Return the keys of the prefixes that plans have released since the last call."""
+        forgotten, self._forgotten = self._forgotten, []
+        return forgotten
 
     def update(self, step: Step, tokens: Sequence[int]) -> list[Request]:
         """Take the sampled token of each sequence in `step.sampled`; return the requests that are finished."""
@@ -151,6 +157,7 @@ class Scheduler:
             self.placement.remove(sequence)
         for prefix in dropped:
             self.placement.drop(prefix)
+        self._forgotten += [prefix.key for prefix in dropped]
         opened = [s for s in freed if s.slot >= 0]
         places = [(s.rank, s.slot) for s in opened] + [(rank, p.slot) for p in dropped for rank in p.ranks]
         holders: list[KvHolder] = [*opened, *dropped]

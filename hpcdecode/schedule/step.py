@@ -5,9 +5,45 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from hpcdecode.requests.prefix import Prefix
 from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.schedule.plan import Plan
+
+
+class PromptPart(msgspec.Struct, frozen=True, array_like=True):
+    """What attends from a prompt in one step: its tokens [start, start + count).
+
+    Attributes:
+        key: Of the sequence or prefix whose prompt it is.
+        start: First of its tokens.
+        count: Number of its tokens.
+        length: Of the whole prompt, with what an earlier run generated.
+        shared: Tokens of the prefix that the prompt begins with, or 0.
+        prefix: Key of that prefix, or -1.
+        lasts: Whether it is of a prefix, whose K and V are held until it is dropped.
+        resumed: Tokens at the end of the prompt that an earlier run generated.
+    """
+
+    key: int
+    start: int
+    count: int
+    length: int
+    shared: int = 0
+    prefix: int = -1
+    lasts: bool = False
+    resumed: int = 0
+
+    @property
+    def completes(self) -> bool:
+        """Return whether nothing of the prompt is left after it."""
+        return self.start + self.count == self.length
+
+    @property
+    def begins(self) -> bool:
+        """Return whether nothing of the prompt was prefilled before, but a prefix that it shares."""
+        return self.start == self.shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +65,20 @@ class Chunk:
         return self.start == (self.sequence.prefix.prompt_length if self.sequence.prefix else 0)
 
     @property
-    def resumed(self) -> bool:
-        """Return whether its sequence goes on with tokens that an earlier run generated."""
-        return isinstance(self.sequence, SequenceState) and self.sequence.resumed > 0
+    def part(self) -> PromptPart:
+        """Return what attends from it."""
+        sequence, prefix = self.sequence, self.sequence.prefix
+        lasts = isinstance(sequence, Prefix)
+        return PromptPart(
+            key=sequence.key,
+            start=self.start,
+            count=self.count,
+            length=sequence.prompt_length,
+            shared=prefix.prompt_length if prefix else 0,
+            prefix=prefix.key if prefix else -1,
+            lasts=lasts,
+            resumed=0 if isinstance(sequence, Prefix) else sequence.resumed,
+        )
 
     @property
     def sampled(self) -> Sequence[SequenceState]:

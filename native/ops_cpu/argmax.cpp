@@ -46,7 +46,7 @@ bool Argmax::offered(Type in, Type out, const std::string& isa) {
 }
 
 double Argmax::run(int64_t rows, const ScreenedRows& x, const ScreenedWeights& weight, int64_t* ids,
-                   int threads) const {
+                   float* values, int threads) const {
     std::vector<Member> members(threads);
     struct Work {
         const Argmax* argmax;
@@ -80,6 +80,7 @@ double Argmax::run(int64_t rows, const ScreenedRows& x, const ScreenedWeights& w
         const auto best = std::max_element(members.begin(), members.end(),
                                            [r](const Member& a, const Member& b) { return a.values[r] < b.values[r]; });
         ids[r] = best->ids[r];
+        values[r] = best->values[r];
     }
     return static_cast<double>(left.size()) / static_cast<double>(rows * exact_.panels());
 }

@@ -31,9 +31,10 @@ class Argmax {
 
     static bool offered(Type in, Type out, const std::string& isa);
 
-    // Writes to ids [rows] the first of each row's largest outputs, rounded to `out`. All numbers must be finite.
-    // Returns the share of all outputs that were computed exactly.
-    double run(int64_t rows, const ScreenedRows& x, const ScreenedWeights& weight, int64_t* ids, int threads) const;
+    // Writes to ids [rows] the first of each row's largest outputs, rounded to `out`, and to values [rows] that output.
+    // All numbers must be finite. Returns the share of all outputs that were computed exactly.
+    double run(int64_t rows, const ScreenedRows& x, const ScreenedWeights& weight, int64_t* ids, float* values,
+               int threads) const;
 
   private:
     struct Candidate;

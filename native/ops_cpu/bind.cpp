@@ -55,14 +55,14 @@ using Places = std::array<int64_t, 3>;
 
 double argmax(const Argmax& self, int64_t rows, const std::pair<int64_t, int64_t>& x,
               const std::pair<int64_t, int64_t>& rounded, const Places& about, const Places& weight, int64_t ids,
-              int threads) {
+              int64_t values, int threads) {
     const auto floats = [](int64_t place) { return static_cast<const float*>(at(place)); };
     const auto& [scales, lost, kept] = about;
     const auto& [exact_weight, rounded_weight, norms] = weight;
     nb::gil_scoped_release unlocked;
     return self.run(rows, {rows_at(x), rows_at(rounded), floats(scales), floats(lost), floats(kept)},
                     {rows_at({exact_weight, 0}), rows_at({rounded_weight, 0}), floats(norms)},
-                    static_cast<int64_t*>(at(ids)), threads);
+                    static_cast<int64_t*>(at(ids)), static_cast<float*>(at(values)), threads);
 }
 
 void pack(const std::vector<std::array<int64_t, 3>>& parts, const std::vector<int64_t>& heads, int64_t words,
@@ -186,7 +186,7 @@ Raises:
         .def_static("offered", &Argmax::offered, nb::arg("x"), nb::arg("y"), nb::arg("isa"),
                     "Return True if the instruction set has the exact and the int8 GEMM.")
         .def("run", &argmax, nb::arg("rows"), nb::arg("x"), nb::arg("rounded"), nb::arg("about"), nb::arg("weight"),
-             nb::arg("ids"), nb::arg("threads"), R"(Write the first of each row's largest outputs.
+             nb::arg("ids"), nb::arg("values"), nb::arg("threads"), R"(Write the first of each row's largest outputs.
 
 Args:
     rows: Number of rows.
@@ -195,6 +195,7 @@ Args:
     about: Addresses of three float32 [rows]: scales of rounded, norms of x - rounded, norms of rounded.
     weight: Addresses of the packed weights, of the same as int8, and of their norms, float32 [groups, 2, 32].
     ids: Address of the result, int64 [rows].
+    values: Address of those outputs, float32 [rows].
     threads: Number of OpenMP threads.
 
 Returns:

@@ -42,7 +42,7 @@ def test_a_prompt_attends_as_in_the_reference_store(chunks):
     cache, prompt, at = PromptKvCache(CpuPromptAttention([shape], dtype="float32")), sequence(length), 0
     got = torch.full_like(expected, float("nan"))
     for count in chunks:
-        chunk, rows = Chunk(prompt, at, count), slice(at, at + count)
+        chunk, rows = Chunk(prompt, at, count).part, slice(at, at + count)
         cache.attend(0, [chunk], q[rows], k[rows], v[rows], got[rows], sinks)
         cache.finish([chunk])
         prompt.prefilled = at = at + count
@@ -68,9 +68,9 @@ def test_prompts_of_one_step_do_not_disturb_each_other():
             at = torch.cat([torch.arange(n) + sum(lengths[:i]) + start for i, start, n in step])
             for layer, (q, k, v) in enumerate(rows):
                 o = torch.empty(len(at), out[layer].shape[1])
-                cache.attend(layer, chunks, q[at], k[at], v[at], o, None)
+                cache.attend(layer, [chunk.part for chunk in chunks], q[at], k[at], v[at], o, None)
                 out[layer][at] = o
-            cache.finish(chunks)
+            cache.finish([chunk.part for chunk in chunks])
             for chunk in chunks:
                 chunk.sequence.prefilled += chunk.count
         assert cache.tokens == 0
@@ -109,7 +109,7 @@ def test_generated_tokens_attend_as_in_decoding(kv_dtype, dtype, chunks):
     resumed.generated, resumed.resumed = [1] * generated, generated
     got = [torch.full((prompt + generated, s.out_columns), 7.0, dtype=dtype) for s in layers]
     for at, count in zip(accumulate(chunks, initial=0), chunks, strict=False):
-        chunk, part = Chunk(resumed, at, count), slice(at, at + count)
+        chunk, part = Chunk(resumed, at, count).part, slice(at, at + count)
         for layer, s in enumerate(layers):
             q, k, v = rows[layer][part].split((s.q_columns, s.kv_heads * s.k_dim, s.kv_heads * s.v_dim), 1)
             attention.attend(layer, chunk, q, k, v, got[layer][part], sinks[layer])

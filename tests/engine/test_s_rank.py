@@ -34,8 +34,8 @@ def test_the_s_rank_holds_no_kv_of_decoding_sequences(checkpoint):
     held = []
 
     def look():
-        prefilling = {s for scheduler in schedulers for s in scheduler.prefilling}
-        assert set(worker.prompt_kv._layers) <= prefilling
+        prefilling = {s.key for scheduler in schedulers for s in scheduler.prefilling}
+        assert worker.prompt_kv.keys <= prefilling
         held.append((worker.prompt_kv.tokens, worker.tokens_in_flight))
 
     worker.run(look)

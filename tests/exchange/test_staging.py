@@ -16,7 +16,7 @@ from hpcdecode.exchange.local import LocalLink
 from hpcdecode.exchange.staging import Outbox, StagedLink
 from hpcdecode.model import load_split
 from hpcdecode.model.lower.compile import compile_plain
-from hpcdecode.model.run import split_model
+from hpcdecode.model.run import bound_slice
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.requests.stops import Stops
@@ -65,7 +65,7 @@ def test_an_r_part_on_a_device_beside_an_s_part_that_is_not(name, tmp_path, monk
 def assert_parity(name, open_part, copies, tmp_path, monkeypatch):
     case = make_case(name, tmp_path, rows=5, new_tokens=6)
     rows = [json.loads(line) for line in (case / "prompts.jsonl").read_text().splitlines()]
-    monkeypatch.setattr(split_model, "compile_graph", lambda graph, *_: compile_plain(graph))
+    monkeypatch.setattr(bound_slice, "compile_graph", lambda graph, *_, **__: compile_plain(graph))
     model = load_split(case / "model", dtype="float32")
     shapes, lanes = model.attends, 2
     part = open_part(shapes, [model.sinks(i) for i in range(len(shapes))])

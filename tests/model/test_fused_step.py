@@ -137,7 +137,7 @@ def test_a_job_of_many_rows_is_fused_and_says_the_same(checkpoint, monkeypatch):
     prompts = [f"{i} rows of a file" for i in range(84)]
     params = SamplingParams(max_tokens=9, temperature=0.8, seed=3, ignore_eos=True)
     fused_steps, run = [], FusedExecutor.run
-    monkeypatch.setattr(FusedExecutor, "run", lambda self, *a: fused_steps.append(len(a[2].decode)) or run(self, *a))
+    monkeypatch.setattr(FusedExecutor, "run", lambda self, *a: fused_steps.append(a[2].decodes) or run(self, *a))
 
     def texts():
         llm = LLM("demo", batch=len(prompts))

@@ -13,7 +13,9 @@ from hpcdecode.model.lower import packed_weights
 from hpcdecode.model.lower.instruction import TYPES
 from hpcdecode.model.lower.stage import TokenRows
 from hpcdecode.model.run import lm_head as head
-from hpcdecode.model.run.lm_head import LmHead
+from hpcdecode.model.run.bound_slice import alone
+from hpcdecode.model.run.lm_head import Largest, LmHead
+from hpcdecode.model.run.split_model import LmHeadInput
 from tests.support.isas import use_isa
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -51,7 +53,9 @@ class Searched:
         return y
 
     def check(self, x: torch.Tensor) -> None:
-        assert self.head.argmax(x).tolist() == self.logits(x).argmax(1).tolist()
+        logits, found = self.logits(x), self.head.largest(x)
+        assert found.ids.tolist() == logits.argmax(1).tolist()
+        assert found.values.tolist() == logits.max(1).values.tolist()
 
 
 def numbers(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tensor:
@@ -80,8 +84,8 @@ def test_of_outputs_alike_the_first(dtype, threads):
     searched = Searched(weight)
     x = numbers(dtype, 40, 64, seed=1)
     searched.check(x)
-    assert searched.head.argmax(x).max() < 200
-    assert searched.head.argmax(torch.zeros(3, 64, dtype=dtype)).tolist() == [0, 0, 0]
+    assert searched.head.largest(x).ids.max() < 200
+    assert searched.head.largest(torch.zeros(3, 64, dtype=dtype)).ids.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -131,7 +135,7 @@ def test_numbers_that_have_no_bound_are_left_to_a_search(number):
     x, weight = numbers(torch.bfloat16, 3, 64), numbers(torch.bfloat16, 64, 64)
     searched = Searched(weight)
     x[1, 1] = number
-    assert searched.head.argmax(x) is None
+    assert searched.head.largest(x) is None
     weight[5, 6] = number
     assert Searched(weight).head.pauses()
 
@@ -151,15 +155,17 @@ def ends(model: SplitModel, tokens: int, kept: list[int]) -> tuple:
 def test_of_a_model_the_kept_tokens_largest(checkpoint, name, dtype, threads):
     model = load_split(checkpoint(name), dtype=dtype)
     for kept in ([0], [3, 17, 39], list(range(40))):
-        found = model.argmax(*ends(model, 40, kept))
-        assert found.tolist() == model.logits(*ends(model, 40, kept)).argmax(1).tolist()
+        logits = model.logits(*ends(model, 40, kept))
+        found = alone(model.start_last(*ends(model, 40, kept))).largest()
+        assert found.ids.tolist() == logits.argmax(1).tolist() == Largest.of(logits).ids.tolist()
+        assert found.values.tolist() == logits.max(1).values.tolist() == Largest.of(logits).values.tolist()
 
 
 def test_models_whose_logits_are_no_plain_product_are_searched(checkpoint, monkeypatch):
-    assert load_split(checkpoint("gemma2"), dtype="bfloat16").argmax(None, ()) is None  # tanh of them
-    assert load_split(checkpoint("llama3"), dtype="bfloat16", int8=True).argmax(None, ()) is None
+    assert load_split(checkpoint("gemma2"), dtype="bfloat16").head is None  # tanh of them
+    assert load_split(checkpoint("llama3"), dtype="bfloat16", int8=True).head is None
     monkeypatch.setattr(head, "MIN_OUTPUTS", 1 << 20)
-    assert load_split(checkpoint("llama3"), dtype="bfloat16").argmax(None, ()) is None
+    assert load_split(checkpoint("llama3"), dtype="bfloat16").head is None
 
 
 def test_rows_that_ask_for_their_largest_logit_alone_get_the_same_tokens(checkpoint, monkeypatch):
@@ -171,8 +177,8 @@ def test_rows_that_ask_for_their_largest_logit_alone_get_the_same_tokens(checkpo
         return [o.outputs[0].token_ids for o in outputs]
 
     calls = []
-    plain = SplitModel.logits
-    monkeypatch.setattr(SplitModel, "logits", lambda *of: calls.append(of) or plain(*of))
+    plain = LmHeadInput.logits
+    monkeypatch.setattr(LmHeadInput, "logits", lambda *of: calls.append(of) or plain(*of))
     found = made()
     assert not calls
     assert made(logprobs=1) == made(min_tokens=1, ignore_eos=False) == found and calls

@@ -14,7 +14,7 @@ from hpcdecode.engine import engine, kv, links
 from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.exchange.staging import DirectLink, Outbox, StagedLink
 from hpcdecode.model.lower.compile import compile_plain
-from hpcdecode.model.run import split_model
+from hpcdecode.model.run import bound_slice
 from hpcdecode.ranks import team
 from hpcdecode.ranks.roles import assign_devices
 from tests.mpi.run_parity import main
@@ -40,7 +40,7 @@ def assigned(ranks, *options):
         rank.kv_device = "cpu:0"
 
 
-split_model.compile_graph = lambda graph, *_: compile_plain(graph)
+bound_slice.compile_graph = lambda graph, *_, **__: compile_plain(graph)
 engine.staged_links, engine.direct_links = staged, direct
 engine.direct = links.direct = lambda _options, team: DIRECT and team.comm is not None
 kv.CudaQueue = LateQueue

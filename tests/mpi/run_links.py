@@ -56,7 +56,7 @@ def serve_s(link: MpiSLink, layers: int) -> float:
                 q, k, v = q.clone(), k.clone(), v.clone()
             o = torch.full((tokens, shape.out_columns), -7.0)
             link.send_qkv(layer, q, k, v, o)
-            link.wait()
+            wait(link)
             link.recv_output()
             check(o, qkv, plan)
             for rank, _, first, count in plan.prefill.tolist():

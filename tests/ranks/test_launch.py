@@ -34,7 +34,7 @@ def roles_of(count, **wishes):
 def pools_of(count, **wishes):
     team = ranks(*[[0]] * count)
     assign_roles(team, Wishes(**wishes))
-    return [(group.s_rank, group.pool) for group in groups_of(team)]
+    return [(group.home, group.pools[0]) for group in groups_of(team)]
 
 
 def test_roles():

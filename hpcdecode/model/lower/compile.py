@@ -47,14 +47,17 @@ class Compiled:
         return tuple(make_weight(recipe, read, memory) for recipe in self.recipes)
 
 
-def compile_graph(graph: fx.Graph, device: torch.device, int8: bool = False, inductor: bool = False) -> Compiled:
-    """Merge, pack and fuse a slice's graph for the CPU; leave it as it is for other devices.
+def compile_graph(
+    graph: fx.Graph, device: torch.device, int8: bool = False, inductor: bool = False, *, ends: bool = True
+) -> Compiled:
+    """Merge, pack and fuse the graph of a slice, or of a stretch of one, for the CPU; leave it as it is for others.
 
     Args:
         graph: ([o,] context..., weights...) -> (q, k, v, context...) or (logits,).
         device: Device of the slice.
         int8: Quantise the weights of projections.
         inductor: Let torch's compiler compile the plain graph instead.
+        ends: Whether the slice ends with it.
     """
     if inductor:
         return compile_by_torch(graph)
@@ -62,7 +65,8 @@ def compile_graph(graph: fx.Graph, device: torch.device, int8: bool = False, ind
         return compile_plain(graph)
     made = copied(graph)
     recipes = merge_projections(made, int8)
-    join_rows(made)
+    if ends:
+        join_rows(made)
     return runnable(chained(fuse(made)), recipes)
 
 

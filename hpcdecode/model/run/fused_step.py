@@ -109,7 +109,9 @@ class FusedStep:
     @staticmethod
     def of(model: SplitModel, kv_cache: KvCache) -> FusedStep | None:
         """Return the fused step, or None if the model or the KV cache does not allow it."""
-        if not isinstance(kv_cache, CpuKvCache) or len(kv_cache.node_free_blocks) > 1 or model.device.type != "cpu":
+        if not isinstance(kv_cache, CpuKvCache) or len(kv_cache.node_free_blocks) > 1:
+            return None
+        if model.device.type != "cpu" or not model.whole:
             return None
         try:
             return FusedStep(model, kv_cache)

@@ -37,6 +37,24 @@ _NORM_SLACK = 1 + 2**-10  # for the errors of norms
 _MIN_NORM = 2**-50  # so that numbers that round to zero stay within their bounds
 
 
+class Largest(NamedTuple):
+    """The largest logit of every token.
+
+    Attributes:
+        ids: int64 [L], the first token that has it.
+        values: float32 [L].
+    """
+
+    ids: Tensor
+    values: Tensor
+
+    @classmethod
+    def of(cls, logits: Tensor) -> Largest:
+        """Return those of logits [L, vocab]."""
+        ids = logits.argmax(dim=1)
+        return cls(ids, logits.gather(1, ids[:, None]).squeeze(1).float())
+
+
 class LmHead:
     """The GEMM that ends a slice, with a search for its argmax.
 
@@ -102,14 +120,11 @@ class LmHead:
             return True
         return not self._bounded
 
-    def argmax(self, x: Tensor) -> Tensor | None:
+    def largest(self, x: Tensor) -> Largest | None:
         """Return the first of each row's largest outputs, or None if a number of `x` has no bound.
 
         Args:
             x: Activations [..., in].
-
-        Returns:
-            int64 [rows].
         """
         x = x.reshape(-1, x.shape[-1])
         scale = quantize.token_scale(x)
@@ -120,15 +135,15 @@ class LmHead:
         norms = torch.stack([scale.squeeze(1), lost, _norms(kept)])
         if not norms.max() < MAX_NORM:
             return None
-        ids = torch.empty(len(x), dtype=torch.int64)
+        ids, values = torch.empty(len(x), dtype=torch.int64), torch.empty(len(x))
         x_rows, rounded_rows = ((t.data_ptr(), t.stride(0) * t.element_size()) for t in (x, rounded))
         weight = [t.data_ptr() for t in (self.weight, self.rounded, self.norms)]
         about = [row.data_ptr() for row in norms]
         threads = torch.get_num_threads()
-        share = self.native.run(len(x), x_rows, rounded_rows, about, weight, ids.data_ptr(), threads)
+        share = self.native.run(len(x), x_rows, rounded_rows, about, weight, ids.data_ptr(), values.data_ptr(), threads)
         if share > MAX_SHARE:
             self._paused_calls = PAUSE
-        return ids
+        return Largest(ids, values)
 
 
 class Cut(NamedTuple):

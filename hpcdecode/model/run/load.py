@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -26,9 +28,29 @@ from hpcdecode.model.frontend.weights import Weights, weight_key
 from hpcdecode.model.lower import quantize
 from hpcdecode.model.lower.packed_weights import PRIVATE
 from hpcdecode.model.run.split_model import SplitModel
+from hpcdecode.model.run.stages import stages_of
 from hpcdecode.system.shared_memory import WeightMemory
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class ModelPart(NamedTuple):
+    """What a member of a group has of a model.
+
+    Attributes:
+        tp: Number of parts of each weight.
+        tp_rank: Its part, from 0.
+        pp: Number of stages, runs of layers.
+        pp_rank: Its stage, from 0.
+    """
+
+    tp: int = 1
+    tp_rank: int = 0
+    pp: int = 1
+    pp_rank: int = 0
+
+
+WHOLE = ModelPart()
 
 
 def stackable(trace: Trace) -> set[str]:
@@ -69,8 +91,7 @@ def load_split(
     inductor: bool = False,
     announce: bool = False,
     memory: WeightMemory = PRIVATE,
-    members: int = 1,
-    member: int = 0,
+    part: ModelPart = WHOLE,
 ) -> SplitModel:
     """Trace, cut and bind a model.
 
@@ -83,8 +104,7 @@ def load_split(
         inductor: Let torch's compiler compile the slices.
         announce: Say on standard error that a trace is being made, if that takes long.
         memory: Where to put packed weights.
-        members: Number of members of the group that has the model: each has a part of it.
-        member: Number of the member whose part is loaded, from 0.
+        part: What to load of it.
 
     Raises:
         UserError: If anything is missing, broken or not supported. It says what was expected and what to change.
@@ -98,13 +118,16 @@ def load_split(
     opens = weights and holds_weights(folder)  # if there are none, what the model lacks is said first
     tensors = open_plain(folder, layers, scheme, dtype) if opens else {}
     traced = cached_trace(folder, dtype, announce)
-    own = member_trace(traced, members, member)
+    own = member_trace(traced, part.tp, part.tp_rank)
     if not weights:
         return SplitModel(split(own, device), device, None)
+    parts = split(own, device)
+    own_layers = stages_of(parts, part.pp)[part.pp_rank]
     tensors = tensors or open_plain(folder, layers, scheme, dtype)
     files = {stored.file for stored in tensors.values()}
     bound = bound_weights(folder, tensors, traced, own, device, scheme)
-    return SplitModel(split(own, device), device, bound, lambda: forget_pages(files), int8, inductor, memory)
+    forget = partial(forget_pages, files)
+    return SplitModel(parts, device, bound, forget, int8, inductor, memory, layers=own_layers)
 
 
 def open_plain(

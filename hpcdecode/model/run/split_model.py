@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,9 +17,10 @@ from hpcdecode.model.frontend.ops import AttendArguments
 from hpcdecode.model.frontend.plausible import pieces_of
 from hpcdecode.model.frontend.rows import empty_rows
 from hpcdecode.model.frontend.split import Split
-from hpcdecode.model.lower.compile import Compiled, compile_graph, runnable
+from hpcdecode.model.lower.compile import runnable
 from hpcdecode.model.lower.packed_weights import PRIVATE
-from hpcdecode.model.run.lm_head import LmHead, cut_head
+from hpcdecode.model.run.bound_slice import BoundSlice, BoundStretch, CompiledSlice, Summed, alone
+from hpcdecode.model.run.lm_head import Largest, LmHead, cut_head
 from hpcdecode.model.run.values import Values, layer_shapes
 from hpcdecode.system.shared_memory import WeightMemory
 
@@ -40,18 +41,36 @@ class SliceOutput(NamedTuple):
     context: tuple[Tensor, ...]
 
 
-class BoundSlice(NamedTuple):
-    """What runs a slice, and its weights as that takes them."""
-
-    compiled: Compiled
-    weights: tuple[Tensor | Stack, ...]
-
-
 class BoundHead(NamedTuple):
-    """The last slice in two: what runs it up to its last GEMM, and that GEMM."""
+    """The last stretch in two: what runs it up to its last GEMM, and that GEMM."""
 
-    before: BoundSlice
+    before: BoundStretch
     head: LmHead
+
+
+class LmHeadInput:
+    """Where the last slice ends for some tokens: their logits, or the largest of these, are left to compute.
+
+    Of a member of a group they are those of its part of the vocabulary.
+    """
+
+    def __init__(self, model: SplitModel, values: Sequence[Tensor], tokens: int):
+        self._model, self._values, self._tokens = model, values, tokens
+
+    @torch.inference_mode()
+    def logits(self) -> Tensor:
+        """Return the logits [L, vocab]."""
+        if self._tokens == 0:
+            return torch.empty(0, self._model.vocab_size, dtype=self._model.dtype, device=self._model.device)
+        return self._model.last_stretch.run(self._values)[0]
+
+    @torch.inference_mode()
+    def largest(self) -> Largest | None:
+        """Return each token's largest logit, or None if it cannot be found without computing most of them."""
+        head = self._model.head
+        if head is None or head.head.pauses():
+            return None
+        return head.head.largest(head.before.run(self._values)[0])
 
 
 class SplitModel:
@@ -59,6 +78,9 @@ class SplitModel:
 
     With n layers there are n + 1 slices. `slice` runs those that end at an attention, 0 to n - 1; `logits` runs the
     last. A context is a tuple of tensors to hand on unchanged to the next slice, and to drop after that.
+
+    A member of a group has its part of the weights, attention heads and vocabulary. Its slices are run by
+    `start_slice` and `start_last`, which yield what the members must add up.
 
     Args:
         parts: The trace of the model and its slices.
@@ -68,6 +90,7 @@ class SplitModel:
         int8: Quantise the weights of projections.
         inductor: Let torch's compiler compile the slices.
         memory: Where to put packed weights.
+        layers: Layers whose slices are bound, and with the last of them the last slice; None for all.
 
     Attributes:
         split: The trace of the model and its slices.
@@ -77,6 +100,9 @@ class SplitModel:
         attends: Shapes of the attentions, one a layer.
         vocab_size: Number of logits of a token.
         max_positions: Most tokens of a sequence, or None if the model has no limit.
+        membership: What a member of a group has of the model; None if it is whole.
+        layers: Layers whose slices can run.
+        head: The LM head, if the largest logit can be found without all of them.
     """
 
     def __init__(
@@ -88,6 +114,7 @@ class SplitModel:
         int8: bool = False,
         inductor: bool = False,
         memory: WeightMemory = PRIVATE,
+        layers: range | None = None,
     ):
         self.split = parts
         self.device = device
@@ -96,31 +123,49 @@ class SplitModel:
         self.attends: tuple[LayerShape, ...] = layer_shapes(parts.trace)
         self.vocab_size = tensor_meta(parts.trace.logits).one_token[-1]
         self.max_positions = self.facts.max_positions
-        self._slices: list[BoundSlice] = []
-        self._sinks: list[Tensor | None] = []
-        self._head: BoundHead | None = None
+        self.membership = parts.trace.membership
+        self.layers = range(len(self.attends)) if layers is None else layers
+        self._slices: dict[int, BoundSlice] = {}
+        self._sinks: dict[int, Tensor | None] = {}
+        self.head: BoundHead | None = None
         if weights is not None:
             self._bind(Values(parts.trace, weights, device), slice_bound, int8, inductor, memory)
 
     def _bind(
         self, values: Values, slice_bound: Callable[[], None], int8: bool, inductor: bool, memory: WeightMemory
     ) -> None:
-        compiled = [compile_graph(group.graph, self.device, int8, inductor) for group in self.split.groups]
-        for part in self.split.slices:
-            own = compiled[part.group]
-            self._slices.append(BoundSlice(own, own.weights(values.reader(part.weights), memory)))
+        compiled: dict[int, CompiledSlice] = {}
+        for i in (*self.layers, *([len(self.attends)] if self.ends else [])):
+            part = self.split.slices[i]
+            if part.group not in compiled:
+                graph = self.split.groups[part.group].graph
+                compiled[part.group] = CompiledSlice(graph, self.device, int8, inductor)
+            self._slices[i] = compiled[part.group].bound(values.reader(part.weights), memory)
             values.forget_weights()
             slice_bound()
-        self._head = self._bound_head(memory)
-        sinks = [AttendArguments.of(node).sinks for node in self.split.trace.attends]
-        self._sinks = [None if n is None else values.tensor(n).to(torch.float32) for n in sinks]
+        self.head = self._bound_head(memory)
+        for i in self.layers:
+            sinks = AttendArguments.of(self.split.trace.attends[i]).sinks
+            self._sinks[i] = None if sinks is None else values.tensor(sinks).to(torch.float32)
+
+    @property
+    def ends(self) -> bool:
+        """Whether it has the last slice."""
+        return self.layers.stop == len(self.attends)
 
     def _bound_head(self, memory: WeightMemory) -> BoundHead | None:
-        if self.device.type != "cpu":
+        if self.device.type != "cpu" or not self.ends:
             return None
-        compiled, weights = self._slices[-1]
-        cut = cut_head(compiled.graph, weights, compiled.recipes, memory)
-        return None if cut is None else BoundHead(BoundSlice(runnable(cut.before, []), weights), cut.head)
+        last = self.last_stretch
+        cut = cut_head(last.compiled.graph, last.weights, last.compiled.recipes, memory)
+        if cut is None:
+            return None
+        return BoundHead(BoundStretch(last.stretch, runnable(cut.before, []), last.weights), cut.head)
+
+    @property
+    def last_stretch(self) -> BoundStretch:
+        """The stretch that ends with the logits."""
+        return self._slices[len(self.attends)].last
 
     @torch.inference_mode()
     def slice(self, i: int, o: Tensor | None, context: tuple[Tensor, ...]) -> SliceOutput:
@@ -135,7 +180,12 @@ class SplitModel:
         Returns:
             q, k, v and the next context. All are inference tensors: not to be changed in place.
         """
-        q, k, v, *new = self._call(self._slices[i], i, o, context)
+        return alone(self.start_slice(i, o, context))
+
+    def start_slice(self, i: int, o: Tensor | None, context: tuple[Tensor, ...]) -> Summed[SliceOutput]:
+        """Run a slice as `slice` does; yield what the members of a group must add up."""
+        values = yield from self._slices[i].up_to_last(self._inputs(i, o, context))
+        q, k, v, *new = self._slices[i].last.run(values)
         give = self.split.slices[i].give
         return SliceOutput(q, k, v, tuple([context[j] if j >= 0 else new[~j] for j in give]))
 
@@ -150,26 +200,21 @@ class SplitModel:
         Returns:
             The logits [L, vocab].
         """
-        o, context = self._needed(o, context)
-        if len(o) == 0:
-            return o.new_empty(0, self.vocab_size)
-        return self._call(self._slices[-1], -1, o, context)[0]
+        return alone(self.start_last(o, context)).logits()
 
-    @torch.inference_mode()
-    def argmax(self, o: Tensor, context: tuple[Tensor, ...]) -> Tensor | None:
-        """Return the argmax of `logits`, or None if it cannot be found without computing most of them.
+    def start_last(self, o: Tensor, context: tuple[Tensor, ...]) -> Summed[LmHeadInput]:
+        """Run the last slice up to its last sum; yield what the members of a group must add up.
 
         Args:
             o: Attention output of the last layer, [T, q_heads * v_dim].
             context: What slice n - 1 returned.
-
-        Returns:
-            The first of the largest logits of each token, int64 [L].
         """
-        if self._head is None or self._head.head.pauses():
-            return None
         o, context = self._needed(o, context)
-        return self._head.head.argmax(self._call(self._head.before, -1, o, context)[0])
+        inputs = self._inputs(-1, o, context)
+        if len(o) == 0:
+            return LmHeadInput(self, inputs, 0)
+        values = yield from self._slices[len(self.attends)].up_to_last(inputs)
+        return LmHeadInput(self, values, len(o))
 
     def _needed(self, o: Tensor, context: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return what the last slice takes, as if the tokens whose logits are needed were all."""
@@ -186,30 +231,39 @@ class SplitModel:
                 rows.append(x if dim is None else x.index_select(dim, needed))
         return o[needed], tuple(rows)
 
-    def _call(self, bound: BoundSlice, i: int, o: Tensor | None, context: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _inputs(self, i: int, o: Tensor | None, context: tuple[Tensor, ...]) -> list[Tensor]:
         given = [context[j] for j in self.split.slices[i].take]
-        return bound.compiled.run(*given if o is None else (o, *given), *bound.weights)
+        return given if o is None else [o, *given]
 
     @property
     def mapped_bytes(self) -> int:
         """Bytes of those weights that lie in a checkpoint's files, mapped into memory: they are used as they are."""
         plain = (
             piece
-            for bound in self._slices
-            for recipe, weight in zip(bound.compiled.recipes, bound.weights, strict=True)
+            for bound in self._slices.values()
+            for stretch in bound.stretches
+            for recipe, weight in zip(stretch.compiled.recipes, stretch.weights, strict=True)
             if recipe.form == "plain"
             for piece in pieces_of(weight)
             if piece.device.type == "cpu"
         )
         return sum(in_checkpoints({piece.data_ptr(): piece.nbytes for piece in plain}).values())
 
+    @property
+    def whole(self) -> bool:
+        """Whether all layers are here and there is nothing to add up: each slice is one graph."""
+        return len(self._slices) == len(self.attends) + 1 and all(len(s.stretches) == 1 for s in self._slices.values())
+
     def graph(self, i: int) -> fx.Graph:
-        """Return what slice `i` runs, a graph ([o,] context..., weights...) -> (q, k, v, context...)."""
-        return self._slices[i].compiled.graph
+        """Return what slice `i` of a whole model runs, a graph ([o,] context..., weights...) -> (q, k, v, context...).
+
+        Those of a member's model are stretches of slices.
+        """
+        return self._slices[i].last.compiled.graph
 
     def weights(self, i: int) -> tuple[Tensor | Stack, ...]:
-        """Return the weights of slice `i` as its graph takes them."""
-        return self._slices[i].weights
+        """Return the weights of slice `i` of a whole model as its graph takes them."""
+        return self._slices[i].last.weights
 
     def empty_output(self, i: int, tokens: int) -> Tensor:
         """Return memory [tokens, q_heads * v_dim] for the attention output of layer `i`, as the next slice reads it."""

@@ -1,0 +1,100 @@
+"""What the slices and the prompts' attention take in a step: the same on all members of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcdecode.schedule.plan import Plan
+from hpcdecode.schedule.step import PromptPart
+
+
+class StepTokens(NamedTuple):
+    """A step's tokens, the context of the first slice.
+
+    Attributes:
+        ids: int64 [T].
+        positions: int64 [T].
+        logits_indices: int64 [L], indices of the tokens whose logits are needed.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    logits_indices: Tensor
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """What a lane runs in one step.
+
+    Attributes:
+        decodes: Number of decode rows, the first of all rows.
+        tokens: Those of decode rows, then those of prompts.
+        parts: What attends from prompts, in the order of their rows.
+        skipped_queries: By part, how many of its first tokens need no logits.
+        forgotten: Keys of prefixes whose K and V are not needed any more.
+        largest: Whether no more of the logits is needed than the largest one of every token.
+    """
+
+    decodes: int
+    tokens: StepTokens
+    parts: Sequence[PromptPart] = ()
+    skipped_queries: Sequence[int] = ()
+    forgotten: Sequence[int] = ()
+    largest: bool = False
+
+    def on(self, device: torch.device) -> ModelInputs:
+        """Return the same with its tokens on a device."""
+        return replace(self, tokens=StepTokens(*(x.to(device) for x in self.tokens)))
+
+
+class StepOrder(msgspec.Struct, frozen=True, array_like=True):
+    """What a group's home tells the other members to run: a plan, and what the model takes, if it runs.
+
+    Attributes:
+        plan: The plan's int32 elements.
+        decodes: As in ModelInputs, and so are the others.
+        tokens: int64 elements of each tensor; nothing if the model does not run.
+    """
+
+    plan: bytes
+    decodes: int = 0
+    tokens: list[bytes] = []
+    parts: list[PromptPart] = []
+    skipped_queries: list[int] = []
+    forgotten: list[int] = []
+    largest: bool = False
+
+    @classmethod
+    def of(cls, plan: Plan, inputs: ModelInputs | None, forgotten: Sequence[int]) -> StepOrder:
+        """Return the order to run a plan.
+
+        Args:
+            plan: the plan.
+            inputs: on the host, or None if the model does not run.
+            forgotten: keys of prefixes, if it does not.
+        """
+        wire = np.empty(plan.length, np.int32)
+        plan.encode(wire)
+        if inputs is None:
+            return cls(wire.tobytes(), forgotten=list(forgotten))
+        tokens = [x.numpy().tobytes() for x in inputs.tokens]
+        lists = list(inputs.parts), list(inputs.skipped_queries), list(inputs.forgotten)
+        return cls(wire.tobytes(), inputs.decodes, tokens, *lists, inputs.largest)
+
+    def decoded_plan(self) -> Plan:
+        """Return the plan."""
+        return Plan.decode_from(np.frombuffer(self.plan, np.int32))
+
+    def inputs(self) -> ModelInputs:
+        """Return what the model takes, on the host."""
+        tokens = StepTokens(*(torch.from_numpy(np.frombuffer(wire, np.int64).copy()) for wire in self.tokens))
+        return ModelInputs(
+            self.decodes, tokens, self.parts, self.skipped_queries, self.forgotten, largest=self.largest
+        )

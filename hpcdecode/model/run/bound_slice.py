@@ -1,0 +1,117 @@
+"""A slice with its weights: its stretches, which hand what members of a group must add up to whoever runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, fx
+
+from hpcdecode.model.frontend.checkpoint import Stack
+from hpcdecode.model.frontend.stretches import Stretch, stretches_of
+from hpcdecode.model.lower.compile import Compiled, compile_graph
+from hpcdecode.model.lower.recipe import ReadWeight
+from hpcdecode.system.shared_memory import WeightMemory
+
+T = TypeVar("T")
+Summed = Generator[Tensor, Tensor, T]  # yields this member's share of a sum, is sent the sum, and returns a result
+
+
+class CompiledStretch(NamedTuple):
+    """A stretch, and what runs it."""
+
+    stretch: Stretch
+    compiled: Compiled
+
+
+class CompiledSlice:
+    """What runs the slices of one graph.
+
+    Args:
+        graph: ([o,] context..., weights...) -> (q, k, v, context...) or (logits,).
+        device: Device of the slices.
+        int8: Quantise the weights of projections.
+        inductor: Let torch's compiler compile the slices.
+    """
+
+    def __init__(self, graph: fx.Graph, device: torch.device, int8: bool, inductor: bool):
+        cut = stretches_of(graph)
+        made = (compile_graph(s.graph, device, int8, inductor, ends=s is cut[-1]) for s in cut)
+        self._stretches = list(map(CompiledStretch, cut, made))
+
+    def bound(self, read: ReadWeight, memory: WeightMemory) -> BoundSlice:
+        """Return a slice with its weights.
+
+        Args:
+            read: Returns a weight that the slice's graph names, by number.
+            memory: Where to put packed weights.
+        """
+
+        def reader(stretch: Stretch) -> ReadWeight:
+            return lambda number: read(stretch.weights[number])
+
+        return BoundSlice([BoundStretch(s, c, c.weights(reader(s), memory)) for s, c in self._stretches])
+
+
+@dataclass(frozen=True)
+class BoundStretch:
+    """A stretch, what runs it, and its weights as that takes them."""
+
+    stretch: Stretch
+    compiled: Compiled
+    weights: tuple[Tensor | Stack, ...]
+
+    def run(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return what the stretch makes of the values of its slice."""
+        return self.compiled.run(*(values[i] for i in self.stretch.takes), *self.weights)
+
+
+@dataclass(frozen=True)
+class BoundSlice:
+    """The stretches of a slice with their weights."""
+
+    stretches: Sequence[BoundStretch]
+
+    @property
+    def last(self) -> BoundStretch:
+        """The stretch with which the slice ends."""
+        return self.stretches[-1]
+
+    def up_to_last(self, inputs: Sequence[Tensor]) -> Summed[list[Tensor]]:
+        """Run all stretches but the last; return the values that there are then."""
+        values = list(inputs)
+        for stretch in self.stretches[:-1]:
+            share, *others = stretch.run(values)
+            values += [(yield share), *others]
+        return values
+
+
+def alone(work: Summed[T]) -> T:
+    """Return the result of work that has nothing to add up.
+
+    Raises:
+        TypeError: If it has: its model is a member's.
+    """
+    try:
+        next(work)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise TypeError("a member of a group cannot run a slice alone: it lacks the others' shares of its sums")
+
+
+def together(works: Sequence[Summed[T]], add: Callable[[Sequence[Tensor]], Tensor]) -> list[T]:
+    """Return the results of the members of a group that lie in one process, with `add` for their sums."""
+    results: list[T] = []
+    totals: list[Tensor | None] = [None] * len(works)
+    while not results:
+        shares = []
+        for work, total in zip(works, totals, strict=True):
+            try:
+                shares.append(next(work) if total is None else work.send(total))
+            except StopIteration as end:
+                results.append(end.value)
+        totals = [add(shares)] * len(works) if shares else totals
+    return results

@@ -1,0 +1,40 @@
+"""Stages of pipeline parallelism: runs of layers that take about as many bytes of weights each."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from hpcdecode.errors import UserError
+from hpcdecode.model.frontend.meta import tensor_meta
+from hpcdecode.model.frontend.split import Split
+
+
+def stages_of(parts: Split, count: int) -> list[range]:
+    """Return the layers of every stage. The last stage has the LM head, too.
+
+    A stage ends where the largest one is smallest.
+
+    Args:
+        parts: A model in slices.
+        count: Number of stages.
+
+    Raises:
+        UserError: If there are fewer layers than stages.
+    """
+    layers = len(parts.slices) - 1
+    if not 1 <= count <= layers:
+        raise UserError(f"--pp {count}: expected 1 to {layers}, the layers of the model, got {count}")
+    sizes = [sum(tensor_meta(node).numel_per_token for node in part.weights) for part in parts.slices]
+    ends = list(accumulate(sizes[:-1], initial=0))
+    best = {(0, 0): (0, [0])}  # by stages and layers that they have: largest stage, and where stages begin
+    for stage in range(1, count + 1):
+        head = sizes[-1] if stage == count else 0
+        for last in range(stage, layers + 1):
+            options = (
+                (max(best[stage - 1, first][0], ends[last] - ends[first] + head), [*best[stage - 1, first][1], last])
+                for first in range(stage - 1, last)
+                if (stage - 1, first) in best
+            )
+            best[stage, last] = min(options, key=lambda option: option[0])
+    bounds = best[count, layers][1]
+    return [range(first, last) for first, last in zip(bounds, bounds[1:], strict=False)]
