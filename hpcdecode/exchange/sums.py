@@ -28,7 +28,7 @@ class MpiSums:
 
     def __init__(self, comm: MPI.Intracomm):
         self.comm = comm
-        self._shares = np.empty(0, np.uint8)
+        self._memory = torch.empty(_GRAIN, dtype=torch.uint8)  # for shares of others
 
     def add(self, share: Tensor) -> Generator[MPI.Request, None, Tensor]:
         """Yield each request to wait for; return the sum of all members' shares.
@@ -41,12 +41,12 @@ class MpiSums:
         size, dtype, members = flat.element_size(), flat.dtype, self.comm.size
         counts = _dealt(len(flat), members)
         own = int(counts[self.comm.rank])
-        if len(self._shares) < own * members * size:
-            self._shares = np.empty(own * members * size, np.uint8)
-        came = self._shares[: own * members * size]
+        if len(self._memory) < own * members * size:
+            self._memory = torch.empty(own * members * size, dtype=torch.uint8)
+        came = self._memory.view(dtype)[: own * members].view(members, own)
         sent = [bytes_of(flat), _layout(counts * size), MPI.BYTE]
-        yield self.comm.Ialltoallv(sent, [came, _layout(np.full(members, own * size)), MPI.BYTE])
-        first, *others = torch.from_numpy(came).view(dtype).view(members, own)
+        yield self.comm.Ialltoallv(sent, [bytes_of(came), _layout(np.full(members, own * size)), MPI.BYTE])
+        first, *others = came
         part = first.float()
         for other in others:
             part += other

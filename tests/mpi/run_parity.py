@@ -3,12 +3,14 @@
 usage: run_parity.py DTYPE EXPECT WORLD:PERIOD:LANES[:PARTITION[:OVERLAP[:SCHEDULE[:EXCHANGE]]]],... CASE[=WORLD:...]...
 
 PARTITION: of the attention over the R-ranks, or replicas, or sharing: replicas that have one copy of their weights.
+    Or a group's members, such as tp2, pp2 or tp2pp2, which attend themselves; tp2-request and tp2-head have R-ranks.
 EXPECT: transformers, first-run (equal to the first of the runs), or same-schedule (to the first with its F and lanes).
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -23,7 +25,8 @@ from hpcdecode.requests.params import SamplingParams
 from tests.support.parity import generated
 
 WORLD = MPI.COMM_WORLD
-REPLICAS = ("replicas", "sharing")
+REPLICAS = ("replicas", "sharing", "")
+GROUP = re.compile(r"(?:tp(\d))?(?:pp(\d))?(?:$|-)(.*)")
 
 
 def main(dtype: str, expect: str, runs: str, *cases: str) -> int:
@@ -57,6 +60,7 @@ def run(
     size = int(world)
     comm = WORLD.Split(0 if WORLD.rank < size else MPI.UNDEFINED)
     node_memory.COPIES_SHARE = 0.0 if partition == "sharing" else 1.0
+    tp, pp, partition = group.groups() if (group := GROUP.match(partition)) else (None, None, partition)
     if WORLD.rank < size:
         job = Job(
             prompts=(str(case / "prompts.jsonl"),),
@@ -69,6 +73,8 @@ def run(
             lanes=int(lanes),
             layout="replicas" if partition in REPLICAS else "split",
             partition="request" if partition in REPLICAS else partition,
+            tp=int(tp) if tp else None,
+            pp=int(pp or 1),
             overlap=int(overlap),
             schedule=schedule,
             exchange=exchange,
@@ -76,7 +82,7 @@ def run(
             kv_memory=64 << 20,
             overwrite=True,
         )
-        code = generate(job, comm if size > 1 else None, model=model)
+        code = generate(job, comm if size > 1 else None, model=None if tp or pp else model)
         assert code == 0, code
     gather_all(WORLD, 0, int)  # a barrier that sleeps
     return generated(case / "out.h5") if WORLD.rank == 0 else None

@@ -16,12 +16,14 @@ ALL_RUNS = (
     *(f"{world}:{period}:{lanes}" for world in (1, 2, 4) for period in (1, 7) for lanes in (1, 2)),
     *("3:7:3:head:2", "3:1:1:head:1", "4:7:2:request:4", *(f"{world}:7:2:replicas" for world in (2, 3, 4))),
 )
-CORNER_RUNS = ("1:1:1", "1:7:2", "2:7:1", "4:1:2", "3:7:3:head:2", "4:7:2:request:4", "3:7:1:replicas", "4:7:1:sharing")
+CORNER_RUNS = ("2:7:2:pp2", "4:1:1:pp2-request", "1:1:1", "1:7:2", "2:7:1", "4:1:2", "3:7:3:head:2", "4:7:2:request:4", "3:7:1:replicas", "4:7:1:sharing")
 WORLD_RUNS = SOME_RUNS[2:]  # by heads and by requests
 # One of each kind of attention and of layers takes SOME_RUNS, the others WORLD_RUNS; in the whole matrix all take all.
 EVERY_KIND = ("llama3", "gemma2", "gpt_oss", "qwen3_moe", "deepseek_v3")
 SCHEDULE_RUNS = ("1:7:2:request:1:load-control", "4:7:2:request:1:fifo", "3:7:1:request:1:static")
 COLLECTIVE_RUNS = ("4:7:2:request:1:fixed-f:collective", "3:1:1:head:2:fixed-f:collective")
+GROUP_RUNS = ("2:7:1:tp2", "2:7:2:pp2")
+ALL_GROUP_RUNS = (*GROUP_RUNS, "4:1:2:tp2pp2", "4:7:2:tp2-request:2", "4:7:1:pp2-request", "4:7:1:tp2")
 LINE = re.compile(r"PARITY (\S+) (\S+) (\d+) rows differ")
 
 
@@ -45,7 +47,7 @@ def float32(mpiexec, tmp_path_factory):
 
 
 def runs_of(name):
-    return SOME_RUNS if name in EVERY_KIND else WORLD_RUNS
+    return SOME_RUNS + ALL_GROUP_RUNS if name in EVERY_KIND else WORLD_RUNS + GROUP_RUNS
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -55,7 +57,7 @@ def test_tokens_equal_those_of_transformers(float32, name):
 
 def test_tokens_behind_a_shared_prefix_equal_those_of_transformers(mpiexec, tmp_path):
     case = make_case("llama3", tmp_path, rows=8, new_tokens=12, common=200)
-    runs = (*SOME_RUNS, *SCHEDULE_RUNS, *COLLECTIVE_RUNS, "3:7:2", "3:7:2:replicas")
+    runs = (*SOME_RUNS, *SCHEDULE_RUNS, *COLLECTIVE_RUNS, "3:7:2", "3:7:2:replicas", *ALL_GROUP_RUNS)
     assert differing(mpiexec, [case], "float32", "transformers", runs) == {"llama3": dict.fromkeys(runs, 0)}
 
 
@@ -88,3 +90,11 @@ def test_the_whole_matrix(mpiexec, tmp_path, dtype, expect):
     cases = [make_case(name, tmp_path) for name in ARCHITECTURES]
     found = differing(mpiexec, cases, dtype, expect, ALL_RUNS)
     assert found == {name: dict.fromkeys(ALL_RUNS, 0) for name in ARCHITECTURES}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tokens_of_members_depend_on_their_number_alone(mpiexec, tmp_path, dtype):
+    sampling = {"temperature": 0.9, "top_k": 100, "top_p": 0.95, "seed": 5}
+    case = make_case("llama3", tmp_path, rows=8, new_tokens=24, common=200, n=2, **sampling)
+    runs = ("2:7:1:tp2", "2:1:2:tp2", "4:7:2:tp2", "4:7:2:tp2-request:3", "4:7:1:tp2-head", "4:7:2:tp2pp2")
+    assert differing(mpiexec, [case], dtype, "first-run", runs) == {"llama3": dict.fromkeys(runs, 0)}
