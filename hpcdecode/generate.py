@@ -32,6 +32,7 @@ from hpcdecode.errors import InvariantViolation, RowProblem, UserError
 from hpcdecode.model import SplitModel
 from hpcdecode.planning.auto import advise, planned, profile_for
 from hpcdecode.ranks.layout import Wishes
+from hpcdecode.ranks.fit import require_fit
 from hpcdecode.ranks.team import Team, WeightFacts, assemble
 from hpcdecode.ranks.watchdog import Watchdog
 from hpcdecode.report import text
@@ -79,8 +80,9 @@ def generate(
         layout = "split"  # of which these speak
     wishes = Wishes(layout=layout, s_ranks=job.s_ranks, pools=job.pools, tp=job.tp, pp=job.pp)
     advice = partial(advise, job, wishes) if job.profile else None
-    weights = weight_facts(job) if comm else WeightFacts()
+    weights = WeightFacts() if model else weight_facts(job)
     team = assemble(comm, wishes, job.device, job.r_device, weights, advice)
+    require_fit(team.ranks)
     with nullcontext(signals) if signals else Signals() as held, Watchdog(team, timeline, job.stall_timeout):
         return _generate(job, team, timeline, held, model)
 

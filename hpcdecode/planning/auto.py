@@ -20,7 +20,8 @@ from hpcdecode.planning import layout_planner, layouts
 from hpcdecode.planning.plan_text import chosen
 from hpcdecode.planning.planner import BATCHES, MeanRows
 from hpcdecode.planning.profile import Profile, read
-from hpcdecode.ranks.layout import Wishes, copies_of
+from hpcdecode.ranks.fit import copies_of
+from hpcdecode.ranks.layout import Wishes
 from hpcdecode.ranks.team import Team
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.schedule.auto import LOOKAHEAD, mean_prompt, new_tokens

@@ -17,12 +17,11 @@ from typing import NamedTuple
 import msgspec
 
 from hpcdecode.errors import UserError
+from hpcdecode.ranks.fit import too_large
 from hpcdecode.ranks.roles import Rank
 
 LAYOUTS = ("auto", "replicas", "split")
 POOLS = ("shared", "own")
-_WEIGHTS_SHARE = 0.5  # of a host's memory, that the weights of several replicas may take
-_ONE_COPY_SHARE = 0.9  # the same of one replica or a part of it
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,31 +169,12 @@ def against_replicas(ranks: Sequence[Rank], size: int = 1) -> str | None:
     """Return why the ranks should be no replicas of `size` ranks each, or None if they should."""
     if _some_own_gpus(ranks):
         return f"{len(ranks)} ranks, {len(_owners(ranks))} of them with a GPU of their own"
-    weights = max(r.weights for r in ranks)
-    for host in {r.host: 0 for r in ranks}:
-        here = [r for r in ranks if r.host == host]
-        memory, copies = min(r.memory for r in here), copies_of(here, size)
-        share = _WEIGHTS_SHARE if copies > 1 else _ONE_COPY_SHARE
-        if copies * weights > share * memory:
-            sizes = f"{copies:g} x {weights / 2**30:,.1f} GiB for {len(here)} ranks, {memory / 2**30:,.1f} GiB free"
-            return f"weights do not fit on every rank of {host} ({sizes})"
-    return None
+    return too_large(ranks, size)
 
 
 def _some_own_gpus(ranks: Sequence[Rank]) -> bool:
     """Return whether some ranks have a GPU of their own and others have none."""
     return 0 < len(_owners(ranks)) < len(ranks)
-
-
-def copies_of(here: Sequence[Rank], size: int = 1) -> float:
-    """Return how many copies of the weights the ranks of a host have as replicas of `size` ranks each.
-
-    Members have a part of the weights each. Ranks of a NUMA node that have the same part may share it.
-    """
-    if not all(r.shares_weights for r in here):
-        return len(here) / size
-    parts = {(node, r.rank % size) for r in here for node in r.numa.split(",")}
-    return min(len(here), len(parts)) / size
 
 
 def _split(ranks: Sequence[Rank], s_ranks: int | None, shape: GroupShape) -> int:
