@@ -23,6 +23,7 @@ from hpcdecode.model.frontend.nodes import as_node, as_nodes
 from hpcdecode.model.frontend.operators import (
     ATTEND,
     EXPERT_LINEAR,
+    JOINS,
     MOVES,
     NEW,
     PROJECTIONS,
@@ -115,8 +116,8 @@ class Labelling:
             return None
         if target is ATTEND:
             return self._attend(node)
-        if target is aten.cat.default:
-            return self._cat(node)
+        if target in JOINS and callable(target):
+            return self._join(node, target)
         if target in UNCHANGED:
             return self.of.get(as_node(node.args[0]))
         if node.args and isinstance(node.args[0], fx.Node) and node.args[0] in self.of:
@@ -165,10 +166,9 @@ class Labelling:
         self.units.copy(x, made)
         return made
 
-    def _cat(self, node: fx.Node) -> Tensor:
-        """Return the labels of a concatenation. What is whole goes where its neighbours go."""
-        parts = [self._or_fresh(n) for n in as_nodes(node.args[0])]
-        return torch.cat(parts, *node.args[1:])  # type: ignore[arg-type]
+    def _join(self, node: fx.Node, target: Callable[..., Tensor]) -> Tensor:
+        """Return the labels of tensors side by side. What is whole goes where its neighbours go."""
+        return target([self._or_fresh(n) for n in as_nodes(node.args[0])], *node.args[1:])
 
     def _or_fresh(self, node: fx.Node) -> Tensor:
         labels = self.of.get(node)

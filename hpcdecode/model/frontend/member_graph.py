@@ -19,6 +19,7 @@ from hpcdecode.model.frontend.nodes import as_int, as_node, as_nodes
 from hpcdecode.model.frontend.operators import (
     ATTEND,
     EXPERT_LINEAR,
+    JOINS,
     SPLITS,
     Linear,
     dim_argument,
@@ -136,8 +137,8 @@ class MemberGraph:
             return self._emit(node, fx.map_arg(node.args, self.own))
         if target in SIZED:
             return self._sized(node, dealt)
-        if target is aten.cat.default:
-            return self._cat(node, dealt)
+        if target in JOINS:
+            return self._join(node, dealt)
         if target is ATTEND:
             return self._attend(node, dealt)
         if is_pointwise(node):
@@ -184,14 +185,17 @@ class MemberGraph:
             return self._emit(node, [self.own(x), counts[0], dim])
         return self._emit(node, [self.own(x), counts, dim], aten.split_with_sizes.default)
 
-    def _cat(self, node: fx.Node, dealt: Dealt) -> fx.Node:
+    def _join(self, node: fx.Node, dealt: Dealt) -> fx.Node:
+        """Add a concatenation or a stack of the member's own columns of the parts."""
         parts, first = [], 0
         dim = dim_argument(node, 1, len(tensor_meta(node).shape))
+        stacked = node.target is aten.stack.default
         for part in as_nodes(node.args[0]):
             owners = dealt.owners
             if dim == dealt.dim:
-                owners = owners[first : (first := first + tensor_meta(part).one_token[dim])]
-            parts.append(self._value(part, Dealt(dealt.dim, owners)))
+                last = first + tensor_meta(part).one_token[dim]
+                owners, first = owners[first:last], last
+            parts.append(self._value(part, Dealt(dealt.dim - (stacked and dim < dealt.dim), owners)))
         return self._emit(node, [parts, dim])
 
     def _attend(self, node: fx.Node, dealt: Dealt) -> fx.Node:

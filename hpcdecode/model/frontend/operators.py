@@ -33,7 +33,7 @@ UNCHANGED: frozenset[Target] = frozenset(
     }
 )
 SPLITS: frozenset[Target] = frozenset({aten.split.Tensor, aten.split_with_sizes.default})
-# One tensor in, the same columns in other places out. Those after VIEWS keep the sizes of dimensions.
+# One tensor in, the same columns in other places out.
 MOVES: frozenset[Target] = (
     VIEWS
     | SPLITS
@@ -44,9 +44,11 @@ MOVES: frozenset[Target] = (
         aten.squeeze.dim,
         aten.t.default,
         aten.transpose.int,
+        aten.unbind.int,
         aten.unsqueeze.default,
     }
 )
+JOINS: frozenset[Target] = frozenset({aten.cat.default, aten.stack.default})  # a list of tensors in
 LIKE: frozenset[Target] = frozenset(
     {aten.empty_like.default, aten.full_like.default, aten.ones_like.default, aten.zeros_like.default}
 )
