@@ -168,7 +168,7 @@ class Deal:
             yield of[self.trace.logits]
         for node, labels in of.items():
             if node.target is aten.slice.Tensor and not self._sliceable(node):
-                yield labels
+                yield from (labels, of[as_node(node.args[0])])
 
     def _sliceable(self, node: fx.Node) -> bool:
         """Return whether a slice is one of each member's own columns."""
@@ -185,9 +185,15 @@ class Deal:
 
 def in_blocks(count: int, members: int) -> Ints:
     """Return the owner of each of `count` units: whole blocks of them in order, as evenly as possible."""
-    block = next((size for size in BLOCKS if count >= size * members), 1)
-    blocks = -(-count // block)
-    return np.repeat(np.arange(blocks) * members // blocks, block)[:count]
+    sizes = [size for size in BLOCKS if count >= size * members] or [1]
+    return min((by_blocks(count, members, size) for size in sizes), key=lambda owners: np.bincount(owners, minlength=members).max())
+
+
+def by_blocks(count: int, members: int, size: int) -> Ints:
+    """Return the owner of each of `count` units, in blocks of `size` units."""
+    blocks = -(-count // size)
+    owners: Ints = np.repeat(np.arange(blocks) * members // blocks, size)[:count]
+    return owners
 
 
 def dealt(owners: Ints, members: int) -> Dealt | None:

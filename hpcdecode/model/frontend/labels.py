@@ -99,8 +99,9 @@ class Labelling:
             self._parts[node] = labels
 
     def _size(self, node: fx.Node) -> int:
-        function: Callable[..., Any] = getattr(operator, getattr(node.target, "__name__", ""), int)
-        return int(function(*self._arguments(node)))
+        if not callable(node.target):
+            raise TypeError(f"expected a call, got {node.name}")
+        return int(node.target(*self._arguments(node)))
 
     def _arguments(self, node: fx.Node) -> Any:
         """Return the arguments of a node for one token, labels in the place of tensors."""

@@ -12,7 +12,7 @@ from torch.fx.node import Argument, Target
 
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.model.frontend.clean import VIEWS
-from hpcdecode.model.frontend.deal import Deal, Dealt
+from hpcdecode.model.frontend.deal import EVERYONE, Deal, Dealt
 from hpcdecode.model.frontend.membership import WeightCut
 from hpcdecode.model.frontend.meta import Meta, meta, size_of, tensor_meta
 from hpcdecode.model.frontend.nodes import as_int, as_node, as_nodes
@@ -250,6 +250,8 @@ class MemberGraph:
 
     def _narrow(self, node: fx.Node, want: Dealt) -> fx.Node:
         """Return the member's own columns of a tensor that every member has whole."""
+        if (want.owners == EVERYONE).all():
+            return self.new[node]
         key = node, want.dim, want.owners.tobytes()
         if key not in self._narrowed:
             self._narrowed[key] = self._narrowed_anew(node, want)
@@ -285,7 +287,7 @@ class MemberGraph:
         for first, last in want.ranges(self._member):
             parts.append(self.graph.call_function(aten.slice.Tensor, (self.new[node], want.dim, first, last)))
             owners = want.owners[first:last]
-            parts[-1].meta = self._meta(node, Dealt(want.dim, np.where(owners < 0, self._member, owners)))
+            parts[-1].meta = self._meta(node, Dealt(want.dim, np.full_like(owners, self._member)))
         return parts[0] if len(parts) == 1 else self.graph.call_function(aten.cat.default, (parts, want.dim))
 
 
