@@ -186,7 +186,8 @@ class Deal:
 def in_blocks(count: int, members: int) -> Ints:
     """Return the owner of each of `count` units: whole blocks of them in order, as evenly as possible."""
     sizes = [size for size in BLOCKS if count >= size * members] or [1]
-    return min((by_blocks(count, members, size) for size in sizes), key=lambda owners: np.bincount(owners, minlength=members).max())
+    dealt_out = [by_blocks(count, members, size) for size in sizes]
+    return min(dealt_out, key=lambda owners: np.bincount(owners, minlength=members).max())
 
 
 def by_blocks(count: int, members: int, size: int) -> Ints:
