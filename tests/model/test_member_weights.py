@@ -18,6 +18,7 @@ from hpcdecode.model.frontend.weights import Weights, cut_stack, weight_key
 from hpcdecode.model.run.bound_slice import together
 from hpcdecode.model.run.load import ModelPart, bound_weights
 from tests.support.models import Attention
+from tests.support.quantised import Stored, pair
 
 CPU = torch.device("cpu")
 
@@ -62,6 +63,25 @@ def test_parts_are_parts_of_the_whole_weights(name, checkpoint):
 
 def as_one(weight: Tensor | Stack) -> Tensor:
     return weight if isinstance(weight, Tensor) else torch.stack([torch.cat(own) for own in weight])
+
+
+def test_parts_of_quantised_weights_are_parts_of_what_they_stand_for(checkpoint, tmp_path):
+    def quantise(stem: str, weight: Tensor) -> Stored:
+        scale = weight.abs().max() / 400
+        codes = (weight / scale).to(torch.float8_e4m3fn)
+        return {"weight": codes, "weight_scale_inv": scale.view(1, 1)}, codes.float() * scale
+
+    stated = {"quant_method": "fp8", "weight_block_size": [256, 256]}
+    quantised, plain = pair(checkpoint("llama2"), tmp_path, quantise, stated)
+    for member in range(2):
+        models = [load_split(path, dtype="float32", part=ModelPart(2, member)) for path in (quantised, plain)]
+        for bound in zip(*(weights_bound(model) for model in models), strict=True):
+            assert torch.equal(*bound)
+
+
+def weights_bound(model: SplitModel) -> list[Tensor]:
+    stretches = [s for i in range(len(model.attends) + 1) for s in model._slices[i].stretches]
+    return [as_one(weight) for s in stretches for weight in s.weights]
 
 
 def test_tied_weights_are_cut_by_their_use(checkpoint):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 
 from hpcdecode.model.frontend.cache import cached_trace
 from hpcdecode.model.frontend.deal import Deal
 from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.ops import AttendArguments
 from hpcdecode.model.frontend.shard import member_trace, trace_of
-from hpcdecode.model.frontend.trace import trace
+from hpcdecode.model.frontend.trace import Trace
 from hpcdecode.model.frontend.trace_file import Unstorable, stored
 from tests.support.members import random_weights, run_members
 from tests.support.models import ARCHITECTURES, SHAPE, VOCAB
@@ -79,6 +80,14 @@ def test_the_whole_trace_stays_as_it_is(checkpoint):
         stored(own)
 
 
+@pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3"])
+def test_memory_that_is_filled_in_parts_is_a_concatenation(name, checkpoint):
+    """Keys are written into new memory beside each other, which cannot be dealt out by heads; joined, they can."""
+    targets = {str(node.target) for node in cached_trace(checkpoint(name), torch.float32).graph.nodes}
+    assert "aten.cat.default" in targets
+    assert not targets & {"aten.new_empty.default", "aten.slice_scatter.default", "aten.copy.default"}
+
+
 def test_the_bias_of_a_sum_is_on_one_member(checkpoint):
     whole = cached_trace(checkpoint("opt"), torch.float32)
     for member in range(2):
@@ -87,25 +96,25 @@ def test_the_bias_of_a_sum_is_on_one_member(checkpoint):
         assert any(name.endswith("fc2.bias") for name in names) == (member == 0)
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Phi3", "Mixtral"])
-def test_uneven_sizes(kind):
-    """Three members: six heads, 90 columns of the MLP and a vocabulary of 509."""
-    import transformers
+def traced(kind: str, sizes: dict, folder) -> Trace:
+    """Trace of a model that has no weights, kept from run to run."""
+    getattr(transformers, f"{kind}Config")(**sizes).save_pretrained(folder)
+    return cached_trace(folder, torch.float32)
 
+
+@pytest.mark.parametrize("kind", ["Llama", "Phi3", "Mixtral"])
+def test_uneven_sizes(kind, tmp_path):
+    """Three members: six heads, 90 columns of the MLP and a vocabulary of 509."""
     sizes = {**SHAPE, "num_hidden_layers": 1, "num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96}
-    config = getattr(transformers, f"{kind}Config")(**sizes | {"intermediate_size": 90, "vocab_size": 509})
-    whole = trace(config, torch.float32)
-    traces = check(whole, 3)
+    traces = check(traced(kind, sizes | {"intermediate_size": 90, "vocab_size": 509}, tmp_path), 3)
     assert [len(own.membership.vocabulary) for own in traces] == [176, 176, 157]
     inner = [max(cut.kept for cut in own.cuts.values() if cut.size == 90) for own in traces if kind != "Phi3"]
     assert inner in ([32, 32, 26], [])
 
 
 @pytest.mark.parametrize("kind", ["GPTNeoX", "Cohere", "Granite", "Phi", "StableLm", "Qwen2Moe"])
-def test_other_kinds_of_layers(kind):
+def test_other_kinds_of_layers(kind, tmp_path):
     """Attention and MLP beside each other share a sum; scaled, gated and shared experts too."""
-    import transformers
-
     sizes = {**SHAPE, "num_hidden_layers": 2, "num_attention_heads": 4}
     extra = {
         "GPTNeoX": {"use_parallel_residual": True},
@@ -115,7 +124,7 @@ def test_other_kinds_of_layers(kind):
         "StableLm": {"use_qkv_bias": True},
         "Qwen2Moe": {"num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
     }[kind]
-    whole = trace(getattr(transformers, f"{kind}Config")(**{**sizes, **extra}), torch.float32)
+    whole = traced(kind, {**sizes, **extra}, tmp_path)
     parallel = kind in ("GPTNeoX", "Cohere", "Phi")
     for own in check(whole, 2):
         assert own.membership.sums == (1 if parallel else 2) * 2

@@ -108,7 +108,7 @@ class Deal:
         Args:
             unit: Unit of every label.
         """
-        owner = np.full(len(unit), EVERYONE, dtype=np.int64)
+        owner = np.full(len(unit), EVERYONE, dtype=np.int32)
         wrong = [heads for heads in self._labelling.heads.values() if not self._deal_heads(unit[heads], owner)]
         wrong += [labels for labels in self._families() if not self._deal(unit[labels.reshape(-1)], owner)]
         return wrong or self._find(owner[unit]) or [*self._wrong()]

@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Ints = NDArray[np.int64]
+Ints = NDArray[np.signedinteger[Any]]
 REPLICATED = 0  # label and unit of what every member has
 
 
 class Units:
     """Labels, and the units that they make up: disjoint sets.
 
-    A tensor of labels is int64 and has the shape of the tensor whose columns it labels.
+    A tensor of labels is int32 and has the shape of the tensor whose columns it labels.
     """
 
     def __init__(self) -> None:
-        self._parent: Ints = np.zeros(1 << 12, dtype=np.int64)
+        self._parent: Ints = np.zeros(1 << 12, dtype=np.int32)
         self._count = 1
         self._joins: list[tuple[Ints, Ints]] = []
         self._copies: list[tuple[Ints, Ints]] = []
@@ -34,9 +35,9 @@ class Units:
         """Return new labels, each a unit of its own."""
         first, self._count = self._count, self._count + math.prod(shape)
         if self._count > len(self._parent):
-            self._parent = np.concatenate([self._parent, np.zeros(self._count, dtype=np.int64)])
+            self._parent = np.concatenate([self._parent, np.zeros(self._count, dtype=np.int32)])
         self._parent[first : self._count] = np.arange(first, self._count)
-        return torch.arange(first, self._count).view(tuple(shape))
+        return torch.arange(first, self._count, dtype=torch.int32).view(tuple(shape))
 
     def join(self, a: Tensor, b: Tensor) -> None:
         """Let each label of `a` be in the unit of the label of `b` at its place. Shapes broadcast."""
@@ -88,7 +89,7 @@ class Units:
 
     def table(self) -> Ints:
         """Return the unit of every label."""
-        return self.find(np.arange(self._count))
+        return self.find(np.arange(self._count, dtype=np.int32))
 
     def _unite_roots(self, a: Ints, b: Ints) -> None:
         differ = a != b
