@@ -31,8 +31,8 @@ from hpcdecode.engine.setup import auto_dtype, together, weight_facts
 from hpcdecode.errors import InvariantViolation, RowProblem, UserError
 from hpcdecode.model import SplitModel
 from hpcdecode.planning.auto import advise, planned, profile_for
-from hpcdecode.ranks.layout import Wishes
 from hpcdecode.ranks.fit import require_fit
+from hpcdecode.ranks.layout import Wishes
 from hpcdecode.ranks.team import Team, WeightFacts, assemble
 from hpcdecode.ranks.watchdog import Watchdog
 from hpcdecode.report import text

@@ -16,7 +16,7 @@ from hpcdecode.data.prompts.tokenizer import tokenized
 from hpcdecode.data.results.collected import CollectedResults, CompletionOutput, RequestOutput, prompt_error
 from hpcdecode.engine.desk import Desk
 from hpcdecode.engine.engine import Engine
-from hpcdecode.engine.scale import Scale
+from hpcdecode.engine.scale import Scale, lane_limits, placement_of
 from hpcdecode.errors import PromptError, RowProblem, UserError
 from hpcdecode.ranks.team import assemble
 from hpcdecode.report.metrics import check_emptied
@@ -171,7 +171,8 @@ class LLM:
 
     def _require_capacity(self, prompts: list[Prompt], scale: Scale) -> None:
         engine, batch = self._engine, scale.lanes[0]
-        limits, placement, stops = engine.limits(batch, scale), engine.placement(1), engine.stops
+        options, setup, stops = engine.options, engine.setup, engine.stops
+        limits, placement = lane_limits(options, setup, batch, scale), placement_of(options, engine.team, setup, 1)
         for prompt in prompts:
             sequences = sequences_of(prompt, 0, limits, placement, stops)
             if problem := problem_of(sequences, limits, placement):

@@ -15,12 +15,22 @@ from hpcdecode.engine.desk import Desk, RankReport
 from hpcdecode.engine.duties import run_lead, run_remote
 from hpcdecode.engine.group_lane import MpiGroupLane
 from hpcdecode.engine.kv import open_attention_worker, open_prompts
-from hpcdecode.engine.links import Lane, lane_spec, lanes_of, local_links, r_link, s_link, slots_of
+from hpcdecode.engine.links import (
+    Lane,
+    group_lanes,
+    lane_spec,
+    lanes_of,
+    local_links,
+    pool_communicators,
+    r_link,
+    s_link,
+    slots_of,
+)
 from hpcdecode.engine.member import Member
 from hpcdecode.engine.programs import PlanOrder, serve
 from hpcdecode.engine.room import limit_torch, measure_room, measure_speeds
 from hpcdecode.engine.s_rank import SRank
-from hpcdecode.engine.scale import Scale, capacity_of, choose_scales, rows_ahead
+from hpcdecode.engine.scale import Scale, choose_scales, lane_limits, placement_of, rows_ahead
 from hpcdecode.engine.setup import direct, load, partition_of
 from hpcdecode.engine.survive import on_loss, work_on
 from hpcdecode.engine.work import Work
@@ -34,8 +44,6 @@ from hpcdecode.report.account import Account
 from hpcdecode.report.metrics import Metrics
 from hpcdecode.report.progress import Progress
 from hpcdecode.requests.stops import Stops
-from hpcdecode.schedule.limits import LaneLimits
-from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.policies import POLICIES
 from hpcdecode.schedule.scheduler import Scheduler
 from hpcdecode.system.signals import Signals
@@ -112,28 +120,6 @@ class Engine:
         """Return what ends a sequence; on S-ranks."""
         return Stops(self.setup.eos, self.tokenizer.decode)
 
-    def limits(self, batch: int, scale: Scale, prefix_tokens: int = 0) -> LaneLimits:
-        """Return the limits of a lane whose share of the group's B is `batch`."""
-        return LaneLimits(
-            batch,
-            scale.period,
-            scale.steps,
-            scale.prefill_tokens,
-            self.setup.max_positions,
-            prefix_tokens,
-            self.options.schedule,
-            scale.load * batch // scale.batch,
-        )
-
-    def placement(self, lanes: int) -> Placement:
-        """Return what this S-rank may use of its R-ranks' KV caches."""
-        team, options, group = self.team, self.options, self.team.group
-        of_members = [
-            partition_of(options, pool).speeds([team.ranks[p].speed for p in pool]) for pool in group.pools
-        ]
-        speeds = list(map(min, zip(*of_members, strict=True)))  # the lane waits for the slowest member's R-rank
-        return Placement(capacity_of(options, team, group), self.setup.block_tokens, lanes, speeds)
-
     def scales(self, desk: Desk | None) -> list[Scale]:
         """Return B, F and lanes of every group for the rows of the lead's desk, on every rank."""
         options, team = self.options, self.team
@@ -193,7 +179,8 @@ class Engine:
         """Work until all rows are done; return None if some are left that a lost rank had."""
         team, done = self.team, True
         lanes = lanes_of(team, scales)
-        comms, groups = self._connect(scales), self._group_lanes(scales)
+        comms, groups = pool_communicators(team, scales), group_lanes(team, self.setup, scales)
+        self.comms += [*comms, *(comm for group in groups or () for comm in group.comms)]
         attention = self._open_attention(slots_of(lanes)) if team.me.has_r else None
         self._work = Work(attention)
         if team.me.has_s:
@@ -208,43 +195,6 @@ class Engine:
             link.close()
         self.comms.clear()
         return self.metrics() if done else None
-
-    def _connect(self, scales: list[Scale]) -> list[MPI.Intracomm]:
-        """Return the communicators of this rank's lanes to R-ranks over MPI."""
-        ranks = [
-            ([] if group.alone else [member, *pool], len(scale.lanes))
-            for group, scale in zip(self.team.groups, scales, strict=True)
-            for member, pool in zip(group.members, group.pools, strict=True)
-        ]
-        return self._communicators(ranks)
-
-    def _group_lanes(self, scales: list[Scale]) -> list[MpiGroupLane] | None:
-        """Return the lanes of this rank's group as its members share them; None if it has one member."""
-        team, me = self.team, self.team.me
-        lanes = [len(scale.lanes) for scale in scales]
-        groups = [group.members if len(group.members) > 1 else [] for group in team.groups]
-        comms = self._communicators(list(zip(groups, lanes, strict=True)))
-        stages = [
-            (stage if len(stage) > 1 else [], count)
-            for group, count in zip(team.groups, lanes, strict=True)
-            for stage in group.stages
-        ]
-        stage_comms = self._communicators(stages)
-        if not comms:
-            return None
-        columns, of_stages = self.setup.columns_of(me), iter(stage_comms)
-        return [MpiGroupLane(comm, next(of_stages, None), me.tp, columns) for comm in comms]
-
-    def _communicators(self, ranks: Sequence[tuple[list[int], int]]) -> list[MPI.Intracomm]:
-        """Return a communicator for every lane that this rank is in; ranks: places of ranks, and their lanes."""
-        team = self.team
-        if team.comm is None or not any(places for places, _ in ranks):
-            return []
-        from hpcdecode.exchange.mpi import lane_communicators
-
-        comms = lane_communicators(team.comm, [places for places, _ in ranks], [lanes for _, lanes in ranks])
-        self.comms += comms
-        return comms
 
     def _s_links(
         self, lanes: Sequence[Lane], comms: Sequence[MPI.Intracomm], attention: AttentionWorker | None
@@ -322,11 +272,12 @@ class Engine:
         return direct(self.options, self.team)
 
     def _make_s_rank(self, scale: Scale, desk: Desk | RemoteDesk, groups: list[MpiGroupLane] | None) -> SRank:
-        placement, stops = self.placement(len(scale.lanes)), self.stops
+        options, setup = self.options, self.setup
+        placement, stops = placement_of(options, self.team, setup, len(scale.lanes)), self.stops
         beside = self._attention.kv_cache if self._attention else None
         prompts = open_prompts(self.team, self.setup, self.model, beside)
-        shared = prompts.attention.tokens_in(_PREFIX_BYTES // len(scale.lanes)) if self.options.prefix_sharing else 0
-        limits = [self.limits(batch, scale, shared) for batch in scale.lanes]
+        shared = prompts.attention.tokens_in(_PREFIX_BYTES // len(scale.lanes)) if options.prefix_sharing else 0
+        limits = [lane_limits(options, setup, batch, scale, shared) for batch in scale.lanes]
         schedulers = [Scheduler(lane, desk, placement, limit, stops) for lane, limit in enumerate(limits)]
         links = cast("Sequence[SLink]", self._work.links)
         self._work.s_rank = SRank(

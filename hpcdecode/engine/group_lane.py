@@ -169,15 +169,19 @@ class MpiGroupLane:
         best = values.argmax(dim=0)
         return (ids.long() + firsts[:, None]).gather(0, best[None]).squeeze(0)
 
+    @property
+    def comms(self) -> list[MPI.Intracomm]:
+        """The communicators of this lane."""
+        return [self.comm] if self.sums is None else [self.comm, self.sums.comm]
+
     def close(self) -> None:
         """Complete what is under way after the stop plan, and free the communicators; every member calls this."""
         from hpcdecode.mpi.wait import wait
 
         for request in self._sent:
             wait(request)
-        if self.sums is not None:
-            self.sums.comm.Free()
-        self.comm.Free()
+        for comm in self.comms:
+            comm.Free()
 
     def _keep(self, requests: Sequence[MPI.Request]) -> None:
         """Keep requests of messages until these are sent."""

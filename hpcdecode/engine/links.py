@@ -10,6 +10,7 @@ import torch
 
 from hpcdecode.config import EngineOptions
 from hpcdecode.engine.attention_worker import AttentionWorker
+from hpcdecode.engine.group_lane import MpiGroupLane
 from hpcdecode.engine.scale import Scale
 from hpcdecode.engine.setup import Setup, apart, direct, partition_of
 from hpcdecode.exchange.base import SLink
@@ -48,6 +49,48 @@ def lanes_of(team: Team, scales: Sequence[Scale]) -> list[Lane]:
 def slots_of(lanes: Sequence[Lane]) -> int:
     """Return the slots of all lanes."""
     return lanes[-1].first_slot + lanes[-1].scale.slots
+
+
+def pool_communicators(team: Team, scales: Sequence[Scale]) -> list[MPI.Intracomm]:
+    """Return the communicators of this rank's lanes to R-ranks over MPI; every rank calls this.
+
+    Args:
+        team: of this rank.
+        scales: of all groups.
+    """
+    ranks = [
+        ([] if group.alone else [member, *pool], len(scale.lanes))
+        for group, scale in zip(team.groups, scales, strict=True)
+        for member, pool in zip(group.members, group.pools, strict=True)
+    ]
+    return _communicators(team, ranks)
+
+
+def group_lanes(team: Team, setup: Setup, scales: Sequence[Scale]) -> list[MpiGroupLane] | None:
+    """Return the lanes of this rank's group as its members share them; None if it has one. Every rank calls this.
+
+    Args:
+        team: of this rank.
+        setup: of the model.
+        scales: of all groups.
+    """
+    each = [(group, len(scale.lanes)) for group, scale in zip(team.groups, scales, strict=True)]
+    members = [(group.members if len(group.members) > 1 else [], lanes) for group, lanes in each]
+    stages = [(stage if len(stage) > 1 else [], lanes) for group, lanes in each for stage in group.stages]
+    comms, of_stages = _communicators(team, members), iter(_communicators(team, stages))
+    if not comms:
+        return None
+    columns = setup.columns_of(team.me)
+    return [MpiGroupLane(comm, next(of_stages, None), team.me.tp, columns) for comm in comms]
+
+
+def _communicators(team: Team, ranks: Sequence[tuple[list[int], int]]) -> list[MPI.Intracomm]:
+    """Return a communicator for every lane that this rank is in; ranks: places of ranks, and their lanes."""
+    if team.comm is None or not any(places for places, _ in ranks):
+        return []
+    from hpcdecode.exchange.mpi import lane_communicators
+
+    return lane_communicators(team.comm, [places for places, _ in ranks], [lanes for _, lanes in ranks])
 
 
 def local_links(team: Team, lanes: Sequence[Lane], attention: AttentionWorker, device: torch.device) -> Sequence[SLink]:

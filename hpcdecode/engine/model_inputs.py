@@ -95,6 +95,4 @@ class StepOrder(msgspec.Struct, frozen=True, array_like=True):
     def inputs(self) -> ModelInputs:
         """Return what the model takes, on the host."""
         tokens = StepTokens(*(torch.from_numpy(np.frombuffer(wire, np.int64).copy()) for wire in self.tokens))
-        return ModelInputs(
-            self.decodes, tokens, self.parts, self.skipped_queries, self.forgotten, largest=self.largest
-        )
+        return ModelInputs(self.decodes, tokens, self.parts, self.skipped_queries, self.forgotten, largest=self.largest)

@@ -6,6 +6,7 @@ from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.programs import PlanOrder, Program
 from hpcdecode.exchange.mpi import MpiRLink
 
+
 def lane_program(lane: int, link: MpiRLink, worker: AttentionWorker, order: PlanOrder) -> Program:
     """Serve one lane until its stop plan; yield each request that it must wait for."""
     while True:

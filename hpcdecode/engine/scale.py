@@ -11,6 +11,7 @@ from hpcdecode.ranks.team import Team
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.schedule.auto import LOOKAHEAD, choose, load_limit, mean_prompt, split
 from hpcdecode.schedule.limits import LaneLimits, prefill_limit
+from hpcdecode.schedule.placement import Placement
 
 _MOST_AHEAD = 4096  # rows looked at
 
@@ -86,3 +87,25 @@ def capacity_of(options: EngineOptions, team: Team, group: Group) -> list[int]:
         partition_of(options, pool).capacity([team.ranks[p].kv_tokens // sharing for p in pool]) for pool in group.pools
     )
     return list(map(min, zip(*of_members, strict=True)))
+
+
+def placement_of(options: EngineOptions, team: Team, setup: Setup, lanes: int) -> Placement:
+    """Return what this rank's group may use of its R-ranks' KV caches, for so many lanes."""
+    group = team.group
+    of_members = [partition_of(options, pool).speeds([team.ranks[p].speed for p in pool]) for pool in group.pools]
+    speeds = list(map(min, zip(*of_members, strict=True)))  # the lane waits for the slowest member's R-rank
+    return Placement(capacity_of(options, team, group), setup.block_tokens, lanes, speeds)
+
+
+def lane_limits(options: EngineOptions, setup: Setup, batch: int, scale: Scale, prefix_tokens: int = 0) -> LaneLimits:
+    """Return the limits of a lane whose share of the group's B is `batch`."""
+    return LaneLimits(
+        batch,
+        scale.period,
+        scale.steps,
+        scale.prefill_tokens,
+        setup.max_positions,
+        prefix_tokens,
+        options.schedule,
+        scale.load * batch // scale.batch,
+    )

@@ -35,8 +35,7 @@ def receive_tensors(
     """Yield what to wait for; return the tensors of the next `send_tensors`, on a device."""
     kinds = yield from arriving(comm, source, tag, list[TensorKind])
     tensors = [torch.empty(kind.shape, dtype=getattr(torch, kind.dtype)) for kind in kinds]
-    for request in [comm.Irecv([bytes_of(x), MPI.BYTE], source, tag) for x in tensors]:
-        yield request
+    yield from [comm.Irecv([bytes_of(x), MPI.BYTE], source, tag) for x in tensors]
     return [x.to(device) for x in tensors]
 
 

@@ -47,9 +47,10 @@ def require_fit(ranks: Sequence[Rank]) -> None:
             continue
         members = -(-weights // max(int(_ONE_COPY_SHARE * memory), 1))
         raise UserError(
-            f"the weights take {_gib(weights)}, of which the S-ranks of {here[0].host} would hold {_gib(copies * weights)}"
-            f", and {_gib(memory)} are free there; start at least {members} ranks, each on a host with as much memory, "
-            f"and add --tp {members} (each holds a part of every layer) or --pp {members} (each holds some of the layers)",
+            f"the weights take {_gib(weights)}, of which the S-ranks of {here[0].host} would hold "
+            f"{_gib(copies * weights)}, and {_gib(memory)} are free there; start at least {members} ranks, each on a "
+            f"host with as much memory, and add --tp {members} (each rank holds a part of every layer) or "
+            f"--pp {members} (each holds some of the layers)",
             everywhere=True,
         )
 

@@ -145,8 +145,8 @@ def _replicas(ranks: Sequence[Rank], shape: GroupShape) -> str:
     """Give every rank both roles, in groups; return that as a line for the user."""
     if len(ranks) % shape.size:
         raise UserError(
-            f"{shape.flags}: expected a number of ranks that is a multiple of {shape.size}, as {shape.size} ranks share "
-            f"a model, got {len(ranks)}; start more ranks or fewer, or change the flags",
+            f"{shape.flags}: expected a number of ranks that is a multiple of {shape.size}, as {shape.size} ranks "
+            f"share a model, got {len(ranks)}; start more ranks or fewer, or change the flags",
             everywhere=True,
         )
     for rank in ranks:
@@ -189,9 +189,9 @@ def _split(ranks: Sequence[Rank], s_ranks: int | None, shape: GroupShape) -> int
         )
     if count % shape.size or (size - count) % shape.size:
         raise UserError(
-            f"{shape.flags}: expected multiples of {shape.size} S-ranks and R-ranks, as each of the {shape.size} members "
-            f"of a group has R-ranks of its own, got {count} S-ranks and {size - count} R-ranks; change --s-ranks, the "
-            "flags or the number of ranks",
+            f"{shape.flags}: expected multiples of {shape.size} S-ranks and R-ranks, as each of the {shape.size} "
+            f"members of a group has R-ranks of its own, got {count} S-ranks and {size - count} R-ranks; change "
+            "--s-ranks, the flags or the number of ranks",
             everywhere=True,
         )
     chosen = sorted(ranks, key=lambda r: (r.rank not in owners, not r.gpus, r.rank))[:count]

@@ -28,9 +28,9 @@ def test_sharing_models_have_the_logits_of_one_alone(checkpoint, monkeypatch, na
     expected = step(alone, Attention(alone), TOKENS, [8])
     for model in sharing:
         assert torch.equal(step(model, Attention(model), TOKENS, [8]), expected)
-        if model._head is not None:
-            assert torch.equal(model._head.head.norms, alone._head.head.norms)
-            assert torch.equal(model._head.head.rounded, alone._head.head.rounded)
+        if model.head is not None:
+            assert torch.equal(model.head.head.norms, alone.head.head.norms)
+            assert torch.equal(model.head.head.rounded, alone.head.head.rounded)
 
 
 def test_weights_that_stay_in_the_mapped_files_are_counted_once(checkpoint):

@@ -16,7 +16,18 @@ ALL_RUNS = (
     *(f"{world}:{period}:{lanes}" for world in (1, 2, 4) for period in (1, 7) for lanes in (1, 2)),
     *("3:7:3:head:2", "3:1:1:head:1", "4:7:2:request:4", *(f"{world}:7:2:replicas" for world in (2, 3, 4))),
 )
-CORNER_RUNS = ("2:7:2:pp2", "4:1:1:pp2-request", "1:1:1", "1:7:2", "2:7:1", "4:1:2", "3:7:3:head:2", "4:7:2:request:4", "3:7:1:replicas", "4:7:1:sharing")
+CORNER_RUNS = (
+    "2:7:2:pp2",
+    "4:1:1:pp2-request",
+    "1:1:1",
+    "1:7:2",
+    "2:7:1",
+    "4:1:2",
+    "3:7:3:head:2",
+    "4:7:2:request:4",
+    "3:7:1:replicas",
+    "4:7:1:sharing",
+)
 WORLD_RUNS = SOME_RUNS[2:]  # by heads and by requests
 # One of each kind of attention and of layers takes SOME_RUNS, the others WORLD_RUNS; in the whole matrix all take all.
 EVERY_KIND = ("llama3", "gemma2", "gpt_oss", "qwen3_moe", "deepseek_v3")

@@ -63,11 +63,13 @@ def test_ranks_are_split_if_weights_do_not_fit_on_all_of_a_host():
 
     assert layout("aa", 25) == ("2 replicas, each rank with both roles", ["SR", "SR"])
     why, roles = layout("aa", 26)
-    assert why.startswith("1 S + 1 R: weights do not fit on every rank of a") and roles == ["S", "R"]
+    assert why.startswith("one model of 2 ranks, each rank with both roles: weights do not fit on every rank of a")
+    assert roles == ["SR", "SR"]
     assert layout("ab", 90)[1] == ["SR", "SR"]
     assert layout("aaaa", 50, ["0", "0", "0", "0"])[1] == ["SR"] * 4  # a NUMA node's ranks have one copy
     assert layout("aaaa", 25, ["0,1"] * 4)[1] == ["SR"] * 4
-    assert layout("aaaa", 26, ["0,1"] * 4)[1] == ["S", "R", "R", "R"]
+    assert layout("aaaa", 26, ["0,1"] * 4)[0].startswith("one model of 4 ranks, each rank with both roles: weights do")
+    assert layout("aaaa", 91)[0].startswith("1 S + 3 R: weights do not fit on every rank of a")  # not even one copy
 
 
 @pytest.mark.parametrize(
@@ -239,7 +241,8 @@ def test_gpu_memory_bounds_what_torch_and_the_kv_cache_take_together(monkeypatch
         """GiB of the KV cache."""
         rank = Rank(rank=0, host="a", cpus=[0], gpus=["x"], role="SR", device=own, kv_device="cuda:0")
         options = EngineOptions(model="", r_device="cuda", **flags)
-        measure_room(options, Team(None, [rank]), SimpleNamespace(shapes=[shape], kv_dtype="bfloat16", block_tokens=64))
+        setup = SimpleNamespace(shapes_of=lambda rank: [shape], kv_dtype="bfloat16", block_tokens=64)
+        measure_room(options, Team(None, [rank]), setup)
         return rank.kv_tokens * 256 / gib
 
     assert room("cuda:0") == pytest.approx(60 * 0.7) and limits == []

@@ -19,7 +19,7 @@ class Pair:
     def __init__(self, *, loads: bool, made: int, memory: int = 100):
         self.ranks = [Rank(rank=i, host="a", cpus=[0], numa="0", role="SR", memory=memory, weights=50) for i in (0, 1)]
         self.me = self.ranks[0]
-        self._others = iter(["a 0" if loads else "", [], loads, made] if loads else ["", 0])
+        self._others = iter(["a 0 0" if loads else "", [], loads, made] if loads else ["", 0])
 
     def gather_all(self, value, _kind):
         return [value, next(self._others)]

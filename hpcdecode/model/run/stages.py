@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.meta import tensor_meta
@@ -37,4 +37,4 @@ def stages_of(parts: Split, count: int) -> list[range]:
             )
             best[stage, last] = min(options, key=lambda option: option[0])
     bounds = best[count, layers][1]
-    return [range(first, last) for first, last in zip(bounds, bounds[1:], strict=False)]
+    return [range(first, last) for first, last in pairwise(bounds)]
