@@ -179,7 +179,7 @@ class Engine:
         """Work until all rows are done; return None if some are left that a lost rank had."""
         team, done = self.team, True
         lanes = lanes_of(team, scales)
-        comms, groups = pool_communicators(team, scales), group_lanes(team, self.setup, scales)
+        comms, groups = pool_communicators(team, scales), group_lanes(team, self.setup, scales, self.timeline)
         self.comms += [*comms, *(comm for group in groups or () for comm in group.comms)]
         attention = self._open_attention(slots_of(lanes)) if team.me.has_r else None
         self._work = Work(attention)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -14,7 +14,9 @@ from hpcdecode.engine.programs import Waiting, waiting
 from hpcdecode.model.run.bound_slice import Summed, alone
 from hpcdecode.model.run.lm_head import Largest
 from hpcdecode.model.run.split_model import LmHeadInput
+from hpcdecode.mpi.wait import Waitable
 from hpcdecode.schedule.plan import Plan
+from hpcdecode.system.timeline import Timeline
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -95,11 +97,15 @@ class MpiGroupLane:
         stage: of the members of this stage, for this lane alone; None if it has one.
         tp: members of a stage.
         columns: of the logits, by member of this stage; nothing if each member computes all of them.
+        timeline: of this rank.
     """
 
-    def __init__(self, comm: MPI.Intracomm, stage: MPI.Intracomm | None, tp: int, columns: Sequence[int]):
+    def __init__(
+        self, comm: MPI.Intracomm, stage: MPI.Intracomm | None, tp: int, columns: Sequence[int], timeline: Timeline
+    ):
         from hpcdecode.exchange.sums import MpiSums
 
+        self.timeline = timeline
         self.comm, self.columns = comm, np.array(columns)
         self.sums = None if stage is None else MpiSums(stage)
         self._before, self._after = comm.rank + tp, comm.rank - tp  # members of the stages before and after
@@ -144,14 +150,14 @@ class MpiGroupLane:
                 result: T = end.value
                 return result
             assert self.sums is not None, "sums: expected several members"
-            total = yield from waiting("wait", self.sums.add(share))
+            total = yield from self._joint(self.sums.add(share))
 
     def logits(self, head: LmHeadInput) -> Waiting[Tensor]:
         """Return the logits on home; this member's part elsewhere."""
         part = head.logits()
         if self.sums is None or not len(self.columns):
             return part
-        parts = yield from waiting("wait", self.sums.gather(part, self.columns))
+        parts = yield from self._joint(self.sums.gather(part, self.columns))
         return torch.cat(parts, dim=1) if parts else part
 
     def largest(self, head: LmHeadInput) -> Waiting[Tensor | None]:
@@ -161,13 +167,21 @@ class MpiGroupLane:
             return None if found is None else found.ids
         own = Largest.of(head.logits()) if found is None else found
         pairs = torch.stack([own.values.double(), own.ids.double()])  # both exact in float64
-        parts = yield from waiting("wait", self.sums.gather(pairs, np.full(len(self.columns), pairs.shape[1])))
+        parts = yield from self._joint(self.sums.gather(pairs, np.full(len(self.columns), pairs.shape[1])))
         if not parts:
             return None
         values, ids = torch.stack(parts).unbind(1)
         firsts = torch.from_numpy(np.cumsum(self.columns) - self.columns).to(ids.device)
         best = values.argmax(dim=0)
         return (ids.long() + firsts[:, None]).gather(0, best[None]).squeeze(0)
+
+    def _joint(self, requests: Generator[Waitable, None, T]) -> Waiting[T]:
+        """Wait for what members do together; go on with the operation that it is part of."""
+        operation, _ = self.timeline.current
+        self.timeline.enter("sum")
+        result = yield from waiting("wait", requests)
+        self.timeline.enter(operation)
+        return result
 
     @property
     def comms(self) -> list[MPI.Intracomm]:

@@ -17,6 +17,7 @@ from hpcdecode.exchange.base import SLink
 from hpcdecode.exchange.local import LocalLink
 from hpcdecode.exchange.staging import staged
 from hpcdecode.ranks.team import Team
+from hpcdecode.system.timeline import Timeline
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -66,13 +67,16 @@ def pool_communicators(team: Team, scales: Sequence[Scale]) -> list[MPI.Intracom
     return _communicators(team, ranks)
 
 
-def group_lanes(team: Team, setup: Setup, scales: Sequence[Scale]) -> list[MpiGroupLane] | None:
+def group_lanes(
+    team: Team, setup: Setup, scales: Sequence[Scale], timeline: Timeline
+) -> list[MpiGroupLane] | None:
     """Return the lanes of this rank's group as its members share them; None if it has one. Every rank calls this.
 
     Args:
         team: of this rank.
         setup: of the model.
         scales: of all groups.
+        timeline: of this rank.
     """
     each = [(group, len(scale.lanes)) for group, scale in zip(team.groups, scales, strict=True)]
     members = [(group.members if len(group.members) > 1 else [], lanes) for group, lanes in each]
@@ -81,7 +85,7 @@ def group_lanes(team: Team, setup: Setup, scales: Sequence[Scale]) -> list[MpiGr
     if not comms:
         return None
     columns = setup.columns_of(team.me)
-    return [MpiGroupLane(comm, next(of_stages, None), team.me.tp, columns) for comm in comms]
+    return [MpiGroupLane(comm, next(of_stages, None), team.me.tp, columns, timeline) for comm in comms]
 
 
 def _communicators(team: Team, ranks: Sequence[tuple[list[int], int]]) -> list[MPI.Intracomm]:

@@ -16,6 +16,7 @@ OPERATIONS = {  # in the order of reports
     "logits": "S computes the last slice",
     "post": "S sends q, k, v; R sends o",
     "prefill": "S attends for prompts",
+    "sum": "S adds up with the other members of its group",
     "take": "S puts o where the next slice reads it",
     "sample": "S draws tokens",
     "commit": "S takes the tokens and hands on finished rows",

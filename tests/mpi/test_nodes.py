@@ -10,7 +10,7 @@ import pytest
 from hpcdecode.bench.nodes import Nodes
 from tests.support.commands import run
 from tests.support.nodes import needs_nodes
-from tests.support.worlds import FLAGS, PROMPTS, contents
+from tests.support.worlds import FLAGS, PROMPTS, WEIGHTS_MIB, contents
 
 pytestmark = needs_nodes
 
@@ -45,6 +45,25 @@ def test_an_r_rank_beside_the_s_rank_and_others_away_from_it(hpcdecode, nodes, a
     rows, topology, _ = contents(tmp_path / "out.h5")
     assert rows == alone[0] and [rank["host"] for rank in topology] == ["node0", "node0", "node1", "node2"]
     assert "collectives take" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "memory", "said"),
+    [
+        (("--pp", 3), None, "layout: one model of 3 stages, each rank with both roles"),
+        ((), 0.9, "layout: one model of 3 ranks, each rank with both roles: weights do not fit on every rank of node0"),
+    ],
+    ids=["stages", "by memory"],
+)
+def test_nodes_share_a_model(hpcdecode, nodes, alone, tmp_path, flags, memory, said):
+    """Also without a flag, if Slurm grants each less memory than the weights take."""
+    environment = dict(hpcdecode.environment)
+    if memory is not None:
+        environment["SLURM_MEM_PER_NODE"] = str(int(memory * WEIGHTS_MIB))
+    line = nodes.line(sys.executable, "-m", "hpcdecode", "generate", PROMPTS, "-o", tmp_path / "out.h5", *FLAGS, *flags)
+    result = run(line, cwd=tmp_path, env=environment)
+    assert result.returncode == 0 and said in result.stderr, result.stderr
+    assert contents(tmp_path / "out.h5")[0] == alone[0]
 
 
 def test_the_exchange_between_nodes_is_measured_both_ways(hpcdecode):

@@ -10,6 +10,7 @@ from tests.support.commands import ROOT
 
 PROMPTS = ROOT / "jobs" / "demo" / "prompts.jsonl"
 FLAGS = ("--model", "demo", "--max-tokens", 12, "--dtype", "float32", "--batch", 16, "--period", 3)
+WEIGHTS_MIB = 9.24  # of the demo model in float32
 
 
 def contents(path):

@@ -1,0 +1,88 @@
+"""Groups of S-ranks on the command line: what is chosen and printed, what is refused, and how their jobs end."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.mpi.test_ends import end, finished, long_job, wait_for_rows  # noqa: F401  # long_job is a fixture
+from tests.support.commands import rank_of
+from tests.support.worlds import FLAGS, PROMPTS, WEIGHTS_MIB, contents
+
+@pytest.mark.parametrize(
+    ("ranks", "flags", "said"),
+    [
+        (2, ("--tp", 2), "layout: one model of 2 ranks, each rank with both roles"),
+        (4, ("--tensor-parallel-size", 2), "layout: 2 replicas of 2 ranks, each rank with both roles"),
+        (2, ("--pipeline-parallel-size", 2), "layout: one model of 2 stages, each rank with both roles"),
+        (4, ("--tp", 2, "--s-ranks", 2, "--partition", "head"), "layout: 2 S (groups of 2 ranks) + 2 R"),
+    ],
+)
+def test_a_group_makes_the_rows_of_one_process(hpcdecode, tmp_path, alone, ranks, flags, said):
+    result = hpcdecode("generate", PROMPTS, "-o", "out.h5", *FLAGS, *flags, ranks=ranks)
+    assert result.returncode == 0, result.stderr
+    assert said in result.stderr
+    rows, topology, _ = contents(tmp_path / "out.h5")
+    assert rows == alone[0] and len(topology) == ranks
+
+
+@pytest.mark.parametrize(
+    ("ranks", "flags", "problem"),
+    [
+        (1, ("--tp", 2), "--tp 2: the world has 1 rank"),
+        (1, ("--pp", 2), "--pp 2: the world has 1 rank"),
+        (3, ("--tp", 2), "--tp 2: expected a number of ranks that is a multiple of 2"),
+        (3, ("--tp", 2, "--layout", "split"), "expected multiples of 2 S-ranks and R-ranks"),
+        (2, ("--tp", 0), "--tp: expected an integer >= 1, got 0"),
+        (6, ("--pp", 6), "--pp 6: expected 1 to 5, the layers of the model, got 6"),
+    ],
+)
+def test_groups_that_cannot_be_are_refused(hpcdecode, ranks, flags, problem):
+    result = hpcdecode("generate", PROMPTS, "-o", "out.h5", *FLAGS, *flags, ranks=ranks)
+    assert result.returncode == 2 and problem in result.stderr, result.stderr
+
+
+def test_weights_that_are_too_large_for_a_process_are_refused(hpcdecode, tmp_path):
+    hpcdecode.environment["SLURM_MEM_PER_NODE"] = str(int(WEIGHTS_MIB * 0.8))
+    result = hpcdecode("generate", PROMPTS, "-o", "out.h5", *FLAGS)
+    assert result.returncode == 2 and "add --tp 2" in result.stderr and "--pp 2" in result.stderr, result.stderr
+    assert not (tmp_path / "out.h5").exists()
+
+
+@pytest.mark.parametrize("flags", [("--tp", 2), ("--pp", 2)])
+def test_a_signal_drains_a_group_and_another_layout_goes_on(hpcdecode, long_job, tmp_path, flags):  # noqa: F811
+    process = hpcdecode.start(*long_job, *flags, ranks=2)
+    wait_for_rows(tmp_path / "out.h5", process)
+    rank_of(process, 0).send_signal(signal.SIGTERM)
+    code, err = end(process, 60)
+    assert code == 128 + signal.SIGTERM and "the same command goes on" in err, err
+    before, complete = finished(tmp_path / "out.h5")
+    assert before and not complete
+    process = hpcdecode.start(*long_job, ranks=2)
+    wait_for_rows(tmp_path / "out.h5", process, more_than=len(before))
+    rank_of(process, 0).send_signal(signal.SIGTERM)
+    end(process, 60)
+    after, _ = finished(tmp_path / "out.h5")
+    assert len(after) > len(before) and all(after[line] == tokens for line, tokens in before.items())
+
+
+@pytest.mark.parametrize(("flags", "rank"), [(("--tp", 2), 1), (("--pp", 2), 0)])
+def test_a_killed_member_ends_the_others(hpcdecode, long_job, tmp_path, flags, rank):  # noqa: F811
+    process = hpcdecode.start(*long_job, *flags, ranks=2)
+    wait_for_rows(tmp_path / "out.h5", process)
+    rank_of(process, rank).kill()
+    code, _ = end(process, 20)
+    rows, complete = finished(tmp_path / "out.h5")
+    assert code != 0 and rows and not complete
+
+
+@pytest.mark.parametrize(("flags", "rank"), [(("--tp", 2), 1), (("--tp", 2), 0), (("--pp", 2), 1)])
+def test_a_member_that_hangs_is_named(hpcdecode, long_job, tmp_path, flags, rank):  # noqa: F811
+    process = hpcdecode.start(*long_job, *flags, "--stall-timeout", 5, ranks=2)
+    wait_for_rows(tmp_path / "out.h5", process)
+    rank_of(process, rank).send_signal(signal.SIGSTOP)
+    code, err = end(process, 5 + 10)
+    (said,) = [line for line in err.splitlines() if "stalled" in line]
+    assert code != 0 and f"rank {rank} on {os.uname().nodename} stalled: no sign of life for " in said
