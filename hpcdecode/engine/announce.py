@@ -9,9 +9,11 @@ from itertools import groupby
 from hpcdecode.config import EngineOptions
 from hpcdecode.engine.engine import Engine
 from hpcdecode.engine.scale import Scale
+from hpcdecode.engine.setup import Setup
 from hpcdecode.model.frontend.config import stated_dtype
 from hpcdecode.report import text
 from hpcdecode.report.stages import Stages
+from hpcdecode.report.text import span
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.schedule.auto import mean_prompt
 
@@ -25,12 +27,27 @@ def announce(engine: Engine, scales: Sequence[Scale], stages: Stages) -> None:
     weights = f" with {engine.options.weights} weights" if engine.options.weights else ""
     logger.info(text.topology(engine.team.ranks))
     logger.info(f"layout: {engine.team.layout}")
+    if len(setup.members) > 1:
+        logger.info(_members(setup))
     model = f"{engine.options.model}: {len(setup.shapes)} layers, {setup.dtype}{weights}, KV {setup.kv_dtype}; "
     for scale, alike in groupby(scales):
         count = len(list(alike))
         each = f"each of {count} S-ranks: " * (count > 1)
         logger.info(model + each + _sizes(engine.options, scale))
     logger.info(stages.text())
+
+
+def _members(setup: Setup) -> str:
+    """Return what the members of a group have, as a line."""
+    stages = list(dict.fromkeys(member.layers for member in reversed(setup.members)))
+    first = setup.members[0]
+    layers = ", ".join(f"{begin}-{end - 1}" for begin, end in stages)
+    stated = f"layers {layers}" if len(stages) > 1 else f"{first.sums} sums a step"
+    heads = {shape.kv_heads for shape in setup.shapes}
+    kept = (
+        "" if first.share == 1 else f"{first.share:.2f} of the projections' weights, KV heads {span(sorted(heads))}; "
+    )
+    return f"members: each holds {kept}{stated}"
 
 
 def _sizes(options: EngineOptions, scale: Scale) -> str:

@@ -67,9 +67,7 @@ def pool_communicators(team: Team, scales: Sequence[Scale]) -> list[MPI.Intracom
     return _communicators(team, ranks)
 
 
-def group_lanes(
-    team: Team, setup: Setup, scales: Sequence[Scale], timeline: Timeline
-) -> list[MpiGroupLane] | None:
+def group_lanes(team: Team, setup: Setup, scales: Sequence[Scale], timeline: Timeline) -> list[MpiGroupLane] | None:
     """Return the lanes of this rank's group as its members share them; None if it has one. Every rank calls this.
 
     Args:

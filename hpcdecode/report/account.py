@@ -15,7 +15,7 @@ from hpcdecode.system.timeline import OPERATIONS, Timeline
 
 GROUPS = {  # of operations, as reports show them
     "busy": ("slice", "logits", "prefill", "sample", "append", "attend"),
-    "overhead": ("plan", "post", "take", "commit", "desk"),
+    "overhead": ("plan", "post", "sum", "take", "commit", "desk"),
     "wait": ("wait",),
     "bubble": ("idle",),
 }

@@ -127,7 +127,7 @@ def summarize(
         "decode_seconds": max(m.decode_seconds for m in s_ranks),
         "decode_tokens": sum(m.decode_tokens for m in s_ranks),
         "tokens_per_second": rows.generated_tokens / wall,
-        "s_busy": sum(m.s_seconds - m.spent("wait", "append", "attend") for m in s_ranks) / len(s_ranks) / wall,
+        "s_busy": sum(m.s_seconds - m.spent("wait", "idle", "append", "attend") for m in s_ranks) / len(s_ranks) / wall,
         "r_busy": sum(m.spent("append", "attend") for m in r_ranks) / len(r_ranks) / wall,
         "r_gigabytes_per_second": sum(m.bytes_read for m in r_ranks) / max(attending, 1e-9) / 1e9,
         "peak_kv_tokens": sum(m.peak_tokens for m in r_ranks),

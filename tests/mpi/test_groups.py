@@ -11,6 +11,7 @@ from tests.mpi.test_ends import end, finished, long_job, wait_for_rows  # noqa: 
 from tests.support.commands import rank_of
 from tests.support.worlds import FLAGS, PROMPTS, WEIGHTS_MIB, contents
 
+
 @pytest.mark.parametrize(
     ("ranks", "flags", "said"),
     [

@@ -1,0 +1,67 @@
+"""Run by mpiexec: sums of members against additions in their order, and parts that home gathers."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from mpi4py import MPI
+
+from hpcdecode.exchange.sums import MpiSums
+from hpcdecode.exchange.tensors import receive_tensors, send_tensors
+from hpcdecode.mpi.wait import wait, waited
+
+WORLD = MPI.COMM_WORLD
+SHAPES = ((1, 1), (1, 64), (3, 200), (1, 5, 96), (129, 1000))
+
+
+def shares(members: int, shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(members)
+    return [(torch.randn(shape, generator=generator) * 10**i).to(dtype) for i in range(members)]
+
+
+def in_order(parts: list[torch.Tensor]) -> torch.Tensor:
+    total = parts[0].float()
+    for part in parts[1:]:
+        total = total + part.float()
+    return total.to(parts[0].dtype)
+
+
+def check(comm: MPI.Intracomm) -> None:
+    sums = MpiSums(comm)
+    for dtype in (torch.float32, torch.bfloat16):
+        for shape in SHAPES:
+            all_shares = shares(comm.size, shape, dtype)
+            own = all_shares[comm.rank]
+            found = waited(sums.add(own))
+            assert torch.equal(found, in_order(all_shares)), (comm.size, shape)
+            row = waited(sums.add(own[..., -1:, :]))  # a row alone
+            assert torch.equal(row, found[..., -1:, :])
+            strided = torch.cat([own, own], -1)[..., : shape[-1]]
+            assert torch.equal(waited(sums.add(strided)), found)
+    columns = np.arange(2, 2 + comm.size)
+    part = torch.full((3, int(columns[comm.rank])), float(comm.rank))
+    parts = waited(sums.gather(part, columns))
+    if comm.rank == 0:
+        assert [p.shape[1] for p in parts] == columns.tolist() and [float(p.max()) for p in parts] == list(
+            range(comm.size)
+        )
+
+
+def check_tensors() -> None:
+    sent = [torch.arange(6.0).view(2, 3), torch.empty(0, 4), torch.arange(4).bfloat16()]
+    if WORLD.rank == 1:
+        for request in send_tensors(WORLD, 0, 5, sent):
+            wait(request)
+    if WORLD.rank == 0:
+        found = waited(receive_tensors(WORLD, 1, 5, torch.device("cpu")))
+        assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(found, sent, strict=True))
+
+
+for size in (2, 3, 4):
+    comm = WORLD.Split(0 if WORLD.rank < size else MPI.UNDEFINED)
+    if comm != MPI.COMM_NULL:
+        check(comm)
+check_tensors()
+WORLD.Barrier()
+if WORLD.rank == 0:
+    print("SUMS ok")
