@@ -43,11 +43,10 @@ def _members(setup: Setup) -> str:
     first = setup.members[0]
     layers = ", ".join(f"{begin}-{end - 1}" for begin, end in stages)
     stated = f"layers {layers}" if len(stages) > 1 else f"{first.sums} sums a step"
-    heads = {shape.kv_heads for shape in setup.shapes}
-    kept = (
-        "" if first.share == 1 else f"{first.share:.2f} of the projections' weights, KV heads {span(sorted(heads))}; "
-    )
-    return f"members: each holds {kept}{stated}"
+    if first.share == 1:
+        return f"members: each holds {stated}"
+    heads = span(sorted({shape.kv_heads for shape in setup.shapes}))
+    return f"members: each holds {first.share:.2f} of the projections' weights, KV heads {heads}; {stated}"
 
 
 def _sizes(options: EngineOptions, scale: Scale) -> str:

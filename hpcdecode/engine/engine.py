@@ -186,7 +186,7 @@ class Engine:
         if team.me.has_s:
             self._work.links = self._s_links(lanes, comms, attention)
             done = self._run_s(desk, signals, progress, checkpoint_seconds, scales, groups)
-        else:
+        elif team.me.has_r:
             self._run_r(lanes, comms)
         if attention is not None:
             attention.check()

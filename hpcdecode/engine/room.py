@@ -21,7 +21,8 @@ _MEMORY_SHARE = 0.7  # of what is available, for the KV caches of a host
 def measure_room(options: EngineOptions, team: Team, setup: Setup) -> None:
     """Settle how many KV tokens each R-rank holds, and let everybody know."""
     require_memory(options, team)
-    me, own = team.me, list(map(partition_of(options, team.pool).shape, setup.shapes_of(team.me)))
+    me = team.me
+    own = list(map(partition_of(options, team.pool).shape, setup.shapes_of(me))) if me.role else []
     if me.has_r:
         me.isa = isa() if me.kv_device == "cpu" else ""
         me.kv_tokens = _room(options, team, setup, own)

@@ -1,8 +1,9 @@
-"""`--survive`: an engine goes on without ranks that are lost, all but the lead.
+"""`--survive`: an engine goes on without ranks that are lost, all but the lead and its group.
 
-A replica that is lost takes only its own sequences along: the desk gives its rows out again (`remote.Clients`). Any
-other loss stops the work, which is given up as a whole: lanes, KV caches, sequences in flight. The ranks that are left
-form a new team in their old roles, and the rows that were in flight go out again with the tokens that they had.
+A replica of one rank that is lost takes only its own sequences along: the desk gives its rows out again
+(`remote.Clients`). Any other loss stops the work, which is given up as a whole: lanes, KV caches, sequences in flight.
+The ranks that are left form a new team in their old roles, but for a group of which a member is lost, and the rows that
+were in flight go out again with the tokens that they had.
 """
 
 from __future__ import annotations
@@ -97,13 +98,14 @@ def work_on(
 def on_loss(engine: Survivor, s_ranks: Sequence[int]) -> Callable[[int, int], None] | None:
     """Return what notes on the lead that an S-rank is lost, by number, and how many rows it had, which others do.
 
-    Return None if its loss stops the work of all: if it is not a replica.
+    Return None if its loss stops the work of all: if it is not a replica of one rank.
 
     Args:
         engine: of the lead.
         s_ranks: places in the team, by number.
     """
-    if not engine.options.survive or not all(group.alone for group in engine.team.groups):
+    groups = engine.team.groups
+    if not engine.options.survive or not all(group.alone and len(group.members) == 1 for group in groups):
         return None
 
     def note(number: int, rows: int) -> None:
@@ -141,7 +143,7 @@ def _unless_lost(engine: Survivor, action: Callable[[], T | None]) -> T | None:
 def _meet(engine: Survivor, report: RankReport) -> list[RankReport]:
     """Return on every rank what the S-ranks leave behind, once all know what the others have room for."""
     options, team, setup = engine.options, engine.team, engine.setup
-    together(team, lambda: partition_of(options, team.pool).check(setup.shapes))
+    together(team, lambda: partition_of(options, team.pool).check(setup.shapes) if team.pool else None)
     measure_room(options, team, setup)
     return team.gather_all(report, RankReport)
 

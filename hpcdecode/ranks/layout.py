@@ -231,6 +231,34 @@ def assign_pools(ranks: Sequence[Rank], pools: str) -> None:
         rank.serves = homes[share].rank if pools == "own" else None
 
 
+def dissolve_groups(ranks: Sequence[Rank], groups: Sequence[Group], left: Sequence[int]) -> None:
+    """Take the role from those members of some groups that are left, by their places: alone they cannot work."""
+    for group in groups:
+        for place in set(group.members) & set(left):
+            ranks[place].role = ""
+
+
+def deal_pools(ranks: Sequence[Rank], size: int) -> bool:
+    """Deal R-ranks out anew after a loss, and return whether there are enough.
+
+    Those that are too many for all members to have as many lose their role.
+
+    Args:
+        ranks: The ranks that are left.
+        size: Members of a group.
+    """
+    s_ranks, r_ranks = ([r for r in ranks if r.role == role] for role in ("S", "R"))
+    if not s_ranks:
+        return any(r.role == "SR" for r in ranks)
+    used = len(r_ranks) // size * size
+    for rank in r_ranks[used:]:
+        rank.role = ""
+    if used:
+        own = any(r.serves is not None for r in r_ranks) and used >= len(s_ranks)
+        assign_pools(ranks, "own" if own else "shared")
+    return used > 0
+
+
 def groups_of(ranks: Sequence[Rank]) -> list[Group]:
     """Return the groups of ranks that have their roles, by home."""
     groups: dict[int, list[int]] = {}

@@ -14,7 +14,7 @@ from hpcdecode.mpi.collectives import broadcast, gather_all
 from hpcdecode.mpi.gpu import takes_cuda_memory
 from hpcdecode.mpi.wait import Backoff
 from hpcdecode.ranks.launch import end_all
-from hpcdecode.ranks.layout import Group, Wishes, assign_pools, assign_roles, groups_of
+from hpcdecode.ranks.layout import Group, Wishes, assign_roles, deal_pools, dissolve_groups, groups_of
 from hpcdecode.ranks.roles import Rank, assign_cores, assign_devices
 from hpcdecode.system.cores import arranged, nodes_of
 from hpcdecode.system.memory import available_bytes
@@ -75,8 +75,11 @@ class Team:
 
     @property
     def pool(self) -> list[int]:
-        """Positions of the R-ranks over which the attention of this rank, or of the members it serves, is spread."""
-        return self.group.pool_of(self.place)
+        """Positions of the R-ranks over which the attention of this rank, or of the members it serves, is spread.
+
+        There are none for a rank without a role.
+        """
+        return self.group.pool_of(self.place) if self.own else []
 
     @property
     def homes(self) -> list[int]:
@@ -158,27 +161,26 @@ def _numa(cpus: Iterable[int]) -> str:
 def survivors(team: Team) -> Team:
     """Return the remaining ranks of a team as a team with the same roles, once `ulfm.together` has told of a loss.
 
-    R-ranks that served one S-rank are dealt out anew.
+    A group of which a member is lost dissolves: the others of it have nothing to do any more. R-ranks are dealt out
+    anew, as many as all members can have alike.
 
     Raises:
-        RankLost: On one rank, if the lead is lost or no R-rank remains.
+        RankLost: On one rank, if the lead or a member of its group is lost, or too few R-ranks remain.
     """
     from hpcdecode.mpi import ulfm
 
     assert team.comm is not None, "a single process has no ranks to lose"
     comm, places = ulfm.shrunk(team.comm)
-    ranks, lead = [team.ranks[place] for place in places], team.s_ranks[0]
-    if lead in places and any(r.has_r for r in ranks):
-        s_ranks, r_ranks = (sum(r.role == role for r in ranks) for role in ("S", "R"))
-        own = any(r.serves is not None for r in ranks) and r_ranks >= s_ranks
-        assign_pools(ranks, "own" if own else "shared")
+    ranks, first = [team.ranks[place] for place in places], team.groups[0].members
+    dissolve_groups(team.ranks, [g for g in team.groups if not set(g.members) <= set(places)], places)
+    if set(first) <= set(places) and deal_pools(ranks, len(first)):
         return Team(comm, ranks, team.layout)
-    left = Team(comm, ranks)
-    if left.place != (left.s_ranks[0] if left.s_ranks else 0):
+    if comm.rank != (places.index(first[0]) if first[0] in places else 0):
         time.sleep(_WAIT_FOR_END_SECONDS)
         end_all(comm)
     lost = named(rank for place, rank in enumerate(team.ranks) if place not in places)
-    raise RankLost(f"{lost} lost, and {'the lead is not' if lead not in places else 'no R-rank is'} left")
+    gone = "the lead is not" if first[0] not in places else "the lead's group is not"
+    raise RankLost(f"{lost} lost, and {gone if not set(first) <= set(places) else 'no R-rank is'} left")
 
 
 def named(ranks: Iterable[Rank]) -> str:

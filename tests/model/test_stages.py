@@ -31,9 +31,7 @@ def largest(sizes, ends):
     return max(sum(run) + (sizes[-1] if i == len(runs) - 1 else 0) for i, run in enumerate(runs))
 
 
-@pytest.mark.parametrize(
-    "sizes", [[5, 1, 1, 1, 1, 9], [1, 2, 3, 4, 5, 6, 0], [7, 1, 1, 7, 1], [3, 3, 3, 3, 3, 3, 3, 20]]
-)
+@pytest.mark.parametrize("sizes", [[5, 1, 1, 1, 1, 9], [1, 2, 3, 4, 5, 6, 0], [7, 1, 1, 7, 1], [3, 3, 3, 3, 3, 3, 20]])
 def test_the_largest_stage_is_as_small_as_it_can_be(sizes):
     layers = len(sizes) - 1
     for count in range(1, layers + 1):

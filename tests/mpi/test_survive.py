@@ -97,6 +97,8 @@ class Losses:
         (5, ("--s-ranks", 2), {4: "R", 1: "S"}),
         (5, ("--s-ranks", 2, "--pools", "own"), {2: "R", 4: "R"}),
         (4, ("--layout", "replicas"), {3: "SR", 1: "SR"}),
+        (4, ("--tp", 2), {3: "SR"}),
+        (6, ("--pp", 2, "--s-ranks", 2), {4: "R"}),
     ],
 )
 def test_a_job_goes_on_without_the_lost(hpcdecode, whole, ranks, flags, lost):
