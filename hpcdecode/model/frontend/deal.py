@@ -12,9 +12,10 @@ from torch import Tensor, fx
 from hpcdecode.model.frontend.labels import Labelling, fewer
 from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.nodes import as_node
-from hpcdecode.model.frontend.operators import dim_argument, slice_argument
+from hpcdecode.model.frontend.operators import Linear, dim_argument, slice_argument
 from hpcdecode.model.frontend.trace import Trace
 from hpcdecode.model.frontend.units import REPLICATED, Ints
+from hpcdecode.model.frontend.whole_experts import feeds_same_experts, owners_of_experts
 
 aten = torch.ops.aten
 EVERYONE = -1  # owner of columns that every member has
@@ -81,6 +82,7 @@ class Deal:
     Args:
         trace: The trace.
         members: Number of members.
+        ep: Deal out whole experts, instead of columns of every expert.
 
     Attributes:
         trace: The trace.
@@ -88,11 +90,14 @@ class Deal:
         static: Nodes that depend on no input of a step.
         of: How a node's tensor is dealt. Nodes that every member has whole are left out.
         projections: Projections by static weights, by their nodes.
+        experts: How experts that are dealt out whole are, along dimension 0 of their weights, by projection.
     """
 
-    def __init__(self, trace: Trace, members: int):
+    def __init__(self, trace: Trace, members: int, *, ep: bool = False):
         self.trace, self.members = trace, members
-        self._labelling = Labelling(trace, members)
+        owners = owners_of_experts(trace, members) if ep else {}
+        self.experts = {node: Dealt(0, own) for node, own in owners.items()}
+        self._labelling = Labelling(trace, members, self.experts)
         self.static = self._labelling.static
         self.projections = {linear.node: linear for linear, _, _ in self._labelling.projections}
         self.of: dict[fx.Node, Dealt] = {}
@@ -101,6 +106,21 @@ class Deal:
             for labels in wrong:
                 units.replicate(labels)
             units.settle()
+
+    def of_weight(self, linear: Linear) -> Dealt | None:
+        """Return how a projection's weight is dealt out: along its experts, inputs or outputs, or None for not."""
+        if linear.node in self.experts:
+            return self.experts[linear.node]
+        if linear.x in self.of:
+            return Dealt(linear.in_dim, self.of[linear.x].owners)
+        y = self.of.get(linear.node)
+        return None if y is None else Dealt(linear.out_dim, y.owners)
+
+    def sums_up(self, linear: Linear) -> bool:
+        """Return whether the members' results add up to that of the projection."""
+        if linear.node in self.experts:
+            return not feeds_same_experts(linear.node)
+        return linear.x in self.of
 
     def _attempt(self, unit: Ints) -> list[Tensor]:
         """Deal all units out, and return the labels that must be replicated before another attempt.

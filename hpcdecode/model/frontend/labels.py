@@ -10,7 +10,7 @@ A value that every member has whole is None. It goes with any labels, since a me
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,7 @@ class Labelling:
     Args:
         trace: The trace.
         members: Number of members of the group.
+        experts: Projections whose experts are dealt out whole: their columns are not.
 
     Attributes:
         units: The units that labels make up.
@@ -57,13 +58,13 @@ class Labelling:
         heads: Labels of KV heads, [kv_heads], by attention; those that stay whole are left out.
     """
 
-    def __init__(self, trace: Trace, members: int):
+    def __init__(self, trace: Trace, members: int, experts: Collection[fx.Node] = ()):
         self.units = Units()
         self.of: dict[fx.Node, Tensor] = {}
         self.static: set[fx.Node] = {*trace.weights, *trace.constants}
         self.projections: list[tuple[Linear, Labels, Labels]] = []
         self.heads: dict[fx.Node, Tensor] = {}
-        self._members = members
+        self._members, self._experts = members, experts
         self._parts: dict[fx.Node, Sequence[Tensor]] = {}  # of nodes that return several tensors
         self._sizes: dict[fx.Node, int] = {}
         for node in trace.graph.nodes:
@@ -212,17 +213,19 @@ class Labelling:
         x, shape = self.of.get(linear.x), tensor_meta(linear.node).one_token
         if x is not None:
             x = self._inputs(linear, x)
-        y = self.units.fresh((linear.outputs,)).expand(shape) if x is None and linear.one_row else None
+        dealt = x is None and linear.one_row and linear.node not in self._experts
+        y = self.units.fresh((linear.outputs,)).expand(shape) if dealt else None
         self.projections.append((linear, x, y))
         return y
 
     def _inputs(self, linear: Linear, x: Tensor) -> Tensor | None:
         """Return the labels of a projection's inputs, or None if every member has all of them."""
         rows = x.reshape(-1, x.shape[-1])
-        if linear.node.target is EXPERT_LINEAR:
+        whole = linear.node in self._experts
+        if linear.node.target is EXPERT_LINEAR and not whole:
             self.units.join(rows, rows[:1].expand(rows.shape))
             rows = rows[:1]
-        if len(rows) == 1 and self.dealt(rows):
+        if len(rows) == 1 and not whole and self.dealt(rows):
             return rows[0]
         self.units.replicate(x)
         return None

@@ -91,11 +91,10 @@ class MemberGraph:
     def _run(self, node: fx.Node) -> None:
         """Write the call `node`."""
         linear = self._deal.projections.get(node)
-        if linear is not None and linear.x in self._deal.of:
-            self._sums.note(node, self._project(linear, Dealt(linear.in_dim, self._deal.of[linear.x].owners)))
+        if linear is not None and self._deal.sums_up(linear):
+            self._sums.note(node, self._project(linear, self._deal.of_weight(linear)))
         elif linear is not None:
-            y = self._deal.of.get(node)
-            self.new[node] = self._project(linear, None if y is None else Dealt(linear.out_dim, y.owners))
+            self.new[node] = self._project(linear, self._deal.of_weight(linear))
         elif node in self._deal.of or not self._sums.carry(node, self.own):
             self.new[node] = self._call(node)
         if node in self._sums and len(node.users) != 1:
@@ -214,21 +213,18 @@ class MemberGraph:
         return self._emit(node, [q, k, v, q_heads, kv_heads, *node.args[5:8], sinks])
 
     def _project(self, linear: Linear, dealt: Dealt | None) -> fx.Node:
-        """Add a projection whose weight is dealt out along its inputs, along its outputs, or not at all.
-
-        Experts are whole on no member: each has some of the inner columns of all. Whole experts would be dealt out here
-        too, along dimension 0 of their weights.
-        """
+        """Add a projection whose weight is dealt out along its experts, inputs or outputs, or not at all."""
         node, x = linear.node, self.own(linear.x)
         weight, bias = self._value(linear.weight, dealt), None
         self._held += tensor_meta(weight).numel_per_token
         self._whole += tensor_meta(linear.weight).numel_per_token
         summed = dealt is not None and dealt.dim == linear.in_dim
         if linear.bias is not None and not (summed and self._member > 0):
-            last = len(tensor_meta(linear.bias).shape) - 1
-            bias = self._value(linear.bias, None if dealt is None or summed else Dealt(last, dealt.owners))
+            dim = 0 if node in self._deal.experts else len(tensor_meta(linear.bias).shape) - 1
+            bias = self._value(linear.bias, None if dealt is None or summed else Dealt(dim, dealt.owners))
         if node.target is EXPERT_LINEAR:
-            return self._emit(node, [x, self.own(as_node(node.args[1])), weight, bias, node.args[4]])
+            first = [int(dealt.own(self._member)[0])] if dealt is not None and node in self._deal.experts else []
+            return self._emit(node, [x, self.own(as_node(node.args[1])), weight, bias, node.args[4], *first])
         if node.target is aten.addmm.default:
             bias = bias or self._zeros(as_node(linear.bias))
             return self._emit(node, [bias, x, weight])

@@ -115,7 +115,7 @@ class Linear:
         """Return the projection that the call `node` is."""
         bias: Argument
         if node.target is EXPERT_LINEAR:
-            x, _, weight, bias, transposed = node.args
+            x, _, weight, bias, transposed = node.args[:5]
             out_dim, in_dim = (2, 1) if transposed else (1, 2)
         elif node.target is aten.addmm.default:
             bias, x, weight = node.args

@@ -109,7 +109,7 @@ def define() -> None:
         "hpcdecode::expert_linear",
         expert_linear,
         mutates_args=(),
-        schema="(Tensor x, Tensor expert, Tensor weight, Tensor? bias, bool transposed) -> Tensor",
+        schema="(Tensor x, Tensor expert, Tensor weight, Tensor? bias, bool transposed, int first=0) -> Tensor",
     )
     experts.register_fake(_projected)
     member_sum = torch.library.custom_op(
@@ -130,7 +130,9 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, q_heads: int, kv_heads: int, *_: 
     return v.new_empty(v.shape[0], v.shape[1] // kv_heads * q_heads)
 
 
-def _projected(x: Tensor, expert: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
+def _projected(
+    x: Tensor, expert: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool, first: int = 0
+) -> Tensor:
     return x.new_empty(x.shape[0], weight.shape[2 - (not transposed)])
 
 
@@ -207,36 +209,54 @@ def _expert_projection(module: ExpertsModule, name: str, x: Tensor, expert: Tens
 
 
 def expert_linear(
-    x: Tensor, expert: Tensor, weight: Tensor | Sequence[Sequence[Tensor]], bias: Tensor | None, transposed: bool
+    x: Tensor,
+    expert: Tensor,
+    weight: Tensor | Sequence[Sequence[Tensor]],
+    bias: Tensor | None,
+    transposed: bool,
+    first: int = 0,
 ) -> Tensor:
-    """Apply to each row of `x` the linear layer of its expert.
+    """Apply to each row of `x` the linear layer of its expert. Rows of experts without weights here become zeros.
 
     Args:
         x: Input, [S, in], sorted by expert.
         expert: The expert of each row, int64 [S].
-        weight: Weights, [E, out, in], or [E, in, out] if transposed. Or for each expert the [out_j, in] pieces that
-            make it up along `out`, so that a checkpoint's tensors need no copy.
-        bias: Biases, [E, out], or None.
+        weight: Weights of experts `first` to `first + E - 1`, [E, out, in], or [E, in, out] if transposed. Or for each
+            of them the [out_j, in] pieces that make it up along `out`, so that a checkpoint's tensors need no copy.
+        bias: Biases of the same experts, [E, out], or None.
         transposed: Whether `weight` is [E, in, out].
+        first: Number of the first expert that has weights here.
 
     Returns:
         [S, out].
     """
+    if isinstance(weight, Tensor):
+        outputs = weight.shape[2 if transposed else 1]
+    else:
+        outputs = sum(piece.shape[0] for piece in weight[0])
     parts: list[Tensor] = []
-    start = 0
+    before = start = 0  # rows of experts before the first, and rows so far of these and of those with weights
     used, counts = torch.unique_consecutive(expert, return_counts=True)
     for e, count in zip(used.tolist(), counts.tolist(), strict=True):
-        rows = x[start : start + count]
-        b = None if bias is None else bias[e]
-        start += count
-        if isinstance(weight, Tensor):
-            parts.append(linear(rows, weight[e].t() if transposed else weight[e], b))
+        if e >= first + len(weight):
+            break
+        if e < first:
+            before += count
         else:
-            pieces = [linear(rows, piece) for piece in weight[e]]
-            y = pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
-            parts.append(y if b is None else y + b)
-    if parts:
-        return torch.cat(parts)
+            b = None if bias is None else bias[e - first]
+            parts.append(_of_one_expert(x[start : start + count], weight[e - first], b, transposed))
+        start += count
+    if before:
+        parts.insert(0, x.new_zeros(before, outputs))
+    if start < len(x) or not parts:
+        parts.append(x.new_zeros(len(x) - start, outputs))
+    return torch.cat(parts)
+
+
+def _of_one_expert(x: Tensor, weight: Tensor | Sequence[Tensor], bias: Tensor | None, transposed: bool) -> Tensor:
+    """Return the linear layer of one expert, of rows [S, in]: [S, out]."""
     if isinstance(weight, Tensor):
-        return x.new_empty(0, weight.shape[2 if transposed else 1])
-    return x.new_empty(0, sum(piece.shape[0] for piece in weight[0]))
+        return linear(x, weight.t() if transposed else weight, bias)
+    pieces = [linear(x, piece) for piece in weight]
+    y = pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
+    return y if bias is None else y + bias

@@ -20,17 +20,18 @@ from hpcdecode.model.frontend.ops import AttendArguments
 from hpcdecode.model.frontend.trace import Trace
 
 
-def member_trace(trace: Trace, members: int, member: int) -> Trace:
+def member_trace(trace: Trace, members: int, member: int, *, ep: bool = False) -> Trace:
     """Return the trace of one member of a group. The given trace stays as it is; for one member it is returned.
 
     Args:
         trace: Trace of the whole model.
         members: Number of members, K >= 1.
         member: Number of the member, from 0.
+        ep: Deal out whole experts, instead of columns of every expert.
     """
     if not 0 <= member < members:
         raise ValueError(f"expected a member from 0 to {members - 1}, got {member}")
-    return trace if members == 1 else trace_of(Deal(trace, members), member)
+    return trace if members == 1 else trace_of(Deal(trace, members, ep=ep), member)
 
 
 def trace_of(deal: Deal, member: int) -> Trace:

@@ -1,0 +1,93 @@
+"""Experts that are dealt out whole to the members of a group (expert parallelism).
+
+A member's projection of its own experts leaves zeros in the rows of others' experts, so the sum over members is the
+whole result. If all that reads the rows works on each by itself, up to the next projection of the same experts, no sum
+is needed between the two: the next one skips the same rows.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import numpy as np
+from torch import fx
+
+from hpcdecode.errors import UserError
+from hpcdecode.model.frontend.clean import VIEWS
+from hpcdecode.model.frontend.meta import meta, tensor_meta
+from hpcdecode.model.frontend.nodes import as_node
+from hpcdecode.model.frontend.operators import EXPERT_LINEAR, SPLITS, UNCHANGED, aten, dim_argument, is_pointwise
+from hpcdecode.model.frontend.trace import Trace
+from hpcdecode.model.frontend.units import Ints
+
+
+def owners_of_experts(trace: Trace, members: int) -> dict[fx.Node, Ints]:
+    """Return by projection the member that has each expert, [E]: runs of equally many, or one more or less.
+
+    Args:
+        trace: Trace of the whole model.
+        members: Number of members of the group.
+
+    Raises:
+        UserError: If the model has no experts, or a layer has fewer than there are members.
+    """
+    nodes = [node for node in trace.graph.nodes if node.target is EXPERT_LINEAR]
+    counts = {node: experts_of(node) for node in nodes}
+    require_experts(trace)
+    if members > (fewest := min(counts.values())):
+        raise UserError(
+            f"--ep: expected at most {fewest} ranks of tensor parallelism, the experts of a layer, got {members}; "
+            "lower --tp, or leave --ep out"
+        )
+    return {node: np.arange(count) * members // count for node, count in counts.items()}
+
+
+def require_experts(trace: Trace) -> None:
+    """Raise UserError if the model has no layer of experts."""
+    if not any(node.target is EXPERT_LINEAR for node in trace.graph.nodes):
+        raise UserError(
+            "--ep: expected a model with layers of experts (MoE), this one has none; leave --ep out: --tp alone deals "
+            "out the layers of any model"
+        )
+
+
+def experts_of(projection: fx.Node) -> int:
+    """Return the number of experts of a projection."""
+    return tensor_meta(as_node(projection.args[2])).one_token[0]
+
+
+def feeds_same_experts(projection: fx.Node) -> bool:
+    """Return whether only projections of the same experts read the rows that `projection` makes, each by itself."""
+    expert, experts = projection.args[1], experts_of(projection)
+    rows = tensor_meta(projection).shape[0]
+    pending, seen = [projection], {projection}
+    while pending:
+        node = pending.pop()
+        if not node.users:
+            return False
+        for user in node.users:
+            if user.target is EXPERT_LINEAR:
+                if user.args[0] is not node or user.args[1] is not expert or experts_of(user) != experts:
+                    return False
+            elif not by_rows(user, rows):
+                return False
+            elif user not in seen:
+                seen.add(user)
+                pending.append(user)
+    return True
+
+
+def by_rows(node: fx.Node, rows: int | str) -> bool:
+    """Return whether row i of a result depends on rows i of the operands alone, of those that have this many rows."""
+    shapes = [about.shape for n in node.all_input_nodes if (about := meta(n)) and about.shape[:1] == (rows,)]
+    if node.target in SPLITS:
+        return dim_argument(node, 2, len(shapes[0])) != 0
+    about = meta(node)
+    if about is None or about.shape[:1] != (rows,):
+        return False
+    rank = len(about.shape)
+    if node.target in (aten.slice.Tensor, aten.cat.default):
+        return dim_argument(node, 1, rank) != 0
+    if is_pointwise(node):
+        return all(len(shape) == rank for shape in shapes)
+    return node.target in VIEWS | UNCHANGED or node.target is operator.getitem
