@@ -81,6 +81,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         s_ranks: Number of S-ranks, of the layout `split`.
         tp: S-ranks that share weights and attention heads (tensor parallelism).
         pp: Stages of S-ranks, each of which has a run of layers (pipeline parallelism).
+        ep: Deal experts out whole to the S-ranks of `tp`, instead of columns of every expert (expert parallelism).
         pools: Whether all R-ranks serve every S-rank (`shared`), or an even share of them each (`own`).
         exchange: How activations cross: by `messages` or by a `collective` a layer; `auto` times both between hosts.
         kv_memory: Bytes of the KV cache of an R-rank.
@@ -109,6 +110,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     s_ranks: int | None = None
     tp: int | None = None
     pp: int = 1
+    ep: bool = False
     pools: str = "shared"
     exchange: str = "auto"
     kv_memory: int | None = None

@@ -29,6 +29,8 @@ def announce(engine: Engine, scales: Sequence[Scale], stages: Stages) -> None:
     logger.info(f"layout: {engine.team.layout}")
     if len(setup.members) > 1:
         logger.info(_members(setup))
+    if engine.options.ep:
+        _say_experts(engine.team.ranks[engine.team.s_ranks[0]].tp)
     model = f"{engine.options.model}: {len(setup.shapes)} layers, {setup.dtype}{weights}, KV {setup.kv_dtype}; "
     for scale, alike in groupby(scales):
         count = len(list(alike))
@@ -47,6 +49,14 @@ def _members(setup: Setup) -> str:
         return f"members: each holds {stated}"
     heads = span(sorted({shape.kv_heads for shape in setup.shapes}))
     return f"members: each holds {first.share:.2f} of the projections' weights, KV heads {heads}; {stated}"
+
+
+def _say_experts(tp: int) -> None:
+    """Log who has the experts of an MoE model with --ep."""
+    if tp > 1:
+        logger.info(f"experts: each whole on one of {tp} ranks")
+    else:
+        logger.warning("--ep has no effect: the experts are on one rank; give --tp 2 or more ranks to deal them out")
 
 
 def _sizes(options: EngineOptions, scale: Scale) -> str:

@@ -136,7 +136,7 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
             inductor=options.compile,
             announce=team.lead,
             memory=memory,
-            part=ModelPart(team.me.tp, team.me.tp_rank, team.me.pp, team.me.pp_rank),
+            part=ModelPart(team.me.tp, team.me.tp_rank, team.me.pp, team.me.pp_rank, options.ep),
         )
         partition_of(options, team.pool).check(loaded.attends)
         return Loaded(loaded, tokenizer)

@@ -18,6 +18,7 @@ from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.operators import MEMBER_SUM
 from hpcdecode.model.frontend.ops import AttendArguments
 from hpcdecode.model.frontend.trace import Trace
+from hpcdecode.model.frontend.whole_experts import require_experts
 
 
 def member_trace(trace: Trace, members: int, member: int, *, ep: bool = False) -> Trace:
@@ -28,9 +29,14 @@ def member_trace(trace: Trace, members: int, member: int, *, ep: bool = False) -
         members: Number of members, K >= 1.
         member: Number of the member, from 0.
         ep: Deal out whole experts, instead of columns of every expert.
+
+    Raises:
+        UserError: If there are no experts to deal out, or fewer than members.
     """
     if not 0 <= member < members:
         raise ValueError(f"expected a member from 0 to {members - 1}, got {member}")
+    if ep:
+        require_experts(trace)
     return trace if members == 1 else trace_of(Deal(trace, members, ep=ep), member)
 
 

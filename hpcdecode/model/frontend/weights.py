@@ -85,8 +85,10 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
         """Return a part of the weight `source` in its dtype on the device, without a copy if it is that already."""
         dtype, _ = self._like[source]
         if experts := self._sources.stacks.get(source):
+            if cut is not None and cut.dim == 0:
+                experts, cut = [experts[i] for first, last in cut.ranges for i in range(first, last)], None
             stack = Stack(tuple(self._tensors[key]() for key in keys) for keys in experts)
-            stack = stack if cut is None else cut_stack(stack, cut)
+            stack = stack if cut is None else cut_matrices(stack, cut)
             return Stack(tuple(piece.to(device=self._device, dtype=dtype) for piece in own) for own in stack)
         weight = self._read(source)
         return (weight if cut is None else cut.of(weight)).to(device=self._device, dtype=dtype)
@@ -143,10 +145,13 @@ def whole_shape(key: WeightKey, about: Meta) -> tuple[int | str, ...]:
     return about.shape if cut is None else cut.whole_shape(about.shape)
 
 
-def cut_stack(stack: Stack, cut: WeightCut) -> Stack:
-    """Return a part of experts' weights [E, out, in], of views into its tensors where a part is one range."""
-    if cut.dim == 0:
-        return Stack(stack[i] for first, last in cut.ranges for i in range(first, last))
+def cut_matrices(stack: Stack, cut: WeightCut) -> Stack:
+    """Return a part of each of the experts' weights [E, out, in], of views into tensors where it is one range.
+
+    Args:
+        stack: Weights of the experts.
+        cut: Indices along `out` (dimension 1) or `in` (dimension 2).
+    """
     of_matrix = cut._replace(dim=cut.dim - 1)
     if cut.dim == 2:
         return Stack(tuple(of_matrix.of(piece) for piece in pieces) for pieces in stack)

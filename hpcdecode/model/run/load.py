@@ -42,12 +42,14 @@ class ModelPart(NamedTuple):
         tp_rank: Its part, from 0.
         pp: Number of stages, runs of layers.
         pp_rank: Its stage, from 0.
+        ep: Whether experts are dealt out whole, instead of columns of every expert.
     """
 
     tp: int = 1
     tp_rank: int = 0
     pp: int = 1
     pp_rank: int = 0
+    ep: bool = False
 
 
 WHOLE = ModelPart()
@@ -118,7 +120,7 @@ def load_split(
     opens = weights and holds_weights(folder)  # if there are none, what the model lacks is said first
     tensors = open_plain(folder, layers, scheme, dtype) if opens else {}
     traced = cached_trace(folder, dtype, announce)
-    own = member_trace(traced, part.tp, part.tp_rank)
+    own = member_trace(traced, part.tp, part.tp_rank, ep=part.ep)
     if not weights:
         return SplitModel(split(own, device), device, None)
     parts = split(own, device)
