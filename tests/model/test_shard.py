@@ -13,33 +13,17 @@ from hpcdecode.model.frontend.ops import AttendArguments
 from hpcdecode.model.frontend.shard import member_trace, trace_of
 from hpcdecode.model.frontend.trace import Trace
 from hpcdecode.model.frontend.trace_file import Unstorable, stored
-from tests.support.members import random_weights, run_members
+from tests.support.members import check_members
 from tests.support.models import ARCHITECTURES, SHAPE, VOCAB
 
-TOKENS = 12
 SHARES = {"deepseek_v2": (0.53, 0.30), "deepseek_v3": (0.53, 0.30)}  # low-rank projections and routers are whole
 WITH_FOUR = ("gpt2", "llama3", "gpt_oss", "deepseek_v3")  # llama3 and gpt_oss: two KV heads stay whole
-
-
-def check(whole, members: int) -> list:
-    """Compare the logits of a group with those of the whole model, and return the traces of the members."""
-    weights, ids = random_weights(whole), torch.randint(2, VOCAB, (TOKENS,), generator=torch.manual_seed(1))
-    ((expected,), _), deal = run_members([whole], weights, ids), Deal(whole, members)
-    traces = [trace_of(deal, member) for member in range(members)]
-    parts, sums = run_members(traces, weights, ids)
-    logits = torch.cat(parts, -1)
-    assert (logits - expected).abs().max() < 1e-5 * expected.abs().max()
-    assert torch.equal(logits.argmax(-1), expected.argmax(-1)) and expected.std() > 0.1
-    ranges = [own.membership.vocabulary for own in traces]
-    assert [i for own in ranges for i in own] == list(range(expected.shape[-1]))
-    assert {own.membership.sums for own in traces} == {sums}
-    return traces
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_two_members_have_the_models_logits(name, checkpoint):
     whole = cached_trace(checkpoint(name), torch.float32)
-    for own in check(whole, 2):
+    for own in check_members(whole, 2):
         assert own.membership.sums == 2 * len(whole.attends)
         assert own.membership.share == pytest.approx(SHARES.get(name, (0.5,))[0], abs=0.004)
         for attend, part in zip(whole.attends, own.attends, strict=True):
@@ -51,7 +35,7 @@ def test_two_members_have_the_models_logits(name, checkpoint):
 def test_four_members_have_the_models_logits(name, checkpoint):
     whole = cached_trace(checkpoint(name), torch.float32)
     dealt = AttendArguments.of(whole.attends[0]).kv_heads == 4
-    for own in check(whole, 4):
+    for own in check_members(whole, 4):
         assert own.membership.sums == (2 if dealt else 1) * len(whole.attends)
         share = own.membership.share
         assert share == pytest.approx(SHARES.get(name, (0, 0.25))[1], abs=0.01) if dealt else 0.3 < share < 0.45
@@ -126,7 +110,7 @@ def test_other_kinds_of_layers(kind, tmp_path):
     }[kind]
     whole = traced(kind, {**sizes, **extra}, tmp_path)
     parallel = kind in ("GPTNeoX", "Cohere", "Phi")
-    for own in check(whole, 2):
+    for own in check_members(whole, 2):
         assert own.membership.sums == (1 if parallel else 2) * 2
         assert own.membership.share < 0.51
     assert tensor_meta(whole.logits).one_token == (1, VOCAB)

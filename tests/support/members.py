@@ -8,11 +8,15 @@ import torch
 from torch import Tensor, fx
 
 from hpcdecode.model.frontend import ops
+from hpcdecode.model.frontend.deal import Deal
 from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.operators import ATTEND, EXPERT_LINEAR, MEMBER_SUM
+from hpcdecode.model.frontend.shard import trace_of
 from hpcdecode.model.frontend.trace import Trace
+from tests.support.models import VOCAB
 
 aten = torch.ops.aten
+TOKENS = 12
 
 
 def random_weights(trace: Trace, seed: int = 0) -> dict[str, Tensor]:
@@ -26,6 +30,21 @@ def random_weights(trace: Trace, seed: int = 0) -> dict[str, Tensor]:
         else:
             made[name] = noise * shape[-1] ** -0.5
     return made
+
+
+def check_members(whole: Trace, members: int, *, ep: bool = False) -> list[Trace]:
+    """Compare the logits of a group with those of the whole model, and return the traces of the members."""
+    weights, ids = random_weights(whole), torch.randint(2, VOCAB, (TOKENS,), generator=torch.manual_seed(1))
+    ((expected,), _), deal = run_members([whole], weights, ids), Deal(whole, members, ep=ep)
+    traces = [trace_of(deal, member) for member in range(members)]
+    parts, sums = run_members(traces, weights, ids)
+    ranges, vocabulary = [own.membership.vocabulary for own in traces], expected.shape[-1]
+    logits = parts[0] if len(ranges[0]) == vocabulary else torch.cat(parts, -1)
+    assert (logits - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert torch.equal(logits.argmax(-1), expected.argmax(-1)) and expected.std() > 0.1
+    assert len(ranges[0]) == vocabulary or [i for own in ranges for i in own] == list(range(vocabulary))
+    assert {own.membership.sums for own in traces} == {sums}
+    return traces
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.clean import VIEWS
 from hpcdecode.model.frontend.meta import meta, tensor_meta
 from hpcdecode.model.frontend.nodes import as_node
-from hpcdecode.model.frontend.operators import EXPERT_LINEAR, SPLITS, UNCHANGED, aten, dim_argument, is_pointwise
+from hpcdecode.model.frontend.operators import EXPERT_LINEAR, JOINS, SPLITS, UNCHANGED, aten, dim_argument, is_pointwise
 from hpcdecode.model.frontend.trace import Trace
 from hpcdecode.model.frontend.units import Ints
 
@@ -85,7 +85,7 @@ def by_rows(node: fx.Node, rows: int | str) -> bool:
     if about is None or about.shape[:1] != (rows,):
         return False
     rank = len(about.shape)
-    if node.target in (aten.slice.Tensor, aten.cat.default):
+    if node.target in {aten.slice.Tensor} | JOINS:
         return dim_argument(node, 1, rank) != 0
     if is_pointwise(node):
         return all(len(shape) == rank for shape in shapes)
