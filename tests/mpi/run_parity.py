@@ -4,6 +4,7 @@ usage: run_parity.py DTYPE EXPECT WORLD:PERIOD:LANES[:PARTITION[:OVERLAP[:SCHEDU
 
 PARTITION: of the attention over the R-ranks, or replicas, or sharing: replicas that have one copy of their weights.
     Or a group's members, such as tp2, pp2 or tp2pp2, which attend themselves; tp2-request and tp2-head have R-ranks.
+    ep2 is tp2 with whole experts.
 EXPECT: transformers, first-run (equal to the first of the runs), or same-schedule (to the first with its F and lanes).
 """
 
@@ -26,7 +27,7 @@ from tests.support.parity import generated
 
 WORLD = MPI.COMM_WORLD
 REPLICAS = ("replicas", "sharing", "")
-GROUP = re.compile(r"(?:tp(\d))?(?:pp(\d))?(?:$|-)(.*)")
+GROUP = re.compile(r"(?:([te])p(\d))?(?:pp(\d))?(?:$|-)(.*)")
 
 
 def main(dtype: str, expect: str, runs: str, *cases: str) -> int:
@@ -60,7 +61,7 @@ def run(
     size = int(world)
     comm = WORLD.Split(0 if WORLD.rank < size else MPI.UNDEFINED)
     node_memory.COPIES_SHARE = 0.0 if partition == "sharing" else 1.0
-    tp, pp, partition = group.groups() if (group := GROUP.match(partition)) else (None, None, partition)
+    kind, tp, pp, partition = group.groups() if (group := GROUP.match(partition)) else (None, None, None, partition)
     if WORLD.rank < size:
         job = Job(
             prompts=(str(case / "prompts.jsonl"),),
@@ -75,6 +76,7 @@ def run(
             partition="request" if partition in REPLICAS else partition,
             tp=int(tp) if tp else None,
             pp=int(pp or 1),
+            ep=kind == "e",
             overlap=int(overlap),
             schedule=schedule,
             exchange=exchange,

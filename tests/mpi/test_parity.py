@@ -35,6 +35,8 @@ SCHEDULE_RUNS = ("1:7:2:request:1:load-control", "4:7:2:request:1:fifo", "3:7:1:
 COLLECTIVE_RUNS = ("4:7:2:request:1:fixed-f:collective", "3:1:1:head:2:fixed-f:collective")
 GROUP_RUNS = ("2:7:1:tp2", "2:7:2:pp2")
 ALL_GROUP_RUNS = (*GROUP_RUNS, "4:1:2:tp2pp2", "4:7:2:tp2-request:2", "4:7:1:pp2-request", "4:7:1:tp2")
+EXPERT_RUNS = ("2:7:2:ep2", "3:1:1:ep3")  # three members have unequally many experts
+MOE = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3")
 LINE = re.compile(r"PARITY (\S+) (\S+) (\d+) rows differ")
 
 
@@ -58,7 +60,8 @@ def float32(mpiexec, tmp_path_factory):
 
 
 def runs_of(name):
-    return SOME_RUNS + ALL_GROUP_RUNS if name in EVERY_KIND else WORLD_RUNS + GROUP_RUNS
+    runs = SOME_RUNS + ALL_GROUP_RUNS if name in EVERY_KIND else WORLD_RUNS + GROUP_RUNS
+    return runs + EXPERT_RUNS * (name in MOE)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -109,3 +112,10 @@ def test_tokens_of_members_depend_on_their_number_alone(mpiexec, tmp_path, dtype
     case = make_case("llama3", tmp_path, rows=8, new_tokens=24, common=200, n=2, **sampling)
     runs = ("2:7:1:tp2", "2:1:2:tp2", "4:7:2:tp2", "4:7:2:tp2-request:3", "4:7:1:tp2-head", "4:7:2:tp2pp2")
     assert differing(mpiexec, [case], dtype, "first-run", runs) == {"llama3": dict.fromkeys(runs, 0)}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tokens_of_members_with_whole_experts_depend_on_their_number_alone(mpiexec, tmp_path, dtype):
+    case = make_case("qwen3_moe", tmp_path, rows=8, new_tokens=16, n=2, temperature=0.9, seed=5)
+    runs = ("2:7:1:ep2", "2:1:2:ep2", "4:7:2:ep2-request:3", "4:7:2:ep2pp2")
+    assert differing(mpiexec, [case], dtype, "first-run", runs) == {"qwen3_moe": dict.fromkeys(runs, 0)}
