@@ -198,10 +198,8 @@ def _add_size(group: Group) -> None:
     add("--tp", "--tensor-parallel-size", type=int, metavar="K", help=help)
     help = f"pipeline parallelism: stages of ranks, each of which has a run of layers ({_DEFAULTS['pp']})"
     add("--pp", "--pipeline-parallel-size", type=int, metavar="S", help=help)
-    help = (
-        "expert parallelism: each expert of an MoE model is on one of the ranks of --tp, which otherwise share every "
-    )
-    help += "expert (default: no)"
+    help = "expert parallelism: each expert of an MoE model is on one of the ranks of --tp, which otherwise have parts "
+    help += "of every expert (default: no)"
     add("--ep", "--enable-expert-parallel", action=_Switch, help=help)
     help = f"whether all R-ranks serve every S-rank, or an even share of them each ({_DEFAULTS['pools']})"
     add("--pools", choices=POOLS, help=help)

@@ -88,7 +88,7 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
             if cut is not None and cut.dim == 0:
                 experts, cut = [experts[i] for first, last in cut.ranges for i in range(first, last)], None
             stack = Stack(tuple(self._tensors[key]() for key in keys) for keys in experts)
-            stack = stack if cut is None else cut_matrices(stack, cut)
+            stack = stack if cut is None else cut_stack(stack, cut)
             return Stack(tuple(piece.to(device=self._device, dtype=dtype) for piece in own) for own in stack)
         weight = self._read(source)
         return (weight if cut is None else cut.of(weight)).to(device=self._device, dtype=dtype)
@@ -145,7 +145,7 @@ def whole_shape(key: WeightKey, about: Meta) -> tuple[int | str, ...]:
     return about.shape if cut is None else cut.whole_shape(about.shape)
 
 
-def cut_matrices(stack: Stack, cut: WeightCut) -> Stack:
+def cut_stack(stack: Stack, cut: WeightCut) -> Stack:
     """Return a part of each of the experts' weights [E, out, in], of views into tensors where it is one range.
 
     Args:
