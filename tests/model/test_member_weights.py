@@ -32,9 +32,7 @@ def test_a_cut_takes_ranges_of_one_dimension():
     assert columns.of(weight).data_ptr() == weight[:, 2:].data_ptr()  # a view
 
 
-@pytest.mark.parametrize(
-    "cut", [WeightCut(1, 10, ((2, 5), (6, 9))), WeightCut(2, 5, ((0, 3),))]
-)
+@pytest.mark.parametrize("cut", [WeightCut(1, 10, ((2, 5), (6, 9))), WeightCut(2, 5, ((0, 3),))])
 def test_a_stack_is_cut_piece_by_piece(cut):
     experts = [[torch.randn(6, 5), torch.randn(4, 5)] for _ in range(3)]
     stack, whole = Stack(tuple(own) for own in experts), torch.stack([torch.cat(own) for own in experts])

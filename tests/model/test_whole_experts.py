@@ -49,7 +49,10 @@ def test_members_have_the_models_logits_and_whole_experts(name, members, checkpo
 
 
 def own_weights(path: Path) -> tuple[list[Tensor | Stack], set[str]]:
-    """The weights of the experts of the second of three members, and the tensors that were read for them, by key."""
+    """The weights of the experts of the second of three members, and the tensors that were read for them, by key.
+
+    They are checked against the same part of the whole model's.
+    """
     tensors, asked = open_checkpoint(path), set()
 
     class Noted(dict):
@@ -61,7 +64,15 @@ def own_weights(path: Path) -> tuple[list[Tensor | Stack], set[str]]:
     own = member_trace(whole, 3, 1, ep=True)
     weights = bound_weights(path, Noted(tensors), whole, own, torch.device("cpu"), None)
     asked.clear()  # of shapes that were checked
-    return [weights[weight_key(own, node)] for node, name in own.weights.items() if of_experts(name)], asked
+    mine = {node: weights[weight_key(own, node)] for node, name in own.weights.items() if of_experts(name)}
+    all_of_them = bound_weights(path, tensors, whole, whole, torch.device("cpu"), None)
+    for node, weight in mine.items():
+        assert torch.equal(as_one(weight), own.cuts[node].of(as_one(all_of_them[own.weights[node]])))
+    return [*mine.values()], asked
+
+
+def as_one(weight: Tensor | Stack) -> Tensor:
+    return weight if isinstance(weight, Tensor) else torch.stack([torch.cat(pieces) for pieces in weight])
 
 
 def test_only_the_members_own_experts_are_read(checkpoint):
