@@ -27,7 +27,7 @@ from tests.support.parity import generated
 
 WORLD = MPI.COMM_WORLD
 REPLICAS = ("replicas", "sharing", "")
-GROUP = re.compile(r"(?:([te])p(\d))?(?:pp(\d))?(?:$|-)(.*)")
+GROUP = re.compile(r"(?:(tp|ep)(\d))?(?:pp(\d))?(?:$|-)(.*)")
 
 
 def main(dtype: str, expect: str, runs: str, *cases: str) -> int:
@@ -76,7 +76,7 @@ def run(
             partition="request" if partition in REPLICAS else partition,
             tp=int(tp) if tp else None,
             pp=int(pp or 1),
-            ep=kind == "e",
+            ep=kind == "ep",
             overlap=int(overlap),
             schedule=schedule,
             exchange=exchange,
