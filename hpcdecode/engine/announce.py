@@ -48,7 +48,9 @@ def _members(setup: Setup) -> str:
     if first.share == 1:
         return f"members: each holds {stated}"
     heads = span(sorted({shape.kv_heads for shape in setup.shapes}))
-    return f"members: each holds {first.share:.2f} of the projections' weights, KV heads {heads}; {stated}"
+    shares = sorted(f"{member.share:.2f}" for member in setup.members)
+    share = " .. ".join(dict.fromkeys((shares[0], shares[-1])))
+    return f"members: each holds {share} of the projections' weights, KV heads {heads}; {stated}"
 
 
 def _say_experts(tp: int) -> None:

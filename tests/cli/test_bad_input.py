@@ -75,6 +75,7 @@ def test_missing_tokenizer(hpcdecode, prompts, model):
         (["--no-such-flag"], "--no-such-flag"),
         (["--max-tokens", "0"], "max-tokens"),
         (["--s-ranks", "2"], "--s-ranks"),
+        (["--enable-expert-parallel"], "--ep: expected a model with layers of experts"),
         (["--kv-memory", "lots"], "--kv-memory"),
     ],
 )

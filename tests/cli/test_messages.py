@@ -25,6 +25,12 @@ def generated(hpcdecode, tmp_path):
     return run
 
 
+def test_experts_on_one_rank_cannot_be_dealt_out(hpcdecode, checkpoint, tmp_path):
+    (tmp_path / "p.jsonl").write_text(ROWS)
+    result = hpcdecode("generate", "--model", checkpoint("mixtral"), "--max-tokens", 2, "p.jsonl", "--ep", "-q")
+    assert result.returncode == 0 and "--ep has no effect: the experts are on one rank" in result.stderr
+
+
 def test_by_default_a_job_says_what_it_chose_and_did(generated):
     said = generated()
     assert "did you mean 'temperature'?" in said and "batch 2," in said and "ready after" in said
