@@ -45,8 +45,8 @@ bool Argmax::offered(Type in, Type out, const std::string& isa) {
     return in != Type::i8 && Product::offered(in, out, isa) && kernels_for(isa).products.screen != nullptr;
 }
 
-double Argmax::run(int64_t rows, const ScreenedRows& x, const ScreenedWeights& weight, int64_t* ids,
-                   float* values, int threads) const {
+double Argmax::run(int64_t rows, const ScreenedRows& x, const ScreenedWeights& weight, int64_t* ids, float* values,
+                   int threads) const {
     std::vector<Member> members(threads);
     struct Work {
         const Argmax* argmax;

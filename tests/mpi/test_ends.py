@@ -2,64 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
-import h5py
-import psutil
 import pytest
 
 from hpcdecode.system.signals import DRAINED
 from hpcdecode.system.timeline import OPERATIONS
 from tests.support.commands import rank_of
+from tests.support.long_jobs import end, finished, wait_for_rows
 
 OPEN_MPI = (Path(sys.executable).parent / "prterun").exists()
-
-
-@pytest.fixture
-def long_job(hpcdecode, checkpoint, tmp_path):
-    """Arguments of a job that runs for minutes."""
-    rows = ({"prompt_token_ids": [5 + i % 400] * 4, "max_tokens": 8 + i % 100} for i in range(100_000))
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flags = ("--model", checkpoint("llama3"), "-o", "out.h5", "--ignore-eos", "--dtype", "float32", "--batch", 32)
-    return ("generate", "prompts.jsonl", *flags)
-
-
-def finished(path):
-    """(line, generated token ids) of the rows in a results file, and whether it is complete."""
-    with h5py.File(path) as file:
-        ends, tokens = file["rows/token_offsets"][:], file["rows/token_ids"][:]
-        rows = {
-            line: tokens[a:b].tolist() for line, a, b in zip(file["rows/line"][:], ends[:-1], ends[1:], strict=True)
-        }
-        return rows, bool(file.attrs["complete"])
-
-
-def wait_for_rows(path, process, seconds=120, more_than=0):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        assert process.poll() is None, process.communicate()
-        if path.exists() and len(finished(path)[0]) > more_than:
-            return
-        time.sleep(0.2)
-    pytest.fail("no row was finished")
-
-
-def end(process, seconds):
-    """Exit code, output and seconds until the launcher and every rank are gone."""
-    start, ranks = time.monotonic(), psutil.Process(process.pid).children(recursive=True)
-    try:
-        _, err = process.communicate(timeout=seconds)
-        psutil.wait_procs(ranks, timeout=max(seconds - (time.monotonic() - start), 1))
-        assert not [r for r in ranks if r.is_running() and r.status() != psutil.STATUS_ZOMBIE]
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    return process.returncode, err
 
 
 ends_ranks_itself = pytest.mark.skipif(OPEN_MPI, reason="Open MPI's mpiexec ends the ranks itself")

@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from tests.mpi.test_ends import end, finished, long_job, wait_for_rows  # noqa: F401  # long_job is a fixture
 from tests.support.commands import rank_of
+from tests.support.long_jobs import end, finished, wait_for_rows
 from tests.support.worlds import FLAGS, PROMPTS, WEIGHTS_MIB, contents
 
 
@@ -53,7 +53,7 @@ def test_weights_that_are_too_large_for_a_process_are_refused(hpcdecode, tmp_pat
 
 
 @pytest.mark.parametrize("flags", [("--tp", 2), ("--pp", 2)])
-def test_a_signal_drains_a_group_and_another_layout_goes_on(hpcdecode, long_job, tmp_path, flags):  # noqa: F811
+def test_a_signal_drains_a_group_and_another_layout_goes_on(hpcdecode, long_job, tmp_path, flags):
     process = hpcdecode.start(*long_job, *flags, ranks=2)
     wait_for_rows(tmp_path / "out.h5", process)
     rank_of(process, 0).send_signal(signal.SIGTERM)
@@ -70,7 +70,7 @@ def test_a_signal_drains_a_group_and_another_layout_goes_on(hpcdecode, long_job,
 
 
 @pytest.mark.parametrize(("flags", "rank"), [(("--tp", 2), 1), (("--pp", 2), 0)])
-def test_a_killed_member_ends_the_others(hpcdecode, long_job, tmp_path, flags, rank):  # noqa: F811
+def test_a_killed_member_ends_the_others(hpcdecode, long_job, tmp_path, flags, rank):
     process = hpcdecode.start(*long_job, *flags, ranks=2)
     wait_for_rows(tmp_path / "out.h5", process)
     rank_of(process, rank).kill()
@@ -80,7 +80,7 @@ def test_a_killed_member_ends_the_others(hpcdecode, long_job, tmp_path, flags, r
 
 
 @pytest.mark.parametrize(("flags", "rank"), [(("--tp", 2), 1), (("--tp", 2), 0), (("--pp", 2), 1)])
-def test_a_member_that_hangs_is_named(hpcdecode, long_job, tmp_path, flags, rank):  # noqa: F811
+def test_a_member_that_hangs_is_named(hpcdecode, long_job, tmp_path, flags, rank):
     process = hpcdecode.start(*long_job, *flags, "--stall-timeout", 5, ranks=2)
     wait_for_rows(tmp_path / "out.h5", process)
     rank_of(process, rank).send_signal(signal.SIGSTOP)
