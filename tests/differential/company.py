@@ -69,10 +69,11 @@ class Company:
         folder: for prompt files and results.
         models: directories by the names that mixes have.
         dtype: of weights, activations and KV cache.
+        tp: ranks that share the weights, also for a row alone.
     """
 
-    def __init__(self, folder: Path, models: dict[str, str], dtype: str = "float32"):
-        self.folder, self.dtype = folder, dtype
+    def __init__(self, folder: Path, models: dict[str, str], dtype: str = "float32", tp: int = 1):
+        self.folder, self.dtype, self.tp = folder, dtype, tp
         self.models = {name: find_model(path, {}) for name, path in models.items()}
         self._loaded: dict[str, SplitModel] = {}
         self._alone: dict[str, Contents] = {}
@@ -95,29 +96,48 @@ class Company:
             self._run_once(mix, run, output)
         return contents(output) if WORLD.rank == 0 else None
 
-    def alone(self, mix: Mix, line: int) -> Contents:
-        """Run the row of a line alone in one process; on rank 0."""
+    def alone(self, mix: Mix, line: int) -> Contents | None:
+        """Run the row of a line alone in one process, or over as many ranks as share the weights; on rank 0 return it.
+
+        All ranks call it if several share the weights.
+        """
         key = json.dumps([mix["model"], mix["flags"], line, mix["rows"][line - 1]])
         if key not in self._alone:
             output = self.folder / "alone.h5"
-            _remove(output)
-            self._write([""] * (line - 1) + [json.dumps(mix["rows"][line - 1])], "alone.jsonl")
-            job = self._job(mix, "alone.jsonl", output, {})
-            assert generate(job, None, model=self._model(mix["model"])) in (0, ROW_ERRORS)
+            if WORLD.rank == 0:
+                _remove(output)
+                self._write([""] * (line - 1) + [json.dumps(mix["rows"][line - 1])], "alone.jsonl")
+            job = self._job(mix, "alone.jsonl", output, {"tp": self.tp})
+            if self.tp == 1:
+                assert generate(job, None, model=self._model(mix["model"])) in (0, ROW_ERRORS)
+            else:
+                self._together(job)
             gc.collect()
-            self._alone[key] = contents(output)
+            self._alone[key] = contents(output) if WORLD.rank == 0 else {}
         return self._alone[key]
 
+    def _together(self, job: Job) -> None:
+        broadcast(WORLD, 0, int)  # files of rank 0 are there
+        comm = WORLD.Split(0 if WORLD.rank < self.tp else MPI.UNDEFINED)
+        if comm != MPI.COMM_NULL:
+            assert generate(job, comm) in (0, ROW_ERRORS)
+            os.sched_setaffinity(0, self._cpus)
+            comm.Free()
+        broadcast(WORLD, 0, int)
+
     def _run_once(self, mix: Mix, run: dict[str, Any], output: Path) -> None:
-        ranks = min(run["ranks"], WORLD.size)
+        size = self.tp * run.get("pp", 1)
+        if size > WORLD.size:
+            size, run = self.tp, {**run, "pp": 1}
+        ranks = max(min(run["ranks"], WORLD.size) // size * size, size)
         comm = WORLD.Split(0 if WORLD.rank < ranks else MPI.UNDEFINED)
         broadcast(WORLD, 0, int)  # files of rank 0 are there
         if comm != MPI.COMM_NULL:
             signals = StopAfter(run["stop"] if WORLD.rank == 0 else None, output, run["crash"])
             options = self._options(mix, run, ranks)
             s_ranks = options.get("s_ranks", ranks)
-            model = self._model(mix["model"]) if comm.rank < s_ranks else None
-            job = self._job(mix, "company.jsonl", output, options)
+            model = self._model(mix["model"]) if comm.rank < s_ranks and size == 1 else None
+            job = self._job(mix, "company.jsonl", output, {**options, "tp": self.tp})
             code = generate(job, comm if ranks > 1 else None, model=model, signals=signals)
             assert code in (0, ROW_ERRORS, DRAINED), code
             os.sched_setaffinity(0, self._cpus)
@@ -131,10 +151,13 @@ class Company:
         """Options of a run that its number of ranks and its model allow."""
         options = {k: v for k, v in run.items() if k not in ("ranks", "stop", "crash")}
         tokens, pools = options.pop("kv_tokens"), options.pop("pools", "shared")
+        size = self.tp * options.get("pp", 1)
+        if size > 1 and ranks < 2 * size:
+            options["layout"] = "replicas"
         if options.get("layout") == "replicas":
             options.pop("s_ranks", None), options.pop("partition", None)
             return options | {"kv_memory": tokens * self._kv_bytes(mix["model"])}
-        s_ranks = min(options.get("s_ranks", 1), max(ranks - 1, 1))
+        s_ranks = min(options.get("s_ranks", 1), max(ranks - 1, 1)) if size == 1 else size
         r_ranks = max(ranks - s_ranks, 1)
         options |= {"s_ranks": s_ranks, "pools": pools if r_ranks >= s_ranks else "shared"}
         if options["pools"] == "own" or self._config(mix["model"])["num_key_value_heads"] % r_ranks:

@@ -82,6 +82,7 @@ def runs() -> st.SearchStrategy[dict[str, Any]]:
         optional={
             "layout": st.sampled_from(("replicas", "replicas", "split")),
             "s_ranks": st.just(2),  # of more than two ranks that are split
+            "pp": st.sampled_from((2, 2, 3)),  # of as many ranks or a multiple
             "pools": st.just("own"),
             "exchange": st.just("collective"),
             "period": st.integers(1, 12),

@@ -1,6 +1,6 @@
 """Run by mpiexec on up to four ranks: draw mixes, and look for rows that are not as alone.
 
-usage: run_mixes.py FOLDER MODEL=DIRECTORY COUNT SEED [--corpus FILE...] [--dtype DTYPE] [--tolerance X]
+usage: run_mixes.py FOLDER MODEL=DIRECTORY COUNT SEED [--corpus FILE...] [--dtype DTYPE] [--tolerance X] [--tp K]
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mpi4py import MPI
 from hpcdecode._ops_cpu import Product, Type
 from hpcdecode.attention.base import isa
 from hpcdecode.mpi.collectives import broadcast
-from tests.differential.company import Company, difference
+from tests.differential.company import Company, Contents, difference
 from tests.differential.mixes import mixes
 from tests.differential.mutations import MUTATIONS
 
@@ -35,7 +35,7 @@ def main() -> int:
     options = _options()
     folder = Path(options.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    company = Company(folder, dict(option.split("=", 1) for option in [options.model]), options.dtype)
+    company = Company(folder, dict(option.split("=", 1) for option in [options.model]), options.dtype, options.tp)
     if WORLD.rank:
         return _follow(company)
     code, found = 0, []
@@ -54,8 +54,17 @@ def main() -> int:
 def _follow(company: Company) -> int:
     """Take part in what rank 0 runs."""
     while (text := broadcast(WORLD, "", str)) != _END:
-        company.run(json.loads(text))
+        mix = json.loads(text)
+        if mix.pop("alone", None) is None:
+            company.run(mix)
+        else:
+            _all_alone(company, mix)
     return 0
+
+
+def _all_alone(company: Company, mix: dict) -> dict[int, Contents]:
+    """Run every row alone; all ranks call this if several share the weights."""
+    return {line: company.alone(mix, line) or {} for line in range(1, len(mix["rows"]) + 1)}
 
 
 def _lead(company: Company, options: argparse.Namespace, found: list[str]) -> None:
@@ -75,7 +84,9 @@ def _lead(company: Company, options: argparse.Namespace, found: list[str]) -> No
         except Exception:
             kept.write_text(f"{text}\n{traceback.format_exc()}")
             raise
-        alone = {line: company.alone(mix, line) for line in range(1, len(mix["rows"]) + 1)}
+        if company.tp > 1:
+            broadcast(WORLD, json.dumps(mix | {"alone": True}), str)
+        alone = _all_alone(company, mix)
         if different := difference(mix, whole, alone, options.tolerance):
             found.append(f"mix {company.mixes}\n{text}\n{different}")
             kept.write_text(found[-1])
@@ -108,6 +119,7 @@ def _options() -> argparse.Namespace:
     add("seed", type=int)
     add("--corpus", nargs="*", default=[])
     add("--dtype", default="float32")
+    add("--tp", type=int, default=1, help="ranks that share the weights, in company and alone")
     add("--tolerance", type=float, help="default: 0 where products do not depend on the rows beside them")
     add("--rows", type=int, default=12)
     add("--chat", action="store_true")
