@@ -30,7 +30,7 @@ PARTITIONS = ("request", "head")
 SCHEDULES = ("fixed-f", "load-control", "static", "fifo")
 EXCHANGES = ("auto", "collective", "messages")
 WEIGHTS = ("int8",)
-KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")
+KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "k8v4", "int4")
 _CHOICES = {
     "dtype": DTYPES,
     "weights": WEIGHTS,
@@ -128,9 +128,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             if value is not None and value not in choices:
                 expected = f"one of {', '.join(choices)}"
                 raise UserError(f"--{name.replace('_', '-')}: expected {expected}, got {value!r}", everywhere=True)
-        if self.r_device != "cpu" and self.kv_dtype == "int4":
+        if self.r_device != "cpu" and self.kv_dtype in ("k8v4", "int4"):
             raise UserError(
-                f"--r-device {self.r_device}: expected --kv-dtype float32, float16, bfloat16 or int8, got int4",
+                f"--r-device {self.r_device}: expected --kv-dtype float32, float16, bfloat16 or int8, "
+                f"got {self.kv_dtype}",
                 everywhere=True,
             )
         self._require_counts(*_MOST, "s_ranks", "tp", "pp", "kv_memory", "load_limit", "gpu_memory")

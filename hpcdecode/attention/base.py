@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 BACKENDS = ("attn_cpu", "attn_cuda", "reference")
 DEFAULT_BLOCK_TOKENS = 64
-KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")  # the last two with a scale per token and head
+KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "k8v4", "int4")  # the last three: `quantized`
 
 IntArray: TypeAlias = "list[int] | tuple[int, ...] | NDArray[int32] | Tensor"  # int32, one dimension, on the host
 FloatArray: TypeAlias = "NDArray[float32] | Tensor"  # float32, one dimension, on the host

@@ -9,27 +9,22 @@ from collections.abc import Sequence
 import torch
 
 from hpcdecode.attention.base import FloatArray, IntArray, KvCapacityError, LayerShape, Matrix
+from hpcdecode.attention.quantized import CODES, restored
 
 DTYPES = {  # of the tensors that hold K and V; integer types are kept as the floats they stand for
     "float32": torch.float32,
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
-    "int8": torch.float32,
-    "int4": torch.float32,
+    **dict.fromkeys(CODES, torch.float32),
 }
-LEVELS = {"int8": 127, "int4": 7}  # largest code
 
 
-def stored(x: torch.Tensor, kv_dtype: str) -> torch.Tensor:
-    """Return x [tokens, heads, dim] as a KV cache of `kv_dtype` gives it back."""
-    if kv_dtype not in LEVELS:
-        return x.to(DTYPES[kv_dtype])
-    levels = LEVELS[kv_dtype]
-    x = x.float()
-    scale = (x.abs().amax(dim=-1, keepdim=True) / levels).bfloat16().float()
-    inverse = torch.where(scale > 0, 1 / scale, 0)
-    codes = (x * inverse).clamp(-levels, levels)
-    return torch.where(codes < 0, (codes - 0.5).ceil(), (codes + 0.5).floor()) * scale
+def stored(k: torch.Tensor, v: torch.Tensor, kv_dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return k and v, [tokens, heads, dim], as a KV cache of `kv_dtype` gives them back."""
+    if kv_dtype in CODES:
+        of_k, of_v = CODES[kv_dtype]
+        return restored(k, of_k), restored(v, of_v)
+    return k.to(DTYPES[kv_dtype]), v.to(DTYPES[kv_dtype])
 
 
 def attend_one(
@@ -227,7 +222,7 @@ class ReferenceKvCache:
         s = self.layers[layer]
         k, v = kv.split([s.kv_heads * s.k_dim, s.kv_heads * s.v_dim], dim=1)
         heads = (k.reshape(-1, s.kv_heads, s.k_dim), v.reshape(-1, s.kv_heads, s.v_dim))
-        return torch.cat([stored(x, self.kv_dtype).flatten(1) for x in heads], dim=1)
+        return torch.cat([x.flatten(1) for x in stored(*heads, self.kv_dtype)], dim=1)
 
     def _ceil(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens)

@@ -47,7 +47,9 @@ class AttentionCase:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this benchmark."""
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="thread counts (default: 1 2)")
-    parser.add_argument("--kv-dtype", nargs="+", default=["bfloat16", "int8", "int4"], choices=attention.KV_DTYPES)
+    parser.add_argument(
+        "--kv-dtype", nargs="+", default=["bfloat16", "int8", "k8v4", "int4"], choices=attention.KV_DTYPES
+    )
     parser.add_argument("--head-dim", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--group", type=int, nargs="+", default=[1, 4, 8], help="query heads per KV head")
     parser.add_argument("--context", type=int, nargs="+", default=[1024, 8192, 32768], help="tokens per sequence")

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from hpcdecode.cli.arguments import Group
     from hpcdecode.planning.lengths import Lengths
 
-WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int4": 0.5}  # bytes of a value, without scales
+# Bytes of a value, with the scales of heads of 128 dims.
+WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 260 / 256, "k8v4": 198 / 256, "int4": 168 / 256}
 
 
 def add_machine(group: Group) -> None:

@@ -46,12 +46,12 @@ class StoredPrompts:
         skipped_queries: list[int] | None = None,
     ) -> None:
         """Attend as `PromptAttention.attend` does, over rounded k and v."""
-        k, v = (self._stored(x, self._layers[layer].kv_heads) for x in (k, v))
+        heads = self._layers[layer].kv_heads
+        k, v = (
+            kept.flatten(1).to(k.dtype)
+            for kept in stored(k.unflatten(1, (heads, -1)), v.unflatten(1, (heads, -1)), self._kv_dtype)
+        )
         self._prompts.attend(layer, packed, starts, counts, q, k, v, out, sinks, skipped_queries)
-
-    def _stored(self, x: Tensor, heads: int) -> Tensor:
-        """Return x [T, heads * dim] as the KV cache gives it back."""
-        return stored(x.unflatten(1, (heads, -1)), self._kv_dtype).flatten(1).to(x.dtype)
 
 
 @dataclass

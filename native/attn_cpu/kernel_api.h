@@ -17,25 +17,32 @@ constexpr int kPiece = 1024;
 constexpr int kTilesPerChunk = kChunk / kTile;
 constexpr int kMaxPassRows = 16;   // query rows that share one pass over K or V, in the kernels of any ISA
 constexpr int kMaxRowBlock = 128;  // query rows (tokens x group) that one item holds in scratch
+constexpr int kMaxRotation = 256;  // elements of K and V that are rotated together, at most
 
 // How a block keeps one KV head of a layer. Sizes are in bytes unless said otherwise.
 //
 // If block_tokens is a multiple of 16, tokens lie in runs: of 64 if block_tokens is a multiple of 64, else of 16. A run
-// is [K units][K scales][V scales][V units], in the order in which kernels read, so that they read memory in a straight
-// line. storage.h has the order of units. For any other block_tokens, tokens lie in rows, [block_tokens][K row, V row];
-// they are gathered into a run of 64 before use.
+// is [K units][scales][V units], in the order in which kernels read, so that they read memory in a straight line.
+// storage.h has the order of units. For any other block_tokens, tokens lie in rows, [block_tokens][K row, V row,
+// scales]; they are gathered into a run of 64 before use.
+//
+// Types of whole numbers have `k_scales` bfloat16 for K of a token and `v_scales` for V: the scale, and the middle if
+// there are two. A run has each of them for all its tokens, one after the other. The elements are rotated: K and V are
+// multiplied by a Hadamard matrix in parts of k_rotation and v_rotation elements (rotate.h).
 struct HeadLayout {
-    int k_dim, v_dim;   // elements
-    int k_pad, v_pad;   // elements, as stored
-    int block_tokens;   // tokens
-    int run_tokens;     // tokens: 64 or 16
-    bool by_rows;       // row layout
-    size_t scales;      // in a run: K scales, then V scales; int8, int4: a bfloat16 each token
-    size_t v_units;     // in a run: after the scales
-    size_t run_bytes;   // whole run
-    size_t k_row;       // row layout: K part
-    size_t row_bytes;   // row layout: whole row; int8, int4: both scales at its end
-    size_t head_bytes;  // one KV head of one block
+    int k_dim, v_dim;            // elements
+    int k_pad, v_pad;            // elements, as stored
+    int block_tokens;            // tokens
+    int run_tokens;              // tokens: 64 or 16
+    int k_scales, v_scales;      // bfloat16 a token
+    int k_rotation, v_rotation;  // elements, a power of two; 1: as they came
+    bool by_rows;                // row layout
+    size_t scales;               // in a run: after the K units
+    size_t v_units;              // in a run: after the scales
+    size_t run_bytes;            // whole run
+    size_t k_row;                // row layout: K part
+    size_t row_bytes;            // row layout: whole row, scales at its end
+    size_t head_bytes;           // one KV head of one block
 };
 
 // The K and V of one KV head of one sequence.
@@ -87,6 +94,7 @@ struct MergeArgs {
     const float* partials;  // [count][heads][rows][2 + v_pad], in order
     int64_t partial_stride;
     int count, heads, rows, group, v_dim, v_pad;
+    int v_rotation;
     const float* sinks;
     void* out;
     ActType type;

@@ -18,9 +18,9 @@ size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 // Returns the bytes that AttendItem::carve_scratch takes, enough for merging and appending, too.
 size_t scratch_bytes(const HeadLayout& l, int64_t rows) {
     const size_t r = static_cast<size_t>(rows), f = sizeof(float);
-    return padded(r * l.k_pad * f) + 2 * padded(r * f) + padded(r * kTile * f) + padded(r * l.v_pad * f) +
+    return padded(r * l.k_pad * f) + 3 * padded(r * f) + 2 * padded(r * kTile * f) + padded(r * l.v_pad * f) +
            padded(r * (2 + l.v_pad) * f) + 2 * padded(kMaxPassRows * kChunk * f) + padded(l.run_bytes) +
-           padded((l.k_pad + l.v_pad) * f);
+           padded(kMaxPassRows * l.k_dim * f) + padded((l.k_pad + l.v_pad) * f);
 }
 
 }  // namespace
@@ -151,6 +151,7 @@ void KvCache::merge(const Call& call, const SequencePlan& s, int head, int heads
     m.rows = static_cast<int>(s.count * shape.group());
     m.v_dim = shape.v_dim;
     m.v_pad = call.layout->head.v_pad;
+    m.v_rotation = call.layout->head.v_rotation;
     m.group = shape.group();
     m.count = static_cast<int>(s.partials());
     m.partials =

@@ -5,39 +5,61 @@ namespace {
 
 size_t round_up(size_t x, size_t unit) { return (x + unit - 1) / unit * unit; }
 
-bool scaled(KvType type) { return type == KvType::kI8 || type == KvType::kI4; }
+// How a type keeps K or V of a token.
+struct Form {
+    int bits;    // of an element
+    int unit;    // elements: rows are padded to multiples of it
+    int scales;  // bfloat16
+};
+struct Forms {
+    Form k, v;
+};
 
-size_t bytes_of(KvType type, size_t elements) {
+Forms forms_of(KvType type) {
     switch (type) {
         case KvType::kF32:
-            return elements * 4;
+            return {{32, 2, 0}, {32, kTile, 0}};
         case KvType::kI8:
-            return elements;
+            return {{8, 8, 1}, {8, kTile, 1}};
+        case KvType::kK8V4:
+            return {{8, 8, 1}, {4, kTile, 2}};
         case KvType::kI4:
-            return elements / 2;
+            return {{6, 16, 2}, {4, kTile, 2}};
         default:
-            return elements * 2;
+            return {{16, 2, 0}, {16, kTile, 0}};
     }
+}
+
+// Returns the largest power of two that divides `dim`, up to kMaxRotation.
+int rotation_of(int dim) {
+    int rotation = 1;
+    while (rotation < kMaxRotation && dim % (2 * rotation) == 0) rotation *= 2;
+    return rotation;
 }
 
 }  // namespace
 
 HeadLayout head_layout(const LayerShape& shape, KvType type, int block_tokens) {
-    const size_t scale = scaled(type) ? 2 : 0;
+    const Forms forms = forms_of(type);
     HeadLayout h{};
     h.k_dim = shape.k_dim;
     h.v_dim = shape.v_dim;
-    h.k_pad = static_cast<int>(round_up(shape.k_dim, scaled(type) ? 8 : 2));
-    h.v_pad = static_cast<int>(round_up(shape.v_dim, kTile));
+    h.k_pad = static_cast<int>(round_up(shape.k_dim, forms.k.unit));
+    h.v_pad = static_cast<int>(round_up(shape.v_dim, forms.v.unit));
+    h.k_scales = forms.k.scales;
+    h.v_scales = forms.v.scales;
+    h.k_rotation = h.k_scales > 0 ? rotation_of(h.k_dim) : 1;
+    h.v_rotation = h.v_scales > 0 ? rotation_of(h.v_dim) : 1;
     h.block_tokens = block_tokens;
     h.by_rows = block_tokens % kTile != 0;
     h.run_tokens = h.by_rows || block_tokens % kChunk == 0 ? kChunk : kTile;
-    h.scales = bytes_of(type, static_cast<size_t>(h.run_tokens) * h.k_pad);
-    h.v_units = h.scales + 2 * scale * h.run_tokens;
-    h.run_bytes = h.v_units + bytes_of(type, static_cast<size_t>(h.run_tokens) * h.v_pad);
-    h.k_row = bytes_of(type, h.k_pad);
-    h.row_bytes = h.k_row + bytes_of(type, h.v_pad) + 2 * scale;
-    h.head_bytes = h.by_rows ? block_tokens * h.row_bytes : block_tokens / h.run_tokens * h.run_bytes;
+    h.k_row = static_cast<size_t>(h.k_pad) * forms.k.bits / 8;
+    const size_t v_row = static_cast<size_t>(h.v_pad) * forms.v.bits / 8, scales = 2 * (h.k_scales + h.v_scales);
+    h.row_bytes = h.k_row + v_row + scales;
+    h.scales = h.run_tokens * h.k_row;
+    h.v_units = h.scales + h.run_tokens * scales;
+    h.run_bytes = h.run_tokens * h.row_bytes;
+    h.head_bytes = block_tokens * h.row_bytes;
     return h;
 }
 

@@ -13,11 +13,14 @@ constexpr int kTile = 64;
 constexpr int kPiece = 512;
 constexpr int kRows = 16;
 constexpr int kMaxVDim = 256;
+constexpr int kMaxRotation = 256;
 
 // How a block keeps one KV head of a layer: [block_tokens] rows of K, as many of V, then their scales. Zeros pad rows
-// to multiples of 16 elements. int8 is stored as code + 128, with a bfloat16 scale for K and one for V of a token.
+// to multiples of 16 elements. int8 is stored as code + 128, with a bfloat16 scale for K and one for V of a token,
+// after a rotation of K and V in parts of k_rotation and v_rotation elements (rotate.h).
 struct HeadLayout {
     int k_dim, v_dim, k_pad, v_pad;  // elements
+    int k_rotation, v_rotation;      // elements, a power of two; 1: as they came
     int block_tokens;
     int k_row, v_row;        // bytes
     int64_t v_rows, scales;  // bytes from the head's start

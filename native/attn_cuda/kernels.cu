@@ -51,7 +51,8 @@ void launch(void (*kernel)(Args), const char* name, const Args& args, int x, int
 
 void launch_append(const AppendArgs& a, KvType type, void* stream) {
     with_num(type, [&](auto num) {
-        launch(append_kernel<decltype(num)>, "append", a, a.batch.tokens, a.layer.heads, kAppendSmem, stream);
+        launch(append_kernel<decltype(num)>, "append", a, a.batch.tokens, a.layer.heads, append_smem(a.layer.head),
+               stream);
     });
 }
 
@@ -65,7 +66,7 @@ void launch_attend(const AttendArgs& a, KvType type, void* stream) {
 }
 
 void launch_merge(const MergeArgs& a, void* stream) {
-    launch(merge_kernel, "merge", a, a.batch.tokens, a.layer.heads * a.layer.group, 0, stream);
+    launch(merge_kernel, "merge", a, a.batch.tokens, a.layer.heads * a.layer.group, kMergeSmem, stream);
 }
 
 void launch_copy(const CopyArgs& a, void* stream) {

@@ -51,7 +51,7 @@ void run(int x, int y, size_t smem, F&& kernel) {
 
 void launch_append(const AppendArgs& a, KvType type, void*) {
     with_num(type, [&](auto num) {
-        run(a.batch.tokens, a.layer.heads, kAppendSmem, [&](Block& b) { append<decltype(num)>(b, a); });
+        run(a.batch.tokens, a.layer.heads, append_smem(a.layer.head), [&](Block& b) { append<decltype(num)>(b, a); });
     });
 }
 
@@ -64,7 +64,7 @@ void launch_attend(const AttendArgs& a, KvType type, void*) {
 }
 
 void launch_merge(const MergeArgs& a, void*) {
-    run(a.batch.tokens, a.layer.heads * a.layer.group, 0, [&](Block& b) { merge(b, a); });
+    run(a.batch.tokens, a.layer.heads * a.layer.group, kMergeSmem, [&](Block& b) { merge(b, a); });
 }
 
 void launch_copy(const CopyArgs& a, void*) {

@@ -16,12 +16,21 @@ int round_up(int x, int unit) { return (x + unit - 1) / unit * unit; }
 
 int bytes_of(KvType type) { return type == KvType::kF32 ? 4 : type == KvType::kI8 ? 1 : 2; }
 
+// Returns the largest power of two that divides `dim`, up to kMaxRotation.
+int rotation_of(int dim) {
+    int rotation = 1;
+    while (rotation < kMaxRotation && dim % (2 * rotation) == 0) rotation *= 2;
+    return rotation;
+}
+
 HeadLayout head_layout(const LayerShape& s, KvType type, int block_tokens) {
     HeadLayout h{};
     h.k_dim = s.k_dim;
     h.v_dim = s.v_dim;
     h.k_pad = round_up(s.k_dim, 16);
     h.v_pad = round_up(s.v_dim, 16);
+    h.k_rotation = type == KvType::kI8 ? rotation_of(s.k_dim) : 1;
+    h.v_rotation = type == KvType::kI8 ? rotation_of(s.v_dim) : 1;
     h.block_tokens = block_tokens;
     h.k_row = h.k_pad * bytes_of(type);
     h.v_row = h.v_pad * bytes_of(type);
@@ -36,7 +45,9 @@ HeadLayout head_layout(const LayerShape& s, KvType type, int block_tokens) {
 
 std::vector<LayerArgs> lay_out(const std::vector<LayerShape>& layers, KvType type, int block_tokens) {
     check_shapes(layers, block_tokens);
-    if (type == KvType::kI4) invalid("kv_dtype: expected float32, float16, bfloat16 or int8 on a device, got 'int4'");
+    if (type == KvType::kK8V4 || type == KvType::kI4)
+        invalid(std::string("kv_dtype: expected float32, float16, bfloat16 or int8 on a device, got '") +
+                (type == KvType::kI4 ? "int4'" : "k8v4'"));
     std::vector<LayerArgs> out;
     for (const LayerShape& s : layers) {
         if (s.v_dim > kMaxVDim)

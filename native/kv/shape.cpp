@@ -16,8 +16,10 @@ KvType parse_kv_type(const std::string& name) {
     if (name == "float16") return KvType::kF16;
     if (name == "bfloat16") return KvType::kBF16;
     if (name == "int8") return KvType::kI8;
+    if (name == "k8v4") return KvType::kK8V4;
     if (name == "int4") return KvType::kI4;
-    throw std::invalid_argument("kv_dtype: expected float32, float16, bfloat16, int8 or int4, got '" + name + "'");
+    throw std::invalid_argument("kv_dtype: expected float32, float16, bfloat16, int8, k8v4 or int4, got '" + name +
+                                "'");
 }
 
 void check_block_tokens(int block_tokens) {

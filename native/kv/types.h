@@ -3,8 +3,8 @@
 
 namespace hpcdecode {
 
-enum class KvType : int { kF32, kF16, kBF16, kI8, kI4 };
+enum class KvType : int { kF32, kF16, kBF16, kI8, kK8V4, kI4 };
 enum class ActType : int { kF32, kBF16 };
-constexpr int kNumKvTypes = 5;
+constexpr int kNumKvTypes = 6;
 
 }  // namespace hpcdecode

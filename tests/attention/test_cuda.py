@@ -136,7 +136,8 @@ def test_forks_take_their_own_ways(kv_dtype, device):
 
 def test_what_the_kernels_do_not_take_is_refused():
     for s, kv_dtype, message in (
-        (shape(1, 64, 1), "int4", "kv_dtype: expected float32, float16, bfloat16 or int8 on a device"),
+        (shape(1, 64, 1), "int4", "kv_dtype: expected float32, float16, bfloat16 or int8 on a device, got 'int4'"),
+        (shape(1, 64, 1), "k8v4", "kv_dtype: expected float32, float16, bfloat16 or int8 on a device, got 'k8v4'"),
         (shape(1, 64, 1, v_dim=512), "bfloat16", "expected V heads of at most 256 dims on a device, got 512"),
         (shape(1, 1024, 1, v_dim=64), "float32", "bytes of shared memory"),
     ):

@@ -9,7 +9,13 @@ from hpcdecode.errors import UserError
 from hpcdecode.model.lower import quantize
 
 # Most change of perplexity, and most error of the logits as a share of their standard deviation.
-KV_BOUNDS = {"float16": (1e-3, 1e-3), "bfloat16": (3e-3, 1e-2), "int8": (5e-3, 2e-2), "int4": (5e-2, 0.25)}
+KV_BOUNDS = {
+    "float16": (1e-3, 1e-3),
+    "bfloat16": (3e-3, 1e-2),
+    "int8": (3e-3, 2e-2),
+    "k8v4": (1e-2, 0.12),
+    "int4": (1e-2, 0.15),
+}
 BOUNDS = {**KV_BOUNDS, "int8 weights": (1e-2, 5e-2)}
 
 

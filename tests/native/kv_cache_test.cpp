@@ -46,39 +46,65 @@ double tolerance(KvType type) {
         case KvType::kI8:
             return 1e-1;
         default:
-            return 1.5;
+            return 0.6;
     }
 }
 
+// A sequence whose last token attends. kv: Rows [k | v] of the tokens before it; qkv: Its own row.
+struct Decode {
+    KvType type;
+    LayerShape shape;
+    int length, block_tokens, threads;
+    std::vector<float> kv, qkv;
+};
+
 // Appends a prompt, then decodes, with exact-size heap buffers so that a read or write past an end is seen.
-void attend_case(const std::string& isa, KvType type, const LayerShape& s, int length, int block_tokens, int threads) {
-    KvCache e({s}, {type, length + 200, 3, block_tokens, threads, {}, isa});
-    const int32_t slot = 2, before = length - 1, one = 1;
-    const int64_t kv_columns = int64_t{s.kv_heads} * (s.k_dim + s.v_dim), q_columns = int64_t{s.q_heads} * s.k_dim;
-    std::vector<float> kv = normal(before * kv_columns), qkv = normal(q_columns + kv_columns);
-    std::vector<float> out(int64_t{s.q_heads} * s.v_dim, NAN);
+std::vector<float> attended(const std::string& isa, Decode& c) {
+    const LayerShape& s = c.shape;
+    KvCache e({s}, {c.type, c.length + 200, 3, c.block_tokens, c.threads, {}, isa});
+    const int32_t slot = 2, before = c.length - 1, one = 1;
+    std::vector<float> out(s.out_columns(), NAN);
     e.extend(&slot, &before, 1);
-    e.append(0, &slot, &before, 1, matrix(kv, before, kv_columns));
+    e.append(0, &slot, &before, 1, matrix(c.kv, before, s.kv_columns()));
     e.extend(&slot, &one, 1);
-    e.attend(0, &slot, &one, 1, matrix(qkv, 1, q_columns + kv_columns), matrix(out, 1, s.q_heads * s.v_dim), nullptr,
-             0);
+    e.attend(0, &slot, &one, 1, matrix(c.qkv, 1, s.row_columns()), matrix(out, 1, s.out_columns()), nullptr, 0);
     e.check();
+    return out;
+}
+
+std::vector<double> exact(const Decode& c) {
+    const LayerShape& s = c.shape;
+    std::vector<double> all;
     for (int h = 0; h < s.q_heads; ++h) {
         const int kv_head = h / s.group();
         std::vector<const float*> k, v;
-        for (int t = s.window > 0 ? std::max<int64_t>(0, length - s.window) : 0; t < length; ++t) {
-            const float* row = t < before ? kv.data() + t * kv_columns : qkv.data() + q_columns;
+        for (int t = s.window > 0 ? std::max<int64_t>(0, c.length - s.window) : 0; t < c.length; ++t) {
+            const float* row = t < c.length - 1 ? c.kv.data() + t * s.kv_columns() : c.qkv.data() + s.q_columns();
             k.push_back(row + kv_head * s.k_dim);
             v.push_back(row + s.kv_heads * s.k_dim + kv_head * s.v_dim);
         }
-        const std::vector<double> expected = plain(qkv.data() + h * s.k_dim, k, v, s);
-        for (int d = 0; d < s.v_dim; ++d) {
-            const double error = std::fabs(expected[d] - out[h * s.v_dim + d]);
-            if (error <= tolerance(type)) continue;
-            CHECK(false, "%s type %d dims %d %d length %d blocks of %d: error %g", isa.c_str(), static_cast<int>(type),
-                  s.k_dim, s.v_dim, length, block_tokens, error);
-            return;
+        const std::vector<double> head = plain(c.qkv.data() + h * s.k_dim, k, v, s);
+        all.insert(all.end(), head.begin(), head.end());
+    }
+    return all;
+}
+
+// Compares every ISA with exact arithmetic, and more closely with the first one, which reads the same stored values.
+void attend_case(KvType type, const LayerShape& s, int length, int block_tokens, int threads) {
+    Decode c{type, s, length, block_tokens, threads, normal((length - 1) * s.kv_columns()), normal(s.row_columns())};
+    const std::vector<double> expected = exact(c);
+    std::vector<float> first;
+    for (const std::string& isa : supported_isas()) {
+        const std::vector<float> out = attended(isa, c);
+        if (first.empty()) first = out;
+        double error = 0, apart = 0;
+        for (size_t i = 0; i < out.size(); ++i) {
+            error = std::fmax(error, std::isfinite(out[i]) ? std::fabs(expected[i] - out[i]) : INFINITY);
+            apart = std::fmax(apart, std::fabs(first[i] - out[i]));
         }
+        CHECK(error <= tolerance(type) && apart <= 0.06,
+              "%s type %d dims %d %d length %d blocks of %d: error %g, %g from %s", isa.c_str(), static_cast<int>(type),
+              s.k_dim, s.v_dim, length, block_tokens, error, apart, supported_isas()[0].c_str());
     }
 }
 
@@ -87,12 +113,11 @@ void kernels() {
         {2, 64, 64, 2, 0.125f, 0, 0, false},  {1, 128, 128, 8, 0.09f, 0, 0, false}, {3, 5, 7, 15, 0.4f, 0, 0, false},
         {1, 33, 130, 11, 0.2f, 70, 0, false}, {2, 1, 1, 4, 1.0f, 0, 20.0f, false},  {2, 96, 80, 40, 0.1f, 90, 0, false},
     };
-    for (const std::string& isa : supported_isas())
-        for (int type = 0; type < kNumKvTypes; ++type)
-            for (const LayerShape& s : shapes)
-                for (int length : {1, 16, 65, 700})
-                    for (int block_tokens : {1, 16, 24, 64})
-                        attend_case(isa, static_cast<KvType>(type), s, length, block_tokens, length == 700 ? 2 : 1);
+    for (int type = 0; type < kNumKvTypes; ++type)
+        for (const LayerShape& s : shapes)
+            for (int length : {1, 16, 65, 700})
+                for (int block_tokens : {1, 16, 24, 64})
+                    attend_case(static_cast<KvType>(type), s, length, block_tokens, length == 700 ? 2 : 1);
 }
 
 void chunks_with_sinks() {

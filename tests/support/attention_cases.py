@@ -100,7 +100,7 @@ def _expected(batch: Batch, kv_dtype: str) -> torch.Tensor:
     for rows, length, count in zip(batch.rows, batch.lengths, batch.counts, strict=True):
         q = rows[length - count :, : s.q_columns].double().view(count, s.q_heads, s.k_dim)
         k, v = rows[:, s.q_columns :].split([s.kv_heads * s.k_dim, s.kv_heads * s.v_dim], dim=1)
-        k = stored(k.reshape(length, s.kv_heads, s.k_dim), kv_dtype).double()
-        v = stored(v.reshape(length, s.kv_heads, s.v_dim), kv_dtype).double()
-        out.append(attend_one(q, k, v, s, batch.sinks).reshape(count, -1))
+        heads = k.reshape(length, s.kv_heads, s.k_dim), v.reshape(length, s.kv_heads, s.v_dim)
+        k, v = stored(*heads, kv_dtype)
+        out.append(attend_one(q, k.double(), v.double(), s, batch.sinks).reshape(count, -1))
     return torch.cat(out)

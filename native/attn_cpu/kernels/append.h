@@ -1,109 +1,64 @@
 // Converts new rows of K and V and writes them into the KV cache.
 #pragma once
-#include "storage.h"
+#include "numbers.h"
 
 namespace hpcdecode::HPCDECODE_ISA {
 namespace {
 
 template <class Store>
 struct Append {
-    static constexpr int kStretch = 128;  // dims that are converted at once
-
-    template <class Act>
-    static inline float widen(Act x) {
-        if constexpr (sizeof(Act) == 4) return x;
-        return float_of_bf16(x);
-    }
-
-    // Returns the scale of a row as it is stored, or 1 for a type without scales.
-    template <class Act>
-    static inline uint16_t scale_of(const Act* x, int dims) {
-        if constexpr (Store::kScaled) {
-            return bf16_of(largest(x, dims) / Store::kLevels);
-        }
-        return 0x3f80;
-    }
-    template <class Act>
-    static inline float largest(const Act* x, int dims) {
-        float top[kTile] = {};
-        const auto raise = [&](int lane, float v) {
-            const float size = v < 0 ? -v : v;
-            top[lane] = size > top[lane] ? size : top[lane];
-        };
-        int d = 0;
-        for (; d + kTile <= dims; d += kTile)
-            for (int lane = 0; lane < kTile; ++lane) raise(lane, widen(x[d + lane]));
-        for (; d < dims; ++d) raise(0, widen(x[d]));
-        for (int lane = 1; lane < kTile; ++lane) raise(0, top[lane]);
-        return top[0];
-    }
-    static inline float inverse(uint16_t scale) {
-        const float x = float_of_bf16(scale);
-        return x > 0.0f ? 1.0f / x : 0.0f;
-    }
-
-    // Converts dims [first, last) of x to dim `at` of a row.
-    template <class Act>
-    static inline void convert(const Act* x, int first, int last, float by, uint8_t* row, int at) {
-        float scaled[kStretch];
-        for (int d = first; d < last; ++d) scaled[d - first] = widen(x[d]) * by;
-        Store::put(row, at, scaled, last - first);
-    }
-    template <class Each>
-    static inline void stretches(int dims, Each each) {
-        for (int d = 0; d < dims; d += kStretch) each(d, d + kStretch < dims ? d + kStretch : dims);
-    }
+    using K = typename Store::K;
+    using V = typename Store::V;
 
     // Copy dims [first, last) of a token's K or V from a row, which begins with dim `first`, to their place in a run.
     static inline void place_k(const HeadLayout& l, const uint8_t* row, int first, int last, uint8_t* run, int token) {
-        uint8_t* unit = run + k_unit_at<Store>(l, token, first);
-        const size_t step = static_cast<size_t>(k_turn<Store>(l)) * Store::kUnitBytes;
-        for (int d = 0; d < last - first; d += Store::kSteps, unit += step) Store::place(row, d, unit, token % kTile);
+        uint8_t* unit = run + k_unit_at<K>(l, token, first);
+        const size_t step = static_cast<size_t>(k_turn<K>(l)) * K::kUnitBytes;
+        for (int d = 0; d < last - first; d += K::kSteps, unit += step) K::place(row, d, unit, token % kTile);
     }
     static inline void place_v(const HeadLayout& l, const uint8_t* row, int first, int last, uint8_t* run, int token) {
         for (int d = first; d < last; d += kTile) {
-            uint8_t* unit = run + v_unit_at<Store>(l, token, d);
-            for (int lane = 0; lane < kTile; ++lane)
-                Store::move(row, d - first + lane, unit, lane, token % Store::kSteps);
+            uint8_t* unit = run + v_unit_at<V>(l, token, d);
+            for (int lane = 0; lane < kTile; ++lane) V::move(row, d - first + lane, unit, lane, token % V::kSteps);
         }
+    }
+    // Writes `count` scales of a token, from the i-th on.
+    static inline void place_scales(const HeadLayout& l, const uint16_t* scales, int i, int count, uint8_t* run,
+                                    int token) {
+        for (const int end = i + count; i < end; ++i, ++scales)
+            __builtin_memcpy(run + scale_at(l, i, token), scales, 2);
     }
 
     // Writes K and V of one token to their place in a run.
     template <class Act>
     static void into_run(const HeadLayout& l, const Act* k, const Act* v, uint8_t* run, int token) {
         if (token % kTile == 0) clear_tile(l, run, token);
-        const uint16_t k_scale = scale_of(k, l.k_dim), v_scale = scale_of(v, l.v_dim);
-        if constexpr (Store::kScaled) {
-            __builtin_memcpy(run + k_scales_at(l, token), &k_scale, 2);
-            __builtin_memcpy(run + v_scales_at(l, token), &v_scale, 2);
-        }
-        alignas(64) uint8_t row[kStretch * sizeof(float)] = {};
-        stretches(l.v_dim, [&](int first, int last) {
-            convert(v, first, last, inverse(v_scale), row, 0);
-            place_v(l, row, first, last, run, token);
-        });
-        __builtin_memset(row, 0, sizeof row);  // no infinities where K is padded
-        stretches(l.k_dim, [&](int first, int last) {
-            convert(k, first, last, inverse(k_scale), row, 0);
-            place_k(l, row, first, last, run, token);
-        });
+        Numbers<K, Act> keys(k, l.k_dim, l.k_rotation);
+        keys.stretches([&](int first, int last, const uint8_t* row) { place_k(l, row, first, last, run, token); });
+        Numbers<V, Act> values(v, l.v_dim, l.v_rotation);
+        values.stretches([&](int first, int last, const uint8_t* row) { place_v(l, row, first, last, run, token); });
+        place_scales(l, keys.scales(), 0, keys.kScales, run, token);
+        place_scales(l, values.scales(), keys.kScales, values.kScales, run, token);
     }
 
     // Clears a tile. A recycled block may hold infinities, which a weight of zero would turn into NaN.
     static void clear_tile(const HeadLayout& l, uint8_t* run, int token) {
         for (int d = 0; d < l.v_pad; d += kTile)
-            for (int t = 0; t < kTile; t += Store::kSteps)
-                __builtin_memset(run + v_unit_at<Store>(l, token + t, d), 0, Store::kUnitBytes);
-        if constexpr (Store::kScaled) __builtin_memset(run + v_scales_at(l, token), 0, kTile * 2);
+            for (int t = 0; t < kTile; t += V::kSteps)
+                __builtin_memset(run + v_unit_at<V>(l, token + t, d), 0, V::kUnitBytes);
+        for (int i = l.k_scales; i < l.k_scales + l.v_scales; ++i)
+            __builtin_memset(run + scale_at(l, i, token), 0, kTile * 2);
     }
 
     template <class Act>
     static void into_row(const HeadLayout& l, const Act* k, const Act* v, uint8_t* row) {
-        const uint16_t scales[2] = {scale_of(k, l.k_dim), scale_of(v, l.v_dim)};
-        if constexpr (Store::kScaled) __builtin_memcpy(row + l.row_bytes - sizeof scales, scales, sizeof scales);
-        stretches(l.k_dim, [&](int first, int last) { convert(k, first, last, inverse(scales[0]), row, first); });
-        stretches(l.v_dim,
-                  [&](int first, int last) { convert(v, first, last, inverse(scales[1]), row + l.k_row, first); });
+        Numbers<K, Act> keys(k, l.k_dim, l.k_rotation);
+        Numbers<V, Act> values(v, l.v_dim, l.v_rotation);
+        keys.store(row);
+        values.store(row + l.k_row);
+        uint8_t* scales = row + l.row_bytes - 2 * (keys.kScales + values.kScales);
+        __builtin_memcpy(scales, keys.scales(), 2 * keys.kScales);
+        __builtin_memcpy(scales + 2 * keys.kScales, values.scales(), 2 * values.kScales);
     }
 
     template <class Act>
@@ -130,16 +85,14 @@ struct Append {
         const HeadLayout& l = *kv.layout;
         __builtin_memset(run, 0, l.run_bytes);
         for (int64_t p = begin; p < end; ++p) {
-            const int token = static_cast<int>(p % kChunk);
+            const int token = static_cast<int>(p % kChunk), count = l.k_scales + l.v_scales;
             const uint8_t* row =
                 kv.base + kv.blocks[p / l.block_tokens] * kv.block_bytes + p % l.block_tokens * l.row_bytes;
             place_k(l, row, 0, l.k_dim, run, token);
             place_v(l, row + l.k_row, 0, l.v_dim, run, token);
-            if constexpr (Store::kScaled) {
-                const uint8_t* scales = row + l.row_bytes - 4;
-                __builtin_memcpy(run + k_scales_at(l, token), scales, 2);
-                __builtin_memcpy(run + v_scales_at(l, token), scales + 2, 2);
-            }
+            uint16_t scales[4];
+            __builtin_memcpy(scales, row + l.row_bytes - 2 * count, 2 * count);
+            place_scales(l, scales, 0, count, run, token);
         }
     }
 };

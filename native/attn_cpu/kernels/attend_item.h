@@ -22,11 +22,12 @@ struct AttendItem {
     // The state of row r of head h has the index h * rows + r.
     struct Scratch {
         Softmax x;
-        uint8_t* q;    // of every kRows rows
-        float* total;  // partials, folded so far
-        float* s;      // [kRows][64] scores
-        float* p;      // [kRows][64] weights as the kernel wants them
-        uint8_t* run;  // gathered rows
+        uint8_t* q;      // of every kRows rows
+        float* total;    // partials, folded so far
+        float* s;        // [kRows][64] scores
+        float* p;        // [kRows][64] weights as the kernel wants them
+        float* rotated;  // [kRows][k_dim] queries
+        uint8_t* run;    // gathered rows
         typename Kernel::Unit* unit;
     };
 
@@ -43,6 +44,9 @@ struct AttendItem {
         w.x.bound = floats(rows);
         w.x.sums = floats(rows * kTile);
         w.x.acc = floats(rows * l.v_pad);
+        w.x.queries = floats(rows);
+        w.x.middles = Store::V::kMiddle ? floats(rows * kTile) : nullptr;
+        w.rotated = floats(static_cast<size_t>(kRows) * l.k_dim);
         w.x.v_pad = l.v_pad;
         w.x.c = a.softcap > 0.0f ? kLog2E : a.scale * kLog2E;
         w.total = floats(rows * (2 + l.v_pad));
@@ -67,12 +71,12 @@ struct AttendItem {
         const uint8_t* q = w.q + static_cast<size_t>(state) * l.k_pad * Kernel::kQueryBytes;
         for (int t = 0; t < kTilesPerChunk; t += N)
             Kernel::template score_pass<MR, N>(tiles, t, q, l.k_pad, ahead, w.s + t * kTile);
-        const auto weights = [&](const Scales* scales) {
+        const auto weights = [&](const Scales<Store>* scales) {
             soften<Kernel>(a, w.x, scales, row, MR, state, base, w.s, w.p, ahead);
         };
         if constexpr (Store::kScaled) {
-            const Scales scales(tiles);
-            ahead.template advance<true, kChunk * 4>();
+            const Scales<Store> scales(tiles);
+            ahead.template advance<true, Scales<Store>::kBytes>();
             weights(&scales);
         } else {
             weights(nullptr);
@@ -94,6 +98,27 @@ struct AttendItem {
     static void prepare(int rows, const AttendArgs& a, int h, int row, uint8_t* q) {
         if (rows == N) return Kernel::template prepare<N>(a, h, row, q);
         if constexpr (N > 1) prepare<N - 1>(rows, a, h, row, q);
+    }
+
+    // Rotates queries as K is, and prepares them instead of those in `a`.
+    static void prepare_rotated(int rows, const AttendArgs& a, const Scratch& w, int h, int row, uint8_t* q) {
+        const HeadLayout& l = *a.kv.layout;
+        const float part = 1.0f / static_cast<float>(l.k_rotation);
+        for (int r = 0; r < rows; ++r) {
+            float *x = w.rotated + static_cast<size_t>(r) * l.k_dim, sum = 0.0f;
+            const int64_t at = query_at(a, h, row + r);
+            for (int d = 0; d < l.k_dim; ++d) x[d] = load_act(a.q, a.type, at + d) * part;
+            rotate(x, l.k_dim, l.k_rotation);
+            for (int d = 0; Store::K::kMiddle && d < l.k_dim; ++d) sum += x[d];
+            w.x.queries[h * a.rows + row + r] = sum;
+        }
+        AttendArgs rotated = a;
+        rotated.q = w.rotated;
+        rotated.type = ActType::kF32;
+        rotated.q_stride = l.k_dim;
+        rotated.first_row = 0;
+        rotated.group = 1;
+        prepare<kRows>(rows, rotated, 0, 0, q);
     }
 
     static void piece(const AttendArgs& a, const Scratch& w, int64_t begin, int64_t end) {
@@ -157,9 +182,15 @@ struct AttendItem {
         typename Kernel::Unit unit;
         const Scratch w = carve_scratch(a, unit);
         for (int h = 0; h < a.heads; ++h)
-            for (int row = 0; row < a.rows; row += kRows)
-                prepare<kRows>(a.rows - row < kRows ? a.rows - row : kRows, a, h, row,
-                               w.q + static_cast<size_t>(h * a.rows + row) * l.k_pad * Kernel::kQueryBytes);
+            for (int row = 0; row < a.rows; row += kRows) {
+                const int n = a.rows - row < kRows ? a.rows - row : kRows;
+                uint8_t* q = w.q + static_cast<size_t>(h * a.rows + row) * l.k_pad * Kernel::kQueryBytes;
+                if constexpr (Store::kScaled) {
+                    prepare_rotated(n, a, w, h, row, q);
+                } else {
+                    prepare<kRows>(n, a, h, row, q);
+                }
+            }
         const bool whole = a.partials == nullptr;
         const int states = a.heads * a.rows;
         float* total = whole ? w.total : a.partials;
@@ -171,6 +202,7 @@ struct AttendItem {
                 clear_partials(total, states, l.v_pad);
             }
             for (int r = 0; r < states; ++r) {
+                w.x.add_middles(r);
                 const float m = w.x.bound[r] == -__builtin_inff() ? w.x.bound[r] : w.x.m[r];
                 fold(partial_at(total, r, l.v_pad), m, w.x.sum(r), w.x.acc + static_cast<size_t>(r) * l.v_pad, l.v_pad);
             }
@@ -183,7 +215,8 @@ struct AttendItem {
         for (int r = 0; r < a.heads * a.rows; ++r) {
             const int row = a.first_row + r % a.rows, head = r / a.rows * a.group + row % a.group;
             const int64_t at = row / a.group * a.out_stride + static_cast<int64_t>(head) * l.v_dim;
-            write_out(partial_at(total, r, l.v_pad), a.sinks ? a.sinks + head : nullptr, l.v_dim, a.out, a.type, at);
+            write_out(partial_at(total, r, l.v_pad), a.sinks ? a.sinks + head : nullptr, l.v_dim, l.v_rotation, a.out,
+                      a.type, at);
         }
     }
 };

@@ -11,6 +11,8 @@ namespace {
 template <class Store>
 struct PairKernel : VectorKernel {
     using Storage = Store;
+    using K = typename Store::K;
+    using V = typename Store::V;
     static constexpr size_t kQueryBytes = 2;  // per element
     static constexpr int kSums = 1;           // accumulators of a row and unit
     static inline F exp2(F t) { return vexp2_coarse(t); }
@@ -38,7 +40,7 @@ struct PairKernel : VectorKernel {
     static __attribute__((noinline)) void score_pass(const Tiles& tiles, int first, const uint8_t* rows, int k_pad,
                                                      Ahead& shared, float* s) {
         const uint32_t* q = reinterpret_cast<const uint32_t*>(rows);
-        const int units = k_pad / Store::kSteps;
+        const int units = k_pad / K::kSteps;
         Ahead ahead = shared;
         F acc[MR][TT];
 #pragma GCC unroll 8
@@ -47,7 +49,7 @@ struct PairKernel : VectorKernel {
             for (int t = 0; t < TT; ++t) acc[r][t] = vzero();
         }
         for (int u = 0; u < units; ++u, q += MR) {
-            ahead.advance<Store::kScaled || (MR > kPrefetching.unaided_rows), TT * Store::kUnitBytes>();
+            ahead.advance<Store::kScaled || (MR > kPrefetching.unaided_rows), TT * K::kUnitBytes>();
             __m512bh x[TT];
 #pragma GCC unroll 4
             for (int t = 0; t < TT; ++t) x[t] = pairs(tiles.k[first + t] + u * tiles.k_step);
@@ -91,10 +93,10 @@ struct PairKernel : VectorKernel {
             for (int c = 0; c < NC; ++c) o[r][c] = vload(acc + r * v_pad + c * W);
         }
         for (int t = tiles.first; t < tiles.last; ++t) {
-            const Columns<Store, NC> v(tiles, t, first);
+            const Columns<V, NC> v(tiles, t, first);
             const uint32_t* w = reinterpret_cast<const uint32_t*>(p) + t * kTile / 2;
             for (int u = 0; u < kTile / 2; ++u) {
-                ahead.advance<Store::kScaled || (MR > kPrefetching.unaided_rows), NC * Store::kUnitBytes>();
+                ahead.advance<Store::kScaled || (MR > kPrefetching.unaided_rows), NC * V::kUnitBytes>();
                 __m512bh x[NC];
 #pragma GCC unroll 8
                 for (int c = 0; c < NC; ++c) x[c] = pairs(v.unit(u, c));

@@ -1,7 +1,7 @@
 // Partial results: (m, sum of weights, weighted values), for weights relative to 2^m. m = -inf marks an empty one.
 //
 #pragma once
-#include "math.h"
+#include "rotate.h"
 
 namespace hpcdecode::HPCDECODE_ISA {
 namespace {
@@ -37,7 +37,9 @@ inline void fold(const Partial& into, float m, float sum, const float* acc, int 
     for (int d = 0; d < v_pad; d += W) vstore(into.acc + d, vfma(vload(into.acc + d), va, vmul(vload(acc + d), vb)));
 }
 
-inline void write_out(const Partial& p, const float* sink, int v_dim, void* out, ActType type, int64_t at) {
+// Overwrites p if the values are rotated.
+inline void write_out(const Partial& p, const float* sink, int v_dim, int v_rotation, void* out, ActType type,
+                      int64_t at) {
     const float inf = __builtin_inff();
     float total = *p.sum, weight = 1.0f;
     if (sink != nullptr) {
@@ -45,7 +47,8 @@ inline void write_out(const Partial& p, const float* sink, int v_dim, void* out,
         weight = *p.m == -inf ? 0.0f : exp2_one(*p.m - top);
         total = total * weight + (s == -inf ? 0.0f : exp2_one(s - top));
     }
-    const float inverse = total > 0.0f || total != total ? weight / total : 0.0f;
+    const float inverse = (total > 0.0f || total != total ? weight / total : 0.0f) / static_cast<float>(v_rotation);
+    rotate(p.acc, v_dim, v_rotation);
     int d = 0;
     for (; d + W <= v_dim; d += W) {
         const F x = vmul(vload(p.acc + d), vset(inverse));
@@ -69,7 +72,7 @@ inline void merge_partials(const MergeArgs& a) {
         }
         const int row = r % a.rows, head = r / a.rows * a.group + row % a.group;
         const int64_t at = row / a.group * a.out_stride + static_cast<int64_t>(head) * a.v_dim;
-        write_out(into, a.sinks ? a.sinks + head : nullptr, a.v_dim, a.out, a.type, at);
+        write_out(into, a.sinks ? a.sinks + head : nullptr, a.v_dim, a.v_rotation, a.out, a.type, at);
     }
 }
 

@@ -18,7 +18,8 @@ struct PlainKernel : VectorKernel {
     using Storage = Store;
     static constexpr size_t kQueryBytes = 4;  // per element
     static constexpr int kSums = kVecs;       // accumulators of a row and unit
-    static constexpr int kPairs = Store::kSteps / 2;
+    using K = typename Store::K;
+    using V = typename Store::V;
     static inline F exp2(F t) { return vexp2(t); }
 
     // q[unit][row][2]
@@ -38,23 +39,23 @@ struct PlainKernel : VectorKernel {
     static inline void score_pass(const Tiles& tiles, int first, const uint8_t* rows, int k_pad, Ahead& ahead,
                                   float* s) {
         const float* q = reinterpret_cast<const float*>(rows);
-        const int units = k_pad / Store::kSteps;
+        const int units = k_pad / K::kSteps;
         F acc[MR][TT * kVecs];
 #pragma GCC unroll 8
         for (int r = 0; r < MR; ++r) {
 #pragma GCC unroll 16
             for (int t = 0; t < TT * kVecs; ++t) acc[r][t] = vzero();
         }
-        for (int u = 0; u < units; ++u, q += MR * Store::kSteps) {
-            ahead.advance<Store::kScaled || (MR > kPrefetching.unaided_rows), TT * Store::kUnitBytes>();
+        for (int u = 0; u < units; ++u, q += MR * K::kSteps) {
+            ahead.advance<Store::kScaled || (MR > kPrefetching.unaided_rows), TT * K::kUnitBytes>();
 #pragma GCC unroll 4
             for (int t = 0; t < TT; ++t) {
 #pragma GCC unroll 4
                 for (int j = 0; j < kVecs; ++j) {
 #pragma GCC unroll 4
-                    for (int pair = 0; pair < kPairs; ++pair) {
+                    for (int pair = 0; pair < K::kSteps / 2; ++pair) {
                         F a, b;
-                        Store::load(tiles.k[first + t] + u * tiles.k_step, j, pair, a, b);
+                        K::load(tiles.k[first + t] + u * tiles.k_step, j, pair, a, b);
                         const float* y = q + pair * MR * 2;
 #pragma GCC unroll 8
                         for (int r = 0; r < MR; ++r) {
@@ -93,18 +94,18 @@ struct PlainKernel : VectorKernel {
             for (int c = 0; c < NC * kVecs; ++c) o[r][c] = vload(acc + r * v_pad + c * W);
         }
         for (int t = tiles.first; t < tiles.last; ++t) {
-            const Columns<Store, NC> v(tiles, t, first);
+            const Columns<V, NC> v(tiles, t, first);
             const float* w = p + t * kTile;
-            for (int u = 0; u < kTile / Store::kSteps; ++u, w += Store::kSteps) {
-                ahead.advance<Store::kScaled || (MR > kPrefetching.unaided_rows), NC * Store::kUnitBytes>();
+            for (int u = 0; u < kTile / V::kSteps; ++u, w += V::kSteps) {
+                ahead.advance<Store::kScaled || (MR > kPrefetching.unaided_rows), NC * V::kUnitBytes>();
 #pragma GCC unroll 8
                 for (int c = 0; c < NC; ++c) {
 #pragma GCC unroll 4
                     for (int j = 0; j < kVecs; ++j) {
 #pragma GCC unroll 4
-                        for (int pair = 0; pair < kPairs; ++pair) {
+                        for (int pair = 0; pair < V::kSteps / 2; ++pair) {
                             F a, b;
-                            Store::load(v.unit(u, c), j, pair, a, b);
+                            V::load(v.unit(u, c), j, pair, a, b);
                             const float* y = w + pair * 2;
 #pragma GCC unroll 8
                             for (int r = 0; r < MR; ++r) {

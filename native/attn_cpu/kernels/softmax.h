@@ -26,10 +26,12 @@ inline bool whole(const AttendArgs& a, int64_t base) {
 
 // The state of all rows, by head * rows of a head + row.
 struct Softmax {
-    float* m;      // reference exponent
-    float* bound;  // score above which m is raised; -inf while empty
-    float* sums;   // [16] each: of weights
-    float* acc;    // [v_pad] each: of weighted values
+    float* m;        // reference exponent
+    float* bound;    // score above which m is raised; -inf while empty
+    float* sums;     // [16] each: of weights
+    float* middles;  // [16] each: of weighted middles of V; null for a type without
+    float* queries;  // of the elements of a query; with middles of K
+    float* acc;      // [v_pad] each: of weighted values
     int v_pad;
     float c;  // exponent per unit of score
 
@@ -39,6 +41,7 @@ struct Softmax {
             bound[r] = -__builtin_inff();
         }
         __builtin_memset(sums, 0, rows * kTile * sizeof(float));
+        if (middles != nullptr) __builtin_memset(middles, 0, rows * kTile * sizeof(float));
         __builtin_memset(acc, 0, rows * v_pad * sizeof(float));
     }
 
@@ -47,35 +50,58 @@ struct Softmax {
         m[row] = now;
         bound[row] = (now + kSlack) / c;
         for (int j = 0; j < kTile; j += W) scale(sums + row * kTile + j, alpha);
+        for (int j = 0; middles != nullptr && j < kTile; j += W) scale(middles + row * kTile + j, alpha);
         for (int d = 0; d < v_pad; d += W) scale(acc + static_cast<size_t>(row) * v_pad + d, alpha);
     }
     static inline void scale(float* p, float alpha) { vstore(p, vmul(vload(p), vset(alpha))); }
 
-    inline float sum(size_t row) const {
-        F x = vload(sums + row * kTile);
-        for (int j = W; j < kTile; j += W) x = vadd(x, vload(sums + row * kTile + j));
+    static inline float sum_of(const float* parts) {
+        F x = vload(parts);
+        for (int j = W; j < kTile; j += W) x = vadd(x, vload(parts + j));
         return hsum(x);
+    }
+    inline float sum(size_t row) const { return sum_of(sums + row * kTile); }
+
+    // Adds the weighted middles of V to the weighted values.
+    inline void add_middles(size_t row) const {
+        if (middles == nullptr) return;
+        const F middle = vset(sum_of(middles + row * kTile));
+        for (float *p = acc + row * v_pad, *end = p + v_pad; p < end; p += W) vstore(p, vadd(vload(p), middle));
     }
 };
 
-// The scales of a chunk's 64 tokens, as floats.
+// The scales and middles of a chunk's 64 tokens, as floats.
+template <class Store>
 struct Scales {
-    float k[kChunk], v[kChunk];
+    static constexpr int kBytes = kChunk * 2 * (2 + Store::K::kMiddle + Store::V::kMiddle);  // in the cache
+    float k[kChunk], v[kChunk], k_middle[kChunk], v_middle[kChunk];
 
     explicit Scales(const Tiles& tiles) {
-        widen(tiles.k_scales, k);
-        widen(tiles.v_scales, v);
+        widen(tiles.k_scales, 0, k);
+        widen(tiles.v_scales, 0, v);
+        if constexpr (Store::K::kMiddle) widen(tiles.k_scales, tiles.middles, k_middle);
+        if constexpr (Store::V::kMiddle) widen(tiles.v_scales, tiles.middles, v_middle);
     }
-    static inline void widen(const uint8_t* const* tiles, float* out) {
+    static inline void widen(const uint8_t* const* tiles, size_t skip, float* out) {
         for (int t = 0; t < kTilesPerChunk; ++t)
             for (int j = 0; j < kTile; j += W)
-                vstore(out + t * kTile + j, load_bf16(reinterpret_cast<const uint16_t*>(tiles[t]) + j));
+                vstore(out + t * kTile + j, load_bf16(reinterpret_cast<const uint16_t*>(tiles[t] + skip) + j));
     }
 };
 
 inline void multiply(F* s, const float* by) {
 #pragma GCC unroll 16
     for (int i = 0; i < kChunkVecs; ++i) s[i] = vmul(s[i], vload(by + i * W));
+}
+
+// Adds products of 64 weights to 16 partial sums.
+inline void add_products(const F* p, const float* by, float* sums) {
+    for (int j = 0; j < kVecs; ++j) {
+        F x = vload(sums + j * W);
+#pragma GCC unroll 16
+        for (int i = j; i < kChunkVecs; i += kVecs) x = vfma(p[i], vload(by + i * W), x);
+        vstore(sums + j * W, x);
+    }
 }
 
 inline void hide(const AttendArgs& a, int row, int64_t base, F* s) {
@@ -88,9 +114,11 @@ inline void hide(const AttendArgs& a, int row, int64_t base, F* s) {
 // Turns scores of `rows` rows of a head, from `row` on, into weights as the kernel reads them. A position that a row
 // does not see gets a weight of exactly zero.
 template <class Kernel>
-__attribute__((noinline)) void soften(const AttendArgs& a, const Softmax& x, const Scales* scales, int row, int rows,
-                                      int state, int64_t base, const float* scores, float* weights, Ahead& shared) {
-    constexpr bool kScaled = Kernel::Storage::kScaled;
+__attribute__((noinline)) void soften(const AttendArgs& a, const Softmax& x,
+                                      const Scales<typename Kernel::Storage>* scales, int row, int rows, int state,
+                                      int64_t base, const float* scores, float* weights, Ahead& shared) {
+    using Store = typename Kernel::Storage;
+    constexpr bool kScaled = Store::kScaled;
     const bool capped = a.softcap > 0.0f, all = whole(a, base);
     const F scale = vset(x.c);
     Ahead ahead = shared;
@@ -100,6 +128,11 @@ __attribute__((noinline)) void soften(const AttendArgs& a, const Softmax& x, con
 #pragma GCC unroll 16
         for (int i = 0; i < kChunkVecs; ++i) s[i] = vload(scores + i * W);
         if constexpr (kScaled) multiply(s, scales->k);
+        if constexpr (Store::K::kMiddle) {
+            const F sum = vset(x.queries[state]);
+#pragma GCC unroll 16
+            for (int i = 0; i < kChunkVecs; ++i) s[i] = vfma(vload(scales->k_middle + i * W), sum, s[i]);
+        }
         if (capped)
             for (int i = 0; i < kChunkVecs; ++i) s[i] = vsoftcap(vmul(s[i], vset(a.scale)), a.softcap);
         if (!all) hide(a, row + r, base, s);
@@ -113,6 +146,8 @@ __attribute__((noinline)) void soften(const AttendArgs& a, const Softmax& x, con
         float* sums = x.sums + static_cast<size_t>(state) * kTile;
         if constexpr (kScaled) {
             add_weights(s, sums);
+            if constexpr (Store::V::kMiddle)
+                add_products(s, scales->v_middle, x.middles + static_cast<size_t>(state) * kTile);
             multiply(s, scales->v);
             Kernel::store(s, weights);
         } else {

@@ -3,7 +3,8 @@
 // A unit is kSteps steps of 16 lanes. Of K: lane = token, step = dim; of V: lane = dim, step = token.
 // float32, float16: [2 steps][16 lanes]. bfloat16: [16 lanes][2 steps], int8: [16 lanes][4 steps], the operand
 // orders of pair and of quad products. int4: [16 lanes][4] bytes, steps 0 to 3 in the low halves, 4 to 7 in the high
-// ones, code + 8. int8 and int4 hold code * scale, one scale per token, head and K or V.
+// ones, code + 8. int6: two units of int4 with the low bits of code + 32, then [16 lanes][4] bytes of high bits: those
+// of step s are from bit s / 4 * 2 of byte s % 4 on. They hold code * scale + middle, for each token, head and K or V.
 //
 // In a run: K units [tile / kTurn][dim / kSteps][tile % kTurn], V units [dim / 16 / kTurn][token / kSteps][dim / 16 %
 // kTurn]; kTurn units lie side by side because one pass of a kernel reads them together.
@@ -15,7 +16,7 @@ namespace {
 
 template <class Self, class Elem>
 struct WholeStore {
-    static constexpr bool kScaled = false;
+    static constexpr bool kScaled = false, kMiddle = false;
     static constexpr int kTurn = kWideTurn;
     static constexpr int kSteps = sizeof(Elem) == 1 ? 4 : 2;
     static constexpr int kUnitBytes = kSteps * kTile * sizeof(Elem);
@@ -65,32 +66,34 @@ struct StoreBF16 : WholeStore<StoreBF16, uint16_t> {
     }
 };
 
-inline int code_of(float x, int levels) {
-    const float top = static_cast<float>(levels), below = x > top ? top : x, c = below < -top ? -top : below;
+// Returns the whole number in [low, high] that is nearest to x.
+inline int code_of(float x, int low, int high) {
+    const float bottom = static_cast<float>(low), top = static_cast<float>(high);
+    const float below = x > top ? top : x, c = below < bottom ? bottom : below;
     return static_cast<int>(c + __builtin_copysignf(0.5f, c));
 }
 
 struct StoreI8 : WholeStore<StoreI8, int8_t> {
-    static constexpr bool kScaled = true;
-    static constexpr int kTurn = 1;
-    static constexpr int kLevels = 127;
+    static constexpr bool kScaled = true, kMiddle = false;
+    static constexpr int kTurn = kWideTurn;
+    static constexpr int kLow = -127, kHigh = 127;
     static constexpr int offset(int lane, int step) { return lane * 4 + step; }
-    static int8_t encode(float x) { return static_cast<int8_t>(code_of(x, kLevels)); }
+    static int8_t encode(float x) { return static_cast<int8_t>(code_of(x, kLow, kHigh)); }
     static inline void load(const uint8_t* unit, int j, int pair, F& a, F& b) {
         load_i8_pairs(unit + j * W * 4, pair, a, b);
     }
 };
 
 struct StoreI4 {
-    static constexpr bool kScaled = true;
-    static constexpr int kTurn = 1;
-    static constexpr int kLevels = 7;
+    static constexpr bool kScaled = true, kMiddle = true;
+    static constexpr int kTurn = kWideTurn;
+    static constexpr int kLow = -8, kHigh = 7;
     static constexpr int kSteps = 8;
     static constexpr int kUnitBytes = kSteps * kTile / 2;
     static void put_half(uint8_t& byte, int step, int code) {
         byte = static_cast<uint8_t>(step == 0 ? (byte & 0xf0) | code : (byte & 0x0f) | code << 4);
     }
-    static inline int code(float x) { return code_of(x, kLevels) + 8; }
+    static inline int code(float x) { return code_of(x, kLow, kHigh) - kLow; }
     // d is even.
     static inline void put(uint8_t* row, int d, const float* x, int n) {
         for (int i = 0; i + 2 <= n; i += 2) row[(d + i) / 2] = static_cast<uint8_t>(code(x[i]) | code(x[i + 1]) << 4);
@@ -111,27 +114,75 @@ struct StoreI4 {
     }
 };
 
+// For K alone. 16 dims of a row are 8 bytes of low bits, as int4 has them, and one lane's word of high bits.
+struct StoreI6 {
+    static constexpr bool kScaled = true, kMiddle = true;
+    static constexpr int kTurn = kWideTurn;
+    static constexpr int kLow = -32, kHigh = 31;
+    static constexpr int kSteps = 16;
+    static constexpr int kLowBytes = 2 * StoreI4::kUnitBytes;  // of a unit
+    static constexpr int kUnitBytes = kLowBytes + 4 * kTile;
+    static constexpr int kRowBytes = 12;
+    static inline int high_at(int step) { return step % 4 * 8 + step / 4 * 2; }
+    // d is a multiple of 16. Elements to the next multiple of 16 become some code.
+    static inline void put(uint8_t* row, int d, const float* x, int n) {
+        row += d / kSteps * kRowBytes;
+        for (int first = 0; first < n; first += kSteps, row += kRowBytes) {
+            const int count = n - first < kSteps ? n - first : kSteps;
+            uint32_t high = 0;
+            int code[kSteps] = {};
+            for (int i = 0; i < count; ++i) code[i] = code_of(x[first + i], kLow, kHigh) - kLow;
+            for (int i = 0; i < kSteps; ++i) high |= static_cast<uint32_t>(code[i] >> 4) << high_at(i);
+            for (int i = 0; i < kSteps; i += 2)
+                row[i / 2] = static_cast<uint8_t>((code[i] & 15) | (code[i + 1] & 15) << 4);
+            __builtin_memcpy(row + kSteps / 2, &high, 4);
+        }
+    }
+    static inline void place(const uint8_t* row, int d, uint8_t* unit, int lane) {
+        row += d / kSteps * kRowBytes;
+        for (int i = 0; i < 2; ++i) StoreI4::place(row, 8 * i, unit + i * StoreI4::kUnitBytes, lane);
+        __builtin_memcpy(unit + kLowBytes + lane * 4, row + kSteps / 2, 4);
+    }
+    static inline void load(const uint8_t* unit, int j, int pair, F& a, F& b) {
+        const int byte = pair % 2 * 16;
+        load_i6_pairs(unit + pair / 4 * StoreI4::kUnitBytes + j * W * 4, byte + pair % 4 / 2 * 4,
+                      unit + kLowBytes + j * W * 4, byte + pair / 2 * 2, a, b);
+    }
+};
+
+// What K and what V are kept as. kFine: Byte products take queries and weights as whole numbers of two bytes. One byte
+// adds less error than V of four bits has.
+template <class KStore, class VStore = KStore>
+struct KvStore {
+    using K = KStore;
+    using V = VStore;
+    static constexpr bool kScaled = K::kScaled;
+    static constexpr bool kFine = !V::kMiddle;
+};
+
 // Tiles of a run whose K units take turns.
-template <class Store>
+template <class K>
 inline int k_turn(const HeadLayout& l) {
-    return l.run_tokens == kTile ? 1 : Store::kTurn;
+    return l.run_tokens == kTile ? 1 : K::kTurn;
 }
 
 // Offsets in a run.
-template <class Store>
+template <class K>
 inline size_t k_unit_at(const HeadLayout& l, int token, int dim) {
-    const int turn = k_turn<Store>(l), tile = token / kTile, units = l.k_pad / Store::kSteps;
-    return static_cast<size_t>((tile / turn * units + dim / Store::kSteps) * turn + tile % turn) * Store::kUnitBytes;
+    const int turn = k_turn<K>(l), tile = token / kTile, units = l.k_pad / K::kSteps;
+    return static_cast<size_t>((tile / turn * units + dim / K::kSteps) * turn + tile % turn) * K::kUnitBytes;
 }
-template <class Store>
+template <class V>
 inline size_t v_unit_at(const HeadLayout& l, int token, int dim) {
-    const int column = dim / kTile, side = column % Store::kTurn, first = column - side, left = l.v_pad / kTile - first,
-              turn = left < Store::kTurn ? left : Store::kTurn;
-    const int units = first * (l.run_tokens / Store::kSteps) + token / Store::kSteps * turn + side;
-    return l.v_units + static_cast<size_t>(units) * Store::kUnitBytes;
+    const int column = dim / kTile, side = column % V::kTurn, first = column - side, left = l.v_pad / kTile - first,
+              turn = left < V::kTurn ? left : V::kTurn;
+    const int units = first * (l.run_tokens / V::kSteps) + token / V::kSteps * turn + side;
+    return l.v_units + static_cast<size_t>(units) * V::kUnitBytes;
 }
-inline size_t k_scales_at(const HeadLayout& l, int token) { return l.scales + static_cast<size_t>(token) * 2; }
-inline size_t v_scales_at(const HeadLayout& l, int token) { return k_scales_at(l, l.run_tokens + token); }
+// The i-th scale of a token: those of K come first, then those of V.
+inline size_t scale_at(const HeadLayout& l, int i, int token) {
+    return l.scales + static_cast<size_t>(i * l.run_tokens + token) * 2;
+}
 
 }  // namespace
 }  // namespace hpcdecode::HPCDECODE_ISA

@@ -1,6 +1,6 @@
 // The table of an instruction set's kernels.
 //
-// Bf16: The decode kernel of bfloat16. Coded: That of int8 and int4. Bf16Words: The words that hold prompts in
+// Bf16: The decode kernel of bfloat16. Coded: That of whole numbers. Bf16Words: The words that hold prompts in
 // bfloat16.
 #pragma once
 #include "append.h"
@@ -16,10 +16,11 @@ template <template <class> class Bf16, template <class> class Coded, class Bf16W
 constexpr KernelTable make_table(const char* name) {
     return KernelTable{
         name,
-        {Append<StoreF32>::run, Append<StoreF16>::run, Append<StoreBF16>::run, Append<StoreI8>::run,
-         Append<StoreI4>::run},
-        {AttendItem<PlainKernel<StoreF32>>::run, AttendItem<PlainKernel<StoreF16>>::run,
-         AttendItem<Bf16<StoreBF16>>::run, AttendItem<Coded<StoreI8>>::run, AttendItem<Coded<StoreI4>>::run},
+        {Append<KvStore<StoreF32>>::run, Append<KvStore<StoreF16>>::run, Append<KvStore<StoreBF16>>::run,
+         Append<KvStore<StoreI8>>::run, Append<KvStore<StoreI8, StoreI4>>::run, Append<KvStore<StoreI6, StoreI4>>::run},
+        {AttendItem<PlainKernel<KvStore<StoreF32>>>::run, AttendItem<PlainKernel<KvStore<StoreF16>>>::run,
+         AttendItem<Bf16<KvStore<StoreBF16>>>::run, AttendItem<Coded<KvStore<StoreI8>>>::run,
+         AttendItem<Coded<KvStore<StoreI8, StoreI4>>>::run, AttendItem<Coded<KvStore<StoreI6, StoreI4>>>::run},
         merge_partials,
         {Prefill<FloatWords>::kernel(), Prefill<Bf16Words>::kernel()},
         read_all,

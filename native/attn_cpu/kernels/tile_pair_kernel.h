@@ -9,6 +9,7 @@ namespace {
 template <class Store>
 struct TilePairKernel : TileKernel<PairKernel<Store>, 16, 1> {
     using Vectors = PairKernel<Store>;
+    using Elements = typename Store::K;  // and V
     static constexpr int kFewRows = 3;
 
     // Returns whether K is cut into whole and half tiles and there are enough rows; else `Vectors` attends.
@@ -25,11 +26,11 @@ struct TilePairKernel : TileKernel<PairKernel<Store>, 16, 1> {
     static inline void add_scores(const Tiles& tiles, int first, int unit, size_t step, bool half, Ahead& ahead) {
         const uint8_t* k = tiles.k[first + T] + unit * tiles.k_step;
         if (half) {
-            ahead.advance<true, 8 * Store::kUnitBytes>();
+            ahead.advance<true, 8 * Elements::kUnitBytes>();
             tile_load<7>(k, step);
             tile_add_pairs<T, 6, 7>();
         } else {
-            ahead.advance<true, 16 * Store::kUnitBytes>();
+            ahead.advance<true, 16 * Elements::kUnitBytes>();
             tile_load<5>(k, step);
             tile_add_pairs<T, 4, 5>();
         }
@@ -74,9 +75,9 @@ struct TilePairKernel : TileKernel<PairKernel<Store>, 16, 1> {
         tile_load<0>(acc, row);
         if constexpr (NC > 1) tile_load<1>(acc + kTile, row);
         for (int t = tiles.first; t < tiles.last; ++t) {
-            const Columns<Store, NC> v(tiles, t, first);
-            constexpr size_t kStep = Columns<Store, NC>::kSide * Store::kUnitBytes;
-            ahead.advance<true, 8 * NC * Store::kUnitBytes>();
+            const Columns<Elements, NC> v(tiles, t, first);
+            constexpr size_t kStep = Columns<Elements, NC>::kSide * Elements::kUnitBytes;
+            ahead.advance<true, 8 * NC * Elements::kUnitBytes>();
             tile_load<6>(reinterpret_cast<const uint16_t*>(p) + t * kTile, kChunk * sizeof(float));
             tile_load<7>(v.unit(0, 0), kStep);
             tile_add_pairs<0, 6, 7>();

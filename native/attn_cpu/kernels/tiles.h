@@ -25,7 +25,7 @@ struct Ahead {
         if constexpr (!kOn) return;
         if (end - at >= kBytes) return lines<kBytes>();
         for (int i = 0; i < kBytes; i += 64) {
-            if (at == end) {
+            if (at >= end) {
                 at = next;
                 end = next + kFar;
             }
@@ -63,8 +63,9 @@ struct VectorKernel {
 struct Tiles {
     const uint8_t* k[kTilesPerChunk];         // first unit
     const uint8_t* v[kTilesPerChunk];         // V units of the tile's run
-    const uint8_t* k_scales[kTilesPerChunk];  // int8, int4: 16 each
+    const uint8_t* k_scales[kTilesPerChunk];  // whole numbers: 16 each
     const uint8_t* v_scales[kTilesPerChunk];
+    size_t middles;   // between the scales of a tile and its middles
     size_t k_step;    // between units of a K tile
     size_t v_column;  // 16 dims of all tokens of a run
     size_t v_tile;    // of that, before the next tile; 0 where a tile is a run
@@ -106,35 +107,38 @@ inline ChunkRuns find_runs(const HeadView& kv, const uint8_t* gathered, int64_t 
 
 template <class Store>
 inline Tiles tiles_of(const HeadLayout& l, const ChunkRuns& c, size_t skip) {
+    using K = typename Store::K;
+    using V = typename Store::V;
     const bool together = l.run_tokens == kChunk;
     Tiles t;
     t.first = c.first;
     t.last = c.last;
-    t.k_step = static_cast<size_t>(k_turn<Store>(l)) * Store::kUnitBytes;
-    t.v_column = static_cast<size_t>(l.run_tokens / Store::kSteps) * Store::kUnitBytes;
-    t.v_tile = together ? static_cast<size_t>(kTile / Store::kSteps) * Store::kUnitBytes : 0;
+    t.middles = static_cast<size_t>(l.run_tokens) * 2;
+    t.k_step = static_cast<size_t>(k_turn<K>(l)) * K::kUnitBytes;
+    t.v_column = static_cast<size_t>(l.run_tokens / V::kSteps) * V::kUnitBytes;
+    t.v_tile = together ? static_cast<size_t>(kTile / V::kSteps) * V::kUnitBytes : 0;
     for (int i = 0; i < kTilesPerChunk; ++i) {
         const uint8_t* run = c.run[i] + skip;
         const int token = together ? c.tile[i] * kTile : 0;
-        t.k[i] = run + k_unit_at<Store>(l, token, 0);
+        t.k[i] = run + k_unit_at<K>(l, token, 0);
         t.v[i] = run + l.v_units;
-        t.k_scales[i] = run + k_scales_at(l, token);
-        t.v_scales[i] = run + v_scales_at(l, token);
+        t.k_scales[i] = run + scale_at(l, 0, token);
+        t.v_scales[i] = run + scale_at(l, l.k_scales, token);
     }
     return t;
 }
 
 // The units of columns `first` to first + NC of V in one tile.
-template <class Store, int NC>
+template <class V, int NC>
 struct Columns {
-    static constexpr int kSide = NC < Store::kTurn ? NC : Store::kTurn;  // lie side by side
+    static constexpr int kSide = NC < V::kTurn ? NC : V::kTurn;  // lie side by side
     const uint8_t* data;
     size_t column;
 
     Columns(const Tiles& tiles, int tile, int first)
         : data(tiles.v[tile] + first * tiles.v_column + tile * tiles.v_tile * kSide), column(tiles.v_column) {}
     inline const uint8_t* unit(int u, int c) const {
-        return data + static_cast<size_t>(u * kSide + c % kSide) * Store::kUnitBytes + c / kSide * kSide * column;
+        return data + static_cast<size_t>(u * kSide + c % kSide) * V::kUnitBytes + c / kSide * kSide * column;
     }
 };
 

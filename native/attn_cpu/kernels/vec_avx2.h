@@ -64,6 +64,20 @@ inline void load_i4_pairs(const uint8_t* p, int bit, F& low, F& high) {
         _mm256_sub_epi32(_mm256_and_si256(_mm256_srli_epi32(x, bit + 8), _mm256_set1_epi32(15)), eight));
 }
 
+// Codes 0..63 stand for -32..31: their low bits begin at `bit` and bit + 8, their high bits at `at` and at + 8.
+inline void load_i6_pairs(const uint8_t* p, int bit, const uint8_t* high_bits, int at, F& low, F& high) {
+    const __m256i x = _mm256_srli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), bit);
+    const __m256i y = _mm256_srli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(high_bits)), at);
+    const auto code = [&](int byte) {
+        const __m256i four = _mm256_and_si256(_mm256_srli_epi32(x, byte), _mm256_set1_epi32(15));
+        const __m256i two = _mm256_and_si256(_mm256_srli_epi32(y, byte), _mm256_set1_epi32(3));
+        const __m256i all = _mm256_or_si256(four, _mm256_slli_epi32(two, 4));
+        return _mm256_cvtepi32_ps(_mm256_sub_epi32(all, _mm256_set1_epi32(32)));
+    };
+    low = code(0);
+    high = code(8);
+}
+
 inline F keep_lanes(F a, int lo, int hi) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     const __m256i keep = _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(lo), lane),

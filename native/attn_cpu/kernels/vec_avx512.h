@@ -56,6 +56,19 @@ inline void load_i4_pairs(const uint8_t* p, int bit, F& low, F& high) {
     high = _mm512_permutexvar_ps(_mm512_srli_epi32(x, bit + 8), values);
 }
 
+// Codes 0..63 stand for -32..31: their low bits begin at `bit` and bit + 8, their high bits at `at` and at + 8.
+inline void load_i6_pairs(const uint8_t* p, int bit, const uint8_t* high_bits, int at, F& low, F& high) {
+    const __m512i x = _mm512_srli_epi32(_mm512_loadu_si512(p), bit);
+    const __m512i y = _mm512_slli_epi32(_mm512_srli_epi32(_mm512_loadu_si512(high_bits), at), 4);
+    const auto code = [](__m512i four, __m512i two) {
+        const __m512i all = _mm512_or_si512(_mm512_and_si512(four, _mm512_set1_epi32(15)),
+                                            _mm512_and_si512(two, _mm512_set1_epi32(48)));
+        return _mm512_cvtepi32_ps(_mm512_sub_epi32(all, _mm512_set1_epi32(32)));
+    };
+    low = code(x, y);
+    high = code(_mm512_srli_epi32(x, 8), _mm512_srli_epi32(y, 8));
+}
+
 // Lanes outside [lo, hi) become -inf.
 inline F keep_lanes(F a, int lo, int hi) {
     const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);

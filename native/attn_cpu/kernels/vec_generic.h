@@ -71,6 +71,19 @@ inline void load_i4_pairs(const uint8_t* p, int bit, F& low, F& high) {
     high = __builtin_convertvector(((x >> (bit + 8)) & 15) - 8, F);
 }
 
+// Codes 0..63 stand for -32..31: their low bits begin at `bit` and bit + 8, their high bits at `at` and at + 8.
+inline void load_i6_pairs(const uint8_t* p, int bit, const uint8_t* high_bits, int at, F& low, F& high) {
+    U x, y;
+    __builtin_memcpy(&x, p, sizeof x);
+    __builtin_memcpy(&y, high_bits, sizeof y);
+    const auto code = [&](int byte) {
+        const U all = ((x >> (bit + byte)) & 15) | ((y >> (at + byte)) & 3) << 4;
+        return __builtin_convertvector(reinterpret_cast<I>(all) - 32, F);
+    };
+    low = code(0);
+    high = code(8);
+}
+
 inline F keep_lanes(F a, int lo, int hi) {
     const I lane = {0, 1, 2, 3};
     const I keep = (lane >= lo) & (lane < hi);

@@ -53,6 +53,19 @@ inline void load_i4_pairs(const uint8_t* p, int bit, F& low, F& high) {
     high = field(x, bit + 8, 4);
 }
 
+// Codes 0..63 stand for -32..31: their low bits begin at `bit` and bit + 8, their high bits at `at` and at + 8.
+inline void load_i6_pairs(const uint8_t* p, int bit, const uint8_t* high_bits, int at, F& low, F& high) {
+    const uint32x4_t x = vreinterpretq_u32_u8(vld1q_u8(p)), y = vreinterpretq_u32_u8(vld1q_u8(high_bits));
+    const auto code = [&](int byte) {
+        const uint32x4_t four = vandq_u32(vshlq_u32(x, vdupq_n_s32(-bit - byte)), vdupq_n_u32(15));
+        const uint32x4_t two = vandq_u32(vshlq_u32(y, vdupq_n_s32(-at - byte)), vdupq_n_u32(3));
+        const int32x4_t all = vreinterpretq_s32_u32(vorrq_u32(four, vshlq_n_u32(two, 4)));
+        return vcvtq_f32_s32(vsubq_s32(all, vdupq_n_s32(32)));
+    };
+    low = code(0);
+    high = code(8);
+}
+
 // Lanes outside [lo, hi) become -inf.
 inline F keep_lanes(F a, int lo, int hi) {
     const int32_t lanes[W] = {0, 1, 2, 3};

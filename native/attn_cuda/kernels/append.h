@@ -1,16 +1,16 @@
 // Writes K and V of one new token and KV head, and copies blocks.
 #pragma once
 #include "place.h"
+#include "rotate.h"
 
 namespace hpcdecode {
 
-// Gives all threads the largest |x| of a row.
-HPC_DEVICE void largest(Block& block, const void* data, ActType type, int64_t first, int dims, Own<float>& top) {
-    float* tops = reinterpret_cast<float*>(block.smem);  // of each warp
+// Gives all threads the largest |x| of a row. tops: Room for one of each warp.
+HPC_DEVICE void largest(Block& block, const float* row, int dims, float* tops, Own<float>& top) {
     block.each([&](int t) {
         top[t] = 0.0f;
         for (int d = t; d < dims; d += kThreads) {
-            const float x = load_act(data, type, first + d), size = x < 0 ? -x : x;
+            const float x = row[d], size = x < 0 ? -x : x;
             top[t] = size > top[t] ? size : top[t];
         }
     });
@@ -27,25 +27,31 @@ HPC_DEVICE void largest(Block& block, const void* data, ActType type, int64_t fi
 
 template <class Num>
 HPC_DEVICE void write_row(Block& block, const void* data, ActType type, int64_t first, int dims, int padded,
-                          uint8_t* to, uint16_t* scale) {
+                          int rotation, uint8_t* to, uint16_t* scale) {
     using Elem = typename Num::Elem;
-    Own<float> factor;
-    block.each([&](int t) { factor[t] = 1.0f; });
     if constexpr (Num::kScaled) {
-        largest(block, data, type, first, dims, factor);
+        float *tops = reinterpret_cast<float*>(block.smem), *row = tops + kWarps;
+        Own<float> factor;
+        block.each([&](int t) {
+            for (int d = t; d < dims; d += kThreads) row[d] = load_act(data, type, first + d);
+        });
+        rotate(block, row, dims, rotation);
+        largest(block, row, dims, tops, factor);
         block.each([&](int t) {
             const uint16_t stored = bf16_of(factor[t] / Num::kLevels);
             factor[t] = float_of_bf16(stored) > 0.0f ? 1.0f / float_of_bf16(stored) : 0.0f;
             if (t == 0) *scale = stored;
+            for (int d = t; d < padded; d += kThreads)
+                reinterpret_cast<Elem*>(to)[d] = Num::encode(d < dims ? row[d] * factor[t] : 0.0f);
+        });
+        block.sync();
+    } else {
+        block.each([&](int t) {
+            for (int d = t; d < padded; d += kThreads)
+                reinterpret_cast<Elem*>(to)[d] = Num::encode(d < dims ? load_act(data, type, first + d) : 0.0f);
         });
     }
-    block.each([&](int t) {
-        for (int d = t; d < padded; d += kThreads)
-            reinterpret_cast<Elem*>(to)[d] = Num::encode(d < dims ? load_act(data, type, first + d) * factor[t] : 0.0f);
-    });
 }
-
-constexpr int kAppendSmem = kWarps * static_cast<int>(sizeof(float));
 
 // Grid: token, KV head.
 template <class Num>
@@ -55,9 +61,10 @@ HPC_DEVICE void append(Block& block, const AppendArgs& a) {
     const Place place = place_of(a.batch, a.layer, s, block.y, s.length - s.count + block.x - s.first_row);
     const int64_t row = block.x * a.kv.stride, v = static_cast<int64_t>(a.layer.heads) * h.k_dim;
     uint16_t* scale = Num::kScaled ? scales(h, place) : nullptr;
-    write_row<Num>(block, a.kv.data, a.kv.type, row + block.y * h.k_dim, h.k_dim, h.k_pad, k_row(h, place), scale);
-    write_row<Num>(block, a.kv.data, a.kv.type, row + v + block.y * h.v_dim, h.v_dim, h.v_pad, v_row(h, place),
-                   Num::kScaled ? scale + 1 : nullptr);
+    write_row<Num>(block, a.kv.data, a.kv.type, row + block.y * h.k_dim, h.k_dim, h.k_pad, h.k_rotation,
+                   k_row(h, place), scale);
+    write_row<Num>(block, a.kv.data, a.kv.type, row + v + block.y * h.v_dim, h.v_dim, h.v_pad, h.v_rotation,
+                   v_row(h, place), Num::kScaled ? scale + 1 : nullptr);
 }
 
 // Grid: pair of blocks, layer.

@@ -8,6 +8,7 @@
 #include "by_float.h"
 #include "by_tensor.h"
 #include "place.h"
+#include "rotate.h"
 
 namespace hpcdecode {
 
@@ -78,18 +79,34 @@ struct Attend {
         write();
     }
 
+    // Returns dim d of query row `row`, null beyond the last ones.
+    HPC_DEVICE float query(int row, int d) const {
+        if (row >= rows || d >= h.k_dim) return 0.0f;
+        const int q_row = item.row_block * kRows + row, head = block.y * a.layer.group + q_row % a.layer.group;
+        const int64_t token = sequence.first_row + q_row / a.layer.group;
+        return load_act(a.q.data, a.q.type, token * a.q.stride + head * h.k_dim + d);
+    }
+
     HPC_DEVICE void load_queries() {
+        float* rotated = shared<float>(stage.at.k);  // [kRows][k_dim], before the first keys come
+        if constexpr (Num::kScaled) {
+            const float part = 1.0f / static_cast<float>(h.k_rotation);
+            block.each([&](int t) {
+                for (int i = t; i < kRows * h.k_dim; i += kThreads) rotated[i] = query(i / h.k_dim, i % h.k_dim) * part;
+            });
+            rotate(block, rotated, kRows * h.k_dim, h.k_rotation);
+        }
         block.each([&](int t) {
             top[t] = -infinity();
             sum[t] = 0.0f;
             math.clear(t);
             for (int i = t; i < kRows * h.k_pad; i += kThreads) {
-                const int row = i / h.k_pad, d = i % h.k_pad, q_row = item.row_block * kRows + row;
-                const int head = block.y * a.layer.group + q_row % a.layer.group;
-                const int64_t token = sequence.first_row + q_row / a.layer.group;
-                const bool there = row < rows && d < h.k_dim;
-                math.put_query(stage, row, d,
-                               there ? load_act(a.q.data, a.q.type, token * a.q.stride + head * h.k_dim + d) : 0.0f);
+                const int row = i / h.k_pad, d = i % h.k_pad;
+                if constexpr (Num::kScaled) {
+                    math.put_query(stage, row, d, d < h.k_dim ? rotated[row * h.k_dim + d] : 0.0f);
+                } else {
+                    math.put_query(stage, row, d, query(row, d));
+                }
             }
         });
     }

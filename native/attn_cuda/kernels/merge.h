@@ -8,6 +8,8 @@ struct Merged {
     float top, sum, acc[kMaxVDim / kThreads];  // of dims t, t + kThreads
 };
 
+constexpr int kMergeSmem = kMaxVDim * static_cast<int>(sizeof(float));
+
 // Grid: row, query head.
 HPC_DEVICE void merge(Block& block, const MergeArgs& a) {
     const HeadLayout& h = a.layer.head;
@@ -16,6 +18,7 @@ HPC_DEVICE void merge(Block& block, const MergeArgs& a) {
     const int row = (block.x - s.first_row) * group + block.y % group;
     const Span seen = visible(a.layer, s, row);
     const int64_t stride = 2 + h.v_pad;
+    float* out = reinterpret_cast<float*>(block.smem);  // [v_dim]
     block.each([&](int t) {
         Merged m{-infinity(), 0.0f, {}};
         for (int piece = seen.low / kPiece; piece * kPiece < seen.high; ++piece) {
@@ -40,9 +43,14 @@ HPC_DEVICE void merge(Block& block, const MergeArgs& a) {
         HPC_UNROLL
         for (int i = 0; i < kMaxVDim / kThreads; ++i) {
             const int d = t + i * kThreads;
-            const int64_t at = block.x * a.stride + static_cast<int64_t>(block.y) * h.v_dim + d;
-            if (d < h.v_dim) store_act(a.out, a.type, at, m.acc[i] * weight / m.sum);
+            if (d < h.v_dim) out[d] = m.acc[i] * weight / m.sum;
         }
+    });
+    rotate(block, out, h.v_dim, h.v_rotation);
+    const float part = 1.0f / static_cast<float>(h.v_rotation);
+    block.each([&](int t) {
+        const int64_t at = block.x * a.stride + static_cast<int64_t>(block.y) * h.v_dim;
+        for (int d = t; d < h.v_dim; d += kThreads) store_act(a.out, a.type, at + d, out[d] * part);
     });
 }
 

@@ -27,6 +27,11 @@ void with_num(KvType type, F&& use) {
     }
 }
 
+// Returns the bytes of shared memory of a block that appends.
+inline size_t append_smem(const HeadLayout& head) {
+    return (kWarps + static_cast<size_t>(head.k_dim > head.v_dim ? head.k_dim : head.v_dim)) * sizeof(float);
+}
+
 size_t attend_smem(const HeadLayout& head, KvType type) {
     return static_cast<size_t>(Shared::of(head, by_tensor(type)).bytes);
 }

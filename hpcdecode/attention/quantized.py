@@ -1,0 +1,69 @@
+"""K and V as whole numbers: which data types of the KV cache have them, and what they give back.
+
+A row of a head is rotated by a Hadamard matrix, which spreads its large elements over all of it. Then it is rounded to
+`code * scale + middle`, with a bfloat16 scale and middle for each token and head. Queries are rotated as K is, and
+outputs are rotated back. `native/attn_cpu/kernels/numbers.h` and `rotate.h` do the same, to the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_MAX_ROTATION = 256  # elements that are rotated together, at most
+
+
+class Codes(NamedTuple):
+    """The whole numbers of K or of V.
+
+    Attributes:
+        low: Smallest code.
+        high: Largest code.
+        middle: True if the codes span the row from its smallest to its largest element. Else they lie symmetrically
+            about 0.
+    """
+
+    low: int
+    high: int
+    middle: bool
+
+
+_INT8, _INT6, _INT4 = Codes(-127, 127, False), Codes(-32, 31, True), Codes(-8, 7, True)
+CODES = {"int8": (_INT8, _INT8), "k8v4": (_INT8, _INT4), "int4": (_INT6, _INT4)}  # by kv_dtype: of K and of V
+
+
+def restored(x: Tensor, codes: Codes) -> Tensor:
+    """Return what a KV cache gives back of x [..., dim] in float32, as if it were never rotated."""
+    return rounded(rotated(x.float()), codes)
+
+
+def rounded(x: Tensor, codes: Codes) -> Tensor:
+    """Return rotated rows [..., dim], rounded to codes and rotated back."""
+    if codes.middle:
+        low, high = x.aminmax(dim=-1, keepdim=True)
+        scale = ((high - low) / (codes.high - codes.low)).bfloat16().float()
+        middle = (low - codes.low * scale).bfloat16().float()
+    else:
+        scale = (x.abs().amax(dim=-1, keepdim=True) / codes.high).bfloat16().float()
+        middle = torch.zeros_like(scale)
+    inverse = torch.where(scale > 0, 1 / scale, 0)
+    code = ((x - middle) * inverse).clamp(codes.low, codes.high)
+    code = torch.where(code < 0, (code - 0.5).ceil(), (code + 0.5).floor())
+    return rotated(code * scale + middle) / rotation_of(x.shape[-1])
+
+
+def rotated(x: Tensor) -> Tensor:
+    """Return rows [..., dim] times the Hadamard matrix of entries 1 and -1, in parts of `rotation_of(dim)` elements."""
+    half, rotation = 1, rotation_of(x.shape[-1])
+    while half < rotation:
+        a, b = x.unflatten(-1, (-1, 2, half)).unbind(-2)
+        x = torch.stack((a + b, a - b), -2).flatten(-3)
+        half *= 2
+    return x
+
+
+def rotation_of(dim: int) -> int:
+    """Return the largest power of two that divides `dim`, up to 256."""
+    return min(dim & -dim, _MAX_ROTATION)
