@@ -67,7 +67,8 @@ def verify(kv_cache: KvCache, shape: LayerShape, kv_dtype: str, device: torch.de
         own = qkv[i : i + 1].cpu()
         held = torch.cat([rows.repeat(2, 1)[: length - 1], own[:, shape.q_columns :]])
         k, v = held.split([shape.kv_heads * shape.k_dim, shape.kv_heads * shape.v_dim], dim=1)
-        k, v = (x.double() for x in stored(*(x.unflatten(1, (shape.kv_heads, -1)) for x in (k, v)), kv_dtype))
+        heads = (shape.kv_heads, -1)
+        k, v = (x.double() for x in stored(k.unflatten(1, heads), v.unflatten(1, heads), kv_dtype))
         q = own[:, : shape.q_columns].double().view(1, shape.q_heads, shape.k_dim)
         error = (attend_one(q, k, v, shape).flatten() - out[i].cpu().double()).abs().max().item()
         if error > _TOLERANCE * v.abs().max().item():
