@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hpcdecode.cli.arguments import add_verbosity
-from hpcdecode.cli.planning_flags import WIDTHS, add_machine, add_rows, add_schedule, check, read_rows, require_ranks
+from hpcdecode.cli.planning_flags import WIDTHS, add_machine, add_rows, add_schedule, check, read_rows
+from hpcdecode.cli.planning_machine import asked_shape, cluster_of, kv_element_bytes, shapes_of
 from hpcdecode.config import DTYPES, KV_DTYPES, find_model
 from hpcdecode.errors import UserError
 from hpcdecode.planning.servers import SERVING
@@ -121,13 +122,16 @@ def _server(options: argparse.Namespace) -> Runner:
 
 def _lanes(options: argparse.Namespace, rows: Lengths) -> Runner:
     """Return a function that simulates the groups of one layout."""
+    from hpcdecode.planning.group_shape import ONE
+    from hpcdecode.planning.model_size import ModelSize
     from hpcdecode.planning.simulator import SimulatedGroups, lane_limits, simulate
     from hpcdecode.schedule.auto import PERIODS, load_limit
 
-    cluster, _ = _cluster(options)
+    size = ModelSize.from_directory(find_model(options.model, {}))
+    cluster = cluster_of(options, size, asked_shape(options) or ONE)
     name = options.layout or ("split" if cluster.split_cost else "replicas")
     layout = cluster.layout(name, options.s_ranks, options.pools or "shared")
-    lanes = options.lanes or (2 if layout.parts[0].r_ranks else 1)
+    lanes = options.lanes or layout.shape.pp * (2 if layout.parts[0].r_ranks else 1)
     if options.batch < lanes:
         raise UserError(f"--batch: expected at least one sequence a lane ({lanes}), got {options.batch}")
     steps = max(int(rows.most.max()) - 1, 1)
@@ -141,34 +145,6 @@ def _lanes(options: argparse.Namespace, rows: Lengths) -> Runner:
         limits = lane_limits(options.batch, period, steps, lanes, load, options.schedule, chunk)
         kinds.append(SimulatedGroups(part.cost, capacity, limits, count=part.count, sharing=part.sharing))
     return partial(simulate, kinds)
-
-
-def _cluster(options: argparse.Namespace, size: ModelSize | None = None) -> tuple[Cluster, ModelSize]:
-    """Return the ranks that the flags describe, and the size of the model."""
-    from hpcdecode.planning import cluster
-    from hpcdecode.planning.hardware import device
-    from hpcdecode.planning.model_size import ModelSize
-    from hpcdecode.planning.profile import read
-
-    size = size or ModelSize.from_directory(find_model(options.model, {}))
-    network = cluster.Network(options.link * 1e9 / 8, options.latency * 1e-6)
-    if options.profile is None:
-        r_ranks = (0 if options.layout == "replicas" else 4) if options.r_ranks is None else options.r_ranks
-        require_ranks(options.s_ranks, r_ranks)
-        s, r = device(options.s_device), device(options.r_device)
-        width = WIDTHS[options.kv_dtype]
-        found = cluster.by_data_sheets(size, s, options.s_ranks, r, r_ranks, network, width, options.kv_memory)
-        return found, size
-    profile = read(options.profile)
-    capacity = int(options.kv_memory / size.kv_bytes_per_token(WIDTHS[profile.kv_dtype]))
-    ranks = profile.ranks if options.r_ranks is None else options.s_ranks + options.r_ranks
-    if profile.ranks not in (1, ranks):
-        raise UserError(
-            f"--r-ranks: expected {profile.ranks - options.s_ranks}, as {options.profile} was measured on "
-            f"{profile.ranks} ranks, got {options.r_ranks}"
-        )
-    require_ranks(options.s_ranks, ranks - options.s_ranks)
-    return cluster.by_profile(profile, ranks, capacity, size, network), size
 
 
 def _add_plan(commands: Subcommands) -> None:
@@ -189,34 +165,48 @@ def _add_plan(commands: Subcommands) -> None:
 
 def _plan(options: argparse.Namespace, _comm: object) -> int:
     from hpcdecode.planning import layout_planner
+    from hpcdecode.planning.model_size import ModelSize
     from hpcdecode.planning.plan_text import HourlyPrices, text
     from hpcdecode.planning.planner import MeanRows
 
     check(options)
-    lengths, (cluster, size) = read_rows(options), _cluster(options)
+    lengths, size = read_rows(options), ModelSize.from_directory(find_model(options.model, {}))
     rows = MeanRows(float(lengths.prompt.mean()), max(float(lengths.new.mean()) - 1, 1.0), len(lengths))
     wishes = layout_planner.GroupWishes(options.latency_limit)
-    possible = _possible(options, cluster)
+    clusters = [cluster_of(options, size, shape) for shape in shapes_of(options, size)]
+    possible = _possible(options, clusters)
     plans = layout_planner.choose_layout(possible, rows, wishes)
+    refused = list(dict.fromkeys(why for cluster in clusters for why in cluster.refused))
     if not plans:
         raise UserError(
             f"expected a layout with room and time for {min(wishes.batches)} sequences of {rows.peak:,.0f} tokens in "
             "every group, got none: raise --kv-memory, --s-ranks, --r-ranks or --latency-limit"
+            + "".join(f"; {why}" for why in refused)
         )
     more = None if options.profile else layout_planner.one_more(plans[0], rows, wishes)
-    print(text(plans, more, size, HourlyPrices(options.s_price, options.r_price)))
+    print(text(plans, more, size, kv_element_bytes(options), HourlyPrices(options.s_price, options.r_price)))
     shown = {plan.layout.family for plan in plans}
     full = dict.fromkeys(f"{one.family}: no room for rows" for one in possible if one.family not in shown)
-    if missing := [*cluster.refused, *full]:
+    if missing := [*refused, *full]:
         print("cannot be:", "; ".join(missing))
     if not options.profile:
         print("the same with the KV cache in", "; ".join(_kv_choices(options, size, plans[0].layout, rows)))
     return 0
 
 
-def _possible(options: argparse.Namespace, cluster: Cluster) -> list[PossibleLayout]:
-    """Return the layouts that the flags leave open."""
-    return cluster.layouts(options.layout or "auto", (options.pools,) if options.pools else POOLS)
+def _possible(options: argparse.Namespace, clusters: Sequence[Cluster]) -> list[PossibleLayout]:
+    """Return the layouts that the flags leave open, of a cluster with each of some shapes of groups.
+
+    Raises:
+        UserError: If there are none.
+    """
+    from hpcdecode.planning.cluster import impossible
+
+    layout, pools = options.layout or "auto", (options.pools,) if options.pools else POOLS
+    found = [one for cluster in clusters for one in cluster.layouts(layout, pools)]
+    if not found:
+        raise impossible(layout, [why for cluster in clusters for why in cluster.refused])
+    return found
 
 
 def _kv_choices(options: argparse.Namespace, size: ModelSize, chosen: PossibleLayout, rows: MeanRows) -> Iterator[str]:
@@ -224,8 +214,8 @@ def _kv_choices(options: argparse.Namespace, size: ModelSize, chosen: PossibleLa
     from hpcdecode.planning.layout_planner import GroupWishes, planned_layout
 
     for name, perplexity in _PERPLEXITY.items():
-        cluster, _ = _cluster(argparse.Namespace(**{**vars(options), "kv_dtype": name}), size)
-        same = next(one for one in _possible(options, cluster) if one.name == chosen.name)
+        cluster = cluster_of(argparse.Namespace(**{**vars(options), "kv_dtype": name}), size, chosen.shape)
+        same = next(one for one in _possible(options, [cluster]) if one.name == chosen.name)
         if plan := planned_layout(same, rows, GroupWishes(options.latency_limit)):
             yield f"{name}: {plan.tokens_per_second:,.0f} tokens/s, perplexity x {perplexity:g}"
 

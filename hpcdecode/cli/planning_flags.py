@@ -35,10 +35,19 @@ def add_machine(group: Group) -> None:
     add("--layout", choices=LAYOUTS[1:], help="layout of the ranks (default: split if there are R devices; plan: both)")
     help = "whether all R-ranks serve every S-rank, or an even share of them each (default: shared; plan: both)"
     add("--pools", choices=POOLS, help=help)
+    help = "S-ranks that share the weights and attention heads of a stage (default: 1; plan: what is best)"
+    add("--tp", type=int, metavar="K", help=help)
+    help = "stages of a group of S-ranks, each of which has a run of layers (default: 1; plan: what is best)"
+    add("--pp", type=int, metavar="S", help=help)
     help = "number of such worlds, each of which has its share of the rows (%(default)s)"
     add("--shards", type=int, default=1, metavar="N", help=help)
     help = "memory of the KV cache of an R device, in either role (%(default)s)"
     add("--kv-memory", type=parsed(parse_bytes), default="128G", metavar="SIZE", help=help)
+    help = "memory of an R device that is a CPU node, 0.9 of it for weights and KV cache (default: --kv-memory, and "
+    help += "enough for weights beside it)"
+    add("--node-memory", type=parsed(parse_bytes), metavar="SIZE", help=help)
+    help = "S devices of a node, which their own link connects (%(default)s)"
+    add("--node-devices", type=int, default=8, metavar="N", help=help)
     add("--kv-dtype", choices=WIDTHS, default="bfloat16", help="data type of the KV cache (%(default)s)")
     help = "bandwidth of the S-rank's network link in Gbit/s (%(default)s)"
     add("--link", type=float, default=100.0, metavar="GBIT", help=help)
@@ -82,6 +91,7 @@ def add_schedule(group: Group) -> None:
 def check(options: argparse.Namespace) -> None:
     """Raise UserError if a number is out of range."""
     names = ("shards", "kv_memory", "rows", "max_tokens", "batch", "period", "load_limit", "lanes", "latency_limit")
+    names += ("tp", "pp", "node_memory", "node_devices")
     for name in (*names, "prefill_tokens", "link", "latency", "rate"):
         value = getattr(options, name, None)
         if value is not None and not 0 < value < float("inf"):

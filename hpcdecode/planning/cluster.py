@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from hpcdecode.errors import UserError
-from hpcdecode.planning.cost import Cost, of_device_alone, of_devices
-from hpcdecode.planning.hardware import Device
+from hpcdecode.planning.cost import Cost
+from hpcdecode.planning.data_sheets import of_device_alone, of_devices
+from hpcdecode.planning.group_shape import ONE, member_bytes, smallest, token_bytes, why_not
+from hpcdecode.planning.hardware import Device, LinkSpeed
 from hpcdecode.planning.layouts import (
     PossibleLayout,
     RanksAlike,
@@ -22,21 +23,9 @@ from hpcdecode.planning.layouts import (
 from hpcdecode.planning.model_size import ModelSize
 from hpcdecode.planning.profile import Profile
 from hpcdecode.planning.serving import MEMORY
-from hpcdecode.ranks.layout import POOLS
+from hpcdecode.ranks.layout import POOLS, GroupShape
 
 _NOBODY = RanksAlike("", 0, None, 0, 0)
-
-
-class Network(NamedTuple):
-    """What is between ranks.
-
-    Attributes:
-        bytes_per_second: In and out of a rank.
-        latency_seconds: Of one message, one way.
-    """
-
-    bytes_per_second: float
-    latency_seconds: float
 
 
 @dataclass(frozen=True)
@@ -46,14 +35,16 @@ class Cluster:
     Attributes:
         s: Ranks on S devices; none of them if all ranks are alike.
         r: Ranks on R devices, or all ranks.
-        split_cost: Of an S-rank and its R-ranks; None if they cannot be split.
+        split_cost: Of a group and its R-ranks; None if they cannot be split.
         refused: Why some layouts cannot be, as lines for the user.
+        shape: Members of a group.
     """
 
     s: RanksAlike
     r: RanksAlike
     split_cost: Cost | None
     refused: tuple[str, ...] = ()
+    shape: GroupShape = ONE
 
     @property
     def alike(self) -> bool:
@@ -66,20 +57,13 @@ class Cluster:
         Args:
             layout: `replicas`, `split` or `auto` for both.
             pools: Kinds of pools of a split.
-
-        Raises:
-            UserError: If there are none.
         """
         cost = None if layout == "replicas" else self.split_cost
         if self.alike:
             found = list(layouts_of_like(self.r, cost, pools))
         else:
             found = list(layouts_of_unlike(self.s, self.r, cost, pools))
-        if layout == "split":
-            found = [one for one in found if one.family.startswith("split")]
-        if not found:
-            raise self._impossible(layout)
-        return found
+        return [one for one in found if layout != "split" or one.family.startswith("split")]
 
     def layout(self, layout: str, s_ranks: int, pools: str) -> PossibleLayout:
         """Return the one layout that takes all ranks.
@@ -98,23 +82,38 @@ class Cluster:
         elif self.split_cost is not None:
             count = s_ranks if self.alike else self.s.count
             others = self.r.count - s_ranks if self.alike else self.r.count
-            if not count >= 1 or others < (count if pools == "own" else 1):
+            members = self.shape.size
+            if not count >= members or others < (count if pools == "own" else members):
                 raise UserError(
-                    f"--layout split, pools {pools}: expected 1 or more S-ranks, and "
-                    f"{'as many' if pools == 'own' else '1 or more'} R-ranks, got {count} and {others}"
+                    f"--layout split, pools {pools}: expected {members} or more S-ranks, and "
+                    f"{'as many' if pools == 'own' else f'{members} or more'} R-ranks, got {count} and {others}"
                 )
-            found = split(self.split_cost, self.r.capacity, count, others, pools)
+            if count % members or others % members:
+                raise UserError(
+                    f"{self.shape.flags}: expected multiples of {members} S-ranks and R-ranks, got {count} and {others}"
+                )
+            found = split(self.split_cost, self.r.capacity, count, others, pools, self.shape)
         if found is None:
-            raise self._impossible(layout)
+            raise impossible(layout, self.refused)
         return found
 
-    def _impossible(self, layout: str) -> UserError:
-        why = "; ".join(self.refused) or "there are too few ranks, or no room for a KV cache beside the weights"
-        return UserError(f"--layout {layout}: expected ranks that can have it, got none: {why}")
+
+def impossible(layout: str, refused: Sequence[str]) -> UserError:
+    """Return the error of ranks that cannot have a layout, for reasons that are known or not."""
+    why = "; ".join(refused) or "there are too few ranks, or no room for a KV cache beside the weights"
+    return UserError(f"--layout {layout}: expected ranks that can have it, got none: {why}")
 
 
 def by_data_sheets(
-    size: ModelSize, s: Device, s_count: int, r: Device, r_count: int, network: Network, width: float, kv_memory: int
+    size: ModelSize,
+    s: Device,
+    s_count: int,
+    r: Device,
+    r_count: int,
+    network: LinkSpeed,
+    width: float,
+    kv_memory: int,
+    shape: GroupShape = ONE,
 ) -> Cluster:
     """Return a cluster of S devices and R devices by their data sheets.
 
@@ -130,27 +129,33 @@ def by_data_sheets(
         network: Between them.
         width: Bytes of an element of the KV cache.
         kv_memory: Bytes of the KV cache of an R device.
+        shape: Members of a group.
+
+    Raises:
+        UserError: If the model cannot be shared by such a group.
     """
-    token_bytes = size.kv_bytes_per_token(width)
+    if (why := why_not(size, shape)) is not None:
+        raise UserError(why)
+    own, each = member_bytes(size, shape), token_bytes(size, shape, width)
     refused = []
     for device in dict.fromkeys([s] * bool(s_count) + [r] * bool(r_count and not s_count)):
-        if not _holds(device, size):
-            refused.append(_too_large(device, size))
+        if not _holds(device, own):
+            refused.append(_too_large(device, size, shape))
 
     def kind(device: Device, count: int) -> RanksAlike:
-        own = device.memory_bytes
-        beside = kv_memory if own is None else MEMORY * own - size.weight_bytes
-        alone = of_device_alone(size, device, width) if _holds(device, size) else None
-        kv = kv_memory if own is None else MEMORY * own
-        return RanksAlike(device.name, count, alone, int(kv / token_bytes), max(int(beside / token_bytes), 0))
+        memory = device.memory_bytes
+        kv = kv_memory if memory is None else MEMORY * memory
+        beside = kv if memory is None else kv - own
+        alone = of_device_alone(size, device, width, shape, network) if _holds(device, own) else None
+        return RanksAlike(device.name, count, alone, int(kv / each), max(int(beside / each), 0), shape)
 
     holder = s if s_count else r
-    cost = of_devices(size, holder, r, network.bytes_per_second, network.latency_seconds, width)
-    splits = cost if _holds(holder, size) and s_count + r_count > 1 and r_count else None
-    return Cluster(kind(s, s_count), kind(r, r_count), splits, tuple(refused))
+    cost = of_devices(size, holder, r, network.bytes_per_second, network.latency_seconds, width, shape)
+    splits = cost if _holds(holder, own) and s_count + r_count > 1 and r_count else None
+    return Cluster(kind(s, s_count), kind(r, r_count), splits, tuple(refused), shape)
 
 
-def by_profile(profile: Profile, ranks: int, capacity: int, size: ModelSize, network: Network) -> Cluster:
+def by_profile(profile: Profile, ranks: int, capacity: int, size: ModelSize, network: LinkSpeed) -> Cluster:
     """Return a cluster of ranks as a profile measured them.
 
     A profile of several ranks speaks of just these. One of a single process speaks of any number of machines like it,
@@ -179,19 +184,25 @@ def by_profile(profile: Profile, ranks: int, capacity: int, size: ModelSize, net
     return Cluster(_NOBODY, RanksAlike("", ranks, profile.alone, capacity, capacity), cost, refused)
 
 
-def _holds(device: Device, size: ModelSize) -> bool:
-    """Return whether a device holds the weights; one without a memory of its own is taken to."""
-    return device.memory_bytes is None or size.weight_bytes <= MEMORY * device.memory_bytes
+def room_for_weights(device: Device) -> float:
+    """Return the bytes of a device that weights may take; one without a memory of its own has enough."""
+    return float("inf") if device.memory_bytes is None else MEMORY * device.memory_bytes
 
 
-def _too_large(device: Device, size: ModelSize) -> str:
-    """Return what is missing for the weights to fit, as a line for the user."""
+def _holds(device: Device, nbytes: float) -> bool:
+    return nbytes <= room_for_weights(device)
+
+
+def _too_large(device: Device, size: ModelSize, shape: GroupShape) -> str:
+    """Return what is missing for a member's weights to fit, as a line for the user."""
     assert device.memory_bytes is not None, "a device without a memory of its own holds any weights"
-    one, kind = device.memory_bytes / device.count, device.name.removeprefix(f"{device.count}x")
-    need = -(-size.weight_bytes // (MEMORY * one))
+    room = room_for_weights(device)
+    own, least = member_bytes(size, shape), smallest(size, room)
+    shares = f" with {shape.flags}" * (shape.size > 1)
+    needs = f"one with {own / MEMORY / 1e9:,.0f} GB"
+    if least is not None:
+        needs += f", or {least.flags} ({member_bytes(size, least) / 1e9:,.1f} GB a rank)"
     return (
-        f"{size.weight_bytes / 1e9:,.1f} GB of weights do not fit into {MEMORY:.0%} of the "
-        f"{device.memory_bytes / 1e9:,.0f} GB of {device.name}: needed is one with "
-        f"{size.weight_bytes / MEMORY / 1e9:,.0f} GB, or {need:.0f} that split every layer, which jobs cannot do yet "
-        f"(forecast: --s-device {need:.0f}x{kind})"
+        f"{own / 1e9:,.1f} GB of weights{shares} do not fit into {MEMORY:.0%} of the "
+        f"{device.memory_bytes / 1e9:,.0f} GB of {device.name}: needs {needs}"
     )

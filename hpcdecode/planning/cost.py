@@ -25,22 +25,19 @@ What has no reference here is this project's own, checked against jobs by `hpcde
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
-from operator import add
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcdecode.planning.hardware import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, Device
-from hpcdecode.planning.model_size import ELEMENT_BYTES, ModelSize
-
 OfRRanks = NDArray[np.float64] | NDArray[np.int64]  # a number of every R-rank, [R-ranks]
-TOKEN_COUNTS = [1 << i for i in range(14)]  # at which data sheets are turned into seconds
 
 
 class Cost(msgspec.Struct, frozen=True):
     """What a model costs on its ranks, in seconds; profiles on disk keep the short names.
+
+    Of a group of several members it is the cost of one of each stage, and of its R-ranks: their shares of weights and
+    heads. What is said of all layers holds for a lane that goes through all stages.
 
     Attributes:
         layers: L.
@@ -58,6 +55,11 @@ class Cost(msgspec.Struct, frozen=True):
         append_seconds_per_prompt_token: K and V of a prompt token, all layers, on its R-rank.
         shared_core_fraction: Part of the sum of all ranks' seconds that ranks on shared cores cannot overlap. It is 0
             for ranks with cores of their own, and 1 for one process.
+        sum_seconds_per_token: Sums of the members of a stage, all layers: a member moves and adds them itself.
+        sum_latency_seconds: One sum, in which nothing is used.
+        stage_shares: Share of the layers that each stage has; the last one has the logits.
+        move_seconds_per_token: What a stage hands on to the next.
+        move_latency_seconds: One such message.
     """
 
     layers: int
@@ -74,6 +76,11 @@ class Cost(msgspec.Struct, frozen=True):
     attend_seconds_per_step: float = msgspec.field(default=0.0, name="begin")
     append_seconds_per_prompt_token: float = msgspec.field(default=0.0, name="append")
     shared_core_fraction: float = msgspec.field(default=0.0, name="shared")
+    sum_seconds_per_token: float = msgspec.field(default=0.0, name="sums")
+    sum_latency_seconds: float = msgspec.field(default=0.0, name="sum_latency")
+    stage_shares: tuple[float, ...] = msgspec.field(default=(1.0,), name="stages")
+    move_seconds_per_token: float = msgspec.field(default=0.0, name="move")
+    move_latency_seconds: float = msgspec.field(default=0.0, name="move_latency")
 
     def body_seconds(self, tokens: float) -> float:
         """Return T(B), the seconds of all slices of one lane step (FastDecode)."""
@@ -93,10 +100,12 @@ class Cost(msgspec.Struct, frozen=True):
     ) -> LaneSeconds:
         """Return what one lane needs in a step, over all layers.
 
-        S-rank: T(B) + prefill_seconds_per_pair * pairs + prefill_seconds_per_step, the last with prompts only.
+        S-rank: T(B) + sum_seconds_per_token * B + prefill_seconds_per_pair * pairs + prefill_seconds_per_step, the last
+        with prompts only.
         R-rank i: R * cached_tokens[i] + attend_seconds_per_sequence * sequences[i] + attend_seconds_per_step
         + append_seconds_per_prompt_token * its even share of the prompt tokens.
-        Wire: wire_seconds_per_token * B. Latency: two messages a layer, one there and one back.
+        Wire: wire_seconds_per_token * B. Latency: two messages a layer, one there and one back; two sums a layer; of
+        several stages a message each, the last one of the next step's tokens.
 
         Args:
             tokens: B, prompt tokens included.
@@ -114,11 +123,19 @@ class Cost(msgspec.Struct, frozen=True):
             + self.attend_seconds_per_step * active
         )
         return LaneSeconds(
-            s_rank=self.body_seconds(tokens) + prefill,
+            s_rank=self.body_seconds(tokens) + self.sum_seconds_per_token * tokens + prefill,
             r_ranks=attend,
             wire=self.wire_seconds_per_token * tokens,
-            latency=2 * self.layers * self.message_latency_seconds * active,
+            latency=self._latency_seconds * active,
+            move=self.move_seconds_per_token * tokens,
         )
+
+    @property
+    def _latency_seconds(self) -> float:
+        """Return the seconds of a lane step in which it waits and nothing is used."""
+        stages = len(self.stage_shares)
+        moves = stages * self.move_latency_seconds if stages > 1 else 0.0
+        return 2 * self.layers * (self.message_latency_seconds + self.sum_latency_seconds) + moves
 
 
 class LaneSeconds(msgspec.Struct, frozen=True):
@@ -129,129 +146,14 @@ class LaneSeconds(msgspec.Struct, frozen=True):
         r_ranks: On each R-rank, [R-ranks].
         wire: On the wire, both ways.
         latency: Of the messages, in which nothing is used.
+        move: Handing on what a stage gives the next; each stage does that once.
     """
 
     s_rank: float
     r_ranks: NDArray[np.float64]
     wire: float
     latency: float
-
-
-def step_seconds(groups: Sequence[Sequence[LaneSeconds]], shared_core_fraction: float = 0.0, alike: int = 1) -> float:
-    """Return the seconds of one step of groups on the same R-ranks, without their logits.
-
-    The lanes of a group take turns on the same ranks, as the two mini-batches of FastDecode do. Groups take turns on
-    R-ranks that they share (`--pools shared`), and step together. So a step takes the longest of:
-
-    1. an S-rank: sum of s over the lanes of its group;
-    2. the busiest R-rank i: sum of r[i] over the lanes of all groups;
-    3. shared cores: shared_core_fraction * (sum of s + sum of r over all lanes and R-ranks);
-    4. the wire: sum of wire over the lanes of a group at its S-rank, 1 / R-ranks of that of all groups at an R-rank;
-    5. the longest way of one lane: s + wire + latency + max(max r, shared_core_fraction * sum r).
-
-    Args:
-        groups: What every lane needs, by group; at least one lane each.
-        shared_core_fraction: As of `Cost`.
-        alike: How often each of these groups is there.
-    """
-    s_ranks = [sum(lane.s_rank for lane in lanes) for lanes in groups]
-    wires = [sum(lane.wire for lane in lanes) for lanes in groups]
-    r_ranks = alike * r_rank_seconds(groups)
-    return max(
-        *s_ranks,
-        float(r_ranks.max()),
-        shared_core_fraction * (alike * sum(s_ranks) + float(r_ranks.sum())),
-        *wires,
-        alike * sum(wires) / len(r_ranks),
-        *(_round_trip_seconds(lane, shared_core_fraction) for lanes in groups for lane in lanes),
-    )
-
-
-def r_rank_seconds(groups: Sequence[Sequence[LaneSeconds]]) -> NDArray[np.float64]:
-    """Return the seconds of every R-rank, all lanes of all groups together, [R-ranks]."""
-    seconds: NDArray[np.float64] = reduce(add, (lane.r_ranks for lanes in groups for lane in lanes))
-    return seconds
-
-
-def _round_trip_seconds(lane: LaneSeconds, shared_core_fraction: float) -> float:
-    """Return term 5 of `step_seconds` for one lane."""
-    attend = max(float(lane.r_ranks.max()), shared_core_fraction * float(lane.r_ranks.sum()))
-    return lane.s_rank + lane.wire + lane.latency + attend
-
-
-def of_devices(
-    size: ModelSize,
-    s: Device,
-    r: Device,
-    link_bytes_per_second: float,
-    message_latency_seconds: float,
-    kv_element_bytes: float = ELEMENT_BYTES,
-) -> Cost:
-    """Return the cost by data sheets.
-
-    T(B) = max(2*N*B / FLOP/s, e*N / (bytes/s)): the linear part has 2*N*B FLOP and reads e*N bytes of weights. Lamina
-    also counts e*B*d bytes of activations, which are left out here.
-    R = kv_bytes_per_token / (bytes/s): attention reads K and V once (FastDecode: the R-part is bound by memory).
-    A pair of query and key takes 4*L*d FLOP (FluidInfer: 4*l^2*d a layer for a prompt of l tokens).
-    A token on the wire takes (2 + 2/G)*e*d bytes a layer (Lamina: 4*e*d, for G = 1).
-    FLOP/s and bytes/s are the peaks times COMPUTE_EFFICIENCY and BANDWIDTH_EFFICIENCY.
-
-    Args:
-        size: The model.
-        s: Device of the S-rank, or several that split every layer.
-        r: Device of one R-rank.
-        link_bytes_per_second: In and out of the S-rank; infinite for no wire.
-        message_latency_seconds: One message, one way.
-        kv_element_bytes: Bytes of an element of the KV cache.
-    """
-    flop_per_second = s.flop_per_second * COMPUTE_EFFICIENCY
-    all_reduce = _all_reduce_seconds_per_token(size, s)
-    return Cost(
-        layers=size.layers,
-        slice_tokens=TOKEN_COUNTS,
-        slice_seconds=[
-            seconds + all_reduce * tokens
-            for seconds, tokens in zip(_linear_seconds(size.layer_weights, s), TOKEN_COUNTS, strict=True)
-        ],
-        logits_tokens=TOKEN_COUNTS,
-        logits_seconds_at=_linear_seconds(size.head_weights, s),
-        attend_seconds_per_cached_token=size.kv_bytes_per_token(kv_element_bytes)
-        / (r.bytes_per_second * BANDWIDTH_EFFICIENCY),
-        attend_seconds_per_sequence=0.0,
-        prefill_seconds_per_pair=4 * size.q_columns * size.layers / flop_per_second,
-        wire_seconds_per_token=size.wire_bytes_per_token / link_bytes_per_second,
-        message_latency_seconds=message_latency_seconds,
-    )
-
-
-def of_device_alone(size: ModelSize, device: Device, kv_element_bytes: float = ELEMENT_BYTES) -> Cost:
-    """Return the cost by data sheets of a rank of both roles: no wire, and one thing at a time.
-
-    Args:
-        size: The model.
-        device: Holds weights and KV cache.
-        kv_element_bytes: Bytes of an element of the KV cache.
-    """
-    cost = of_devices(size, device, device, float("inf"), 0.0, kv_element_bytes)
-    return msgspec.structs.replace(cost, shared_core_fraction=1.0)
-
-
-def _linear_seconds(weights: int, s: Device) -> list[float]:
-    """Return max(2*N*B / FLOP/s, e*N / (bytes/s)) at TOKEN_COUNTS (Lamina, the linear part)."""
-    flop_per_second = s.flop_per_second * COMPUTE_EFFICIENCY
-    bytes_per_second = s.bytes_per_second * BANDWIDTH_EFFICIENCY
-    read = ELEMENT_BYTES * weights / bytes_per_second
-    return [max(2 * weights * tokens / flop_per_second, read) for tokens in TOKEN_COUNTS]
-
-
-def _all_reduce_seconds_per_token(size: ModelSize, s: Device) -> float:
-    """Return the seconds of two ring all-reduces a layer (Megatron-LM) among n devices that split every layer.
-
-    A ring sends 2*(n-1)/n of the e*d bytes of a token over each link.
-    """
-    if s.count == 1:
-        return 0.0
-    return 4 * size.layers * (s.count - 1) / s.count * ELEMENT_BYTES * size.q_columns / s.link_bytes_per_second
+    move: float = 0.0
 
 
 def _interpolated(sizes: Sequence[int], seconds: Sequence[float], size: float) -> float:

@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from hpcdecode.planning.cost import Cost, step_seconds
+from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.steady_load import OperationSeconds, SteadyLoad
+from hpcdecode.planning.step_time import step_seconds
 
 _BY_TOKENS = ("slice", "post", "take")  # operations of the S-rank that grow with all tokens
 _BY_SAMPLED_TOKENS = ("plan", "logits", "sample", "commit", "desk", "other")

@@ -8,11 +8,25 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from hpcdecode.errors import UserError
 
 COMPUTE_EFFICIENCY = 0.7  # of the peak FLOP/s, in matrix products of hundreds of tokens
 BANDWIDTH_EFFICIENCY = 0.8  # of the peak bytes/s, in reading weights or KV cache
+NODE_LATENCY = 5e-6  # seconds of a message between devices of a node: assumed
+
+
+class LinkSpeed(NamedTuple):
+    """What is between ranks.
+
+    Attributes:
+        bytes_per_second: In and out of a rank.
+        latency_seconds: Of one message, one way.
+    """
+
+    bytes_per_second: float
+    latency_seconds: float
 
 
 @dataclass(frozen=True)
@@ -28,6 +42,7 @@ class Device:
         link_bytes_per_second: To others of its kind in a machine, one way; 0 if it has no link.
         host_bytes_per_second: To the memory of the host, one way; 0 if it is the host.
         count: Number of devices.
+        in_a_node: Devices of a node, which that link connects.
     """
 
     name: str
@@ -38,6 +53,7 @@ class Device:
     link_bytes_per_second: float = 0.0
     host_bytes_per_second: float = 0.0
     count: int = 1
+    in_a_node: int = 8
 
 
 _PCIE4, _PCIE5 = 31.5e9, 63e9  # 16 lanes of 16 or 32 GT/s, 128b/130b, one way
@@ -94,4 +110,5 @@ def device(name: str) -> Device:
         memory_bytes=one.memory_bytes and count * one.memory_bytes,
         host_bytes_per_second=count * one.host_bytes_per_second,
         count=count,
+        in_a_node=max(one.in_a_node // count, 1),
     )

@@ -165,7 +165,7 @@ def _thrifty(plans: Sequence[PlannedLayout]) -> PlannedLayout:
 
 
 def _best(groups: GroupsAlike, rows: MeanRows, wishes: GroupWishes) -> Candidate | None:
-    lanes = wishes.lanes or (SPLIT_LANES if groups.r_ranks else (1,))
+    lanes = wishes.lanes or _lanes(groups)
     sizes = groups.capacity, max(groups.r_ranks, 1), groups.sharing
     prefill = prefill_limit(groups.r_ranks > 0)
     batches = wishes.batches
@@ -173,3 +173,10 @@ def _best(groups: GroupsAlike, rows: MeanRows, wishes: GroupWishes) -> Candidate
         batches = (min(batches[0], rows.count),)
     choice = Choice(*sizes, lanes, batches, prefill, wishes.latency, wishes.injections)
     return fastest(groups.cost, rows, choice)
+
+
+def _lanes(groups: GroupsAlike) -> Sequence[int]:
+    """Return the numbers of lanes to try: each stage has one at least, and others run while one waits."""
+    if groups.shape.size == 1:
+        return SPLIT_LANES if groups.r_ranks else (1,)
+    return tuple(groups.shape.pp * each for each in (SPLIT_LANES if groups.r_ranks else (1, 2)))

@@ -5,6 +5,9 @@
 | N replicas | N | a rank of both roles: one lane, no wire, capacity C |
 | K S + P R, pools own | K | an S-rank and P/K R-ranks, rounded down: capacity C times that |
 | K S + P R, pools shared | K | an S-rank and P R-ranks, each with the work of K S-ranks: capacity C*P/K |
+
+With groups of M members each of these has M ranks in the place of one. So K and P are multiples of M, there are 1/M as
+many groups, and an R-rank has 1/M of each token.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hpcdecode.planning.cost import Cost
-from hpcdecode.ranks.layout import POOLS
+from hpcdecode.planning.group_shape import ONE
+from hpcdecode.ranks.layout import POOLS, GroupShape
 
 _STEPS = 16  # numbers of S-ranks that are tried, if there are more ranks than that
 
@@ -26,9 +30,10 @@ class GroupsAlike:
         count: Number of groups.
         cost: Of a group.
         capacity: KV tokens of each rank that holds a KV cache.
-        r_ranks: P, over which a group's attention is spread; 0 for a rank of both roles.
+        r_ranks: P, over which a member's attention is spread; 0 for ranks of both roles.
         sharing: K, groups on the same R-ranks.
         device: Name of the device of a rank of both roles.
+        shape: Members of a group.
     """
 
     count: int
@@ -37,6 +42,7 @@ class GroupsAlike:
     r_ranks: int = 0
     sharing: int = 1
     device: str = ""
+    shape: GroupShape = ONE
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,11 @@ class PossibleLayout:
         """Return the number of groups."""
         return sum(part.count for part in self.parts)
 
+    @property
+    def shape(self) -> GroupShape:
+        """Return the shape of its groups."""
+        return self.parts[0].shape
+
 
 @dataclass(frozen=True)
 class RanksAlike:
@@ -72,9 +83,10 @@ class RanksAlike:
     Attributes:
         name: Of their device; empty if it is not to be shown.
         count: Number of ranks.
-        alone: Cost of one with both roles; None if that is impossible.
+        alone: Cost of a group of them with both roles; None if that is impossible.
         capacity: KV tokens of one that holds nothing but a KV cache.
-        beside: KV tokens of one beside the weights.
+        beside: KV tokens of one beside its weights.
+        shape: Members of a group.
     """
 
     name: str
@@ -82,40 +94,56 @@ class RanksAlike:
     alone: Cost | None
     capacity: int
     beside: int
+    shape: GroupShape = ONE
+
+    @property
+    def groups(self) -> int:
+        """Return how many groups they are enough for."""
+        return self.count // self.shape.size
 
 
 def replicas(s: RanksAlike, r: RanksAlike | None = None) -> PossibleLayout | None:
     """Return the layout in which each of these ranks has both roles, or None if one of them cannot.
+
+    Ranks that are left over from groups have no part in it.
 
     Args:
         s: Ranks on S devices, or ranks that are alike; none of them for 0.
         r: Ranks on R devices.
     """
     kinds = [kind for kind in (s, r) if kind and kind.count]
-    parts = tuple(GroupsAlike(k.count, k.alone, k.beside, device=k.name) for k in kinds if k.alone and k.beside > 0)
-    if len(parts) < len(kinds):
+    able = [(k, k.alone) for k in kinds if k.alone and k.beside > 0 and k.groups]
+    if len(able) < len(kinds):
         return None
-    counted = " + ".join(f"{k.count} {k.name}".rstrip() for k in kinds)
-    name = f"{counted} replica{'s' * (sum(k.count for k in kinds) > 1)}"
-    return PossibleLayout(name, name, "--layout replicas", parts, s.count, r.count if r else 0)
+    shape, parts = s.shape, tuple(GroupsAlike(k.groups, c, k.beside, device=k.name, shape=k.shape) for k, c in able)
+    counted = " + ".join(f"{k.groups} {k.name}".rstrip() for k in kinds)
+    name = f"{counted} replica{'s' * (sum(k.groups for k in kinds) > 1)}"
+    name += f" of {shape.text}" * (shape.size > 1)
+    used = [k.groups * shape.size if k else 0 for k in (s, r)]
+    return PossibleLayout(name, name, f"--layout replicas {shape.flags}".rstrip(), parts, *used)
 
 
-def split(cost: Cost, capacity: int, s_ranks: int, r_ranks: int, pools: str = "shared") -> PossibleLayout:
+def split(
+    cost: Cost, capacity: int, s_ranks: int, r_ranks: int, pools: str = "shared", shape: GroupShape = ONE
+) -> PossibleLayout:
     """Return the layout of so many S-ranks and R-ranks.
 
     Args:
-        cost: Of an S-rank and its R-ranks.
+        cost: Of a group and its R-ranks.
         capacity: KV tokens of an R-rank.
-        s_ranks: K.
-        r_ranks: P; of own pools at least K.
-        pools: Whether each R-rank serves all S-ranks, or one; own pools count as P/K rounded down.
+        s_ranks: K, a multiple of the members of a group.
+        r_ranks: P, as well; of own pools at least K.
+        pools: Whether each R-rank serves all groups, or one; own pools count as P/K rounded down.
+        shape: Members of a group.
     """
+    groups, each = s_ranks // shape.size, r_ranks // shape.size
     name, flags = f"{s_ranks} S + {r_ranks} R", f"--layout split --s-ranks {s_ranks}"
-    pool, sharing = (r_ranks // s_ranks, 1) if pools == "own" else (r_ranks, s_ranks)
-    parts = (GroupsAlike(s_ranks, cost, capacity, pool, sharing),)
-    said = f", pools {pools}" if s_ranks > 1 else ""
-    own = " --pools own" if pools == "own" else ""
-    return PossibleLayout(f"split, {pools}", name + said, flags + own, parts, s_ranks, r_ranks)
+    pool, sharing = (each // groups, 1) if pools == "own" else (each, groups)
+    parts = (GroupsAlike(groups, cost, capacity, pool, sharing, shape=shape),)
+    said = f", pools {pools}" * (groups > 1) + f", groups of {shape.text}" * (shape.size > 1)
+    own = " --pools own" * (pools == "own")
+    family = f"split, {pools}" + f", groups of {shape.text}" * (shape.size > 1)
+    return PossibleLayout(family, name + said, f"{flags}{own} {shape.flags}".rstrip(), parts, s_ranks, r_ranks)
 
 
 def layouts_of_like(ranks: RanksAlike, cost: Cost | None, pools: Sequence[str] = POOLS) -> Iterator[PossibleLayout]:
@@ -129,8 +157,8 @@ def layouts_of_like(ranks: RanksAlike, cost: Cost | None, pools: Sequence[str] =
     if (found := replicas(ranks)) is not None:
         yield found
     if cost is not None:
-        for s_ranks in _numbers(ranks.count - 1):
-            yield from _splits(cost, ranks.capacity, s_ranks, ranks.count - s_ranks, pools)
+        for groups in _numbers(ranks.groups - 1):
+            yield from _splits(cost, ranks.capacity, groups, ranks.groups - groups, pools, ranks.shape)
 
 
 def layouts_of_unlike(
@@ -151,15 +179,18 @@ def layouts_of_unlike(
         if (found := replicas(*kinds)) is not None:
             yield found
     if cost is not None:
-        for s_ranks in _numbers(s.count):
-            for r_ranks in _sizes(r.count):
-                yield from _splits(cost, r.capacity, s_ranks, r_ranks, pools)
+        for groups in _numbers(s.groups):
+            for each in _sizes(r.groups):
+                yield from _splits(cost, r.capacity, groups, each, pools, s.shape)
 
 
-def _splits(cost: Cost, capacity: int, s_ranks: int, r_ranks: int, pools: Sequence[str]) -> Iterator[PossibleLayout]:
+def _splits(
+    cost: Cost, capacity: int, groups: int, each: int, pools: Sequence[str], shape: GroupShape
+) -> Iterator[PossibleLayout]:
+    """Yield the splits of so many groups, with so many R-ranks for `each` member of all groups together."""
     for kind in pools:
-        if kind == "shared" or 1 < s_ranks <= r_ranks:
-            yield split(cost, capacity, s_ranks, r_ranks, kind)
+        if kind == "shared" or 1 < groups <= each:
+            yield split(cost, capacity, groups * shape.size, each * shape.size, kind, shape)
 
 
 def _numbers(most: int) -> list[int]:

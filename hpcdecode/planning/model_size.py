@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -26,6 +26,11 @@ class ModelSize(msgspec.Struct, frozen=True):
         k_columns: Columns of k in a layer, d/G.
         v_columns: Columns of v in a layer.
         max_positions: Most tokens of a sequence; None if config.json does not say.
+        hidden: Columns of the residual, which sums and stages carry; 0 for those of q.
+        kv_heads: KV heads of a layer, which tensor parallelism deals out; 0 if they are not known.
+        expert_weights: Those of N in routed experts.
+        experts: E, routed experts of a layer; 0 for none.
+        experts_per_token: k, of these that a token goes to.
     """
 
     layers: int
@@ -35,6 +40,11 @@ class ModelSize(msgspec.Struct, frozen=True):
     k_columns: int
     v_columns: int
     max_positions: int | None
+    hidden: int = 0
+    kv_heads: int = 0
+    expert_weights: int = 0
+    experts: int = 0
+    experts_per_token: int = 0
 
     @classmethod
     def from_directory(cls, directory: str) -> ModelSize:
@@ -52,15 +62,21 @@ class ModelSize(msgspec.Struct, frozen=True):
         own_head = 0 if output is embedding else output.numel()
         heads = config.num_attention_heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        dims = _head_dims(config)
+        experts = {name: p for name, p in model.named_parameters() if ".experts." in name}
         return cls(
             layers=config.num_hidden_layers,
             layer_weights=parameters - embedding.numel() - own_head,
             head_weights=output.numel(),
-            q_columns=heads * head_dim,
-            k_columns=kv_heads * head_dim,
-            v_columns=kv_heads * head_dim,
+            q_columns=heads * dims.k,
+            k_columns=kv_heads * dims.k,
+            v_columns=kv_heads * dims.v,
             max_positions=getattr(config, "max_position_embeddings", None),
+            hidden=config.hidden_size,
+            kv_heads=kv_heads,
+            expert_weights=sum(p.numel() for p in experts.values()),
+            experts=max((len(p) for p in experts.values()), default=0),
+            experts_per_token=getattr(config, "num_experts_per_tok", None) or 0,
         )
 
     def kv_bytes_per_token(self, element_bytes: float = ELEMENT_BYTES) -> float:
@@ -73,9 +89,49 @@ class ModelSize(msgspec.Struct, frozen=True):
         return ELEMENT_BYTES * (self.layer_weights + self.head_weights)
 
     @property
+    def o_columns(self) -> float:
+        """Return the columns of o in a layer: as many heads as q has, of the dimension of v."""
+        return self.q_columns * self.v_columns / self.k_columns
+
+    @property
+    def residual_columns(self) -> int:
+        """Return the columns of the residual."""
+        return self.hidden or self.q_columns
+
+    @property
     def wire_bytes_per_token(self) -> float:
         """Return the bytes of q, k, v there and o back, all layers: L * (2 + 2/G)*e*d (Lamina: 4*e*d*L for G = 1)."""
-        return ELEMENT_BYTES * self.layers * (2 * self.q_columns + self.k_columns + self.v_columns)
+        return ELEMENT_BYTES * self.layers * (self.q_columns + self.k_columns + self.v_columns + self.o_columns)
+
+    def active_weights(self) -> float:
+        """Return the weights of the layers that a token is multiplied by: k/E of those of the experts."""
+        if not self.experts:
+            return self.layer_weights
+        return self.layer_weights - (1 - self.experts_per_token / self.experts) * self.expert_weights
+
+    def read_weights(self, tokens: float) -> float:
+        """Return the weights of the layers that are read for `tokens` tokens.
+
+        Of E experts they touch E * (1 - (1 - k/E)^tokens), if each token takes any k of them as likely.
+        """
+        if not self.experts:
+            return self.layer_weights
+        return self.layer_weights - (1 - self.experts_per_token / self.experts) ** tokens * self.expert_weights
+
+
+class _HeadDims(NamedTuple):
+    """Columns of a head of k, and of one of v."""
+
+    k: int
+    v: int
+
+
+def _head_dims(config: PretrainedConfig) -> _HeadDims:
+    """Return the dimensions of heads as they are traced; latent attention (DeepSeek) is, with every head."""
+    if (latent := getattr(config, "qk_nope_head_dim", None)) is not None:
+        return _HeadDims(latent + config.qk_rope_head_dim, config.v_head_dim)
+    own = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return _HeadDims(own, own)
 
 
 def _embedding_weights(model: PreTrainedModel) -> tuple[Tensor, Tensor]:

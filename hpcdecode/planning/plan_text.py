@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from hpcdecode.planning.group_shape import member_bytes, token_bytes
 from hpcdecode.planning.layout_planner import PlannedLayout
 from hpcdecode.planning.layouts import GroupsAlike
 from hpcdecode.planning.model_size import ModelSize
 from hpcdecode.planning.planner import Candidate
 from hpcdecode.schedule.auto import FULL
+
+_SHOWN = 8  # other layouts
 
 
 class HourlyPrices(NamedTuple):
@@ -24,24 +27,31 @@ class HourlyPrices(NamedTuple):
     r_rank: float
 
 
-def text(plans: Sequence[PlannedLayout], more: PlannedLayout | None, size: ModelSize, prices: HourlyPrices) -> str:
+def text(
+    plans: Sequence[PlannedLayout],
+    more: PlannedLayout | None,
+    size: ModelSize,
+    kv_element_bytes: float,
+    prices: HourlyPrices,
+) -> str:
     """Return the choice, with the formulas behind it, and what the other layouts reach.
 
     Args:
         plans: The choice, then the best of other kinds.
         more: The choice with another R-rank, or None if that cannot be said.
         size: The model.
+        kv_element_bytes: Bytes of an element of the KV cache.
         prices: Of an hour.
     """
     best, *others = plans
     lines = [f"layout: {best.layout.name}: {best.tokens_per_second:,.0f} tokens/s predicted ({best.layout.flags})"]
     for part, group in zip(best.layout.parts, best.groups, strict=True):
-        lines += _group(part, group, size)
+        lines += _group(part, group, size, kv_element_bytes)
     if more:
         pool = " a pool" * (best.layout.parts[0].sharing < best.layout.groups)
         lines[-1] += f"; one more R-rank{pool}: {more.tokens_per_second / best.tokens_per_second - 1:+.1%}"
     if others:
-        lines.append("others: " + "; ".join(_other(plan, best) for plan in others))
+        lines.append("others: " + "; ".join(_other(plan, best) for plan in others[:_SHOWN]))
     if any(prices):
         lines.append("a million tokens: " + "; ".join(f"{plan.layout.name} {_price(plan, prices)}" for plan in plans))
     return "\n".join(lines)
@@ -58,10 +68,11 @@ def chosen(plans: Sequence[PlannedLayout]) -> str:
     return "\n".join(lines)
 
 
-def _group(part: GroupsAlike, group: Candidate, size: ModelSize) -> Iterator[str]:
+def _group(part: GroupsAlike, group: Candidate, size: ModelSize, kv_element_bytes: float) -> Iterator[str]:
     """Yield the lines of a group: its setting and a step, and what limits it."""
     rows, step = group.rows, group.step
-    busy = f"S {step.s_rank * 1e3:,.1f} ms, R {step.r_rank * 1e3:,.1f}, wire {step.wire * 1e3:,.1f}"
+    sums = f" (sums {step.sums * 1e3:,.1f})" * (part.shape.tp > 1)
+    busy = f"S {step.s_rank * 1e3:,.1f} ms{sums}, R {step.r_rank * 1e3:,.1f}, wire {step.wire * 1e3:,.1f}"
     yield (
         f"each {_what(part)}: --batch {group.batch} --period {rows.period} --lanes {group.lanes}, "
         f"F = S/{rows.injections} of S = {rows.steps:,.0f}; a step: {busy}, in all {step.total * 1e3:,.1f}; "
@@ -69,15 +80,26 @@ def _group(part: GroupsAlike, group: Candidate, size: ModelSize) -> Iterator[str
     )
     held = FULL * part.capacity * max(part.r_ranks, 1) / part.sharing
     yield (
-        f"  a row decodes in {group.latency:,.1f} s; {size.weight_bytes / 1e9:,.1f} GB of weights; "
+        f"  a row decodes in {group.latency:,.1f} s; {_memory(part, size, kv_element_bytes)}; "
         f"KV of B*(p + (S+F)/2) = {group.load:,.0f} tokens <= {FULL}*C = {held:,.0f}" + _balance(part, group)
     )
 
 
+def _memory(part: GroupsAlike, size: ModelSize, kv_element_bytes: float) -> str:
+    """Return what a rank holds of the weights, and what room it has for KV."""
+    weights = member_bytes(size, part.shape) / 1e9
+    whole = f" of {size.weight_bytes / 1e9:,.1f}" * (part.shape.size > 1)
+    kv = part.capacity * token_bytes(size, part.shape, kv_element_bytes) / 1e9
+    beside = "for KV" if not part.r_ranks else "for KV on an R-rank"
+    return f"a rank: {weights:,.1f}{whole} GB of weights, {kv:,.1f} {beside}"
+
+
 def _what(part: GroupsAlike) -> str:
+    members = f" of {part.shape.text}" * (part.shape.size > 1)
     if not part.r_ranks:
-        return f"{part.device} replica".strip()
-    return f"S-rank with {part.r_ranks} R-ranks" + f" that serve all {part.sharing}" * (part.sharing > 1)
+        return f"{part.device} replica{members}".strip()
+    one = f"group{members} with {part.r_ranks} R-ranks a member" if members else f"S-rank with {part.r_ranks} R-ranks"
+    return one + f" that serve all {part.sharing}" * (part.sharing > 1)
 
 
 def _bottleneck(part: GroupsAlike, group: Candidate) -> str:
@@ -91,7 +113,7 @@ def _balance(part: GroupsAlike, group: Candidate) -> str:
     """Return with how many R-ranks in all attention would take as long as the S-part."""
     if not part.r_ranks:
         return ""
-    pools = part.count / part.sharing
+    pools = part.count / part.sharing * part.shape.size
     return f"; S and R balance at P = {pools * part.r_ranks * group.step.r_rank / max(group.step.s_rank, 1e-12):,.1f}"
 
 

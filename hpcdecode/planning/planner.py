@@ -13,7 +13,8 @@ from itertools import product
 
 import numpy as np
 
-from hpcdecode.planning.cost import Cost, step_seconds
+from hpcdecode.planning.cost import Cost
+from hpcdecode.planning.step_time import busiest_stage_seconds, group_seconds
 from hpcdecode.schedule.auto import FULL, PERIODS
 from hpcdecode.schedule.limits import prefill_limit
 
@@ -56,15 +57,17 @@ class StepSeconds:
 
     Attributes:
         total: Of the step.
-        s_rank: Busy seconds of the S-rank.
+        s_rank: Busy seconds of the S-rank; of several stages that of the busiest.
         r_rank: Busy seconds of an R-rank.
         wire: Busy seconds of the wire.
+        sums: Those of the S-rank that it moves and adds sums.
     """
 
     total: float
     s_rank: float
     r_rank: float
     wire: float
+    sums: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -161,12 +164,14 @@ def _step(cost: Cost, rows: MeanRows, lane_batch: float, lanes: int, r_ranks: in
     shares = np.full(r_ranks, 1 / r_ranks)
     tokens, attended, sequences = lane_batch + prompt_tokens, lane_batch * rows.peak * shares, lane_batch * shares
     lane = cost.lane_seconds(tokens, prompt_tokens, pairs, attended, sequences)
-    logits = lanes * cost.logits_seconds(lane_batch)
+    logits = [cost.logits_seconds(lane_batch)] * lanes
+    largest = max(cost.stage_shares)
     return StepSeconds(
-        total=step_seconds([[lane] * lanes], cost.shared_core_fraction, groups) + logits,
-        s_rank=lanes * lane.s_rank + logits,
-        r_rank=groups * lanes * float(lane.r_ranks.max()),
-        wire=lanes * lane.wire,
+        total=group_seconds(cost, [[lane] * lanes], [logits], groups),
+        s_rank=busiest_stage_seconds(cost, lanes * lane.s_rank, sum(logits)),
+        r_rank=largest * groups * lanes * float(lane.r_ranks.max()),
+        wire=lanes * (largest * lane.wire + lane.move),
+        sums=largest * lanes * cost.sum_seconds_per_token * tokens,
     )
 
 

@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 
 from hpcdecode.errors import UserError
-from hpcdecode.planning.cost import Cost, of_devices
+from hpcdecode.planning.cost import Cost
+from hpcdecode.planning.data_sheets import of_devices
 from hpcdecode.planning.hardware import Device
 from hpcdecode.planning.lengths import Lengths
 from hpcdecode.planning.model_size import ELEMENT_BYTES, ModelSize

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from hpcdecode.planning.cost import Cost, LaneSeconds, r_rank_seconds, step_seconds
+from hpcdecode.planning.cost import Cost, LaneSeconds
 from hpcdecode.planning.lengths import Lengths
 from hpcdecode.planning.outcome import LoadHistory, SimulationOutcome
 from hpcdecode.planning.simulated_lane import LaneWork, SimulatedFeed, SimulatedLane
+from hpcdecode.planning.step_time import group_seconds, r_rank_seconds
 from hpcdecode.schedule.auto import split
 from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.placement import Placement
@@ -24,9 +25,12 @@ from hpcdecode.schedule.placement import Placement
 class SimulatedGroups(msgspec.Struct, frozen=True):
     """S-ranks with R-ranks, or ranks of both roles; all of them alike.
 
+    Each member of a group has R-ranks of its own, equally many. What is said of an R-rank holds for those with the same
+    place in all of these pools: they have the same sequences.
+
     Attributes:
         cost: What steps cost on them.
-        capacity: KV tokens of every R-rank of a group.
+        capacity: KV tokens of every R-rank of a pool.
         limits: Of every lane of a group.
         block_tokens: Tokens of a KV block.
         count: Number of groups.
@@ -96,8 +100,8 @@ class _Pool:
     Attributes:
         kind: The groups.
         now: Steps so far.
-        s_seconds: Busy seconds of all S-ranks together.
-        r_seconds: Busy seconds of all R-ranks together.
+        s_seconds: Busy seconds of all S-ranks together, the mean over the members of a group.
+        r_seconds: Busy seconds of all R-ranks together, the mean over the members of a group.
         attended: Tokens that the last step attended to.
     """
 
@@ -120,13 +124,14 @@ class _Pool:
         cost = self.kind.cost
         works = [[lane.step(self.now) for lane in lanes] for lanes in self._groups]
         needs = [[_need(cost, work) for work in lanes] for lanes in works]
-        logits = [sum(cost.logits_seconds(work.sampled_tokens) for work in lanes) for lanes in works]
+        logits = [[cost.logits_seconds(work.sampled_tokens) for work in lanes] for lanes in works]
+        stages = len(cost.stage_shares)
         self.now += 1
-        self.s_seconds += sum(need.s_rank for lanes in needs for need in lanes) + sum(logits)
-        self.r_seconds += float(r_rank_seconds(needs).sum())
+        self.s_seconds += (sum(need.s_rank for lanes in needs for need in lanes) + sum(map(sum, logits))) / stages
+        self.r_seconds += float(r_rank_seconds(needs).sum()) / stages
         each = [work for lanes in works for work in lanes]
         self.attended = sum(int(work.attention_load.sum()) for work in each)
-        return each, step_seconds(needs, cost.shared_core_fraction) + max(logits)
+        return each, group_seconds(cost, needs, logits)
 
 
 def _need(cost: Cost, work: LaneWork) -> LaneSeconds:

@@ -16,7 +16,8 @@ from msgspec.structs import replace as resized
 from shapes import SHAPES
 
 from hpcdecode.planning import lengths
-from hpcdecode.planning.cost import Cost, of_devices
+from hpcdecode.planning.cost import Cost
+from hpcdecode.planning.data_sheets import of_devices
 from hpcdecode.planning.hardware import device
 from hpcdecode.planning.model_size import ModelSize
 from hpcdecode.planning.outcome import SimulationOutcome

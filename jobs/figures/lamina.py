@@ -13,10 +13,11 @@ import numpy as np
 from figure import drawn, show
 from shapes import SHAPES
 
-from hpcdecode.planning.cost import of_devices, step_seconds
+from hpcdecode.planning.data_sheets import of_devices
 from hpcdecode.planning.hardware import Device, device
 from hpcdecode.planning.model_size import ModelSize
 from hpcdecode.planning.serving import MEMORY, of_device
+from hpcdecode.planning.step_time import step_seconds
 
 MODELS = ("llama-33b", "llama-65b", "opt-66b")
 S_DEVICES = ("h100", "2xh100", "4xh100", "8xh100")

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from hpcdecode.planning.cost import Cost, step_seconds
+from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.fit import Sample, fit, predicted
 from hpcdecode.planning.steady_load import SteadyLoad
+from hpcdecode.planning.step_time import step_seconds
 
 LAYERS = 6
 KNOWN = Cost(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hpcdecode.planning import lengths, planner
-from hpcdecode.planning.cost import Cost, of_devices
+from hpcdecode.planning.cost import Cost
+from hpcdecode.planning.data_sheets import of_devices
 from hpcdecode.planning.hardware import device
 from hpcdecode.planning.model_size import ModelSize
 from hpcdecode.planning.simulator import SimulatedGroups, simulate

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdecode.planning.cost import of_devices
+from hpcdecode.planning.data_sheets import of_devices
 from hpcdecode.planning.hardware import COMPUTE_EFFICIENCY, device
 
 FIGURES = Path(__file__).parents[2] / "jobs" / "figures"

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from hpcdecode.config import SCHEDULES
 from hpcdecode.planning import lengths
-from hpcdecode.planning.cost import Cost, LaneSeconds, of_devices, step_seconds
+from hpcdecode.planning.cost import Cost, LaneSeconds
+from hpcdecode.planning.data_sheets import of_devices
 from hpcdecode.planning.hardware import device
 from hpcdecode.planning.model_size import ModelSize
 from hpcdecode.planning.simulated_lane import SimulatedFeed, SimulatedLane
 from hpcdecode.planning.simulator import SimulatedGroups, sharded, simulate
+from hpcdecode.planning.step_time import step_seconds
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.placement import Placement

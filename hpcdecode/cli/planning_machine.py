@@ -1,0 +1,91 @@
+"""The ranks that the flags of `hpcdecode simulate` and `plan` describe."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hpcdecode.cli.planning_flags import WIDTHS, require_ranks
+from hpcdecode.errors import UserError
+from hpcdecode.ranks.layout import GroupShape
+
+if TYPE_CHECKING:
+    import argparse
+
+    from hpcdecode.planning.cluster import Cluster
+    from hpcdecode.planning.hardware import Device
+    from hpcdecode.planning.model_size import ModelSize
+
+
+def asked_shape(options: argparse.Namespace) -> GroupShape | None:
+    """Return the shape of groups that the flags ask for, or None if they do not say."""
+    if options.tp is None and options.pp is None:
+        return None
+    return GroupShape(options.tp or 1, options.pp or 1)
+
+
+def shapes_of(options: argparse.Namespace, size: ModelSize) -> list[GroupShape]:
+    """Return the shapes of groups to look at: what is asked for, or one rank and those that the weights fit."""
+    from hpcdecode.planning.cluster import room_for_weights
+    from hpcdecode.planning.group_shape import ONE, tried
+
+    asked = asked_shape(options)
+    if asked is not None:
+        return [asked]
+    if options.profile is not None:
+        return [ONE]
+    counts = _counts(options)
+    kinds = list(zip(_devices(options), counts, strict=True))
+    found = [tried(size, room_for_weights(device), count) for device, count in kinds if count]
+    return list(dict.fromkeys([ONE, *(shape for shapes in found for shape in shapes)]))
+
+
+def cluster_of(options: argparse.Namespace, size: ModelSize, shape: GroupShape) -> Cluster:
+    """Return the ranks that the flags describe, in groups of a shape.
+
+    Raises:
+        UserError: If the profile does not speak of them.
+    """
+    from hpcdecode.planning import cluster
+    from hpcdecode.planning.hardware import LinkSpeed
+    from hpcdecode.planning.profile import read
+
+    network = LinkSpeed(options.link * 1e9 / 8, options.latency * 1e-6)
+    if options.profile is None:
+        (s, r), (s_count, r_count) = _devices(options), _counts(options)
+        width = WIDTHS[options.kv_dtype]
+        return cluster.by_data_sheets(size, s, s_count, r, r_count, network, width, options.kv_memory, shape)
+    profile = read(options.profile)
+    capacity = int(options.kv_memory / size.kv_bytes_per_token(WIDTHS[profile.kv_dtype]))
+    ranks = profile.ranks if options.r_ranks is None else options.s_ranks + options.r_ranks
+    if profile.ranks not in (1, ranks):
+        raise UserError(
+            f"--r-ranks: expected {profile.ranks - options.s_ranks}, as {options.profile} was measured on "
+            f"{profile.ranks} ranks, got {options.r_ranks}"
+        )
+    require_ranks(options.s_ranks, ranks - options.s_ranks)
+    return cluster.by_profile(profile, ranks, capacity, size, network)
+
+
+def kv_element_bytes(options: argparse.Namespace) -> float:
+    """Return the bytes of an element of the KV cache."""
+    from hpcdecode.planning.profile import read
+
+    return WIDTHS[options.kv_dtype if options.profile is None else read(options.profile).kv_dtype]
+
+
+def _counts(options: argparse.Namespace) -> tuple[int, int]:
+    """Return the numbers of S devices and of R devices."""
+    r_ranks = (0 if options.layout == "replicas" else 4) if options.r_ranks is None else options.r_ranks
+    require_ranks(options.s_ranks, r_ranks)
+    return options.s_ranks, r_ranks
+
+
+def _devices(options: argparse.Namespace) -> tuple[Device, Device]:
+    """Return the S device and the R device."""
+    from hpcdecode.planning.hardware import device
+
+    s, r = device(options.s_device), device(options.r_device)
+    if options.node_memory is not None and r.memory_bytes is None:
+        r = replace(r, memory_bytes=options.node_memory)
+    return replace(s, in_a_node=max(options.node_devices // s.count, 1)), r

@@ -1,0 +1,148 @@
+"""Costs of a model by the data sheets of devices: of one rank, or of a member of a group."""
+
+from __future__ import annotations
+
+import msgspec
+
+from hpcdecode.planning.cost import Cost
+from hpcdecode.planning.group_shape import ONE, stage_shares
+from hpcdecode.planning.hardware import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, NODE_LATENCY, Device, LinkSpeed
+from hpcdecode.planning.model_size import ELEMENT_BYTES, ModelSize
+from hpcdecode.ranks.layout import GroupShape
+
+TOKEN_COUNTS = [1 << i for i in range(14)]  # at which data sheets are turned into seconds
+
+
+def of_devices(
+    size: ModelSize,
+    s: Device,
+    r: Device,
+    link_bytes_per_second: float,
+    message_latency_seconds: float,
+    kv_element_bytes: float = ELEMENT_BYTES,
+    shape: GroupShape = ONE,
+) -> Cost:
+    """Return the cost by data sheets.
+
+    T(B) = max(2*A*B / FLOP/s, e*W(B) / (bytes/s)): the linear part has 2*A*B FLOP and reads e*W(B) bytes of weights,
+    where A = W(B) = N but for mixtures of experts. Lamina also counts e*B*d bytes of activations, which are left out
+    here. R = kv_bytes_per_token / (bytes/s): attention reads K and V once (FastDecode: the R-part is bound by memory).
+    A pair of query and key takes 4*L*d FLOP (FluidInfer: 4*l^2*d a layer for a prompt of l tokens).
+    A token on the wire takes (2 + 2/G)*e*d bytes a layer (Lamina: 4*e*d, for G = 1).
+    FLOP/s and bytes/s are the peaks times COMPUTE_EFFICIENCY and BANDWIDTH_EFFICIENCY.
+
+    A member of a group of `tp` S-ranks a stage has 1 / tp of the weights and heads, as its R-ranks have.
+
+    Args:
+        size: The model.
+        s: Device of the S-rank, or several that split every layer.
+        r: Device of one R-rank.
+        link_bytes_per_second: In and out of the S-rank; infinite for no wire.
+        message_latency_seconds: One message, one way.
+        kv_element_bytes: Bytes of an element of the KV cache.
+        shape: Of the group.
+    """
+    tp, network = shape.tp, LinkSpeed(link_bytes_per_second, message_latency_seconds)
+    within = _all_reduce_seconds_per_token(size, s.count, s.link_bytes_per_second)
+    return with_links(
+        Cost(
+            layers=size.layers,
+            slice_tokens=TOKEN_COUNTS,
+            slice_seconds=[
+                _linear_seconds(size.active_weights() / tp, size.read_weights(tokens) / tp, tokens, s) + within * tokens
+                for tokens in TOKEN_COUNTS
+            ],
+            logits_tokens=TOKEN_COUNTS,
+            logits_seconds_at=[
+                _linear_seconds(size.head_weights / tp, size.head_weights / tp, tokens, s) for tokens in TOKEN_COUNTS
+            ],
+            attend_seconds_per_cached_token=size.kv_bytes_per_token(kv_element_bytes)
+            / tp
+            / (r.bytes_per_second * BANDWIDTH_EFFICIENCY),
+            attend_seconds_per_sequence=0.0,
+            prefill_seconds_per_pair=4 * size.q_columns * size.layers / tp / (s.flop_per_second * COMPUTE_EFFICIENCY),
+            wire_seconds_per_token=size.wire_bytes_per_token / tp / link_bytes_per_second,
+            message_latency_seconds=message_latency_seconds,
+        ),
+        size,
+        shape,
+        _between(s, network, tp),
+        _between(s, network, shape.size),
+    )
+
+
+def of_device_alone(
+    size: ModelSize,
+    device: Device,
+    kv_element_bytes: float = ELEMENT_BYTES,
+    shape: GroupShape = ONE,
+    network: LinkSpeed = LinkSpeed(float("inf"), 0.0),
+) -> Cost:
+    """Return the cost by data sheets of ranks of both roles: no wire, and one thing at a time.
+
+    Args:
+        size: The model.
+        device: Holds weights and KV cache.
+        kv_element_bytes: Bytes of an element of the KV cache.
+        shape: Of the group.
+        network: Between members on different nodes.
+    """
+    cost = of_devices(size, device, device, float("inf"), 0.0, kv_element_bytes, shape)
+    cost = msgspec.structs.replace(cost, shared_core_fraction=1.0)
+    sums, moves = (_between(device, network, members) for members in (shape.tp, shape.size))
+    return with_links(cost, size, shape, sums, moves)
+
+
+def with_links(cost: Cost, size: ModelSize, shape: GroupShape, sums: LinkSpeed, moves: LinkSpeed) -> Cost:
+    """Return a member's cost with the sums of its stage, and with what stages hand on.
+
+    Two sums a layer (Megatron-LM), each of e*d bytes a token, of which a member sends 2*(tp-1)/tp: the shares that
+    others add up, and then its own sum. Each is two messages, one after the other. A stage hands on the residual of d
+    columns and its heads of o.
+
+    Args:
+        cost: Of the member, without any of these.
+        size: The model.
+        shape: Of the group.
+        sums: Between the members of a stage.
+        moves: Between stages.
+    """
+    return msgspec.structs.replace(
+        cost,
+        sum_seconds_per_token=_all_reduce_seconds_per_token(size, shape.tp, sums.bytes_per_second),
+        sum_latency_seconds=2 * sums.latency_seconds if shape.tp > 1 else 0.0,
+        stage_shares=stage_shares(size, shape.pp),
+        move_seconds_per_token=_handed_on_bytes(size, shape) / moves.bytes_per_second,
+        move_latency_seconds=moves.latency_seconds if shape.pp > 1 else 0.0,
+    )
+
+
+def _between(s: Device, network: LinkSpeed, members: int) -> LinkSpeed:
+    """Return the link between members: their own within a node, or the network."""
+    if s.link_bytes_per_second and members <= s.in_a_node:
+        return LinkSpeed(s.link_bytes_per_second, NODE_LATENCY)
+    return network
+
+
+def _handed_on_bytes(size: ModelSize, shape: GroupShape) -> float:
+    """Return the bytes of a token that a stage hands on; 0 if there is one."""
+    if shape.pp == 1:
+        return 0.0
+    return ELEMENT_BYTES * (size.residual_columns + size.o_columns / shape.tp)
+
+
+def _linear_seconds(multiplied: float, read: float, tokens: int, s: Device) -> float:
+    """Return max(2*A*B / FLOP/s, e*W / (bytes/s)) of A weights that are multiplied and W that are read (Lamina)."""
+    flop_per_second = s.flop_per_second * COMPUTE_EFFICIENCY
+    bytes_per_second = s.bytes_per_second * BANDWIDTH_EFFICIENCY
+    return max(2 * multiplied * tokens / flop_per_second, ELEMENT_BYTES * read / bytes_per_second)
+
+
+def _all_reduce_seconds_per_token(size: ModelSize, count: int, bytes_per_second: float) -> float:
+    """Return the seconds of two all-reduces a layer (Megatron-LM) among `count` devices that split every layer.
+
+    Each sends 2*(n-1)/n of the e*d bytes of a token.
+    """
+    if count == 1:
+        return 0.0
+    return 4 * size.layers * (count - 1) / count * ELEMENT_BYTES * size.residual_columns / bytes_per_second

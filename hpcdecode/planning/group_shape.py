@@ -1,0 +1,85 @@
+"""How a group of several S-ranks shares a model: what a member holds of it, and which shapes of groups can be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpcdecode.planning.model_size import ELEMENT_BYTES, ModelSize
+from hpcdecode.ranks.layout import GroupShape
+
+ONE = GroupShape(1, 1)  # an S-rank that holds the whole model
+_MOST_STAGES = 32
+_TRIED = 4  # times the members of the smallest shape that fits
+
+
+def stage_shares(size: ModelSize, pp: int) -> tuple[float, ...]:
+    """Return the share of the layers that each stage has.
+
+    The last stage has the weights of the logits, too. As in jobs, a stage ends where the largest one is smallest; here
+    all layers are of one size.
+    """
+    layer = size.layer_weights / size.layers
+
+    def largest(last: int) -> float:
+        others = -(-(size.layers - last) // (pp - 1)) if pp > 1 else 0
+        return max(others * layer, last * layer + size.head_weights)
+
+    last = min(range(1, size.layers - pp + 2), key=largest) if pp > 1 else size.layers
+    others = [(size.layers - last + i) // (pp - 1) for i in range(pp - 1)]
+    return tuple(layers / size.layers for layers in (*others, last))
+
+
+def member_bytes(size: ModelSize, shape: GroupShape) -> float:
+    """Return the bytes of weights that a member holds, the largest one of a group."""
+    *others, last = (share * size.layer_weights for share in stage_shares(size, shape.pp))
+    return ELEMENT_BYTES * max(*others, last + size.head_weights, 0) / shape.tp
+
+
+def token_bytes(size: ModelSize, shape: GroupShape, element_bytes: float) -> float:
+    """Return the bytes of K and V of a token in a member's pool, the largest one of a group.
+
+    A pool has the KV heads of its member in the layers of its stage.
+    """
+    return size.kv_bytes_per_token(element_bytes) * max(stage_shares(size, shape.pp)) / shape.tp
+
+
+def why_not(size: ModelSize, shape: GroupShape) -> str | None:
+    """Return why a model cannot be shared so, or None if it can."""
+    heads = size.kv_heads or size.k_columns
+    if heads % shape.tp:
+        return f"--tp {shape.tp}: expected a divisor of the {heads} KV heads, so that members have equally many"
+    if not 1 <= shape.pp <= size.layers:
+        return f"--pp {shape.pp}: expected 1 to {size.layers}, the layers of the model"
+    return None
+
+
+def shapes(size: ModelSize, ranks: int) -> Iterator[GroupShape]:
+    """Yield the shapes that `ranks` ranks could have, the fewest members first, of these the fewest stages."""
+    degrees = [tp for tp in range(1, ranks + 1) if why_not(size, GroupShape(tp, 1)) is None]
+    stages = [pp for pp in range(1, min(ranks, _MOST_STAGES, size.layers) + 1) if pp & (pp - 1) == 0]
+    found = [GroupShape(tp, pp) for tp in degrees for pp in stages if tp * pp <= ranks]
+    yield from sorted(found, key=lambda shape: (shape.size, shape.pp))
+
+
+def smallest(size: ModelSize, room: float, ranks: int = 1 << 12) -> GroupShape | None:
+    """Return the smallest shape whose members have their weights in `room` bytes, or None if there is none.
+
+    Tensor parallelism goes before stages.
+    """
+    fitting = (shape for shape in shapes(size, min(ranks, 1 << 12)) if member_bytes(size, shape) <= room)
+    return next(fitting, None)
+
+
+def tried(size: ModelSize, room: float, ranks: int) -> list[GroupShape]:
+    """Return the shapes that a planner tries: one rank if the model fits, and the smallest that fit and larger ones.
+
+    Args:
+        size: The model.
+        room: Bytes for weights of a rank.
+        ranks: Number of ranks that may hold weights.
+    """
+    least = smallest(size, room, ranks)
+    if least is None:
+        return []
+    fitting = (s for s in shapes(size, ranks) if least.size <= s.size <= _TRIED * least.size)
+    return [s for s in fitting if member_bytes(size, s) <= room]
