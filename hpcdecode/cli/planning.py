@@ -176,7 +176,7 @@ def _plan(options: argparse.Namespace, _comm: object) -> int:
     clusters = [cluster_of(options, size, shape) for shape in shapes_of(options, size)]
     possible = _possible(options, clusters)
     plans = layout_planner.choose_layout(possible, rows, wishes)
-    refused = list(dict.fromkeys(why for cluster in clusters for why in cluster.refused))
+    refused = clusters[0].refused  # of ranks that are no groups, or of the shape that is asked for
     if not plans:
         raise UserError(
             f"expected a layout with room and time for {min(wishes.batches)} sequences of {rows.peak:,.0f} tokens in "
@@ -205,7 +205,7 @@ def _possible(options: argparse.Namespace, clusters: Sequence[Cluster]) -> list[
     layout, pools = options.layout or "auto", (options.pools,) if options.pools else POOLS
     found = [one for cluster in clusters for one in cluster.layouts(layout, pools)]
     if not found:
-        raise impossible(layout, [why for cluster in clusters for why in cluster.refused])
+        raise impossible(layout, clusters[0].refused)
     return found
 
 

@@ -201,7 +201,7 @@ def _too_large(device: Device, size: ModelSize, shape: GroupShape) -> str:
     shares = f" with {shape.flags}" * (shape.size > 1)
     needs = f"one with {own / MEMORY / 1e9:,.0f} GB"
     if least is not None:
-        needs += f", or {least.flags} ({member_bytes(size, least) / 1e9:,.1f} GB a rank)"
+        needs += f", or {least.size} with {least.flags} ({member_bytes(size, least) / 1e9:,.1f} GB each)"
     return (
         f"{own / 1e9:,.1f} GB of weights{shares} do not fit into {MEMORY:.0%} of the "
         f"{device.memory_bytes / 1e9:,.0f} GB of {device.name}: needs {needs}"

@@ -25,6 +25,7 @@ from hpcdecode.planning.planner import (
 from hpcdecode.schedule.auto import PERIODS
 from hpcdecode.schedule.limits import prefill_limit
 
+LARGER_GROUPS = 1.1  # times the speed of smaller groups, that those of more members must be predicted to reach
 _ROUNDS = 4  # in which rows are shared out
 
 
@@ -132,8 +133,8 @@ def choose_layout(
 ) -> list[PlannedLayout]:
     """Return the best layout, and after it the best of each other family, fastest first.
 
-    Within ENOUGH of the best speed the fewest groups win, of these the fewest ranks, and of these the fewest flags.
-    Nothing is returned if rows fit into none.
+    Groups of more members must be faster by LARGER_GROUPS. Of one size, within ENOUGH of the best speed the fewest
+    groups win, of these the fewest ranks, and of these the fewest flags. Nothing is returned if rows fit into none.
     """
     plans = [found for layout in layouts if (found := planned_layout(layout, rows, wishes))]
     if not plans:
@@ -142,7 +143,9 @@ def choose_layout(
     for found in plans:
         families.setdefault(found.layout.family, []).append(found)
     others = sorted(map(_thrifty, families.values()), key=lambda p: -p.tokens_per_second)
-    best = _thrifty(others)
+    needed = max(plan.tokens_per_second for plan in others) / LARGER_GROUPS
+    least = min(plan.layout.shape.size for plan in others if plan.tokens_per_second >= needed)
+    best = _thrifty([plan for plan in others if plan.layout.shape.size == least])
     return [best, *(other for other in others if other is not best)]
 
 

@@ -12,7 +12,7 @@ from hpcdecode.planning.model_size import ModelSize
 from hpcdecode.planning.planner import Candidate
 from hpcdecode.schedule.auto import FULL
 
-_SHOWN = 8  # other layouts
+_SHAPES_SHOWN = 4  # besides that of the choice
 
 
 class HourlyPrices(NamedTuple):
@@ -51,7 +51,7 @@ def text(
         pool = " a pool" * (best.layout.parts[0].sharing < best.layout.groups)
         lines[-1] += f"; one more R-rank{pool}: {more.tokens_per_second / best.tokens_per_second - 1:+.1%}"
     if others:
-        lines.append("others: " + "; ".join(_other(plan, best) for plan in others[:_SHOWN]))
+        lines.append("others: " + "; ".join(_other(plan, best) for plan in _shown(best, others)))
     if any(prices):
         lines.append("a million tokens: " + "; ".join(f"{plan.layout.name} {_price(plan, prices)}" for plan in plans))
     return "\n".join(lines)
@@ -63,7 +63,7 @@ def chosen(plans: Sequence[PlannedLayout]) -> str:
     lines = [f"{best.tokens_per_second:,.0f} tokens/s predicted"]
     lines += [
         f"  {plan.layout.name}: {plan.tokens_per_second / best.tokens_per_second:.2f} of that ({plan.layout.flags})"
-        for plan in others
+        for plan in _shown(best, others)
     ]
     return "\n".join(lines)
 
@@ -83,6 +83,18 @@ def _group(part: GroupsAlike, group: Candidate, size: ModelSize, kv_element_byte
         f"  a row decodes in {group.latency:,.1f} s; {_memory(part, size, kv_element_bytes)}; "
         f"KV of B*(p + (S+F)/2) = {group.load:,.0f} tokens <= {FULL}*C = {held:,.0f}" + _balance(part, group)
     )
+
+
+def _shown(best: PlannedLayout, others: Sequence[PlannedLayout]) -> Iterator[PlannedLayout]:
+    """Yield the others with groups of the same shape, and the best one of some other shapes, fastest first."""
+    seen = set()
+    for plan in others:
+        shape = plan.layout.shape
+        if shape == best.layout.shape:
+            yield plan
+        elif shape not in seen and len(seen) < _SHAPES_SHOWN:
+            seen.add(shape)
+            yield plan
 
 
 def _memory(part: GroupsAlike, size: ModelSize, kv_element_bytes: float) -> str:
