@@ -91,8 +91,8 @@ def add_schedule(group: Group) -> None:
 def check(options: argparse.Namespace) -> None:
     """Raise UserError if a number is out of range."""
     names = ("shards", "kv_memory", "rows", "max_tokens", "batch", "period", "load_limit", "lanes", "latency_limit")
-    names += ("tp", "pp", "node_memory", "node_devices")
-    for name in (*names, "prefill_tokens", "link", "latency", "rate"):
+    groups = ("tp", "pp", "node_memory", "node_devices")
+    for name in (*names, *groups, "prefill_tokens", "link", "latency", "rate"):
         value = getattr(options, name, None)
         if value is not None and not 0 < value < float("inf"):
             raise UserError(f"--{name.replace('_', '-')}: expected a number > 0, got {value}")

@@ -10,6 +10,7 @@ from hpcdecode.planning.hardware import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY
 from hpcdecode.planning.model_size import ELEMENT_BYTES, ModelSize
 from hpcdecode.ranks.layout import GroupShape
 
+NO_LINK = LinkSpeed(float("inf"), 0.0)  # between ranks that have nothing to send
 TOKEN_COUNTS = [1 << i for i in range(14)]  # at which data sheets are turned into seconds
 
 
@@ -76,7 +77,7 @@ def of_device_alone(
     device: Device,
     kv_element_bytes: float = ELEMENT_BYTES,
     shape: GroupShape = ONE,
-    network: LinkSpeed = LinkSpeed(float("inf"), 0.0),
+    network: LinkSpeed = NO_LINK,
 ) -> Cost:
     """Return the cost by data sheets of ranks of both roles: no wire, and one thing at a time.
 

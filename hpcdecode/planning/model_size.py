@@ -116,7 +116,8 @@ class ModelSize(msgspec.Struct, frozen=True):
         """
         if not self.experts:
             return self.layer_weights
-        return self.layer_weights - (1 - self.experts_per_token / self.experts) ** tokens * self.expert_weights
+        untouched: float = (1 - self.experts_per_token / self.experts) ** tokens
+        return self.layer_weights - untouched * self.expert_weights
 
 
 class _HeadDims(NamedTuple):

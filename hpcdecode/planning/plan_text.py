@@ -10,6 +10,7 @@ from hpcdecode.planning.layout_planner import PlannedLayout
 from hpcdecode.planning.layouts import GroupsAlike
 from hpcdecode.planning.model_size import ModelSize
 from hpcdecode.planning.planner import Candidate
+from hpcdecode.ranks.layout import GroupShape
 from hpcdecode.schedule.auto import FULL
 
 _SHAPES_SHOWN = 4  # besides that of the choice
@@ -87,7 +88,7 @@ def _group(part: GroupsAlike, group: Candidate, size: ModelSize, kv_element_byte
 
 def _shown(best: PlannedLayout, others: Sequence[PlannedLayout]) -> Iterator[PlannedLayout]:
     """Yield the others with groups of the same shape, and the best one of some other shapes, fastest first."""
-    seen = set()
+    seen: set[GroupShape] = set()
     for plan in others:
         shape = plan.layout.shape
         if shape == best.layout.shape:

@@ -174,7 +174,8 @@ def test_weights_that_do_not_fit_are_said_with_what_is_needed():
     found = cluster(LLAMA_70B, 4, 16)
     assert [layout.name for layout in found.layouts("auto")] == ["16 epyc-9004 replicas"]
     (why,) = found.refused
-    assert "139.1 GB of weights do not fit into 90% of the 80 GB of h100" in why and "or 2 with --tp 2 (69.5 GB each)" in why
+    assert "139.1 GB of weights do not fit into 90% of the 80 GB of h100" in why
+    assert "or 2 with --tp 2 (69.5 GB each)" in why
     assert not found.layouts("split")
     with pytest.raises(UserError, match="got none: 139"):
         found.layout("replicas", 0, "shared")
