@@ -28,12 +28,13 @@ def shapes_of(options: argparse.Namespace, size: ModelSize) -> list[GroupShape]:
     """Return the shapes of groups to look at: what is asked for, or one rank and those that the weights fit."""
     from hpcdecode.planning.cluster import room_for_weights
     from hpcdecode.planning.group_shape import ONE, tried
+    from hpcdecode.planning.profile import read
 
     asked = asked_shape(options)
     if asked is not None:
         return [asked]
     if options.profile is not None:
-        return [ONE]
+        return [GroupShape(tp, 1) for tp in read(options.profile).tensor_parallel]
     counts = _counts(options)
     kinds = list(zip(_devices(options), counts, strict=True))
     found = [tried(size, room_for_weights(device), count) for device, count in kinds if count]
@@ -64,7 +65,7 @@ def cluster_of(options: argparse.Namespace, size: ModelSize, shape: GroupShape) 
             f"{profile.ranks} ranks, got {options.r_ranks}"
         )
     require_ranks(options.s_ranks, ranks - options.s_ranks)
-    return cluster.by_profile(profile, ranks, capacity, size, network)
+    return cluster.by_profile(profile, ranks, capacity, size, network, shape)
 
 
 def kv_element_bytes(options: argparse.Namespace) -> float:

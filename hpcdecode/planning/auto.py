@@ -21,7 +21,7 @@ from hpcdecode.planning.plan_text import chosen
 from hpcdecode.planning.planner import BATCHES, MeanRows
 from hpcdecode.planning.profile import Profile, read
 from hpcdecode.ranks.fit import copies_of
-from hpcdecode.ranks.layout import Wishes
+from hpcdecode.ranks.layout import GroupShape, Wishes, against_replicas
 from hpcdecode.ranks.team import Team
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.schedule.auto import LOOKAHEAD, mean_prompt, new_tokens
@@ -56,7 +56,7 @@ def _advice(job: Job, wishes: Wishes, team: Team) -> tuple[Wishes, str]:
             f"--profile {job.profile}: was measured on CPUs, as all profiles are; this job has ranks that see a GPU: "
             "leave --profile out, or give --device cpu --r-device cpu"
         )
-    if len(team.ranks) == 1 or wishes.s_ranks is not None or wishes.layout == "replicas":
+    if len(team.ranks) == 1 or wishes.s_ranks is not None or wishes.layout == "replicas" or wishes.pp > 1:
         return wishes, ""
     possible = _possible(job, wishes, profile, team)
     if not possible:
@@ -68,8 +68,9 @@ def _advice(job: Job, wishes: Wishes, team: Team) -> tuple[Wishes, str]:
     if not plans:
         return wishes, ": by the rule, as KV memory is too small for a batch that the planner knows"
     best = plans[0].layout
+    wishes = msgspec.structs.replace(wishes, tp=best.shape.tp if best.shape.tp > 1 else wishes.tp)
     if best.parts[0].r_ranks:
-        wishes = msgspec.structs.replace(wishes, layout="split", s_ranks=best.groups)
+        wishes = msgspec.structs.replace(wishes, layout="split", s_ranks=best.s_ranks)
     else:
         wishes = msgspec.structs.replace(wishes, layout="replicas")
     return wishes, f": {chosen(plans)}"
@@ -77,29 +78,38 @@ def _advice(job: Job, wishes: Wishes, team: Team) -> tuple[Wishes, str]:
 
 def _possible(job: Job, wishes: Wishes, profile: Profile, team: Team) -> list[layouts.PossibleLayout]:
     """Return the layouts that are asked for, that the ranks could have and that the profile speaks of."""
-    fits = team.groups[0].alone  # by the rule, which knows what the weights take
-    if fits and profile.alone is None:
+    shapes = [GroupShape(tp, 1) for tp in profile.tensor_parallel if wishes.tp in (None, tp)]
+    fitting = [s for s in shapes if wishes.layout != "split" and against_replicas(team.ranks, s.size) is None]
+    if fitting and profile.alone is None:
         raise UserError(
             f"--profile {job.profile}: has no costs of replicas, so it cannot say whether a split is faster: calibrate "
             "again, or give --layout"
         )
     if not profile.token_bytes:
         return []
-    ranks = layouts.RanksAlike("", len(team.ranks), profile.alone if fits else None, *_capacities(job, profile, team))
-    return list(layouts.layouts_of_like(ranks, profile.cost, (wishes.pools,)))
+    found: list[layouts.PossibleLayout] = []
+    for shape in shapes:
+        alone = profile.of_member(profile.alone, shape.tp) if profile.alone and shape in fitting else None
+        ranks = layouts.RanksAlike("", len(team.ranks), alone, *_capacities(job, profile, team, shape), shape)
+        found += layouts.layouts_of_like(ranks, profile.of_member(profile.cost, shape.tp), (wishes.pools,))
+    return found
 
 
-def _capacities(job: Job, profile: Profile, team: Team) -> tuple[int, int]:
-    """Return about how many KV tokens a rank will have beside one S-rank of its host, and as a replica."""
+def _capacities(job: Job, profile: Profile, team: Team, shape: GroupShape) -> tuple[int, int]:
+    """Return about how many KV tokens a rank will have beside one S-rank of its host, and as a replica.
+
+    A rank has 1 / tp of each token.
+    """
+    token_bytes = profile.token_bytes / shape.tp
     if job.kv_memory is not None:
-        return (int(job.kv_memory / profile.token_bytes),) * 2
+        return (int(job.kv_memory / token_bytes),) * 2
     found = []
     for host in {rank.host for rank in team.ranks}:
         here = [rank for rank in team.ranks if rank.host == host]
         memory, weights = min(rank.memory for rank in here), max(rank.weights for rank in team.ranks)
-        count, replicas = len(here), int(copies_of(here) * weights)
+        count, replicas = len(here), int(copies_of(here, shape.size) * weights)
         sizes = kv_share(memory, weights, max(count - 1, 1)), kv_share(memory, replicas, count)
-        found.append([int(size / profile.token_bytes) for size in sizes])
+        found.append([int(size / token_bytes) for size in sizes])
     split, beside = map(min, zip(*found, strict=True))
     return split, beside
 
@@ -174,7 +184,8 @@ def planned(profile: Profile, engine: Engine, first: Sequence[Prompt], all_rows:
         return options
     capacity = min(r.kv_tokens for r in team.ranks if r.has_r)
     rows = _means(first, min(capacity, engine.max_positions))
-    plan = layout_planner.planned_layout(_layout_of(team, profile, capacity), rows, _wanted(options))
+    layout = _layout_of(team, profile, capacity)
+    plan = None if layout is None else layout_planner.planned_layout(layout, rows, _wanted(options))
     if plan is None:
         return options
     group = min(plan.groups, key=lambda group: group.batch)
@@ -186,12 +197,17 @@ def planned(profile: Profile, engine: Engine, first: Sequence[Prompt], all_rows:
     )
 
 
-def _layout_of(team: Team, profile: Profile, capacity: int) -> layouts.PossibleLayout:
-    """Return the layout that a team has, at a profile's costs."""
-    count = len(team.groups)
-    if team.groups[0].alone:
-        found = layouts.replicas(layouts.RanksAlike("", count, profile.alone, capacity, capacity))
-        assert found is not None, "replicas have costs and room"
-        return found
+def _layout_of(team: Team, profile: Profile, capacity: int) -> layouts.PossibleLayout | None:
+    """Return the layout that a team has, at a profile's costs, or None if the profile does not speak of it."""
+    group = team.groups[0]
+    shape = GroupShape(group.tp, len(group.stages))
+    if shape.pp > 1 or shape.tp not in profile.tensor_parallel:
+        return None
+    count = len(team.groups) * shape.size
+    if group.alone:
+        assert profile.alone is not None, "replicas have costs"
+        alone = profile.of_member(profile.alone, shape.tp)
+        return layouts.replicas(layouts.RanksAlike("", count, alone, capacity, capacity, shape))
     pools = "own" if any(rank.serves is not None for rank in team.ranks) else "shared"
-    return layouts.split(profile.cost, capacity, count, len(team.r_ranks), pools)
+    cost = profile.of_member(profile.cost, shape.tp)
+    return layouts.split(cost, capacity, count, len(team.r_ranks), pools, shape)

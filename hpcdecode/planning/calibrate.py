@@ -18,10 +18,12 @@ from hpcdecode.config import EngineOptions
 from hpcdecode.engine import setup
 from hpcdecode.engine.setup import weight_facts
 from hpcdecode.model import SplitModel
+from hpcdecode.model.frontend.config import read_config
 from hpcdecode.planning.fit import Sample, fit
-from hpcdecode.planning.profile import Profile
+from hpcdecode.planning.profile import Profile, SumCost
 from hpcdecode.planning.steady import Steady
 from hpcdecode.planning.steady_load import OperationSeconds, SteadyLoad
+from hpcdecode.planning.sum_probe import measure_sums, member_counts
 from hpcdecode.ranks.layout import against_replicas
 from hpcdecode.ranks.team import Team, assemble
 from hpcdecode.report.benchmark import machine
@@ -55,6 +57,7 @@ class Calibration:
     Attributes:
         samples: What was measured of the split so far.
         replica_samples: What was measured of replicas so far, the mean over them.
+        sums: What sums of members cost.
     """
 
     def __init__(self, team: Team, model: SplitModel | None, directory: str, kv_dtype: str | None):
@@ -71,6 +74,7 @@ class Calibration:
             self._replica_loads = self._fitting(False, 1)
         self.samples: list[Sample] = []
         self.replica_samples: list[Sample] = []
+        self.sums: list[SumCost] = []
         for load in self._loads:  # products have their kernels made, and are not counted
             self._steady.run(replace(load, steps=2))
         for load in self._replica_loads:
@@ -80,6 +84,13 @@ class Calibration:
         """Measure all loads once."""
         self.samples += [Sample(load, self._steady.run(load)) for load in self._loads]
         self.replica_samples += [Sample(load, [self._run_replicas(load)]) for load in self._replica_loads]
+
+    def measure_sums(self, comm: MPI.Intracomm) -> None:
+        """Measure the sums of members, for each number of members that model and ranks allow."""
+        found = read_config(self.directory).hidden_size if self.team.lead else 0
+        columns, dtype = self.team.broadcast(found, int), getattr(torch, self._steady.dtype)
+        counts = member_counts(comm.size, [shape.kv_heads for shape in self._steady.shapes])
+        self.sums = measure_sums(comm, columns, dtype, counts)
 
     def profile(self) -> Profile:
         """Return the profile by the passes so far; it is the same on every rank."""
@@ -94,6 +105,7 @@ class Calibration:
             spread={**_spread(self.samples, ""), **_spread(self.replica_samples, "replicas: ")},
             replica=fit(self.replica_samples, layers) if self.replica_samples else None,
             token_bytes=bytes_per_token(steady.shapes, steady.kv_dtype),
+            sums=self.sums,
         )
 
     def _run_replicas(self, load: SteadyLoad) -> OperationSeconds:
@@ -148,6 +160,8 @@ def calibrate(
     calibration = Calibration(team, loaded and loaded.model, directory, kv_dtype)
     for _ in range(passes):
         calibration.measure()
+    if comm is not None:
+        calibration.measure_sums(comm)
     return calibration.profile() if team.lead else None
 
 

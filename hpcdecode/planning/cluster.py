@@ -25,8 +25,6 @@ from hpcdecode.planning.profile import Profile
 from hpcdecode.planning.serving import MEMORY
 from hpcdecode.ranks.layout import POOLS, GroupShape
 
-_NOBODY = RanksAlike("", 0, None, 0, 0)
-
 
 @dataclass(frozen=True)
 class Cluster:
@@ -155,7 +153,9 @@ def by_data_sheets(
     return Cluster(kind(s, s_count), kind(r, r_count), splits, tuple(refused), shape)
 
 
-def by_profile(profile: Profile, ranks: int, capacity: int, size: ModelSize, network: LinkSpeed) -> Cluster:
+def by_profile(
+    profile: Profile, ranks: int, capacity: int, size: ModelSize, network: LinkSpeed, shape: GroupShape = ONE
+) -> Cluster:
     """Return a cluster of ranks as a profile measured them.
 
     A profile of several ranks speaks of just these. One of a single process speaks of any number of machines like it,
@@ -167,7 +167,17 @@ def by_profile(profile: Profile, ranks: int, capacity: int, size: ModelSize, net
         capacity: KV tokens of a rank.
         size: The model.
         network: Between machines.
+        shape: Members of a group.
+
+    Raises:
+        UserError: If the profile does not speak of such groups.
     """
+    if shape.pp > 1 or shape.tp not in profile.tensor_parallel:
+        counts = ", ".join(map(str, profile.tensor_parallel))
+        raise UserError(
+            f"{shape.flags}: expected one stage and one of --tp {counts}, whose sums the profile has measured; calibrate "
+            "on a multiple of as many ranks, or leave --profile out"
+        )
     cost: Cost | None = profile.cost
     if profile.ranks == 1:
         cost = (
@@ -181,7 +191,10 @@ def by_profile(profile: Profile, ranks: int, capacity: int, size: ModelSize, net
             )
         )
     refused = () if profile.alone else ("the profile has no replicas; calibrate again",)
-    return Cluster(_NOBODY, RanksAlike("", ranks, profile.alone, capacity, capacity), cost, refused)
+    alone, tokens = profile.alone and profile.of_member(profile.alone, shape.tp), capacity * shape.tp
+    split_cost = cost and profile.of_member(cost, shape.tp)
+    nobody = RanksAlike("", 0, None, 0, 0, shape)
+    return Cluster(nobody, RanksAlike("", ranks, alone, tokens, tokens, shape), split_cost, refused, shape)
 
 
 def room_for_weights(device: Device) -> float:

@@ -54,9 +54,9 @@ def fit(samples: Sequence[Sample], layers: int) -> Cost:
     logits = _table((s.load.lane_batch, _sum(s.ranks[0], _BY_SAMPLED_TOKENS) / lanes) for s in plain)
     attend = _attend_costs(one_lane, single_process)
     prefill_sizes = [(lanes, lanes * s.load.pairs) for s in with_prompts]
-    prefill_per_step, prefill_per_pair = _non_negative_fit(prefill_sizes, _spent(with_prompts, "prefill"))
+    prefill_per_step, prefill_per_pair = non_negative_fit(prefill_sizes, _spent(with_prompts, "prefill"))
     append_sizes = [(lanes * s.load.chunk,) for s in with_prompts]
-    (append_per_token,) = _non_negative_fit(append_sizes, _spent(with_prompts, "append"))
+    (append_per_token,) = non_negative_fit(append_sizes, _spent(with_prompts, "append"))
     cost = Cost(
         layers=layers,
         slice_tokens=slices.sizes,
@@ -123,7 +123,7 @@ def _attend_costs(samples: Sequence[Sample], single_process: bool) -> _AttendCos
             if sequences:
                 sizes.append((sequences * load.attended_tokens, sequences, 0 if single_process else 1))
                 seconds.append(rank["attend"] if single_process else _sum(rank, _R_STEP))
-    return _AttendCosts(*_non_negative_fit(sizes, seconds))
+    return _AttendCosts(*non_negative_fit(sizes, seconds))
 
 
 def _with_wire(cost: Cost, shared_core_fraction: float, samples: Sequence[Sample]) -> Cost:
@@ -134,7 +134,7 @@ def _with_wire(cost: Cost, shared_core_fraction: float, samples: Sequence[Sample
         busy = [_sum(rank, _R_STEP) for rank in ranks[1:]]
         sizes.append((load.batch, 2 * cost.layers))
         seconds.append(max(ranks[0]["wait"] - max(*busy, shared_core_fraction * sum(busy)), _LEAST))
-    wire, latency = _non_negative_fit(sizes, seconds)
+    wire, latency = non_negative_fit(sizes, seconds)
     return replace(
         cost,
         wire_seconds_per_token=wire,
@@ -143,7 +143,7 @@ def _with_wire(cost: Cost, shared_core_fraction: float, samples: Sequence[Sample
     )
 
 
-def _non_negative_fit(sizes: Sequence[tuple[float, ...]], seconds: Iterable[float]) -> list[float]:
+def non_negative_fit(sizes: Sequence[tuple[float, ...]], seconds: Iterable[float]) -> list[float]:
     """Return the seconds of one of each size, none below 0, by least squares of the relative error.
 
     The most negative one is set to 0 and left out, until none is negative.

@@ -11,6 +11,20 @@ from hpcdecode.errors import UserError
 from hpcdecode.planning.cost import Cost
 
 
+class SumCost(msgspec.Struct, frozen=True):
+    """Seconds of a sum of some members, with all ranks of the job at it in groups of as many.
+
+    Attributes:
+        members: K, that add up.
+        latency_seconds: Of a sum, however few tokens it is of.
+        seconds_per_token: Beyond that.
+    """
+
+    members: int
+    latency_seconds: float
+    seconds_per_token: float
+
+
 class Profile(msgspec.Struct, frozen=True):
     """Measured costs, and what they were measured with.
 
@@ -24,6 +38,7 @@ class Profile(msgspec.Struct, frozen=True):
         spread: Quartiles of the passes' steps over their median, by load.
         replica: Costs of one of `ranks` processes of both roles, all at work; None if they were not measured.
         token_bytes: Bytes of K and V of a token; 0 if they are not known.
+        sums: Costs of sums, for each number of members that model and ranks allow.
     """
 
     machine: dict[str, Any]
@@ -35,11 +50,44 @@ class Profile(msgspec.Struct, frozen=True):
     spread: dict[str, tuple[float, float]]
     replica: Cost | None = None
     token_bytes: float = 0.0
+    sums: list[SumCost] = []
 
     @property
     def alone(self) -> Cost | None:
         """Return the costs of a rank of both roles, with as many others at work beside it as there are ranks."""
         return self.cost if self.ranks == 1 else self.replica
+
+    @property
+    def tensor_parallel(self) -> list[int]:
+        """Return the numbers of members of a group whose costs are known."""
+        return [1, *(each.members for each in self.sums)]
+
+    def of_member(self, cost: Cost, tp: int) -> Cost:
+        """Return the cost of a member of a group of `tp`, from that of an S-rank with the whole model.
+
+        It has 1 / tp of what grows with weights, heads or bytes, and two sums a layer. That is a forecast: what a step
+        costs beside the products is not measured apart, and shrinks less.
+        """
+        found = next((each for each in self.sums if each.members == tp), None)
+        if found is None:
+            assert tp == 1, f"expected one of {self.tensor_parallel} members, got {tp}"
+            return cost
+        return msgspec.structs.replace(
+            cost,
+            slice_seconds=[seconds / tp for seconds in cost.slice_seconds],
+            logits_seconds_at=[seconds / tp for seconds in cost.logits_seconds_at],
+            attend_seconds_per_cached_token=cost.attend_seconds_per_cached_token / tp,
+            prefill_seconds_per_pair=cost.prefill_seconds_per_pair / tp,
+            wire_seconds_per_token=cost.wire_seconds_per_token / tp,
+            append_seconds_per_prompt_token=cost.append_seconds_per_prompt_token / tp,
+            shared_core_fraction=cost.shared_core_fraction * (tp if self._split(cost) else 1),
+            sum_latency_seconds=found.latency_seconds,
+            sum_seconds_per_token=2 * cost.layers * found.seconds_per_token,
+        )
+
+    def _split(self, cost: Cost) -> bool:
+        """Return whether a cost is that of a split, whose members' ranks share cores with each other, if any do."""
+        return self.ranks > 1 and cost is self.cost
 
 
 def read(path: str) -> Profile:

@@ -36,9 +36,12 @@ def test_ranks_are_calibrated_side_by_side(hpcdecode, tmp_path):
     cost = profile.cost
     assert profile.ranks == 3 and 0 <= cost.shared_core_fraction <= 1
     assert cost.attend_seconds_per_cached_token + cost.attend_seconds_per_sequence > 0
+    (sums,) = profile.sums
+    assert sums.members == 3 and sums.latency_seconds + sums.seconds_per_token > 0
     plan = ("plan", "--model", "demo", "--profile", "profile.json", "--fixed", 20, 33)
     result = hpcdecode(*plan)
     assert result.returncode == 0 and "3 replicas" in result.stdout and " S + " in result.stdout, result.stderr
+    assert "1 replica of 3 ranks " in result.stdout
     result = hpcdecode(*plan, "--r-ranks", 3)
     assert result.returncode == 2 and "--r-ranks: expected 2, as profile.json was measured on" in result.stderr
 

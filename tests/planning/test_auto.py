@@ -13,7 +13,7 @@ from hpcdecode.planning.auto import _advice
 from hpcdecode.ranks.layout import Wishes, assign_roles
 from hpcdecode.ranks.roles import Rank
 from hpcdecode.ranks.team import Team
-from tests.support.profiles import old_profile, profile, write
+from tests.support.profiles import old_profile, profile, with_sums, write
 
 GIB = 1 << 30
 NOTHING = Wishes()
@@ -58,6 +58,31 @@ def test_what_is_asked_for_is_kept(advised):
 def test_weights_that_do_not_fit_on_every_rank_leave_splits(advised):
     wishes, said = advised(profile(4), weights=GIB // 4)
     assert wishes.layout == "split" and wishes.s_ranks and "replicas" not in said
+
+
+def test_weights_that_fit_on_groups_are_shared(advised):
+    """Two copies fit beside each other, four do not."""
+    wishes, said = advised(with_sums(profile(4), 1e-6, 2), weights=GIB // 4)
+    assert (wishes.layout, wishes.tp, wishes.s_ranks) == ("replicas", 2, None) and " tokens/s predicted" in said
+    wishes, said = advised(with_sums(profile(4), 1.0, 2), weights=GIB // 4)
+    assert wishes.layout == "split" and wishes.s_ranks and wishes.tp is None and " of 2 ranks: 0.0" in said
+
+
+def test_groups_must_win_by_a_tenth(advised):
+    """A job of four rows: reading the weights is all that counts, and two ranks read half of them each."""
+    few = {"limit": 4}
+    assert [advised(with_sums(profile(4), 1e-6, *most), **few)[0].tp for most in ((2,), (2, 4))] == [2, 4]
+    wishes, said = advised(with_sums(profile(4), 1e-3, 2), **few)
+    assert wishes == Wishes(layout="replicas") and "2 replicas of 2 ranks" in said
+
+
+def test_groups_that_are_asked_for_are_kept(advised):
+    found = with_sums(profile(4), 1e-6, 2, 4)
+    wishes, said = advised(found, Wishes(tp=2, layout="split"))
+    assert (wishes.tp, wishes.layout, wishes.s_ranks) == (2, "split", 2) and "replicas" not in said
+    assert advised(found, Wishes(tp=4))[0] == Wishes(tp=4, layout="replicas")
+    assert advised(found, Wishes(pp=2)) == (Wishes(pp=2), "")
+    assert advised(profile(4), Wishes(tp=2)) == (Wishes(tp=2), "")
 
 
 def test_a_profile_does_not_speak_of_gpus(advised):
