@@ -175,8 +175,8 @@ def by_profile(
     if shape.pp > 1 or shape.tp not in profile.tensor_parallel:
         counts = ", ".join(map(str, profile.tensor_parallel))
         raise UserError(
-            f"{shape.flags}: expected one stage and one of --tp {counts}, whose sums the profile has measured; calibrate "
-            "on a multiple of as many ranks, or leave --profile out"
+            f"{shape.flags}: expected one stage and one of --tp {counts}, whose sums the profile has measured; "
+            "calibrate on a multiple of as many ranks, or leave --profile out"
         )
     cost: Cost | None = profile.cost
     if profile.ranks == 1:

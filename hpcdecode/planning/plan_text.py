@@ -13,7 +13,7 @@ from hpcdecode.planning.planner import Candidate
 from hpcdecode.ranks.layout import GroupShape
 from hpcdecode.schedule.auto import FULL
 
-_SHAPES_SHOWN = 4  # besides that of the choice
+_SHAPES_SHOWN = 3  # besides that of the choice
 
 
 class HourlyPrices(NamedTuple):
