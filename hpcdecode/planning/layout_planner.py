@@ -179,7 +179,12 @@ def _best(groups: GroupsAlike, rows: MeanRows, wishes: GroupWishes) -> Candidate
 
 
 def _lanes(groups: GroupsAlike) -> Sequence[int]:
-    """Return the numbers of lanes to try: each stage has one at least, and others run while one waits."""
-    if groups.shape.size == 1:
-        return SPLIT_LANES if groups.r_ranks else (1,)
-    return tuple(groups.shape.pp * each for each in (SPLIT_LANES if groups.r_ranks else (1, 2)))
+    """Return the numbers of lanes to try.
+
+    Each stage has one at least, and others run while one waits. Stages with R-ranks have two or more: with one they wait
+    for each other longer than `step_time` says.
+    """
+    stages = groups.shape.pp
+    if groups.r_ranks:
+        return tuple(stages * each for each in (SPLIT_LANES if stages == 1 else SPLIT_LANES[1:]))
+    return (1,) if groups.shape.size == 1 else (stages, 2 * stages)

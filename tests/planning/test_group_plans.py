@@ -8,7 +8,9 @@ import re
 import pytest
 
 from hpcdecode.cli import main
+from hpcdecode.planning.data_sheets import of_devices
 from hpcdecode.planning.group_shape import member_bytes, smallest, tried
+from hpcdecode.planning.hardware import device
 from hpcdecode.planning.model_size import ModelSize
 from hpcdecode.ranks.layout import GroupShape
 
@@ -111,6 +113,30 @@ def test_sizes_are_those_that_are_published(models, model, billions, active, tok
     assert size.kv_bytes_per_token() == token_bytes and size.kv_heads == kv_heads
     assert size.read_weights(1) == pytest.approx(size.active_weights())
     assert size.read_weights(10_000) == pytest.approx(size.layer_weights)
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "batch", "products", "sums", "wire"),
+    [
+        ("llama-3-70b", 2, 1024, 103, 9, 30),
+        ("llama-3-70b", 4, 2048, 103, 21, 30),
+        ("gpt-oss-120b", 4, 4096, 45, 7, 14),
+        ("gpt-oss-120b", 4, 8192, 47, 13, 27),
+        ("deepseek-v3", 32, 4096, 32, 280, 26),
+    ],
+)
+def test_costs_are_those_by_hand(models, model, tp, batch, products, sums, wire):
+    """Milliseconds of two lanes on H100, 450 GB/s and 5 us on a node, 50 GB/s between nodes."""
+    size = ModelSize.from_directory(str(models / model))
+    cost = of_devices(size, device("h100"), device("epyc-9004"), 50e9, 5e-6, 2, GroupShape(tp, 1))
+    lane = batch / 2
+    latency = 2 * cost.layers * cost.sum_latency_seconds
+    found = (
+        cost.body_seconds(lane) + cost.logits_seconds(lane),
+        cost.sum_seconds_per_token * lane + latency,
+        cost.wire_seconds_per_token * lane,
+    )
+    assert [2e3 * seconds for seconds in found] == pytest.approx([products, sums, wire], abs=0.5)
 
 
 def test_the_smallest_group_that_fits_is_found(models):

@@ -216,3 +216,18 @@ def test_what_a_stage_hands_on():
     cost = cost_of(OWN, GroupShape(2, 2), EPYC)
     assert cost.move_seconds_per_token == pytest.approx(2 * (8192 + 8192 / 2) / NETWORK.bytes_per_second)
     assert cost.move_latency_seconds == NETWORK.latency_seconds and cost_of(OWN, GroupShape(2, 1)).stage_shares == (1,)
+
+
+def test_lanes_that_are_tried():
+    """Each stage has one, and two if R-ranks attend for it."""
+    rows = MeanRows(50, 128)
+    for kind, shape, expected in (
+        (OWN, GroupShape(1, 4), {4, 8}),
+        (OWN, GroupShape(4, 1), {1, 2}),
+        (SPLIT, GroupShape(1, 4), {8, 12, 16}),
+        (SPLIT, GroupShape(2, 1), {1, 2, 3, 4}),
+    ):
+        cost = cost_of(kind, shape)
+        ranks = RanksAlike("h100", shape.size, cost, 1 << 20, 1 << 20, shape)
+        layout = replicas(ranks) if kind == OWN else split(cost, 1 << 20, shape.size, 2 * shape.size, "shared", shape)
+        assert planned_layout(layout, rows).groups[0].lanes in expected
