@@ -181,8 +181,8 @@ def _best(groups: GroupsAlike, rows: MeanRows, wishes: GroupWishes) -> Candidate
 def _lanes(groups: GroupsAlike) -> Sequence[int]:
     """Return the numbers of lanes to try.
 
-    Each stage has one at least, and others run while one waits. Stages with R-ranks have two or more: with one they wait
-    for each other longer than `step_time` says.
+    Each stage has one at least, and others run while one waits. Stages with R-ranks have two or more: with one they
+    wait for each other longer than `step_time` says.
     """
     stages = groups.shape.pp
     if groups.r_ranks:
