@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from hpcdecode.engine.remote import RemoteDesk
-    from hpcdecode.exchange.mpi import MpiRLink
 
 _PREFIX_BYTES = 1 << 30  # of an S-rank, for K and V of what prompts share
 _NO_CONTEXT_LIMIT = 1 << 40
@@ -96,7 +95,7 @@ class Engine:
         self._attention: AttentionWorker | None = None  # kept from run to run
         self._slots = 0  # that it has
         self._work = Work()
-        self._abandoned: list[Sequence[SLink | MpiRLink]] = []
+        self._abandoned: list[Work] = []
 
     @property
     def model(self) -> SplitModel:
@@ -164,7 +163,7 @@ class Engine:
 
     def give_up(self) -> None:
         """Drop lanes, KV cache and sequences; messages under way may still be written to the lanes' memory."""
-        self._abandoned.append(self._work.links)
+        self._abandoned.append(Work(links=self._work.links, groups=self._work.groups))
         self._work, self._attention = Work(), None
         self.comms.clear()
 
@@ -182,7 +181,7 @@ class Engine:
         comms, groups = pool_communicators(team, scales), group_lanes(team, self.setup, scales, self.timeline)
         self.comms += [*comms, *(comm for group in groups or () for comm in group.comms)]
         attention = self._open_attention(slots_of(lanes)) if team.me.has_r else None
-        self._work = Work(attention)
+        self._work = Work(attention, groups=groups or ())
         if team.me.has_s:
             self._work.links = self._s_links(lanes, comms, attention)
             done = self._run_s(desk, signals, progress, checkpoint_seconds, scales, groups)

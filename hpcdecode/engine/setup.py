@@ -218,7 +218,7 @@ def weight_facts(options: EngineOptions) -> WeightFacts:
     """
     try:
         dtype = parse_dtype(options.dtype or auto_dtype(options.model), options.model)
-        nbytes = weight_bytes(Path(options.model), dtype)
+        nbytes = weight_bytes(Path(options.model), dtype) // (dtype.itemsize if options.weights == "int8" else 1)
     except UserError:
         return WeightFacts()
     return WeightFacts(nbytes, options.device in (None, "cpu") and packs(dtype))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.desk import RankReport
+from hpcdecode.engine.group_lane import MpiGroupLane
 from hpcdecode.engine.member import Member
 from hpcdecode.engine.s_rank import SRank
 from hpcdecode.exchange.base import SLink
@@ -25,6 +26,7 @@ class Work:
 
     Attributes:
         links: this rank's ends of the lanes.
+        groups: the lanes of its group; none if it has one member.
         s_rank: None on ranks without weights, and until it is made.
         member: that runs in its place on S-ranks that are no home of a group.
         attention: None on ranks without a KV cache.
@@ -34,6 +36,7 @@ class Work:
     s_rank: SRank | None = None
     member: Member | None = None
     links: Sequence[SLink | MpiRLink] = ()
+    groups: Sequence[MpiGroupLane] = ()
 
     def metrics(self, account: Account) -> Metrics:
         """Return what this rank counted."""

@@ -29,6 +29,7 @@ class MpiSums:
     def __init__(self, comm: MPI.Intracomm):
         self.comm = comm
         self._memory = torch.empty(_GRAIN, dtype=torch.uint8)  # for shares of others
+        self._under_way: tuple[Tensor, ...] = ()  # what MPI may read and write, also if the work is given up
 
     def add(self, share: Tensor) -> Generator[MPI.Request, None, Tensor]:
         """Yield each request to wait for; return the sum of all members' shares.
@@ -45,12 +46,14 @@ class MpiSums:
             self._memory = torch.empty(own * members * size, dtype=torch.uint8)
         came = self._memory.view(dtype)[: own * members].view(members, own)
         sent = [bytes_of(flat), _layout(counts * size), MPI.BYTE]
+        self._under_way = flat, total
         yield self.comm.Ialltoallv(sent, [bytes_of(came), _layout(np.full(members, own * size)), MPI.BYTE])
         first, *others = came
         part = first.float()
         for other in others:
             part += other
         mine = part.to(dtype)
+        self._under_way = mine, total
         yield self.comm.Iallgatherv([bytes_of(mine), MPI.BYTE], [bytes_of(total), _layout(counts * size), MPI.BYTE])
         return total.view(share.shape).to(share.device)
 
