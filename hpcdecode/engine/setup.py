@@ -126,6 +126,7 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
             raise UserError(
                 "--compile: expected S-ranks on GPUs, got cpu, where slices are compiled in any case; leave it out"
             )
+        assert model is None or team.me.tp * team.me.pp == 1, "a model that is given is whole: expected no members"
         tokenizer = Tokenizer.load(options.model)
         dtype = options.dtype or auto_dtype(options.model, device)
         loaded = model or load_split(
