@@ -11,6 +11,8 @@ from tests.support.commands import rank_of
 from tests.support.long_jobs import end, finished, wait_for_rows
 from tests.support.worlds import FLAGS, PROMPTS, WEIGHTS_MIB, contents
 
+TP_HOME, PP_STAGE = (("--tp", 2), 0), (("--pp", 2), 1)
+
 
 @pytest.mark.parametrize(
     ("ranks", "flags", "said"),
@@ -52,7 +54,7 @@ def test_weights_that_are_too_large_for_a_process_are_refused(hpcdecode, tmp_pat
     assert not (tmp_path / "out.h5").exists()
 
 
-@pytest.mark.parametrize("flags", [("--tp", 2), ("--pp", 2)])
+@pytest.mark.parametrize("flags", [("--tp", 2), pytest.param(("--pp", 2), marks=pytest.mark.full)])
 def test_a_signal_drains_a_group_and_another_layout_goes_on(hpcdecode, long_job, tmp_path, flags):
     process = hpcdecode.start(*long_job, *flags, ranks=2)
     wait_for_rows(tmp_path / "out.h5", process)
@@ -79,7 +81,10 @@ def test_a_killed_member_ends_the_others(hpcdecode, long_job, tmp_path, flags, r
     assert code != 0 and rows and not complete
 
 
-@pytest.mark.parametrize(("flags", "rank"), [(("--tp", 2), 1), (("--tp", 2), 0), (("--pp", 2), 1)])
+@pytest.mark.parametrize(
+    ("flags", "rank"),
+    [(("--tp", 2), 1), *(pytest.param(flags, rank, marks=pytest.mark.full) for flags, rank in (TP_HOME, PP_STAGE))],
+)
 def test_a_member_that_hangs_is_named(hpcdecode, long_job, tmp_path, flags, rank):
     process = hpcdecode.start(*long_job, *flags, "--stall-timeout", 5, ranks=2)
     wait_for_rows(tmp_path / "out.h5", process)
