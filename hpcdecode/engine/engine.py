@@ -27,6 +27,7 @@ from hpcdecode.engine.links import (
     slots_of,
 )
 from hpcdecode.engine.member import Member
+from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.engine.programs import PlanOrder, serve
 from hpcdecode.engine.room import limit_torch, measure_room, measure_speeds
 from hpcdecode.engine.s_rank import SRank
@@ -245,10 +246,8 @@ class Engine:
     def _run_member(self, groups: list[MpiGroupLane] | None) -> None:
         """Run the lanes of an S-rank that is not its group's home."""
         assert groups is not None, "expected the lanes of a group"
-        beside = self._attention.kv_cache if self._attention else None
-        prompts = open_prompts(self.team, self.setup, self.model, beside)
         links = cast("Sequence[SLink]", self._work.links)
-        self._work.member = Member(self.model, links, groups, prompts, self.timeline)
+        self._work.member = Member(self.model, links, groups, self._open_prompts(), self.timeline)
         self._work.member.run()
 
     def _run_r(self, lanes: Sequence[Lane], comms: Sequence[MPI.Intracomm]) -> None:
@@ -273,8 +272,7 @@ class Engine:
     def _make_s_rank(self, scale: Scale, desk: Desk | RemoteDesk, groups: list[MpiGroupLane] | None) -> SRank:
         options, setup = self.options, self.setup
         placement, stops = placement_of(options, self.team, setup, len(scale.lanes)), self.stops
-        beside = self._attention.kv_cache if self._attention else None
-        prompts = open_prompts(self.team, self.setup, self.model, beside)
+        prompts = self._open_prompts()
         shared = prompts.attention.tokens_in(_PREFIX_BYTES // len(scale.lanes)) if options.prefix_sharing else 0
         limits = [lane_limits(options, setup, batch, scale, shared) for batch in scale.lanes]
         schedulers = [Scheduler(lane, desk, placement, limit, stops) for lane, limit in enumerate(limits)]
@@ -283,6 +281,11 @@ class Engine:
             self.model, links, schedulers, desk, stops, prompts, self.timeline, self.tokenizer.grammars, groups
         )
         return self._work.s_rank
+
+    def _open_prompts(self) -> PromptKvCache:
+        """Return what attends from prompts, on the threads of this rank's KV cache if it has one."""
+        beside = self._attention.kv_cache if self._attention else None
+        return open_prompts(self.team, self.setup, self.model, beside)
 
     def _open_attention(self, slots: int) -> AttentionWorker:
         """Return the attention worker, kept from run to run unless it has too few slots."""
