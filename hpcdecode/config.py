@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hpcdecode.errors import UserError
-from hpcdecode.ranks.layout import LAYOUTS, POOLS
+from hpcdecode.ranks.wishes import LAYOUTS, POOLS, ROUTES
 from hpcdecode.requests.params import SamplingParams
 
 if sys.version_info >= (3, 11):
@@ -40,6 +40,7 @@ _CHOICES = {
     "partition": PARTITIONS,
     "layout": LAYOUTS,
     "pools": POOLS,
+    "route": ROUTES,
     "exchange": EXCHANGES,
     "schedule": SCHEDULES,
 }
@@ -83,6 +84,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         pp: Stages of S-ranks, each of which has a run of layers (pipeline parallelism).
         ep: Deal experts out whole to the S-ranks of `tp`, instead of columns of every expert (expert parallelism).
         pools: Whether all R-ranks serve every S-rank (`shared`), or an even share of them each (`own`).
+        route: Whether all slices of a lane run on one S-rank (`fixed`), or on all in turn (`rotational`).
         exchange: How activations cross: by `messages` or by a `collective` a layer; `auto` times both between hosts.
         kv_memory: Bytes of the KV cache of an R-rank.
         gpu_memory: Most bytes of a GPU that a rank takes, KV cache included; None for the free ones.
@@ -112,6 +114,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     pp: int = 1
     ep: bool = False
     pools: str = "shared"
+    route: str = "fixed"
     exchange: str = "auto"
     kv_memory: int | None = None
     gpu_memory: int | None = None
@@ -132,6 +135,12 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise UserError(
                 f"--r-device {self.r_device}: expected --kv-dtype float32, float16, bfloat16 or int8, "
                 f"got {self.kv_dtype}",
+                everywhere=True,
+            )
+        if self.route == "rotational" and self.exchange == "collective":
+            raise UserError(
+                "--route rotational: expected --exchange messages or auto, as answers go to other ranks than the "
+                "questions came from, got collective",
                 everywhere=True,
             )
         self._require_counts(*_MOST, "s_ranks", "tp", "pp", "kv_memory", "load_limit", "gpu_memory")

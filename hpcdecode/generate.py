@@ -32,9 +32,9 @@ from hpcdecode.errors import InvariantViolation, RowProblem, UserError
 from hpcdecode.model import SplitModel
 from hpcdecode.planning.auto import advise, planned, profile_for
 from hpcdecode.ranks.fit import require_fit
-from hpcdecode.ranks.layout import Wishes
 from hpcdecode.ranks.team import Team, WeightFacts, assemble
 from hpcdecode.ranks.watchdog import Watchdog
+from hpcdecode.ranks.wishes import Wishes
 from hpcdecode.report import text
 from hpcdecode.report.metrics import Metrics, check_emptied, summarize, versions
 from hpcdecode.report.progress import Progress
@@ -76,9 +76,9 @@ def generate(
     if job.survive:
         _check_survive(comm)
     layout = job.layout
-    if layout == "auto" and (job.partition != "request" or job.pools != "shared"):
+    if layout == "auto" and (job.partition != "request" or job.pools != "shared" or job.route != "fixed"):
         layout = "split"  # of which these speak
-    wishes = Wishes(layout=layout, s_ranks=job.s_ranks, pools=job.pools, tp=job.tp, pp=job.pp)
+    wishes = Wishes(layout=layout, s_ranks=job.s_ranks, pools=job.pools, tp=job.tp, pp=job.pp, route=job.route)
     advice = partial(advise, job, wishes) if job.profile else None
     weights = WeightFacts() if model else weight_facts(job)
     team = assemble(comm, wishes, job.device, job.r_device, weights, advice)

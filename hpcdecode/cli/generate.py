@@ -30,7 +30,7 @@ from hpcdecode.config import (
 )
 from hpcdecode.errors import RowProblem, UserError, first_line
 from hpcdecode.ranks import launch
-from hpcdecode.ranks.layout import LAYOUTS, POOLS
+from hpcdecode.ranks.wishes import LAYOUTS, POOLS, ROUTES
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.schedule.limits import prefill_limit
 from hpcdecode.system.signals import END_TIME, Signals
@@ -203,6 +203,9 @@ def _add_size(group: Group) -> None:
     add("--ep", "--enable-expert-parallel", action=_Switch, help=help)
     help = f"whether all R-ranks serve every S-rank, or an even share of them each ({_DEFAULTS['pools']})"
     add("--pools", choices=POOLS, help=help)
+    help = "fixed: one S-rank runs all slices of a lane; rotational: all S-ranks, each with the whole model, run them "
+    help += f"in turn, which suits weights that take longer to read than to compute with ({_DEFAULTS['route']})"
+    add("--route", choices=ROUTES, help=help)
     help = "how activations cross between ranks: in messages, or by one nonblocking collective a layer each way; auto, "
     help += "the default, takes messages within a host, and between hosts times both and keeps collectives unless they "
     help += "are slower"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hpcdecode.cli.arguments import add_verbosity
 from hpcdecode.config import DTYPES, find_model
 from hpcdecode.ranks import launch
-from hpcdecode.ranks.layout import LAYOUTS, Wishes
+from hpcdecode.ranks.wishes import LAYOUTS, Wishes
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -18,7 +18,7 @@ from hpcdecode.config import DTYPES, KV_DTYPES, find_model
 from hpcdecode.errors import UserError
 from hpcdecode.planning.servers import SERVING
 from hpcdecode.ranks import launch
-from hpcdecode.ranks.layout import POOLS
+from hpcdecode.ranks.wishes import POOLS
 from hpcdecode.schedule.limits import prefill_limit
 
 if TYPE_CHECKING:

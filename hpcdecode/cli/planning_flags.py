@@ -9,7 +9,7 @@ from hpcdecode.cli.arguments import parsed
 from hpcdecode.config import SCHEDULES, find_model, parse_bytes
 from hpcdecode.errors import UserError
 from hpcdecode.planning.servers import SERVING
-from hpcdecode.ranks.layout import LAYOUTS, POOLS
+from hpcdecode.ranks.wishes import LAYOUTS, POOLS
 from hpcdecode.schedule.limits import prefill_limit
 
 if TYPE_CHECKING:

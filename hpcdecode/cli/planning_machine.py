@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hpcdecode.cli.planning_flags import WIDTHS, require_ranks
 from hpcdecode.errors import UserError
-from hpcdecode.ranks.layout import GroupShape
+from hpcdecode.ranks.wishes import GroupShape
 
 if TYPE_CHECKING:
     import argparse

@@ -12,8 +12,8 @@ from hpcdecode.doctor.checks import BINDING, CHECKS, Problem
 from hpcdecode.doctor.exchange import ExchangeFacts, between_hosts
 from hpcdecode.doctor.facts import Place, RankFacts, examine, place
 from hpcdecode.ranks.launch import is_lead
-from hpcdecode.ranks.layout import Wishes
 from hpcdecode.ranks.team import Team, assemble
+from hpcdecode.ranks.wishes import Wishes
 from hpcdecode.report.text import table
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ def announce(engine: Engine, scales: Sequence[Scale], stages: Stages) -> None:
     weights = f" with {engine.options.weights} weights" if engine.options.weights else ""
     logger.info(text.topology(engine.team.ranks))
     logger.info(f"layout: {engine.team.layout}")
-    if len(setup.members) > 1:
+    if engine.team.ranks[engine.team.s_ranks[0]].parts > 1:
         logger.info(_members(setup))
     if engine.options.ep:
         _say_experts(engine.team.ranks[engine.team.s_ranks[0]].tp)

@@ -22,7 +22,7 @@ from hpcdecode.engine.links import (
     lanes_of,
     local_links,
     pool_communicators,
-    r_link,
+    r_links,
     s_link,
     slots_of,
 )
@@ -46,6 +46,7 @@ from hpcdecode.report.metrics import Metrics
 from hpcdecode.report.progress import Progress
 from hpcdecode.requests.stops import Stops
 from hpcdecode.schedule.policies import POLICIES
+from hpcdecode.schedule.routes import Rotation
 from hpcdecode.schedule.scheduler import Scheduler
 from hpcdecode.system.signals import Signals
 from hpcdecode.system.timeline import Timeline
@@ -254,16 +255,17 @@ class Engine:
         """Serve all lanes."""
         from hpcdecode.engine.r_rank import lane_program
 
-        device = torch.device(self.team.me.kv_device if self._direct else "cpu")
-        specs = [lane_spec(self.options, self.team, self.setup, lane.scale, device) for lane in lanes]
-        ends = zip(comms, specs, lanes, strict=True)
-        links = [r_link(self.options, self.team, comm, spec, lane.first_slot) for comm, spec, lane in ends]
+        team = self.team
+        device = torch.device(team.me.kv_device if self._direct else "cpu")
+        ends = r_links(self.options, team, self.setup, lanes, comms, device)
+        self._work.links = links = [link for of_lane in ends for link in of_lane]
         self.comms += [link.graph for link in links if link.graph]
-        self._work.links = links
-        attention, orders = self._work.attention, [PlanOrder() for _ in self.team.groups]
+        attention, orders = self._work.attention, [PlanOrder() for _ in team.groups]
         assert attention is not None, "expected an R-rank"
-        programs = [lane_program(i, links[i], attention, orders[lane.group]) for i, lane in enumerate(lanes)]
-        serve(programs, self.timeline)
+        route = Rotation(team.me.copies, len(self.setup.shapes_of(team.me)))
+        each = zip(range(len(lanes)), lanes, ends, strict=True)
+        programs = (lane_program(i, own, attention, orders[g], partial(route.copy, n)) for i, (g, n, *_), own in each)
+        serve(list(programs), self.timeline)
 
     @property
     def _direct(self) -> bool:

@@ -38,14 +38,27 @@ class StepExecutor(Protocol):
         """Yield what it must wait for; return what the last slice takes."""
 
 
-class LayeredExecutor:
-    """Sends q, k and v of every layer over the lane's link.
+class PromptExecutor:
+    """What executors have in common whose prompts attend on the S-rank while the R-ranks attend."""
 
-    It suits every step. Prompts attend on the S-rank while the R-ranks attend.
-    """
+    def __init__(self, model: SplitModel, prompts: PromptKvCache, timeline: Timeline):
+        self.model, self.prompts, self.timeline = model, prompts, timeline
+
+    def attend_prompts(self, layer: int, inputs: ModelInputs, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
+        """Attend from the step's prompt tokens; after the last attention only from those whose logits are needed."""
+        first = inputs.decodes
+        skipped = inputs.skipped_queries if layer == len(self.model.attends) - 1 else None
+        q, k, v, o = (x[first:] for x in (q, k, v, o))
+        own = layer - self.model.layers.start
+        self.prompts.attend(own, inputs.parts, q, k, v, o, self.model.sinks(layer), skipped)
+
+
+class LayeredExecutor(PromptExecutor):
+    """Sends q, k and v of every layer over the lane's link. It suits every step."""
 
     def __init__(self, model: SplitModel, groups: Sequence[GroupLane], prompts: PromptKvCache, timeline: Timeline):
-        self.model, self.groups, self.prompts, self.timeline = model, groups, prompts, timeline
+        super().__init__(model, prompts, timeline)
+        self.groups = groups
 
     def suits(self, inputs: ModelInputs) -> bool:
         """Return True."""
@@ -63,7 +76,7 @@ class LayeredExecutor:
             link.send_qkv(layer - layers.start, q, k, v, o)
             if inputs.parts:
                 enter("prefill", lane)
-                self._attend_prompts(layer, inputs, q, k, v, o)
+                self.attend_prompts(layer, inputs, q, k, v, o)
             yield "wait", link
             enter("take", lane)
             link.recv_output()
@@ -73,14 +86,6 @@ class LayeredExecutor:
             enter("post", lane)
             group.hand_on(o, context)
         return LastSliceInput(o, context)
-
-    def _attend_prompts(self, layer: int, inputs: ModelInputs, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
-        """Attend from the step's prompt tokens; after the last attention only from those whose logits are needed."""
-        first = inputs.decodes
-        skipped = inputs.skipped_queries if layer == len(self.model.attends) - 1 else None
-        q, k, v, o = (x[first:] for x in (q, k, v, o))
-        own = layer - self.model.layers.start
-        self.prompts.attend(own, inputs.parts, q, k, v, o, self.model.sinks(layer), skipped)
 
 
 class FusedExecutor:
@@ -106,18 +111,3 @@ class FusedExecutor:
         self.timeline.enter("attend", lane, since=seconds)
         self.prompts.finish((), inputs.forgotten)
         return LastSliceInput(o, context)
-
-
-def executors(
-    model: SplitModel,
-    links: Sequence[SLink],
-    groups: Sequence[GroupLane],
-    prompts: PromptKvCache,
-    timeline: Timeline,
-) -> list[StepExecutor]:
-    """Return the executors of an S-rank's lanes, the best first; the last suits every step."""
-    found: list[StepExecutor] = []
-    if len(links) == 1 and isinstance(links[0], LocalLink):
-        fused = FusedStep.of(model, links[0].attention.kv_cache)
-        found += [FusedExecutor(fused, model, links[0], prompts, timeline)] if fused else []
-    return [*found, LayeredExecutor(model, groups, prompts, timeline)]

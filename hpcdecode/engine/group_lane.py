@@ -16,6 +16,7 @@ from hpcdecode.model.run.lm_head import Largest
 from hpcdecode.model.run.split_model import LmHeadInput
 from hpcdecode.mpi.wait import Waitable
 from hpcdecode.schedule.plan import Plan
+from hpcdecode.schedule.routes import Rotation
 from hpcdecode.system.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -95,17 +96,29 @@ class MpiGroupLane:
     Args:
         comm: of the members, for this lane alone.
         stage: of the members of this stage, for this lane alone; None if it has one.
-        tp: members of a stage.
+        tp: members of a stage or copy of the model.
+        route: of the lanes through the copies.
         columns: of the logits, by member of this stage; nothing if each member computes all of them.
         timeline: of this rank.
+
+    Attributes:
+        copy: number of this member's copy of the model.
+        at_home: whether this member is in home's stage, which ends with the logits.
     """
 
     def __init__(
-        self, comm: MPI.Intracomm, stage: MPI.Intracomm | None, tp: int, columns: Sequence[int], timeline: Timeline
+        self,
+        comm: MPI.Intracomm,
+        stage: MPI.Intracomm | None,
+        tp: int,
+        route: Rotation,
+        columns: Sequence[int],
+        timeline: Timeline,
     ):
         from hpcdecode.exchange.sums import MpiSums
 
-        self.timeline = timeline
+        self.timeline, self.route, self._tp = timeline, route, tp
+        self.copy, self.at_home = comm.rank // tp if route.copies > 1 else 0, comm.rank < tp
         self.comm, self.columns = comm, np.array(columns)
         self.sums = None if stage is None else MpiSums(stage)
         self._before, self._after = comm.rank + tp, comm.rank - tp  # members of the stages before and after
@@ -126,19 +139,35 @@ class MpiGroupLane:
 
     def take_over(self, inputs: ModelInputs) -> Waiting[SliceInput]:
         """Return what the first layer of this stage takes: the step's tokens, or what the stage before hands on."""
-        from hpcdecode.exchange.tensors import receive_tensors
-
         if self._before >= self.comm.size:
             return SliceInput(None, inputs.tokens)
-        device = inputs.tokens.ids.device
-        o, *context = yield from waiting("wait", receive_tensors(self.comm, self._before, _HANDED, device))
+        o, *context = yield from self._receive_tensors(self._before, inputs.tokens.ids.device)
         return SliceInput(o, tuple(context))
 
     def hand_on(self, o: Tensor, context: tuple[Tensor, ...]) -> None:
         """Send the next stage the output of the last attention here, and the context; it waits for nothing."""
+        self._send_tensors(self._after, [o, *context])
+
+    def send(self, copy: int, tensors: Sequence[Tensor]) -> None:
+        """Send tensors to this member's counterpart in a copy of the model; it waits for nothing."""
+        self._send_tensors(self._counterpart(copy), tensors)
+
+    def receive_from(self, copy: int, device: torch.device) -> Waiting[list[Tensor]]:
+        """Return on a device what this member's counterpart in a copy of the model sends."""
+        return self._receive_tensors(self._counterpart(copy), device)
+
+    def _counterpart(self, copy: int) -> int:
+        return copy * self._tp + self.comm.rank % self._tp
+
+    def _send_tensors(self, member: int, tensors: Sequence[Tensor]) -> None:
         from hpcdecode.exchange.tensors import send_tensors
 
-        self._keep(send_tensors(self.comm, self._after, _HANDED, [o, *context]))
+        self._keep(send_tensors(self.comm, member, _HANDED, tensors))
+
+    def _receive_tensors(self, member: int, device: torch.device) -> Waiting[list[Tensor]]:
+        from hpcdecode.exchange.tensors import receive_tensors
+
+        return (yield from waiting("wait", receive_tensors(self.comm, member, _HANDED, device)))
 
     def summed(self, work: Summed[T]) -> Waiting[T]:
         """Run work with the members' sums."""

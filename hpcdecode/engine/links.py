@@ -17,6 +17,7 @@ from hpcdecode.exchange.base import SLink
 from hpcdecode.exchange.local import LocalLink
 from hpcdecode.exchange.staging import staged
 from hpcdecode.ranks.team import Team
+from hpcdecode.schedule.routes import Rotation
 from hpcdecode.system.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -31,20 +32,22 @@ class Lane(NamedTuple):
 
     Attributes:
         group: index of the group.
+        number: in the group.
         scale: of the group.
         first_slot: of this rank's KV cache, the first that is the lane's.
     """
 
     group: int
+    number: int
     scale: Scale
     first_slot: int
 
 
 def lanes_of(team: Team, scales: Sequence[Scale]) -> list[Lane]:
     """Return the lanes of this rank, by group; its KV cache has the slots of all of them, side by side."""
-    groups = [group for group in team.own for _ in scales[group].lanes]
-    first_slots = accumulate((scales[group].slots for group in groups), initial=0)
-    return [Lane(group, scales[group], slot) for group, slot in zip(groups, first_slots, strict=False)]
+    groups = [(group, number) for group in team.own for number in range(len(scales[group].lanes))]
+    first_slots = accumulate((scales[group].slots for group, _ in groups), initial=0)
+    return [Lane(*place, scales[place[0]], slot) for place, slot in zip(groups, first_slots, strict=False)]
 
 
 def slots_of(lanes: Sequence[Lane]) -> int:
@@ -82,8 +85,10 @@ def group_lanes(team: Team, setup: Setup, scales: Sequence[Scale], timeline: Tim
     comms, of_stages = _communicators(team, members), iter(_communicators(team, stages))
     if not comms:
         return None
-    columns = setup.columns_of(team.me)
-    return [MpiGroupLane(comm, next(of_stages, None), team.me.tp, columns, timeline) for comm in comms]
+    me = team.me
+    columns = setup.columns_of(me)
+    route = Rotation(me.copies, len(setup.shapes_of(me)))
+    return [MpiGroupLane(comm, next(of_stages, None), me.tp, route, columns, timeline) for comm in comms]
 
 
 def _communicators(team: Team, ranks: Sequence[tuple[list[int], int]]) -> list[MPI.Intracomm]:
@@ -133,6 +138,8 @@ def goes_by_collectives(options: EngineOptions, team: Team) -> bool:
 
     With `auto` they may if the ranks are on several hosts: R-ranks that share memory with their S-rank do not.
     """
+    if options.route == "rotational":
+        return False
     if options.exchange == "auto" and not direct(options, team):
         return len({rank.host for rank in team.ranks}) > 1
     return options.exchange == "collective" and not direct(options, team)
@@ -158,3 +165,30 @@ def r_link(options: EngineOptions, team: Team, comm: MPI.Intracomm, spec: LaneSp
     from hpcdecode.exchange.mpi import MpiRLink
 
     return MpiRLink(comm, spec, first_slot)
+
+
+def r_links(
+    options: EngineOptions,
+    team: Team,
+    setup: Setup,
+    lanes: Sequence[Lane],
+    comms: Sequence[MPI.Intracomm],
+    device: torch.device,
+) -> list[list[MpiRLink]]:
+    """Return an R-rank's ends of each lane, one to each copy of the model.
+
+    Args:
+        options: of the engine.
+        team: of this rank.
+        setup: of the model.
+        lanes: of this rank.
+        comms: of its lanes, by group, copy and lane.
+        device: of what is sent and received here.
+    """
+    groups = [[i for i, lane in enumerate(lanes) if lane.group == group] for group in team.own]
+    ends: list[list[MpiRLink]] = [[] for _ in lanes]
+    order = (i for group in groups for _ in range(team.me.copies) for i in group)
+    for comm, i in zip(comms, order, strict=True):
+        spec = lane_spec(options, team, setup, lanes[i].scale, device)
+        ends[i].append(r_link(options, team, comm, spec, lanes[i].first_slot))
+    return ends

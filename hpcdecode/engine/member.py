@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from hpcdecode.engine.executors import LayeredExecutor
 from hpcdecode.engine.group_lane import MpiGroupLane
 from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.engine.programs import PlanOrder, Program, serve
+from hpcdecode.engine.rotation import executors
 from hpcdecode.exchange.base import SLink
 from hpcdecode.model import SplitModel
 from hpcdecode.system.memory import give_back
@@ -41,7 +41,7 @@ class Member:
         timeline: Timeline,
     ):
         self.model, self.links, self.groups, self.prompt_kv, self.timeline = model, links, groups, prompts, timeline
-        self.executor = LayeredExecutor(model, groups, prompts, timeline)
+        (self.executor,) = executors(model, links, groups, prompts, timeline)
         self.seconds = 0.0
         self.steps = self.peak_prefill_tokens = 0
         self._order = PlanOrder()
@@ -66,7 +66,7 @@ class Member:
             yield "idle", self._order.turn(plan.number)
             self._order.next += 1
             enter("plan", lane)
-            link.send_plan(plan)
+            link.follow_plan(plan) if group.copy else link.send_plan(plan)
             if not order.tokens:
                 self.prompt_kv.finish((), order.forgotten)
                 if plan.stop:
@@ -74,7 +74,7 @@ class Member:
                 continue
             inputs = order.inputs().on(self.model.device)
             last = yield from self.executor.run(lane, link, inputs)
-            if self.model.ends and len(inputs.tokens.logits_indices):
+            if group.at_home and len(inputs.tokens.logits_indices):
                 enter("logits", lane)
                 head = yield from group.summed(self.model.start_last(*last))
                 yield from group.largest(head) if inputs.largest else group.logits(head)

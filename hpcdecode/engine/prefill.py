@@ -59,11 +59,11 @@ class HeldPrompt:
     """K and V of a prompt.
 
     Attributes:
-        layers: Packed, by layer, with room for all of the prompt.
+        layers: Packed, by each layer that runs here, with room for all of the prompt.
         tokens: That were prefilled, all layers of them.
     """
 
-    layers: list[Tensor]
+    layers: dict[int, Tensor]
     tokens: int = 0
 
 
@@ -164,9 +164,9 @@ class PromptKvCache:
                 memory = self._passing[at : at + size]
                 at += size
             else:
-                layers = self._held.setdefault(part.key, HeldPrompt([])).layers
-                if len(layers) <= layer:
-                    layers.append(self._memory(size))
+                layers = self._held.setdefault(part.key, HeldPrompt({})).layers
+                if layer not in layers:
+                    layers[layer] = self._memory(size)
                 memory = layers[layer]
             if part.begins and part.shared:
                 held = self._held[part.prefix].layers[layer]

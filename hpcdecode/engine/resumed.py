@@ -24,6 +24,7 @@ class ResumedAttention:
     def __init__(self, open_cache: Callable[[int], KvCache]):
         self._open_cache = open_cache
         self._caches: dict[int, KvCache] = {}
+        self._tokens: dict[int, int] = {}  # that each has room for
 
     def attend(
         self, layer: int, part: PromptPart, q: Tensor, k: Tensor, v: Tensor, o: Tensor, sinks: Tensor | None
@@ -31,7 +32,7 @@ class ResumedAttention:
         """Overwrite the rows of `o` that are those of generated tokens, if the part has any.
 
         Args:
-            layer: Index of the attention layer. A part comes once for each, in order.
+            layer: Index of the attention layer. A part comes once for each that runs here, in order.
             part: Of a resumed sequence.
             q: Queries of the part's tokens [count, q_heads * k_dim].
             k: Keys [count, kv_heads * k_dim].
@@ -42,8 +43,9 @@ class ResumedAttention:
         if part.key not in self._caches:
             self._caches[part.key] = self._open_cache(part.length)
         cache = self._caches[part.key]
-        if layer == 0:
+        if self._tokens.get(part.key, part.start) < part.start + part.count:  # at the first layer here
             cache.extend([0], [part.count])
+            self._tokens[part.key] = part.start + part.count
         cache.append(layer, [0], [part.count], torch.cat((k, v), 1))
         count = min(part.start + part.count - (part.length - part.resumed), part.count)
         if count > 0:
@@ -53,4 +55,5 @@ class ResumedAttention:
     def finish(self, part: PromptPart) -> None:
         """Forget the sequence of a part that completes it."""
         if part.completes:
-            del self._caches[part.key]
+            self._caches.pop(part.key, None)
+            self._tokens.pop(part.key, None)

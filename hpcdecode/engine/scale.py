@@ -73,8 +73,9 @@ def _choose(
     batch = max(min(batch, capacity // setup.block_tokens), 1)
     load = options.load_limit or load_limit(batch, period, steps, mean_prompt(first), capacity)
     crosses = apart(team, group)
-    stages = team.ranks[group.home].pp
-    lanes = options.lanes or (2 if crosses else 1) * stages  # one device has nothing to overlap
+    home = team.ranks[group.home]
+    usual = home.copies + 1 if home.copies > 1 else (2 if crosses else 1) * home.pp  # one device has nothing to overlap
+    lanes = options.lanes or usual
     most = max([p.params.samples for p in first], default=1)  # a row is run by one lane
     prefill = options.prefill_tokens or prefill_limit(crosses)
     return Scale(batch, period, steps, load, prefill, split(batch, max(min(lanes, batch // most), 1)))

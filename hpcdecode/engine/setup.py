@@ -79,7 +79,8 @@ class Setup(msgspec.Struct, frozen=True):
 
     def columns_of(self, rank: Rank) -> list[int]:
         """Return the number of logits that each member of a rank's stage computes; nothing if each computes all."""
-        vocabularies = [m.vocabulary for m in self.members if m.layers == self.part_of(rank).layers]
+        first = rank.member // rank.tp * rank.tp
+        vocabularies = [part.vocabulary for part in self.members[first : first + rank.tp]]
         return [last - first for first, last in vocabularies] if vocabularies[-1][0] else []
 
 
@@ -126,7 +127,7 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
             raise UserError(
                 "--compile: expected S-ranks on GPUs, got cpu, where slices are compiled in any case; leave it out"
             )
-        assert model is None or team.me.tp * team.me.pp == 1, "a model that is given is whole: expected no members"
+        assert model is None or team.me.parts == 1, "a model that is given is whole: expected no members"
         tokenizer = Tokenizer.load(options.model)
         dtype = options.dtype or auto_dtype(options.model, device)
         loaded = model or load_split(

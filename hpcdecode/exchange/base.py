@@ -25,7 +25,10 @@ Slots = NDArray[np.int32]
 
 
 class SLink(Protocol):
-    """The S-rank's end of a lane."""
+    """The S-rank's end of a lane.
+
+    S-ranks that run a lane in turn have an end each: the answer to what one has sent goes to the next.
+    """
 
     def send_plan(self, plan: Plan) -> None:
         """Announce the plan of the lane's next step."""
@@ -41,6 +44,15 @@ class SLink(Protocol):
             o: [T, q_heads * v_dim]; its decode rows are valid after `recv_output`, the others are the caller's.
         """
 
+    def follow_plan(self, plan: Plan) -> None:
+        """Take a plan that another S-rank's end of the lane announces."""
+
+    def send_away(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Start the attention of `layer` as `send_qkv` does; another S-rank expects its output."""
+
+    def expect_output(self, layer: int, o: Tensor) -> None:
+        """Expect the output of an attention that another S-rank starts, as `send_qkv` does for its own."""
+
     def Test(self) -> bool:
         """Return whether the R-ranks have done what was sent last."""
 
@@ -49,6 +61,22 @@ class SLink(Protocol):
 
     def close(self) -> None:
         """Complete what is under way after the stop plan."""
+
+
+class OnlyEnd:
+    """What the ends of lanes have in common whose S-rank is the only one."""
+
+    def follow_plan(self, plan: Plan) -> None:
+        """Raise NotImplementedError: the S-rank is the only one."""
+        raise NotImplementedError("the lane has one S-rank")
+
+    def send_away(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Raise NotImplementedError: the S-rank is the only one."""
+        raise NotImplementedError("the lane has one S-rank")
+
+    def expect_output(self, layer: int, o: Tensor) -> None:
+        """Raise NotImplementedError: the S-rank is the only one."""
+        raise NotImplementedError("the lane has one S-rank")
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,7 +214,7 @@ class CollectiveRLink(MpiRLink):
         if not self._collective or self.graph is None:
             yield from super().recv_qkv(layer)
             return
-        messages, kind = self._messages(layer), self._kinds[layer]
+        messages, kind = self.messages(layer), self._kinds[layer]
         wire = self._wires[kind] if kind in self._wires else self._wires.setdefault(kind, _wire(messages))
         wait(self._sent)
         self._answer = wire.back

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from hpcdecode.exchange.base import Attention, Share, joined
+from hpcdecode.exchange.base import Attention, OnlyEnd, Share, joined
 from hpcdecode.mpi.wait import Waitable
 from hpcdecode.schedule.plan import Plan
 
 
-class LocalLink:
+class LocalLink(OnlyEnd):
     """A lane whose only R-rank is this process.
 
     Args:

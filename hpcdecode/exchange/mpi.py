@@ -92,6 +92,10 @@ class MpiSLink:
         self._by_kind = {}
         return length
 
+    def follow_plan(self, plan: Plan) -> None:
+        """Settle each R-rank's share of a plan that another S-rank sends them."""
+        self._share_out(plan)
+
     def send_qkv(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
         """Pack each piece and send it at once, so that its R-rank can begin."""
         self._begin(layer, o)
@@ -99,6 +103,20 @@ class MpiSLink:
             for packing in outgoing.packings:
                 packing.pack(q, k, v)
             self._exchange(outgoing)
+
+    def send_away(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Pack each piece and send it at once; another S-rank gets the answer."""
+        self._begin(layer, q)
+        for outgoing in self._current:
+            for packing in outgoing.packings:
+                packing.pack(q, k, v)
+            self._send(outgoing)
+
+    def expect_output(self, layer: int, o: Tensor) -> None:
+        """Expect the answers to what another S-rank sends."""
+        self._begin(layer, o)
+        for outgoing in self._current:
+            self._expect(outgoing)
 
     def pack(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
         """Pack all pieces, which a device may do later; `send_packed` is the rest of `send_qkv`."""
@@ -112,18 +130,30 @@ class MpiSLink:
         for outgoing in self._current:
             self._exchange(outgoing)
 
-    def _begin(self, layer: int, o: Tensor) -> None:
+    def send_packed_away(self) -> None:
+        """Send what was packed; another S-rank gets the answer."""
+        for outgoing in self._current:
+            self._send(outgoing)
+
+    def _begin(self, layer: int, target: Tensor) -> None:
+        """Take up a layer; target: where its output goes, or a tensor beside it if that is elsewhere."""
         kind = self._kinds[layer]
         if kind not in self._by_kind:
-            self._by_kind[kind] = self._outgoing(self.spec.shapes[kind], o.device)
+            self._by_kind[kind] = self._outgoing(self.spec.shapes[kind], target.device)
         wait(self._sent)
-        self._target, self._current = o, self._by_kind[kind]
+        self._target, self._current = target, self._by_kind[kind]
 
     def _exchange(self, outgoing: Outgoing) -> None:
-        comm, posts = self.comm, outgoing.posts
-        self._answers.requests += [comm.Irecv(message.answer, rank, _OUT) for rank, message in posts]
+        self._expect(outgoing)
+        self._send(outgoing)
+
+    def _expect(self, outgoing: Outgoing) -> None:
+        answers = [self.comm.Irecv(message.answer, rank, _OUT) for rank, message in outgoing.posts]
+        self._answers.requests += answers
+
+    def _send(self, outgoing: Outgoing) -> None:
         self._memory.sync()
-        self._sent.requests += [comm.Isend(message.qkv, rank, _QKV) for rank, message in posts]
+        self._sent.requests += [self.comm.Isend(message.qkv, rank, _QKV) for rank, message in outgoing.posts]
 
     def Test(self) -> bool:
         """Return whether all answers have come."""
@@ -207,19 +237,24 @@ class MpiRLink:
     def take_plan(self) -> Plan:
         """Return the plan that has come."""
         plan = Plan.decode_from(self._plan)
+        self.follow_plan(plan)
+        return plan
+
+    def follow_plan(self, plan: Plan) -> None:
+        """Settle this R-rank's share of a plan that came over another link of the lane."""
         named = self.spec.partition.named(self.comm.rank - 1)
         self.share = Share(plan, named, self.first_slot, 1 if plan.collective else self.spec.pieces)
         self._by_kind = {}
-        return plan
 
     def recv_qkv(self, layer: int) -> Iterator[tuple[MPI.Request, Message]]:
         """Yield a layer's messages, each with its request; once that is complete call `take_qkv`, then read it."""
-        messages = self._messages(layer)
+        messages = self.messages(layer)
         wait(self._sent)
         requests = [self.comm.Irecv(message.qkv, 0, _QKV) for message in messages]
         yield from zip(requests, messages, strict=True)
 
-    def _messages(self, layer: int) -> list[Message]:
+    def messages(self, layer: int) -> list[Message]:
+        """Return a layer's messages."""
         kind = self._kinds[layer]
         if kind not in self._by_kind:
             self._by_kind[kind] = self._memory.ranks[0].messages(self.share.pieces, self.shapes[kind])

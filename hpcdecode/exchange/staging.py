@@ -17,6 +17,7 @@ from hpcdecode.exchange.base import SLink
 from hpcdecode.mpi.wait import Waitable
 from hpcdecode.schedule.plan import Plan
 
+_OUTPUT = 3  # of q, k, v and o
 Pairs = Sequence[tuple[Tensor, Tensor]]  # to, from
 
 
@@ -51,6 +52,9 @@ class PackingLink(SLink, Protocol):
 
     def send_packed(self) -> None:
         """Do the rest of it."""
+
+    def send_packed_away(self) -> None:
+        """Do the rest of `send_away`."""
 
 
 class CudaMark:
@@ -158,6 +162,10 @@ class _Deferred:
         """Announce the plan of the lane's next step."""
         self.link.send_plan(plan)
 
+    def follow_plan(self, plan: Plan) -> None:
+        """Take a plan that another S-rank's end announces."""
+        self.link.follow_plan(plan)
+
     def Test(self) -> bool:
         """Return whether the R-ranks have done what was sent last."""
         self.outbox.send_ready()
@@ -178,13 +186,18 @@ class StagedLink(_Deferred):
     def __init__(self, link: SLink, outbox: Outbox, copies: Copies):
         super().__init__(link, outbox)
         self.copies = copies
-        self._memory: list[Tensor] = []  # pinned: q, k, v, o
+        self._memory: dict[int, Tensor] = {}  # pinned: q, k, v, o
         self._decodes = 0
 
     def send_plan(self, plan: Plan) -> None:
         """Announce the plan of the lane's next step."""
         self._decodes = len(plan.decode)
         super().send_plan(plan)
+
+    def follow_plan(self, plan: Plan) -> None:
+        """Take a plan that another S-rank's end announces."""
+        self._decodes = len(plan.decode)
+        super().follow_plan(plan)
 
     def send_qkv(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
         """Copy q, k and v to the host, and send them once they are there."""
@@ -194,6 +207,18 @@ class StagedLink(_Deferred):
         hq, hk, hv = rows
         self.outbox.add(_Post(self.link, lambda: self.link.send_qkv(layer, hq, hk, hv, out), self._mark, (q, k, v)))
 
+    def send_away(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Copy q, k and v to the host, and send them away once they are there."""
+        hq, hk, hv = rows = self._staged((q, k, v))
+        mark = self.copies.out(list(zip(rows, (q, k, v), strict=True)))
+        self.outbox.add(_Post(self.link, lambda: self.link.send_away(layer, hq, hk, hv), mark, (q, k, v)))
+
+    def expect_output(self, layer: int, o: Tensor) -> None:
+        """Expect the answer in host memory."""
+        self._target, self._answer = o, self._staged((o,), first=_OUTPUT)[0]
+        self._mark = self.copies.out([])
+        self.outbox.add(_Post(self.link, lambda: self.link.expect_output(layer, self._answer), self._mark, ()))
+
     def recv_output(self) -> None:
         """Copy o to the device."""
         super().recv_output()
@@ -201,12 +226,17 @@ class StagedLink(_Deferred):
             rows = slice(self._decodes)
             self.copies.into([(self._target[rows], self._answer[rows])], self._mark)
 
-    def _staged(self, like: Sequence[Tensor]) -> list[Tensor]:
-        """Return host memory for each of `like`, that of the layer before: its answer has been copied on."""
+    def _staged(self, like: Sequence[Tensor], first: int = 0) -> list[Tensor]:
+        """Return host memory for each of `like`, that of the layer before: its answer has been copied on.
+
+        Args:
+            like: Tensors on the device.
+            first: Which of q, k, v and o they begin with.
+        """
         found = []
-        for i, x in enumerate(like):
-            if len(self._memory) <= i or self._memory[i].numel() < x.numel():
-                self._memory[i : i + 1] = [self.copies.pinned(len(x) + len(x) // 4, x.shape[1], x.dtype)]
+        for i, x in enumerate(like, first):
+            if i not in self._memory or self._memory[i].numel() < x.numel():
+                self._memory[i] = self.copies.pinned(len(x) + len(x) // 4, x.shape[1], x.dtype)
             found.append(self._memory[i].flatten()[: x.numel()].view(x.shape))
         return found
 
@@ -222,6 +252,15 @@ class DirectLink(_Deferred):
         """Let the device pack q, k and v, and send them once it has."""
         mark = self.queue.tell(lambda: self.packing.pack(layer, q, k, v, o))
         self.outbox.add(_Post(self.link, self.packing.send_packed, mark, (q, k, v)))
+
+    def send_away(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Let the device pack q, k and v, and send them away once it has."""
+        mark = self.queue.tell(lambda: self.packing.pack(layer, q, k, v, q))
+        self.outbox.add(_Post(self.link, self.packing.send_packed_away, mark, (q, k, v)))
+
+    def expect_output(self, layer: int, o: Tensor) -> None:
+        """Expect the answer in memory of the device."""
+        self.link.expect_output(layer, o)
 
 
 def staged(links: Sequence[SLink], device: torch.device) -> Sequence[SLink]:

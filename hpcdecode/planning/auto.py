@@ -21,8 +21,9 @@ from hpcdecode.planning.plan_text import chosen
 from hpcdecode.planning.planner import BATCHES, MeanRows
 from hpcdecode.planning.profile import Profile, read
 from hpcdecode.ranks.fit import copies_of
-from hpcdecode.ranks.layout import GroupShape, Wishes, against_replicas
+from hpcdecode.ranks.layout import against_replicas
 from hpcdecode.ranks.team import Team
+from hpcdecode.ranks.wishes import GroupShape, Wishes
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.schedule.auto import LOOKAHEAD, mean_prompt, new_tokens
 

@@ -23,7 +23,7 @@ from hpcdecode.planning.layouts import (
 from hpcdecode.planning.model_size import ModelSize
 from hpcdecode.planning.profile import Profile
 from hpcdecode.planning.serving import MEMORY
-from hpcdecode.ranks.layout import POOLS, GroupShape
+from hpcdecode.ranks.wishes import POOLS, GroupShape
 
 
 @dataclass(frozen=True)

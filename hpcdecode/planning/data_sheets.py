@@ -8,7 +8,7 @@ from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.group_shape import ONE, stage_shares
 from hpcdecode.planning.hardware import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, NODE_LATENCY, Device, LinkSpeed
 from hpcdecode.planning.model_size import ELEMENT_BYTES, ModelSize
-from hpcdecode.ranks.layout import GroupShape
+from hpcdecode.ranks.wishes import GroupShape
 
 NO_LINK = LinkSpeed(float("inf"), 0.0)  # between ranks that have nothing to send
 TOKEN_COUNTS = [1 << i for i in range(14)]  # at which data sheets are turned into seconds

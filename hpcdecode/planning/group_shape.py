@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcdecode.planning.model_size import ELEMENT_BYTES, ModelSize
-from hpcdecode.ranks.layout import GroupShape
+from hpcdecode.ranks.wishes import GroupShape
 
 ONE = GroupShape(1, 1)  # an S-rank that holds the whole model
 _MOST_STAGES = 32

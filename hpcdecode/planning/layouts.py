@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.group_shape import ONE
-from hpcdecode.ranks.layout import POOLS, GroupShape
+from hpcdecode.ranks.wishes import POOLS, GroupShape
 
 _STEPS = 16  # numbers of S-ranks that are tried, if there are more ranks than that
 

@@ -10,7 +10,7 @@ from hpcdecode.planning.layout_planner import PlannedLayout
 from hpcdecode.planning.layouts import GroupsAlike
 from hpcdecode.planning.model_size import ModelSize
 from hpcdecode.planning.planner import Candidate
-from hpcdecode.ranks.layout import GroupShape
+from hpcdecode.ranks.wishes import GroupShape
 from hpcdecode.schedule.auto import FULL
 
 _SHAPES_SHOWN = 3  # besides that of the choice

@@ -127,7 +127,7 @@ class Steady:
         self._wait_for_all()
         timeline.enter("other")
         before, order = timeline.shares(), PlanOrder()
-        serve([lane_program(lane, link, worker, order) for lane, link in enumerate(links)], timeline)
+        serve([lane_program(lane, [link], worker, order) for lane, link in enumerate(links)], timeline)
         own = _since(before, timeline, load.steps + 1)
         for link in links:
             link.close()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from hpcdecode.engine.desk import RankReport
+from hpcdecode.exchange.base import OnlyEnd
 from hpcdecode.planning.steady_load import SteadyLoad
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt, Unfinished
@@ -83,7 +84,7 @@ class _PromptFeed:
         raise IndexError(reason)
 
 
-class NoLink:
+class NoLink(OnlyEnd):
     """An S-rank's end of a lane whose attention takes no time."""
 
     def send_plan(self, plan: Plan) -> None:

@@ -41,7 +41,7 @@ def require_fit(ranks: Sequence[Rank]) -> None:
     """
     weights = max(r.weights for r in ranks)
     for here in _by_host([r for r in ranks if r.has_s and r.device == "cpu"]):
-        size, memory = here[0].tp * here[0].pp, min(r.memory for r in here)
+        size, memory = here[0].parts, min(r.memory for r in here)
         copies = copies_of(here, size)
         if copies * weights <= memory:
             continue

@@ -6,48 +6,28 @@ R-work in a step of one rank, replicas take (W + A) / N and K S-ranks max(W / K,
 are alike gets replicas, of as many ranks as the weights need, and a world in which some ranks see a GPU is split.
 
 A model may take a group of several S-ranks, its members. Tensor parallelism deals weights and attention heads out to
-them; pipeline parallelism gives each stage of them a run of layers.
+them; pipeline parallelism gives each stage of them a run of layers. Rotation gives each of them the whole model: they
+run the slices of a lane in turn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 
 from hpcdecode.errors import UserError
 from hpcdecode.ranks.fit import too_large
 from hpcdecode.ranks.roles import Rank
-
-LAYOUTS = ("auto", "replicas", "split")
-POOLS = ("shared", "own")
-
-
-class Wishes(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job asks of its layout.
-
-    Attributes:
-        layout: One of LAYOUTS; `auto` chooses.
-        s_ranks: Number of S-ranks of the layout `split`; None chooses.
-        pools: Whether all R-ranks serve every group, or an even share of them each.
-        tp: S-ranks that share the weights and attention heads of a stage; None chooses.
-        pp: Stages of a group, each of which has a run of layers.
-    """
-
-    layout: str = "auto"
-    s_ranks: int | None = None
-    pools: str = "shared"
-    tp: int | None = None
-    pp: int = 1
+from hpcdecode.ranks.wishes import GroupShape, Wishes
 
 
 class Group(msgspec.Struct, frozen=True):
     """S-ranks that share the weights of one model, and their pools, by their places in a team.
 
     Attributes:
-        members: Ranks that hold the weights, those of the last stage first. The first is the group's home, which
-            schedules and samples.
+        members: Ranks that hold the weights: those of the last stage first, or copy by copy. The first is the group's
+            home, which schedules and samples.
         pools: For each member the ranks that hold the KV caches of its layers and attention heads, in order; itself in
             the layout `replicas`.
         tp: Members of a stage.
@@ -64,7 +44,7 @@ class Group(msgspec.Struct, frozen=True):
 
     @property
     def stages(self) -> list[list[int]]:
-        """The members of each stage, the last stage first."""
+        """The members of each stage, the last stage first, or of each copy."""
         return [self.members[i : i + self.tp] for i in range(0, len(self.members), self.tp)]
 
     @property
@@ -89,8 +69,9 @@ def assign_roles(ranks: Sequence[Rank], wishes: Wishes) -> str:
     """
     size, s_ranks = len(ranks), wishes.s_ranks
     if size == 1:
-        for flag, value in (("s-ranks", s_ranks), ("tp", wishes.tp), ("pp", wishes.pp)):
-            if value not in (None, 1):
+        given = {"s-ranks": s_ranks, "tp": wishes.tp, "pp": wishes.pp, "route": wishes.route}
+        for flag, value in given.items():
+            if value not in (None, 1, "fixed"):
                 raise UserError(
                     f"--{flag} {value}: the world has 1 rank, which plays both roles; start more ranks",
                     everywhere=True,
@@ -102,43 +83,20 @@ def assign_roles(ranks: Sequence[Rank], wishes: Wishes) -> str:
             f"--layout replicas: expected no --s-ranks, since every rank has both roles, got {s_ranks}; leave one out",
             everywhere=True,
         )
-    shape = GroupShape(wishes.tp or 1, wishes.pp)
-    why = None if s_ranks is not None or wishes.layout == "split" else against_replicas(ranks, shape.size)
+    shape = wishes.shape()
+    split = s_ranks is not None or wishes.layout == "split" or shape.copies > 1
+    why = None if split else against_replicas(ranks, shape.size)
     if why and wishes.layout == "auto" and wishes.tp is None and not _some_own_gpus(ranks):
         shapes = [GroupShape(tp, wishes.pp) for tp in range(2, size + 1)]
         fitting = (s for s in shapes if size % s.size == 0 and against_replicas(ranks, s.size) is None)
         if found := next(fitting, None):
             return f"{_replicas(ranks, found)}: {why}"
-    if wishes.layout == "replicas" or (wishes.layout == "auto" and s_ranks is None and why is None):
+    if wishes.layout == "replicas" or (not split and why is None):
         return _replicas(ranks, shape)
     count = _split(ranks, s_ranks, shape)
     assign_pools(ranks, wishes.pools)
     each = f" (groups of {shape.text})" * (shape.size > 1)
     return f"{count} S{each} + {size - count} R" + f": {why}" * (why is not None)
-
-
-class GroupShape(NamedTuple):
-    """The members of a group: `tp` in each of `pp` stages."""
-
-    tp: int
-    pp: int
-
-    @property
-    def size(self) -> int:
-        """Return the number of members."""
-        return self.tp * self.pp
-
-    @property
-    def flags(self) -> str:
-        """Return the flags that ask for it."""
-        given = ((name, value) for name, value in zip(self._fields, self, strict=True) if value > 1)
-        return " ".join(f"--{name} {value}" for name, value in given)
-
-    @property
-    def text(self) -> str:
-        """Return it in words."""
-        stages = f"{self.pp} stages of {self.tp} ranks" if self.tp > 1 else f"{self.pp} stages"
-        return stages if self.pp > 1 else f"{self.tp} ranks"
 
 
 def _replicas(ranks: Sequence[Rank], shape: GroupShape) -> str:
@@ -161,7 +119,7 @@ def _replicas(ranks: Sequence[Rank], shape: GroupShape) -> str:
 def _assign_groups(s_ranks: Sequence[Rank], shape: GroupShape) -> None:
     """Make S-ranks members of groups, those of a group next to each other."""
     for place, rank in enumerate(s_ranks):
-        rank.member, rank.tp, rank.pp = place % shape.size, shape.tp, shape.pp
+        rank.member, rank.tp, rank.pp, rank.copies = place % shape.size, *shape
         rank.home = s_ranks[place - place % shape.size].rank
 
 
@@ -187,11 +145,11 @@ def _split(ranks: Sequence[Rank], s_ranks: int | None, shape: GroupShape) -> int
             f"expected 1 to {size - 1}, or start more ranks",
             everywhere=True,
         )
-    if count % shape.size or (size - count) % shape.size:
+    if count % shape.size or (size - count) % shape.parts:
         raise UserError(
-            f"{shape.flags}: expected multiples of {shape.size} S-ranks and R-ranks, as each of the {shape.size} "
-            f"members of a group has R-ranks of its own, got {count} S-ranks and {size - count} R-ranks; change "
-            "--s-ranks, the flags or the number of ranks",
+            f"{shape.flags}: expected multiples of {shape.size} S-ranks and of {shape.parts} R-ranks, as each of the "
+            f"{shape.parts} parts of a model has R-ranks of its own, got {count} S-ranks and {size - count} R-ranks; "
+            "change --s-ranks, the flags or the number of ranks",
             everywhere=True,
         )
     chosen = sorted(ranks, key=lambda r: (r.rank not in owners, not r.gpus, r.rank))[:count]
@@ -224,9 +182,9 @@ def assign_pools(ranks: Sequence[Rank], pools: str) -> None:
             everywhere=True,
         )
     homes, first = [r for r in s_ranks if r.member == 0], s_ranks[0]
-    size = first.tp * first.pp
+    size = first.parts
     for place, rank in enumerate(r_ranks):
-        rank.member, rank.tp, rank.pp = place % size, first.tp, first.pp
+        rank.member, rank.tp, rank.pp, rank.copies = place % size, first.tp, first.pp, first.copies
         share = place // size * len(homes) // max(len(r_ranks) // size, 1)
         rank.serves = homes[share].rank if pools == "own" else None
 
@@ -245,7 +203,7 @@ def deal_pools(ranks: Sequence[Rank], size: int) -> bool:
 
     Args:
         ranks: The ranks that are left.
-        size: Members of a group.
+        size: Members that have a copy of the model between them.
     """
     s_ranks, r_ranks = ([r for r in ranks if r.role == role] for role in ("S", "R"))
     if not s_ranks:
@@ -275,5 +233,5 @@ def _pool(ranks: Sequence[Rank], home: int, place: int) -> list[int]:
     """Return the pool of a member of a group."""
     if ranks[place].role == "SR":
         return [place]
-    member = ranks[place].member
+    member = ranks[place].member % ranks[place].parts
     return [p for p, r in enumerate(ranks) if r.role == "R" and r.serves in (None, home) and r.member == member]

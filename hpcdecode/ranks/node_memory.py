@@ -32,7 +32,7 @@ def node_memory(team: Team, *, loads: bool) -> Iterator[WeightMemory]:
     """
     me = team.me
     shares = loads and me.device == "cpu" and (shares_huge_pages() or _are_large(team))
-    nodes = team.gather_all(f"{me.host} {me.numa} {me.member}" if shares else "", str)
+    nodes = team.gather_all(f"{me.host} {me.numa} {me.member % me.parts}" if shares else "", str)
     if max(Counter(filter(None, nodes)).values(), default=0) < 2:
         yield PrivateMemory()
         return
@@ -52,7 +52,7 @@ def node_memory(team: Team, *, loads: bool) -> Iterator[WeightMemory]:
 def _are_large(team: Team) -> bool:
     """Return whether copies of the weights would take much of this host's memory."""
     here = [rank for rank in team.ranks if rank.host == team.me.host]
-    copies = sum(rank.weights / (rank.tp * rank.pp) for rank in here if rank.has_s)
+    copies = sum(rank.weights / rank.parts for rank in here if rank.has_s)
     return copies > COPIES_SHARE * min(rank.memory for rank in here)
 
 

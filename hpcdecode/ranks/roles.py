@@ -25,9 +25,11 @@ class Rank(msgspec.Struct, kw_only=True):
         shares_weights: Whether S-ranks of a NUMA node would have one copy of them.
         role: `S`, `R` or `SR`.
         home: Of an S-rank, the first member of its group, by its rank at the start; None if it is one.
-        member: Number of an S-rank in its group; of an R-rank, number of the members whose layers and heads it has.
+        member: Number of an S-rank in its group; of an R-rank, number of the member, in each copy of the model, whose
+            layers and heads it has.
         tp: S-ranks that share the layers of a stage.
         pp: Stages of a group.
+        copies: Whole copies of the model in a group, which run the slices of a lane in turn.
         serves: Of an R-rank, the home of the group whose rows it holds, by its rank at the start; None for all groups.
         device: Device of the slices.
         kv_device: Device of the KV cache and its attention.
@@ -52,6 +54,7 @@ class Rank(msgspec.Struct, kw_only=True):
     member: int = 0
     tp: int = 1
     pp: int = 1
+    copies: int = 1
     serves: int | None = None
     device: str = "cpu"
     kv_device: str = "cpu"
@@ -71,7 +74,22 @@ class Rank(msgspec.Struct, kw_only=True):
     @property
     def pp_rank(self) -> int:
         """Number of its stage. The group's first members have the last one, which ends with the logits."""
-        return self.pp - 1 - self.member // self.tp
+        return (self.pp - 1 - self.member // self.tp) % self.pp
+
+    @property
+    def copy(self) -> int:
+        """Number of its copy of the model. The group's first members have copy 0."""
+        return self.member // (self.tp * self.pp)
+
+    @property
+    def parts(self) -> int:
+        """Members that have a copy of the model between them."""
+        return self.tp * self.pp
+
+    @property
+    def at_home(self) -> bool:
+        """Whether it is in the stage of home, which ends with the logits."""
+        return self.member < self.tp
 
     @property
     def has_s(self) -> bool:

@@ -14,8 +14,9 @@ from hpcdecode.mpi.collectives import broadcast, gather_all
 from hpcdecode.mpi.gpu import takes_cuda_memory
 from hpcdecode.mpi.wait import Backoff
 from hpcdecode.ranks.launch import end_all
-from hpcdecode.ranks.layout import Group, Wishes, assign_roles, deal_pools, dissolve_groups, groups_of
+from hpcdecode.ranks.layout import Group, assign_roles, deal_pools, dissolve_groups, groups_of
 from hpcdecode.ranks.roles import Rank, assign_cores, assign_devices
+from hpcdecode.ranks.wishes import Wishes
 from hpcdecode.system.cores import arranged, nodes_of
 from hpcdecode.system.memory import available_bytes
 
@@ -173,7 +174,7 @@ def survivors(team: Team) -> Team:
     comm, places = ulfm.shrunk(team.comm)
     ranks, first = [team.ranks[place] for place in places], team.groups[0].members
     dissolve_groups(team.ranks, [g for g in team.groups if not set(g.members) <= set(places)], places)
-    if set(first) <= set(places) and deal_pools(ranks, len(first)):
+    if set(first) <= set(places) and deal_pools(ranks, team.ranks[first[0]].parts):
         return Team(comm, ranks, team.layout)
     if comm.rank != (places.index(first[0]) if first[0] in places else 0):
         time.sleep(_WAIT_FOR_END_SECONDS)

@@ -154,6 +154,10 @@ class Company:
         size = self.tp * options.get("pp", 1)
         if size > 1 and ranks < 2 * size:
             options["layout"] = "replicas"
+        if options.get("layout") == "replicas" or size > 1 or ranks < 3 or options.get("s_ranks", 1) == 1:
+            options.pop("route", None)
+        if "route" in options:
+            options.pop("exchange", None)
         if options.get("layout") == "replicas":
             options.pop("s_ranks", None), options.pop("partition", None)
             return options | {"kv_memory": tokens * self._kv_bytes(mix["model"])}

@@ -84,6 +84,7 @@ def runs() -> st.SearchStrategy[dict[str, Any]]:
             "s_ranks": st.just(2),  # of more than two ranks that are split
             "pp": st.sampled_from((2, 2, 3)),  # of as many ranks or a multiple
             "pools": st.just("own"),
+            "route": st.just("rotational"),  # of split runs with several S-ranks
             "exchange": st.just("collective"),
             "period": st.integers(1, 12),
             "lanes": st.integers(1, 3),

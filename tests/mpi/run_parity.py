@@ -4,7 +4,7 @@ usage: run_parity.py DTYPE EXPECT WORLD:PERIOD:LANES[:PARTITION[:OVERLAP[:SCHEDU
 
 PARTITION: of the attention over the R-ranks, or replicas, or sharing: replicas that have one copy of their weights.
     Or a group's members, such as tp2, pp2 or tp2pp2, which attend themselves; tp2-request and tp2-head have R-ranks.
-    ep2 is tp2 with whole experts.
+    ep2 is tp2 with whole experts; rot2 are two copies of the model in rotation, as in rot2-request.
 EXPECT: transformers, first-run (equal to the first of the runs), or same-schedule (to the first with its F and lanes).
 """
 
@@ -27,7 +27,7 @@ from tests.support.parity import generated
 
 WORLD = MPI.COMM_WORLD
 REPLICAS = ("replicas", "sharing", "")
-GROUP = re.compile(r"(?:(tp|ep)(\d))?(?:pp(\d))?(?:$|-)(.*)")
+GROUP = re.compile(r"(?:(tp|ep)(\d))?(?:pp(\d))?(?:rot(\d))?(?:$|-)(.*)")
 
 
 def main(dtype: str, expect: str, runs: str, *cases: str) -> int:
@@ -61,7 +61,8 @@ def run(
     size = int(world)
     comm = WORLD.Split(0 if WORLD.rank < size else MPI.UNDEFINED)
     node_memory.COPIES_SHARE = 0.0 if partition == "sharing" else 1.0
-    kind, tp, pp, partition = group.groups() if (group := GROUP.match(partition)) else (None, None, None, partition)
+    group = GROUP.match(partition)
+    kind, tp, pp, copies, partition = group.groups() if group else (None, None, None, None, partition)
     if WORLD.rank < size:
         job = Job(
             prompts=(str(case / "prompts.jsonl"),),
@@ -77,6 +78,8 @@ def run(
             tp=int(tp) if tp else None,
             pp=int(pp or 1),
             ep=kind == "ep",
+            s_ranks=int(copies) * int(tp or 1) if copies else None,
+            route="rotational" if copies else "fixed",
             overlap=int(overlap),
             schedule=schedule,
             exchange=exchange,
@@ -84,7 +87,7 @@ def run(
             kv_memory=64 << 20,
             overwrite=True,
         )
-        code = generate(job, comm if size > 1 else None, model=None if tp or pp else model)
+        code = generate(job, comm if size > 1 else None, model=None if tp or pp or copies else model)
         assert code == 0, code
     gather_all(WORLD, 0, int)  # a barrier that sleeps
     return generated(case / "out.h5") if WORLD.rank == 0 else None

@@ -21,6 +21,8 @@ TP_HOME, PP_STAGE = (("--tp", 2), 0), (("--pp", 2), 1)
         (4, ("--tensor-parallel-size", 2), "layout: 2 replicas of 2 ranks, each rank with both roles"),
         (2, ("--pipeline-parallel-size", 2), "layout: one model of 2 stages, each rank with both roles"),
         (4, ("--tp", 2, "--s-ranks", 2, "--partition", "head"), "layout: 2 S (groups of 2 ranks) + 2 R"),
+        (5, ("--s-ranks", 3, "--route", "rotational"), "layout: 3 S (groups of 3 copies in rotation) + 2 R"),
+        (6, ("--s-ranks", 4, "--tp", 2, "--route", "rotational"), "(groups of 2 copies in rotation, of 2 ranks each)"),
     ],
 )
 def test_a_group_makes_the_rows_of_one_process(hpcdecode, tmp_path, alone, ranks, flags, said):
@@ -37,7 +39,12 @@ def test_a_group_makes_the_rows_of_one_process(hpcdecode, tmp_path, alone, ranks
         (1, ("--tp", 2), "--tp 2: the world has 1 rank"),
         (1, ("--pp", 2), "--pp 2: the world has 1 rank"),
         (3, ("--tp", 2), "--tp 2: expected a number of ranks that is a multiple of 2"),
-        (3, ("--tp", 2, "--layout", "split"), "expected multiples of 2 S-ranks and R-ranks"),
+        (3, ("--tp", 2, "--layout", "split"), "expected multiples of 2 S-ranks and of 2 R-ranks"),
+        (2, ("--route", "rotational"), "the world has 2 ranks, which leaves no R-rank"),
+        (3, ("--route", "rotational", "--pp", 2), "whole copies of the model take turns; got --layout split, --pp 2"),
+        (4, ("--route", "rotational", "--layout", "replicas"), "got --layout replicas"),
+        (1, ("--route", "rotational"), "--route rotational: the world has 1 rank"),
+        (3, ("--route", "rotational", "--exchange", "collective"), "expected --exchange messages or auto"),
         (2, ("--tp", 0), "--tp: expected an integer >= 1, got 0"),
         (6, ("--pp", 6), "--pp 6: expected 1 to 5, the layers of the model, got 6"),
     ],

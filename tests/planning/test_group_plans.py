@@ -12,7 +12,7 @@ from hpcdecode.planning.data_sheets import of_devices
 from hpcdecode.planning.group_shape import member_bytes, smallest, tried
 from hpcdecode.planning.hardware import device
 from hpcdecode.planning.model_size import ModelSize
-from hpcdecode.ranks.layout import GroupShape
+from hpcdecode.ranks.wishes import GroupShape
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -146,17 +146,17 @@ def test_the_smallest_group_that_fits_is_found(models):
         for name in CONFIGS
         for room in (h100, node)
     }
-    assert least["llama-3-70b", h100] == (2, 1) and least["llama-3-70b", node] == (1, 1)
-    assert least["llama-3.1-405b", h100] == (8, 2) and least["llama-3.1-405b", node] == (2, 1)
-    assert least["gpt-oss-120b", h100] == (4, 1)
-    assert least["deepseek-v3", h100] == (32, 1) and least["deepseek-v3", node] == (2, 1)
+    assert least["llama-3-70b", h100] == (2, 1, 1) and least["llama-3-70b", node] == (1, 1, 1)
+    assert least["llama-3.1-405b", h100] == (8, 2, 1) and least["llama-3.1-405b", node] == (2, 1, 1)
+    assert least["gpt-oss-120b", h100] == (4, 1, 1)
+    assert least["deepseek-v3", h100] == (32, 1, 1) and least["deepseek-v3", node] == (2, 1, 1)
 
 
 def test_the_shapes_that_are_tried_fit(models):
     """The smallest that fit, and those of up to four times as many members."""
     size = ModelSize.from_directory(str(models / "llama-3-70b"))
     found = tried(size, 72e9, 8)
-    assert found[0] == (2, 1) and {shape.size for shape in found} == {2, 4, 8}
+    assert found[0] == (2, 1, 1) and {shape.size for shape in found} == {2, 4, 8}
     assert GroupShape(1, 2) in found and GroupShape(2, 2) in found and GroupShape(3, 1) not in found
     assert all(member_bytes(size, shape) <= 72e9 for shape in found)
     assert tried(size, 72e9, 1) == []

@@ -19,7 +19,7 @@ from hpcdecode.planning.model_size import ModelSize
 from hpcdecode.planning.planner import MeanRows
 from hpcdecode.planning.simulated_lane import SimulatedFeed, SimulatedLane
 from hpcdecode.planning.simulator import SimulatedGroups, lane_limits, simulate
-from hpcdecode.ranks.layout import GroupShape
+from hpcdecode.ranks.wishes import GroupShape
 from hpcdecode.schedule.placement import Placement
 
 SIZE = ModelSize(24, 20_550_000_000, 1_050_000_000, 8192, 1024, 1024, None, kv_heads=8)

@@ -11,7 +11,7 @@ from hpcdecode.planning.hardware import LinkSpeed
 from hpcdecode.planning.model_size import ModelSize
 from hpcdecode.planning.profile import Profile
 from hpcdecode.planning.sum_probe import member_counts
-from hpcdecode.ranks.layout import GroupShape
+from hpcdecode.ranks.wishes import GroupShape
 from tests.support.profiles import ALONE, SPLIT, profile, with_sums, write
 
 SIZE = ModelSize(5, 1_000_000, 100_000, 64, 32, 32, None, kv_heads=4)

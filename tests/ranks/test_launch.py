@@ -15,9 +15,10 @@ from hpcdecode.engine import room
 from hpcdecode.engine.room import measure_room, measure_speeds
 from hpcdecode.errors import UserError
 from hpcdecode.ranks import launch
-from hpcdecode.ranks.layout import Wishes, assign_roles, groups_of
+from hpcdecode.ranks.layout import assign_roles, groups_of
 from hpcdecode.ranks.roles import Rank, assign_cores, assign_devices
 from hpcdecode.ranks.team import Team
+from hpcdecode.ranks.wishes import Wishes
 from hpcdecode.system.cores import arranged
 
 
