@@ -131,7 +131,9 @@ def _lanes(options: argparse.Namespace, rows: Lengths) -> Runner:
     cluster = cluster_of(options, size, asked_shape(options) or ONE)
     name = options.layout or ("split" if cluster.split_cost else "replicas")
     layout = cluster.layout(name, options.s_ranks, options.pools or "shared")
-    lanes = options.lanes or layout.shape.pp * (2 if layout.parts[0].r_ranks else 1)
+    shape = layout.shape
+    usual = shape.copies + 1 if shape.copies > 1 else shape.pp * (2 if layout.parts[0].r_ranks else 1)
+    lanes = options.lanes or usual
     if options.batch < lanes:
         raise UserError(f"--batch: expected at least one sequence a lane ({lanes}), got {options.batch}")
     steps = max(int(rows.most.max()) - 1, 1)

@@ -9,7 +9,7 @@ from hpcdecode.cli.arguments import parsed
 from hpcdecode.config import SCHEDULES, find_model, parse_bytes
 from hpcdecode.errors import UserError
 from hpcdecode.planning.servers import SERVING
-from hpcdecode.ranks.wishes import LAYOUTS, POOLS
+from hpcdecode.ranks.wishes import LAYOUTS, POOLS, ROUTES
 from hpcdecode.schedule.limits import prefill_limit
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ def add_machine(group: Group) -> None:
     add("--tp", type=int, metavar="K", help=help)
     help = "stages of a group of S-ranks, each of which has a run of layers (default: 1; plan: what is best)"
     add("--pp", type=int, metavar="S", help=help)
+    help = "whether all slices of a lane run on one S-rank or on all in turn (default: fixed; plan: what is best)"
+    add("--route", choices=ROUTES, help=help)
     help = "number of such worlds, each of which has its share of the rows (%(default)s)"
     add("--shards", type=int, default=1, metavar="N", help=help)
     help = "memory of the KV cache of an R device, in either role (%(default)s)"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hpcdecode.cli.planning_flags import WIDTHS, require_ranks
 from hpcdecode.errors import UserError
-from hpcdecode.ranks.wishes import GroupShape
+from hpcdecode.ranks.wishes import GroupShape, Wishes
 
 if TYPE_CHECKING:
     import argparse
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 def asked_shape(options: argparse.Namespace) -> GroupShape | None:
     """Return the shape of groups that the flags ask for, or None if they do not say."""
-    if options.tp is None and options.pp is None:
+    if options.tp is None and options.pp is None and options.route is None:
         return None
-    return GroupShape(options.tp or 1, options.pp or 1)
+    route = options.route or "fixed"
+    return Wishes(layout="split", tp=options.tp, pp=options.pp or 1, route=route).shape(options.s_ranks)
 
 
 def shapes_of(options: argparse.Namespace, size: ModelSize) -> list[GroupShape]:
@@ -38,7 +39,9 @@ def shapes_of(options: argparse.Namespace, size: ModelSize) -> list[GroupShape]:
     counts = _counts(options)
     kinds = list(zip(_devices(options), counts, strict=True))
     found = [tried(size, room_for_weights(device), count) for device, count in kinds if count]
-    return list(dict.fromkeys([ONE, *(shape for shapes in found for shape in shapes)]))
+    least = [shape for shapes in found for shape in shapes]
+    rotating = [GroupShape(s.tp, 1, counts[0] // s.tp) for s in (ONE, *found[0]) if s.pp == 1 and counts[0] % s.tp == 0]
+    return list(dict.fromkeys([ONE, *least, *(s for s in rotating if counts[1] and s.copies > 1)]))
 
 
 def cluster_of(options: argparse.Namespace, size: ModelSize, shape: GroupShape) -> Cluster:

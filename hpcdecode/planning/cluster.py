@@ -80,15 +80,16 @@ class Cluster:
         elif self.split_cost is not None:
             count = s_ranks if self.alike else self.s.count
             others = self.r.count - s_ranks if self.alike else self.r.count
-            members = self.shape.size
-            if not count >= members or others < (count if pools == "own" else members):
+            members, parts = self.shape.size, self.shape.parts
+            if not count >= members or others < (count if pools == "own" else parts):
                 raise UserError(
                     f"--layout split, pools {pools}: expected {members} or more S-ranks, and "
-                    f"{'as many' if pools == 'own' else f'{members} or more'} R-ranks, got {count} and {others}"
+                    f"{'as many' if pools == 'own' else f'{parts} or more'} R-ranks, got {count} and {others}"
                 )
-            if count % members or others % members:
+            if count % members or others % parts:
                 raise UserError(
-                    f"{self.shape.flags}: expected multiples of {members} S-ranks and R-ranks, got {count} and {others}"
+                    f"{self.shape.flags}: expected multiples of {members} S-ranks and of {parts} R-ranks, got {count} "
+                    f"and {others}"
                 )
             found = split(self.split_cost, self.r.capacity, count, others, pools, self.shape)
         if found is None:
@@ -144,7 +145,8 @@ def by_data_sheets(
         memory = device.memory_bytes
         kv = kv_memory if memory is None else MEMORY * memory
         beside = kv if memory is None else kv - own
-        alone = of_device_alone(size, device, width, shape, network) if _holds(device, own) else None
+        both = shape.copies == 1 and _holds(device, own)
+        alone = of_device_alone(size, device, width, shape, network) if both else None
         return RanksAlike(device.name, count, alone, int(kv / each), max(int(beside / each), 0), shape)
 
     holder = s if s_count else r
@@ -172,7 +174,7 @@ def by_profile(
     Raises:
         UserError: If the profile does not speak of such groups.
     """
-    if shape.pp > 1 or shape.tp not in profile.tensor_parallel:
+    if shape.pp * shape.copies > 1 or shape.tp not in profile.tensor_parallel:
         counts = ", ".join(map(str, profile.tensor_parallel))
         raise UserError(
             f"{shape.flags}: expected one stage and one of --tp {counts}, whose sums the profile has measured; "

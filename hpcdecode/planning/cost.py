@@ -37,7 +37,7 @@ class Cost(msgspec.Struct, frozen=True):
     """What a model costs on its ranks, in seconds; profiles on disk keep the short names.
 
     Of a group of several members it is the cost of one of each stage, and of its R-ranks: their shares of weights and
-    heads. What is said of all layers holds for a lane that goes through all stages.
+    heads. What is said of all layers holds for a lane that goes through all stages or copies.
 
     Attributes:
         layers: L.
@@ -58,8 +58,9 @@ class Cost(msgspec.Struct, frozen=True):
         sum_seconds_per_token: Sums of the members of a stage, all layers: a member moves and adds them itself.
         sum_latency_seconds: One sum, in which nothing is used.
         stage_shares: Share of the layers that each stage has; the last one has the logits.
-        move_seconds_per_token: What a stage hands on to the next.
+        move_seconds_per_token: What a stage hands on to the next; of copies in rotation, what they do, all layers.
         move_latency_seconds: One such message.
+        copies: K, copies of the model that run the slices of a lane in turn.
     """
 
     layers: int
@@ -81,6 +82,7 @@ class Cost(msgspec.Struct, frozen=True):
     stage_shares: tuple[float, ...] = msgspec.field(default=(1.0,), name="stages")
     move_seconds_per_token: float = msgspec.field(default=0.0, name="move")
     move_latency_seconds: float = msgspec.field(default=0.0, name="move_latency")
+    copies: int = 1
 
     def body_seconds(self, tokens: float) -> float:
         """Return T(B), the seconds of all slices of one lane step (FastDecode)."""
@@ -146,7 +148,7 @@ class LaneSeconds(msgspec.Struct, frozen=True):
         r_ranks: On each R-rank, [R-ranks].
         wire: On the wire, both ways.
         latency: Of the messages, in which nothing is used.
-        move: Handing on what a stage gives the next; each stage does that once.
+        move: Handing on what a stage gives the next, which each does once; of copies in rotation, all of that.
     """
 
     s_rank: float

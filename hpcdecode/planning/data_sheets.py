@@ -99,7 +99,7 @@ def with_links(cost: Cost, size: ModelSize, shape: GroupShape, sums: LinkSpeed, 
 
     Two sums a layer (Megatron-LM), each of e*d bytes a token, of which a member sends 2*(tp-1)/tp: the shares that
     others add up, and then its own sum. Each is two messages, one after the other. A stage hands on the residual of d
-    columns and its heads of o.
+    columns and its heads of o; a copy in rotation hands on the residual, after every layer.
 
     Args:
         cost: Of the member, without any of these.
@@ -114,7 +114,8 @@ def with_links(cost: Cost, size: ModelSize, shape: GroupShape, sums: LinkSpeed, 
         sum_latency_seconds=2 * sums.latency_seconds if shape.tp > 1 else 0.0,
         stage_shares=stage_shares(size, shape.pp),
         move_seconds_per_token=_handed_on_bytes(size, shape) / moves.bytes_per_second,
-        move_latency_seconds=moves.latency_seconds if shape.pp > 1 else 0.0,
+        move_latency_seconds=moves.latency_seconds if shape.pp * shape.copies > 1 else 0.0,
+        copies=shape.copies,
     )
 
 
@@ -126,7 +127,9 @@ def _between(s: Device, network: LinkSpeed, members: int) -> LinkSpeed:
 
 
 def _handed_on_bytes(size: ModelSize, shape: GroupShape) -> float:
-    """Return the bytes of a token that a stage hands on; 0 if there is one."""
+    """Return the bytes of a token that a stage hands on, or copies in rotation do; 0 if there is one of them."""
+    if shape.copies > 1:
+        return ELEMENT_BYTES * size.residual_columns * size.layers
     if shape.pp == 1:
         return 0.0
     return ELEMENT_BYTES * (size.residual_columns + size.o_columns / shape.tp)

@@ -181,10 +181,13 @@ def _best(groups: GroupsAlike, rows: MeanRows, wishes: GroupWishes) -> Candidate
 def _lanes(groups: GroupsAlike) -> Sequence[int]:
     """Return the numbers of lanes to try.
 
-    Each stage has one at least, and others run while one waits. Stages with R-ranks have two or more: with one they
-    wait for each other longer than `step_time` says.
+    Copies in rotation have one each at least, and one or more that attend meanwhile. Each stage has one at least, and
+    others run while one waits. Stages with R-ranks have two or more: with one they wait for each other longer than
+    `step_time` says.
     """
-    stages = groups.shape.pp
+    stages, copies = groups.shape.pp, groups.shape.copies
+    if copies > 1:
+        return tuple(dict.fromkeys((copies, copies + 1, copies + 2, 2 * copies)))
     if groups.r_ranks:
         return tuple(stages * each for each in (SPLIT_LANES if stages == 1 else SPLIT_LANES[1:]))
     return (1,) if groups.shape.size == 1 else (stages, 2 * stages)

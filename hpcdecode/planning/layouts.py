@@ -132,11 +132,11 @@ def split(
         cost: Of a group and its R-ranks.
         capacity: KV tokens of an R-rank.
         s_ranks: K, a multiple of the members of a group.
-        r_ranks: P, as well; of own pools at least K.
+        r_ranks: P, a multiple of the members that have a copy of the model; of own pools at least K.
         pools: Whether each R-rank serves all groups, or one; own pools count as P/K rounded down.
         shape: Members of a group.
     """
-    groups, each = s_ranks // shape.size, r_ranks // shape.size
+    groups, each = s_ranks // shape.size, r_ranks // shape.parts
     name, flags = f"{s_ranks} S + {r_ranks} R", f"--layout split --s-ranks {s_ranks}"
     pool, sharing = (each // groups, 1) if pools == "own" else (each, groups)
     parts = (GroupsAlike(groups, cost, capacity, pool, sharing, shape=shape),)

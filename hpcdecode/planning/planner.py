@@ -170,8 +170,8 @@ def _step(cost: Cost, rows: MeanRows, lane_batch: float, lanes: int, r_ranks: in
         total=group_seconds(cost, [[lane] * lanes], [logits], groups),
         s_rank=busiest_stage_seconds(cost, lanes * lane.s_rank, sum(logits)),
         r_rank=largest * groups * lanes * float(lane.r_ranks.max()),
-        wire=lanes * (largest * lane.wire + lane.move),
-        sums=largest * lanes * cost.sum_seconds_per_token * tokens,
+        wire=lanes * (largest * lane.wire + lane.move) / cost.copies,
+        sums=largest * lanes * cost.sum_seconds_per_token * tokens / cost.copies,
     )
 
 

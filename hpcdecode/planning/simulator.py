@@ -125,9 +125,9 @@ class _Pool:
         works = [[lane.step(self.now) for lane in lanes] for lanes in self._groups]
         needs = [[_need(cost, work) for work in lanes] for lanes in works]
         logits = [[cost.logits_seconds(work.sampled_tokens) for work in lanes] for lanes in works]
-        stages = len(cost.stage_shares)
+        stages, ways = len(cost.stage_shares), len(cost.stage_shares) * cost.copies
         self.now += 1
-        self.s_seconds += (sum(need.s_rank for lanes in needs for need in lanes) + sum(map(sum, logits))) / stages
+        self.s_seconds += (sum(need.s_rank for lanes in needs for need in lanes) + sum(map(sum, logits))) / ways
         self.r_seconds += float(r_rank_seconds(needs).sum()) / stages
         each = [work for lanes in works for work in lanes]
         self.attended = sum(int(work.attention_load.sum()) for work in each)

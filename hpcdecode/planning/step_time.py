@@ -1,4 +1,4 @@
-"""Seconds of a step of groups, from what their lanes need: of one stage, or of several that lanes go through."""
+"""Seconds of a step of groups, from what their lanes need: of one stage, or of several stages or copies in turn."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ def group_seconds(
         logits: Seconds of every lane's logits, by group.
         alike: How often each of these groups is there.
     """
+    if cost.copies > 1:
+        return max(rotation_seconds(cost, *group) for group in zip(groups, logits, strict=True))
     if len(cost.stage_shares) > 1:
         return pipeline_seconds(cost, groups, logits, alike)
     return step_seconds(groups, cost.shared_core_fraction, alike) + max(map(sum, logits))
@@ -64,8 +66,43 @@ def pipeline_seconds(
     return max(terms)
 
 
+def rotation_seconds(cost: Cost, lanes: Sequence[LaneSeconds], logits: Sequence[float]) -> float:
+    """Return the seconds of one step of lanes whose slices K copies of the model run in turn.
+
+    A step takes the longest of:
+
+    1. the S-rank of home: 1/K of the sum of s over all lanes, and all logits;
+    2. the busiest R-rank: sum of r over all lanes;
+    3. the wire: 1/K of the sum of wire + move at an S-rank, 1 / R-ranks of that of wire at an R-rank;
+    4. the longest way of one lane: s + logits + the longer of attention + wire + latency, and of what copies hand on
+       meanwhile.
+
+    With t_m, t_a and 2*lambda for a layer of s, of r and of latency, and n lanes alike, this is Lamina's rotation:
+    a layer takes max(n*t_m/K, n*t_a, t_m + max(t_a + 2*lambda, migration)).
+
+    Args:
+        cost: Of the group.
+        lanes: What every lane needs.
+        logits: Seconds of every lane's logits.
+    """
+    wire, moves = sum(lane.wire for lane in lanes), sum(lane.move for lane in lanes)
+    attention = r_rank_seconds([lanes])
+    migration = cost.layers * cost.move_latency_seconds
+    ways = (
+        lane.s_rank + end + max(float(lane.r_ranks.max()) + lane.wire + lane.latency, lane.move + migration)
+        for lane, end in zip(lanes, logits, strict=True)
+    )
+    home = busiest_stage_seconds(cost, sum(lane.s_rank for lane in lanes), sum(logits))
+    return max(home, float(attention.max()), (wire + moves) / cost.copies, wire / len(attention), *ways)
+
+
 def busiest_stage_seconds(cost: Cost, slices: float, logits: float) -> float:
-    """Return the seconds of the S-rank of the busiest stage, of `slices` of all layers and the logits of all lanes."""
+    """Return the seconds of the busiest S-rank, of `slices` of all layers and the logits of all lanes.
+
+    With several stages it is that of one of these, with several copies that of home.
+    """
+    if cost.copies > 1:
+        return slices / cost.copies + logits
     *others, last = cost.stage_shares
     return max([share * slices for share in others] + [last * slices + logits])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 
 import pytest
@@ -21,12 +21,14 @@ from hpcdecode.planning.simulated_lane import SimulatedFeed, SimulatedLane
 from hpcdecode.planning.simulator import SimulatedGroups, lane_limits, simulate
 from hpcdecode.ranks.wishes import GroupShape
 from hpcdecode.schedule.placement import Placement
+from hpcdecode.schedule.routes import Rotation
 
 SIZE = ModelSize(24, 20_550_000_000, 1_050_000_000, 8192, 1024, 1024, None, kv_heads=8)
 H100, EPYC = device("h100"), device("epyc-9004")
 NETWORK = LinkSpeed(1.25e10, 2e-5)
 SPLIT, OWN = "split", "replicas"
 Event = tuple[str | None, float]  # what is busy meanwhile, if anything, and the seconds
+Chain = Sequence[Event]  # one after the other
 
 
 def cost_of(kind, shape, s=H100):
@@ -35,11 +37,36 @@ def cost_of(kind, shape, s=H100):
     return of_devices(SIZE, s, EPYC, NETWORK.bytes_per_second, NETWORK.latency_seconds, 2, shape)
 
 
-def events(cost, work, r_ranks) -> Iterator[list[Event]]:
-    """One lane step: in every layer two parts of a slice, each with its sum, and q, k, v there, attention, o back.
+def events(cost, work, r_ranks, lane) -> Iterator[list[Chain]]:
+    """One lane step; chains of a list are at once, and the last one of them ends it."""
+    if cost.copies > 1:
+        yield from events_of_copies(cost, work, r_ranks, lane)
+        return
+    for at_once in events_of_stages(cost, work, r_ranks):
+        yield [[event] for event in at_once]
 
-    Events of a list are at once; the last one of them ends it.
-    """
+
+def events_of_copies(cost, work, r_ranks, lane) -> Iterator[list[Chain]]:
+    """In every layer a slice; then q, k, v there, attention, o to the next copy, and meanwhile the residual to it."""
+    tokens, route = work.decode_tokens + work.prompt_tokens, Rotation(cost.copies, cost.layers)
+    part = (cost.body_seconds(tokens) + cost.prefill_seconds_per_pair * work.pairs) / cost.layers
+    wire, move = (
+        each * tokens / cost.layers for each in (cost.wire_seconds_per_token / 2, cost.move_seconds_per_token)
+    )
+    attend = cost.attend_seconds_per_cached_token * work.attention_load / cost.layers
+    for number in range(cost.layers):
+        here, after = (f"S{route.copy(lane, n)}" for n in (number, number + 1))
+        yield [[(here, part)]]
+        there = [(f"out of {here}", wire / r_ranks), (None, cost.message_latency_seconds)]
+        back = [(None, cost.message_latency_seconds), (f"into {after}", wire / r_ranks)]
+        ways = [[*there, (f"R{i}", float(attend[i])), *back] for i in range(r_ranks)]
+        moved = [[(f"out of {here}", move), (None, cost.move_latency_seconds)]] if here != after else []
+        yield [*ways, *moved]
+    yield [[("S0", cost.logits_seconds(work.sampled_tokens))]]
+
+
+def events_of_stages(cost, work, r_ranks) -> Iterator[list[Event]]:
+    """In every layer two parts of a slice, each with its sum, and q, k, v there, attention, o back."""
     tokens, layers = work.decode_tokens + work.prompt_tokens, cost.layers
     assert tokens, "expected a lane with work"
     sums, wire = 2 if cost.sum_latency_seconds else 1, cost.wire_seconds_per_token * tokens / layers / 2
@@ -79,23 +106,31 @@ class Busy:
 
 def run_events(cost, steps, r_ranks) -> float:
     """Seconds until all lanes have run their steps."""
-    programs = [((now, each) for now, work in enumerate(own) for each in events(cost, work, r_ranks)) for own in steps]
-    resources, left = defaultdict(Busy), [0] * len(programs)
-    ends, counted, end = [(0.0, 0, lane, None) for lane in range(len(programs))], count(1), 0.0
+
+    def program(lane):
+        return ((now, each) for now, work in enumerate(steps[lane]) for each in events(cost, work, r_ranks, lane))
+
+    programs = [program(lane) for lane in range(len(steps))]
+    resources, left, ages = defaultdict(Busy), [0] * len(programs), [0] * len(programs)
+    ends, counted, end = [(0.0, i, i, None, []) for i in range(len(programs))], count(len(programs)), 0.0
 
     def serve(name, now):
         if (found := resources[name].next()) is not None:
-            heapq.heappush(ends, (now + found[2], next(counted), found[1], name))
+            _, number, lane, chain = found
+            heapq.heappush(ends, (now + chain[0][1], number, lane, name, chain[1:]))
 
     while ends:
-        now, _, lane, name = heapq.heappop(ends)
-        end = now
-        left[lane] -= name is not None
-        step, at_once = (0, ()) if left[lane] else next(programs[lane], (0, ()))
-        left[lane] += len(at_once)
-        for busy, seconds in at_once:
-            wanted, age = busy or f"nothing of {lane}", step if busy and busy[0] == "S" else now
-            heapq.heappush(resources[wanted].waiting, ((age, lane), lane, seconds))
+        now, _, lane, name, rest = heapq.heappop(ends)
+        end, begun = now, [rest] if rest else []
+        if not rest:
+            left[lane] -= name is not None
+        if not rest and not left[lane]:
+            ages[lane], begun = next(programs[lane], (0, []))
+            left[lane] += len(begun)
+        for chain in begun:
+            number, busy = next(counted), chain[0][0]
+            wanted, age = busy or f"nothing {number}", ages[lane] if busy and busy[0] == "S" else now
+            heapq.heappush(resources[wanted].waiting, ((age, lane), number, lane, chain))
             if resources[wanted].lane is None:
                 serve(wanted, now)
         if name is not None:
@@ -148,6 +183,12 @@ def steady_seconds(cost, lanes, batch, r_ranks):
         (SPLIT, (2, 2), 6, 1024, 8),
         (SPLIT, (1, 4), 8, 256, 2),
         (SPLIT, (1, 4), 12, 1024, 32),
+        (SPLIT, (1, 1, 2), 1, 64, 1),
+        (SPLIT, (1, 1, 2), 2, 64, 2),
+        (SPLIT, (1, 1, 2), 3, 96, 4),
+        (SPLIT, (1, 1, 3), 4, 128, 1),
+        (SPLIT, (1, 1, 3), 6, 96, 4),
+        (SPLIT, (1, 1, 4), 8, 64, 16),
     ],
 )
 def test_what_is_simulated_is_what_its_events_take(kind, shape, lanes, batch, r_ranks):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from hpcdecode.schedule.routes import Rotation
@@ -13,10 +15,13 @@ def test_copies_share_the_slices_of_a_lane(copies, layers):
     route = Rotation(copies, layers)
     for lane in range(copies + 1):
         visits = [route.visits(lane, copy) for copy in range(copies)]
-        assert sorted(sum(visits, [])) == list(range(layers + 1)) and route.copy(lane, layers) == 0
+        assert (
+            sorted(number for own in visits for number in own) == list(range(layers + 1))
+            and route.copy(lane, layers) == 0
+        )
         counts = [sum(number < layers for number in own) for own in visits]
         assert max(counts) - min(counts) <= 1
-        assert all(b - a == copies for own in visits for a, b in zip(own, own[1:], strict=False) if b < layers)
+        assert all(b - a == copies for own in visits for a, b in pairwise(own) if b < layers)
 
 
 def test_lanes_are_staggered():
