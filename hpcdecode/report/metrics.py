@@ -113,7 +113,7 @@ def summarize(
         seconds: Seconds of the work.
     """
     s_ranks, r_ranks = [m for m in ranks if m.s_role], [m for m in ranks if m.r_role]
-    wall = max(seconds, 1e-9)
+    wall, computed = max(seconds, 1e-9), [m.spent("slice", "logits", "prefill") for m in s_ranks]
     attending = sum(m.attend_seconds for m in r_ranks)
     return {
         "rows": rows.done,
@@ -128,6 +128,7 @@ def summarize(
         "decode_tokens": sum(m.decode_tokens for m in s_ranks),
         "tokens_per_second": rows.generated_tokens / wall,
         "s_busy": sum(m.s_seconds - m.spent("wait", "idle", "append", "attend") for m in s_ranks) / len(s_ranks) / wall,
+        "s_balance": sum(computed) / len(s_ranks) / max(*computed, 1e-9),
         "r_busy": sum(m.spent("append", "attend") for m in r_ranks) / len(r_ranks) / wall,
         "r_gigabytes_per_second": sum(m.bytes_read for m in r_ranks) / max(attending, 1e-9) / 1e9,
         "peak_kv_tokens": sum(m.peak_tokens for m in r_ranks),

@@ -66,13 +66,15 @@ def summary(figures: dict[str, Any]) -> str:
     """Return the closing lines of a job from `figures`, the `summary` attribute of its results."""
     f = figures
     shared = f" ({f['shared_prompt_tokens']:,} shared)" if f["shared_prompt_tokens"] else ""
+    several = sum("S" in account["role"] for account in f["accounts"]) > 1
+    balance = f" (the mean of S-ranks is {f['s_balance']:.0%} of the busiest)" if several else ""
     lost = [f"rank {r['rank']} on {r['host']}" for r in f["lost"]]
     return "\n".join(
         (
             *([f"lost while the job went on: {', '.join(lost)}"] if lost else []),
             f"rows {f['rows']:,}, errors {f['errors']:,}, tokens {f['generated_tokens']:,} generated"
             f" and {f['prompt_tokens']:,} of prompts{shared}, in {f['seconds']:.1f} s",
-            f"{f['tokens_per_second']:,.1f} tokens/s, S busy {f['s_busy']:.0%}, R busy {f['r_busy']:.0%},"
+            f"{f['tokens_per_second']:,.1f} tokens/s, S busy {f['s_busy']:.0%}{balance}, R busy {f['r_busy']:.0%},"
             f" R-part {f['r_gigabytes_per_second']:.1f} GB/s, peak KV {f['peak_kv_tokens']:,} tokens,"
             f" peak load {f['peak_load_tokens']:,}",
             f"peak memory of ranks 0.. (MiB): {_memories([b >> 20 for b in f['peak_rss_bytes']])}",
