@@ -59,6 +59,8 @@ class Op(enum.Enum):
 
     peak = 21
 
+    rotate = 22
+
 class Step:
     """One element-wise operation of a fused kernel."""
 

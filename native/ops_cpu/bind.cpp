@@ -107,7 +107,8 @@ NB_MODULE(_ops_cpu, m) {
         .value("minimum", Op::minimum)
         .value("maximum", Op::maximum)
         .value("sum", Op::sum)
-        .value("peak", Op::peak);
+        .value("peak", Op::peak)
+        .value("rotate", Op::rotate);
 
     nb::class_<Step>(m, "Step", "One element-wise operation of a fused kernel.")
         .def(

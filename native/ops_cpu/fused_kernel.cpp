@@ -1,6 +1,7 @@
 #include "fused_kernel.h"
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 
 #include "kernel_api.h"
@@ -66,6 +67,24 @@ void carry_out(const KernelTable& table, const Step& s, float* memory, const Row
     }
 }
 
+// Returns whether a rotation is of few runs, each a power of two of numbers side by side.
+bool rotates(const Step& s) {
+    const int64_t runs = s.dims[1], size = s.dims[2];
+    const bool dense = s.a.stride[2] == 1 && s.out.stride[2] == 1;
+    return dense && runs <= kMostRuns && size >= kLeastRun && (size & (size - 1)) == 0;
+}
+
+// Returns the discrete Hartley transform of `size` numbers, a symmetric orthogonal matrix of numbers of about one size.
+std::shared_ptr<const std::vector<float>> hartley(int64_t size) {
+    std::vector<float> matrix(size * size);
+    for (int64_t i = 0; i < size; ++i)
+        for (int64_t j = 0; j < size; ++j) {
+            const double turn = 2 * std::acos(-1.0) * static_cast<double>(i * j % size) / static_cast<double>(size);
+            matrix[i * size + j] = static_cast<float>((std::cos(turn) + std::sin(turn)) / std::sqrt(size));
+        }
+    return std::make_shared<const std::vector<float>>(std::move(matrix));
+}
+
 }  // namespace
 
 FusedKernel::FusedKernel(std::vector<Step> setup, std::vector<Step> body, int64_t scratch, int tensors,
@@ -77,6 +96,8 @@ FusedKernel::FusedKernel(std::vector<Step> setup, std::vector<Step> body, int64_
       table_(&kernels_for(isa)) {
     for (const Step& s : setup_) check(s);
     for (const Step& s : body_) check(s);
+    for (Step& s : body_)
+        if (s.op == Op::rotate) s.matrix = matrices_.emplace_back(hartley(s.dims[1]))->data();
 }
 
 void FusedKernel::check(const Step& s) const {
@@ -93,6 +114,7 @@ void FusedKernel::check(const Step& s) const {
         const bool reduces = s.op == Op::sum || s.op == Op::peak;
         fine = fine && inside(s.a, 3) && inside(s.out, reduces ? 2 : 3) && (!s.has_b || inside(s.b, 3));
         fine = fine && s.type != Type::i8;
+        if (s.op == Op::rotate) fine = fine && rotates(s);
     }
     if (!fine) {
         throw std::invalid_argument("fused kernel: step " + std::to_string(static_cast<int>(s.op)) +

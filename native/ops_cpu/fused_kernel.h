@@ -4,6 +4,7 @@
 // on other tokens nor on the number of threads.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,7 @@ constexpr int64_t kLine = 64;             // bytes of a cache line
 enum class Op : int {
     // clang-format off
     load, store, copy, neg, add, sub, mul, div, sqrt, rsqrt, reciprocal, exp, tanh, sigmoid, silu, gelu, gelu_tanh, relu,
-    minimum, maximum, sum, peak,
+    minimum, maximum, sum, peak, rotate,
     // clang-format on
     count,
 };
@@ -28,7 +29,7 @@ struct View {
 };
 
 // out[i][j][k] = op(a[i][j][k], b[i][j][k] or scalar). `sum` and `peak` (the largest magnitude) reduce k and multiply
-// by `scalar`. A load reads dims[2] elements of the token's row in tensor a.at, from element a.stride[0] on; a store
+// by `scalar`. `rotate` multiplies j and k, dense numbers, by a Hartley and a Hadamard matrix and by `scalar`. A load reads dims[2] elements of the token's row in tensor a.at, from element a.stride[0] on; a store
 // writes to tensor out.at in the same way.
 struct Step {
     Op op;
@@ -37,6 +38,7 @@ struct Step {
     View out, a, b;
     bool has_b;
     float scalar;
+    const float* matrix = nullptr;  // of a rotation, [dims[1], dims[1]]; the kernel's own
 };
 
 // One tensor of a call. The elements of token t are contiguous at data + t * row_bytes.
@@ -60,6 +62,7 @@ class FusedKernel {
     void check(const Step& step) const;
 
     std::vector<Step> setup_, body_;
+    std::vector<std::shared_ptr<const std::vector<float>>> matrices_;  // of rotations
     int64_t scratch_;
     int tensors_;
     const struct KernelTable* table_;

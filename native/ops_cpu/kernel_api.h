@@ -31,6 +31,7 @@ struct Products {
 };
 
 constexpr int kFloors = 3;
+constexpr int kLeastRun = 16, kMostRuns = 16;  // of a rotation: numbers of a run, and runs
 
 struct KernelTable {
     const char* name;

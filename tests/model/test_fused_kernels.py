@@ -9,6 +9,7 @@ from torch import fx
 from hpcdecode._ops_cpu import Chain, FusedKernel, Op, Step, Type
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.meta import Meta
+from hpcdecode.model.lower import quantize
 from hpcdecode.model.lower.chain import chained
 from hpcdecode.model.lower.columns import COLUMNS, in_columns
 from hpcdecode.model.lower.fuse import fuse
@@ -224,3 +225,15 @@ def test_steps_outside_the_scratch_memory_are_refused():
         Chain([(FusedKernel([], [], 16, 1, "generic"), [0])], 1, []).run(1, 1, [], [])
     with pytest.raises(ValueError, match="expected 1 tensors of 1 for every stage"):
         Chain([(FusedKernel([], [], 16, 1, "generic"), [1])], 1, [])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("inputs", [16, 96, 576, 640, 4096, 8192, 11008])
+def test_rotation(isa, inputs, dtype):
+    builder = Builder()
+    x = builder.input("x0", dtype, "T", inputs)
+    turned = builder.call(quantize.rotated, x, shape=("T", inputs), dtype=torch.float32)
+    plain, fused, programs = builder.finish(turned)
+    rows = torch.randn(5, inputs).to(dtype)
+    torch.testing.assert_close(fused(rows)[0], plain(rows)[0], rtol=1e-5, atol=1e-5)
+    assert len(programs) == 1 and torch.equal(fused(rows[2:3])[0], fused(rows)[0][2:3])

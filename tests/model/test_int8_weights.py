@@ -42,6 +42,24 @@ def test_a_product_is_the_exact_one_of_rounded_numbers(transposed):
     assert not zeros.any()
 
 
+@pytest.mark.parametrize("inputs", [16, 64, 96, 576, 640, 4096, 8192, 11008])
+def test_a_rotation_keeps_products_and_spreads_what_is_large(inputs):
+    generator = torch.Generator().manual_seed(5)
+    x, weight = (torch.randn(n, inputs, generator=generator) for n in (3, 7))
+    torch.testing.assert_close(quantize.rotated(x) @ quantize.rotated(weight).t(), x @ weight.t(), rtol=0, atol=2e-3)
+    one = torch.zeros(1, inputs)
+    one[0, inputs // 3] = 1
+    rows, runs, _ = quantize.RotationShape.of(inputs)
+    most = (2 * rows / inputs) ** 0.5 if runs > 2 else (rows / inputs) ** 0.5
+    assert quantize.rotated(one).abs().max() < 1.001 * most
+
+
+@pytest.mark.parametrize("inputs", [1, 24, 100])
+def test_few_inputs_side_by_side_are_not_rotated(inputs):
+    x = torch.randn(2, inputs)
+    assert torch.equal(quantize.rotated(x), x)
+
+
 @onednn
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["llama3", "gpt2", "qwen2"])

@@ -9,7 +9,7 @@ from hpcdecode._ops_cpu import Op
 from hpcdecode.model.lower.instruction import Buffer, Instruction, Value
 
 COLUMNS = 512
-_REDUCTIONS = (Op.sum, Op.peak)
+_OF_ALL = (Op.sum, Op.peak, Op.rotate)  # columns of a token
 
 
 def in_columns(setup: Sequence[Instruction], body: list[Instruction]) -> list[Instruction]:
@@ -51,7 +51,7 @@ class Columns:
         return self.width > COLUMNS and made.isdisjoint(self.whole) and all(map(self._by_element, self.wide))
 
     def _by_element(self, instruction: Instruction) -> bool:
-        alike = tuple(instruction.dims) == (1, 1, self.width) and instruction.op not in _REDUCTIONS
+        alike = tuple(instruction.dims) == (1, 1, self.width) and instruction.op not in _OF_ALL
         return alike and all(map(self._taken_in_order, instruction.operands))
 
     def _taken_in_order(self, value: Value) -> bool:

@@ -136,6 +136,14 @@ def layer_norm(low: Lowering, node: fx.Node) -> Value:
     return centred
 
 
+def rotated(low: Lowering, node: fx.Node) -> Value:
+    """Handle quantize.rotated(x)."""
+    shape = quantize.RotationShape.of(tensor_meta(node).one_token[-1])
+    if shape is None:
+        raise Unlowerable
+    return low.rotate(low.operand(node.args[0]), shape.runs, shape.size)
+
+
 def token_scale(low: Lowering, node: fx.Node) -> Value:
     """Handle quantize.token_scale(x)."""
     value, (shape, _) = low.operand(node.args[0]), result_of(node)
@@ -201,6 +209,7 @@ HANDLERS: dict[object, Handler] = {
     aten.layer_norm.default: layer_norm,
     aten.cat.default: views.cat,
     operator.getitem: views.getitem,
+    quantize.rotated: rotated,
     quantize.token_scale: token_scale,
     quantize.to_int8: to_int8,
     quantize.scaled: binary(Op.mul),

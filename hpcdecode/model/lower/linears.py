@@ -131,17 +131,19 @@ class ProjectionMerger:
             self._replace(group, whole, lambda part, _: part)
 
     def _merge_int8(self, x: fx.Node, group: list[Projection]) -> None:
-        """Replace projections of `x` by one of int8 weights: round x, multiply, scale, add the biases.
+        """Replace projections of `x` by one of int8 weights: rotate and round x, multiply, scale, add the biases.
 
         They stay wider where no int8 GEMM is exact.
         """
         about = _whole(group)
         one_scale = Meta.of(torch.float32, (*about.shape[:-1], 1))
-        as_int8 = Meta.of(torch.int8, tensor_meta(x).shape)
+        wide, as_int8 = (Meta.of(dtype, tensor_meta(x).shape) for dtype in (torch.float32, torch.int8))
         gemm = packed_weights.gemm(as_int8, tensor_meta(group[0].weight), about)
         if gemm is None and not quantize.exact_onednn():
             return self._merge(x, group)
         with self.graph.inserting_before(group[0].node):
+            if quantize.RotationShape.of(tensor_meta(x).one_token[-1]):
+                x = self._call(quantize.rotated, (x,), wide)
             scale = self._call(quantize.token_scale, (x,), one_scale)
             rounded = self._call(quantize.to_int8, (x, scale), as_int8)
             if gemm is not None:

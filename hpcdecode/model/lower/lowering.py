@@ -128,6 +128,23 @@ class Lowering:
         self.body.append(Instruction(op, kind, (1, rows, width), views[0], views[1], None, scale))
         return out
 
+    def rotate(self, a: Value, runs: int, size: int) -> Value:
+        """Append the product of every runs * size elements of `a` with an orthogonal matrix.
+
+        Args:
+            a: Operand.
+            runs: Order of the Hartley matrix.
+            size: Order of the Hadamard matrix.
+
+        Returns:
+            The product, float32.
+        """
+        a = self.packed(a)
+        out, dims = fresh(a.shape), (math.prod(a.shape) // (runs * size), runs, size)
+        views = [replace(v, shape=dims, strides=dense_strides(dims)) for v in (out, a)]
+        self.body.append(Instruction(Op.rotate, Type.float32, dims, *views, None, size**-0.5))
+        return out
+
     def packed(self, value: Value) -> Value:
         """Return the value if it is dense, else a dense copy."""
         return value if value.dense else self.step(Op.copy, value.shape, value, narrow=False)

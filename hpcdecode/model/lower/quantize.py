@@ -1,13 +1,16 @@
 """int8 weights: a scale for every output, and for every token of the input, which is rounded just before its GEMM.
 
-y = (round(x / s) @ round(w / r).T) * s * r, with s = max|x| / 127 of a token and r = max|w| / 127 of an output. This is
-LLM.int8 (Dettmers et al. 2022) without its outliers. Rounding and scaling are steps of the fused kernels before and
-after the GEMM.
+y = (round(x / s) @ round(w / r).T) * s * r, with s = max|x| / 127 of a token and r = max|w| / 127 of an output. Before
+that, x and w are multiplied by an orthogonal matrix, which leaves x @ w.T as it is and spreads the few large
+activations of a trained model over all inputs (QuaRot, Ashkboos et al. 2024). Rotation, rounding and scaling are steps
+of the fused kernels before and after the GEMM.
 """
 
 from __future__ import annotations
 
 import functools
+import math
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,9 +19,44 @@ from hpcdecode._ops_cpu import Product, Type
 from hpcdecode.attention.base import isa
 from hpcdecode.model.frontend.rows import as_rows, as_tokens
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 INT8_MAX = 127
 MIN_SCALE = 1e-30  # of zeros
+LEAST_RUN, MOST_RUN, MOST_RUNS = 16, 4096, 16  # elements of a run of a rotation, and runs that are mixed
 MAX_INPUTS_PER_OUTPUT = 16  # a projection of more, such as a router of experts, stays as it is
+
+
+class RotationShape(NamedTuple):
+    """How inputs are rotated: `rows` times the Kronecker product of a Hartley and a Hadamard matrix.
+
+    Attributes:
+        rows: Parts that are rotated by themselves.
+        runs: Order of the Hartley matrix, 1 for none.
+        size: Order of the Hadamard matrix, a power of two.
+    """
+
+    rows: int
+    runs: int
+    size: int
+
+    @classmethod
+    def of(cls, inputs: int) -> Self | None:
+        """Return the shape for so many inputs, or None if they stay as they are: if too few divide them."""
+        size = min(inputs & -inputs, MOST_RUN)
+        if size < LEAST_RUN:
+            return None
+        runs = inputs // size
+        return cls(1, runs, size) if runs <= MOST_RUNS else cls(runs, 1, size)
+
+
+def rotated(x: Tensor) -> Tensor:
+    """Return x [..., in] times an orthogonal matrix (see `RotationShape`), as float32."""
+    shape = RotationShape.of(x.shape[-1])
+    if shape is None:
+        return x.float()
+    return (_hartley(shape.runs) @ (x.float().unflatten(-1, shape) @ _hadamard(shape.size))).flatten(-3)
 
 
 def output_scales(weight: Tensor) -> Tensor:
@@ -94,6 +132,23 @@ def exact_onednn() -> bool:
     x = torch.full((16, 64), INT8_MAX, dtype=torch.int8)
     y = int8_linear(x, onednn_packed(x, len(x)), torch.ones(len(x)), torch.float32)
     return bool((y == 64 * INT8_MAX**2).all())
+
+
+@functools.cache
+def _hadamard(size: int) -> Tensor:
+    """Return the symmetric orthogonal matrix [size, size] of a power of two (Sylvester)."""
+    matrix = torch.ones(1, 1)
+    while len(matrix) < size:
+        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
+    return matrix / size**0.5
+
+
+@functools.cache
+def _hartley(size: int) -> Tensor:
+    """Return the symmetric orthogonal matrix [size, size] of the discrete Hartley transform."""
+    places = torch.arange(size, dtype=torch.float64)
+    turns = 2 * math.pi * (places[:, None] * places % size) / size
+    return ((turns.cos() + turns.sin()) / size**0.5).float()
 
 
 @functools.cache

@@ -54,6 +54,8 @@ def make_weight(recipe: Recipe, read: ReadWeight, memory: WeightMemory = PRIVATE
     if isinstance(only, Stack):
         return only
     whole = _joined(_parts(recipe, read))
+    if recipe.form in ("onednn int8", "scales"):
+        whole = quantize.rotated(whole)
     if recipe.form == "onednn":
         packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(whole.contiguous(), PACKED_FOR)
         return packed
@@ -76,7 +78,7 @@ def _rows(recipe: Recipe, read: ReadWeight) -> WeightRows:
         return packed_weights.gated_rows(one, other, _two(biases))
     if recipe.form == "packed":
         return packed_weights.plain_rows(parts, _joined(biases) if biases else None)
-    whole = _joined(parts)
+    whole = quantize.rotated(_joined(parts))
     return packed_weights.int8_rows(quantize.quantized(whole), quantize.output_scales(whole))
 
 

@@ -1,5 +1,6 @@
 // The steps of a fused kernel.
 #pragma once
+#include "rotate.h"
 #include "weights.h"
 
 namespace hpcdecode::ops::HPCDECODE_ISA {
@@ -87,6 +88,18 @@ void reduce(const Step& s, float* scratch) {
     EACH_ROW(s) scratch[row_of(s.out, i, j)] = R::round(f(scratch + row_of(s.a, i, j), s.dims[2]) * s.scalar);
 }
 
+template <class R>
+void rotate(const Step& s, float* scratch) {
+    EACH_ROW(s) rotate_run(s.dims[2], s.scalar, scratch + row_of(s.a, i, j), scratch + row_of(s.out, i, j));
+    if (s.dims[1] > 1)
+        for (int64_t i = 0; i < s.dims[0]; ++i)
+            mix_runs(s.dims[1], s.dims[2], s.out.stride[1], s.matrix, scratch + row_of(s.out, i, 0));
+    EACH_ROW(s) {
+        float* out = scratch + row_of(s.out, i, j);
+        for (int64_t k = 0; k < s.dims[2]; ++k) out[k] = R::round(out[k]);
+    }
+}
+
 inline void load_f32(int64_t n, const char* in, float* out) { std::memcpy(out, in, n * sizeof(float)); }
 inline void store_f32(int64_t n, const float* in, char* out) { std::memcpy(out, in, n * sizeof(float)); }
 
@@ -152,7 +165,8 @@ constexpr KernelTable make_table(const char* name, Products products = {}) {
              BINARY(minimum_f),
              BINARY(maximum_f),
              {reduce<Float, sum_of>, reduce<Bfloat, sum_of>},
-             {reduce<Float, peak_of>, reduce<Bfloat, peak_of>}},
+             {reduce<Float, peak_of>, reduce<Bfloat, peak_of>},
+             {rotate<Float>, rotate<Bfloat>}},
             {load_f32, load_bf16, load_i8},
             {store_f32, store_bf16, store_i8},
             products,
