@@ -110,6 +110,12 @@ NB_MODULE(_ops_cpu, m) {
         .value("peak", Op::peak)
         .value("rotate", Op::rotate);
 
+    nb::enum_<WeightForm>(m, "WeightForm", "How packed weights hold their numbers.")
+        .value("plain", WeightForm::plain)
+        .value("int4", WeightForm::int4)
+        .value("mxfp4", WeightForm::mxfp4)
+        .value("fp8", WeightForm::fp8);
+
     nb::class_<Step>(m, "Step", "One element-wise operation of a fused kernel.")
         .def(
             "__init__",
@@ -158,8 +164,9 @@ Raises:
     ValueError: If a step leaves the scratch memory or the tensors, or isa is unknown.)");
 
     nb::class_<Product>(m, "Product", "A GEMM of activations by packed weights, y = x @ weight.T.")
-        .def(nb::init<Type, Type, int64_t, int64_t, const std::string&, std::optional<Op>>(), nb::arg("x"),
+        .def(nb::init<Type, Type, int64_t, int64_t, const std::string&, std::optional<Op>, WeightForm>(), nb::arg("x"),
              nb::arg("y"), nb::arg("words"), nb::arg("outputs"), nb::arg("isa"), nb::arg("gate") = nb::none(),
+             nb::arg("form") = WeightForm::plain,
              R"(Describe a GEMM.
 
 Args:
@@ -170,11 +177,13 @@ Args:
     isa: Instruction set to use.
     gate: silu or gelu_tanh, or None. With a gate y has half as many outputs: of each group of 32 outputs,
         the gate of the first half times the second half.
+    form: Form of the weights. But for plain, the inputs must be a multiple of 32.
 
 Raises:
     ValueError: If the instruction set lacks these types, or outputs with a gate is no multiple of 32.)")
         .def_static("offered", &Product::offered, nb::arg("x"), nb::arg("y"), nb::arg("isa"),
-                    nb::arg("gate") = nb::none(), "Return True if the instruction set has GEMMs of these types.");
+                    nb::arg("gate") = nb::none(), nb::arg("form") = WeightForm::plain,
+                    "Return True if the instruction set has GEMMs of these types and weights of this form.");
 
     nb::class_<Argmax>(m, "Argmax", R"(The argmax of a GEMM's outputs for every row, without most of its sums.
 

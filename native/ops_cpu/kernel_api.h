@@ -33,12 +33,20 @@ struct Products {
 constexpr int kFloors = 3;
 constexpr int kLeastRun = 16, kMostRuns = 16;  // of a rotation: numbers of a run, and runs
 
+// Of a form of weights in few bits, but `plain`.
+using ExpandKernel = void (*)(const char* panel, int64_t inputs, uint32_t* out);
+struct FormKernels {
+    ExpandKernel expand[2];    // to a plain panel, by input type
+    const TileKernel* direct;  // tiles of bfloat16 that expand in registers, by number of rows less 1, or null
+};
+
 struct KernelTable {
     const char* name;
     Kernel run[static_cast<int>(Op::count)][2];  // by type of the result
     void (*load[3])(int64_t count, const char* in, float* out);
     void (*store[3])(int64_t count, const float* in, char* out);
     Products products;
+    FormKernels forms[kForms];
     float (*largest)(int64_t count, const float* values);
     void (*weigh)(int64_t count, float top, float by, float* logits);  // to exp((logit - top) * by)
     void (*sums_from)(int64_t count, const float* weights, const float* floors, double* sums);  // adds, of kFloors

@@ -2,6 +2,7 @@
 
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
 #include "kernel_api.h"
 
@@ -21,22 +22,42 @@ GateKernel gate_of(Type out, const std::string& isa, std::optional<Op> gate) {
     return gate == Op::gelu_tanh ? products.gelu_tanh[static_cast<int>(out)] : nullptr;
 }
 
-}  // namespace
-
-bool Product::offered(Type in, Type out, const std::string& isa, std::optional<Op> gate) {
-    return tiles_of(in, out, isa) != nullptr && (!gate || gate_of(out, isa, gate) != nullptr);
+FormKernels kernels_of(Type in, Type out, const std::string& isa, WeightForm form) {
+    if (in == Type::i8 || form == WeightForm::plain) return {};
+    FormKernels kernels = kernels_for(isa).forms[static_cast<int>(form)];
+    if (in != Type::bf16 || out != Type::bf16) kernels.direct = nullptr;
+    return kernels;
 }
 
-Product::Product(Type in, Type out, int64_t words, int64_t outputs, const std::string& isa, std::optional<Op> gate)
+int64_t words_of_panel(Type in, int64_t words, WeightForm form) {
+    if (form == WeightForm::plain) return (kHeads[static_cast<int>(in)] + words) * kPanel;
+    return kPanel + packed_bytes(form, words * sizeof(uint32_t) / kBytes[static_cast<int>(in)]) / sizeof(uint32_t);
+}
+
+}  // namespace
+
+bool Product::offered(Type in, Type out, const std::string& isa, std::optional<Op> gate, WeightForm form) {
+    const bool expands = in != Type::i8 && kernels_of(in, out, isa, form).expand[static_cast<int>(in)] != nullptr;
+    return tiles_of(in, out, isa) != nullptr && (!gate || gate_of(out, isa, gate) != nullptr) &&
+           (form == WeightForm::plain || expands);
+}
+
+Product::Product(Type in, Type out, int64_t words, int64_t outputs, const std::string& isa, std::optional<Op> gate,
+                 WeightForm form)
     : words_(words),
       outputs_(outputs),
-      panel_words_((kHeads[static_cast<int>(in)] + words) * kPanel),
+      panel_words_(words_of_panel(in, words, form)),
       out_size_(kBytes[static_cast<int>(out)]),
       columns_(gate ? kPanel / 2 : kPanel),
       tiles_(tiles_of(in, out, isa)),
+      direct_(kernels_of(in, out, isa, form).direct),
+      expand_(in == Type::i8 ? nullptr : kernels_of(in, out, isa, form).expand[static_cast<int>(in)]),
+      inputs_(words * static_cast<int64_t>(sizeof(uint32_t)) / kBytes[static_cast<int>(in)]),
       gate_(gate_of(out, isa, gate)) {
-    if (!offered(in, out, isa, gate)) throw std::invalid_argument("product: " + isa + " has none of these types");
+    if (!offered(in, out, isa, gate, form)) throw std::invalid_argument("product: " + isa + " has none of these types");
     if (words < 1 || outputs < 1) throw std::invalid_argument("product: expected words and outputs");
+    if (form != WeightForm::plain && inputs_ % kBlockInputs != 0)
+        throw std::invalid_argument("product: expected a multiple of 32 inputs for weights in few bits");
     if (gate && outputs % kPanel != 0) throw std::invalid_argument("product: expected whole panels for a gate");
 }
 
@@ -53,12 +74,23 @@ void Product::run(int64_t rows, const Rows& x, const Rows& weight, const Rows& o
     });
 }
 
+// Returns the plain panel, in memory of the thread that the next one takes.
+const uint32_t* Product::expanded(const uint32_t* panel) const {
+    constexpr int64_t kLineWords = kLine / sizeof(uint32_t);
+    static thread_local std::vector<uint32_t> memory;
+    const size_t needed = (1 + words_) * kPanel + kLineWords;
+    if (memory.size() < needed) memory.resize(needed);
+    auto* out = memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) & (kLine - 1)) / sizeof(uint32_t);
+    expand_(reinterpret_cast<const char*>(panel), inputs_, out);
+    return out;
+}
+
 void Product::multiply(Tile& tile, int rows) const {
-    if (gate_ == nullptr) return tiles_[rows - 1](tile);
+    if (gate_ == nullptr) return compute(tile, rows);
     alignas(kLine) char results[kTileRows * kPanel * sizeof(float)];
     char* const out = std::exchange(tile.out, results);
     const int64_t out_bytes = std::exchange(tile.out_bytes, kPanel * out_size_);
-    tiles_[rows - 1](tile);
+    compute(tile, rows);
     gate_(rows, results, out, out_bytes);
 }
 

@@ -1,5 +1,8 @@
 // GEMMs of rows by packed weights.
 //
+// Weights in few bits (weight_form.h) are expanded to such panels: in registers for few rows, else once for all rows.
+// So results are, bit for bit, those of the expanded weights.
+//
 // A word has 4 bytes: one float32, two bfloat16 or four int8 numbers. A panel holds 32 outputs, in rows of one word per
 // output: what the sums begin with (float32, or int32 for int8), for int8 the outputs' scales (float32), then the
 // weights word by word. Sums run along the words in order, so a row's bits depend neither on other rows nor on the
@@ -14,6 +17,7 @@
 #include "beside.h"
 #include "fused_kernel.h"
 #include "team.h"
+#include "weight_form.h"
 
 namespace hpcdecode::ops {
 
@@ -28,20 +32,24 @@ struct Tile {
     int64_t words;
     char* out;
     int64_t out_bytes;
-    int columns;  // of the panel's outputs, the first are wanted
-    Lines next;   // to fetch meanwhile, a cache line a word at most
+    int columns;               // of the panel's outputs, the first are wanted
+    Lines next;                // to fetch meanwhile, a cache line a word at most
+    bool in_few_bits = false;  // the panel is in the weight's form, to be expanded in registers
 };
 
 class Product {
   public:
     // Describes the GEMM of x [tokens, 4 * words bytes of type `in`] to [tokens, outputs of type `out`].
     // gate: silu or gelu_tanh. It halves the outputs: the gate of a panel's first half times its second half.
+    // form: Of the weights. But for `plain`, inputs must be a multiple of kBlockInputs.
     // Throws std::invalid_argument for types that are not `offered`, and if a gate would find the last panel partly
     // filled.
-    Product(Type in, Type out, int64_t words, int64_t outputs, const std::string& isa, std::optional<Op> gate = {});
+    Product(Type in, Type out, int64_t words, int64_t outputs, const std::string& isa, std::optional<Op> gate = {},
+            WeightForm form = WeightForm::plain);
 
     // Returns whether the instruction set has GEMMs of these types.
-    static bool offered(Type in, Type out, const std::string& isa, std::optional<Op> gate = {});
+    static bool offered(Type in, Type out, const std::string& isa, std::optional<Op> gate = {},
+                        WeightForm form = WeightForm::plain);
 
     // Computes the panels of one of `members` threads for all rows.
     // next: First panel of a later GEMM, to prefetch, or null. beside: Work to take along, or null.
@@ -54,7 +62,7 @@ class Product {
                    Beside* beside, const Visit& visit) const;
 
     // Computes a tile.
-    void compute(const Tile& tile, int rows) const { tiles_[rows - 1](tile); }
+    void compute(const Tile& tile, int rows) const { (tile.in_few_bits ? direct_ : tiles_)[rows - 1](tile); }
 
     // Returns where a member's first panel, or panel `number`, begins in `weight`.
     const char* panel(const Rows& weight, int member, int members) const;
@@ -66,10 +74,14 @@ class Product {
 
   private:
     void multiply(Tile& tile, int rows) const;
+    const uint32_t* expanded(const uint32_t* panel) const;
 
     int64_t words_, outputs_, panel_words_;
     int64_t out_size_, columns_;  // columns_: of `out`, of a panel
     void (*const* tiles_)(const Tile&);
+    void (*const* direct_)(const Tile&);                                // those that expand in registers, or null
+    void (*expand_)(const char* panel, int64_t inputs, uint32_t* out);  // or null: the weights are plain
+    int64_t inputs_;
     void (*gate_)(int64_t rows, const char* results, char* out, int64_t out_bytes);
 };
 
@@ -77,14 +89,17 @@ template <class Visit>
 void Product::each_tile(int64_t rows, const Rows& x, const Rows& weight, int member, int members, const char* next,
                         Beside* beside, const Visit& visit) const {
     const int64_t last = share(panels(), member + 1, members), tiles = (rows + kTileRows - 1) / kTileRows;
-    const int64_t ahead = words_ * kLine * (tiles == 1 ? 2 : 1);  // bytes that a tile fetches, at most
+    const int64_t panel_bytes = panel_words_ * sizeof(uint32_t);
+    const int64_t ahead = std::min(words_ * kLine * (tiles == 1 ? 2 : 1), panel_bytes);  // bytes that a tile fetches
+    const bool in_few_bits = tiles == 1 && direct_ != nullptr;
     for (int64_t p = share(panels(), member, members); p < last; ++p) {
         const uint32_t* from = panel(weight, p);
         const auto* following = p + 1 < last ? reinterpret_cast<const char*>(from + panel_words_) : next;
+        const uint32_t* shown = expand_ == nullptr || in_few_bits ? from : expanded(from);
         for (int64_t t = 0; t < tiles; ++t) {
             const int64_t row = share(rows, t, tiles), count = share(rows, t + 1, tiles) - row;
-            Tile tile{x.data + row * x.row_bytes, x.row_bytes, from, words_, nullptr, 0, columns(p), {}};
-            if (following != nullptr && (t + 1) * ahead <= panel_words_ * 4) {
+            Tile tile{x.data + row * x.row_bytes, x.row_bytes, shown, words_, nullptr, 0, columns(p), {}, in_few_bits};
+            if (following != nullptr && (t + 1) * ahead <= panel_bytes) {
                 tile.next = {following + t * ahead, following + (t + 1) * ahead};
             } else if (beside != nullptr) {
                 tile.next = beside->fetch(ahead);

@@ -1,17 +1,20 @@
 // The same loops as isa_generic.cpp, compiled for AVX2 with FMA.
 #define HPCDECODE_ISA isa_avx2
 #include "blocked_tile.h"
+#include "expand.h"
 #include "steps.h"
 
 namespace hpcdecode::ops::HPCDECODE_ISA {
 
 extern const KernelTable table;
 constexpr KernelTable table =
-    make_table("avx2", {{{blocked_tiles<VectorFloat32, VectorToFloat32>()},
-                         {nullptr, blocked_tiles<VectorBfloat16, VectorToBfloat16>()},
-                         {blocked_tiles<VectorInt8, VectorToFloat32>(), blocked_tiles<VectorInt8, VectorToBfloat16>()}},
-                        {vector_gate<VectorToFloat32, silu_f>, vector_gate<VectorToBfloat16, silu_f>},
-                        {vector_gate<VectorToFloat32, gelu_tanh_f>, vector_gate<VectorToBfloat16, gelu_tanh_f>},
-                        nullptr});
+    make_table("avx2",
+               {{{blocked_tiles<VectorFloat32, VectorToFloat32>()},
+                 {nullptr, blocked_tiles<VectorBfloat16, VectorToBfloat16>()},
+                 {blocked_tiles<VectorInt8, VectorToFloat32>(), blocked_tiles<VectorInt8, VectorToBfloat16>()}},
+                {vector_gate<VectorToFloat32, silu_f>, vector_gate<VectorToBfloat16, silu_f>},
+                {vector_gate<VectorToFloat32, gelu_tanh_f>, vector_gate<VectorToBfloat16, gelu_tanh_f>},
+                nullptr},
+               in_loops<Int4>(), in_loops<Mxfp4>(), in_loops<Fp8>());
 
 }  // namespace hpcdecode::ops::HPCDECODE_ISA

@@ -1,6 +1,7 @@
 // The kernels of AVX-512: GEMMs of float32 in its registers, those of bfloat16 and int8 in the compiler's vectors.
 #define HPCDECODE_ISA isa_avx512
 #include "blocked_tile.h"
+#include "expand.h"
 #include "gate_avx512.h"
 #include "steps.h"
 #include "tile.h"
@@ -9,13 +10,15 @@
 namespace hpcdecode::ops::HPCDECODE_ISA {
 
 extern const KernelTable table, amx_table;
-constexpr KernelTable table = make_table(
-    "avx512", {{{tiles<Float32, ToFloat32>()},
-                {nullptr, blocked_tiles<VectorBfloat16, VectorToBfloat16>()},
-                {blocked_tiles<VectorInt8, VectorToFloat32>(), blocked_tiles<VectorInt8, VectorToBfloat16>()}},
-               {gate<ToFloat32, silu>, vector_gate<VectorToBfloat16, silu_f>},
-               {gate<ToFloat32, gelu_tanh>, vector_gate<VectorToBfloat16, gelu_tanh_f>},
-               nullptr});
+constexpr KernelTable table =
+    make_table("avx512",
+               {{{tiles<Float32, ToFloat32>()},
+                 {nullptr, blocked_tiles<VectorBfloat16, VectorToBfloat16>()},
+                 {blocked_tiles<VectorInt8, VectorToFloat32>(), blocked_tiles<VectorInt8, VectorToBfloat16>()}},
+                {gate<ToFloat32, silu>, vector_gate<VectorToBfloat16, silu_f>},
+                {gate<ToFloat32, gelu_tanh>, vector_gate<VectorToBfloat16, gelu_tanh_f>},
+                nullptr},
+               in_loops<Int4>(), in_loops<Mxfp4>(), in_loops<Fp8>());
 // oneDNN's other GEMMs use AMX tiles.
 constexpr KernelTable amx_table =
     make_table("amx", {{{tiles<Float32, ToFloat32>()}}, {gate<ToFloat32, silu>}, {gate<ToFloat32, gelu_tanh>}});

@@ -142,7 +142,8 @@ inline float minimum_f(float x, float y) { return x > y ? y : x; }
 #define BINARY(f) {binary<Float, f>, binary<Bfloat, f>}
 
 // The table must be a constant: computing it when the library is loaded would run these instructions on every CPU.
-constexpr KernelTable make_table(const char* name, Products products = {}) {
+constexpr KernelTable make_table(const char* name, Products products = {}, FormKernels int4 = {},
+                                 FormKernels mxfp4 = {}, FormKernels fp8 = {}) {
     return {name,
             {{nullptr, nullptr},
              {nullptr, nullptr},
@@ -170,6 +171,7 @@ constexpr KernelTable make_table(const char* name, Products products = {}) {
             {load_f32, load_bf16, load_i8},
             {store_f32, store_bf16, store_i8},
             products,
+            {{}, int4, mxfp4, fp8},
             largest,
             weigh,
             sums_from,

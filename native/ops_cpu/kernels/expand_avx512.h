@@ -1,0 +1,197 @@
+// Weights in few bits, expanded to bfloat16 in registers, for few rows, or to a panel that many rows share.
+#pragma once
+#include "expand.h"
+#include "tile.h"
+
+namespace hpcdecode::ops::HPCDECODE_ISA {
+namespace {
+
+inline __m512 rounded_pairs(__m512 one, __m512 other) {
+    return reinterpret_cast<__m512>(_mm512_cvtne2ps_pbh(other, one));
+}
+
+// 8 outputs' numbers of 16, each for both inputs of a word.
+template <int first>
+inline __m512 doubled(__m512 x) {
+    const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    return _mm512_permutexvar_ps(_mm512_add_epi32(twice, _mm512_set1_epi32(first)), x);
+}
+
+// A form's codes in registers give word after word of 16 outputs.
+struct Int4Words : Int4 {
+    static constexpr int kWords = 8;
+    struct Scales {
+        __m512 by[2], start[2];
+    };
+    struct Codes {
+        Words of[2];
+    };
+    static Scales scales(const char* p) {
+        const auto* half = reinterpret_cast<const __m256i*>(p);
+        const __m512 by = _mm512_cvtph_ps(_mm256_loadu_si256(half)),
+                     zero = _mm512_cvtph_ps(_mm256_loadu_si256(half + 1));
+        const __m512 start = _mm512_fnmadd_ps(by, zero, _mm512_setzero_ps());
+        return {{doubled<0>(by), doubled<8>(by)}, {doubled<0>(start), doubled<8>(start)}};
+    }
+    static Codes codes(const char* p) {
+        const auto* words = reinterpret_cast<const uint32_t*>(p);
+        return {{load_words(words), load_words(words + kLanes)}};
+    }
+    static Words next(Codes& codes, const Scales& scales) {
+        const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        __m512 half[2];
+        for (int b = 0; b < 2; ++b) {
+            half[b] = _mm512_fmadd_ps(scales.by[b], _mm512_permutexvar_ps(codes.of[b], numbers), scales.start[b]);
+            codes.of[b] = _mm512_srli_epi32(codes.of[b], 4);
+        }
+        return reinterpret_cast<Words>(rounded_pairs(half[0], half[1]));
+    }
+};
+
+// A number's exponent grows by that of the scale, unless it is zero.
+struct Mxfp4Words : Mxfp4 {
+    static constexpr int kWords = 4;
+    using Scales = Words;
+    using Codes = Words;
+    static Scales scales(const char* p) {
+        const Words exponents = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+        const Words more = _mm512_slli_epi32(_mm512_sub_epi32(exponents, _mm512_set1_epi32(127)), 7);
+        return _mm512_or_si512(_mm512_slli_epi32(more, 16), _mm512_and_si512(more, _mm512_set1_epi32(0xffff)));
+    }
+    static Codes codes(const char* p) { return load_words(reinterpret_cast<const uint32_t*>(p)); }
+    static Words next(Codes& codes, const Scales& scales) {
+        const Words pairs =
+            _mm512_setr_epi32(0x3f000000, 0x3fc03f80, 0x40404000, 0x40c04080,  // 0 to 6
+                              static_cast<int>(0xbf008000), static_cast<int>(0xbfc0bf80), static_cast<int>(0xc040c000),
+                              static_cast<int>(0xc0c0c080),  // -0 to -6
+                              0x3f000000, 0x3fc03f80, 0x40404000, 0x40c04080, static_cast<int>(0xbf008000),
+                              static_cast<int>(0xbfc0bf80), static_cast<int>(0xc040c000), static_cast<int>(0xc0c0c080));
+        const Words numbers = _mm512_permutexvar_epi16(codes, pairs);  // the lower 5 bits choose
+        const __mmask32 other = _mm512_test_epi16_mask(codes, _mm512_set1_epi16(7));
+        codes = _mm512_srli_epi16(codes, 4);
+        return _mm512_mask_add_epi16(numbers, other, numbers, scales);
+    }
+};
+
+// As float16 the bits of a number stand for 2^-8 of it.
+struct Fp8Words : Fp8 {
+    static constexpr int kWords = 1;
+    struct Scales {
+        __m512 by[2];
+    };
+    using Codes = Words;
+    static Scales scales(const char* p) {
+        const __m512 by = _mm512_mul_ps(_mm512_loadu_ps(p), _mm512_set1_ps(256));
+        return {{doubled<0>(by), doubled<8>(by)}};
+    }
+    static Codes codes(const char* p) {
+        return _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    }
+    static Words next(Codes& codes, const Scales& scales) {
+        const Words signs = _mm512_slli_epi16(_mm512_and_si512(codes, _mm512_set1_epi16(0x80)), 8);
+        const Words rest = _mm512_slli_epi16(_mm512_and_si512(codes, _mm512_set1_epi16(0x7f)), 7);
+        const Words halves = _mm512_or_si512(signs, rest);
+        const __m512 one = _mm512_cvtph_ps(_mm512_castsi512_si256(halves));
+        const __m512 other = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1));
+        return reinterpret_cast<Words>(
+            rounded_pairs(_mm512_mul_ps(one, scales.by[0]), _mm512_mul_ps(other, scales.by[1])));
+    }
+};
+
+template <class Form>
+constexpr int64_t kLoadBytes = Form::kBlockBytes * Form::kWords / (kBlockInputs / 2);  // of the codes of kWords words
+
+template <class Form>
+void expand_words(const char* panel, int64_t inputs, uint32_t* out) {
+    std::memcpy(out, panel, kHeadBytes);
+    out += kPanel;
+    for (int half = 0; half < 2; ++half) {
+        const char* scales = panel + kHeadBytes + half * half_bytes<Form>(inputs);
+        const char* codes = scales + scale_bytes<Form>(inputs);
+        uint32_t* to = out + half * kHalf;
+        for (int64_t first = 0; first < inputs; first += kBlockInputs) {
+            const auto by = Form::scales(scales + first / Form::kGroup * Form::kScaleBytes);
+            for (int i = 0; i < kBlockInputs / 2 / Form::kWords; ++i, codes += kLoadBytes<Form>) {
+                auto some = Form::codes(codes);
+#pragma GCC unroll 8
+                for (int k = 0; k < Form::kWords; ++k, to += kPanel) _mm512_storeu_si512(to, Form::next(some, by));
+            }
+        }
+    }
+}
+
+// Multiplies R rows by `count` halves of a panel, from half `first` on.
+template <class Form, class Out, int R, int count>
+inline void halves(const Tile& t, int first, Lines& next) {
+    const int64_t inputs = 2 * t.words;
+    const char *scales[count], *codes[count];
+    __m512 sums[R][count];
+#pragma GCC unroll 2
+    for (int v = 0; v < count; ++v) {
+        scales[v] = reinterpret_cast<const char*>(t.panel) + kHeadBytes + (first + v) * half_bytes<Form>(inputs);
+        codes[v] = scales[v] + scale_bytes<Form>(inputs);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+        for (int v = 0; v < count; ++v) sums[r][v] = Bfloat16::start(t.panel + (first + v) * kLanes);
+    const char* x = t.x;
+    for (int64_t input = 0; input < inputs; input += kBlockInputs) {
+        constexpr int64_t kFetch = count * (Form::kBlockBytes + Form::kScaleBytes * kBlockInputs / Form::kGroup);
+        for (int64_t line = 0; line < kFetch && next.begin < next.end; line += kLine, next.begin += kLine)
+            __builtin_prefetch(next.begin, 0, 2);
+        typename Form::Scales by[count];
+#pragma GCC unroll 2
+        for (int v = 0; v < count; ++v) by[v] = Form::scales(scales[v] + input / Form::kGroup * Form::kScaleBytes);
+        for (int i = 0; i < kBlockInputs / 2 / Form::kWords; ++i) {
+            typename Form::Codes some[count];
+#pragma GCC unroll 2
+            for (int v = 0; v < count; ++v, codes[v - 1] += kLoadBytes<Form>) some[v] = Form::codes(codes[v]);
+#pragma GCC unroll 8
+            for (int k = 0; k < Form::kWords; ++k, x += sizeof(uint32_t)) {
+                Words w[count];
+#pragma GCC unroll 2
+                for (int v = 0; v < count; ++v) w[v] = Form::next(some[v], by[v]);
+#pragma GCC unroll 16
+                for (int r = 0; r < R; ++r) {
+                    const Words a = broadcast(x + r * t.x_bytes);
+#pragma GCC unroll 2
+                    for (int v = 0; v < count; ++v) sums[r][v] = Bfloat16::add(sums[r][v], a, w[v]);
+                }
+            }
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+        for (int v = 0; v < count; ++v) {
+            const int wanted = t.columns - (first + v) * kLanes;
+            if (wanted > 0) Out::store(t.out + r * t.out_bytes, (first + v) * kLanes, wanted, sums[r][v]);
+        }
+}
+
+// Multiplies R rows by a panel, word by word in order as with `plain` weights.
+template <class Form, class Out, int R>
+void expanding_tile(const Tile& t) {
+    Lines next = t.next;
+    if constexpr (R <= 6) {  // sums of both halves fit the registers, and none waits for the one before
+        halves<Form, Out, R, 2>(t, 0, next);
+    } else {
+        halves<Form, Out, R, 1>(t, 0, next);
+        halves<Form, Out, R, 1>(t, 1, next);
+    }
+}
+
+template <class Form>
+struct ExpandingTile {
+    template <int R>
+    static constexpr TileKernel kernel = expanding_tile<Form, ToBfloat16, R>;
+};
+
+template <class Form>
+constexpr FormKernels in_registers() {
+    return {{expand<Form, WordOfFloat32>, expand_words<Form>}, by_rows<ExpandingTile<Form>>()};
+}
+
+}  // namespace
+}  // namespace hpcdecode::ops::HPCDECODE_ISA

@@ -1,0 +1,50 @@
+// Forms of packed weights that take less than 16 bits a weight, and how a panel holds them.
+//
+// Such a panel begins with what its sums begin with, 32 float32. Two halves of 16 outputs follow. A half has the scales
+// of all groups of inputs, up to a multiple of 64 bytes, then the codes of 32 inputs at a time.
+#pragma once
+#include <cstdint>
+
+namespace hpcdecode::ops {
+
+enum class WeightForm : int { plain, int4, mxfp4, fp8 };
+constexpr int kForms = 4;
+constexpr int64_t kBlockInputs = 32;  // inputs must be a multiple
+
+// (code - zero) * scale, codes from 0 to 15. Of a group of inputs: float16 scales [16], float16 zeros [16].
+// Codes: [2 blocks of 8 words][2 blocks of 8 outputs][8 outputs][input of the word] of 4 bytes, 4 bits a word.
+struct Int4Layout {
+    static constexpr int64_t kGroup = 32, kScaleBytes = 64, kBlockBytes = 256;
+};
+
+// FP4 (E2M1) times a power of two (OCP Microscaling). Of a group of inputs: exponents + 127, bytes [16], from 2 to 252.
+// Codes: [4 blocks of 4 words][16 outputs][input of the word] of 2 bytes, 4 bits a word.
+struct Mxfp4Layout {
+    static constexpr int64_t kGroup = 32, kScaleBytes = 16, kBlockBytes = 256;
+};
+
+// FP8 (E4M3) times a scale. Of a group of inputs: float32 scales [16]. Codes: [16 words][16 outputs][input of the
+// word].
+struct Fp8Layout {
+    static constexpr int64_t kGroup = 128, kScaleBytes = 64, kBlockBytes = 512;
+};
+
+// Returns the bytes of a half's scales.
+template <class Layout>
+constexpr int64_t scale_bytes(int64_t inputs) {
+    return ((inputs + Layout::kGroup - 1) / Layout::kGroup * Layout::kScaleBytes + 63) / 64 * 64;
+}
+
+template <class Layout>
+constexpr int64_t half_bytes(int64_t inputs) {
+    return scale_bytes<Layout>(inputs) + inputs / kBlockInputs * Layout::kBlockBytes;
+}
+
+// Returns the bytes of both halves of a panel in one of the forms but `plain`.
+constexpr int64_t packed_bytes(WeightForm form, int64_t inputs) {
+    return 2 * (form == WeightForm::int4    ? half_bytes<Int4Layout>(inputs)
+                : form == WeightForm::mxfp4 ? half_bytes<Mxfp4Layout>(inputs)
+                                            : half_bytes<Fp8Layout>(inputs));
+}
+
+}  // namespace hpcdecode::ops
