@@ -59,7 +59,19 @@ class Op(enum.Enum):
 
     peak = 21
 
+
     rotate = 22
+
+class WeightForm(enum.Enum):
+    """How packed weights hold their numbers."""
+
+    plain = 0
+
+    int4 = 1
+
+    mxfp4 = 2
+
+    fp8 = 3
 
 class Step:
     """One element-wise operation of a fused kernel."""
@@ -114,7 +126,16 @@ class FusedKernel:
 class Product:
     """A GEMM of activations by packed weights, y = x @ weight.T."""
 
-    def __init__(self, x: Type, y: Type, words: int, outputs: int, isa: str, gate: Op | None = None) -> None:
+    def __init__(
+        self,
+        x: Type,
+        y: Type,
+        words: int,
+        outputs: int,
+        isa: str,
+        gate: Op | None = None,
+        form: WeightForm = WeightForm.plain,
+    ) -> None:
         """Describe a GEMM.
 
         Args:
@@ -125,14 +146,15 @@ class Product:
             isa: Instruction set to use.
             gate: silu or gelu_tanh, or None. With a gate y has half as many outputs: of each group of 32 outputs,
                 the gate of the first half times the second half.
+            form: Form of the weights. But for plain, the inputs must be a multiple of 32.
 
         Raises:
             ValueError: If the instruction set lacks these types, or outputs with a gate is no multiple of 32.
         """
 
     @staticmethod
-    def offered(x: Type, y: Type, isa: str, gate: Op | None = None) -> bool:
-        """Return True if the instruction set has GEMMs of these types."""
+    def offered(x: Type, y: Type, isa: str, gate: Op | None = None, form: WeightForm = WeightForm.plain) -> bool:
+        """Return True if the instruction set has GEMMs of these types and weights of this form."""
 
 class Argmax:
     """The argmax of a GEMM's outputs for every row, without most of its sums.

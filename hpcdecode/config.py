@@ -29,7 +29,8 @@ R_DEVICES = (*DEVICES, "auto")
 PARTITIONS = ("request", "head")
 SCHEDULES = ("fixed-f", "load-control", "static", "fifo")
 EXCHANGES = ("auto", "collective", "messages")
-WEIGHTS = ("int8",)
+QUANTISED = ("int8", "int4", "mxfp4", "fp8")
+WEIGHTS = ("auto", *DTYPES, *QUANTISED)
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "k8v4", "int4")
 _CHOICES = {
     "dtype": DTYPES,
@@ -63,7 +64,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         model: Directory of the model.
         dtype: Data type of weights and activations.
-        weights: Data type of the projections' weights; None for `dtype`.
+        weights: Form of the projections' weights: `auto`, as None, for that of the checkpoint, or `dtype`.
         kv_dtype: Data type of the KV cache.
         device: Device of the S-ranks; None for `cuda` where they see a GPU.
         compile: Compile slices on GPUs with torch's compiler.

@@ -22,7 +22,7 @@ from torch import Tensor
 from hpcdecode.attention.base import KV_DTYPES, KvCache
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.bench.output import Case, Report
-from hpcdecode.config import DTYPES, WEIGHTS, find_model
+from hpcdecode.config import DTYPES, QUANTISED, find_model
 from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.errors import UserError
 from hpcdecode.model import SplitModel, load_split
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default=EXACT, help="of weights and activations (%(default)s)")
     parser.add_argument("--kv-dtype", nargs="+", default=list(KV_DTYPES[1:]), choices=KV_DTYPES)
     help = "(default: int8, where this CPU has its products)"
-    parser.add_argument("--weights", nargs="*", choices=WEIGHTS, help=help)
+    parser.add_argument("--weights", nargs="*", choices=QUANTISED, help=help)
     parser.add_argument("--stretches", type=int, default=16, help="taken evenly from the text (%(default)s)")
     parser.add_argument("--tokens", type=int, default=512, help="of each stretch (%(default)s)")
 
@@ -83,8 +83,8 @@ def run(args: argparse.Namespace) -> Report:
     if args.tokens > (model.max_positions or args.tokens):
         raise UserError(f"--tokens {args.tokens}: the model has {model.max_positions} positions; give at most that")
     ways = {name: Way(model, _kv_cache(model, name, args.tokens)) for name in (EXACT, *args.kv_dtype)}
-    if "int8" in args.weights if args.weights is not None else quantize.exact():
-        ways["int8 weights"] = Way(load_split(path, dtype=args.dtype, int8=True), ways[EXACT].kv_cache)
+    for weights in (["int8"] if quantize.exact() else []) if args.weights is None else args.weights:
+        ways[f"{weights} weights"] = Way(load_split(path, dtype=args.dtype, quantised=weights), ways[EXACT].kv_cache)
     losses = measure(ways, text)
     exact = losses.pop(EXACT)
     return {

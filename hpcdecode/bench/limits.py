@@ -138,20 +138,26 @@ def by_onednn(x: Tensor, weight: Tensor) -> Gemm:
     return gemm
 
 
-def by_packed_weights(x: Tensor, weight: Tensor) -> Gemm:
+def by_packed_weights(x: Tensor, weight: Tensor, bits: str | None = None) -> Gemm:
     """Return the GEMM of native/ops_cpu.
 
     The result is float32 for float32, else bfloat16. int8 numbers are multiplied as they are, with scales of 1.
+
+    Args:
+        x: Activations [tokens, in].
+        weight: Weight [out, in].
+        bits: Form of the weight in few bits, or None.
     """
     rows, outputs = len(x), len(weight)
     y = Meta.of(torch.float32 if x.dtype == torch.float32 else torch.bfloat16, ("T", outputs))
-    stage = packed_weights.gemm(Meta.of(x.dtype, ("T", x.shape[1])), Meta.of(weight.dtype, weight.shape), y)
+    stage = packed_weights.gemm(Meta.of(x.dtype, ("T", x.shape[1])), Meta.of(weight.dtype, weight.shape), y, bits=bits)
     assert stage is not None, "by_packed_weights: expected a machine that offers it"
-    packed = (
-        packed_weights.pack_int8(weight, torch.ones(outputs))
-        if weight.dtype == torch.int8
-        else packed_weights.pack([weight])
-    )
+    if bits is not None:
+        packed = packed_weights.pack_few_bits(bits, [weight])
+    elif weight.dtype == torch.int8:
+        packed = packed_weights.pack_int8(weight, torch.ones(outputs))
+    else:
+        packed = packed_weights.pack([weight])
     chain = assemble([Link(stage.work, ("x", "weight"), {"y": 0})], ["x", "weight", "y"])
 
     def gemm() -> Tensor:

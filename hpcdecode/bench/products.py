@@ -1,9 +1,9 @@
-"""`hpcdecode bench products`: GEMMs with packed weights against those of oneDNN, in float32, bfloat16 and int8.
+"""`hpcdecode bench products`: GEMMs with packed weights against those of oneDNN, in float32 and bfloat16, and others.
 
 The GEMMs of all layers of a random Llama and of its logits, over weights that no cache holds together, as in a step.
 Passes of both sides alternate. Ratios are medians of the pairs, above 1 if packed weights are faster. int8, whose input
-is rounded beforehand, is compared with bfloat16. The argmax of the LM head, which computes few of the logits
-(`model/run/lm_head.py`), is compared with a search of all of them.
+is rounded beforehand, and weights in few bits (`model/lower/few_bits.py`) are compared with bfloat16. The argmax of the
+LM head, which computes few of the logits (`model/run/lm_head.py`), is compared with a search of all of them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from hpcdecode.bench.workload import SHAPES, Shape
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.meta import Meta
 from hpcdecode.model.lower import packed_weights
+from hpcdecode.model.lower.few_bits import FORMS
 from hpcdecode.model.lower.stage import TokenRows
 from hpcdecode.model.run.lm_head import LmHead
 from hpcdecode.report.benchmark import case, machine, seconds_of
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def measure(shape: Shape, tokens: int, passes: int) -> Iterator[Case]:
-    """Yield float32 and bfloat16 against oneDNN, and int8 against bfloat16."""
+    """Yield float32 and bfloat16 against oneDNN, and int8 and weights in few bits against bfloat16."""
     sizes = [*shape.linears * shape.layers, (shape.hidden, shape.vocabulary)]
     weights = [torch.randn(outputs, inputs) for inputs, outputs in sizes]
     inputs = {n: torch.randn(tokens, n) for n, _ in sizes}
@@ -69,13 +70,15 @@ def measure(shape: Shape, tokens: int, passes: int) -> Iterator[Case]:
 
     sides = [calls(make, d) for d in (torch.float32, torch.bfloat16) for make in (by_packed_weights, by_onednn)]
     sides.append(calls(by_packed_weights, torch.int8))
+    sides += [calls(partial(by_packed_weights, bits=bits), torch.bfloat16) for bits in FORMS]
     seconds = [[seconds_of(partial(_run_all, side)) for side in sides] for _ in range(passes + 1)]
     work = 2e-9 * tokens * sum(w.numel() for w in weights)
-    float32, float32_onednn, bfloat16, bfloat16_onednn, int8 = zip(*seconds[1:], strict=True)
+    float32, float32_onednn, bfloat16, bfloat16_onednn, int8, *few_bits = zip(*seconds[1:], strict=True)
     for name, ours, theirs, against in (
         ("float32", float32, float32_onednn, "oneDNN, float32"),
         ("bfloat16", bfloat16, bfloat16_onednn, "oneDNN, bfloat16"),
         ("int8", int8, bfloat16, "packed weights, bfloat16"),
+        *((bits, own, bfloat16, "packed weights, bfloat16") for bits, own in zip(FORMS, few_bits, strict=True)),
     ):
         ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
         yield case(f"{name}, {tokens} tokens", [work / s for s in ours], "GOP/s", against, ratios)

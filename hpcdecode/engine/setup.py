@@ -134,7 +134,7 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
             options.model,
             dtype=dtype,
             device=device,
-            int8=options.weights == "int8",
+            quantised=options.weights,
             inductor=options.compile,
             announce=team.lead,
             memory=memory,

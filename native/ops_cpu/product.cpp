@@ -87,7 +87,7 @@ const uint32_t* Product::expanded(const uint32_t* panel) const {
 
 void Product::multiply(Tile& tile, int rows) const {
     if (gate_ == nullptr) return compute(tile, rows);
-    alignas(kLine) char results[kTileRows * kPanel * sizeof(float)];
+    alignas(kLine) char results[kDirectRows * kPanel * sizeof(float)];
     char* const out = std::exchange(tile.out, results);
     const int64_t out_bytes = std::exchange(tile.out_bytes, kPanel * out_size_);
     compute(tile, rows);

@@ -24,6 +24,8 @@ namespace hpcdecode::ops {
 constexpr int kPanel = 32;     // outputs
 constexpr int kTileRows = 14;  // rows that share a pass over a panel, because their sums fill the registers
 
+constexpr int kDirectRows = 20;  // the same where the sums of half a panel do, and weights are expanded in registers
+
 // The work of one kernel call: some rows by a panel.
 struct Tile {
     const char* x;
@@ -73,6 +75,7 @@ class Product {
     int64_t panels() const { return (outputs_ + kPanel - 1) / kPanel; }
 
   private:
+    bool direct(int64_t rows) const { return direct_ != nullptr && rows <= kDirectRows; }
     void multiply(Tile& tile, int rows) const;
     const uint32_t* expanded(const uint32_t* panel) const;
 
@@ -88,17 +91,17 @@ class Product {
 template <class Visit>
 void Product::each_tile(int64_t rows, const Rows& x, const Rows& weight, int member, int members, const char* next,
                         Beside* beside, const Visit& visit) const {
-    const int64_t last = share(panels(), member + 1, members), tiles = (rows + kTileRows - 1) / kTileRows;
+    const int64_t last = share(panels(), member + 1, members),
+                  tiles = direct(rows) ? 1 : (rows + kTileRows - 1) / kTileRows;
     const int64_t panel_bytes = panel_words_ * sizeof(uint32_t);
     const int64_t ahead = std::min(words_ * kLine * (tiles == 1 ? 2 : 1), panel_bytes);  // bytes that a tile fetches
-    const bool in_few_bits = tiles == 1 && direct_ != nullptr;
     for (int64_t p = share(panels(), member, members); p < last; ++p) {
         const uint32_t* from = panel(weight, p);
         const auto* following = p + 1 < last ? reinterpret_cast<const char*>(from + panel_words_) : next;
-        const uint32_t* shown = expand_ == nullptr || in_few_bits ? from : expanded(from);
+        const uint32_t* shown = expand_ == nullptr || direct(rows) ? from : expanded(from);
         for (int64_t t = 0; t < tiles; ++t) {
             const int64_t row = share(rows, t, tiles), count = share(rows, t + 1, tiles) - row;
-            Tile tile{x.data + row * x.row_bytes, x.row_bytes, shown, words_, nullptr, 0, columns(p), {}, in_few_bits};
+            Tile tile{x.data + row * x.row_bytes, x.row_bytes, shown, words_, nullptr, 0, columns(p), {}, direct(rows)};
             if (following != nullptr && (t + 1) * ahead <= panel_bytes) {
                 tile.next = {following + t * ahead, following + (t + 1) * ahead};
             } else if (beside != nullptr) {

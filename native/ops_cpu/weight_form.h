@@ -23,8 +23,8 @@ struct Mxfp4Layout {
     static constexpr int64_t kGroup = 32, kScaleBytes = 16, kBlockBytes = 256;
 };
 
-// FP8 (E4M3) times a scale. Of a group of inputs: float32 scales [16]. Codes: [16 words][16 outputs][input of the
-// word].
+// FP8 (E4M3) times a scale. Of a group of inputs: float32 scales [16].
+// Codes: [16 words][8 outputs][input of the word][2 blocks of 8 outputs].
 struct Fp8Layout {
     static constexpr int64_t kGroup = 128, kScaleBytes = 64, kBlockBytes = 512;
 };

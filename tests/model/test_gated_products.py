@@ -177,7 +177,7 @@ def test_which_models_have_gated_products(checkpoint, name, taken):
 
 
 def test_int8_weights_have_no_gates():
-    forms = [r.form for r in compile_graph(graph_of(gated), CPU, int8=True).recipes]
+    forms = [r.form for r in compile_graph(graph_of(gated), CPU, "int8").recipes]
     assert forms == ["packed int8"]
 
 

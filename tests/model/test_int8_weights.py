@@ -74,7 +74,7 @@ def test_programs_quantise_as_torch_does(checkpoint, monkeypatch, name, dtype):
         weights = [n for n in graph.nodes if n.op == "placeholder" and n.name.startswith("w")]
         sources = [example(n, generator) for n in weights]
         given = [example(n, generator) for n in graph.nodes if n.op == "placeholder" and n.name.startswith("x")]
-        recipes = merge_projections(graph, int8=True)
+        recipes = merge_projections(graph, "int8")
         quantised += sum(r.form == "onednn int8" for r in recipes)
         made = [make_weight(r, sources.__getitem__) for r in recipes]
         with torch.inference_mode():
@@ -99,7 +99,7 @@ def test_our_products_give_what_those_of_onednn_do(checkpoint, monkeypatch, isa,
         results = []
         for way in ("generic", isa):
             monkeypatch.setenv("HPCDECODE_ISA", way)
-            compiled = compile_graph(group.graph, model.device, int8=True)
+            compiled = compile_graph(group.graph, model.device, "int8")
             packed += sum(r.form == "packed int8" for r in compiled.recipes)
             given = [values[n] for n in inputs if n.name.startswith("x")]
             weights = compiled.weights([values[n] for n in inputs if n.name.startswith("w")].__getitem__)
@@ -113,7 +113,7 @@ def test_our_products_give_what_those_of_onednn_do(checkpoint, monkeypatch, isa,
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_token_does_not_depend_on_its_batch(checkpoint, dtype):
     """Sums of whole numbers are exact, in whatever order."""
-    model = load_split(checkpoint("llama3"), dtype=dtype, int8=True)
+    model = load_split(checkpoint("llama3"), dtype=dtype, quantised="int8")
     ids = torch.arange(5, 42)
     outputs = [
         torch.randn(37, s.out_columns, generator=torch.Generator().manual_seed(i)) for i, s in enumerate(model.attends)
@@ -151,5 +151,5 @@ def test_a_cpu_whose_products_are_not_exact_is_refused():
 
 
 def test_other_weights_are_refused():
-    with pytest.raises(UserError, match="--weights: expected one of int8, got 'int2'"):
+    with pytest.raises(UserError, match="--weights: expected one of int8, int4, mxfp4, fp8, got 'int2'"):
         EngineOptions(model="demo", weights="int2").check()

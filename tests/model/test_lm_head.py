@@ -163,7 +163,7 @@ def test_of_a_model_the_kept_tokens_largest(checkpoint, name, dtype, threads):
 
 def test_models_whose_logits_are_no_plain_product_are_searched(checkpoint, monkeypatch):
     assert load_split(checkpoint("gemma2"), dtype="bfloat16").head is None  # tanh of them
-    assert load_split(checkpoint("llama3"), dtype="bfloat16", int8=True).head is None
+    assert load_split(checkpoint("llama3"), dtype="bfloat16", quantised="int8").head is None
     monkeypatch.setattr(head, "MIN_OUTPUTS", 1 << 20)
     assert load_split(checkpoint("llama3"), dtype="bfloat16").head is None
 

@@ -15,10 +15,13 @@ from tests.support.quantised import pair
 TOKENS = [(0, place, 7 * place % 500 + 2) for place in range(9)]
 
 
-@pytest.mark.parametrize(("name", "int8"), [("llama3", False), ("llama3", True), ("gpt2", False), ("mixtral", False)])
-def test_sharing_models_have_the_logits_of_one_alone(checkpoint, monkeypatch, name, int8):
+@pytest.mark.parametrize(
+    ("name", "quantised"),
+    [("llama3", None), ("llama3", "int8"), ("llama3", "int4"), ("gpt2", None), ("gpt2", "mxfp4"), ("mixtral", None)],
+)
+def test_sharing_models_have_the_logits_of_one_alone(checkpoint, monkeypatch, name, quantised):
     monkeypatch.setattr(lm_head, "MIN_OUTPUTS", 1)  # so that the head's search is shared, too
-    ways = {"dtype": "float32", "int8": int8}
+    ways = {"dtype": "float32", "quantised": quantised}
     alone = load_split(checkpoint(name), **ways)
     with SharedMemory.offered() as address:
         memories = [SharedMemory.open(address, place, 2) for place in range(2)]

@@ -48,14 +48,14 @@ class Compiled:
 
 
 def compile_graph(
-    graph: fx.Graph, device: torch.device, int8: bool = False, inductor: bool = False, *, ends: bool = True
+    graph: fx.Graph, device: torch.device, weights: str | None = None, inductor: bool = False, *, ends: bool = True
 ) -> Compiled:
     """Merge, pack and fuse the graph of a slice, or of a stretch of one, for the CPU; leave it as it is for others.
 
     Args:
         graph: ([o,] context..., weights...) -> (q, k, v, context...) or (logits,).
         device: Device of the slice.
-        int8: Quantise the weights of projections.
+        weights: What the weights of projections are quantised to (see `merge_projections`), or None.
         inductor: Let torch's compiler compile the plain graph instead.
         ends: Whether the slice ends with it.
     """
@@ -64,7 +64,7 @@ def compile_graph(
     if device.type != "cpu":
         return compile_plain(graph)
     made = copied(graph)
-    recipes = merge_projections(made, int8)
+    recipes = merge_projections(made, weights, ends=ends)
     if ends:
         join_rows(made)
     return runnable(chained(fuse(made)), recipes)

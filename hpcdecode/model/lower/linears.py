@@ -1,4 +1,4 @@
-"""Merge the projections of one input, and let them take packed weights, as they are or as int8.
+"""Merge the projections of one input, and let them take packed weights, as they are, as int8 or in few bits.
 
 GEMMs are those of native/ops_cpu if they are offered on this CPU, else oneDNN's.
 """
@@ -14,8 +14,10 @@ from torch import fx
 from torch.fx.node import Argument
 
 from hpcdecode.model.frontend.meta import Meta, tensor_meta
+from hpcdecode.model.frontend.nodes import results
 from hpcdecode.model.frontend.rows import packed_linear
 from hpcdecode.model.lower import packed_weights, quantize
+from hpcdecode.model.lower.few_bits import FORMS
 from hpcdecode.model.lower.packed_weights import PackedSize
 from hpcdecode.model.lower.projections import Gate, Projection, gate_of, projection
 from hpcdecode.model.lower.recipe import Form, Recipe, packed_by_onednn
@@ -29,20 +31,21 @@ class MergeKey(NamedTuple):
     x: fx.Node
     biased: bool
     transposed: bool
-    int8: bool
+    weights: str | None
 
 
-def merge_projections(graph: fx.Graph, int8: bool) -> list[Recipe]:
+def merge_projections(graph: fx.Graph, weights: str | None = None, *, ends: bool = True) -> list[Recipe]:
     """Merge and pack the projections of a graph in place.
 
     Args:
         graph: ([o,] context..., weights...) -> (q, k, v, context...) or (logits,).
-        int8: Quantise the weights of projections that have many outputs.
+        weights: Quantise the weights of projections that have many outputs: to int8, or one of few_bits.FORMS.
+        ends: Whether a slice ends with the graph.
 
     Returns:
         The recipes of the weights that the graph takes now, in their order.
     """
-    return ProjectionMerger(graph, int8).run()
+    return ProjectionMerger(graph, weights, ends).run()
 
 
 class ProjectionMerger:
@@ -52,26 +55,29 @@ class ProjectionMerger:
         recipes: Recipes of the weights, by their placeholders.
     """
 
-    def __init__(self, graph: fx.Graph, int8: bool):
-        self.graph, self.int8 = graph, int8
+    def __init__(self, graph: fx.Graph, weights: str | None, ends: bool):
+        self.graph, self.weights = graph, weights
+        made = results(graph)
+        self._logits = tensor_meta(made[0]).one_token[-1] if ends and len(made) == 1 else None
         inputs = [n for n in graph.nodes if n.op == "placeholder"]
         self.recipes = {node: Recipe((i,)) for i, node in enumerate(n for n in inputs if n.name.startswith("w"))}
         self._last_input = inputs[-1]
 
     def run(self) -> list[Recipe]:
         """Return the recipes of the weights that the graph takes now, in their order."""
-        if not self.int8:
+        if self.weights != "int8":
             projections = {p.node: p for p in self._projections()}
             for node in self.graph.nodes:
                 if (gate := gate_of(node, projections)) is not None:
                     self._merge_gated(gate)
         siblings: dict[MergeKey, list[Projection]] = defaultdict(list)
         for p in self._projections():
-            inputs = tensor_meta(p.x).one_token[-1]
-            int8 = self.int8 and p.width * quantize.MAX_INPUTS_PER_OUTPUT >= inputs
-            siblings[MergeKey(p.x, p.bias is not None, p.transposed, int8)].append(p)
+            siblings[MergeKey(p.x, p.bias is not None, p.transposed, self._quantised(p))].append(p)
         for key, group in siblings.items():
-            (self._merge_int8 if key.int8 else self._merge)(key.x, group)
+            if key.weights == "int8":
+                self._merge_int8(key.x, group)
+            else:
+                self._merge(key.x, group, key.weights)
         for node in list(self.recipes):
             if not node.users:
                 self.graph.erase_node(node)
@@ -80,15 +86,25 @@ class ProjectionMerger:
     def _projections(self) -> Iterator[Projection]:
         return (p for node in self.graph.nodes if (p := projection(node, self.recipes)) is not None)
 
-    def _weight(self, group: list[Projection], form: Form, biases: tuple[int, ...] = ()) -> fx.Node:
+    def _quantised(self, p: Projection) -> str | None:
+        """Return what the weight of a projection is quantised to, or None. In few bits the LM head stays as it is."""
+        inputs = tensor_meta(p.x).one_token[-1]
+        if self.weights is None or p.width * quantize.MAX_INPUTS_PER_OUTPUT < inputs:
+            return None
+        return None if self.weights in FORMS and p.width == self._logits else self.weights
+
+    def _weight(
+        self, group: list[Projection], form: Form, biases: tuple[int, ...] = (), bits: str | None = None
+    ) -> fx.Node:
         """Add the placeholder of the group's weight in some form."""
         sources, packed = self._sources(p.weight for p in group), None
         if form.startswith("packed"):
             inputs, int8 = tensor_meta(group[0].x).one_token[-1], form == "packed int8"
             itemsize = 1 if int8 else tensor_meta(group[0].weight).dtype.itemsize
             outputs = sum(p.width for p in group)
-            packed = PackedSize(outputs, inputs * itemsize // packed_weights.WORD.itemsize, 2 if int8 else 1)
-        return self._input(Recipe(sources, group[0].transposed, form, biases, packed))
+            words = FORMS[bits].words(inputs) if bits else inputs * itemsize // packed_weights.WORD.itemsize
+            packed = PackedSize(outputs, words, 2 if int8 else 1)
+        return self._input(Recipe(sources, group[0].transposed, form, biases, packed, bits))
 
     def _sources(self, weights: Iterable[fx.Node]) -> tuple[int, ...]:
         return tuple(self.recipes[n].sources[0] for n in weights)
@@ -106,25 +122,28 @@ class ProjectionMerger:
         """Replace a gate by one GEMM, if there is one."""
         group, result = gate.projections, gate.nodes[0]
         x, about = group[0].x, tensor_meta(result)
-        gemm = packed_weights.gemm(tensor_meta(x), tensor_meta(group[0].weight), about, gate.op)
+        bits = self._quantised(group[0])
+        gemm = packed_weights.gemm(tensor_meta(x), tensor_meta(group[0].weight), about, gate.op, bits)
         if gemm is None:
             return
         with self.graph.inserting_before(result):
-            weight = self._weight(group, "packed gated", self._biases(group))
+            weight = self._weight(group, "packed gated", self._biases(group), bits)
             result.replace_all_uses_with(self._call(gemm, (x, weight), about))
         for node in gate.nodes:
             self.graph.erase_node(node)
 
-    def _merge(self, x: fx.Node, group: list[Projection]) -> None:
-        """Replace projections of `x` by one of packed weights, if any GEMM takes them."""
+    def _merge(self, x: fx.Node, group: list[Projection], bits: str | None = None) -> None:
+        """Replace projections of `x` by one of packed weights, in few bits if a GEMM takes them, if any takes them."""
         about, weight = _whole(group), tensor_meta(group[0].weight)
-        gemm = packed_weights.gemm(tensor_meta(x), weight, about)
+        gemm = packed_weights.gemm(tensor_meta(x), weight, about, bits=bits)
+        if gemm is None and bits is not None:
+            return self._merge(x, group)
         if gemm is None and not packed_by_onednn(weight):
             return
         biases = self._biases(group)
         with self.graph.inserting_before(group[0].node):
             if gemm is not None:
-                whole = self._call(gemm, (x, self._weight(group, "packed", biases)), about)
+                whole = self._call(gemm, (x, self._weight(group, "packed", biases, bits)), about)
             else:
                 bias = self._input(Recipe(biases)) if biases else None
                 whole = self._call(packed_linear, (x, self._weight(group, "onednn"), bias), about)

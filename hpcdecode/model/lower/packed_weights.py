@@ -1,20 +1,21 @@
 """Packed weights, as the GEMMs of native/ops_cpu take them: groups of 32 outputs, with 32 words in a row.
 
 A group begins with what its sums begin with. For int8 weights the outputs' scales follow. Then come the weights, 4
-bytes of each output at a time.
+bytes of each output at a time; those in few bits are in the order of `few_bits`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hpcdecode._ops_cpu import Op, Product, pack_weights
+from hpcdecode._ops_cpu import Op, Product, WeightForm, pack_weights
 from hpcdecode.attention.base import isa
 from hpcdecode.model.frontend.meta import Meta
+from hpcdecode.model.lower.few_bits import BLOCK_INPUTS, FORMS, PANELS_AT_ONCE, FewBits
 from hpcdecode.model.lower.instruction import TYPES
 from hpcdecode.model.lower.stage import Stage, TokenRows
 from hpcdecode.system.shared_memory import PrivateMemory, WeightMemory
@@ -26,12 +27,16 @@ UNSIGNED = 128  # added to int8 inputs: a factor of these GEMMs must be unsigned
 PRIVATE = PrivateMemory()
 
 
-def packs(dtype: torch.dtype) -> bool:
-    """Return whether weights of a type are packed in this form on this machine; else oneDNN packs them in its own."""
-    return dtype in TYPES and Product.offered(TYPES[dtype], TYPES[dtype], isa())
+def packs(dtype: torch.dtype, bits: str | None = None) -> bool:
+    """Return whether weights of a type are packed in this form on this machine; else oneDNN packs them in its own.
+
+    bits: Form of weights in few bits for activations of that type, one of FORMS, or None.
+    """
+    form = WeightForm.plain if bits is None else FORMS[bits].native
+    return dtype in TYPES and Product.offered(TYPES[dtype], TYPES[dtype], isa(), form=form)
 
 
-def gemm(x: Meta, weight: Meta, y: Meta, gate: Op | None = None) -> Stage | None:
+def gemm(x: Meta, weight: Meta, y: Meta, gate: Op | None = None, bits: str | None = None) -> Stage | None:
     """Return the stage that computes y = x @ weight.T, or None if native/ops_cpu has no such GEMM on this machine.
 
     Args:
@@ -39,7 +44,9 @@ def gemm(x: Meta, weight: Meta, y: Meta, gate: Op | None = None) -> Stage | None
         weight: Weight [out, in] before it is packed.
         y: Result [..., out].
         gate: With a gate, y is gate(x @ one.T) * (x @ other.T), for two weights like `weight` from `pack_gated`.
+        bits: Form of the weight in few bits, one of FORMS, or None.
     """
+    form = WeightForm.plain if bits is None else FORMS[bits].native
     size = x.one_token[-1] * x.dtype.itemsize
     rows = x.token_dim is not None and x.numel_per_token == x.one_token[-1] and x.token_dim < len(x.shape) - 1
     known = x.dtype in TYPES and y.dtype in TYPES
@@ -47,9 +54,9 @@ def gemm(x: Meta, weight: Meta, y: Meta, gate: Op | None = None) -> Stage | None
         return None
     x_type, y_type = TYPES[x.dtype], TYPES[y.dtype]
     outputs = y.one_token[-1] * (1 if gate is None else 2)
-    if not Product.offered(x_type, y_type, isa(), gate):
+    if not Product.offered(x_type, y_type, isa(), gate, form) or (bits is not None and x.one_token[-1] % BLOCK_INPUTS):
         return None
-    work = Product(x_type, y_type, size // WORD.itemsize, outputs, isa(), gate)
+    work = Product(x_type, y_type, size // WORD.itemsize, outputs, isa(), gate, form)
     return Stage(work, [TokenRows(x), TokenRows(weight)], [TokenRows(y)])
 
 
@@ -58,7 +65,7 @@ class PackedSize(NamedTuple):
 
     Attributes:
         outputs: Number of outputs.
-        words: Words of 4 bytes of an output's weights.
+        words: Words of 4 bytes of an output's weights, and scales if they are in few bits.
         heads: Words that a group begins with, for each output.
     """
 
@@ -95,6 +102,34 @@ class WeightRows(NamedTuple):
     heads: Sequence[Tensor]
     in_turn: int | None = None
 
+    def of_panels(self, count: int) -> Iterator[Tensor]:
+        """Yield the rows [n, in] of so many panels at a time, in their order."""
+        each = count * GROUP // (1 if self.in_turn is None else len(self.parts))
+        if self.in_turn is None:
+            whole = _Stacked(self.parts)
+            yield from (whole.rows(first, first + each) for first in range(0, whole.count, each))
+        else:
+            for first in range(0, len(self.parts[0]), each):
+                some = [p[first : first + each].unflatten(0, (-1, self.in_turn)) for p in self.parts]
+                yield torch.stack(some, 1).flatten(0, 2)
+
+
+class _Stacked:
+    """Matrices [n_i, in], one below the other."""
+
+    def __init__(self, parts: Sequence[Tensor]):
+        self._parts, self.count = parts, sum(map(len, parts))
+
+    def rows(self, first: int, last: int) -> Tensor:
+        """Return the rows from `first` up to `last`; fewer at the end."""
+        found, begin = [], 0
+        for part in self._parts:
+            own = part[max(first - begin, 0) : max(last - begin, 0)]
+            if len(own):
+                found.append(own)
+            begin += len(part)
+        return found[0] if len(found) == 1 else torch.cat(found)
+
 
 def pack(parts: Sequence[Tensor], bias: Tensor | None = None) -> Tensor:
     """Return the packed form of a weight.
@@ -114,6 +149,18 @@ def pack_gated(one: Tensor, other: Tensor, biases: Sequence[Tensor] = ()) -> Ten
 def pack_int8(weight: Tensor, scales: Tensor) -> Tensor:
     """Return the packed form of the int8 `weight` [out, in] that stands for weight * scales[:, None]."""
     return packed(PackedSize.of([weight], heads=2), lambda: int8_rows(weight, scales))
+
+
+def pack_few_bits(bits: str, parts: Sequence[Tensor], bias: Tensor | None = None) -> Tensor:
+    """Return the packed form of a weight in few bits.
+
+    Args:
+        bits: Its form, one of FORMS.
+        parts: Parts [out_i, in] of the weight, stacked along their first dimension.
+        bias: Bias [out] of the GEMM, or None.
+    """
+    size = PackedSize(sum(map(len, parts)), FORMS[bits].words(parts[0].shape[1]), 1)
+    return packed(size, lambda: plain_rows(parts, bias), bits=bits)
 
 
 def plain_rows(parts: Sequence[Tensor], bias: Tensor | None) -> WeightRows:
@@ -144,16 +191,25 @@ def unpack(packed: Tensor, dtype: torch.dtype) -> Tensor:
     return words.movedim(2, 1).flatten(2).flatten(0, 1)
 
 
-def packed(size: PackedSize, rows: Callable[[], WeightRows], memory: WeightMemory = PRIVATE) -> Tensor:
+def packed(
+    size: PackedSize, rows: Callable[[], WeightRows], memory: WeightMemory = PRIVATE, bits: str | None = None
+) -> Tensor:
     """Return a weight packed in some memory: int32 [groups, heads + words, 32].
 
     Args:
         size: Its size.
         rows: What is packed; asked only where it is made.
         memory: Where to put it.
+        bits: Its form in few bits, one of FORMS, or None.
     """
-    made = memory.filled(size.bytes, lambda made: pack_into(made, rows()))
-    return made.view(WORD).view(size.shape)
+
+    def fill(made: Tensor) -> None:
+        if bits is None:
+            pack_into(made, rows())
+        else:
+            pack_few_bits_into(made.view(WORD).view(size.shape), rows(), FORMS[bits])
+
+    return memory.filled(size.bytes, fill).view(WORD).view(size.shape)
 
 
 def pack_into(made: Tensor, rows: WeightRows) -> None:
@@ -163,3 +219,12 @@ def pack_into(made: Tensor, rows: WeightRows) -> None:
     places = [(p.data_ptr(), p.stride(0) * WORD.itemsize, len(p)) for p in weights]
     heads = [h.data_ptr() for h in firsts]
     pack_weights(places, heads, words, rows.in_turn or outputs, made.data_ptr(), torch.get_num_threads())
+
+
+def pack_few_bits_into(made: Tensor, rows: WeightRows, form: FewBits) -> None:
+    """Pack rows in few bits into memory that is zeros, int32 [groups, 1 + words, 32]."""
+    (bias,) = rows.heads
+    heads = torch.zeros(made.shape[0], GROUP)
+    heads.view(-1)[: len(bias)] = bias
+    made[:, 0] = heads.view(WORD)
+    form.fill(made, rows.of_panels(PANELS_AT_ONCE))

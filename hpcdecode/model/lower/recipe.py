@@ -31,6 +31,7 @@ class Recipe:
         form: "plain", "onednn" (packed by oneDNN), "packed" (see packed_weights), or the scales of an int8 weight.
         biases: Numbers of the biases that its packed form begins with.
         packed: Size of its packed form, or None if it has another.
+        bits: Form in few bits of a "packed" or "packed gated" weight, one of few_bits.FORMS, or None.
     """
 
     sources: tuple[int, ...]
@@ -38,6 +39,7 @@ class Recipe:
     form: Form = "plain"
     biases: tuple[int, ...] = ()
     packed: PackedSize | None = None
+    bits: str | None = None
 
 
 def make_weight(recipe: Recipe, read: ReadWeight, memory: WeightMemory = PRIVATE) -> Tensor | Stack:
@@ -49,7 +51,7 @@ def make_weight(recipe: Recipe, read: ReadWeight, memory: WeightMemory = PRIVATE
         memory: Where to put packed weights.
     """
     if recipe.packed is not None:
-        return packed_weights.packed(recipe.packed, lambda: _rows(recipe, read), memory)
+        return packed_weights.packed(recipe.packed, lambda: _rows(recipe, read), memory, recipe.bits)
     only = read(recipe.sources[0])
     if isinstance(only, Stack):
         return only

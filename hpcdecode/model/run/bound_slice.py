@@ -32,13 +32,13 @@ class CompiledSlice:
     Args:
         graph: ([o,] context..., weights...) -> (q, k, v, context...) or (logits,).
         device: Device of the slices.
-        int8: Quantise the weights of projections.
+        weights: What the weights of projections are quantised to (see `merge_projections`), or None.
         inductor: Let torch's compiler compile the slices.
     """
 
-    def __init__(self, graph: fx.Graph, device: torch.device, int8: bool, inductor: bool):
+    def __init__(self, graph: fx.Graph, device: torch.device, weights: str | None, inductor: bool):
         cut = stretches_of(graph)
-        made = (compile_graph(s.graph, device, int8, inductor, ends=s is cut[-1]) for s in cut)
+        made = (compile_graph(s.graph, device, weights, inductor, ends=s is cut[-1]) for s in cut)
         self._stretches = list(map(CompiledStretch, cut, made))
 
     def bound(self, read: ReadWeight, memory: WeightMemory) -> BoundSlice:

@@ -178,7 +178,7 @@ def cut_head(
     inputs = [n for n in made.nodes if n.op == "placeholder"]
     place = inputs.index(weight_node) - len(inputs)
     weight, x, y = weights[place], call.stage.inputs[0], call.stage.outputs[0]
-    if isinstance(weight, Stack) or recipes[place].biases or not LmHead.suits(x, y):
+    if isinstance(weight, Stack) or recipes[place].biases or recipes[place].bits or not LmHead.suits(x, y):
         return None
     made.erase_node(made.output_node())
     made.output((before,))

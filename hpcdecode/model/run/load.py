@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from hpcdecode.attention.base import isa
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.cache import cached_sources, cached_trace
 from hpcdecode.model.frontend.checkpoint import forget_pages, holds_weights, open_checkpoint
@@ -25,7 +26,8 @@ from hpcdecode.model.frontend.stated import layers_of
 from hpcdecode.model.frontend.tensors import CheckpointTensor
 from hpcdecode.model.frontend.trace import Trace
 from hpcdecode.model.frontend.weights import Weights, weight_key
-from hpcdecode.model.lower import quantize
+from hpcdecode.model.lower import packed_weights, quantize
+from hpcdecode.model.lower.few_bits import FORMS
 from hpcdecode.model.lower.packed_weights import PRIVATE
 from hpcdecode.model.run.split_model import SplitModel
 from hpcdecode.model.run.stages import stages_of
@@ -89,7 +91,7 @@ def load_split(
     dtype: str | torch.dtype,
     device: str | torch.device = "cpu",
     weights: bool = True,
-    int8: bool = False,
+    quantised: str | None = None,
     inductor: bool = False,
     announce: bool = False,
     memory: WeightMemory = PRIVATE,
@@ -102,7 +104,8 @@ def load_split(
         dtype: Type of activations, as `parse_dtype` takes it.
         device: Device that runs the slices.
         weights: Bind the weights. Without them only shapes can be asked for.
-        int8: Quantise the weights of projections (see quantize.py), on a CPU with VNNI.
+        quantised: What the weights of projections are quantised to on CPUs: int8 (see quantize.py) or one of
+            few_bits.FORMS. None leaves them as they are.
         inductor: Let torch's compiler compile the slices.
         announce: Say on standard error that a trace is being made, if that takes long.
         memory: Where to put packed weights.
@@ -112,9 +115,9 @@ def load_split(
         UserError: If anything is missing, broken or not supported. It says what was expected and what to change.
     """
     device = torch.device(device)
-    if int8:
-        _require_int8(device)
     folder, dtype = Path(path), parse_dtype(dtype, path)
+    if quantised is not None:
+        require_quantised(quantised, device, dtype)
     config_file(folder)
     layers, scheme = layers_of(stated_config(folder)), read_scheme(folder)
     opens = weights and holds_weights(folder)  # if there are none, what the model lacks is said first
@@ -129,7 +132,7 @@ def load_split(
     files = {stored.file for stored in tensors.values()}
     bound = bound_weights(folder, tensors, traced, own, device, scheme)
     forget = partial(forget_pages, files)
-    return SplitModel(parts, device, bound, forget, int8, inductor, memory, layers=own_layers)
+    return SplitModel(parts, device, bound, forget, quantised, inductor, memory, layers=own_layers)
 
 
 def open_plain(
@@ -162,13 +165,19 @@ def weight_bytes(folder: Path, dtype: torch.dtype) -> int:
     return sum(math.prod(tensor.shape) for tensor in tensors.values()) * dtype.itemsize
 
 
-def _require_int8(device: torch.device) -> None:
-    """Raise UserError if the device has no exact int8 GEMMs."""
+def require_quantised(weights: str, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise UserError if the device has no GEMMs of such weights and activations of `dtype`."""
     if device.type != "cpu":
         raise UserError(
-            f"--weights int8: expected S-ranks on CPUs, got {device.type}; add --device cpu, or leave it out"
+            f"--weights {weights}: expected S-ranks on CPUs, got {device.type}; add --device cpu, or leave it out"
         )
-    if not quantize.exact():
+    if weights in FORMS:
+        if not packed_weights.packs(dtype, weights):
+            raise UserError(
+                f"--weights {weights}: expected a CPU with avx2, avx512 or avx512_bf16, and float32 or bfloat16, "
+                f"got {isa()} and {str(dtype).removeprefix('torch.')}; leave it out"
+            )
+    elif not quantize.exact():
         raise UserError(
             "--weights int8: expected a CPU with AVX2 or int8 products (VNNI), this one has neither; leave it out"
         )

@@ -87,7 +87,7 @@ class SplitModel:
         device: Device that runs the slices.
         weights: Weights by name, or None for a model that is only asked for its shapes.
         slice_bound: Called when the weights of one more slice are in their final form.
-        int8: Quantise the weights of projections.
+        quantised: What the weights of projections are quantised to (see `merge_projections`), or None.
         inductor: Let torch's compiler compile the slices.
         memory: Where to put packed weights.
         layers: Layers whose slices are bound, and with the last of them the last slice; None for all.
@@ -111,7 +111,7 @@ class SplitModel:
         device: torch.device,
         weights: Mapping[WeightKey, Tensor | Stack] | None,
         slice_bound: Callable[[], None] = lambda: None,
-        int8: bool = False,
+        quantised: str | None = None,
         inductor: bool = False,
         memory: WeightMemory = PRIVATE,
         layers: range | None = None,
@@ -129,17 +129,22 @@ class SplitModel:
         self._sinks: dict[int, Tensor | None] = {}
         self.head: BoundHead | None = None
         if weights is not None:
-            self._bind(Values(parts.trace, weights, device), slice_bound, int8, inductor, memory)
+            self._bind(Values(parts.trace, weights, device), slice_bound, quantised, inductor, memory)
 
     def _bind(
-        self, values: Values, slice_bound: Callable[[], None], int8: bool, inductor: bool, memory: WeightMemory
+        self,
+        values: Values,
+        slice_bound: Callable[[], None],
+        quantised: str | None,
+        inductor: bool,
+        memory: WeightMemory,
     ) -> None:
         compiled: dict[int, CompiledSlice] = {}
         for i in (*self.layers, *([len(self.attends)] if self.ends else [])):
             part = self.split.slices[i]
             if part.group not in compiled:
                 graph = self.split.groups[part.group].graph
-                compiled[part.group] = CompiledSlice(graph, self.device, int8, inductor)
+                compiled[part.group] = CompiledSlice(graph, self.device, quantised, inductor)
             self._slices[i] = compiled[part.group].bound(values.reader(part.weights), memory)
             values.forget_weights()
             slice_bound()

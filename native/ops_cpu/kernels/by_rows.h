@@ -16,9 +16,9 @@ struct ByRows<Kind, std::integer_sequence<int, kLess...>> {
 };
 
 // Kind: Has a TileKernel `kernel` for each number of rows.
-template <class Kind>
+template <class Kind, int most = kTileRows>
 constexpr const TileKernel* by_rows() {
-    return ByRows<Kind, std::make_integer_sequence<int, kTileRows>>::all;
+    return ByRows<Kind, std::make_integer_sequence<int, most>>::all;
 }
 
 }  // namespace

@@ -57,10 +57,10 @@ struct Mxfp4 : Mxfp4Layout {
 struct Fp8 : Fp8Layout {
     static void decode(const char* scales, const char* codes, Block& to) {
         for (int lane = 0; lane < 512; ++lane) {
-            const int o = lane / 2 % kHalf;
+            const int o = lane % 2 * 8 + lane / 4 % 8;
             const uint32_t code = loaded<uint8_t>(codes, lane);
             const float magnitude = bits<float>((code & 0x7fu) << 20) * 0x1p120f * loaded<float>(scales, o);
-            to[lane / 32 * 2 + lane % 2][o] = (code & 0x80u) != 0 ? -magnitude : magnitude;
+            to[lane / 32 * 2 + lane / 2 % 2][o] = (code & 0x80u) != 0 ? -magnitude : magnitude;
         }
     }
 };

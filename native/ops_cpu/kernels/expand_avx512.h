@@ -73,7 +73,7 @@ struct Mxfp4Words : Mxfp4 {
     }
 };
 
-// As float16 the bits of a number stand for 2^-8 of it.
+// With its bits in the lower exponent's and the upper fraction's place, a float32 is 2^-120 of the number.
 struct Fp8Words : Fp8 {
     static constexpr int kWords = 1;
     struct Scales {
@@ -81,18 +81,19 @@ struct Fp8Words : Fp8 {
     };
     using Codes = Words;
     static Scales scales(const char* p) {
-        const __m512 by = _mm512_mul_ps(_mm512_loadu_ps(p), _mm512_set1_ps(256));
+        const __m512 by = _mm512_mul_ps(_mm512_loadu_ps(p), _mm512_set1_ps(0x1p120f));
         return {{doubled<0>(by), doubled<8>(by)}};
     }
     static Codes codes(const char* p) {
         return _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     }
     static Words next(Codes& codes, const Scales& scales) {
-        const Words signs = _mm512_slli_epi16(_mm512_and_si512(codes, _mm512_set1_epi16(0x80)), 8);
-        const Words rest = _mm512_slli_epi16(_mm512_and_si512(codes, _mm512_set1_epi16(0x7f)), 7);
-        const Words halves = _mm512_or_si512(signs, rest);
-        const __m512 one = _mm512_cvtph_ps(_mm512_castsi512_si256(halves));
-        const __m512 other = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1));
+        const Words rest = _mm512_and_si512(_mm512_slli_epi16(codes, 4), _mm512_set1_epi16(0x7f0));
+        const Words sign = _mm512_set1_epi16(static_cast<int16_t>(0x8000));
+        const Words halves = _mm512_ternarylogic_epi32(rest, _mm512_slli_epi16(codes, 8), sign, 0xf8);  // a | b & c
+        const __m512 one = _mm512_castsi512_ps(_mm512_slli_epi32(halves, 16));
+        const Words upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+        const __m512 other = _mm512_castsi512_ps(_mm512_and_si512(halves, upper));
         return reinterpret_cast<Words>(
             rounded_pairs(_mm512_mul_ps(one, scales.by[0]), _mm512_mul_ps(other, scales.by[1])));
     }
@@ -131,7 +132,7 @@ inline void halves(const Tile& t, int first, Lines& next) {
         scales[v] = reinterpret_cast<const char*>(t.panel) + kHeadBytes + (first + v) * half_bytes<Form>(inputs);
         codes[v] = scales[v] + scale_bytes<Form>(inputs);
     }
-#pragma GCC unroll 16
+#pragma GCC unroll 20
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
         for (int v = 0; v < count; ++v) sums[r][v] = Bfloat16::start(t.panel + (first + v) * kLanes);
@@ -146,13 +147,16 @@ inline void halves(const Tile& t, int first, Lines& next) {
         for (int i = 0; i < kBlockInputs / 2 / Form::kWords; ++i) {
             typename Form::Codes some[count];
 #pragma GCC unroll 2
-            for (int v = 0; v < count; ++v, codes[v - 1] += kLoadBytes<Form>) some[v] = Form::codes(codes[v]);
+            for (int v = 0; v < count; ++v) {
+                some[v] = Form::codes(codes[v]);
+                codes[v] += kLoadBytes<Form>;
+            }
 #pragma GCC unroll 8
             for (int k = 0; k < Form::kWords; ++k, x += sizeof(uint32_t)) {
                 Words w[count];
 #pragma GCC unroll 2
                 for (int v = 0; v < count; ++v) w[v] = Form::next(some[v], by[v]);
-#pragma GCC unroll 16
+#pragma GCC unroll 20
                 for (int r = 0; r < R; ++r) {
                     const Words a = broadcast(x + r * t.x_bytes);
 #pragma GCC unroll 2
@@ -161,7 +165,7 @@ inline void halves(const Tile& t, int first, Lines& next) {
             }
         }
     }
-#pragma GCC unroll 16
+#pragma GCC unroll 20
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
         for (int v = 0; v < count; ++v) {
@@ -190,7 +194,7 @@ struct ExpandingTile {
 
 template <class Form>
 constexpr FormKernels in_registers() {
-    return {{expand<Form, WordOfFloat32>, expand_words<Form>}, by_rows<ExpandingTile<Form>>()};
+    return {{expand<Form, WordOfFloat32>, expand_words<Form>}, by_rows<ExpandingTile<Form>, kDirectRows>()};
 }
 
 }  // namespace

@@ -1,0 +1,171 @@
+"""Weights in few bits: rounded to the nearest code, and multiplied bit for bit as the same weights expanded."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from hpcdecode import LLM, SamplingParams
+from hpcdecode._ops_cpu import Chain, Op, Product, WeightForm
+from hpcdecode.errors import UserError
+from hpcdecode.model import load_split
+from hpcdecode.model.frontend.meta import Meta
+from hpcdecode.model.lower import few_bits, packed_weights
+from hpcdecode.model.lower.few_bits import E2M1, EXPONENT_BIAS, FORMS
+from hpcdecode.model.lower.instruction import TYPES
+from hpcdecode.model.run.load import require_quantised
+from tests.support.isas import OWN_GEMMS, use_isa
+from tests.support.models import Attention, step
+
+DTYPES = (torch.bfloat16, torch.float32)
+TOKENS = [(0, place, 7 * place % 500 + 2) for place in range(9)]
+
+
+@pytest.fixture
+def use(monkeypatch):
+    return partial(use_isa, monkeypatch)
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 0.05
+
+
+def expanded(bits: str, weight: torch.Tensor) -> torch.Tensor:
+    """The float32 numbers that a weight becomes in a form."""
+    found = FORMS[bits].quantised(weight)
+    spread = [s.float().repeat_interleave(FORMS[bits].group, 1)[:, : weight.shape[1]] for s in found.scales]
+    if bits == "int4":
+        scale, zero = spread
+        return scale * found.codes.float() - scale * zero
+    if bits == "fp8":
+        return found.codes.view(torch.float8_e4m3fn).float() * spread[0]
+    sign = torch.where(found.codes > 7, -1.0, 1.0)
+    return torch.ldexp(sign * E2M1[(found.codes & 7).long()], spread[0] - EXPONENT_BIAS)
+
+
+def multiply(
+    x: torch.Tensor, packed: torch.Tensor, outputs: int, form: WeightForm = WeightForm.plain, gate: Op | None = None
+) -> torch.Tensor:
+    """Beside rows of other memory, to see what is written there."""
+    y = torch.full((len(x) + 1, outputs + 3), 7.0, dtype=x.dtype)
+    kind, words = TYPES[x.dtype], x.shape[1] * x.element_size() // 4
+    work = Product(kind, kind, words, outputs * (1 if gate is None else 2), packed_weights.isa(), gate, form)
+    strides = [x.stride(0) * x.element_size(), 0, y.stride(0) * y.element_size()]
+    places = [t.data_ptr() for t in (x, packed, y)]
+    Chain([(work, [0, 1, 2])], 3, []).run(len(x), torch.get_num_threads(), places, strides)
+    assert (y[-1] == 7).all() and (y[:, outputs:] == 7).all()
+    return y[:-1, :outputs]
+
+
+@pytest.mark.parametrize("bits", FORMS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("isa", OWN_GEMMS)
+def test_products_are_those_of_the_expanded_weights_to_the_bit(use, isa, dtype, bits):
+    """For any number of rows, so that a row does not depend on those beside it."""
+    use(isa)
+    for inputs, outputs in ((32, 32), (96, 70), (544, 47), (288, 160)):
+        weight, bias = numbers(outputs, inputs).bfloat16(), numbers(outputs, seed=1)
+        parts = weight.tensor_split([outputs // 3])
+        packed = packed_weights.pack_few_bits(bits, parts, bias)
+        plain = packed_weights.pack([expanded(bits, weight).to(dtype)], bias)
+        x = numbers(130, inputs, seed=2).to(dtype)
+        together = multiply(x, plain, outputs)
+        assert torch.equal(multiply(x, packed, outputs, FORMS[bits].native), together)
+        for rows in (*range(1, 22), 28, 29, 57):
+            some = multiply(x[rows : 2 * rows], packed, outputs, FORMS[bits].native)
+            assert torch.equal(some, together[rows : 2 * rows])
+
+
+@pytest.mark.parametrize("bits", FORMS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("isa", OWN_GEMMS)
+def test_gates_take_weights_in_few_bits(use, isa, dtype, bits):
+    use(isa)
+    one, other, biases = numbers(48, 64), numbers(48, 64, seed=1), [numbers(48, seed=i) for i in (2, 3)]
+    size = packed_weights.PackedSize(96, FORMS[bits].words(64), 1)
+    rows = packed_weights.gated_rows(one, other, biases)
+    packed = packed_weights.packed(size, lambda: rows, bits=bits)
+    plain = packed_weights.pack_gated(*(expanded(bits, w).to(dtype) for w in (one, other)), biases)
+    for count in (1, 5, 20, 21, 60):
+        x = numbers(count, 64, seed=4).to(dtype)
+        gate = partial(multiply, x, outputs=48, gate=Op.silu)
+        assert torch.equal(gate(packed=packed, form=FORMS[bits].native), gate(packed=plain))
+
+
+@pytest.mark.parametrize("bits", FORMS)
+def test_panels_are_made_some_at_a_time(monkeypatch, bits):
+    weight = numbers(210, 64)
+    whole = packed_weights.pack_few_bits(bits, weight.split([10, 150, 50]))
+    for module in (few_bits, packed_weights):
+        monkeypatch.setattr(module, "PANELS_AT_ONCE", 2)
+    assert torch.equal(packed_weights.pack_few_bits(bits, weight.split([10, 150, 50])), whole)
+
+
+@pytest.mark.parametrize(("bits", "most"), [("int4", 1 / 30), ("mxfp4", 1 / 4), ("fp8", 1 / 28)])
+def test_rounding_is_to_the_nearest_code(bits, most):
+    """By at most half a step, as a share of the range of a group; MXFP4 may cut off a quarter of the largest number."""
+    weight = numbers(64, 256)
+    groups = [few_bits.grouped(w, FORMS[bits].group) for w in (weight, expanded(bits, weight))]
+    span = groups[0].amax(2) - groups[0].amin(2) if bits == "int4" else groups[0].abs().amax(2)
+    assert ((groups[0] - groups[1]).abs().amax(2) <= (most + 0.002) * span).all()
+    assert not torch.equal(*groups)
+
+
+@pytest.mark.parametrize("bits", FORMS)
+@pytest.mark.parametrize("value", [0.0, 1.0, -3.0, 1e-6, 2.0**-125, 1e4])
+def test_equal_numbers_and_zeros(bits, value):
+    weight = torch.full((32, 256), value)
+    assert torch.isfinite(expanded(bits, weight)).all()
+    least = {"int4": 1e-3, "mxfp4": 2.0**-125, "fp8": 1e-6}[bits]
+    if value == 0 or abs(value) >= least:
+        torch.testing.assert_close(expanded(bits, weight), weight, rtol=0.25 if bits == "mxfp4" else 2e-3, atol=0)
+
+
+def test_numbers_on_a_grid_stay_what_they_are():
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(0, 16, (64, 256), generator=generator)
+    exponents = torch.randint(-12, 3, (64, 8), generator=generator).repeat_interleave(32, 1)
+    fp4 = torch.ldexp(E2M1[codes & 7] * torch.where(codes > 7, -1.0, 1.0), exponents)
+    assert torch.equal(expanded("mxfp4", fp4), fp4)
+    codes.view(64, 8, 32)[..., 0], codes.view(64, 8, 32)[..., 1] = 0, 15
+    scale = torch.rand(64, 8, generator=generator).add(0.5).half().float().repeat_interleave(32, 1)
+    int4 = (codes - 8) * scale
+    assert torch.equal(expanded("int4", int4).bfloat16(), int4.bfloat16())
+
+
+@pytest.mark.parametrize("bits", FORMS)
+def test_what_has_no_gemm_of_few_bits(monkeypatch, bits):
+    x, weight, y = (Meta.of(torch.bfloat16, shape) for shape in (("T", 48), (32, 48), ("T", 32)))
+    assert packed_weights.gemm(x, weight, y, bits=bits) is None  # 48 is no multiple of 32
+    with pytest.raises(ValueError, match="expected a multiple of 32 inputs"):
+        kind = TYPES[torch.float32]
+        Product(kind, kind, 48, 32, packed_weights.isa(), None, FORMS[bits].native)
+    with pytest.raises(UserError, match=f"--weights {bits}: expected S-ranks on CPUs, got cuda"):
+        require_quantised(bits, torch.device("cuda"), torch.bfloat16)
+    monkeypatch.setenv("HPCDECODE_ISA", "generic")
+    with pytest.raises(UserError, match=f"--weights {bits}: expected a CPU with avx2"):
+        require_quantised(bits, torch.device("cpu"), torch.bfloat16)
+
+
+@pytest.mark.parametrize("bits", FORMS)
+@pytest.mark.parametrize("name", ["llama3", "gpt2", "qwen2", "gemma2"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_models_projections_are_in_few_bits_and_its_head_is_not(checkpoint, name, dtype, bits):
+    """Merged, gated, with biases and transposed."""
+    plain, model = (load_split(checkpoint(name), dtype=dtype, quantised=q) for q in (None, bits))
+    recipes = [r for s in model._slices.values() for t in s.stretches for r in t.compiled.recipes if r.packed]
+    (head,) = [r for r in recipes if r.bits is None]
+    assert head.packed.outputs == model.vocab_size and {r.bits for r in recipes} == {bits, None}
+    a, b = (step(m, Attention(m), TOKENS, [8]).float() for m in (plain, model))
+    assert 0 < (a - b).square().mean().sqrt() < 0.5 * a.std()
+
+
+def test_the_demo_says_the_same_with_fp8_weights():
+    prompts, params = ["The with statement", "A class definition"], SamplingParams(max_tokens=40, ignore_eos=True)
+    texts = [
+        [o.outputs[0].text for o in LLM("demo", weights=weights).generate(prompts, params, use_tqdm=False)]
+        for weights in (None, "fp8")
+    ]
+    assert texts[0] == texts[1]  # the demo knows its text by heart
