@@ -214,6 +214,34 @@ def pack_weights(
         threads: Number of OpenMP threads.
     """
 
+def pack_few_bits(
+    parts: Sequence[Sequence[int]],
+    type: Type,
+    inputs: int,
+    in_turn: int,
+    bias: int,
+    form: WeightForm,
+    on_grid: bool,
+    out: int,
+    threads: int,
+) -> int:
+    """Round the numbers of a weight to few bits, and pack it in groups of 32 outputs.
+
+    Args:
+        parts: For every part of the weight (address, bytes from row to row, rows).
+        type: Type of the numbers, float32 or bfloat16.
+        inputs: Numbers in a row, a multiple of 32.
+        in_turn: Rows that each part gives before the next part does.
+        bias: Address of float32 [outputs], which groups begin with.
+        form: Form of the result.
+        on_grid: The numbers are codes times scales, rounded to their type: find those scales first.
+        out: Address of the result, zeros so far.
+        threads: Number of OpenMP threads.
+
+    Returns:
+        The number of groups of inputs whose scales were looked for and not found, so that they were rounded.
+    """
+
 class Attention:
     """The attention of a layer, as a stage of a Chain."""
 

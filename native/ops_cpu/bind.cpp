@@ -14,6 +14,7 @@
 #include "chain.h"
 #include "draw.h"
 #include "packed_weights.h"
+#include "quantise.h"
 
 namespace nb = nanobind;
 using namespace hpcdecode::ops;
@@ -74,6 +75,18 @@ void pack(const std::vector<std::array<int64_t, 3>>& parts, const std::vector<in
     for (const int64_t head : heads) firsts.push_back(static_cast<const uint32_t*>(at(head)));
     nb::gil_scoped_release unlocked;
     pack_weights(rows, firsts, words, in_turn, static_cast<uint32_t*>(at(out)), threads);
+}
+
+int64_t pack_bits(const std::vector<std::array<int64_t, 3>>& parts, Type type, int64_t inputs, int64_t in_turn,
+                  int64_t bias, WeightForm form, bool on_grid, int64_t out, int threads) {
+    if (type == Type::i8 || form == WeightForm::plain || inputs % kBlockInputs != 0)
+        throw std::invalid_argument("pack_few_bits: expected float32 or bfloat16, and a multiple of 32 inputs");
+    std::vector<WeightRows> rows;
+    for (const auto& [data, row_bytes, count] : parts)
+        rows.push_back({static_cast<const char*>(at(data)), row_bytes, count});
+    nb::gil_scoped_release unlocked;
+    return pack_few_bits({rows_of(rows, in_turn), type, inputs, form, on_grid}, static_cast<const float*>(at(bias)),
+                         static_cast<char*>(at(out)), threads);
 }
 
 }  // namespace
@@ -221,6 +234,24 @@ Args:
     in_turn: Rows that each part gives before the next part does.
     out: Address of the result, int32 [groups, heads + words, 32], zeros so far.
     threads: Number of OpenMP threads.)");
+
+    m.def("pack_few_bits", &pack_bits, nb::arg("parts"), nb::arg("type"), nb::arg("inputs"), nb::arg("in_turn"),
+          nb::arg("bias"), nb::arg("form"), nb::arg("on_grid"), nb::arg("out"), nb::arg("threads"),
+          R"(Round the numbers of a weight to few bits, and pack it in groups of 32 outputs.
+
+Args:
+    parts: For every part of the weight (address, bytes from row to row, rows).
+    type: Type of the numbers, float32 or bfloat16.
+    inputs: Numbers in a row, a multiple of 32.
+    in_turn: Rows that each part gives before the next part does.
+    bias: Address of float32 [outputs], which groups begin with.
+    form: Form of the result.
+    on_grid: The numbers are codes times scales, rounded to their type: find those scales first.
+    out: Address of the result, zeros so far.
+    threads: Number of OpenMP threads.
+
+Returns:
+    The number of groups of inputs whose scales were looked for and not found, so that they were rounded.)");
 
     nb::class_<Attention>(m, "Attention", "The attention of a layer, as a stage of a Chain.")
         .def(nb::init<int>(), nb::arg("layer"), "Name the layer.");

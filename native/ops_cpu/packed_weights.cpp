@@ -35,15 +35,21 @@ struct Filling {
 
 }  // namespace
 
-void pack_weights(const std::vector<WeightRows>& parts, const std::vector<const uint32_t*>& heads, int64_t words,
-                  int64_t in_turn, uint32_t* out, int threads) {
-    Filling filling{{}, heads, words, out};
+std::vector<const char*> rows_of(const std::vector<WeightRows>& parts, int64_t in_turn) {
+    std::vector<const char*> rows;
     int64_t most = 0;
     for (const WeightRows& part : parts) most = std::max(most, part.count);
     for (int64_t first = 0; first < most; first += in_turn)
         for (const WeightRows& part : parts)
             for (int64_t i = first; i < std::min(first + in_turn, part.count); ++i)
-                filling.rows.push_back(reinterpret_cast<const uint32_t*>(part.data + i * part.row_bytes));
+                rows.push_back(part.data + i * part.row_bytes);
+    return rows;
+}
+
+void pack_weights(const std::vector<WeightRows>& parts, const std::vector<const uint32_t*>& heads, int64_t words,
+                  int64_t in_turn, uint32_t* out, int threads) {
+    Filling filling{{}, heads, words, out};
+    for (const char* row : rows_of(parts, in_turn)) filling.rows.push_back(reinterpret_cast<const uint32_t*>(row));
     const auto fill = [](void* data, int member, int members) {
         const Filling& all = *static_cast<const Filling*>(data);
         const int64_t panels = (static_cast<int64_t>(all.rows.size()) + kPanel - 1) / kPanel;

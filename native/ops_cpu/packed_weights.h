@@ -11,6 +11,9 @@ struct WeightRows {
     int64_t row_bytes, count;
 };
 
+// Returns pointers to all rows, `in_turn` of each part before those of the next part.
+std::vector<const char*> rows_of(const std::vector<WeightRows>& parts, int64_t in_turn);
+
 // Packs the rows of all `parts`, `words` words each, on up to `threads` threads of the process's OpenMP team.
 // heads: What panels begin with, one word per output.
 // in_turn: Rows that each part gives before the next part does.

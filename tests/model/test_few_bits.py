@@ -12,14 +12,15 @@ from hpcdecode._ops_cpu import Chain, Op, Product, WeightForm
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.meta import Meta
-from hpcdecode.model.lower import few_bits, packed_weights
-from hpcdecode.model.lower.few_bits import E2M1, EXPONENT_BIAS, FORMS
+from hpcdecode.model.lower import packed_weights
+from hpcdecode.model.lower.few_bits import ALL_FORMS, FORMS
 from hpcdecode.model.lower.instruction import TYPES
 from hpcdecode.model.run.load import require_quantised
 from tests.support.isas import OWN_GEMMS, use_isa
 from tests.support.models import Attention, step
 
 DTYPES = (torch.bfloat16, torch.float32)
+E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 TOKENS = [(0, place, 7 * place % 500 + 2) for place in range(9)]
 
 
@@ -32,17 +33,47 @@ def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 0.05
 
 
+def grouped(weight: torch.Tensor, group: int) -> torch.Tensor:
+    """float32 [out, groups, group], with zeros behind the end."""
+    return torch.nn.functional.pad(weight.float(), (0, -weight.shape[1] % group)).unflatten(1, (-1, group))
+
+
+def rounded_int4(w: torch.Tensor) -> torch.Tensor:
+    low, high = w.amin(2, keepdim=True), w.amax(2, keepdim=True)
+    scale = torch.maximum((high - low) / 15, torch.maximum(low.abs(), high.abs()) / 1024).half().float()
+    by = torch.where(scale == 0, 1, scale)
+    zero = (-low / by).half().float()
+    return scale * (w / by + zero).round().clamp(0, 15) - scale * zero
+
+
+def rounded_mxfp4(w: torch.Tensor) -> torch.Tensor:
+    _, exponent = torch.frexp(w.abs().amax(2, keepdim=True))
+    tries = []
+    for more in (3, 2):
+        scale = 2.0 ** (exponent - more).clamp(-125, 125)
+        codes = torch.bucketize((w.abs() / scale).contiguous(), (E2M1[1:] + E2M1[:-1]) / 2)
+        tries.append(E2M1[codes] * scale * w.sign())
+    one, two = tries
+    better = (two - w).square().sum(2, keepdim=True) < (one - w).square().sum(2, keepdim=True)
+    return torch.where(better, two, one)
+
+
+def rounded_fp8(w: torch.Tensor) -> torch.Tensor:
+    scale = w.abs().amax(2, keepdim=True) / 448
+    by = torch.where(scale == 0, 1, scale)
+    return (w / by).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
+
+
 def expanded(bits: str, weight: torch.Tensor) -> torch.Tensor:
     """The float32 numbers that a weight becomes in a form."""
-    found = FORMS[bits].quantised(weight)
-    spread = [s.float().repeat_interleave(FORMS[bits].group, 1)[:, : weight.shape[1]] for s in found.scales]
-    if bits == "int4":
-        scale, zero = spread
-        return scale * found.codes.float() - scale * zero
-    if bits == "fp8":
-        return found.codes.view(torch.float8_e4m3fn).float() * spread[0]
-    sign = torch.where(found.codes > 7, -1.0, 1.0)
-    return torch.ldexp(sign * E2M1[(found.codes & 7).long()], spread[0] - EXPONENT_BIAS)
+    rounded = {"int4": rounded_int4, "mxfp4": rounded_mxfp4, "fp8": rounded_fp8}[bits]
+    return rounded(grouped(weight, FORMS[bits].group)).flatten(1)[:, : weight.shape[1]]
+
+
+def held(bits: str, weight: torch.Tensor) -> torch.Tensor:
+    """The numbers that a packed weight stands for: its products with the rows of the identity."""
+    packed = packed_weights.pack_few_bits(bits, [weight])
+    return multiply(torch.eye(weight.shape[1], dtype=weight.dtype), packed, len(weight), ALL_FORMS[bits].native).t()
 
 
 def multiply(
@@ -94,20 +125,11 @@ def test_gates_take_weights_in_few_bits(use, isa, dtype, bits):
         assert torch.equal(gate(packed=packed, form=FORMS[bits].native), gate(packed=plain))
 
 
-@pytest.mark.parametrize("bits", FORMS)
-def test_panels_are_made_some_at_a_time(monkeypatch, bits):
-    weight = numbers(210, 64)
-    whole = packed_weights.pack_few_bits(bits, weight.split([10, 150, 50]))
-    for module in (few_bits, packed_weights):
-        monkeypatch.setattr(module, "PANELS_AT_ONCE", 2)
-    assert torch.equal(packed_weights.pack_few_bits(bits, weight.split([10, 150, 50])), whole)
-
-
 @pytest.mark.parametrize(("bits", "most"), [("int4", 1 / 30), ("mxfp4", 1 / 4), ("fp8", 1 / 28)])
 def test_rounding_is_to_the_nearest_code(bits, most):
     """By at most half a step, as a share of the range of a group; MXFP4 may cut off a quarter of the largest number."""
     weight = numbers(64, 256)
-    groups = [few_bits.grouped(w, FORMS[bits].group) for w in (weight, expanded(bits, weight))]
+    groups = [grouped(w, FORMS[bits].group) for w in (weight, held(bits, weight))]
     span = groups[0].amax(2) - groups[0].amin(2) if bits == "int4" else groups[0].abs().amax(2)
     assert ((groups[0] - groups[1]).abs().amax(2) <= (most + 0.002) * span).all()
     assert not torch.equal(*groups)
@@ -117,22 +139,37 @@ def test_rounding_is_to_the_nearest_code(bits, most):
 @pytest.mark.parametrize("value", [0.0, 1.0, -3.0, 1e-6, 2.0**-125, 1e4])
 def test_equal_numbers_and_zeros(bits, value):
     weight = torch.full((32, 256), value)
-    assert torch.isfinite(expanded(bits, weight)).all()
+    assert torch.isfinite(held(bits, weight)).all()
     least = {"int4": 1e-3, "mxfp4": 2.0**-125, "fp8": 1e-6}[bits]
     if value == 0 or abs(value) >= least:
-        torch.testing.assert_close(expanded(bits, weight), weight, rtol=0.25 if bits == "mxfp4" else 2e-3, atol=0)
+        torch.testing.assert_close(held(bits, weight), weight, rtol=0.25 if bits == "mxfp4" else 2e-3, atol=0)
 
 
-def test_numbers_on_a_grid_stay_what_they_are():
-    generator = torch.Generator().manual_seed(0)
+def mxfp4_numbers(generator: torch.Generator) -> torch.Tensor:
     codes = torch.randint(0, 16, (64, 256), generator=generator)
     exponents = torch.randint(-12, 3, (64, 8), generator=generator).repeat_interleave(32, 1)
-    fp4 = torch.ldexp(E2M1[codes & 7] * torch.where(codes > 7, -1.0, 1.0), exponents)
-    assert torch.equal(expanded("mxfp4", fp4), fp4)
-    codes.view(64, 8, 32)[..., 0], codes.view(64, 8, 32)[..., 1] = 0, 15
-    scale = torch.rand(64, 8, generator=generator).add(0.5).half().float().repeat_interleave(32, 1)
-    int4 = (codes - 8) * scale
-    assert torch.equal(expanded("int4", int4).bfloat16(), int4.bfloat16())
+    return torch.ldexp(E2M1[codes & 7] * torch.where(codes > 7, -1.0, 1.0), exponents)
+
+
+def int4_numbers(generator: torch.Generator) -> torch.Tensor:
+    codes = torch.randint(0, 16, (64, 256), generator=generator)
+    zeros = torch.randint(0, 17, (64, 2), generator=generator).repeat_interleave(128, 1)
+    scales = torch.rand(64, 2, generator=generator).add(0.01).half().float().repeat_interleave(128, 1)
+    return (codes - zeros) * scales
+
+
+def fp8_numbers(generator: torch.Generator) -> torch.Tensor:
+    codes = torch.randn(64, 256, generator=generator).to(torch.float8_e4m3fn).float()
+    return codes * torch.rand(64, 2, generator=generator).add(0.01).repeat_interleave(128, 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("bits", "numbers"), [("int4", int4_numbers), ("mxfp4", mxfp4_numbers), ("fp8", fp8_numbers)])
+def test_numbers_on_a_grid_stay_what_they_are(bits, numbers, dtype):
+    """As they were before they were rounded to the model's dtype."""
+    weight = numbers(torch.Generator().manual_seed(0)).to(dtype)
+    assert torch.equal(held(f"{bits} grid", weight), weight)
+    assert torch.equal(held(bits, weight), weight) == (bits == "mxfp4")
 
 
 @pytest.mark.parametrize("bits", FORMS)

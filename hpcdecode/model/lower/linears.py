@@ -17,7 +17,7 @@ from hpcdecode.model.frontend.meta import Meta, tensor_meta
 from hpcdecode.model.frontend.nodes import results
 from hpcdecode.model.frontend.rows import packed_linear
 from hpcdecode.model.lower import packed_weights, quantize
-from hpcdecode.model.lower.few_bits import FORMS
+from hpcdecode.model.lower.few_bits import ALL_FORMS, FORMS
 from hpcdecode.model.lower.packed_weights import PackedSize
 from hpcdecode.model.lower.projections import Gate, Projection, gate_of, projection
 from hpcdecode.model.lower.recipe import Form, Recipe, packed_by_onednn
@@ -102,7 +102,7 @@ class ProjectionMerger:
             inputs, int8 = tensor_meta(group[0].x).one_token[-1], form == "packed int8"
             itemsize = 1 if int8 else tensor_meta(group[0].weight).dtype.itemsize
             outputs = sum(p.width for p in group)
-            words = FORMS[bits].words(inputs) if bits else inputs * itemsize // packed_weights.WORD.itemsize
+            words = ALL_FORMS[bits].words(inputs) if bits else inputs * itemsize // packed_weights.WORD.itemsize
             packed = PackedSize(outputs, words, 2 if int8 else 1)
         return self._input(Recipe(sources, group[0].transposed, form, biases, packed, bits))
 

@@ -6,7 +6,8 @@ bytes of each output at a time; those in few bits are in the order of `few_bits`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from hpcdecode._ops_cpu import Op, Product, WeightForm, pack_weights
 from hpcdecode.attention.base import isa
 from hpcdecode.model.frontend.meta import Meta
-from hpcdecode.model.lower.few_bits import BLOCK_INPUTS, FORMS, PANELS_AT_ONCE, FewBits
+from hpcdecode.model.lower.few_bits import ALL_FORMS, BLOCK_INPUTS
 from hpcdecode.model.lower.instruction import TYPES
 from hpcdecode.model.lower.stage import Stage, TokenRows
 from hpcdecode.system.shared_memory import PrivateMemory, WeightMemory
@@ -25,14 +26,15 @@ HALF = GROUP // 2
 WORD = torch.int32
 UNSIGNED = 128  # added to int8 inputs: a factor of these GEMMs must be unsigned
 PRIVATE = PrivateMemory()
+_log = logging.getLogger(__name__)
 
 
 def packs(dtype: torch.dtype, bits: str | None = None) -> bool:
     """Return whether weights of a type are packed in this form on this machine; else oneDNN packs them in its own.
 
-    bits: Form of weights in few bits for activations of that type, one of FORMS, or None.
+    bits: Form of weights in few bits for activations of that type, one of ALL_FORMS, or None.
     """
-    form = WeightForm.plain if bits is None else FORMS[bits].native
+    form = WeightForm.plain if bits is None else ALL_FORMS[bits].native
     return dtype in TYPES and Product.offered(TYPES[dtype], TYPES[dtype], isa(), form=form)
 
 
@@ -44,9 +46,9 @@ def gemm(x: Meta, weight: Meta, y: Meta, gate: Op | None = None, bits: str | Non
         weight: Weight [out, in] before it is packed.
         y: Result [..., out].
         gate: With a gate, y is gate(x @ one.T) * (x @ other.T), for two weights like `weight` from `pack_gated`.
-        bits: Form of the weight in few bits, one of FORMS, or None.
+        bits: Form of the weight in few bits, one of ALL_FORMS, or None.
     """
-    form = WeightForm.plain if bits is None else FORMS[bits].native
+    form = WeightForm.plain if bits is None else ALL_FORMS[bits].native
     size = x.one_token[-1] * x.dtype.itemsize
     rows = x.token_dim is not None and x.numel_per_token == x.one_token[-1] and x.token_dim < len(x.shape) - 1
     known = x.dtype in TYPES and y.dtype in TYPES
@@ -102,34 +104,6 @@ class WeightRows(NamedTuple):
     heads: Sequence[Tensor]
     in_turn: int | None = None
 
-    def of_panels(self, count: int) -> Iterator[Tensor]:
-        """Yield the rows [n, in] of so many panels at a time, in their order."""
-        each = count * GROUP // (1 if self.in_turn is None else len(self.parts))
-        if self.in_turn is None:
-            whole = _Stacked(self.parts)
-            yield from (whole.rows(first, first + each) for first in range(0, whole.count, each))
-        else:
-            for first in range(0, len(self.parts[0]), each):
-                some = [p[first : first + each].unflatten(0, (-1, self.in_turn)) for p in self.parts]
-                yield torch.stack(some, 1).flatten(0, 2)
-
-
-class _Stacked:
-    """Matrices [n_i, in], one below the other."""
-
-    def __init__(self, parts: Sequence[Tensor]):
-        self._parts, self.count = parts, sum(map(len, parts))
-
-    def rows(self, first: int, last: int) -> Tensor:
-        """Return the rows from `first` up to `last`; fewer at the end."""
-        found, begin = [], 0
-        for part in self._parts:
-            own = part[max(first - begin, 0) : max(last - begin, 0)]
-            if len(own):
-                found.append(own)
-            begin += len(part)
-        return found[0] if len(found) == 1 else torch.cat(found)
-
 
 def pack(parts: Sequence[Tensor], bias: Tensor | None = None) -> Tensor:
     """Return the packed form of a weight.
@@ -155,11 +129,11 @@ def pack_few_bits(bits: str, parts: Sequence[Tensor], bias: Tensor | None = None
     """Return the packed form of a weight in few bits.
 
     Args:
-        bits: Its form, one of FORMS.
+        bits: Its form, one of ALL_FORMS.
         parts: Parts [out_i, in] of the weight, stacked along their first dimension.
         bias: Bias [out] of the GEMM, or None.
     """
-    size = PackedSize(sum(map(len, parts)), FORMS[bits].words(parts[0].shape[1]), 1)
+    size = PackedSize(sum(map(len, parts)), ALL_FORMS[bits].words(parts[0].shape[1]), 1)
     return packed(size, lambda: plain_rows(parts, bias), bits=bits)
 
 
@@ -200,14 +174,17 @@ def packed(
         size: Its size.
         rows: What is packed; asked only where it is made.
         memory: Where to put it.
-        bits: Its form in few bits, one of FORMS, or None.
+        bits: Its form in few bits, one of ALL_FORMS, or None.
     """
 
     def fill(made: Tensor) -> None:
         if bits is None:
             pack_into(made, rows())
         else:
-            pack_few_bits_into(made.view(WORD).view(size.shape), rows(), FORMS[bits])
+            given = rows()
+            missed = ALL_FORMS[bits].pack_into(made, given.parts, given.heads[0], given.in_turn)
+            if missed:
+                _log.info("%d groups of a weight are on no grid of %s: they were rounded", missed, bits)
 
     return memory.filled(size.bytes, fill).view(WORD).view(size.shape)
 
@@ -219,12 +196,3 @@ def pack_into(made: Tensor, rows: WeightRows) -> None:
     places = [(p.data_ptr(), p.stride(0) * WORD.itemsize, len(p)) for p in weights]
     heads = [h.data_ptr() for h in firsts]
     pack_weights(places, heads, words, rows.in_turn or outputs, made.data_ptr(), torch.get_num_threads())
-
-
-def pack_few_bits_into(made: Tensor, rows: WeightRows, form: FewBits) -> None:
-    """Pack rows in few bits into memory that is zeros, int32 [groups, 1 + words, 32]."""
-    (bias,) = rows.heads
-    heads = torch.zeros(made.shape[0], GROUP)
-    heads.view(-1)[: len(bias)] = bias
-    made[:, 0] = heads.view(WORD)
-    form.fill(made, rows.of_panels(PANELS_AT_ONCE))

@@ -31,7 +31,7 @@ class Recipe:
         form: "plain", "onednn" (packed by oneDNN), "packed" (see packed_weights), or the scales of an int8 weight.
         biases: Numbers of the biases that its packed form begins with.
         packed: Size of its packed form, or None if it has another.
-        bits: Form in few bits of a "packed" or "packed gated" weight, one of few_bits.FORMS, or None.
+        bits: Form in few bits of a "packed" or "packed gated" weight, one of few_bits.ALL_FORMS, or None.
     """
 
     sources: tuple[int, ...]
