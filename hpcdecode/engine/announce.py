@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from itertools import groupby
 
-from hpcdecode.config import EngineOptions
+from hpcdecode.config import QUANTISED, EngineOptions
 from hpcdecode.engine.engine import Engine
 from hpcdecode.engine.scale import Scale
 from hpcdecode.engine.setup import Setup
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 def announce(engine: Engine, scales: Sequence[Scale], stages: Stages) -> None:
     """Log the topology, the values that were given or chosen, and the time of the start."""
     setup = engine.setup
-    weights = f" with {engine.options.weights} weights" if engine.options.weights else ""
+    weights = f" with {engine.options.weights} weights" if engine.options.weights in QUANTISED else ""
     logger.info(text.topology(engine.team.ranks))
     logger.info(f"layout: {engine.team.layout}")
     if engine.team.ranks[engine.team.s_ranks[0]].parts > 1:

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from hpcdecode.attention.base import LayerShape, block_tokens_for, multiplies_bfloat16
-from hpcdecode.config import EngineOptions
+from hpcdecode.config import DTYPES, EngineOptions
 from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.errors import UserError
 from hpcdecode.exchange.partition import Partition
@@ -19,6 +19,7 @@ from hpcdecode.model.frontend.cache import cached_trace
 from hpcdecode.model.frontend.config import stated_dtype
 from hpcdecode.model.lower.packed_weights import packs
 from hpcdecode.model.run.load import ModelPart, parse_dtype, weight_bytes
+from hpcdecode.model.run.split_model import AUTO
 from hpcdecode.ranks.layout import Group
 from hpcdecode.ranks.node_memory import node_memory
 from hpcdecode.ranks.roles import Rank
@@ -134,7 +135,7 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
             options.model,
             dtype=dtype,
             device=device,
-            quantised=options.weights,
+            quantised=quantised(options, dtype, device),
             inductor=options.compile,
             announce=team.lead,
             memory=memory,
@@ -220,10 +221,29 @@ def weight_facts(options: EngineOptions) -> WeightFacts:
     """
     try:
         dtype = parse_dtype(options.dtype or auto_dtype(options.model), options.model)
-        nbytes = weight_bytes(Path(options.model), dtype) // (dtype.itemsize if options.weights == "int8" else 1)
+        name = str(dtype).removeprefix("torch.")
+        nbytes = weight_bytes(Path(options.model), dtype, quantised(options, name, options.device or "cpu"))
     except UserError:
         return WeightFacts()
     return WeightFacts(nbytes, options.device in (None, "cpu") and packs(dtype))
+
+
+def quantised(options: EngineOptions, dtype: str, device: str) -> str | None:
+    """Return what projections are quantised to, as `load_split` takes it.
+
+    Raises:
+        UserError: If weights are to be of a dtype that activations are not of.
+    """
+    if options.weights in (None, AUTO):
+        return AUTO if device == "cpu" else None
+    if options.weights in DTYPES:
+        if options.weights != dtype:
+            raise UserError(
+                f"--weights {options.weights}: expected the data type of activations, {dtype}; "
+                f"add --dtype {options.weights}, or leave it out"
+            )
+        return None
+    return options.weights
 
 
 def auto_dtype(model: str, device: str = "cpu") -> str:

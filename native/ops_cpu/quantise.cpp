@@ -76,10 +76,10 @@ struct Possible {
     void meet(float w, float number, Type type) {
         if (number == 0) return;
         int exponent;
-        std::frexp(w, &exponent);
+        const bool power = std::fabs(std::frexp(w, &exponent)) == 0.5f;  // smaller numbers are closer to it
         const double half = std::ldexp(1.0, exponent - (type == Type::bf16 ? 9 : 25));  // of the last place
         const double magnitude = std::fabs(static_cast<double>(w)), by = std::fabs(static_cast<double>(number));
-        low = std::max(low, (magnitude - half) / by);
+        low = std::max(low, (magnitude - (power ? half / 2 : half)) / by);
         high = std::min(high, (magnitude + half) / by);
     }
 };
@@ -218,8 +218,10 @@ struct Fp8Codes : Fp8Layout {
             Possible possible;
             for (int i = 0; i < g.count; ++i) possible.meet(g.w[i], from_fp8(g.codes[i]), g.type);
             if (possible.low > possible.high) continue;
-            found = static_cast<float>((possible.low + possible.high) / 2);
-            if (gives_again(g, found, [&](int i) { return from_fp8(g.codes[i]); })) return true;
+            for (const double share : {0.5, 0.25, 0.75, 0.0, 1.0}) {
+                found = static_cast<float>(possible.low + share * (possible.high - possible.low));
+                if (gives_again(g, found, [&](int i) { return from_fp8(g.codes[i]); })) return true;
+            }
         }
         return false;
     }

@@ -9,7 +9,7 @@ import torch
 
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
-from tests.support.quantised import check, edit, pair, state
+from tests.support.quantised import check, edit, kept, pair, state
 
 pytest.importorskip("compressed_tensors")
 from compressed_tensors.compressors import BaseCompressor
@@ -105,6 +105,38 @@ FORMATS = {
 def test_logits_are_those_of_the_unpacked_model(name, checkpoint, tmp_path):
     form, about = FORMATS[name]
     check(pair(checkpoint("llama2"), tmp_path, packer(form, about), stated(form, about)))
+
+
+KEPT = {
+    "int4 groups": "int4",
+    "int4 groups, zero points": "int4",
+    "int4 channels, zero points": "int4",
+    "FP8 tensor": "fp8",
+    "FP8 channels": "fp8",
+    "MXFP4": "mxfp4",
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_weights_stay_in_few_bits_where_these_hold_them(name, dtype, checkpoint, tmp_path):
+    """Their scales are float16: what a model of 16 bits has. The LM head was not quantised."""
+    form, about = FORMATS[name]
+    whole = packer(form, about)
+
+    def quantise(stem, weight):
+        stored, values = whole(stem, weight)
+        half = {k: v.half() if k == "weight_scale" and v.is_floating_point() else v for k, v in stored.items()}
+        return half, values
+
+    made = pair(checkpoint("llama2"), tmp_path, quantise, stated(form, about))
+    assert kept(made.quantised, dtype) == ({f"{KEPT[name]} grid", None} if name in KEPT else {None})
+
+
+def test_scales_that_float16_does_not_hold(checkpoint, tmp_path):
+    form, about = FORMATS["int4 groups"]
+    made = pair(checkpoint("llama2"), tmp_path, packer(form, about), stated(form, about))
+    assert kept(made.quantised, "float32") == {None}
 
 
 def test_experts_are_packed_one_by_one(checkpoint, tmp_path):

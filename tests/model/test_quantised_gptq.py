@@ -9,7 +9,7 @@ import torch
 
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
-from tests.support.quantised import check, edit, pair
+from tests.support.quantised import check, edit, kept, pair
 
 MODULE = "model.layers.1.mlp.up_proj"
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
@@ -80,6 +80,14 @@ GPTQ = {
     "version 2": ({"version": 2, "symmetric": False}, {"checkpoint_format": "gptq_v2", "sym": False}),
     "of GPTQModel": ({}, {"checkpoint_format": "gptq", "pack_dtype": "int32", "dynamic": {"-:.*lm_head": {}}}),
 }
+
+
+@pytest.mark.parametrize("name", GPTQ)
+def test_weights_of_four_bits_stay_packed_unless_inputs_are_permuted(name, checkpoint, tmp_path):
+    ways, values = GPTQ[name]
+    made = pair(checkpoint("llama2"), tmp_path, gptq(**ways), stated(**values))
+    permuted = name in ("8 bits", "in order of activations")
+    assert kept(made.quantised, "bfloat16") == ({None} if permuted else {"int4 grid", None})
 
 
 @pytest.mark.parametrize("name", GPTQ)

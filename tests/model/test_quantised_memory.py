@@ -26,9 +26,9 @@ def status(name):
     with open("/proc/self/status") as lines:
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
 
-load_split(sys.argv[1], dtype="float32", weights=False)
+load_split(sys.argv[1], dtype=sys.argv[2], weights=False)
 before = status("VmRSS")
-model = load_split(sys.argv[1], dtype="float32")
+model = load_split(sys.argv[1], dtype=sys.argv[2], quantised="auto" if len(sys.argv) > 3 else None)
 print(status("VmHWM") - before)
 """
 
@@ -62,8 +62,19 @@ def large(tmp_path):
 
 
 def test_the_peak_is_the_weights_and_one_layer(large):
-    done = subprocess.run([sys.executable, "-c", LOAD, str(large)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, str(large), "float32"], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     peak, weights, layer = int(done.stdout), 4 * LAYERS * LAYER, 4 * LAYER
     print(f"peak {peak >> 20} MiB, weights {weights >> 20} MiB, a layer {layer >> 20} MiB")
     assert weights < peak < weights + layer + SLACK < 2 * weights
+
+
+def test_the_peak_is_the_weights_in_few_bits_and_one_layer(large):
+    line = [sys.executable, "-c", LOAD, str(large), "bfloat16", "auto"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    peak, weights, layer = int(done.stdout), LAYERS * LAYER * 33 // 32, 2 * LAYER
+    print(f"peak {peak >> 20} MiB, weights {weights >> 20} MiB, a layer {layer >> 20} MiB")
+    assert weights < peak < weights + layer + SLACK

@@ -92,6 +92,16 @@ def logits(path: Path, dtype: str = "float32") -> Tensor:
     )
 
 
+def kept(path: Path, dtype: str) -> set[str | None]:
+    """Return the forms of few bits that weights keep, after a check that logits are those of dequantised ones."""
+    wanted, model = load_split(path, dtype=dtype), load_split(path, dtype=dtype, quantised="auto")
+    rows = [(0, i, int(token)) for i, token in enumerate(TOKENS)]
+    a, b = (step(m, Attention(m), rows, list(range(len(TOKENS)))) for m in (wanted, model))
+    assert torch.equal(a, b)
+    bound = [stretch for one in model._slices.values() for stretch in one.stretches]
+    return {recipe.bits for stretch in bound for recipe in stretch.compiled.recipes if recipe.packed}
+
+
 def reference(path: Path) -> Tensor:
     """Return the same by transformers, in float32."""
     from transformers import AutoModelForCausalLM

@@ -14,6 +14,8 @@ from hpcdecode.model.frontend.checkpoint import Stack
 from hpcdecode.model.frontend.membership import WeightCut, WeightKey, WeightPart
 from hpcdecode.model.frontend.meta import Meta
 from hpcdecode.model.frontend.plausible import check_values
+from hpcdecode.model.frontend.quantization.few_bits import keeps_groups
+from hpcdecode.model.frontend.quantization.plain import DequantisedTensor
 from hpcdecode.model.frontend.sources import Conversion, Sources
 from hpcdecode.model.frontend.tensors import CheckpointTensor
 from hpcdecode.model.frontend.trace import Trace
@@ -76,6 +78,13 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
         if isinstance(weight, Tensor):
             self._held[source, cut] = weight
         return weight
+
+    def few_bits(self, key: WeightKey) -> str | None:
+        """Return what holds the numbers of a weight of a quantised checkpoint in few bits, or None."""
+        source, cut = self._source(key), cut_of(key)
+        tensor = self._tensors.get(self._sources.keys.get(source, ""))
+        name = tensor.few_bits() if isinstance(tensor, DequantisedTensor) else None
+        return name if name is not None and keeps_groups(name, cut) else None
 
     def _source(self, key: WeightKey) -> str:
         """Return the weight that has the tensor of a weight or part."""

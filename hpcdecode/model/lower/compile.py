@@ -15,7 +15,7 @@ from hpcdecode.model.frontend.meta import Meta, tensor_meta
 from hpcdecode.model.frontend.nodes import results
 from hpcdecode.model.lower.chain import chained
 from hpcdecode.model.lower.fuse import fuse
-from hpcdecode.model.lower.linears import merge_projections
+from hpcdecode.model.lower.linears import Quantised, merge_projections
 from hpcdecode.model.lower.packed_weights import PRIVATE
 from hpcdecode.model.lower.recipe import ReadWeight, Recipe, make_weight
 from hpcdecode.system.shared_memory import WeightMemory
@@ -48,7 +48,7 @@ class Compiled:
 
 
 def compile_graph(
-    graph: fx.Graph, device: torch.device, weights: str | None = None, inductor: bool = False, *, ends: bool = True
+    graph: fx.Graph, device: torch.device, weights: Quantised = None, inductor: bool = False, *, ends: bool = True
 ) -> Compiled:
     """Merge, pack and fuse the graph of a slice, or of a stretch of one, for the CPU; leave it as it is for others.
 

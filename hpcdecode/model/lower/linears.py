@@ -25,6 +25,9 @@ from hpcdecode.model.lower.recipe import Form, Recipe, packed_by_onednn
 aten = torch.ops.aten
 
 
+Quantised = str | tuple[str | None, ...] | None
+
+
 class MergeKey(NamedTuple):
     """What projections that become one have in common: their input, and how they are computed."""
 
@@ -34,12 +37,13 @@ class MergeKey(NamedTuple):
     weights: str | None
 
 
-def merge_projections(graph: fx.Graph, weights: str | None = None, *, ends: bool = True) -> list[Recipe]:
+def merge_projections(graph: fx.Graph, weights: Quantised = None, *, ends: bool = True) -> list[Recipe]:
     """Merge and pack the projections of a graph in place.
 
     Args:
         graph: ([o,] context..., weights...) -> (q, k, v, context...) or (logits,).
-        weights: Quantise the weights of projections that have many outputs: to int8, or one of few_bits.FORMS.
+        weights: What projections' weights are quantised to: int8 or one of few_bits.FORMS for those with many outputs;
+            one of few_bits.GRIDS or None for each of the graph's weights; or None for nothing.
         ends: Whether a slice ends with the graph.
 
     Returns:
@@ -55,7 +59,7 @@ class ProjectionMerger:
         recipes: Recipes of the weights, by their placeholders.
     """
 
-    def __init__(self, graph: fx.Graph, weights: str | None, ends: bool):
+    def __init__(self, graph: fx.Graph, weights: Quantised, ends: bool):
         self.graph, self.weights = graph, weights
         made = results(graph)
         self._logits = tensor_meta(made[0]).one_token[-1] if ends and len(made) == 1 else None
@@ -89,6 +93,8 @@ class ProjectionMerger:
     def _quantised(self, p: Projection) -> str | None:
         """Return what the weight of a projection is quantised to, or None. In few bits the LM head stays as it is."""
         inputs = tensor_meta(p.x).one_token[-1]
+        if isinstance(self.weights, tuple):
+            return self.weights[self.recipes[p.weight].sources[0]]
         if self.weights is None or p.width * quantize.MAX_INPUTS_PER_OUTPUT < inputs:
             return None
         return None if self.weights in FORMS and p.width == self._logits else self.weights
@@ -122,7 +128,9 @@ class ProjectionMerger:
         """Replace a gate by one GEMM, if there is one."""
         group, result = gate.projections, gate.nodes[0]
         x, about = group[0].x, tensor_meta(result)
-        bits = self._quantised(group[0])
+        bits, *others = {self._quantised(p) for p in group}
+        if others:
+            return
         gemm = packed_weights.gemm(tensor_meta(x), tensor_meta(group[0].weight), about, gate.op, bits)
         if gemm is None:
             return

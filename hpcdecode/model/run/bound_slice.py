@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from hpcdecode.model.frontend.checkpoint import Stack
 from hpcdecode.model.frontend.stretches import Stretch, stretches_of
 from hpcdecode.model.lower.compile import Compiled, compile_graph
+from hpcdecode.model.lower.linears import Quantised
 from hpcdecode.model.lower.recipe import ReadWeight
 from hpcdecode.system.shared_memory import WeightMemory
 
@@ -36,9 +37,15 @@ class CompiledSlice:
         inductor: Let torch's compiler compile the slices.
     """
 
-    def __init__(self, graph: fx.Graph, device: torch.device, weights: str | None, inductor: bool):
+    def __init__(self, graph: fx.Graph, device: torch.device, weights: Quantised, inductor: bool):
         cut = stretches_of(graph)
-        made = (compile_graph(s.graph, device, weights, inductor, ends=s is cut[-1]) for s in cut)
+
+        def of(stretch: Stretch) -> Quantised:
+            return (
+                weights if weights is None or isinstance(weights, str) else tuple(weights[i] for i in stretch.weights)
+            )
+
+        made = (compile_graph(s.graph, device, of(s), inductor, ends=s is cut[-1]) for s in cut)
         self._stretches = list(map(CompiledStretch, cut, made))
 
     def bound(self, read: ReadWeight, memory: WeightMemory) -> BoundSlice:

@@ -16,7 +16,7 @@ from hpcdecode.model.frontend.cache import cached_sources, cached_trace
 from hpcdecode.model.frontend.checkpoint import forget_pages, holds_weights, open_checkpoint
 from hpcdecode.model.frontend.config import config_file, stated_config, stated_dtype
 from hpcdecode.model.frontend.meta import tensor_meta
-from hpcdecode.model.frontend.quantization.plain import plain_tensors
+from hpcdecode.model.frontend.quantization.plain import DequantisedTensor, plain_tensors
 from hpcdecode.model.frontend.quantization.scheme import Scheme
 from hpcdecode.model.frontend.quantization.stated import read_scheme
 from hpcdecode.model.frontend.quantization.unread import refuse_unread
@@ -27,13 +27,16 @@ from hpcdecode.model.frontend.tensors import CheckpointTensor
 from hpcdecode.model.frontend.trace import Trace
 from hpcdecode.model.frontend.weights import Weights, weight_key
 from hpcdecode.model.lower import packed_weights, quantize
-from hpcdecode.model.lower.few_bits import FORMS
+from hpcdecode.model.lower.few_bits import BLOCK_INPUTS, FORMS
 from hpcdecode.model.lower.packed_weights import PRIVATE
-from hpcdecode.model.run.split_model import SplitModel
+from hpcdecode.model.run.split_model import AUTO, SplitModel
 from hpcdecode.model.run.stages import stages_of
 from hpcdecode.system.shared_memory import WeightMemory
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+BITS = {"int8": 8.0, "int4": 5.0, "mxfp4": 4.25, "fp8": 8.25}  # of a weight, with its scales
 
 
 class ModelPart(NamedTuple):
@@ -105,7 +108,7 @@ def load_split(
         device: Device that runs the slices.
         weights: Bind the weights. Without them only shapes can be asked for.
         quantised: What the weights of projections are quantised to on CPUs: int8 (see quantize.py) or one of
-            few_bits.FORMS. None leaves them as they are.
+            few_bits.FORMS. None for nothing, AUTO for what they are in the checkpoint, if that holds the same numbers.
         inductor: Let torch's compiler compile the slices.
         announce: Say on standard error that a trace is being made, if that takes long.
         memory: Where to put packed weights.
@@ -116,7 +119,7 @@ def load_split(
     """
     device = torch.device(device)
     folder, dtype = Path(path), parse_dtype(dtype, path)
-    if quantised is not None:
+    if quantised not in (None, AUTO):
         require_quantised(quantised, device, dtype)
     config_file(folder)
     layers, scheme = layers_of(stated_config(folder)), read_scheme(folder)
@@ -153,8 +156,14 @@ def open_plain(
     return tensors if scheme is None else plain_tensors(tensors, scheme, dtype)
 
 
-def weight_bytes(folder: Path, dtype: torch.dtype) -> int:
-    """Return the bytes of a checkpoint's tensors in `dtype`, 0 if it has none; only the headers of its files are read.
+def weight_bytes(folder: Path, dtype: torch.dtype, quantised: str | None = None) -> int:
+    """Return the bytes of a checkpoint's tensors, 0 if it has none; only the headers of its files are read.
+
+    Args:
+        folder: Model directory.
+        dtype: Dtype of the weights that are not quantised.
+        quantised: What projections are quantised to, as `load_split` takes it. All matrices but those with as many rows
+            as the vocabulary count as projections.
 
     Raises:
         UserError: If the checkpoint is incomplete or damaged.
@@ -162,7 +171,22 @@ def weight_bytes(folder: Path, dtype: torch.dtype) -> int:
     if not holds_weights(folder):
         return 0
     tensors = open_plain(folder, None, read_scheme(folder), dtype)
-    return sum(math.prod(tensor.shape) for tensor in tensors.values()) * dtype.itemsize
+    vocabulary = _vocabulary(stated_config(folder))
+    bits = 0.0
+    for tensor in tensors.values():
+        name: str | None = quantised
+        if quantised == AUTO:
+            name = tensor.few_bits() if isinstance(tensor, DequantisedTensor) else None
+        matrix = len(tensor.shape) == 2 and tensor.shape[1] % BLOCK_INPUTS == 0 and tensor.shape[0] not in vocabulary
+        each = BITS[name] if name in BITS and (matrix or name == "int8") else 8.0 * dtype.itemsize
+        bits += each * math.prod(tensor.shape)
+    return int(bits / 8)
+
+
+def _vocabulary(config: Mapping[str, object]) -> set[object]:
+    """Return the sizes of vocabularies that a config states, of the text model's too if it names one."""
+    text = config.get("text_config")
+    return {c.get("vocab_size") for c in (config, text) if isinstance(c, Mapping)}
 
 
 def require_quantised(weights: str, device: torch.device, dtype: torch.dtype) -> None:

@@ -18,11 +18,14 @@ from hpcdecode.model.frontend.plausible import pieces_of
 from hpcdecode.model.frontend.rows import empty_rows
 from hpcdecode.model.frontend.split import Split
 from hpcdecode.model.lower.compile import runnable
-from hpcdecode.model.lower.packed_weights import PRIVATE
+from hpcdecode.model.lower.linears import Quantised
+from hpcdecode.model.lower.packed_weights import PRIVATE, packs
 from hpcdecode.model.run.bound_slice import BoundSlice, BoundStretch, CompiledSlice, Summed, alone
 from hpcdecode.model.run.lm_head import Largest, LmHead, cut_head
 from hpcdecode.model.run.values import Values, layer_shapes
 from hpcdecode.system.shared_memory import WeightMemory
+
+AUTO = "auto"
 
 
 class SliceOutput(NamedTuple):
@@ -87,7 +90,8 @@ class SplitModel:
         device: Device that runs the slices.
         weights: Weights by name, or None for a model that is only asked for its shapes.
         slice_bound: Called when the weights of one more slice are in their final form.
-        quantised: What the weights of projections are quantised to (see `merge_projections`), or None.
+        quantised: What the weights of projections are quantised to (see `merge_projections`), None for nothing, or AUTO
+            for what they were in the checkpoint, if that holds the same numbers.
         inductor: Let torch's compiler compile the slices.
         memory: Where to put packed weights.
         layers: Layers whose slices are bound, and with the last of them the last slice; None for all.
@@ -139,19 +143,25 @@ class SplitModel:
         inductor: bool,
         memory: WeightMemory,
     ) -> None:
-        compiled: dict[int, CompiledSlice] = {}
+        compiled: dict[tuple[int, Quantised], CompiledSlice] = {}
         for i in (*self.layers, *([len(self.attends)] if self.ends else [])):
             part = self.split.slices[i]
-            if part.group not in compiled:
+            forms = self._came_in(values, part.weights) if quantised == AUTO else quantised
+            if (part.group, forms) not in compiled:
                 graph = self.split.groups[part.group].graph
-                compiled[part.group] = CompiledSlice(graph, self.device, quantised, inductor)
-            self._slices[i] = compiled[part.group].bound(values.reader(part.weights), memory)
+                compiled[part.group, forms] = CompiledSlice(graph, self.device, forms, inductor)
+            self._slices[i] = compiled[part.group, forms].bound(values.reader(part.weights), memory)
             values.forget_weights()
             slice_bound()
         self.head = self._bound_head(memory)
         for i in self.layers:
             sinks = AttendArguments.of(self.split.trace.attends[i]).sinks
             self._sinks[i] = None if sinks is None else values.tensor(sinks).to(torch.float32)
+
+    def _came_in(self, values: Values, weights: Sequence[fx.Node]) -> tuple[str | None, ...]:
+        """Return for each weight the grid of few bits that it came on, if there are GEMMs of it, or None."""
+        names = values.few_bits(weights) if self.device.type == "cpu" else (None,) * len(weights)
+        return tuple(f"{n} grid" if n is not None and packs(self.dtype, f"{n} grid") else None for n in names)
 
     @property
     def ends(self) -> bool:

@@ -13,7 +13,7 @@ from hpcdecode.model.frontend.membership import WeightKey
 from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.ops import AttendArguments
 from hpcdecode.model.frontend.trace import Trace
-from hpcdecode.model.frontend.weights import weight_key
+from hpcdecode.model.frontend.weights import Weights, weight_key
 from hpcdecode.model.lower.recipe import as_tensor
 
 
@@ -47,6 +47,12 @@ class Values:
     def reader(self, nodes: Sequence[fx.Node]) -> Callable[[int], Tensor | Stack]:
         """Return what reads or computes the value of one of `nodes`, by its number."""
         return lambda number: self[nodes[number]]
+
+    def few_bits(self, nodes: Sequence[fx.Node]) -> tuple[str | None, ...]:
+        """Return what holds the numbers of weights of a quantised checkpoint in few bits, or None, for each of them."""
+        if not isinstance(self._weights, Weights):
+            return (None,) * len(nodes)
+        return tuple(self._weights.few_bits(self._keys[n]) if n in self._keys else None for n in nodes)
 
     def tensor(self, node: fx.Node) -> Tensor:
         """Return the value of a node that is one tensor."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hpcdecode.errors import UserError
+from hpcdecode.model.frontend.quantization.few_bits import few_bits_of
 from hpcdecode.model.frontend.quantization.formats import WeightFormat, WrongTensorsError
 from hpcdecode.model.frontend.quantization.scheme import OF_ACTIVATIONS, OF_KV_CACHE, Scheme
 from hpcdecode.model.frontend.tensors import CheckpointTensor
@@ -61,6 +62,10 @@ class DequantisedTensor:
             for i, matrix in enumerate(weight):
                 self._fill(matrix, {role: part[i] for role, part in parts.items()})
         return weight
+
+    def few_bits(self) -> str | None:
+        """Return what holds its numbers in few bits, or None."""
+        return few_bits_of(self._form, self._parts, self.shape)
 
     def _fill(self, matrix: Tensor, parts: Mapping[str, Tensor]) -> None:
         """Compute `matrix`, some rows at a time."""

@@ -1,0 +1,62 @@
+"""Which quantised weights lie on a grid that GEMMs can take in few bits, so that they need not be dequantised.
+
+The names are those of `model/lower/few_bits.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from hpcdecode.model.frontend.membership import WeightCut
+from hpcdecode.model.frontend.quantization.formats import ScaleBlock, WeightFormat
+from hpcdecode.model.frontend.quantization.gptq import PackedColumns
+from hpcdecode.model.frontend.quantization.grids import PackedIntegers, ScaledGrid, fp4, fp8
+from hpcdecode.model.frontend.tensors import CheckpointTensor
+
+HALVES = ("F16", "BF16")  # what float16 scales hold, bfloat16 ones if they are not tiny
+GROUPS = {"int4": 32, "mxfp4": 32, "fp8": 128}  # inputs that share a scale there
+
+
+def few_bits_of(form: WeightFormat, parts: Mapping[str, CheckpointTensor], shape: tuple[int, ...]) -> str | None:
+    """Return what holds the numbers of a weight in few bits, or None.
+
+    Args:
+        form: Its format.
+        parts: The tensors that make it up, by role; only groups of inputs are read.
+        shape: Its shape.
+    """
+    found = _named(form, parts)
+    if found is None or len(shape) != 2:
+        return None
+    name, columns = found
+    if columns is not None and columns % GROUPS[name]:
+        return None
+    if name == "int4" and parts["scale"].dtype not in HALVES:
+        return None
+    if "group" in parts:
+        own = torch.arange(shape[1]) // (columns or shape[1])
+        return name if torch.equal(parts["group"]().to(own.dtype), own) else None  # else inputs are permuted
+    return name
+
+
+def keeps_groups(name: str, cut: WeightCut | None) -> bool:
+    """Return whether a cut takes whole groups of inputs of a weight [out, in]."""
+    return cut is None or cut.dim == 0 or all(end % GROUPS[name] == 0 for ends in cut.ranges for end in ends)
+
+
+def _named(form: WeightFormat, parts: Mapping[str, object]) -> tuple[str, int | None] | None:
+    """Return a form in few bits, and how many inputs share a scale, None for all; None if there is none."""
+    if isinstance(form, PackedColumns):
+        return ("int4", form.group_size) if form.bits == 4 else None
+    if not isinstance(form, ScaledGrid) or "overall" in parts:
+        return None
+    columns = form.block.columns if form.block else None
+    if isinstance(form, PackedIntegers):
+        return ("int4", columns) if form.bits == 4 else None
+    if "zero" in parts:
+        return None
+    if form.decoded is fp8:
+        return "fp8", columns
+    return ("mxfp4", columns) if form.decoded is fp4 and form.block == ScaleBlock(1, 32) else None
