@@ -39,7 +39,8 @@ class LLM:
     Args:
         model: Directory of a Hugging Face model, or `demo`.
         dtype: Data type of weights and activations; None or "auto" chooses.
-        weights: Data type of the projections' weights; None or "auto" for `dtype`.
+        weights: What the projections' weights are in memory: `dtype`, int8, int4, mxfp4 or fp8; None or "auto" for what
+            the checkpoint has, if that changes no result, else `dtype`.
         kv_dtype: Data type of the KV cache; None or "auto" for `dtype`.
         device: Device of the slices; None or "auto" for `cuda` if there is a GPU.
         r_device: Device of the KV cache.

@@ -158,7 +158,9 @@ def _add_sampling(group: Group) -> None:
 def _add_size(group: Group) -> None:
     add = group.add_argument
     add("--dtype", choices=DTYPES, help="data type of weights and activations")
-    help = "data type of the projections' weights; their inputs are rounded to it, too (default: --dtype)"
+    help = "what the projections' weights are in memory: auto (default), what the checkpoint has if that changes no "
+    help += "result, else --dtype; a data type, the same as --dtype; or on CPUs int8, which rounds activations too, "
+    help += "int4, mxfp4 or fp8, expanded as they are multiplied"
     add("--weights", choices=WEIGHTS, help=help)
     add("--kv-dtype", choices=KV_DTYPES, help="data type of the KV cache (default: --dtype)")
     add("--device", choices=DEVICES, help="device of the S-ranks (default: cuda if they see a GPU)")
