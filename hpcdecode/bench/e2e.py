@@ -30,7 +30,6 @@ from hpcdecode.bench.contenders import LIBRARY, PEERS, Hpcdecode, MeasuredRun, P
 from hpcdecode.bench.limits import PREFILL_TOKENS, Ideal, ideal
 from hpcdecode.bench.output import Case, Report
 from hpcdecode.bench.workload import SHAPES, WORKLOADS, Workload, default_folder
-from hpcdecode.config import WEIGHTS
 from hpcdecode.errors import UserError
 from hpcdecode.report.benchmark import case, machine
 
@@ -76,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[=PYTHON]",
         help=f"{', '.join(PEERS)}; PYTHON is the interpreter of the environment that it is installed in",
     )
-    add("--weights", choices=WEIGHTS, help="of all contenders; the ideal stays that of bfloat16 (bfloat16)")
+    add("--weights", choices=("int8",), help="of all contenders; the ideal stays that of bfloat16 (bfloat16)")
     add("--startup", action="store_true", help="also measure the start-up, cold and warm")
     add("--model", choices=tuple(SHAPES), default="355m", help="checkpoint to make; tiny is to try the command")
     add("--work", type=Path, default=default_folder(), metavar="DIR", help="checkpoints and logs (%(default)s)")

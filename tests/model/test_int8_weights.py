@@ -151,5 +151,5 @@ def test_a_cpu_whose_products_are_not_exact_is_refused():
 
 
 def test_other_weights_are_refused():
-    with pytest.raises(UserError, match="--weights: expected one of auto, float32, bfloat16, int8, int4, mxfp4, fp8, got 'int2'"):
+    with pytest.raises(UserError, match=r"--weights: expected one of auto, float32, bfloat16, int8, .*, got 'int2'"):
         EngineOptions(model="demo", weights="int2").check()
