@@ -34,9 +34,8 @@ from hpcdecode.model.run.stages import stages_of
 from hpcdecode.system.shared_memory import WeightMemory
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
 BITS = {"int8": 8.0, "int4": 5.0, "mxfp4": 4.25, "fp8": 8.25}  # of a weight, with its scales
+_EXPERTS = ".experts."  # in the keys of weights that are dequantised
 
 
 class ModelPart(NamedTuple):
@@ -162,8 +161,8 @@ def weight_bytes(folder: Path, dtype: torch.dtype, quantised: str | None = None)
     Args:
         folder: Model directory.
         dtype: Dtype of the weights that are not quantised.
-        quantised: What projections are quantised to, as `load_split` takes it. All matrices but those with as many rows
-            as the vocabulary count as projections.
+        quantised: What projections are quantised to, as `load_split` takes it. All matrices but those of experts and those
+            with as many rows as the vocabulary count as projections.
 
     Raises:
         UserError: If the checkpoint is incomplete or damaged.
@@ -173,9 +172,9 @@ def weight_bytes(folder: Path, dtype: torch.dtype, quantised: str | None = None)
     tensors = open_plain(folder, None, read_scheme(folder), dtype)
     vocabulary = _vocabulary(stated_config(folder))
     bits = 0.0
-    for tensor in tensors.values():
-        name: str | None = quantised
-        if quantised == AUTO:
+    for key, tensor in tensors.items():
+        name: str | None = None if _EXPERTS in key else quantised
+        if name == AUTO:
             name = tensor.few_bits() if isinstance(tensor, DequantisedTensor) else None
         matrix = len(tensor.shape) == 2 and tensor.shape[1] % BLOCK_INPUTS == 0 and tensor.shape[0] not in vocabulary
         each = BITS[name] if name in BITS and (matrix or name == "int8") else 8.0 * dtype.itemsize

@@ -1,0 +1,78 @@
+"""Trained models: what random weights hide. Tokens against transformers, chats, schemas, and what few bits cost."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import statistics
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from hpcdecode import LLM, SamplingParams
+from hpcdecode.bench import accuracy
+from hpcdecode.data.prompts.tokenizer import Tokenizer
+from hpcdecode.model import load_split
+from hpcdecode.model.lower import quantize
+from tests.support.commands import ROOT
+from tests.support.parity import generated, greedy
+
+MODELS = ("smol", "gemma")
+PROMPTS = ("The capital of France is", "def fibonacci(n):\n", "Once upon a time there was a", "1, 2, 3, 4,", "Water")
+# Perplexity over that of float32 at most, and the share of equal first choices at least.
+BOUNDS = {"int8": (1.003, 0.97), "k8v4": (1.012, 0.90), "int4": (1.06, 0.86)}
+NEW_TOKENS = 16
+STRETCHES, TOKENS = 4, 384
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_tokens_equal_those_of_transformers(real_model, hpcdecode, tmp_path, name, ranks):
+    model = real_model(name)
+    lines = "\n".join(json.dumps({"prompt": prompt}) for prompt in PROMPTS)
+    (tmp_path / "p.jsonl").write_text(lines)
+    flags = ("--model", model, "--dtype", "float32", "--max-tokens", NEW_TOKENS, "--ignore-eos")
+    result = hpcdecode("generate", "p.jsonl", "-o", "out.h5", *flags, ranks=ranks)
+    assert result.returncode == 0, result.stderr
+    assert generated(tmp_path / "out.h5") == expected(model)
+
+
+@functools.cache
+def expected(path):
+    """What transformers makes of the prompts."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32), Tokenizer.load(str(path))
+    return [greedy(model.eval(), ids, NEW_TOKENS)[0] for ids in tokenizer.encode_texts(list(PROMPTS))]
+
+
+def test_a_chat_and_a_schema(real_model):
+    model = LLM(str(real_model("smol")), dtype="float32")
+    question = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
+    (said,) = model.chat([question], SamplingParams(max_tokens=12), use_tqdm=False)
+    assert "Paris" in said.outputs[0].text
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    params = SamplingParams(max_tokens=48, structured_outputs={"json": schema})
+    (made,) = model.chat([question], params, use_tqdm=False)
+    assert isinstance(json.loads(made.outputs[0].text)["city"], str)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_few_bits_cost(real_model, name):
+    path = str(real_model(name))
+    text = accuracy.stretches(Tokenizer.load(path), (ROOT / "LICENSE").read_text(), STRETCHES, TOKENS)
+    model = load_split(path, dtype="float32")
+    caches = {kv_dtype: accuracy._kv_cache(model, kv_dtype, TOKENS) for kv_dtype in ("float32", *BOUNDS)}
+    ways = {kv_dtype: accuracy.Way(model, cache) for kv_dtype, cache in caches.items()}
+    bounds = dict(BOUNDS)
+    if quantize.exact():
+        ways["weights"] = accuracy.Way(load_split(path, dtype="float32", quantised="int8"), caches["float32"])
+        bounds["weights"] = (1.010, 0.95)
+    losses = accuracy.measure(ways, text)
+    exact = losses.pop("float32")
+    found = {
+        way: (math.exp(statistics.fmean(loss.nats) - statistics.fmean(exact.nats)), statistics.fmean(loss.same_choice))
+        for way, loss in losses.items()
+    }
+    assert all(found[way][0] <= most and found[way][1] >= least for way, (most, least) in bounds.items()), found
+    print(found)
