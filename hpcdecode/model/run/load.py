@@ -161,8 +161,8 @@ def weight_bytes(folder: Path, dtype: torch.dtype, quantised: str | None = None)
     Args:
         folder: Model directory.
         dtype: Dtype of the weights that are not quantised.
-        quantised: What projections are quantised to, as `load_split` takes it. All matrices but those of experts and those
-            with as many rows as the vocabulary count as projections.
+        quantised: What projections are quantised to, as `load_split` takes it. All matrices but those of experts and
+            those with as many rows as the vocabulary count as projections.
 
     Raises:
         UserError: If the checkpoint is incomplete or damaged.
