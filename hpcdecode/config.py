@@ -62,7 +62,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A model and how to run it. None means auto: the value is chosen before the work and printed.
 
     Attributes:
-        model: Directory of the model.
+        model: Directory of the model, or a GGUF file.
+        lora: Directory of a PEFT adapter that is merged into the weights.
         dtype: Data type of weights and activations.
         weights: Form of the projections' weights: `auto`, as None, for that of the checkpoint, or `dtype`.
         kv_dtype: Data type of the KV cache.
@@ -93,6 +94,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model: str
+    lora: str | None = None
     dtype: str | None = None
     weights: str | None = None
     kv_dtype: str | None = None

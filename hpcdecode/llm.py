@@ -37,7 +37,8 @@ class LLM:
     Messages go to the logger `hpcdecode`, which prints nothing unless the caller sets up logging.
 
     Args:
-        model: Directory of a Hugging Face model, or `demo`.
+        model: Directory of a Hugging Face model, a GGUF file, or `demo`.
+        lora: Directory of a PEFT adapter that is merged into the weights.
         dtype: Data type of weights and activations; None or "auto" chooses.
         weights: What the projections' weights are in memory: `dtype`, int8, int4, mxfp4 or fp8; None or "auto" for what
             the checkpoint has, if that changes no result, else `dtype`.
@@ -59,6 +60,7 @@ class LLM:
         self,
         model: str | os.PathLike[str],
         *,
+        lora: str | os.PathLike[str] | None = None,
         dtype: str | None = None,
         weights: str | None = None,
         kv_dtype: str | None = None,
@@ -73,6 +75,7 @@ class LLM:
     ):
         options = EngineOptions(
             model=find_model(os.fspath(model), os.environ),
+            lora=None if lora is None else os.fspath(lora),
             dtype=None if dtype == "auto" else dtype,
             weights=None if weights == "auto" else weights,
             kv_dtype=None if kv_dtype == "auto" else kv_dtype,

@@ -76,8 +76,11 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     )
     help = "TOML file with values for these flags, named with underscores; flags override it"
     add("--job", metavar="FILE", help=help)
-    help = "directory of a Hugging Face model, or demo (default: HPCDECODE_MODEL, or model in hpcdecode.toml)"
+    help = (
+        "directory of a Hugging Face model, a GGUF file, or demo (default: HPCDECODE_MODEL, or model in hpcdecode.toml)"
+    )
     add("--model", metavar="DIR", help=help)
+    add("--lora", metavar="DIR", help="directory of a PEFT adapter (LoRA) that is merged into the weights")
     add("-o", "--output", metavar="OUT.h5", help="file for the results (default: the prompt file's name with .h5)")
     help = "write a timeline of all ranks to this file, for Perfetto or chrome://tracing"
     add("--trace", metavar="OUT.json", help=help)

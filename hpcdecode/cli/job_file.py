@@ -19,7 +19,7 @@ _PARSED: dict[str, Callable[[str], object]] = {"kv_memory": parse_bytes, "shard"
 def read_job_file(path: str) -> dict[str, Any]:
     """Return the values of a job file, by the names of the fields of Job and SamplingParams.
 
-    Relative paths in it (`prompts`, `model`, `output`, `trace`, `profile`) start at the file's folder.
+    Relative paths in it (`prompts`, `model`, `lora`, `output`, `trace`, `profile`) start at the file's folder.
 
     Raises:
         UserError: If the file is no TOML, a key is the name of no flag, or a value has the wrong type.
@@ -63,6 +63,6 @@ def _from_folder(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
         values["prompts"] = tuple(p if p == STDIN else str(folder / p) for p in values["prompts"])
     if values.get("model", DEMO) != DEMO:
         values["model"] = str(folder / values["model"])
-    for name in values.keys() & {"output", "trace", "profile"}:
+    for name in values.keys() & {"lora", "output", "trace", "profile"}:
         values[name] = str(folder / values[name])
     return values

@@ -138,6 +138,7 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
             quantised=quantised(options, dtype, device),
             inductor=options.compile,
             announce=team.lead,
+            lora=options.lora,
             memory=memory,
             part=ModelPart(team.me.tp, team.me.tp_rank, team.me.pp, team.me.pp_rank, options.ep),
         )

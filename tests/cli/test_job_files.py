@@ -53,6 +53,7 @@ def test_values_and_paths(job_file, tmp_path):
     text = """
         prompts = ["a.jsonl", "/b/*.jsonl", "-"]
         model = "models/m"
+        lora = "adapter"
         output = "out/o.h5"
         temperature = 1
         stop = "end"
@@ -65,6 +66,7 @@ def test_values_and_paths(job_file, tmp_path):
     assert read_job_file(job_file(text)) == {
         "prompts": (str(tmp_path / "a.jsonl"), "/b/*.jsonl", "-"),
         "model": str(tmp_path / "models/m"),
+        "lora": str(tmp_path / "adapter"),
         "output": str(tmp_path / "out/o.h5"),
         "temperature": 1.0,
         "stop": ("end",),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdecode.data.prompts.chat import ChatTemplate
@@ -12,6 +11,7 @@ from hpcdecode.data.prompts.rows import Row, RowError, row_error
 from hpcdecode.data.prompts.vocabulary import eos_of, load_backend, require_files, template_of
 from hpcdecode.errors import RowProblem, UserError, first_line
 from hpcdecode.model.frontend.config import stated_config
+from hpcdecode.model.frontend.gguf.folder import model_folder
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.sampling.grammars import Grammars
@@ -49,7 +49,7 @@ class Tokenizer:
         Raises:
             UserError: Files are missing or broken, or need code of their own.
         """
-        folder = Path(model_dir)
+        folder = model_folder(model_dir)
         require_files(folder)
         config = stated_config(folder)
         try:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcdecode.errors import RowProblem, UserError
-from hpcdecode.model.frontend.config import quiet, read_json
+from hpcdecode.model.frontend.config import read_json
+from hpcdecode.model.frontend.quiet import quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase as Backend

@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 
 from hpcdecode.config import STDIN, Job
+from hpcdecode.model.frontend.gguf.folder import gguf_files, model_folder
+from hpcdecode.model.frontend.lora import adapter_files
 
 _END_BYTES = 1 << 20  # at the begin and at the end of a file, which are compared
 _NAME_CHARACTERS = 16
@@ -42,6 +44,8 @@ def identity(job: Job, files: Sequence[str], dtype: str, kv_dtype: str) -> dict[
         "kv_dtype": kv_dtype,
         "weights": job.weights,
     }
+    if job.lora is not None:  # left out else, as in results of earlier versions
+        about["lora"] = {path.name: _fingerprint(path) for path in adapter_files(job.lora)}
     stored: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(about))  # as it will be read again
     return stored
 
@@ -65,11 +69,14 @@ def differences(before: Any, now: Any, name: str = "") -> Iterator[str]:
             yield from differences(before.get(key), now.get(key), f"{name}.{key}" if name else key)
     elif before != now:
         kind = name.split(".")[0]
-        yield f"{name} changed" if kind in ("model", "prompts") else f"{name} was {before!r} and is {now!r}"
+        yield f"{name} changed" if kind in ("model", "lora", "prompts") else f"{name} was {before!r} and is {now!r}"
 
 
 def _model_files(directory: str) -> list[Path]:
-    return sorted({path for pattern in _MODEL_FILES for path in Path(directory).glob(pattern) if path.is_file()})
+    folder = model_folder(directory)
+    if files := gguf_files(folder):
+        return files
+    return sorted({path for pattern in _MODEL_FILES for path in folder.glob(pattern) if path.is_file()})
 
 
 def _fingerprint(path: str | os.PathLike[str]) -> str:

@@ -23,7 +23,9 @@ import torch
 
 from hpcdecode._version import __version__
 from hpcdecode.model.frontend import ops
-from hpcdecode.model.frontend.config import config_file, quiet, read_config, read_json, text_config, unquantised
+from hpcdecode.model.frontend.config import config_file, read_config, read_json, text_config, unquantised
+from hpcdecode.model.frontend.kept import directory
+from hpcdecode.model.frontend.quiet import quiet
 from hpcdecode.model.frontend.sources import Sources, find_sources
 from hpcdecode.model.frontend.stated import layers_of
 from hpcdecode.model.frontend.trace import Trace, trace
@@ -105,13 +107,6 @@ def cached_sources(
         with contextlib.suppress(OSError):
             write(file, msgspec.msgpack.encode(found))
     return found
-
-
-def directory() -> Path:
-    """Return the cache directory: HPCDECODE_CACHE, or hpcdecode in the user's cache directory."""
-    if own := os.environ.get("HPCDECODE_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hpcdecode"
 
 
 def key(path: Path, dtype: torch.dtype, *about: str) -> str:

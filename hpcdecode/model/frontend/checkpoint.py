@@ -14,6 +14,7 @@ import msgspec
 from torch import Tensor
 
 from hpcdecode.errors import UserError, first_line
+from hpcdecode.model.frontend.gguf.folder import gguf_files
 from hpcdecode.model.frontend.tensors import CheckpointFile, StoredTensor
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -28,8 +29,8 @@ class Index(msgspec.Struct):
 
 
 def holds_weights(path: Path) -> bool:
-    """Return whether the model directory `path` has safetensors files under their usual names."""
-    return (path / INDEX).exists() or (path / SINGLE).exists()
+    """Return whether the model directory `path` has safetensors files under their usual names, or is of GGUF files."""
+    return (path / INDEX).exists() or (path / SINGLE).exists() or bool(gguf_files(path))
 
 
 def open_checkpoint(path: Path, layers: int | None = None) -> dict[str, StoredTensor]:

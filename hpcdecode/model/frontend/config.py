@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import warnings
-from collections.abc import Callable, Iterator
-from logging import ERROR
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from hpcdecode.errors import UserError, first_line
+from hpcdecode.model.frontend.gguf.folder import model_folder
+from hpcdecode.model.frontend.quiet import quiet
 from hpcdecode.model.frontend.stated import check_values
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
 def config_file(path: str | Path) -> Path:
     """Return config.json of the model directory `path`. Raise UserError if it is missing or cannot be read."""
-    folder = Path(path)
+    folder = model_folder(path)
     if not folder.is_dir():
         raise UserError(f"model directory {folder} does not exist: give one in Hugging Face format")
     file = folder / "config.json"
@@ -65,7 +64,7 @@ def stated_config(path: str | Path) -> dict[str, Any]:
     Raises:
         UserError: If a value is absurd, or if a file there is not a regular file.
     """
-    folder = Path(path)
+    folder = model_folder(path)
     for entry in folder.iterdir():
         if entry.exists() and not (entry.is_file() or entry.is_dir()):
             raise UserError(f"{entry}: expected regular files in a model directory, got a pipe or a device: remove it")
@@ -177,23 +176,3 @@ def rope_types(config: PreTrainedConfig) -> set[str]:
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     nested = [v for v in rope.values() if isinstance(v, dict)] or [rope]
     return {v.get("rope_type", "default") for v in nested}
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Silence transformers and the tracer inside the block."""
-    from transformers.utils import logging
-
-    hide_bars: Callable[[], None] = logging.disable_progress_bar
-    show_bars: Callable[[], None] = logging.enable_progress_bar
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(ERROR)
-    hide_bars()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            show_bars()

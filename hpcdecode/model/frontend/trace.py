@@ -15,12 +15,13 @@ from torch import Tensor, fx
 from hpcdecode.errors import UserError, first_line
 from hpcdecode.model.frontend import ops
 from hpcdecode.model.frontend.clean import clean
-from hpcdecode.model.frontend.config import ModelFacts, quiet, unsupported
+from hpcdecode.model.frontend.config import ModelFacts, unsupported
 from hpcdecode.model.frontend.expand import expand
 from hpcdecode.model.frontend.kinds import LayerKinds
 from hpcdecode.model.frontend.membership import Membership, WeightCut
 from hpcdecode.model.frontend.meta import KEPT, TOKENS, annotate
 from hpcdecode.model.frontend.nodes import results, traced_tensor
+from hpcdecode.model.frontend.quiet import quiet
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

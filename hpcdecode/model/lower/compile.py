@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, fx
 
-from hpcdecode.model.frontend.cache import directory
 from hpcdecode.model.frontend.checkpoint import Stack
+from hpcdecode.model.frontend.kept import directory
 from hpcdecode.model.frontend.meta import Meta, tensor_meta
 from hpcdecode.model.frontend.nodes import results
 from hpcdecode.model.lower.chain import chained

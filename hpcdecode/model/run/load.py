@@ -15,6 +15,9 @@ from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.cache import cached_sources, cached_trace
 from hpcdecode.model.frontend.checkpoint import forget_pages, holds_weights, open_checkpoint
 from hpcdecode.model.frontend.config import config_file, stated_config, stated_dtype
+from hpcdecode.model.frontend.gguf.folder import gguf_files, model_folder
+from hpcdecode.model.frontend.gguf.tensors import open_gguf
+from hpcdecode.model.frontend.lora import merged
 from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.quantization.plain import DequantisedTensor, plain_tensors
 from hpcdecode.model.frontend.quantization.scheme import Scheme
@@ -96,13 +99,14 @@ def load_split(
     quantised: str | None = None,
     inductor: bool = False,
     announce: bool = False,
+    lora: str | None = None,
     memory: WeightMemory = PRIVATE,
     part: ModelPart = WHOLE,
 ) -> SplitModel:
     """Trace, cut and bind a model.
 
     Args:
-        path: Model directory in Hugging Face format.
+        path: Model directory in Hugging Face format, or a GGUF file.
         dtype: Type of activations, as `parse_dtype` takes it.
         device: Device that runs the slices.
         weights: Bind the weights. Without them only shapes can be asked for.
@@ -110,6 +114,7 @@ def load_split(
             few_bits.FORMS. None for nothing, AUTO for what they are in the checkpoint, if that holds the same numbers.
         inductor: Let torch's compiler compile the slices.
         announce: Say on standard error that a trace is being made, if that takes long.
+        lora: Directory of a PEFT adapter that is merged into the weights, or None.
         memory: Where to put packed weights.
         part: What to load of it.
 
@@ -117,22 +122,23 @@ def load_split(
         UserError: If anything is missing, broken or not supported. It says what was expected and what to change.
     """
     device = torch.device(device)
-    folder, dtype = Path(path), parse_dtype(dtype, path)
+    folder, dtype = model_folder(path), parse_dtype(dtype, path)
     if quantised not in (None, AUTO):
         require_quantised(quantised, device, dtype)
     config_file(folder)
     layers, scheme = layers_of(stated_config(folder)), read_scheme(folder)
     opens = weights and holds_weights(folder)  # if there are none, what the model lacks is said first
-    tensors = open_plain(folder, layers, scheme, dtype) if opens else {}
+    exact = dtype if lora is None else torch.float32  # an adapter is added before weights are rounded
+    tensors = open_plain(folder, layers, scheme, exact) if opens else {}
     traced = cached_trace(folder, dtype, announce)
     own = member_trace(traced, part.tp, part.tp_rank, ep=part.ep)
     if not weights:
         return SplitModel(split(own, device), device, None)
     parts = split(own, device)
     own_layers = stages_of(parts, part.pp)[part.pp_rank]
-    tensors = tensors or open_plain(folder, layers, scheme, dtype)
+    tensors = tensors or open_plain(folder, layers, scheme, exact)
     files = {stored.file for stored in tensors.values()}
-    bound = bound_weights(folder, tensors, traced, own, device, scheme)
+    bound = bound_weights(folder, tensors, traced, own, device, scheme, lora)
     forget = partial(forget_pages, files)
     return SplitModel(parts, device, bound, forget, quantised, inductor, memory, layers=own_layers)
 
@@ -151,6 +157,8 @@ def open_plain(
     Raises:
         UserError: If the checkpoint is incomplete or damaged.
     """
+    if files := gguf_files(folder):
+        return open_gguf(files, dtype)
     tensors = open_checkpoint(folder, layers)
     return tensors if scheme is None else plain_tensors(tensors, scheme, dtype)
 
@@ -167,6 +175,7 @@ def weight_bytes(folder: Path, dtype: torch.dtype, quantised: str | None = None)
     Raises:
         UserError: If the checkpoint is incomplete or damaged.
     """
+    folder = model_folder(folder)
     if not holds_weights(folder):
         return 0
     tensors = open_plain(folder, None, read_scheme(folder), dtype)
@@ -213,6 +222,7 @@ def bound_weights(
     own: Trace,
     device: torch.device,
     scheme: Scheme | None,
+    lora: str | None = None,
 ) -> Weights:
     """Return the weights, and parts of weights, that the nodes of a trace use.
 
@@ -223,12 +233,15 @@ def bound_weights(
         own: The trace: the same, or that of a member.
         device: Device to read the weights to.
         scheme: How its weights are quantised, or None.
+        lora: Directory of an adapter to merge, or None.
 
     Raises:
-        UserError: If weights are missing, or quantised in a way that is not known.
+        UserError: If weights are missing, or quantised in a way that is not known; if the adapter is not the model's.
     """
     wanted = {name: tensor_meta(node) for node, name in traced.weights.items() if node.users}
     sources = cached_sources(folder, traced.dtype, list(tensors), set(wanted), stackable(traced))
     refuse_unread(tensors, sources, wanted, scheme)
     keys = {weight_key(own, node): tensor_meta(node) for node in own.weights if node.users}
+    if lora is not None:
+        tensors = merged(tensors, sources, Path(lora))
     return Weights(folder, tensors, sources, keys, device)

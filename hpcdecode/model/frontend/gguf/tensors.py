@@ -1,0 +1,168 @@
+"""The tensors of GGUF files by the keys of the model's checkpoint. Each is dequantised when it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcdecode.errors import UserError
+from hpcdecode.model.frontend.gguf.header import GgufEntry, GgufHeader, read_header
+from hpcdecode.model.frontend.gguf.names import IN_CONFIG, SAME, Change, key_of, own_values, table_of
+from hpcdecode.model.frontend.quantization.plain import ELEMENTS_AT_ONCE, NAMES, empty, on_threads
+from hpcdecode.model.frontend.stated import MOST
+from hpcdecode.model.frontend.tensors import CheckpointTensor
+
+SCALED_TWICE = ("NVFP4",)  # whose second scales are tensors of their own
+FLOATS = ("F32", "F16")  # types of one element a block that are no formats of quants.py
+
+
+def package() -> Any:
+    """Return the package gguf. Raise UserError if it is missing."""
+    try:
+        import gguf
+    except ImportError as e:
+        raise UserError("GGUF files: expected the package gguf: pip install 'hpcdecode[gguf]'", everywhere=True) from e
+    return gguf
+
+
+def block_sizes() -> dict[int, tuple[int, int]]:
+    """Return elements and bytes of a block, by the number of each type that can be dequantised."""
+    gguf = package()
+    known = {kind for kind in gguf.quants._type_traits if kind.name not in SCALED_TWICE}
+    known |= {gguf.GGMLQuantizationType[name] for name in FLOATS}
+    return {int(kind): gguf.GGML_QUANT_SIZES[kind] for kind in known}
+
+
+class GgufTensor:
+    """A tensor of a GGUF file, or one expert's matrix of it.
+
+    Args:
+        header: Header of the file.
+        data: Content of the file, uint8.
+        entry: The tensor.
+        change: What differs from the tensor of the checkpoint.
+        dtype: Dtype that it is rounded to.
+        expert: Number of the expert, or None for the whole tensor.
+
+    Attributes:
+        file: File that holds it.
+        dtype: Name of its dtype in safetensors.
+        shape: Its shape.
+    """
+
+    __slots__ = ("_change", "_columns", "_kind", "_rows", "_stored", "_torch_dtype", "dtype", "file", "shape")
+
+    def __init__(
+        self,
+        header: GgufHeader,
+        data: np.ndarray[Any, Any],
+        entry: GgufEntry,
+        change: Change,
+        dtype: torch.dtype,
+        expert: int | None = None,
+    ):
+        self.file, self._change, self._torch_dtype, self.dtype = header.file, change, dtype, NAMES[dtype]
+        self._kind, self._columns = entry.type, entry.shape[-1]
+        first, nbytes, self._stored = entry.first, entry.nbytes, entry.shape
+        if expert is not None:
+            nbytes //= entry.shape[0]
+            first, self._stored = first + expert * nbytes, entry.shape[1:]
+        rows = int(np.prod(self._stored[:-1]))
+        self._rows = data[first : first + nbytes].reshape(rows, -1)
+        self.shape = self._stored[::-1] if change.transposed else (1, *self._stored) if change.row else self._stored
+        if change.heads and (change.heads < 0 or self._stored[0] % (2 * change.heads)):
+            raise UserError(
+                f"{self.file}: tensor {entry.name!r}: expected an even number of rows for each of {change.heads} "
+                f"heads, got {self._stored[0]}; copy the file again"
+            )
+
+    def __call__(self) -> Tensor:
+        """Dequantise it, some rows at a time."""
+        weight = empty((len(self._rows), self._columns), self._torch_dtype)
+        step = max(ELEMENTS_AT_ONCE // self._columns, 1)
+
+        def fill(first: int) -> None:
+            weight[first : first + step] = self._values(first, first + step)
+
+        on_threads(fill, range(0, len(self._rows), step))
+        weight = weight.view(self._stored)
+        if heads := self._change.heads:
+            weight = weight.view(heads, self._stored[0] // heads // 2, 2, -1).transpose(1, 2).reshape(self._stored)
+        return weight.t() if self._change.transposed else weight.view(self.shape)
+
+    def _values(self, first: int, last: int) -> Tensor:
+        """Return some rows in float32."""
+        gguf = package()
+        kind = gguf.GGMLQuantizationType(self._kind)
+        rows = self._rows[first:last]
+        with np.errstate(all="ignore"):  # implausible values are refused by whoever reads the weight
+            if kind.name in FLOATS:
+                values = rows.view({"F32": "<f4", "F16": "<f2"}[kind.name]).astype(np.float32)
+            else:
+                values = gguf.quants.dequantize(rows, kind).astype(np.float32, copy=False)
+        found = torch.from_numpy(values)
+        return found.sub_(self._change.added) if self._change.added else found
+
+
+def read_headers(files: Sequence[Path]) -> list[GgufHeader]:
+    """Return the headers of the files of a model.
+
+    Raises:
+        UserError: If a file is damaged, missing, or not of this model.
+    """
+    sizes = block_sizes()
+    headers = [read_header(file, sizes) for file in files]
+    names = [name for header in headers for name in header.tensors]
+    if len(names) != len(set(names)):
+        raise UserError(f"{files[0]}: expected each tensor in one of {len(files)} files, got some twice")
+    for number, header in enumerate(headers):
+        count, own = header.values.get("split.count", 1), header.values.get("split.no", 0)
+        total = header.values.get("split.tensors.count", len(names))
+        if max(count, 1) != len(files) or own != number or (len(files) > 1 and total != len(names)):
+            raise UserError(
+                f"{header.file}: expected part {number} of {len(files)} with {len(names)} tensors in all, got part "
+                f"{own} of {count} with {total}; give the files of one model under their own names"
+            )
+    return headers
+
+
+def open_gguf(files: Sequence[Path], dtype: torch.dtype) -> dict[str, CheckpointTensor]:
+    """Return the tensors of a model in GGUF files, by the keys of its checkpoint.
+
+    Args:
+        files: The files, the first one first.
+        dtype: Dtype that weights are rounded to.
+
+    Raises:
+        UserError: If a file is damaged, or has a tensor that the architecture does not have.
+    """
+    headers = read_headers([file.resolve() for file in files])
+    architecture, table = table_of(headers[0])
+    values, found = own_values(headers[0], architecture), dict[str, CheckpointTensor]()
+    for header in headers:
+        data = np.memmap(header.file, mode="r")
+        for name, entry in header.tensors.items():
+            if IN_CONFIG.fullmatch(name):
+                continue
+            key = key_of(table, name)
+            if key is None:
+                raise UserError(f"{header.file}: tensor {name!r:.100} is not one of the architecture {architecture!r}")
+            for own, expert in keys_of(key, entry):
+                change = SAME if expert is not None else table.change(name, values)
+                found[own] = GgufTensor(header, data, entry, change, dtype, expert)
+    return found
+
+
+def keys_of(key: str, entry: GgufEntry) -> Iterator[tuple[str, int | None]]:
+    """Yield the keys that a tensor has in a checkpoint, with the number of the expert of each."""
+    if "{}" not in key:
+        yield key, None
+    elif len(entry.shape) == 3 and entry.shape[0] <= MOST["num_experts"]:
+        yield from ((key.format(expert), expert) for expert in range(entry.shape[0]))
+    else:
+        raise UserError(f"tensor {entry.name!r:.100}: expected [experts, rows, columns], got {list(entry.shape)}")
