@@ -223,7 +223,9 @@ def weight_facts(options: EngineOptions) -> WeightFacts:
     try:
         dtype = parse_dtype(options.dtype or auto_dtype(options.model), options.model)
         name = str(dtype).removeprefix("torch.")
-        nbytes = weight_bytes(Path(options.model), dtype, quantised(options, name, options.device or "cpu"))
+        form = quantised(options, name, options.device or "cpu")
+        form = None if form == AUTO and options.lora is not None else form  # merged weights are none of few bits
+        nbytes = weight_bytes(Path(options.model), dtype, form)
     except UserError:
         return WeightFacts()
     return WeightFacts(nbytes, options.device in (None, "cpu") and packs(dtype))

@@ -114,6 +114,7 @@ def test_quantised_weights_are_merged_before_they_are_rounded(checkpoint, folder
     stated = {"quant_method": "fp8", "weight_block_size": [256, 256]}
     made = pair(checkpoint("llama2"), tmp_path, fp8, stated)
     close(logits(made.quantised, folder), logits(made.plain, folder))
+    close(logits(made.quantised, folder, quantised="auto"), logits(made.plain, folder))  # others stay in few bits
     own, plain = (load_split(path, dtype="bfloat16", lora=str(folder)) for path in made)
     for a, b in zip(projections(own), projections(plain), strict=True):
         assert torch.equal(a, b)
@@ -136,7 +137,7 @@ def test_what_is_bound_is_of_the_merged_model(options, dtype, checkpoint, folder
 
 @pytest.mark.skipif(not quantize.exact(), reason="this CPU has no exact int8 products")
 def test_int8_weights_are_those_of_the_merged_model(checkpoint, folder, merged):
-    close(logits(checkpoint("llama2"), folder, int8=True), logits(merged, None, int8=True))
+    close(logits(checkpoint("llama2"), folder, quantised="int8"), logits(merged, None, quantised="int8"))
 
 
 def state(path, **values):
