@@ -59,7 +59,6 @@ class Op(enum.Enum):
 
     peak = 21
 
-
     rotate = 22
 
 class WeightForm(enum.Enum):

@@ -18,6 +18,7 @@ from hpcdecode.config import EngineOptions
 from hpcdecode.engine import setup
 from hpcdecode.engine.setup import weight_facts
 from hpcdecode.model import SplitModel
+from hpcdecode.model.frontend.architectures import text_of
 from hpcdecode.model.frontend.config import read_config
 from hpcdecode.planning.fit import Sample, fit
 from hpcdecode.planning.profile import Profile, SumCost
@@ -87,7 +88,7 @@ class Calibration:
 
     def measure_sums(self, comm: MPI.Intracomm) -> None:
         """Measure the sums of members, for each number of members that model and ranks allow."""
-        found = read_config(self.directory).hidden_size if self.team.lead else 0
+        found = text_of(read_config(self.directory)).hidden_size if self.team.lead else 0
         columns, dtype = self.team.broadcast(found, int), getattr(torch, self._steady.dtype)
         counts = member_counts(comm.size, [shape.kv_heads for shape in self._steady.shapes])
         self.sums = measure_sums(comm, columns, dtype, counts)

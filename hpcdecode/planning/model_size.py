@@ -53,17 +53,19 @@ class ModelSize(msgspec.Struct, frozen=True):
         Raises:
             UserError: If config.json is not that of a decoder that is known.
         """
+        from hpcdecode.model.frontend.architectures import text_of
         from hpcdecode.model.frontend.config import read_config
 
-        config = read_config(directory)
-        model = _without_weights(directory, config)
+        whole = read_config(directory)
+        config, model = text_of(whole), _without_weights(directory, whole)
         output, embedding = _embedding_weights(model)
-        parameters = sum(p.numel() for p in model.parameters())
+        named = {name: p for name, p in model.get_decoder().named_parameters() if p is not output}
+        parameters = sum(p.numel() for p in [*named.values(), output])
         own_head = 0 if output is embedding else output.numel()
         heads = config.num_attention_heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         dims = _head_dims(config)
-        experts = {name: p for name, p in model.named_parameters() if ".experts." in name}
+        experts = {name: p for name, p in named.items() if ".experts." in name}
         return cls(
             layers=config.num_hidden_layers,
             layer_weights=parameters - embedding.numel() - own_head,
@@ -148,13 +150,11 @@ def _embedding_weights(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
 def _without_weights(directory: str, config: PretrainedConfig) -> PreTrainedModel:
     """Return the model on the meta device, where weights have shapes only."""
     import torch
-    from transformers import AutoModelForCausalLM
+
+    from hpcdecode.model.frontend.architectures import build
 
     try:
         with torch.device("meta"):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # transformers leaves it untyped
-                config, trust_remote_code=False
-            )
+            return build(config, torch.bfloat16)
     except (ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{directory}: expected the config.json of a decoder: {error}") from None
-    return model

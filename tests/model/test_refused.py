@@ -7,17 +7,8 @@ import transformers
 
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
-from tests.support.models import SHAPE
 
 SMALL = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=512)
-DYNAMIC = dict(rope_type="dynamic", rope_theta=1e4, factor=2.0)
-LONG = dict(
-    rope_type="longrope",
-    rope_theta=1e4,
-    short_factor=[1.0] * 8,
-    long_factor=[2.0] * 8,
-    original_max_position_embeddings=256,
-)
 REFUSED = {
     "falcon": ("Falcon", SMALL, "bypasses"),
     "bloom": ("Bloom", dict(hidden_size=64, n_layer=2, n_head=4, vocab_size=512), "bypasses.*2 of 2 layers"),
@@ -29,10 +20,8 @@ REFUSED = {
     ),
     "llama4_text": ("Llama4Text", SMALL, "chunked_attention"),
     "qwen3_next": ("Qwen3Next", SMALL, "linear_attention"),
-    "llama": ("Llama", dict(SHAPE, rope_parameters=DYNAMIC), "'dynamic'"),
-    "phi3": ("Phi3", dict(SHAPE, rope_parameters=LONG), "'longrope'"),
     "t5": ("T5", dict(d_model=64, num_layers=2, num_heads=2), "encoder-decoder"),
-    "gemma3": ("Gemma3", {}, "vision tower"),
+    "qwen2_audio": ("Qwen2Audio", {}, "no causal language model"),
     "bert": ("Bert", dict(SMALL, intermediate_size=64), "both directions"),
 }
 

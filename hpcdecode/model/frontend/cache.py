@@ -24,6 +24,7 @@ import torch
 from hpcdecode._version import __version__
 from hpcdecode.model.frontend import ops
 from hpcdecode.model.frontend.config import config_file, read_config, read_json, text_config, unquantised
+from hpcdecode.model.frontend.independence import check_independence
 from hpcdecode.model.frontend.kept import directory
 from hpcdecode.model.frontend.quiet import quiet
 from hpcdecode.model.frontend.sources import Sources, find_sources
@@ -35,9 +36,12 @@ CHECKSUM_BYTES = 4
 logger = logging.getLogger(__name__)
 LONG = 2.0  # seconds after which a trace that is being made is announced
 MAKERS = (  # modules that what is kept depends on
+    "architectures.py",
     "config.py",
     "stated.py",
     "trace.py",
+    "rotary.py",
+    "independence.py",
     "kinds.py",
     "expand.py",
     "ops.py",
@@ -53,7 +57,8 @@ MAKERS = (  # modules that what is kept depends on
 def cached_trace(path: Path, dtype: torch.dtype, announce: bool = False) -> Trace:
     """Return the trace of a model: from the cache directory, or else made and kept there.
 
-    A trace from the cache directory takes no code of transformers. Raises what `read_config` and `trace` raise.
+    A trace from the cache directory takes no code of transformers. Raises what `read_config`, `trace` and
+    `check_independence` raise.
 
     Args:
         path: Model directory.
@@ -66,6 +71,7 @@ def cached_trace(path: Path, dtype: torch.dtype, announce: bool = False) -> Trac
         return restored(msgspec.msgpack.decode(read(file), type=StoredTrace))
     with announced(path) if announce else contextlib.nullcontext():
         made = trace(read_config(path), dtype)
+        check_independence(made)
     with contextlib.suppress(OSError, Unstorable):
         write(file, msgspec.msgpack.encode(stored(made)))
     return made

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hpcdecode.errors import UserError, first_line
+from hpcdecode.model.frontend.architectures import model_class, text_of, type_by_architectures
 from hpcdecode.model.frontend.gguf.folder import model_folder
 from hpcdecode.model.frontend.quiet import quiet
 from hpcdecode.model.frontend.stated import check_values
@@ -19,13 +20,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 ATTENTION_KINDS = frozenset({"full_attention", "sliding_attention"})
-ROPE_REFUSED = {
-    "dynamic": "its rotary frequencies change with the longest sequence seen, so that rows would depend on each other",
-    "longrope": "it switches all rows between short and long factors by the longest row of the batch",
-}
 MOST_JSON_BYTES = 64 << 20
 QUANTISATION_KEYS = ("quantization_config", "compression_config")
-OTHER_TOWERS = ("vision_config", "audio_config", "speech_config")
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
@@ -44,7 +40,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, config: PreTrainedConfig) -> ModelFacts:
         """Return the facts in `config`."""
-        return cls(config.model_type, config.architectures, getattr(config, "max_position_embeddings", None))
+        longest = getattr(text_of(config), "max_position_embeddings", None)
+        return cls(config.model_type, config.architectures, longest)
 
 
 def config_file(path: str | Path) -> Path:
@@ -121,17 +118,22 @@ def read_config(path: str | Path) -> PreTrainedConfig:
     Raises:
         UserError: If the directory or its config.json is missing, or if its architecture is not supported.
     """
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING, AutoConfig
 
     file = config_file(path)
     stated_config(path)
     try:
         with quiet():
-            read: Callable[..., PreTrainedConfig] = AutoConfig.from_pretrained
-            config = read(file.parent, trust_remote_code=False, local_files_only=True)
+            meant = type_by_architectures(read_json(file))
+            if meant is None:
+                read: Callable[..., PreTrainedConfig] = AutoConfig.from_pretrained
+                config = read(file.parent, trust_remote_code=False, local_files_only=True)
+            else:
+                config = CONFIG_MAPPING[meant].from_pretrained(file.parent, local_files_only=True)
+            text = text_of(config)
     except Exception as e:
         raise UserError(f"{file} cannot be used: {first_line(e)}") from e
-    for own in (config, config.get_text_config()):
+    for own in (config, text):
         for name in QUANTISATION_KEYS:
             if hasattr(own, name):
                 delattr(own, name)
@@ -147,32 +149,16 @@ def check_supported(config: PreTrainedConfig) -> None:
 
 def reason_to_refuse(config: PreTrainedConfig) -> str | None:
     """Return why the model of `config` cannot be run in slices, or None if nothing is known against it."""
-    from transformers import AutoModelForCausalLM
-
     if config.is_encoder_decoder:
         return "it is an encoder-decoder; expected a decoder-only language model"
-    for tower in OTHER_TOWERS:
-        if getattr(config, tower, None) is not None:
-            name = tower.removesuffix("_config")
-            return f"it has a {name} tower; expected a text-only checkpoint of the language model"
-    if type(config) not in AutoModelForCausalLM._model_mapping:
+    if model_class(config) is None:
         return "transformers has no causal language model for it"
-    for layer, kind in enumerate(getattr(config, "layer_types", None) or ()):
+    for layer, kind in enumerate(getattr(text_of(config), "layer_types", None) or ()):
         if kind not in ATTENTION_KINDS:
             return f"layer {layer} is {kind!r}; attend does {' and '.join(sorted(ATTENTION_KINDS))}"
-    for kind in rope_types(config):
-        if kind in ROPE_REFUSED:
-            return f"rope type {kind!r}: {ROPE_REFUSED[kind]}"
     return None
 
 
 def unsupported(config: PreTrainedConfig, reason: str) -> UserError:
     """Return the error for a model that is not supported."""
     return UserError(f"model type {config.model_type!r} is not supported: {reason}")
-
-
-def rope_types(config: PreTrainedConfig) -> set[str]:
-    """Return the types of rotary embedding that `config` states for any of its layers."""
-    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
-    nested = [v for v in rope.values() if isinstance(v, dict)] or [rope]
-    return {v.get("rope_type", "default") for v in nested}

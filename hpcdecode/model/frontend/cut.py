@@ -88,9 +88,10 @@ def attention_depth(trace: Trace) -> dict[fx.Node, int]:
     for node in trace.graph.nodes:
         depth[node] = max((depth[n] for n in node.all_input_nodes), default=0)
         if node in trace.attends:
-            if depth[node] != trace.attends.index(node):
+            place = trace.attends.index(node)
+            if depth[node] > place:
                 raise UserError("its attentions do not follow one after the other: not supported")
-            depth[node] += 1
+            depth[node] = place + 1
     return depth
 
 

@@ -142,6 +142,7 @@ class LayerKinds:
 
     Args:
         model: Model that will be traced.
+        decoder: The part of it that has the layers.
         layers: Number of its layers.
 
     Attributes:
@@ -152,8 +153,8 @@ class LayerKinds:
         LayersDiffer: If the model has not one list of its layers, or if layers share tensors.
     """
 
-    def __init__(self, model: torch.nn.Module, layers: int):
-        self.name, self.layers = layer_list(model, layers)
+    def __init__(self, model: torch.nn.Module, decoder: torch.nn.Module, layers: int):
+        self.name, self.layers = layer_list(model, decoder, layers)
         check_own_tensors(model, self.name)
         self._known: list[LayerKind] = []
         self._last = -1
@@ -211,12 +212,16 @@ class LayerKinds:
         return self._known[-1]
 
 
-def layer_list(model: torch.nn.Module, layers: int) -> tuple[str, torch.nn.ModuleList]:
-    """Return name and modules of the only outermost list of `layers` modules; raise LayersDiffer if there is none."""
+def layer_list(model: torch.nn.Module, decoder: torch.nn.Module, layers: int) -> tuple[str, torch.nn.ModuleList]:
+    """Return name in `model` and modules of the only outermost list of `layers` modules in `decoder`, a part of it.
+
+    Raises LayersDiffer if there is none.
+    """
+    inside = set(decoder.modules())
     found: list[tuple[str, torch.nn.ModuleList]] = []
     for name, module in model.named_modules():
         inner = any(name.startswith(f"{outer}.") for outer, _ in found)
-        if isinstance(module, torch.nn.ModuleList) and len(module) == layers and not inner:
+        if isinstance(module, torch.nn.ModuleList) and module in inside and len(module) == layers and not inner:
             found.append((name, module))
     if len(found) != 1 or len(set(map(id, found[0][1]))) != layers:
         raise LayersDiffer(f"expected one list of {layers} layers")

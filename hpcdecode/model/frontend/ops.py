@@ -21,6 +21,7 @@ NAME = "hpcdecode"  # of both implementations in transformers' registries
 # Arguments transformers passes to an attention function that do not change its result for causal decoding.
 HARMLESS = {"dropout", "position_ids", "cache_position", "use_cache", "is_causal", "layer_idx"}
 HARMLESS |= {"output_attentions", "output_hidden_states", "output_router_logits", "return_dict"}
+HARMLESS |= {"logits_to_keep"}
 
 
 class AttentionModule(Protocol):

@@ -14,6 +14,7 @@ from torch import Tensor, fx
 
 from hpcdecode.errors import UserError, first_line
 from hpcdecode.model.frontend import ops
+from hpcdecode.model.frontend.architectures import build, text_of
 from hpcdecode.model.frontend.clean import clean
 from hpcdecode.model.frontend.config import ModelFacts, unsupported
 from hpcdecode.model.frontend.expand import expand
@@ -22,6 +23,7 @@ from hpcdecode.model.frontend.membership import Membership, WeightCut
 from hpcdecode.model.frontend.meta import KEPT, TOKENS, annotate
 from hpcdecode.model.frontend.nodes import results, traced_tensor
 from hpcdecode.model.frontend.quiet import quiet
+from hpcdecode.model.frontend.rotary import fix_frequencies
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -114,7 +116,7 @@ def export_kinds(config: PreTrainedConfig, dtype: torch.dtype) -> Exported:
     """
     model = skeleton(config, dtype)
     buffers = real_buffers(model)
-    kinds = LayerKinds(model, config.num_hidden_layers)
+    kinds = LayerKinds(model, model.get_decoder(), text_of(config).num_hidden_layers)
     with kinds.standing_in():
         program = export(model)
     expand(program.graph, weight_names(program), kinds.name)
@@ -140,16 +142,15 @@ def skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
 
     Its parameters are in `dtype`, but for those that the model keeps in float32.
     """
-    from transformers import AutoModelForCausalLM
     from transformers.core_model_loading import build_glob_alternation
 
     ops.register()
-    build: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_config
     with torch.device("meta"):
-        model = build(config, dtype=dtype, attn_implementation=ops.NAME)
+        model = build(config, dtype, ops.NAME)
     model.train(False)
-    if hasattr(model, "set_experts_implementation"):
-        model.set_experts_implementation(ops.NAME)
+    decoder = model.get_decoder()
+    if hasattr(decoder, "set_experts_implementation"):
+        decoder.set_experts_implementation(ops.NAME)
     plan = model._get_dtype_plan(dtype)
     if plan:
         pattern, key_of_group, _ = build_glob_alternation(list(plan))
@@ -162,7 +163,7 @@ def skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
 def real_buffers(model: PreTrainedModel) -> dict[str, Tensor]:
     """Return the values of the buffers that checkpoints leave out, such as rotary frequencies.
 
-    They are set as transformers sets them when it loads a model.
+    They are set as transformers sets them when it loads a model, and do not change as it runs.
     """
     absent = dict(model.named_non_persistent_buffers())
     for name, buffer in absent.items():
@@ -173,7 +174,7 @@ def real_buffers(model: PreTrainedModel) -> dict[str, Tensor]:
     initialize: Callable[[], None] = model.initialize_weights
     with torch.no_grad():
         initialize()
-    return {name: model.get_buffer(name) for name in absent}
+    return {**{name: model.get_buffer(name) for name in absent}, **fix_frequencies(model)}
 
 
 class Flat(torch.nn.Module):
@@ -282,17 +283,26 @@ def sort_inputs(program: ExportedProgram, buffers: dict[str, Tensor]) -> TraceIn
 
 def check_attends(attends: list[fx.Node], config: PreTrainedConfig) -> None:
     """Raise UserError unless every layer sends its attention, and its sliding window, through attend."""
-    layers: int = config.num_hidden_layers
+    text = text_of(config)
+    layers: int = text.num_hidden_layers
     if len(attends) != layers:
-        raise unsupported(config, f"{BYPASS} in {layers - len(attends)} of {layers} layers")
+        reason = f"{BYPASS} in {layers - len(attends)} of {layers} layers"
+        raise unsupported(
+            config, reason if len(attends) < layers else f"it has {len(attends)} attentions in {layers} layers"
+        )
     windows = [ops.AttendArguments.of(attend).window for attend in attends]
-    for i, (kind, window) in enumerate(zip(layer_types(config, layers), windows, strict=False)):
+    for i, (kind, window) in enumerate(zip(layer_types(text, layers), windows, strict=False)):
         if (kind == "sliding_attention") != (window is not None):
             raise unsupported(config, f"layer {i} is {kind!r} but passes sliding_window={window} to its attention")
 
 
 def layer_types(config: PreTrainedConfig, layers: int) -> list[Any]:
-    """Return the kind of attention that `config` states for each of its `layers` layers; [] if it states none."""
+    """Return the kind of attention of each layer; [] if none is stated.
+
+    Args:
+        config: Config of the language model.
+        layers: Number of its layers.
+    """
     stated = getattr(config, "layer_types", None)
     if stated is not None:
         return list(stated)

@@ -14,7 +14,7 @@ from torch import fx
 from torch.fx.node import Argument
 
 from hpcdecode.model.frontend.meta import Meta, tensor_meta
-from hpcdecode.model.frontend.nodes import results
+from hpcdecode.model.frontend.nodes import as_node, results
 from hpcdecode.model.frontend.rows import packed_linear
 from hpcdecode.model.lower import packed_weights, quantize
 from hpcdecode.model.lower.few_bits import ALL_FORMS, FORMS
@@ -79,9 +79,9 @@ class ProjectionMerger:
             siblings[MergeKey(p.x, p.bias is not None, p.transposed, self._quantised(p))].append(p)
         for key, group in siblings.items():
             if key.weights == "int8":
-                self._merge_int8(key.x, group)
+                self._merge_int8(_read_by(group[0]), group)
             else:
-                self._merge(key.x, group, key.weights)
+                self._merge(_read_by(group[0]), group, key.weights)
         for node in list(self.recipes):
             if not node.users:
                 self.graph.erase_node(node)
@@ -127,7 +127,7 @@ class ProjectionMerger:
     def _merge_gated(self, gate: Gate) -> None:
         """Replace a gate by one GEMM, if there is one."""
         group, result = gate.projections, gate.nodes[0]
-        x, about = group[0].x, tensor_meta(result)
+        x, about = _read_by(group[0]), tensor_meta(result)
         bits, *others = {self._quantised(p) for p in group}
         if others:
             return
@@ -213,6 +213,11 @@ class ProjectionMerger:
 
 
 _ONEDNN_INT8: tuple[Form, Form] = ("onednn int8", "scales")
+
+
+def _read_by(p: Projection) -> fx.Node:
+    """Return the node that a projection reads now: `p.x`, or what has replaced it."""
+    return as_node(p.node.args[1 if p.transposed else 0])
 
 
 def _whole(group: list[Projection]) -> Meta:

@@ -1,0 +1,80 @@
+"""Tiny configs of any model type of transformers: its defaults, with few and small layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+VOCAB, POSITIONS, LAYERS = 512, 1024, 3
+SIZES = {
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embed_dim", "projection_dim", "text_hidden_size"), 64),
+    **dict.fromkeys(("out_hidden_size", "projector_hidden_size", "mm_hidden_size", "word_embed_proj_dim"), 64),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "intermediate_size_mlp"), 96),
+    **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads"), 4),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth"), LAYERS),
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCAB),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len"), POSITIONS),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 8),
+    **dict.fromkeys(("num_experts_per_tok", "moe_k", "top_k_experts", "moe_topk"), 2),
+    **dict.fromkeys(("moe_intermediate_size", "expert_ffn_hidden_size", "shared_expert_intermediate_size"), 32),
+    **dict.fromkeys(("head_dim", "global_head_dim", "v_head_dim", "qk_nope_head_dim", "attention_head_dim"), 16),
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank"), 24),
+    "num_key_value_heads": 2,
+    "num_global_key_value_heads": 2,
+    "qk_rope_head_dim": 8,
+    "sliding_window": 96,
+    "n_group": 2,
+    "topk_group": 1,
+    "hidden_size_per_layer_input": 8,
+    "first_k_dense_replace": 1,
+    "image_size": 32,
+    "patch_size": 8,
+    "num_kv_shared_layers": 1,
+}
+DEEP = ("deepstack_visual_indexes", "fullatt_block_indexes", "vision_feature_layer", "feature_layer")
+
+
+def tiny(model_type: str, **text: Any) -> PreTrainedConfig:
+    """Return the default config of `model_type`, shrunken; text: values for its language model."""
+    config = CONFIG_MAPPING[model_type]()
+    given = _small(config.to_dict())
+    given.get("text_config", given).update(text)
+    return type(config)(**given)
+
+
+def _small(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a config, and of the configs in it, with small sizes."""
+    layers = next((given[key] for key in ("num_hidden_layers", "n_layer", "num_layers") if key in given), None)
+    own = {}
+    for key, value in given.items():
+        if key == "per_layer_config":
+            continue  # of layers that are left out; the model has defaults
+        elif isinstance(value, dict) and (key.endswith("_config") or key in ("decoder", "encoder")):
+            own[key] = _small(value)
+        elif isinstance(value, int) and not isinstance(value, bool) and key in SIZES:
+            own[key] = SIZES[key]
+            if key == "num_key_value_heads" and value == given.get("num_attention_heads"):
+                own[key] = SIZES["num_attention_heads"]
+        elif isinstance(value, int) and key.endswith(("_token_id", "_token_index")):
+            own[key] = value % 64 + VOCAB - 64 if value >= 64 else value
+        elif isinstance(value, list) and key == "eos_token_id":
+            own[key] = [each % VOCAB for each in value]
+        elif isinstance(value, list) and layers and len(value) == layers and layers > LAYERS:
+            own[key] = _some(value)
+        elif key in DEEP and isinstance(value, list):
+            own[key] = [0]
+        elif isinstance(value, dict) and "rope_theta" in value:
+            own[key] = {**value, "mrope_section": [2, 3, 3]}  # of 8 frequencies; most types ignore it
+        else:
+            own[key] = value
+    if "qk_rope_head_dim" in own and "head_dim" in own:
+        own["head_dim"] = own["qk_rope_head_dim"]
+    return own
+
+
+def _some(values: list[Any]) -> list[Any]:
+    """Return LAYERS of a list with a value a layer, each kind of value if there are so few."""
+    kinds = [value for i, value in enumerate(values) if value not in values[:i]]
+    return (kinds + values)[:LAYERS]

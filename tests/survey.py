@@ -1,0 +1,104 @@
+"""Try every decoder of the installed transformers, tiny and random: does it run, refused by name, or wrong?
+
+`python -m tests.survey [--json FILE] [MODEL_TYPE ...]` prints a line for each model type, and how many there are of
+each state. "works" says that float32 logits of two sequences, in three batches, are within 1e-4 of transformers'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.models.auto import modeling_auto
+
+SECONDS = 120  # for a model type
+LIMIT = 1e-4  # of the largest difference of logits
+
+
+def try_type(name: str, folder: Path) -> dict[str, Any]:
+    """Return state and reason of the model type `name`; folder: for its checkpoint."""
+    from tests.support.tiny import tiny
+    from tests.support.whole_models import save_whole
+
+    try:
+        config = tiny(name)
+        if config.is_encoder_decoder:
+            return {"state": "encoder-decoder"}
+        whole = save_whole(config, folder)
+    except Exception as e:
+        return {"state": "no tiny model", "reason": f"{type(e).__name__}: {e}"}
+    return compare(whole, folder)
+
+
+def compare(whole: torch.nn.Module, folder: Path) -> dict[str, Any]:
+    """Return state, reason and error of the checkpoint in `folder`, which `whole` was read from."""
+    from hpcdecode.errors import UserError
+    from hpcdecode.model import load_split
+    from tests.support.whole_models import logits_difference
+
+    try:
+        model = load_split(folder, dtype="float32")
+    except UserError as e:
+        return {"state": "refused", "reason": str(e).partition("not supported: ")[2] or str(e)}
+    except Exception as e:
+        return {"state": "fails", "reason": f"loading: {type(e).__name__}: {e}"}
+    try:
+        error = logits_difference(model, whole)
+    except Exception as e:
+        return {"state": "fails", "reason": f"running: {type(e).__name__}: {e}"}
+    return {"state": "works" if error < LIMIT else "wrong", "error": error}
+
+
+def in_a_process(name: str) -> dict[str, Any]:
+    """Return what `try_type` says in a process of its own, which may crash or hang."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        signal.alarm(SECONDS)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["HPCDECODE_CACHE"] = f"{folder}/cache"
+            found = try_type(name, Path(folder))
+        os.write(write, json.dumps(found).encode()[:60000])
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        data = pipe.read()
+    os.waitpid(child, 0)
+    return json.loads(data) if data else {"state": "crashes", "reason": f"or takes longer than {SECONDS} s"}
+
+
+def main() -> None:
+    """Try the model types that are named, or all, and print what came out."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--json", help="file for the results")
+    args = parser.parse_args()
+    causal = list(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    images = list(modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+    found = {}
+    torch.set_num_threads(1)
+    for name in args.names or dict.fromkeys([*causal, *images]):
+        found[name] = in_a_process(name)
+        about = found[name]
+        detail = f"{about['error']:.1e}" if "error" in about else about.get("reason", "").replace("\n", " ")
+        print(f"{name:28} {about['state']:16} {detail:.160}", flush=True)
+    for kind, names in (("causal", causal), ("image-text", [n for n in images if n not in causal])):
+        states = Counter(found[n]["state"] for n in names if n in found)
+        print(kind, sum(states.values()), dict(states.most_common()))
+    if args.json:
+        Path(args.json).write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
