@@ -24,7 +24,7 @@ def test_logits_of_text_equal_those_of_the_whole_model(name, tmp_path, monkeypat
     read, original = set(), StoredTensor.__call__
 
     def counted(self):
-        read.add(self.key)
+        read.add(self._key)
         return original(self)
 
     monkeypatch.setattr(StoredTensor, "__call__", counted)

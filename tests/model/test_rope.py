@@ -21,7 +21,8 @@ POSITIONS = SHAPE["max_position_embeddings"]
 
 
 def phi3(original: int):
-    return _make("Phi3", **SHAPE, rope_parameters={**LONG, "original_max_position_embeddings": original})()
+    rope = {**LONG, "original_max_position_embeddings": original}
+    return _make("Phi3", **SHAPE, rope_parameters=rope, original_max_position_embeddings=original)()
 
 
 def test_longrope_has_long_factors_if_the_context_is_longer_than_the_original(tmp_path):

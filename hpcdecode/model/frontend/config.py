@@ -130,6 +130,7 @@ def read_config(path: str | Path) -> PreTrainedConfig:
                 config = read(file.parent, trust_remote_code=False, local_files_only=True)
             else:
                 config = CONFIG_MAPPING[meant].from_pretrained(file.parent, local_files_only=True)
+                config.model_type = meant  # by which transformers maps keys of checkpoints
             text = text_of(config)
     except Exception as e:
         raise UserError(f"{file} cannot be used: {first_line(e)}") from e
