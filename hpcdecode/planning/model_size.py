@@ -53,13 +53,13 @@ class ModelSize(msgspec.Struct, frozen=True):
         Raises:
             UserError: If config.json is not that of a decoder that is known.
         """
-        from hpcdecode.model.frontend.architectures import text_of
+        from hpcdecode.model.frontend.architectures import decoder_of, text_of
         from hpcdecode.model.frontend.config import read_config
 
         whole = read_config(directory)
         config, model = text_of(whole), _without_weights(directory, whole)
         output, embedding = _embedding_weights(model)
-        named = {name: p for name, p in model.get_decoder().named_parameters() if p is not output}
+        named = {name: p for name, p in decoder_of(model).named_parameters() if p is not output}
         parameters = sum(p.numel() for p in [*named.values(), output])
         own_head = 0 if output is embedding else output.numel()
         heads = config.num_attention_heads

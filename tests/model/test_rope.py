@@ -49,7 +49,8 @@ def test_longrope_has_short_factors_if_the_context_is_the_original(tmp_path):
 
 def test_dynamic_ntk_does_not_change_up_to_the_context(tmp_path):
     rope = dict(rope_type="dynamic", rope_theta=1e4, factor=4.0)
-    whole = save_whole(_make("Llama", **{**SHAPE, "max_position_embeddings": max(LENGTHS)}, rope_parameters=rope)(), tmp_path)
+    shape = {**SHAPE, "max_position_embeddings": max(LENGTHS)}
+    whole = save_whole(_make("Llama", **shape, rope_parameters=rope)(), tmp_path)
     assert logits_difference(load_split(tmp_path, dtype="float32"), whole) < 1e-4
 
 

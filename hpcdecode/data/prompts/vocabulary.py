@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,12 @@ def load_backend(folder: Path) -> Backend:
     if stated.get("tokenizer_class") and "auto_map" not in stated:
         with quiet():
             options["config"] = PreTrainedConfig.from_pretrained(folder)
-    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **options)
+    load: Callable[..., Backend] = AutoTokenizer.from_pretrained
+    backend = load(str(folder), local_files_only=True, trust_remote_code=False, **options)
+    if not backend.chat_template:  # of models with towers the processor may have it
+        template = read_json(folder / "chat_template.json").get("chat_template")
+        backend.chat_template = template if isinstance(template, str) else None
+    return backend
 
 
 def template_of(backend: Backend) -> str:

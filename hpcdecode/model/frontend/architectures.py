@@ -35,8 +35,9 @@ def model_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     tables = [AutoModelForCausalLM._model_mapping, AutoModelForImageTextToText._model_mapping]
     for table in reversed(tables) if has_towers(config) else tables:
         if type(config) in table:
-            found: type[PreTrainedModel] | tuple[type[PreTrainedModel], ...] = table[type(config)]
-            return found[0] if isinstance(found, tuple) else found
+            found: Any = table[type(config)]
+            kind: type[PreTrainedModel] = found[0] if isinstance(found, tuple) else found
+            return kind
     return None
 
 
@@ -82,5 +83,11 @@ def build(config: PreTrainedConfig, dtype: torch.dtype, attention: str | None = 
     else:
         model = make(config, dtype=dtype, attn_implementation=attention)
     if attention is not None and has_towers(config):
-        model.get_decoder().set_attn_implementation(attention)
+        decoder_of(model).set_attn_implementation(attention)
     return model
+
+
+def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the language model in `model`, without its head."""
+    decoder: Callable[[], PreTrainedModel] = model.get_decoder
+    return decoder()

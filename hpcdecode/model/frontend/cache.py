@@ -40,6 +40,7 @@ MAKERS = (  # modules that what is kept depends on
     "config.py",
     "stated.py",
     "trace.py",
+    "skeleton.py",
     "rotary.py",
     "independence.py",
     "kinds.py",

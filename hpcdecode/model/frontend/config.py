@@ -125,12 +125,14 @@ def read_config(path: str | Path) -> PreTrainedConfig:
     try:
         with quiet():
             meant = type_by_architectures(read_json(file))
+            read: Callable[..., PreTrainedConfig]
+            config: PreTrainedConfig
             if meant is None:
-                read: Callable[..., PreTrainedConfig] = AutoConfig.from_pretrained
+                read = AutoConfig.from_pretrained
                 config = read(file.parent, trust_remote_code=False, local_files_only=True)
             else:
-                config = CONFIG_MAPPING[meant].from_pretrained(file.parent, local_files_only=True)
-                config.model_type = meant  # by which transformers maps keys of checkpoints
+                read = CONFIG_MAPPING[meant].from_pretrained
+                config = read(file.parent, local_files_only=True, model_type=meant)
             text = text_of(config)
     except Exception as e:
         raise UserError(f"{file} cannot be used: {first_line(e)}") from e

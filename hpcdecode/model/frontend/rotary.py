@@ -34,7 +34,7 @@ def fix_frequencies(model: PreTrainedModel) -> dict[str, Tensor]:
                 changed[f"{name}.{prefix}inv_freq"] = longrope_frequencies(module.config, layer)
         if any(isinstance(kind, str) and changes(kind) for kind in kinds.values()):
             fixed = {layer: FIXED if changes(kind) else kind for layer, kind in kinds.items()}
-            module.rope_type = fixed if isinstance(stated, dict) else FIXED  # type: ignore[assignment]
+            module.rope_type = fixed if isinstance(stated, dict) else FIXED
     return changed
 
 

@@ -10,7 +10,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from hpcdecode.model.frontend.trace import skeleton
+from hpcdecode.model.frontend.skeleton import skeleton
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

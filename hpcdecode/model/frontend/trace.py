@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from hpcdecode.errors import UserError, first_line
 from hpcdecode.model.frontend import ops
-from hpcdecode.model.frontend.architectures import build, text_of
+from hpcdecode.model.frontend.architectures import decoder_of, text_of
 from hpcdecode.model.frontend.clean import clean
 from hpcdecode.model.frontend.config import ModelFacts, unsupported
 from hpcdecode.model.frontend.expand import expand
@@ -23,11 +23,11 @@ from hpcdecode.model.frontend.membership import Membership, WeightCut
 from hpcdecode.model.frontend.meta import KEPT, TOKENS, annotate
 from hpcdecode.model.frontend.nodes import results, traced_tensor
 from hpcdecode.model.frontend.quiet import quiet
-from hpcdecode.model.frontend.rotary import fix_frequencies
+from hpcdecode.model.frontend.skeleton import real_buffers, skeleton
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig
 
 EXAMPLE_TOKENS, EXAMPLE_KEPT = 8, 3  # the graph holds for any number
 BYPASS = "its attention bypasses transformers' attention interface"
@@ -116,7 +116,7 @@ def export_kinds(config: PreTrainedConfig, dtype: torch.dtype) -> Exported:
     """
     model = skeleton(config, dtype)
     buffers = real_buffers(model)
-    kinds = LayerKinds(model, model.get_decoder(), text_of(config).num_hidden_layers)
+    kinds = LayerKinds(model, decoder_of(model), text_of(config).num_hidden_layers)
     with kinds.standing_in():
         program = export(model)
     expand(program.graph, weight_names(program), kinds.name)
@@ -135,46 +135,6 @@ def weight_names(program: ExportedProgram) -> dict[fx.Node, str]:
     nodes = {n.name: n for n in program.graph.nodes}
     specs = program.graph_signature.input_specs
     return {nodes[s.arg.name]: s.target.removeprefix("model.") for s in specs if s.target is not None}
-
-
-def skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """Return the transformers model of `config` on the meta device.
-
-    Its parameters are in `dtype`, but for those that the model keeps in float32.
-    """
-    from transformers.core_model_loading import build_glob_alternation
-
-    ops.register()
-    with torch.device("meta"):
-        model = build(config, dtype, ops.NAME)
-    model.train(False)
-    decoder = model.get_decoder()
-    if hasattr(decoder, "set_experts_implementation"):
-        decoder.set_experts_implementation(ops.NAME)
-    plan = model._get_dtype_plan(dtype)
-    if plan:
-        pattern, key_of_group, _ = build_glob_alternation(list(plan))
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if (match := pattern.search(name)) and match.lastgroup is not None:
-                tensor.data = tensor.data.to(plan[key_of_group[match.lastgroup]])
-    return model
-
-
-def real_buffers(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the values of the buffers that checkpoints leave out, such as rotary frequencies.
-
-    They are set as transformers sets them when it loads a model, and do not change as it runs.
-    """
-    absent = dict(model.named_non_persistent_buffers())
-    for name, buffer in absent.items():
-        owner, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(owner), leaf, torch.empty_like(buffer, device="cpu"))
-    for tensor in model.state_dict(keep_vars=True).values():
-        tensor._is_hf_initialized = True
-    initialize: Callable[[], None] = model.initialize_weights
-    with torch.no_grad():
-        initialize()
-    return {**{name: model.get_buffer(name) for name in absent}, **fix_frequencies(model)}
 
 
 class Flat(torch.nn.Module):
