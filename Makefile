@@ -4,7 +4,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 SOURCES := pyproject.toml CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name 'CMakeLists.txt')
 
-.PHONY: demo test test-real coverage coverage-native test-% test-full test-openmpi test-native test-numa cuda lint bench clean
+.PHONY: demo test test-real coverage coverage-native test-% test-full survey test-openmpi test-native test-numa cuda lint bench clean
 
 demo: .venv/.installed
 	$(BIN)/mpiexec -n 3 $(BIN)/hpcdecode generate jobs/demo/prompts.jsonl --model demo -o demo.h5 --overwrite --max-tokens 64
@@ -39,6 +39,9 @@ test-full: .venv/.installed
 test-real: .venv/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[mpi,test,real-models]'
 	$(BIN)/python -m pytest -m 'real and not full' --durations 5
+# Every decoder of the installed transformers, tiny and random: works, refused (why) or wrong. Takes half an hour.
+survey: .venv/.installed
+	$(BIN)/python -m tests.survey
 
 # The MPI tests on N ranks: make test-3
 test-%: .venv/.installed

@@ -137,6 +137,14 @@ def test_messages_go_through_the_chat_template(model_dir):
         tokenizer.encode(row(messages=[{"role": "system", "content": "x"}]))
 
 
+def test_a_chat_template_of_the_processor_is_taken_if_the_tokenizer_has_none(model_dir):
+    said = row(messages=[{"role": "user", "content": "hi"}])
+    (model_dir / "chat_template.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
+    assert Tokenizer.load(model_dir).text(said) == "<user>hi\n<assistant>"
+    edit(model_dir / "tokenizer_config.json", chat_template=CHAT_TEMPLATE.replace("assistant", "model"))
+    assert Tokenizer.load(model_dir).text(said) == "<user>hi\n<model>"
+
+
 def test_messages_need_a_chat_template(tokenizer):
     with pytest.raises(RowProblem, match="this one has none; use prompt"):
         tokenizer.encode(row(messages=[{"role": "user", "content": "hi"}]))

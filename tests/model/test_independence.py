@@ -10,9 +10,9 @@ from torch import fx
 
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
-from hpcdecode.model.frontend import cache
-from hpcdecode.model.frontend.independence import check_independence
-from hpcdecode.model.frontend.meta import meta
+from hpcdecode.model.frontend import cache, independence
+from hpcdecode.model.frontend.independence import check_independence, example_weight
+from hpcdecode.model.frontend.meta import Meta, meta
 from hpcdecode.model.frontend.trace import Trace, trace
 from tests.support.models import ARCHITECTURES
 
@@ -68,6 +68,29 @@ def test_what_mixes_tokens_is_refused_by_name(name, traced):
         mixed.replace_all_uses_with(x)
         made.graph.erase_node(mixed)
     check_independence(made)
+
+
+def test_large_weights_are_not_made(traced, monkeypatch):
+    """Those of projections never are, and those of other products are not if they are large."""
+    made = traced()
+    monkeypatch.setattr(independence, "LARGE", 1)
+    asked: list[fx.Node] = []
+    monkeypatch.setattr(independence, "example_weight", lambda node: asked.append(node) or example_weight(node))
+    linear = next(n for n in made.graph.nodes if n.target is aten.linear.default and meta(n).token_dim == 1)
+    x, weight = linear.args[:2]
+    with made.graph.inserting_before(linear):
+        turned = made.graph.call_function(aten.t.default, (weight,))
+        turned.meta["about"] = Meta.of(meta(weight).dtype, meta(weight).shape[::-1])
+        product = made.graph.call_function(aten.matmul.default, (x, turned))
+    product.meta = dict(linear.meta)
+    linear.replace_all_uses_with(product)
+    try:
+        check_independence(made)
+    finally:
+        product.replace_all_uses_with(linear)
+        made.graph.erase_node(product)
+        made.graph.erase_node(turned)
+    assert asked and all(len(meta(node).shape) < 2 for node in asked)
 
 
 def test_a_refused_trace_is_not_kept(checkpoint, monkeypatch, tmp_path):

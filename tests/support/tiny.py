@@ -24,6 +24,7 @@ SIZES = {
     "num_key_value_heads": 2,
     "num_global_key_value_heads": 2,
     "qk_rope_head_dim": 8,
+    "rotary_dim": 8,
     "sliding_window": 96,
     "n_group": 2,
     "topk_group": 1,
@@ -33,6 +34,7 @@ SIZES = {
     "patch_size": 8,
     "num_kv_shared_layers": 1,
 }
+UNSET = ("num_experts_per_tok", "n_routed_experts")  # by default, of types that need them
 DEEP = ("deepstack_visual_indexes", "fullatt_block_indexes", "vision_feature_layer", "feature_layer")
 
 
@@ -53,7 +55,7 @@ def _small(given: dict[str, Any]) -> dict[str, Any]:
             continue  # of layers that are left out; the model has defaults
         elif isinstance(value, dict) and (key.endswith("_config") or key in ("decoder", "encoder")):
             own[key] = _small(value)
-        elif isinstance(value, int) and not isinstance(value, bool) and key in SIZES:
+        elif key in UNSET or (isinstance(value, int) and type(value) is not bool and key in SIZES):
             own[key] = SIZES[key]
             if key == "num_key_value_heads" and value == given.get("num_attention_heads"):
                 own[key] = SIZES["num_attention_heads"]
@@ -66,7 +68,8 @@ def _small(given: dict[str, Any]) -> dict[str, Any]:
         elif key in DEEP and isinstance(value, list):
             own[key] = [0]
         elif isinstance(value, dict) and "rope_theta" in value:
-            own[key] = {**value, "mrope_section": [2, 3, 3]}  # of 8 frequencies; most types ignore it
+            own[key] = {**value, "rope_theta": value["rope_theta"] or 1e4}
+            own[key]["mrope_section"] = [2, 3, 3]  # of 8 frequencies; most types ignore it
         else:
             own[key] = value
     if "qk_rope_head_dim" in own and "head_dim" in own:

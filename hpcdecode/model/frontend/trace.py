@@ -92,13 +92,13 @@ def trace(config: PreTrainedConfig, dtype: torch.dtype, whole: bool = False) -> 
     with quiet():
         try:
             exported = export_whole(config, dtype) if whole else export_fast(config, dtype)
+            return read_program(exported.program, exported.buffers, config, dtype)
         except UserError as e:
             raise unsupported(config, str(e)) from e
         except KeyError as e:
             raise unsupported(config, BYPASS if e.args == (ops.NAME,) else f"tracing it ends in {first_line(e)}") from e
         except Exception as e:
             raise unsupported(config, f"torch.export cannot trace it ({first_line(e)})") from e
-    return read_program(exported.program, exported.buffers, config, dtype)
 
 
 def export_fast(config: PreTrainedConfig, dtype: torch.dtype) -> Exported:
@@ -191,7 +191,7 @@ def read_program(
     """
     if mutated := program.graph_signature.buffers_to_mutate:
         names = ", ".join(mutated.values())
-        raise unsupported(config, f"it changes {names} as it runs, so that rows would depend on each other")
+        raise UserError(f"it changes {names} as it runs, so that rows would depend on each other")
     (ids, positions, logits_indices), weights, constants = sort_inputs(program, buffers)
     clean(program.graph)
     tokens, kept = (str(traced_tensor(n).shape[0]) for n in (ids, logits_indices))
@@ -246,14 +246,12 @@ def check_attends(attends: list[fx.Node], config: PreTrainedConfig) -> None:
     text = text_of(config)
     layers: int = text.num_hidden_layers
     if len(attends) != layers:
-        reason = f"{BYPASS} in {layers - len(attends)} of {layers} layers"
-        raise unsupported(
-            config, reason if len(attends) < layers else f"it has {len(attends)} attentions in {layers} layers"
-        )
+        unlike = f"it has {len(attends)} attentions in {layers} layers"
+        raise UserError(f"{BYPASS} in {layers - len(attends)} of {layers} layers" if len(attends) < layers else unlike)
     windows = [ops.AttendArguments.of(attend).window for attend in attends]
     for i, (kind, window) in enumerate(zip(layer_types(text, layers), windows, strict=False)):
         if (kind == "sliding_attention") != (window is not None):
-            raise unsupported(config, f"layer {i} is {kind!r} but passes sliding_window={window} to its attention")
+            raise UserError(f"layer {i} is {kind!r} but passes sliding_window={window} to its attention")
 
 
 def layer_types(config: PreTrainedConfig, layers: int) -> list[Any]:
