@@ -14,8 +14,8 @@ from hpcdecode.model import load_split
 from hpcdecode.model.frontend.checkpoint import Stack, open_checkpoint
 from hpcdecode.model.frontend.config import read_config
 from hpcdecode.model.frontend.meta import Meta
-from hpcdecode.model.frontend.sources import find_sources
 from hpcdecode.model.frontend.skeleton import skeleton
+from hpcdecode.model.frontend.sources import find_sources
 from hpcdecode.model.frontend.weights import Weights
 from hpcdecode.model.run.load import parse_dtype
 from tests.support.models import ARCHITECTURES, save
