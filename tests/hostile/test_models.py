@@ -174,7 +174,12 @@ CONFIGS = [
     trial("config: model_type a list", sized(model_type=["llama"]), "model_type: expected text"),
     trial("config: architectures a number", sized(architectures=7), "architectures: expected a list"),
     trial("config: dtype a list", sized(dtype=["float32"]), "dtype: expected text"),
-    trial("config: a path for a model", sized(_name_or_path="/etc", model_type="../../evil"), r"config\.json|not supp"),
+    trial(
+        "config: a path for a model",
+        sized(_name_or_path="/etc", model_type="../../evil", architectures=["../../evil"]),
+        r"config\.json|not supp",
+    ),
+    trial("config: a tower of a million layers", sized(vision_config={"depth": 10**6}), IS_SIZE),
     trial("config: a pipe", fifo("config.json"), "pipe or a device|config"),
     trial("config: a directory", folder("config.json"), r"config\.json"),
     trial("config: code of its own beside a known type", custom_code, "", code=(OK, REFUSED)),

@@ -131,7 +131,10 @@ FAULTS = {
     "no directory": (lambda p: shutil.rmtree(p), "does not exist"),
     "no config": (lambda p: (p / "config.json").unlink(), r"config\.json is missing"),
     "config no JSON": (lambda p: (p / "config.json").write_text("{"), r"config\.json: expected a JSON object"),
-    "unknown architecture": (lambda p: edit_config(p, model_type="nobody"), "nobody"),
+    "unknown architecture": (
+        lambda p: edit_config(p, model_type="nobody", architectures=["NobodyForCausalLM"]),
+        "nobody",
+    ),
     "no weights": (lambda p: (p / "model.safetensors").unlink(), r"expected model\.safetensors"),
     "only bin": (only_bin, r"\.bin weights only; expected safetensors"),
     "truncated": (truncate, r"model\.safetensors \(\d+ bytes\) is truncated"),

@@ -16,7 +16,7 @@ MOST = {
     **dict.fromkeys(("vocab_size", "intermediate_size", "ffn_dim", "n_inner", "moe_intermediate_size"), 1 << 24),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "head_dim"), 1 << 18),
     **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "num_key_value_heads"), 1 << 14),
-    **dict.fromkeys(LAYER_KEYS, MOST_LAYERS),
+    **dict.fromkeys((*LAYER_KEYS, "depth"), MOST_LAYERS),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "sliding_window"), (1 << 31) - 1),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"), 1 << 14),
 }
@@ -39,9 +39,10 @@ def check_values(file: Path, config: Mapping[str, Any]) -> None:
             raise UserError(f"{file}: {name}: expected {expected}, got {value!r:.100}")
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{file}: {name}: expected a finite number, got {value}")
-        if name in MOST and value is not None:
-            for each in value if isinstance(value, list) else [value]:
-                check_size(file, name, each)
+    check_sizes(file, config)
+    for name, value in config.items():
+        if name.endswith("_config") and isinstance(value, dict):  # a tower
+            check_sizes(file, value)
     layers = layers_of(config)
     for name in LISTS:
         found = config.get(name)
@@ -52,6 +53,14 @@ def check_values(file: Path, config: Mapping[str, Any]) -> None:
 def layers_of(config: Mapping[str, Any]) -> int | None:
     """Return the number of layers that `config` states, or None."""
     return next((config[key] for key in LAYER_KEYS if isinstance(config.get(key), int)), None)
+
+
+def check_sizes(file: Path, config: Mapping[str, Any]) -> None:
+    """Raise UserError if a size in `config`, which comes from `file`, is no integer or is out of its range."""
+    for name, value in config.items():
+        if name in MOST and value is not None:
+            for each in value if isinstance(value, list) else [value]:
+                check_size(file, name, each)
 
 
 def check_size(file: Path, name: str, value: object) -> None:
