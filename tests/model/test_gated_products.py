@@ -176,6 +176,14 @@ def test_which_models_have_gated_products(checkpoint, name, taken):
     assert any(r.form == "packed gated" for c in compiled for r in c.recipes) == taken
 
 
+def test_a_projection_may_read_another():
+    """Projections are replaced one after the other, so that the second reads what has replaced the first."""
+    graph = graph_of(lambda call, x, one, other, *_: linear(call, linear(call, x, one), other), 32, torch.float32)
+    _, want, got = both_ways(graph, CPU)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    compile_graph(graph, CPU, int8=True)
+
+
 def test_int8_weights_have_no_gates():
     forms = [r.form for r in compile_graph(graph_of(gated), CPU, "int8").recipes]
     assert forms == ["packed int8"]
