@@ -181,7 +181,7 @@ def test_a_projection_may_read_another():
     graph = graph_of(lambda call, x, one, other, *_: linear(call, linear(call, x, one), other), 32, torch.float32)
     _, want, got = both_ways(graph, CPU)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
-    compile_graph(graph, CPU, int8=True)
+    compile_graph(graph, CPU, "int8")
 
 
 def test_int8_weights_have_no_gates():
