@@ -29,8 +29,9 @@ struct View {
 };
 
 // out[i][j][k] = op(a[i][j][k], b[i][j][k] or scalar). `sum` and `peak` (the largest magnitude) reduce k and multiply
-// by `scalar`. `rotate` multiplies j and k, dense numbers, by a Hartley and a Hadamard matrix and by `scalar`. A load reads dims[2] elements of the token's row in tensor a.at, from element a.stride[0] on; a store
-// writes to tensor out.at in the same way.
+// by `scalar`. `rotate` multiplies j and k, dense numbers, by a Hartley and a Hadamard matrix and by `scalar`. A load
+// reads dims[2] elements of the token's row in tensor a.at, from element a.stride[0] on; a store writes to tensor
+// out.at in the same way.
 struct Step {
     Op op;
     Type type;  // of the result: it is rounded to it; of the memory for load and store

@@ -141,8 +141,8 @@ class Lowering:
         """
         a = self.packed(a)
         out, dims = fresh(a.shape), (math.prod(a.shape) // (runs * size), runs, size)
-        views = [replace(v, shape=dims, strides=dense_strides(dims)) for v in (out, a)]
-        self.body.append(Instruction(Op.rotate, Type.float32, dims, *views, None, size**-0.5))
+        to, given = (replace(v, shape=dims, strides=dense_strides(dims)) for v in (out, a))
+        self.body.append(Instruction(Op.rotate, Type.float32, dims, to, given, None, 1 / math.sqrt(size)))
         return out
 
     def packed(self, value: Value) -> Value:

@@ -140,7 +140,7 @@ def _hadamard(size: int) -> Tensor:
     matrix = torch.ones(1, 1)
     while len(matrix) < size:
         matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
-    return matrix / size**0.5
+    return matrix / math.sqrt(size)
 
 
 @functools.cache
@@ -148,7 +148,7 @@ def _hartley(size: int) -> Tensor:
     """Return the symmetric orthogonal matrix [size, size] of the discrete Hartley transform."""
     places = torch.arange(size, dtype=torch.float64)
     turns = 2 * math.pi * (places[:, None] * places % size) / size
-    return ((turns.cos() + turns.sin()) / size**0.5).float()
+    return ((turns.cos() + turns.sin()) / math.sqrt(size)).float()
 
 
 @functools.cache
