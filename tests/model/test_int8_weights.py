@@ -34,7 +34,8 @@ def test_a_product_is_the_exact_one_of_rounded_numbers(transposed):
     x, weight = (torch.randn(n, 96, generator=generator) for n in (21, 160))
     weight = weight.t().contiguous().t() if transposed else weight
     scale, scales = quantize.token_scale(x), quantize.output_scales(weight)
-    y = quantize.int8_linear(quantize.to_int8(x, scale), quantize.pack(weight, 512), scales, torch.float32)
+    packed = quantize.onednn_packed(quantize.quantized(weight).contiguous(), 512)
+    y = quantize.int8_linear(quantize.to_int8(x, scale), packed, scales, torch.float32)
     exact = (quantize.to_int8(x, scale).double() @ quantize.quantized(weight).double().t()) * scales.double()
     torch.testing.assert_close(y.double(), exact, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(quantize.scaled(y, scale), x @ weight.t(), rtol=0, atol=0.5)

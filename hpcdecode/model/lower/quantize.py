@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 INT8_MAX = 127
 MIN_SCALE = 1e-30  # of zeros
 LEAST_RUN, MOST_RUN, MOST_RUNS = 16, 4096, 16  # elements of a run of a rotation, and runs that are mixed
+_ROWS_AT_ONCE = 1024
 MAX_INPUTS_PER_OUTPUT = 16  # a projection of more, such as a router of experts, stays as it is
 
 
@@ -56,7 +57,33 @@ def rotated(x: Tensor) -> Tensor:
     shape = RotationShape.of(x.shape[-1])
     if shape is None:
         return x.float()
-    return (_hartley(shape.runs) @ (x.float().unflatten(-1, shape) @ _hadamard(shape.size))).flatten(-3)
+    rows, runs, size = shape
+    inner = 1 << (size.bit_length() // 2)  # a Hadamard matrix is the Kronecker product of two smaller ones
+    parts = x.float().unflatten(-1, (rows, runs, size // inner, inner))
+    turned: Tensor = _hartley(runs) @ (_hadamard(size // inner) @ (parts @ _hadamard(inner))).flatten(-2)
+    return turned.flatten(-3)
+
+
+class RoundedWeight(NamedTuple):
+    """A rotated weight as int8.
+
+    Attributes:
+        weight: int8 [out, in].
+        scales: float32 [out].
+    """
+
+    weight: Tensor
+    scales: Tensor
+
+    @classmethod
+    def of(cls, weight: Tensor) -> Self:
+        """Rotate and round a weight [out, in], some rows at a time."""
+        made = cls(torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight)))
+        for first in range(0, len(weight), _ROWS_AT_ONCE):
+            rows = slice(first, first + _ROWS_AT_ONCE)
+            part = rotated(weight[rows])
+            made.weight[rows], made.scales[rows] = quantized(part), output_scales(part)
+        return made
 
 
 def output_scales(weight: Tensor) -> Tensor:
@@ -68,11 +95,6 @@ def quantized(weight: Tensor) -> Tensor:
     """Return a weight [out, in] as int8 [out, in]."""
     rounded = weight.to(torch.float32, copy=True).div_(output_scales(weight)[:, None]).round_()
     return rounded.to(torch.int8)
-
-
-def pack(weight: Tensor, tokens: int) -> Tensor:
-    """Return a weight [out, in] as int8, packed by oneDNN for that many tokens."""
-    return onednn_packed(quantized(weight).contiguous(), tokens)
 
 
 def onednn_packed(weight: Tensor, tokens: int) -> Tensor:

@@ -56,14 +56,12 @@ def make_weight(recipe: Recipe, read: ReadWeight, memory: WeightMemory = PRIVATE
     if isinstance(only, Stack):
         return only
     whole = _joined(_parts(recipe, read))
-    if recipe.form in ("onednn int8", "scales"):
-        whole = quantize.rotated(whole)
     if recipe.form == "onednn":
         packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(whole.contiguous(), PACKED_FOR)
         return packed
     if recipe.form == "onednn int8":
-        return quantize.pack(whole, PACKED_FOR)
-    return quantize.output_scales(whole) if recipe.form == "scales" else whole
+        return quantize.onednn_packed(quantize.RoundedWeight.of(whole).weight, PACKED_FOR)
+    return quantize.RoundedWeight.of(whole).scales if recipe.form == "scales" else whole
 
 
 def _parts(recipe: Recipe, read: ReadWeight) -> list[Tensor]:
@@ -80,8 +78,7 @@ def _rows(recipe: Recipe, read: ReadWeight) -> WeightRows:
         return packed_weights.gated_rows(one, other, _two(biases))
     if recipe.form == "packed":
         return packed_weights.plain_rows(parts, _joined(biases) if biases else None)
-    whole = quantize.rotated(_joined(parts))
-    return packed_weights.int8_rows(quantize.quantized(whole), quantize.output_scales(whole))
+    return packed_weights.int8_rows(*quantize.RoundedWeight.of(_joined(parts)))
 
 
 def as_tensor(weight: Tensor | Stack) -> Tensor:
