@@ -278,7 +278,7 @@ def find_model(flag: str | None, environment: Mapping[str, str]) -> str:
         )
     if not isinstance(model, str):
         raise UserError(f"{SETTINGS}: model: expected a string, got {model!r}", everywhere=True)
-    return str(_demo()) if model == DEMO else model
+    return str(demo_directory() / "model") if model == DEMO else model
 
 
 def read_toml(path: str) -> dict[str, Any]:
@@ -297,10 +297,5 @@ def read_toml(path: str) -> dict[str, Any]:
 
 def demo_directory() -> Path:
     """Return the directory of the demo job, in the installed package or in the source tree."""
-    here = Path(__file__).parent
-    installed = here / "demo"
-    return installed if installed.is_dir() else here.parent / "jobs" / "demo"
-
-
-def _demo() -> Path:
-    return demo_directory() / "model"
+    installed = Path(__file__).parent / "demo"
+    return installed if installed.is_dir() else installed.parents[1] / "jobs" / "demo"

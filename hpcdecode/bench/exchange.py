@@ -96,7 +96,7 @@ def _start_on_nodes(args: argparse.Namespace) -> None:
 
 def _measured(args: argparse.Namespace, parts: int, hidden: int, rows: int) -> Iterator[Case]:
     """Yield the cases of one size on the S-rank, and none on R-ranks."""
-    from hpcdecode.exchange.mpi import subset
+    from hpcdecode.exchange.communicators import subset
 
     if args.comm.rank <= parts:
         comm = subset(args.comm, range(parts + 1))

@@ -55,7 +55,7 @@ def between_hosts(comm: MPI.Intracomm | None, hosts: Sequence[str]) -> ExchangeF
     if comm is None or len(members) < 2 or comm.rank not in members:
         return None
     from hpcdecode.exchange.collective import SLOWER
-    from hpcdecode.exchange.mpi import subset
+    from hpcdecode.exchange.communicators import subset
     from hpcdecode.exchange.probe import lane_end
 
     own = subset(comm, members)

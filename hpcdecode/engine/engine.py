@@ -228,7 +228,7 @@ class Engine:
         if len(homes) == 1 and desk is not None:
             return run_lead(self._make_s_rank(scale, desk, groups), desk, signals, progress)
         from hpcdecode.engine.remote import Clients, RemoteDesk
-        from hpcdecode.exchange.mpi import subset
+        from hpcdecode.exchange.communicators import subset
 
         assert comm is not None, "several S-ranks: expected a world of ranks"
         home_comm = subset(comm, homes if len(homes) > 1 else [])

@@ -95,7 +95,7 @@ def _communicators(team: Team, ranks: Sequence[tuple[list[int], int]]) -> list[M
     """Return a communicator for every lane that this rank is in; ranks: places of ranks, and their lanes."""
     if team.comm is None or not any(places for places, _ in ranks):
         return []
-    from hpcdecode.exchange.mpi import lane_communicators
+    from hpcdecode.exchange.communicators import lane_communicators
 
     return lane_communicators(team.comm, [places for places, _ in ranks], [lanes for _, lanes in ranks])
 

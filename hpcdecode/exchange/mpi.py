@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -58,6 +57,11 @@ class Outgoing:
     packings: Sequence[Packing]
     posts: Sequence[Addressed]
 
+    def pack(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Pack the rows of q, k and v."""
+        for packing in self.packings:
+            packing.pack(q, k, v)
+
 
 class MpiSLink:
     """The S-rank's end of a lane. All ranks of the lane give the same `spec`, but for its device.
@@ -100,16 +104,14 @@ class MpiSLink:
         """Pack each piece and send it at once, so that its R-rank can begin."""
         self._begin(layer, o)
         for outgoing in self._current:
-            for packing in outgoing.packings:
-                packing.pack(q, k, v)
+            outgoing.pack(q, k, v)
             self._exchange(outgoing)
 
     def send_away(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Pack each piece and send it at once; another S-rank gets the answer."""
         self._begin(layer, q)
         for outgoing in self._current:
-            for packing in outgoing.packings:
-                packing.pack(q, k, v)
+            outgoing.pack(q, k, v)
             self._send(outgoing)
 
     def expect_output(self, layer: int, o: Tensor) -> None:
@@ -122,8 +124,7 @@ class MpiSLink:
         """Pack all pieces, which a device may do later; `send_packed` is the rest of `send_qkv`."""
         self._begin(layer, o)
         for outgoing in self._current:
-            for packing in outgoing.packings:
-                packing.pack(q, k, v)
+            outgoing.pack(q, k, v)
 
     def send_packed(self) -> None:
         """Send what was packed."""
@@ -280,26 +281,3 @@ class MpiRLink:
 def kinds_of(shapes: Sequence[LayerShape]) -> list[int]:
     """Return for every layer the first of its shape."""
     return [shapes.index(shape) for shape in shapes]
-
-
-def subset(comm: MPI.Intracomm, ranks: Sequence[int]) -> MPI.Intracomm:
-    """Return a communicator of `ranks` of comm, in this order; only they call this."""
-    group = comm.group.Incl(list(ranks))
-    try:
-        return comm.Create_group(group)
-    finally:
-        group.Free()
-
-
-def lane_communicators(
-    comm: MPI.Intracomm, groups: Sequence[Sequence[int]], lanes: Sequence[int]
-) -> list[MPI.Intracomm]:
-    """Return the communicator of every lane of this rank, by group and lane.
-
-    Args:
-        comm: of all ranks.
-        groups: ranks in it of each group, its S-rank first.
-        lanes: number of lanes of each group.
-    """
-    of_lanes = chain.from_iterable([number] * count for number, count in enumerate(lanes))
-    return [subset(comm, groups[number]) for number in of_lanes if comm.rank in groups[number]]
