@@ -21,7 +21,6 @@ from hpcdecode._version import __version__
 from hpcdecode.errors import UserError, first_line
 from hpcdecode.model.frontend.gguf.config import FREQUENCIES, stated_by
 from hpcdecode.model.frontend.gguf.header import GgufHeader
-from hpcdecode.model.frontend.gguf.tensors import read_headers
 from hpcdecode.model.frontend.kept import directory
 from hpcdecode.model.frontend.quiet import quiet
 
@@ -75,6 +74,8 @@ def kept_folder(files: tuple[Path, ...], times: tuple[tuple[int, int], ...], kep
         times: Size and time of each; another time, another directory is looked for.
         kept: The cache directory.
     """
+    from hpcdecode.model.frontend.gguf.tensors import read_headers  # imports torch, which takes seconds
+
     headers = read_headers(files)
     folder = Path(kept) / f"gguf-{key_of(headers)}"
     if (folder / "config.json").is_file():
