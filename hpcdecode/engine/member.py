@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
+from hpcdecode.engine.choice import executors
 from hpcdecode.engine.group_lane import MpiGroupLane
 from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.engine.programs import PlanOrder, Program, serve
-from hpcdecode.engine.rotation import executors
 from hpcdecode.exchange.base import SLink
 from hpcdecode.model import SplitModel
 from hpcdecode.system.memory import give_back

@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpcdecode.engine.executors import (
-    FusedExecutor,
     LastSliceInput,
-    LayeredExecutor,
     PromptExecutor,
-    StepExecutor,
 )
-from hpcdecode.engine.group_lane import GroupLane, MpiGroupLane, SliceInput
+from hpcdecode.engine.group_lane import MpiGroupLane, SliceInput
 from hpcdecode.engine.model_inputs import ModelInputs
 from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.engine.programs import Waiting
 from hpcdecode.exchange.base import SLink
-from hpcdecode.exchange.local import LocalLink
 from hpcdecode.model import SplitModel
-from hpcdecode.model.run.fused_step import FusedStep
 from hpcdecode.system.timeline import Timeline
 
 
@@ -86,21 +81,3 @@ class RotatingExecutor(PromptExecutor):
         self.timeline.enter("take", lane)
         link.recv_output()
         return SliceInput(o, tuple(context))
-
-
-def executors(
-    model: SplitModel,
-    links: Sequence[SLink],
-    groups: Sequence[GroupLane],
-    prompts: PromptKvCache,
-    timeline: Timeline,
-) -> list[StepExecutor]:
-    """Return the executors of an S-rank's lanes, the best first; the last suits every step."""
-    rotating = [group for group in groups if isinstance(group, MpiGroupLane) and group.route.copies > 1]
-    if rotating:
-        return [RotatingExecutor(model, rotating, prompts, timeline)]
-    found: list[StepExecutor] = []
-    if len(links) == 1 and isinstance(links[0], LocalLink):
-        fused = FusedStep.of(model, links[0].attention.kv_cache)
-        found += [FusedExecutor(fused, model, links[0], prompts, timeline)] if fused else []
-    return [*found, LayeredExecutor(model, groups, prompts, timeline)]

@@ -9,12 +9,12 @@ from typing import Protocol
 
 import torch
 
+from hpcdecode.engine.choice import executors
 from hpcdecode.engine.desk import RankReport
 from hpcdecode.engine.group_lane import GroupLane, OneMember
 from hpcdecode.engine.inputs import Inputs, take_logprobs
 from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.engine.programs import Program, Waiting, serve
-from hpcdecode.engine.rotation import executors
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.exchange.base import SLink
 from hpcdecode.model import SplitModel

@@ -77,7 +77,7 @@ def test_a_killed_rank_ends_the_others(hpcdecode, long_job, tmp_path, layout, ra
     assert rows and not complete
 
 
-@pytest.mark.parametrize("rank", [0, *(pytest.param(rank, marks=pytest.mark.full) for rank in (1, 2)), 3])
+@pytest.mark.parametrize("rank", [0, *(pytest.param(rank, marks=pytest.mark.full) for rank in (1, 2, 3))])
 def test_a_rank_that_hangs_is_named_with_what_it_was_doing(hpcdecode, long_job, tmp_path, rank):
     """Of the lead, another S-rank, and R-ranks."""
     process = hpcdecode.start(*long_job, "--s-ranks", 2, "--stall-timeout", 5, ranks=4)
