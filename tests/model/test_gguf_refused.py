@@ -113,6 +113,10 @@ def test_random_bytes_in_the_header_end_in_a_header_or_an_error(made, tmp_path):
         ("llama", {"expert_count": 8}, "no experts in the architecture 'llama', got 8"),
         ("llama", {"attention.sliding_window": 8}, "no sliding window"),
         ("llama", {"rope.scaling.type": "longrope", "rope.scaling.factor": 2.0}, "by linear or yarn, got 'longrope'"),
+        ("llama", {"rope.freq_base": "2"}, r"one finite number above 0 of llama\.rope\.freq_base, got '2'"),
+        ("llama", {"rope.freq_base": float("nan")}, r"one finite number above 0 of llama\.rope\.freq_base, got nan"),
+        ("llama", {"rope.dimension_count": 0}, r"one finite number above 0 of llama\.rope\.dimension_count, got 0"),
+        ("llama", {"attention.head_count": 128}, "embedding_length of attention.head_count or more, got 64 and 128"),
     ],
 )
 def test_a_model_that_it_cannot_be(architecture, extra, expected, made, tmp_path):

@@ -164,6 +164,7 @@ REFUSED = {
     "another rank": (lambda p: state(p, r=5), r"with A \[5, in\] and B \[out, 5\]"),
     "alpha": (lambda p: state(p, lora_alpha="8"), "lora_alpha to be a finite number, got '8'"),
     "infinite": (lambda p: state(p, lora_alpha=float("inf")), "lora_alpha to be a finite number, got inf"),
+    "large": (lambda p: state(p, lora_alpha=10**400), "lora_alpha to be a finite number, got 1000"),
     "pattern": (lambda p: state(p, rank_pattern={"(a+)+": 3}), r"names of modules in rank_pattern, got '\(a\+\)\+'"),
     "no config": (lambda p: (p / "adapter_config.json").unlink(), "a file adapter_config.json, got none"),
     "json": (lambda p: (p / "adapter_config.json").write_text("["), "expected a JSON object"),

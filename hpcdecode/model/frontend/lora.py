@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -157,7 +158,7 @@ def update_of(folder: Path, stated: Mapping[str, Any], module: str, own: Mapping
     alpha = pattern_value(folder, stated, "alpha_pattern", module, stated.get("lora_alpha"))
     if type(rank) is not int or not 1 <= rank <= MOST_RANK:
         raise refused(folder, f"a rank from 1 to {MOST_RANK}, got {rank!r:.50}")
-    if type(alpha) not in (int, float) or not math.isfinite(alpha):
+    if type(alpha) not in (int, float) or not abs(alpha) <= sys.float_info.max:
         raise refused(folder, f"lora_alpha to be a finite number, got {alpha!r:.50}")
     fits = len(a.shape) == len(b.shape) == 2 and a.shape[0] == b.shape[1] == rank
     if not fits or a.dtype not in FLOATS or b.dtype not in FLOATS:

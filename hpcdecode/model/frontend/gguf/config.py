@@ -31,6 +31,10 @@ ALIKE = {  # metadata and config values that transformers' table leaves out, by 
     "stablelm": {"rope.freq_base": "rope_theta"},
     "gpt2": {"context_length": "n_positions"},
 }
+NUMBERS = frozenset(  # metadata that is computed with here
+    {"embedding_length", "attention.head_count", "attention.key_length", "attention.value_length"}
+    | {"rope.dimension_count", "rope.freq_base"}
+)
 HAS_WINDOW = frozenset({"gemma2", "gemma3", "phi3", "starcoder2"})
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 FREQUENCIES = "rope_freqs.weight"  # divisors of rotary frequencies
@@ -47,6 +51,9 @@ def stated_by(headers: Sequence[GgufHeader]) -> dict[str, Any]:
     architecture, table = table_of(first)
     tensors = {name: entry for header in headers for name, entry in header.tensors.items()}
     values = own_values(first, architecture)
+    for name in sorted(NUMBERS & values.keys()):
+        if type(values[name]) not in (int, float) or not 0 < values[name] < math.inf:
+            raise refused(first, f"one finite number above 0 of {architecture}.{name}, got {values[name]!r:.50}")
     if unread := [name for name in tensors if name.startswith("rope_factors_")]:
         raise refused(first, f"no tensor {unread[0]!r}, since the frequencies of longrope change with the longest row")
     if values.get("expert_count") and "moe" not in architecture:
@@ -90,8 +97,8 @@ def mostly_float32(headers: Sequence[GgufHeader]) -> bool:
 def set_heads(header: GgufHeader, architecture: str, values: Mapping[str, Any], config: dict[str, Any]) -> None:
     """Complete `config` by the sizes of attention heads, and by how much of them is rotated."""
     hidden, heads = values.get("embedding_length"), values.get("attention.head_count")
-    if type(hidden) is not int or type(heads) is not int or hidden < 1 or heads < 1:
-        raise refused(header, f"one embedding_length and attention.head_count, got {hidden!r:.50} and {heads!r:.50}")
+    if type(hidden) is not int or type(heads) is not int or hidden < heads:
+        raise refused(header, f"embedding_length of attention.head_count or more, got {hidden!r:.50} and {heads!r:.50}")
     size = values.get("attention.key_length", None if architecture.startswith("gemma") else hidden // heads)
     if values.get("attention.value_length", size) != size:
         raise refused(header, "heads whose keys and values have one size")
