@@ -125,15 +125,14 @@ def _lanes(options: argparse.Namespace, rows: Lengths) -> Runner:
     from hpcdecode.planning.group_shape import ONE
     from hpcdecode.planning.model_size import ModelSize
     from hpcdecode.planning.simulator import SimulatedGroups, lane_limits, simulate
-    from hpcdecode.schedule.auto import PERIODS, load_limit
+    from hpcdecode.schedule.auto import PERIODS, load_limit, usual_lanes
 
     size = ModelSize.from_directory(find_model(options.model, {}))
     cluster = cluster_of(options, size, asked_shape(options) or ONE)
     name = options.layout or ("split" if cluster.split_cost else "replicas")
     layout = cluster.layout(name, options.s_ranks, options.pools or "shared")
     shape = layout.shape
-    usual = shape.copies + 1 if shape.copies > 1 else shape.pp * (2 if layout.parts[0].r_ranks else 1)
-    lanes = options.lanes or usual
+    lanes = options.lanes or usual_lanes(shape.pp, shape.copies, layout.parts[0].r_ranks > 0)
     if options.batch < lanes:
         raise UserError(f"--batch: expected at least one sequence a lane ({lanes}), got {options.batch}")
     steps = max(int(rows.most.max()) - 1, 1)

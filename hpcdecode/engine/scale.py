@@ -9,7 +9,7 @@ from hpcdecode.engine.setup import Setup, apart, partition_of
 from hpcdecode.ranks.layout import Group
 from hpcdecode.ranks.team import Team
 from hpcdecode.requests.prompt import Prompt
-from hpcdecode.schedule.auto import LOOKAHEAD, choose, load_limit, mean_prompt, split
+from hpcdecode.schedule.auto import LOOKAHEAD, choose, load_limit, mean_prompt, split, usual_lanes
 from hpcdecode.schedule.limits import LaneLimits, prefill_limit
 from hpcdecode.schedule.placement import Placement
 
@@ -74,8 +74,7 @@ def _choose(
     load = options.load_limit or load_limit(batch, period, steps, mean_prompt(first), capacity)
     crosses = apart(team, group)
     home = team.ranks[group.home]
-    usual = home.copies + 1 if home.copies > 1 else (2 if crosses else 1) * home.pp  # one device has nothing to overlap
-    lanes = options.lanes or usual
+    lanes = options.lanes or usual_lanes(home.pp, home.copies, crosses)
     most = max([p.params.samples for p in first], default=1)  # a row is run by one lane
     prefill = options.prefill_tokens or prefill_limit(crosses)
     return Scale(batch, period, steps, load, prefill, split(batch, max(min(lanes, batch // most), 1)))

@@ -77,19 +77,9 @@ class Rank(msgspec.Struct, kw_only=True):
         return (self.pp - 1 - self.member // self.tp) % self.pp
 
     @property
-    def copy(self) -> int:
-        """Number of its copy of the model. The group's first members have copy 0."""
-        return self.member // (self.tp * self.pp)
-
-    @property
     def parts(self) -> int:
         """Members that have a copy of the model between them."""
         return self.tp * self.pp
-
-    @property
-    def at_home(self) -> bool:
-        """Whether it is in the stage of home, which ends with the logits."""
-        return self.member < self.tp
 
     @property
     def has_s(self) -> bool:

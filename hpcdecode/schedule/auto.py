@@ -81,6 +81,17 @@ def mean_prompt(first: Sequence[Prompt]) -> float:
     return sum(len(p.token_ids) * p.params.samples for p in first) / max(sum(p.params.samples for p in first), 1)
 
 
+def usual_lanes(stages: int, copies: int, crosses: bool) -> int:
+    """Return the lanes of a group whose job does not state them.
+
+    Args:
+        stages: Of the group; each has a lane, and two if attention is elsewhere. One device has nothing to overlap.
+        copies: Of the model in rotation; each has a lane, and one more attends meanwhile (Lamina).
+        crosses: Whether q, k, v and o cross to other devices.
+    """
+    return copies + 1 if copies > 1 else (2 if crosses else 1) * stages
+
+
 def split(total: int, parts: int) -> list[int]:
     """Return `total` in `parts` whole numbers that differ by one at most."""
     return [total // parts + (i < total % parts) for i in range(parts)]

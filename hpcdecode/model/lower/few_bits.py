@@ -43,6 +43,11 @@ class FewBits(NamedTuple):
     code_bits: int
     on_grid: bool = False
 
+    @property
+    def bits(self) -> float:
+        """Return the bits of a weight, with its share of the scales."""
+        return self.code_bits + 8 * self.scale_bytes / self.group
+
     def words(self, inputs: int) -> int:
         """Return the words of 4 bytes of an output's weights and scales."""
         scales = -(-(-(-inputs // self.group) * self.scale_bytes * HALF) // LINE) * LINE

@@ -37,7 +37,7 @@ from hpcdecode.model.run.stages import stages_of
 from hpcdecode.system.shared_memory import WeightMemory
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-BITS = {"int8": 8.0, "int4": 5.0, "mxfp4": 4.25, "fp8": 8.25}  # of a weight, with its scales
+BITS = {"int8": 8.0, **{name: form.bits for name, form in FORMS.items()}}  # of a weight
 _EXPERTS = ".experts."  # in the keys of weights that are dequantised
 
 
