@@ -1,4 +1,4 @@
-"""What every backend of attention shares: shapes, the protocols of KV caches and of prompt attention, and sizes.
+"""What every backend of attention shares: the protocols of KV caches and of prompt attention.
 
 Backends are `attn_cpu` (C++, for every instruction set of the machine), `attn_cuda` (tensors on a GPU, see `cuda`) and
 `reference` (plain torch, for tests). `open_kv_cache` in `open` picks one.
@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from hpcdecode import _attn_cpu
+from hpcdecode.attention.shapes import LayerShape, MixerShape
 from hpcdecode.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,56 +35,6 @@ class KvCapacityError(RuntimeError):
     """The KV cache cannot hold what was asked for; nothing was changed."""
 
 
-@dataclass(frozen=True)
-class LayerShape:
-    """The shape of one attention layer of the model.
-
-    Attributes:
-        kv_heads: Number of key and value heads.
-        k_dim: Elements of a query head and of a key head.
-        v_dim: Elements of a value head.
-        q_heads: Number of query heads, a multiple of kv_heads.
-        scale: Factor of every score q.k.
-        window: Positions that a query sees, its own included, or None for all.
-        softcap: Bound c of scores, which become c * tanh(score / c), or None.
-        sinks: True if every head has one more logit in the softmax's denominator.
-    """
-
-    kv_heads: int
-    k_dim: int
-    v_dim: int
-    q_heads: int
-    scale: float
-    window: int | None = None
-    softcap: float | None = None
-    sinks: bool = False
-
-    @property
-    def group(self) -> int:
-        """Return the number of query heads that share one KV head."""
-        return self.q_heads // self.kv_heads
-
-    @property
-    def kv_columns(self) -> int:
-        """Return the columns of a `[k | v]` row."""
-        return self.kv_heads * (self.k_dim + self.v_dim)
-
-    @property
-    def q_columns(self) -> int:
-        """Return the columns of a q row."""
-        return self.q_heads * self.k_dim
-
-    @property
-    def row_columns(self) -> int:
-        """Return the columns of a `[q | k | v]` row."""
-        return self.q_columns + self.kv_columns
-
-    @property
-    def out_columns(self) -> int:
-        """Return the columns of an output row."""
-        return self.q_heads * self.v_dim
-
-
 class KvCache(Protocol):
     """K and V of many sequences, and attention over them.
 
@@ -92,6 +42,10 @@ class KvCache(Protocol):
     its `release`. In every call `slots` and `counts` have one length, a slot appears once, and T = sum(counts).
     Bad arguments raise ValueError or TypeError before anything changes.
     """
+
+    @property
+    def layers(self) -> Sequence[MixerShape]:
+        """Return the shapes of the layers."""
 
     @property
     def capacity_tokens(self) -> int:
@@ -221,28 +175,6 @@ class PromptAttention(Protocol):
             sinks: float32 [q_heads], as in `KvCache.attend`.
             skipped_queries: How many of a chunk's first tokens need no result; their rows of out stay as they are.
         """
-
-
-def capacity_for(layers: Sequence[LayerShape], kv_dtype: str, nbytes: int, block_tokens: int | None = None) -> int:
-    """Return the tokens, in whole blocks, that fit in `nbytes`."""
-    block, tokens = _block_bytes(layers, kv_dtype, block_tokens)
-    return nbytes // block * tokens
-
-
-def bytes_per_token(layers: Sequence[LayerShape], kv_dtype: str, block_tokens: int | None = None) -> float:
-    """Return the stored bytes of one token over all layers, padding included."""
-    block, tokens = _block_bytes(layers, kv_dtype, block_tokens)
-    return block / tokens
-
-
-def block_tokens_for(layers: Sequence[LayerShape], kv_dtype: str) -> int:
-    """Return the tokens of a block where `block_tokens` is None."""
-    return _block_bytes(layers, kv_dtype, None)[1]
-
-
-def _block_bytes(layers: Sequence[LayerShape], kv_dtype: str, block_tokens: int | None) -> tuple[int, int]:
-    """Return the bytes of a block over all layers, and its tokens."""
-    return _attn_cpu.block_bytes(native_shapes(layers, _attn_cpu.LayerShape), kv_dtype, block_tokens)
 
 
 def isa() -> str:

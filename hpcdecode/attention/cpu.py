@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from hpcdecode import _attn_cpu
-from hpcdecode.attention.base import IntArray, KvCapacityError, LayerShape, native_shapes
+from hpcdecode.attention.base import IntArray, KvCapacityError, native_shapes
 from hpcdecode.attention.native import NativeKvCache
+from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.errors import UserError
 from hpcdecode.system.cores import nodes_of
 

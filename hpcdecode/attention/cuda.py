@@ -13,16 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from hpcdecode.attention.base import (
-    DEFAULT_BLOCK_TOKENS,
-    FloatArray,
-    IntArray,
-    KvCapacityError,
-    LayerShape,
-    Matrix,
-    native_shapes,
-)
+from hpcdecode.attention.base import DEFAULT_BLOCK_TOKENS, FloatArray, IntArray, KvCapacityError, Matrix, native_shapes
 from hpcdecode.attention.native import NativeKvCache
+from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.errors import UserError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from hpcdecode.attention.base import LayerShape
+from hpcdecode.attention.shapes import LayerShape
 
 if TYPE_CHECKING:
     from hpcdecode import _attn_cpu, _attn_cuda

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from hpcdecode import _attn_cpu
-from hpcdecode.attention.base import FloatArray, IntArray, KvCache, LayerShape, Matrix, native_shapes
+from hpcdecode.attention.base import FloatArray, IntArray, KvCache, Matrix, native_shapes
 from hpcdecode.attention.cpu import CpuKvCache
+from hpcdecode.attention.shapes import LayerShape
 
 
 class CpuPromptAttention:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from hpcdecode.attention.base import LayerShape
 from hpcdecode.attention.reference import attend_one
+from hpcdecode.attention.shapes import LayerShape
 
 _SCORE_BYTES = 1 << 26  # of scores held at once where no flash kernel serves
 
@@ -28,7 +28,7 @@ class TorchPromptAttention:
 
     def tokens_in(self, nbytes: int) -> int:
         """Return the tokens of a prompt whose packed K and V, of all layers, take at most `nbytes`."""
-        return nbytes // sum(self.packed_bytes(layer, 1) for layer in range(len(self.shapes)))
+        return nbytes // max(sum(self.packed_bytes(layer, 1) for layer in range(len(self.shapes))), 1)
 
     def packed_bytes(self, layer: int, tokens: int) -> int:
         """Return the bytes that hold the packed K and V of `tokens` tokens of one prompt at `layer`."""

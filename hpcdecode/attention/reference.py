@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 import torch
 
-from hpcdecode.attention.base import FloatArray, IntArray, KvCapacityError, LayerShape, Matrix
+from hpcdecode.attention.base import FloatArray, IntArray, KvCapacityError, Matrix
 from hpcdecode.attention.quantized import CODES, restored
+from hpcdecode.attention.shapes import LayerShape
 
 DTYPES = {  # of the tensors that hold K and V; integer types are kept as the floats they stand for
     "float32": torch.float32,

@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 
 from hpcdecode.attention.base import KV_DTYPES, KvCache
-from hpcdecode.attention.open import open_kv_cache
+from hpcdecode.attention.open import open_layers
+from hpcdecode.attention.shapes import RecurrentShape
+from hpcdecode.attention.sizes import block_tokens_for, state_tokens_for
 from hpcdecode.bench.output import Case, Report
 from hpcdecode.config import DTYPES, QUANTISED, find_model
 from hpcdecode.data.prompts.tokenizer import Tokenizer
@@ -111,7 +113,10 @@ def stretches(tokenizer: Tokenizer, text: str, count: int, tokens: int) -> list[
 
 
 def _kv_cache(model: SplitModel, kv_dtype: str, tokens: int) -> KvCache:
-    return open_kv_cache(model.attends, kv_dtype=kv_dtype, capacity_tokens=tokens, max_sequences=1)
+    weights = [model.recurrent_weights(i) for i, s in enumerate(model.attends) if isinstance(s, RecurrentShape)]
+    state = state_tokens_for(model.attends, kv_dtype, block_tokens_for(model.attends, kv_dtype))
+    capacity = max(tokens, block_tokens_for(model.attends, kv_dtype)) + state
+    return open_layers(model.attends, weights, kv_dtype=kv_dtype, capacity_tokens=capacity, max_sequences=1)
 
 
 def measure(ways: dict[str, Way], text: Sequence[Sequence[int]]) -> dict[str, Losses]:
@@ -143,9 +148,9 @@ def forward(model: SplitModel, kv_cache: KvCache, ids: Sequence[int]) -> Tensor:
     o: Tensor | None = None
     context: tuple[Tensor, ...] = torch.tensor(ids), positions, positions
     for layer, shape in enumerate(model.attends):
-        q, k, v, context = model.slice(layer, o, context)
-        o = q.new_empty(len(ids), shape.out_columns)
-        kv_cache.attend(layer, slots, counts, torch.cat((q, k, v), dim=1), o, model.sinks(layer))
+        rows, context = model.slice(layer, o, context)
+        o = rows[0].new_empty(len(ids), shape.out_columns)
+        kv_cache.attend(layer, slots, counts, torch.cat(rows, dim=1), o, model.sinks(layer))
     kv_cache.release(slots)
     assert o is not None, "a model has layers"
     return model.logits(o, context)

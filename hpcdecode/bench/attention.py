@@ -16,9 +16,11 @@ import numpy as np
 import torch
 
 from hpcdecode.attention import base as attention
-from hpcdecode.attention.base import KvCache, LayerShape
+from hpcdecode.attention.base import KvCache
 from hpcdecode.attention.cpu import CpuKvCache
 from hpcdecode.attention.open import open_kv_cache
+from hpcdecode.attention.shapes import LayerShape
+from hpcdecode.attention.sizes import bytes_per_token
 from hpcdecode.bench import filled
 from hpcdecode.bench.output import Case, Report
 from hpcdecode.report.benchmark import case as result
@@ -78,14 +80,14 @@ def table(args: argparse.Namespace, threads: int) -> list[AttentionCase]:
             for group in args.group:
                 shape = LayerShape(8 if group < 8 else 4, dim, dim, (8 if group < 8 else 4) * group, dim**-0.5)
                 for context in args.context:
-                    tokens = (args.mebibytes << 20) / attention.bytes_per_token([shape], kv_dtype)
+                    tokens = (args.mebibytes << 20) / bytes_per_token([shape], kv_dtype)
                     lengths = (context,) * max(1, round(tokens / context))
                     out.append(
                         AttentionCase(f"{kv_dtype} {label(shape)} context {context}", shape, kv_dtype, lengths, threads)
                     )
     shape = LayerShape(8, 128, 128, 8, 128**-0.5)
     spread = np.geomspace(1, 100, 64)
-    tokens = (args.mebibytes << 20) / attention.bytes_per_token([shape], "bfloat16")
+    tokens = (args.mebibytes << 20) / bytes_per_token([shape], "bfloat16")
     lengths = tuple(max(1, int(x)) for x in spread / spread.sum() * tokens)
     out.append(AttentionCase("bfloat16 MHA d128 64 lengths 1:100", shape, "bfloat16", lengths, threads))
     return out

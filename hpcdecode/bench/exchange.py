@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hpcdecode.attention.base import LayerShape
+from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.bench.nodes import Nodes
 from hpcdecode.bench.output import Case, Report
 from hpcdecode.errors import UserError

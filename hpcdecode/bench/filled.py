@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcdecode.attention.base import KvCache, LayerShape
+from hpcdecode.attention.base import KvCache
 from hpcdecode.attention.reference import attend_one, stored
+from hpcdecode.attention.shapes import LayerShape
 
 LENGTHS = (1, 100, 1500)  # of the sequences that are checked
 _ROWS = 1024  # random ones, repeated

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpcdecode.attention.base import LayerShape
 from hpcdecode.attention.cuda import CudaKvCache, state
+from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.bench import filled
 from hpcdecode.bench.contenders import Hpcdecode, Site, launcher
 from hpcdecode.bench.output import Case, Report
@@ -188,7 +188,7 @@ def step_seconds(model: SplitModel, batch: int, passes: int) -> float:
         return statistics.median([_seconds(step, model.device) for _ in range(passes + 1)][1:])
 
 
-Between = Callable[[Tensor, Tensor, Tensor, Tensor], None]
+Between = Callable[..., None]  # of the rows of a layer, and o
 
 
 def step_of(model: SplitModel, batch: int, between: Between | None = None) -> Callable[[], None]:
@@ -200,9 +200,9 @@ def step_of(model: SplitModel, batch: int, between: Between | None = None) -> Ca
         o: Tensor | None = None
         context: tuple[Tensor, ...] = ids, ids * 0 + 7, torch.arange(batch, device=model.device)
         for layer, out in enumerate(outs):
-            q, k, v, context = model.slice(layer, o, context)
+            rows, context = model.slice(layer, o, context)
             if between:
-                between(q, k, v, out)
+                between(*rows, out)
             o = out
         assert o is not None, "a model has layers"
         model.logits(o, context)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hpcdecode.attention.base import LayerShape
+from hpcdecode.attention.shapes import LayerShape, RecurrentShape
 from hpcdecode.bench.output import Case, Report
 from hpcdecode.bench.workload import SHAPES, checkpoint, default_folder
 from hpcdecode.errors import UserError
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> Report | None:
     if team.lead:
         args.work.mkdir(parents=True, exist_ok=True)
         model = load_split(checkpoint(args.work, args.model), dtype="bfloat16")
-    shapes = team.broadcast(list(model.attends) if model else None, list[LayerShape])
+    shapes = team.broadcast(list(model.attends) if model else None, list[LayerShape | RecurrentShape])
     steady = Steady(team, shapes, model)
     most = max(args.lanes)
     context = args.context or _balanced(steady, SteadyLoad(args.batch, most, _TRIAL, args.steps))

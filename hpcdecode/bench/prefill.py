@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from hpcdecode.attention.base import LayerShape
 from hpcdecode.attention.prefill import CpuPromptAttention
 from hpcdecode.attention.reference import attend_one
+from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.bench.attention import label
 from hpcdecode.bench.output import Case, Report
 from hpcdecode.report.benchmark import case as result

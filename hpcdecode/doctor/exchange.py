@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hpcdecode.attention.base import LayerShape
+from hpcdecode.attention.shapes import LayerShape
 
 if TYPE_CHECKING:
     from mpi4py import MPI

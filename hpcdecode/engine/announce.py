@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from itertools import groupby
 
+from hpcdecode.attention.shapes import attention_shapes, recurrent_shapes, state_bytes
 from hpcdecode.config import QUANTISED, EngineOptions
 from hpcdecode.engine.engine import Engine
 from hpcdecode.engine.scale import Scale
@@ -31,12 +32,21 @@ def announce(engine: Engine, scales: Sequence[Scale], stages: Stages) -> None:
         logger.info(_members(setup))
     if engine.options.ep:
         _say_experts(engine.team.ranks[engine.team.s_ranks[0]].tp)
-    model = f"{engine.options.model}: {len(setup.shapes)} layers, {setup.dtype}{weights}, KV {setup.kv_dtype}; "
+    model = f"{engine.options.model}: {_layers(setup)}, {setup.dtype}{weights}, KV {setup.kv_dtype}; "
     for scale, alike in groupby(scales):
         count = len(list(alike))
         each = f"each of {count} S-ranks: " * (count > 1)
         logger.info(model + each + _sizes(engine.options, scale))
     logger.info(stages.text())
+
+
+def _layers(setup: Setup) -> str:
+    """Return how many layers attend and keep states, and what a state takes."""
+    attend, keep = len(attention_shapes(setup.shapes)), len(recurrent_shapes(setup.shapes))
+    if not keep:
+        return f"{attend} layers"
+    size = state_bytes(setup.shapes) / (1 << 20)
+    return f"{attend} layers with attention and {keep} with states ({size:,.2f} MiB a sequence)"
 
 
 def _members(setup: Setup) -> str:
@@ -47,7 +57,7 @@ def _members(setup: Setup) -> str:
     stated = f"layers {layers}" if len(stages) > 1 else f"{first.sums} sums a step"
     if first.share == 1:
         return f"members: each holds {stated}"
-    heads = span(sorted({shape.kv_heads for shape in setup.shapes}))
+    heads = span(sorted({shape.kv_heads for shape in attention_shapes(setup.shapes)}))
     shares = sorted(f"{member.share:.2f}" for member in setup.members)
     share = " .. ".join(dict.fromkeys((shares[0], shares[-1])))
     return f"members: each holds {share} of the projections' weights, KV heads {heads}; {stated}"

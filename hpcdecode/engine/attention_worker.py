@@ -19,7 +19,7 @@ class AttentionWorker:
     """Runs plans on a KV cache.
 
     Args:
-        kv_cache: for this rank's part of every attention layer.
+        kv_cache: for this rank's part of every layer.
         sinks: float32 [q_heads] of every layer, or None.
         timeline: of this rank.
         queue: of the device that has the KV cache, if that is not the device of the slices, too.
@@ -64,13 +64,13 @@ class AttentionWorker:
     def attend(
         self, lane: int, layer: int, piece: Piece, rows: Tensor, prompts: Tensor, out: Tensor
     ) -> Waitable | None:
-        """Append K and V of prompts and decode rows at `layer`; write the attention of the decode rows to `out`.
+        """Append K and V of prompts and decode rows at `layer`; write the output of the decode rows to `out`.
 
         Args:
             lane: that the rows are from, for the timeline.
-            layer: index of the attention layer.
+            layer: index of the layer.
             piece: whose rows they are.
-            rows: [q | k | v] of decode rows, [n, row_columns].
+            rows: [q | k | v] of decode rows, [n, row_columns], or whole rows of a layer that keeps a state.
             prompts: [k | v] of prompt tokens, [m, kv_columns].
             out: [n, out_columns].
 

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from hpcdecode.attention.shapes import attention_shapes
 from hpcdecode.engine.group_lane import GroupLane
 from hpcdecode.engine.model_inputs import ModelInputs
 from hpcdecode.engine.prefill import PromptKvCache
@@ -44,17 +45,24 @@ class PromptExecutor:
     def __init__(self, model: SplitModel, prompts: PromptKvCache, timeline: Timeline):
         self.model, self.prompts, self.timeline = model, prompts, timeline
 
-    def attend_prompts(self, layer: int, inputs: ModelInputs, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
-        """Attend from the step's prompt tokens; after the last attention only from those whose logits are needed."""
+    def attend_prompts(self, layer: int, inputs: ModelInputs, rows: Sequence[Tensor], o: Tensor) -> None:
+        """Attend from the step's prompt tokens; after the last attention only from those whose logits are needed.
+
+        Args:
+            layer: That attends.
+            inputs: Of the step.
+            rows: q, k and v of all its tokens.
+            o: Output, whose rows of prompts are overwritten.
+        """
         first = inputs.decodes
         skipped = inputs.skipped_queries if layer == len(self.model.attends) - 1 else None
-        q, k, v, o = (x[first:] for x in (q, k, v, o))
-        own = layer - self.model.layers.start
+        q, k, v, o = (x[first:] for x in (*rows, o))
+        own = len(attention_shapes(self.model.attends[self.model.layers.start : layer]))
         self.prompts.attend(own, inputs.parts, q, k, v, o, self.model.sinks(layer), skipped)
 
 
 class LayeredExecutor(PromptExecutor):
-    """Sends q, k and v of every layer over the lane's link. It suits every step."""
+    """Sends what tokens bring to every layer over the lane's link. It suits every step."""
 
     def __init__(self, model: SplitModel, groups: Sequence[GroupLane], prompts: PromptKvCache, timeline: Timeline):
         super().__init__(model, prompts, timeline)
@@ -70,13 +78,13 @@ class LayeredExecutor(PromptExecutor):
         o, context = yield from group.take_over(inputs)
         for layer in layers:
             enter("slice", lane)
-            q, k, v, context = yield from group.summed(self.model.start_slice(layer, o, context))
-            o = self.model.empty_output(layer, len(q))
+            rows, context = yield from group.summed(self.model.start_slice(layer, o, context))
+            o = self.model.empty_output(layer, len(rows[0]))
             enter("post", lane)
-            link.send_qkv(layer - layers.start, q, k, v, o)
-            if inputs.parts:
+            link.send_rows(layer - layers.start, rows, o)
+            if inputs.parts and not link.answers_prompts(layer - layers.start):
                 enter("prefill", lane)
-                self.attend_prompts(layer, inputs, q, k, v, o)
+                self.attend_prompts(layer, inputs, rows, o)
             yield "wait", link
             enter("take", lane)
             link.recv_output()
@@ -104,10 +112,10 @@ class FusedExecutor:
         """Yield nothing: it waits for nobody."""
         yield from ()
         self.timeline.enter("slice", lane)
-        q, k, v, context = self.model.slice(0, None, inputs.tokens)
+        rows, context = self.model.slice(0, None, inputs.tokens)
         assert self.link.share is not None, "expected a plan"
         slots = self.link.share.whole.decode_slots
-        o, context, seconds = self.fused.run(slots, joined(q, k, v), context)
+        o, context, seconds = self.fused.run(slots, joined(*rows), context)
         self.timeline.enter("attend", lane, since=seconds)
         self.prompts.finish((), inputs.forgotten)
         return LastSliceInput(o, context)

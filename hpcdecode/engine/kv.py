@@ -8,9 +8,11 @@ import torch
 
 from hpcdecode.attention.base import KvCache, PromptAttention
 from hpcdecode.attention.cuda import CudaKvCache, HostKvCache
-from hpcdecode.attention.open import open_kv_cache
+from hpcdecode.attention.hybrid import HybridKvCache
+from hpcdecode.attention.open import open_kv_cache, open_layers
 from hpcdecode.attention.prefill import CpuPromptAttention
 from hpcdecode.attention.prefill_torch import TorchPromptAttention
+from hpcdecode.attention.shapes import RecurrentShape, attention_shapes
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.prefill import PromptKvCache, StoredPrompts
 from hpcdecode.engine.resumed import ResumedAttention
@@ -43,12 +45,21 @@ def open_attention_worker(
 
 
 def _open_kv_cache(team: Team, setup: Setup, partition: Partition, slots: int, direct: bool) -> KvCache:
-    me, shapes = team.me, list(map(partition.shape, setup.shapes_of(team.me)))
+    me, whole = team.me, setup.shapes_of(team.me)
+    shapes = list(map(partition.shape, whole))
     if me.kv_device != "cpu":
         kind = HostKvCache if apart(team, team.group) and not direct else CudaKvCache
-        return kind(shapes, setup.kv_dtype, me.kv_tokens, slots, setup.block_tokens, me.kv_device)
-    return open_kv_cache(
+        attend = attention_shapes(shapes)
+        return kind(attend, setup.kv_dtype, me.kv_tokens, slots, setup.block_tokens, me.kv_device)
+    part, rank = setup.part_of(me), team.pool.index(team.place)
+    weights = [
+        part.recurrent[part.layers[0] + i].part(shape, partition, rank)
+        for i, shape in enumerate(whole)
+        if isinstance(shape, RecurrentShape)
+    ]
+    return open_layers(
         shapes,
+        weights,
         kv_dtype=setup.kv_dtype,
         capacity_tokens=me.kv_tokens,
         max_sequences=slots,
@@ -56,6 +67,7 @@ def _open_kv_cache(team: Team, setup: Setup, partition: Partition, slots: int, d
         threads=me.threads,
         cpus=me.cpus if me.pinned else None,
         team=me.has_s,
+        state_tokens=setup.state_tokens,
     )
 
 
@@ -70,7 +82,7 @@ def open_prompts(team: Team, setup: Setup, model: SplitModel, beside: KvCache | 
     """
     prompts: PromptAttention = _prompt_attention(team, setup, model, beside)
     if setup.kv_dtype != setup.dtype:
-        prompts = StoredPrompts(prompts, setup.shapes_of(team.me), setup.kv_dtype)
+        prompts = StoredPrompts(prompts, attention_shapes(setup.shapes_of(team.me)), setup.kv_dtype)
     on_cpus = model.device.type == "cpu" and all(team.ranks[place].kv_device == "cpu" for place in team.pool)
     return PromptKvCache(prompts, ResumedAttention(partial(_one_sequence, team, setup)) if on_cpus else None)
 
@@ -78,7 +90,7 @@ def open_prompts(team: Team, setup: Setup, model: SplitModel, beside: KvCache | 
 def _one_sequence(team: Team, setup: Setup, tokens: int) -> KvCache:
     """Open a KV cache for one sequence."""
     return open_kv_cache(
-        setup.shapes_of(team.me),
+        attention_shapes(setup.shapes_of(team.me)),
         kv_dtype=setup.kv_dtype,
         capacity_tokens=tokens,
         max_sequences=1,
@@ -89,8 +101,10 @@ def _one_sequence(team: Team, setup: Setup, tokens: int) -> KvCache:
 
 
 def _prompt_attention(team: Team, setup: Setup, model: SplitModel, beside: KvCache | None) -> PromptAttention:
-    me, shapes = team.me, setup.shapes_of(team.me)
-    if model.device.type != "cpu":
+    me, shapes = team.me, attention_shapes(setup.shapes_of(team.me))
+    if model.device.type != "cpu" or not shapes:
         return TorchPromptAttention(shapes, model.dtype, model.device)
     cpus = me.cpus if me.pinned else None
+    if isinstance(beside, HybridKvCache):
+        beside = beside.kv_cache
     return CpuPromptAttention(shapes, dtype=setup.dtype, threads=me.threads, cpus=cpus, beside=beside)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hpcdecode.attention.base import LayerShape, PromptAttention
+from hpcdecode.attention.base import PromptAttention
 from hpcdecode.attention.reference import stored
+from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.engine.resumed import ResumedAttention
 from hpcdecode.schedule.step import PromptPart
 

@@ -40,9 +40,9 @@ def lane_program(
             continue
         for layer in range(len(home.shapes)):
             source, target = ends[copy(layer)], ends[copy(layer + 1)]
-            for (request, message), answer in zip(source.recv_qkv(layer), target.messages(layer), strict=True):
+            for (request, message), answer in zip(source.recv_rows(layer), target.messages(layer), strict=True):
                 yield "wait", request
-                source.take_qkv()
+                source.take_rows()
                 if mark := worker.attend(lane, layer, message.piece, message.rows, message.prompts, answer.out):
                     yield "wait", mark
                 worker.timeline.enter("post", lane)

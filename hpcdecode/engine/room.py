@@ -6,7 +6,9 @@ import statistics
 
 import torch
 
-from hpcdecode.attention.base import LayerShape, bytes_per_token, capacity_for, isa
+from hpcdecode.attention.base import isa
+from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_shapes, recurrent_shapes
+from hpcdecode.attention.sizes import bytes_per_token, capacity_for
 from hpcdecode.config import EngineOptions
 from hpcdecode.engine.setup import Setup, partition_of, together
 from hpcdecode.errors import UserError
@@ -118,15 +120,21 @@ def _read_rate(me: Rank) -> float:
     return copy_rate(torch.device(me.kv_device))
 
 
-def _room(options: EngineOptions, team: Team, setup: Setup, own: list[LayerShape]) -> int:
+def _room(options: EngineOptions, team: Team, setup: Setup, own: list[LayerShape | RecurrentShape]) -> int:
     """Return the KV tokens that this R-rank holds."""
     if team.me.kv_device == "cpu":
-        return capacity_for(own, setup.kv_dtype, _kv_bytes(options, team, setup))
+        nbytes = _kv_bytes(options, team, setup)
+        return capacity_for(own, setup.kv_dtype, nbytes, setup.block_tokens, setup.state_tokens)
+    if recurrent_shapes(own):
+        raise UserError(
+            f"--r-device {team.me.kv_device}: expected cpu, as layers of this model keep recurrent states, which "
+            "R-ranks hold on CPUs alone; add --r-device cpu"
+        )
     from hpcdecode.attention.cuda import capacity_for as on_device
 
     device = torch.device(team.me.kv_device)
     nbytes = options.kv_memory or int(_free_on(device, options.gpu_memory) * _MEMORY_SHARE)
-    return on_device(own, setup.kv_dtype, nbytes, device)
+    return on_device(attention_shapes(own), setup.kv_dtype, nbytes, device)
 
 
 def _free_on(device: torch.device, limit: int | None) -> int:

@@ -47,17 +47,17 @@ class RotatingExecutor(PromptExecutor):
             if number == last:
                 break
             enter("slice", lane)
-            q, k, v, context = yield from group.summed(self.model.start_slice(number, *given))
-            o, after = self.model.empty_output(number, len(q)), route.copy(lane, number + 1)
+            rows, context = yield from group.summed(self.model.start_slice(number, *given))
+            o, after = self.model.empty_output(number, len(rows[0])), route.copy(lane, number + 1)
             enter("post", lane)
             if after == group.copy:
-                link.send_qkv(number, q, k, v, o)
+                link.send_rows(number, rows, o)
             else:
-                link.send_away(number, q, k, v)
+                link.send_away(number, rows)
                 group.send(after, context)
-            if inputs.parts:
+            if inputs.parts and not link.answers_prompts(number):
                 enter("prefill", lane)
-                self.attend_prompts(number, inputs, q, k, v, o)
+                self.attend_prompts(number, inputs, rows, o)
                 if after != group.copy:
                     group.send(after, [o[inputs.decodes :]])
             if after != group.copy:
@@ -74,7 +74,7 @@ class RotatingExecutor(PromptExecutor):
         o = self.model.empty_output(number - 1, len(inputs.tokens.ids))
         link.expect_output(number - 1, o)
         context = yield from group.receive_from(before, device)
-        if inputs.parts:
+        if inputs.parts and not link.answers_prompts(number - 1):
             (of_prompts,) = yield from group.receive_from(before, device)
             o[inputs.decodes :] = of_prompts
         yield "wait", link

@@ -68,9 +68,17 @@ def _choose(
     """Return the sizes of a group. B is at most what its KV caches hold of sequences of one block."""
     capacity = sum(capacity_of(options, team, group))
     batch, period, steps = choose(
-        options.batch, options.period, first, all_rows, 1, capacity, setup.max_positions, len(team.groups)
+        options.batch,
+        options.period,
+        first,
+        all_rows,
+        1,
+        capacity,
+        setup.max_positions,
+        len(team.groups),
+        setup.state_tokens,
     )
-    batch = max(min(batch, capacity // setup.block_tokens), 1)
+    batch = max(min(batch, capacity // (setup.state_tokens + setup.block_tokens)), 1)
     load = options.load_limit or load_limit(batch, period, steps, mean_prompt(first), capacity)
     crosses = apart(team, group)
     home = team.ranks[group.home]
@@ -94,7 +102,7 @@ def placement_of(options: EngineOptions, team: Team, setup: Setup, lanes: int) -
     group = team.group
     of_members = [partition_of(options, pool).speeds([team.ranks[p].speed for p in pool]) for pool in group.pools]
     speeds = list(map(min, zip(*of_members, strict=True)))  # the lane waits for the slowest member's R-rank
-    return Placement(capacity_of(options, team, group), setup.block_tokens, lanes, speeds)
+    return Placement(capacity_of(options, team, group), setup.block_tokens, lanes, speeds, setup.state_tokens)
 
 
 def lane_limits(options: EngineOptions, setup: Setup, batch: int, scale: Scale, prefix_tokens: int = 0) -> LaneLimits:

@@ -9,9 +9,12 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from hpcdecode.attention.base import LayerShape, block_tokens_for, multiplies_bfloat16
+from hpcdecode.attention.base import multiplies_bfloat16
+from hpcdecode.attention.shapes import LayerShape, RecurrentShape
+from hpcdecode.attention.sizes import block_tokens_for, state_tokens_for
 from hpcdecode.config import DTYPES, EngineOptions
 from hpcdecode.data.prompts.tokenizer import Tokenizer
+from hpcdecode.engine.state_weights import StateWeights
 from hpcdecode.errors import UserError
 from hpcdecode.exchange.partition import Partition
 from hpcdecode.model import SplitModel, load_split
@@ -33,8 +36,9 @@ class MemberPart(msgspec.Struct, frozen=True):
     """What a member of a group has of the model.
 
     Attributes:
-        layers: First and last + 1 of its attention layers.
+        layers: First and last + 1 of its layers, those that attend and those that keep a state.
         sinks: Attention sinks of each of these, or None.
+        recurrent: Weights of those that keep a state, by index of the layer.
         vocabulary: First and last + 1 of the logits that it computes.
         share: Of the weights of projections.
         sums: In a step.
@@ -42,6 +46,7 @@ class MemberPart(msgspec.Struct, frozen=True):
 
     layers: tuple[int, int]
     sinks: list[list[float] | None]
+    recurrent: dict[int, StateWeights]
     vocabulary: tuple[int, int]
     share: float
     sums: int
@@ -51,21 +56,23 @@ class Setup(msgspec.Struct, frozen=True):
     """What the lead knows of the model and every rank needs.
 
     Attributes:
-        shapes: Of every attention layer; in a group those of a member, which are the same for all of a stage.
+        shapes: Of every layer; in a group those of a member, which are the same for all of a stage.
         members: What each member of a group has.
         dtype: Of activations.
         kv_dtype: Of the KV cache.
         block_tokens: Tokens of a block of the KV cache.
+        state_tokens: Tokens of the KV cache that a sequence's recurrent state counts as.
         max_positions: Most tokens of a sequence, or None.
         mapped_bytes: Of weights that may lie in the mapped files of the checkpoint, which the ranks of a host share.
         eos: Ids of the tokens that end a sequence.
     """
 
-    shapes: list[LayerShape]
+    shapes: list[LayerShape | RecurrentShape]
     members: list[MemberPart]
     dtype: str
     kv_dtype: str
     block_tokens: int
+    state_tokens: int
     max_positions: int | None
     mapped_bytes: int
     eos: frozenset[int]
@@ -74,8 +81,8 @@ class Setup(msgspec.Struct, frozen=True):
         """Return what a rank has of the model; of an R-rank, what the members have that it serves."""
         return self.members[rank.member]
 
-    def shapes_of(self, rank: Rank) -> list[LayerShape]:
-        """Return the shapes of a rank's attention layers."""
+    def shapes_of(self, rank: Rank) -> list[LayerShape | RecurrentShape]:
+        """Return the shapes of a rank's layers."""
         return self.shapes[slice(*self.part_of(rank).layers)]
 
     def columns_of(self, rank: Rank) -> list[int]:
@@ -191,11 +198,16 @@ def together(team: Team, action: Callable[[], T]) -> T:
 
 def _part_of(model: SplitModel) -> MemberPart:
     sinks, layers = [model.sinks(i) for i in model.layers], (model.layers.start, model.layers.stop)
+    recurrent = {
+        i: StateWeights.of(model.recurrent_weights(i))
+        for i in model.layers
+        if isinstance(model.attends[i], RecurrentShape)
+    }
     own = model.membership
     about = ((0, model.vocab_size), 1.0, 0)
     if own is not None:
         about = ((own.vocabulary.start, own.vocabulary.stop), own.share, own.sums)
-    return MemberPart(layers, [None if s is None else s.tolist() for s in sinks], *about)
+    return MemberPart(layers, [None if s is None else s.tolist() for s in sinks], recurrent, *about)
 
 
 def _describe(options: EngineOptions, loaded: Loaded, members: Sequence[MemberPart]) -> Setup:
@@ -203,12 +215,15 @@ def _describe(options: EngineOptions, loaded: Loaded, members: Sequence[MemberPa
     dtype = str(model.dtype).removeprefix("torch.")
     kv_dtype = options.kv_dtype or dtype
     shapes = list(model.attends)
+    block_tokens = block_tokens_for(shapes, kv_dtype)
+    stages = [shapes[slice(*part.layers)] for part in members]
     return Setup(
         shapes=shapes,
         members=list(members),
         dtype=dtype,
         kv_dtype=kv_dtype,
-        block_tokens=block_tokens_for(shapes, kv_dtype),
+        block_tokens=block_tokens,
+        state_tokens=max(state_tokens_for(stage, kv_dtype, block_tokens) for stage in stages),
         max_positions=model.max_positions,
         mapped_bytes=model.mapped_bytes,
         eos=loaded.tokenizer.eos_token_ids,

@@ -1,13 +1,14 @@
 """What crosses between an S-rank and its R-ranks, and in which order.
 
-One link is one lane. Per layer the S-rank sends each R-rank its decode rows [q | k | v] and its prefill rows [k | v],
-in one or several pieces. It receives the decode rows of the attention output o back, piece by piece. Both sides derive
-pieces and sizes from the plan.
+One link is one lane. Per layer with attention the S-rank sends each R-rank its decode rows [q | k | v] and its prefill
+rows [k | v], in one or several pieces. It receives the decode rows of the attention output o back, piece by piece. A
+layer that keeps a state gets whole rows of all tokens, prompts too, and answers them all. Both sides derive pieces and
+sizes from the plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -17,7 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcdecode.attention.base import KvCache, LayerShape
+from hpcdecode.attention.base import KvCache
+from hpcdecode.attention.shapes import LayerShape, MixerShape
 from hpcdecode.mpi.wait import Waitable
 from hpcdecode.schedule.plan import Plan
 
@@ -33,31 +35,33 @@ class SLink(Protocol):
     def send_plan(self, plan: Plan) -> None:
         """Announce the plan of the lane's next step."""
 
-    def send_qkv(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
-        """Start the attention of `layer` over the lane's rows.
+    def answers_prompts(self, layer: int) -> bool:
+        """Return whether R-ranks answer rows of prompts at `layer`, as they do if it keeps a state."""
+
+    def send_rows(self, layer: int, rows: Sequence[Tensor], o: Tensor) -> None:
+        """Start the attention or recurrence of `layer` over the lane's rows.
 
         Args:
-            layer: index of the attention layer.
-            q: [T, q_heads * k_dim], decode rows first.
-            k: [T, kv_heads * k_dim].
-            v: [T, kv_heads * v_dim].
-            o: [T, q_heads * v_dim]; its decode rows are valid after `recv_output`, the others are the caller's.
+            layer: index of the layer.
+            rows: q, k and v [T, columns], decode rows first; or what a token brings to a layer that keeps a state.
+            o: [T, out_columns]; the rows that R-ranks answer are valid after `recv_output`, the others, those of
+                prompts, are the caller's.
         """
 
     def follow_plan(self, plan: Plan) -> None:
         """Take a plan that another S-rank's end of the lane announces."""
 
-    def send_away(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
-        """Start the attention of `layer` as `send_qkv` does; another S-rank expects its output."""
+    def send_away(self, layer: int, rows: Sequence[Tensor]) -> None:
+        """Start what `send_rows` starts; another S-rank expects its output."""
 
     def expect_output(self, layer: int, o: Tensor) -> None:
-        """Expect the output of an attention that another S-rank starts, as `send_qkv` does for its own."""
+        """Expect the output of what another S-rank starts, as `send_rows` does for its own."""
 
     def Test(self) -> bool:
         """Return whether the R-ranks have done what was sent last."""
 
     def recv_output(self) -> None:
-        """Put the decode rows of o where `send_qkv` was told to."""
+        """Put the rows that R-ranks answer where `send_rows` was told to."""
 
     def close(self) -> None:
         """Complete what is under way after the stop plan."""
@@ -70,7 +74,7 @@ class OnlyEnd:
         """Raise NotImplementedError: the S-rank is the only one."""
         raise NotImplementedError("the lane has one S-rank")
 
-    def send_away(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
+    def send_away(self, layer: int, rows: Sequence[Tensor]) -> None:
         """Raise NotImplementedError: the S-rank is the only one."""
         raise NotImplementedError("the lane has one S-rank")
 
@@ -84,8 +88,9 @@ class Piece:
     """Sequences of a share that are exchanged and attended together.
 
     Attributes:
-        decode_slots, decode_counts: int32 [n], as `KvCache.attend` takes them; every count is 1.
-        decode_rows: int64 [n], their rows in the lane.
+        decode_slots, decode_counts: int32 [n], as `KvCache.attend` takes them; every count is 1, but for layers that
+            keep a state, where prompts are among them.
+        decode_rows: int64 [sum(decode_counts)], their rows in the lane.
         prefill_slots, prefill_counts: int32 [p], as `KvCache.append` takes them.
         prefill_rows: int64 [sum(prefill_counts)], their rows in the lane.
     """
@@ -97,9 +102,9 @@ class Piece:
     prefill_counts: Slots
     prefill_rows: NDArray[np.int64]
 
-    def elements(self, shape: LayerShape) -> int:
+    def elements(self, shape: MixerShape) -> int:
         """Return the elements that the R-rank receives for one layer of `shape`."""
-        return len(self.decode_rows) * shape.row_columns + len(self.prefill_rows) * shape.kv_columns
+        return len(self.decode_rows) * shape.row_columns + len(self.prefill_rows) * prompt_columns(shape)
 
 
 class Share:
@@ -133,6 +138,15 @@ class Share:
             np.concatenate([np.empty(0, np.int64), *stretches]),
         )
         self.pieces = list(_pieces(self.whole, min(count, len(decode))))
+        self._stateful: list[Piece] | None = None
+
+    def pieces_of(self, shape: MixerShape) -> list[Piece]:
+        """Return the pieces of a layer of `shape`; where it keeps a state, prompts go on as decode rows do."""
+        if isinstance(shape, LayerShape):
+            return self.pieces
+        if self._stateful is None:
+            self._stateful = [_stateful(piece) for piece in self.pieces]
+        return self._stateful
 
 
 def _pieces(whole: Piece, count: int) -> Iterator[Piece]:
@@ -150,6 +164,24 @@ def _pieces(whole: Piece, count: int) -> Iterator[Piece]:
             whole.prefill_counts[prefill],
             whole.prefill_rows[prefill],
         )
+
+
+def _stateful(piece: Piece) -> Piece:
+    """Return a piece whose prompts are among its decode rows."""
+    none = piece.prefill_slots[:0]
+    return Piece(
+        np.concatenate([piece.decode_slots, piece.prefill_slots]),
+        np.concatenate([piece.decode_counts, piece.prefill_counts]),
+        np.concatenate([piece.decode_rows, piece.prefill_rows]),
+        none,
+        none,
+        piece.prefill_rows[:0],
+    )
+
+
+def prompt_columns(shape: MixerShape) -> int:
+    """Return the columns of a row of a prompt where prompts attend on the S-rank: those of k and v."""
+    return shape.kv_columns if isinstance(shape, LayerShape) else 0
 
 
 class Attention(Protocol):

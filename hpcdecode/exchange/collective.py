@@ -23,7 +23,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcdecode.attention.base import LayerShape
+from hpcdecode.attention.shapes import MixerShape
 from hpcdecode.exchange.memory import LaneSpec, Message
 from hpcdecode.exchange.mpi import MpiRLink, MpiSLink, Outgoing
 from hpcdecode.exchange.partition import Partition
@@ -149,10 +149,10 @@ class CollectiveSLink(MpiSLink):
         cuts = [self._plan[:_FIRST], *([self._plan[_FIRST:length]] if length > _FIRST else [])]
         self._plans.requests += [self.comm.Ibcast([cut, MPI.INT32_T], 0) for cut in cuts]
 
-    def send_qkv(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
+    def send_rows(self, layer: int, rows: Sequence[Tensor], o: Tensor) -> None:
         """Pack what R-ranks get, and send it: to those that share no memory by one call."""
         self._began = perf_counter()
-        super().send_qkv(layer, q, k, v, o)
+        super().send_rows(layer, rows, o)
 
     def recv_output(self) -> None:
         """Unpack the answers into o."""
@@ -169,7 +169,7 @@ class CollectiveSLink(MpiSLink):
             self.graph.Free()
         super().close()
 
-    def _outgoing(self, shape: LayerShape, device: torch.device) -> list[Outgoing]:
+    def _outgoing(self, shape: MixerShape, device: torch.device) -> list[Outgoing]:
         """Return what is packed for a layer of `shape`; what goes by a collective comes first."""
         if not self._collective:
             return super()._outgoing(shape, device)
@@ -209,10 +209,10 @@ class CollectiveRLink(MpiRLink):
         self._collective, self._wires = plan.collective, {}
         return plan
 
-    def recv_qkv(self, layer: int) -> Iterator[tuple[MPI.Request, Message]]:
-        """Yield a layer's messages, each with its request; once that is complete call `take_qkv`, then read it."""
+    def recv_rows(self, layer: int) -> Iterator[tuple[MPI.Request, Message]]:
+        """Yield a layer's messages, each with its request; once that is complete call `take_rows`, then read it."""
         if not self._collective or self.graph is None:
-            yield from super().recv_qkv(layer)
+            yield from super().recv_rows(layer)
             return
         messages, kind = self.messages(layer), self._kinds[layer]
         wire = self._wires[kind] if kind in self._wires else self._wires.setdefault(kind, _wire(messages))

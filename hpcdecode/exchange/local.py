@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
+from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.exchange.base import Attention, OnlyEnd, Share, joined
 from hpcdecode.mpi.wait import Waitable
 from hpcdecode.schedule.plan import Plan
@@ -31,15 +34,20 @@ class LocalLink(OnlyEnd):
         self.share = Share(plan, 0, self.first_slot)
         self.attention.apply(self.lane, self.share)
 
-    def send_qkv(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
+    def answers_prompts(self, layer: int) -> bool:
+        """Return whether the layer keeps a state."""
+        return not isinstance(self.attention.kv_cache.layers[layer], LayerShape)
+
+    def send_rows(self, layer: int, rows: Sequence[Tensor], o: Tensor) -> None:
         """Attend now, or tell a device to."""
-        assert self.share is not None, "send_qkv: expected a plan first"
-        for piece in self.share.pieces:
+        assert self.share is not None, "send_rows: expected a plan first"
+        for piece in self.share.pieces_of(self.attention.kv_cache.layers[layer]):
             n = len(piece.decode_rows)
-            rows, prompts = joined(q[:n], k[:n], v[:n]), joined(k[n:], v[n:])
-            mark = self.attention.attend(self.lane, layer, piece, rows, prompts, o[:n])
+            decodes = joined(*(x[:n] for x in rows))
+            prompts = joined(*(x[n:] for x in rows[1:])) if n < len(rows[0]) else decodes[:0]
+            mark = self.attention.attend(self.lane, layer, piece, decodes, prompts, o[:n])
             if mark:
-                self._under_way.append((mark, rows, prompts))
+                self._under_way.append((mark, decodes, prompts))
 
     def Test(self) -> bool:
         """Return whether nothing is under way on a device."""

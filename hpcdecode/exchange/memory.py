@@ -15,8 +15,8 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from hpcdecode.attention.base import LayerShape
-from hpcdecode.exchange.base import Piece
+from hpcdecode.attention.shapes import LayerShape, MixerShape
+from hpcdecode.exchange.base import Piece, prompt_columns
 from hpcdecode.exchange.partition import Partition
 from hpcdecode.mpi.wait import wait
 
@@ -33,7 +33,7 @@ class LaneSpec:
     """What both ends of a lane agree on.
 
     Attributes:
-        shapes: of whole attention layers, before a partition by head.
+        shapes: of whole layers, before a partition by head.
         slots: sequences and prefixes that the lane may hold at once.
         dtype: of q, k, v and o.
         partition: how the attention is spread over the lane's R-ranks.
@@ -42,7 +42,7 @@ class LaneSpec:
         device: where a rank has memory that it does not share.
     """
 
-    shapes: Sequence[LayerShape]
+    shapes: Sequence[MixerShape]
     slots: int
     dtype: torch.dtype
     partition: Partition
@@ -58,7 +58,7 @@ class Message:
     Attributes:
         rows: decode rows [n, row_columns], to the R-rank.
         prompts: prefill rows [m, kv_columns], to the R-rank.
-        out: attention output [n, out_columns], back.
+        out: output [n, out_columns], back.
         qkv: what is sent to the R-rank.
         answer: what is sent back.
     """
@@ -87,7 +87,7 @@ class RankMemory:
         self.is_shared = len(shared[0]) > 0
         self._out, self._back = (_Direction(dtype, memory.view(dtype), device) for memory in shared)
 
-    def messages(self, pieces: Sequence[Piece], shape: LayerShape) -> list[Message]:
+    def messages(self, pieces: Sequence[Piece], shape: MixerShape) -> list[Message]:
         """Return pieces of a layer of `shape`, one behind the other, where those of the layer before lay."""
         sizes = [piece.elements(shape) for piece in pieces]
         outs = [len(piece.decode_rows) * shape.out_columns for piece in pieces]
@@ -119,24 +119,28 @@ def _content(stretch: Tensor) -> Buffer:
     return [content.numpy() if content.device.type == "cpu" else content, MPI.BYTE]
 
 
-def _message(piece: Piece, shape: LayerShape, out: tuple[Tensor, Buffer], back: tuple[Tensor, Buffer]) -> Message:
+def _message(piece: Piece, shape: MixerShape, out: tuple[Tensor, Buffer], back: tuple[Tensor, Buffer]) -> Message:
     n, m = len(piece.decode_rows), len(piece.prefill_rows)
     (memory, qkv), (answered, answer) = out, back
     rows, prompts = memory[: n * shape.row_columns], memory[n * shape.row_columns :]
     return Message(
         piece,
         rows.view(n, shape.row_columns),
-        prompts.view(m, shape.kv_columns),
+        prompts.view(m, prompt_columns(shape)),
         answered.view(n, shape.out_columns),
         qkv,
         answer,
     )
 
 
-def shared_bytes(shapes: Sequence[LayerShape], slots: int, prefill_tokens: int, dtype: torch.dtype) -> tuple[int, int]:
+def shared_bytes(shapes: Sequence[MixerShape], slots: int, prefill_tokens: int, dtype: torch.dtype) -> tuple[int, int]:
     """Return the bytes that a layer takes to an R-rank and back, with so many decode and prompt tokens."""
-    out = max(slots * s.row_columns + prefill_tokens * s.kv_columns for s in shapes)
-    return out * dtype.itemsize, slots * max(s.out_columns for s in shapes) * dtype.itemsize
+    out = back = 0
+    for s in shapes:
+        attends = isinstance(s, LayerShape)
+        out = max(out, slots * s.row_columns + prefill_tokens * (prompt_columns(s) if attends else s.row_columns))
+        back = max(back, (slots if attends else slots + prefill_tokens) * s.out_columns)
+    return out * dtype.itemsize, back * dtype.itemsize
 
 
 class LaneMemory:

@@ -15,7 +15,7 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from hpcdecode.attention.base import LayerShape
+from hpcdecode.attention.shapes import LayerShape, MixerShape
 from hpcdecode.exchange.base import Share
 from hpcdecode.exchange.memory import LaneMemory, LaneSpec, Message
 from hpcdecode.exchange.packing import Packing
@@ -57,10 +57,10 @@ class Outgoing:
     packings: Sequence[Packing]
     posts: Sequence[Addressed]
 
-    def pack(self, q: Tensor, k: Tensor, v: Tensor) -> None:
-        """Pack the rows of q, k and v."""
+    def pack(self, rows: Sequence[Tensor]) -> None:
+        """Pack the rows of q, k and v, or of what else tokens bring."""
         for packing in self.packings:
-            packing.pack(q, k, v)
+            packing.pack(rows)
 
 
 class MpiSLink:
@@ -100,18 +100,22 @@ class MpiSLink:
         """Settle each R-rank's share of a plan that another S-rank sends them."""
         self._share_out(plan)
 
-    def send_qkv(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
+    def answers_prompts(self, layer: int) -> bool:
+        """Return whether the layer keeps a state."""
+        return not isinstance(self.spec.shapes[layer], LayerShape)
+
+    def send_rows(self, layer: int, rows: Sequence[Tensor], o: Tensor) -> None:
         """Pack each piece and send it at once, so that its R-rank can begin."""
         self._begin(layer, o)
         for outgoing in self._current:
-            outgoing.pack(q, k, v)
+            outgoing.pack(rows)
             self._exchange(outgoing)
 
-    def send_away(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
+    def send_away(self, layer: int, rows: Sequence[Tensor]) -> None:
         """Pack each piece and send it at once; another S-rank gets the answer."""
-        self._begin(layer, q)
+        self._begin(layer, rows[0])
         for outgoing in self._current:
-            outgoing.pack(q, k, v)
+            outgoing.pack(rows)
             self._send(outgoing)
 
     def expect_output(self, layer: int, o: Tensor) -> None:
@@ -120,11 +124,11 @@ class MpiSLink:
         for outgoing in self._current:
             self._expect(outgoing)
 
-    def pack(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
-        """Pack all pieces, which a device may do later; `send_packed` is the rest of `send_qkv`."""
+    def pack(self, layer: int, rows: Sequence[Tensor], o: Tensor) -> None:
+        """Pack all pieces, which a device may do later; `send_packed` is the rest of `send_rows`."""
         self._begin(layer, o)
         for outgoing in self._current:
-            outgoing.pack(q, k, v)
+            outgoing.pack(rows)
 
     def send_packed(self) -> None:
         """Send what was packed."""
@@ -175,31 +179,32 @@ class MpiSLink:
         self._memory.close()
         self.comm.Free()
 
-    def _outgoing(self, shape: LayerShape, device: torch.device) -> list[Outgoing]:
+    def _outgoing(self, shape: MixerShape, device: torch.device) -> list[Outgoing]:
         """Return what is packed for a layer of `shape`, in the order of sending."""
         groups = self._groups(self.spec.partition.shape(shape))
         return [Outgoing([self._packing(posts, shape, device)], posts) for posts in groups]
 
-    def _groups(self, own: LayerShape) -> list[list[Addressed]]:
+    def _groups(self, own: MixerShape) -> list[list[Addressed]]:
         """Return the messages of a layer, of which an R-rank has `own`: piece by piece, so that all can begin soon.
 
         Those that lie side by side and have no prompts are together. They come first, as they go furthest.
         """
         memories, together = self._memory.ranks, -1
+        pieces = [share.pieces_of(own) for share in self._shares]
         keys: dict[tuple[int, int], list[int]] = {}  # piece, R-rank or `together`: R-ranks
-        for rank, share in enumerate(self._shares):
-            for i, piece in enumerate(share.pieces):
+        for rank, of_rank in enumerate(pieces):
+            for i, piece in enumerate(of_rank):
                 alone = memories[rank].is_shared or len(piece.prefill_rows) or self.spec.partition.by_head
                 keys.setdefault((i, rank if alone else together), []).append(rank)
         order = [(key[0], rank) for key in sorted(keys) for rank in keys[key]]
         found: dict[tuple[int, int], Message] = {}
         for memory in dict.fromkeys(memories):
             within = [(i, rank) for i, rank in order if memories[rank] is memory]
-            messages = memory.messages([self._shares[rank].pieces[i] for i, rank in within], own)
+            messages = memory.messages([pieces[rank][i] for i, rank in within], own)
             found.update(zip(within, messages, strict=True))
         return [[Addressed(rank + 1, found[key[0], rank]) for rank in keys[key]] for key in sorted(keys)]
 
-    def _packing(self, posts: Sequence[Addressed], shape: LayerShape, device: torch.device) -> Packing:
+    def _packing(self, posts: Sequence[Addressed], shape: MixerShape, device: torch.device) -> Packing:
         partition = self.spec.partition
         columns = partition.columns(shape, posts[0].rank - 1) if partition.by_head else None
         return Packing([post.message for post in posts], columns, device)
@@ -247,8 +252,8 @@ class MpiRLink:
         self.share = Share(plan, named, self.first_slot, 1 if plan.collective else self.spec.pieces)
         self._by_kind = {}
 
-    def recv_qkv(self, layer: int) -> Iterator[tuple[MPI.Request, Message]]:
-        """Yield a layer's messages, each with its request; once that is complete call `take_qkv`, then read it."""
+    def recv_rows(self, layer: int) -> Iterator[tuple[MPI.Request, Message]]:
+        """Yield a layer's messages, each with its request; once that is complete call `take_rows`, then read it."""
         messages = self.messages(layer)
         wait(self._sent)
         requests = [self.comm.Irecv(message.qkv, 0, _QKV) for message in messages]
@@ -258,10 +263,12 @@ class MpiRLink:
         """Return a layer's messages."""
         kind = self._kinds[layer]
         if kind not in self._by_kind:
-            self._by_kind[kind] = self._memory.ranks[0].messages(self.share.pieces, self.shapes[kind])
+            self._by_kind[kind] = self._memory.ranks[0].messages(
+                self.share.pieces_of(self.shapes[kind]), self.shapes[kind]
+            )
         return self._by_kind[kind]
 
-    def take_qkv(self) -> None:
+    def take_rows(self) -> None:
         """Make what was announced visible to this rank."""
         self._memory.sync()
 
@@ -278,6 +285,6 @@ class MpiRLink:
         self.comm.Free()
 
 
-def kinds_of(shapes: Sequence[LayerShape]) -> list[int]:
+def kinds_of(shapes: Sequence[MixerShape]) -> list[int]:
     """Return for every layer the first of its shape."""
     return [shapes.index(shape) for shape in shapes]

@@ -1,4 +1,4 @@
-"""Rows of q, k and v that an S-rank packs into the memory of a lane, and rows of o that it unpacks from there."""
+"""Rows that an S-rank packs into the memory of a lane, such as those of q, k and v, and outputs that it unpacks."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Packing:
 
     Args:
         messages: to one R-rank, or several one behind the other in memory and without prompts.
-        columns: of q, k, v and o that the R-rank has; None for all.
-        device: of q, k, v and o.
+        columns: of rows and outputs that the R-rank has; None for all.
+        device: of rows and outputs.
     """
 
     def __init__(self, messages: Sequence[Message], columns: RankColumns | None, device: torch.device):
@@ -31,14 +31,14 @@ class Packing:
         self._packed_prompts = messages[0].prompts
         self._answered = _merged([message.out for message in messages])
 
-    def pack(self, q: Tensor, k: Tensor, v: Tensor) -> None:
-        """Write the rows of q, k and v to memory."""
+    def pack(self, rows: Sequence[Tensor]) -> None:
+        """Write the rows of q, k and v, or of what else tokens bring, to memory; of prompts all but the first, q."""
         if self.columns:
-            q, k, v = q[:, self.columns.q], k[:, self.columns.k], v[:, self.columns.v]
-        whole = side_by_side(q, k, v)
-        _gather((q, k, v) if whole is None else (whole,), self._rows, self._packed)
+            rows = [x[:, own] for x, own in zip(rows, self.columns.rows, strict=True)]
+        whole = side_by_side(*rows)
+        _gather(rows if whole is None else (whole,), self._rows, self._packed)
         if len(self._packed_prompts):
-            _gather((k, v), self._prompt_rows, self._packed_prompts)
+            _gather(rows[1:], self._prompt_rows, self._packed_prompts)
 
     def unpack(self, o: Tensor) -> None:
         """Write what came back to the rows of o."""

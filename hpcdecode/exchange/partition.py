@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from hpcdecode.attention.base import LayerShape
+import msgspec
+
+from hpcdecode.attention.shapes import LayerShape, MixerShape, RecurrentShape, recurrent_shapes
 from hpcdecode.errors import UserError
+
+Shape = TypeVar("Shape", LayerShape, RecurrentShape, MixerShape)
 
 
 class RankColumns(NamedTuple):
-    """The columns of q, k, v and o that an R-rank has."""
+    """The columns that an R-rank has: of q, k and v, or of what else a layer's tokens bring, and of o."""
 
-    q: slice
-    k: slice
-    v: slice
+    rows: tuple[slice, ...]
     o: slice
 
 
@@ -35,33 +37,45 @@ class Partition:
         """Return whether R-ranks have some heads of each sequence."""
         return self.kind == "head" and self.parts > 1
 
-    def check(self, shapes: Sequence[LayerShape]) -> None:
-        """Raise UserError if KV heads cannot be dealt out evenly."""
-        odd = sorted({s.kv_heads for s in shapes if s.kv_heads % self.parts}) if self.by_head else []
+    def check(self, shapes: Sequence[MixerShape]) -> None:
+        """Raise UserError if KV heads, or value heads of states, cannot be dealt out evenly."""
+        heads = {s.kv_heads if isinstance(s, LayerShape) else s.heads for s in shapes}
+        heads |= {s.k_heads for s in recurrent_shapes(shapes) if s.k_heads > 1}
+        odd = sorted(n for n in heads if n % self.parts) if self.by_head else []
         if odd:
             raise UserError(
                 f"--partition head: expected a number of R-ranks that divides the model's KV heads ("
                 f"{', '.join(map(str, odd))}), got {self.parts}; start more or fewer ranks, or use --partition request"
             )
 
-    def shape(self, whole: LayerShape) -> LayerShape:
-        """Return what an R-rank has of a layer."""
+    def shape(self, whole: Shape) -> Shape:
+        """Return what an R-rank has of a layer: a head of q and k that all value heads share is on every R-rank."""
         if not self.by_head:
             return whole
-        return dataclasses.replace(whole, kv_heads=whole.kv_heads // self.parts, q_heads=whole.q_heads // self.parts)
+        if isinstance(whole, LayerShape):
+            heads = {"kv_heads": whole.kv_heads // self.parts, "q_heads": whole.q_heads // self.parts}
+        else:
+            heads = {"heads": whole.heads // self.parts, "k_heads": max(whole.k_heads // self.parts, 1)}
+        return msgspec.structs.replace(whole, **heads)
 
-    def heads(self, whole: LayerShape, rank: int) -> slice:
-        """Return the query heads of R-rank `rank`."""
-        return self._own(whole.q_heads, rank)
+    def heads(self, whole: MixerShape, rank: int) -> slice:
+        """Return the query heads, or the value heads of states, of R-rank `rank`."""
+        return self._own(whole.q_heads if isinstance(whole, LayerShape) else whole.heads, rank)
 
     def named(self, rank: int) -> int:
         """Return the R-rank that plans name for the sequences of R-rank `rank`."""
         return 0 if self.by_head else rank
 
-    def columns(self, whole: LayerShape, rank: int) -> RankColumns:
+    def columns(self, whole: MixerShape, rank: int) -> RankColumns:
         """Return the columns of a layer that R-rank `rank` gets and gives."""
-        k, v = whole.kv_heads * whole.k_dim, whole.kv_heads * whole.v_dim
-        return RankColumns(*(self._own(width, rank) for width in (whole.q_columns, k, v, whole.out_columns)))
+        if isinstance(whole, LayerShape):
+            widths = [whole.q_columns, whole.kv_heads * whole.k_dim, whole.kv_heads * whole.v_dim]
+            rows = [self._own(width, rank) for width in widths]
+        else:
+            shared = 2 if whole.k_heads == 1 else 0  # q and k
+            owned = [self._own(w, rank) if i >= shared else slice(0, w) for i, w in enumerate(whole.widths)]
+            rows = [own for own, width in zip(owned, whole.widths, strict=True) if width]
+        return RankColumns(tuple(rows), self._own(whole.out_columns, rank))
 
     def capacity(self, tokens: Sequence[int]) -> list[int]:
         """Return the KV tokens of the R-ranks that plans name, from what each R-rank has room for."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from hpcdecode.attention.base import LayerShape
+from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.exchange.collective import CollectiveRLink, CollectiveSLink
 from hpcdecode.exchange.memory import LaneSpec, shared_bytes
 from hpcdecode.exchange.mpi import MpiRLink, MpiSLink
@@ -60,12 +60,12 @@ class _SEnd:
         self.o = torch.zeros(rows, shape.out_columns, dtype=spec.dtype)
 
     def round(self) -> None:
-        self.link.send_qkv(0, self.q, self.k, self.v, self.o)
+        self.link.send_rows(0, (self.q, self.k, self.v), self.o)
         wait(self.link)
         self.link.recv_output()
 
     def left_after(self, work: Callable[[], None]) -> float:
-        self.link.send_qkv(0, self.q, self.k, self.v, self.o)
+        self.link.send_rows(0, (self.q, self.k, self.v), self.o)
         work()
         start = perf_counter()
         wait(self.link)
@@ -93,9 +93,9 @@ class _REnd:
         self.link.take_plan()
 
     def round(self) -> None:
-        for request, message in self.link.recv_qkv(0):
+        for request, message in self.link.recv_rows(0):
             wait(request)
-            self.link.take_qkv()
+            self.link.take_rows()
             message.out.copy_(message.rows[:, : self._out_columns])
             self.link.send_output(message)
 

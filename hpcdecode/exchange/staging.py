@@ -17,7 +17,7 @@ from hpcdecode.exchange.base import SLink
 from hpcdecode.mpi.wait import Waitable
 from hpcdecode.schedule.plan import Plan
 
-_OUTPUT = 3  # of q, k, v and o
+_OUTPUT = -1  # place of o beside those of rows
 Pairs = Sequence[tuple[Tensor, Tensor]]  # to, from
 
 
@@ -47,8 +47,8 @@ class Copies(Protocol):
 class PackingLink(SLink, Protocol):
     """A link that packs on the device what it sends, and sends it later."""
 
-    def pack(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
-        """Do `send_qkv` as far as a device does it."""
+    def pack(self, layer: int, rows: Sequence[Tensor], o: Tensor) -> None:
+        """Do `send_rows` as far as a device does it."""
 
     def send_packed(self) -> None:
         """Do the rest of it."""
@@ -153,7 +153,7 @@ class Outbox:
 
 
 class _Deferred:
-    """A lane whose q, k, v and o are on a device, over a link that gets them later."""
+    """A lane whose rows and outputs are on a device, over a link that gets them later."""
 
     def __init__(self, link: SLink, outbox: Outbox):
         self.link, self.outbox = link, outbox
@@ -165,6 +165,10 @@ class _Deferred:
     def follow_plan(self, plan: Plan) -> None:
         """Take a plan that another S-rank's end announces."""
         self.link.follow_plan(plan)
+
+    def answers_prompts(self, layer: int) -> bool:
+        """Return whether the layer keeps a state."""
+        return self.link.answers_prompts(layer)
 
     def Test(self) -> bool:
         """Return whether the R-ranks have done what was sent last."""
@@ -181,13 +185,13 @@ class _Deferred:
 
 
 class StagedLink(_Deferred):
-    """Over a link that takes q, k, v and o in this host's memory."""
+    """Over a link that takes rows and outputs in this host's memory."""
 
     def __init__(self, link: SLink, outbox: Outbox, copies: Copies):
         super().__init__(link, outbox)
         self.copies = copies
-        self._memory: dict[int, Tensor] = {}  # pinned: q, k, v, o
-        self._decodes = 0
+        self._memory: dict[int, Tensor] = {}  # pinned: of each part of rows, and of o
+        self._decodes = self._answered = 0
 
     def send_plan(self, plan: Plan) -> None:
         """Announce the plan of the lane's next step."""
@@ -199,31 +203,35 @@ class StagedLink(_Deferred):
         self._decodes = len(plan.decode)
         super().follow_plan(plan)
 
-    def send_qkv(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
-        """Copy q, k and v to the host, and send them once they are there."""
-        *rows, out = self._staged((q, k, v, o))
-        self._target, self._answer = o, out
-        self._mark = self.copies.out(list(zip(rows, (q, k, v), strict=True)))
-        hq, hk, hv = rows
-        self.outbox.add(_Post(self.link, lambda: self.link.send_qkv(layer, hq, hk, hv, out), self._mark, (q, k, v)))
+    def send_rows(self, layer: int, rows: Sequence[Tensor], o: Tensor) -> None:
+        """Copy rows to the host, and send them once they are there."""
+        here = self._staged(rows)
+        self._expect(layer, o)
+        out = self._answer
+        self._mark = self.copies.out(list(zip(here, rows, strict=True)))
+        self.outbox.add(_Post(self.link, lambda: self.link.send_rows(layer, here, out), self._mark, rows))
 
-    def send_away(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
-        """Copy q, k and v to the host, and send them away once they are there."""
-        hq, hk, hv = rows = self._staged((q, k, v))
-        mark = self.copies.out(list(zip(rows, (q, k, v), strict=True)))
-        self.outbox.add(_Post(self.link, lambda: self.link.send_away(layer, hq, hk, hv), mark, (q, k, v)))
+    def send_away(self, layer: int, rows: Sequence[Tensor]) -> None:
+        """Copy rows to the host, and send them away once they are there."""
+        here = self._staged(rows)
+        mark = self.copies.out(list(zip(here, rows, strict=True)))
+        self.outbox.add(_Post(self.link, lambda: self.link.send_away(layer, here), mark, rows))
+
+    def _expect(self, layer: int, o: Tensor) -> None:
+        self._target, self._answer = o, self._staged((o,), first=_OUTPUT)[0]
+        self._answered = len(o) if self.answers_prompts(layer) else self._decodes
 
     def expect_output(self, layer: int, o: Tensor) -> None:
         """Expect the answer in host memory."""
-        self._target, self._answer = o, self._staged((o,), first=_OUTPUT)[0]
+        self._expect(layer, o)
         self._mark = self.copies.out([])
         self.outbox.add(_Post(self.link, lambda: self.link.expect_output(layer, self._answer), self._mark, ()))
 
     def recv_output(self) -> None:
         """Copy o to the device."""
         super().recv_output()
-        if self._decodes:
-            rows = slice(self._decodes)
+        if self._answered:
+            rows = slice(self._answered)
             self.copies.into([(self._target[rows], self._answer[rows])], self._mark)
 
     def _staged(self, like: Sequence[Tensor], first: int = 0) -> list[Tensor]:
@@ -231,7 +239,7 @@ class StagedLink(_Deferred):
 
         Args:
             like: Tensors on the device.
-            first: Which of q, k, v and o they begin with.
+            first: Place of the first of them.
         """
         found = []
         for i, x in enumerate(like, first):
@@ -248,15 +256,15 @@ class DirectLink(_Deferred):
         super().__init__(link, outbox)
         self.packing, self.queue = link, queue
 
-    def send_qkv(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
-        """Let the device pack q, k and v, and send them once it has."""
-        mark = self.queue.tell(lambda: self.packing.pack(layer, q, k, v, o))
-        self.outbox.add(_Post(self.link, self.packing.send_packed, mark, (q, k, v)))
+    def send_rows(self, layer: int, rows: Sequence[Tensor], o: Tensor) -> None:
+        """Let the device pack rows, and send them once it has."""
+        mark = self.queue.tell(lambda: self.packing.pack(layer, rows, o))
+        self.outbox.add(_Post(self.link, self.packing.send_packed, mark, rows))
 
-    def send_away(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
-        """Let the device pack q, k and v, and send them away once it has."""
-        mark = self.queue.tell(lambda: self.packing.pack(layer, q, k, v, q))
-        self.outbox.add(_Post(self.link, self.packing.send_packed_away, mark, (q, k, v)))
+    def send_away(self, layer: int, rows: Sequence[Tensor]) -> None:
+        """Let the device pack rows, and send them away once it has."""
+        mark = self.queue.tell(lambda: self.packing.pack(layer, rows, rows[0]))
+        self.outbox.add(_Post(self.link, self.packing.send_packed_away, mark, rows))
 
     def expect_output(self, layer: int, o: Tensor) -> None:
         """Expect the answer in memory of the device."""

@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 import torch
 
-from hpcdecode.attention.base import LayerShape, bytes_per_token
+from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_shapes
+from hpcdecode.attention.sizes import bytes_per_token
 from hpcdecode.config import EngineOptions
 from hpcdecode.engine import setup
 from hpcdecode.engine.setup import weight_facts
@@ -63,7 +64,7 @@ class Calibration:
 
     def __init__(self, team: Team, model: SplitModel | None, directory: str, kv_dtype: str | None):
         torch.set_num_threads(team.me.threads)
-        shapes = team.broadcast(list(model.attends) if model else None, list[LayerShape])
+        shapes = team.broadcast(list(model.attends) if model else None, list[LayerShape | RecurrentShape])
         self.team, self.directory = team, directory
         self._steady = Steady(team, shapes, model if team.me.has_s else None, kv_dtype)
         self._loads = self._fitting(team.comm is not None, len(team.r_ranks))
@@ -90,7 +91,7 @@ class Calibration:
         """Measure the sums of members, for each number of members that model and ranks allow."""
         found = text_of(read_config(self.directory)).hidden_size if self.team.lead else 0
         columns, dtype = self.team.broadcast(found, int), getattr(torch, self._steady.dtype)
-        counts = member_counts(comm.size, [shape.kv_heads for shape in self._steady.shapes])
+        counts = member_counts(comm.size, [shape.kv_heads for shape in attention_shapes(self._steady.shapes)])
         self.sums = measure_sums(comm, columns, dtype, counts)
 
     def profile(self) -> Profile:

@@ -10,9 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcdecode.attention.base import KvCache, LayerShape, capacity_for
-from hpcdecode.attention.open import open_kv_cache
+from hpcdecode.attention.base import KvCache
+from hpcdecode.attention.hybrid import HybridKvCache
+from hpcdecode.attention.open import open_layers
 from hpcdecode.attention.prefill import CpuPromptAttention
+from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_shapes, example_weights, recurrent_shapes
+from hpcdecode.attention.sizes import block_tokens_for, capacity_for, state_tokens_for
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.engine.programs import PlanOrder, serve
@@ -42,7 +45,7 @@ class Steady:
 
     Args:
         team: The ranks of the group.
-        shapes: Of every attention layer.
+        shapes: Of every layer.
         model: On the S-rank, else None.
         kv_dtype: Data type of the KV cache; None for that of the model.
         beside: All ranks of the world, if other groups are at work at the same time; they begin together.
@@ -55,7 +58,7 @@ class Steady:
     def __init__(
         self,
         team: Team,
-        shapes: list[LayerShape],
+        shapes: list[LayerShape | RecurrentShape],
         model: SplitModel | None,
         kv_dtype: str | None = None,
         beside: Team | None = None,
@@ -178,7 +181,7 @@ class Steady:
             seconds = timeline.lap()
             for share in shares:
                 for slot in share.whole.decode_slots.tolist():
-                    worker.kv_cache.truncate(slot, load.context)
+                    self._truncate(worker.kv_cache, slot, load.context)
             return seconds
 
         return step
@@ -208,7 +211,9 @@ class Steady:
         schedulers[0].before_second_step = lambda: before.update(timeline.shares())
         me, kv_cache = self.team.me, worker.kv_cache if worker else None
         cpus = me.cpus if me.pinned else None
-        prompts = CpuPromptAttention(self.shapes, dtype=self.dtype, threads=me.threads, cpus=cpus, beside=kv_cache)
+        beside = kv_cache.kv_cache if isinstance(kv_cache, HybridKvCache) else kv_cache
+        attend = attention_shapes(self.shapes)
+        prompts = CpuPromptAttention(attend, dtype=self.dtype, threads=me.threads, cpus=cpus, beside=beside)
         SRank(model, links, schedulers, NoSink(), Stops(), PromptKvCache(prompts), timeline).run(lambda: None)
         return _since(before, timeline, load.steps)
 
@@ -216,9 +221,11 @@ class Steady:
         """Return an attention worker with the sequences' K and V in its KV cache."""
         slots, me = load.limits.slots, self.team.me
         held = load.batch // self.parts + load.lanes
-        capacity = held * (load.context + load.steps + 128) + 2 * load.lanes * (load.prompt + 128)
-        kv_cache = open_kv_cache(
+        state = state_tokens_for(self.shapes, self.kv_dtype, block_tokens_for(self.shapes, self.kv_dtype))
+        capacity = held * (load.context + load.steps + 128 + state) + 2 * load.lanes * (load.prompt + 128 + state)
+        kv_cache = open_layers(
             self.shapes,
+            [example_weights(shape) for shape in recurrent_shapes(self.shapes)],
             kv_dtype=self.kv_dtype,
             capacity_tokens=max(capacity, capacity_for(self.shapes, self.kv_dtype, 1 << 20)),
             max_sequences=slots * load.lanes,
@@ -226,11 +233,12 @@ class Steady:
             cpus=me.cpus if me.pinned else None,
             team=self.model is not None,
         )
-        random = torch.randn(_FILL, max(s.kv_columns for s in self.shapes)).to(getattr(torch, self.dtype))
+        widest = max((s.kv_columns for s in attention_shapes(self.shapes)), default=0)
+        random = torch.randn(_FILL, widest).to(getattr(torch, self.dtype))
         for lane in range(load.lanes):
             for slot in (self._places(load)[self._r_rank :: self.parts, 1] + slots * lane).tolist():
                 self._fill(kv_cache, slot, load.context + load.steps + 1, random)  # so that no step touches new memory
-                kv_cache.truncate(slot, load.context)
+                self._truncate(kv_cache, slot, load.context)
         return AttentionWorker(kv_cache, [None] * len(self.shapes), timeline)
 
     def _fill(self, kv_cache: KvCache, slot: int, tokens: int, random: Tensor) -> None:
@@ -240,7 +248,15 @@ class Steady:
             slots, counts = np.array([slot], np.int32), np.array([count], np.int32)
             kv_cache.extend(slots, counts)
             for layer, shape in enumerate(self.shapes):
-                kv_cache.append(layer, slots, counts, random[:count, : shape.kv_columns].contiguous())
+                if isinstance(shape, LayerShape):
+                    kv_cache.append(layer, slots, counts, random[:count, : shape.kv_columns].contiguous())
+
+    @staticmethod
+    def _truncate(kv_cache: KvCache, slot: int, length: int) -> None:
+        """Let a slot have `length` tokens of K and V; its states, which take the same memory and time, stay."""
+        of_attention = kv_cache.kv_cache if isinstance(kv_cache, HybridKvCache) else kv_cache
+        if of_attention is not None:
+            of_attention.truncate(slot, length)
 
 
 def _since(before: OperationSeconds, timeline: Timeline, steps: int) -> OperationSeconds:

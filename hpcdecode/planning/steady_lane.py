@@ -90,7 +90,11 @@ class NoLink(OnlyEnd):
     def send_plan(self, plan: Plan) -> None:
         """Do nothing."""
 
-    def send_qkv(self, layer: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> None:
+    def answers_prompts(self, layer: int) -> bool:
+        """Return False."""
+        return False
+
+    def send_rows(self, layer: int, rows: Sequence[Tensor], o: Tensor) -> None:
         """Answer with zeros."""
         o.zero_()
 

@@ -29,6 +29,7 @@ def choose(
     capacity: int,
     context: int | None = None,
     groups: int = 1,
+    state_tokens: int = 0,
 ) -> Sizes:
     """Return B, F and S of a group of ranks, from those that are given and the first rows of the job.
 
@@ -44,16 +45,18 @@ def choose(
         capacity: KV tokens of the group's R-ranks.
         context: tokens of a prompt and what follows it at most; None if the model has no limit.
         groups: that share the rows.
+        state_tokens: that the recurrent state of a sequence counts as.
     """
     longest = capacity if context is None else min(capacity, context)
     steps = max(max((new_tokens(p, longest) for p in first), default=max_tokens) - 1, 1)
     prompt, most = mean_prompt(first), max((p.params.samples for p in first), default=1)
+    held = prompt + state_tokens
     sequences = max(-(-sum(p.params.samples for p in first) // groups), most)
-    if all_rows and sequences <= (batch or LOOKAHEAD) and sequences * (prompt + steps) <= FULL * capacity:
+    if all_rows and sequences <= (batch or LOOKAHEAD) and sequences * (held + steps) <= FULL * capacity:
         return Sizes(batch or sequences, period or steps, steps)
     period = min(period or max(steps // PERIODS, 1), steps)
     if batch is None:
-        batch = int(FULL * capacity / (prompt + (steps + period) / 2))
+        batch = int(FULL * capacity / (held + (steps + period) / 2))
         batch = max(min(batch, LOOKAHEAD), most)
     return Sizes(batch, period, steps)
 

@@ -3,7 +3,8 @@
 A sequence of P prompt tokens that starts to decode at step x and runs to step E holds
 max(P, final - (E - t)) tokens at step t <= E. The load of an R-rank can only peak at a step in which a sequence ends
 (FastDecode, Algorithm 1), so it is enough to look at every end step. Blocks that sequences of a request share count
-once, until the last of these sequences is gone; each sequence counts what it holds beyond.
+once, until the last of these sequences is gone; each sequence counts what it holds beyond. A recurrent state counts as so
+many tokens that do not grow in number.
 """
 
 from __future__ import annotations
@@ -72,11 +73,19 @@ class Placement:
         block_tokens: unit of allocation, to which every sequence is rounded up.
         lanes: of the S-rank.
         speeds: at which R-ranks attend, relative to each other; None if they are alike.
+        state_tokens: that the recurrent state of a sequence or prefix counts as.
     """
 
-    def __init__(self, capacity: Sequence[int], block_tokens: int, lanes: int, speeds: Sequence[float] | None = None):
+    def __init__(
+        self,
+        capacity: Sequence[int],
+        block_tokens: int,
+        lanes: int,
+        speeds: Sequence[float] | None = None,
+        state_tokens: int = 0,
+    ):
         self.capacity, self.largest = tuple(capacity), max(capacity)
-        self.block_tokens = block_tokens
+        self.block_tokens, self.state_tokens = block_tokens, state_tokens
         self._speeds = np.ones(len(capacity)) if speeds is None else np.array(speeds, np.float64)
         self._held: list[set[KvHolder]] = [set() for _ in capacity]
         self._counts = np.zeros(len(self.capacity), np.int64)  # of those held
@@ -87,7 +96,7 @@ class Placement:
     def tokens(self, holders: Iterable[KvHolder]) -> int:
         """Return what sequences and prefixes take in the end, all together."""
         holders = list(holders)
-        own = sum(self._round(s.final_length) - s.shared for s in holders)
+        own = sum(map(self._own, holders))
         return own + sum(blocks.tokens for blocks in {s.shared_blocks for s in holders if s.shared_blocks})
 
     def attention_load(self, new: SequenceState) -> Load:
@@ -143,7 +152,7 @@ class Placement:
     def _hold(self, rank: int, holder: KvHolder) -> None:
         self._held[rank].add(holder)
         self._counts[rank] += 1
-        self._tokens[rank] += self._round(holder.final_length) - holder.shared
+        self._tokens[rank] += self._own(holder)
         if blocks := holder.shared_blocks:
             if not self._users[blocks]:
                 self._tokens[rank] += blocks.tokens
@@ -152,12 +161,16 @@ class Placement:
     def _drop(self, rank: int, holder: KvHolder) -> None:
         self._held[rank].remove(holder)
         self._counts[rank] -= 1
-        self._tokens[rank] -= self._round(holder.final_length) - holder.shared
+        self._tokens[rank] -= self._own(holder)
         if blocks := holder.shared_blocks:
             self._users[blocks] -= 1
             if not self._users[blocks]:
                 self._tokens[rank] -= blocks.tokens
                 del self._users[blocks]
+
+    def _own(self, holder: KvHolder) -> int:
+        """Return the tokens that a sequence or prefix takes in the end beside those that it shares."""
+        return self._round(holder.final_length) - holder.shared + self.state_tokens
 
     def _round(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens) * self.block_tokens
@@ -170,7 +183,7 @@ class Placement:
         shared = np.array([s.shared for s in holders])
         at = np.unique(end + 1)[:, None]  # a slot is freed by the next plan of its lane, one step after the end
         held = np.maximum(prompt, final - np.maximum(end - at, 0))
-        tokens = -(-held // self.block_tokens) * self.block_tokens - shared
+        tokens = -(-held // self.block_tokens) * self.block_tokens - shared + self.state_tokens
         load = np.where(end + 1 >= at, tokens, 0).sum(axis=1)
         for blocks, last in _last_steps(holders).items():
             load += np.where(last + 1 >= at[:, 0], blocks.tokens, 0)

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from hpcdecode import _attn_cpu
-from hpcdecode.attention.base import KV_DTYPES, LayerShape
+from hpcdecode.attention.base import KV_DTYPES
 from hpcdecode.attention.quantized import CODES
 from hpcdecode.attention.reference import stored
+from hpcdecode.attention.shapes import LayerShape
 from tests.support.attention_cases import expected, make_batch, run_batch, shape
 
 LENGTHS = (1, 2, 15, 16, 17, 40, 63, 64, 65, 130, 512, 1023, 1024, 1025, 3000)

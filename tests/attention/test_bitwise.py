@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from hpcdecode import _attn_cpu
-from hpcdecode.attention.base import KV_DTYPES, LayerShape
+from hpcdecode.attention.base import KV_DTYPES
+from hpcdecode.attention.shapes import LayerShape
 from tests.support.attention_cases import make_batch, run_batch
 
 LENGTHS = (1, 30, 64, 200, 513, 1400, 2600, 77)

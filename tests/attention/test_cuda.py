@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from hpcdecode.attention import cuda as attention_cuda
-from hpcdecode.attention.base import LayerShape
 from hpcdecode.attention.open import open_kv_cache
+from hpcdecode.attention.shapes import LayerShape
 from tests.support.attention_cases import expected, make_batch, run_batch, shape
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() and attention_cuda.built() else [])]

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from hpcdecode.attention.base import KvCapacityError, LayerShape, bytes_per_token, capacity_for, isa
+from hpcdecode.attention.base import KvCapacityError, isa
 from hpcdecode.attention.open import open_kv_cache
+from hpcdecode.attention.shapes import LayerShape
+from hpcdecode.attention.sizes import bytes_per_token, capacity_for
 from hpcdecode.errors import UserError
 from tests.support.attention_cases import ints
 

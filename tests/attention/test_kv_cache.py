@@ -18,8 +18,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from hpcdecode.attention.base import BACKENDS, KvCapacityError, LayerShape
+from hpcdecode.attention.base import BACKENDS, KvCapacityError
 from hpcdecode.attention.open import open_kv_cache
+from hpcdecode.attention.shapes import LayerShape
 from tests.support.attention_cases import ints, pretend
 
 SHAPE = LayerShape(2, 4, 3, 2, 0.7)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from hpcdecode import _attn_cpu
-from hpcdecode.attention.base import LayerShape
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.prefill import CpuPromptAttention
+from hpcdecode.attention.shapes import LayerShape
 from tests.support.attention_cases import expected, make_batch, shape
 
 LENGTHS = (1, 2, 17, 63, 64, 65, 130, 300)

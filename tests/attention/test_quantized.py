@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from hpcdecode.attention.base import LayerShape, bytes_per_token, capacity_for
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.prefill import CpuPromptAttention
 from hpcdecode.attention.quantized import CODES, restored, rotated, rotation_of
+from hpcdecode.attention.shapes import LayerShape
+from hpcdecode.attention.sizes import bytes_per_token, capacity_for
 from hpcdecode.engine.prefill import StoredPrompts
 
 SHAPE = LayerShape(2, 48, 80, 6, 0.15)

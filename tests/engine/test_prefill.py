@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from hpcdecode.attention.base import KV_DTYPES, LayerShape
+from hpcdecode.attention.base import KV_DTYPES
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.prefill import CpuPromptAttention
+from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.engine.resumed import ResumedAttention
 from hpcdecode.requests.params import SamplingParams

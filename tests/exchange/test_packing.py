@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcdecode.attention.base import LayerShape
+from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.exchange.base import Share, side_by_side
 from hpcdecode.exchange.memory import RankMemory
 from hpcdecode.exchange.packing import Packing
@@ -39,7 +39,7 @@ def test_rows_of_several_r_ranks_cross_at_once(shape, beside, owners):
     messages = memory().messages(pieces, shape)
     packing = Packing(messages, None, HOST)
     q, k, v = rows_of(shape, len(owners) + 2, beside)
-    packing.pack(q, k, v)
+    packing.pack((q, k, v))
     for piece, message in zip(pieces, messages, strict=True):
         assert torch.equal(message.rows, torch.cat([q, k, v], dim=1)[piece.decode_rows])
         message.out.copy_(message.rows.repeat(1, 2)[:, : shape.out_columns])
@@ -59,8 +59,8 @@ def test_a_piece_with_prompts_and_the_columns_of_an_r_rank():
     for rank in range(2):
         (message,) = memory().messages(Share(plan, 0).pieces, partition.shape(WIDE))
         columns = partition.columns(WIDE, rank)
-        Packing([message], columns, HOST).pack(q, k, v)
-        own = q[:, columns.q], k[:, columns.k], v[:, columns.v]
+        Packing([message], columns, HOST).pack((q, k, v))
+        own = [x[:, own] for x, own in zip((q, k, v), columns.rows, strict=True)]
         assert torch.equal(message.rows, torch.cat(own, dim=1)[:2])
         assert torch.equal(message.prompts, torch.cat(own[1:], dim=1)[2:])
 

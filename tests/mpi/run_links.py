@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from hpcdecode.attention.base import LayerShape
+from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.exchange.collective import CollectiveRLink, CollectiveSLink, Trial
 from hpcdecode.exchange.memory import LaneMemory, LaneSpec, shared_bytes
 from hpcdecode.exchange.mpi import MpiRLink, MpiSLink
@@ -55,7 +55,7 @@ def serve_s(link: MpiSLink, layers: int) -> float:
             if layer:  # not side by side
                 q, k, v = q.clone(), k.clone(), v.clone()
             o = torch.full((tokens, shape.out_columns), -7.0)
-            link.send_qkv(layer, q, k, v, o)
+            link.send_rows(layer, (q, k, v), o)
             wait(link)
             link.recv_output()
             check(o, qkv, plan)
@@ -80,9 +80,9 @@ def serve_r(link: MpiRLink, layers: int) -> float:
         if link.take_plan().stop:
             return came
         for layer in range(layers):
-            for request, message in link.recv_qkv(layer):
+            for request, message in link.recv_rows(layer):
                 wait(request)
-                link.take_qkv()
+                link.take_rows()
                 message.out.copy_(message.rows.repeat(1, 3)[:, : message.out.shape[1]] * WORLD.rank)
                 came += WORLD.rank * float(message.prompts.double().sum())
                 link.send_output(message)

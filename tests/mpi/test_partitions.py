@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcdecode.attention.base import LayerShape
+from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.errors import UserError
 from hpcdecode.exchange.partition import Partition
 from tests.support.worlds import FLAGS, PROMPTS

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hpcdecode.attention import cuda as attention_cuda
-from hpcdecode.attention.base import LayerShape
+from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.config import EngineOptions
 from hpcdecode.engine import room
 from hpcdecode.engine.room import measure_room, measure_speeds

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hpcdecode.attention.base import LayerShape
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.reference import attend_one, stored
+from hpcdecode.attention.shapes import LayerShape
 
 
 def shape(kv_heads, k_dim, group, v_dim=None, **rest) -> LayerShape:

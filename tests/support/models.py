@@ -11,6 +11,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
+from hpcdecode.attention.shapes import RecurrentShape
+from hpcdecode.attention.states import ReferenceStateStore
 from hpcdecode.model import SplitModel
 
 VOCAB, POSITIONS, WINDOW = 512, 1024, 96
@@ -164,18 +166,30 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 class Attention:
-    """Plain float32 attention that keeps K and V per sequence and layer."""
+    """Plain float32 attention that keeps K and V per sequence and layer, and the states of layers that have some."""
 
     def __init__(self, model: SplitModel):
         self.model = model
         self.held: dict = defaultdict(lambda: (None, None))
+        self.states = {
+            i: ReferenceStateStore([shape], [model.recurrent_weights(i)], 1 << 20)
+            for i, shape in enumerate(model.attends)
+            if isinstance(shape, RecurrentShape)
+        }
 
-    def __call__(self, layer: int, rows: list[int], positions: torch.Tensor, q, k, v) -> torch.Tensor:
+    def __call__(self, layer: int, rows: list[int], positions: torch.Tensor, q, k=None, v=None, *more) -> torch.Tensor:
         shape = self.model.attends[layer]
         out = torch.empty(len(rows), shape.out_columns, dtype=q.dtype)
         rows = torch.tensor(rows)
         for row in rows.unique().tolist():
             at = (rows == row).nonzero()[:, 0]
+            if layer in self.states:
+                whole = torch.cat([x for x in (q, k, v, *more) if x is not None], 1)[at]
+                self.states[layer].extend([row], [len(at)])
+                result = torch.empty(len(at), shape.out_columns, dtype=q.dtype)
+                self.states[layer].run(0, [row], [len(at)], whole, result)
+                out[at] = result
+                continue
             keys, values = self.append(layer, row, k[at], v[at])
             out[at] = self.attend(layer, q[at].float(), keys, values, positions[at]).to(q.dtype)
         return out
@@ -208,8 +222,8 @@ def step(model: SplitModel, attention: Attention, tokens: list[tuple[int, int, i
     ids, positions = torch.tensor(ids), torch.tensor(positions)
     ctx, o = (ids, positions, torch.tensor(keep, dtype=torch.int64)), None
     for i, shape in enumerate(model.attends):
-        q, k, v, ctx = model.slice(i, o, ctx)
-        assert q.shape == (len(rows), shape.q_columns) and k.shape == (len(rows), shape.kv_heads * shape.k_dim)
-        assert v.shape == (len(rows), shape.kv_heads * shape.v_dim) and q.dtype == k.dtype == v.dtype == model.dtype
-        o = attention(i, rows, positions, q, k, v)
+        parts, ctx = model.slice(i, o, ctx)
+        assert sum(x.shape[1] for x in parts) == shape.row_columns
+        assert all(len(x) == len(rows) and x.dtype == model.dtype for x in parts)
+        o = attention(i, rows, positions, *parts)
     return model.logits(o, ctx)

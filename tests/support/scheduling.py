@@ -6,8 +6,8 @@ from collections import deque
 
 import numpy as np
 
-from hpcdecode.attention.base import LayerShape
 from hpcdecode.attention.open import open_kv_cache
+from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.exchange.base import Share
 from hpcdecode.requests.params import SamplingParams

@@ -7,8 +7,9 @@ import sys
 import pytest
 import torch
 
-from hpcdecode.attention.base import KvCapacityError, LayerShape
+from hpcdecode.attention.base import KvCapacityError
 from hpcdecode.attention.open import open_kv_cache
+from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.ranks import roles
 from hpcdecode.system import cores
 from tests.support.attention_cases import ints, make_batch, pretend, run_batch

@@ -19,7 +19,8 @@ from hpcdecode.model.frontend.stated import check_values
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-ATTENTION_KINDS = frozenset({"full_attention", "sliding_attention"})
+ATTENTION_KINDS = frozenset({"full_attention", "sliding_attention", "hybrid"})  # hybrid: beside a recurrence
+OTHER_KINDS = frozenset({"linear_attention", "conv", "moe", "mlp"})  # of layers without attention
 MOST_JSON_BYTES = 64 << 20
 QUANTISATION_KEYS = ("quantization_config", "compression_config")
 
@@ -157,8 +158,9 @@ def reason_to_refuse(config: PreTrainedConfig) -> str | None:
     if model_class(config) is None:
         return "transformers has no causal language model for it"
     for layer, kind in enumerate(getattr(text_of(config), "layer_types", None) or ()):
-        if kind not in ATTENTION_KINDS:
-            return f"layer {layer} is {kind!r}; attend does {' and '.join(sorted(ATTENTION_KINDS))}"
+        if kind not in ATTENTION_KINDS | OTHER_KINDS:
+            known = ", ".join(sorted(ATTENTION_KINDS | OTHER_KINDS))
+            return f"layer {layer} is {kind!r}; expected one of {known}"
     return None
 
 

@@ -14,7 +14,7 @@ from torch import fx
 
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.meta import meta, size_of
-from hpcdecode.model.frontend.ops import AttendArguments
+from hpcdecode.model.frontend.mixers import rows_of
 from hpcdecode.model.frontend.trace import Trace
 
 Dependence = Literal["symbol", "static", "position", "token"]
@@ -128,7 +128,7 @@ def source_side(
             flow.add_edge(node, ("cut", node), capacity=cost(node, trace))
         for user in users:
             flow.add_edge(("cut", node), user if user in free_set else "sink")
-    for node in AttendArguments.of(attend)[:3]:
+    for node in rows_of(attend):
         flow.add_edge("source", node)
     return free_set & reachable(flow)
 

@@ -8,7 +8,7 @@ from typing import TypedDict
 import torch
 from torch import fx
 
-from hpcdecode.attention.base import LayerShape
+from hpcdecode.attention.shapes import MixerShape, RecurrentShape, state_bytes
 from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.split import Slice, Split
 
@@ -51,14 +51,15 @@ class Description(TypedDict):
     slices: list[SliceDescription]
     wire_bytes_per_token: int
     kv_bytes_per_token: int
+    state_bytes: int
 
 
-def describe(parts: Split, attends: Sequence[LayerShape], dtype: torch.dtype) -> Description:
+def describe(parts: Split, attends: Sequence[MixerShape], dtype: torch.dtype) -> Description:
     """Return slices, groups of equal slices, tensors cut and bytes per token, as plain data (JSON).
 
     Args:
         parts: The model.
-        attends: Shape of each attention.
+        attends: Shape of each layer that attends or keeps a state.
         dtype: Dtype of the activations.
     """
     wire = [wire_tensors(shape, dtype) for shape in attends]
@@ -73,6 +74,7 @@ def describe(parts: Split, attends: Sequence[LayerShape], dtype: torch.dtype) ->
         ],
         "wire_bytes_per_token": sum(t["bytes_per_token"] for t in tensors),
         "kv_bytes_per_token": sum(t["bytes_per_token"] for t in tensors if t["name"] in "kv"),
+        "state_bytes": state_bytes(attends),
     }
 
 
@@ -89,8 +91,10 @@ def describe_slice(i: int, part: Slice, parts: Split, wire: list[WireTensor]) ->
     }
 
 
-def wire_tensors(shape: LayerShape, dtype: torch.dtype) -> list[WireTensor]:
+def wire_tensors(shape: MixerShape, dtype: torch.dtype) -> list[WireTensor]:
     """Return the tensors that one token sends to an R-rank, and gets back, at a layer of this `shape`."""
+    if isinstance(shape, RecurrentShape):
+        return state_tensors(shape, dtype)
     widths = {
         "q": (shape.q_heads, shape.k_dim),
         "k": (shape.kv_heads, shape.k_dim),
@@ -100,6 +104,13 @@ def wire_tensors(shape: LayerShape, dtype: torch.dtype) -> list[WireTensor]:
     return [
         {"name": n, "shape": ["T", h, d], "bytes_per_token": h * d * dtype.itemsize} for n, (h, d) in widths.items()
     ]
+
+
+def state_tensors(shape: RecurrentShape, dtype: torch.dtype) -> list[WireTensor]:
+    """Return the tensors that one token sends to, and gets back from, a layer that keeps a state."""
+    widths = dict(zip(("q in", "k in", "v in", "decay", "beta"), shape.widths, strict=True)) | {"o": shape.out_columns}
+    size = dtype.itemsize
+    return [{"name": n, "shape": ["T", width], "bytes_per_token": width * size} for n, width in widths.items() if width]
 
 
 def cut_tensor(node: fx.Node, parts: Split) -> CutTensor:
@@ -128,6 +139,8 @@ def render(data: Description) -> str:
         f"on the wire {data['wire_bytes_per_token']:,} bytes per token over all layers, "
         f"KV cache {data['kv_bytes_per_token']:,} bytes per token",
     ]
+    if data["state_bytes"]:
+        lines.append(f"recurrent state {data['state_bytes']:,} bytes per sequence")
     for first, last in runs(data["slices"]):
         part = data["slices"][first]
         name = f"slice {first}" if first == last else f"slices {first}-{last}"

@@ -1,9 +1,9 @@
 """Show that no operator outside of attention mixes tokens, so that a row does not depend on the rows beside it.
 
-The traced graph is run in float64 on four tokens together, and on one of them alone. Attention, projections and
-embeddings, which work on each token by itself, are replaced by stand-ins that cost about a copy and read no weights. So
-the check takes about half a second and 30 MB for a model of 70 billion weights. It is a test by example: an operator
-that mixes tokens only for other values than these would pass.
+The traced graph is run in float64 on four tokens together, and on one of them alone. Attention, recurrences,
+projections and embeddings are replaced by stand-ins that work on each token by itself, cost about a copy and read no
+weights. So the check takes about half a second and 30 MB for a model of 70 billion weights. It is a test by example:
+an operator that mixes tokens only for other values than these would pass.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from torch.fx.node import Target
 from hpcdecode.errors import UserError, first_line
 from hpcdecode.model.frontend.cut import STATIC, dependences
 from hpcdecode.model.frontend.meta import meta, tensor_meta
+from hpcdecode.model.frontend.mixers import MIXERS, rows_of
 from hpcdecode.model.frontend.nodes import as_node
-from hpcdecode.model.frontend.operators import ATTEND, EXPERT_LINEAR, PROJECTIONS, Linear
-from hpcdecode.model.frontend.ops import AttendArguments
+from hpcdecode.model.frontend.operators import EXPERT_LINEAR, PROJECTIONS, Linear
 from hpcdecode.model.frontend.trace import Trace
 
 aten = torch.ops.aten
@@ -37,7 +37,7 @@ MATMULS: frozenset[Target] = frozenset({aten.mm.default, aten.bmm.default, aten.
 
 def check_independence(trace: Trace) -> None:
     """Raise UserError, naming the operator, if a token's result depends on other tokens outside of attention."""
-    ends = {n for attend in trace.attends for n in AttendArguments.of(attend)[:3]} | {trace.logits}
+    ends = {n for mixer in trace.attends for n in rows_of(mixer)} | {trace.logits}
     try:
         with torch.no_grad():
             mixing = next(ExampleRun(trace).mixing(ends), None)
@@ -100,8 +100,8 @@ class ExampleRun:
         def value(n: fx.Node) -> Any:
             return self._value(n, lane)
 
-        if node.target is ATTEND:
-            return attended(AttendArguments.of(node), value)
+        if node.target in MIXERS:
+            return mixed([value(n) for n in rows_of(node)], tensor_meta(node).one_token[-1])
         if node.target in PROJECTIONS:
             linear = Linear.of(node)
             x = projected(value(linear.x), linear.outputs)
@@ -176,12 +176,9 @@ def embedded(ids: Tensor, columns: int) -> Tensor:
     return torch.sin(ids[..., None].to(torch.float64) * 1.3 + wave(columns) * 9)
 
 
-def attended(arguments: AttendArguments, value: Any) -> Tensor:
-    """Return a stand-in for attention in which each token sees itself alone."""
-    q, k, v = (value(n) for n in arguments[:3])
-    group = arguments.q_heads // arguments.kv_heads
-    own = v.view(len(v), arguments.kv_heads, -1).repeat_interleave(group, 1).reshape(len(v), -1)
-    seen: Tensor = own + q.mean(1, keepdim=True) + k.mean(1, keepdim=True)
+def mixed(rows: list[Tensor], columns: int) -> Tensor:
+    """Return a stand-in for attention, or a recurrence, in which each token sees itself alone."""
+    seen: Tensor = sum((x.mean(1, keepdim=True) for x in rows), projected(rows[-1], columns))
     return seen
 
 

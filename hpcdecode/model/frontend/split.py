@@ -14,6 +14,7 @@ from hpcdecode.model.frontend import ops
 from hpcdecode.model.frontend.clean import freeze
 from hpcdecode.model.frontend.cut import STATIC, SYMBOL, Dependence, dependences, find_cuts
 from hpcdecode.model.frontend.meta import Meta, meta, size_of, tensor_meta
+from hpcdecode.model.frontend.mixers import rows_of
 from hpcdecode.model.frontend.trace import Trace
 
 aten = torch.ops.aten
@@ -25,11 +26,13 @@ class SliceGroup:
     """One graph, and the slices that run it with weights of their own.
 
     Attributes:
-        graph: ([o,] context..., weights...) -> (q, k, v, context...) or (logits,).
+        graph: ([o,] context..., weights...) -> (rows for the attention or recurrence..., context...) or (logits,).
+        rows: Number of its results, the first ones, that tokens bring to the layer after it, side by side in memory.
         slices: Indices of the slices.
     """
 
     graph: fx.Graph
+    rows: int = 0
     slices: list[int] = field(default_factory=list)
 
 
@@ -80,14 +83,15 @@ def split(trace: Trace, device: torch.device) -> Split:
     for i in range(len(cuts) + 1):
         attend = trace.attends[i - 1] if i else None
         after = cuts[i] if i < len(cuts) else ()
-        qkv = ops.AttendArguments.of(trace.attends[i])[:3] if i < len(cuts) else (trace.logits,)
+        rows = rows_of(trace.attends[i]) if i < len(cuts) else [trace.logits]
         fresh = [n for n in after if n not in before and n is not attend]
         given = [*before] if attend is None else [attend, *before]
         builder = Builder(trace, kinds, given, device)
-        builder.build([*qkv, *fresh])
+        builder.build([*rows, *fresh])
+        builder.rows = side_by_side(rows) if i < len(cuts) else 0
         group = known.setdefault(builder.signature(), len(result.groups))
         if group == len(result.groups):
-            result.groups.append(SliceGroup(builder.graph()))
+            result.groups.append(SliceGroup(builder.graph(), builder.rows))
         result.groups[group].slices.append(i)
         take = tuple(before.index(n) for n in builder.used if n is not attend)
         give = tuple(before.index(n) if n in before else ~fresh.index(n) for n in after)
@@ -96,16 +100,24 @@ def split(trace: Trace, device: torch.device) -> Split:
     return result
 
 
+def side_by_side(rows: Sequence[fx.Node]) -> int:
+    """Return how many of the first of `rows` have the dtype of the first one."""
+    dtypes = [tensor_meta(row).dtype for row in rows]
+    return next((i for i, dtype in enumerate(dtypes) if dtype != dtypes[0]), len(rows))
+
+
 class SliceSignature(NamedTuple):
     """What slices that one graph can serve have in common.
 
     Attributes:
+        rows: Number of results that lie side by side.
         given: Number of inputs that are not weights.
         inputs: Shape and dtype of every input.
         calls: Target, args and kwargs of every call.
         results: Places of the results.
     """
 
+    rows: int
     given: int
     inputs: tuple[Meta | None, ...]
     calls: tuple[tuple[str, Hashable, Hashable], ...]
@@ -126,6 +138,7 @@ class Builder:
         weights: Static nodes whose values it reads.
         calls: Calls, in the order in which they run.
         results: Nodes that it returns.
+        rows: Number of the first of them that lie side by side.
     """
 
     def __init__(self, trace: Trace, kinds: dict[fx.Node, Dependence], given: list[fx.Node], device: torch.device):
@@ -134,6 +147,7 @@ class Builder:
         self.weights: list[fx.Node] = []
         self.calls: list[fx.Node] = []
         self.results: list[fx.Node] = []
+        self.rows = 0
         sized = [n for n in (trace.logits_indices, given[0]) if n in given]
         self._sizes = {tensor_meta(n).shape[0]: n for n in sized}  # the given tensor that has a size
 
@@ -189,7 +203,7 @@ class Builder:
 
         inputs = tuple(meta(n) for n in [*self.used, *self.weights])
         calls = tuple((str(n.target), freeze(n.args, name), freeze(n.kwargs, name)) for n in self.calls)
-        return SliceSignature(len(self.used), inputs, calls, tuple(place[n] for n in self.results))
+        return SliceSignature(self.rows, len(self.used), inputs, calls, tuple(place[n] for n in self.results))
 
     def graph(self) -> fx.Graph:
         """Return the slice's graph: ([o,] context..., weights...) -> its results."""

@@ -16,13 +16,17 @@ from hpcdecode.errors import UserError, first_line
 from hpcdecode.model.frontend import ops
 from hpcdecode.model.frontend.architectures import decoder_of, text_of
 from hpcdecode.model.frontend.clean import clean
-from hpcdecode.model.frontend.config import ModelFacts, unsupported
+from hpcdecode.model.frontend.config import ATTENTION_KINDS, ModelFacts, unsupported
+from hpcdecode.model.frontend.convolutions import join_convolutions
 from hpcdecode.model.frontend.expand import expand
 from hpcdecode.model.frontend.kinds import LayerKinds
 from hpcdecode.model.frontend.membership import Membership, WeightCut
 from hpcdecode.model.frontend.meta import KEPT, TOKENS, annotate
+from hpcdecode.model.frontend.mixers import mixers
 from hpcdecode.model.frontend.nodes import results, traced_tensor
+from hpcdecode.model.frontend.operators import ATTEND
 from hpcdecode.model.frontend.quiet import quiet
+from hpcdecode.model.frontend.scans import recurrences
 from hpcdecode.model.frontend.skeleton import real_buffers, skeleton
 
 if TYPE_CHECKING:
@@ -117,7 +121,7 @@ def export_kinds(config: PreTrainedConfig, dtype: torch.dtype) -> Exported:
     model = skeleton(config, dtype)
     buffers = real_buffers(model)
     kinds = LayerKinds(model, decoder_of(model), text_of(config).num_hidden_layers)
-    with kinds.standing_in():
+    with kinds.standing_in(), recurrences(model, dtype):
         program = export(model)
     expand(program.graph, weight_names(program), kinds.name)
     return Exported(program, buffers)
@@ -127,7 +131,8 @@ def export_whole(config: PreTrainedConfig, dtype: torch.dtype) -> Exported:
     """Export every layer. Raise whatever the exporter raises."""
     model = skeleton(config, dtype)
     buffers = real_buffers(model)
-    return Exported(export(model), buffers)
+    with recurrences(model, dtype):
+        return Exported(export(model), buffers)
 
 
 def weight_names(program: ExportedProgram) -> dict[fx.Node, str]:
@@ -196,7 +201,8 @@ def read_program(
     clean(program.graph)
     tokens, kept = (str(traced_tensor(n).shape[0]) for n in (ids, logits_indices))
     annotate(program.graph, {tokens: TOKENS, kept: KEPT})
-    attends = [n for n in program.graph.nodes if n.target is torch.ops.hpcdecode.attend.default]
+    join_convolutions(program.graph)
+    attends = mixers(list(program.graph.nodes))
     check_attends(attends, config)
     (logits,) = results(program.graph)
     return Trace(
@@ -241,17 +247,28 @@ def sort_inputs(program: ExportedProgram, buffers: dict[str, Tensor]) -> TraceIn
     return inputs
 
 
-def check_attends(attends: list[fx.Node], config: PreTrainedConfig) -> None:
-    """Raise UserError unless every layer sends its attention, and its sliding window, through attend."""
+def check_attends(mixers_: list[fx.Node], config: PreTrainedConfig) -> None:
+    """Raise UserError unless every layer sends its attention, and its sliding window, through attend.
+
+    Where layers keep recurrent states, the check of what mixes tokens shows that no attention was left out.
+
+    Args:
+        mixers_: Attentions and recurrences, in order.
+        config: Config of the model.
+    """
     text = text_of(config)
     layers: int = text.num_hidden_layers
-    if len(attends) != layers:
+    attends = [n for n in mixers_ if n.target is ATTEND]
+    if len(attends) == len(mixers_) != layers:
         unlike = f"it has {len(attends)} attentions in {layers} layers"
         raise UserError(f"{BYPASS} in {layers - len(attends)} of {layers} layers" if len(attends) < layers else unlike)
     windows = [ops.AttendArguments.of(attend).window for attend in attends]
-    for i, (kind, window) in enumerate(zip(layer_types(text, layers), windows, strict=False)):
+    kinds = [kind for kind in layer_types(text, layers) if kind in ATTENTION_KINDS]
+    if len(kinds) != len(windows) and any(windows):
+        raise UserError(f"it states {len(kinds)} layers with attention, and has {len(windows)}")
+    for i, (kind, window) in enumerate(zip(kinds, windows, strict=False)):
         if (kind == "sliding_attention") != (window is not None):
-            raise UserError(f"layer {i} is {kind!r} but passes sliding_window={window} to its attention")
+            raise UserError(f"attention {i} is {kind!r} but passes sliding_window={window}")
 
 
 def layer_types(config: PreTrainedConfig, layers: int) -> list[Any]:

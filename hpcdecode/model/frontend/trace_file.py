@@ -16,6 +16,7 @@ from torch.fx.node import Argument
 
 from hpcdecode.model.frontend.config import ModelFacts
 from hpcdecode.model.frontend.meta import Meta, meta, size_of
+from hpcdecode.model.frontend.mixers import mixers
 from hpcdecode.model.frontend.trace import Trace
 
 NAMESPACES = ("aten", "hpcdecode")
@@ -125,7 +126,7 @@ def restored(data: StoredTrace) -> Trace:
             logits_indices=nodes[ends.logits_indices],
             weights={nodes[i]: name for i, name in data.weights.items()},
             constants={nodes[i]: restored_constant(t) for i, t in data.constants.items()},
-            attends=[n for n in nodes if n.target is torch.ops.hpcdecode.attend.default],
+            attends=mixers(nodes),
             logits=logits,
             dtype=getattr(torch, data.dtype),
             facts=data.facts,

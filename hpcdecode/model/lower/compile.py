@@ -48,7 +48,13 @@ class Compiled:
 
 
 def compile_graph(
-    graph: fx.Graph, device: torch.device, weights: Quantised = None, inductor: bool = False, *, ends: bool = True
+    graph: fx.Graph,
+    device: torch.device,
+    weights: Quantised = None,
+    inductor: bool = False,
+    *,
+    ends: bool = True,
+    rows: int = 0,
 ) -> Compiled:
     """Merge, pack and fuse the graph of a slice, or of a stretch of one, for the CPU; leave it as it is for others.
 
@@ -58,6 +64,7 @@ def compile_graph(
         weights: What the weights of projections are quantised to (see `merge_projections`), or None.
         inductor: Let torch's compiler compile the plain graph instead.
         ends: Whether the slice ends with it.
+        rows: Number of its first results that are to lie side by side.
     """
     if inductor:
         return compile_by_torch(graph)
@@ -65,8 +72,8 @@ def compile_graph(
         return compile_plain(graph)
     made = copied(graph)
     recipes = merge_projections(made, weights, ends=ends)
-    if ends:
-        join_rows(made)
+    if rows > 1:
+        join_rows(made, rows)
     return runnable(chained(fuse(made)), recipes)
 
 
@@ -99,19 +106,17 @@ def copied(graph: fx.Graph) -> fx.Graph:
     return made
 
 
-def join_rows(graph: fx.Graph) -> None:
-    """Let the q, k and v of a slice's results lie side by side in one matrix, as the R-part takes them."""
-    qkv, context = results(graph)[:3], results(graph)[3:]
-    if len(qkv) < 3:
-        return
-    about = tensor_meta(qkv[0])
-    widths = [tensor_meta(n).one_token[1] for n in qkv]
+def join_rows(graph: fx.Graph, rows: int) -> None:
+    """Let the first `rows` of a slice's results, such as q, k and v, lie side by side in one matrix."""
+    parts, others = results(graph)[:rows], results(graph)[rows:]
+    about = tensor_meta(parts[0])
+    widths = [tensor_meta(n).one_token[1] for n in parts]
     with graph.inserting_before(graph.output_node()):
-        rows = graph.call_function(aten.cat.default, (qkv, 1))
-        rows.meta["about"] = Meta.of(about.dtype, (about.shape[0], sum(widths)))
-        starts = [sum(widths[:i]) for i in range(3)]
-        parts = [
-            graph.call_function(aten.narrow.default, (rows, 1, start, width))
+        matrix = graph.call_function(aten.cat.default, (parts, 1))
+        matrix.meta["about"] = Meta.of(about.dtype, (about.shape[0], sum(widths)))
+        starts = [sum(widths[:i]) for i in range(rows)]
+        columns = [
+            graph.call_function(aten.narrow.default, (matrix, 1, start, width))
             for start, width in zip(starts, widths, strict=True)
         ]
-    graph.output_node().args = ((*parts, *context),)
+    graph.output_node().args = ((*columns, *others),)

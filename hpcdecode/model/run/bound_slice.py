@@ -31,13 +31,14 @@ class CompiledSlice:
     """What runs the slices of one graph.
 
     Args:
-        graph: ([o,] context..., weights...) -> (q, k, v, context...) or (logits,).
+        graph: ([o,] context..., weights...) -> (rows..., context...) or (logits,).
         device: Device of the slices.
         weights: What the weights of projections are quantised to (see `merge_projections`), or None.
         inductor: Let torch's compiler compile the slices.
+        rows: Number of the first results that are to lie side by side.
     """
 
-    def __init__(self, graph: fx.Graph, device: torch.device, weights: Quantised, inductor: bool):
+    def __init__(self, graph: fx.Graph, device: torch.device, weights: Quantised, inductor: bool, rows: int):
         cut = stretches_of(graph)
 
         def of(stretch: Stretch) -> Quantised:
@@ -45,7 +46,11 @@ class CompiledSlice:
                 weights if weights is None or isinstance(weights, str) else tuple(weights[i] for i in stretch.weights)
             )
 
-        made = (compile_graph(s.graph, device, of(s), inductor, ends=s is cut[-1]) for s in cut)
+        ends = (s is cut[-1] for s in cut)
+        made = (
+            compile_graph(s.graph, device, of(s), inductor, ends=last, rows=rows if last else 0)
+            for s, last in zip(cut, ends, strict=True)
+        )
         self._stretches = list(map(CompiledStretch, cut, made))
 
     def bound(self, read: ReadWeight, memory: WeightMemory) -> BoundSlice:

@@ -8,11 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, fx
 
-from hpcdecode.attention.base import LayerShape
+from hpcdecode.attention.shapes import MixerShape, RecurrentWeights
 from hpcdecode.model.frontend.checkpoint import Stack, in_checkpoints
 from hpcdecode.model.frontend.describe import Description, describe
 from hpcdecode.model.frontend.membership import WeightKey
 from hpcdecode.model.frontend.meta import tensor_meta
+from hpcdecode.model.frontend.mixers import rows_of
+from hpcdecode.model.frontend.operators import ATTEND
 from hpcdecode.model.frontend.ops import AttendArguments
 from hpcdecode.model.frontend.plausible import pieces_of
 from hpcdecode.model.frontend.rows import empty_rows
@@ -22,7 +24,8 @@ from hpcdecode.model.lower.linears import Quantised
 from hpcdecode.model.lower.packed_weights import PRIVATE, packs
 from hpcdecode.model.run.bound_slice import BoundSlice, BoundStretch, CompiledSlice, Summed, alone
 from hpcdecode.model.run.lm_head import Largest, LmHead, cut_head
-from hpcdecode.model.run.values import Values, layer_shapes
+from hpcdecode.model.run.mixers import layer_shapes, recurrent_weights
+from hpcdecode.model.run.values import Values
 from hpcdecode.system.shared_memory import WeightMemory
 
 AUTO = "auto"
@@ -32,15 +35,13 @@ class SliceOutput(NamedTuple):
     """What a slice returns for T tokens.
 
     Attributes:
-        q: Queries [T, q_heads * k_dim] in the model's dtype. Rows of q, k and v may be strided.
-        k: Keys [T, kv_heads * k_dim].
-        v: Values [T, kv_heads * v_dim].
+        rows: What each token brings to the layer, in the model's dtype and possibly strided: queries [T, q_heads *
+            k_dim], keys [T, kv_heads * k_dim] and values [T, kv_heads * v_dim] to attention; the parts of a row of
+            `RecurrentShape` to a layer that keeps a state.
         context: Tensors that the next slice takes.
     """
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
+    rows: tuple[Tensor, ...]
     context: tuple[Tensor, ...]
 
 
@@ -101,7 +102,7 @@ class SplitModel:
         device: Device that runs the slices.
         facts: What the model's config.json says.
         dtype: Type of activations.
-        attends: Shapes of the attentions, one a layer.
+        attends: Shapes of the layers at which it is cut, attentions and recurrences.
         vocab_size: Number of logits of a token.
         max_positions: Most tokens of a sequence, or None if the model has no limit.
         membership: What a member of a group has of the model; None if it is whole.
@@ -124,13 +125,14 @@ class SplitModel:
         self.device = device
         self.facts = parts.trace.facts
         self.dtype: torch.dtype = parts.trace.dtype
-        self.attends: tuple[LayerShape, ...] = layer_shapes(parts.trace)
+        self.attends: tuple[MixerShape, ...] = layer_shapes(parts.trace)
         self.vocab_size = tensor_meta(parts.trace.logits).one_token[-1]
         self.max_positions = self.facts.max_positions
         self.membership = parts.trace.membership
         self.layers = range(len(self.attends)) if layers is None else layers
         self._slices: dict[int, BoundSlice] = {}
         self._sinks: dict[int, Tensor | None] = {}
+        self._recurrent: dict[int, RecurrentWeights] = {}
         self.head: BoundHead | None = None
         if weights is not None:
             self._bind(Values(parts.trace, weights, device), slice_bound, quantised, inductor, memory)
@@ -148,15 +150,19 @@ class SplitModel:
             part = self.split.slices[i]
             forms = self._came_in(values, part.weights) if quantised == AUTO else quantised
             if (part.group, forms) not in compiled:
-                graph = self.split.groups[part.group].graph
-                compiled[part.group, forms] = CompiledSlice(graph, self.device, forms, inductor)
+                group = self.split.groups[part.group]
+                compiled[part.group, forms] = CompiledSlice(group.graph, self.device, forms, inductor, group.rows)
             self._slices[i] = compiled[part.group, forms].bound(values.reader(part.weights), memory)
             values.forget_weights()
             slice_bound()
         self.head = self._bound_head(memory)
         for i in self.layers:
-            sinks = AttendArguments.of(self.split.trace.attends[i]).sinks
-            self._sinks[i] = None if sinks is None else values.tensor(sinks).to(torch.float32)
+            mixer = self.split.trace.attends[i]
+            if mixer.target is ATTEND:
+                sinks = AttendArguments.of(mixer).sinks
+                self._sinks[i] = None if sinks is None else values.tensor(sinks).to(torch.float32)
+            else:
+                self._recurrent[i] = recurrent_weights(mixer, values)
 
     def _came_in(self, values: Values, weights: Sequence[fx.Node]) -> tuple[str | None, ...]:
         """Return for each weight the grid of few bits that it came on, if there are GEMMs of it, or None."""
@@ -184,7 +190,7 @@ class SplitModel:
 
     @torch.inference_mode()
     def slice(self, i: int, o: Tensor | None, context: tuple[Tensor, ...]) -> SliceOutput:
-        """Run one of the slices 0 to n - 1 over T >= 1 tokens, up to the q, k and v of layer i.
+        """Run one of the slices 0 to n - 1 over T >= 1 tokens, up to what they bring to layer i.
 
         Args:
             i: Index of the slice.
@@ -193,16 +199,18 @@ class SplitModel:
                 whose logits are needed, int64 [L], L >= 0. Else what slice i - 1 returned.
 
         Returns:
-            q, k, v and the next context. All are inference tensors: not to be changed in place.
+            Rows for the layer, and the next context. All are inference tensors: not to be changed in place.
         """
         return alone(self.start_slice(i, o, context))
 
     def start_slice(self, i: int, o: Tensor | None, context: tuple[Tensor, ...]) -> Summed[SliceOutput]:
         """Run a slice as `slice` does; yield what the members of a group must add up."""
         values = yield from self._slices[i].up_to_last(self._inputs(i, o, context))
-        q, k, v, *new = self._slices[i].last.run(values)
-        give = self.split.slices[i].give
-        return SliceOutput(q, k, v, tuple([context[j] if j >= 0 else new[~j] for j in give]))
+        made = self._slices[i].last.run(values)
+        count, give = len(rows_of(self.split.trace.attends[i])), self.split.slices[i].give
+        rows = tuple([x if x.dtype == self.dtype else x.contiguous().view(self.dtype) for x in made[:count]])
+        new = made[count:]
+        return SliceOutput(rows, tuple([context[j] if j >= 0 else new[~j] for j in give]))
 
     @torch.inference_mode()
     def logits(self, o: Tensor, context: tuple[Tensor, ...]) -> Tensor:
@@ -270,7 +278,7 @@ class SplitModel:
         return len(self._slices) == len(self.attends) + 1 and all(len(s.stretches) == 1 for s in self._slices.values())
 
     def graph(self, i: int) -> fx.Graph:
-        """Return what slice `i` of a whole model runs, a graph ([o,] context..., weights...) -> (q, k, v, context...).
+        """Return what slice `i` of a whole model runs, a graph ([o,] context..., weights...) -> (rows..., context...).
 
         Those of a member's model are stretches of slices.
         """
@@ -289,7 +297,11 @@ class SplitModel:
 
     def sinks(self, i: int) -> Tensor | None:
         """Return the attention sinks of layer `i`, float32 [q_heads], or None."""
-        return self._sinks[i]
+        return self._sinks.get(i)
+
+    def recurrent_weights(self, i: int) -> RecurrentWeights:
+        """Return the weights of layer `i`, which keeps a state, that its R-ranks need."""
+        return self._recurrent[i]
 
     def describe(self) -> Description:
         """Return slices, groups of equal slices, tensors cut and bytes per token; `render` makes it text."""

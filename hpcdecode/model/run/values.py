@@ -1,4 +1,4 @@
-"""What a trace computes before it sees a token: the values of its static nodes, and the shapes of its attentions."""
+"""What a trace computes before it sees a token: the values of its static nodes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, fx
 
-from hpcdecode.attention.base import LayerShape
 from hpcdecode.model.frontend.checkpoint import Stack
 from hpcdecode.model.frontend.membership import WeightKey
-from hpcdecode.model.frontend.meta import tensor_meta
-from hpcdecode.model.frontend.ops import AttendArguments
 from hpcdecode.model.frontend.trace import Trace
 from hpcdecode.model.frontend.weights import Weights, weight_key
 from hpcdecode.model.lower.recipe import as_tensor
@@ -72,16 +69,3 @@ class Values:
         with torch.no_grad():
             value: Tensor = node.target(*args, **kwargs)
         return value
-
-
-def layer_shapes(trace: Trace) -> tuple[LayerShape, ...]:
-    """Return the shapes of a trace's attentions, in the order of the layers."""
-    shapes = []
-    for node in trace.attends:
-        call = AttendArguments.of(node)
-        k_dim, v_dim = (tensor_meta(x).one_token[1] // call.kv_heads for x in (call.k, call.v))
-        sinks = call.sinks is not None
-        shapes.append(
-            LayerShape(call.kv_heads, k_dim, v_dim, call.q_heads, call.scale, call.window, call.softcap, sinks)
-        )
-    return tuple(shapes)

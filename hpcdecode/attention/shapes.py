@@ -1,0 +1,170 @@
+"""The shapes of a model's layers: of those that attend, and of those that keep a state of fixed size a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import msgspec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_FLOAT = 4  # bytes
+
+
+class LayerShape(msgspec.Struct, frozen=True, tag="attention"):
+    """The shape of one attention layer of the model.
+
+    Attributes:
+        kv_heads: Number of key and value heads.
+        k_dim: Elements of a query head and of a key head.
+        v_dim: Elements of a value head.
+        q_heads: Number of query heads, a multiple of kv_heads.
+        scale: Factor of every score q.k.
+        window: Positions that a query sees, its own included, or None for all.
+        softcap: Bound c of scores, which become c * tanh(score / c), or None.
+        sinks: True if every head has one more logit in the softmax's denominator.
+    """
+
+    kv_heads: int
+    k_dim: int
+    v_dim: int
+    q_heads: int
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+
+    @property
+    def group(self) -> int:
+        """Return the number of query heads that share one KV head."""
+        return self.q_heads // self.kv_heads
+
+    @property
+    def kv_columns(self) -> int:
+        """Return the columns of a `[k | v]` row."""
+        return self.kv_heads * (self.k_dim + self.v_dim)
+
+    @property
+    def q_columns(self) -> int:
+        """Return the columns of a q row."""
+        return self.q_heads * self.k_dim
+
+    @property
+    def row_columns(self) -> int:
+        """Return the columns of a `[q | k | v]` row."""
+        return self.q_columns + self.kv_columns
+
+    @property
+    def out_columns(self) -> int:
+        """Return the columns of an output row."""
+        return self.q_heads * self.v_dim
+
+
+class RecurrentShape(msgspec.Struct, frozen=True, tag="recurrent"):
+    """The shape of a causal convolution, of a linear recurrence, or of one after the other.
+
+    A head's state S has k_dim rows of v_dim float32. A token's row is `[q | k | v | decay | beta]`. In rows of two-byte
+    elements decay and beta, which are float32, take two columns each.
+
+    Attributes:
+        heads: Number of value heads.
+        k_heads: Number of heads of q and k; each serves heads / k_heads value heads.
+        k_dim: Elements of a head of q and k; 0 if there is no state but the convolution's.
+        v_dim: Elements of a value head.
+        taps: Taps of the convolution of all columns of q, k and v; 0 for none.
+        silu: True if SiLU is applied to the convolution's result.
+        delta: True if what the state says of k is taken from v (the delta rule).
+        normalised: True if q and k are divided by their norms, head by head.
+        scale: Factor of q.
+        decay_dim: Decays of a head: 1, or k_dim.
+        has_beta: True if rows have a factor of what is written, for each head.
+        has_rate: True if log decays are beta times a weight, and not in the rows.
+        element_bytes: Bytes of a column.
+    """
+
+    heads: int
+    k_heads: int
+    k_dim: int
+    v_dim: int
+    taps: int = 0
+    silu: bool = False
+    delta: bool = False
+    normalised: bool = False
+    scale: float = 1.0
+    decay_dim: int = 1
+    has_beta: bool = False
+    has_rate: bool = False
+    element_bytes: int = _FLOAT
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Return the columns of q, k, v, decay and beta, 0 for those that rows do not have."""
+        floats = _FLOAT // self.element_bytes
+        decay = 0 if self.has_rate or not self.k_dim else self.heads * self.decay_dim
+        q, beta = self.k_heads * self.k_dim, self.heads if self.has_beta else 0
+        return q, q, self.heads * self.v_dim, decay * floats, beta * floats
+
+    @property
+    def channels(self) -> int:
+        """Return the channels of the convolution: the columns of q, k and v."""
+        return sum(self.widths[:3])
+
+    @property
+    def row_columns(self) -> int:
+        """Return the columns of a row."""
+        return sum(self.widths)
+
+    @property
+    def out_columns(self) -> int:
+        """Return the columns of an output row."""
+        return self.heads * self.v_dim
+
+    @property
+    def state_bytes(self) -> int:
+        """Return the bytes that a sequence's state takes, that of the convolution included."""
+        window = max(self.taps - 1, 0) * self.channels
+        return _FLOAT * (window + self.heads * self.k_dim * self.v_dim)
+
+
+MixerShape: TypeAlias = "LayerShape | RecurrentShape"
+
+
+class RecurrentWeights(NamedTuple):
+    """The weights of a recurrent layer that its R-rank needs, float32 on the host.
+
+    Attributes:
+        convolution: Weights of the taps, [channels, taps], the newest token's last; or None.
+        bias: Of the convolution, [channels], or None.
+        rate: Log decay per unit of beta, [heads * decay_dim], or None.
+        skip: Factor of v in the output, [heads], or None.
+    """
+
+    convolution: Tensor | None = None
+    bias: Tensor | None = None
+    rate: Tensor | None = None
+    skip: Tensor | None = None
+
+
+def attention_shapes(shapes: Sequence[MixerShape]) -> list[LayerShape]:
+    """Return the shapes of those layers that attend."""
+    return [s for s in shapes if isinstance(s, LayerShape)]
+
+
+def recurrent_shapes(shapes: Sequence[MixerShape]) -> list[RecurrentShape]:
+    """Return the shapes of those layers that keep a state."""
+    return [s for s in shapes if isinstance(s, RecurrentShape)]
+
+
+def state_bytes(shapes: Sequence[MixerShape]) -> int:
+    """Return the bytes of a sequence's state over all layers."""
+    return sum(s.state_bytes for s in recurrent_shapes(shapes))
+
+
+def example_weights(shape: RecurrentShape) -> RecurrentWeights:
+    """Return weights of zeros for a recurrent layer of `shape`, to measure its speed."""
+    import torch
+
+    convolution = torch.zeros(shape.channels, shape.taps) if shape.taps else None
+    return RecurrentWeights(convolution, rate=torch.zeros(shape.heads * shape.decay_dim) if shape.has_rate else None)

@@ -1,0 +1,59 @@
+"""What sequences take of an R-rank's memory: K and V that grow with each token, and recurrent state that does not.
+
+Memory is counted in tokens of KV cache. A sequence's state counts as so many tokens as it takes bytes. In a model whose
+layers all keep states a block has room for any number of tokens, and takes the bytes of a state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpcdecode import _attn_cpu
+from hpcdecode.attention.base import native_shapes
+from hpcdecode.attention.shapes import MixerShape, attention_shapes, state_bytes
+
+ENDLESS_BLOCK = 1 << 20  # tokens of a block that holds a state alone
+
+
+def capacity_for(
+    layers: Sequence[MixerShape], kv_dtype: str, nbytes: int, block_tokens: int | None = None, state_tokens: int = 0
+) -> int:
+    """Return the tokens, in whole blocks, that fit in `nbytes`.
+
+    Args:
+        layers: Shapes of the layers.
+        kv_dtype: Data type that K and V are stored as.
+        nbytes: Bytes for K, V and states.
+        block_tokens: Tokens of a block, or None for the default.
+        state_tokens: Tokens that a sequence's state counts as, of which layers that only keep states make use.
+    """
+    if not attention_shapes(layers):
+        return nbytes // state_bytes(layers) * (state_tokens + (block_tokens or ENDLESS_BLOCK))
+    block, tokens = _block_bytes(layers, kv_dtype, block_tokens)
+    return nbytes // block * tokens
+
+
+def bytes_per_token(layers: Sequence[MixerShape], kv_dtype: str, block_tokens: int | None = None) -> float:
+    """Return the stored bytes of one token over all layers, padding included; without attention those of a state."""
+    if not attention_shapes(layers):
+        return state_bytes(layers) / (block_tokens or ENDLESS_BLOCK)
+    block, tokens = _block_bytes(layers, kv_dtype, block_tokens)
+    return block / tokens
+
+
+def block_tokens_for(layers: Sequence[MixerShape], kv_dtype: str) -> int:
+    """Return the tokens of a block where `block_tokens` is None."""
+    return _block_bytes(layers, kv_dtype, None)[1] if attention_shapes(layers) else ENDLESS_BLOCK
+
+
+def state_tokens_for(layers: Sequence[MixerShape], kv_dtype: str, block_tokens: int) -> int:
+    """Return the tokens, in whole blocks, that a sequence's state counts as; 0 if blocks stand for states."""
+    if block_tokens == ENDLESS_BLOCK or not attention_shapes(layers):
+        return 0
+    per_token = bytes_per_token(layers, kv_dtype, block_tokens)
+    return -(-int(state_bytes(layers) / per_token) // block_tokens) * block_tokens
+
+
+def _block_bytes(layers: Sequence[MixerShape], kv_dtype: str, block_tokens: int | None) -> tuple[int, int]:
+    """Return the bytes of a block over all layers that attend, and its tokens."""
+    return _attn_cpu.block_bytes(native_shapes(attention_shapes(layers), _attn_cpu.LayerShape), kv_dtype, block_tokens)

@@ -1,0 +1,56 @@
+"""Let a convolution whose result only a recurrence reads be part of it: one exchange in place of two."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from hpcdecode.model.frontend.clean import remove_dead
+from hpcdecode.model.frontend.columns import Columns, columns_of
+from hpcdecode.model.frontend.meta import Meta, tensor_meta
+from hpcdecode.model.frontend.nodes import as_node
+from hpcdecode.model.frontend.recurrent import CONV, CONV_RECUR, RECUR
+
+aten = torch.ops.aten
+
+
+def join_convolutions(graph: fx.Graph) -> None:
+    """Replace in `graph` every recurrence over q, k and v that come from convolutions, in place, by one operator."""
+    for node in list(graph.nodes):
+        if node.target is RECUR:
+            parts = [columns_of(as_node(x), lambda n: n.target is CONV) for x in node.args[:3]]
+            if (found := [p for p in parts if p is not None]) and len(found) == 3 and _whole(found):
+                _join(node, found, graph)
+    remove_dead(graph)
+
+
+def _whole(parts: list[Columns]) -> bool:
+    """Return whether q, k and v are all columns of their convolutions, which are of one kind."""
+    convolutions = {p.of for p in parts}
+    kinds = {(bool(c.args[3]), c.args[2] is None, tensor_meta(as_node(c.args[1])).shape[1]) for c in convolutions}
+    read = sum(p.size for p in parts)
+    return len(kinds) == 1 and read == sum(tensor_meta(c).one_token[-1] for c in convolutions)
+
+
+def _join(recurrence: fx.Node, parts: list[Columns], graph: fx.Graph) -> None:
+    with graph.inserting_before(recurrence):
+        rows = [_columns(as_node(p.of.args[0]), 1, p, graph) for p in parts]
+        weights = [_columns(as_node(p.of.args[1]), 0, p, graph) for p in parts]
+        stated = [p.of.args[2] for p in parts]
+        biases = [_columns(as_node(b), 0, p, graph) for b, p in zip(stated, parts, strict=True) if b is not None]
+        silu = parts[0].of.args[3]
+        joined = graph.call_function(CONV_RECUR, (*rows, *recurrence.args[3:], weights, biases, silu))
+    joined.meta = dict(recurrence.meta)
+    recurrence.replace_all_uses_with(joined)
+    graph.erase_node(recurrence)
+
+
+def _columns(whole: fx.Node, dim: int, part: Columns, graph: fx.Graph) -> fx.Node:
+    """Return the entries of `whole` along `dim` that belong to columns of a convolution."""
+    about = tensor_meta(whole)
+    if part.size == about.shape[dim]:
+        return whole
+    columns = graph.call_function(aten.slice.Tensor, (whole, dim, part.first, part.first + part.size))
+    shape = tuple(part.size if i == dim else size for i, size in enumerate(about.shape))
+    columns.meta = {"about": Meta.of(about.dtype, shape)}
+    return columns

@@ -1,0 +1,67 @@
+"""The shapes of the layers at which a trace is cut, and the weights that R-ranks need of those that keep states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, fx
+
+from hpcdecode.attention.shapes import LayerShape, MixerShape, RecurrentShape, RecurrentWeights
+from hpcdecode.model.frontend.meta import tensor_meta
+from hpcdecode.model.frontend.mixers import recur_arguments
+from hpcdecode.model.frontend.operators import ATTEND
+from hpcdecode.model.frontend.ops import AttendArguments
+from hpcdecode.model.frontend.trace import Trace
+from hpcdecode.model.run.values import Values
+
+
+def layer_shapes(trace: Trace) -> tuple[MixerShape, ...]:
+    """Return the shapes of a trace's attentions and recurrences, in order."""
+    return tuple(
+        _attention(node) if node.target is ATTEND else _recurrence(node, trace.dtype.itemsize) for node in trace.attends
+    )
+
+
+def _attention(node: fx.Node) -> LayerShape:
+    call = AttendArguments.of(node)
+    k_dim, v_dim = (_columns(x) // call.kv_heads for x in (call.k, call.v))
+    return LayerShape(
+        call.kv_heads, k_dim, v_dim, call.q_heads, call.scale, call.window, call.softcap, call.sinks is not None
+    )
+
+
+def _recurrence(node: fx.Node, element_bytes: int) -> RecurrentShape:
+    call = recur_arguments(node)
+    log_decays = call.decay or call.rate
+    return RecurrentShape(
+        heads=call.heads,
+        k_heads=call.k_heads,
+        k_dim=0 if call.k is None else _columns(call.k) // call.k_heads,
+        v_dim=_columns(call.v) // call.heads,
+        taps=tensor_meta(call.weights[0]).one_token[-1] if call.weights else 0,
+        silu=call.silu,
+        delta=call.delta,
+        normalised=call.normalised,
+        scale=call.scale,
+        decay_dim=1 if log_decays is None else tensor_meta(log_decays).numel_per_token // call.heads,
+        has_beta=call.beta is not None,
+        has_rate=call.rate is not None,
+        element_bytes=element_bytes,
+    )
+
+
+def _columns(node: fx.Node) -> int:
+    return tensor_meta(node).one_token[-1]
+
+
+def recurrent_weights(node: fx.Node, values: Values) -> RecurrentWeights:
+    """Return the weights of a recurrence that its R-ranks need."""
+    call = recur_arguments(node)
+
+    def joined(nodes: Sequence[fx.Node]) -> Tensor | None:
+        found = [values.tensor(n).to("cpu", torch.float32) for n in nodes]
+        return torch.cat(found).contiguous() if found else None
+
+    rate, skip = (None if n is None else joined([n]) for n in (call.rate, call.skip))
+    return RecurrentWeights(joined(call.weights), joined(call.biases), None if rate is None else rate.flatten(), skip)
