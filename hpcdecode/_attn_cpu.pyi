@@ -263,6 +263,161 @@ class Prefill:
     def threads(self) -> int:
         """Number of threads."""
 
+class RecurrentShape:
+    """The shape of one recurrent layer."""
+
+    def __init__(
+        self,
+        heads: int,
+        k_heads: int,
+        k_dim: int,
+        v_dim: int,
+        taps: int,
+        silu: bool,
+        delta: bool,
+        normalised: bool,
+        scale: float,
+        decay_dim: int,
+        has_beta: bool,
+        has_rate: bool,
+    ) -> None:
+        """Describe a recurrent layer.
+
+        The channels of q, k and v go through the convolution. Then a token changes the state S [k_dim, v_dim] of each
+        head: S = exp(decay) * S; e = v - S^T k if delta, else v; e = beta * e; S = S + k e^T; o = S^T q + skip * v.
+        Arithmetic is in float32, and o is rounded once.
+
+        Args:
+            heads: Number of heads of v, decay, beta and the state.
+            k_heads: Number of heads of q and k; head h uses k head h // (heads // k_heads).
+            k_dim: Elements of a head of q and k; 0 for a layer without a state, whose output is v.
+            v_dim: Elements of a head of v.
+            taps: Taps of a causal convolution of each channel of q, k and v; 0 for none.
+            silu: True if its result goes through SiLU.
+            delta: True for the delta rule.
+            normalised: True if q and k of each head become x / sqrt(sum(x^2) + 1e-6) after the convolution.
+            scale: Factor of q, after that.
+            decay_dim: Log decays of a head: 1, or k_dim for one of each row of the state.
+            has_beta: True if each head has a factor of what is written.
+            has_rate: True if the log decay is beta * rate, and not in the rows.
+
+        Raises:
+            ValueError: If the numbers make no sense together.
+        """
+
+    def row_columns(self, dtype: str) -> int:
+        """Return the columns of a row [q | k | v | decay | beta] in float32 or bfloat16.
+
+        q, k and v are of this dtype. Decays [heads * decay_dim], left out with has_rate or k_dim 0, and betas [heads],
+        if has_beta, are float32; each takes two columns of bfloat16.
+        """
+
+    @property
+    def out_columns(self) -> int:
+        """Columns of the output: heads * v_dim."""
+
+class StateStore:
+    """The recurrent states of sequences in this machine's memory.
+
+    A slot is a small int that the caller chooses for a sequence. Calls exclude each other and release the GIL.
+    Bad arguments raise ValueError or TypeError before anything changes.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[RecurrentShape],
+        weights: Sequence[tuple[_Matrix | None, _Floats | None, _Floats | None, _Floats | None]],
+        dtype: str,
+        max_sequences: int,
+        threads: int,
+        cpus: Sequence[int],
+        isa: str,
+        nodes: Sequence[int],
+        team: bool,
+        beside: KvCache | None,
+    ) -> None:
+        """Reserve the address space of the states; memory is touched when a slot opens.
+
+        Args:
+            layers: Shapes of the model's recurrent layers.
+            weights: Of each layer (conv_weight [channels, taps], conv_bias [channels], rate [heads * decay_dim],
+                skip [heads]), float32, or None in place of one that the layer has not; copied.
+            dtype: float32 or bfloat16, of rows and outputs.
+            max_sequences: Slots are 0 to max_sequences - 1.
+            threads: Number of threads, the calling one included.
+            cpus: One CPU per thread to pin workers to, or an empty list.
+            isa: Instruction set to use, or an empty string for the best.
+            nodes: NUMA node of each of cpus, or an empty list.
+            team: True to run on the process's OpenMP threads.
+            beside: KV cache whose threads and nodes are used in place of threads, cpus, nodes and team, or None.
+
+        Raises:
+            RuntimeError: If the system maps no more memory.
+        """
+
+    def extend(self, slots: _Ints, counts: _Ints) -> None:
+        """Let slots[i] have counts[i] more tokens; open slots that are new, with states of zero."""
+
+    def run(self, layer: int, slots: _Ints, counts: _Ints, rows: _Matrix, out: _Matrix) -> None:
+        """Take the last counts[i] tokens of slots[i] through a layer's states.
+
+        Every layer runs once after each extend, with the same counts. A token's result does not depend on the other
+        sequences of the call, on how many tokens come at once, nor on the number of threads.
+
+        Args:
+            layer: Index of the recurrent layer.
+            slots: int32 [n], each slot once.
+            counts: int32 [n].
+            rows: Rows of the tokens in order, [sum(counts), row_columns].
+            out: Result, [sum(counts), out_columns], of the same dtype; overwritten.
+        """
+
+    def release(self, slots: _Ints) -> None:
+        """Close slots and give their memory back to the system."""
+
+    def fork(self, src: int, dst: int) -> None:
+        """Open slot dst with a copy of all that slot src has."""
+
+    def length(self, slot: int) -> int:
+        """Return the number of tokens that an open slot has had."""
+
+    def check(self) -> None:
+        """Check that every place is free or held by one slot.
+
+        Raises:
+            RuntimeError: With the equation that does not hold.
+        """
+
+    def rewrite_seconds(self) -> float:
+        """Return the seconds in which the threads read and write the open slots' memory: the floor of run."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a sequence in all layers, as reserved."""
+
+    @property
+    def open_slots(self) -> int:
+        """Number of open slots."""
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes of states that run has read and written so far."""
+
+    @property
+    def run_seconds(self) -> float:
+        """Seconds spent in run so far."""
+
+    @property
+    def threads(self) -> int:
+        """Number of threads."""
+
+    @property
+    def isa(self) -> str:
+        """Name of the instruction set in use."""
+
+def state_bytes(layers: Sequence[RecurrentShape], dtype: str, isa: str) -> int:
+    """Return the bytes that a StateStore reserves for a sequence."""
+
 def built_isas() -> list[str]:
     """Return the instruction sets of this build, worst first."""
 

@@ -40,7 +40,15 @@ void Arena::bind(size_t offset, size_t bytes, int node) {
 
 void Arena::populate(size_t huge_page) {
     const size_t begin = huge_page * kHugePage;
-    madvise(data_ + begin, std::min(kHugePage, size_ - begin), kPopulateWrite);  // a refusal costs speed only
+    populate(begin, std::min(kHugePage, size_ - begin));
+}
+
+void Arena::populate(size_t offset, size_t bytes) {
+    madvise(data_ + offset, bytes, kPopulateWrite);  // a refusal costs speed only
+}
+
+void Arena::discard(size_t offset, size_t bytes) {
+    if (madvise(data_ + offset, bytes, MADV_DONTNEED) != 0) std::memset(data_ + offset, 0, bytes);
 }
 
 Arena::~Arena() { munmap(map_, mapped_); }

@@ -18,6 +18,9 @@ class Arena {
     void bind(size_t offset, size_t bytes, int node);
     // Lets the system find memory for a huge page, as writing to it would. What the page holds stays.
     void populate(size_t huge_page);
+    void populate(size_t offset, size_t bytes);  // the same for whole pages of any size
+    // Gives whole pages back to the system. They hold zeros then.
+    void discard(size_t offset, size_t bytes);
     uint8_t* data() const { return data_; }
     size_t size() const { return size_; }
 

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "bandwidth.h"
+#include "bind_states.h"
 #include "isa.h"
 #include "kv_cache.h"
 #include "prefill.h"
@@ -68,12 +69,6 @@ void attend_prompts(Prefill& p, int layer, nb::sequence packed, nb::handle start
     const float* sink = sinks.is_none() ? nullptr : extra.data();
     nb::gil_scoped_release unlocked;
     p.attend(layer, chunks, queries, keys, values, result, sink, static_cast<int64_t>(extra.size()));
-}
-
-ActType parse_act_type(const std::string& dtype) {
-    if (dtype == "float32") return ActType::kF32;
-    if (dtype == "bfloat16") return ActType::kBF16;
-    throw std::invalid_argument("dtype: expected float32 or bfloat16, got '" + dtype + "'");
 }
 
 void release(KvCache& e, nb::handle slots) {
@@ -257,6 +252,8 @@ Args:
         .def_prop_ro(
             "isa", [](const Prefill& p) { return std::string(p.isa()); }, "Name of the instruction set in use.")
         .def_prop_ro("threads", &Prefill::threads, "Number of threads.");
+
+    bind_states(m);
 
     m.def("built_isas", &built_isas, "Return the instruction sets of this build, worst first.");
     m.def("untested_isas", &untested_isas,

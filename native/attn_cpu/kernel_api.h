@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "recur_api.h"
 #include "types.h"
 
 namespace hpcdecode {
@@ -163,8 +164,10 @@ struct KernelTable {
     void (*append[kNumKvTypes])(const AppendArgs&);
     void (*attend[kNumKvTypes])(const AttendArgs&);
     void (*merge)(const MergeArgs&);
-    PromptKernel prompts[2];                            // by ActType of the activations
-    double (*read)(const uint8_t* data, size_t bytes);  // touches every cache line once, for bandwidth figures
+    PromptKernel prompts[2];                                  // by ActType of the activations
+    double (*read)(const uint8_t* data, size_t bytes);        // touches every cache line once, for bandwidth figures
+    void (*rewrite)(uint8_t* data, size_t bytes, float one);  // reads and writes all floats, times 1
+    RecurKernel recur;
 };
 
 }  // namespace hpcdecode

@@ -46,6 +46,7 @@ class KvCache {
     const char* isa() const { return table_.name; }
     int threads() const { return workers_->threads(); }
     const std::shared_ptr<Workers>& workers() const { return workers_; }  // for other work on the same cores
+    const NumaNodes& nodes() const { return nodes_; }
     int64_t bytes_read() const { return bytes_read_; }
     double attend_seconds() const { return attend_seconds_; }
 

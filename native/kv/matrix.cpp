@@ -8,13 +8,13 @@ namespace {
 
 [[noreturn]] void invalid(const std::string& what) { throw std::invalid_argument(what); }
 
+}  // namespace
+
 void check_size(const char* name, const Matrix& m, int64_t rows, int64_t columns) {
     if (m.rows == rows && m.columns == columns) return;
     invalid(std::string(name) + ": expected shape [" + std::to_string(rows) + ", " + std::to_string(columns) +
             "], got [" + std::to_string(m.rows) + ", " + std::to_string(m.columns) + "]");
 }
-
-}  // namespace
 
 void check_layer(int layer, size_t layers) {
     if (layer >= 0 && static_cast<size_t>(layer) < layers) return;

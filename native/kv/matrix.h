@@ -19,6 +19,7 @@ inline const uint8_t* at(const Matrix& m, int64_t row, int64_t column) {
 
 // All throw std::invalid_argument with what was expected. tokens: New rows of the call.
 void check_layer(int layer, size_t layers);
+void check_size(const char* name, const Matrix& m, int64_t rows, int64_t columns);
 void check_append(const LayerShape& shape, int64_t tokens, const Matrix& kv);
 void check_attend(const LayerShape& shape, int64_t tokens, const Matrix& qkv, const Matrix& out, const float* sinks,
                   int64_t sink_count);

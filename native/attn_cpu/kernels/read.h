@@ -1,4 +1,4 @@
-// Reads a buffer once, for the bandwidth that attention is compared with.
+// Reads a buffer once, or rewrites it, for the bandwidth that kernels are compared with.
 #pragma once
 #include "math.h"
 
@@ -18,6 +18,16 @@ inline double read_all(const uint8_t* data, size_t bytes) {
     }
     for (int i = 1; i < 8; ++i) acc[0] = vmax(acc[0], acc[i]);
     return hmax(acc[0]);
+}
+
+inline void rewrite_all(uint8_t* data, size_t bytes, float one) {
+    constexpr size_t kStep = 8 * W * sizeof(float);
+    const F factor = vset(one);
+    for (size_t at = 0; at + kStep <= bytes; at += kStep) {
+        float* p = reinterpret_cast<float*>(data + at);
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) vstore(p + i * W, vmul(factor, vload(p + i * W)));
+    }
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "partial.h"
 #include "prefill_kernel.h"
 #include "read.h"
+#include "recur.h"
 
 namespace hpcdecode::HPCDECODE_ISA {
 namespace {
@@ -24,6 +25,8 @@ constexpr KernelTable make_table(const char* name) {
         merge_partials,
         {Prefill<FloatWords>::kernel(), Prefill<Bf16Words>::kernel()},
         read_all,
+        rewrite_all,
+        {W, recur, recur_scratch_floats},
     };
 }
 

@@ -1,0 +1,52 @@
+// The arguments of an instruction set's kernel of recurrent layers. Plain data only, as in kernel_api.h.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "types.h"
+
+namespace hpcdecode {
+
+constexpr int kMaxRecurTokens = 32;  // tokens of a sequence whose inputs are prepared together
+constexpr int kMaxTaps = 64;         // of a convolution
+
+// A recurrent layer. RecurrentShape says what the numbers mean; channels are those of q, k and v, in this order.
+//
+// The state of a layer has k_dim rows of v_dim columns for each head. A vector of the ISA has `width` floats.
+// - Layers of heads (v_dim > 1): v_dim is padded to vectors, in blocks of up to four of them, all about as large:
+//   [head][block][k_dim][columns of the block].
+// - Layers of lanes (v_dim = 1): heads that share a k head are padded to vectors: [k head][vector][k_dim][width].
+struct RecurLayer {
+    int heads, k_heads, k_dim, v_dim, taps, decay_dim;
+    bool silu, delta, normalised, has_beta, has_rate;
+    float scale;
+    int64_t channels;
+    const float* conv_weight;  // [taps][channels], or null
+    const float* conv_bias;    // [channels], or null
+    const float* rate;         // [heads][decay_dim]; of lanes [k head][vector][decay_dim][width]; or null
+    const float* skip;         // [heads], or null
+};
+
+// Some tokens of one sequence through some heads of a layer.
+struct RecurArgs {
+    const RecurLayer* layer;
+    int first_head, last_head;   // of lanes: first_head begins a vector
+    const void* rows;            // of the tokens, all columns
+    void* out;                   // of the tokens, all columns
+    ActType type;                // of rows, out and window
+    int64_t stride, out_stride;  // elements between tokens
+    int64_t position, count;     // of the first token in its sequence; tokens
+    const void* window;          // inputs of the tokens before: [taps][channels], that of position p in row p % taps
+    float* state;                // of the sequence and layer, 64-byte aligned
+    float* scratch;              // 64-byte aligned, `scratch_floats` of them
+    int tokens;                  // that are prepared together: 1 to kMaxRecurTokens
+};
+
+struct RecurKernel {
+    int width;
+    void (*run)(const RecurArgs&);
+    // Returns the scratch of any `heads` neighbouring heads.
+    int64_t (*scratch_floats)(const RecurLayer&, int heads, int tokens);
+};
+
+}  // namespace hpcdecode

@@ -1,0 +1,124 @@
+#include "recurrent_layers.h"
+
+#include <stdexcept>
+#include <string>
+
+namespace hpcdecode {
+namespace {
+
+constexpr size_t kPage = 4096, kLine = 64;
+constexpr int kMaxUnit = 16;       // heads that stay together because they share a k head
+constexpr int kLaneVectors = 8;    // vectors of lanes that stay together
+constexpr int64_t kExtraRows = 8;  // the work beside the state, in rows of it
+constexpr float kLog2E = 1.44269504088896341f;
+
+size_t padded(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
+
+int padded(int n, int to) { return (n + to - 1) / to * to; }
+
+bool has_lanes(const RecurrentShape& s) { return s.v_dim == 1 && s.k_dim > 0; }
+
+// Returns the floats of a layer's state.
+int64_t state_floats(const RecurrentShape& s, int width) {
+    if (has_lanes(s)) return int64_t{s.k_heads} * padded(s.group(), width) * s.k_dim;
+    return int64_t{s.heads} * s.k_dim * padded(s.v_dim, width);
+}
+
+RecurCost cost_of(const RecurrentShape& s, int width) {
+    int unit = 1;
+    if (has_lanes(s)) {
+        unit = s.group() % width == 0 ? width : s.group();
+        if (s.group() % (width * kLaneVectors) == 0) unit = width * kLaneVectors;
+    } else if (s.k_dim > 0 && s.group() <= kMaxUnit) {
+        unit = s.group();
+    }
+    return {s.heads, unit, (s.k_dim + kExtraRows) * s.v_dim, int64_t{s.k_dim} * padded(s.v_dim, width)};
+}
+
+std::vector<float> transposed(const std::vector<float>& from, int64_t rows, int64_t columns) {
+    std::vector<float> to(from.size());
+    for (int64_t i = 0; i < rows; ++i)
+        for (int64_t j = 0; j < columns; ++j) to[j * rows + i] = from[i * columns + j];
+    return to;
+}
+
+// Returns rates of lanes, [k head][vector][decay_dim][width], for powers of two.
+std::vector<float> rates_of_lanes(const RecurrentShape& s, const std::vector<float>& rate, int width) {
+    const int vectors = padded(s.group(), width) / width;
+    std::vector<float> to(size_t(s.k_heads) * vectors * s.decay_dim * width, 0.0f);
+    for (int head = 0; head < s.heads; ++head) {
+        const int64_t vector = int64_t{head / s.group()} * vectors + head % s.group() / width;
+        for (int d = 0; d < s.decay_dim; ++d)
+            to[(vector * s.decay_dim + d) * width + head % s.group() % width] =
+                rate[int64_t{head} * s.decay_dim + d] * kLog2E;
+    }
+    return to;
+}
+
+const float* data_of(const std::vector<float>& x) { return x.empty() ? nullptr : x.data(); }
+
+// Lays a layer out from byte `at` of a place on; returns where it ends.
+size_t lay_out(RecurrentLayer& l, ActType type, int width, size_t at) {
+    l.state_bytes = state_floats(l.shape, width) * sizeof(float);
+    l.window_bytes = l.shape.taps > 1 ? l.shape.channels() * l.shape.taps * (type == ActType::kF32 ? 4 : 2) : 0;
+    l.state = at;
+    l.window = at + padded(l.state_bytes, kLine);
+    return l.window + padded(l.window_bytes, kLine);
+}
+
+RecurLayer kernel_of(const RecurrentShape& s, const RecurrentWeights& w) {
+    return {s.heads,
+            s.k_heads,
+            s.k_dim,
+            s.v_dim,
+            s.taps,
+            s.k_dim > 0 ? s.decay_dim : 1,
+            s.silu,
+            s.delta,
+            s.normalised,
+            s.has_beta,
+            s.has_rate,
+            s.scale,
+            s.channels(),
+            data_of(w.conv_weight),
+            data_of(w.conv_bias),
+            data_of(w.rate),
+            data_of(w.skip)};
+}
+
+}  // namespace
+
+RecurrentLayers::RecurrentLayers(const std::vector<RecurrentShape>& shapes, std::vector<RecurrentWeights> weights,
+                                 ActType type, int width) {
+    if (shapes.empty()) throw std::invalid_argument("layers: expected at least one");
+    if (shapes.size() != weights.size())
+        throw std::invalid_argument("weights: expected those of " + std::to_string(shapes.size()) + " layers, got " +
+                                    std::to_string(weights.size()));
+    size_t at = 0;
+    layers_.reserve(shapes.size());
+    for (size_t i = 0; i < shapes.size(); ++i) {
+        const RecurrentShape& s = shapes[i];
+        check_recurrent(s);
+        check_weights(s, weights[i], "layer " + std::to_string(i));
+        layers_.push_back({s, {}, std::move(weights[i]), cost_of(s, width), 0, 0, 0, 0});
+        RecurrentLayer& l = layers_.back();
+        l.weights.conv_weight = transposed(l.weights.conv_weight, s.channels(), s.taps);
+        if (has_lanes(s) && s.has_rate) l.weights.rate = rates_of_lanes(s, l.weights.rate, width);
+        l.kernel = kernel_of(s, l.weights);
+        at = lay_out(l, type, width, at);
+    }
+    place_bytes_ = padded(at, kPage);
+}
+
+size_t place_bytes(const std::vector<RecurrentShape>& shapes, ActType type, int width) {
+    size_t at = 0;
+    for (const RecurrentShape& s : shapes) {
+        check_recurrent(s);
+        RecurrentLayer l{};
+        l.shape = s;
+        at = lay_out(l, type, width, at);
+    }
+    return padded(at, kPage);
+}
+
+}  // namespace hpcdecode

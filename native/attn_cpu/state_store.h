@@ -1,0 +1,88 @@
+// The recurrent states of an R-rank on CPUs: their memory, and the threads and kernels that take tokens through them.
+#pragma once
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "arena.h"
+#include "kv_cache.h"
+#include "matrix.h"
+#include "numa.h"
+#include "recur_plan.h"
+#include "recurrent_layers.h"
+#include "state_slots.h"
+#include "workers.h"
+
+namespace hpcdecode {
+
+struct StateStoreOptions {
+    ActType type;  // of the rows
+    int max_sequences, threads;
+    std::vector<int> cpus;
+    std::string isa;                  // empty: the best one
+    std::vector<int> nodes;           // NUMA node of each of `cpus`; empty: unknown
+    bool team = false;                // run on torch's threads
+    const KvCache* beside = nullptr;  // its threads and nodes are used, if given
+};
+
+// States of sequences. hpcdecode/_attn_cpu.pyi describes the methods.
+//
+// Calls exclude each other. Bad arguments throw std::invalid_argument before anything changes.
+class StateStore {
+  public:
+    StateStore(const std::vector<RecurrentShape>& layers, std::vector<RecurrentWeights> weights,
+               const StateStoreOptions& options);
+
+    void extend(const int32_t* slots, const int32_t* counts, int n);
+    void run(int layer, const int32_t* slots, const int32_t* counts, int n, const Matrix& rows, const Matrix& out);
+    void release(const int32_t* slots, int n);
+    void fork(int src, int dst);
+    int64_t length(int slot);
+    int open_slots();
+    void check();
+    double rewrite_seconds();
+
+    const char* isa() const { return table_.name; }
+    int threads() const { return workers_->threads(); }
+    size_t state_bytes() const { return layers_.place_bytes(); }
+    int64_t bytes_moved() const { return bytes_moved_; }
+    double run_seconds() const { return run_seconds_; }
+
+  private:
+    struct Call;
+    struct Free {
+        void operator()(void* p) const { std::free(p); }
+    };
+
+    uint8_t* place_of(int slot) const { return arena_.data() + slots_.place(slot) * layers_.place_bytes(); }
+    void reserve_scratch(const RecurrentLayer& layer);
+    int tokens_at_once(const RecurrentLayer& layer, int heads) const;
+    void run_item(const Call& call, int64_t item, int thread);
+    void keep_inputs(const Call& call, const SequenceRun& s, int64_t channel, int64_t channels) const;
+    void keep_inputs_of(const Call& call, const SequenceRun& s, int first_head, int last_head) const;
+    void run_parallel(Call& call, const std::vector<int64_t>& bounds, void (*work)(Call&, int64_t, int));
+    void count_bytes(const RecurrentLayer& layer);
+    using Work = std::function<void(size_t offset, size_t bytes)>;
+    void over_memory(std::vector<int> slots, size_t unit, const Work& work);
+    void populate(const std::vector<int>& slots);
+
+    const KernelTable& table_;
+    const ActType type_;
+    std::shared_ptr<Workers> workers_;
+    const NumaNodes nodes_;
+    NodeQueues queues_;
+    const RecurrentLayers layers_;
+    StateSlots slots_;
+    Arena arena_;
+    std::mutex mutex_;
+    RecurPlan plan_;
+    std::vector<std::unique_ptr<float, Free>> scratch_;  // one per thread
+    size_t scratch_size_ = 0;                            // floats
+    int64_t bytes_moved_ = 0;
+    double run_seconds_ = 0;
+};
+
+}  // namespace hpcdecode

@@ -1,0 +1,208 @@
+// Exercises the state store, its threads and its kernels on every ISA of this machine, for the sanitizers to watch.
+#include "state_store.h"
+
+#include <cmath>
+#include <cstring>
+#include <set>
+#include <stdexcept>
+
+#include "check.h"
+#include "isa.h"
+#include "random_rows.h"
+
+using namespace hpcdecode;
+
+namespace {
+
+const RecurrentShape kShapes[] = {
+    {4, 2, 32, 64, 4, true, true, true, 0.2f, 1, true, false},     // Gated DeltaNet
+    {3, 3, 20, 24, 4, true, true, true, 0.2f, 20, true, false},    // KDA
+    {6, 1, 16, 80, 4, true, false, false, 1.0f, 1, true, false},   // Mamba-2
+    {70, 1, 16, 1, 0, false, false, false, 1.0f, 16, true, true},  // Mamba-1
+    {20, 2, 5, 1, 2, false, true, true, 0.5f, 1, true, false},     // lanes with the delta rule
+    {3, 1, 0, 13, 3, false, false, false, 1.0f, 1, false, false},  // a convolution alone
+    {2, 1, 7, 130, 1, false, false, true, 0.5f, 7, false, false},  // decays of rows, no beta
+    {4, 2, 9, 5, 0, false, true, false, 0.5f, 9, true, true},      // decays of rows by rates
+};
+
+RecurrentWeights weights_of(const RecurrentShape& s) {
+    RecurrentWeights w{normal(s.channels() * s.taps), {}, {}, {}};
+    if (s.taps > 1) w.conv_bias = normal(s.channels());
+    if (s.has_rate) w.rate = normal(int64_t{s.heads} * s.decay_dim);
+    for (float& x : w.rate) x = -std::fabs(x);
+    if (s.k_dim > 0 && s.heads > 3) w.skip = normal(s.heads);
+    return w;
+}
+
+std::vector<float> rows_of(const RecurrentShape& s, int64_t tokens) {
+    const int64_t columns = s.row_columns(ActType::kF32);
+    std::vector<float> rows = normal(tokens * columns);
+    for (int64_t t = 0; t < tokens; ++t)
+        for (int64_t c = s.channels(); c < columns; ++c) {
+            float& x = rows[t * columns + c];
+            x = c < s.channels() + s.decays() ? -0.3f * std::fabs(x) : 1 / (1 + std::exp(-x));
+        }
+    return rows;
+}
+
+// One head in double, as RecurrentShape defines it.
+struct Exact {
+    const RecurrentShape& s;
+    const RecurrentWeights& w;
+    const std::vector<float>& rows;
+
+    double input(int64_t t, int64_t channel) const {
+        const int64_t columns = s.row_columns(ActType::kF32);
+        if (s.taps == 0) return rows[t * columns + channel];
+        double x = w.conv_bias.empty() ? 0 : w.conv_bias[channel];
+        for (int j = 0; j < s.taps; ++j)
+            if (t - s.taps + 1 + j >= 0)
+                x += double{w.conv_weight[channel * s.taps + j]} * rows[(t - s.taps + 1 + j) * columns + channel];
+        return s.silu ? x / (1 + std::exp(-x)) : x;
+    }
+    std::vector<double> k_head(int64_t t, int64_t channel) const {
+        std::vector<double> x;
+        double sum = 1e-6;
+        for (int d = 0; d < s.k_dim; ++d) x.push_back(input(t, channel + d));
+        for (double y : x) sum += y * y;
+        for (double& y : x) y /= s.normalised ? std::sqrt(sum) : 1;
+        return x;
+    }
+    void run(int head, int64_t tokens, std::vector<double>& out) const {
+        std::vector<double> state(s.k_dim * s.v_dim, 0.0);
+        const int k_head_of = head / s.group();
+        for (int64_t t = 0; t < tokens; ++t) {
+            const float* extra = rows.data() + t * s.row_columns(ActType::kF32) + s.channels();
+            const double beta = s.has_beta ? extra[s.decays() + head] : 1;
+            std::vector<double> q = k_head(t, int64_t{k_head_of} * s.k_dim),
+                                k = k_head(t, s.k_columns() + int64_t{k_head_of} * s.k_dim);
+            for (int i = 0; i < s.k_dim; ++i) {
+                const int64_t at = int64_t{head} * s.decay_dim + (s.decay_dim > 1 ? i : 0);
+                const double decay = std::exp(s.has_rate ? beta * w.rate[at] : extra[at]);
+                for (int j = 0; j < s.v_dim; ++j) state[i * s.v_dim + j] *= decay;
+            }
+            for (int j = 0; j < s.v_dim; ++j) {
+                const double v = input(t, 2 * s.k_columns() + int64_t{head} * s.v_dim + j);
+                double m = 0, o = s.k_dim == 0 ? v : w.skip.empty() ? 0 : w.skip[head] * v;
+                for (int i = 0; i < s.k_dim; ++i) m += state[i * s.v_dim + j] * k[i];
+                const double e = beta * (s.delta ? v - m : v);
+                for (int i = 0; i < s.k_dim; ++i) {
+                    state[i * s.v_dim + j] += k[i] * e;
+                    o += state[i * s.v_dim + j] * q[i] * s.scale;
+                }
+                out[t * s.out_columns() + int64_t{head} * s.v_dim + j] = o;
+            }
+        }
+    }
+};
+
+// Takes a sequence through a layer in chunks, beside others, with exact-size heap buffers.
+std::vector<float> in_chunks(const RecurrentShape& s, const RecurrentWeights& w, const std::vector<float>& rows,
+                             const std::string& isa, int threads, const std::vector<int32_t>& chunks) {
+    StateStore store({s}, {w}, {ActType::kF32, 4, threads, {}, isa, {}, false, nullptr});
+    const int64_t columns = s.row_columns(ActType::kF32);
+    std::vector<float> out;
+    int64_t t = 0;
+    for (int32_t count : chunks) {
+        const std::vector<int32_t> slots = {3, 1}, counts = {2, count};
+        std::vector<float> in(rows.begin(), rows.begin() + 2 * columns);
+        in.insert(in.end(), rows.begin() + t * columns, rows.begin() + (t + count) * columns);
+        std::vector<float> part((2 + count) * s.out_columns(), NAN);
+        store.extend(slots.data(), counts.data(), 2);
+        store.run(0, slots.data(), counts.data(), 2, matrix(in, 2 + count, columns),
+                  matrix(part, 2 + count, s.out_columns()));
+        out.insert(out.end(), part.begin() + 2 * s.out_columns(), part.end());
+        t += count;
+    }
+    store.check();
+    return out;
+}
+
+void kernels() {
+    for (const RecurrentShape& s : kShapes) {
+        constexpr int kTokens = 50;
+        const RecurrentWeights w = weights_of(s);
+        const std::vector<float> rows = rows_of(s, kTokens);
+        std::vector<double> expected(kTokens * s.out_columns());
+        for (int head = 0; head < s.heads; ++head) Exact{s, w, rows}.run(head, kTokens, expected);
+        for (const std::string& isa : supported_isas()) {
+            const std::vector<float> out = in_chunks(s, w, rows, isa, 1, {kTokens});
+            double error = 0, size = 0;
+            for (size_t i = 0; i < out.size(); ++i) {
+                error = std::fmax(error, std::isfinite(out[i]) ? std::fabs(expected[i] - out[i]) : INFINITY);
+                size = std::fmax(size, std::fabs(expected[i]));
+            }
+            CHECK(error <= 2e-5 * size, "%s k_dim %d v_dim %d: error %g of %g", isa.c_str(), s.k_dim, s.v_dim, error,
+                  size);
+            CHECK(out == in_chunks(s, w, rows, isa, 3, std::vector<int32_t>(kTokens, 1)), "%s k_dim %d: by token",
+                  isa.c_str(), s.k_dim);
+            CHECK(out == in_chunks(s, w, rows, isa, 2, {1, 2, 40, 3, 0, 4}), "%s k_dim %d: by chunks", isa.c_str(),
+                  s.k_dim);
+        }
+    }
+}
+
+void random_store_verbs() {
+    const RecurrentShape &a = kShapes[4], &b = kShapes[5];
+    StateStore store({a, b}, {weights_of(a), weights_of(b)}, {ActType::kF32, 9, 2, {}, "", {}, false, nullptr});
+    std::set<int> open;
+    for (int i = 0; i < 2000; ++i) {
+        const int32_t slot = random_bits() % 10, count = random_bits() % 5;
+        const int other = random_bits() % 9, verb = random_bits() % 8;
+        try {
+            if (verb < 5) {
+                store.extend(&slot, &count, 1);
+                open.insert(slot);
+                for (int layer = 0; layer < 2; ++layer) {
+                    const RecurrentShape& s = layer == 0 ? a : b;
+                    std::vector<float> rows = rows_of(s, count), out(count * s.out_columns());
+                    store.run(layer, &slot, &count, 1, matrix(rows, count, s.row_columns(ActType::kF32)),
+                              matrix(out, count, s.out_columns()));
+                }
+            } else if (verb < 6) {
+                store.fork(slot, other);
+                open.insert(other);
+            } else {
+                store.release(&slot, 1);
+                open.erase(slot);
+            }
+        } catch (const std::invalid_argument&) {
+        }
+        CHECK(store.open_slots() == static_cast<int>(open.size()), "%d open, expected %d", store.open_slots(),
+              static_cast<int>(open.size()));
+        store.check();
+    }
+}
+
+void rejected() {
+    const RecurrentShape& s = kShapes[0];
+    const RecurrentWeights w = weights_of(s);
+    StateStore store({s}, {w}, {ActType::kF32, 2, 1, {}, "", {}, false, nullptr});
+    std::vector<float> rows = rows_of(s, 1), out(s.out_columns());
+    const Matrix in = matrix(rows, 1, s.row_columns(ActType::kF32)), result = matrix(out, 1, s.out_columns());
+    const int32_t slot = 0, one = 1;
+    const auto refused = [&](const char* what, const auto& call) {
+        try {
+            call();
+            CHECK(false, "%s was accepted", what);
+        } catch (const std::invalid_argument&) {
+        }
+    };
+    refused("a closed slot", [&] { store.run(0, &slot, &one, 1, in, result); });
+    store.extend(&slot, &one, 1);
+    refused("a layer too many", [&] { store.run(1, &slot, &one, 1, in, result); });
+    store.run(0, &slot, &one, 1, in, result);
+    refused("a second run", [&] { store.run(0, &slot, &one, 1, in, result); });
+    refused("weights of another shape",
+            [&] { StateStore({kShapes[3]}, {w}, {ActType::kF32, 2, 1, {}, "", {}, false, nullptr}); });
+    CHECK(store.rewrite_seconds() > 0, "no time passed");
+}
+
+}  // namespace
+
+int main() {
+    kernels();
+    random_store_verbs();
+    rejected();
+    return report("state_store");
+}
