@@ -8,12 +8,12 @@ import torch
 
 from hpcdecode.attention.base import BACKENDS, KvCache
 from hpcdecode.attention.cpu import CpuKvCache
+from hpcdecode.attention.cpu_states import CpuStateStore
 from hpcdecode.attention.cuda import CudaKvCache
 from hpcdecode.attention.hybrid import HybridKvCache
 from hpcdecode.attention.reference import ReferenceKvCache
 from hpcdecode.attention.shapes import LayerShape, MixerShape, RecurrentWeights, attention_shapes, recurrent_shapes
 from hpcdecode.attention.sizes import block_tokens_for, state_tokens_for
-from hpcdecode.attention.states import ReferenceStateStore
 
 
 def open_kv_cache(
@@ -108,5 +108,5 @@ def open_layers(
             return kv_cache
     if state_tokens is None:
         state_tokens = state_tokens_for(layers, kv_dtype, block_tokens or block_tokens_for(layers, kv_dtype))
-    states = ReferenceStateStore(keep, weights, max_sequences)
+    states = CpuStateStore(keep, weights, max_sequences, threads, cpus, team, kv_cache)
     return HybridKvCache(layers, kv_cache, states, capacity_tokens, state_tokens)

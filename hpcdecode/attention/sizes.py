@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from hpcdecode import _attn_cpu
 from hpcdecode.attention.base import native_shapes
-from hpcdecode.attention.shapes import MixerShape, attention_shapes, state_bytes
+from hpcdecode.attention.cpu_states import reserved_bytes
+from hpcdecode.attention.shapes import MixerShape, attention_shapes, recurrent_shapes
 
 ENDLESS_BLOCK = 1 << 20  # tokens of a block that holds a state alone
 
@@ -52,6 +53,11 @@ def state_tokens_for(layers: Sequence[MixerShape], kv_dtype: str, block_tokens: 
         return 0
     per_token = bytes_per_token(layers, kv_dtype, block_tokens)
     return -(-int(state_bytes(layers) / per_token) // block_tokens) * block_tokens
+
+
+def state_bytes(layers: Sequence[MixerShape]) -> int:
+    """Return the bytes that a sequence's states take on a CPU, padding included."""
+    return reserved_bytes(recurrent_shapes(layers))
 
 
 def _block_bytes(layers: Sequence[MixerShape], kv_dtype: str, block_tokens: int | None) -> tuple[int, int]:

@@ -124,9 +124,10 @@ class ReferenceStateStore:
             u = (seen * weights.convolution.t()).sum(0)
             u = u if weights.bias is None else u + weights.bias
             u = functional.silu(u) if shape.silu else u
-        q, k, v = torch.split(u, shape.widths[:3])
+        q, k, v = u.split(list(shape.widths[:3]))
         if not shape.k_dim:
-            return v
+            alone: Tensor = v
+            return alone
         factor = beta.view(torch.float32) if shape.has_beta else None
         logs = decay.view(torch.float32) if weights.rate is None else self._rates(shape, weights.rate, factor)
         return self._state_step(shape, weights, key, q, k, v.view(shape.heads, -1), logs, factor).flatten()

@@ -3,8 +3,8 @@
 A sequence of P prompt tokens that starts to decode at step x and runs to step E holds
 max(P, final - (E - t)) tokens at step t <= E. The load of an R-rank can only peak at a step in which a sequence ends
 (FastDecode, Algorithm 1), so it is enough to look at every end step. Blocks that sequences of a request share count
-once, until the last of these sequences is gone; each sequence counts what it holds beyond. A recurrent state counts as so
-many tokens that do not grow in number.
+once, until the last of these sequences is gone; each sequence counts what it holds beyond. A recurrent state counts as
+a number of tokens that does not grow.
 """
 
 from __future__ import annotations
