@@ -8,7 +8,6 @@ import torch
 
 from hpcdecode.attention.base import FloatArray, IntArray, KvCache, KvCapacityError, Matrix
 from hpcdecode.attention.shapes import LayerShape, MixerShape
-from hpcdecode.attention.sizes import ENDLESS_BLOCK
 from hpcdecode.attention.states import StateStore
 
 
@@ -16,7 +15,7 @@ class HybridKvCache:
     """A `KvCache` whose layers are those of a KV cache and those of a store of states.
 
     Both take their memory from one budget: an open slot's state counts as `state_tokens` tokens of KV cache. Without
-    layers that attend, a slot takes a block of any number of tokens.
+    layers that attend, a slot takes one block more, of any number of tokens.
 
     Args:
         layers: Shapes of all layers.
@@ -24,6 +23,7 @@ class HybridKvCache:
         states: For those that keep states, in order.
         capacity_tokens: Tokens of K, V and states.
         state_tokens: Tokens that a state counts as.
+        block_tokens: Tokens of a block.
     """
 
     def __init__(
@@ -33,11 +33,12 @@ class HybridKvCache:
         states: StateStore,
         capacity_tokens: int,
         state_tokens: int,
+        block_tokens: int,
     ):
         self.layers: tuple[MixerShape, ...] = tuple(layers)
         self.kv_cache, self.states = kv_cache, states
         self.capacity_tokens, self.state_tokens = capacity_tokens, state_tokens
-        self.block_tokens = ENDLESS_BLOCK if kv_cache is None else kv_cache.block_tokens
+        self.block_tokens = block_tokens
         self._attends = [isinstance(shape, LayerShape) for shape in layers]
         self._places = [self._attends[:i].count(attends) for i, attends in enumerate(self._attends)]
         self._open: set[int] = set()

@@ -106,7 +106,8 @@ def open_layers(
         )
         if not keep:
             return kv_cache
+    block_tokens = block_tokens or block_tokens_for(layers, kv_dtype)
     if state_tokens is None:
-        state_tokens = state_tokens_for(layers, kv_dtype, block_tokens or block_tokens_for(layers, kv_dtype))
+        state_tokens = state_tokens_for(layers, kv_dtype, block_tokens)
     states = CpuStateStore(keep, weights, max_sequences, threads, cpus, team, kv_cache)
-    return HybridKvCache(layers, kv_cache, states, capacity_tokens, state_tokens)
+    return HybridKvCache(layers, kv_cache, states, capacity_tokens, state_tokens, block_tokens)

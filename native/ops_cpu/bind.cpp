@@ -117,6 +117,7 @@ NB_MODULE(_ops_cpu, m) {
         .value("gelu", Op::gelu)
         .value("gelu_tanh", Op::gelu_tanh)
         .value("relu", Op::relu)
+        .value("softplus", Op::softplus)
         .value("minimum", Op::minimum)
         .value("maximum", Op::maximum)
         .value("sum", Op::sum)

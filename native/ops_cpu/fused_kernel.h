@@ -17,7 +17,7 @@ constexpr int64_t kLine = 64;             // bytes of a cache line
 enum class Op : int {
     // clang-format off
     load, store, copy, neg, add, sub, mul, div, sqrt, rsqrt, reciprocal, exp, tanh, sigmoid, silu, gelu, gelu_tanh, relu,
-    minimum, maximum, sum, peak, rotate,
+    softplus, minimum, maximum, sum, peak, rotate,
     // clang-format on
     count,
 };

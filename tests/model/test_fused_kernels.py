@@ -22,7 +22,7 @@ from tests.support.isas import use_isa
 
 aten = torch.ops.aten
 WIDTH = 48
-UNARY = ("neg", "sqrt", "rsqrt", "reciprocal", "exp", "tanh", "sigmoid", "silu", "relu")
+UNARY = ("neg", "sqrt", "rsqrt", "reciprocal", "exp", "tanh", "sigmoid", "silu", "relu", "softplus")
 BINARY = ("add", "sub", "mul", "div")
 ISAS = ("generic", "avx2", "avx512", "avx512_bf16")
 

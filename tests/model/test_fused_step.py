@@ -49,14 +49,14 @@ def filled(model, lengths: list[int]):
 def by_layers(model, kv_cache, slots, inputs):
     n, (o, context) = len(slots), (None, inputs)
     for i, shape in enumerate(model.attends):
-        *qkv, context = model.slice(i, o, context)
+        qkv, context = model.slice(i, o, context)
         o = torch.empty(n, shape.out_columns, dtype=model.dtype)
         kv_cache.attend(i, slots, np.ones(n, np.int32), torch.cat(qkv, 1), o, model.sinks(i))
     return model.logits(o, context)
 
 
 def run_fused(model, fused, slots, inputs):
-    *qkv, context = model.slice(0, None, inputs)
+    qkv, context = model.slice(0, None, inputs)
     o, context, seconds = fused.run(slots, torch.cat(qkv, 1), context)
     assert 0 < seconds < 10
     return model.logits(o, context)

@@ -123,7 +123,7 @@ def test_a_token_does_not_depend_on_its_batch(checkpoint, dtype):
     def run(some: slice) -> list[torch.Tensor]:
         o, context, found = None, (ids[some], ids[some], torch.arange(len(ids[some]))), []
         for i, output in enumerate(outputs):
-            *qkv, context = model.slice(i, o, context)
+            qkv, context = model.slice(i, o, context)
             found += [x.clone() for x in qkv]
             o = output[some].to(model.dtype)
         return [*found, model.logits(o, context)]

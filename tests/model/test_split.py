@@ -68,16 +68,16 @@ def test_rows_of_a_batch_do_not_see_each_other(llama):
 
 def test_attention_output_may_be_a_strided_view(llama):
     ids = torch.arange(2, 7)
-    ctx = llama.slice(0, None, (ids, torch.arange(5), torch.arange(5)))[3]
+    ctx = llama.slice(0, None, (ids, torch.arange(5), torch.arange(5)))[1]
     o = torch.randn(5, 64)
     wide = torch.zeros(5, 100)
     wide[:, 10:74] = o
-    for a, b in zip(llama.slice(1, o, ctx)[:3], llama.slice(1, wide[:, 10:74], ctx)[:3], strict=True):
+    for a, b in zip(llama.slice(1, o, ctx).rows, llama.slice(1, wide[:, 10:74], ctx).rows, strict=True):
         torch.testing.assert_close(a, b)
 
 
 def test_context_of_a_slice_is_left_unchanged(llama):
-    ctx = llama.slice(0, None, (torch.arange(2, 7), torch.arange(5), torch.arange(5)))[3]
+    ctx = llama.slice(0, None, (torch.arange(2, 7), torch.arange(5), torch.arange(5)))[1]
     copies = [t.clone() for t in ctx]
     first = llama.slice(1, torch.ones(5, 64), ctx)
     again = llama.slice(1, torch.ones(5, 64), ctx)

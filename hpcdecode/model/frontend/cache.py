@@ -35,24 +35,6 @@ from hpcdecode.model.frontend.trace_file import StoredTrace, Unstorable, restore
 CHECKSUM_BYTES = 4
 logger = logging.getLogger(__name__)
 LONG = 2.0  # seconds after which a trace that is being made is announced
-MAKERS = (  # modules that what is kept depends on
-    "architectures.py",
-    "config.py",
-    "stated.py",
-    "trace.py",
-    "skeleton.py",
-    "rotary.py",
-    "independence.py",
-    "kinds.py",
-    "expand.py",
-    "ops.py",
-    "clean.py",
-    "meta.py",
-    "nodes.py",
-    "sources.py",
-    "trace_file.py",
-    "cache.py",
-)
 
 
 def cached_trace(path: Path, dtype: torch.dtype, announce: bool = False) -> Trace:
@@ -119,10 +101,10 @@ def cached_sources(
 def key(path: Path, dtype: torch.dtype, *about: str) -> str:
     """Return a name that changes with whatever a trace depends on.
 
-    That is config.json in `path`, but for what it states of quantised weights, `dtype`, `about`, the modules that make
-    the trace, and the versions of what they use.
+    That is config.json in `path`, but for what it states of quantised weights, `dtype`, `about`, the modules of this
+    folder, and the versions of what they use.
     """
-    files = [Path(__file__).parent / name for name in MAKERS]
+    files = sorted(Path(__file__).parent.glob("*.py"))
     file = config_file(path)
     try:
         config = json.dumps(unquantised(read_json(file)), sort_keys=True).encode()

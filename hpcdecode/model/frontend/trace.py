@@ -28,6 +28,8 @@ from hpcdecode.model.frontend.operators import ATTEND
 from hpcdecode.model.frontend.quiet import quiet
 from hpcdecode.model.frontend.scans import recurrences
 from hpcdecode.model.frontend.skeleton import real_buffers, skeleton
+from hpcdecode.model.frontend.softplus import join_softplus
+from hpcdecode.model.frontend.token_dims import separate_tokens
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -201,6 +203,8 @@ def read_program(
     clean(program.graph)
     tokens, kept = (str(traced_tensor(n).shape[0]) for n in (ids, logits_indices))
     annotate(program.graph, {tokens: TOKENS, kept: KEPT})
+    join_softplus(program.graph)
+    separate_tokens(program.graph)
     join_convolutions(program.graph)
     attends = mixers(list(program.graph.nodes))
     check_attends(attends, config)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from hpcdecode.model.frontend.checkpoint import Stack
+from hpcdecode.model.frontend.elementwise import ROUNDING, steady
 from hpcdecode.model.frontend.kept import directory
 from hpcdecode.model.frontend.meta import Meta, tensor_meta
 from hpcdecode.model.frontend.nodes import results
@@ -74,7 +75,11 @@ def compile_graph(
     recipes = merge_projections(made, weights, ends=ends)
     if rows > 1:
         join_rows(made, rows)
-    return runnable(chained(fuse(made)), recipes)
+    fused = chained(fuse(made))
+    for node in fused.nodes:
+        if node.target in ROUNDING:
+            node.target = steady(node.target)
+    return runnable(fused, recipes)
 
 
 def compile_plain(graph: fx.Graph) -> Compiled:

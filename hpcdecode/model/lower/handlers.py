@@ -197,6 +197,7 @@ HANDLERS: dict[object, Handler] = {
     aten.sigmoid.default: unary(Op.sigmoid),
     aten.silu.default: unary(Op.silu),
     aten.relu.default: unary(Op.relu),
+    aten.softplus.default: unary(Op.softplus),
     aten.add.Tensor: binary(Op.add),
     aten.sub.Tensor: binary(Op.sub),
     aten.mul.Tensor: binary(Op.mul),

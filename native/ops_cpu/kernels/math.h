@@ -75,6 +75,20 @@ inline float silu_f(float x) {
     return clamped * sigmoid_f(clamped);
 }
 
+// log(1 + exp(x)), 2 ulp: max(x, 0) and log(1 + e) of e = exp(-|x|), by the series of 2 atanh(e / (2 + e)).
+inline float softplus_f(float x) {
+    const float e = exp_f(-std::fabs(x)), s = e * reciprocal_of(2.0f + e), t = s * s;
+    float p = 1.0f / 15;
+    p = p * t + 1.0f / 13;
+    p = p * t + 1.0f / 11;
+    p = p * t + 1.0f / 9;
+    p = p * t + 1.0f / 7;
+    p = p * t + 1.0f / 5;
+    p = p * t + 1.0f / 3;
+    const float log = 2.0f * (s + s * (t * p));
+    return (x > 0 ? x : 0.0f) + log;
+}
+
 // Near 0 the series, elsewhere 1 - 2 / (exp(2x) + 1).
 inline float tanh_f(float x) {
     const float a = std::fabs(x), s = x * x;

@@ -163,6 +163,7 @@ constexpr KernelTable make_table(const char* name, Products products = {}, FormK
              UNARY(gelu_f),
              UNARY(gelu_tanh_f),
              UNARY(relu_f),
+             UNARY(softplus_f),
              BINARY(minimum_f),
              BINARY(maximum_f),
              {reduce<Float, sum_of>, reduce<Bfloat, sum_of>},
