@@ -28,6 +28,7 @@ class LayerShape:
         window: int | None,
         softcap: float | None,
         sinks: bool,
+        latent: bool = False,
     ) -> None:
         """Describe an attention layer.
 
@@ -40,6 +41,7 @@ class LayerShape:
             window: Positions that a query sees, its own included, or None for all.
             softcap: Bound c of scores, which become c * tanh(score / c), or None.
             sinks: True if every head has one more logit in the softmax's denominator.
+            latent: True if the values are the first v_dim elements of K, which rows and the KV cache have once.
 
         Raises:
             ValueError: If window or softcap is not positive.

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 BACKENDS = ("attn_cpu", "attn_cuda", "reference")
 DEFAULT_BLOCK_TOKENS = 64
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "k8v4", "int4")  # the last three: `quantized`
+LATENT_KV_DTYPES = KV_DTYPES[:4]  # K and V are kept alike
 
 IntArray: TypeAlias = "list[int] | tuple[int, ...] | NDArray[int32] | Tensor"  # int32, one dimension, on the host
 FloatArray: TypeAlias = "NDArray[float32] | Tensor"  # float32, one dimension, on the host
@@ -201,4 +202,6 @@ def multiplies_bfloat16() -> bool:
 
 def native_shapes(layers: Sequence[LayerShape], shape: Callable[..., _Shape]) -> list[_Shape]:
     """Return `layers` as objects of a native module, whose class LayerShape is `shape`."""
-    return [shape(s.kv_heads, s.k_dim, s.v_dim, s.q_heads, s.scale, s.window, s.softcap, s.sinks) for s in layers]
+    return [
+        shape(s.kv_heads, s.k_dim, s.v_dim, s.q_heads, s.scale, s.window, s.softcap, s.sinks, s.latent) for s in layers
+    ]

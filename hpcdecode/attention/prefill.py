@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -47,11 +48,13 @@ class CpuPromptAttention:
         beside: KvCache | None = None,
     ) -> None:
         cache = beside.native if isinstance(beside, CpuKvCache) else None
-        shapes, forced = native_shapes(layers, _attn_cpu.LayerShape), os.environ.get("HPCDECODE_ISA", "")
+        own = [replace(shape, latent=False) for shape in layers]  # prompts have packed values, those in K too
+        shapes, forced = native_shapes(own, _attn_cpu.LayerShape), os.environ.get("HPCDECODE_ISA", "")
         self._native = _attn_cpu.Prefill(shapes, dtype, threads, list(cpus or ()), forced, cache)
         self.isa = self._native.isa
         self.threads = self._native.threads
         self.layers = len(layers)
+        self._in_k = {i: shape.v_dim for i, shape in enumerate(layers) if shape.latent}  # columns of k
         self.device = torch.device("cpu")
 
     def tokens_in(self, nbytes: int) -> int:
@@ -77,4 +80,6 @@ class CpuPromptAttention:
         skipped_queries: IntArray | None = None,
     ) -> None:
         """Pack k and v of the chunks, then attend, as `PromptAttention.attend`."""
+        if layer in self._in_k:
+            v = k[:, : self._in_k[layer]]
         self._native.attend(layer, packed, starts, counts, q, k, v, out, sinks, skipped_queries)

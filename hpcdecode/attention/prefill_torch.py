@@ -49,7 +49,7 @@ class TorchPromptAttention:
     ) -> None:
         """Pack k and v of the chunks, then attend, as `PromptAttention.attend`."""
         shape, first = self.shapes[layer], 0
-        keys = shape.kv_heads * shape.k_dim
+        keys = shape.k_columns
         for memory, start, count, skipped in zip(
             packed, starts, counts, skipped_queries or [0] * len(packed), strict=True
         ):
@@ -62,7 +62,8 @@ class TorchPromptAttention:
             read = slice(rows.start + skipped, rows.stop)
             q_heads = q[read].reshape(count - skipped, shape.q_heads, shape.k_dim)
             k_heads = held[:, :keys].unflatten(1, (shape.kv_heads, shape.k_dim))
-            v_heads = held[:, keys:].unflatten(1, (shape.kv_heads, shape.v_dim))
+            values = held[:, : shape.v_dim] if shape.latent else held[:, keys:]
+            v_heads = values.unflatten(1, (shape.kv_heads, shape.v_dim))
             plain = shape.softcap is None and not shape.sinks and (shape.window is None or shape.window >= end)
             if plain:
                 out[read] = _by_flash(q_heads, k_heads, v_heads, shape)

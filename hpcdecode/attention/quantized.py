@@ -34,13 +34,17 @@ _INT8, _INT6, _INT4 = Codes(-127, 127, False), Codes(-32, 31, True), Codes(-8, 7
 CODES = {"int8": (_INT8, _INT8), "k8v4": (_INT8, _INT4), "int4": (_INT6, _INT4)}  # by kv_dtype: of K and of V
 
 
-def restored(x: Tensor, codes: Codes) -> Tensor:
-    """Return what a KV cache gives back of x [..., dim] in float32, as if it were never rotated."""
-    return rounded(rotated(x.float()), codes)
+def restored(x: Tensor, codes: Codes, rotation: int | None = None) -> Tensor:
+    """Return what a KV cache gives back of x [..., dim] in float32, as if it were never rotated.
+
+    rotation: Elements that are rotated together; None for those of `rotation_of`.
+    """
+    return rounded(rotated(x.float(), rotation), codes, rotation)
 
 
-def rounded(x: Tensor, codes: Codes) -> Tensor:
+def rounded(x: Tensor, codes: Codes, rotation: int | None = None) -> Tensor:
     """Return rotated rows [..., dim], rounded to codes and rotated back."""
+    rotation = rotation or rotation_of(x.shape[-1])
     if codes.middle:
         low, high = x.aminmax(dim=-1, keepdim=True)
         scale = ((high - low) / (codes.high - codes.low)).bfloat16().float()
@@ -51,12 +55,12 @@ def rounded(x: Tensor, codes: Codes) -> Tensor:
     inverse = torch.where(scale > 0, 1 / scale, 0)
     code = ((x - middle) * inverse).clamp(codes.low, codes.high)
     code = torch.where(code < 0, (code - 0.5).ceil(), (code + 0.5).floor())
-    return rotated(code * scale + middle) / rotation_of(x.shape[-1])
+    return rotated(code * scale + middle, rotation) / rotation
 
 
-def rotated(x: Tensor) -> Tensor:
-    """Return rows [..., dim] times the Hadamard matrix of entries 1 and -1, in parts of `rotation_of(dim)` elements."""
-    half, rotation = 1, rotation_of(x.shape[-1])
+def rotated(x: Tensor, rotation: int | None = None) -> Tensor:
+    """Return rows [..., dim] times the Hadamard matrix of entries 1 and -1, in parts of `rotation` elements."""
+    half, rotation = 1, rotation or rotation_of(x.shape[-1])
     while half < rotation:
         a, b = x.unflatten(-1, (-1, 2, half)).unbind(-2)
         x = torch.stack((a + b, a - b), -2).flatten(-3)

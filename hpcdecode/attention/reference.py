@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from hpcdecode.attention.base import FloatArray, IntArray, KvCapacityError, Matrix
-from hpcdecode.attention.quantized import CODES, restored
+from hpcdecode.attention.quantized import CODES, restored, rotation_of
 from hpcdecode.attention.shapes import LayerShape
 
 DTYPES = {  # of the tensors that hold K and V; integer types are kept as the floats they stand for
@@ -26,6 +27,13 @@ def stored(k: torch.Tensor, v: torch.Tensor, kv_dtype: str) -> tuple[torch.Tenso
         of_k, of_v = CODES[kv_dtype]
         return restored(k, of_k), restored(v, of_v)
     return k.to(DTYPES[kv_dtype]), v.to(DTYPES[kv_dtype])
+
+
+def stored_latents(k: torch.Tensor, v_dim: int, kv_dtype: str) -> torch.Tensor:
+    """Return k, [tokens, dim], whose first v_dim elements are the values, as a KV cache gives it back."""
+    if kv_dtype in CODES:
+        return restored(k, CODES[kv_dtype][0], rotation_of(math.gcd(k.shape[-1], v_dim)))
+    return k.to(DTYPES[kv_dtype])
 
 
 def attend_one(
@@ -159,10 +167,11 @@ class ReferenceKvCache:
         for slot, count in pairs:
             rows = slice(start, start + count)
             kv = self._kv[layer].view(-1, s.kv_columns)[self._positions(slot)].float()
-            k, v = kv.split([s.kv_heads * s.k_dim, s.kv_heads * s.v_dim], dim=1)
+            k = kv[:, : s.k_columns]
+            v = k[:, : s.v_dim] if s.latent else kv[:, s.k_columns :]
             q = qkv[rows, : s.q_columns].float().view(count, s.q_heads, s.k_dim)
             sink = None if sinks is None else torch.as_tensor(sinks)
-            o = attend_one(q, k.view(-1, s.kv_heads, s.k_dim), v.view(-1, s.kv_heads, s.v_dim), s, sink)
+            o = attend_one(q, k.unflatten(1, (s.kv_heads, -1)), v.unflatten(1, (s.kv_heads, -1)), s, sink)
             result[rows] = o.reshape(count, -1).to(result.dtype)
             self.bytes_read += kv.numel() * self._kv[layer].element_size()
             start += count
@@ -221,6 +230,8 @@ class ReferenceKvCache:
 
     def _stored(self, layer: int, kv: torch.Tensor) -> torch.Tensor:
         s = self.layers[layer]
+        if s.latent:
+            return stored_latents(kv, s.v_dim, self.kv_dtype)
         k, v = kv.split([s.kv_heads * s.k_dim, s.kv_heads * s.v_dim], dim=1)
         heads = (k.reshape(-1, s.kv_heads, s.k_dim), v.reshape(-1, s.kv_heads, s.v_dim))
         return torch.cat([x.flatten(1) for x in stored(*heads, self.kv_dtype)], dim=1)

@@ -25,6 +25,8 @@ class LayerShape(msgspec.Struct, frozen=True, tag="attention"):
         window: Positions that a query sees, its own included, or None for all.
         softcap: Bound c of scores, which become c * tanh(score / c), or None.
         sinks: True if every head has one more logit in the softmax's denominator.
+        latent: True if the values are the first v_dim elements of K, which rows and the KV cache then have once. Such a
+            layer has one KV head.
     """
 
     kv_heads: int
@@ -35,6 +37,7 @@ class LayerShape(msgspec.Struct, frozen=True, tag="attention"):
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
+    latent: bool = False
 
     @property
     def group(self) -> int:
@@ -44,7 +47,17 @@ class LayerShape(msgspec.Struct, frozen=True, tag="attention"):
     @property
     def kv_columns(self) -> int:
         """Return the columns of a `[k | v]` row."""
-        return self.kv_heads * (self.k_dim + self.v_dim)
+        return self.k_columns + self.v_columns
+
+    @property
+    def k_columns(self) -> int:
+        """Return the columns of a k row."""
+        return self.kv_heads * self.k_dim
+
+    @property
+    def v_columns(self) -> int:
+        """Return the columns of a v row: none if the values are in K."""
+        return 0 if self.latent else self.kv_heads * self.v_dim
 
     @property
     def q_columns(self) -> int:

@@ -21,7 +21,7 @@ from hpcdecode.attention.cpu import CpuKvCache
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.attention.sizes import bytes_per_token
-from hpcdecode.bench import filled
+from hpcdecode.bench import filled, latent
 from hpcdecode.bench.output import Case, Report
 from hpcdecode.report.benchmark import case as result
 from hpcdecode.report.benchmark import machine, seconds_of
@@ -55,6 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--head-dim", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--group", type=int, nargs="+", default=[1, 4, 8], help="query heads per KV head")
     parser.add_argument("--context", type=int, nargs="+", default=[1024, 8192, 32768], help="tokens per sequence")
+    help = "models whose attention over latents is measured (default: all)"
+    parser.add_argument("--latent", nargs="*", default=list(latent.MODELS), choices=latent.MODELS, help=help)
     parser.add_argument("--mebibytes", type=int, default=256, help="KV per case; more than the caches hold")
     parser.add_argument("--passes", type=int, default=9)
     parser.add_argument("--no-sdpa", action="store_true", help="skip torch scaled_dot_product_attention")
@@ -67,6 +69,7 @@ def run(args: argparse.Namespace) -> Report:
         for case in table(args, threads):
             filled.verify(opened(case, filled.LENGTHS), case.shape, case.kv_dtype)
             cases += measure(case, args.passes)
+        cases += latents(args, threads)
         if not args.no_sdpa:
             cases.append(against_sdpa(threads, args.passes))
     return {"bench": "attention", "machine": machine(), "cases": cases}
@@ -90,6 +93,18 @@ def table(args: argparse.Namespace, threads: int) -> list[AttentionCase]:
     tokens = (args.mebibytes << 20) / bytes_per_token([shape], "bfloat16")
     lengths = tuple(max(1, int(x)) for x in spread / spread.sum() * tokens)
     out.append(AttentionCase("bfloat16 MHA d128 64 lengths 1:100", shape, "bfloat16", lengths, threads))
+    return out
+
+
+def latents(args: argparse.Namespace, threads: int) -> list[Case]:
+    """Return the cases of latents; their expanded K and V take as many bytes as other cases do."""
+    out: list[Case] = []
+    for name in args.latent:
+        for kv_dtype in (d for d in args.kv_dtype if d in attention.LATENT_KV_DTYPES):
+            tokens = (args.mebibytes << 20) / bytes_per_token([latent.MODELS[name].expanded], kv_dtype)
+            context = min(args.context)
+            lengths = (context,) * max(1, round(tokens / context))
+            out += latent.measure(name, kv_dtype, lengths, threads, args.passes)
     return out
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcdecode.attention.base import KvCache
-from hpcdecode.attention.reference import attend_one, stored
+from hpcdecode.attention.reference import attend_one, stored, stored_latents
 from hpcdecode.attention.shapes import LayerShape
 
 LENGTHS = (1, 100, 1500)  # of the sequences that are checked
@@ -55,6 +55,16 @@ def decode(shape: LayerShape, n: int, device: torch.device | str = "cpu") -> Dec
     return DecodeArguments(np.arange(n, dtype=np.int32), np.ones(n, np.int32), qkv, out)
 
 
+def _stored(rows: Tensor, shape: LayerShape, kv_dtype: str) -> tuple[Tensor, Tensor]:
+    """Return K and V [tokens, kv_heads, dim] of rows [k | v] as a KV cache of `kv_dtype` gives them back."""
+    if shape.latent:
+        k = stored_latents(rows, shape.v_dim, kv_dtype)[:, None]
+        return k, k[..., : shape.v_dim]
+    k, v = rows.split([shape.k_columns, shape.v_columns], dim=1)
+    heads = (shape.kv_heads, -1)
+    return stored(k.unflatten(1, heads), v.unflatten(1, heads), kv_dtype)
+
+
 def verify(kv_cache: KvCache, shape: LayerShape, kv_dtype: str, device: torch.device | str = "cpu") -> None:
     """Fill an empty KV cache with sequences of LENGTHS, and compare its attention with float64.
 
@@ -67,9 +77,7 @@ def verify(kv_cache: KvCache, shape: LayerShape, kv_dtype: str, device: torch.de
     for i, length in enumerate(LENGTHS):
         own = qkv[i : i + 1].cpu()
         held = torch.cat([rows.repeat(2, 1)[: length - 1], own[:, shape.q_columns :]])
-        k, v = held.split([shape.kv_heads * shape.k_dim, shape.kv_heads * shape.v_dim], dim=1)
-        heads = (shape.kv_heads, -1)
-        k, v = (x.double() for x in stored(k.unflatten(1, heads), v.unflatten(1, heads), kv_dtype))
+        k, v = (x.double() for x in _stored(held, shape, kv_dtype))
         q = own[:, : shape.q_columns].double().view(1, shape.q_heads, shape.k_dim)
         error = (attend_one(q, k, v, shape).flatten() - out[i].cpu().double()).abs().max().item()
         if error > _TOLERANCE * v.abs().max().item():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hpcdecode.attention.base import PromptAttention
-from hpcdecode.attention.reference import stored
+from hpcdecode.attention.reference import stored, stored_latents
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.engine.resumed import ResumedAttention
 from hpcdecode.schedule.step import PromptPart
@@ -47,7 +47,11 @@ class StoredPrompts:
         skipped_queries: list[int] | None = None,
     ) -> None:
         """Attend as `PromptAttention.attend` does, over rounded k and v."""
-        heads = self._layers[layer].kv_heads
+        shape = self._layers[layer]
+        if shape.latent:
+            k = stored_latents(k, shape.v_dim, self._kv_dtype).to(k.dtype)
+            return self._prompts.attend(layer, packed, starts, counts, q, k, v, out, sinks, skipped_queries)
+        heads = shape.kv_heads
         k, v = (
             kept.flatten(1).to(k.dtype)
             for kept in stored(k.unflatten(1, (heads, -1)), v.unflatten(1, (heads, -1)), self._kv_dtype)

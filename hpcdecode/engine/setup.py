@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from hpcdecode.attention.base import multiplies_bfloat16
-from hpcdecode.attention.shapes import LayerShape, RecurrentShape
+from hpcdecode.attention.base import LATENT_KV_DTYPES, multiplies_bfloat16
+from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_shapes
 from hpcdecode.attention.sizes import block_tokens_for, state_tokens_for
 from hpcdecode.config import DTYPES, EngineOptions
 from hpcdecode.data.prompts.tokenizer import Tokenizer
@@ -148,7 +148,9 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
             lora=options.lora,
             memory=memory,
             part=ModelPart(team.me.tp, team.me.tp_rank, team.me.pp, team.me.pp_rank, options.ep),
+            latents=all(rank.kv_device == "cpu" for rank in team.ranks if rank.has_r),
         )
+        check_kv_dtype(options.kv_dtype, loaded.attends)
         partition_of(options, team.pool).check(loaded.attends)
         return Loaded(loaded, tokenizer)
 
@@ -159,6 +161,15 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
     first = [part for place in team.groups[0].members for part in parts[place]]
     setup = _describe(options, loaded, first) if team.lead and loaded else None
     return team.broadcast(setup, Setup), loaded
+
+
+def check_kv_dtype(kv_dtype: str | None, shapes: Sequence[LayerShape | RecurrentShape]) -> None:
+    """Raise UserError if K and V are to be kept as two data types, but the values lie in K."""
+    if kv_dtype not in (None, *LATENT_KV_DTYPES) and any(shape.latent for shape in attention_shapes(shapes)):
+        raise UserError(
+            f"--kv-dtype {kv_dtype}: expected one of {', '.join(LATENT_KV_DTYPES)} for a model whose attention runs "
+            "over latents, which hold K and V at once; int8 is the smallest"
+        )
 
 
 def _trace_once(options: EngineOptions, team: Team, *, loaded: bool) -> None:

@@ -211,6 +211,8 @@ def side_by_side(*parts: Tensor) -> Tensor | None:
     first, columns = parts[0], 0
     end, strides, size = first.data_ptr(), first.stride(), first.element_size()
     for part in parts:
+        if part.shape[1] == 0:
+            continue
         if part.data_ptr() != end or part.stride() != strides:
             return None
         width = part.shape[1]

@@ -14,6 +14,11 @@ from hpcdecode.errors import UserError
 Shape = TypeVar("Shape", LayerShape, RecurrentShape, MixerShape)
 
 
+def dealt_heads(shape: LayerShape) -> int:
+    """Return the heads that a partition by head deals out: KV heads, or query heads where all share a latent."""
+    return shape.q_heads if shape.latent else shape.kv_heads
+
+
 class RankColumns(NamedTuple):
     """The columns that an R-rank has: of q, k and v, or of what else a layer's tokens bring, and of o."""
 
@@ -39,12 +44,12 @@ class Partition:
 
     def check(self, shapes: Sequence[MixerShape]) -> None:
         """Raise UserError if KV heads, or value heads of states, cannot be dealt out evenly."""
-        heads = {s.kv_heads if isinstance(s, LayerShape) else s.heads for s in shapes}
+        heads = {dealt_heads(s) if isinstance(s, LayerShape) else s.heads for s in shapes}
         heads |= {s.k_heads for s in recurrent_shapes(shapes) if s.k_heads > 1}
         odd = sorted(n for n in heads if n % self.parts) if self.by_head else []
         if odd:
             raise UserError(
-                f"--partition head: expected a number of R-ranks that divides the model's KV heads ("
+                f"--partition head: expected a number of R-ranks that divides the model's heads ("
                 f"{', '.join(map(str, odd))}), got {self.parts}; start more or fewer ranks, or use --partition request"
             )
 
@@ -53,7 +58,8 @@ class Partition:
         if not self.by_head:
             return whole
         if isinstance(whole, LayerShape):
-            heads = {"kv_heads": whole.kv_heads // self.parts, "q_heads": whole.q_heads // self.parts}
+            kv_heads = whole.kv_heads if whole.latent else whole.kv_heads // self.parts
+            heads = {"kv_heads": kv_heads, "q_heads": whole.q_heads // self.parts}
         else:
             heads = {"heads": whole.heads // self.parts, "k_heads": max(whole.k_heads // self.parts, 1)}
         return msgspec.structs.replace(whole, **heads)
@@ -69,8 +75,9 @@ class Partition:
     def columns(self, whole: MixerShape, rank: int) -> RankColumns:
         """Return the columns of a layer that R-rank `rank` gets and gives."""
         if isinstance(whole, LayerShape):
-            widths = [whole.q_columns, whole.kv_heads * whole.k_dim, whole.kv_heads * whole.v_dim]
-            rows = [self._own(width, rank) for width in widths]
+            rows = [self._own(width, rank) for width in (whole.q_columns, whole.k_columns, whole.v_columns)]
+            if whole.latent:  # of one KV head, which every R-rank has for its query heads
+                rows[1:] = [slice(0, whole.k_columns), slice(0, 0)]
         else:
             shared = 2 if whole.k_heads == 1 else 0  # q and k
             owned = [self._own(w, rank) if i >= shared else slice(0, w) for i, w in enumerate(whole.widths)]

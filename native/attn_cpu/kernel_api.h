@@ -16,7 +16,7 @@ constexpr int kTile = 16;
 constexpr int kChunk = 64;
 constexpr int kPiece = 1024;
 constexpr int kTilesPerChunk = kChunk / kTile;
-constexpr int kMaxPassRows = 16;   // query rows that share one pass over K or V, in the kernels of any ISA
+constexpr int kMaxPassRows = 32;   // query rows that share one pass over K or V, in the kernels of any ISA
 constexpr int kMaxRowBlock = 128;  // query rows (tokens x group) that one item holds in scratch
 constexpr int kMaxRotation = 256;  // elements of K and V that are rotated together, at most
 
@@ -30,6 +30,9 @@ constexpr int kMaxRotation = 256;  // elements of K and V that are rotated toget
 // Types of whole numbers have `k_scales` bfloat16 for K of a token and `v_scales` for V: the scale, and the middle if
 // there are two. A run has each of them for all its tokens, one after the other. The elements are rotated: K and V are
 // multiplied by a Hadamard matrix in parts of k_rotation and v_rotation elements (rotate.h).
+//
+// A latent layer has its values in K: there are no V units and no v_scales, and kernels make V units of a chunk's K
+// units in their own memory (values_in_keys.h).
 struct HeadLayout {
     int k_dim, v_dim;            // elements
     int k_pad, v_pad;            // elements, as stored
@@ -38,12 +41,14 @@ struct HeadLayout {
     int k_scales, v_scales;      // bfloat16 a token
     int k_rotation, v_rotation;  // elements, a power of two; 1: as they came
     bool by_rows;                // row layout
+    bool latent;                 // V is the first v_dim elements of K
     size_t scales;               // in a run: after the K units
     size_t v_units;              // in a run: after the scales
     size_t run_bytes;            // whole run
     size_t k_row;                // row layout: K part
     size_t row_bytes;            // row layout: whole row, scales at its end
     size_t head_bytes;           // one KV head of one block
+    size_t made_bytes;           // V units of a chunk, of a latent layer; else 0
 };
 
 // The K and V of one KV head of one sequence.

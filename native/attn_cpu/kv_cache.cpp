@@ -20,7 +20,7 @@ size_t scratch_bytes(const HeadLayout& l, int64_t rows) {
     const size_t r = static_cast<size_t>(rows), f = sizeof(float);
     return padded(r * l.k_pad * f) + 3 * padded(r * f) + 2 * padded(r * kTile * f) + padded(r * l.v_pad * f) +
            padded(r * (2 + l.v_pad) * f) + 2 * padded(kMaxPassRows * kChunk * f) + padded(l.run_bytes) +
-           padded(kMaxPassRows * l.k_dim * f) + padded((l.k_pad + l.v_pad) * f);
+           padded(kMaxPassRows * l.k_dim * f) + padded((l.k_pad + l.v_pad) * f) + padded(l.made_bytes);
 }
 
 }  // namespace
@@ -72,7 +72,8 @@ AppendArgs KvCache::new_rows(const Call& call, const SequencePlan& s, int head, 
     AppendArgs a{};
     a.kv = pool_.view(call.layer, head, s.slot);
     a.k = at(*call.in, row, call.k_column + int64_t{head} * shape.k_dim);
-    a.v = at(*call.in, row, call.k_column + int64_t{shape.kv_heads} * shape.k_dim + int64_t{head} * shape.v_dim);
+    const int64_t v_column = int64_t{shape.kv_heads} * shape.k_dim + int64_t{head} * shape.v_dim;
+    a.v = shape.latent ? a.k : at(*call.in, row, call.k_column + v_column);
     a.type = call.in->type;
     a.stride = call.in->stride;
     a.position = begin;

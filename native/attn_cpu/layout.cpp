@@ -1,5 +1,9 @@
 #include "layout.h"
 
+#include <numeric>
+#include <stdexcept>
+#include <string>
+
 namespace hpcdecode {
 namespace {
 
@@ -44,18 +48,20 @@ HeadLayout head_layout(const LayerShape& shape, KvType type, int block_tokens) {
     HeadLayout h{};
     h.k_dim = shape.k_dim;
     h.v_dim = shape.v_dim;
-    h.k_pad = static_cast<int>(round_up(shape.k_dim, forms.k.unit));
+    h.k_pad = static_cast<int>(round_up(shape.k_dim, shape.latent ? kTile : forms.k.unit));  // as V is
     h.v_pad = static_cast<int>(round_up(shape.v_dim, forms.v.unit));
     h.k_scales = forms.k.scales;
-    h.v_scales = forms.v.scales;
-    h.k_rotation = h.k_scales > 0 ? rotation_of(h.k_dim) : 1;
-    h.v_rotation = h.v_scales > 0 ? rotation_of(h.v_dim) : 1;
+    h.latent = shape.latent;
+    h.v_scales = shape.latent ? 0 : forms.v.scales;
+    h.k_rotation = h.k_scales > 0 ? rotation_of(shape.latent ? std::gcd(h.k_dim, h.v_dim) : h.k_dim) : 1;
+    h.v_rotation = shape.latent ? h.k_rotation : h.v_scales > 0 ? rotation_of(h.v_dim) : 1;
     h.block_tokens = block_tokens;
     h.by_rows = block_tokens % kTile != 0;
     h.run_tokens = h.by_rows || block_tokens % kChunk == 0 ? kChunk : kTile;
     h.k_row = static_cast<size_t>(h.k_pad) * forms.k.bits / 8;
     const size_t v_row = static_cast<size_t>(h.v_pad) * forms.v.bits / 8, scales = 2 * (h.k_scales + h.v_scales);
-    h.row_bytes = h.k_row + v_row + scales;
+    h.row_bytes = h.k_row + (shape.latent ? 0 : v_row) + scales;
+    h.made_bytes = shape.latent ? kChunk * v_row : 0;
     h.scales = h.run_tokens * h.k_row;
     h.v_units = h.scales + h.run_tokens * scales;
     h.run_bytes = h.run_tokens * h.row_bytes;
@@ -67,6 +73,9 @@ std::vector<LayerLayout> lay_out(const std::vector<LayerShape>& layers, KvType t
     check_shapes(layers, block_tokens);
     std::vector<LayerLayout> out;
     for (const LayerShape& s : layers) {
+        if (s.latent && (type == KvType::kK8V4 || type == KvType::kI4))
+            throw std::invalid_argument("kv_dtype: expected float32, float16, bfloat16 or int8 for values in K, got " +
+                                        std::string(type == KvType::kI4 ? "int4" : "k8v4"));
         LayerLayout l{};
         l.shape = s;
         l.head = head_layout(s, type, block_tokens);

@@ -50,6 +50,7 @@ std::vector<LayerArgs> lay_out(const std::vector<LayerShape>& layers, KvType typ
                 (type == KvType::kI4 ? "int4'" : "k8v4'"));
     std::vector<LayerArgs> out;
     for (const LayerShape& s : layers) {
+        if (s.latent) invalid("expected K and V of their own on a device, got values in K (latent attention)");
         if (s.v_dim > kMaxVDim)
             invalid("expected V heads of at most " + std::to_string(kMaxVDim) + " dims on a device, got " +
                     std::to_string(s.v_dim));

@@ -35,6 +35,8 @@ void check_shapes(const std::vector<LayerShape>& layers, int block_tokens) {
         require(s.kv_heads >= 1 && s.k_dim >= 1 && s.v_dim >= 1 && s.q_heads >= 1, i, "heads and dims must be >= 1");
         require(s.q_heads % s.kv_heads == 0, i, "q_heads must be a multiple of kv_heads");
         require(s.scale > 0 && s.scale < 1e30f, i, "scale must be a positive number");
+        require(!s.latent || (s.kv_heads == 1 && s.v_dim <= s.k_dim), i,
+                "values in K need one KV head, and v_dim <= k_dim");
         require(s.window >= 0 && s.softcap >= 0, i, "window and softcap must be positive, or None");
     }
 }

@@ -16,9 +16,10 @@ struct LayerShape {
     int64_t window;  // 0: none
     float softcap;   // 0: none
     bool sinks;
+    bool latent = false;  // the values are the first v_dim elements of K
     int group() const { return q_heads / kv_heads; }
     int64_t q_columns() const { return int64_t{q_heads} * k_dim; }
-    int64_t kv_columns() const { return int64_t{kv_heads} * (k_dim + v_dim); }
+    int64_t kv_columns() const { return int64_t{kv_heads} * (latent ? k_dim : k_dim + v_dim); }
     int64_t row_columns() const { return q_columns() + kv_columns(); }
     int64_t out_columns() const { return int64_t{q_heads} * v_dim; }
 };

@@ -193,15 +193,16 @@ void bind_common(nb::module_& m) {
         .def(
             "__init__",
             [](LayerShape* s, int kv_heads, int k_dim, int v_dim, int q_heads, float scale,
-               std::optional<int64_t> window, std::optional<float> softcap, bool sinks) {
+               std::optional<int64_t> window, std::optional<float> softcap, bool sinks, bool latent) {
                 if ((window && *window < 1) || (softcap && !(*softcap > 0))) {
                     throw std::invalid_argument("window and softcap: expected positive values, or None");
                 }
-                new (s)
-                    LayerShape{kv_heads, k_dim, v_dim, q_heads, scale, window.value_or(0), softcap.value_or(0), sinks};
+                new (s) LayerShape{kv_heads, k_dim, v_dim, q_heads, scale, window.value_or(0), softcap.value_or(0),
+                                   sinks,    latent};
             },
             nb::arg("kv_heads"), nb::arg("k_dim"), nb::arg("v_dim"), nb::arg("q_heads"), nb::arg("scale"),
-            nb::arg("window").none(), nb::arg("softcap").none(), nb::arg("sinks"), R"(Describe an attention layer.
+            nb::arg("window").none(), nb::arg("softcap").none(), nb::arg("sinks"), nb::arg("latent") = false,
+            R"(Describe an attention layer.
 
 Args:
     kv_heads: Number of key and value heads.
@@ -212,6 +213,7 @@ Args:
     window: Positions that a query sees, its own included, or None for all.
     softcap: Bound c of scores, which become c * tanh(score / c), or None.
     sinks: True if every head has one more logit in the softmax's denominator.
+    latent: True if the values are the first v_dim elements of K, which rows and the KV cache have once.
 
 Raises:
     ValueError: If window or softcap is not positive.)");

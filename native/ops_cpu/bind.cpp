@@ -178,9 +178,9 @@ Raises:
     ValueError: If a step leaves the scratch memory or the tensors, or isa is unknown.)");
 
     nb::class_<Product>(m, "Product", "A GEMM of activations by packed weights, y = x @ weight.T.")
-        .def(nb::init<Type, Type, int64_t, int64_t, const std::string&, std::optional<Op>, WeightForm>(), nb::arg("x"),
-             nb::arg("y"), nb::arg("words"), nb::arg("outputs"), nb::arg("isa"), nb::arg("gate") = nb::none(),
-             nb::arg("form") = WeightForm::plain,
+        .def(nb::init<Type, Type, int64_t, int64_t, const std::string&, std::optional<Op>, WeightForm, int64_t>(),
+             nb::arg("x"), nb::arg("y"), nb::arg("words"), nb::arg("outputs"), nb::arg("isa"),
+             nb::arg("gate") = nb::none(), nb::arg("form") = WeightForm::plain, nb::arg("heads") = 1,
              R"(Describe a GEMM.
 
 Args:
@@ -192,6 +192,8 @@ Args:
     gate: silu or gelu_tanh, or None. With a gate y has half as many outputs: of each group of 32 outputs,
         the gate of the first half times the second half.
     form: Form of the weights. But for plain, the inputs must be a multiple of 32.
+    heads: With several, a row of x has `words` of each head, and a row of y `outputs` of each. Groups of 32
+        outputs are of one head.
 
 Raises:
     ValueError: If the instruction set lacks these types, or outputs with a gate is no multiple of 32.)")

@@ -43,9 +43,11 @@ bool Product::offered(Type in, Type out, const std::string& isa, std::optional<O
 }
 
 Product::Product(Type in, Type out, int64_t words, int64_t outputs, const std::string& isa, std::optional<Op> gate,
-                 WeightForm form)
+                 WeightForm form, int64_t heads)
     : words_(words),
       outputs_(outputs),
+      heads_(heads),
+      head_panels_((outputs + kPanel - 1) / kPanel),
       panel_words_(words_of_panel(in, words, form)),
       out_size_(kBytes[static_cast<int>(out)]),
       columns_(gate ? kPanel / 2 : kPanel),
@@ -55,7 +57,9 @@ Product::Product(Type in, Type out, int64_t words, int64_t outputs, const std::s
       inputs_(words * static_cast<int64_t>(sizeof(uint32_t)) / kBytes[static_cast<int>(in)]),
       gate_(gate_of(out, isa, gate)) {
     if (!offered(in, out, isa, gate, form)) throw std::invalid_argument("product: " + isa + " has none of these types");
-    if (words < 1 || outputs < 1) throw std::invalid_argument("product: expected words and outputs");
+    if (words < 1 || outputs < 1 || heads < 1)
+        throw std::invalid_argument("product: expected words, outputs and heads");
+    if (gate && heads > 1) throw std::invalid_argument("product: expected one head for a gate");
     if (form != WeightForm::plain && inputs_ % kBlockInputs != 0)
         throw std::invalid_argument("product: expected a multiple of 32 inputs for weights in few bits");
     if (gate && outputs % kPanel != 0) throw std::invalid_argument("product: expected whole panels for a gate");
@@ -68,7 +72,7 @@ const char* Product::panel(const Rows& weight, int member, int members) const {
 void Product::run(int64_t rows, const Rows& x, const Rows& weight, const Rows& out, int member, int members,
                   const char* next, Beside* beside) const {
     each_tile(rows, x, weight, member, members, next, beside, [&](Tile& tile, int64_t row, int count, int64_t panel) {
-        tile.out = out.data + row * out.row_bytes + panel * columns_ * out_size_;
+        tile.out = out.data + row * out.row_bytes + first_column(panel) * out_size_;
         tile.out_bytes = out.row_bytes;
         multiply(tile, count);
     });

@@ -44,10 +44,12 @@ class Product {
     // Describes the GEMM of x [tokens, 4 * words bytes of type `in`] to [tokens, outputs of type `out`].
     // gate: silu or gelu_tanh. It halves the outputs: the gate of a panel's first half times its second half.
     // form: Of the weights. But for `plain`, inputs must be a multiple of kBlockInputs.
+    // heads: With several, each has `words` words of a row, and `outputs` of its own, whose panels follow on those of
+    // the head before; its last panel may be partly filled.
     // Throws std::invalid_argument for types that are not `offered`, and if a gate would find the last panel partly
     // filled.
     Product(Type in, Type out, int64_t words, int64_t outputs, const std::string& isa, std::optional<Op> gate = {},
-            WeightForm form = WeightForm::plain);
+            WeightForm form = WeightForm::plain, int64_t heads = 1);
 
     // Returns whether the instruction set has GEMMs of these types.
     static bool offered(Type in, Type out, const std::string& isa, std::optional<Op> gate = {},
@@ -71,16 +73,23 @@ class Product {
     const uint32_t* panel(const Rows& weight, int64_t number) const {
         return reinterpret_cast<const uint32_t*>(weight.data) + number * panel_words_;
     }
-    int columns(int64_t panel) const { return static_cast<int>(std::min<int64_t>(kPanel, outputs_ - panel * kPanel)); }
-    int64_t panels() const { return (outputs_ + kPanel - 1) / kPanel; }
+    int columns(int64_t panel) const {
+        return static_cast<int>(std::min<int64_t>(kPanel, outputs_ - panel % head_panels_ * kPanel));
+    }
+    int64_t panels() const { return heads_ * head_panels_; }
 
   private:
     bool direct(int64_t rows) const { return direct_ != nullptr && rows <= kDirectRows; }
     void multiply(Tile& tile, int rows) const;
     const uint32_t* expanded(const uint32_t* panel) const;
 
-    int64_t words_, outputs_, panel_words_;
-    int64_t out_size_, columns_;  // columns_: of `out`, of a panel
+    // Returns the first of the outputs of panel `number`, in columns of `out`.
+    int64_t first_column(int64_t number) const {
+        return number / head_panels_ * outputs_ + number % head_panels_ * columns_;
+    }
+
+    int64_t words_, outputs_, heads_, head_panels_, panel_words_;  // outputs_, head_panels_: of a head
+    int64_t out_size_, columns_;                                   // columns_: of `out`, of a panel
     void (*const* tiles_)(const Tile&);
     void (*const* direct_)(const Tile&);                                // those that expand in registers, or null
     void (*expand_)(const char* panel, int64_t inputs, uint32_t* out);  // or null: the weights are plain
@@ -101,7 +110,8 @@ void Product::each_tile(int64_t rows, const Rows& x, const Rows& weight, int mem
         const uint32_t* shown = expand_ == nullptr || direct(rows) ? from : expanded(from);
         for (int64_t t = 0; t < tiles; ++t) {
             const int64_t row = share(rows, t, tiles), count = share(rows, t + 1, tiles) - row;
-            Tile tile{x.data + row * x.row_bytes, x.row_bytes, shown, words_, nullptr, 0, columns(p), {}, direct(rows)};
+            const char* from_row = x.data + row * x.row_bytes + p / head_panels_ * words_ * sizeof(uint32_t);
+            Tile tile{from_row, x.row_bytes, shown, words_, nullptr, 0, columns(p), {}, direct(rows)};
             if (following != nullptr && (t + 1) * ahead <= panel_bytes) {
                 tile.next = {following + t * ahead, following + (t + 1) * ahead};
             } else if (beside != nullptr) {

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hpcdecode import _attn_cpu
-from hpcdecode.attention.base import KV_DTYPES
+from hpcdecode.attention.base import KV_DTYPES, LATENT_KV_DTYPES
 from hpcdecode.attention.quantized import CODES
 from hpcdecode.attention.reference import stored
 from hpcdecode.attention.shapes import LayerShape
@@ -31,6 +31,10 @@ SHAPES = {
     "tiny": shape(3, 1, 1),
     "k7_v130": shape(2, 7, 3, v_dim=130),
     "mla_mqa": shape(1, 576, 32, v_dim=512),
+    "latent_576_512": shape(1, 576, 128, v_dim=512, latent=True),
+    "latent_40_24": shape(1, 40, 20, v_dim=24, latent=True),
+    "latent_33_30_softcap_window": shape(1, 33, 5, v_dim=30, softcap=10.0, window=70, latent=True),
+    "latent_48_48_sinks": shape(1, 48, 140, sinks=True, latent=True),
 }
 
 # Largest error as a share of max |v|. float32 activations; K and V taken as stored, so what is left is arithmetic.
@@ -42,9 +46,9 @@ BOUND_PAIRS = 1.2e-2
 @lru_cache(maxsize=1)
 def case(name):
     s = SHAPES[name]
-    short = name == "mla_mqa"
+    short = name in ("mla_mqa", "latent_576_512")
     batch = make_batch(s, LENGTHS[:9] if short else LENGTHS, COUNTS[:9] if short else COUNTS)
-    return batch, {dtype: expected(batch, dtype) for dtype in KV_DTYPES}
+    return batch, {dtype: expected(batch, dtype) for dtype in (LATENT_KV_DTYPES if s.latent else KV_DTYPES)}
 
 
 def bound(isa, kv_dtype):
@@ -57,6 +61,12 @@ def bound(isa, kv_dtype):
 def test_matches_float64(name, isa, kv_dtype, monkeypatch):
     monkeypatch.setenv("HPCDECODE_ISA", isa)
     batch, answers = case(name)
+    if kv_dtype not in answers:
+        with pytest.raises(
+            ValueError, match=f"expected float32, float16, bfloat16 or int8 for values in K, got {kv_dtype}"
+        ):
+            run_batch(batch, kv_dtype)
+        return
     out = run_batch(batch, kv_dtype)
     error = (out.double() - answers[kv_dtype]).abs().max().item()
     scale = max(r[:, batch.shape.q_columns :].abs().max().item() for r in batch.rows)

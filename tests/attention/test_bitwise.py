@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hpcdecode import _attn_cpu
-from hpcdecode.attention.base import KV_DTYPES
+from hpcdecode.attention.base import KV_DTYPES, LATENT_KV_DTYPES
 from hpcdecode.attention.shapes import LayerShape
 from tests.support.attention_cases import make_batch, run_batch
 
@@ -14,6 +14,7 @@ SHAPES = {
     "gqa3_64": LayerShape(4, 64, 64, 12, 0.125),
     "gqa8_96": LayerShape(1, 96, 80, 8, 0.1, window=900),
     "mha_window_sinks": LayerShape(2, 40, 24, 2, 0.2, window=700, sinks=True),
+    "latent": LayerShape(1, 72, 64, 20, 0.1, latent=True),
 }
 
 
@@ -26,6 +27,8 @@ def isa(request, monkeypatch):
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("name", SHAPES)
 def test_threads_blocks_and_batch(name, kv_dtype, isa):
+    if SHAPES[name].latent and kv_dtype not in LATENT_KV_DTYPES:
+        pytest.skip("refused")
     batch = make_batch(SHAPES[name], LENGTHS, COUNTS)
     one = run_batch(batch, kv_dtype, threads=1, block_tokens=64)
     for threads, block_tokens in ((2, 64), (3, 16), (1, 1), (2, 24), (4, 512)):
@@ -41,9 +44,12 @@ def test_threads_blocks_and_batch(name, kv_dtype, isa):
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-def test_many_queries_equal_one_at_a_time(kv_dtype, isa):
+@pytest.mark.parametrize("latent", [False, True])
+def test_many_queries_equal_one_at_a_time(kv_dtype, latent, isa):
     """A chunk of 70 queries x 12 heads of one KV head (several row blocks) gives what decoding gives."""
-    shape = LayerShape(1, 32, 48, 12, 0.2, window=300)
+    if latent and kv_dtype not in LATENT_KV_DTYPES:
+        pytest.skip("refused")
+    shape = LayerShape(1, 48 if latent else 32, 48, 12, 0.2, window=300, latent=latent)
     chunk = run_batch(make_batch(shape, [600], [70]), kv_dtype, threads=2)
     for j in (0, 1, 33, 69):
         length = 600 - 70 + j + 1

@@ -31,6 +31,7 @@ SHAPES = {
     "tiny": shape(3, 1, 1),
     "k7_v130": shape(2, 7, 3, v_dim=130),
     "group100": shape(1, 8, 100),
+    "latent": shape(1, 72, 20, v_dim=64, latent=True),
 }
 
 
@@ -62,7 +63,7 @@ def attend(batch, dtype, *, which=None, every=1 << 30, **options):
     for call in range(max(map(len, chunks.values()))):
         now = [(i, *chunks[i][call]) for i in which if call < len(chunks[i])]
         rows = torch.cat([batch.rows[i][start : start + count] for i, start, count in now])
-        q, k, v = rows.split([s.q_columns, s.kv_heads * s.k_dim, s.kv_heads * s.v_dim], dim=1)
+        q, k, v = rows.split([s.q_columns, s.k_columns, s.v_columns], dim=1)
         wide = torch.full((len(rows), s.out_columns + 3), float("nan"), dtype=DTYPES[dtype])
         starts, counts = [start for _, start, _ in now], [count for _, _, count in now]
         memory = [packed[i] for i, _, _ in now]

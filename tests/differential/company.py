@@ -14,10 +14,13 @@ import h5py
 import numpy as np
 from mpi4py import MPI
 
+from hpcdecode.attention.shapes import attention_shapes, state_bytes
 from hpcdecode.config import Job, find_model
 from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.data.results import writer as results
 from hpcdecode.data.results.layout import OFFSETS, RAGGED
+from hpcdecode.errors import UserError
+from hpcdecode.exchange.partition import Partition
 from hpcdecode.generate import ROW_ERRORS, generate
 from hpcdecode.model import SplitModel, load_split
 from hpcdecode.mpi.collectives import broadcast
@@ -60,6 +63,9 @@ class StopAfter(Signals):
     @property
     def exit_code(self) -> int:
         return DRAINED if self.stopped else 0
+
+
+STATE_TOKENS = 64  # tokens whose memory has room for one state beside them
 
 
 class Company:
@@ -164,7 +170,7 @@ class Company:
         s_ranks = min(options.get("s_ranks", 1), max(ranks - 1, 1)) if size == 1 else size
         r_ranks = max(ranks - s_ranks, 1)
         options |= {"s_ranks": s_ranks, "pools": pools if r_ranks >= s_ranks else "shared"}
-        if options["pools"] == "own" or self._config(mix["model"])["num_key_value_heads"] % r_ranks:
+        if options["pools"] == "own" or not self._deals_heads(mix["model"], r_ranks):
             options.pop("partition", None)
         return options | {"kv_memory": s_ranks * tokens * self._kv_bytes(mix["model"])}
 
@@ -182,14 +188,19 @@ class Company:
             **{"kv_memory": 1 << 30, **options},
         ).check()
 
-    def _config(self, name: str) -> dict[str, Any]:
-        return json.loads((Path(self.models[name]) / "config.json").read_text())
-
     def _kv_bytes(self, name: str) -> int:
-        """Bytes of a token's K and V in all layers, float32."""
-        config = self._config(name)
-        dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-        return config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * dim * 4
+        """Bytes of a token's K and V in all layers, float32; so that states fit, some of theirs a token."""
+        shapes = self._model(name).attends
+        kv = sum(shape.kv_columns for shape in attention_shapes(shapes))
+        return kv * 4 + state_bytes(shapes) // STATE_TOKENS
+
+    def _deals_heads(self, name: str, parts: int) -> bool:
+        """Whether heads can be dealt out to so many R-ranks."""
+        try:
+            Partition("head", parts).check(self._model(name).attends)
+        except UserError:
+            return False
+        return True
 
     def _model(self, name: str) -> SplitModel:
         if name not in self._loaded:

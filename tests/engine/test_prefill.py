@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from hpcdecode.attention.base import KV_DTYPES
+from hpcdecode.attention.base import KV_DTYPES, LATENT_KV_DTYPES
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.prefill import CpuPromptAttention
 from hpcdecode.attention.shapes import LayerShape
-from hpcdecode.engine.prefill import PromptKvCache
+from hpcdecode.engine.prefill import PromptKvCache, StoredPrompts
 from hpcdecode.engine.resumed import ResumedAttention
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.requests.sequence import Request, SequenceState
 from hpcdecode.schedule.step import Chunk
+from tests.support.attention_cases import expected, make_batch
 
 SHAPE = LayerShape(2, 16, 20, 6, 0.2, window=70, sinks=True)
 
@@ -89,6 +90,8 @@ def test_prompts_of_one_step_do_not_disturb_each_other():
 def test_generated_tokens_attend_as_in_decoding(kv_dtype, dtype, chunks):
     """To the same bits, in one chunk with prompt tokens or without; prompt tokens stay as they are."""
     layers, prompt, generated = [SHAPE, LayerShape(1, 32, 32, 5, 0.3)], 90, 50
+    if kv_dtype in LATENT_KV_DTYPES:
+        layers.append(LayerShape(1, 40, 32, 20, 0.2, latent=True))
 
     def open_cache(tokens):
         return open_kv_cache(layers, kv_dtype=kv_dtype, capacity_tokens=tokens, max_sequences=1)
@@ -112,9 +115,25 @@ def test_generated_tokens_attend_as_in_decoding(kv_dtype, dtype, chunks):
     for at, count in zip(accumulate(chunks, initial=0), chunks, strict=False):
         chunk, part = Chunk(resumed, at, count).part, slice(at, at + count)
         for layer, s in enumerate(layers):
-            q, k, v = rows[layer][part].split((s.q_columns, s.kv_heads * s.k_dim, s.kv_heads * s.v_dim), 1)
+            q, k, v = rows[layer][part].split((s.q_columns, s.k_columns, s.v_columns), 1)
             attention.attend(layer, chunk, q, k, v, got[layer][part], sinks[layer])
         attention.finish(chunk)
     assert not attention._caches
     for one, other in zip(wanted, got, strict=True):
         assert (other[:prompt] == 7).all() and torch.equal(one, other[prompt:])
+
+
+@pytest.mark.parametrize("kv_dtype", LATENT_KV_DTYPES)
+@pytest.mark.parametrize("latent", [False, True])
+def test_prompts_see_what_the_cache_gives_back(kv_dtype, latent):
+    """A prompt attends over K and V as a narrower cache has them, those in latents too."""
+    shape, length = LayerShape(1, 48, 32, 6, 0.2, latent=latent), 70
+    batch = make_batch(shape, [length], [length])
+    q, k, v = batch.rows[0].split((shape.q_columns, shape.k_columns, shape.v_columns), 1)
+    prompts = StoredPrompts(CpuPromptAttention([shape], dtype="float32"), [shape], kv_dtype)
+    packed, out = (
+        torch.zeros(prompts.packed_bytes(0, length), dtype=torch.uint8),
+        torch.empty(length, shape.out_columns),
+    )
+    prompts.attend(0, [packed], [0], [length], q, k, v, out)
+    assert (out - expected(batch, kv_dtype)).abs().max() < 1e-5

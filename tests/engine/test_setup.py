@@ -6,8 +6,11 @@ import resource
 
 import pytest
 
+from hpcdecode import LLM
+from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.config import EngineOptions
 from hpcdecode.engine import room
+from hpcdecode.engine.setup import check_kv_dtype
 from hpcdecode.errors import UserError
 from hpcdecode.ranks.roles import Rank
 from hpcdecode.ranks.team import Team
@@ -65,3 +68,23 @@ def test_sizes_without_sense_are_refused_by_name(flag):
         UserError, match=rf"--{flag.replace('_', '-')}: expected an integer in \[1, \d+\], got 1000000000"
     ):
         EngineOptions(model="m", **{flag: 10**9}).check()
+
+
+@pytest.mark.parametrize("kv_dtype", ["int4", "k8v4"])
+def test_two_data_types_for_values_in_keys_are_refused(kv_dtype):
+    own, latent = LayerShape(2, 8, 8, 4, 0.3), LayerShape(1, 40, 32, 4, 0.3, latent=True)
+    check_kv_dtype(kv_dtype, [own])
+    for narrow in (None, "int8", "bfloat16"):
+        check_kv_dtype(narrow, [own, latent])
+    with pytest.raises(UserError, match=f"--kv-dtype {kv_dtype}: expected one of float32, float16, bfloat16, int8"):
+        check_kv_dtype(kv_dtype, [own, latent])
+
+
+def test_a_model_with_latents_says_so_to_a_job(checkpoint):
+    """int8 is taken, int4 is refused by name."""
+    folder = str(checkpoint("deepseek_v3"))
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    with pytest.raises(UserError, match="whose attention runs over latents"):
+        LLM(folder, kv_dtype="int4").generate(["a b c"], params, use_tqdm=False)
+    (made,) = LLM(folder, kv_dtype="int8", dtype="bfloat16").generate(["a b c"], params, use_tqdm=False)
+    assert len(made.outputs[0].token_ids) == 4

@@ -44,7 +44,7 @@ def tokens(sequences):
     return {key: s.generated for key, s in sequences.items()}
 
 
-@pytest.mark.parametrize("name", ["llama3", "gemma2"])
+@pytest.mark.parametrize("name", ["llama3", "gemma2", "deepseek_v3"])
 def test_tokens_are_the_same_with_and_without_sharing(checkpoint, name):
     model = load_split(checkpoint(name), dtype="float32")
     apart, worker = run(model, prompts())
@@ -59,8 +59,9 @@ def test_tokens_are_the_same_with_and_without_sharing(checkpoint, name):
     assert len(shared[6, 0].prompt_logprobs) == 212
 
 
-def test_an_interrupted_job_shares_what_it_prefills_again(checkpoint):
-    model = load_split(checkpoint("llama3"), dtype="float32")
+@pytest.mark.parametrize("name", ["llama3", "minicpm3"])
+def test_an_interrupted_job_shares_what_it_prefills_again(checkpoint, name):
+    model = load_split(checkpoint(name), dtype="float32")
     whole, _ = run(model, prompts())
     for steps in (6, 30, 60):
         done, worker = run(model, prompts(), steps=steps, shared=2000)

@@ -34,7 +34,7 @@ WINDOWS = {  # per layer
     "gpt_oss": [WINDOW, None, WINDOW],
 }
 SCALES = {"opt": 1.0, "gemma2": 32**-0.5, "gemma3": 32**-0.5, "deepseek_v2": 24**-0.5}
-LATENT_DIMS = (24, 20, 4)  # of k, of v, heads
+LATENT_DIMS = (40, 32, 1)  # of k: the latent and what heads share; of v; heads
 
 
 def check_shapes(name: str, shapes) -> None:

@@ -13,7 +13,7 @@ from hpcdecode.model import load_split
 from hpcdecode.model.run.fused_step import FusedStep
 from tests.support.isas import use_isa
 
-FUSABLE = ("llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2", "opt", "phi3")
+FUSABLE = ("llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2", "opt", "phi3", "minicpm3")
 THREADS = 3
 
 

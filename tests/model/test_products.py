@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpcdecode._ops_cpu import Chain, Product, Type
+from hpcdecode._ops_cpu import Chain, Op, Product, Type
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.meta import Meta
 from hpcdecode.model.lower import packed_weights
@@ -193,3 +193,34 @@ def test_what_has_no_gemm_of_packed_weights(use, isa, dtype, x, reason):
     use(isa)
     y = Meta.of(dtype, (*x[:-1], 32))
     assert packed_weights.gemm(Meta.of(dtype, x), Meta.of(dtype, (32, x[-1])), y) is None, reason
+
+
+def project_heads(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Beside rows of other memory, to see what is written there."""
+    heads, outputs, inputs = weight.shape
+    size = packed_weights.PackedSize.of_heads(Meta.of(weight.dtype, tuple(weight.shape)))
+    packed = packed_weights.packed(size, lambda: packed_weights.head_rows(weight))
+    y = torch.full((len(x) + 1, heads * outputs + 3), 7.0, dtype=x.dtype)
+    kind, words = TYPES[x.dtype], inputs * x.element_size() // 4
+    work = Product(kind, kind, words, outputs, packed_weights.isa(), heads=heads)
+    strides = [t.stride(0) * t.element_size() for t in (x, y)]
+    places = [t.data_ptr() for t in (x, packed, y)]
+    Chain([(work, [0, 1, 2])], 3, []).run(len(x), torch.get_num_threads(), places, [strides[0], 0, strides[1]])
+    assert (y[-1] == 7).all() and (y[:, heads * outputs :] == 7).all()
+    return y[:-1, : heads * outputs]
+
+
+@pytest.mark.parametrize("isa", ["avx2", "avx512", "avx512_bf16"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_heads_by_weights_of_their_own(use, threads, isa, dtype):
+    """A row has the same bits whatever it is beside."""
+    use(isa)
+    for heads, inputs, outputs in ((1, 64, 32), (3, 8, 20), (5, 128, 96), (4, 34, 33)):
+        x, weight = numbers(dtype, 57, heads * inputs), numbers(dtype, heads, outputs, inputs, seed=1)
+        wanted = torch.einsum("thi,hoi->tho", x.double().view(-1, heads, inputs), weight.double()).flatten(1)
+        made = project_heads(x, weight)
+        assert (made - wanted).abs().max() < (2e-5 if dtype == torch.float32 else 0.02) * wanted.abs().max()
+        for rows in (1, 2, 15, 31):
+            assert torch.equal(project_heads(x[:rows], weight), made[:rows])
+    with pytest.raises(ValueError, match="one head for a gate"):
+        Product(TYPES[dtype], TYPES[dtype], 4, 32, isa, gate=Op.silu, heads=2)

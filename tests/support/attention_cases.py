@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hpcdecode.attention.open import open_kv_cache
-from hpcdecode.attention.reference import attend_one, stored
+from hpcdecode.attention.reference import attend_one, stored, stored_latents
 from hpcdecode.attention.shapes import LayerShape
 
 
@@ -99,7 +99,11 @@ def _expected(batch: Batch, kv_dtype: str) -> torch.Tensor:
     s, out = batch.shape, []
     for rows, length, count in zip(batch.rows, batch.lengths, batch.counts, strict=True):
         q = rows[length - count :, : s.q_columns].double().view(count, s.q_heads, s.k_dim)
-        k, v = rows[:, s.q_columns :].split([s.kv_heads * s.k_dim, s.kv_heads * s.v_dim], dim=1)
+        k, v = rows[:, s.q_columns :].split([s.k_columns, s.v_columns], dim=1)
+        if s.latent:
+            k = stored_latents(k, s.v_dim, kv_dtype).double().unsqueeze(1)
+            out.append(attend_one(q, k, k[..., : s.v_dim], s, batch.sinks).reshape(count, -1))
+            continue
         heads = k.reshape(length, s.kv_heads, s.k_dim), v.reshape(length, s.kv_heads, s.v_dim)
         k, v = stored(*heads, kv_dtype)
         out.append(attend_one(q, k.double(), v.double(), s, batch.sinks).reshape(count, -1))

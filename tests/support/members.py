@@ -76,7 +76,9 @@ def steps(trace: Trace, weights: Mapping[str, Tensor], ids: Tensor) -> Generator
             if node.target is MEMBER_SUM:
                 values[node] = yield False, args[0]
             elif node.target is ATTEND:
-                values[node] = attend(*args)
+                q, k, v, q_heads, *rest = args
+                v = v if v.shape[1] else k[:, : tensor_meta(node).one_token[1] // q_heads]  # the values are in K
+                values[node] = attend(q, k, v, q_heads, *rest)
             elif node.target is EXPERT_LINEAR:
                 values[node] = ops.expert_linear(*args)
             else:

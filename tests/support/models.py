@@ -35,6 +35,7 @@ LATENT = dict(
     v_head_dim=20,
     tie_word_embeddings=False,
 )
+DENSE_LATENT = (*SHAPE, "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
 def _make(kind: str, **values) -> Callable[[], PreTrainedConfig]:
@@ -101,6 +102,8 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {
     ),
     "deepseek_v2": _make("DeepseekV2", **LATENT, n_group=2, topk_group=1, topk_method="group_limited_greedy"),
     "deepseek_v3": _make("DeepseekV3", **LATENT, n_group=2, topk_group=1, rope_parameters=YARN_ROPE),
+    "glm4_moe_lite": _make("Glm4MoeLite", **LATENT, n_group=1, topk_group=1),
+    "minicpm3": _make("MiniCPM3", **{k: v for k, v in LATENT.items() if k in DENSE_LATENT}),
 }
 
 
@@ -203,7 +206,8 @@ class Attention:
     def attend(self, layer, q, keys, values, positions):
         shape = self.model.attends[layer]
         k = keys.float().view(-1, shape.kv_heads, shape.k_dim).repeat_interleave(shape.group, 1)
-        v = values.float().view(-1, shape.kv_heads, shape.v_dim).repeat_interleave(shape.group, 1)
+        v = k[..., : shape.v_dim] if shape.latent else values.float().view(len(values), shape.kv_heads, shape.v_dim)
+        v = v if shape.latent else v.repeat_interleave(shape.group, 1)
         scores = torch.einsum("qhd,khd->hqk", q.view(-1, shape.q_heads, shape.k_dim), k) * shape.scale
         if shape.softcap is not None:
             scores = shape.softcap * torch.tanh(scores / shape.softcap)

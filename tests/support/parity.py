@@ -49,8 +49,9 @@ def make_case(
 
 
 def _kept(model: Path, *asked: object) -> Path:
-    """Where a reference is kept: by what is asked of which weights, which differ from run to run for some models."""
-    weights = [hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(Path(model).glob("*.safetensors"))]
+    """Where a reference is kept: by what is asked of which config and weights; some of these differ by the run."""
+    files = [Path(model) / "config.json", *sorted(Path(model).glob("*.safetensors"))]
+    weights = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     sources = [Path(inspect.getfile(part)).read_text() for part in (_kept, build)]
     who = (transformers.__version__, torch.__version__, platform.machine(), weights, *sources, *asked)
     return kept_folder() / f"{hashlib.sha256(repr(who).encode()).hexdigest()}.json"

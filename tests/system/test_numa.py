@@ -123,7 +123,7 @@ def test_ranks_that_share_a_host_get_whole_nodes(machine):
 def test_a_restricted_process_keeps_to_its_cores():
     code = (
         "import os; from hpcdecode.ranks.team import assemble\n"
-        "from hpcdecode.attention.base import LayerShape\n"
+        "from hpcdecode.attention.shapes import LayerShape\n"
         "from hpcdecode.attention.open import open_kv_cache\n"
         "me = assemble(None).me\n"
         "s = open_kv_cache([LayerShape(1, 8, 8, 1, 1.0)], kv_dtype='float32', capacity_tokens=64, max_sequences=1,"

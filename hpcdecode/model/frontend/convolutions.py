@@ -2,26 +2,55 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import fx
 
 from hpcdecode.model.frontend.clean import remove_dead
-from hpcdecode.model.frontend.columns import Columns, columns_of
 from hpcdecode.model.frontend.meta import Meta, tensor_meta
 from hpcdecode.model.frontend.nodes import as_node
+from hpcdecode.model.frontend.origins import Origins, Untraceable
 from hpcdecode.model.frontend.recurrent import CONV, CONV_RECUR, RECUR
 
 aten = torch.ops.aten
+
+
+class Columns(NamedTuple):
+    """Columns of the result of a convolution, [T, channels].
+
+    Attributes:
+        of: The convolution.
+        first: First of the columns.
+        size: Number of the columns, which follow one another.
+    """
+
+    of: fx.Node
+    first: int
+    size: int
 
 
 def join_convolutions(graph: fx.Graph) -> None:
     """Replace in `graph` every recurrence over q, k and v that come from convolutions, in place, by one operator."""
     for node in list(graph.nodes):
         if node.target is RECUR:
-            parts = [columns_of(as_node(x), lambda n: n.target is CONV) for x in node.args[:3]]
+            parts = [_columns_of(as_node(x)) for x in node.args[:3]]
             if (found := [p for p in parts if p is not None]) and len(found) == 3 and _whole(found):
                 _join(node, found, graph)
     remove_dead(graph)
+
+
+def _columns_of(rows: fx.Node) -> Columns | None:
+    """Return the columns of a convolution that `rows` are, or None if they are anything else."""
+    origins = Origins()
+    try:
+        found = origins.places(origins.of(rows).flatten())
+    except Untraceable:
+        return None
+    if found is None or found[0].target is not CONV:
+        return None
+    first, size = int(found[1][0]), len(found[1])
+    return Columns(found[0], first, size) if torch.equal(found[1], torch.arange(first, first + size)) else None
 
 
 def _whole(parts: list[Columns]) -> bool:

@@ -98,7 +98,7 @@ def wire_tensors(shape: MixerShape, dtype: torch.dtype) -> list[WireTensor]:
     widths = {
         "q": (shape.q_heads, shape.k_dim),
         "k": (shape.kv_heads, shape.k_dim),
-        "v": (shape.kv_heads, shape.v_dim),
+        "v": (shape.kv_heads, 0 if shape.latent else shape.v_dim),
         "o": (shape.q_heads, shape.v_dim),
     }
     return [

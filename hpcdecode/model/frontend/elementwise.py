@@ -38,7 +38,7 @@ def steady(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     def run(x: Tensor, *args: object, **kwargs: object) -> Tensor:
         elements = x.numel()
-        if x.device.type != "cpu" or elements % WHOLE == 0 and elements <= PIECE and x.is_contiguous():
+        if x.device.type != "cpu" or (elements % WHOLE == 0 and elements <= PIECE and x.is_contiguous()):
             return function(x, *args, **kwargs)
         whole = -(-elements // WHOLE) * WHOLE
         flat = x.new_ones(whole)

@@ -48,7 +48,7 @@ class AttendArguments(NamedTuple):
     Attributes:
         q: Queries, [T, q_heads * k_dim].
         k: Keys, [T, kv_heads * k_dim].
-        v: Values, [T, kv_heads * v_dim].
+        v: Values, [T, kv_heads * v_dim], or no columns if they are the first columns of k.
         q_heads: Number of query heads.
         kv_heads: Number of KV heads.
         scale: Factor of q.k.

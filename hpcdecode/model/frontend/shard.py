@@ -11,12 +11,14 @@ from dataclasses import replace
 
 from torch import fx
 
+from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.deal import Deal
 from hpcdecode.model.frontend.member_graph import MemberGraph
 from hpcdecode.model.frontend.membership import Membership
 from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.operators import MEMBER_SUM
 from hpcdecode.model.frontend.ops import AttendArguments
+from hpcdecode.model.frontend.recurrent import RECURRENT
 from hpcdecode.model.frontend.trace import Trace
 from hpcdecode.model.frontend.whole_experts import require_experts
 
@@ -31,12 +33,17 @@ def member_trace(trace: Trace, members: int, member: int, *, ep: bool = False) -
         ep: Deal out whole experts, instead of columns of every expert.
 
     Raises:
-        UserError: If there are no experts to deal out, or fewer than members.
+        UserError: If there are no experts to deal out, or fewer than members; if layers keep recurrent states.
     """
     if not 0 <= member < members:
         raise ValueError(f"expected a member from 0 to {members - 1}, got {member}")
     if ep:
         require_experts(trace)
+    if members > 1 and any(mixer.target in RECURRENT for mixer in trace.attends):
+        raise UserError(
+            f"--tp {members}: expected 1, as this model has layers that keep recurrent states, whose heads are not "
+            "dealt out; give --pp for several stages, or more R-ranks"
+        )
     return trace if members == 1 else trace_of(Deal(trace, members, ep=ep), member)
 
 

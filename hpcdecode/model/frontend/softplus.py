@@ -8,6 +8,7 @@ from torch import fx
 from hpcdecode.model.frontend.clean import remove_dead
 
 aten = torch.ops.aten
+LIMIT = 20  # above it x and log(1 + exp(x)) are the same float32
 
 
 def join_softplus(graph: fx.Graph) -> None:
@@ -28,14 +29,9 @@ def _is_softplus(choice: fx.Node) -> bool:
         return False
     if not isinstance(log, fx.Node) or log.target is not aten.log.default:
         return False
-    total = log.args[0]
-    return (
-        isinstance(total, fx.Node)
-        and total.target is aten.add.Tensor
-        and total.args[1] == 1
-        and isinstance(exp := total.args[0], fx.Node)
-        and exp.target is aten.exp.default
-        and exp.args[0] is x
-        and isinstance(limit := condition.args[1], int | float)
-        and limit >= 20
-    )
+    total, limit = log.args[0], condition.args[1]
+    if not isinstance(total, fx.Node) or total.target is not aten.add.Tensor or total.args[1:] != (1,):
+        return False
+    exp = total.args[0]
+    known = isinstance(exp, fx.Node) and exp.target is aten.exp.default and exp.args[0] is x
+    return known and isinstance(limit, int | float) and limit >= LIMIT

@@ -13,6 +13,7 @@ from torch.fx.node import Argument, Target
 from hpcdecode.model.frontend import ops
 from hpcdecode.model.frontend.clean import freeze
 from hpcdecode.model.frontend.cut import STATIC, SYMBOL, Dependence, dependences, find_cuts
+from hpcdecode.model.frontend.head_linear import HEAD_LINEAR, head_linear
 from hpcdecode.model.frontend.meta import Meta, meta, size_of, tensor_meta
 from hpcdecode.model.frontend.mixers import rows_of
 from hpcdecode.model.frontend.trace import Trace
@@ -187,11 +188,12 @@ class Builder:
         return self._sizes.get(size) if self.kinds[node] == SYMBOL and size is not None else None
 
     def _is_folded(self, node: fx.Node) -> bool:
-        """Return whether `node` is a small expression of weights alone, computed once at load."""
+        """Return whether `node` is an expression of weights alone, computed once at load: a small one, or heads'."""
         if self.kinds[node] != STATIC or any(self.kinds[n] == SYMBOL for n in node.all_input_nodes):
             return False
         about = meta(node)
-        return about is not None and about.static and about.numel_per_token <= FOLD_NUMEL
+        of_heads = any(user.target is HEAD_LINEAR for user in node.users)
+        return about is not None and about.static and (of_heads or about.numel_per_token <= FOLD_NUMEL)
 
     def signature(self) -> SliceSignature:
         """Return what this slice has in common with those that one graph can serve."""
@@ -244,4 +246,6 @@ def runnable(target: Target) -> Callable[..., Any]:
         raise TypeError(f"expected a function, got {target!r}")
     if target is aten._unsafe_view.default:  # of a result that a fused kernel may have laid out in another way
         return aten.reshape.default
+    if target is HEAD_LINEAR:
+        return head_linear
     return ops.expert_linear if target is torch.ops.hpcdecode.expert_linear.default else target

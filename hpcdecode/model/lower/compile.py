@@ -117,7 +117,8 @@ def join_rows(graph: fx.Graph, rows: int) -> None:
     about = tensor_meta(parts[0])
     widths = [tensor_meta(n).one_token[1] for n in parts]
     with graph.inserting_before(graph.output_node()):
-        matrix = graph.call_function(aten.cat.default, (parts, 1))
+        own = [n for n, width in zip(parts, widths, strict=True) if width]
+        matrix = graph.call_function(aten.cat.default, (own, 1))
         matrix.meta["about"] = Meta.of(about.dtype, (about.shape[0], sum(widths)))
         starts = [sum(widths[:i]) for i in range(rows)]
         columns = [

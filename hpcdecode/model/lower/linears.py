@@ -13,6 +13,8 @@ import torch
 from torch import fx
 from torch.fx.node import Argument
 
+from hpcdecode.model.frontend.clean import VIEWS
+from hpcdecode.model.frontend.head_linear import head_linear
 from hpcdecode.model.frontend.meta import Meta, tensor_meta
 from hpcdecode.model.frontend.nodes import as_node, results
 from hpcdecode.model.frontend.rows import packed_linear
@@ -82,10 +84,26 @@ class ProjectionMerger:
                 self._merge_int8(_read_by(group[0]), group)
             else:
                 self._merge(_read_by(group[0]), group, key.weights)
+        for node in [n for n in self.graph.nodes if n.target is head_linear]:
+            self._pack_heads(node)
         for node in list(self.recipes):
             if not node.users:
                 self.graph.erase_node(node)
         return [self.recipes[n] for n in self.graph.nodes if n in self.recipes]
+
+    def _pack_heads(self, node: fx.Node) -> None:
+        """Replace a projection of each head, and a view of it, by one of packed weights, if there is one."""
+        x, weight, seen = as_node(node.args[0]), as_node(node.args[1]), _seen_as(node)
+        about, made = tensor_meta(weight), tensor_meta(seen)
+        gemm = packed_weights.head_gemm(tensor_meta(x), about, made) if weight in self.recipes else None
+        if gemm is None:
+            return
+        packed = PackedSize.of_heads(about)
+        with self.graph.inserting_before(node):
+            own = self._input(Recipe(self.recipes[weight].sources, form="packed heads", packed=packed))
+            seen.replace_all_uses_with(self._call(gemm, (x, own), made))
+        for each in dict.fromkeys((seen, node)):
+            self.graph.erase_node(each)
 
     def _projections(self) -> Iterator[Projection]:
         return (p for node in self.graph.nodes if (p := projection(node, self.recipes)) is not None)
@@ -213,6 +231,16 @@ class ProjectionMerger:
 
 
 _ONEDNN_INT8: tuple[Form, Form] = ("onednn int8", "scales")
+
+
+def _seen_as(node: fx.Node) -> fx.Node:
+    """Return the only node that reads a result [T, columns], if it is a view of the same rows; else the node itself."""
+    readers = list(node.users)
+    if len(readers) != 1 or readers[0].target not in VIEWS:
+        return node
+    seen = tensor_meta(readers[0])
+    rows = seen.token_dim is not None and seen.one_token[-1] == tensor_meta(node).one_token[-1]
+    return readers[0] if rows and seen.numel_per_token == seen.one_token[-1] else node
 
 
 def _read_by(p: Projection) -> fx.Node:

@@ -62,6 +62,25 @@ def gemm(x: Meta, weight: Meta, y: Meta, gate: Op | None = None, bits: str | Non
     return Stage(work, [TokenRows(x), TokenRows(weight)], [TokenRows(y)])
 
 
+def head_gemm(x: Meta, weight: Meta, y: Meta) -> Stage | None:
+    """Return the stage that projects each head by a weight of its own, or None if there is no such GEMM here.
+
+    Args:
+        x: Activations [T, heads * in].
+        weight: Weights [heads, out, in] before they are packed.
+        y: Result [T, heads * out].
+    """
+    heads, outputs, inputs = weight.one_token
+    size = inputs * x.dtype.itemsize
+    if x.dtype not in TYPES or x.dtype != y.dtype or size % WORD.itemsize:
+        return None
+    kind = TYPES[x.dtype]
+    if not Product.offered(kind, kind, isa()):
+        return None
+    work = Product(kind, kind, size // WORD.itemsize, outputs, isa(), heads=heads)
+    return Stage(work, [TokenRows(x), TokenRows(weight)], [TokenRows(y)])
+
+
 class PackedSize(NamedTuple):
     """The size of a packed weight.
 
@@ -79,6 +98,12 @@ class PackedSize(NamedTuple):
     def of(cls, parts: Sequence[Tensor], heads: int = 1) -> PackedSize:
         """Return the size for the parts [out_i, in] of a weight."""
         return cls(sum(map(len, parts)), parts[0].shape[1] * parts[0].element_size() // WORD.itemsize, heads)
+
+    @classmethod
+    def of_heads(cls, weight: Meta) -> PackedSize:
+        """Return the size for the weights [heads, out, in] of heads."""
+        heads, outputs, inputs = weight.one_token
+        return cls(heads * -(-outputs // GROUP) * GROUP, inputs * weight.dtype.itemsize // WORD.itemsize, 1)
 
     @property
     def shape(self) -> torch.Size:
@@ -140,6 +165,13 @@ def pack_few_bits(bits: str, parts: Sequence[Tensor], bias: Tensor | None = None
 def plain_rows(parts: Sequence[Tensor], bias: Tensor | None) -> WeightRows:
     """Return what is packed for a weight in `parts` and its bias, zeros if that is None."""
     return WeightRows(parts, [torch.zeros(sum(map(len, parts))) if bias is None else bias.float()])
+
+
+def head_rows(weight: Tensor) -> WeightRows:
+    """Return what is packed for the weights [heads, out, in] of heads; groups of 32 outputs are of one head."""
+    missing = -weight.shape[1] % GROUP
+    whole = torch.nn.functional.pad(weight, (0, 0, 0, missing)) if missing else weight
+    return plain_rows([whole.flatten(0, 1)], None)
 
 
 def gated_rows(one: Tensor, other: Tensor, biases: Sequence[Tensor]) -> WeightRows:

@@ -18,7 +18,7 @@ from hpcdecode.system.shared_memory import WeightMemory
 PACKED_FOR = 512  # tokens: oneDNN chooses the packed layout for this many, and it serves any number
 
 ReadWeight = Callable[[int], Tensor | Stack]
-Form = Literal["plain", "onednn", "packed", "packed gated", "onednn int8", "packed int8", "scales"]
+Form = Literal["plain", "onednn", "packed", "packed gated", "packed heads", "onednn int8", "packed int8", "scales"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,8 @@ def _rows(recipe: Recipe, read: ReadWeight) -> WeightRows:
     if recipe.form == "packed gated":
         one, other = _two(parts)
         return packed_weights.gated_rows(one, other, _two(biases))
+    if recipe.form == "packed heads":
+        return packed_weights.head_rows(parts[0])
     if recipe.form == "packed":
         return packed_weights.plain_rows(parts, _joined(biases) if biases else None)
     return packed_weights.int8_rows(*quantize.RoundedWeight.of(_joined(parts)))

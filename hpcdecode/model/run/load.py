@@ -12,6 +12,7 @@ import torch
 
 from hpcdecode.attention.base import isa
 from hpcdecode.errors import UserError
+from hpcdecode.model.frontend.absorb import absorb
 from hpcdecode.model.frontend.cache import cached_sources, cached_trace
 from hpcdecode.model.frontend.checkpoint import forget_pages, holds_weights, open_checkpoint
 from hpcdecode.model.frontend.config import config_file, stated_config, stated_dtype
@@ -102,6 +103,7 @@ def load_split(
     lora: str | None = None,
     memory: WeightMemory = PRIVATE,
     part: ModelPart = WHOLE,
+    latents: bool = True,
 ) -> SplitModel:
     """Trace, cut and bind a model.
 
@@ -117,6 +119,7 @@ def load_split(
         lora: Directory of a PEFT adapter that is merged into the weights, or None.
         memory: Where to put packed weights.
         part: What to load of it.
+        latents: Let attention run over latents where K and V are projections of smaller ones (see `absorb`).
 
     Raises:
         UserError: If anything is missing, broken or not supported. It says what was expected and what to change.
@@ -132,6 +135,8 @@ def load_split(
     tensors = open_plain(folder, layers, scheme, exact) if opens else {}
     traced = cached_trace(folder, dtype, announce)
     own = member_trace(traced, part.tp, part.tp_rank, ep=part.ep)
+    if latents:
+        absorb(own)  # after the deal: heads are dealt out as they are in the model
     if not weights:
         return SplitModel(split(own, device), device, None)
     parts = split(own, device)

@@ -25,10 +25,9 @@ def layer_shapes(trace: Trace) -> tuple[MixerShape, ...]:
 
 def _attention(node: fx.Node) -> LayerShape:
     call = AttendArguments.of(node)
-    k_dim, v_dim = (_columns(x) // call.kv_heads for x in (call.k, call.v))
-    return LayerShape(
-        call.kv_heads, k_dim, v_dim, call.q_heads, call.scale, call.window, call.softcap, call.sinks is not None
-    )
+    k_dim, v_dim = _columns(call.k) // call.kv_heads, _columns(node) // call.q_heads
+    about = call.scale, call.window, call.softcap, call.sinks is not None
+    return LayerShape(call.kv_heads, k_dim, v_dim, call.q_heads, *about, latent=_columns(call.v) == 0)
 
 
 def _recurrence(node: fx.Node, element_bytes: int) -> RecurrentShape:

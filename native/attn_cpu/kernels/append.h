@@ -35,14 +35,16 @@ struct Append {
         if (token % kTile == 0) clear_tile(l, run, token);
         Numbers<K, Act> keys(k, l.k_dim, l.k_rotation);
         keys.stretches([&](int first, int last, const uint8_t* row) { place_k(l, row, first, last, run, token); });
+        place_scales(l, keys.scales(), 0, keys.kScales, run, token);
+        if (l.latent) return;
         Numbers<V, Act> values(v, l.v_dim, l.v_rotation);
         values.stretches([&](int first, int last, const uint8_t* row) { place_v(l, row, first, last, run, token); });
-        place_scales(l, keys.scales(), 0, keys.kScales, run, token);
         place_scales(l, values.scales(), keys.kScales, values.kScales, run, token);
     }
 
     // Clears a tile. A recycled block may hold infinities, which a weight of zero would turn into NaN.
     static void clear_tile(const HeadLayout& l, uint8_t* run, int token) {
+        if (l.latent) return clear_keys(l, run, token);
         for (int d = 0; d < l.v_pad; d += kTile)
             for (int t = 0; t < kTile; t += V::kSteps)
                 __builtin_memset(run + v_unit_at<V>(l, token + t, d), 0, V::kUnitBytes);
@@ -50,14 +52,21 @@ struct Append {
             __builtin_memset(run + scale_at(l, i, token), 0, kTile * 2);
     }
 
+    static void clear_keys(const HeadLayout& l, uint8_t* run, int token) {
+        for (int d = 0; d < l.k_pad; d += K::kSteps)
+            __builtin_memset(run + k_unit_at<K>(l, token, d), 0, K::kUnitBytes);
+        for (int i = 0; i < l.k_scales; ++i) __builtin_memset(run + scale_at(l, i, token), 0, kTile * 2);
+    }
+
     template <class Act>
     static void into_row(const HeadLayout& l, const Act* k, const Act* v, uint8_t* row) {
         Numbers<K, Act> keys(k, l.k_dim, l.k_rotation);
-        Numbers<V, Act> values(v, l.v_dim, l.v_rotation);
         keys.store(row);
-        values.store(row + l.k_row);
-        uint8_t* scales = row + l.row_bytes - 2 * (keys.kScales + values.kScales);
+        uint8_t* scales = row + l.row_bytes - 2 * (l.k_scales + l.v_scales);
         __builtin_memcpy(scales, keys.scales(), 2 * keys.kScales);
+        if (l.latent) return;
+        Numbers<V, Act> values(v, l.v_dim, l.v_rotation);
+        values.store(row + l.k_row);
         __builtin_memcpy(scales + 2 * keys.kScales, values.scales(), 2 * values.kScales);
     }
 
@@ -89,7 +98,7 @@ struct Append {
             const uint8_t* row =
                 kv.base + kv.blocks[p / l.block_tokens] * kv.block_bytes + p % l.block_tokens * l.row_bytes;
             place_k(l, row, 0, l.k_dim, run, token);
-            place_v(l, row + l.k_row, 0, l.v_dim, run, token);
+            if (!l.latent) place_v(l, row + l.k_row, 0, l.v_dim, run, token);
             uint16_t scales[4];
             __builtin_memcpy(scales, row + l.row_bytes - 2 * count, 2 * count);
             place_scales(l, scales, 0, count, run, token);

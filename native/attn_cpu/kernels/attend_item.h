@@ -3,6 +3,7 @@
 #include "append.h"
 #include "partial.h"
 #include "softmax.h"
+#include "values_in_keys.h"
 
 namespace hpcdecode::HPCDECODE_ISA {
 namespace {
@@ -17,17 +18,19 @@ template <class Kernel>
 struct AttendItem {
     using Store = typename Kernel::Storage;
     static constexpr int kRows = Kernel::kRows;
-    static_assert(kRows <= kMaxPassRows, "scratch_bytes has room for fewer");
+    static constexpr int kMostRows = Kernel::kTallRows > kRows ? Kernel::kTallRows : kRows;
+    static_assert(kMostRows <= kMaxPassRows, "scratch_bytes has room for fewer");
 
     // The state of row r of head h has the index h * rows + r.
     struct Scratch {
         Softmax x;
         uint8_t* q;      // of every kRows rows
         float* total;    // partials, folded so far
-        float* s;        // [kRows][64] scores
-        float* p;        // [kRows][64] weights as the kernel wants them
+        float* s;        // [kMostRows][64] scores
+        float* p;        // [kMostRows][64] weights as the kernel wants them
         float* rotated;  // [kRows][k_dim] queries
         uint8_t* run;    // gathered rows
+        uint8_t* made;   // V units of a latent layer
         typename Kernel::Unit* unit;
     };
 
@@ -37,8 +40,8 @@ struct AttendItem {
         const size_t rows = static_cast<size_t>(a.heads) * a.rows, f = sizeof(float);
         const auto floats = [&](size_t n) { return reinterpret_cast<float*>(carve(at, n * f)); };
         Scratch w;
-        w.s = floats(kRows * kChunk);
-        w.p = floats(kRows * kChunk);
+        w.s = floats(kMostRows * kChunk);
+        w.p = floats(kMostRows * kChunk);
         w.q = carve(at, rows * l.k_pad * f);
         w.x.m = floats(rows);
         w.x.bound = floats(rows);
@@ -51,8 +54,15 @@ struct AttendItem {
         w.x.c = a.softcap > 0.0f ? kLog2E : a.scale * kLog2E;
         w.total = floats(rows * (2 + l.v_pad));
         w.run = carve(at, l.run_bytes);
+        w.made = carve(at, l.made_bytes);
         w.unit = &unit;
         return w;
+    }
+
+    // Returns the rows of a pass: as few passes as possible, and about equally many rows in each.
+    static int pass_rows(int rows) {
+        const int passes = (rows + kRows - 1) / kRows;
+        return (rows + passes - 1) / passes;
     }
 
     // Returns how many tiles of K, or columns of V, a pass of MR rows holds in registers.
@@ -136,17 +146,29 @@ struct AttendItem {
                 if (l.by_rows) gather(a, w, h, base);
                 const size_t skip = l.by_rows ? 0 : h * l.head_bytes;
                 const uint8_t *run = now.run[0] + skip, *after = h + 1 < a.heads ? run + l.head_bytes : next.run[0];
-                head_chunk(a, w, tiles_of<Store>(l, now, skip), Ahead(run, l.run_bytes, after), h, base);
+                Tiles tiles = tiles_of<Store>(l, now, skip);
+                if (l.latent) lay_values(Store(), l, w.made, tiles);
+                head_chunk(a, w, tiles, Ahead(run, l.run_bytes, after), h, base);
             }
         }
     }
 
     static void head_chunk(const AttendArgs& a, const Scratch& w, const Tiles& tiles, Ahead ahead, int h,
                            int64_t base) {
-        for (int row = 0; row < a.rows; row += kRows) {
-            const int n = a.rows - row < kRows ? a.rows - row : kRows;
-            if (!whole(a, base) && (visible(a, row + n - 1).hi <= base || visible(a, row).lo >= base + kChunk))
-                continue;
+        const auto sees = [&](int row, int n) {
+            return whole(a, base) || (visible(a, row + n - 1).hi > base && visible(a, row).lo < base + kChunk);
+        };
+        if constexpr (Kernel::kTallRows > 0) {
+            if (Kernel::tall(*a.kv.layout, a.group)) {
+                for (int row = 0; row < a.rows; row += Kernel::kTallRows)
+                    if (sees(row, Kernel::kTallRows)) chunk<Kernel::kTallRows>(a, w, tiles, ahead, h, row, base);
+                return;
+            }
+        }
+        const int most = pass_rows(a.rows);
+        for (int row = 0; row < a.rows; row += most) {
+            const int n = a.rows - row < most ? a.rows - row : most;
+            if (!sees(row, n)) continue;
             dispatch<kRows>(n, a, w, tiles, ahead, h, row, base);
         }
     }
@@ -181,9 +203,10 @@ struct AttendItem {
         }
         typename Kernel::Unit unit;
         const Scratch w = carve_scratch(a, unit);
+        const int most = pass_rows(a.rows);
         for (int h = 0; h < a.heads; ++h)
-            for (int row = 0; row < a.rows; row += kRows) {
-                const int n = a.rows - row < kRows ? a.rows - row : kRows;
+            for (int row = 0; row < a.rows; row += most) {
+                const int n = a.rows - row < most ? a.rows - row : most;
                 uint8_t* q = w.q + static_cast<size_t>(h * a.rows + row) * l.k_pad * Kernel::kQueryBytes;
                 if constexpr (Store::kScaled) {
                     prepare_rotated(n, a, w, h, row, q);

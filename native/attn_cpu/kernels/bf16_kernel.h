@@ -15,6 +15,7 @@ struct PairKernel : VectorKernel {
     using V = typename Store::V;
     static constexpr size_t kQueryBytes = 2;  // per element
     static constexpr int kSums = 1;           // accumulators of a row and unit
+    static constexpr int kRows = kAccs / 2;   // of one pass, for two tiles at once
     static inline F exp2(F t) { return vexp2_coarse(t); }
     static inline __m512bh pairs(const uint8_t* p) { return (__m512bh)_mm512_loadu_si512(p); }
     static inline __m512bh spread(uint32_t pair) { return (__m512bh)_mm512_set1_epi32(static_cast<int>(pair)); }
@@ -26,7 +27,7 @@ struct PairKernel : VectorKernel {
         const HeadLayout& l = *a.kv.layout;
         for (int r = 0; r < MR; ++r) {
             const int64_t base = query_at(a, head, row0 + r);
-            if (a.type == ActType::kBF16 && l.k_dim % 2 == 0) {
+            if (a.type == ActType::kBF16 && l.k_dim == l.k_pad) {
                 const uint16_t* src = static_cast<const uint16_t*>(a.q) + base;
                 for (int u = 0; u < l.k_dim / 2; ++u) __builtin_memcpy(q + (u * MR + r) * 2, src + u * 2, 4);
                 continue;
@@ -43,7 +44,7 @@ struct PairKernel : VectorKernel {
         const int units = k_pad / K::kSteps;
         Ahead ahead = shared;
         F acc[MR][TT];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < MR; ++r) {
 #pragma GCC unroll 16
             for (int t = 0; t < TT; ++t) acc[r][t] = vzero();
@@ -53,14 +54,14 @@ struct PairKernel : VectorKernel {
             __m512bh x[TT];
 #pragma GCC unroll 4
             for (int t = 0; t < TT; ++t) x[t] = pairs(tiles.k[first + t] + u * tiles.k_step);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int r = 0; r < MR; ++r) {
                 const __m512bh y = spread(q[r]);
 #pragma GCC unroll 4
                 for (int t = 0; t < TT; ++t) acc[r][t] = _mm512_dpbf16_ps(acc[r][t], x[t], y);
             }
         }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < MR; ++r) {
 #pragma GCC unroll 16
             for (int t = 0; t < TT; ++t) vstore(s + r * kChunk + t * W, acc[r][t]);
@@ -87,7 +88,7 @@ struct PairKernel : VectorKernel {
         Ahead ahead = shared;
         acc += first * kTile;
         F o[MR][NC];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < MR; ++r) {
 #pragma GCC unroll 16
             for (int c = 0; c < NC; ++c) o[r][c] = vload(acc + r * v_pad + c * W);
@@ -98,17 +99,17 @@ struct PairKernel : VectorKernel {
             for (int u = 0; u < kTile / 2; ++u) {
                 ahead.advance<Store::kScaled || (MR > kPrefetching.unaided_rows), NC * V::kUnitBytes>();
                 __m512bh x[NC];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
                 for (int c = 0; c < NC; ++c) x[c] = pairs(v.unit(u, c));
-#pragma GCC unroll 8
+#pragma GCC unroll 16
                 for (int r = 0; r < MR; ++r) {
                     const __m512bh y = spread(w[r * kChunk + u]);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
                     for (int c = 0; c < NC; ++c) o[r][c] = _mm512_dpbf16_ps(o[r][c], x[c], y);
                 }
             }
         }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < MR; ++r) {
 #pragma GCC unroll 16
             for (int c = 0; c < NC; ++c) vstore(acc + r * v_pad + c * W, o[r][c]);

@@ -22,7 +22,11 @@ struct TileKernel : V {
     struct Unit : TileUnit {
         template <int MR>
         void shape() {
-            configure(RowTiles * MR);
+            if constexpr (MR > 16) {
+                configure_panels();
+            } else {
+                configure(RowTiles * MR);
+            }
         }
     };
 };

@@ -25,10 +25,11 @@ class TileUnit {
     }
     // Shapes all tiles to 16 x 16 words.
     void configure_panels() {
+        if (rows_ == kPanels) return;
         Shape shape;
         for (int i = 0; i < 8; ++i) shape.tile(i, 16, 64);
         shape.load();
-        rows_ = 16;
+        rows_ = kPanels;
     }
 
   private:
@@ -43,6 +44,7 @@ class TileUnit {
         }
         void load() const { asm volatile("ldtilecfg %0" ::"m"(*this)); }
     };
+    static constexpr int kPanels = 32;
     int rows_ = 0;
 };
 

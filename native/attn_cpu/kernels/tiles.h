@@ -7,7 +7,7 @@ namespace {
 
 constexpr Prefetching kPrefetching = HPCDECODE_PREFETCHING;
 
-// Prefetches a line for every line that is read, in the order in which runs are visited.
+// Prefetches a line for every line that is read, in the order in which runs are visited, up to the end of the next run.
 //
 // Some processors prefetch elements of two bytes and more by themselves in passes of few rows; prefetching here would
 // only take the place of theirs (kPrefetching).
@@ -15,10 +15,14 @@ struct Ahead {
     const uint8_t* at;
     const uint8_t* end;
     const uint8_t* next;
+    size_t bytes;
 
     // Begins to prefetch while `run` is read; `then` is the run after it.
     Ahead(const uint8_t* run, size_t bytes, const uint8_t* then)
-        : at(run + (bytes < kPrefetching.ahead ? bytes : kPrefetching.ahead)), end(run + bytes), next(then) {}
+        : at(run + (bytes < kPrefetching.ahead ? bytes : kPrefetching.ahead)),
+          end(run + bytes),
+          next(then),
+          bytes(bytes) {}
 
     template <bool kOn, int kBytes>
     inline void advance() {
@@ -26,15 +30,14 @@ struct Ahead {
         if (end - at >= kBytes) return lines<kBytes>();
         for (int i = 0; i < kBytes; i += 64) {
             if (at >= end) {
-                at = next;
-                end = next + kFar;
+                at = next;  // again and again: passes of many rows read a run several times
+                end = next + bytes;
             }
             lines<64>();
         }
     }
 
   private:
-    static constexpr int64_t kFar = int64_t{1} << 40;
     template <int kBytes>
     inline void lines() {
 #pragma GCC unroll 16
@@ -53,6 +56,7 @@ inline int64_t query_at(const AttendArgs& a, int head, int row) {
 struct VectorKernel {
     static constexpr bool kTiles = false;
     static constexpr int kSoftmaxLines = 0;
+    static constexpr int kTallRows = 0;     // of a tall pass, if there are any
     static constexpr int kRows = kMaxRows;  // of one pass
     struct Unit {
         template <int MR>
@@ -121,9 +125,9 @@ inline Tiles tiles_of(const HeadLayout& l, const ChunkRuns& c, size_t skip) {
         const uint8_t* run = c.run[i] + skip;
         const int token = together ? c.tile[i] * kTile : 0;
         t.k[i] = run + k_unit_at<K>(l, token, 0);
-        t.v[i] = run + l.v_units;
+        t.v[i] = run + l.v_units;  // of a latent layer there are none: see `lay_values`
         t.k_scales[i] = run + scale_at(l, 0, token);
-        t.v_scales[i] = run + scale_at(l, l.k_scales, token);
+        t.v_scales[i] = run + scale_at(l, l.latent ? 0 : l.k_scales, token);
     }
     return t;
 }

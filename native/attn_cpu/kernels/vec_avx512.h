@@ -9,7 +9,7 @@ namespace {
 
 constexpr int W = 16;
 constexpr int kMaxRows = 8;   // query rows that share one pass over K or V
-constexpr int kAccs = 16;     // accumulator registers of one pass
+constexpr int kAccs = 24;     // accumulator registers of one pass
 constexpr int kWideTurn = 2;  // units of whole elements that lie side by side
 using F = __m512;
 
