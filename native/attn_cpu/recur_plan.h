@@ -7,12 +7,24 @@
 
 namespace hpcdecode {
 
-// Some tokens of one sequence. An item is some neighbouring heads.
+// Some tokens of one sequence.
 struct SequenceRun {
     int slot, node;
     int64_t count, first_token;  // first_token: row of the call's matrices
-    int heads_per_item;
-    int64_t first_item, items;
+};
+
+// Sequences of a node with as many tokens each, whose heads are cut alike. The first part of all sequences comes first,
+// then the second, so that the weights of its heads stay in cache.
+struct RunGroup {
+    int64_t first_sequence, sequences;
+    int heads_per_part;
+    int64_t first_item;
+};
+
+// Some neighbouring heads of one sequence.
+struct RecurItem {
+    const SequenceRun* sequence;
+    int first_head, heads;
 };
 
 // What the cut depends on.
@@ -24,17 +36,19 @@ struct RecurCost {
 };
 
 struct RecurPlan {
-    std::vector<SequenceRun> sequences;               // by node, longest first
+    std::vector<SequenceRun> sequences;  // by node, longest first
+    std::vector<RunGroup> groups;
     std::vector<int64_t> node_sequences, node_items;  // bounds of the nodes' shares: [nodes + 1]
     int64_t items, work;                              // work: in floats, as RecurCost
-    int most_heads;                                   // of an item
 
     void make(const StateSlots& slots, const RecurCost& cost, const int32_t* numbers, const int32_t* counts, int n,
               int threads);
-    const SequenceRun& find(int64_t item) const;
+    RecurItem find(int64_t item) const;
 
   private:
-    int heads_per_item(const RecurCost& cost, int64_t count, int threads) const;
+    int heads_per_part(const RecurCost& cost, int64_t count, int threads) const;
+
+    int heads_ = 0;  // of the layer
 };
 
 }  // namespace hpcdecode

@@ -32,7 +32,7 @@ RecurCost cost_of(const RecurrentShape& s, int width) {
     } else if (s.k_dim > 0 && s.group() <= kMaxUnit) {
         unit = s.group();
     }
-    return {s.heads, unit, (s.k_dim + kExtraRows) * s.v_dim, int64_t{s.k_dim} * padded(s.v_dim, width)};
+    return {s.heads, unit, (s.k_dim + kExtraRows) * s.v_dim, state_floats(s, width) / s.heads};
 }
 
 std::vector<float> transposed(const std::vector<float>& from, int64_t rows, int64_t columns) {

@@ -29,8 +29,8 @@ void check_size(const std::string& name, size_t got, int64_t expected) {
 void check_recurrent(const RecurrentShape& s) {
     check_range("heads", s.heads, 1, kMaxSize);
     check_range("k_heads", s.k_heads, 1, kMaxSize);
-    check_range("k_dim", s.k_dim, 0, 1 << 12);
     check_range("v_dim", s.v_dim, 1, kMaxSize);
+    check_range("k_dim", s.k_dim, 0, s.v_dim == 1 ? kMaxLaneRows : 1 << 12);
     check_range("taps", s.taps, 0, kMaxTaps);
     if (s.heads % s.k_heads != 0)
         invalid("heads: expected a multiple of k_heads " + str(s.k_heads) + ", got " + str(s.heads));

@@ -43,18 +43,18 @@ StateStore::StateStore(const std::vector<RecurrentShape>& layers, std::vector<Re
                     nodes_.number(i));
 }
 
-// Returns how many tokens have their inputs prepared together.
-int StateStore::tokens_at_once(const RecurrentLayer& l, int heads) const {
+// Returns how many of `count` tokens have their inputs prepared together.
+int StateStore::tokens_at_once(const RecurrentLayer& l, int heads, int64_t count) const {
     const int64_t one = table_.recur.scratch_floats(l.kernel, heads, 1);
-    return static_cast<int>(std::clamp<int64_t>(kInputFloats / one, 1, kMaxRecurTokens));
+    return static_cast<int>(std::min(count, std::clamp<int64_t>(kInputFloats / one, 1, kMaxRecurTokens)));
 }
 
 void StateStore::reserve_scratch(const RecurrentLayer& l) {
     size_t need = 0;
-    for (const SequenceRun& s : plan_.sequences) {
-        const int64_t tokens = std::min<int64_t>(s.count, tokens_at_once(l, s.heads_per_item));
-        need =
-            std::max<size_t>(need, table_.recur.scratch_floats(l.kernel, s.heads_per_item, static_cast<int>(tokens)));
+    for (const RunGroup& g : plan_.groups) {
+        const int64_t count = plan_.sequences[g.first_sequence].count;
+        const int tokens = tokens_at_once(l, g.heads_per_part, count);
+        need = std::max<size_t>(need, table_.recur.scratch_floats(l.kernel, g.heads_per_part, tokens));
     }
     if (need <= scratch_size_) return;
     need = (need + 15) / 16 * 16;
@@ -84,13 +84,14 @@ void StateStore::run_parallel(Call& call, const std::vector<int64_t>& bounds, vo
 }
 
 void StateStore::run_item(const Call& call, int64_t item, int thread) {
-    const SequenceRun& s = plan_.find(item);
+    const RecurItem part = plan_.find(item);
+    const SequenceRun& s = *part.sequence;
     const RecurrentLayer& l = *call.layer;
     uint8_t* place = place_of(s.slot);
     RecurArgs a{};
     a.layer = &l.kernel;
-    a.first_head = static_cast<int>(item - s.first_item) * s.heads_per_item;
-    a.last_head = std::min(a.first_head + s.heads_per_item, l.shape.heads);
+    a.first_head = part.first_head;
+    a.last_head = part.first_head + part.heads;
     a.rows = at(*call.rows, s.first_token, 0);
     a.out = const_cast<uint8_t*>(at(*call.out, s.first_token, 0));
     a.type = type_;
@@ -101,7 +102,7 @@ void StateStore::run_item(const Call& call, int64_t item, int thread) {
     a.window = place + l.window;
     a.state = reinterpret_cast<float*>(place + l.state);
     a.scratch = scratch_[thread].get();
-    a.tokens = static_cast<int>(std::min<int64_t>(s.count, tokens_at_once(l, s.heads_per_item)));
+    a.tokens = tokens_at_once(l, part.heads, s.count);
     table_.recur.run(a);
     // A single token takes the place of an input that no item needs. Inputs of more wait until all items have run.
     if (s.count == 1) keep_inputs_of(call, s, a.first_head, a.last_head);

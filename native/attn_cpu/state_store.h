@@ -59,7 +59,7 @@ class StateStore {
 
     uint8_t* place_of(int slot) const { return arena_.data() + slots_.place(slot) * layers_.place_bytes(); }
     void reserve_scratch(const RecurrentLayer& layer);
-    int tokens_at_once(const RecurrentLayer& layer, int heads) const;
+    int tokens_at_once(const RecurrentLayer& layer, int heads, int64_t count) const;
     void run_item(const Call& call, int64_t item, int thread);
     void keep_inputs(const Call& call, const SequenceRun& s, int64_t channel, int64_t channels) const;
     void keep_inputs_of(const Call& call, const SequenceRun& s, int first_head, int last_head) const;

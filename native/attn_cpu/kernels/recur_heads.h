@@ -33,21 +33,22 @@ struct ColumnBlock {
     const HeadTokens<Act>& h;
     float* state;  // [k_dim][N * W]
     int column;    // first one
+    bool last;     // of the call: no block comes after it
 
     struct Sums {
         F m[N], p[N];
     };
 
-    inline F decay_of(int t, int row) const { return vset(h.decay[t * h.decay_stride + (kRows ? row : 0)]); }
-
     // m and p of token t, from the state before it.
     inline void look(int t, Sums& sums) const {
         const float *k = h.decayed_k + t * h.decayed_stride, *q = h.decayed_q + t * h.decayed_stride;
         const float* s = state;
+        const int rows = h.k_dim;
 #pragma GCC unroll 4
         for (int j = 0; j < N; ++j) sums.m[j] = sums.p[j] = vzero();
-        for (int i = 0; i < h.k_dim; ++i, s += N * W) {
+        for (int i = 0; i < rows; ++i, s += N * W) {
             const F ki = vset(k[i]), qi = vset(q[i]);
+            prefetch_next(s);
 #pragma GCC unroll 4
             for (int j = 0; j < N; ++j) {
                 const F x = vload(s + j * W);
@@ -61,15 +62,16 @@ struct ColumnBlock {
     template <bool kLook>
     inline void update(int t, const F* e, Sums& sums) const {
         const float *k = h.k + t * h.k_stride, *next_k = h.decayed_k + (t + 1) * h.decayed_stride,
-                    *next_q = h.decayed_q + (t + 1) * h.decayed_stride;
-        const F whole = decay_of(t, 0);
+                    *next_q = h.decayed_q + (t + 1) * h.decayed_stride, *decay = h.decay + t * h.decay_stride;
+        const F whole = vset(*decay);
         float* s = state;
+        const int rows = h.k_dim;
         if constexpr (kLook) {
 #pragma GCC unroll 4
             for (int j = 0; j < N; ++j) sums.m[j] = sums.p[j] = vzero();
         }
-        for (int i = 0; i < h.k_dim; ++i, s += N * W) {
-            const F ki = vset(k[i]), a = kRows ? decay_of(t, i) : whole;
+        for (int i = 0; i < rows; ++i, s += N * W) {
+            const F ki = vset(k[i]), a = kRows ? vset(decay[i]) : whole;
             const F kn = kLook ? vset(next_k[i]) : vzero(), qn = kLook ? vset(next_q[i]) : vzero();
 #pragma GCC unroll 4
             for (int j = 0; j < N; ++j) {
@@ -83,6 +85,14 @@ struct ColumnBlock {
         }
     }
 
+    // Prefetches a row of the next block. Behind the last one nothing else is read soon.
+    inline void prefetch_next(const float* row) const {
+        if (last) return;
+        const char* next = reinterpret_cast<const char*>(row + int64_t{h.k_dim} * N * W);
+#pragma GCC unroll 4
+        for (int byte = 0; byte < N * W * 4; byte += 64) __builtin_prefetch(next + byte);
+    }
+
     inline F value(int t, int j) const { return vload(h.v + t * h.v_stride + column + j * W); }
 
     inline void put(int t, int j, F o) const {
@@ -94,7 +104,7 @@ struct ColumnBlock {
         Sums sums;
         look(0, sums);
         for (int t = 0; t < h.count; ++t) {
-            const F a = kRows ? vset(1.0f) : decay_of(t, 0), beta = vset(h.beta[t * h.beta_stride]),
+            const F a = vset(kRows ? 1.0f : h.decay[t * h.decay_stride]), beta = vset(h.beta[t * h.beta_stride]),
                     kq = vset(h.kq[t * h.kq_stride]);
             F e[N];
 #pragma GCC unroll 4
@@ -110,8 +120,8 @@ struct ColumnBlock {
     // Without the delta rule one pass is enough.
     void plain() const {
         for (int t = 0; t < h.count; ++t) {
-            const float *k = h.k + t * h.k_stride, *q = h.q + t * h.k_stride;
-            const F whole = decay_of(t, 0), beta = vset(h.beta[t * h.beta_stride]);
+            const float *k = h.k + t * h.k_stride, *q = h.q + t * h.k_stride, *decay = h.decay + t * h.decay_stride;
+            const F whole = vset(*decay), beta = vset(h.beta[t * h.beta_stride]);
             F e[N], o[N];
 #pragma GCC unroll 4
             for (int j = 0; j < N; ++j) {
@@ -119,8 +129,9 @@ struct ColumnBlock {
                 o[j] = vzero();
             }
             float* s = state;
-            for (int i = 0; i < h.k_dim; ++i, s += N * W) {
-                const F ki = vset(k[i]), qi = vset(q[i]), a = kRows ? decay_of(t, i) : whole;
+            const int rows = h.k_dim;
+            for (int i = 0; i < rows; ++i, s += N * W) {
+                const F ki = vset(k[i]), qi = vset(q[i]), a = kRows ? vset(decay[i]) : whole;
 #pragma GCC unroll 4
                 for (int j = 0; j < N; ++j) {
                     const F x = vfma(ki, e[j], vmul(a, vload(s + j * W)));
@@ -135,26 +146,27 @@ struct ColumnBlock {
 };
 
 template <class Act, int N>
-inline void run_block(const HeadTokens<Act>& h, float* state, int column, bool delta, bool by_row) {
+inline void run_block(const HeadTokens<Act>& h, float* state, int column, bool last, bool delta, bool by_row) {
     if (by_row) {
-        const ColumnBlock<Act, N, true> block{h, state, column};
+        const ColumnBlock<Act, N, true> block{h, state, column, last};
         delta ? block.delta() : block.plain();
     } else {
-        const ColumnBlock<Act, N, false> block{h, state, column};
+        const ColumnBlock<Act, N, false> block{h, state, column, last};
         delta ? block.delta() : block.plain();
     }
 }
 
 template <class Act>
-inline void run_columns(const HeadTokens<Act>& h, bool delta, bool by_row) {
+inline void run_columns(const HeadTokens<Act>& h, bool last_head, bool delta, bool by_row) {
     const int vectors = vectors_of(h.v_dim), blocks = (vectors + kBlockVectors - 1) / kBlockVectors;
     for (int b = 0; b < blocks; ++b) {
         const int first = vectors * b / blocks, n = vectors * (b + 1) / blocks - first;
         float* state = h.state + int64_t{first} * W * h.k_dim;
-        if (n == 1) run_block<Act, 1>(h, state, first * W, delta, by_row);
-        if (n == 2) run_block<Act, 2>(h, state, first * W, delta, by_row);
-        if (n == 3) run_block<Act, 3>(h, state, first * W, delta, by_row);
-        if (n == 4) run_block<Act, 4>(h, state, first * W, delta, by_row);
+        const bool last = last_head && b + 1 == blocks;
+        if (n == 1) run_block<Act, 1>(h, state, first * W, last, delta, by_row);
+        if (n == 2) run_block<Act, 2>(h, state, first * W, last, delta, by_row);
+        if (n == 3) run_block<Act, 3>(h, state, first * W, last, delta, by_row);
+        if (n == 4) run_block<Act, 4>(h, state, first * W, last, delta, by_row);
     }
 }
 
@@ -203,7 +215,7 @@ inline void run_heads(const RecurArgs& a, const RecurScratch& s, int64_t first, 
         h.out_stride = a.out_stride;
         h.v_dim = l.v_dim;
         if (by_row && l.delta) decay_rows(l, s, i, k_head, n);
-        run_columns(h, l.delta, by_row);
+        run_columns(h, i + 1 == s.heads, l.delta, by_row);
     }
 }
 
