@@ -6,10 +6,10 @@
 namespace hpcdecode {
 namespace {
 
-constexpr int64_t kItemFloats = 16 << 10;       // work worth handing to a thread
-constexpr int64_t kItemsPerThread = 16;         // so that the last item is a small share of the whole
-constexpr int64_t kCachedFloats = 64 << 10;     // state of an item of several tokens, which should stay in cache
-constexpr int64_t kStreamedFloats = 256 << 10;  // of one token
+constexpr int64_t kItemFloats = 16 << 10;     // work worth handing to a thread
+constexpr int64_t kItemsPerThread = 16;       // so that the last item is a small share of the whole
+constexpr int64_t kCachedFloats = 64 << 10;   // state of an item of several tokens, which should stay in cache
+constexpr int64_t kStreamedFloats = 1 << 20;  // of one token: straight lines of memory are read fastest
 
 }  // namespace
 

@@ -66,24 +66,27 @@ size_t lay_out(RecurrentLayer& l, ActType type, int width, size_t at) {
     return l.window + padded(l.window_bytes, kLine);
 }
 
-RecurLayer kernel_of(const RecurrentShape& s, const RecurrentWeights& w) {
-    return {s.heads,
-            s.k_heads,
-            s.k_dim,
-            s.v_dim,
-            s.taps,
-            s.k_dim > 0 ? s.decay_dim : 1,
-            s.silu,
-            s.delta,
-            s.normalised,
-            s.has_beta,
-            s.has_rate,
-            s.scale,
-            s.channels(),
-            data_of(w.conv_weight),
-            data_of(w.conv_bias),
-            data_of(w.rate),
-            data_of(w.skip)};
+RecurLayer kernel_of(const RecurrentLayer& layer) {
+    const RecurrentShape& s = layer.shape;
+    RecurLayer l{};
+    l.heads = s.heads;
+    l.k_heads = s.k_heads;
+    l.k_dim = s.k_dim;
+    l.v_dim = s.v_dim;
+    l.taps = s.taps;
+    l.decay_dim = s.k_dim > 0 ? s.decay_dim : 1;
+    l.silu = s.silu;
+    l.delta = s.delta;
+    l.normalised = s.normalised;
+    l.has_beta = s.has_beta;
+    l.has_rate = s.has_rate;
+    l.scale = s.scale;
+    l.channels = s.channels();
+    l.conv_weight = data_of(layer.weights.conv_weight);
+    l.conv_bias = data_of(layer.weights.conv_bias);
+    l.rate = data_of(layer.weights.rate);
+    l.skip = data_of(layer.weights.skip);
+    return l;
 }
 
 }  // namespace
@@ -104,7 +107,7 @@ RecurrentLayers::RecurrentLayers(const std::vector<RecurrentShape>& shapes, std:
         RecurrentLayer& l = layers_.back();
         l.weights.conv_weight = transposed(l.weights.conv_weight, s.channels(), s.taps);
         if (has_lanes(s) && s.has_rate) l.weights.rate = rates_of_lanes(s, l.weights.rate, width);
-        l.kernel = kernel_of(s, l.weights);
+        l.kernel = kernel_of(l);
         at = lay_out(l, type, width, at);
     }
     place_bytes_ = padded(at, kPage);

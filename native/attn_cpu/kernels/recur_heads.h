@@ -93,6 +93,13 @@ struct ColumnBlock {
         for (int byte = 0; byte < N * W * 4; byte += 64) __builtin_prefetch(next + byte);
     }
 
+    // Where a single token's output goes. The state's stores would wait behind one that waits for memory.
+    inline void prefetch_output() const {
+        if (h.count > 1) return;
+#pragma GCC unroll 4
+        for (int j = 0; j < N * W; j += 64 / static_cast<int>(sizeof(Act))) __builtin_prefetch(h.out + column + j, 1);
+    }
+
     inline F value(int t, int j) const { return vload(h.v + t * h.v_stride + column + j * W); }
 
     inline void put(int t, int j, F o) const {
@@ -102,6 +109,7 @@ struct ColumnBlock {
 
     void delta() const {
         Sums sums;
+        prefetch_output();
         look(0, sums);
         for (int t = 0; t < h.count; ++t) {
             const F a = vset(kRows ? 1.0f : h.decay[t * h.decay_stride]), beta = vset(h.beta[t * h.beta_stride]),
@@ -119,6 +127,7 @@ struct ColumnBlock {
 
     // Without the delta rule one pass is enough.
     void plain() const {
+        prefetch_output();
         for (int t = 0; t < h.count; ++t) {
             const float *k = h.k + t * h.k_stride, *q = h.q + t * h.k_stride, *decay = h.decay + t * h.decay_stride;
             const F whole = vset(*decay), beta = vset(h.beta[t * h.beta_stride]);

@@ -6,6 +6,8 @@
 namespace hpcdecode::HPCDECODE_ISA {
 namespace {
 
+constexpr int kInputsAhead = 512;  // elements between what is read and what is prefetched
+
 constexpr int vectors_of(int n) { return (n + W - 1) / W; }
 
 inline F load_wide(const float* p) { return vload(p); }
@@ -89,21 +91,18 @@ class RecurInputs {
     // Prepares tokens [first, first + n) of the call.
     void prepare(int64_t first, int n) {
         find_history(first, n);
-        const int64_t k_columns = int64_t{l_.k_heads} * l_.k_dim;
-        const int k_pad = vectors_of(l_.k_dim) * W;
-        for (int i = 0; l_.k_dim > 0 && i < to_.k_heads; ++i) {
-            const int64_t channel = int64_t{first_k_ + i} * l_.k_dim;
-            convolve(channel, l_.k_dim, to_.q + i * k_pad, to_.k_stride, n);
-            convolve(k_columns + channel, l_.k_dim, to_.k + i * k_pad, to_.k_stride, n);
-            for (int t = 0; t < n; ++t) finish_k_head(t, i, k_pad);
+        const int64_t k_columns = int64_t{l_.k_heads} * l_.k_dim, k_channel = int64_t{first_k_} * l_.k_dim;
+        if (l_.k_dim > 0) {
+            convolve_heads(k_channel, to_.k_heads, l_.k_dim, to_.q, to_.k_stride, n);
+            convolve_heads(k_columns + k_channel, to_.k_heads, l_.k_dim, to_.k, to_.k_stride, n);
+            for (int t = 0; t < n; ++t)
+                for (int i = 0; i < to_.k_heads; ++i) finish_k_head(t, i, vectors_of(l_.k_dim) * W);
         }
         const int64_t channel = 2 * k_columns + int64_t{a_.first_head} * l_.v_dim;
-        const int v_pad = vectors_of(l_.v_dim) * W;
-        if (l_.v_dim == 1 || l_.k_dim == 0 || v_pad == l_.v_dim) {
+        if (l_.v_dim == 1 || l_.k_dim == 0) {
             convolve(channel, to_.heads * l_.v_dim, to_.v, to_.v_stride, n);
         } else {
-            for (int i = 0; i < to_.heads; ++i)
-                convolve(channel + int64_t{i} * l_.v_dim, l_.v_dim, to_.v + int64_t{i} * v_pad, to_.v_stride, n);
+            convolve_heads(channel, to_.heads, l_.v_dim, to_.v, to_.v_stride, n);
         }
         for (int t = 0; l_.k_dim > 0 && t < n; ++t) read_floats(first + t, t);
     }
@@ -126,12 +125,26 @@ class RecurInputs {
         }
     }
 
+    // Writes heads of `dim` channels, each padded to vectors.
+    void convolve_heads(int64_t channel, int heads, int dim, float* to, int64_t stride, int tokens) const {
+        const int pad = vectors_of(dim) * W;
+        if (pad == dim) return convolve(channel, heads * dim, to, stride, tokens);
+        for (int i = 0; i < heads; ++i) convolve(channel + i * dim, dim, to + int64_t{i} * pad, stride, tokens);
+    }
+
     // Writes n channels of every token; zeros fill the last vector.
     void convolve(int64_t channel, int n, float* to, int64_t stride, int tokens) const {
         for (int c = 0; c < n; c += W) {
             const int lanes = n - c < W ? n - c : W;
+            if (tokens == 1) prefetch_inputs(channel + c);
             for (int t = 0; t < tokens; ++t) vstore(to + t * stride + c, convolved(channel + c, lanes, t));
         }
+    }
+    // A single token's inputs come from memory.
+    inline void prefetch_inputs(int64_t channel) const {
+        const int inputs = l_.taps > 0 ? l_.taps : 1;
+        for (int j = 0; j < inputs; ++j)
+            if (from_[j] != nullptr) __builtin_prefetch(from_[j] + channel + kInputsAhead);
     }
     inline F convolved(int64_t channel, int lanes, int t) const {
         if (l_.taps == 0) return load_some(from_[t] + channel, lanes);

@@ -7,7 +7,8 @@ namespace {
 
 enum class LaneDecay { kWhole, kRows, kRates };  // one of a head; one of each row; from rates of each row
 
-constexpr int64_t kLanesAhead = 2048;  // floats between what is read and what is prefetched
+constexpr int64_t kLanesAhead = 2048;   // floats between the state that is read and what is prefetched
+constexpr int64_t kOutputsAhead = 256;  // heads between the output that is written and what is prefetched
 
 // n heads from `head` on; i: of the covered heads; k_head: of the covered k heads.
 struct LaneVector {
@@ -49,6 +50,7 @@ struct Lanes {
         } else if (kDecay != LaneDecay::kRates) {
             spread_decays(x, t, spread);
         }
+        if (ahead) __builtin_prefetch(out + x.head + kOutputsAhead, 1);
         const int rows = l.k_dim;
         float* state = x.state;
         F e = v, o = vzero();
