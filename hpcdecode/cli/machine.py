@@ -48,7 +48,18 @@ def _add_bench(commands: Subcommands) -> None:
     add_verbosity(parser)
     parser.add_argument(
         "name",
-        choices=("attention", "products", "prefill", "accuracy", "exchange", "pipeline", "planner", "e2e", "gpu"),
+        choices=(
+            "attention",
+            "products",
+            "prefill",
+            "recurrent",
+            "accuracy",
+            "exchange",
+            "pipeline",
+            "planner",
+            "e2e",
+            "gpu",
+        ),
         help="the benchmark",
     )
     parser.add_argument(

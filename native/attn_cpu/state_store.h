@@ -48,6 +48,8 @@ class StateStore {
     const char* isa() const { return table_.name; }
     int threads() const { return workers_->threads(); }
     size_t state_bytes() const { return layers_.place_bytes(); }
+    int home(int slot) const { return slots_.home(slot); }  // NUMA node of an open slot
+    const uint8_t* place(int slot) const { return place_of(slot); }
     int64_t bytes_moved() const { return bytes_moved_; }
     double run_seconds() const { return run_seconds_; }
 

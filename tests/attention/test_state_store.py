@@ -9,17 +9,8 @@ import torch
 
 from hpcdecode import _attn_cpu
 from hpcdecode._attn_cpu import KvCache, RecurrentShape, StateStore, state_bytes
-from tests.support.recurrent_cases import (
-    LAYERS,
-    Layer,
-    Weights,
-    expected,
-    make_rows,
-    make_weights,
-    open_store,
-    step,
-    take,
-)
+from hpcdecode.bench.stateful_layers import LayerNumbers, StatefulLayer, exact, random_numbers, random_rows
+from tests.support.recurrent_cases import DTYPES, LAYERS, open_store, step, take
 
 
 @pytest.fixture(params=_attn_cpu.supported_isas())
@@ -31,19 +22,20 @@ def isa(request, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", LAYERS)
 def test_against_float64(name, dtype, isa):
-    layer, weights, rows = LAYERS[name], make_weights(LAYERS[name]), make_rows(LAYERS[name], 70, dtype)
+    layer, weights, rows = LAYERS[name], random_numbers(LAYERS[name]), random_rows(LAYERS[name], 70, dtype)
     store = open_store([layer], [weights], dtype)
     assert store.isa == isa
     out = torch.cat([step(store, layer, [3], [part])[0] for part in rows.split([64, 1, 5])])
-    exact = expected(layer, weights, rows)
-    tolerance = (2e-5 if dtype == torch.float32 else 2**-8) * exact.abs().max()
-    assert (out.double() - exact).abs().max() <= tolerance
+    expected = exact(layer, weights, rows)
+    tolerance = (2e-5 if dtype == torch.float32 else 2**-8) * expected.abs().max()
+    assert rows.shape[1] == layer.native.row_columns(DTYPES[dtype])
+    assert (out.double() - expected).abs().max() <= tolerance
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_bits_do_not_depend_on_chunks_threads_or_company(name, isa):
-    layer, weights = LAYERS[name], make_weights(LAYERS[name])
-    rows = [make_rows(layer, n, torch.bfloat16, seed=n) for n in (90, 41, 1)]
+    layer, weights = LAYERS[name], random_numbers(LAYERS[name])
+    rows = [random_rows(layer, n, torch.bfloat16, seed=n) for n in (90, 41, 1)]
     whole = [step(open_store([layer], [weights], torch.bfloat16), layer, [0], [r])[0] for r in rows]
     for threads, nodes, cut in ((1, (), 1), (2, (), 7), (3, (), 33), (4, (5, 2, 5, 2), 1)):
         store, parts = open_store([layer], [weights], torch.bfloat16, threads=threads, nodes=nodes), [[], [], []]
@@ -60,9 +52,9 @@ def test_bits_do_not_depend_on_chunks_threads_or_company(name, isa):
 
 def test_layers_have_states_of_their_own(isa):
     layers = [LAYERS[n] for n in ("mamba2", "short_convolution", "odd_delta", "mamba1")]
-    weights = [make_weights(layer, seed) for seed, layer in enumerate(layers)]
+    weights = [random_numbers(layer, seed) for seed, layer in enumerate(layers)]
     store = open_store(layers, weights, torch.float32, threads=2)
-    rows = [make_rows(layer, 9, torch.float32) for layer in layers]
+    rows = [random_rows(layer, 9, torch.float32) for layer in layers]
     for first, last in ((0, 3), (3, 4), (4, 9)):
         store.extend([5], [last - first])
         for i in (2, 0, 3, 1):
@@ -72,8 +64,8 @@ def test_layers_have_states_of_their_own(isa):
 
 
 def test_strided_rows_and_output():
-    layer, weights = LAYERS["gated_delta_net"], make_weights(LAYERS["gated_delta_net"])
-    rows = make_rows(layer, 5, torch.bfloat16)
+    layer, weights = LAYERS["gated_delta_net"], random_numbers(LAYERS["gated_delta_net"])
+    rows = random_rows(layer, 5, torch.bfloat16)
     wide = torch.cat([rows, rows.new_zeros(5, 3)], 1)
     out = torch.zeros(5, 1024 + 7).bfloat16()
     store = open_store([layer], [weights], torch.bfloat16)
@@ -84,8 +76,8 @@ def test_strided_rows_and_output():
 
 
 def test_a_fork_goes_its_own_way():
-    layer, weights = LAYERS["kda"], make_weights(LAYERS["kda"])
-    rows, other = make_rows(layer, 12, torch.float32), make_rows(layer, 12, torch.float32, seed=5)
+    layer, weights = LAYERS["kda"], random_numbers(LAYERS["kda"])
+    rows, other = random_rows(layer, 12, torch.float32), random_rows(layer, 12, torch.float32, seed=5)
     store = open_store([layer], [weights], torch.float32, threads=2)
     step(store, layer, [0], [rows[:7]])
     store.fork(0, 4)
@@ -104,11 +96,11 @@ def resident() -> int:
 
 
 def test_memory_follows_open_slots():
-    layer, huge_page = Layer(64, 64, 128, 128, 4, has_beta=True), 2 << 20
-    store = open_store([layer] * 2, [make_weights(layer)] * 2, torch.float32, max_sequences=40)
+    layer, huge_page = StatefulLayer(64, 64, 128, 128, 4, has_beta=True), 2 << 20
+    store = open_store([layer] * 2, [random_numbers(layer)] * 2, torch.float32, max_sequences=40)
     assert store.state_bytes == state_bytes([layer.native] * 2, "float32", "") >= 2 * 4 * 64 * 128 * 128
     assert store.state_bytes % 4096 == 0
-    rows = make_rows(layer, 1, torch.float32)
+    rows = random_rows(layer, 1, torch.float32)
     before = resident()
 
     held: set[int] = set()
@@ -124,8 +116,8 @@ def test_memory_follows_open_slots():
 
 
 def test_a_slot_begins_with_zeros_again():
-    layer, weights = LAYERS["gated_delta_net"], make_weights(LAYERS["gated_delta_net"])
-    rows = make_rows(layer, 6, torch.float32)
+    layer, weights = LAYERS["gated_delta_net"], random_numbers(LAYERS["gated_delta_net"])
+    rows = random_rows(layer, 6, torch.float32)
     store = open_store([layer], [weights], torch.float32, max_sequences=2)
     first = step(store, layer, [1], [rows])[0]
     store.release([1])
@@ -136,8 +128,8 @@ def test_a_slot_begins_with_zeros_again():
 
 def test_counters():
     layer = LAYERS["mamba2"]
-    store = open_store([layer], [make_weights(layer)], torch.bfloat16)
-    step(store, layer, [0, 1], [make_rows(layer, 1, torch.bfloat16), make_rows(layer, 9, torch.bfloat16)])
+    store = open_store([layer], [random_numbers(layer)], torch.bfloat16)
+    step(store, layer, [0, 1], [random_rows(layer, 1, torch.bfloat16), random_rows(layer, 9, torch.bfloat16)])
     state, row = 4 * 24 * 128 * 64, 2 * layer.channels
     assert store.bytes_moved == 2 * 2 * state + row * (3 + 1) + row * (3 + 3)
     assert store.run_seconds > 0 and store.rewrite_seconds() > 0 and store.threads == 1
@@ -146,22 +138,22 @@ def test_counters():
 def test_beside_a_kv_cache():
     shape = _attn_cpu.LayerShape(1, 8, 8, 1, 1.0, None, None, False)
     cache = KvCache([shape], "float32", 64, 2, 16, 3, [], "", [], False)
-    layer, weights = LAYERS["mamba2"], make_weights(LAYERS["mamba2"])
+    layer, weights = LAYERS["mamba2"], random_numbers(LAYERS["mamba2"])
     store = StateStore([layer.native], [weights], "float32", 2, 1, [], "", [], False, cache)
     assert store.threads == 3
-    rows = make_rows(layer, 40, torch.float32)
+    rows = random_rows(layer, 40, torch.float32)
     assert torch.equal(
         step(store, layer, [0], [rows])[0], step(open_store([layer], [weights], torch.float32), layer, [0], [rows])[0]
     )
 
 
-SMALL = Layer(4, 2, 8, 4, 3, has_beta=True)
+SMALL = StatefulLayer(4, 2, 8, 4, 3, has_beta=True)
 COLUMNS = SMALL.native.row_columns("float32")
 
 
 @pytest.fixture
 def small():
-    store = open_store([SMALL], [make_weights(SMALL)], torch.float32, max_sequences=4)
+    store = open_store([SMALL], [random_numbers(SMALL)], torch.float32, max_sequences=4)
     store.extend([1], [3])
     return store
 
@@ -240,17 +232,17 @@ def test_bad_shapes(change, message):
     ],
 )
 def test_bad_weights(change, error, message):
-    weights = Weights(torch.zeros(48, 3), None, None, None)._replace(**change)
+    weights = LayerNumbers(torch.zeros(48, 3), None, None, None)._replace(**change)
     with pytest.raises(error, match=re.escape(message)):
         open_store([SMALL], [weights], torch.float32)
 
 
 def test_bad_stores():
     with pytest.raises(ValueError, match="max_sequences: expected at least 1"):
-        open_store([SMALL], [make_weights(SMALL)], torch.float32, max_sequences=0)
+        open_store([SMALL], [random_numbers(SMALL)], torch.float32, max_sequences=0)
     with pytest.raises(ValueError, match="weights: expected those of 1 layers, got 0"):
         open_store([SMALL], [], torch.float32)
     with pytest.raises(ValueError, match="layers: expected at least one"):
         open_store([], [], torch.float32)
     with pytest.raises(ValueError, match="dtype: expected float32 or bfloat16"):
-        StateStore([SMALL.native], [make_weights(SMALL)], "float16", 1, 1, [], "", [], False, None)
+        StateStore([SMALL.native], [random_numbers(SMALL)], "float16", 1, 1, [], "", [], False, None)

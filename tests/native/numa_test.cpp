@@ -12,6 +12,7 @@
 
 #include "check.h"
 #include "kv_cache.h"
+#include "state_store.h"
 
 using namespace hpcdecode;
 
@@ -124,6 +125,33 @@ void same_bits_on_any_topology() {
     CHECK(one == decoded({cpu, cpu, cpu}, {2, 1, 0}), "three nodes");
 }
 
+// All pages of a sequence's states lie on its home, and the homes take turns. Released pages leave it.
+void states_lie_on_their_homes() {
+    const Machine m = this_machine();
+    const int threads = static_cast<int>(m.cpus.size());
+    const NumaNodes nodes(threads, m.cpus, m.nodes);
+    const RecurrentShape shape{8, 8, 64, 64, 0, false, false, false, 1.0f, 1, true, false};
+    StateStore store({shape, shape}, {{}, {}}, {ActType::kF32, 8, threads, m.cpus, "", m.nodes, false, nullptr});
+    std::vector<int> sequences(nodes.count(), 0);
+    const int32_t slots[] = {3, 0, 6, 1, 7, 2, 5, 4}, ones[] = {1, 1, 1, 1, 1, 1, 1, 1};
+    for (int i = 0; i < 8; ++i) {
+        store.extend(&slots[i], ones, 1);
+        ++sequences[store.home(slots[i])];
+    }
+    for (int slot = 0; slot < 8; ++slot) {
+        const int expected = nodes.number(store.home(slot));
+        for (size_t at = 2048; at < store.state_bytes(); at += 64 << 10) {
+            const int node = node_of_page(store.place(slot) + at);
+            CHECK(node == expected, "slot %d, byte %zu: on node %d, home is %d", slot, at, node, expected);
+        }
+    }
+    for (int i = 0; i < nodes.count(); ++i)
+        CHECK(sequences[i] == 8 / nodes.count(), "node %d has %d of 8 states", nodes.number(i), sequences[i]);
+    const uint8_t* place = store.place(6) + 4096;
+    store.release(&slots[2], 1);
+    CHECK(node_of_page(place) < 0, "a released page is still there");
+}
+
 void every_item_is_taken_once() {
     NodeQueues queues(3);
     queues.fill({0, 100, 100, 250});
@@ -145,6 +173,7 @@ int main() {
     memory_lies_on_its_home();
     full_home_spills();
     same_bits_on_any_topology();
+    states_lie_on_their_homes();
     every_item_is_taken_once();
     return report("numa");
 }

@@ -96,21 +96,36 @@ struct Exact {
     }
 };
 
-// Takes a sequence through a layer in chunks, beside others, with exact-size heap buffers.
-std::vector<float> in_chunks(const RecurrentShape& s, const RecurrentWeights& w, const std::vector<float>& rows,
-                             const std::string& isa, int threads, const std::vector<int32_t>& chunks) {
-    StateStore store({s}, {w}, {ActType::kF32, 4, threads, {}, isa, {}, false, nullptr});
+// Returns rows in bfloat16, whose float32 decays and betas take two columns each.
+std::vector<uint16_t> narrowed(const RecurrentShape& s, const std::vector<float>& rows) {
     const int64_t columns = s.row_columns(ActType::kF32);
-    std::vector<float> out;
+    std::vector<uint16_t> out;
+    for (size_t i = 0; i < rows.size(); ++i) {
+        uint16_t halves[2];
+        std::memcpy(halves, &rows[i], 4);
+        if (static_cast<int64_t>(i) % columns >= s.channels()) out.push_back(halves[0]);
+        out.push_back(halves[1]);
+    }
+    return out;
+}
+
+// Takes a sequence through a layer in chunks, beside others, with exact-size heap buffers.
+template <class Act>
+std::vector<Act> in_chunks(const RecurrentShape& s, const RecurrentWeights& w, const std::vector<Act>& rows,
+                           const std::string& isa, int threads, const std::vector<int32_t>& chunks) {
+    const ActType type = sizeof(Act) == 4 ? ActType::kF32 : ActType::kBF16;
+    StateStore store({s}, {w}, {type, 4, threads, {}, isa, {}, false, nullptr});
+    const int64_t columns = s.row_columns(type);
+    std::vector<Act> out;
     int64_t t = 0;
     for (int32_t count : chunks) {
         const std::vector<int32_t> slots = {3, 1}, counts = {2, count};
-        std::vector<float> in(rows.begin(), rows.begin() + 2 * columns);
+        std::vector<Act> in(rows.begin(), rows.begin() + 2 * columns);
         in.insert(in.end(), rows.begin() + t * columns, rows.begin() + (t + count) * columns);
-        std::vector<float> part((2 + count) * s.out_columns(), NAN);
+        std::vector<Act> part((2 + count) * s.out_columns());
         store.extend(slots.data(), counts.data(), 2);
-        store.run(0, slots.data(), counts.data(), 2, matrix(in, 2 + count, columns),
-                  matrix(part, 2 + count, s.out_columns()));
+        store.run(0, slots.data(), counts.data(), 2, {in.data(), type, 2 + count, columns, columns},
+                  {part.data(), type, 2 + count, s.out_columns(), s.out_columns()});
         out.insert(out.end(), part.begin() + 2 * s.out_columns(), part.end());
         t += count;
     }
@@ -123,6 +138,7 @@ void kernels() {
         constexpr int kTokens = 50;
         const RecurrentWeights w = weights_of(s);
         const std::vector<float> rows = rows_of(s, kTokens);
+        const std::vector<uint16_t> narrow = narrowed(s, rows);
         std::vector<double> expected(kTokens * s.out_columns());
         for (int head = 0; head < s.heads; ++head) Exact{s, w, rows}.run(head, kTokens, expected);
         for (const std::string& isa : supported_isas()) {
@@ -134,8 +150,10 @@ void kernels() {
             }
             CHECK(error <= 2e-5 * size, "%s k_dim %d v_dim %d: error %g of %g", isa.c_str(), s.k_dim, s.v_dim, error,
                   size);
-            CHECK(out == in_chunks(s, w, rows, isa, 3, std::vector<int32_t>(kTokens, 1)), "%s k_dim %d: by token",
-                  isa.c_str(), s.k_dim);
+            const std::vector<int32_t> ones(kTokens, 1);
+            CHECK(out == in_chunks(s, w, rows, isa, 3, ones), "%s k_dim %d: by token", isa.c_str(), s.k_dim);
+            CHECK(in_chunks(s, w, narrow, isa, 1, {kTokens}) == in_chunks(s, w, narrow, isa, 2, ones),
+                  "%s k_dim %d: bfloat16 by token", isa.c_str(), s.k_dim);
             CHECK(out == in_chunks(s, w, rows, isa, 2, {1, 2, 40, 3, 0, 4}), "%s k_dim %d: by chunks", isa.c_str(),
                   s.k_dim);
         }
