@@ -18,11 +18,11 @@ constexpr int kPreferred = 1;       // MPOL_PREFERRED of linux/mempolicy.h: no k
 constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE of linux/mman.h, from Linux 5.14 on
 }  // namespace
 
-Arena::Arena(size_t bytes) : size_(bytes), mapped_(bytes + kHugePage) {
+Arena::Arena(size_t bytes, const char* purpose) : size_(bytes), mapped_(bytes + kHugePage) {
     map_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (map_ == MAP_FAILED) {
-        throw std::runtime_error("cannot map " + std::to_string(bytes >> 20) +
-                                 " MiB for the KV cache: " + std::strerror(errno) + "; lower the KV capacity");
+        throw std::runtime_error("cannot map " + std::to_string(bytes >> 20) + " MiB for " + purpose + ": " +
+                                 std::strerror(errno) + "; lower the KV capacity");
     }
     const uintptr_t start = (reinterpret_cast<uintptr_t>(map_) + kHugePage - 1) / kHugePage * kHugePage;
     data_ = reinterpret_cast<uint8_t*>(start);

@@ -9,7 +9,8 @@ constexpr size_t kHugePage = size_t{2} << 20;
 
 class Arena {
   public:
-    explicit Arena(size_t bytes);  // throws std::runtime_error when the address space is refused
+    // Throws std::runtime_error with the purpose when the address space is refused.
+    explicit Arena(size_t bytes, const char* purpose = "the KV cache");
     ~Arena();
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;

@@ -8,6 +8,7 @@ namespace {
 
 constexpr int64_t kItemFloats = 16 << 10;     // work worth handing to a thread
 constexpr int64_t kItemsPerThread = 16;       // so that the last item is a small share of the whole
+constexpr int64_t kFewItemsPerThread = 4;     // with fewer, heads that should stay together are parted
 constexpr int64_t kCachedFloats = 64 << 10;   // state of an item of several tokens, which should stay in cache
 constexpr int64_t kStreamedFloats = 1 << 20;  // of one token: straight lines of memory are read fastest
 
@@ -15,12 +16,15 @@ constexpr int64_t kStreamedFloats = 1 << 20;  // of one token: straight lines of
 
 int RecurPlan::heads_per_part(const RecurCost& c, int64_t count, int threads) const {
     int64_t heads = c.heads;
+    int64_t unit = c.unit;
     if (threads > 1) {
         const int64_t want = std::max(kItemFloats, work / (threads * kItemsPerThread));
         heads = std::min(heads, want / std::max<int64_t>(c.of_head * count, 1));
+        const int64_t units = static_cast<int64_t>(sequences.size()) * (c.heads / c.unit);
+        if (heads < c.unit && units < threads * kFewItemsPerThread) unit = c.least;
     }
     heads = std::min(heads, (count > 1 ? kCachedFloats : kStreamedFloats) / std::max<int64_t>(c.state_floats, 1));
-    return static_cast<int>(std::min<int64_t>(std::max<int64_t>(heads / c.unit, 1) * c.unit, c.heads));
+    return static_cast<int>(std::min<int64_t>(std::max<int64_t>(heads / unit, 1) * unit, c.heads));
 }
 
 void RecurPlan::make(const StateSlots& slots, const RecurCost& cost, const int32_t* numbers, const int32_t* counts,

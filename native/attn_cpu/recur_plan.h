@@ -30,7 +30,8 @@ struct RecurItem {
 // What the cut depends on.
 struct RecurCost {
     int heads;
-    int unit;              // heads that stay together
+    int unit;              // heads that should stay together, because they share what they are given
+    int least;             // heads that must stay together
     int64_t of_head;       // work of a head and token, in floats of state or as much
     int64_t state_floats;  // of a head
 };

@@ -25,14 +25,14 @@ int64_t state_floats(const RecurrentShape& s, int width) {
 }
 
 RecurCost cost_of(const RecurrentShape& s, int width) {
-    int unit = 1;
+    int unit = 1, least = 1;
     if (has_lanes(s)) {
-        unit = s.group() % width == 0 ? width : s.group();
-        if (s.group() % (width * kLaneVectors) == 0) unit = width * kLaneVectors;
+        least = s.group() % width == 0 ? width : s.group();
+        unit = s.group() % (width * kLaneVectors) == 0 ? width * kLaneVectors : least;
     } else if (s.k_dim > 0 && s.group() <= kMaxUnit) {
         unit = s.group();
     }
-    return {s.heads, unit, (s.k_dim + kExtraRows) * s.v_dim, state_floats(s, width) / s.heads};
+    return {s.heads, unit, least, (s.k_dim + kExtraRows) * s.v_dim, state_floats(s, width) / s.heads};
 }
 
 std::vector<float> transposed(const std::vector<float>& from, int64_t rows, int64_t columns) {

@@ -35,7 +35,7 @@ StateStore::StateStore(const std::vector<RecurrentShape>& layers, std::vector<Re
       queues_(nodes_.count()),
       layers_(layers, std::move(weights), o.type, table_.recur.width),
       slots_(o.max_sequences, layers_.size(), nodes_.cut(o.max_sequences)),
-      arena_(layers_.place_bytes() * o.max_sequences),
+      arena_(layers_.place_bytes() * o.max_sequences, "recurrent states"),
       scratch_(workers_->threads()) {
     const std::vector<int64_t> bounds = nodes_.cut(o.max_sequences);
     for (int i = 0; i < nodes_.count(); ++i)
