@@ -2,8 +2,8 @@
 What an S-rank computes on CPUs besides attention: GEMMs, fused element-wise kernels, sampling.
 """
 
-from collections.abc import Sequence
 import enum
+from collections.abc import Sequence
 
 class Type(enum.Enum):
     """The type of numbers in memory."""

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfi
 from hpcdecode.attention.shapes import RecurrentShape
 from hpcdecode.attention.states import ReferenceStateStore
 from hpcdecode.model import SplitModel
+from tests.support.hybrids import HYBRIDS
 
 VOCAB, POSITIONS, WINDOW = 512, 1024, 96
 BOS, EOS = 0, 1
@@ -108,8 +109,8 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {
 
 
 def build(name: str, directory: str | Path, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
-    """Write the checkpoint of ARCHITECTURES[name] to `directory`: config, weights, generation config, tokenizer."""
-    return save(ARCHITECTURES[name](), directory, seed, dtype)
+    """Write the checkpoint of an architecture or hybrid to `directory`: config, weights, tokenizer."""
+    return save((ARCHITECTURES | HYBRIDS)[name](), directory, seed, dtype)
 
 
 def save(
