@@ -1,6 +1,4 @@
-"""
-What an S-rank computes on CPUs besides attention: GEMMs, fused element-wise kernels, sampling.
-"""
+"""What an S-rank computes on CPUs besides attention: GEMMs, fused element-wise kernels, sampling."""
 
 import enum
 from collections.abc import Sequence
@@ -92,8 +90,7 @@ class Step:
         b_stride: Sequence[int],
         scalar: float,
     ) -> None:
-        """
-        Describe out[i][j][k] = op(a[i][j][k], b[i][j][k] or scalar) on float32 scratch memory.
+        """Describe out[i][j][k] = op(a[i][j][k], b[i][j][k] or scalar) on float32 scratch memory.
 
         For a load, a is the number of a tensor and a_stride[0] its first element to read; for a store, the same of out.
 
@@ -111,13 +108,10 @@ class Step:
         """
 
 class FusedKernel:
-    """
-    A fused element-wise kernel, run token by token on values that stay in cache.
-    """
+    """A fused element-wise kernel, run token by token on values that stay in cache."""
 
     def __init__(self, setup: Sequence[Step], body: Sequence[Step], scratch: int, tensors: int, isa: str) -> None:
-        """
-        Check and keep the steps.
+        """Check and keep the steps.
 
         Args:
             setup: Steps that run once a thread.
@@ -144,8 +138,7 @@ class Product:
         form: WeightForm = WeightForm.plain,
         heads: int = 1,
     ) -> None:
-        """
-        Describe a GEMM.
+        """Describe a GEMM.
 
         Args:
             x: Type of the activations, [tokens, 4 * words bytes].
@@ -165,20 +158,16 @@ class Product:
 
     @staticmethod
     def offered(x: Type, y: Type, isa: str, gate: Op | None = None, form: WeightForm = WeightForm.plain) -> bool:
-        """
-        Return True if the instruction set has GEMMs of these types and weights of this form.
-        """
+        """Return True if the instruction set has GEMMs of these types and weights of this form."""
 
 class Argmax:
-    """
-    The argmax of a GEMM's outputs for every row, without most of its sums.
+    """The argmax of a GEMM's outputs for every row, without most of its sums.
 
     An int8 GEMM bounds every output; only outputs that may be a row's largest are computed exactly.
     """
 
     def __init__(self, x: Type, y: Type, words: int, outputs: int, isa: str) -> None:
-        """
-        Describe the GEMM, as for Product.
+        """Describe the GEMM, as for Product.
 
         Raises:
             ValueError: If the instruction set lacks these types.
@@ -199,8 +188,7 @@ class Argmax:
         values: int,
         threads: int,
     ) -> float:
-        """
-        Write the first of each row's largest outputs.
+        """Write the first of each row's largest outputs.
 
         Args:
             rows: Number of rows.
@@ -219,8 +207,7 @@ class Argmax:
 def pack_weights(
     parts: Sequence[Sequence[int]], heads: Sequence[int], words: int, in_turn: int, out: int, threads: int
 ) -> None:
-    """
-    Pack the rows of a weight in groups of 32 outputs.
+    """Pack the rows of a weight in groups of 32 outputs.
 
     Args:
         parts: For every part of the weight (address, bytes from row to row, rows).
@@ -242,8 +229,7 @@ def pack_few_bits(
     out: int,
     threads: int,
 ) -> int:
-    """
-    Round the numbers of a weight to few bits, and pack it in groups of 32 outputs.
+    """Round the numbers of a weight to few bits, and pack it in groups of 32 outputs.
 
     Args:
         parts: For every part of the weight (address, bytes from row to row, rows).
@@ -267,8 +253,7 @@ class Attention:
         """Name the layer."""
 
 class Chain:
-    """
-    Stages that run one after the other on a block of tokens at a time.
+    """Stages that run one after the other on a block of tokens at a time.
 
     What a block hands from stage to stage stays in cache.
     """
@@ -279,8 +264,7 @@ class Chain:
         given: int,
         passed: Sequence[tuple[int, int]],
     ) -> None:
-        """
-        Check and keep the stages.
+        """Check and keep the stages.
 
         Args:
             stages: Pairs of work and the numbers of its tensors: (x, weight, y) of a GEMM, (qkv, out) of an attention,
@@ -295,8 +279,7 @@ class Chain:
     def run(
         self, tokens: int, threads: int, pointers: Sequence[int], row_bytes: Sequence[int], attention: int = 0
     ) -> None:
-        """
-        Run all stages on some tokens.
+        """Run all stages on some tokens.
 
         Args:
             tokens: Number of tokens.
@@ -314,8 +297,7 @@ class Draw:
     """How the token of one row of logits is drawn."""
 
     def __init__(self, temperature: float, min_p: float, top_k: int, top_p: float, uniform: float) -> None:
-        """
-        Keep the sampling parameters of a row.
+        """Keep the sampling parameters of a row.
 
         Args:
             temperature: Divisor of the logits, above 0.
@@ -335,8 +317,7 @@ def draw(
     threads: int,
     isa: str,
 ) -> list[int]:
-    """
-    Draw one token from some rows of logits.
+    """Draw one token from some rows of logits.
 
     Args:
         logits: Address of the logits, [., vocabulary].

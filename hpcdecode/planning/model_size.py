@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 ELEMENT_BYTES = 2  # e: of weights and activations in bfloat16
+_STATES = ("state_size", "ssm_state_size", "mamba_d_state")  # in configs of models with recurrent layers
 
 
 class ModelSize(msgspec.Struct, frozen=True):
@@ -51,13 +52,14 @@ class ModelSize(msgspec.Struct, frozen=True):
         """Read a model directory's config.json; weights are not needed.
 
         Raises:
-            UserError: If config.json is not that of a decoder that is known.
+            UserError: If config.json is not that of a decoder that is known, or layers keep recurrent states.
         """
         from hpcdecode.model.frontend.architectures import decoder_of, text_of
         from hpcdecode.model.frontend.config import read_config
 
         whole = read_config(directory)
         config, model = text_of(whole), _without_weights(directory, whole)
+        _refuse_states(directory, config)
         output, embedding = _embedding_weights(model)
         named = {name: p for name, p in decoder_of(model).named_parameters() if p is not output}
         parameters = sum(p.numel() for p in [*named.values(), output])
@@ -120,6 +122,16 @@ class ModelSize(msgspec.Struct, frozen=True):
             return self.layer_weights
         untouched: float = (1 - self.experts_per_token / self.experts) ** tokens
         return self.layer_weights - untouched * self.expert_weights
+
+
+def _refuse_states(directory: str, config: PretrainedConfig) -> None:
+    """Raise UserError if layers keep recurrent states."""
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if kinds & {"linear_attention", "conv", "hybrid"} or any(hasattr(config, name) for name in _STATES):
+        raise UserError(
+            f"{directory}: expected a model all of whose layers attend, got {config.model_type!r}; plans do not count "
+            "recurrent states, so start the job with --layout and --batch of your own"
+        )
 
 
 class _HeadDims(NamedTuple):
