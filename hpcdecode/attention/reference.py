@@ -21,6 +21,9 @@ DTYPES = {  # of the tensors that hold K and V; integer types are kept as the fl
 }
 
 
+TILE = 16  # elements: in whole numbers, values in K that end with a tile have a scale of their own
+
+
 def stored(k: torch.Tensor, v: torch.Tensor, kv_dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return k and v, [tokens, heads, dim], as a KV cache of `kv_dtype` gives them back."""
     if kv_dtype in CODES:
@@ -31,9 +34,12 @@ def stored(k: torch.Tensor, v: torch.Tensor, kv_dtype: str) -> tuple[torch.Tenso
 
 def stored_latents(k: torch.Tensor, v_dim: int, kv_dtype: str) -> torch.Tensor:
     """Return k, [tokens, dim], whose first v_dim elements are the values, as a KV cache gives it back."""
-    if kv_dtype in CODES:
-        return restored(k, CODES[kv_dtype][0], rotation_of(math.gcd(k.shape[-1], v_dim)))
-    return k.to(DTYPES[kv_dtype])
+    if kv_dtype not in CODES:
+        return k.to(DTYPES[kv_dtype])
+    codes, dim = CODES[kv_dtype][0], k.shape[-1]
+    if v_dim % TILE or v_dim == dim:
+        return restored(k, codes, rotation_of(math.gcd(dim, v_dim)))
+    return torch.cat([restored(part, codes) for part in k.split([v_dim, dim - v_dim], -1)], -1)
 
 
 def attend_one(

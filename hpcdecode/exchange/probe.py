@@ -55,8 +55,7 @@ class _SEnd:
         decode = np.stack([np.arange(rows) % parts, np.arange(rows) // parts], axis=1).astype(np.int32)
         self.link.send_plan(Plan(decode=decode))
         qkv = torch.randn(rows, shape.row_columns).to(spec.dtype)
-        kv = shape.kv_heads * shape.k_dim
-        self.q, self.k, self.v = qkv.split([shape.q_columns, kv, kv], dim=1)
+        self.q, self.k, self.v = qkv.split([shape.q_columns, shape.k_columns, shape.v_columns], dim=1)
         self.o = torch.zeros(rows, shape.out_columns, dtype=spec.dtype)
 
     def round(self) -> None:

@@ -32,23 +32,25 @@ constexpr int kMaxRotation = 256;  // elements of K and V that are rotated toget
 // multiplied by a Hadamard matrix in parts of k_rotation and v_rotation elements (rotate.h).
 //
 // A latent layer has its values in K: there are no V units and no v_scales, and kernels make V units of a chunk's K
-// units in their own memory (values_in_keys.h).
+// units in their own memory (values_in_keys.h). In whole numbers K has a scale for the values, and one for its other
+// dims.
 struct HeadLayout {
-    int k_dim, v_dim;            // elements
-    int k_pad, v_pad;            // elements, as stored
-    int block_tokens;            // tokens
-    int run_tokens;              // tokens: 64 or 16
-    int k_scales, v_scales;      // bfloat16 a token
-    int k_rotation, v_rotation;  // elements, a power of two; 1: as they came
-    bool by_rows;                // row layout
-    bool latent;                 // V is the first v_dim elements of K
-    size_t scales;               // in a run: after the K units
-    size_t v_units;              // in a run: after the scales
-    size_t run_bytes;            // whole run
-    size_t k_row;                // row layout: K part
-    size_t row_bytes;            // row layout: whole row, scales at its end
-    size_t head_bytes;           // one KV head of one block
-    size_t made_bytes;           // V units of a chunk, of a latent layer; else 0
+    int k_dim, v_dim;             // elements
+    int k_pad, v_pad;             // elements, as stored
+    int block_tokens;             // tokens
+    int run_tokens;               // tokens: 64 or 16
+    int k_scales, v_scales;       // bfloat16 a token
+    int k_rotation, v_rotation;   // elements, a power of two; 1: as they came
+    int k_split, split_rotation;  // K from dim k_split on has a scale and a rotation of its own; k_split 0: none
+    bool by_rows;                 // row layout
+    bool latent;                  // V is the first v_dim elements of K
+    size_t scales;                // in a run: after the K units
+    size_t v_units;               // in a run: after the scales
+    size_t run_bytes;             // whole run
+    size_t k_row;                 // row layout: K part
+    size_t row_bytes;             // row layout: whole row, scales at its end
+    size_t head_bytes;            // one KV head of one block
+    size_t made_bytes;            // V units of a chunk, of a latent layer; else 0
 };
 
 // The K and V of one KV head of one sequence.

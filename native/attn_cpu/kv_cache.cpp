@@ -19,7 +19,7 @@ size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 size_t scratch_bytes(const HeadLayout& l, int64_t rows) {
     const size_t r = static_cast<size_t>(rows), f = sizeof(float);
     return padded(r * l.k_pad * f) + 3 * padded(r * f) + 2 * padded(r * kTile * f) + padded(r * l.v_pad * f) +
-           padded(r * (2 + l.v_pad) * f) + 2 * padded(kMaxPassRows * kChunk * f) + padded(l.run_bytes) +
+           padded(r * (2 + l.v_pad) * f) + 3 * padded(kMaxPassRows * kChunk * f) + padded(l.run_bytes) +
            padded(kMaxPassRows * l.k_dim * f) + padded((l.k_pad + l.v_pad) * f) + padded(l.made_bytes);
 }
 

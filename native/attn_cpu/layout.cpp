@@ -51,9 +51,15 @@ HeadLayout head_layout(const LayerShape& shape, KvType type, int block_tokens) {
     h.k_pad = static_cast<int>(round_up(shape.k_dim, shape.latent ? kTile : forms.k.unit));  // as V is
     h.v_pad = static_cast<int>(round_up(shape.v_dim, forms.v.unit));
     h.k_scales = forms.k.scales;
+    if (shape.latent && h.k_scales > 0 && shape.v_dim % kTile == 0 && shape.v_dim < shape.k_dim) {
+        h.k_split = shape.v_dim;
+        h.k_scales = 2;
+        h.split_rotation = rotation_of(shape.k_dim - shape.v_dim);
+    }
     h.latent = shape.latent;
     h.v_scales = shape.latent ? 0 : forms.v.scales;
-    h.k_rotation = h.k_scales > 0 ? rotation_of(shape.latent ? std::gcd(h.k_dim, h.v_dim) : h.k_dim) : 1;
+    const int together = h.k_split > 0 ? h.k_split : shape.latent ? std::gcd(h.k_dim, h.v_dim) : h.k_dim;
+    h.k_rotation = h.k_scales > 0 ? rotation_of(together) : 1;
     h.v_rotation = shape.latent ? h.k_rotation : h.v_scales > 0 ? rotation_of(h.v_dim) : 1;
     h.block_tokens = block_tokens;
     h.by_rows = block_tokens % kTile != 0;

@@ -3,12 +3,14 @@
 import pytest
 import torch
 
+from hpcdecode import _attn_cpu
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.prefill import CpuPromptAttention
 from hpcdecode.attention.quantized import CODES, restored, rotated, rotation_of
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.attention.sizes import bytes_per_token, capacity_for
 from hpcdecode.engine.prefill import StoredPrompts
+from tests.support.attention_cases import expected, make_batch, run_batch
 
 SHAPE = LayerShape(2, 48, 80, 6, 0.15)
 
@@ -105,3 +107,18 @@ def test_prompts_see_what_decoding_sees(kv_dtype):
         part = slice(first, first + count)
         prompts.attend(0, [packed], [first], [count], *(x[part].contiguous() for x in (q, k, v)), out[part])
     torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("isa", _attn_cpu.supported_isas())
+def test_shared_columns_of_latents_have_a_scale_of_their_own(isa, monkeypatch):
+    """Columns that are 50 times larger than the latent do not cost it its bits."""
+    monkeypatch.setenv("HPCDECODE_ISA", isa)
+    s = LayerShape(1, 80, 64, 20, 0.1, latent=True)
+    batch = make_batch(s, [300], [1])
+    for rows in batch.rows:
+        rows[:, s.q_columns + s.v_dim :] *= 50
+        rows[:, : s.q_columns].view(len(rows), s.q_heads, s.k_dim)[:, :, s.v_dim :] /= 50
+    exact, kept = expected(batch, "float32"), expected(batch, "int8")
+    assert (kept - exact).abs().max() < 0.02
+    assert (run_batch(batch, "int8") - kept).abs().max() < 1e-3
+    assert bytes_per_token([s], "int8") == 80 + 2 * 2

@@ -16,7 +16,8 @@ from hpcdecode.model.frontend.trace_file import Unstorable, stored
 from tests.support.members import check_members
 from tests.support.models import ARCHITECTURES, SHAPE, VOCAB
 
-SHARES = {"deepseek_v2": (0.53, 0.30), "deepseek_v3": (0.53, 0.30)}  # low-rank projections and routers are whole
+LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3")
+SHARES = {**dict.fromkeys(LATENT, (0.53, 0.30)), "minicpm3": (0.536, 0.31)}  # low-rank projections, routers are whole
 WITH_FOUR = ("gpt2", "llama3", "gpt_oss", "deepseek_v3")  # llama3 and gpt_oss: two KV heads stay whole
 
 

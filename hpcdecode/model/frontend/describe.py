@@ -98,9 +98,11 @@ def wire_tensors(shape: MixerShape, dtype: torch.dtype) -> list[WireTensor]:
     widths = {
         "q": (shape.q_heads, shape.k_dim),
         "k": (shape.kv_heads, shape.k_dim),
-        "v": (shape.kv_heads, 0 if shape.latent else shape.v_dim),
+        "v": (shape.kv_heads, shape.v_dim),
         "o": (shape.q_heads, shape.v_dim),
     }
+    if shape.latent:
+        del widths["v"]  # it is in k
     return [
         {"name": n, "shape": ["T", h, d], "bytes_per_token": h * d * dtype.itemsize} for n, (h, d) in widths.items()
     ]

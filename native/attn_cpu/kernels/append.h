@@ -5,6 +5,14 @@
 namespace hpcdecode::HPCDECODE_ISA {
 namespace {
 
+// Dims of K that have scales of their own.
+struct Dims {
+    int first, last, rotation;
+};
+
+inline Dims whole_or_first(const HeadLayout& l) { return {0, l.k_split > 0 ? l.k_split : l.k_dim, l.k_rotation}; }
+inline Dims rest(const HeadLayout& l) { return {l.k_split, l.k_dim, l.split_rotation}; }
+
 template <class Store>
 struct Append {
     using K = typename Store::K;
@@ -29,17 +37,27 @@ struct Append {
             __builtin_memcpy(run + scale_at(l, i, token), scales, 2);
     }
 
+    // Writes dims of K of one token, which have scales of their own, to their place in a run.
+    // scale: Number of the first of the scales.
+    template <class Act>
+    static void keys_into_run(const HeadLayout& l, const Act* k, Dims dims, int scale, uint8_t* run, int token) {
+        Numbers<K, Act> keys(k + dims.first, dims.last - dims.first, dims.rotation);
+        keys.stretches([&](int first, int last, const uint8_t* row) {
+            place_k(l, row, dims.first + first, dims.first + last, run, token);
+        });
+        place_scales(l, keys.scales(), scale, keys.kScales, run, token);
+    }
+
     // Writes K and V of one token to their place in a run.
     template <class Act>
     static void into_run(const HeadLayout& l, const Act* k, const Act* v, uint8_t* run, int token) {
         if (token % kTile == 0) clear_tile(l, run, token);
-        Numbers<K, Act> keys(k, l.k_dim, l.k_rotation);
-        keys.stretches([&](int first, int last, const uint8_t* row) { place_k(l, row, first, last, run, token); });
-        place_scales(l, keys.scales(), 0, keys.kScales, run, token);
+        keys_into_run(l, k, whole_or_first(l), 0, run, token);
+        if (l.k_split > 0) keys_into_run(l, k, rest(l), 1, run, token);
         if (l.latent) return;
         Numbers<V, Act> values(v, l.v_dim, l.v_rotation);
         values.stretches([&](int first, int last, const uint8_t* row) { place_v(l, row, first, last, run, token); });
-        place_scales(l, values.scales(), keys.kScales, values.kScales, run, token);
+        place_scales(l, values.scales(), l.k_scales, values.kScales, run, token);
     }
 
     // Clears a tile. A recycled block may hold infinities, which a weight of zero would turn into NaN.
@@ -58,16 +76,23 @@ struct Append {
         for (int i = 0; i < l.k_scales; ++i) __builtin_memset(run + scale_at(l, i, token), 0, kTile * 2);
     }
 
+    // Writes dims of K of one token to a row, and their scales.
+    template <class Act>
+    static void keys_into_row(const HeadLayout& l, const Act* k, Dims dims, uint8_t* row, uint8_t* scales) {
+        Numbers<K, Act> keys(k + dims.first, dims.last - dims.first, dims.rotation);
+        keys.store(row + l.k_row * dims.first / l.k_pad);
+        __builtin_memcpy(scales, keys.scales(), 2 * keys.kScales);
+    }
+
     template <class Act>
     static void into_row(const HeadLayout& l, const Act* k, const Act* v, uint8_t* row) {
-        Numbers<K, Act> keys(k, l.k_dim, l.k_rotation);
-        keys.store(row);
         uint8_t* scales = row + l.row_bytes - 2 * (l.k_scales + l.v_scales);
-        __builtin_memcpy(scales, keys.scales(), 2 * keys.kScales);
+        keys_into_row(l, k, whole_or_first(l), row, scales);
+        if (l.k_split > 0) keys_into_row(l, k, rest(l), row, scales + 2);
         if (l.latent) return;
         Numbers<V, Act> values(v, l.v_dim, l.v_rotation);
         values.store(row + l.k_row);
-        __builtin_memcpy(scales + 2 * keys.kScales, values.scales(), 2 * values.kScales);
+        __builtin_memcpy(scales + 2 * l.k_scales, values.scales(), 2 * values.kScales);
     }
 
     template <class Act>

@@ -27,6 +27,7 @@ struct AttendItem {
         uint8_t* q;      // of every kRows rows
         float* total;    // partials, folded so far
         float* s;        // [kMostRows][64] scores
+        float* others;   // [kMostRows][64] scores of K's other dims; null for a type without scales
         float* p;        // [kMostRows][64] weights as the kernel wants them
         float* rotated;  // [kRows][k_dim] queries
         uint8_t* run;    // gathered rows
@@ -41,6 +42,7 @@ struct AttendItem {
         const auto floats = [&](size_t n) { return reinterpret_cast<float*>(carve(at, n * f)); };
         Scratch w;
         w.s = floats(kMostRows * kChunk);
+        w.others = Store::kScaled ? floats(kMostRows * kChunk) : nullptr;
         w.p = floats(kMostRows * kChunk);
         w.q = carve(at, rows * l.k_pad * f);
         w.x.m = floats(rows);
@@ -79,13 +81,22 @@ struct AttendItem {
         const HeadLayout& l = *a.kv.layout;
         const int state = h * a.rows + row;
         const uint8_t* q = w.q + static_cast<size_t>(state) * l.k_pad * Kernel::kQueryBytes;
+        const int first_pad = l.k_split > 0 ? l.k_split : l.k_pad;
         for (int t = 0; t < kTilesPerChunk; t += N)
-            Kernel::template score_pass<MR, N>(tiles, t, q, l.k_pad, ahead, w.s + t * kTile);
+            Kernel::template score_pass<MR, N>(tiles, t, q, first_pad, ahead, w.s + t * kTile);
         const auto weights = [&](const Scales<Store>* scales) {
             soften<Kernel>(a, w.x, scales, row, MR, state, base, w.s, w.p, ahead);
         };
         if constexpr (Store::kScaled) {
-            const Scales<Store> scales(tiles);
+            Scales<Store> scales(tiles);
+            if (l.k_split > 0) {
+                const Tiles rest = rest_of<Store>(l, tiles);
+                const uint8_t* other = q + static_cast<size_t>(MR) * l.k_split * Kernel::kQueryBytes;
+                for (int t = 0; t < kTilesPerChunk; t += N)
+                    Kernel::template score_pass<MR, N>(rest, t, other, l.k_pad - l.k_split, ahead,
+                                                       w.others + t * kTile);
+                scales.join(tiles, MR, w.s, w.others);
+            }
             ahead.template advance<true, Scales<Store>::kBytes>();
             weights(&scales);
         } else {
@@ -113,19 +124,38 @@ struct AttendItem {
     // Rotates queries as K is, and prepares them instead of those in `a`.
     static void prepare_rotated(int rows, const AttendArgs& a, const Scratch& w, int h, int row, uint8_t* q) {
         const HeadLayout& l = *a.kv.layout;
-        const float part = 1.0f / static_cast<float>(l.k_rotation);
         for (int r = 0; r < rows; ++r) {
             float *x = w.rotated + static_cast<size_t>(r) * l.k_dim, sum = 0.0f;
             const int64_t at = query_at(a, h, row + r);
-            for (int d = 0; d < l.k_dim; ++d) x[d] = load_act(a.q, a.type, at + d) * part;
-            rotate(x, l.k_dim, l.k_rotation);
+            for (int d = 0; d < l.k_dim; ++d) x[d] = load_act(a.q, a.type, at + d);
+            turn(x, whole_or_first(l));
+            if (l.k_split > 0) turn(x, rest(l));
             for (int d = 0; Store::K::kMiddle && d < l.k_dim; ++d) sum += x[d];
             w.x.queries[h * a.rows + row + r] = sum;
         }
+        if (l.k_split == 0) return prepare_dims(rows, a, w, l, 0, q);
+        HeadLayout part = l;
+        part.k_dim = part.k_pad = l.k_split;
+        prepare_dims(rows, a, w, part, 0, q);
+        part.k_dim = l.k_dim - l.k_split;
+        part.k_pad = l.k_pad - l.k_split;
+        prepare_dims(rows, a, w, part, l.k_split, q + static_cast<size_t>(rows) * l.k_split * Kernel::kQueryBytes);
+    }
+
+    static void turn(float* x, const Dims& dims) {
+        const float part = 1.0f / static_cast<float>(dims.rotation);
+        for (int d = dims.first; d < dims.last; ++d) x[d] *= part;
+        rotate(x + dims.first, dims.last - dims.first, dims.rotation);
+    }
+
+    // Prepares the rotated queries' dims from `first` on, which `part` describes.
+    static void prepare_dims(int rows, const AttendArgs& a, const Scratch& w, const HeadLayout& part, int first,
+                             uint8_t* q) {
         AttendArgs rotated = a;
-        rotated.q = w.rotated;
+        rotated.kv.layout = &part;
+        rotated.q = w.rotated + first;
         rotated.type = ActType::kF32;
-        rotated.q_stride = l.k_dim;
+        rotated.q_stride = a.kv.layout->k_dim;
         rotated.first_row = 0;
         rotated.group = 1;
         prepare<kRows>(rows, rotated, 0, 0, q);

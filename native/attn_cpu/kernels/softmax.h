@@ -82,6 +82,18 @@ struct Scales {
         if constexpr (Store::K::kMiddle) widen(tiles.k_scales, tiles.middles, k_middle);
         if constexpr (Store::V::kMiddle) widen(tiles.v_scales, tiles.middles, v_middle);
     }
+    // Scales the scores of K before k_split in `scores`, and those of its other dims in `others`, and adds them.
+    void join(const Tiles& tiles, int rows, float* scores, const float* others) {
+        float other[kChunk];
+        widen(tiles.k_scales, tiles.middles, other);
+        for (int r = 0; r < rows; ++r)
+            for (int j = 0; j < kChunk; j += W) {
+                float* s = scores + r * kChunk + j;
+                const F first = vmul(vload(s), vload(k + j));
+                vstore(s, vfma(vload(others + r * kChunk + j), vload(other + j), first));
+            }
+        for (int j = 0; j < kChunk; j += W) vstore(k + j, vset(1.0f));
+    }
     static inline void widen(const uint8_t* const* tiles, size_t skip, float* out) {
         for (int t = 0; t < kTilesPerChunk; ++t)
             for (int j = 0; j < kTile; j += W)

@@ -48,7 +48,8 @@ struct TileQuadKernel : TileKernel<QuadKernel<Store>, 16 / QuadKernel<Store>::kP
     // Returns whether K is cut into whole and half tiles, V lies in tiles and there are enough rows; else `Vectors`
     // attends.
     static bool fits(const HeadLayout& l, int group) {
-        return group > kFewRows && l.k_pad % (kDims / 2) == 0 && l.run_tokens == kChunk;
+        const bool whole = l.k_pad % (kDims / 2) == 0 && l.k_split % (kDims / 2) == 0;
+        return group > kFewRows && whole && l.run_tokens == kChunk;
     }
 
     // Writes for every row [k_pad] high bytes and the scale, then from 2 * k_pad on [k_pad] low bytes if there are.

@@ -132,6 +132,14 @@ inline Tiles tiles_of(const HeadLayout& l, const ChunkRuns& c, size_t skip) {
     return t;
 }
 
+// Returns the tiles of K's dims from k_split on.
+template <class Store>
+inline Tiles rest_of(const HeadLayout& l, const Tiles& tiles) {
+    Tiles t = tiles;
+    for (const uint8_t*& k : t.k) k += l.k_split / Store::K::kSteps * t.k_step;
+    return t;
+}
+
 // The units of columns `first` to first + NC of V in one tile.
 template <class V, int NC>
 struct Columns {
