@@ -40,7 +40,7 @@ GROUP_RUNS = ("2:7:1:tp2",)
 ROTATIONS = ("3:7:3:rot2-request", "4:1:3:rot2-head:2")
 ALL_GROUP_RUNS = (*GROUP_RUNS, "2:7:2:pp2", "4:1:2:tp2pp2", "4:7:2:tp2-request:2", "4:7:1:pp2-request", "4:7:1:tp4")
 EXPERT_RUNS = ("2:7:2:ep2", "3:1:1:ep3")  # three members have unequally many experts
-MOE = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3")
+MOE = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 LINE = re.compile(r"PARITY (\S+) (\S+) (\d+) rows differ")
 
 
@@ -93,6 +93,28 @@ def test_samples_of_hybrids_are_the_same_for_every_world(mpiexec, tmp_path):
     case = make_case("falcon_h1", tmp_path, rows=6, new_tokens=16, common=130, n=3, **sampling)
     runs = ("1:1:1", "3:7:2:request:2", "3:7:1:head", "4:7:2:sharing")
     assert differing(mpiexec, [case], "float32", "first-run", runs) == {"falcon_h1": dict.fromkeys(runs, 0)}
+
+
+def test_tokens_over_latents_behind_a_shared_prefix_equal_those_of_transformers(mpiexec, tmp_path):
+    cases = [make_case(name, tmp_path, rows=8, new_tokens=12, common=200) for name in ("deepseek_v3", "minicpm3")]
+    runs = (
+        "1:7:2",
+        "3:7:2",
+        "3:7:3:head:2",
+        "3:7:2:replicas",
+        "4:7:2:tp2-request:2",
+        "3:1:1:head:2:fixed-f:collective",
+    )
+    assert differing(mpiexec, cases, "float32", "transformers", runs) == {
+        case.name: dict.fromkeys(runs, 0) for case in cases
+    }
+
+
+def test_bfloat16_tokens_over_latents_are_the_same_for_every_world(mpiexec, tmp_path):
+    cases = [make_case(name, tmp_path, rows=8, new_tokens=24) for name in ("deepseek_v2", "minicpm3")]
+    runs = ("1:7:2", "3:7:2", "3:7:2:head:2", "3:7:2:replicas", "2:7:2:request:4")
+    found = differing(mpiexec, cases, "bfloat16", "same-schedule", runs)
+    assert all(set(own.values()) == {0} for own in found.values()), found
 
 
 @pytest.mark.parametrize("links", ["staged", "direct"])
