@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcdecode.attention.base import bytes_per_token
+from hpcdecode.attention.sizes import bytes_per_token
 from hpcdecode.bench import latent
 
 

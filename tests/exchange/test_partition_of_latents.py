@@ -20,8 +20,7 @@ def test_query_heads_are_dealt_out():
     assert (own.kv_heads, own.q_heads, own.kv_columns, own.row_columns) == (1, 2, 40, 2 * 40 + 40)
     assert [partition.heads(WHOLE, rank) for rank in range(3)] == [slice(0, 2), slice(2, 4), slice(4, 6)]
     columns = partition.columns(WHOLE, 1)
-    assert columns.q == slice(80, 160) and columns.o == slice(64, 128)
-    assert columns.k == slice(0, 40) and columns.v == slice(0, 0)
+    assert columns.rows == (slice(80, 160), slice(0, 40), slice(0, 0)) and columns.o == slice(64, 128)
 
 
 def test_query_heads_that_cannot_be_dealt_evenly_are_refused():

@@ -144,8 +144,8 @@ def members_logits(models: list[SplitModel], ids: list[int]) -> Tensor:
                 [m.start_slice(layer, *at) for m, *at in zip(models, outputs, contexts, strict=True)], added
             )
             outputs = [
-                attend(layer, [0] * len(chunk), positions, q, k, v)
-                for attend, (q, k, v, _) in zip(attentions, made, strict=True)
+                attend(layer, [0] * len(chunk), positions, *rows)
+                for attend, (rows, _) in zip(attentions, made, strict=True)
             ]
             contexts = [context for *_, context in made]
         given = zip(models, outputs, contexts, strict=True)

@@ -19,7 +19,6 @@ REFUSED = {
         "bypasses",
     ),
     "llama4_text": ("Llama4Text", SMALL, "chunked_attention"),
-    "qwen3_next": ("Qwen3Next", SMALL, "linear_attention"),
     "t5": ("T5", dict(d_model=64, num_layers=2, num_heads=2), "encoder-decoder"),
     "qwen2_audio": ("Qwen2Audio", {}, "no causal language model"),
     "bert": ("Bert", dict(SMALL, intermediate_size=64), "both directions"),

@@ -16,8 +16,8 @@ from hpcdecode.model.frontend.recurrent import CONV, CONV_RECUR, RECUR
 aten = torch.ops.aten
 
 
-class Columns(NamedTuple):
-    """Columns of the result of a convolution, [T, channels].
+class ConvolutionColumns(NamedTuple):
+    """ConvolutionColumns of the result of a convolution, [T, channels].
 
     Attributes:
         of: The convolution.
@@ -40,7 +40,7 @@ def join_convolutions(graph: fx.Graph) -> None:
     remove_dead(graph)
 
 
-def _columns_of(rows: fx.Node) -> Columns | None:
+def _columns_of(rows: fx.Node) -> ConvolutionColumns | None:
     """Return the columns of a convolution that `rows` are, or None if they are anything else."""
     origins = Origins()
     try:
@@ -50,10 +50,12 @@ def _columns_of(rows: fx.Node) -> Columns | None:
     if found is None or found[0].target is not CONV:
         return None
     first, size = int(found[1][0]), len(found[1])
-    return Columns(found[0], first, size) if torch.equal(found[1], torch.arange(first, first + size)) else None
+    return (
+        ConvolutionColumns(found[0], first, size) if torch.equal(found[1], torch.arange(first, first + size)) else None
+    )
 
 
-def _whole(parts: list[Columns]) -> bool:
+def _whole(parts: list[ConvolutionColumns]) -> bool:
     """Return whether q, k and v are all columns of their convolutions, which are of one kind."""
     convolutions = {p.of for p in parts}
     kinds = {(bool(c.args[3]), c.args[2] is None, tensor_meta(as_node(c.args[1])).shape[1]) for c in convolutions}
@@ -61,7 +63,7 @@ def _whole(parts: list[Columns]) -> bool:
     return len(kinds) == 1 and read == sum(tensor_meta(c).one_token[-1] for c in convolutions)
 
 
-def _join(recurrence: fx.Node, parts: list[Columns], graph: fx.Graph) -> None:
+def _join(recurrence: fx.Node, parts: list[ConvolutionColumns], graph: fx.Graph) -> None:
     with graph.inserting_before(recurrence):
         rows = [_columns(as_node(p.of.args[0]), 1, p, graph) for p in parts]
         weights = [_columns(as_node(p.of.args[1]), 0, p, graph) for p in parts]
@@ -74,7 +76,7 @@ def _join(recurrence: fx.Node, parts: list[Columns], graph: fx.Graph) -> None:
     graph.erase_node(recurrence)
 
 
-def _columns(whole: fx.Node, dim: int, part: Columns, graph: fx.Graph) -> fx.Node:
+def _columns(whole: fx.Node, dim: int, part: ConvolutionColumns, graph: fx.Graph) -> fx.Node:
     """Return the entries of `whole` along `dim` that belong to columns of a convolution."""
     about = tensor_meta(whole)
     if part.size == about.shape[dim]:
