@@ -117,7 +117,7 @@ def test_weights_of_heads_are_made_once():
 
 def test_heads_in_plain_torch():
     x, weight = torch.randn(5, 3 * 7), torch.randn(3, 4, 7)
-    wanted = torch.einsum("thi,hoi->tho", x.view(5, 3, 7), weight).flatten(1)
+    wanted = torch.einsum("nhi,hoi->nho", x.view(5, 3, 7), weight).flatten(1)
     torch.testing.assert_close(head_linear(x, weight), wanted)
     torch.testing.assert_close(torch.ops.hpcdecode.head_linear(x, weight), wanted)
     assert head_linear(x[:0], weight).shape == (0, 12)

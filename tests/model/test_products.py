@@ -217,7 +217,7 @@ def test_heads_by_weights_of_their_own(use, threads, isa, dtype):
     use(isa)
     for heads, inputs, outputs in ((1, 64, 32), (3, 8, 20), (5, 128, 96), (4, 34, 33)):
         x, weight = numbers(dtype, 57, heads * inputs), numbers(dtype, heads, outputs, inputs, seed=1)
-        wanted = torch.einsum("thi,hoi->tho", x.double().view(-1, heads, inputs), weight.double()).flatten(1)
+        wanted = torch.einsum("nhi,hoi->nho", x.double().view(-1, heads, inputs), weight.double()).flatten(1)
         made = project_heads(x, weight)
         assert (made - wanted).abs().max() < (2e-5 if dtype == torch.float32 else 0.02) * wanted.abs().max()
         for rows in (1, 2, 15, 31):

@@ -1,8 +1,9 @@
-"""The shapes of the layers at which a trace is cut, and the weights that R-ranks need of those that keep states."""
+"""The layers at which a trace is cut: shapes, what tokens bring to them, and weights of those that keep states."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -14,6 +15,20 @@ from hpcdecode.model.frontend.operators import ATTEND
 from hpcdecode.model.frontend.ops import AttendArguments
 from hpcdecode.model.frontend.trace import Trace
 from hpcdecode.model.run.values import Values
+
+
+class SliceOutput(NamedTuple):
+    """What a slice returns for T tokens.
+
+    Attributes:
+        rows: What each token brings to the layer, in the model's dtype and possibly strided: queries [T, q_heads *
+            k_dim], keys [T, kv_heads * k_dim] and values [T, kv_heads * v_dim] to attention; the parts of a row of
+            `RecurrentShape` to a layer that keeps a state.
+        context: Tensors that the next slice takes.
+    """
+
+    rows: tuple[Tensor, ...]
+    context: tuple[Tensor, ...]
 
 
 def layer_shapes(trace: Trace) -> tuple[MixerShape, ...]:

@@ -24,25 +24,11 @@ from hpcdecode.model.lower.linears import Quantised
 from hpcdecode.model.lower.packed_weights import PRIVATE, packs
 from hpcdecode.model.run.bound_slice import BoundSlice, BoundStretch, CompiledSlice, Summed, alone
 from hpcdecode.model.run.lm_head import Largest, LmHead, cut_head
-from hpcdecode.model.run.mixers import layer_shapes, recurrent_weights
+from hpcdecode.model.run.mixers import SliceOutput, layer_shapes, recurrent_weights
 from hpcdecode.model.run.values import Values
 from hpcdecode.system.shared_memory import WeightMemory
 
 AUTO = "auto"
-
-
-class SliceOutput(NamedTuple):
-    """What a slice returns for T tokens.
-
-    Attributes:
-        rows: What each token brings to the layer, in the model's dtype and possibly strided: queries [T, q_heads *
-            k_dim], keys [T, kv_heads * k_dim] and values [T, kv_heads * v_dim] to attention; the parts of a row of
-            `RecurrentShape` to a layer that keeps a state.
-        context: Tensors that the next slice takes.
-    """
-
-    rows: tuple[Tensor, ...]
-    context: tuple[Tensor, ...]
 
 
 class BoundHead(NamedTuple):
