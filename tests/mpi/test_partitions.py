@@ -18,13 +18,19 @@ def test_heads_that_r_ranks_cannot_share_out_are_refused(hpcdecode):
     assert "--partition head: expected a number of R-ranks that divides" in result.stderr and "got 2" in result.stderr
 
 
+def slices_of(partition: Partition, rank: int) -> list[slice]:
+    """The columns of q, k, v and o that an R-rank has."""
+    columns = partition.columns(SHAPE, rank)
+    return [*columns.rows, columns.o]
+
+
 def test_by_head_r_ranks_have_all_columns_between_them():
     partition = Partition("head", 3)
     partition.check([SHAPE])
     assert partition.shape(SHAPE) == LayerShape(kv_heads=2, k_dim=4, v_dim=8, q_heads=4, scale=1.0, window=7)
-    for widths in zip(*(partition.columns(SHAPE, rank) for rank in range(3)), strict=True):
+    for widths in zip(*(slices_of(partition, rank) for rank in range(3)), strict=True):
         assert [part.start for part in widths] == [0, widths[0].stop, widths[1].stop]
-    assert [part.stop for part in partition.columns(SHAPE, 2)] == [48, 24, 48, 96]
+    assert [part.stop for part in slices_of(partition, 2)] == [48, 24, 48, 96]
     assert partition.heads(SHAPE, 1) == slice(4, 8)
     assert partition.capacity([30, 20, 40]) == [20] and partition.named(2) == 0
     with pytest.raises(UserError, match=r"KV heads \(6\), got 4"):
@@ -35,4 +41,4 @@ def test_by_request_an_r_rank_has_whole_layers():
     partition = Partition("request", 4)
     partition.check([SHAPE])
     assert partition.shape(SHAPE) == SHAPE and partition.named(2) == 2 and partition.capacity([3, 4]) == [3, 4]
-    assert [part.stop for part in partition.columns(SHAPE, 3)] == [48, 24, 48, 96]
+    assert [part.stop for part in slices_of(partition, 3)] == [48, 24, 48, 96]
