@@ -33,7 +33,7 @@ def test_by_head_r_ranks_have_all_columns_between_them():
     assert [part.stop for part in slices_of(partition, 2)] == [48, 24, 48, 96]
     assert partition.heads(SHAPE, 1) == slice(4, 8)
     assert partition.capacity([30, 20, 40]) == [20] and partition.named(2) == 0
-    with pytest.raises(UserError, match=r"KV heads \(6\), got 4"):
+    with pytest.raises(UserError, match=r"the model's heads \(6\), got 4"):
         Partition("head", 4).check([SHAPE])
 
 
