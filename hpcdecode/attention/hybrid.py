@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from hpcdecode.attention.base import FloatArray, IntArray, KvCache, KvCapacityError, Matrix
-from hpcdecode.attention.shapes import LayerShape, MixerShape
+from hpcdecode.attention.shapes import LayerShape, MixerShape, places_of
 from hpcdecode.attention.states import StateStore
 
 
@@ -37,18 +37,17 @@ class HybridKvCache:
     ):
         self.layers: tuple[MixerShape, ...] = tuple(layers)
         self.kv_cache, self.states = kv_cache, states
-        self.capacity_tokens, self.state_tokens = capacity_tokens, state_tokens
-        self.block_tokens = block_tokens
+        self.capacity_tokens, self.block_tokens = capacity_tokens, block_tokens
+        self._fixed = state_tokens + (block_tokens if kv_cache is None else 0)  # tokens of a slot of any length
         self._attends = [isinstance(shape, LayerShape) for shape in layers]
-        self._places = [self._attends[:i].count(attends) for i, attends in enumerate(self._attends)]
+        self._places = places_of(layers)
         self._open: set[int] = set()
 
     @property
     def used_tokens(self) -> int:
         """Return the tokens of blocks and states that slots hold."""
-        if self.kv_cache is None:
-            return self.states.open_slots * (self.state_tokens + self.block_tokens)
-        return self.kv_cache.used_tokens + self.states.open_slots * self.state_tokens
+        kv = 0 if self.kv_cache is None else self.kv_cache.used_tokens
+        return kv + self.states.open_slots * self._fixed
 
     @property
     def free_blocks(self) -> int:
@@ -74,8 +73,7 @@ class HybridKvCache:
     def extend(self, slots: IntArray, counts: IntArray) -> None:
         """Make room for new tokens, as `KvCache.extend`."""
         new = {int(slot) for slot in slots} - self._open
-        each = self.state_tokens + (self.block_tokens if self.kv_cache is None else 0)
-        self._require(len(new) * each)
+        self._require(len(new) * self._fixed)
         if self.kv_cache is not None:
             self.kv_cache.extend(slots, counts)
         self.states.extend(slots, counts)
@@ -114,7 +112,7 @@ class HybridKvCache:
 
     def fork(self, src: int, dst: int) -> None:
         """Open slot dst with what src holds: its blocks, and a copy of its states."""
-        self._require(self.state_tokens + (self.block_tokens if self.kv_cache is None else 0))
+        self._require(self._fixed)
         if self.kv_cache is not None:
             self.kv_cache.fork(src, dst)
         self.states.fork(src, dst)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -168,6 +169,16 @@ def attention_shapes(shapes: Sequence[MixerShape]) -> list[LayerShape]:
 def recurrent_shapes(shapes: Sequence[MixerShape]) -> list[RecurrentShape]:
     """Return the shapes of those layers that keep a state."""
     return [s for s in shapes if isinstance(s, RecurrentShape)]
+
+
+def places_of(shapes: Sequence[MixerShape]) -> list[int]:
+    """Return for each layer its index among those of its kind, that attend or keep a state."""
+    counts: Counter[type[LayerShape | RecurrentShape]] = Counter()
+    places = []
+    for shape in shapes:
+        places.append(counts[type(shape)])
+        counts[type(shape)] += 1
+    return places
 
 
 def state_bytes(shapes: Sequence[MixerShape]) -> int:

@@ -29,7 +29,7 @@ def capacity_for(
         state_tokens: Tokens that a sequence's state counts as, of which layers that only keep states make use.
     """
     if not attention_shapes(layers):
-        return nbytes // state_bytes(layers) * (state_tokens + (block_tokens or ENDLESS_BLOCK))
+        return nbytes // _reserved(layers) * (state_tokens + (block_tokens or ENDLESS_BLOCK))
     block, tokens = _block_bytes(layers, kv_dtype, block_tokens)
     return nbytes // block * tokens
 
@@ -37,7 +37,7 @@ def capacity_for(
 def bytes_per_token(layers: Sequence[MixerShape], kv_dtype: str, block_tokens: int | None = None) -> float:
     """Return the stored bytes of one token over all layers, padding included; without attention those of a state."""
     if not attention_shapes(layers):
-        return state_bytes(layers) / (block_tokens or ENDLESS_BLOCK)
+        return _reserved(layers) / (block_tokens or ENDLESS_BLOCK)
     block, tokens = _block_bytes(layers, kv_dtype, block_tokens)
     return block / tokens
 
@@ -52,10 +52,10 @@ def state_tokens_for(layers: Sequence[MixerShape], kv_dtype: str, block_tokens: 
     if block_tokens == ENDLESS_BLOCK or not attention_shapes(layers):
         return 0
     per_token = bytes_per_token(layers, kv_dtype, block_tokens)
-    return -(-int(state_bytes(layers) / per_token) // block_tokens) * block_tokens
+    return -(-int(_reserved(layers) / per_token) // block_tokens) * block_tokens
 
 
-def state_bytes(layers: Sequence[MixerShape]) -> int:
+def _reserved(layers: Sequence[MixerShape]) -> int:
     """Return the bytes that a sequence's states take on a CPU, padding included."""
     return reserved_bytes(recurrent_shapes(layers))
 

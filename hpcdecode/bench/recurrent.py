@@ -19,8 +19,10 @@ import torch
 
 from hpcdecode._attn_cpu import StateStore
 from hpcdecode.attention.base import isa
+from hpcdecode.attention.cpu_states import native_recurrent
+from hpcdecode.attention.shapes import RecurrentShape
 from hpcdecode.bench.output import Case, Report
-from hpcdecode.bench.stateful_layers import KNOWN, StatefulLayer, exact, random_numbers, random_rows
+from hpcdecode.bench.stateful_layers import KNOWN, exact, flops, random_numbers, random_rows
 from hpcdecode.report.benchmark import case as result
 from hpcdecode.report.benchmark import machine, seconds_of
 
@@ -48,15 +50,15 @@ def run(args: argparse.Namespace) -> Report:
     return {"bench": "recurrent", "machine": machine(), "cases": cases}
 
 
-def opened(layer: StatefulLayer, sequences: int, threads: int) -> StateStore:
+def opened(layer: RecurrentShape, sequences: int, threads: int) -> StateStore:
     """Return a store of one layer with bfloat16 rows."""
     cpus = sorted(os.sched_getaffinity(0))
     own = cpus[:threads] if threads <= len(cpus) else []
     numbers = random_numbers(layer)
-    return StateStore([layer.native], [numbers], "bfloat16", sequences, threads, own, isa(), [], False, None)
+    return StateStore(native_recurrent([layer]), [numbers], "bfloat16", sequences, threads, own, isa(), [], False, None)
 
 
-def stepper(store: StateStore, layer: StatefulLayer, sequences: int, tokens: int) -> Callable[[], None]:
+def stepper(store: StateStore, layer: RecurrentShape, sequences: int, tokens: int) -> Callable[[], None]:
     """Return a call that takes the next `tokens` tokens of each of the sequences through the layer."""
     slots, counts = np.arange(sequences, dtype=np.int32), np.full(sequences, tokens, np.int32)
     rows = random_rows(layer, tokens, torch.bfloat16).repeat(sequences, 1)
@@ -69,7 +71,7 @@ def stepper(store: StateStore, layer: StatefulLayer, sequences: int, tokens: int
     return step
 
 
-def verify(layer: StatefulLayer) -> None:
+def verify(layer: RecurrentShape) -> None:
     """Compare a sequence of 40 tokens, a prompt and single ones, with float64.
 
     Raises:
@@ -129,7 +131,7 @@ def prefill(name: str, threads: int, tokens: int, passes: int) -> Case:
             step()
             seconds = time.perf_counter() - begun
             times.append(seconds / tokens * 1e6)
-            ratios.append(layer.flops * tokens / seconds / gemm_rate)
+            ratios.append(flops(layer) * tokens / seconds / gemm_rate)
     finally:
         torch.set_num_threads(before)
     label = f"{name}, a prompt of {tokens} tokens, {threads} threads"

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from hpcdecode.attention.shapes import attention_shapes
+from hpcdecode.attention.shapes import places_of
 from hpcdecode.engine.group_lane import GroupLane
 from hpcdecode.engine.model_inputs import ModelInputs
 from hpcdecode.engine.prefill import PromptKvCache
@@ -44,6 +44,7 @@ class PromptExecutor:
 
     def __init__(self, model: SplitModel, prompts: PromptKvCache, timeline: Timeline):
         self.model, self.prompts, self.timeline = model, prompts, timeline
+        self._places = places_of(model.attends[model.layers.start : model.layers.stop])  # in `prompts`
 
     def attend_prompts(self, layer: int, inputs: ModelInputs, rows: Sequence[Tensor], o: Tensor) -> None:
         """Attend from the step's prompt tokens; after the last attention only from those whose logits are needed.
@@ -57,7 +58,7 @@ class PromptExecutor:
         first = inputs.decodes
         skipped = inputs.skipped_queries if layer == len(self.model.attends) - 1 else None
         q, k, v, o = (x[first:] for x in (*rows, o))
-        own = len(attention_shapes(self.model.attends[self.model.layers.start : layer]))
+        own = self._places[layer - self.model.layers.start]
         self.prompts.attend(own, inputs.parts, q, k, v, o, self.model.sinks(layer), skipped)
 
 

@@ -6,10 +6,13 @@ import re
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from hpcdecode import _attn_cpu
-from hpcdecode._attn_cpu import KvCache, RecurrentShape, StateStore, state_bytes
-from hpcdecode.bench.stateful_layers import LayerNumbers, StatefulLayer, exact, random_numbers, random_rows
+from hpcdecode._attn_cpu import KvCache, StateStore, state_bytes
+from hpcdecode.attention.cpu_states import native_recurrent
+from hpcdecode.attention.shapes import RecurrentShape, RecurrentWeights
+from hpcdecode.bench.stateful_layers import exact, random_numbers, random_rows
 from tests.support.recurrent_cases import DTYPES, LAYERS, open_store, step, take
 
 
@@ -28,7 +31,7 @@ def test_against_float64(name, dtype, isa):
     out = torch.cat([step(store, layer, [3], [part])[0] for part in rows.split([64, 1, 5])])
     expected = exact(layer, weights, rows)
     tolerance = (2e-5 if dtype == torch.float32 else 2**-8) * expected.abs().max()
-    assert rows.shape[1] == layer.native.row_columns(DTYPES[dtype])
+    assert rows.shape[1] == native_recurrent([layer])[0].row_columns(DTYPES[dtype])
     assert (out.double() - expected).abs().max() <= tolerance
 
 
@@ -96,9 +99,9 @@ def resident() -> int:
 
 
 def test_memory_follows_open_slots():
-    layer, huge_page = StatefulLayer(64, 64, 128, 128, 4, has_beta=True), 2 << 20
+    layer, huge_page = RecurrentShape(64, 64, 128, 128, 4, has_beta=True), 2 << 20
     store = open_store([layer] * 2, [random_numbers(layer)] * 2, torch.float32, max_sequences=40)
-    assert store.state_bytes == state_bytes([layer.native] * 2, "float32", "") >= 2 * 4 * 64 * 128 * 128
+    assert store.state_bytes == state_bytes(native_recurrent([layer] * 2), "float32", "") >= 2 * 4 * 64 * 128 * 128
     assert store.state_bytes % 4096 == 0
     rows = random_rows(layer, 1, torch.float32)
     before = resident()
@@ -139,7 +142,7 @@ def test_beside_a_kv_cache():
     shape = _attn_cpu.LayerShape(1, 8, 8, 1, 1.0, None, None, False)
     cache = KvCache([shape], "float32", 64, 2, 16, 3, [], "", [], False)
     layer, weights = LAYERS["mamba2"], random_numbers(LAYERS["mamba2"])
-    store = StateStore([layer.native], [weights], "float32", 2, 1, [], "", [], False, cache)
+    store = StateStore(native_recurrent([layer]), [weights], "float32", 2, 1, [], "", [], False, cache)
     assert store.threads == 3
     rows = random_rows(layer, 40, torch.float32)
     assert torch.equal(
@@ -147,8 +150,8 @@ def test_beside_a_kv_cache():
     )
 
 
-SMALL = StatefulLayer(4, 2, 8, 4, 3, has_beta=True)
-COLUMNS = SMALL.native.row_columns("float32")
+SMALL = RecurrentShape(4, 2, 8, 4, 3, has_beta=True)
+COLUMNS = native_recurrent([SMALL])[0].row_columns("float32")
 
 
 @pytest.fixture
@@ -217,22 +220,22 @@ def test_bad_slots(small):
 )
 def test_bad_shapes(change, message):
     with pytest.raises(ValueError, match=message):
-        RecurrentShape(*SMALL._replace(**change))
+        native_recurrent([replace(SMALL, **change)])
 
 
 @pytest.mark.parametrize(
     "change, error, message",
     [
-        ({"conv_weight": None}, ValueError, "layer 0: conv_weight: expected 144 values, got 0"),
-        ({"conv_weight": torch.zeros(3, 48)}, ValueError, "conv_weight: expected shape [48, 3]"),
-        ({"conv_weight": torch.zeros(48, 3).bfloat16()}, TypeError, "conv_weight: expected float32"),
-        ({"conv_bias": torch.zeros(4)}, ValueError, "layer 0: conv_bias: expected 48 values, got 4"),
+        ({"convolution": None}, ValueError, "layer 0: conv_weight: expected 144 values, got 0"),
+        ({"convolution": torch.zeros(3, 48)}, ValueError, "conv_weight: expected shape [48, 3]"),
+        ({"convolution": torch.zeros(48, 3).bfloat16()}, TypeError, "conv_weight: expected float32"),
+        ({"bias": torch.zeros(4)}, ValueError, "layer 0: conv_bias: expected 48 values, got 4"),
         ({"rate": torch.zeros(4)}, ValueError, "layer 0: rate: expected 0 values, got 4"),
         ({"skip": torch.zeros(4).double()}, TypeError, "skip: expected float32"),
     ],
 )
 def test_bad_weights(change, error, message):
-    weights = LayerNumbers(torch.zeros(48, 3), None, None, None)._replace(**change)
+    weights = RecurrentWeights(torch.zeros(48, 3), None, None, None)._replace(**change)
     with pytest.raises(error, match=re.escape(message)):
         open_store([SMALL], [weights], torch.float32)
 
@@ -245,4 +248,4 @@ def test_bad_stores():
     with pytest.raises(ValueError, match="layers: expected at least one"):
         open_store([], [], torch.float32)
     with pytest.raises(ValueError, match="dtype: expected float32 or bfloat16"):
-        StateStore([SMALL.native], [random_numbers(SMALL)], "float16", 1, 1, [], "", [], False, None)
+        StateStore(native_recurrent([SMALL]), [random_numbers(SMALL)], "float16", 1, 1, [], "", [], False, None)

@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 class ConvolutionColumns(NamedTuple):
-    """ConvolutionColumns of the result of a convolution, [T, channels].
+    """Columns of the result of a convolution, [T, channels].
 
     Attributes:
         of: The convolution.
@@ -49,10 +49,10 @@ def _columns_of(rows: fx.Node) -> ConvolutionColumns | None:
         return None
     if found is None or found[0].target is not CONV:
         return None
-    first, size = int(found[1][0]), len(found[1])
-    return (
-        ConvolutionColumns(found[0], first, size) if torch.equal(found[1], torch.arange(first, first + size)) else None
-    )
+    convolution, places = found
+    first, size = int(places[0]), len(places)
+    neighbours = torch.equal(places, torch.arange(first, first + size))
+    return ConvolutionColumns(convolution, first, size) if neighbours else None
 
 
 def _whole(parts: list[ConvolutionColumns]) -> bool:

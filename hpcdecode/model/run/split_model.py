@@ -112,6 +112,7 @@ class SplitModel:
         self.facts = parts.trace.facts
         self.dtype: torch.dtype = parts.trace.dtype
         self.attends: tuple[MixerShape, ...] = layer_shapes(parts.trace)
+        self._row_counts = [len(rows_of(mixer)) for mixer in parts.trace.attends]
         self.vocab_size = tensor_meta(parts.trace.logits).one_token[-1]
         self.max_positions = self.facts.max_positions
         self.membership = parts.trace.membership
@@ -193,7 +194,7 @@ class SplitModel:
         """Run a slice as `slice` does; yield what the members of a group must add up."""
         values = yield from self._slices[i].up_to_last(self._inputs(i, o, context))
         made = self._slices[i].last.run(values)
-        count, give = len(rows_of(self.split.trace.attends[i])), self.split.slices[i].give
+        count, give = self._row_counts[i], self.split.slices[i].give
         rows = tuple([x if x.dtype == self.dtype else x.contiguous().view(self.dtype) for x in made[:count]])
         new = made[count:]
         return SliceOutput(rows, tuple([context[j] if j >= 0 else new[~j] for j in give]))
