@@ -160,6 +160,48 @@ class Product:
     def offered(x: Type, y: Type, isa: str, gate: Op | None = None, form: WeightForm = WeightForm.plain) -> bool:
         """Return True if the instruction set has GEMMs of these types and weights of this form."""
 
+class ExpertProduct:
+    """GEMMs of rows by packed weights of experts.
+
+    Every row is multiplied by the weight of the expert that was chosen for it.
+    """
+
+    def __init__(self, product: Product, experts: int, first: int = 0) -> None:
+        """Describe the GEMMs.
+
+        Args:
+            product: The GEMM of one expert.
+            experts: Number of experts, whose packed weights follow on each other.
+            first: Number of the first of them. Rows of others become zeros.
+
+        Raises:
+            ValueError: If there are no experts, or product has several heads.
+        """
+
+    def run(
+        self,
+        tokens: int,
+        choices: int,
+        experts: int,
+        x: tuple[int, int],
+        shared: bool,
+        weight: int,
+        y: tuple[int, int],
+        threads: int,
+    ) -> None:
+        """Multiply the rows of some tokens.
+
+        Args:
+            tokens: Number of tokens.
+            choices: Number of rows of each of them.
+            experts: Address of the expert of every row, int64 [tokens, choices].
+            x: (address, bytes from row to row) of the activations.
+            shared: x has one row for each token, not one for each choice.
+            weight: Address of the packed weights.
+            y: (address, bytes from row to row) of the result, [tokens, choices] rows.
+            threads: Number of OpenMP threads.
+        """
+
 class Argmax:
     """The argmax of a GEMM's outputs for every row, without most of its sums.
 

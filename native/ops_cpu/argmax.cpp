@@ -100,7 +100,8 @@ void Argmax::screen(const Call& call, Member& me, int member, int members) const
         for (int r = 0; found != 0; ++r, found >>= 1)
             if ((found & 1) != 0) me.candidates.push_back({panel, row + r, most[r]});
     };
-    rounded_.each_tile(call.rows, call.x.rounded, call.weight.rounded, member, members, nullptr, nullptr, visit);
+    rounded_.each_tile(call.rows, call.x.rounded, call.weight.rounded, rounded_.own(member, members), nullptr, nullptr,
+                       visit);
 }
 
 // Returns the candidates of all members that are left after all panels, by panel.

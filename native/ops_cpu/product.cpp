@@ -71,11 +71,12 @@ const char* Product::panel(const Rows& weight, int member, int members) const {
 
 void Product::run(int64_t rows, const Rows& x, const Rows& weight, const Rows& out, int member, int members,
                   const char* next, Beside* beside) const {
-    each_tile(rows, x, weight, member, members, next, beside, [&](Tile& tile, int64_t row, int count, int64_t panel) {
-        tile.out = out.data + row * out.row_bytes + first_column(panel) * out_size_;
+    const auto visit = [&](Tile& tile, int64_t row, int count, int64_t panel) {
+        tile.out = out.data + row * out.row_bytes + first_byte(panel);
         tile.out_bytes = out.row_bytes;
         multiply(tile, count);
-    });
+    };
+    each_tile(rows, x, weight, own(member, members), next, beside, visit);
 }
 
 // Returns the plain panel, in memory of the thread that the next one takes.

@@ -39,6 +39,11 @@ struct Tile {
     bool in_few_bits = false;  // the panel is in the weight's form, to be expanded in registers
 };
 
+// Some of a weight's panels.
+struct Panels {
+    int64_t first, last;
+};
+
 class Product {
   public:
     // Describes the GEMM of x [tokens, 4 * words bytes of type `in`] to [tokens, outputs of type `out`].
@@ -60,13 +65,19 @@ class Product {
     void run(int64_t rows, const Rows& x, const Rows& weight, const Rows& out, int member, int members,
              const char* next, Beside* beside) const;
 
-    // Calls visit(tile, row, count, panel) for every tile of `run`; the tile has no `out` yet.
+    // Calls visit(tile, row, count, panel) for every tile of some panels; the tile has no `out` yet.
     template <class Visit>
-    void each_tile(int64_t rows, const Rows& x, const Rows& weight, int member, int members, const char* next,
+    void each_tile(int64_t rows, const Rows& x, const Rows& weight, const Panels& panels, const char* next,
                    Beside* beside, const Visit& visit) const;
 
-    // Computes a tile.
+    // Computes a tile, without or with the gate.
     void compute(const Tile& tile, int rows) const { (tile.in_few_bits ? direct_ : tiles_)[rows - 1](tile); }
+    void multiply(Tile& tile, int rows) const;
+
+    // Returns the panels of one of `members` threads.
+    Panels own(int member, int members) const {
+        return {share(panels(), member, members), share(panels(), member + 1, members)};
+    }
 
     // Returns where a member's first panel, or panel `number`, begins in `weight`.
     const char* panel(const Rows& weight, int member, int members) const;
@@ -77,16 +88,22 @@ class Product {
         return static_cast<int>(std::min<int64_t>(kPanel, outputs_ - panel % head_panels_ * kPanel));
     }
     int64_t panels() const { return heads_ * head_panels_; }
+    int64_t heads() const { return heads_; }
+
+    // Returns the bytes of all panels, of a row of `x` of one head, and of a row of `out`.
+    int64_t weight_bytes() const { return panels() * panel_words_ * sizeof(uint32_t); }
+    int64_t x_bytes() const { return words_ * sizeof(uint32_t); }
+    int64_t out_bytes() const { return heads_ * outputs_ * columns_ / kPanel * out_size_; }
+
+    // Returns where the results of a panel begin in a row of `out`, and their bytes.
+    int64_t first_byte(int64_t panel) const {
+        return (panel / head_panels_ * outputs_ + panel % head_panels_ * columns_) * out_size_;
+    }
+    int64_t bytes(int64_t panel) const { return (gate_ != nullptr ? columns_ : columns(panel)) * out_size_; }
 
   private:
     bool direct(int64_t rows) const { return direct_ != nullptr && rows <= kDirectRows; }
-    void multiply(Tile& tile, int rows) const;
     const uint32_t* expanded(const uint32_t* panel) const;
-
-    // Returns the first of the outputs of panel `number`, in columns of `out`.
-    int64_t first_column(int64_t number) const {
-        return number / head_panels_ * outputs_ + number % head_panels_ * columns_;
-    }
 
     int64_t words_, outputs_, heads_, head_panels_, panel_words_;  // outputs_, head_panels_: of a head
     int64_t out_size_, columns_;                                   // columns_: of `out`, of a panel
@@ -98,15 +115,14 @@ class Product {
 };
 
 template <class Visit>
-void Product::each_tile(int64_t rows, const Rows& x, const Rows& weight, int member, int members, const char* next,
+void Product::each_tile(int64_t rows, const Rows& x, const Rows& weight, const Panels& panels, const char* next,
                         Beside* beside, const Visit& visit) const {
-    const int64_t last = share(panels(), member + 1, members),
-                  tiles = direct(rows) ? 1 : (rows + kTileRows - 1) / kTileRows;
+    const int64_t tiles = direct(rows) ? 1 : (rows + kTileRows - 1) / kTileRows;
     const int64_t panel_bytes = panel_words_ * sizeof(uint32_t);
     const int64_t ahead = std::min(words_ * kLine * (tiles == 1 ? 2 : 1), panel_bytes);  // bytes that a tile fetches
-    for (int64_t p = share(panels(), member, members); p < last; ++p) {
+    for (int64_t p = panels.first; p < panels.last; ++p) {
         const uint32_t* from = panel(weight, p);
-        const auto* following = p + 1 < last ? reinterpret_cast<const char*>(from + panel_words_) : next;
+        const auto* following = p + 1 < panels.last ? reinterpret_cast<const char*>(from + panel_words_) : next;
         const uint32_t* shown = expand_ == nullptr || direct(rows) ? from : expanded(from);
         for (int64_t t = 0; t < tiles; ++t) {
             const int64_t row = share(rows, t, tiles), count = share(rows, t + 1, tiles) - row;

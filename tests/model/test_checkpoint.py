@@ -18,6 +18,7 @@ from hpcdecode.model.frontend.skeleton import skeleton
 from hpcdecode.model.frontend.sources import find_sources
 from hpcdecode.model.frontend.weights import Weights
 from hpcdecode.model.run.load import parse_dtype
+from tests.support.isas import use_isa
 from tests.support.models import ARCHITECTURES, save
 
 CPU = torch.device("cpu")
@@ -60,7 +61,8 @@ def test_experts_of_the_checkpoints_dtype_are_used_where_they_lie(checkpoint):
     assert torch.equal(torch.stack([torch.cat(pieces) for pieces in stack]), merged)
 
 
-def test_split_binds_experts_in_place(checkpoint):
+def test_split_binds_experts_in_place_where_there_are_no_gemms_of_packed_weights(checkpoint, monkeypatch):
+    use_isa(monkeypatch, "generic")
     path = checkpoint("mixtral")
     model = load_split(path, dtype="float32")
     stacks = [w for i in range(len(model.attends) + 1) for w in model.weights(i) if isinstance(w, Stack)]

@@ -117,7 +117,7 @@ def test_gates_take_weights_in_few_bits(use, isa, dtype, bits):
     one, other, biases = numbers(48, 64), numbers(48, 64, seed=1), [numbers(48, seed=i) for i in (2, 3)]
     size = packed_weights.PackedSize(96, FORMS[bits].words(64), 1)
     rows = packed_weights.gated_rows(one, other, biases)
-    packed = packed_weights.packed(size, lambda: rows, bits=bits)
+    packed = packed_weights.packed(size, lambda: [rows], bits=bits)
     plain = packed_weights.pack_gated(*(expanded(bits, w).to(dtype) for w in (one, other)), biases)
     for count in (1, 5, 20, 21, 60):
         x = numbers(count, 64, seed=4).to(dtype)

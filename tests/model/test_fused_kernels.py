@@ -187,12 +187,10 @@ def test_what_has_no_steps_stays_in_the_graph():
 def test_slices_equal_their_plain_graphs(isa, checkpoint, name, dtype):
     model = load_split(checkpoint(name), dtype=dtype, weights=False)
     for group in model.split.groups:
-        inputs = [n for n in group.graph.nodes if n.op == "placeholder"]
-        if any(n.users and any("expert_linear" in str(u.target) for u in n.users) for n in inputs):
-            continue  # their rows are not in token order
         _, want, got = both_ways(group.graph, model.device)
         for a, b in zip(want, got, strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=2e-5 if dtype == "float32" else 0.1)
+            size = max(1.0, float(a.abs().max()) / 10)  # experts by random numbers make large ones
+            torch.testing.assert_close(a, b, rtol=0, atol=(2e-5 if dtype == "float32" else 0.1) * size)
 
 
 def test_a_token_does_not_depend_on_its_batch_or_on_threads():

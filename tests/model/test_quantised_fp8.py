@@ -17,7 +17,7 @@ from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.quantization import plain
 from hpcdecode.model.run.load import weight_bytes
-from tests.support.quantised import check, edit, logits, pair, write
+from tests.support.quantised import check, edit, kept, logits, pair, write
 
 BLOCK = (48, 24)  # divides no size of the models: the last blocks are ragged
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
@@ -152,6 +152,25 @@ def oss(checkpoint, tmp_path):
 
 def test_mxfp4_is_as_transformers_reads_it(oss):
     check(oss)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_experts_in_mxfp4_stay_so(oss, dtype):
+    assert kept(oss.quantised, dtype) == {"mxfp4 grid", None}
+    assert weight_bytes(oss.quantised, torch.bfloat16, "auto") < weight_bytes(oss.quantised, torch.bfloat16)
+
+
+def test_experts_in_fp8_blocks_stay_so(checkpoint, tmp_path):
+    """Blocks of 128 columns: a tensor for every expert."""
+
+    def quantise(stem, weight):
+        most = weight.abs().amax(1, keepdim=True)
+        codes = (weight / most * 448).to(torch.float8_e4m3fn)
+        return {"weight": codes, "weight_scale": most / 448}, codes.float() * (most / 448)
+
+    chosen = re.compile(r"model\.layers\.\d+\.mlp\.experts\..*proj\.weight")
+    made = pair(checkpoint("qwen3_moe"), tmp_path, quantise, FP8, chosen)
+    assert kept(made.quantised, "float32") == {"fp8 grid", None}
 
 
 FAULTS = {

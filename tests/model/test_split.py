@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from hpcdecode.model import load_split, render
-from hpcdecode.model.frontend.ops import expert_linear
 from tests.support.models import WINDOW, Attention, step
 
 
@@ -112,19 +111,6 @@ def test_bfloat16_stays_close_to_float32(llama, checkpoint):
 def test_sizes_are_known(llama):
     assert (llama.vocab_size, llama.max_positions, len(llama.attends)) == (512, 1024, 3)
     assert llama.describe()["kv_bytes_per_token"] == 3 * 2 * 32 * 4
-
-
-@pytest.mark.parametrize("transposed", [False, True])
-def test_expert_linear_applies_each_rows_own_expert(transposed):
-    torch.manual_seed(0)
-    weight, bias, expert = torch.randn(5, 6, 4), torch.randn(5, 6), torch.tensor([0, 0, 3, 4, 4, 4])
-    x = torch.randn(6, 4)
-    got = expert_linear(x, expert, weight.mT.contiguous() if transposed else weight, bias, transposed)
-    want = torch.stack([weight[e] @ row + bias[e] for e, row in zip(expert, x, strict=True)])
-    torch.testing.assert_close(got, want)
-    pieces = [(w[:2].clone(), w[2:].clone()) for w in weight]
-    torch.testing.assert_close(expert_linear(x, expert, pieces, bias, False), want)
-    assert expert_linear(x[:0], expert[:0], pieces, None, False).shape == (0, 6)
 
 
 def test_importing_the_package_imports_no_torch():

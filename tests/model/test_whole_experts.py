@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from hpcdecode.errors import UserError
-from hpcdecode.model.frontend import ops
+from hpcdecode.model.frontend import experts
 from hpcdecode.model.frontend.cache import cached_trace
 from hpcdecode.model.frontend.checkpoint import Stack, in_checkpoints, open_checkpoint
 from hpcdecode.model.frontend.meta import Meta
@@ -91,28 +91,29 @@ def test_of_a_tensor_of_all_experts_the_own_ones_are_used_where_they_lie(checkpo
 
 def test_rows_of_other_members_experts_are_zeros_and_cost_no_gemm(monkeypatch):
     torch.manual_seed(0)
-    weight, bias, x = torch.randn(6, 5, 4), torch.randn(6, 5), torch.randn(9, 4)
-    expert = torch.tensor([0, 0, 1, 2, 2, 2, 4, 5, 5])
-    whole, rows, linear = ops.expert_linear(x, expert, weight, bias, False), [], ops.linear
-    monkeypatch.setattr(ops, "linear", lambda x, *given: rows.append(len(x)) or linear(x, *given))
+    weight, bias, x = torch.randn(6, 5, 4), torch.randn(6, 5), torch.randn(3, 3, 4)
+    expert = torch.tensor([[0, 5, 1], [2, 0, 2], [4, 5, 2]])
+    whole, rows, linear = experts.expert_linear(x, expert, weight, bias, False), [], experts.linear
+    monkeypatch.setattr(experts, "linear", lambda x, *given: rows.append(len(x)) or linear(x, *given))
     parts = []
     for first, last in ((0, 2), (2, 4), (4, 6)):
         rows.clear()
-        parts.append(ops.expert_linear(x, expert, weight[first:last], bias[first:last], False, first))
+        parts.append(experts.expert_linear(x, expert, weight[first:last], bias[first:last], False, first))
         own = (expert >= first) & (expert < last)
         assert torch.equal(parts[-1][own], whole[own]) and not parts[-1][~own].any() and sum(rows) == own.sum()
         stack = [(w[:2], w[2:]) for w in weight[first:last]]
-        torch.testing.assert_close(ops.expert_linear(x, expert, stack, bias[first:last], False, first), parts[-1])
+        torch.testing.assert_close(experts.expert_linear(x, expert, stack, bias[first:last], False, first), parts[-1])
     assert torch.equal(sum(parts), whole)
-    nothing = ops.expert_linear(x[:3], expert[:3], weight[3:], None, False, 3)
-    assert nothing.shape == (3, 5) and not nothing.any()
+    nothing = experts.expert_linear(x[1:2], expert[1:2], weight[3:], None, False, 3)
+    assert nothing.shape == (1, 3, 5) and not nothing.any()
 
 
 @pytest.mark.parametrize(
     ("between", "by_rows"),
     [
         ((aten.mul.Tensor, 2), True),
-        ((aten.slice.Tensor, 1, 0, 3), True),
+        ((aten.slice.Tensor, 2, 0, 3), True),
+        ((aten.slice.Tensor, 1, 0, 3), False),
         ((aten.slice.Tensor, 0, 0, 3), False),
         ((aten.cumsum.default, 0), False),
     ],
@@ -125,7 +126,7 @@ def test_rows_that_are_mixed_are_added_up_first(between, by_rows):
 
     def call(target, *args):
         node = graph.call_function(target, args)
-        node.meta["about"] = Meta.of(torch.float32, ("2*T", 8))
+        node.meta["about"] = Meta.of(torch.float32, ("T", 2, 8))
         return node
 
     up = call(EXPERT_LINEAR, x, expert, weight, None, False)

@@ -7,8 +7,8 @@ from collections.abc import Generator, Mapping, Sequence
 import torch
 from torch import Tensor, fx
 
-from hpcdecode.model.frontend import ops
 from hpcdecode.model.frontend.deal import Deal
+from hpcdecode.model.frontend.experts import expert_linear
 from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.operators import ATTEND, EXPERT_LINEAR, MEMBER_SUM
 from hpcdecode.model.frontend.shard import trace_of
@@ -80,7 +80,7 @@ def steps(trace: Trace, weights: Mapping[str, Tensor], ids: Tensor) -> Generator
                 v = v if v.shape[1] else k[:, : tensor_meta(node).one_token[1] // q_heads]  # the values are in K
                 values[node] = attend(q, k, v, q_heads, *rest)
             elif node.target is EXPERT_LINEAR:
-                values[node] = ops.expert_linear(*args)
+                values[node] = expert_linear(*args)
             else:
                 values[node] = node.target(*args, **kwargs)
         check_shape(node, values.get(node), len(ids))

@@ -105,7 +105,7 @@ class ExampleRun:
         if node.target in PROJECTIONS:
             linear = Linear.of(node)
             x = projected(value(linear.x), linear.outputs)
-            return x * (1 + value(as_node(node.args[1])) / 8)[:, None] if node.target is EXPERT_LINEAR else x
+            return x * (1 + value(as_node(node.args[1])) / 8)[..., None] if node.target is EXPERT_LINEAR else x
         if node.target is aten.embedding.default:
             return embedded(value(as_node(node.args[1])), tensor_meta(node).one_token[-1])
         if node.target in MATMULS and self._is_large(as_node(node.args[1])):

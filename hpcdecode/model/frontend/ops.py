@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, fx
 
 from hpcdecode.errors import UserError
+from hpcdecode.model.frontend.experts import expert_linear, projected, run_experts
 from hpcdecode.model.frontend.nodes import as_float, as_int, as_node
-from hpcdecode.model.frontend.rows import linear
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -28,18 +28,6 @@ class AttentionModule(Protocol):
     """What is read of a transformers attention module."""
 
     config: PreTrainedConfig
-
-
-class ExpertsModule(Protocol):
-    """What is read of a transformers module of experts, besides its weights."""
-
-    has_gate: bool
-    has_bias: bool
-    has_post_expert_norm: bool
-    is_transposed: bool
-    act_fn: Callable[[Tensor], Tensor]
-    post_expert_norm: Callable[[Tensor], Tensor]
-    _apply_gate: Callable[[Tensor], Tensor]
 
 
 class AttendArguments(NamedTuple):
@@ -92,7 +80,7 @@ def register() -> None:
 
     define()
     AttentionInterface.register(NAME, _attention)
-    ALL_EXPERTS_FUNCTIONS.register(NAME, _experts)
+    ALL_EXPERTS_FUNCTIONS.register(NAME, run_experts)
 
 
 @functools.cache
@@ -112,7 +100,7 @@ def define() -> None:
         mutates_args=(),
         schema="(Tensor x, Tensor expert, Tensor weight, Tensor? bias, bool transposed, int first=0) -> Tensor",
     )
-    experts.register_fake(_projected)
+    experts.register_fake(projected)
     member_sum = torch.library.custom_op(
         "hpcdecode::member_sum", _summed_elsewhere, mutates_args=(), schema="(Tensor x) -> Tensor"
     )
@@ -129,12 +117,6 @@ def _summed_elsewhere(*_: object) -> Tensor:
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, q_heads: int, kv_heads: int, *_: object) -> Tensor:
     return v.new_empty(v.shape[0], v.shape[1] // kv_heads * q_heads)
-
-
-def _projected(
-    x: Tensor, expert: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool, first: int = 0
-) -> Tensor:
-    return x.new_empty(x.shape[0], weight.shape[2 - (not transposed)])
 
 
 def _attention(
@@ -174,90 +156,3 @@ def refuse_unknown_arguments(module: AttentionModule, attention_mask: object, kw
     for key, value in kwargs.items():
         if key not in HARMLESS and value is not None and value is not False:
             raise UserError(f"{name} passes {key!r} to its attention, which attend does not carry: not supported")
-
-
-def _experts(self: ExpertsModule, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """Run a layer of experts by `expert_linear`, with the arguments of transformers' experts interface.
-
-    No (token, choice) pair is dropped. A token's K results are summed in the router's order.
-
-    Args:
-        self: The module of the experts.
-        hidden_states: Input, [T, hidden].
-        top_k_index: The router's choice of experts, [T, K].
-        top_k_weights: The weight of each choice, [T, K].
-
-    Returns:
-        [T, hidden].
-    """
-    k = top_k_index.shape[-1]
-    expert, order = torch.sort(top_k_index.reshape(-1), stable=True)  # pairs grouped by expert
-    x = hidden_states[torch.div(order, k, rounding_mode="floor")]
-    up = "gate_up_proj" if self.has_gate else "up_proj"
-    x = _expert_projection(self, up, x, expert)
-    x = self._apply_gate(x) if self.has_gate else self.act_fn(x)
-    x = _expert_projection(self, "down_proj", x, expert)
-    if self.has_post_expert_norm:
-        x = self.post_expert_norm(x)
-    x = x[torch.argsort(order)] * top_k_weights.reshape(-1, 1)
-    return x.view(-1, k, x.shape[-1]).sum(1).to(hidden_states.dtype)
-
-
-def _expert_projection(module: ExpertsModule, name: str, x: Tensor, expert: Tensor) -> Tensor:
-    weight, bias = getattr(module, name), getattr(module, f"{name}_bias") if module.has_bias else None
-    out: Tensor = torch.ops.hpcdecode.expert_linear(x, expert, weight, bias, module.is_transposed)
-    return out
-
-
-def expert_linear(
-    x: Tensor,
-    expert: Tensor,
-    weight: Tensor | Sequence[Sequence[Tensor]],
-    bias: Tensor | None,
-    transposed: bool,
-    first: int = 0,
-) -> Tensor:
-    """Apply to each row of `x` the linear layer of its expert. Rows of experts without weights here become zeros.
-
-    Args:
-        x: Input, [S, in], sorted by expert.
-        expert: The expert of each row, int64 [S].
-        weight: Weights of experts `first` to `first + E - 1`, [E, out, in], or [E, in, out] if transposed. Or for each
-            of them the [out_j, in] pieces that make it up along `out`, so that a checkpoint's tensors need no copy.
-        bias: Biases of the same experts, [E, out], or None.
-        transposed: Whether `weight` is [E, in, out].
-        first: Number of the first expert that has weights here.
-
-    Returns:
-        [S, out].
-    """
-    if isinstance(weight, Tensor):
-        outputs = weight.shape[2 if transposed else 1]
-    else:
-        outputs = sum(piece.shape[0] for piece in weight[0])
-    parts: list[Tensor] = []
-    before = start = 0  # rows of experts before the first, and rows so far of these and of those with weights
-    used, counts = torch.unique_consecutive(expert, return_counts=True)
-    for e, count in zip(used.tolist(), counts.tolist(), strict=True):
-        if e >= first + len(weight):
-            break
-        if e < first:
-            before += count
-        else:
-            b = None if bias is None else bias[e - first]
-            parts.append(_of_one_expert(x[start : start + count], weight[e - first], b, transposed))
-        start += count
-    if before:
-        parts.insert(0, x.new_zeros(before, outputs))
-    if start < len(x) or not parts:
-        parts.append(x.new_zeros(len(x) - start, outputs))
-    return torch.cat(parts)
-
-
-def _of_one_expert(x: Tensor, weight: Tensor | Sequence[Tensor], bias: Tensor | None, transposed: bool) -> Tensor:
-    """Return the linear layer of one expert, of rows [S, in]: [S, out]."""
-    if isinstance(weight, Tensor):
-        return linear(x, weight.t() if transposed else weight, bias)
-    pieces = [linear(x, piece) for piece in weight]
-    y = pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
-    return y if bias is None else y + bias

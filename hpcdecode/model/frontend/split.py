@@ -10,12 +10,13 @@ import torch
 from torch import fx
 from torch.fx.node import Argument, Target
 
-from hpcdecode.model.frontend import ops
 from hpcdecode.model.frontend.clean import freeze
 from hpcdecode.model.frontend.cut import STATIC, SYMBOL, Dependence, dependences, find_cuts
+from hpcdecode.model.frontend.experts import expert_linear
 from hpcdecode.model.frontend.head_linear import HEAD_LINEAR, head_linear
 from hpcdecode.model.frontend.meta import Meta, meta, size_of, tensor_meta
 from hpcdecode.model.frontend.mixers import rows_of
+from hpcdecode.model.frontend.operators import EXPERT_LINEAR
 from hpcdecode.model.frontend.trace import Trace
 
 aten = torch.ops.aten
@@ -248,4 +249,4 @@ def runnable(target: Target) -> Callable[..., Any]:
         return aten.reshape.default
     if target is HEAD_LINEAR:
         return head_linear
-    return ops.expert_linear if target is torch.ops.hpcdecode.expert_linear.default else target
+    return expert_linear if target is EXPERT_LINEAR else target

@@ -57,8 +57,8 @@ def _call(
 def merged(graph: fx.Graph) -> dict[fx.Node, int]:
     """Return the tensors whose first dimension counts tokens times heads, and their heads.
 
-    Those that are used in another way than element by element or along their last dimension, as experts sort them, and
-    those that come of them or that they come of, are left out.
+    Those that are used in another way than element by element or along their last dimension are left out, and those
+    that come of them or that they come of.
     """
     heads = {node: count for node in graph.nodes if (count := _heads_of(node)) is not None}
     kept = set(heads)

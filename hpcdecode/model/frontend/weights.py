@@ -82,9 +82,13 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
     def few_bits(self, key: WeightKey) -> str | None:
         """Return what holds the numbers of a weight of a quantised checkpoint in few bits, or None."""
         source, cut = self._source(key), cut_of(key)
-        tensor = self._tensors.get(self._sources.keys.get(source, ""))
-        name = tensor.few_bits() if isinstance(tensor, DequantisedTensor) else None
-        return name if name is not None and keeps_groups(name, cut) else None
+        keys, in_dim = [self._sources.keys.get(source, "")], 1  # experts in one tensor are [E, in, out]
+        if experts := self._sources.stacks.get(source):
+            keys, in_dim = [key for own in experts for key in own], 2
+        tensors = [self._tensors.get(key) for key in keys]
+        names = {each.few_bits() if isinstance(each, DequantisedTensor) else None for each in tensors}
+        name = names.pop() if len(names) == 1 else None
+        return name if name is not None and keeps_groups(name, cut, in_dim) else None
 
     def _source(self, key: WeightKey) -> str:
         """Return the weight that has the tensor of a weight or part."""

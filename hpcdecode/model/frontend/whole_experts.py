@@ -58,7 +58,7 @@ def experts_of(projection: fx.Node) -> int:
 def feeds_same_experts(projection: fx.Node) -> bool:
     """Return whether only projections of the same experts read the rows that `projection` makes, each by itself."""
     expert, experts = projection.args[1], experts_of(projection)
-    rows = tensor_meta(projection).shape[0]
+    rows = tensor_meta(projection).shape[:2]
     pending, seen = [projection], {projection}
     while pending:
         node = pending.pop()
@@ -76,17 +76,17 @@ def feeds_same_experts(projection: fx.Node) -> bool:
     return True
 
 
-def by_rows(node: fx.Node, rows: int | str) -> bool:
-    """Return whether row i of a result depends on rows i of the operands alone, of those that have this many rows."""
-    shapes = [about.shape for n in node.all_input_nodes if (about := meta(n)) and about.shape[:1] == (rows,)]
+def by_rows(node: fx.Node, rows: tuple[int | str, ...]) -> bool:
+    """Return whether row [i, j] of a result depends on row [i, j] alone of operands [T, K, ...]; rows: T and K."""
+    shapes = [about.shape for n in node.all_input_nodes if (about := meta(n)) and about.shape[:2] == rows]
     if node.target in SPLITS:
-        return dim_argument(node, 2, len(shapes[0])) != 0
+        return dim_argument(node, 2, len(shapes[0])) > 1
     about = meta(node)
-    if about is None or about.shape[:1] != (rows,):
+    if about is None or about.shape[:2] != rows:
         return False
     rank = len(about.shape)
     if node.target in {aten.slice.Tensor} | JOINS:
-        return dim_argument(node, 1, rank) != 0
+        return dim_argument(node, 1, rank) > 1
     if is_pointwise(node):
         return all(len(shape) == rank for shape in shapes)
     return node.target in VIEWS | UNCHANGED or node.target is operator.getitem

@@ -21,6 +21,7 @@ from hpcdecode.model.lower.instruction import Shape, Value
 from hpcdecode.model.lower.lowering import Lowering, Unlowerable
 
 aten = torch.ops.aten
+MOST_TERMS = 64  # of a sum over another dimension than the last one
 
 Handler = Callable[[Lowering, fx.Node], "Value | list[Value]"]
 
@@ -106,16 +107,29 @@ def clamp(low: Lowering, node: fx.Node) -> Value:
 
 
 def mean_or_sum(low: Lowering, node: fx.Node) -> Value:
-    """Handle the mean or the sum over the last dimension, if it is not that of the tokens."""
+    """Handle the mean or the sum over a dimension that is not that of the tokens: x, [dim], keepdim=False."""
     value, about = low.operand(node.args[0]), tensor_meta(as_node(node.args[0]))
-    last = len(value.shape) - 1
-    given = node.args[1]
-    dims = [views.whole(d) % len(value.shape) for d in given] if isinstance(given, list | tuple) else []
-    if dims != [last] or about.token_dim == last or set(node.kwargs) - {"dtype"}:
+    rank, given = len(value.shape), node.args[1]
+    dims = [views.whole(d) % rank for d in given] if isinstance(given, list | tuple) else []
+    if len(dims) != 1 or about.token_dim in dims or set(node.kwargs) - {"dtype"}:
         raise Unlowerable
-    scale = 1 / value.shape[-1] if node.target is aten.mean.dim else 1.0
+    scale = 1 / value.shape[dims[0]] if node.target is aten.mean.dim else 1.0
+    if dims != [rank - 1]:
+        return _sum_of_parts(low, node, value, dims[0], scale)
     shape, narrow = result_of(node)
     return low.reduce(Op.sum, value, shape, scale, narrow)
+
+
+def _sum_of_parts(low: Lowering, node: fx.Node, value: Value, dim: int, scale: float) -> Value:
+    """Return the sum of the few parts of a tensor along `dim`, in their order."""
+    shape, narrow = result_of(node)
+    count = value.shape[dim]
+    if not 2 <= count <= MOST_TERMS or scale != 1:
+        raise Unlowerable
+    total, *terms = (value.part(dim, i, 1) for i in range(count))
+    for i, term in enumerate(terms, 2):
+        total = low.step(Op.add, term.shape, total, term, narrow=narrow and i == count)
+    return total.reshaped(shape)
 
 
 def layer_norm(low: Lowering, node: fx.Node) -> Value:

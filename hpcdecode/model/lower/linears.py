@@ -6,12 +6,11 @@ GEMMs are those of native/ops_cpu if they are offered on this CPU, else oneDNN's
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import fx
-from torch.fx.node import Argument
 
 from hpcdecode.model.frontend.clean import VIEWS
 from hpcdecode.model.frontend.head_linear import head_linear
@@ -19,10 +18,12 @@ from hpcdecode.model.frontend.meta import Meta, tensor_meta
 from hpcdecode.model.frontend.nodes import as_node, results
 from hpcdecode.model.frontend.rows import packed_linear
 from hpcdecode.model.lower import packed_weights, quantize
+from hpcdecode.model.lower.experts import ExpertPacker
 from hpcdecode.model.lower.few_bits import ALL_FORMS, FORMS
 from hpcdecode.model.lower.packed_weights import PackedSize
 from hpcdecode.model.lower.projections import Gate, Projection, gate_of, projection
 from hpcdecode.model.lower.recipe import Form, Recipe, packed_by_onednn
+from hpcdecode.model.lower.weight_graph import WeightGraph
 
 aten = torch.ops.aten
 
@@ -55,22 +56,16 @@ def merge_projections(graph: fx.Graph, weights: Quantised = None, *, ends: bool 
 
 
 class ProjectionMerger:
-    """Replaces the projections of `graph` by fewer ones with packed weights.
-
-    Attributes:
-        recipes: Recipes of the weights, by their placeholders.
-    """
+    """Replaces the projections of `graph` by fewer ones with packed weights."""
 
     def __init__(self, graph: fx.Graph, weights: Quantised, ends: bool):
-        self.graph, self.weights = graph, weights
+        self.graph, self.weights, self._made = graph, weights, WeightGraph(graph)
         made = results(graph)
         self._logits = tensor_meta(made[0]).one_token[-1] if ends and len(made) == 1 else None
-        inputs = [n for n in graph.nodes if n.op == "placeholder"]
-        self.recipes = {node: Recipe((i,)) for i, node in enumerate(n for n in inputs if n.name.startswith("w"))}
-        self._last_input = inputs[-1]
 
     def run(self) -> list[Recipe]:
         """Return the recipes of the weights that the graph takes now, in their order."""
+        ExpertPacker(self._made, self._quantised).run()
         if self.weights != "int8":
             projections = {p.node: p for p in self._projections()}
             for node in self.graph.nodes:
@@ -86,33 +81,30 @@ class ProjectionMerger:
                 self._merge(_read_by(group[0]), group, key.weights)
         for node in [n for n in self.graph.nodes if n.target is head_linear]:
             self._pack_heads(node)
-        for node in list(self.recipes):
-            if not node.users:
-                self.graph.erase_node(node)
-        return [self.recipes[n] for n in self.graph.nodes if n in self.recipes]
+        return self._made.finish()
 
     def _pack_heads(self, node: fx.Node) -> None:
         """Replace a projection of each head, and a view of it, by one of packed weights, if there is one."""
         x, weight, seen = as_node(node.args[0]), as_node(node.args[1]), _seen_as(node)
         about, made = tensor_meta(weight), tensor_meta(seen)
-        gemm = packed_weights.head_gemm(tensor_meta(x), about, made) if weight in self.recipes else None
+        gemm = packed_weights.head_gemm(tensor_meta(x), about, made) if weight in self._made.recipes else None
         if gemm is None:
             return
         packed = PackedSize.of_heads(about)
         with self.graph.inserting_before(node):
-            own = self._input(Recipe(self.recipes[weight].sources, form="packed heads", packed=packed))
-            seen.replace_all_uses_with(self._call(gemm, (x, own), made))
+            own = self._made.input(Recipe(self._made.recipes[weight].sources, form="packed heads", packed=packed))
+            seen.replace_all_uses_with(self._made.call(gemm, (x, own), made))
         for each in dict.fromkeys((seen, node)):
             self.graph.erase_node(each)
 
     def _projections(self) -> Iterator[Projection]:
-        return (p for node in self.graph.nodes if (p := projection(node, self.recipes)) is not None)
+        return (p for node in self.graph.nodes if (p := projection(node, self._made.recipes)) is not None)
 
     def _quantised(self, p: Projection) -> str | None:
         """Return what the weight of a projection is quantised to, or None. In few bits the LM head stays as it is."""
         inputs = tensor_meta(p.x).one_token[-1]
         if isinstance(self.weights, tuple):
-            return self.weights[self.recipes[p.weight].sources[0]]
+            return self.weights[self._made.recipes[p.weight].sources[0]]
         if self.weights is None or p.width * quantize.MAX_INPUTS_PER_OUTPUT < inputs:
             return None
         return None if self.weights in FORMS and p.width == self._logits else self.weights
@@ -121,26 +113,14 @@ class ProjectionMerger:
         self, group: list[Projection], form: Form, biases: tuple[int, ...] = (), bits: str | None = None
     ) -> fx.Node:
         """Add the placeholder of the group's weight in some form."""
-        sources, packed = self._sources(p.weight for p in group), None
+        sources, packed = self._made.sources(p.weight for p in group), None
         if form.startswith("packed"):
             inputs, int8 = tensor_meta(group[0].x).one_token[-1], form == "packed int8"
             itemsize = 1 if int8 else tensor_meta(group[0].weight).dtype.itemsize
             outputs = sum(p.width for p in group)
             words = ALL_FORMS[bits].words(inputs) if bits else inputs * itemsize // packed_weights.WORD.itemsize
             packed = PackedSize(outputs, words, 2 if int8 else 1)
-        return self._input(Recipe(sources, group[0].transposed, form, biases, packed, bits))
-
-    def _sources(self, weights: Iterable[fx.Node]) -> tuple[int, ...]:
-        return tuple(self.recipes[n].sources[0] for n in weights)
-
-    def _biases(self, group: list[Projection]) -> tuple[int, ...]:
-        return self._sources(p.bias for p in group if p.bias is not None)
-
-    def _input(self, recipe: Recipe) -> fx.Node:
-        with self.graph.inserting_after(self._last_input):
-            node = self.graph.placeholder(f"p{len(self.recipes)}")
-        self.recipes[node] = recipe
-        return node
+        return self._made.input(Recipe(sources, group[0].transposed, form, biases, packed, bits))
 
     def _merge_gated(self, gate: Gate) -> None:
         """Replace a gate by one GEMM, if there is one."""
@@ -153,8 +133,8 @@ class ProjectionMerger:
         if gemm is None:
             return
         with self.graph.inserting_before(result):
-            weight = self._weight(group, "packed gated", self._biases(group), bits)
-            result.replace_all_uses_with(self._call(gemm, (x, weight), about))
+            weight = self._weight(group, "packed gated", self._made.biases(group), bits)
+            result.replace_all_uses_with(self._made.call(gemm, (x, weight), about))
         for node in gate.nodes:
             self.graph.erase_node(node)
 
@@ -166,13 +146,13 @@ class ProjectionMerger:
             return self._merge(x, group)
         if gemm is None and not packed_by_onednn(weight):
             return
-        biases = self._biases(group)
+        biases = self._made.biases(group)
         with self.graph.inserting_before(group[0].node):
             if gemm is not None:
-                whole = self._call(gemm, (x, self._weight(group, "packed", biases, bits)), about)
+                whole = self._made.call(gemm, (x, self._weight(group, "packed", biases, bits)), about)
             else:
-                bias = self._input(Recipe(biases)) if biases else None
-                whole = self._call(packed_linear, (x, self._weight(group, "onednn"), bias), about)
+                bias = self._made.input(Recipe(biases)) if biases else None
+                whole = self._made.call(packed_linear, (x, self._weight(group, "onednn"), bias), about)
             self._replace(group, whole, lambda part, _: part)
 
     def _merge_int8(self, x: fx.Node, group: list[Projection]) -> None:
@@ -188,19 +168,19 @@ class ProjectionMerger:
             return self._merge(x, group)
         with self.graph.inserting_before(group[0].node):
             if quantize.RotationShape.of(tensor_meta(x).one_token[-1]):
-                x = self._call(quantize.rotated, (x,), wide)
-            scale = self._call(quantize.token_scale, (x,), one_scale)
-            rounded = self._call(quantize.to_int8, (x, scale), as_int8)
+                x = self._made.call(quantize.rotated, (x,), wide)
+            scale = self._made.call(quantize.token_scale, (x,), one_scale)
+            rounded = self._made.call(quantize.to_int8, (x, scale), as_int8)
             if gemm is not None:
-                whole = self._call(gemm, (rounded, self._weight(group, "packed int8")), about)
+                whole = self._made.call(gemm, (rounded, self._weight(group, "packed int8")), about)
             else:
                 weight, scales = (self._weight(group, form) for form in _ONEDNN_INT8)
-                whole = self._call(quantize.int8_linear, (rounded, weight, scales, about.dtype), about)
+                whole = self._made.call(quantize.int8_linear, (rounded, weight, scales, about.dtype), about)
 
             def finished(part: fx.Node, p: Projection) -> fx.Node:
                 own = tensor_meta(p.node)
-                part = self._call(quantize.scaled, (part, scale), own)
-                return part if p.bias is None else self._call(aten.add.Tensor, (part, p.bias), own)
+                part = self._made.call(quantize.scaled, (part, scale), own)
+                return part if p.bias is None else self._made.call(aten.add.Tensor, (part, p.bias), own)
 
             self._replace(group, whole, finished)
 
@@ -218,16 +198,11 @@ class ProjectionMerger:
         for p in group:
             part = whole
             if len(group) > 1:
-                part = self._call(aten.slice.Tensor, (whole, dim, at, at + p.width), tensor_meta(p.node))
+                part = self._made.call(aten.slice.Tensor, (whole, dim, at, at + p.width), tensor_meta(p.node))
             at += p.width
             p.node.replace_all_uses_with(finished(part, p))
         for p in group:
             self.graph.erase_node(p.node)
-
-    def _call(self, target: Callable[..., Any], args: tuple[Argument, ...], about: Meta) -> fx.Node:
-        node = self.graph.call_function(target, args)
-        node.meta["about"] = about
-        return node
 
 
 _ONEDNN_INT8: tuple[Form, Form] = ("onednn int8", "scales")

@@ -7,7 +7,7 @@ bytes of each output at a time; those in few bits are in the order of `few_bits`
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -88,11 +88,13 @@ class PackedSize(NamedTuple):
         outputs: Number of outputs.
         words: Words of 4 bytes of an output's weights, and scales if they are in few bits.
         heads: Words that a group begins with, for each output.
+        experts: Number of experts, each of which has a weight of that size.
     """
 
     outputs: int
     words: int
     heads: int
+    experts: int = 1
 
     @classmethod
     def of(cls, parts: Sequence[Tensor], heads: int = 1) -> PackedSize:
@@ -107,8 +109,8 @@ class PackedSize(NamedTuple):
 
     @property
     def shape(self) -> torch.Size:
-        """Return [groups, heads + words, 32], the shape of the packed weight."""
-        return torch.Size((-(-self.outputs // GROUP), self.heads + self.words, GROUP))
+        """Return [experts * groups, heads + words, 32], the shape of the packed weight."""
+        return torch.Size((self.experts * -(-self.outputs // GROUP), self.heads + self.words, GROUP))
 
     @property
     def bytes(self) -> int:
@@ -137,17 +139,17 @@ def pack(parts: Sequence[Tensor], bias: Tensor | None = None) -> Tensor:
         parts: Parts [out_i, in] of the weight, float32 or bfloat16, stacked along their first dimension.
         bias: Bias [out] of the GEMM, or None.
     """
-    return packed(PackedSize.of(parts), lambda: plain_rows(parts, bias))
+    return packed(PackedSize.of(parts), lambda: [plain_rows(parts, bias)])
 
 
 def pack_gated(one: Tensor, other: Tensor, biases: Sequence[Tensor] = ()) -> Tensor:
     """Return the packed form of two weights that gate each other (see `gated_rows`)."""
-    return packed(PackedSize.of([one, other]), lambda: gated_rows(one, other, biases))
+    return packed(PackedSize.of([one, other]), lambda: [gated_rows(one, other, biases)])
 
 
 def pack_int8(weight: Tensor, scales: Tensor) -> Tensor:
     """Return the packed form of the int8 `weight` [out, in] that stands for weight * scales[:, None]."""
-    return packed(PackedSize.of([weight], heads=2), lambda: int8_rows(weight, scales))
+    return packed(PackedSize.of([weight], heads=2), lambda: [int8_rows(weight, scales)])
 
 
 def pack_few_bits(bits: str, parts: Sequence[Tensor], bias: Tensor | None = None) -> Tensor:
@@ -159,7 +161,7 @@ def pack_few_bits(bits: str, parts: Sequence[Tensor], bias: Tensor | None = None
         bias: Bias [out] of the GEMM, or None.
     """
     size = PackedSize(sum(map(len, parts)), ALL_FORMS[bits].words(parts[0].shape[1]), 1)
-    return packed(size, lambda: plain_rows(parts, bias), bits=bits)
+    return packed(size, lambda: [plain_rows(parts, bias)], bits=bits)
 
 
 def plain_rows(parts: Sequence[Tensor], bias: Tensor | None) -> WeightRows:
@@ -198,25 +200,26 @@ def unpack(packed: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def packed(
-    size: PackedSize, rows: Callable[[], WeightRows], memory: WeightMemory = PRIVATE, bits: str | None = None
+    size: PackedSize, rows: Callable[[], Iterable[WeightRows]], memory: WeightMemory = PRIVATE, bits: str | None = None
 ) -> Tensor:
-    """Return a weight packed in some memory: int32 [groups, heads + words, 32].
+    """Return a weight packed in some memory: int32 [experts * groups, heads + words, 32].
 
     Args:
         size: Its size.
-        rows: What is packed; asked only where it is made.
+        rows: What is packed of each expert; asked only where it is made.
         memory: Where to put it.
         bits: Its form in few bits, one of ALL_FORMS, or None.
     """
 
     def fill(made: Tensor) -> None:
-        if bits is None:
-            pack_into(made, rows())
-        else:
-            given = rows()
-            missed = ALL_FORMS[bits].pack_into(made, given.parts, given.heads[0], given.in_turn)
-            if missed:
-                _log.info("%d groups of a weight are on no grid of %s: they were rounded", missed, bits)
+        missed = 0
+        for own, given in zip(made.unflatten(0, (size.experts, -1)), rows(), strict=True):
+            if bits is None:
+                pack_into(own, given)
+            else:
+                missed += ALL_FORMS[bits].pack_into(own, given.parts, given.heads[0], given.in_turn)
+        if missed:
+            _log.info("%d groups of a weight are on no grid of %s: they were rounded", missed, bits)
 
     return memory.filled(size.bytes, fill).view(WORD).view(size.shape)
 

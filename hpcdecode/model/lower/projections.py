@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from hpcdecode._ops_cpu import Op
+from hpcdecode.model.frontend.experts import expert_linear
 from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.nodes import as_node
 
@@ -23,9 +24,9 @@ class Projection:
     Attributes:
         node: Node of the result [..., out].
         x: Node of the activations [..., in].
-        weight: Placeholder of the weight [out, in].
-        bias: Placeholder of the bias [out], or None.
-        transposed: True if the weight is [in, out] instead.
+        weight: Placeholder of the weight [out, in], or of those [E, out, in] of experts.
+        bias: Placeholder of the bias [out] or biases [E, out], or None.
+        transposed: True if the weight is [in, out] instead, or [E, in, out].
     """
 
     node: fx.Node
@@ -45,12 +46,12 @@ class Gate:
     """op(gate) * up, of two projections of one input, or of one whose first half is the gate.
 
     Attributes:
-        op: Activation of the gate.
+        op: Activation of the gate, or None for a projection without one.
         projections: The one or two projections.
         nodes: All nodes that it replaces, each before its own arguments. The first is the result.
     """
 
-    op: Op
+    op: Op | None
     projections: list[Projection]
     nodes: list[fx.Node]
 
@@ -74,6 +75,22 @@ def projection(node: fx.Node, weights: Collection[fx.Node]) -> Projection | None
     found = Projection(node, as_node(x), as_node(weight), bias, transposed=node.target is aten.addmm.default)
     alone = found.weight in weights and len(found.weight.users) == 1
     return found if alone else None
+
+
+def expert_projection(node: fx.Node, weights: Collection[fx.Node]) -> Projection | None:
+    """Return the projection by experts that a node is, or None if it is none whose weights can be packed.
+
+    Args:
+        node: A node of the graph.
+        weights: Placeholders of the slice's weights.
+    """
+    if node.target is not expert_linear:
+        return None
+    x, _, weight, bias, transposed = node.args[:5]
+    if bias is not None and not (isinstance(bias, fx.Node) and bias in weights):
+        return None
+    found = Projection(node, as_node(x), as_node(weight), bias, transposed=bool(transposed))
+    return found if found.weight in weights and len(found.weight.users) == 1 else None
 
 
 def gate_of(node: fx.Node, projections: Mapping[fx.Node, Projection]) -> Gate | None:

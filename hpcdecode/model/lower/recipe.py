@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,7 +18,19 @@ from hpcdecode.system.shared_memory import WeightMemory
 PACKED_FOR = 512  # tokens: oneDNN chooses the packed layout for this many, and it serves any number
 
 ReadWeight = Callable[[int], Tensor | Stack]
-Form = Literal["plain", "onednn", "packed", "packed gated", "packed heads", "onednn int8", "packed int8", "scales"]
+Form = Literal[
+    "plain",
+    "onednn",
+    "packed",
+    "packed gated",
+    "packed heads",
+    "packed experts",
+    "packed gated experts",
+    "packed int8 experts",
+    "onednn int8",
+    "packed int8",
+    "scales",
+]
 
 
 @dataclass(frozen=True)
@@ -31,7 +43,7 @@ class Recipe:
         form: "plain", "onednn" (packed by oneDNN), "packed" (see packed_weights), or the scales of an int8 weight.
         biases: Numbers of the biases that its packed form begins with.
         packed: Size of its packed form, or None if it has another.
-        bits: Form in few bits of a "packed" or "packed gated" weight, one of few_bits.ALL_FORMS, or None.
+        bits: Form in few bits of a packed weight, one of few_bits.ALL_FORMS, or None.
     """
 
     sources: tuple[int, ...]
@@ -47,7 +59,8 @@ def make_weight(recipe: Recipe, read: ReadWeight, memory: WeightMemory = PRIVATE
 
     Args:
         recipe: The recipe.
-        read: Returns a weight that the slice's graph named, by number. A stack of experts stays as it is.
+        read: Returns a weight that the slice's graph named, by number. A stack of experts that is not packed stays as
+            it is.
         memory: Where to put packed weights.
     """
     if recipe.packed is not None:
@@ -70,17 +83,39 @@ def _parts(recipe: Recipe, read: ReadWeight) -> list[Tensor]:
     return [part.t() for part in parts] if recipe.transposed else parts
 
 
-def _rows(recipe: Recipe, read: ReadWeight) -> WeightRows:
-    """Return what is packed of a recipe's weight and biases."""
+def _rows(recipe: Recipe, read: ReadWeight) -> Iterable[WeightRows]:
+    """Return what is packed of a recipe's weight and biases, of each expert by itself."""
+    if recipe.form.endswith("experts"):
+        return _expert_rows(recipe, read)
     parts, biases = _parts(recipe, read), [as_tensor(read(i)) for i in recipe.biases]
     if recipe.form == "packed gated":
-        one, other = _two(parts)
-        return packed_weights.gated_rows(one, other, _two(biases))
+        return [_gated_rows(parts, biases)]
     if recipe.form == "packed heads":
-        return packed_weights.head_rows(parts[0])
+        return [packed_weights.head_rows(parts[0])]
     if recipe.form == "packed":
-        return packed_weights.plain_rows(parts, _joined(biases) if biases else None)
-    return packed_weights.int8_rows(*quantize.RoundedWeight.of(_joined(parts)))
+        return [packed_weights.plain_rows(parts, _joined(biases) if biases else None)]
+    return [packed_weights.int8_rows(*quantize.RoundedWeight.of(_joined(parts)))]
+
+
+def _expert_rows(recipe: Recipe, read: ReadWeight) -> Iterator[WeightRows]:
+    """Yield what is packed of each expert."""
+    (weight,) = (read(i) for i in recipe.sources)
+    biases = [as_tensor(read(i)) for i in recipe.biases]
+    for e, own in enumerate(weight):
+        pieces = [own] if isinstance(own, Tensor) else list(own)
+        parts = [piece.t() for piece in pieces] if recipe.transposed else pieces
+        bias = [each[e] for each in biases]
+        if recipe.form == "packed experts":
+            yield packed_weights.plain_rows(parts, bias[0] if bias else None)
+        elif recipe.form == "packed int8 experts":
+            yield packed_weights.int8_rows(*quantize.RoundedWeight.of(_joined(parts)))
+        else:
+            yield _gated_rows(parts if len(parts) == 2 and len(parts[0]) == len(parts[1]) else [_joined(parts)], bias)
+
+
+def _gated_rows(parts: list[Tensor], biases: list[Tensor]) -> WeightRows:
+    one, other = _two(parts)
+    return packed_weights.gated_rows(one, other, _two(biases))
 
 
 def as_tensor(weight: Tensor | Stack) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -39,7 +39,6 @@ from hpcdecode.system.shared_memory import WeightMemory
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BITS = {"int8": 8.0, **{name: form.bits for name, form in FORMS.items()}}  # of a weight
-_EXPERTS = ".experts."  # in the keys of weights that are dequantised
 
 
 class ModelPart(NamedTuple):
@@ -174,8 +173,8 @@ def weight_bytes(folder: Path, dtype: torch.dtype, quantised: str | None = None)
     Args:
         folder: Model directory.
         dtype: Dtype of the weights that are not quantised.
-        quantised: What projections are quantised to, as `load_split` takes it. All matrices but those of experts and
-            those with as many rows as the vocabulary count as projections.
+        quantised: What projections are quantised to, as `load_split` takes it. All matrices, of experts too, but those
+            with as many rows as the vocabulary count as projections.
 
     Raises:
         UserError: If the checkpoint is incomplete or damaged.
@@ -186,14 +185,20 @@ def weight_bytes(folder: Path, dtype: torch.dtype, quantised: str | None = None)
     tensors = open_plain(folder, None, read_scheme(folder), dtype)
     vocabulary = _vocabulary(stated_config(folder))
     bits = 0.0
-    for key, tensor in tensors.items():
-        name: str | None = None if _EXPERTS in key else quantised
+    for tensor in tensors.values():
+        name = quantised
         if name == AUTO:
             name = tensor.few_bits() if isinstance(tensor, DequantisedTensor) else None
-        matrix = len(tensor.shape) == 2 and tensor.shape[1] % BLOCK_INPUTS == 0 and tensor.shape[0] not in vocabulary
-        each = BITS[name] if name in BITS and (matrix or name == "int8") else 8.0 * dtype.itemsize
+        packed = name in BITS and (name == "int8" or _takes_few_bits(tensor.shape, vocabulary))
+        each = BITS[name] if name is not None and packed else 8.0 * dtype.itemsize
         bits += each * math.prod(tensor.shape)
     return int(bits / 8)
+
+
+def _takes_few_bits(shape: Sequence[int], vocabulary: Collection[object]) -> bool:
+    """Return whether a weight [out, in], or one of experts, [E, out, in] or [E, in, out], is packed in few bits."""
+    whole = all(size % BLOCK_INPUTS == 0 for size in shape[1:])
+    return whole and (len(shape) == 3 or (len(shape) == 2 and shape[0] not in vocabulary))
 
 
 def _vocabulary(config: Mapping[str, object]) -> set[object]:

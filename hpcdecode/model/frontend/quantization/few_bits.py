@@ -12,7 +12,7 @@ import torch
 from hpcdecode.model.frontend.membership import WeightCut
 from hpcdecode.model.frontend.quantization.formats import ScaleBlock, WeightFormat
 from hpcdecode.model.frontend.quantization.gptq import PackedColumns
-from hpcdecode.model.frontend.quantization.grids import PackedIntegers, ScaledGrid, fp4, fp8
+from hpcdecode.model.frontend.quantization.grids import Mxfp4Experts, PackedIntegers, ScaledGrid, fp4, fp8
 from hpcdecode.model.frontend.tensors import CheckpointTensor
 
 HALVES = ("F16", "BF16")  # what float16 scales hold, bfloat16 ones if they are not tiny
@@ -27,6 +27,8 @@ def few_bits_of(form: WeightFormat, parts: Mapping[str, CheckpointTensor], shape
         parts: The tensors that make it up, by role; only groups of inputs are read.
         shape: Its shape.
     """
+    if isinstance(form, Mxfp4Experts):
+        return "mxfp4"
     found = _named(form, parts)
     if found is None or len(shape) != 2:
         return None
@@ -41,9 +43,9 @@ def few_bits_of(form: WeightFormat, parts: Mapping[str, CheckpointTensor], shape
     return name
 
 
-def keeps_groups(name: str, cut: WeightCut | None) -> bool:
-    """Return whether a cut takes whole groups of inputs of a weight [out, in]."""
-    return cut is None or cut.dim == 0 or all(end % GROUPS[name] == 0 for ends in cut.ranges for end in ends)
+def keeps_groups(name: str, cut: WeightCut | None, in_dim: int) -> bool:
+    """Return whether a cut takes whole groups of inputs of a weight, whose dimension `in_dim` counts inputs."""
+    return cut is None or cut.dim != in_dim or all(end % GROUPS[name] == 0 for ends in cut.ranges for end in ends)
 
 
 def _named(form: WeightFormat, parts: Mapping[str, object]) -> tuple[str, int | None] | None:

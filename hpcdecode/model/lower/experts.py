@@ -1,0 +1,180 @@
+"""Layers of experts by packed weights: the GEMMs of native/ops_cpu, of rows that share an expert at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import Argument
+
+from hpcdecode._ops_cpu import ExpertProduct, Op, Product, WeightForm
+from hpcdecode.attention.base import isa
+from hpcdecode.model.frontend.meta import Meta, tensor_meta
+from hpcdecode.model.frontend.nodes import as_int
+from hpcdecode.model.lower import quantize
+from hpcdecode.model.lower.few_bits import ALL_FORMS, BLOCK_INPUTS
+from hpcdecode.model.lower.instruction import TYPES
+from hpcdecode.model.lower.packed_weights import HALF, WORD, PackedSize
+from hpcdecode.model.lower.projections import Gate, Projection, expert_projection, gate_of
+from hpcdecode.model.lower.recipe import Form, Recipe
+from hpcdecode.model.lower.weight_graph import WeightGraph
+
+
+class ExpertGemm:
+    """A GEMM of rows by the weights of their experts, as the target of a call in a graph.
+
+    Args:
+        x: Activations [T, K, in], or [T, 1, in] for the same row for all choices.
+        weight: Weights [E, out, in] before they are packed, or [E, in, out].
+        y: Result [T, K, out].
+        first: Number of the first expert that has weights here; rows of others become zeros.
+        gate: With a gate, half of the weight's outputs gate the others, and y has half as many.
+        bits: Form of the weights in few bits, one of ALL_FORMS, or None.
+
+    Attributes:
+        packed: Size of the packed weights.
+        bits: Their form in few bits, or None.
+    """
+
+    __module__ = __name__
+
+    def __init__(self, x: Meta, weight: Meta, y: Meta, first: int, gate: Op | None, bits: str | None):
+        self._outputs, self._dtype, self.bits = y.one_token[-1], y.dtype, bits
+        experts, inputs = weight.one_token[0], x.one_token[-1]
+        outputs = self._outputs * (1 if gate is None else 2)
+        words = inputs * x.dtype.itemsize // WORD.itemsize
+        product = Product(TYPES[x.dtype], TYPES[y.dtype], words, outputs, expert_isa(), gate, form_of(bits))
+        self._native = ExpertProduct(product, experts, first)
+        heads = 2 if x.dtype == torch.int8 else 1
+        self.packed = PackedSize(outputs, ALL_FORMS[bits].words(inputs) if bits else words, heads, experts)
+        self.__name__ = f"expert_gemm_{id(self)}"
+
+    def __call__(self, x: Tensor, expert: Tensor, weight: Tensor) -> Tensor:
+        """Return [T, K, out].
+
+        Args:
+            x: Activations [T, K, in] or [T, 1, in].
+            expert: Experts of each token, int64 [T, K].
+            weight: Packed weights.
+        """
+        tokens, choices = expert.shape
+        if x.stride(2) != 1 or (x.shape[1] > 1 and x.stride(0) != x.shape[1] * x.stride(1)):
+            x = x.contiguous()
+        expert = expert.contiguous()
+        y = torch.empty(tokens, choices, self._outputs, dtype=self._dtype)
+        apart = x.stride(0) // x.shape[1] * x.element_size()
+        self._native.run(
+            tokens,
+            choices,
+            expert.data_ptr(),
+            (x.data_ptr(), apart),
+            x.shape[1] < choices,
+            weight.data_ptr(),
+            (y.data_ptr(), self._outputs * y.element_size()),
+            torch.get_num_threads(),
+        )
+        return y
+
+
+class ExpertPacker:
+    """Replaces the projections by experts of a graph, with their gates, by those of packed weights, if there are any.
+
+    Args:
+        made: The graph.
+        quantised: Returns what the weights of a projection are quantised to, or None.
+    """
+
+    def __init__(self, made: WeightGraph, quantised: Callable[[Projection], str | None]):
+        self._made, self._quantised = made, quantised
+
+    def run(self) -> None:
+        """Change the graph in place."""
+        nodes = list(self._made.graph.nodes)
+        experts = {p.node: p for node in nodes if (p := expert_projection(node, self._made.recipes)) is not None}
+        as_int8 = [p for p in experts.values() if p.bias is None and self._quantised(p) == "int8"]
+        for p in [p for p in as_int8 if self._pack_int8(p)]:
+            del experts[p.node]
+        gates = [gate for node in nodes if (gate := gate_of(node, experts)) is not None]
+        gated = {gate.projections[0].node for gate in gates if len(gate.projections) == 1 and self._pack(gate)}
+        for p in (p for node, p in experts.items() if node not in gated):
+            self._pack(Gate(None, [p], [p.node]))
+
+    def _pack(self, gate: Gate) -> bool:
+        """Replace a projection, with its gate if it has any, and return whether that was possible."""
+        (p,), result = gate.projections, gate.nodes[0]
+        x, about = tensor_meta(p.x), tensor_meta(result)
+        forms = [bits for bits in (self._quantised(p), None) if bits != "int8"]
+        gemms = (gemm for bits in forms if (gemm := expert_gemm(p, x, about, gate.op, bits)) is not None)
+        gemm = next(gemms, None)
+        if gemm is None:
+            return False
+        form: Form = "packed experts" if gate.op is None else "packed gated experts"
+        with self._made.graph.inserting_before(result):
+            result.replace_all_uses_with(self._call(gemm, p, p.node.args[0], form, about))
+        for node in gate.nodes:
+            self._made.graph.erase_node(node)
+        return True
+
+    def _pack_int8(self, p: Projection) -> bool:
+        """Replace a projection by one of int8 weights, if there is any: rotate and round x, multiply, scale."""
+        x, about = tensor_meta(p.x), tensor_meta(p.node)
+        wide, as_int8 = (Meta.of(dtype, x.shape) for dtype in (torch.float32, torch.int8))
+        gemm = expert_gemm(p, as_int8, about)
+        if gemm is None:
+            return False
+        with self._made.graph.inserting_before(p.node):
+            rows: Argument = p.node.args[0]
+            if quantize.RotationShape.of(x.one_token[-1]):
+                rows = self._made.call(quantize.rotated, (rows,), wide)
+            scale = self._made.call(quantize.token_scale, (rows,), Meta.of(torch.float32, (*x.shape[:-1], 1)))
+            rows = self._made.call(quantize.to_int8, (rows, scale), as_int8)
+            whole = self._call(gemm, p, rows, "packed int8 experts", about)
+            p.node.replace_all_uses_with(self._made.call(quantize.scaled, (whole, scale), about))
+        self._made.graph.erase_node(p.node)
+        return True
+
+    def _call(self, gemm: ExpertGemm, p: Projection, x: Argument, form: Form, about: Meta) -> fx.Node:
+        recipe = Recipe(
+            self._made.sources([p.weight]), p.transposed, form, self._made.biases([p]), gemm.packed, gemm.bits
+        )
+        return self._made.call(gemm, (x, p.node.args[1], self._made.input(recipe)), about)
+
+
+def expert_gemm(p: Projection, x: Meta, y: Meta, gate: Op | None = None, bits: str | None = None) -> ExpertGemm | None:
+    """Return what computes a projection by experts, or None if native/ops_cpu has no such GEMM on this machine.
+
+    Args:
+        p: The projection.
+        x: Its activations, which may have been rounded.
+        y: Its result, or that of the gate.
+        gate: Activation of the gate, or None.
+        bits: Form of the weights in few bits, one of ALL_FORMS, or None.
+    """
+    inputs = x.one_token[-1]
+    odd = inputs * x.dtype.itemsize % WORD.itemsize or (gate is not None and y.one_token[-1] % HALF)
+    if odd or x.dtype not in TYPES or y.dtype not in TYPES or (bits is not None and inputs % BLOCK_INPUTS):
+        return None
+    if not Product.offered(TYPES[x.dtype], TYPES[y.dtype], expert_isa(), gate, form_of(bits)):
+        return None
+    return ExpertGemm(x, tensor_meta(p.weight), y, first_expert(p.node), gate, bits)
+
+
+def keeps(dtype: torch.dtype, bits: str) -> bool:
+    """Return whether there are GEMMs of experts' weights of a type in this form, one of ALL_FORMS."""
+    return dtype in TYPES and Product.offered(TYPES[dtype], TYPES[dtype], expert_isa(), form=form_of(bits))
+
+
+def expert_isa() -> str:
+    """Return the instruction set of these GEMMs: with AMX, too, rows of an expert are few."""
+    return "avx512_bf16" if isa() == "amx" else isa()
+
+
+def form_of(bits: str | None) -> WeightForm:
+    """Return what native/ops_cpu calls a form in few bits."""
+    return WeightForm.plain if bits is None else ALL_FORMS[bits].native
+
+
+def first_expert(node: fx.Node) -> int:
+    """Return the number of the first expert that has weights in a projection by experts."""
+    return as_int(node.args[5]) if len(node.args) > 5 else 0

@@ -1,0 +1,153 @@
+#include "expert_product.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <stdexcept>
+#include <vector>
+
+#include "team.h"
+
+namespace hpcdecode::ops {
+namespace {
+
+constexpr int64_t kMostRows = 8 * kTileRows;  // of a unit, so that they stay in a core's cache
+constexpr int64_t kUnitsPerThread = 8;        // at least, where there are panels enough, so that threads end together
+
+// Memory of the calling thread for rows, an odd number of cache lines apart: those of a tile fall into different sets.
+Rows row_memory(int64_t rows, int64_t bytes) {
+    static thread_local std::vector<char> memory;
+    const int64_t apart = ((bytes + kLine - 1) / kLine | 1) * kLine;
+    const size_t needed = rows * apart + kLine;
+    if (memory.size() < needed) memory.resize(needed);
+    return {memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) & (kLine - 1)), apart};
+}
+
+}  // namespace
+
+// Rows of one expert, some of those in `order` from `first` on, by some panels of its weight.
+struct ExpertProduct::Unit {
+    int64_t expert, first, count;
+    Panels panels;
+};
+
+// Rows by expert, each expert's in their order. Those of experts without weights are left out.
+class ExpertProduct::Sorted {
+  public:
+    Sorted(const ExpertRows& rows, int64_t experts, int64_t first) : starts(experts + 1) {
+        const int64_t count = rows.tokens * rows.choices;
+        const auto mine = [&](int64_t e) { return e >= first && e < first + experts; };
+        for (int64_t r = 0; r < count; ++r)
+            if (mine(rows.experts[r])) ++starts[rows.experts[r] - first + 1];
+        for (int64_t e = 0; e < experts; ++e) starts[e + 1] += starts[e];
+        std::vector<int64_t> ends(starts.begin(), starts.end() - 1);
+        order.resize(starts[experts]);
+        for (int64_t r = 0; r < count; ++r) {
+            if (mine(rows.experts[r])) {
+                order[ends[rows.experts[r] - first]++] = r;
+            } else {
+                others.push_back(r);
+            }
+        }
+    }
+
+    std::vector<Unit> units(int64_t panels, int threads) const {
+        std::vector<Unit> blocks, made;
+        for (size_t e = 0; e + 1 < starts.size(); ++e) {
+            const int64_t rows = starts[e + 1] - starts[e], parts = (rows + kMostRows - 1) / kMostRows;
+            for (int64_t i = 0; i < parts; ++i) {
+                const int64_t begin = share(rows, i, parts), end = share(rows, i + 1, parts);
+                blocks.push_back({static_cast<int64_t>(e), starts[e] + begin, end - begin, {0, panels}});
+            }
+        }
+        if (blocks.empty()) return made;
+        const auto count = static_cast<int64_t>(blocks.size());
+        const int64_t parts = std::clamp<int64_t>((kUnitsPerThread * threads + count - 1) / count, 1, panels);
+        for (const Unit& block : blocks)
+            for (int64_t i = 0; i < parts; ++i) {
+                made.push_back(block);
+                made.back().panels = {share(panels, i, parts), share(panels, i + 1, parts)};
+            }
+        return made;
+    }
+
+    std::vector<int64_t> starts, order, others;
+};
+
+struct ExpertProduct::Call {
+    const ExpertProduct& product;
+    const ExpertRows& rows;
+    const char* weight;
+    const Sorted& sorted;
+    const std::vector<Unit>& units;
+    std::atomic<size_t> next{0};
+
+    Rows weight_of(const Unit& unit) const {
+        return {const_cast<char*>(weight) + unit.expert * product.product_.weight_bytes(), 0};
+    }
+    Rows gathered(const Unit& unit) const;
+};
+
+ExpertProduct::ExpertProduct(const Product& product, int64_t experts, int64_t first)
+    : product_(product), experts_(experts), first_(first) {
+    if (experts < 1 || first < 0) throw std::invalid_argument("expert product: expected experts");
+    if (product.heads() != 1) throw std::invalid_argument("expert product: expected one head");
+}
+
+void ExpertProduct::run(const ExpertRows& rows, const char* weight, int threads) const {
+    const Sorted sorted(rows, experts_, first_);
+    for (const int64_t r : sorted.others) std::memset(rows.out.data + r * rows.out.row_bytes, 0, product_.out_bytes());
+    const std::vector<Unit> units = sorted.units(product_.panels(), threads);
+    if (units.empty()) return;
+    Call call{*this, rows, weight, sorted, units};
+    const auto enter = [](void* data, int, int) {
+        Call& c = *static_cast<Call*>(data);
+        c.product.take_units(c);
+    };
+    run_team(threads, static_cast<int>(std::min<size_t>(threads, units.size())), enter, &call);
+}
+
+// Takes unit after unit. The next one is known while one is computed, so that its weights can be fetched meanwhile.
+void ExpertProduct::take_units(Call& call) const {
+    int64_t held = -1;  // the first of the rows that are gathered
+    Rows gathered{};
+    for (size_t mine = call.next++, then; mine < call.units.size(); mine = then) {
+        const Unit& unit = call.units[mine];
+        then = call.next++;
+        const Unit* after = then < call.units.size() ? &call.units[then] : nullptr;
+        if (held != unit.first) gathered = call.gathered(unit);
+        held = unit.first;
+        multiply(call, unit, gathered, after);
+    }
+}
+
+// Returns a unit's rows of x side by side.
+Rows ExpertProduct::Call::gathered(const Unit& unit) const {
+    const int64_t bytes = product.product_.x_bytes();
+    const Rows made = row_memory(unit.count, bytes);
+    for (int64_t i = 0; i < unit.count; ++i) {
+        const int64_t r = sorted.order[unit.first + i], from = rows.shared ? r / rows.choices : r;
+        std::memcpy(made.data + i * made.row_bytes, rows.x.data + from * rows.x.row_bytes, bytes);
+    }
+    return made;
+}
+
+void ExpertProduct::multiply(const Call& call, const Unit& unit, const Rows& gathered, const Unit* after) const {
+    constexpr int64_t kApart = kPanel * sizeof(float);
+    alignas(kLine) char results[kDirectRows * kApart];
+    const Rows& out = call.rows.out;
+    const int64_t* rows = call.sorted.order.data() + unit.first;
+    const auto visit = [&](Tile& tile, int64_t row, int count, int64_t panel) {
+        tile.out = results;
+        tile.out_bytes = kApart;
+        product_.multiply(tile, count);
+        char* const to = out.data + product_.first_byte(panel);
+        for (int i = 0; i < count; ++i)
+            std::memcpy(to + rows[row + i] * out.row_bytes, results + i * kApart, product_.bytes(panel));
+    };
+    const uint32_t* next = after == nullptr ? nullptr : product_.panel(call.weight_of(*after), after->panels.first);
+    product_.each_tile(unit.count, gathered, call.weight_of(unit), unit.panels, reinterpret_cast<const char*>(next),
+                       nullptr, visit);
+}
+
+}  // namespace hpcdecode::ops
