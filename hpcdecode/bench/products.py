@@ -4,6 +4,7 @@ The GEMMs of all layers of a random Llama and of its logits, over weights that n
 Passes of both sides alternate. Ratios are medians of the pairs, above 1 if packed weights are faster. int8, whose input
 is rounded beforehand, and weights in few bits (`model/lower/few_bits.py`) are compared with bfloat16. The argmax of the
 LM head, which computes few of the logits (`model/run/lm_head.py`), is compared with a search of all of them.
+`--experts` measures a projection by experts (`model/lower/experts.py`) against torch, one expert at a time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from hpcdecode import _ops_cpu
 from hpcdecode._ops_cpu import Type
 from hpcdecode.attention.base import isa
+from hpcdecode.bench.experts import ExpertShape, measure_experts
 from hpcdecode.bench.limits import Gemm, MakeGemm, by_onednn, by_packed_weights, offers_packed_weights
 from hpcdecode.bench.output import Case, Report
 from hpcdecode.bench.workload import SHAPES, Shape
@@ -36,6 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 16, 64, 128, 256, 2048])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--passes", type=int, default=9)
+    parser.add_argument(
+        "--experts",
+        type=int,
+        nargs=4,
+        metavar=("EXPERTS", "CHOICES", "INPUTS", "OUTPUTS"),
+        help="measure a projection by experts instead, bfloat16 against torch, the other forms against bfloat16",
+    )
 
 
 def run(args: argparse.Namespace) -> Report:
@@ -50,6 +59,9 @@ def run(args: argparse.Namespace) -> Report:
     torch.set_num_threads(args.threads)
     try:
         with torch.inference_mode():
+            if args.experts:
+                cases = [*measure_experts(ExpertShape(*args.experts), args.tokens, args.passes)]
+                return {"bench": "products", "machine": machine(), "cases": cases}
             shape = SHAPES[args.model]
             cases = [c for tokens in args.tokens for c in measure(shape, tokens, args.passes)]
             if _ops_cpu.Argmax.offered(Type.bfloat16, Type.bfloat16, isa()):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import LlamaConfig
+from transformers import GptOssConfig, LlamaConfig
 
 from tests.support.quantised import state
 
@@ -61,20 +62,64 @@ def large(tmp_path):
     return tmp_path
 
 
-def test_the_peak_is_the_weights_and_one_layer(large):
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD, str(large), "float32"], capture_output=True, text=True, timeout=300
-    )
+def peak_of(path: Path, dtype: str, *more: str) -> int:
+    """The bytes that loading a checkpoint takes at most, beyond those of a process that has traced it."""
+    line = [sys.executable, "-c", LOAD, str(path), dtype, *more]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    peak, weights, layer = int(done.stdout), 4 * LAYERS * LAYER, 4 * LAYER
+    return int(done.stdout)
+
+
+def test_the_peak_is_the_weights_and_one_layer(large):
+    peak, weights, layer = peak_of(large, "float32"), 4 * LAYERS * LAYER, 4 * LAYER
     print(f"peak {peak >> 20} MiB, weights {weights >> 20} MiB, a layer {layer >> 20} MiB")
     assert weights < peak < weights + layer + SLACK < 2 * weights
 
 
 def test_the_peak_is_the_weights_in_few_bits_and_one_layer(large):
-    line = [sys.executable, "-c", LOAD, str(large), "bfloat16", "auto"]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    peak, weights, layer = int(done.stdout), LAYERS * LAYER * 33 // 32, 2 * LAYER
+    peak, weights, layer = peak_of(large, "bfloat16", "auto"), LAYERS * LAYER * 33 // 32, 2 * LAYER
     print(f"peak {peak >> 20} MiB, weights {weights >> 20} MiB, a layer {layer >> 20} MiB")
     assert weights < peak < weights + layer + SLACK
+
+
+EXPERTS = 32
+
+
+@pytest.fixture
+def oss(tmp_path):
+    """A checkpoint of gpt-oss with 201 million weights of experts in MXFP4, of random bytes."""
+    GptOssConfig(
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        intermediate_size=1024,
+        num_hidden_layers=2,
+        num_attention_heads=16,
+        num_key_value_heads=2,
+        head_dim=64,
+        num_local_experts=EXPERTS,
+        num_experts_per_tok=4,
+    ).save_pretrained(tmp_path)
+    state(tmp_path, {"quant_method": "mxfp4"})
+    tensors = {"model.embed_tokens.weight": torch.zeros(VOCAB, HIDDEN), "lm_head.weight": torch.zeros(VOCAB, HIDDEN)}
+    tensors["model.norm.weight"] = torch.ones(HIDDEN)
+    for i in range(2):
+        layer = f"model.layers.{i}."
+        shapes = {"self_attn.sinks": (16,), "mlp.router.weight": (EXPERTS, HIDDEN), "mlp.router.bias": (EXPERTS,)}
+        for name, outputs, inputs in (("q", 1024, HIDDEN), ("k", 128, HIDDEN), ("v", 128, HIDDEN), ("o", HIDDEN, 1024)):
+            shapes |= {f"self_attn.{name}_proj.weight": (outputs, inputs), f"self_attn.{name}_proj.bias": (outputs,)}
+        for name, outputs in (("gate_up", 2048), ("down", HIDDEN)):
+            shapes[f"mlp.experts.{name}_proj_bias"] = (EXPERTS, outputs)
+            blocks = torch.randint(256, (EXPERTS, outputs, HIDDEN // 32, 16), dtype=torch.uint8)
+            tensors[f"{layer}mlp.experts.{name}_proj_blocks"] = blocks
+            tensors[f"{layer}mlp.experts.{name}_proj_scales"] = torch.full(blocks.shape[:3], 118, dtype=torch.uint8)
+        shapes |= {f"{norm}_layernorm.weight": (HIDDEN,) for norm in ("input", "post_attention")}
+        tensors |= {layer + name: torch.full(shape, 0.01) for name, shape in shapes.items()}
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    return tmp_path
+
+
+def test_experts_in_mxfp4_take_no_more_than_they_are_and_one_layer(oss):
+    layer = EXPERTS * 3 * HIDDEN * 1024
+    peak, weights = peak_of(oss, "bfloat16", "auto"), 2 * layer * 17 // 32
+    print(f"peak {peak >> 20} MiB, experts {weights >> 20} MiB, a layer {2 * layer >> 20} MiB")
+    assert weights < peak < weights + 2 * layer + 1.5 * SLACK
