@@ -15,19 +15,25 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-def main(name: str, arguments: Sequence[str], comm: MPI.Intracomm | None = None) -> int:
+def main(
+    name: str,
+    arguments: Sequence[str],
+    comm: MPI.Intracomm | None = None,
+    parser_class: type[argparse.ArgumentParser] = argparse.ArgumentParser,
+) -> int:
     """Run a benchmark and print a table, or with --json one object: bench, machine, cases.
 
     Args:
         name: Of a module in `hpcdecode.bench`.
         arguments: Its flags.
         comm: The ranks on which it was started, for those that measure several; one of them prints.
+        parser_class: What parses the flags.
 
     Returns:
         The exit code, 0.
     """
     module = import_module(f"hpcdecode.bench.{name}")
-    parser = argparse.ArgumentParser(
+    parser = parser_class(
         prog=f"hpcdecode bench {name}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hpcdecode._version import __version__
 from hpcdecode.cli import generate, log, machine, planning, results
+from hpcdecode.cli.parser import Parser
 from hpcdecode.errors import UserError
 from hpcdecode.ranks import launch
 from hpcdecode.system.cores import set_libraries
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log.set_up()
     set_libraries(launch.started())
     try:
-        options = _parse(arguments, speak=launch.is_lead())
+        options = parse(arguments, speak=launch.is_lead())
     except SystemExit as end:
         return launch.leave(None, end.code if isinstance(end.code, int) else 0)
     if options is None:
@@ -63,7 +64,7 @@ def _run(options: argparse.Namespace) -> int:
         launch.abort(comm, error)
 
 
-def _parse(arguments: Sequence[str] | None, speak: bool) -> argparse.Namespace | None:
+def parse(arguments: Sequence[str] | None, speak: bool) -> argparse.Namespace | None:
     """Return the options, or None on a rank that leaves help and errors to the rank that speaks for all."""
     if speak:
         return _parser().parse_args(arguments)
@@ -75,9 +76,8 @@ def _parse(arguments: Sequence[str] | None, speak: bool) -> argparse.Namespace |
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="hpcdecode", description="Offline LLM text generation for HPC clusters.", allow_abbrev=False
-    )
+    description = "Offline LLM text generation for HPC clusters."
+    parser: argparse.ArgumentParser = Parser(prog="hpcdecode", description=description)
     parser.add_argument("--version", action="version", version=f"hpcdecode {__version__}")
     # Most subcommands run in a single process and end at a signal.
     parser.set_defaults(connect=None, signals=None, verbosity=logging.INFO)

@@ -15,7 +15,6 @@ from hpcdecode.cli.arguments import add_verbosity, parsed
 from hpcdecode.cli.job_file import read_job_file
 from hpcdecode.config import (
     DEVICES,
-    DTYPES,
     EXCHANGES,
     KV_DTYPES,
     PARTITIONS,
@@ -27,6 +26,7 @@ from hpcdecode.config import (
     default_output,
     find_model,
     parse_bytes,
+    parse_dtype,
 )
 from hpcdecode.errors import RowProblem, UserError, first_line
 from hpcdecode.ranks import launch
@@ -53,7 +53,6 @@ def _add_generate(commands: Subcommands) -> None:
         "continues an interrupted job. Exit codes: 0 if all rows are done; 3 if all are done but those under /errors; "
         "75 if the job stopped with rows left (SIGUSR1, end of its time) and is to be started again; 128 + n if signal "
         "n stopped it; 2 if it cannot run as asked; 1 if it failed.",
-        allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
     _add_job(parser)
@@ -136,16 +135,16 @@ def _add_sampling(group: Group) -> None:
         ("repetition", "divide the logits of generated and prompt tokens by X, or multiply if negative"),
     ):
         add(f"--{name}-penalty", type=float, metavar="X", help=f"{what} ({default[f'{name}_penalty']})")
-    add("--logit-bias", type=_biases, metavar="ID:X[,ID:X...]", help="add X to the logit of the token ID")
+    add("--logit-bias", type=parsed(_biases), metavar="ID:X[,ID:X...]", help="add X to the logit of the token ID")
     add("--bad-words", action="append", metavar="TEXT", help="never generate this text; may be given several times")
     add("--seed", type=int, metavar="S", help=f"seed of the random numbers ({default['seed']})")
     add("--ignore-eos", action=_Switch, help="continue after end-of-sequence tokens")
-    add("--stop-token-ids", type=_ids, metavar="ID[,ID...]", help="end the text at these tokens")
+    add("--stop-token-ids", type=parsed(_ids), metavar="ID[,ID...]", help="end the text at these tokens")
     add("--stop", action="append", metavar="TEXT", help="end the text at this string; may be given several times")
     add("--include-stop-str-in-output", action=_Switch, help="keep the stop string in the text")
     add("--skip-special-tokens", action=_Switch, help="leave special tokens out of the text (default: yes)")
     help = "constrain the text: a JSON object with json, regex, choice or grammar, or a file that holds one"
-    add("--structured-outputs", type=_object, metavar="JSON", help=help)
+    add("--structured-outputs", type=parsed(_object), metavar="JSON", help=help)
     help = "keep only the last N tokens of a prompt; -1 for as many as the context can hold"
     add("--truncate-prompt-tokens", type=int, metavar="N", help=help)
     help = "search for the W most likely continuations, which become the row's samples"
@@ -160,12 +159,13 @@ def _add_sampling(group: Group) -> None:
 
 def _add_size(group: Group) -> None:
     add = group.add_argument
-    add("--dtype", choices=DTYPES, help="data type of weights and activations")
+    help = "data type of weights and activations, or auto for the checkpoint's; bf16, fp32 and float are names of them"
+    add("--dtype", type=parsed(parse_dtype), metavar="{float32,bfloat16}", help=help)
     help = "what the projections' weights are in memory: auto (default), what the checkpoint has if that changes no "
     help += "result, else --dtype; a data type, the same as --dtype; or on CPUs int8, which rounds activations too, "
     help += "int4, mxfp4 or fp8, expanded as they are multiplied"
     add("--weights", choices=WEIGHTS, help=help)
-    add("--kv-dtype", choices=KV_DTYPES, help="data type of the KV cache (default: --dtype)")
+    add("--kv-dtype", "--kv-cache-dtype", choices=KV_DTYPES, help="data type of the KV cache (default: --dtype)")
     add("--device", choices=DEVICES, help="device of the S-ranks (default: cuda if they see a GPU)")
     help = "compile slices on GPUs with torch's compiler: a longer start, fewer kernels"
     add("--compile", action=_Switch, help=help)
@@ -174,18 +174,24 @@ def _add_size(group: Group) -> None:
     add("--r-device", choices=R_DEVICES, help=help)
     help = "send activations from GPU to GPU if all ranks compute on GPUs and MPI takes their memory (default: yes)"
     add("--gpu-mpi", action=_Switch, help=help)
-    add("--batch", type=_count, metavar="B", help="sequences of an S-rank that decode at once in the steady state")
-    add("--period", type=_count, metavar="F", help="steps between two injections of new rows")
+    add(
+        "--batch",
+        "--max-num-seqs",
+        type=parsed(_count),
+        metavar="B",
+        help="sequences of an S-rank that decode at once in the steady state",
+    )
+    add("--period", type=parsed(_count), metavar="F", help="steps between two injections of new rows")
     add("--schedule", choices=SCHEDULES, help=f"policy by which rows enter ({_DEFAULTS['schedule']})")
     help = "most tokens that a step attends to under the schedule load-control"
-    add("--load-limit", type=_count, metavar="TOKENS", help=help)
+    add("--load-limit", type=parsed(_count), metavar="TOKENS", help=help)
     help = "profile of hpcdecode calibrate, measured on as many ranks, from which the layout is chosen, and batch, "
     help += "period and lanes of a job of many rows"
     add("--profile", metavar="FILE", help=help)
     help = "lanes of an S-rank, each with a micro-batch in flight (default: 2, or 1 in a single process)"
-    add("--lanes", type=_count, metavar="L", help=help)
+    add("--lanes", type=parsed(_count), metavar="L", help=help)
     help = f"most prompt tokens in a step of a lane ({prefill_limit(True)}, or {prefill_limit(False)} in one process)"
-    add("--prefill-tokens", type=int, metavar="N", help=help)
+    add("--prefill-tokens", "--max-num-batched-tokens", type=int, metavar="N", help=help)
     help = "prefill a common beginning of several prompts once (default: yes)"
     add("--prefix-sharing", action=_Switch, help=help)
     help = f"unit by which attention is divided among R-ranks ({_DEFAULTS['partition']})"
@@ -252,16 +258,24 @@ def _pick(kind: type[S], values: dict[str, Any]) -> S:
 
 def _count(text: str) -> int | None:
     """Return the number, or None for `auto`."""
+    if text != "auto" and not text.isdecimal():
+        raise ValueError(f"expected a number or auto, got {text!r}")
     return None if text == "auto" else int(text)
 
 
 def _ids(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"expected token ids with commas between them, such as 2,13, got {text!r}") from None
 
 
 def _biases(text: str) -> dict[int, float]:
-    pairs = (part.split(":") for part in text.split(","))
-    return {int(token): float(bias) for token, bias in pairs}
+    try:
+        pairs = [part.split(":") for part in text.split(",")]
+        return {int(token): float(bias) for token, bias in pairs}
+    except ValueError:
+        raise ValueError(f"expected ID:X with commas between them, such as 42:-1.5,7:2, got {text!r}") from None
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -269,9 +283,9 @@ def _object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text if text.lstrip().startswith("{") else Path(text).read_bytes())
     except (OSError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f"expected a JSON object or a file of one: {error}") from None
+        raise ValueError(f"expected a JSON object or a file of one: {error}") from None
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"expected a JSON object, got {value!r}")
+        raise ValueError(f"expected a JSON object, got {value!r}")
     return value
 
 

@@ -8,12 +8,18 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from hpcdecode.config import DEMO, STDIN, Job, Shard, parse_bytes, read_toml
+from hpcdecode.cli.parser import near
+from hpcdecode.config import DEMO, STDIN, Job, Shard, parse_bytes, parse_dtype, read_toml
 from hpcdecode.data.prompts.fields import sampling_kinds, typed
 from hpcdecode.errors import RowProblem, UserError
 
 _FAIL_FAST = "fail_fast"
-_PARSED: dict[str, Callable[[str], object]] = {"kv_memory": parse_bytes, "shard": Shard.parse}  # if given as strings
+_PARSED: dict[str, Callable[[str], object]] = {  # if given as strings
+    "dtype": parse_dtype,
+    "gpu_memory": parse_bytes,
+    "kv_memory": parse_bytes,
+    "shard": Shard.parse,
+}
 
 
 def read_job_file(path: str) -> dict[str, Any]:
@@ -28,7 +34,10 @@ def read_job_file(path: str) -> dict[str, Any]:
     unknown = sorted(values.keys() - kinds.keys())
     if unknown:
         known = ", ".join(sorted(kinds))
-        raise UserError(f"job file {path}: expected keys among {known}; got {', '.join(unknown)}", everywhere=True)
+        meant = near(unknown[0], kinds)
+        raise UserError(
+            f"job file {path}: expected keys among {known}; got {', '.join(unknown)}{meant}", everywhere=True
+        )
     try:
         values = {name: _value(name, kinds[name], value) for name, value in values.items()}
     except RowProblem as problem:

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from hpcdecode.cli.arguments import add_verbosity
+from hpcdecode.cli.parser import Parser
 from hpcdecode.config import DTYPES, find_model
 from hpcdecode.ranks import launch
 from hpcdecode.ranks.wishes import LAYOUTS, Wishes
@@ -21,7 +22,6 @@ def _add_split(commands: Subcommands) -> None:
         "split",
         help="show how a model is cut into slices",
         description="Trace a model, cut it at every attention, and print the slices and the tensors between them.",
-        allow_abbrev=False,
     )
     parser.add_argument("model", metavar="MODEL", help="directory of a Hugging Face model, or demo")
     help = "data type of the activations between slices (default: that of the checkpoint)"
@@ -43,7 +43,6 @@ def _add_bench(commands: Subcommands) -> None:
         "bench",
         help="measure parts of a job against the machine's limits",
         description="Measure one part of a job, or whole jobs, against a reference in the same run.",
-        allow_abbrev=False,
     )
     add_verbosity(parser)
     parser.add_argument(
@@ -71,7 +70,7 @@ def _add_bench(commands: Subcommands) -> None:
 def _bench(options: argparse.Namespace, comm: MPI.Intracomm | None) -> int:
     from hpcdecode.bench.run import main as bench
 
-    return bench(options.name, options.arguments, comm)
+    return bench(options.name, options.arguments, comm, Parser)
 
 
 def _add_doctor(commands: Subcommands) -> None:
@@ -80,7 +79,6 @@ def _add_doctor(commands: Subcommands) -> None:
         help="examine the machine and the launch, alone or under mpiexec or srun",
         description="Show the resources of every rank, and say what to change if something is wrong. Exit codes: 0 if "
         "all is well, 1 if there are problems.",
-        allow_abbrev=False,
     )
     parser.add_argument("--layout", choices=LAYOUTS, default="auto", help="as for generate")
     parser.add_argument("--s-ranks", type=int, metavar="K", help="as for generate")

@@ -45,7 +45,6 @@ def _add_simulate(commands: Subcommands) -> None:
         description="Predict how long rows take on S-ranks and R-ranks, or on --shards of such worlds, from data "
         "sheets. Schedule, placement and capacity are those of hpcdecode generate; see docs/planning.md. "
         f"The schedules {', '.join(SERVING)} simulate servers on the S device alone, with the KV cache in its memory.",
-        allow_abbrev=False,
     )
     add_machine(parser.add_argument_group("machine"))
     add_rows(parser.add_argument_group("rows (default: lognormal lengths as in ShareGPT)"))
@@ -61,7 +60,6 @@ def _add_calibrate(commands: Subcommands) -> None:
         help="measure what a model costs on this machine, for plan, simulate and generate",
         description="Measure lanes in their steady state over a range of batches, contexts and prompts, in a single "
         "process or, under mpiexec or srun, on the ranks of a job: on one S-rank and its R-ranks, and on replicas.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--model", required=True, metavar="DIR", help="directory of a Hugging Face model, or demo")
@@ -154,7 +152,6 @@ def _add_plan(commands: Subcommands) -> None:
         help="choose layout, B, F, lanes and the number of R-ranks, and predict the outcome",
         description="Choose the layout of a cluster, and batch, period and lanes of its groups, for rows of given "
         "lengths by the formulas of the steady state, and say what other layouts would reach; see docs/planning.md.",
-        allow_abbrev=False,
     )
     add_machine(parser.add_argument_group("machine"))
     add_rows(parser.add_argument_group("rows (default: lognormal lengths as in ShareGPT)"))

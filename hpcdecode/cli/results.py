@@ -48,7 +48,6 @@ def _add_show(commands: Subcommands) -> None:
         "show",
         help="print rows of a results file",
         description="Print the rows of the given lines of the prompt file, or the first rows of a results file.",
-        allow_abbrev=False,
     )
     parser.add_argument("results", metavar="OUT.h5", help="results file")
     parser.add_argument("lines", metavar="LINE", nargs="*", type=int, help="lines of the prompt file, from 1")
@@ -69,7 +68,6 @@ def _add_export(commands: Subcommands) -> None:
         "export",
         help="write results in another format",
         description="Write the rows of a results file as JSON Lines, Parquet, or the output file of an OpenAI batch.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("results", metavar="OUT.h5", help="results file")
@@ -112,7 +110,6 @@ def _add_merge(commands: Subcommands) -> None:
         help="join the results of parts of a job",
         description="Join results files of the same model and sampling, complete or not, into one file sorted by line. "
         "All shards of a job (generate --shard) are needed.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("output", metavar="OUT.h5", help="file for the joined results")
@@ -134,7 +131,6 @@ def _add_report(commands: Subcommands) -> None:
         help="show where the time of a job went, rank by rank",
         description="Show each rank's peak KV load and the shares of its time: busy, overhead of the loop, wait (S for "
         "o; R for q, k, v), bubble (R without a plan). -o plots the shares, and the load over time (extra plot).",
-        allow_abbrev=False,
     )
     parser.add_argument("file", metavar="OUT.h5|TRACE.json", help="results file, or a file that generate --trace wrote")
     parser.add_argument("-o", "--output", metavar="FILE.png", help="plot into this file (default: no plot)")

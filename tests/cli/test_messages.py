@@ -55,7 +55,7 @@ def test_verbose_adds_reasons_and_stages(generated):
 
 def test_one_of_both(hpcdecode):
     result = hpcdecode("generate", "-q", "-v", "none.jsonl")
-    assert result.returncode == 2 and "not allowed with" in result.stderr
+    assert result.returncode == 2 and "expected to be alone, got -q" in result.stderr
 
 
 @pytest.fixture
