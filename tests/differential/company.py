@@ -132,9 +132,8 @@ class Company:
         broadcast(WORLD, 0, int)
 
     def _run_once(self, mix: Mix, run: dict[str, Any], output: Path) -> None:
-        size = self.tp * run.get("pp", 1)
-        if size > WORLD.size:
-            size, run = self.tp, {**run, "pp": 1}
+        pp = min(run.get("pp", 1), len(self._model(mix["model"]).attends), WORLD.size // self.tp)
+        size, run = self.tp * pp, {**run, "pp": pp}
         ranks = max(min(run["ranks"], WORLD.size) // size * size, size)
         comm = WORLD.Split(0 if WORLD.rank < ranks else MPI.UNDEFINED)
         broadcast(WORLD, 0, int)  # files of rank 0 are there

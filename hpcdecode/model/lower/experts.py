@@ -61,7 +61,7 @@ class ExpertGemm:
         tokens, choices = expert.shape
         if x.stride(2) != 1 or (x.shape[1] > 1 and x.stride(0) != x.shape[1] * x.stride(1)):
             x = x.contiguous()
-        expert = expert.contiguous()
+        expert = expert.to(torch.int64).contiguous()
         y = torch.empty(tokens, choices, self._outputs, dtype=self._dtype)
         apart = x.stride(0) // x.shape[1] * x.element_size()
         self._native.run(
