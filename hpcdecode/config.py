@@ -195,6 +195,7 @@ class Job(EngineOptions, frozen=True, kw_only=True):
         params: Sampling parameters of rows that have none of their own.
         overwrite: Replace existing results.
         prompt_column: Name of the prompts' column; None for `prompt`.
+        keep_columns: Input columns in the results: names, `all` or `none`; None for those of an earlier run, or all.
         limit: Most rows to take, of all shards together.
         shard: Part of the rows; None for all of them.
         max_errors: Most rows that may be unusable; None for any number.
@@ -210,6 +211,7 @@ class Job(EngineOptions, frozen=True, kw_only=True):
     params: SamplingParams = SamplingParams()
     overwrite: bool = False
     prompt_column: str | None = None
+    keep_columns: tuple[str, ...] | None = None
     limit: int | None = None
     shard: Shard | None = None
     max_errors: int | None = None

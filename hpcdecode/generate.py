@@ -16,11 +16,13 @@ import msgspec
 
 from hpcdecode.config import STDIN, Job
 from hpcdecode.data.prompts.files import resolve
-from hpcdecode.data.prompts.rows import read_rows
+from hpcdecode.data.prompts.kept import ALL, KeptColumns, Selection
+from hpcdecode.data.prompts.rows import read_rows, require_columns
 from hpcdecode.data.prompts.tokenizer import tokenized
 from hpcdecode.data.results.earlier import EarlierRun
-from hpcdecode.data.results.identity import identity
-from hpcdecode.data.results.resume import find_earlier
+from hpcdecode.data.results.identity import identity, kept_before
+from hpcdecode.data.results.resume import columns_kept, find_earlier
+from hpcdecode.data.results.wanted import Wanted
 from hpcdecode.data.results.writer import ResultsWriter
 from hpcdecode.doctor import binding
 from hpcdecode.engine.announce import announce, explain
@@ -142,7 +144,7 @@ class _Lead:
 
     desk: Desk
     writer: ResultsWriter
-    wanted: _Wanted
+    wanted: Wanted
 
 
 @contextmanager
@@ -178,13 +180,15 @@ class _Begin(msgspec.Struct, frozen=True):
 
     Attributes:
         files: Prompt files.
-        identity: Everything that the tokens depend on.
+        identity: Everything that the tokens depend on, and which columns are kept.
         earlier: The run to continue; None if there is none.
+        selection: The input columns to keep.
     """
 
     files: list[str]
     identity: dict[str, Any]
     earlier: EarlierRun | None
+    selection: Selection
 
 
 def _survey(job: Job, team: Team) -> _Begin | None:
@@ -201,8 +205,13 @@ def _survey(job: Job, team: Team) -> _Begin | None:
         if job.trace:
             check_path(job.trace, [job.output, *files])
         dtype = job.dtype or auto_dtype(job.model, team.me.device)
-        what = identity(job, files, dtype, job.kv_dtype or dtype)
-        return _Begin(files, what, find_earlier(job.output, what, overwrite=job.overwrite, limit=job.limit))
+        keep = job.keep_columns or (None if job.overwrite else columns_kept(job.output)) or ALL
+        selection = Selection(keep, job.prompt_column)
+        if job.keep_columns:
+            require_columns(files, selection, job.prompt_column)
+        what = identity(job, files, dtype, job.kv_dtype or dtype, keep)
+        earlier = find_earlier(job.output, what, overwrite=job.overwrite, limit=job.limit)
+        return _Begin(files, what, earlier, selection)
 
     return together(team, lambda: look() if team.lead else None)
 
@@ -229,7 +238,7 @@ def _say_complete(job: Job, earlier: EarlierRun) -> int:
 def _open_lead(job: Job, engine: Engine, begin: _Begin) -> _Lead:
     setup, earlier, tokenizer = engine.setup, begin.earlier, engine.tokenizer
     attributes = {
-        "job": msgspec.to_builtins(job),
+        "job": {**msgspec.to_builtins(job), "keep_columns": kept_before(begin.identity)},
         "identity": begin.identity,
         "model": {
             "path": os.path.abspath(job.model),
@@ -242,41 +251,34 @@ def _open_lead(job: Job, engine: Engine, begin: _Begin) -> _Lead:
         "versions": versions(),
         "topology": msgspec.to_builtins(engine.team.ranks),
     }
+    search = STDIN in begin.files and not earlier  # files were searched before
+    kept = KeptColumns(begin.selection, search=search) if begin.selection.any else None
     writer = ResultsWriter(
         job.output,
         attributes=attributes,
         earlier=earlier,
         checkpoint_seconds=job.checkpoint_every,
         overwrite=job.overwrite,
+        kept=kept,
     )
-    wanted = _Wanted(job, earlier)
-    rows = read_rows(begin.files, job.params, column=job.prompt_column, model=job.model, limit=job.limit, wanted=wanted)
-    prompts = tokenized(rows, tokenizer, engine.max_positions)
+    wanted = Wanted(job, earlier)
+    rows = read_rows(
+        begin.files,
+        job.params,
+        column=job.prompt_column,
+        model=job.model,
+        limit=job.limit,
+        wanted=wanted,
+        kept=kept,
+    )
+    prompts = tokenized(rows, tokenizer, engine.max_positions, kept)
     if earlier:
         for warning in earlier.warnings:
             logger.warning(warning)
         done = f"{earlier.rows:,} rows and {earlier.errors:,} errors are done"
         logger.debug(f"hpcdecode: the job continues: {done}, {len(earlier.unfinished):,} rows have tokens already")
         prompts = earlier.continued(prompts, tokenizer.vocab_size)
-    return _Lead(Desk(prompts, writer, tokenizer, job.max_errors), writer, wanted)
-
-
-class _Wanted:
-    """Predicate of a row's line: whether this job is to do the row.
-
-    Attributes:
-        rows: Number of rows so far that it is to do.
-    """
-
-    def __init__(self, job: Job, earlier: EarlierRun | None):
-        self._shard, self._earlier = job.shard, earlier
-        self.rows = 0
-
-    def __call__(self, line: int) -> bool:
-        here = self._shard is None or self._shard.holds(line)
-        wanted = here and not (self._earlier and self._earlier.done(line))
-        self.rows += wanted
-        return wanted
+    return _Lead(Desk(prompts, writer, tokenizer, job.max_errors, kept.size if kept else None), writer, wanted)
 
 
 def _finish(job: Job, lead: _Lead, figures: dict[str, Any], signals: Signals) -> int:

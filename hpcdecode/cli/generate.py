@@ -28,6 +28,7 @@ from hpcdecode.config import (
     parse_bytes,
     parse_dtype,
 )
+from hpcdecode.data.prompts.kept import parse_names
 from hpcdecode.errors import RowProblem, UserError, first_line
 from hpcdecode.ranks import launch
 from hpcdecode.ranks.wishes import LAYOUTS, POOLS, ROUTES
@@ -90,6 +91,9 @@ def _add_rows(group: Group) -> None:
     add = group.add_argument
     help = "name of the column that holds the prompts, or path of the dataset in HDF5 (default: prompt)"
     add("--prompt-column", metavar="NAME", help=help)
+    help = "input columns that go along into the results: all, none, or names (default: all, or as an earlier run of "
+    help += "the job); prompt is the prompt's text"
+    add("--keep-columns", type=parsed(parse_names), metavar="NAME[,NAME...]", help=help)
     add("--limit", type=int, metavar="N", help="take only the first N rows")
     help = "take only rows whose line modulo N is I; hpcdecode merge joins the results"
     add("--shard", type=parsed(Shard.parse), metavar="I/N", help=help)

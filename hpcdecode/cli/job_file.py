@@ -11,12 +11,14 @@ from typing import Any
 from hpcdecode.cli.parser import near
 from hpcdecode.config import DEMO, STDIN, Job, Shard, parse_bytes, parse_dtype, read_toml
 from hpcdecode.data.prompts.fields import sampling_kinds, typed
+from hpcdecode.data.prompts.kept import parse_names
 from hpcdecode.errors import RowProblem, UserError
 
 _FAIL_FAST = "fail_fast"
 _PARSED: dict[str, Callable[[str], object]] = {  # if given as strings
     "dtype": parse_dtype,
     "gpu_memory": parse_bytes,
+    "keep_columns": parse_names,
     "kv_memory": parse_bytes,
     "shard": Shard.parse,
 }

@@ -83,6 +83,7 @@ class Desk:
     """Feed and sink of the lead's lanes; the other S-ranks reach it through `engine.remote`.
 
     max_errors: rows that may be unusable; one more raises UserError where it is read or refused.
+    size: bytes that are kept of a row, by its line; None for none.
     """
 
     def __init__(
@@ -91,8 +92,9 @@ class Desk:
         writer: Writer,
         tokenizer: Tokenizer,
         max_errors: int | None = None,
+        size: Callable[[int], int] | None = None,
     ):
-        self.feed = RowFeed(rows, self)
+        self.feed = RowFeed(rows, self, size)
         self.writer, self.tokenizer, self.max_errors = writer, tokenizer, max_errors
         self.rows = self.prompt_tokens = self.generated_tokens = 0
         self._out: dict[int, Prompt] = {}  # rows that were given out and have not come back, by line

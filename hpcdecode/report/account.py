@@ -7,7 +7,8 @@ from pathlib import Path
 import h5py
 import msgspec
 
-from hpcdecode.data.results.checked import Unsound, open_results, read_attribute
+from hpcdecode.data.results.checked import open_results, read_attribute
+from hpcdecode.data.results.structure import Unsound
 from hpcdecode.errors import UserError
 from hpcdecode.ranks.roles import Rank
 from hpcdecode.report.text import table

@@ -97,7 +97,7 @@ def assert_same_rows(results, expected):
     for row in results:
         other = expected.samples(int(row["line"]))[int(row["sample"])]
         for name in row.keys() - set(TIMES):
-            if isinstance(row[name], np.floating) or getattr(row[name], "dtype", None) == np.float32:
+            if isinstance(row[name], float) or getattr(row[name], "dtype", None) == np.float32:
                 np.testing.assert_allclose(row[name], other[name], atol=1e-3, err_msg=name)
             else:
                 assert np.array_equal(row[name], other[name]), name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from hpcdecode.data.prompts.rows import RowError
@@ -12,6 +12,7 @@ from hpcdecode.requests.prompt import Prompt
 
 _AHEAD_ROWS = 4096
 _AHEAD_TOKENS = 1 << 17
+_TOKEN_BYTES = 4  # bytes of kept columns that count as much as a token
 
 
 class ErrorSink(Protocol):
@@ -27,14 +28,15 @@ class RowFeed:
     Args:
         rows: Prompts, and rows that cannot be used. Only the queue's thread iterates over them.
         errors: Receives the rows that cannot be used.
+        size: Returns how many bytes are kept of a row, by its line; None if there are none.
     """
 
-    def __init__(self, rows: Iterable[Prompt | RowError], errors: ErrorSink):
-        self._errors = errors
+    def __init__(self, rows: Iterable[Prompt | RowError], errors: ErrorSink, size: Callable[[int], int] | None = None):
+        self._errors, self._size = errors, size
         self._changed = threading.Condition()
         # Shared with the thread: the next four.
         self._read_ahead: deque[Prompt | RowError] = deque()
-        self._tokens = 0  # of the prompts read ahead
+        self._tokens = 0  # weight of what is read ahead
         self._end: bool | BaseException = False
         self._closed = False
         self._next: deque[Prompt] = deque()
@@ -108,6 +110,10 @@ class RowFeed:
     def _has_room(self) -> bool:
         return len(self._read_ahead) < _AHEAD_ROWS and self._tokens < _AHEAD_TOKENS
 
+    def _weight(self, item: Prompt | RowError) -> int:
+        tokens = 0 if isinstance(item, RowError) else len(item.token_ids)
+        return tokens if self._size is None else tokens + self._size(item.line) // _TOKEN_BYTES
+
     def _read(self, rows: Iterable[Prompt | RowError]) -> None:
         end: bool | BaseException = True
         try:
@@ -117,7 +123,7 @@ class RowFeed:
                     if self._closed:
                         break
                     self._read_ahead.append(item)
-                    self._tokens += 0 if isinstance(item, RowError) else len(item.token_ids)
+                    self._tokens += self._weight(item)
                     self._changed.notify_all()
         except BaseException as error:  # raised again in the thread that asks for rows
             end = error

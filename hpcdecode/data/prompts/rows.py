@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import islice
 from typing import Any
 
 import msgspec
 
+from hpcdecode.config import STDIN
 from hpcdecode.data.prompts.batch_format import LINE_FIELDS, is_request, request_fields
 from hpcdecode.data.prompts.fields import (
     OPENAI_LOGPROBS,
@@ -19,6 +21,7 @@ from hpcdecode.data.prompts.fields import (
     sampling_kinds,
 )
 from hpcdecode.data.prompts.files import MAX_LINE_BYTES, RawRow, raw_rows
+from hpcdecode.data.prompts.kept import ALL, SEARCHED_ROWS, KeptColumns, Selection
 from hpcdecode.data.prompts.messages import CHAT_FIELDS, DEFAULT_CHAT, ChatOptions, chat_options, checked_messages
 from hpcdecode.data.prompts.unknown import UnknownFields
 from hpcdecode.data.prompts.values import is_integer, printable, shown, type_name
@@ -41,6 +44,7 @@ class Row(msgspec.Struct):
     messages: list[dict[str, Any]] | None
     params: SamplingParams
     chat: ChatOptions = DEFAULT_CHAT  # options for rendering the messages
+    rendered: str | None = None  # text of the messages, once they are rendered
 
 
 class RowError(msgspec.Struct):
@@ -49,6 +53,7 @@ class RowError(msgspec.Struct):
     line: int  # counted from 1 through all files
     id: str  # the row's own id if it could be read, else the line number
     reason: str
+    columns: bytes = b""  # that are kept of the row, packed (see columns.py)
 
 
 def read_rows(
@@ -59,6 +64,7 @@ def read_rows(
     model: str | None = None,
     limit: int | None = None,
     wanted: Callable[[int], bool] | None = None,
+    kept: KeptColumns | None = None,
 ) -> Iterator[Row | RowError]:
     """Return an iterator over the rows of files, in order, without blank lines.
 
@@ -71,13 +77,40 @@ def read_rows(
         model: Directory of the job's model, which requests of the batch format may name. None accepts any name.
         limit: Number of rows to read at most; None for all.
         wanted: Returns whether a row is to be yielded, by its number; None for all.
+        kept: Keeps the columns of rows that are yielded; None keeps none.
 
     Raises:
         UserError: A file cannot be opened or read.
     """
-    reader = RowReader(column, model)
+    reader = RowReader(column, model, kept)
     rows = islice(raw_rows(files, column, reader.unknown), limit)
-    return (reader.read(raw, defaults) for raw in rows if wanted is None or wanted(raw.number))
+    found = (reader.read(raw, defaults) for raw in rows if wanted is None or wanted(raw.number))
+    return found if kept is None else _ended(found, kept)
+
+
+def _ended(rows: Iterator[Row | RowError], kept: KeptColumns) -> Iterator[Row | RowError]:
+    """Yield rows, and say when there are no more."""
+    yield from rows
+    kept.end()
+
+
+def require_columns(files: Sequence[str], selection: Selection, column: str | None) -> None:
+    """Raise UserError unless the first rows of the files have the columns of a selection. Standard input is not read.
+
+    Raises:
+        UserError: A file cannot be read, too.
+    """
+    found: dict[str, None] = {}
+    for path in () if STDIN in files else files:
+        unknown = RowReader(column, kept=KeptColumns(Selection(ALL, column))).unknown
+        unknown.quiet = True  # it is said when the rows are read
+        for raw in islice(raw_rows([path], column, unknown), SEARCHED_ROWS):
+            with suppress(RowProblem):
+                found.update(dict.fromkeys(_fields(raw.data)))
+            if not selection.lacks(found):
+                return
+    if found:
+        selection.require(found)
 
 
 def row_error(line: int, row_id: str | None, reason: object) -> RowError:
@@ -94,21 +127,25 @@ class RowReader:
     Args:
         column: Name of the column that holds the prompts; None for the usual names.
         model: Directory of the job's model, which requests of the batch format may name. None accepts any name.
+        kept: Keeps the columns of rows; None keeps none.
 
     Attributes:
         unknown: Warns about fields with unknown names.
     """
 
-    def __init__(self, column: str | None = None, model: str | None = None):
+    def __init__(self, column: str | None = None, model: str | None = None, kept: KeptColumns | None = None):
         known = known_fields()
-        self.unknown = UnknownFields(known if column is None else known | {column}, known - UNSUPPORTED.keys())
-        self._column, self._model = column, model
+        names = known if column is None else known | {column}
+        self.unknown = UnknownFields(names, known - UNSUPPORTED.keys(), kept.selection if kept else None)
+        self._column, self._model, self._kept = column, model, kept
 
     def read(self, raw: RawRow, defaults: SamplingParams) -> Row | RowError:
         """Return a parsed row, or a RowError if it cannot be used. Its own fields replace `defaults`."""
         line, row_id = raw.number, None
         try:
             given = _fields(raw.data)
+            if self._kept is not None:
+                self._kept.read(line, given)
             row_id = _row_id(given, line)
             fields = self._own(given, raw.place[:-2] or f"line {line}")
             source = _source(fields)

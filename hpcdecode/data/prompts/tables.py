@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import h5py
@@ -45,14 +46,47 @@ def _parquet(path: str, column: str | None, unknown: UnknownFields) -> Iterator[
     unknown.columns(path, names)
     used = [name for name in names if name in unknown.known]
     for name in used:
-        if used.count(name) > 1:
-            raise _refused(path, name, f"one column of this name, found {used.count(name)}")
+        _require_once(path, name, names)
     _check_sizes(path, file.metadata, used)
+    for name in dict.fromkeys(names):
+        if name not in unknown.known and unknown.keeps(name):
+            with _optional(unknown):
+                _require_once(path, name, names)
+                _check_sizes(path, file.metadata, [name])
+                used.append(name)
     for batch in file.iter_batches(_PARQUET_ROWS, columns=used):
+        batch = _with_readable_times(batch, unknown.known)
         try:
             yield from batch.to_pylist()
         except UnicodeDecodeError:
             yield from _without_text(batch)
+
+
+@contextmanager
+def _optional(unknown: UnknownFields) -> Iterator[None]:
+    """Turn the refusal of a column that is only to be kept into a warning, unless it was asked for by name."""
+    try:
+        yield
+    except UserError as e:
+        if unknown.kept is None or not unknown.kept.all:
+            raise
+        unknown.tell(f"{e}; the column is not kept")
+
+
+def _require_once(path: str, name: str, names: list[str]) -> None:
+    if names.count(name) > 1:
+        raise _refused(path, name, f"one column of this name, found {names.count(name)}")
+
+
+def _with_readable_times(batch: Any, known: Collection[str]) -> Any:
+    """Return a batch in which times in columns that are only kept are text, as Python has no type for all of them."""
+    import pyarrow
+
+    for index, field in enumerate(batch.schema):
+        if field.name not in known and pyarrow.types.is_temporal(field.type):
+            with suppress(pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError):
+                batch = batch.set_column(index, field.name, batch.column(index).cast(pyarrow.string()))
+    return batch
 
 
 def _check_sizes(path: str, metadata: Any, used: list[str]) -> None:
@@ -60,8 +94,9 @@ def _check_sizes(path: str, metadata: Any, used: list[str]) -> None:
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         for chunk in map(group.column, range(group.num_columns)):
             size, stored = chunk.total_uncompressed_size, chunk.total_compressed_size
-            name = chunk.path_in_schema.partition(".")[0]
-            if name in used and size > max(_MAX_UNPACKED_BYTES, _MAX_RATIO * stored):
+            place = chunk.path_in_schema
+            name = next((n for n in used if place == n or place.startswith(n + ".")), None)
+            if name is not None and size > max(_MAX_UNPACKED_BYTES, _MAX_RATIO * stored):
                 raise _refused(path, name, f"a column of prompts, got {size} bytes of which {stored} are stored")
 
 
@@ -82,10 +117,16 @@ def _hdf5(path: str, column: str | None, unknown: UnknownFields) -> Iterator[dic
         present = [] if group is None else list(group)
         names = [name for name in present if name == own or name in unknown.known]
         columns = {name: data for name in names if (data := _dataset(path, group, name)) is not None}
+        for name in present:
+            if name not in names and unknown.keeps(name):
+                with _optional(unknown):
+                    if (data := _dataset(path, group, name)) is not None:
+                        columns[name] = data
         called = {own: column} if column else {}  # the prompt's dataset goes by its path
-        _require_prompts(path, column, [called.get(name, name) for name in columns], present, unknown)
+        usable = [called.get(name, name) for name in columns if name in names]
+        _require_prompts(path, column, usable, present, unknown)
         unknown.columns(path, present)
-        length = len(columns[own] if own else next(iter(columns.values())))
+        length = len(columns[own] if own else next(data for name, data in columns.items() if name in unknown.known))
         columns = {called.get(name, name): data for name, data in columns.items() if len(data) == length}
         count = min([_ROWS, *(_MAX_READ_BYTES // max(data.dtype.itemsize, 1) for data in columns.values())])
         for start in range(0, length, count):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from hpcdecode.data.prompts.chat import ChatTemplate
+from hpcdecode.data.prompts.kept import KeptColumns
 from hpcdecode.data.prompts.rows import Row, RowError, row_error
 from hpcdecode.data.prompts.vocabulary import eos_of, load_backend, require_files, template_of
 from hpcdecode.errors import RowProblem, UserError, first_line
@@ -132,7 +133,8 @@ class Tokenizer:
             return row.prompt
         if self._chat is None:
             self._chat = ChatTemplate(template_of(self._backend), self._backend.special_tokens_map)
-        return self._chat.render(row.messages, row.chat)
+        row.rendered = self._chat.render(row.messages, row.chat)
+        return row.rendered
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Return the text of generated ids, with special tokens if they are not skipped. Spaces are not changed."""
@@ -159,7 +161,9 @@ class Tokenizer:
         return ids
 
 
-def tokenized(rows: Iterable[Row | RowError], tokenizer: Tokenizer, max_positions: int) -> Iterator[Prompt | RowError]:
+def tokenized(
+    rows: Iterable[Row | RowError], tokenizer: Tokenizer, max_positions: int, kept: KeptColumns | None = None
+) -> Iterator[Prompt | RowError]:
     """Yield rows as prompts, in order.
 
     Rows are encoded in chunks: one row at first, then up to CHUNK_ROWS. A row becomes a RowError if it cannot be
@@ -169,11 +173,18 @@ def tokenized(rows: Iterable[Row | RowError], tokenizer: Tokenizer, max_position
         rows: Rows, and rows that cannot be used, which are passed on.
         tokenizer: The model's tokenizer.
         max_positions: Number of positions that the model has.
+        kept: Keeps the text of prompts; None keeps none.
     """
     for chunk in _chunks(rows):
         encoded = _encode_together(chunk, tokenizer, max_positions)
         for row in chunk:
-            yield row if isinstance(row, RowError) else _prompt(row, encoded.get(row.line), tokenizer, max_positions)
+            if isinstance(row, RowError):
+                yield row
+                continue
+            prompt = _prompt(row, encoded.get(row.line), tokenizer, max_positions)
+            if kept is not None and (text := row.rendered or row.prompt):
+                kept.prompt(row.line, text)
+            yield prompt
 
 
 def _chunks(rows: Iterable[Row | RowError]) -> Iterator[list[Row | RowError]]:

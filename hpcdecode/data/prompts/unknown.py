@@ -6,9 +6,11 @@ import difflib
 import logging
 from collections.abc import Iterable
 
+from hpcdecode.data.prompts.kept import Selection
 from hpcdecode.data.prompts.values import MAX_SHOWN_CHARACTERS, printable
 
 MAX_WARNINGS = 20
+_MAX_COLUMNS = 1000  # unknown names that are examined
 _SIMILARITY = 0.8  # of two names, by difflib
 _RESULTS_COLUMN = "finish_reason"  # a table with this column holds results of a job: its other columns are no mistakes
 
@@ -39,12 +41,27 @@ class UnknownFields:
     Args:
         known: Names of fields that have a meaning.
         offered: Those of them that a warning may suggest.
+        kept: The columns that are kept whatever they mean; there are no warnings about them unless they resemble
+            a known name. None keeps none.
+
+    Attributes:
+        quiet: Whether nothing is said.
     """
 
-    def __init__(self, known: frozenset[str], offered: frozenset[str]):
-        self.known = known
+    def __init__(self, known: frozenset[str], offered: frozenset[str], kept: Selection | None = None):
+        self.known, self.kept, self.quiet = known, kept, False
         self._offered = sorted(offered)
         self._seen: set[str] = set()
+        self._columns: dict[str, bool] = {}  # what `_is_column` has found
+
+    def keeps(self, name: str) -> bool:
+        """Return whether a column is kept whatever it means."""
+        return self.kept is not None and self.kept.keeps(name)
+
+    def tell(self, text: str) -> None:
+        """Log a warning about the rows."""
+        if not self.quiet:
+            warn(text)
 
     def row(self, place: str, names: Iterable[str]) -> None:
         """Warn about unknown fields of a row.
@@ -54,7 +71,9 @@ class UnknownFields:
             names: Names of its fields.
         """
         for name in names:
-            if name not in self.known and name not in self._seen and len(self._seen) <= MAX_WARNINGS:
+            if name in self.known or name in self._seen or len(self._seen) > MAX_WARNINGS:
+                continue
+            if not self._is_column(name):
                 self._warn(place, "field", name)
 
     def columns(self, path: str, names: Iterable[str]) -> None:
@@ -64,10 +83,17 @@ class UnknownFields:
             if name not in self.known and nearest(name, self._offered):
                 self._warn(path, "column", name)
 
+    def _is_column(self, name: str) -> bool:
+        """Return whether an unknown name is that of a column to keep, and no misspelt field."""
+        if name not in self._columns and len(self._columns) < _MAX_COLUMNS:
+            self._columns[name] = self.keeps(name) and not nearest(name, self._offered)
+        return self._columns.get(name, True)
+
     def _warn(self, place: str, what: str, name: str) -> None:
         if len(self._seen) == MAX_WARNINGS:
-            warn(f"{place}: more fields are not known; they are ignored without a warning")
+            self.tell(f"{place}: more fields are not known; they are ignored without a warning")
         elif len(self._seen) < MAX_WARNINGS:
             hint = suggestion(name, self._offered)
-            warn(f"{place}: {what} {name[:MAX_SHOWN_CHARACTERS]!r} is not known and ignored{hint}")
+            use = "kept as a column" if self.keeps(name) else "ignored"
+            self.tell(f"{place}: {what} {name[:MAX_SHOWN_CHARACTERS]!r} is not known and {use}{hint}")
         self._seen.add(name)

@@ -20,30 +20,23 @@ import msgspec
 import numpy as np
 
 from hpcdecode.data.results.diskfile import open_segment
+from hpcdecode.data.results.inputs import InputColumns, final_datasets
 from hpcdecode.data.results.layout import (
     COLUMNS,
     ERROR_COLUMNS,
-    FINISH,
-    FINISH_REASONS,
+    INPUTS,
     OFFSETS,
     OFFSETS_COLUMN,
     PROMPTS,
     RAGGED,
-    STRING,
     Column,
     Extent,
 )
 from hpcdecode.data.results.segments import SEGMENT_NAME, parts_folder
+from hpcdecode.data.results.structure import Unsound, member, require_size, require_type
 from hpcdecode.errors import UserError, first_line
 
-_FILTERS = (h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32)
-_MAX_RATIO = 1100  # of a dataset's size to the bytes stored; deflate reaches 1,032
-_MAX_CHUNK_BYTES = 1 << 28
 _READ_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, OverflowError, MemoryError)
-
-
-class Unsound(Exception):
-    """A file does not have the structure of a results file."""
 
 
 @contextmanager
@@ -109,7 +102,7 @@ def check(file: h5py.File, path: Path) -> list[Path]:
     names: set[str] = set()
     for name, dataset in datasets.items():
         names |= _sources(dataset, name, path) if dataset.is_virtual else set()
-        _require_size(dataset, name, file)
+        require_size(dataset, name, file)
     sources = [path.parent / name for name in sorted(names)]
     if sources:
         _require_kind(parts_folder(path), stat.S_IFDIR, "folder", "; move both files together")
@@ -191,7 +184,7 @@ def check_own(file: h5py.File) -> bool:
     if any(dataset.is_virtual for dataset in datasets.values()):
         return False
     for name, dataset in datasets.items():
-        _require_size(dataset, name, file)
+        require_size(dataset, name, file)
     _require_lengths(datasets)
     return True
 
@@ -199,59 +192,28 @@ def check_own(file: h5py.File) -> bool:
 def _datasets(file: h5py.File) -> Iterator[tuple[str, h5py.Dataset]]:
     """Yield each dataset of a results file with its path, once its type is checked."""
     for group_name, columns in (("rows", COLUMNS | dict.fromkeys(RAGGED, OFFSETS_COLUMN)), ("errors", ERROR_COLUMNS)):
-        group = _member(file, group_name, h5py.Group)
+        group = member(file, group_name, h5py.Group)
         for name, column in columns.items():
-            optional = column.fill is not None or name == PROMPTS
+            optional = column.fill is not None or name in (PROMPTS, INPUTS)
             if optional and name not in group:
                 continue
-            dataset = _member(group, name, h5py.Dataset)
-            _require_type(dataset, f"{group_name}/{name}", column)
+            dataset = member(group, name, h5py.Dataset)
+            require_type(dataset, f"{group_name}/{name}", column)
             yield f"{group_name}/{name}", dataset
+    if "input" in file:
+        yield from _input_datasets(file)
 
 
-def _member(group: h5py.Group, name: str, kind: type) -> Any:
-    """Return a member of a group. Raises Unsound unless it is of this kind and in the same file."""
-    link = group.get(name, getlink=True)
-    if link is None:
-        raise Unsound(f"it has no {group.name.strip('/')}/{name}".replace("no /", "no "))
-    if not isinstance(link, h5py.HardLink):
-        raise Unsound(f"{name} is a link to somewhere else")
-    member = group[name]
-    if not isinstance(member, kind):
-        raise Unsound(f"{name} is no {kind.__name__.lower()}")
-    return member
-
-
-def _require_type(dataset: h5py.Dataset, name: str, column: Column) -> None:
-    """Raise Unsound unless a dataset has the type and the number of dimensions of its column."""
-    if column.dtype is STRING:
-        info = h5py.check_string_dtype(dataset.dtype)
-        good = info is not None and info.length is None
-    elif column.dtype is FINISH:
-        good = h5py.check_enum_dtype(dataset.dtype) == FINISH_REASONS and dataset.dtype.itemsize == 1
-    else:
-        good = dataset.dtype.newbyteorder("=") == column.dtype
-    if not good:
-        raise Unsound(f"{name} is of type {dataset.dtype}")
-    if dataset.ndim != (2 if column.wide else 1):
-        raise Unsound(f"{name} has {dataset.ndim} dimensions")
-
-
-def _require_size(dataset: h5py.Dataset, name: str, file: h5py.File) -> None:
-    """Raise Unsound if a dataset is in another file, or claims more values than its bytes can unpack to."""
-    if dataset.is_virtual:
+def _input_datasets(file: h5py.File) -> Iterator[tuple[str, h5py.Dataset]]:
+    """Yield the datasets of input columns of a final file, once their types are checked."""
+    groups = {name: member(file, name, h5py.Group) for name in ("rows", "input")}
+    if INPUTS in groups["rows"]:  # they are packed
         return
-    if dataset.external:
-        raise Unsound(f"{name} lies in another file")
-    settings = dataset.id.get_create_plist()
-    if any(settings.get_filter(i)[0] not in _FILTERS for i in range(settings.get_nfilters())):
-        raise Unsound(f"{name} is packed in an unknown way")
-    itemsize = dataset.id.get_type().get_size()
-    claimed, stored = dataset.size * itemsize, dataset.id.get_storage_size()
-    if stored > os.path.getsize(file.filename) or claimed > stored * _MAX_RATIO:
-        raise Unsound(f"{name} claims {claimed} bytes and has {stored}")
-    if dataset.chunks and int(np.prod(dataset.chunks, dtype=object)) * itemsize > _MAX_CHUNK_BYTES:
-        raise Unsound(f"{name} has chunks of {dataset.chunks}")
+    for path, dtype in final_datasets(InputColumns.of(file)).items():
+        group, _, name = path.partition("/")
+        dataset = member(groups[group], name, h5py.Dataset)
+        require_type(dataset, path, Column(dtype))
+        yield path, dataset
 
 
 def _sources(dataset: h5py.Dataset, name: str, path: Path) -> set[str]:
@@ -292,7 +254,8 @@ def _require_lengths(datasets: dict[str, h5py.Dataset]) -> None:
             raise Unsound(f"rows/{name} has {len(ends)} entries for {rows} rows")
         entries[name] = int(ends[-1]) - int(ends[0]) if ends is not None else 0
     for name, dataset in datasets.items():
-        column = name.partition("/")[2]
-        expected = errors if name.startswith("errors/") else entries.get(OFFSETS.get(column, ""), rows)
-        if column not in RAGGED and len(dataset) != expected:
+        group, _, column = name.partition("/")
+        ends_of = OFFSETS.get(column, "") if group == "rows" else ""
+        expected = errors if group == "errors" else entries.get(ends_of, rows)
+        if not (group == "rows" and column in RAGGED) and len(dataset) != expected:
             raise Unsound(f"{name} has {len(dataset)} entries, not {expected}")

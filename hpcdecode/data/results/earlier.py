@@ -17,7 +17,7 @@ from hpcdecode.data.results.layout import RAGGED
 from hpcdecode.data.results.lock import Lock
 from hpcdecode.data.results.merge import merge
 from hpcdecode.data.results.seal import Damaged
-from hpcdecode.data.results.segments import Segment, missing_commits, parts_folder, segment_files
+from hpcdecode.data.results.segments import Segment, describe, missing_commits, parts_folder, segment_files
 from hpcdecode.data.results.unfinished import UNFINISHED, load_unfinished
 from hpcdecode.data.results.verify import verified
 from hpcdecode.errors import UserError
@@ -162,6 +162,9 @@ class EarlierRun:
         except OSError:  # the file system has no hard links; `find_earlier` undoes the renaming if there is no index
             self.path.rename(place)
         sync(self.parts)
+        if segment.extent.inputs.any:  # they are packed in segments
+            self._rewrite(segment, segment.base)
+            segment = describe(place)
         self.segments = [segment]
 
     def _rebase(self) -> None:
@@ -169,11 +172,15 @@ class EarlierRun:
         base = dict.fromkeys(RAGGED, 0)
         for i, segment in enumerate(self.segments):
             if segment.base != base:
-                path = self.parts / segment.name
-                with new_file(path.with_name(path.name + ".tmp"), path, self._job) as (file, check):
-                    merge([path], file, check, base)
+                self._rewrite(segment, base)
                 self.segments[i] = segment = msgspec.structs.replace(segment, base=base)
             base = segment.end
+
+    def _rewrite(self, segment: Segment, base: dict[str, int]) -> None:
+        """Write a segment anew with another base."""
+        path = self.parts / segment.name
+        with new_file(path.with_name(path.name + ".tmp"), path, self._job) as (file, check):
+            merge([path], file, check, base)
 
     def _count(self, file: h5py.File, *, mark: bool) -> None:
         """Count the rows and errors of a file, and mark their lines as done if `mark` is true."""

@@ -15,9 +15,11 @@ import msgspec
 import numpy as np
 
 from hpcdecode.data.prompts.extras import import_extra
-from hpcdecode.data.results.layout import COLUMNS, OFFSETS, ROW_COLUMNS, STRING
+from hpcdecode.data.results.input_reader import InputReader
+from hpcdecode.data.results.layout import COLUMNS, OFFSETS, ROW_COLUMNS
 from hpcdecode.data.results.openai_batch import answers
 from hpcdecode.data.results.read import Results, rows_of
+from hpcdecode.data.results.strings import STRING
 from hpcdecode.errors import UserError
 from hpcdecode.system.durable import destination, is_stream, replacing, stream, write_errors
 
@@ -78,7 +80,7 @@ def export(
         _require_columns([*wanted, *(condition.column for condition in conditions)], results.columns)
         batches = _selected(results, wanted, conditions)
         if kind == "parquet":
-            _write_parquet(_Counted(file), batches, wanted, name)
+            _write_parquet(_Counted(file), batches, wanted, name, results.inputs)
         else:
             lines = _rows(batches) if kind == "jsonl" else answers(results, _rows(batches), endpoint)
             file.writelines(msgspec.json.encode(line, enc_hook=_plain) + b"\n" for line in lines)
@@ -167,14 +169,30 @@ def _plain(value: Any) -> Any:
     return value.tolist()
 
 
-def _write_parquet(file: _Counted, batches: Iterator[Batch], columns: Sequence[str], target: str) -> None:
+def _write_parquet(
+    file: _Counted, batches: Iterator[Batch], columns: Sequence[str], target: str, inputs: InputReader
+) -> None:
     pyarrow, parquet = (import_extra(m, target, "parquet") for m in ("pyarrow", "pyarrow.parquet"))
-    schema = pyarrow.schema([(name, _arrow_type(name, pyarrow)) for name in columns])
+    types = {name: _input_type(name, inputs, pyarrow) for name in columns if name in inputs.names}
+    schema = pyarrow.schema([(name, types.get(name) or _arrow_type(name, pyarrow)) for name in columns])
+    mixed = [name for name in types if inputs.value_dtype(name) is None]
     with parquet.ParquetWriter(file, schema) as writer:
         for batch in batches:
             values = {name: [_lists(v) for v in batch[name]] if name in OFFSETS else batch[name] for name in columns}
+            values |= {name: [_text(v) for v in batch[name]] for name in mixed}
             arrays = [pyarrow.array(values[field.name], field.type, from_pandas=False) for field in schema]
             writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
+
+
+def _input_type(name: str, inputs: InputReader, pyarrow: Any) -> Any:
+    """Return the Arrow type of an input column: that of its values if they agree but for missing ones, else text."""
+    dtype = inputs.value_dtype(name)
+    return pyarrow.string() if dtype is None or dtype is STRING else pyarrow.from_numpy_dtype(dtype)
+
+
+def _text(value: Any) -> str | None:
+    """Return a value as JSON text; None stays a missing one."""
+    return None if value is None else msgspec.json.encode(value).decode()
 
 
 def _arrow_type(name: str, pyarrow: Any) -> Any:

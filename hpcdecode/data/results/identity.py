@@ -14,15 +14,19 @@ from typing import Any
 import msgspec
 
 from hpcdecode.config import STDIN, Job
+from hpcdecode.data.prompts.kept import NONE
 from hpcdecode.model.frontend.gguf.folder import gguf_files, model_folder
 from hpcdecode.model.frontend.lora import adapter_files
 
 _END_BYTES = 1 << 20  # at the begin and at the end of a file, which are compared
+_KEPT = "keep_columns"
 _NAME_CHARACTERS = 16
 _MODEL_FILES = ("*.safetensors", "config.json", "generation_config.json", "tokenizer*", "vocab*", "chat_template*")
 
 
-def identity(job: Job, files: Sequence[str], dtype: str, kv_dtype: str) -> dict[str, Any]:
+def identity(
+    job: Job, files: Sequence[str], dtype: str, kv_dtype: str, keep_columns: Sequence[str] = NONE
+) -> dict[str, Any]:
     """Return the identity of a job, in the form that is stored with its results.
 
     Files are compared by their size, first and last MiB. Their names and times do not matter, nor do ranks, lanes and
@@ -33,6 +37,7 @@ def identity(job: Job, files: Sequence[str], dtype: str, kv_dtype: str) -> dict[
         files: Paths of its prompt files.
         dtype: Data type of the weights and activations.
         kv_dtype: Data type of the KV cache.
+        keep_columns: Input columns in the results: ALL, NONE, or names.
     """
     about = {
         "model": {path.name: _fingerprint(path) for path in _model_files(job.model)},
@@ -44,10 +49,18 @@ def identity(job: Job, files: Sequence[str], dtype: str, kv_dtype: str) -> dict[
         "kv_dtype": kv_dtype,
         "weights": job.weights,
     }
-    if job.lora is not None:  # left out else, as in results of earlier versions
+    if tuple(keep_columns) != NONE:  # left out else, as in results of earlier versions, as is the next one
+        about[_KEPT] = sorted(keep_columns)
+    if job.lora is not None:
         about["lora"] = {path.name: _fingerprint(path) for path in adapter_files(job.lora)}
     stored: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(about))  # as it will be read again
     return stored
+
+
+def kept_before(identity: object) -> tuple[str, ...]:
+    """Return the `keep_columns` that an identity was made with."""
+    names = identity.get(_KEPT) if isinstance(identity, dict) else None
+    return tuple(map(str, names)) if isinstance(names, list) else NONE
 
 
 def job_name(identity: object) -> str:
@@ -69,6 +82,8 @@ def differences(before: Any, now: Any, name: str = "") -> Iterator[str]:
             yield from differences(before.get(key), now.get(key), f"{name}.{key}" if name else key)
     elif before != now:
         kind = name.split(".")[0]
+        if kind == _KEPT:
+            before, now = (",".join(value or NONE) for value in (before, now))
         yield f"{name} changed" if kind in ("model", "lora", "prompts") else f"{name} was {before!r} and is {now!r}"
 
 

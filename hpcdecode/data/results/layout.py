@@ -8,20 +8,22 @@
 A final file, a segment (the rows of one commit) and the index (virtual datasets over segments) have the same datasets.
 The offsets of a segment begin at its `base`, the number of entries in all segments before it, instead of 0. Therefore
 the index can join the offsets of segments unchanged. A column with a `fill` exists only if some row has values.
+Input columns are packed in `input_json` of segments; a final file has them in /input (see inputs.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import h5py
 import msgspec
 import numpy as np
 
+from hpcdecode.data.results.inputs import InputColumns, InputWriter, split
+from hpcdecode.data.results.strings import STRING
 from hpcdecode.errors import InvariantViolation
 
-STRING = h5py.string_dtype("utf-8")
 FINISH_REASONS = {"stop": 0, "length": 1}
 FINISH = h5py.enum_dtype(FINISH_REASONS, basetype="u1")
 _NONE = float("nan")
@@ -37,7 +39,7 @@ class Column(NamedTuple):
     """
 
     dtype: np.dtype[Any]
-    fill: float | None = None
+    fill: float | bytes | None = None
     wide: bool = False
 
 
@@ -53,7 +55,8 @@ ROW_COLUMNS: dict[str, Column] = {
     "finished_at": Column(np.dtype("f8")),
     "cumulative_logprob": Column(np.dtype("f8"), _NONE),
 }
-TOKENS, PROMPTS = "token_offsets", "prompt_offsets"
+TOKENS, PROMPTS, INPUTS = "token_offsets", "prompt_offsets", "input_offsets"
+PACKED = "input_json"  # packed rows, in segments and the index only
 RAGGED: dict[str, dict[str, Column]] = {  # columns by the name of the offsets that divide them into rows
     TOKENS: {
         "token_ids": Column(np.dtype("i4")),
@@ -67,12 +70,19 @@ RAGGED: dict[str, dict[str, Column]] = {  # columns by the name of the offsets t
         "prompt_top_token_ids": Column(np.dtype("i4"), -1, wide=True),
         "prompt_top_logprobs": Column(np.dtype("f4"), _NONE, wide=True),
     },
+    INPUTS: {PACKED: Column(np.dtype("u1"), 0)},
 }
 OFFSETS = {name: offsets for offsets, columns in RAGGED.items() for name in columns}
 COLUMNS = ROW_COLUMNS | {name: column for columns in RAGGED.values() for name, column in columns.items()}
-ERROR_COLUMNS: dict[str, Column] = {"line": Column(np.dtype("i8")), "id": Column(STRING), "reason": Column(STRING)}
+ERROR_COLUMNS: dict[str, Column] = {
+    "line": Column(np.dtype("i8")),
+    "id": Column(STRING),
+    "reason": Column(STRING),
+    "input": Column(STRING, b""),  # the row's columns as a JSON object
+}
 OFFSETS_COLUMN = Column(np.dtype("i8"))
 
+_RESERVED = ("prompt", "input", "reason")
 CHUNK_ROWS = 8192
 CHUNK_TOKENS = 65536
 
@@ -85,12 +95,16 @@ class Extent(msgspec.Struct, frozen=True):
         errors: Number of rows that could not be used.
         entries: Number of entries by the name of their offsets.
         widths: Second dimension of each column in the file; 1 if it is not wide.
+        inputs: The input columns of its rows.
+        error_columns: Names of the columns of errors in the file.
     """
 
     rows: int
     errors: int
     entries: dict[str, int]
     widths: dict[str, int]
+    inputs: InputColumns
+    error_columns: tuple[str, ...]
 
     @staticmethod
     def of(file: h5py.File) -> Extent:
@@ -102,6 +116,8 @@ class Extent(msgspec.Struct, frozen=True):
             errors=len(file["errors/line"]),
             entries={name: int(ends[name][-1] - ends[name][0]) if name in ends else 0 for name in RAGGED},
             widths={name: rows[name].shape[1] if COLUMNS[name].wide else 1 for name in COLUMNS if name in rows},
+            inputs=InputColumns.of(file),
+            error_columns=tuple(name for name in ERROR_COLUMNS if name in file["errors"]),
         )
 
     @staticmethod
@@ -112,7 +128,14 @@ class Extent(msgspec.Struct, frozen=True):
             for name, width in extent.widths.items():
                 widths[name] = max(widths.get(name, 0), width)
         entries = {name: sum(e.entries[name] for e in extents) for name in RAGGED}
-        return Extent(sum(e.rows for e in extents), sum(e.errors for e in extents), entries, widths)
+        return Extent(
+            rows=sum(e.rows for e in extents),
+            errors=sum(e.errors for e in extents),
+            entries=entries,
+            widths=widths,
+            inputs=InputColumns.sum([e.inputs for e in extents]),
+            error_columns=error_columns(name for e in extents for name in e.error_columns),
+        )
 
     def length(self, name: str) -> int:
         """Return the length of a column, whether or not it is in the file."""
@@ -123,6 +146,12 @@ class Extent(msgspec.Struct, frozen=True):
         return (self.length(name), self.widths[name]) if COLUMNS[name].wide else (self.length(name),)
 
 
+def error_columns(held: Iterable[str]) -> tuple[str, ...]:
+    """Return the columns of errors that a file has, if its rows have values in the columns `held`."""
+    names = set(held)
+    return tuple(name for name, column in ERROR_COLUMNS.items() if column.fill is None or name in names)
+
+
 class Table(msgspec.Struct):
     """Columns in memory, without those that no row has values for. Strings are bytes objects.
 
@@ -131,12 +160,14 @@ class Table(msgspec.Struct):
         lengths: Arrays [n] int64 by the name of their offsets: the number of entries of each row.
         entries: Arrays [sum of lengths] or [sum of lengths, k] by column.
         errors: Arrays [m] by column of the errors.
+        inputs: The input columns of the rows.
     """
 
     rows: dict[str, np.ndarray]
     lengths: dict[str, np.ndarray]
     entries: dict[str, np.ndarray]
     errors: dict[str, np.ndarray]
+    inputs: InputColumns
 
     def extent(self) -> Extent:
         """Return the extent of a file with these columns."""
@@ -146,6 +177,8 @@ class Table(msgspec.Struct):
             errors=len(self.errors["line"]),
             entries={name: int(lengths.sum()) for name, lengths in self.lengths.items()},
             widths={name: values.shape[1] if COLUMNS[name].wide else 1 for name, values in columns.items()},
+            inputs=self.inputs,
+            error_columns=error_columns(self.errors),
         )
 
 
@@ -156,17 +189,23 @@ class FileWriter:
         file: The open file.
         extent: The size that it will have.
         base: First offset by the name of the offsets, for a segment. None for a final file, which has offsets only for
-            columns with entries.
+            columns with entries, and input columns with datasets of their own.
     """
 
     def __init__(self, file: h5py.File, extent: Extent, base: Mapping[str, int] | None = None) -> None:
+        final = base is None
         self._columns = {
-            name: create(file, f"rows/{name}", extent.shape(name), COLUMNS[name]) for name in extent.widths
+            name: create(file, f"rows/{name}", extent.shape(name), COLUMNS[name])
+            for name in extent.widths
+            if not (final and name == PACKED)
         }
         self._errors = {
-            name: create(file, f"errors/{name}", (extent.errors,), column) for name, column in ERROR_COLUMNS.items()
+            name: create(file, f"errors/{name}", (extent.errors,), ERROR_COLUMNS[name]) for name in extent.error_columns
         }
-        kept = [name for name in RAGGED if base is not None or extent.entries[name] or name == TOKENS]
+        self._inputs = InputWriter(file, extent.inputs, _create_input) if final else None
+        if not final:
+            extent.inputs.write_to(file)
+        kept = [name for name in RAGGED if not final or (extent.entries[name] and name != INPUTS) or name == TOKENS]
         self._offsets = {name: create(file, f"rows/{name}", (extent.rows + 1,), OFFSETS_COLUMN) for name in kept}
         self._base = {name: base[name] if base else 0 for name in RAGGED}
         for name, offsets in self._offsets.items():
@@ -176,7 +215,10 @@ class FileWriter:
         self._entry = dict.fromkeys(RAGGED, 0)  # written so far, by the name of their offsets
 
     def append_rows(
-        self, rows: dict[str, np.ndarray], lengths: dict[str, np.ndarray], entries: dict[str, np.ndarray]
+        self,
+        rows: dict[str, np.ndarray],
+        lengths: dict[str, np.ndarray],
+        entries: dict[str, np.ndarray],
     ) -> None:
         """Append a batch of rows; the arguments are those of a `Table`."""
         n = len(rows["line"])
@@ -184,9 +226,11 @@ class FileWriter:
             return
         for name, values in rows.items():
             self._columns[name][self._row : self._row + n] = values
+        if self._inputs is not None:
+            self._inputs.append(self._row, split(entries.get(PACKED), lengths[INPUTS]))
         for name, values in entries.items():
             start = self._entry[OFFSETS[name]]
-            if values.size:
+            if values.size and name in self._columns:
                 place = (slice(start, start + len(values)), *map(slice, values.shape[1:]))
                 self._columns[name][place] = values
         for name, counts in lengths.items():
@@ -208,12 +252,26 @@ class FileWriter:
     def check_full(self) -> None:
         """Raise InvariantViolation unless as many rows, errors and entries were written as the extent has."""
         extent = self._extent
-        written = (self._row, self._error, self._entry)
+        entries = self._entry if self._inputs is None else self._entry | {INPUTS: extent.entries[INPUTS]}
+        written = (self._row, self._error, entries)
         if written != (extent.rows, extent.errors, extent.entries):
             raise InvariantViolation(
                 "a merge writes every row once",
                 f"expected rows, errors and tokens {(extent.rows, extent.errors, extent.entries)}, got {written}",
             )
+
+
+def shown_name(name: str) -> str:
+    """Return the name under which rows and exports show an input column.
+
+    It has `input.` before it if it is the name of a column of the program, or begins so itself.
+    """
+    own = name in COLUMNS or name in RAGGED or name in _RESERVED or name.startswith("input.")
+    return "input." + name if own or not name else name
+
+
+def _create_input(file: h5py.File, name: str, rows: int, dtype: Any) -> h5py.Dataset:
+    return create(file, name, (rows,), Column(dtype))
 
 
 def create(file: h5py.File, name: str, shape: tuple[int, ...], column: Column) -> h5py.Dataset:
@@ -226,7 +284,12 @@ def create(file: h5py.File, name: str, shape: tuple[int, ...], column: Column) -
     options = {} if column.dtype is STRING else {"compression": "gzip", "compression_opts": 1, "shuffle": True}
     most = CHUNK_TOKENS if name.removeprefix("rows/") in OFFSETS else CHUNK_ROWS
     chunks = (min(shape[0], max(most // max(shape[1:], default=1), 1)), *shape[1:])
-    return file.create_dataset(name, shape, dtype=column.dtype, chunks=chunks, fillvalue=column.fill, **options)
+    return file.create_dataset(name, shape, dtype=column.dtype, chunks=chunks, fillvalue=fill_of(column), **options)
+
+
+def fill_of(column: Column) -> float | None:
+    """Return what HDF5 shows where nothing was written; None for its own default, which is an empty text."""
+    return None if isinstance(column.fill, bytes) else column.fill
 
 
 def write_attributes(file: h5py.File, attributes: dict[str, Any], *, complete: bool) -> None:
@@ -234,15 +297,3 @@ def write_attributes(file: h5py.File, attributes: dict[str, Any], *, complete: b
     file.attrs["complete"] = complete
     for name, value in attributes.items():
         file.attrs[name] = msgspec.json.encode(value, enc_hook=str).decode()
-
-
-def utf8(text: str) -> bytes:
-    """Return text as HDF5 can store it. NUL, which ends a string in HDF5, becomes U+FFFD."""
-    return text.replace("\0", "\ufffd").encode("utf-8", "replace")
-
-
-def objects(values: list[bytes]) -> np.ndarray:
-    """Return values as an object array [n], in which h5py accepts strings of any length."""
-    array = np.empty(len(values), dtype=object)
-    array[:] = values
-    return array

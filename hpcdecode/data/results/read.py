@@ -6,15 +6,20 @@ import importlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from hpcdecode.data.results.checked import checked_offsets, open_results, read_attribute, reading
-from hpcdecode.data.results.layout import COLUMNS, ERROR_COLUMNS, FINISH_REASONS, OFFSETS, RAGGED, STRING
+from hpcdecode.data.results.input_reader import InputReader, pick
+from hpcdecode.data.results.layout import COLUMNS, ERROR_COLUMNS, FINISH_REASONS, OFFSETS, PACKED, RAGGED
+from hpcdecode.data.results.strings import STRING
 from hpcdecode.errors import UserError
 
 _BATCH_ROWS = 4096  # read at once
+_BATCH_BYTES = 64 << 20  # of the file on average, if its rows are large
 _REASONS = np.array(sorted(FINISH_REASONS, key=FINISH_REASONS.__getitem__), dtype=np.object_)
 
 
@@ -30,8 +35,11 @@ class Results:
     Attributes:
         complete: Whether the job has ended with all its rows.
         attributes: About the job: `job`, `identity`, `model`, `versions`, `topology`, `summary`.
-        columns: Names of the columns in the file. Those of log-probabilities exist if a row asked for them.
+        columns: Names of the columns in the file. Those of log-probabilities exist if a row asked for them. The last
+            ones are the prompt's text and the input columns; an input column with the name of another one has
+            `input.` before its name.
         sources: Segments of an unfinished job.
+        inputs: Reads the input columns.
 
     Raises:
         UserError: The file is not a results file.
@@ -46,7 +54,8 @@ class Results:
             self.complete = bool(self._file.attrs["complete"]) and not self.sources
             self.attributes = {k: read_attribute(self._file, k) for k in self._file.attrs if k != "complete"}
             line, sample = rows["line"][:], rows["sample"][:]
-        self.columns = tuple(name for name in COLUMNS if name in rows)
+            self.inputs = InputReader(self._file)
+        self.columns = (*(name for name in COLUMNS if name in rows and name != PACKED), *self.inputs.names)
         self._order = np.lexsort((sample, line))  # an interrupted job's rows lie in the order of their commits
         self._lines = line[self._order]
 
@@ -62,7 +71,8 @@ class Results:
         """Return the first sample of a line, as a dict of its values by column.
 
         `token_ids`, `prompt_token_ids` and log-probabilities are arrays [tokens]. Values of the most likely tokens are
-        arrays [tokens, k]. Both are None if the row did not ask for them.
+        arrays [tokens, k]. Both are None if the row did not ask for them. Values of input columns are those of the
+        prompt file, as Python values; None if the row had none.
 
         Raises:
             KeyError: There is no such row.
@@ -99,17 +109,25 @@ class Results:
             names: Names of the columns; None for all.
         """
         names = self.columns if names is None else names
-        for start in range(0, len(self), _BATCH_ROWS):
-            yield self._columns(names, start, min(start + _BATCH_ROWS, len(self)))
+        size = sum(path.stat().st_size for path in self.sources or [Path(self._path)])
+        count = max(1, min(_BATCH_ROWS, _BATCH_BYTES * len(self) // max(size, 1)))
+        for start in range(0, len(self), count):
+            yield self._columns(names, start, min(start + count, len(self)))
 
     def errors(self) -> list[dict[str, Any]]:
-        """Return the rows that could not be used, sorted by line, as dicts of `line`, `id` and `reason`."""
+        """Return the rows that could not be used, sorted by line, as dicts of `line`, `id` and `reason`.
+
+        If columns are kept, `input` is a dict of those that could be read.
+        """
         with self._reading():
             group = self._file["errors"]
             columns = {
                 name: (group[name].asstr(errors="replace") if column.dtype is STRING else group[name])[:]
                 for name, column in ERROR_COLUMNS.items()
+                if name in group
             }
+            if "input" in columns:
+                columns["input"] = [msgspec.json.decode(text or "{}") for text in columns["input"]]
         order = np.argsort(columns["line"], kind="stable")
         return [{name: values[i] for name, values in columns.items()} for i in order]
 
@@ -140,7 +158,17 @@ class Results:
         """Return columns of the rows from `start` to `stop`, in the order of the prompt file."""
         index = self._order[start:stop]
         with self._reading():
-            return {name: self._entries(name, index) if name in OFFSETS else self._take(name, index) for name in names}
+            columns = {name: self._own(name, index) for name in names if name not in self.inputs.names}
+            wanted = [name for name in names if name in self.inputs.names]
+            if wanted and self.inputs.packed:
+                rows = self._entries(PACKED, index)
+                columns |= self.inputs.of_packed(wanted, [b"" if row is None else row.tobytes() for row in rows])
+            elif wanted:
+                columns |= {name: self.inputs.of_final(name, index) for name in wanted}
+            return {name: columns[name] for name in names}
+
+    def _own(self, name: str, index: np.ndarray) -> np.ndarray:
+        return self._entries(name, index) if name in OFFSETS else self._take(name, index)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -153,7 +181,7 @@ class Results:
 
     def _take(self, name: str, index: np.ndarray) -> np.ndarray:
         strings, dataset = COLUMNS[name].dtype is STRING, self._rows[name]
-        values = _pick(dataset.asstr(errors="replace") if strings else dataset, index)
+        values = pick(dataset.asstr(errors="replace") if strings else dataset, index)
         if name == "finish_reason":
             values = _REASONS[values]
         return values
@@ -189,23 +217,7 @@ def _values(name: str, values: np.ndarray) -> np.ndarray | None:
 
 
 def rows_of(columns: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of columns of equal length, as dicts of their values by column."""
-    for values in zip(*columns.values(), strict=True):
+    """Yield the rows of columns of equal length, as dicts of their values by column, plain Python ones."""
+    plain = (values if values.dtype == object else values.tolist() for values in columns.values())
+    for values in zip(*plain, strict=True):
         yield dict(zip(columns, values, strict=True))
-
-
-def _pick(dataset: Any, index: np.ndarray) -> np.ndarray:
-    """Return elements of a dataset, [n] at the positions `index` [n], in one read if they are close together."""
-    values: np.ndarray
-    if len(index) == 0:
-        values = dataset[0:0]
-        return values
-    first, last = int(index.min()), int(index.max())
-    if last - first < 2 * len(index):
-        values = dataset[first : last + 1][index - first]
-        return values
-    order = np.argsort(index)
-    values = dataset[index[order]]
-    out = np.empty_like(values)
-    out[order] = values
-    return out

@@ -7,9 +7,14 @@ from math import nan
 import msgspec
 import numpy as np
 
+from hpcdecode.data.prompts.columns import json_object
 from hpcdecode.data.prompts.rows import RowError
-from hpcdecode.data.results.layout import FINISH_REASONS, PROMPTS, TOKENS, Table, objects, utf8
+from hpcdecode.data.results.inputs import InputColumns
+from hpcdecode.data.results.layout import FINISH_REASONS, INPUTS, PACKED, PROMPTS, TOKENS, Table, shown_name
+from hpcdecode.data.results.strings import objects, utf8
 from hpcdecode.requests.logprobs import Logprobs, columns_of
+
+BYTES_PER_VALUE = 16  # of packed columns that weigh as much as a value, which takes more time to write
 
 
 class Result(msgspec.Struct, array_like=True):
@@ -31,6 +36,7 @@ class Result(msgspec.Struct, array_like=True):
         prompt_token_ids: Tokens of the prompt; empty without `prompt_logprobs`.
         prompt_logprobs: Log-probabilities of the prompt's tokens; None if the row did not ask for them.
         resumed: Number of generated tokens that an earlier run has generated. It is not in the file.
+        columns: Input columns of the row, packed; only the writer sets it.
     """
 
     line: int
@@ -48,12 +54,14 @@ class Result(msgspec.Struct, array_like=True):
     prompt_token_ids: list[int] = []
     prompt_logprobs: Logprobs | None = None
     resumed: int = 0
+    columns: bytes = b""
 
     @property
     def weight(self) -> int:
-        """Number of values in the file that belong to its tokens: ids and log-probabilities."""
+        """Number of values in the file that belong to its tokens, ids and log-probabilities, and to its columns."""
         held = [x for x in (self.logprobs, self.prompt_logprobs) if x is not None]
-        return len(self.token_ids) + sum(len(x) * (1 + 2 * x.width) for x in held)
+        values = len(self.token_ids) + sum(len(x) * (1 + 2 * x.width) for x in held)
+        return values + len(self.columns) // BYTES_PER_VALUE
 
 
 def table_of(rows: list[Result], errors: list[RowError]) -> Table:
@@ -75,7 +83,9 @@ def table_of(rows: list[Result], errors: list[RowError]) -> Table:
             "finished_at": np.array([r.finished_at for r in rows], np.float64),
         },
         lengths={
-            name: np.array([n for n, _ in of], np.int64) for name, of in ((TOKENS, generated), (PROMPTS, prompts))
+            TOKENS: np.array([n for n, _ in generated], np.int64),
+            PROMPTS: np.array([n for n, _ in prompts], np.int64),
+            INPUTS: np.array([len(r.columns) for r in rows], np.int64),
         },
         entries={
             "token_ids": np.concatenate([np.empty(0, np.int32), *(r.token_ids for r in rows)]),
@@ -87,7 +97,12 @@ def table_of(rows: list[Result], errors: list[RowError]) -> Table:
             "id": objects([utf8(e.id) for e in errors]),
             "reason": objects([utf8(e.reason) for e in errors]),
         },
+        inputs=InputColumns.of_rows([r.line for r in rows], [r.columns for r in rows]),
     )
+    if any(r.columns for r in rows):
+        table.entries[PACKED] = np.frombuffer(b"".join(r.columns for r in rows), np.uint8)
+    if any(e.columns for e in errors):
+        table.errors["input"] = objects([json_object(e.columns, shown_name) if e.columns else b"" for e in errors])
     sums = np.array([r.cumulative_logprob for r in rows], np.float64)
     if not np.isnan(sums).all():
         table.rows["cumulative_logprob"] = sums

@@ -12,7 +12,7 @@ import msgspec
 
 from hpcdecode.data.results.diskfile import open_segment
 from hpcdecode.data.results.earlier import EarlierRun
-from hpcdecode.data.results.identity import differences, job_name
+from hpcdecode.data.results.identity import differences, job_name, kept_before
 from hpcdecode.data.results.lock import Lock
 from hpcdecode.data.results.segments import parts_folder, segment_files
 from hpcdecode.errors import UserError
@@ -37,6 +37,13 @@ def find_earlier(
     target = destination(path, "results ")
     with write_errors(os.fspath(path), "make it readable"):
         return _find(target, parts_folder(target), identity, overwrite, limit)
+
+
+def columns_kept(path: str | os.PathLike[str]) -> tuple[str, ...] | None:
+    """Return which input columns the results at an output keep; None if that cannot be read, or there are none."""
+    with suppress(OSError, KeyError, RuntimeError, ValueError, TypeError), open_segment(Path(path)) as file:
+        return kept_before(msgspec.json.decode(file.attrs["identity"]))
+    return None
 
 
 def _find(path: Path, parts: Path, identity: dict[str, Any], overwrite: bool, limit: int | None) -> EarlierRun | None:

@@ -27,6 +27,7 @@ from hpcdecode.data.results.layout import (
     FileWriter,
     Table,
     create,
+    fill_of,
     write_attributes,
 )
 from hpcdecode.data.results.seal import sealed
@@ -175,12 +176,14 @@ def index_image(segments: Sequence[Segment], folder: str, attributes: dict[str, 
             shapes = [e.shape(name) if name in e.widths else None for _, e in sources]
             parts = [_Part(source, e.length(name), shape) for (source, e), shape in zip(sources, shapes, strict=True)]
             _virtual(file, f"rows/{name}", COLUMNS[name], total.shape(name), parts)
-        for name, column in ERROR_COLUMNS.items():
-            parts = [_Part(source, e.errors, (e.errors,)) for source, e in sources]
-            _virtual(file, f"errors/{name}", column, (total.errors,), parts)
+        for name in total.error_columns:
+            own = [(e.errors,) if name in e.error_columns else None for _, e in sources]
+            parts = [_Part(source, e.errors, shape) for (source, e), shape in zip(sources, own, strict=True)]
+            _virtual(file, f"errors/{name}", ERROR_COLUMNS[name], (total.errors,), parts)
         for name in RAGGED:
             if total.entries[name] or name == TOKENS:
                 _virtual_offsets(file, f"rows/{name}", [(source, e.rows) for source, e in sources if e.rows])
+        total.inputs.write_to(file)
         write_attributes(file, attributes, complete=False)
         return _image(file)
 
@@ -210,7 +213,7 @@ def _virtual(file: h5py.File, name: str, column: Column, shape: tuple[int, ...],
             place = (slice(start, start + length), *map(slice, own[1:]))
             layout[place] = h5py.VirtualSource(source, name, own, dtype=column.dtype)
         start += length
-    file.create_virtual_dataset(name, layout, fillvalue=column.fill)
+    file.create_virtual_dataset(name, layout, fillvalue=fill_of(column))
 
 
 def _virtual_offsets(file: h5py.File, name: str, filled: list[tuple[str, int]]) -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from hpcdecode.data.results.checked import Unsound, check_own
+from hpcdecode.data.results.checked import check_own
 from hpcdecode.data.results.diskfile import open_segment
 from hpcdecode.data.results.identity import job_name
 from hpcdecode.data.results.seal import Damaged, sealed_for
 from hpcdecode.data.results.segments import Segment, describe, live, segment_files
+from hpcdecode.data.results.structure import Unsound
 from hpcdecode.errors import UserError
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from hpcdecode.data.prompts.kept import KeptColumns
 from hpcdecode.data.prompts.rows import RowError
 from hpcdecode.data.results.diskfile import new_file
 from hpcdecode.data.results.earlier import DAMAGED, EarlierRun
@@ -24,7 +25,7 @@ from hpcdecode.data.results.identity import job_name
 from hpcdecode.data.results.layout import FINISH_REASONS, RAGGED, write_attributes
 from hpcdecode.data.results.lock import LOCK, Lock
 from hpcdecode.data.results.merge import merge
-from hpcdecode.data.results.result import Result, table_of
+from hpcdecode.data.results.result import BYTES_PER_VALUE, Result, table_of
 from hpcdecode.data.results.segments import (
     FAN_IN,
     Segment,
@@ -55,6 +56,7 @@ class ResultsWriter:
         checkpoint_seconds: A commit is due after this time.
         segment_rows: A commit is due after so many rows, if that is earlier.
         overwrite: Whether a run that begins anew replaces what an earlier one has left.
+        kept: Has the input columns of rows; None for rows without any.
 
     Attributes:
         path: The output file, with links followed.
@@ -74,6 +76,7 @@ class ResultsWriter:
         checkpoint_seconds: float = 5.0,
         segment_rows: int = 4096,
         overwrite: bool = True,
+        kept: KeptColumns | None = None,
     ) -> None:
         self.path = destination(path, "results ")
         self.error_count = earlier.errors if earlier else 0
@@ -81,6 +84,7 @@ class ResultsWriter:
         self._parts = parts_folder(self.path)
         self._attributes = {"summary": {}, **attributes}
         self._checkpoint_seconds, self._segment_rows = checkpoint_seconds, segment_rows
+        self._kept = kept
         self._rows: list[Result] = []  # not committed yet, as the next two
         self._errors: list[RowError] = []
         self._pending_tokens = 0
@@ -105,10 +109,12 @@ class ResultsWriter:
 
     def add(self, *samples: Result) -> None:
         """Add a finished row with all its samples. The next commit makes them durable together."""
+        columns = self._kept.take(samples[0].line) if self._kept else b""
         for result in samples:
             if result.finish_reason not in FINISH_REASONS:
                 raise ValueError(f"finish_reason: expected one of {list(FINISH_REASONS)}, got {result.finish_reason!r}")
-            result = msgspec.structs.replace(result, token_ids=np.asarray(result.token_ids, dtype=np.int32))
+            ids = np.asarray(result.token_ids, dtype=np.int32)
+            result = msgspec.structs.replace(result, token_ids=ids, columns=columns)
             self._rows.append(result)
             self._left.pop(result.line, None)
             self._pending_tokens += result.weight
@@ -116,7 +122,9 @@ class ResultsWriter:
 
     def error(self, e: RowError) -> None:
         """Add a row that could not be used."""
-        self._errors.append(e)
+        columns = self._kept.take(e.line) if self._kept else b""
+        self._errors.append(msgspec.structs.replace(e, columns=columns))
+        self._pending_tokens += len(columns) // BYTES_PER_VALUE
         self.error_count += 1
         self.tick()
 
