@@ -45,7 +45,12 @@ def pack_columns(columns: dict[str, Any]) -> bytes:
     Raises:
         RowProblem: A value is nested too deeply.
     """
-    return _encode({name: v if type(v) in _PLAIN else _packed(name, v) for name, v in columns.items()})
+    return _encode(
+        {
+            name: v if type(v) in _PLAIN or (type(v) is int and _MIN <= v <= _MAX) else _packed(name, v)
+            for name, v in columns.items()
+        }
+    )
 
 
 def unpack(packed: bytes) -> tuple[str | None, dict[str, Any]]:
@@ -80,8 +85,6 @@ def json_object(packed: bytes, shown: Callable[[str], str]) -> bytes:
 
 
 def _packed(name: str, value: Any) -> Any:
-    if type(value) is int and _MIN <= value <= _MAX:
-        return value
     try:
         plain = msgspec.to_builtins(value, str_keys=True, enc_hook=str)
         return plain if type(plain) in _PLAIN else Ext(_JSON, msgspec.json.encode(plain))
