@@ -121,7 +121,15 @@ def _mean_rows(job: Job, ranks: int) -> MeanRows | None:
     if STDIN in files:
         return None
     wanted = job.shard.holds if job.shard else None
-    rows = read_rows(files, job.params, column=job.prompt_column, model=job.model, limit=job.limit, wanted=wanted)
+    rows = read_rows(
+        files,
+        job.params,
+        column=job.prompt_column,
+        model=job.model,
+        limit=job.limit,
+        wanted=wanted,
+        quiet=True,  # the rows are read again
+    )
     most = min(LOOKAHEAD * ranks, _MOST_COUNTED)
     seen = list(islice(rows, most))
     first = [p for p in tokenized(seen[:LOOKAHEAD], Tokenizer.load(job.model), _NO_LIMIT) if isinstance(p, Prompt)]

@@ -159,12 +159,12 @@ def test_chosen_columns(hpcdecode, tmp_path, write, value, columns, prompt):
 def test_an_unknown_name_is_refused_with_the_columns_before_the_model_loads(hpcdecode, write):
     write(ROWS)
     refused = hpcdecode(
-        "generate", "p.jsonl", "--model", "no-such-folder", "--dtype", "float32", "--keep-columns", "label,lable"
+        "generate", "p.jsonl", "--model", "no-such-folder", "--dtype", "float32", "--keep-columns", "label,headline"
     )
-    piped = hpcdecode.line("generate", "-", "-o", "x.h5", *FLAGS, "--keep-columns", "lable")
-    assert refused.returncode == 2 and "got lable" in refused.stderr and "id, prompt, label, score" in refused.stderr
+    piped = hpcdecode.line("generate", "-", "-o", "x.h5", *FLAGS, "--keep-columns", "headline")
+    assert refused.returncode == 2 and "got headline" in refused.stderr and "id, prompt, label, score" in refused.stderr
     told = run(["sh", "-c", '"$@" < p.jsonl', "sh", *piped], cwd=hpcdecode.directory, env=hpcdecode.environment)
-    assert told.returncode == 2 and "got lable" in told.stderr and "Traceback" not in told.stderr
+    assert told.returncode == 2 and "got headline" in told.stderr and "Traceback" not in told.stderr
 
 
 def test_the_prompts_own_column_and_a_job_file(hpcdecode, tmp_path, write):

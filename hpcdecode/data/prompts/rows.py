@@ -65,6 +65,7 @@ def read_rows(
     limit: int | None = None,
     wanted: Callable[[int], bool] | None = None,
     kept: KeptColumns | None = None,
+    quiet: bool = False,
 ) -> Iterator[Row | RowError]:
     """Return an iterator over the rows of files, in order, without blank lines.
 
@@ -78,11 +79,13 @@ def read_rows(
         limit: Number of rows to read at most; None for all.
         wanted: Returns whether a row is to be yielded, by its number; None for all.
         kept: Keeps the columns of rows that are yielded; None keeps none.
+        quiet: Whether nothing is said about unknown fields.
 
     Raises:
         UserError: A file cannot be opened or read.
     """
     reader = RowReader(column, model, kept)
+    reader.unknown.quiet = quiet
     rows = islice(raw_rows(files, column, reader.unknown), limit)
     found = (reader.read(raw, defaults) for raw in rows if wanted is None or wanted(raw.number))
     return found if kept is None else _ended(found, kept)
