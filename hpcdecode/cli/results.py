@@ -47,10 +47,11 @@ def _add_show(commands: Subcommands) -> None:
     parser = commands.add_parser(
         "show",
         help="print rows of a results file",
-        description="Print the rows of the given lines of the prompt file, or the first rows of a results file.",
+        description="Print rows of a results file: those of given lines of the prompt file or ids, or the first ones.",
     )
     parser.add_argument("results", metavar="OUT.h5", help="results file")
-    parser.add_argument("lines", metavar="LINE", nargs="*", type=int, help="lines of the prompt file, from 1")
+    help = "lines of the prompt file from 1, ranges of lines such as 1-5, or ids"
+    parser.add_argument("rows", metavar="ROW", nargs="*", help=help)
     parser.set_defaults(run=_show)
 
 
@@ -58,7 +59,7 @@ def _add_show(commands: Subcommands) -> None:
 def _show(options: argparse.Namespace, _comm: object) -> int:
     from hpcdecode.data.results.show import show
 
-    for text in show(options.results, options.lines):
+    for text in show(options.results, options.rows):
         print(text)
     return 0
 
@@ -67,13 +68,13 @@ def _add_export(commands: Subcommands) -> None:
     parser = commands.add_parser(
         "export",
         help="write results in another format",
-        description="Write the rows of a results file as JSON Lines, Parquet, or the output file of an OpenAI batch.",
+        description="Write the rows of a results file as JSON Lines, CSV, Parquet, or the output of an OpenAI batch.",
     )
     add = parser.add_argument
     add("results", metavar="OUT.h5", help="results file")
-    add("--to", required=True, choices=tuple(FORMATS), help="format of the file to write")
+    add("--to", choices=tuple(FORMATS), help="format of the file to write (default: by the ending of -o)")
     help = "file to write, or - for standard output "
-    help += "(default: OUT.results.jsonl, OUT.results.parquet or OUT.batch.jsonl)"
+    help += "(default: OUT.results.jsonl, OUT.results.csv, OUT.results.parquet or OUT.batch.jsonl)"
     add("-o", "--output", metavar="FILE", help=help)
     add("--overwrite", action="store_true", help="replace the file if it exists")
     add("--columns", metavar="NAME[,NAME...]", help="write only these columns (default: all)")

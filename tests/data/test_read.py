@@ -1,5 +1,6 @@
 """Results read back: by line and id, as columns, exported and merged."""
 
+import csv
 import json
 import random
 
@@ -68,12 +69,53 @@ def test_show(stored):
     path, rows = stored
     heading, first, *_ = show(str(path))
     assert f"{len(rows)} rows, 2 errors" in heading and "line 1, id id-1, 3 + 1 tokens, stop\ntäxt 1.0" in first
-    assert [text.split(",")[0] for text in list(show(str(path), [7, 10, 70]))[1:]] == [
+    assert [text.split(",")[0] for text in list(show(str(path), ["7", "10", "70"]))[1:]] == [
         "\n--- line 7",
         "\n--- line 10",
         "\n--- line 10",
         "\n--- line 70",
     ]
+
+
+def test_show_takes_ranges_and_ids_and_says_what_there_is_not(stored):
+    path, _ = stored
+    texts = list(show(str(path), ["4-6", "id-7", "5", "id-70", "100", "60-62", "98-99", "x\ny"]))[1:]
+    assert [text.split(",")[0].strip("\n- ") for text in texts[:5]] == [f"line {n}" for n in (4, 5, 5, 6, 7)]
+    assert [text.split(",")[0].strip("\n- ") for text in texts[5:7]] == ["line 60", "line 70"]
+    missing = [text.strip("\n- ").split(":")[0] for text in texts[7:]]
+    assert missing == ["line 100", "lines 98-99", "id x\\ny"] and "there is no such row" in texts[-1]
+    with pytest.raises(UserError, match="a range of lines such as 1-5"):
+        list(show(str(path), ["5-4"]))
+
+
+def test_show_says_how_many_more_there_are(stored):
+    path, rows = stored
+    assert list(show(str(path)))[-1] == f"\n--- {len(rows) - 5} more rows: hpcdecode show {path} 6-10"
+
+
+def test_formats_follow_the_ending_and_incomplete_files_warn(stored, tmp_path, caplog):
+    path, rows = stored
+    with hpcdecode.read(path) as results:
+        complete = results.complete
+    out = export(str(path), str(tmp_path / "r.csv"), columns=["line", "text", "finish_reason", "token_ids"])
+    assert [m for m in caplog.messages if "is not complete" in m] == caplog.messages and len(caplog.messages) == (
+        not complete
+    )
+    with open(out, newline="", encoding="utf-8") as file:
+        header, *lines = csv.reader(file)
+    assert header == ["line", "text", "finish_reason", "token_ids"]
+    assert lines == [[str(r.line), r.text, r.finish_reason, json.dumps(r.token_ids).replace(" ", "")] for r in rows]
+    export(str(path), str(tmp_path / "r.jsonl"))
+    export(str(path), str(tmp_path / "r.batch.jsonl"))
+    assert (
+        "custom_id" in (tmp_path / "r.batch.jsonl").read_text()
+        and "custom_id" not in (tmp_path / "r.jsonl").read_text()
+    )
+    for out in ("r.txt", None):
+        with pytest.raises(UserError, match=r"expected --to jsonl, csv, .* or -o FILE with one of the endings"):
+            export(str(path), out)
+    with pytest.raises(UserError, match="expected stop or length for finish_reason, got 'stopped'"):
+        export(str(path), str(tmp_path / "x.jsonl"), where=["finish_reason=stopped"])
 
 
 def test_export_to_json_lines_and_parquet(stored, tmp_path):

@@ -1,8 +1,10 @@
-"""The command `hpcdecode export`: writes results as JSON Lines, Parquet or the output of an OpenAI batch."""
+"""The command `hpcdecode export`: writes results as JSON Lines, CSV, Parquet or the output of an OpenAI batch."""
 
 from __future__ import annotations
 
+import csv
 import io
+import logging
 import operator
 import os
 import re
@@ -16,14 +18,21 @@ import numpy as np
 
 from hpcdecode.data.prompts.extras import import_extra
 from hpcdecode.data.results.input_reader import InputReader
-from hpcdecode.data.results.layout import COLUMNS, OFFSETS, ROW_COLUMNS
+from hpcdecode.data.results.layout import COLUMNS, FINISH_REASONS, OFFSETS, ROW_COLUMNS
 from hpcdecode.data.results.openai_batch import answers
 from hpcdecode.data.results.read import Results, rows_of
 from hpcdecode.data.results.strings import STRING
 from hpcdecode.errors import UserError
 from hpcdecode.system.durable import destination, is_stream, replacing, stream, write_errors
 
-FORMATS = {"jsonl": ".results.jsonl", "parquet": ".results.parquet", "openai-batch": ".batch.jsonl"}
+FORMATS = {
+    "jsonl": ".results.jsonl",
+    "csv": ".results.csv",
+    "parquet": ".results.parquet",
+    "openai-batch": ".batch.jsonl",
+}
+_ENDINGS = {".batch.jsonl": "openai-batch", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+logger = logging.getLogger(__name__)
 _COMPARE = {
     "!=": operator.ne,
     ">=": operator.ge,
@@ -47,7 +56,7 @@ class _Condition(NamedTuple):
 def export(
     path: str,
     out: str | None,
-    kind: str,
+    kind: str | None = None,
     *,
     columns: Sequence[str] | None = None,
     where: Sequence[str] = (),
@@ -60,7 +69,7 @@ def export(
         path: The results file.
         out: A new file, a FIFO, or `-` for standard output. By default the name of the results file with another
             ending.
-        kind: A key of FORMATS.
+        kind: A key of FORMATS; None for the one that the ending of `out` names.
         columns: Columns to write; None for all.
         where: Conditions that rows must meet, such as `finish_reason=stop` or `line>=100`.
         endpoint: Endpoint of the requests that an OpenAI batch answers: `chat` or `completions`. Rows that could not
@@ -71,9 +80,12 @@ def export(
         UserError: A column, condition or file cannot be used.
         BrokenPipeError: The reader of standard output or of the FIFO has ended.
     """
+    kind = kind or _kind_of(out)
     name = out or Path(path).with_suffix(FORMATS[kind]).name
     conditions = [_condition(text) for text in where]
     with _opened(name, path, overwrite) as file, Results(path) as results, write_errors(name, "free some space"):
+        if not results.complete:
+            logger.warning(f"hpcdecode: warning: {path} is not complete: the rows that are done so far are written")
         if kind == "parquet" and file.isatty():
             raise UserError("-o -: expected a file or a pipe for Parquet, got a terminal; redirect it, or use -o FILE")
         wanted = results.columns if columns is None or kind == "openai-batch" else tuple(columns)
@@ -81,11 +93,21 @@ def export(
         batches = _selected(results, wanted, conditions)
         if kind == "parquet":
             _write_parquet(_Counted(file), batches, wanted, name, results.inputs)
+        elif kind == "csv":
+            _write_csv(file, batches, wanted)
         else:
             lines = _rows(batches) if kind == "jsonl" else answers(results, _rows(batches), endpoint)
             file.writelines(msgspec.json.encode(line, enc_hook=_plain) + b"\n" for line in lines)
         file.flush()
     return Path(name)
+
+
+def _kind_of(out: str | None) -> str:
+    """Return the format that the ending of a file names. Raises UserError if it names none."""
+    kind = next((kind for ending, kind in _ENDINGS.items() if out is not None and out.endswith(ending)), None)
+    if kind is None:
+        raise UserError(f"expected --to {', '.join(FORMATS)}, or -o FILE with one of the endings {', '.join(_ENDINGS)}")
+    return kind
 
 
 @contextmanager
@@ -150,6 +172,8 @@ def _condition(text: str) -> _Condition:
             value = float(value)
         except ValueError:
             raise UserError(f"--where {text}: expected a number for {name}, got {value!r}") from None
+    if name == "finish_reason" and value not in FINISH_REASONS:
+        raise UserError(f"--where {text}: expected {' or '.join(FINISH_REASONS)} for finish_reason, got {value!r}")
     return _Condition(name, lambda values: np.asarray(_COMPARE[sign](values, value), bool))
 
 
@@ -162,6 +186,25 @@ def _require_columns(columns: Sequence[str], known: Sequence[str]) -> None:
 def _rows(batches: Iterator[Batch]) -> Iterator[dict[str, Any]]:
     for batch in batches:
         yield from rows_of(batch)
+
+
+def _write_csv(file: IO[bytes], batches: Iterator[Batch], columns: Sequence[str]) -> None:
+    """Write rows as CSV in UTF-8: None is empty; lists, objects and truth values are JSON text."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(columns)
+    for batch in batches:
+        writer.writerows([_cell(row[name]) for name in columns] for row in rows_of(batch))
+        file.write(text.getvalue().encode("utf-8", "replace"))
+        text.seek(0)
+        text.truncate()
+    file.write(text.getvalue().encode("utf-8", "replace"))
+
+
+def _cell(value: Any) -> Any:
+    if value is None or (isinstance(value, (str, int, float)) and not isinstance(value, bool)):
+        return value
+    return msgspec.json.encode(value, enc_hook=_plain).decode()
 
 
 def _plain(value: Any) -> Any:

@@ -84,8 +84,18 @@ class Results:
 
     def samples(self, line: int) -> list[dict[str, Any]]:
         """Return all samples of a line in the form of `[line]`, or none if there is no such row."""
-        start, stop = (int(np.searchsorted(self._lines, line, side)) for side in ("left", "right"))
-        return list(rows_of(self._columns(self.columns, start, stop)))
+        return list(rows_of(self._columns(self.columns, *self._span(line, line))))
+
+    def count(self, first: int, last: int) -> int:
+        """Return the number of rows of the lines `first` to `last`, both included."""
+        start, stop = self._span(first, last)
+        return max(stop - start, 0)
+
+    def between(self, first: int, last: int) -> Iterator[dict[str, Any]]:
+        """Yield the rows of the lines `first` to `last`, both included, in the form of `[line]`."""
+        start, stop = self._span(first, last)
+        for begin in range(start, stop, count := self._batch_rows()):
+            yield from rows_of(self._columns(self.columns, begin, min(begin + count, stop)))
 
     def by_id(self, row_id: str) -> dict[str, Any]:
         """Return the first row with an id. It reads all ids.
@@ -109,9 +119,7 @@ class Results:
             names: Names of the columns; None for all.
         """
         names = self.columns if names is None else names
-        size = sum(path.stat().st_size for path in self.sources or [Path(self._path)])
-        count = max(1, min(_BATCH_ROWS, _BATCH_BYTES * len(self) // max(size, 1)))
-        for start in range(0, len(self), count):
+        for start in range(0, len(self), count := self._batch_rows()):
             yield self._columns(names, start, min(start + count, len(self)))
 
     def errors(self) -> list[dict[str, Any]]:
@@ -149,6 +157,15 @@ class Results:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _span(self, first: int, last: int) -> tuple[int, int]:
+        """Return where the rows of the lines `first` to `last` begin and end."""
+        return int(np.searchsorted(self._lines, first, "left")), int(np.searchsorted(self._lines, last, "right"))
+
+    def _batch_rows(self) -> int:
+        """Return how many rows to read at once."""
+        size = sum(path.stat().st_size for path in self.sources or [Path(self._path)])
+        return max(1, min(_BATCH_ROWS, _BATCH_BYTES * len(self) // max(size, 1)))
 
     def _base(self, name: str) -> int:
         """Return the first offset of a column, which is not 0 in a segment."""

@@ -1,39 +1,107 @@
-"""The command `hpcdecode show OUT.h5 [LINE ...]`: prints rows of a results file as text."""
+"""The command `hpcdecode show OUT.h5 [ROW ...]`: prints rows of a results file as text."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
+from hpcdecode.data.prompts.values import printable
 from hpcdecode.data.results.read import Results
+from hpcdecode.errors import UserError
 
-_DEFAULT_ROWS = 5  # shown if no line is named
+_DEFAULT_ROWS = 5  # shown if no row is named
+_RANGE = re.compile(r"(\d+)-(\d+)")
+
+Row = dict[str, Any]
 
 
-def show(path: str, lines: Sequence[int] = ()) -> Iterator[str]:
+def show(path: str, wanted: Sequence[str] = ()) -> Iterator[str]:
     """Yield the text to print: a summary, then rows and errors.
 
     Args:
         path: The results file.
-        lines: Lines of the prompt file to show; by default the first rows.
+        wanted: Rows to show: lines of the prompt file such as `7`, ranges of lines such as `1-5`, or ids; by default
+            the first rows.
 
     Raises:
-        UserError: The file is not a results file.
+        UserError: The file is not a results file, or a range is empty.
     """
     with Results(path) as results:
         errors = results.errors()
         state = "complete" if results.complete else "not complete"
         yield f"{path}: {len(results)} rows, {len(errors)} errors, {state}"
-        wanted = (results.samples(line) for line in sorted(set(lines)))
-        rows = chain.from_iterable(wanted) if lines else islice(results, _DEFAULT_ROWS)
-        for row in rows:
+        yield from _named(results, errors, wanted) if wanted else _first(results, errors, path)
+
+
+def _first(results: Results, errors: list[Row], path: str) -> Iterator[str]:
+    """Yield the text of the first rows and errors, and how many more there are."""
+    last = 0
+    for row in islice(results, _DEFAULT_ROWS):
+        yield _row(row)
+        last = row["line"]
+    for error in errors[:_DEFAULT_ROWS]:
+        yield _error(error)
+    more = [(len(results), "rows"), (len(errors), "errors")]
+    told = [f"{count - _DEFAULT_ROWS:,} more {what}" for count, what in more if count > _DEFAULT_ROWS]
+    if told:
+        yield f"\n--- {' and '.join(told)}: hpcdecode show {path} {last + 1}-{last + _DEFAULT_ROWS}"
+
+
+def _named(results: Results, errors: list[Row], wanted: Sequence[str]) -> Iterator[str]:
+    """Yield the text of rows and errors by lines, ranges and ids, each once, and of those that do not exist."""
+    lines: list[tuple[int, int]] = []
+    missing = []
+    for text in wanted:
+        first, last = _lines(text)
+        if results.count(first, last) or any(first <= e["line"] <= last for e in errors):
+            lines.append((first, last))
+        elif (line := _line_of(text, results, errors)) is not None:
+            lines.append((line, line))
+        else:
+            missing.append(text)
+    shown = 0
+    for first, last in sorted(lines):
+        for row in results.between(max(first, shown + 1), last):
             yield _row(row)
-        for error in (e for e in errors if e["line"] in lines) if lines else errors[:_DEFAULT_ROWS]:
-            yield f"\n--- line {error['line']}, id {error['id']}: error: {error['reason']}"
+        shown = max(shown, last)
+    for error in errors:
+        if any(first <= error["line"] <= last for first, last in lines):
+            yield _error(error)
+    for text in missing:
+        what = f"line {text}" if text.isdecimal() else f"lines {text}" if _RANGE.fullmatch(text) else f"id {text}"
+        until = "" if results.complete else ", or not yet: the job is not complete"
+        yield f"\n--- {printable(what)}: there is no such row{until}"
 
 
-def _row(row: dict[str, Any]) -> str:
+def _lines(text: str) -> tuple[int, int]:
+    """Return the first and the last line that a text names; (0, -1) if it is an id.
+
+    Raises:
+        UserError: The range is empty.
+    """
+    if match := _RANGE.fullmatch(text):
+        first, last = int(match[1]), int(match[2])
+        if first > last:
+            raise UserError(f"{text}: expected a range of lines such as 1-5, got one that ends before it begins")
+        return first, last
+    return (int(text), int(text)) if text.isdecimal() else (0, -1)
+
+
+def _line_of(row_id: str, results: Results, errors: list[Row]) -> int | None:
+    """Return the line of the row or error with an id, or None."""
+    try:
+        return int(results.by_id(row_id)["line"])
+    except KeyError:
+        return next((int(error["line"]) for error in errors if error["id"] == row_id), None)
+
+
+def _row(row: Row) -> str:
     tokens = f"{row['prompt_tokens']} + {len(row['token_ids'])} tokens"
     sample = f", sample {row['sample']}" if row["sample"] else ""
     return f"\n--- line {row['line']}, id {row['id']}{sample}, {tokens}, {row['finish_reason']}\n{row['text']}"
+
+
+def _error(error: Row) -> str:
+    return f"\n--- line {error['line']}, id {error['id']}: error: {error['reason']}"
