@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -15,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hpcdecode.config import STDIN, Job
-from hpcdecode.data.prompts.files import resolve
-from hpcdecode.data.prompts.kept import ALL, KeptColumns, Selection
-from hpcdecode.data.prompts.rows import read_rows, require_columns
+from hpcdecode.data.prompts.kept import KeptColumns
+from hpcdecode.data.prompts.rows import read_rows
 from hpcdecode.data.prompts.tokenizer import tokenized
+from hpcdecode.data.prompts.total import RowTotal
 from hpcdecode.data.results.earlier import EarlierRun
-from hpcdecode.data.results.identity import identity, kept_before
-from hpcdecode.data.results.resume import columns_kept, find_earlier
+from hpcdecode.data.results.identity import kept_before
 from hpcdecode.data.results.wanted import Wanted
 from hpcdecode.data.results.writer import ResultsWriter
 from hpcdecode.doctor import binding
@@ -29,7 +29,8 @@ from hpcdecode.engine.announce import announce, explain
 from hpcdecode.engine.desk import Desk
 from hpcdecode.engine.engine import Engine
 from hpcdecode.engine.scale import rows_ahead
-from hpcdecode.engine.setup import auto_dtype, together, weight_facts
+from hpcdecode.engine.setup import together, weight_facts
+from hpcdecode.engine.survey import Begin, survey
 from hpcdecode.errors import InvariantViolation, RowProblem, UserError
 from hpcdecode.model import SplitModel
 from hpcdecode.planning.auto import advise, planned, profile_for
@@ -41,7 +42,7 @@ from hpcdecode.report import text
 from hpcdecode.report.metrics import Metrics, check_emptied, summarize, versions
 from hpcdecode.report.progress import Progress
 from hpcdecode.report.stages import Stages
-from hpcdecode.report.trace import check_path, clock_offset, write_trace
+from hpcdecode.report.trace import clock_offset, write_trace
 from hpcdecode.schedule.auto import LOOKAHEAD
 from hpcdecode.system.signals import Signals
 from hpcdecode.system.timeline import Timeline
@@ -91,7 +92,7 @@ def generate(
 
 def _generate(job: Job, team: Team, timeline: Timeline, signals: Signals, model: SplitModel | None) -> int:
     stages = Stages(announce=team.lead)
-    begin = _survey(job, team)
+    begin = survey(job, team)
     earlier = begin.earlier if begin else None
     if team.broadcast(earlier is not None and earlier.complete, bool):
         return _say_complete(job, earlier) if earlier else 0
@@ -122,7 +123,10 @@ def _generate(job: Job, team: Team, timeline: Timeline, signals: Signals, model:
     gc.enable()
     start = perf_counter()
     with _kept(lead):
-        metrics = engine.work(desk, scales, signals, Progress(), job.checkpoint_every)
+        progress = Progress()
+        if lead:
+            progress.expect(lead.before, lambda: lead.total.rows)
+        metrics = engine.work(desk, scales, signals, progress, job.checkpoint_every)
         team = engine.team
     every = team.gather_all(metrics, Metrics)
     if lead and not signals.stopping:
@@ -140,11 +144,21 @@ def _generate(job: Job, team: Team, timeline: Timeline, signals: Signals, model:
 
 @dataclass(frozen=True)
 class _Lead:
-    """What only the lead has: its desk, the writer of the results behind it, and the rows that are to be done."""
+    """What only the lead has.
+
+    Attributes:
+        desk: Its desk.
+        writer: The writer of the results behind it.
+        wanted: The rows that are to be done.
+        before: Rows that an earlier run has done, without those that it could not use.
+        total: Number of all rows.
+    """
 
     desk: Desk
     writer: ResultsWriter
     wanted: Wanted
+    before: int
+    total: RowTotal
 
 
 @contextmanager
@@ -175,47 +189,6 @@ def _check_survive(comm: MPI.Intracomm | None) -> None:
         )
 
 
-class _Begin(msgspec.Struct, frozen=True):
-    """Findings of the lead before anything is loaded.
-
-    Attributes:
-        files: Prompt files.
-        identity: Everything that the tokens depend on, and which columns are kept.
-        earlier: The run to continue; None if there is none.
-        selection: The input columns to keep.
-    """
-
-    files: list[str]
-    identity: dict[str, Any]
-    earlier: EarlierRun | None
-    selection: Selection
-
-
-def _survey(job: Job, team: Team) -> _Begin | None:
-    """Examine prompts, model and output before anything is loaded. Return None on all ranks but the lead.
-
-    Raises:
-        UserError: On every rank, if the lead finds that the job cannot run.
-    """
-
-    def look() -> _Begin:
-        files = resolve(job.prompts)
-        if any(os.path.realpath(path) == os.path.realpath(job.output) for path in files if path != STDIN):
-            raise UserError(f"results {job.output}: expected a file that is no prompt file; choose another -o")
-        if job.trace:
-            check_path(job.trace, [job.output, *files])
-        dtype = job.dtype or auto_dtype(job.model, team.me.device)
-        keep = job.keep_columns or (None if job.overwrite else columns_kept(job.output)) or ALL
-        selection = Selection(keep, job.prompt_column)
-        if job.keep_columns:
-            require_columns(files, selection, job.prompt_column)
-        what = identity(job, files, dtype, job.kv_dtype or dtype, keep)
-        earlier = find_earlier(job.output, what, overwrite=job.overwrite, limit=job.limit)
-        return _Begin(files, what, earlier, selection)
-
-    return together(team, lambda: look() if team.lead else None)
-
-
 def _check_params(job: Job, engine: Engine) -> None:
     """Check the job's own sampling parameters against the vocabulary."""
     tokenizer = engine.tokenizer
@@ -231,11 +204,12 @@ def _say_complete(job: Job, earlier: EarlierRun) -> int:
     logger.info(
         f"{job.output}: complete already, {earlier.rows:,} rows, {earlier.errors:,} errors"
         + f"; --limit {job.limit} takes none of them away" * kept
+        + f": hpcdecode show {shlex.quote(job.output)}"
     )
     return ROW_ERRORS if earlier.errors else 0
 
 
-def _open_lead(job: Job, engine: Engine, begin: _Begin) -> _Lead:
+def _open_lead(job: Job, engine: Engine, begin: Begin) -> _Lead:
     setup, earlier, tokenizer = engine.setup, begin.earlier, engine.tokenizer
     attributes = {
         "job": {**msgspec.to_builtins(job), "keep_columns": kept_before(begin.identity)},
@@ -278,7 +252,9 @@ def _open_lead(job: Job, engine: Engine, begin: _Begin) -> _Lead:
         done = f"{earlier.rows:,} rows and {earlier.errors:,} errors are done"
         logger.debug(f"hpcdecode: the job continues: {done}, {len(earlier.unfinished):,} rows have tokens already")
         prompts = earlier.continued(prompts, tokenizer.vocab_size)
-    return _Lead(Desk(prompts, writer, tokenizer, job.max_errors, kept.size if kept else None), writer, wanted)
+    desk = Desk(prompts, writer, tokenizer, job.max_errors, kept.size if kept else None)
+    total = RowTotal(begin.files, job.prompt_column, job.limit, job.shard)
+    return _Lead(desk, writer, wanted, earlier.lines - earlier.errors if earlier else 0, total)
 
 
 def _finish(job: Job, lead: _Lead, figures: dict[str, Any], signals: Signals) -> int:
@@ -287,9 +263,12 @@ def _finish(job: Job, lead: _Lead, figures: dict[str, Any], signals: Signals) ->
     lead.desk.feed.close()
     lead.writer.close(complete=code == 0, summary=figures, rows_read=lead.wanted.rows)
     logger.info(text.summary(figures))
+    done, errors = lead.before + lead.desk.done, lead.writer.error_count
     if code:
         logger.warning(
             f"hpcdecode: stopped by {signals.cause}; finished rows are in {job.output}; the same command goes on"
         )
+    logger.info(text.closing(job.output, done, lead.total.rows if code else done, lead.writer.sample_count, errors))
+    if code:
         return code
     return ROW_ERRORS if lead.writer.error_count else 0

@@ -187,6 +187,11 @@ class Desk:
             )
 
     @property
+    def done(self) -> int:
+        """Rows with results, and those that cannot be used, with those that earlier runs could not use."""
+        return self.rows + self.writer.error_count
+
+    @property
     def counts(self) -> RowCounts:
         """Return what there is to report of the rows so far."""
         return RowCounts(self.rows, self.writer.error_count, self.prompt_tokens, self.generated_tokens)

@@ -48,14 +48,14 @@ def run_lead(
         desk.writer.tick()
         if progress.due():
             tokens = s_rank.tokens + (clients.tokens if clients else 0)
-            progress.update(desk.rows, tokens, s_rank.tokens_in_flight)
+            progress.update(desk.done, tokens, s_rank.tokens_in_flight, (desk.rows, desk.generated_tokens))
 
     s_rank.run(duties)
     backoff = Backoff()
     while clients and clients.open:
         duties()
         backoff.pause()
-    progress.close(desk.rows)
+    progress.close(desk.done)
     return signals.stopping or desk.exhausted()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -80,6 +81,21 @@ def summary(figures: dict[str, Any]) -> str:
             f"peak memory of ranks 0.. (MiB): {_memories([b >> 20 for b in f['peak_rss_bytes']])}",
         )
     )
+
+
+def closing(output: str, rows: int, total: int | None, samples: int, errors: int) -> str:
+    """Return the last line of a job.
+
+    Args:
+        output: The results file.
+        rows: Rows that are done, errors included.
+        total: All rows; None if it is not known.
+        samples: Samples of the rows with results.
+        errors: Rows that could not be used.
+    """
+    of = f" of {total:,}" if total is not None else ""
+    several = f", {samples:,} samples" if samples != rows - errors else ""
+    return f"results: {output} ({rows:,}{of} rows{several}, {errors:,} errors): hpcdecode show {shlex.quote(output)}"
 
 
 def _memories(mebibytes: Sequence[int]) -> str:

@@ -41,12 +41,16 @@ class RawRow(NamedTuple):
     data: RawData
 
 
-class _LineFile(Protocol):
+class LineFile(Protocol):
     """A binary file that is read line by line and closed at the end of a `with` block."""
 
-    def readline(self, size: int, /) -> bytes: ...
+    def readline(self, size: int, /) -> bytes:
+        """Return a line, or the first `size` bytes of a longer one; nothing at the end of the file."""
 
-    def __enter__(self) -> object: ...
+    def read(self, size: int, /) -> bytes:
+        """Return at most `size` bytes; nothing at the end of the file."""
+
+    def __enter__(self) -> Any: ...
 
     def __exit__(self, *exception: Any) -> object: ...
 
@@ -106,7 +110,7 @@ def _reader(path: str, column: str | None, unknown: UnknownFields) -> Iterator[R
     if path.endswith(TABLES):
         return _table(path, column, unknown)
     with _reading(path):
-        file = _open(path)
+        file = open_lines(path)
     return _lines(file, path)
 
 
@@ -126,7 +130,8 @@ def _reading(path: str) -> Iterator[None]:
         raise UserError(f"{named}: expected a whole file of its kind, got: {got}") from e
 
 
-def _open(path: str) -> _LineFile:
+def open_lines(path: str) -> LineFile:
+    """Open a file of lines, unpacked if it is packed."""
     if path == STDIN:
         return sys.stdin.buffer
     if path.endswith(".gz"):
@@ -136,9 +141,9 @@ def _open(path: str) -> _LineFile:
     return open(path, "rb", buffering=_CHUNK_BYTES)
 
 
-def _open_zstd(path: str) -> _LineFile:
+def _open_zstd(path: str) -> LineFile:
     name = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
-    file: _LineFile = import_extra(name, path, "zstd").open(path, "rb")
+    file: LineFile = import_extra(name, path, "zstd").open(path, "rb")
     return file
 
 
@@ -147,7 +152,7 @@ def _table(path: str, column: str | None, unknown: UnknownFields) -> Iterator[di
         yield from table_rows(path, column, unknown)
 
 
-def _lines(file: _LineFile, path: str) -> Iterator[bytes | None]:
+def _lines(file: LineFile, path: str) -> Iterator[bytes | None]:
     """Yield the lines of a file, and None for each that is too long. No more than the limit is ever in memory."""
     first = True
     with file, _reading(path):
@@ -160,7 +165,7 @@ def _lines(file: _LineFile, path: str) -> Iterator[bytes | None]:
             first = False
 
 
-def _skip_line(file: _LineFile) -> None:
+def _skip_line(file: LineFile) -> None:
     """Read the rest of a line. Raises ValueError if it is longer than MAX_SKIPPED_BYTES."""
     skipped = 0
     while (data := file.readline(_CHUNK_BYTES)) and not data.endswith(b"\n"):

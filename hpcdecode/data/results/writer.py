@@ -61,6 +61,7 @@ class ResultsWriter:
     Attributes:
         path: The output file, with links followed.
         error_count: Number of rows that could not be used so far.
+        sample_count: Number of finished samples so far.
         unfinished: Returns the sequences in flight, which are saved with each commit that is due by time.
 
     Raises:
@@ -80,6 +81,7 @@ class ResultsWriter:
     ) -> None:
         self.path = destination(path, "results ")
         self.error_count = earlier.errors if earlier else 0
+        self.sample_count = earlier.rows if earlier else 0
         self.unfinished: Callable[[], list[Unfinished]] = list
         self._parts = parts_folder(self.path)
         self._attributes = {"summary": {}, **attributes}
@@ -109,6 +111,7 @@ class ResultsWriter:
 
     def add(self, *samples: Result) -> None:
         """Add a finished row with all its samples. The next commit makes them durable together."""
+        self.sample_count += len(samples)
         columns = self._kept.take(samples[0].line) if self._kept else b""
         for result in samples:
             if result.finish_reason not in FINISH_REASONS:
