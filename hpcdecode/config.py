@@ -55,6 +55,7 @@ _MOST = {  # larger values need memory or time that no machine has
 }
 SETTINGS = "hpcdecode.toml"  # in the working directory: the default model
 STDIN = "-"  # prompts from standard input
+LITERAL = "data:,"  # a prompt in place of a file: its text follows, percent-encoded (RFC 2397)
 DEMO = "demo"  # name of the model that ships with the package
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -195,6 +196,10 @@ class Job(EngineOptions, frozen=True, kw_only=True):
         params: Sampling parameters of rows that have none of their own.
         overwrite: Replace existing results.
         prompt_column: Name of the prompts' column; None for `prompt`.
+        prompt_template: Template of the prompts over the rows' columns, in jinja2's language.
+        messages_template: The same of a JSON list of messages.
+        system_prompt: Text of a system message before all others; implies `chat`.
+        chat: Texts become messages of the user, which the model's chat template renders.
         keep_columns: Input columns in the results: names, `all` or `none`; None for those of an earlier run, or all.
         limit: Most rows to take, of all shards together.
         shard: Part of the rows; None for all of them.
@@ -211,6 +216,10 @@ class Job(EngineOptions, frozen=True, kw_only=True):
     params: SamplingParams = SamplingParams()
     overwrite: bool = False
     prompt_column: str | None = None
+    prompt_template: str | None = None
+    messages_template: str | None = None
+    system_prompt: str | None = None
+    chat: bool = False
     keep_columns: tuple[str, ...] | None = None
     limit: int | None = None
     shard: Shard | None = None
@@ -235,6 +244,10 @@ class Job(EngineOptions, frozen=True, kw_only=True):
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
                 raise UserError(f"--{name.replace('_', '-')}: expected seconds >= 0, got {value}", everywhere=True)
+        made = [name for name in ("prompt_column", "prompt_template", "messages_template") if getattr(self, name)]
+        if len(made) > 1:
+            one, other = (f"--{name.replace('_', '-')}" for name in made[:2])
+            raise UserError(f"expected one of {one} and {other}, got both", everywhere=True)
         if self.max_errors is not None and self.max_errors < 0:
             raise UserError(f"--max-errors: expected an integer >= 0, got {self.max_errors}", everywhere=True)
         self._require_counts("limit")

@@ -17,6 +17,7 @@ import msgspec
 
 from hpcdecode.config import STDIN, Job
 from hpcdecode.data.prompts.kept import KeptColumns
+from hpcdecode.data.prompts.row_template import row_template
 from hpcdecode.data.prompts.rows import read_rows
 from hpcdecode.data.prompts.tokenizer import tokenized
 from hpcdecode.data.prompts.total import RowTotal
@@ -244,6 +245,7 @@ def _open_lead(job: Job, engine: Engine, begin: Begin) -> _Lead:
         limit=job.limit,
         wanted=wanted,
         kept=kept,
+        template=row_template(job),
     )
     prompts = tokenized(rows, tokenizer, engine.max_positions, kept)
     if earlier:

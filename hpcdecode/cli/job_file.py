@@ -8,6 +8,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
+from hpcdecode.cli.generate_flags import text_or_file
 from hpcdecode.cli.parser import near
 from hpcdecode.config import DEMO, STDIN, Job, Shard, parse_bytes, parse_dtype, read_toml
 from hpcdecode.data.prompts.fields import sampling_kinds, typed
@@ -74,6 +75,9 @@ def _from_folder(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
         values["prompts"] = tuple(p if p == STDIN else str(folder / p) for p in values["prompts"])
     if values.get("model", DEMO) != DEMO:
         values["model"] = str(folder / values["model"])
+    for name in values.keys() & {"prompt_template", "messages_template", "system_prompt"}:
+        if (folder / values[name]).is_file():
+            values[name] = text_or_file(str(folder / values[name]))
     for name in values.keys() & {"lora", "output", "trace", "profile"}:
         values[name] = str(folder / values[name])
     return values

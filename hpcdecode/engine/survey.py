@@ -10,6 +10,7 @@ import msgspec
 from hpcdecode.config import STDIN, Job
 from hpcdecode.data.prompts.files import resolve
 from hpcdecode.data.prompts.kept import ALL, Selection
+from hpcdecode.data.prompts.row_template import row_template
 from hpcdecode.data.prompts.rows import require_columns
 from hpcdecode.data.results.earlier import EarlierRun
 from hpcdecode.data.results.identity import identity
@@ -45,6 +46,7 @@ def survey(job: Job, team: Team) -> Begin | None:
 
     def look() -> Begin:
         files = resolve(job.prompts)
+        row_template(job)  # so that what is wrong with a template is said now
         if any(os.path.realpath(path) == os.path.realpath(job.output) for path in files if path != STDIN):
             raise UserError(f"results {job.output}: expected a file that is no prompt file; choose another -o")
         if job.trace:

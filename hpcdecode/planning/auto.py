@@ -10,6 +10,7 @@ import msgspec
 
 from hpcdecode.config import STDIN, EngineOptions, Job
 from hpcdecode.data.prompts.files import resolve
+from hpcdecode.data.prompts.row_template import row_template
 from hpcdecode.data.prompts.rows import read_rows
 from hpcdecode.data.prompts.tokenizer import Tokenizer, tokenized
 from hpcdecode.engine.engine import Engine
@@ -128,6 +129,7 @@ def _mean_rows(job: Job, ranks: int) -> MeanRows | None:
         model=job.model,
         limit=job.limit,
         wanted=wanted,
+        template=row_template(job),
         quiet=True,  # the rows are read again
     )
     most = min(LOOKAHEAD * ranks, _MOST_COUNTED)

@@ -79,7 +79,6 @@ def test_what_templates_read_is_known():
     [
         ({"prompt_template": "{{ a "}, "--prompt-template: expected a template in jinja2's language, got .* in line 1"),
         ({"messages_template": "{% if %}"}, "--messages-template: expected a template in jinja2's language"),
-        ({"prompt_template": "a", "messages_template": "b"}, "expected one of .*, got both"),
     ],
 )
 def test_a_template_that_is_none(options, reason):

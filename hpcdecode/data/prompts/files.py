@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import glob
 import gzip
+import io
 import os
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import unquote
 
-from hpcdecode.config import STDIN
+import msgspec
+
+from hpcdecode.config import LITERAL, STDIN
 from hpcdecode.data.prompts.extras import import_extra
 from hpcdecode.data.prompts.tables import TABLES, table_rows
 from hpcdecode.data.prompts.unknown import UnknownFields
@@ -68,7 +72,7 @@ def resolve(paths: Sequence[str]) -> list[str]:
             raise UserError(f"prompt file {printable(path)}: expected files that match this pattern, found none")
         files += matches
     for path in files:
-        if path != STDIN and (os.path.isdir(path) or not os.path.exists(path)):
+        if path != STDIN and not path.startswith(LITERAL) and (os.path.isdir(path) or not os.path.exists(path)):
             what = "is a directory" if os.path.isdir(path) else "does not exist"
             raise UserError(f"prompt file {printable(path)}: expected a file of prompts, but it {what}")
     if files.count(STDIN) > 1:
@@ -98,10 +102,10 @@ def _numbered(files: Sequence[str], first: Iterator[RawData], rest: Iterator[Ite
     """Yield the rows of all files with their numbers; `rest` opens the files after the first."""
     before = 0
     for path in files:
-        line = 0
+        line, named = 0, len(files) > 1 and not path.startswith(LITERAL)
         for line, data in enumerate(first, start=1):
             if data is None or isinstance(data, dict) or (data and not data.isspace()):
-                yield RawRow(before + line, f"{printable(path)}:{line}: " if len(files) > 1 else "", data)
+                yield RawRow(before + line, f"{printable(path)}:{line}: " if named else "", data)
         before += line
         first = next(rest, first)
 
@@ -134,6 +138,8 @@ def open_lines(path: str) -> LineFile:
     """Open a file of lines, unpacked if it is packed."""
     if path == STDIN:
         return sys.stdin.buffer
+    if path.startswith(LITERAL):
+        return io.BytesIO(msgspec.json.encode({"prompt": unquote(path.removeprefix(LITERAL))}))
     if path.endswith(".gz"):
         return gzip.open(path, "rb")
     if path.endswith(".zst"):

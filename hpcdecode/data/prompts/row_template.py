@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from hpcdecode.config import Job
 from hpcdecode.data.prompts.values import printable, shown, type_name
 from hpcdecode.errors import RowProblem, UserError, first_line
 
@@ -38,6 +39,12 @@ class PromptOptions(msgspec.Struct, frozen=True):
         return self != PromptOptions()
 
 
+def row_template(job: Job) -> RowTemplate | None:
+    """Return what makes the prompts of a job, or None if rows have them. Raise UserError as `RowTemplate` does."""
+    options = PromptOptions(job.prompt_template, job.messages_template, job.system_prompt, job.chat)
+    return RowTemplate(options) if options.any else None
+
+
 class RowTemplate:
     """Makes prompts of columns. Templates run in jinja2's sandbox.
 
@@ -48,12 +55,10 @@ class RowTemplate:
         columns: Names of the columns that the templates read; None if they may read any.
 
     Raises:
-        UserError: A template is not written in jinja2's language, or there are two.
+        UserError: A template is not written in jinja2's language.
     """
 
     def __init__(self, options: PromptOptions):
-        if options.prompt_template is not None and options.messages_template is not None:
-            raise UserError("expected one of --prompt-template and --messages-template, got both", everywhere=True)
         self._options = options
         self._chat = options.chat or options.system_prompt is not None
         self.columns: frozenset[str] | None = frozenset()
@@ -110,7 +115,7 @@ def _rendered(flag: str, template: jinja2.Template, given: dict[str, Any]) -> st
         text: str = template.render({ROW: given, **given})
     except jinja2.UndefinedError as error:
         columns = ", ".join(map(repr, list(given)[:20]))
-        raise RowProblem(f"{flag}: {printable(first_line(error))}; the row has {columns or 'no columns'}") from error
+        raise RowProblem(f"{flag}: {printable(error)}; the row has {columns or 'no columns'}") from error
     except Exception as error:
         raise RowProblem(f"{flag}: {printable(first_line(error))}") from error
     return text

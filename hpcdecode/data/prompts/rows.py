@@ -23,6 +23,7 @@ from hpcdecode.data.prompts.fields import (
 from hpcdecode.data.prompts.files import MAX_LINE_BYTES, RawRow, raw_rows
 from hpcdecode.data.prompts.kept import ALL, SEARCHED_ROWS, KeptColumns, Selection
 from hpcdecode.data.prompts.messages import CHAT_FIELDS, DEFAULT_CHAT, ChatOptions, chat_options, checked_messages
+from hpcdecode.data.prompts.row_template import SOURCES, RowTemplate
 from hpcdecode.data.prompts.unknown import UnknownFields
 from hpcdecode.data.prompts.values import is_integer, printable, shown, type_name
 from hpcdecode.errors import RowProblem
@@ -31,7 +32,6 @@ from hpcdecode.requests.params import SamplingParams
 MAX_ID_CHARACTERS = 4096
 MAX_REASON_CHARACTERS = 500
 MAX_TOKEN_ID = 2**31 - 1
-SOURCES = ("prompt", "prompt_token_ids", "messages")
 
 
 class Row(msgspec.Struct):
@@ -65,6 +65,7 @@ def read_rows(
     limit: int | None = None,
     wanted: Callable[[int], bool] | None = None,
     kept: KeptColumns | None = None,
+    template: RowTemplate | None = None,
     quiet: bool = False,
 ) -> Iterator[Row | RowError]:
     """Return an iterator over the rows of files, in order, without blank lines.
@@ -79,12 +80,13 @@ def read_rows(
         limit: Number of rows to read at most; None for all.
         wanted: Returns whether a row is to be yielded, by its number; None for all.
         kept: Keeps the columns of rows that are yielded; None keeps none.
+        template: Makes prompts of columns; None if rows have prompts.
         quiet: Whether nothing is said about unknown fields.
 
     Raises:
         UserError: A file cannot be opened or read.
     """
-    reader = RowReader(column, model, kept)
+    reader = RowReader(column, model, kept, template)
     reader.unknown.quiet = quiet
     rows = islice(raw_rows(files, column, reader.unknown), limit)
     found = (reader.read(raw, defaults) for raw in rows if wanted is None or wanted(raw.number))
@@ -131,16 +133,25 @@ class RowReader:
         column: Name of the column that holds the prompts; None for the usual names.
         model: Directory of the job's model, which requests of the batch format may name. None accepts any name.
         kept: Keeps the columns of rows; None keeps none.
+        template: Makes prompts of columns; None if rows have prompts.
 
     Attributes:
         unknown: Warns about fields with unknown names.
     """
 
-    def __init__(self, column: str | None = None, model: str | None = None, kept: KeptColumns | None = None):
+    def __init__(
+        self,
+        column: str | None = None,
+        model: str | None = None,
+        kept: KeptColumns | None = None,
+        template: RowTemplate | None = None,
+    ):
         known = known_fields()
-        names = known if column is None else known | {column}
-        self.unknown = UnknownFields(names, known - UNSUPPORTED.keys(), kept.selection if kept else None)
-        self._column, self._model, self._kept = column, model, kept
+        read = template.columns if template else frozenset()
+        names = known.union([column] if column else (), read or ())
+        offered = known - UNSUPPORTED.keys()
+        self.unknown = UnknownFields(names, offered, kept.selection if kept else None, every=read is None)
+        self._column, self._model, self._kept, self._template = column, model, kept, template
 
     def read(self, raw: RawRow, defaults: SamplingParams) -> Row | RowError:
         """Return a parsed row, or a RowError if it cannot be used. Its own fields replace `defaults`."""
@@ -151,6 +162,7 @@ class RowReader:
                 self._kept.read(line, given)
             row_id = _row_id(given, line)
             fields = self._own(given, raw.place[:-2] or f"line {line}")
+            fields = self._template.fields(fields) if self._template else fields
             source = _source(fields)
             return Row(
                 line=line,

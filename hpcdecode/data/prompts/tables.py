@@ -44,12 +44,12 @@ def _parquet(path: str, column: str | None, unknown: UnknownFields) -> Iterator[
     names: list[str] = file.schema_arrow.names
     _require_prompts(path, column, names, names, unknown)
     unknown.columns(path, names)
-    used = [name for name in names if name in unknown.known]
+    used = [name for name in names if unknown.reads(name)]
     for name in used:
         _require_once(path, name, names)
     _check_sizes(path, file.metadata, used)
     for name in dict.fromkeys(names):
-        if name not in unknown.known and unknown.keeps(name):
+        if not unknown.reads(name) and unknown.keeps(name):
             with _optional(unknown):
                 _require_once(path, name, names)
                 _check_sizes(path, file.metadata, [name])
@@ -115,7 +115,7 @@ def _hdf5(path: str, column: str | None, unknown: UnknownFields) -> Iterator[dic
         folder, _, own = (column or "").rpartition("/")
         group = _group(path, file, folder)
         present = [] if group is None else list(group)
-        names = [name for name in present if name == own or name in unknown.known]
+        names = [name for name in present if name == own or unknown.reads(name)]
         columns = {name: data for name in names if (data := _dataset(path, group, name)) is not None}
         for name in present:
             if name not in names and unknown.keeps(name):
@@ -126,7 +126,7 @@ def _hdf5(path: str, column: str | None, unknown: UnknownFields) -> Iterator[dic
         usable = [called.get(name, name) for name in columns if name in names]
         _require_prompts(path, column, usable, present, unknown)
         unknown.columns(path, present)
-        length = len(columns[own] if own else next(data for name, data in columns.items() if name in unknown.known))
+        length = len(columns[own] if own else next(data for name, data in columns.items() if unknown.reads(name)))
         columns = {called.get(name, name): data for name, data in columns.items() if len(data) == length}
         count = min([_ROWS, *(_MAX_READ_BYTES // max(data.dtype.itemsize, 1) for data in columns.values())])
         for start in range(0, length, count):
@@ -212,7 +212,7 @@ def _require_prompts(
     path: str, column: str | None, usable: Collection[str], present: Collection[str], unknown: UnknownFields
 ) -> None:
     """Raise UserError unless a usable column can hold the prompts; `present` are the columns of the table."""
-    if column in usable or (column is None and any(name in unknown.known for name in usable)):
+    if column in usable or (column is None and any(unknown.reads(name) for name in usable)):
         return
     found = printable(", ".join(sorted(present)) or "none")
     flat = " (of one dimension: none)" if found != "none" and not usable else ""

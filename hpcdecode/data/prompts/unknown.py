@@ -43,16 +43,24 @@ class UnknownFields:
         offered: Those of them that a warning may suggest.
         kept: The columns that are kept whatever they mean; there are no warnings about them unless they resemble
             a known name. None keeps none.
+        every: Whether a template reads columns of any name.
 
     Attributes:
         quiet: Whether nothing is said.
     """
 
-    def __init__(self, known: frozenset[str], offered: frozenset[str], kept: Selection | None = None):
+    def __init__(
+        self, known: frozenset[str], offered: frozenset[str], kept: Selection | None = None, *, every: bool = False
+    ):
         self.known, self.kept, self.quiet = known, kept, False
+        self._every = every
         self._offered = sorted(offered)
         self._seen: set[str] = set()
         self._columns: dict[str, bool] = {}  # what `_is_column` has found
+
+    def reads(self, name: str) -> bool:
+        """Return whether a column has a meaning."""
+        return self._every or name in self.known
 
     def keeps(self, name: str) -> bool:
         """Return whether a column is kept whatever it means."""
@@ -86,7 +94,7 @@ class UnknownFields:
     def _is_column(self, name: str) -> bool:
         """Return whether an unknown name is that of a column to keep, and no misspelt field."""
         if name not in self._columns and len(self._columns) < _MAX_COLUMNS:
-            self._columns[name] = self.keeps(name) and not nearest(name, self._offered)
+            self._columns[name] = (self._every or self.keeps(name)) and not nearest(name, self._offered)
         return self._columns.get(name, True)
 
     def _warn(self, place: str, what: str, name: str) -> None:

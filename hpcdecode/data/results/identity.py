@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from hpcdecode.config import STDIN, Job
+from hpcdecode.config import LITERAL, STDIN, Job
 from hpcdecode.data.prompts.kept import NONE
 from hpcdecode.model.frontend.gguf.folder import gguf_files, model_folder
 from hpcdecode.model.frontend.lora import adapter_files
@@ -41,7 +41,7 @@ def identity(
     """
     about = {
         "model": {path.name: _fingerprint(path) for path in _model_files(job.model)},
-        "prompts": [STDIN if path == STDIN else _fingerprint(path) for path in files],
+        "prompts": [path if path == STDIN or path.startswith(LITERAL) else _fingerprint(path) for path in files],
         "prompt_column": job.prompt_column,
         "shard": str(job.shard) if job.shard else None,
         "sampling": msgspec.to_builtins(job.params),
@@ -51,6 +51,9 @@ def identity(
     }
     if tuple(keep_columns) != NONE:  # left out else, as in results of earlier versions, as is the next one
         about[_KEPT] = sorted(keep_columns)
+    for name in ("prompt_template", "messages_template", "system_prompt", "chat"):  # as this
+        if getattr(job, name):
+            about[name] = getattr(job, name)
     if job.lora is not None:
         about["lora"] = {path.name: _fingerprint(path) for path in adapter_files(job.lora)}
     stored: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(about))  # as it will be read again
