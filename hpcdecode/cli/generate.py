@@ -52,6 +52,9 @@ def _add_generate(commands: Subcommands) -> None:
 def _generate(options: argparse.Namespace, comm: MPI.Intracomm | None) -> int:
     given = vars(options)  # only flags that were given, since none has a default
     values = {**(read_job_file(options.job) if "job" in given else {}), **given}
+    values["model"] = find_model(values.get("model"), os.environ)
+    if values.get("generation_config") == "auto":
+        values = {**_stated(values["model"], values), **values}
     try:
         params = _pick(SamplingParams, values).check()
     except RowProblem as problem:
@@ -64,6 +67,16 @@ def _generate(options: argparse.Namespace, comm: MPI.Intracomm | None) -> int:
         )
     values["output"] = values.get("output") or default_output(values["prompts"], values.get("shard"))
     return _run(params, values, options, comm)
+
+
+def _stated(model: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the sampling parameters that a model states and `values` do not, and say which."""
+    from hpcdecode.data.prompts.generation_config import FILE, stated_sampling
+
+    found = {name: value for name, value in stated_sampling(model).items() if name not in values}
+    if launch.is_lead():
+        logger.info(f"{FILE}: {', '.join(f'{name} {value}' for name, value in found.items()) or 'nothing to take'}")
+    return found
 
 
 def _answer(
@@ -110,7 +123,6 @@ def _print_texts(output: str) -> None:
 def _run(
     params: SamplingParams, values: dict[str, Any], options: argparse.Namespace, comm: MPI.Intracomm | None
 ) -> int:
-    values["model"] = find_model(values.get("model"), os.environ)
     job = _pick(Job, {**values, "params": params}).check()
     gc.disable()  # until generate() has loaded what stays; collections would traverse all of it repeatedly
     try:

@@ -115,6 +115,12 @@ def _add_time(group: Group) -> None:
 
 def _add_sampling(group: Group) -> None:
     add, default = group.add_argument, _DEFAULTS
+    help = (
+        "auto takes temperature, top_k, top_p, min_p and repetition_penalty from generation_config.json of the model "
+    )
+    help += "and says so; flags and rows win. model, the default, takes end-of-sequence tokens alone, so that rows are "
+    help += "greedy unless the command says otherwise"
+    add("--generation-config", type=parsed(parse_generation_config), metavar="{auto,model}", help=help)
     add("--n", type=int, metavar="N", help=f"number of samples of every row ({default['n']})")
     add("--max-tokens", type=int, metavar="N", help=f"most tokens to generate ({default['max_tokens']})")
     help = f"tokens to generate before anything may end the text ({default['min_tokens']})"
@@ -222,6 +228,13 @@ def _add_size(group: Group) -> None:
     add("--kv-memory", type=size, metavar="SIZE", help="memory of an R-rank's KV cache, such as 64G")
     help = "most memory of a GPU that a rank takes, KV cache included (default: what is free)"
     add("--gpu-memory", type=size, metavar="SIZE", help=help)
+
+
+def parse_generation_config(text: str) -> str:
+    """Return the text, or raise ValueError if it is neither `auto` nor `model`."""
+    if text not in ("auto", "model"):
+        raise ValueError(f"expected auto or model, got {text!r}")
+    return text
 
 
 def text_or_file(text: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from hpcdecode.cli.generate_flags import text_or_file
+from hpcdecode.cli.generate_flags import parse_generation_config, text_or_file
 from hpcdecode.cli.parser import near
 from hpcdecode.config import DEMO, STDIN, Job, Shard, parse_bytes, parse_dtype, read_toml
 from hpcdecode.data.prompts.fields import sampling_kinds, typed
@@ -18,6 +18,7 @@ from hpcdecode.errors import RowProblem, UserError
 _FAIL_FAST = "fail_fast"
 _PARSED: dict[str, Callable[[str], object]] = {  # if given as strings
     "dtype": parse_dtype,
+    "generation_config": parse_generation_config,
     "gpu_memory": parse_bytes,
     "keep_columns": parse_names,
     "kv_memory": parse_bytes,
@@ -53,7 +54,7 @@ def read_job_file(path: str) -> dict[str, Any]:
 def _kinds() -> dict[str, Any]:
     """Return the type of every key's values, that of its field without None."""
     job = {name: _filled(kind) for name, kind in typing.get_type_hints(Job).items() if name != "params"}
-    return {**job, **sampling_kinds(), _FAIL_FAST: bool, "shard": str}
+    return {**job, **sampling_kinds(), _FAIL_FAST: bool, "shard": str, "generation_config": str}
 
 
 def _filled(kind: Any) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 
+import h5py
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -83,3 +85,28 @@ def test_what_does_not_go_together_is_said_before_anything_is_loaded(demo, tmp_p
     ):
         result = demo("p.jsonl", *arguments)
         assert result.returncode == 2 and reason in result.stderr and "layout" not in result.stderr
+
+
+def test_sampling_parameters_of_the_model(hpcdecode, checkpoint, tmp_path):
+    model = shutil.copytree(checkpoint("llama2"), tmp_path / "model")
+    stated = json.loads((model / "generation_config.json").read_text())
+    own = {"do_sample": True, "temperature": 0.5, "top_k": 3, "repetition_penalty": 1.2}
+    (model / "generation_config.json").write_text(json.dumps({**stated, **own}))
+    (tmp_path / "p.jsonl").write_text('{"prompt_token_ids": [5, 6, 7]}\n')
+
+    def sampling(*flags) -> tuple[dict, str]:
+        result = hpcdecode("generate", "p.jsonl", "--model", model, "--max-tokens", 2, "--overwrite", *flags)
+        assert result.returncode == 0, result.stderr
+        with h5py.File(tmp_path / "p.h5") as file:
+            return json.loads(file.attrs["job"])["params"], result.stderr
+
+    params, said = sampling("--generation-config", "auto", "--top-k", 7)
+    assert (params["temperature"], params["top_k"], params["repetition_penalty"]) == (0.5, 7, 1.2)
+    assert "generation_config.json: temperature 0.5, repetition_penalty 1.2" in said
+    assert sampling()[0]["temperature"] == 0
+    (model / "generation_config.json").write_text(json.dumps({**stated, **own, "do_sample": False}))
+    params, said = sampling("--generation-config", "auto")
+    assert (params["temperature"], params["repetition_penalty"]) == (0, 1.2)
+    (model / "generation_config.json").write_text(json.dumps({**stated, "temperature": "hot"}))
+    result = hpcdecode("generate", "p.jsonl", "--model", model, "--generation-config", "auto", "--overwrite")
+    assert result.returncode == 2 and "generation_config.json: temperature: expected a number" in result.stderr
