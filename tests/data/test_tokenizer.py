@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from hpcdecode.data.prompts import tokenizer as tokens
+from hpcdecode.data.prompts.columns import unpack
+from hpcdecode.data.prompts.kept import ALL, KeptColumns, Selection
 from hpcdecode.data.prompts.rows import Row, RowError, read_rows
 from hpcdecode.data.prompts.tokenizer import Tokenizer, tokenized
 from hpcdecode.errors import RowProblem, UserError
@@ -213,6 +215,23 @@ def test_from_file_to_prompts(tmp_path, tokenizer):
     first, error, last = tokenized(read_rows([str(path)], PARAMS), tokenizer, 512)
     assert tokenizer.decode(first.token_ids) == "Return a"
     assert (error.line, last.line, last.params.max_tokens) == (2, 3, 3)
+
+
+def test_texts_of_prompts_are_kept_and_messages_as_they_are_rendered(tmp_path, model_dir):
+    edit(model_dir / "tokenizer_config.json", chat_template=CHAT_TEMPLATE)
+    tokenizer, kept = Tokenizer.load(model_dir), KeptColumns(Selection(ALL))
+    messages = [{"role": "user", "content": "Return a"}]
+    rows = [{"prompt": "x y"}, {"messages": messages}, {"prompt_token_ids": [5, 6]}]
+    path = tmp_path / "p.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    made = list(tokenized(read_rows([str(path)], PARAMS, kept=kept), tokenizer, 512, kept))
+    texts, columns = zip(*(unpack(kept.take(prompt.line)) for prompt in made), strict=True)
+    assert texts[0] == "x y" and texts[2] is None and "Return a" in texts[1] and texts[1] != "Return a"
+    assert tokenizer.encode_texts([texts[1]], add_special_tokens=False)[0] == made[1].token_ids
+    assert json.loads(columns[1]["messages"].data) == messages and json.loads(columns[2]["prompt_token_ids"].data) == [
+        5,
+        6,
+    ]
 
 
 def test_truncated_prompts_keep_their_special_tokens_and_last_tokens(tokenizer, reference):
