@@ -51,8 +51,8 @@ def state_tokens_for(layers: Sequence[MixerShape], kv_dtype: str, block_tokens: 
     """Return the tokens, in whole blocks, that a sequence's state counts as; 0 if blocks stand for states."""
     if block_tokens == ENDLESS_BLOCK or not attention_shapes(layers):
         return 0
-    per_token = bytes_per_token(layers, kv_dtype, block_tokens)
-    return -(-int(_reserved(layers) / per_token) // block_tokens) * block_tokens
+    block, tokens = _block_bytes(layers, kv_dtype, block_tokens)
+    return -(-_reserved(layers) // block) * tokens
 
 
 def _reserved(layers: Sequence[MixerShape]) -> int:

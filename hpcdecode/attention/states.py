@@ -66,16 +66,24 @@ class StateStore(Protocol):
 
 
 class ReferenceStateStore:
-    """A `StateStore` in torch, token by token in float32.
+    """A `StateStore` in torch, token by token.
 
     Args:
         layers: Shapes of the recurrent layers.
         weights: Their weights.
         max_sequences: Slots are 0 to max_sequences - 1.
+        dtype: That states are kept and computed in: float32, or float64 for exact answers.
     """
 
-    def __init__(self, layers: Sequence[RecurrentShape], weights: Sequence[RecurrentWeights], max_sequences: int):
-        self.layers, self.weights, self.max_sequences = tuple(layers), tuple(weights), max_sequences
+    def __init__(
+        self,
+        layers: Sequence[RecurrentShape],
+        weights: Sequence[RecurrentWeights],
+        max_sequences: int,
+        dtype: torch.dtype = torch.float32,
+    ):
+        self.layers, self.max_sequences, self.dtype = tuple(layers), max_sequences, dtype
+        self.weights = [RecurrentWeights(*(None if w is None else w.to(dtype) for w in own)) for own in weights]
         self.state_bytes = state_bytes(layers)
         self.bytes_moved = 0
         self.run_seconds = 0.0
@@ -99,8 +107,8 @@ class ReferenceStateStore:
 
     def _open(self, slot: int) -> None:
         for i, shape in enumerate(self.layers):
-            self._windows[i, slot] = torch.zeros(max(shape.taps - 1, 0), shape.channels)
-            self._states[i, slot] = torch.zeros(shape.heads, shape.k_dim, shape.v_dim)
+            self._windows[i, slot] = torch.zeros(max(shape.taps - 1, 0), shape.channels, dtype=self.dtype)
+            self._states[i, slot] = torch.zeros(shape.heads, shape.k_dim, shape.v_dim, dtype=self.dtype)
 
     def run(self, layer: int, slots: IntArray, counts: IntArray, rows: Tensor, out: Tensor) -> None:
         """Advance the states of a layer, as `StateStore.run`."""
@@ -117,7 +125,7 @@ class ReferenceStateStore:
     def _token(self, layer: int, slot: int, row: Tensor) -> Tensor:
         shape, weights, key = self.layers[layer], self.weights[layer], (layer, slot)
         *x, decay, beta = row.split(shape.widths)
-        u = torch.cat(x).float()
+        u = torch.cat(x).to(self.dtype)
         if weights.convolution is not None:
             seen = torch.cat([self._windows[key], u[None]])
             self._windows[key] = seen[1:]
@@ -128,9 +136,13 @@ class ReferenceStateStore:
         if not shape.k_dim:
             alone: Tensor = v
             return alone
-        factor = beta.view(torch.float32) if shape.has_beta else None
-        logs = decay.view(torch.float32) if weights.rate is None else self._rates(shape, weights.rate, factor)
+        factor = self._floats(beta) if shape.has_beta else None
+        logs = self._floats(decay) if weights.rate is None else self._rates(shape, weights.rate, factor)
         return self._state_step(shape, weights, key, q, k, v.view(shape.heads, -1), logs, factor).flatten()
+
+    def _floats(self, columns: Tensor) -> Tensor:
+        """Return the float32 that columns of a row hold, two of two bytes each, in the dtype of states."""
+        return columns.clone().view(torch.float32).to(self.dtype)
 
     def _rates(self, shape: RecurrentShape, rate: Tensor, beta: Tensor | None) -> Tensor:
         assert beta is not None, "expected beta beside rates"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from hpcdecode.attention.shapes import RecurrentShape, RecurrentWeights
+from hpcdecode.attention.states import ReferenceStateStore
 
 KNOWN = {
     "gated-deltanet": RecurrentShape(32, 16, 128, 128, 4, True, True, True, 128**-0.5, 1, True),  # Qwen3-Next
@@ -45,39 +47,9 @@ def random_rows(layer: RecurrentShape, tokens: int, dtype: torch.dtype, seed: in
 
 def exact(layer: RecurrentShape, numbers: RecurrentWeights, rows: Tensor) -> Tensor:
     """Return the output [tokens, heads * v_dim] of one sequence in float64, from RecurrentShape's definition."""
-    tokens, heads, group = len(rows), layer.heads, layer.heads // layer.k_heads
-    decays = layer.widths[3]
-    rest = rows[:, layer.channels :].contiguous().view(torch.float32).double()
-    x = _convolved(layer, numbers, rows[:, : layer.channels].double())
-    if layer.k_dim == 0:
-        return x
-    k_columns = layer.k_heads * layer.k_dim
-    q, k, v = x.split([k_columns, k_columns, layer.out_columns], dim=1)
-    q, k = (y.view(tokens, layer.k_heads, layer.k_dim) for y in (q, k))
-    if layer.normalised:
-        q, k = (y * torch.rsqrt((y * y).sum(-1, keepdim=True) + 1e-6) for y in (q, k))
-    q, k = q.repeat_interleave(group, 1) * layer.scale, k.repeat_interleave(group, 1)
-    v = v.view(tokens, heads, layer.v_dim)
-    beta = rest[:, decays:] if layer.has_beta else x.new_ones(tokens, heads)
-    if numbers.rate is not None:
-        log_decay = beta[:, :, None] * numbers.rate.double().view(heads, -1)
-    else:
-        log_decay = rest[:, :decays].reshape(tokens, heads, -1)
-    state, out = x.new_zeros(heads, layer.k_dim, layer.v_dim), []
-    for t in range(tokens):
-        state = state * log_decay[t].exp()[:, :, None]
-        e = v[t] - torch.einsum("hkv,hk->hv", state, k[t]) if layer.delta else v[t]
-        state = state + k[t][:, :, None] * (e * beta[t][:, None])[:, None]
-        y = torch.einsum("hkv,hk->hv", state, q[t])
-        out.append(y if numbers.skip is None else y + numbers.skip.double()[:, None] * v[t])
-    return torch.stack(out).flatten(1)
-
-
-def _convolved(layer: RecurrentShape, numbers: RecurrentWeights, x: Tensor) -> Tensor:
-    """Return the channels [tokens, channels] after the convolution."""
-    if numbers.convolution is None:
-        return x
-    full = torch.cat([x.new_zeros(layer.taps - 1, layer.channels), x])
-    y = (full.unfold(0, layer.taps, 1) * numbers.convolution.double()).sum(-1)
-    y = y if numbers.bias is None else y + numbers.bias.double()
-    return torch.nn.functional.silu(y) if layer.silu else y
+    own = replace(layer, element_bytes=rows.element_size())
+    store = ReferenceStateStore([own], [numbers], 1, torch.float64)
+    out = torch.empty(len(rows), layer.out_columns, dtype=torch.float64)
+    store.extend([0], [len(rows)])
+    store.run(0, [0], [len(rows)], rows, out)
+    return out

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from hpcdecode import _attn_cpu
 from hpcdecode._attn_cpu import KvCache, StateStore, state_bytes
-from hpcdecode.attention.cpu_states import native_recurrent
-from hpcdecode.attention.shapes import RecurrentShape, RecurrentWeights
+from hpcdecode.attention.cpu_states import native_recurrent, reserved_bytes
+from hpcdecode.attention.shapes import LayerShape, RecurrentShape, RecurrentWeights
+from hpcdecode.attention.sizes import bytes_per_token, state_tokens_for
 from hpcdecode.bench.stateful_layers import exact, random_numbers, random_rows
 from tests.support.recurrent_cases import DTYPES, LAYERS, open_store, step, take
 
@@ -249,3 +250,15 @@ def test_bad_stores():
         open_store([], [], torch.float32)
     with pytest.raises(ValueError, match="dtype: expected float32 or bfloat16"):
         StateStore(native_recurrent([SMALL]), [random_numbers(SMALL)], "float16", 1, 1, [], "", [], False, None)
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8", "k8v4"])
+@pytest.mark.parametrize("dim", [8, 60, 64, 128])
+def test_the_tokens_of_a_state_are_enough_for_it_and_no_more(dim, kv_dtype):
+    """In whole blocks, also where the state is but a little larger than some blocks."""
+    states = [RecurrentShape(4, 2, 16, 24, 4, has_beta=True)] * 3
+    for heads in range(1, 7):
+        layers = [LayerShape(heads, dim, dim, heads, 1.0), *states]
+        block = bytes_per_token(layers, kv_dtype, 64) * 64
+        tokens, reserved = state_tokens_for(layers, kv_dtype, 64), reserved_bytes(states)
+        assert tokens % 64 == 0 and 0 <= tokens // 64 * block - reserved < block
