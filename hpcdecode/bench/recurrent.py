@@ -22,7 +22,8 @@ from hpcdecode.attention.base import isa
 from hpcdecode.attention.cpu_states import native_recurrent
 from hpcdecode.attention.shapes import RecurrentShape
 from hpcdecode.bench.output import Case, Report
-from hpcdecode.bench.stateful_layers import KNOWN, exact, flops, random_numbers, random_rows
+from hpcdecode.bench.stateful_layers import KNOWN, exact, random_numbers, random_rows
+from hpcdecode.planning.layer_work import recurrence_flop
 from hpcdecode.report.benchmark import case as result
 from hpcdecode.report.benchmark import machine, seconds_of
 
@@ -131,7 +132,7 @@ def prefill(name: str, threads: int, tokens: int, passes: int) -> Case:
             step()
             seconds = time.perf_counter() - begun
             times.append(seconds / tokens * 1e6)
-            ratios.append(flops(layer) * tokens / seconds / gemm_rate)
+            ratios.append(recurrence_flop(layer) * tokens / seconds / gemm_rate)
     finally:
         torch.set_num_threads(before)
     label = f"{name}, a prompt of {tokens} tokens, {threads} threads"

@@ -17,15 +17,6 @@ KNOWN = {
 }
 
 
-def flops(layer: RecurrentShape) -> int:
-    """Return the FLOP of a token's pass through the states, exp and convolution aside.
-
-    An element is decayed and added to (3), and takes part in one product with q (2), and one with k for the delta
-    rule (2).
-    """
-    return (7 if layer.delta else 5) * layer.heads * layer.k_dim * layer.v_dim
-
-
 def random_numbers(layer: RecurrentShape, seed: int = 0) -> RecurrentWeights:
     """Return random weights."""
     g = torch.Generator().manual_seed(seed)

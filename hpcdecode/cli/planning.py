@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hpcdecode.cli.arguments import add_verbosity
-from hpcdecode.cli.planning_flags import WIDTHS, add_machine, add_rows, add_schedule, check, read_rows
-from hpcdecode.cli.planning_machine import asked_shape, cluster_of, kv_element_bytes, shapes_of
+from hpcdecode.cli.planning_flags import add_machine, add_rows, add_schedule, check, read_rows
+from hpcdecode.cli.planning_machine import asked_shape, cluster_of, shapes_of
 from hpcdecode.config import DTYPES, KV_DTYPES, find_model
 from hpcdecode.errors import UserError
 from hpcdecode.planning.servers import SERVING
@@ -112,8 +112,8 @@ def _server(options: argparse.Namespace) -> Runner:
     for name in ("profile", "period", "load_limit"):
         if getattr(options, name):
             raise UserError(f"--{name.replace('_', '-')}: expected none with --schedule {options.schedule}")
-    size, width = ModelSize.from_directory(find_model(options.model, {})), WIDTHS[options.kv_dtype]
-    server = of_device(size, device(options.s_device), width)
+    size = ModelSize.from_directory(find_model(options.model, {}))
+    server = of_device(size, device(options.s_device), options.kv_dtype)
     chunk = options.prefill_tokens or prefill_limit(True)
     return partial(serve, server, options.schedule, ServerLimits(options.batch, chunk))
 
@@ -138,11 +138,12 @@ def _lanes(options: argparse.Namespace, rows: Lengths) -> Runner:
     kinds = []
     for part in layout.parts:
         capacity = [part.capacity] * max(part.r_ranks, 1)
-        own = sum(capacity) // part.sharing
-        load = options.load_limit or load_limit(options.batch, period, steps, float(rows.prompt.mean()), own)
+        own, prompt = sum(capacity) // part.sharing, float(rows.prompt.mean())
+        level = load_limit(options.batch, period, steps, prompt, own, part.unit.state_tokens)
+        load = options.load_limit or level
         chunk = options.prefill_tokens or prefill_limit(part.r_ranks > 0)
         limits = lane_limits(options.batch, period, steps, lanes, load, options.schedule, chunk)
-        kinds.append(SimulatedGroups(part.cost, capacity, limits, count=part.count, sharing=part.sharing))
+        kinds.append(SimulatedGroups(part.cost, capacity, limits, part.count, part.sharing, part.unit))
     return partial(simulate, kinds)
 
 
@@ -182,7 +183,7 @@ def _plan(options: argparse.Namespace, _comm: object) -> int:
             + "".join(f"; {why}" for why in refused)
         )
     more = None if options.profile else layout_planner.one_more(plans[0], rows, wishes)
-    print(text(plans, more, size, kv_element_bytes(options), HourlyPrices(options.s_price, options.r_price)))
+    print(text(plans, more, size, HourlyPrices(options.s_price, options.r_price)))
     shown = {plan.layout.family for plan in plans}
     full = dict.fromkeys(f"{one.family}: no room for rows" for one in possible if one.family not in shown)
     if missing := [*refused, *full]:
@@ -209,9 +210,13 @@ def _possible(options: argparse.Namespace, clusters: Sequence[Cluster]) -> list[
 
 def _kv_choices(options: argparse.Namespace, size: ModelSize, chosen: PossibleLayout, rows: MeanRows) -> Iterator[str]:
     """Yield, for each data type of the KV cache, the speed of a layout and the perplexity."""
+    from hpcdecode.attention.base import LATENT_KV_DTYPES
+    from hpcdecode.attention.shapes import attention_shapes
     from hpcdecode.planning.layout_planner import GroupWishes, planned_layout
 
     for name, perplexity in _PERPLEXITY.items():
+        if name not in LATENT_KV_DTYPES and any(shape.latent for shape in attention_shapes(size.shapes)):
+            continue  # refused, as K and V are one
         cluster = cluster_of(argparse.Namespace(**{**vars(options), "kv_dtype": name}), size, chosen.shape)
         same = next(one for one in _possible(options, [cluster]) if one.name == chosen.name)
         if plan := planned_layout(same, rows, GroupWishes(options.latency_limit)):

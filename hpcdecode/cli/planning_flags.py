@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from hpcdecode.cli.arguments import parsed
-from hpcdecode.config import SCHEDULES, find_model, parse_bytes
+from hpcdecode.config import KV_DTYPES, SCHEDULES, find_model, parse_bytes
 from hpcdecode.errors import UserError
 from hpcdecode.planning.servers import SERVING
 from hpcdecode.ranks.wishes import LAYOUTS, POOLS, ROUTES
@@ -15,9 +15,6 @@ from hpcdecode.schedule.limits import prefill_limit
 if TYPE_CHECKING:
     from hpcdecode.cli.arguments import Group
     from hpcdecode.planning.lengths import Lengths
-
-# Bytes of a value, with the scales of heads of 128 dims.
-WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 260 / 256, "k8v4": 198 / 256, "int4": 168 / 256}
 
 
 def add_machine(group: Group) -> None:
@@ -50,7 +47,7 @@ def add_machine(group: Group) -> None:
     add("--node-memory", type=parsed(parse_bytes), metavar="SIZE", help=help)
     help = "S devices of a node, which their own link connects (%(default)s)"
     add("--node-devices", type=int, default=8, metavar="N", help=help)
-    add("--kv-dtype", choices=WIDTHS, default="bfloat16", help="data type of the KV cache (%(default)s)")
+    add("--kv-dtype", choices=KV_DTYPES, default="bfloat16", help="data type of the KV cache (%(default)s)")
     help = "bandwidth of the S-rank's network link in Gbit/s (%(default)s)"
     add("--link", type=float, default=100.0, metavar="GBIT", help=help)
     add("--latency", type=float, default=20.0, metavar="US", help="latency of a message in microseconds (%(default)s)")

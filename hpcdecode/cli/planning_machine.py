@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hpcdecode.cli.planning_flags import WIDTHS, require_ranks
+from hpcdecode.cli.planning_flags import require_ranks
 from hpcdecode.errors import UserError
 from hpcdecode.ranks.wishes import GroupShape, Wishes
 
@@ -57,10 +57,9 @@ def cluster_of(options: argparse.Namespace, size: ModelSize, shape: GroupShape) 
     network = LinkSpeed(options.link * 1e9 / 8, options.latency * 1e-6)
     if options.profile is None:
         (s, r), (s_count, r_count) = _devices(options), _counts(options)
-        width = WIDTHS[options.kv_dtype]
-        return cluster.by_data_sheets(size, s, s_count, r, r_count, network, width, options.kv_memory, shape)
+        kinds = s, s_count, r, r_count
+        return cluster.by_data_sheets(size, *kinds, network, options.kv_dtype, options.kv_memory, shape)
     profile = read(options.profile)
-    capacity = int(options.kv_memory / size.kv_bytes_per_token(WIDTHS[profile.kv_dtype]))
     ranks = profile.ranks if options.r_ranks is None else options.s_ranks + options.r_ranks
     if profile.ranks not in (1, ranks):
         raise UserError(
@@ -68,14 +67,7 @@ def cluster_of(options: argparse.Namespace, size: ModelSize, shape: GroupShape) 
             f"{profile.ranks} ranks, got {options.r_ranks}"
         )
     require_ranks(options.s_ranks, ranks - options.s_ranks)
-    return cluster.by_profile(profile, ranks, capacity, size, network, shape)
-
-
-def kv_element_bytes(options: argparse.Namespace) -> float:
-    """Return the bytes of an element of the KV cache."""
-    from hpcdecode.planning.profile import read
-
-    return WIDTHS[options.kv_dtype if options.profile is None else read(options.profile).kv_dtype]
+    return cluster.by_profile(profile, ranks, options.kv_memory, size, network, shape)
 
 
 def _counts(options: argparse.Namespace) -> tuple[int, int]:

@@ -79,7 +79,7 @@ def _choose(
         setup.state_tokens,
     )
     batch = max(min(batch, capacity // (setup.state_tokens + setup.block_tokens)), 1)
-    load = options.load_limit or load_limit(batch, period, steps, mean_prompt(first), capacity)
+    load = options.load_limit or load_limit(batch, period, steps, mean_prompt(first), capacity, setup.state_tokens)
     crosses = apart(team, group)
     home = team.ranks[group.home]
     lanes = options.lanes or usual_lanes(home.pp, home.copies, crosses)

@@ -92,7 +92,8 @@ def _possible(job: Job, wishes: Wishes, profile: Profile, team: Team) -> list[la
     found: list[layouts.PossibleLayout] = []
     for shape in shapes:
         alone = profile.of_member(profile.alone, shape.tp) if profile.alone and shape in fitting else None
-        ranks = layouts.RanksAlike("", len(team.ranks), alone, *_capacities(job, profile, team, shape), shape)
+        capacities = _capacities(job, profile, team, shape)
+        ranks = layouts.RanksAlike("", len(team.ranks), alone, *capacities, shape, profile.unit(shape.tp))
         found += layouts.layouts_of_like(ranks, profile.of_member(profile.cost, shape.tp), (wishes.pools,))
     return found
 
@@ -100,18 +101,18 @@ def _possible(job: Job, wishes: Wishes, profile: Profile, team: Team) -> list[la
 def _capacities(job: Job, profile: Profile, team: Team, shape: GroupShape) -> tuple[int, int]:
     """Return about how many KV tokens a rank will have beside one S-rank of its host, and as a replica.
 
-    A rank has 1 / tp of each token.
+    A rank has the heads of its member of each token.
     """
-    token_bytes = profile.token_bytes / shape.tp
+    unit = profile.unit(shape.tp)
     if job.kv_memory is not None:
-        return (int(job.kv_memory / token_bytes),) * 2
+        return (unit.capacity(job.kv_memory),) * 2
     found = []
     for host in {rank.host for rank in team.ranks}:
         here = [rank for rank in team.ranks if rank.host == host]
         memory, weights = min(rank.memory for rank in here), max(rank.weights for rank in team.ranks)
         count, replicas = len(here), int(copies_of(here, shape.size) * weights)
         sizes = kv_share(memory, weights, max(count - 1, 1)), kv_share(memory, replicas, count)
-        found.append([int(size / token_bytes) for size in sizes])
+        found.append([unit.capacity(size) for size in sizes])
     split, beside = map(min, zip(*found, strict=True))
     return split, beside
 
@@ -214,11 +215,11 @@ def _layout_of(team: Team, profile: Profile, capacity: int) -> layouts.PossibleL
     shape = GroupShape(group.tp, len(group.stages))
     if shape.pp > 1 or shape.tp not in profile.tensor_parallel:
         return None
-    count = len(team.groups) * shape.size
+    count, unit = len(team.groups) * shape.size, profile.unit(shape.tp)
     if group.alone:
         assert profile.alone is not None, "replicas have costs"
         alone = profile.of_member(profile.alone, shape.tp)
-        return layouts.replicas(layouts.RanksAlike("", count, alone, capacity, capacity, shape))
+        return layouts.replicas(layouts.RanksAlike("", count, alone, capacity, capacity, shape, unit))
     pools = "own" if any(rank.serves is not None for rank in team.ranks) else "shared"
     cost = profile.of_member(profile.cost, shape.tp)
-    return layouts.split(cost, capacity, count, len(team.r_ranks), pools, shape)
+    return layouts.split(cost, capacity, count, len(team.r_ranks), pools, shape, unit)

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import torch
 
-from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_shapes
+from hpcdecode.attention.shapes import LayerShape, RecurrentShape, recurrent_shapes
 from hpcdecode.attention.sizes import bytes_per_token
 from hpcdecode.config import EngineOptions
 from hpcdecode.engine import setup
@@ -22,6 +22,7 @@ from hpcdecode.model import SplitModel
 from hpcdecode.model.frontend.architectures import text_of
 from hpcdecode.model.frontend.config import read_config
 from hpcdecode.planning.fit import Sample, fit
+from hpcdecode.planning.kv_unit import KvUnit
 from hpcdecode.planning.profile import Profile, SumCost
 from hpcdecode.planning.steady import Steady
 from hpcdecode.planning.steady_load import OperationSeconds, SteadyLoad
@@ -91,23 +92,25 @@ class Calibration:
         """Measure the sums of members, for each number of members that model and ranks allow."""
         found = text_of(read_config(self.directory)).hidden_size if self.team.lead else 0
         columns, dtype = self.team.broadcast(found, int), getattr(torch, self._steady.dtype)
-        counts = member_counts(comm.size, [shape.kv_heads for shape in attention_shapes(self._steady.shapes)])
+        counts = member_counts(comm.size, self._steady.shapes)
         self.sums = measure_sums(comm, columns, dtype, counts)
 
     def profile(self) -> Profile:
         """Return the profile by the passes so far; it is the same on every rank."""
-        steady, layers = self._steady, len(self._steady.shapes)
+        steady = self._steady
+        layers, answered = len(steady.shapes), bool(recurrent_shapes(steady.shapes))
         return Profile(
             machine=machine(),
             model=self.directory,
             dtype=steady.dtype,
             kv_dtype=steady.kv_dtype,
             ranks=len(self.team.ranks),
-            cost=fit(self.samples, layers),
+            cost=fit(self.samples, layers, answered),
             spread={**_spread(self.samples, ""), **_spread(self.replica_samples, "replicas: ")},
-            replica=fit(self.replica_samples, layers) if self.replica_samples else None,
+            replica=fit(self.replica_samples, layers, answered) if self.replica_samples else None,
             token_bytes=bytes_per_token(steady.shapes, steady.kv_dtype),
             sums=self.sums,
+            shapes=steady.shapes,
         )
 
     def _run_replicas(self, load: SteadyLoad) -> OperationSeconds:
@@ -118,8 +121,9 @@ class Calibration:
 
     def _fitting(self, several: bool, r_ranks: int) -> list[SteadyLoad]:
         """Return the loads whose KV cache fits."""
-        capacity = int(_KV_BYTES / bytes_per_token(self._steady.shapes, self._steady.kv_dtype)) * r_ranks
-        return [load for load in _loads(several) if load.batch * load.context <= capacity]
+        unit = KvUnit.of(self._steady.shapes, self._steady.kv_dtype)
+        capacity = unit.capacity(_KV_BYTES) * r_ranks
+        return [load for load in _loads(several) if load.batch * unit.held(load.context) <= capacity]
 
 
 def _spread(samples: Sequence[Sample], kind: str) -> dict[str, tuple[float, float]]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import replace as data_replace
 
 from msgspec.structs import replace
 
+from hpcdecode.engine.setup import check_kv_dtype
 from hpcdecode.errors import UserError
 from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.data_sheets import of_device_alone, of_devices
-from hpcdecode.planning.group_shape import ONE, member_bytes, smallest, token_bytes, why_not
+from hpcdecode.planning.group_shape import ONE, member_bytes, member_unit, smallest, why_not
 from hpcdecode.planning.hardware import Device, LinkSpeed
 from hpcdecode.planning.layouts import (
     PossibleLayout,
@@ -91,7 +93,7 @@ class Cluster:
                     f"{self.shape.flags}: expected multiples of {members} S-ranks and of {parts} R-ranks, got {count} "
                     f"and {others}"
                 )
-            found = split(self.split_cost, self.r.capacity, count, others, pools, self.shape)
+            found = split(self.split_cost, self.r.capacity, count, others, pools, self.shape, self.r.unit)
         if found is None:
             raise impossible(layout, self.refused)
         return found
@@ -110,14 +112,15 @@ def by_data_sheets(
     r: Device,
     r_count: int,
     network: LinkSpeed,
-    width: float,
+    kv_dtype: str,
     kv_memory: int,
     shape: GroupShape = ONE,
 ) -> Cluster:
     """Return a cluster of S devices and R devices by their data sheets.
 
     A device with a memory of its own holds the weights, and as a replica its KV cache, in MEMORY of it. Other devices
-    have `kv_memory` for a KV cache in either role, and memory for the weights beside it.
+    have `kv_memory` for a KV cache in either role, and memory for the weights beside it. As in jobs, GPUs hold K and V
+    of every head in place of latents, and no recurrent states; beside replicas on GPUs no rank holds latents.
 
     Args:
         size: The model.
@@ -126,37 +129,42 @@ def by_data_sheets(
         r: The R device.
         r_count: How many there are.
         network: Between them.
-        width: Bytes of an element of the KV cache.
+        kv_dtype: Data type of the KV cache.
         kv_memory: Bytes of the KV cache of an R device.
         shape: Members of a group.
 
     Raises:
-        UserError: If the model cannot be shared by such a group.
+        UserError: If the model cannot be shared by such a group, or be kept as `kv_dtype`.
     """
     if (why := why_not(size, shape)) is not None:
         raise UserError(why)
-    own, each = member_bytes(size, shape), token_bytes(size, shape, width)
-    refused = []
-    for device in dict.fromkeys([s] * bool(s_count) + [r] * bool(r_count and not s_count)):
-        if not _holds(device, own):
-            refused.append(_too_large(device, size, shape))
+    own = member_bytes(size, shape)
+    devices = dict.fromkeys([s] * bool(s_count) + [r] * bool(r_count))
+    holder = s if s_count else r
+    refused = [_too_large(device, size, shape) for device in devices if device == holder and not _holds(device, own)]
+    refused += [_stateless(device) for device in devices if not _keeps(device, size)]
 
-    def kind(device: Device, count: int) -> RanksAlike:
-        memory = device.memory_bytes
+    def kind(device: Device, count: int, held: ModelSize) -> RanksAlike:
+        if count:
+            check_kv_dtype(kv_dtype, held.shapes)
+        memory, unit = device.memory_bytes, member_unit(held, shape, kv_dtype)
         kv = kv_memory if memory is None else MEMORY * memory
         beside = kv if memory is None else kv - own
-        both = shape.copies == 1 and _holds(device, own)
-        alone = of_device_alone(size, device, width, shape, network) if both else None
-        return RanksAlike(device.name, count, alone, int(kv / each), max(int(beside / each), 0), shape)
+        both = shape.copies == 1 and _holds(device, own) and _keeps(device, size)
+        alone = of_device_alone(held, device, kv_dtype, shape, network) if both else None
+        return RanksAlike(device.name, count, alone, unit.capacity(kv), unit.capacity(beside), shape, unit)
 
-    holder = s if s_count else r
-    cost = of_devices(size, holder, r, network.bytes_per_second, network.latency_seconds, width, shape)
-    splits = cost if _holds(holder, own) and s_count + r_count > 1 and r_count else None
-    return Cluster(kind(s, s_count), kind(r, r_count), splits, tuple(refused), shape)
+    network_of = network.bytes_per_second, network.latency_seconds
+    cost = of_devices(size.on(r), holder, r, *network_of, kv_dtype, shape)
+    able = _holds(holder, own) and _keeps(r, size) and s_count + r_count > 1 and r_count
+    nodes = kind(r, r_count, size.on(r))
+    if s_count and size.on(s, r) != size.on(r):
+        nodes = data_replace(nodes, among_gpus=kind(r, r_count, size.on(s, r)))
+    return Cluster(kind(s, s_count, size.on(s)), nodes, cost if able else None, tuple(refused), shape)
 
 
 def by_profile(
-    profile: Profile, ranks: int, capacity: int, size: ModelSize, network: LinkSpeed, shape: GroupShape = ONE
+    profile: Profile, ranks: int, kv_memory: int, size: ModelSize, network: LinkSpeed, shape: GroupShape = ONE
 ) -> Cluster:
     """Return a cluster of ranks as a profile measured them.
 
@@ -166,7 +174,7 @@ def by_profile(
     Args:
         profile: The profile.
         ranks: Number of ranks.
-        capacity: KV tokens of a rank.
+        kv_memory: Bytes of the KV cache of a rank.
         size: The model.
         network: Between machines.
         shape: Members of a group.
@@ -180,6 +188,8 @@ def by_profile(
             f"{shape.flags}: expected one stage and one of --tp {counts}, whose sums the profile has measured; "
             "calibrate on a multiple of as many ranks, or leave --profile out"
         )
+    if (why := why_not(size, shape)) is not None:
+        raise UserError(why)
     cost: Cost | None = profile.cost
     if profile.ranks == 1:
         cost = (
@@ -193,10 +203,11 @@ def by_profile(
             )
         )
     refused = () if profile.alone else ("the profile has no replicas; calibrate again",)
-    alone, tokens = profile.alone and profile.of_member(profile.alone, shape.tp), capacity * shape.tp
+    unit = member_unit(size, shape, profile.kv_dtype)
+    alone, tokens = profile.alone and profile.of_member(profile.alone, shape.tp), unit.capacity(kv_memory)
     split_cost = cost and profile.of_member(cost, shape.tp)
     nobody = RanksAlike("", 0, None, 0, 0, shape)
-    return Cluster(nobody, RanksAlike("", ranks, alone, tokens, tokens, shape), split_cost, refused, shape)
+    return Cluster(nobody, RanksAlike("", ranks, alone, tokens, tokens, shape, unit), split_cost, refused, shape)
 
 
 def room_for_weights(device: Device) -> float:
@@ -206,6 +217,15 @@ def room_for_weights(device: Device) -> float:
 
 def _holds(device: Device, nbytes: float) -> bool:
     return nbytes <= room_for_weights(device)
+
+
+def _keeps(device: Device, size: ModelSize) -> bool:
+    """Return whether R-ranks on a device hold what the model keeps of sequences."""
+    return device.is_host or not size.keeps_states
+
+
+def _stateless(device: Device) -> str:
+    return f"{device.name} holds no recurrent states, which layers of this model keep: R-ranks hold them on CPUs alone"
 
 
 def _too_large(device: Device, size: ModelSize, shape: GroupShape) -> str:

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import msgspec
 
+from hpcdecode.attention.shapes import MixerShape
 from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.group_shape import ONE, stage_shares
-from hpcdecode.planning.hardware import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, NODE_LATENCY, Device, LinkSpeed
+from hpcdecode.planning.hardware import (
+    BANDWIDTH_EFFICIENCY,
+    COMPUTE_EFFICIENCY,
+    NODE_LATENCY,
+    VECTOR_EFFICIENCY,
+    Device,
+    LinkSpeed,
+)
+from hpcdecode.planning.layer_work import (
+    attend_flop,
+    kv_bytes,
+    of_member,
+    state_bytes_moved,
+    state_flop,
+    wire_columns,
+)
 from hpcdecode.planning.model_size import ELEMENT_BYTES, ModelSize
 from hpcdecode.ranks.wishes import GroupShape
 
@@ -20,31 +39,33 @@ def of_devices(
     r: Device,
     link_bytes_per_second: float,
     message_latency_seconds: float,
-    kv_element_bytes: float = ELEMENT_BYTES,
+    kv_dtype: str = "bfloat16",
     shape: GroupShape = ONE,
 ) -> Cost:
     """Return the cost by data sheets.
 
     T(B) = max(2*A*B / FLOP/s, e*W(B) / (bytes/s)): the linear part has 2*A*B FLOP and reads e*W(B) bytes of weights,
     where A = W(B) = N but for mixtures of experts. Lamina also counts e*B*d bytes of activations, which are left out
-    here. R = kv_bytes_per_token / (bytes/s): attention reads K and V once (FastDecode: the R-part is bound by memory).
-    A pair of query and key takes 4*L*d FLOP (FluidInfer: 4*l^2*d a layer for a prompt of l tokens).
-    A token on the wire takes (2 + 2/G)*e*d bytes a layer (Lamina: 4*e*d, for G = 1).
+    here. `_r_seconds` has R. A pair of query and key takes 4*L*d FLOP (FluidInfer: 4*l^2*d a layer for a prompt of l
+    tokens), or those of attention over latents. A token on the wire takes (2 + 2/G)*e*d bytes a layer (Lamina: 4*e*d,
+    for G = 1), or the rows of other layers (`layer_work.wire_columns`).
     FLOP/s and bytes/s are the peaks times COMPUTE_EFFICIENCY and BANDWIDTH_EFFICIENCY.
 
     A member of a group of `tp` S-ranks a stage has 1 / tp of the weights and heads, as its R-ranks have.
 
     Args:
-        size: The model.
+        size: The model, as such R-ranks hold it.
         s: Device of the S-rank, or several that split every layer.
         r: Device of one R-rank.
         link_bytes_per_second: In and out of the S-rank; infinite for no wire.
         message_latency_seconds: One message, one way.
-        kv_element_bytes: Bytes of an element of the KV cache.
+        kv_dtype: Data type of the KV cache.
         shape: Of the group.
     """
     tp, network = shape.tp, LinkSpeed(link_bytes_per_second, message_latency_seconds)
     within = _all_reduce_seconds_per_token(size, s.count, s.link_bytes_per_second)
+    layers = of_member(size.shapes, tp)
+    attention = _r_seconds(layers, kv_dtype, r)
     return with_links(
         Cost(
             layers=size.layers,
@@ -57,13 +78,12 @@ def of_devices(
             logits_seconds_at=[
                 _linear_seconds(size.head_weights / tp, size.head_weights / tp, tokens, s) for tokens in TOKEN_COUNTS
             ],
-            attend_seconds_per_cached_token=size.kv_bytes_per_token(kv_element_bytes)
-            / tp
-            / (r.bytes_per_second * BANDWIDTH_EFFICIENCY),
-            attend_seconds_per_sequence=0.0,
-            prefill_seconds_per_pair=4 * size.q_columns * size.layers / tp / (s.flop_per_second * COMPUTE_EFFICIENCY),
-            wire_seconds_per_token=size.wire_bytes_per_token / tp / link_bytes_per_second,
+            attend_seconds_per_cached_token=attention.cached_token,
+            attend_seconds_per_sequence=attention.sequence,
+            prefill_seconds_per_pair=attend_flop(layers) / (s.flop_per_second * COMPUTE_EFFICIENCY),
+            wire_seconds_per_token=ELEMENT_BYTES * wire_columns(layers) / link_bytes_per_second,
             message_latency_seconds=message_latency_seconds,
+            append_seconds_per_prompt_token=attention.prompt_token,
         ),
         size,
         shape,
@@ -72,23 +92,57 @@ def of_devices(
     )
 
 
+class _RSeconds(NamedTuple):
+    """Seconds on an R-rank, all layers.
+
+    Attributes:
+        cached_token: A query and one cached token.
+        sequence: A token of a sequence that decodes, beyond its cached tokens.
+        prompt_token: A token of a prompt.
+    """
+
+    cached_token: float
+    sequence: float
+    prompt_token: float
+
+
+def _r_seconds(layers: Sequence[MixerShape], kv_dtype: str, r: Device) -> _RSeconds:
+    """Return what R-rank `r` takes: for bytes or for FLOP, whichever is longer.
+
+    Attention reads K and V of a cached token once (FastDecode: the R-part is bound by memory); over latents its FLOP
+    take longer. A step reads and writes a sequence's states, whatever its length. The tokens of a prompt go through
+    states that stay in cache.
+    """
+    flop_per_second, floats_per_second, bytes_per_second = (
+        r.flop_per_second * COMPUTE_EFFICIENCY,
+        r.vector_flop_per_second * VECTOR_EFFICIENCY,
+        r.bytes_per_second * BANDWIDTH_EFFICIENCY,
+    )
+    recurrence = state_flop(layers) / floats_per_second
+    return _RSeconds(
+        max(kv_bytes(layers, kv_dtype) / bytes_per_second, attend_flop(layers) / flop_per_second),
+        max(state_bytes_moved(layers) / bytes_per_second, recurrence),
+        recurrence,
+    )
+
+
 def of_device_alone(
     size: ModelSize,
     device: Device,
-    kv_element_bytes: float = ELEMENT_BYTES,
+    kv_dtype: str = "bfloat16",
     shape: GroupShape = ONE,
     network: LinkSpeed = NO_LINK,
 ) -> Cost:
     """Return the cost by data sheets of ranks of both roles: no wire, and one thing at a time.
 
     Args:
-        size: The model.
+        size: The model, as such a rank holds it.
         device: Holds weights and KV cache.
-        kv_element_bytes: Bytes of an element of the KV cache.
+        kv_dtype: Data type of the KV cache.
         shape: Of the group.
         network: Between members on different nodes.
     """
-    cost = of_devices(size, device, device, float("inf"), 0.0, kv_element_bytes, shape)
+    cost = of_devices(size, device, device, float("inf"), 0.0, kv_dtype, shape)
     cost = msgspec.structs.replace(cost, shared_core_fraction=1.0)
     sums, moves = (_between(device, network, members) for members in (shape.tp, shape.size))
     return with_links(cost, size, shape, sums, moves)
@@ -129,10 +183,10 @@ def _between(s: Device, network: LinkSpeed, members: int) -> LinkSpeed:
 def _handed_on_bytes(size: ModelSize, shape: GroupShape) -> float:
     """Return the bytes of a token that a stage hands on, or copies in rotation do; 0 if there is one of them."""
     if shape.copies > 1:
-        return ELEMENT_BYTES * size.residual_columns * size.layers
+        return ELEMENT_BYTES * size.hidden * size.layers
     if shape.pp == 1:
         return 0.0
-    return ELEMENT_BYTES * (size.residual_columns + size.o_columns / shape.tp)
+    return ELEMENT_BYTES * (size.hidden + size.o_columns / shape.tp)
 
 
 def _linear_seconds(multiplied: float, read: float, tokens: int, s: Device) -> float:
@@ -149,4 +203,4 @@ def _all_reduce_seconds_per_token(size: ModelSize, count: int, bytes_per_second:
     """
     if count == 1:
         return 0.0
-    return 4 * size.layers * (count - 1) / count * ELEMENT_BYTES * size.residual_columns / bytes_per_second
+    return 4 * size.layers * (count - 1) / count * ELEMENT_BYTES * size.hidden / bytes_per_second

@@ -6,6 +6,7 @@ An R-rank is measured with one lane, where the S-rank waits meanwhile.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
@@ -37,12 +38,13 @@ class Sample(NamedTuple):
     ranks: list[OperationSeconds]
 
 
-def fit(samples: Sequence[Sample], layers: int) -> Cost:
+def fit(samples: Sequence[Sample], layers: int, answered: bool = False) -> Cost:
     """Return the cost that comes nearest to the samples.
 
     Args:
         samples: Measurements of the same ranks, at least one with two or more lanes if there are several ranks.
         layers: L of the model.
+        answered: Whether prompts go through states on R-ranks, beside sequences that decode.
     """
     by_load = medians(samples)
     single_process = len(by_load[0].ranks) == 1
@@ -56,7 +58,10 @@ def fit(samples: Sequence[Sample], layers: int) -> Cost:
     prefill_sizes = [(lanes, lanes * s.load.pairs) for s in with_prompts]
     prefill_per_step, prefill_per_pair = non_negative_fit(prefill_sizes, _spent(with_prompts, "prefill"))
     append_sizes = [(lanes * s.load.chunk,) for s in with_prompts]
-    (append_per_token,) = non_negative_fit(append_sizes, _spent(with_prompts, "append"))
+    appended = _spent(with_prompts, "append")
+    if answered:
+        appended = [a + b for a, b in zip(appended, _beside(with_prompts, plain), strict=True)]
+    (append_per_token,) = non_negative_fit(append_sizes, appended)
     cost = Cost(
         layers=layers,
         slice_tokens=slices.sizes,
@@ -146,14 +151,17 @@ def _with_wire(cost: Cost, shared_core_fraction: float, samples: Sequence[Sample
 def non_negative_fit(sizes: Sequence[tuple[float, ...]], seconds: Iterable[float]) -> list[float]:
     """Return the seconds of one of each size, none below 0, by least squares of the relative error.
 
-    The most negative one is set to 0 and left out, until none is negative.
+    The most negative one is set to 0 and left out, until none is negative. What took no time costs nothing.
 
     Args:
         sizes: [samples, kinds].
-        seconds: [samples], above 0.
+        seconds: [samples]; those above 0 count.
     """
-    scaled = np.array(sizes, float) / np.array(list(seconds))[:, None]
-    found, used = np.zeros(scaled.shape[1]), list(range(scaled.shape[1]))
+    took = [(size, spent) for size, spent in zip(sizes, seconds, strict=True) if spent > 0]
+    found = np.zeros(len(sizes[0]))
+    if not took:
+        return [0.0] * len(found)
+    scaled, used = np.array([np.array(size, float) / spent for size, spent in took]), list(range(len(found)))
     while used:
         each = np.linalg.lstsq(scaled[:, used], np.ones(len(scaled)), rcond=None)[0]
         if min(each) >= 0:
@@ -179,6 +187,14 @@ def _table(pairs: Iterable[tuple[int, float]]) -> _SampleTable:
 def _spent(samples: Sequence[Sample], operation: str) -> list[float]:
     """Return the seconds of an operation in each sample, all ranks together."""
     return [sum(rank.get(operation, 0.0) for rank in s.ranks) for s in samples]
+
+
+def _beside(with_prompts: Sequence[Sample], plain: Sequence[Sample]) -> list[float]:
+    """Return the seconds in which R-ranks attend beyond those of the same load without prompts, all together."""
+    without = {s.load: spent for s, spent in zip(plain, _spent(plain, "attend"), strict=True)}
+    loads = [dataclasses.replace(s.load, prompt=0, chunk=0) for s in with_prompts]
+    spent = _spent(with_prompts, "attend")
+    return [max(own - without[load], 0.0) for own, load in zip(spent, loads, strict=True)]
 
 
 def _sum(rank: OperationSeconds, operations: Sequence[str]) -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpcdecode.planning.kv_unit import KvUnit
+from hpcdecode.planning.layer_work import dealt_heads, of_member
 from hpcdecode.planning.model_size import ELEMENT_BYTES, ModelSize
 from hpcdecode.ranks.wishes import GroupShape
 
@@ -35,19 +37,21 @@ def member_bytes(size: ModelSize, shape: GroupShape) -> float:
     return ELEMENT_BYTES * max(*others, last + size.head_weights, 0) / shape.tp
 
 
-def token_bytes(size: ModelSize, shape: GroupShape, element_bytes: float) -> float:
-    """Return the bytes of K and V of a token in a member's pool, the largest one of a group.
+def member_unit(size: ModelSize, shape: GroupShape, kv_dtype: str) -> KvUnit:
+    """Return how sequences count in a member's pool, the largest one of a group.
 
-    A pool has the KV heads of its member in the layers of its stage.
+    A pool has the heads of its member, or the whole latent, in the layers of its stage.
     """
-    return size.kv_bytes_per_token(element_bytes) * max(stage_shares(size, shape.pp)) / shape.tp
+    return KvUnit.of(of_member(size.shapes, shape.tp), kv_dtype, max(stage_shares(size, shape.pp)))
 
 
 def why_not(size: ModelSize, shape: GroupShape) -> str | None:
     """Return why a model cannot be shared so, or None if it can."""
-    heads = size.kv_heads or size.k_columns
-    if heads % shape.tp:
-        return f"--tp {shape.tp}: expected a divisor of the {heads} KV heads, so that members have equally many"
+    if shape.tp > 1 and size.keeps_states:
+        return f"--tp {shape.tp}: expected 1, as members share no heads of layers that keep recurrent states; give --pp"
+    odd = next((heads for heads in dealt_heads(size.shapes) if heads % shape.tp), None)
+    if odd is not None:
+        return f"--tp {shape.tp}: expected a divisor of the {odd} KV heads, so that members have equally many"
     if not 1 <= shape.pp <= size.layers:
         return f"--pp {shape.pp}: expected 1 to {size.layers}, the layers of the model"
     return None

@@ -14,6 +14,7 @@ from hpcdecode.errors import UserError
 
 COMPUTE_EFFICIENCY = 0.7  # of the peak FLOP/s, in matrix products of hundreds of tokens
 BANDWIDTH_EFFICIENCY = 0.8  # of the peak bytes/s, in reading weights or KV cache
+VECTOR_EFFICIENCY = 0.5  # of the peak FLOP/s of float32 vectors, in recurrences whose states are in cache
 NODE_LATENCY = 5e-6  # seconds of a message between devices of a node: assumed
 
 
@@ -43,6 +44,7 @@ class Device:
         host_bytes_per_second: To the memory of the host, one way; 0 if it is the host.
         count: Number of devices.
         in_a_node: Devices of a node, which that link connects.
+        float_flop_per_second: Of float32 vectors, as recurrent states take them; None for flop_per_second.
     """
 
     name: str
@@ -54,6 +56,17 @@ class Device:
     host_bytes_per_second: float = 0.0
     count: int = 1
     in_a_node: int = 8
+    float_flop_per_second: float | None = None
+
+    @property
+    def is_host(self) -> bool:
+        """Return whether it is a CPU node, and no accelerator beside one."""
+        return self.host_bytes_per_second == 0
+
+    @property
+    def vector_flop_per_second(self) -> float:
+        """Return the peak FLOP/s of float32 vectors."""
+        return self.float_flop_per_second or self.flop_per_second
 
 
 _PCIE4, _PCIE5 = 31.5e9, 63e9  # 16 lanes of 16 or 32 GT/s, 128b/130b, one way
@@ -61,11 +74,32 @@ _DDR = "channels x 8 bytes x transfer rate, two sockets"
 
 
 def _sockets(
-    name: str, processor: str, cores: int, hertz: float, flop: int, kind: str, memory: str, bytes_per_second: float
+    name: str,
+    processor: str,
+    cores: int,
+    hertz: float,
+    flop: int,
+    kind: str,
+    memory: str,
+    bytes_per_second: float,
+    vector: int = 0,
 ) -> Device:
-    """Return a node of two sockets: FLOP/s are cores x base clock x FLOP of a core and cycle."""
+    """Return a node of two sockets: FLOP/s are cores x base clock x FLOP of a core and cycle.
+
+    Args:
+        name: As in DEVICES.
+        processor: Of both sockets.
+        cores: Of a socket.
+        hertz: Base clock.
+        flop: Of products, of a core and cycle.
+        kind: What these are of.
+        memory: Channels of a socket.
+        bytes_per_second: Of both sockets.
+        vector: FLOP of float32 vectors, of a core and cycle; 0 for those of products.
+    """
     source = f"two of {processor}: {cores} cores x {hertz / 1e9:g} GHz x {flop} FLOP of {kind}; {_DDR}: {memory}"
-    return Device(name, 2 * cores * hertz * flop, bytes_per_second, None, source)
+    floats = 2 * cores * hertz * vector if vector else None
+    return Device(name, 2 * cores * hertz * flop, bytes_per_second, None, source, float_flop_per_second=floats)
 
 
 DEVICES = {
@@ -80,9 +114,9 @@ DEVICES = {
         ),
         Device("rtx4090", 165.2e12, 1008e9, 24e9, "NVIDIA Ada white paper, dense, FP32 accumulate", _PCIE4, _PCIE4),
         _sockets("epyc-7003", "AMD EPYC 7763", 64, 2.45e9, 32, "float32, AVX2", "8 of DDR4-3200", 409.6e9),
-        _sockets("epyc-9004", "AMD EPYC 9654", 96, 2.4e9, 64, "bfloat16, AVX-512", "12 of DDR5-4800", 921.6e9),
+        _sockets("epyc-9004", "AMD EPYC 9654", 96, 2.4e9, 64, "bfloat16, AVX-512", "12 of DDR5-4800", 921.6e9, 32),
         _sockets("xeon-gen3", "Intel Xeon 8380", 40, 2.3e9, 64, "float32, AVX-512", "8 of DDR4-3200", 409.6e9),
-        _sockets("xeon-gen4", "Intel Xeon 8480+", 56, 2.0e9, 1024, "bfloat16, AMX", "8 of DDR5-4800", 614.4e9),
+        _sockets("xeon-gen4", "Intel Xeon 8480+", 56, 2.0e9, 1024, "bfloat16, AMX", "8 of DDR5-4800", 614.4e9, 64),
     )
 }
 
@@ -109,6 +143,7 @@ def device(name: str) -> Device:
         bytes_per_second=count * one.bytes_per_second,
         memory_bytes=one.memory_bytes and count * one.memory_bytes,
         host_bytes_per_second=count * one.host_bytes_per_second,
+        float_flop_per_second=one.float_flop_per_second and count * one.float_flop_per_second,
         count=count,
         in_a_node=max(one.in_a_node // count, 1),
     )

@@ -174,7 +174,7 @@ def _best(groups: GroupsAlike, rows: MeanRows, wishes: GroupWishes) -> Candidate
     batches = wishes.batches
     if len(batches) == 1 and rows.count is not None:
         batches = (min(batches[0], rows.count),)
-    choice = Choice(*sizes, lanes, batches, prefill, wishes.latency, wishes.injections)
+    choice = Choice(*sizes, lanes, batches, prefill, wishes.latency, wishes.injections, groups.unit)
     return fastest(groups.cost, rows, choice)
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.group_shape import ONE
+from hpcdecode.planning.kv_unit import TOKENS, KvUnit
 from hpcdecode.ranks.wishes import POOLS, GroupShape
 
 _STEPS = 16  # numbers of S-ranks that are tried, if there are more ranks than that
@@ -34,6 +35,7 @@ class GroupsAlike:
         sharing: K, groups on the same R-ranks.
         device: Name of the device of a rank of both roles.
         shape: Members of a group.
+        unit: How sequences count against the capacity.
     """
 
     count: int
@@ -43,6 +45,7 @@ class GroupsAlike:
     sharing: int = 1
     device: str = ""
     shape: GroupShape = ONE
+    unit: KvUnit = TOKENS
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ class RanksAlike:
         capacity: KV tokens of one that holds nothing but a KV cache.
         beside: KV tokens of one beside its weights.
         shape: Members of a group.
+        unit: How sequences count against these.
+        among_gpus: The ranks as replicas beside others on GPUs, if they hold something else then.
     """
 
     name: str
@@ -95,6 +100,8 @@ class RanksAlike:
     capacity: int
     beside: int
     shape: GroupShape = ONE
+    unit: KvUnit = TOKENS
+    among_gpus: RanksAlike | None = None
 
     @property
     def groups(self) -> int:
@@ -111,11 +118,13 @@ def replicas(s: RanksAlike, r: RanksAlike | None = None) -> PossibleLayout | Non
         s: Ranks on S devices, or ranks that are alike; none of them for 0.
         r: Ranks on R devices.
     """
+    r = (s.count and r and r.among_gpus) or r
     kinds = [kind for kind in (s, r) if kind and kind.count]
     able = [(k, k.alone) for k in kinds if k.alone and k.beside > 0 and k.groups]
     if len(able) < len(kinds):
         return None
-    shape, parts = s.shape, tuple(GroupsAlike(k.groups, c, k.beside, device=k.name, shape=k.shape) for k, c in able)
+    shape = s.shape
+    parts = tuple(GroupsAlike(k.groups, c, k.beside, device=k.name, shape=k.shape, unit=k.unit) for k, c in able)
     counted = " + ".join(f"{k.groups} {k.name}".rstrip() for k in kinds)
     name = f"{counted} replica{'s' * (sum(k.groups for k in kinds) > 1)}"
     name += f" of {shape.text}" * (shape.size > 1)
@@ -124,7 +133,13 @@ def replicas(s: RanksAlike, r: RanksAlike | None = None) -> PossibleLayout | Non
 
 
 def split(
-    cost: Cost, capacity: int, s_ranks: int, r_ranks: int, pools: str = "shared", shape: GroupShape = ONE
+    cost: Cost,
+    capacity: int,
+    s_ranks: int,
+    r_ranks: int,
+    pools: str = "shared",
+    shape: GroupShape = ONE,
+    unit: KvUnit = TOKENS,
 ) -> PossibleLayout:
     """Return the layout of so many S-ranks and R-ranks.
 
@@ -135,11 +150,12 @@ def split(
         r_ranks: P, a multiple of the members that have a copy of the model; of own pools at least K.
         pools: Whether each R-rank serves all groups, or one; own pools count as P/K rounded down.
         shape: Members of a group.
+        unit: How sequences count against the capacity.
     """
     groups, each = s_ranks // shape.size, r_ranks // shape.parts
     name, flags = f"{s_ranks} S + {r_ranks} R", f"--layout split --s-ranks {s_ranks}"
     pool, sharing = (each // groups, 1) if pools == "own" else (each, groups)
-    parts = (GroupsAlike(groups, cost, capacity, pool, sharing, shape=shape),)
+    parts = (GroupsAlike(groups, cost, capacity, pool, sharing, shape=shape, unit=unit),)
     said = f", pools {pools}" * (groups > 1) + f", groups of {shape.text}" * (shape.size > 1)
     own = " --pools own" * (pools == "own")
     family = f"split, {pools}" + f", groups of {shape.text}" * (shape.size > 1)
@@ -158,7 +174,7 @@ def layouts_of_like(ranks: RanksAlike, cost: Cost | None, pools: Sequence[str] =
         yield found
     if cost is not None:
         for groups in _numbers(ranks.groups - 1):
-            yield from _splits(cost, ranks.capacity, groups, ranks.groups - groups, pools, ranks.shape)
+            yield from _splits(cost, ranks, groups, ranks.groups - groups, pools)
 
 
 def layouts_of_unlike(
@@ -181,16 +197,15 @@ def layouts_of_unlike(
     if cost is not None:
         for groups in _numbers(s.groups):
             for each in _sizes(r.groups):
-                yield from _splits(cost, r.capacity, groups, each, pools, s.shape)
+                yield from _splits(cost, r, groups, each, pools)
 
 
-def _splits(
-    cost: Cost, capacity: int, groups: int, each: int, pools: Sequence[str], shape: GroupShape
-) -> Iterator[PossibleLayout]:
+def _splits(cost: Cost, r: RanksAlike, groups: int, each: int, pools: Sequence[str]) -> Iterator[PossibleLayout]:
     """Yield the splits of so many groups, with so many R-ranks for `each` member of all groups together."""
+    size = r.shape.size
     for kind in pools:
         if kind == "shared" or 1 < groups <= each:
-            yield split(cost, capacity, groups * shape.size, each * shape.size, kind, shape)
+            yield split(cost, r.capacity, groups * size, each * size, kind, r.shape, r.unit)
 
 
 def _numbers(most: int) -> list[int]:

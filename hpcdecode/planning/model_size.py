@@ -1,91 +1,125 @@
-"""How large a decoder is: its weights, its KV cache and what it sends, from its config.json."""
+"""How large a decoder is: its weights, what R-ranks hold of its sequences and what it sends, from its config.json."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
+from hpcdecode.attention.shapes import LayerShape, MixerShape, recurrent_shapes
 from hpcdecode.errors import UserError
+from hpcdecode.planning.hardware import Device
+from hpcdecode.planning.layer_work import kv_bytes, wire_columns
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PretrainedConfig, PreTrainedModel
 
 ELEMENT_BYTES = 2  # e: of weights and activations in bfloat16
-_STATES = ("state_size", "ssm_state_size", "mamba_d_state")  # in configs of models with recurrent layers
 
 
 class ModelSize(msgspec.Struct, frozen=True):
     """Size of a decoder.
 
     Attributes:
-        layers: L.
         layer_weights: N, weights of all layers.
         head_weights: Weights of the logits.
-        q_columns: d, columns of q in a layer: heads times their dimension.
-        k_columns: Columns of k in a layer, d/G.
-        v_columns: Columns of v in a layer.
+        shapes: Of all layers at which it is cut, attentions and recurrences, as R-ranks on CPUs hold them.
         max_positions: Most tokens of a sequence; None if config.json does not say.
-        hidden: Columns of the residual, which sums and stages carry; 0 for those of q.
-        kv_heads: KV heads of a layer, which tensor parallelism deals out; 0 if they are not known.
+        hidden: Columns of the residual, which sums and stages carry.
         expert_weights: Those of N in routed experts.
         experts: E, routed experts of a layer; 0 for none.
         experts_per_token: k, of these that a token goes to.
+        expanded: The shapes as R-ranks on GPUs hold them, with K and V of every head; empty if they are the same.
     """
 
-    layers: int
     layer_weights: int
     head_weights: int
-    q_columns: int
-    k_columns: int
-    v_columns: int
+    shapes: tuple[MixerShape, ...]
     max_positions: int | None
-    hidden: int = 0
-    kv_heads: int = 0
+    hidden: int
     expert_weights: int = 0
     experts: int = 0
     experts_per_token: int = 0
+    expanded: tuple[MixerShape, ...] = ()
+
+    @classmethod
+    def alike(
+        cls,
+        layers: int,
+        layer_weights: int,
+        head_weights: int,
+        q_columns: int,
+        k_columns: int,
+        v_columns: int,
+        kv_heads: int | None = None,
+    ) -> ModelSize:
+        """Return the size of a decoder of layers that are alike, and attend.
+
+        Args:
+            layers: L.
+            layer_weights: N.
+            head_weights: Weights of the logits.
+            q_columns: d, of a layer, and of the residual.
+            k_columns: Of a layer, d/G.
+            v_columns: Of a layer.
+            kv_heads: Of a layer; None for those of 128 columns.
+        """
+        heads = kv_heads or max(k_columns // 128, 1)
+        k_dim, v_dim = k_columns // heads, v_columns // heads
+        shape = LayerShape(heads, k_dim, v_dim, q_columns // k_dim, k_dim**-0.5)
+        return cls(layer_weights, head_weights, (shape,) * layers, None, q_columns)
 
     @classmethod
     def from_directory(cls, directory: str) -> ModelSize:
-        """Read a model directory's config.json; weights are not needed.
+        """Read a model directory's config.json; weights are not needed. The first time the model is traced.
 
         Raises:
-            UserError: If config.json is not that of a decoder that is known, or layers keep recurrent states.
+            UserError: If config.json is not that of a decoder that can be run.
         """
         from hpcdecode.model.frontend.architectures import decoder_of, text_of
         from hpcdecode.model.frontend.config import read_config
 
         whole = read_config(directory)
         config, model = text_of(whole), _without_weights(directory, whole)
-        _refuse_states(directory, config)
         output, embedding = _embedding_weights(model)
         named = {name: p for name, p in decoder_of(model).named_parameters() if p is not output}
         parameters = sum(p.numel() for p in [*named.values(), output])
         own_head = 0 if output is embedding else output.numel()
-        heads = config.num_attention_heads
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        dims = _head_dims(config)
         experts = {name: p for name, p in named.items() if ".experts." in name}
+        layers = _traced_layers(directory)
         return cls(
-            layers=config.num_hidden_layers,
             layer_weights=parameters - embedding.numel() - own_head,
             head_weights=output.numel(),
-            q_columns=heads * dims.k,
-            k_columns=kv_heads * dims.k,
-            v_columns=kv_heads * dims.v,
+            shapes=layers.on_cpus,
             max_positions=getattr(config, "max_position_embeddings", None),
             hidden=config.hidden_size,
-            kv_heads=kv_heads,
             expert_weights=sum(p.numel() for p in experts.values()),
             experts=max((len(p) for p in experts.values()), default=0),
-            experts_per_token=getattr(config, "num_experts_per_tok", None) or 0,
+            experts_per_token=_experts_per_token(config),
+            expanded=layers.on_gpus,
         )
 
-    def kv_bytes_per_token(self, element_bytes: float = ELEMENT_BYTES) -> float:
-        """Return the bytes of K and V of a token, all layers: L * (k + v columns) * bytes of an element."""
-        return self.layers * (self.k_columns + self.v_columns) * element_bytes
+    @property
+    def layers(self) -> int:
+        """Return L, the layers at which it is cut."""
+        return len(self.shapes)
+
+    @property
+    def keeps_states(self) -> bool:
+        """Return whether layers keep recurrent states, which R-ranks on GPUs do not hold and members do not share."""
+        return bool(recurrent_shapes(self.shapes))
+
+    def on(self, *devices: Device) -> ModelSize:
+        """Return the size with R-ranks on these devices: if one of them is a GPU, no R-rank holds latents."""
+        if self.expanded and not all(device.is_host for device in devices):
+            return replace(self, shapes=self.expanded, expanded=())
+        return self
+
+    def kv_bytes_per_token(self, kv_dtype: str = "bfloat16") -> float:
+        """Return the stored bytes of a token, all layers that attend: K and V, or the latent."""
+        return kv_bytes(self.shapes, kv_dtype)
 
     @property
     def weight_bytes(self) -> float:
@@ -94,18 +128,16 @@ class ModelSize(msgspec.Struct, frozen=True):
 
     @property
     def o_columns(self) -> float:
-        """Return the columns of o in a layer: as many heads as q has, of the dimension of v."""
-        return self.q_columns * self.v_columns / self.k_columns
-
-    @property
-    def residual_columns(self) -> int:
-        """Return the columns of the residual."""
-        return self.hidden or self.q_columns
+        """Return the columns of o in the mean layer."""
+        return sum(shape.out_columns for shape in self.shapes) / self.layers
 
     @property
     def wire_bytes_per_token(self) -> float:
-        """Return the bytes of q, k, v there and o back, all layers: L * (2 + 2/G)*e*d (Lamina: 4*e*d*L for G = 1)."""
-        return ELEMENT_BYTES * self.layers * (self.q_columns + self.k_columns + self.v_columns + self.o_columns)
+        """Return the bytes of a token's rows to R-ranks and back, all layers.
+
+        With K and V these are q, k, v and o: L * (2 + 2/G)*e*d (Lamina: 4*e*d*L for G = 1).
+        """
+        return ELEMENT_BYTES * wire_columns(self.shapes)
 
     def active_weights(self) -> float:
         """Return the weights of the layers that a token is multiplied by: k/E of those of the experts."""
@@ -124,29 +156,32 @@ class ModelSize(msgspec.Struct, frozen=True):
         return self.layer_weights - untouched * self.expert_weights
 
 
-def _refuse_states(directory: str, config: PretrainedConfig) -> None:
-    """Raise UserError if layers keep recurrent states."""
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if kinds & {"linear_attention", "conv", "hybrid"} or any(hasattr(config, name) for name in _STATES):
-        raise UserError(
-            f"{directory}: expected a model all of whose layers attend, got {config.model_type!r}; plans do not count "
-            "recurrent states, so start the job with --layout and --batch of your own"
-        )
+class _TracedLayers(NamedTuple):
+    """Shapes of a model's layers as R-ranks hold them; those on GPUs are empty if they are the same."""
+
+    on_cpus: tuple[MixerShape, ...]
+    on_gpus: tuple[MixerShape, ...]
 
 
-class _HeadDims(NamedTuple):
-    """Columns of a head of k, and of one of v."""
+def _traced_layers(directory: str) -> _TracedLayers:
+    """Return the shapes of a model's layers, as a job has them."""
+    import torch
 
-    k: int
-    v: int
+    from hpcdecode.model.frontend.absorb import absorb
+    from hpcdecode.model.frontend.cache import cached_trace
+    from hpcdecode.model.frontend.gguf.folder import model_folder
+    from hpcdecode.model.run.mixers import layer_shapes
+
+    trace = cached_trace(model_folder(directory), torch.bfloat16, announce=True)
+    expanded = layer_shapes(trace)
+    rewritten = any(absorb(trace))
+    return _TracedLayers(layer_shapes(trace), expanded if rewritten else ())
 
 
-def _head_dims(config: PretrainedConfig) -> _HeadDims:
-    """Return the dimensions of heads as they are traced; latent attention (DeepSeek) is, with every head."""
-    if (latent := getattr(config, "qk_nope_head_dim", None)) is not None:
-        return _HeadDims(latent + config.qk_rope_head_dim, config.v_head_dim)
-    own = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return _HeadDims(own, own)
+def _experts_per_token(config: PretrainedConfig) -> int:
+    """Return k, the routed experts that a token goes to; 0 if config.json does not say."""
+    stated = (getattr(config, name, None) for name in ("num_experts_per_tok", "num_experts_per_token"))
+    return next((k for k in stated if k), 0)
 
 
 def _embedding_weights(model: PreTrainedModel) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from hpcdecode.planning.group_shape import member_bytes, token_bytes
+from hpcdecode.planning.group_shape import member_bytes
 from hpcdecode.planning.layout_planner import PlannedLayout
 from hpcdecode.planning.layouts import GroupsAlike
 from hpcdecode.planning.model_size import ModelSize
@@ -32,7 +32,6 @@ def text(
     plans: Sequence[PlannedLayout],
     more: PlannedLayout | None,
     size: ModelSize,
-    kv_element_bytes: float,
     prices: HourlyPrices,
 ) -> str:
     """Return the choice, with the formulas behind it, and what the other layouts reach.
@@ -41,13 +40,12 @@ def text(
         plans: The choice, then the best of other kinds.
         more: The choice with another R-rank, or None if that cannot be said.
         size: The model.
-        kv_element_bytes: Bytes of an element of the KV cache.
         prices: Of an hour.
     """
     best, *others = plans
     lines = [f"layout: {best.layout.name}: {best.tokens_per_second:,.0f} tokens/s predicted ({best.layout.flags})"]
     for part, group in zip(best.layout.parts, best.groups, strict=True):
-        lines += _group(part, group, size, kv_element_bytes)
+        lines += _group(part, group, size)
     if more:
         pool = " a pool" * (best.layout.parts[0].sharing < best.layout.groups)
         lines[-1] += f"; one more R-rank{pool}: {more.tokens_per_second / best.tokens_per_second - 1:+.1%}"
@@ -69,7 +67,7 @@ def chosen(plans: Sequence[PlannedLayout]) -> str:
     return "\n".join(lines)
 
 
-def _group(part: GroupsAlike, group: Candidate, size: ModelSize, kv_element_bytes: float) -> Iterator[str]:
+def _group(part: GroupsAlike, group: Candidate, size: ModelSize) -> Iterator[str]:
     """Yield the lines of a group: its setting and a step, and what limits it."""
     rows, step = group.rows, group.step
     sums = f" (sums {step.sums * 1e3:,.1f})" * (part.shape.tp > 1)
@@ -79,10 +77,9 @@ def _group(part: GroupsAlike, group: Candidate, size: ModelSize, kv_element_byte
         f"F = S/{rows.injections} of S = {rows.steps:,.0f}; a step: {busy}, in all {step.total * 1e3:,.1f}; "
         f"bottleneck: {_bottleneck(part, group)}"
     )
-    held = FULL * part.capacity * max(part.r_ranks, 1) / part.sharing
     yield (
-        f"  a row decodes in {group.latency:,.1f} s; {_memory(part, size, kv_element_bytes)}; "
-        f"KV of B*(p + (S+F)/2) = {group.load:,.0f} tokens <= {FULL}*C = {held:,.0f}" + _balance(part, group)
+        f"  a row decodes in {group.latency:,.1f} s; {_memory(part, size)}; {_held(part, group)}"
+        + _balance(part, group)
     )
 
 
@@ -98,12 +95,23 @@ def _shown(best: PlannedLayout, others: Sequence[PlannedLayout]) -> Iterator[Pla
             yield plan
 
 
-def _memory(part: GroupsAlike, size: ModelSize, kv_element_bytes: float) -> str:
-    """Return what a rank holds of the weights, and what room it has for KV."""
+def _held(part: GroupsAlike, group: Candidate) -> str:
+    """Return what sequences hold at the peak, and what they may."""
+    room, unit = FULL * part.capacity * max(part.r_ranks, 1) / part.sharing, part.unit
+    if unit.endless:
+        return f"states of B = {group.batch:,} sequences <= {FULL}*C = {room / unit.block_tokens:,.0f}"
+    state = f" + {unit.state_tokens:,} for a state" * (unit.state_tokens > 0)
+    held = group.batch * unit.held(group.rows.peak)
+    return f"KV of B*(p + (S+F)/2{state}) = {held:,.0f} tokens <= {FULL}*C = {room:,.0f}"
+
+
+def _memory(part: GroupsAlike, size: ModelSize) -> str:
+    """Return what a rank holds of the weights, and what room it has for KV and states."""
     weights = member_bytes(size, part.shape) / 1e9
     whole = f" of {size.weight_bytes / 1e9:,.1f}" * (part.shape.size > 1)
-    kv = part.capacity * token_bytes(size, part.shape, kv_element_bytes) / 1e9
-    beside = "for KV" if not part.r_ranks else "for KV on an R-rank"
+    kv = part.capacity * part.unit.token_bytes / 1e9
+    what = "states" if part.unit.endless else "KV and states" if part.unit.state_tokens else "KV"
+    beside = f"for {what}" + " on an R-rank" * (part.r_ranks > 0)
     return f"a rank: {weights:,.1f}{whole} GB of weights, {kv:,.1f} {beside}"
 
 

@@ -2,7 +2,7 @@
 
 A group is an S-rank and its R-ranks, or a rank of both roles; `layouts` adds groups up. Rows have p prompt tokens and
 decode for S steps, with fixed F. B sequences hold B*(p + (S+F)/2) tokens at the peak (FastDecode, section 4.2, which
-has p = 0). They bring B/(S+1) prompts a step.
+has p = 0), and B states that do not grow. They bring B/(S+1) prompts a step.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from itertools import product
 import numpy as np
 
 from hpcdecode.planning.cost import Cost
+from hpcdecode.planning.kv_unit import TOKENS, KvUnit
 from hpcdecode.planning.step_time import busiest_stage_seconds, group_seconds
 from hpcdecode.schedule.auto import FULL, PERIODS
 from hpcdecode.schedule.limits import prefill_limit
@@ -188,6 +189,7 @@ class Choice:
         prefill_tokens: Most prompt tokens of a lane's step, which `prompts_fit` holds against it.
         latency: Most seconds in which a row may decode; None for any.
         injections: Values of S/F; None for those that suit the number of rows.
+        unit: How sequences count against the capacity.
     """
 
     capacity: int
@@ -198,6 +200,7 @@ class Choice:
     prefill_tokens: int = prefill_limit(True)
     latency: float | None = None
     injections: Sequence[int] | None = None
+    unit: KvUnit = TOKENS
 
 
 def fastest(cost: Cost, rows: MeanRows, choice: Choice) -> Candidate | None:
@@ -217,7 +220,7 @@ def _settings(cost: Cost, rows: MeanRows, choice: Choice) -> Iterator[Candidate]
     for count, batch, lanes in product(injections, choice.batches, choice.lanes):
         own = replace(rows, injections=count)
         enough = prompts_fit(rows, batch / lanes, choice.prefill_tokens) and (rows.count is None or batch <= rows.count)
-        if batch * own.peak <= room and (enough or batch == least):
+        if batch * choice.unit.held(own.peak) <= room and (enough or batch == least):
             plan = predict(cost, own, batch, lanes, choice.r_ranks, choice.groups)
             if choice.latency is None or plan.latency <= choice.latency:
                 yield plan

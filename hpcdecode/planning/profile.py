@@ -7,8 +7,11 @@ from typing import Any
 
 import msgspec
 
+from hpcdecode.attention.shapes import LayerShape, RecurrentShape
 from hpcdecode.errors import UserError
 from hpcdecode.planning.cost import Cost
+from hpcdecode.planning.kv_unit import KvUnit
+from hpcdecode.planning.layer_work import of_member
 
 
 class SumCost(msgspec.Struct, frozen=True):
@@ -39,6 +42,7 @@ class Profile(msgspec.Struct, frozen=True):
         replica: Costs of one of `ranks` processes of both roles, all at work; None if they were not measured.
         token_bytes: Bytes of K and V of a token; 0 if they are not known.
         sums: Costs of sums, for each number of members that model and ranks allow.
+        shapes: Of the model's layers; none in profiles of the time before states were counted.
     """
 
     machine: dict[str, Any]
@@ -51,6 +55,7 @@ class Profile(msgspec.Struct, frozen=True):
     replica: Cost | None = None
     token_bytes: float = 0.0
     sums: list[SumCost] = []
+    shapes: list[LayerShape | RecurrentShape] = []
 
     @property
     def alone(self) -> Cost | None:
@@ -61,6 +66,12 @@ class Profile(msgspec.Struct, frozen=True):
     def tensor_parallel(self) -> list[int]:
         """Return the numbers of members of a group whose costs are known."""
         return [1, *(each.members for each in self.sums)]
+
+    def unit(self, tp: int) -> KvUnit:
+        """Return how sequences count on an R-rank of a member of `tp`."""
+        if self.shapes:
+            return KvUnit.of(of_member(self.shapes, tp), self.kv_dtype)
+        return KvUnit(self.token_bytes / tp)
 
     def of_member(self, cost: Cost, tp: int) -> Cost:
         """Return the cost of a member of a group of `tp`, from that of an S-rank with the whole model.

@@ -17,8 +17,9 @@ from hpcdecode.errors import UserError
 from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.data_sheets import of_devices
 from hpcdecode.planning.hardware import Device
+from hpcdecode.planning.kv_unit import KvUnit
 from hpcdecode.planning.lengths import Lengths
-from hpcdecode.planning.model_size import ELEMENT_BYTES, ModelSize
+from hpcdecode.planning.model_size import ModelSize
 from hpcdecode.planning.outcome import LoadHistory, SimulationOutcome
 from hpcdecode.planning.servers import SERVING
 from hpcdecode.planning.servers.base import (
@@ -31,6 +32,7 @@ from hpcdecode.planning.servers.base import (
 )
 
 MEMORY = 0.9  # of the device's, for weights and KV cache: vLLM's gpu_memory_utilization
+BLOCK_TOKENS = 16  # of a KV block
 
 
 class Server(msgspec.Struct, frozen=True):
@@ -41,12 +43,14 @@ class Server(msgspec.Struct, frozen=True):
         capacity: KV tokens.
         swap_seconds_per_token: K and V of a token, to the host or from there.
         block_tokens: Tokens of a KV block.
+        state_tokens: Tokens that a request's recurrent state counts as.
     """
 
     cost: Cost
     capacity: int
     swap_seconds_per_token: float
-    block_tokens: int = 16
+    block_tokens: int = BLOCK_TOKENS
+    state_tokens: int = 0
 
     def tokens(self, count: int) -> float:
         """Return T(count), the seconds of the token-wise layers."""
@@ -55,33 +59,37 @@ class Server(msgspec.Struct, frozen=True):
     def attention(self, cached: int, count: int) -> float:
         """Return the seconds in which `count` tokens of a request attend to `cached` ones and to each other.
 
-        One token reads the cache: R * (cached + 1). Several are bound by arithmetic:
-        count * cached + count * (count + 1) / 2 pairs of query and key.
+        One token reads the cache, R * (cached + 1), and reads and writes the state. Several are bound by arithmetic:
+        count * cached + count * (count + 1) / 2 pairs of query and key, and a pass through the state each.
         """
         if count == 1:
-            return self.cost.attend_seconds_per_cached_token * (cached + 1)
-        return self.cost.prefill_seconds_per_pair * (count * cached + count * (count + 1) // 2)
+            return self.cost.attend_seconds_per_cached_token * (cached + 1) + self.cost.attend_seconds_per_sequence
+        pairs = self.cost.prefill_seconds_per_pair * (count * cached + count * (count + 1) // 2)
+        return pairs + self.cost.append_seconds_per_prompt_token * count
 
 
-def of_device(size: ModelSize, device: Device, kv_element_bytes: float = ELEMENT_BYTES) -> Server:
-    """Return the server by its data sheet.
+def of_device(size: ModelSize, device: Device, kv_dtype: str = "bfloat16") -> Server:
+    """Return the server by its data sheet. It holds latents and recurrent states, as R-ranks on CPUs do.
 
-    A token is swapped in kv_bytes_per_token / host_bytes_per_second (FluidInfer: 4*x*H/bw a layer for x tokens).
+    A token is swapped in kv_bytes_per_token / host_bytes_per_second (FluidInfer: 4*x*H/bw a layer for x tokens). The
+    time to swap states is left out.
 
     Raises:
         UserError: If the weights leave no room for a KV cache.
     """
     if device.memory_bytes is None:
         raise UserError(f"S device: expected one with a memory of its own, got {device.name}")
-    token_bytes = size.kv_bytes_per_token(kv_element_bytes)
-    capacity = int((MEMORY * device.memory_bytes - size.weight_bytes) / token_bytes)
+    unit = KvUnit.of(size.shapes, kv_dtype)
+    capacity = unit.capacity(MEMORY * device.memory_bytes - size.weight_bytes)
     if capacity < 1:
         raise UserError(
             f"{device.name}: expected room beside {size.weight_bytes / 1e9:,.1f} GB of weights in {MEMORY:.0%} of its "
             f"{device.memory_bytes / 1e9:,.0f} GB, got none: take more devices, as in 4x{device.name}"
         )
-    cost = of_devices(size, device, device, float("inf"), 0.0, kv_element_bytes)
-    return Server(cost, capacity, token_bytes / device.host_bytes_per_second)
+    cost = of_devices(size, device, device, float("inf"), 0.0, kv_dtype)
+    swap = size.kv_bytes_per_token(kv_dtype) / device.host_bytes_per_second
+    blocks = unit.block_tokens if unit.endless else BLOCK_TOKENS
+    return Server(cost, capacity, swap, blocks, unit.state_tokens)
 
 
 class _AttentionSeconds(NamedTuple):
@@ -143,7 +151,8 @@ class _Run:
     def _by_kind(self, work: Sequence[ScheduledTokens]) -> _AttentionSeconds:
         decoding = [r.cached for r, n in work if n == 1]
         prompts = sum(self.server.attention(r.cached, n) for r, n in work if n > 1)
-        read = self.server.cost.attend_seconds_per_cached_token * (sum(decoding) + len(decoding))
+        cost, count = self.server.cost, len(decoding)
+        read = cost.attend_seconds_per_cached_token * (sum(decoding) + count) + cost.attend_seconds_per_sequence * count
         return _AttentionSeconds(prompts, read)
 
     def _sample(self, sampled: Sequence[ServedRequest]) -> None:
@@ -169,7 +178,7 @@ def serve(server: Server, schedule: str, limits: ServerLimits, lengths: Lengths)
     Returns:
         The outcome; its S is the token-wise layers, its R the attention.
     """
-    memory = KvBlocks(server.capacity, server.block_tokens)
+    memory = KvBlocks(server.capacity, server.block_tokens, server.state_tokens)
     run = _Run(server, SERVING[schedule](limits, memory, server), lengths)
     run.arrive()
     while run.active:

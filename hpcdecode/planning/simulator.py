@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from hpcdecode.planning.cost import Cost, LaneSeconds
+from hpcdecode.planning.kv_unit import TOKENS, KvUnit
 from hpcdecode.planning.lengths import Lengths
 from hpcdecode.planning.outcome import LoadHistory, SimulationOutcome
 from hpcdecode.planning.simulated_lane import LaneWork, SimulatedFeed, SimulatedLane
@@ -32,17 +33,17 @@ class SimulatedGroups(msgspec.Struct, frozen=True):
         cost: What steps cost on them.
         capacity: KV tokens of every R-rank of a pool.
         limits: Of every lane of a group.
-        block_tokens: Tokens of a KV block.
         count: Number of groups.
         sharing: Groups on the same R-ranks, which step together and have even shares of the capacity.
+        unit: How sequences count against the capacity.
     """
 
     cost: Cost
     capacity: list[int]
     limits: list[LaneLimits]
-    block_tokens: int = 1
     count: int = 1
     sharing: int = 1
+    unit: KvUnit = TOKENS
 
 
 def lane_limits(
@@ -112,7 +113,8 @@ class _Pool:
         self._groups: list[list[SimulatedLane]] = []
         for _ in range(kind.sharing):
             shares = [tokens // kind.sharing for tokens in kind.capacity]
-            placement = Placement(shares, kind.block_tokens, len(kind.limits))
+            unit = kind.unit
+            placement = Placement(shares, unit.block_tokens, len(kind.limits), state_tokens=unit.state_tokens)
             self._groups.append([SimulatedLane(i, feed, placement, limits) for i, limits in enumerate(kind.limits)])
 
     def exhausted(self) -> bool:

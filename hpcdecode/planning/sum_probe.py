@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from hpcdecode.attention.shapes import MixerShape, recurrent_shapes
 from hpcdecode.mpi.collectives import gather_all
 from hpcdecode.mpi.wait import waited
 from hpcdecode.planning.fit import non_negative_fit
+from hpcdecode.planning.layer_work import dealt_heads
 from hpcdecode.planning.profile import SumCost
 
 if TYPE_CHECKING:
@@ -24,10 +26,10 @@ _TOKENS = (1, 16, 64, 256, 1024)
 _REPEATS = 9
 
 
-def member_counts(ranks: int, kv_heads: Sequence[int]) -> list[int]:
-    """Return the numbers of members that divide the ranks, and the KV heads of every attention layer."""
-    numbers = range(2, ranks + 1)
-    return [tp for tp in numbers if ranks % tp == 0 and all(heads % tp == 0 for heads in kv_heads)]
+def member_counts(ranks: int, layers: Sequence[MixerShape]) -> list[int]:
+    """Return the numbers of members that divide the ranks, and the heads of every layer; none if layers keep states."""
+    numbers = range(2, 2 if recurrent_shapes(layers) else ranks + 1)
+    return [tp for tp in numbers if ranks % tp == 0 and all(heads % tp == 0 for heads in dealt_heads(layers))]
 
 
 def measure_sums(comm: MPI.Intracomm, columns: int, dtype: torch.dtype, counts: Sequence[int]) -> list[SumCost]:

@@ -66,8 +66,8 @@ def new_tokens(prompt: Prompt, longest: int) -> int:
     return min(prompt.params.max_tokens, max(longest - len(prompt.token_ids), 1))
 
 
-def load_limit(batch: int, period: int, steps: int, prompt: float, capacity: int) -> int:
-    """Return W_lim of all lanes: the level load of B sequences of S steps, or what the KV capacity allows.
+def load_limit(batch: int, period: int, steps: int, prompt: float, capacity: int, state_tokens: int = 0) -> int:
+    """Return W_lim of all lanes: the level load of B sequences of S steps, or of as many as the KV capacity allows.
 
     Args:
         batch: B.
@@ -75,8 +75,10 @@ def load_limit(batch: int, period: int, steps: int, prompt: float, capacity: int
         steps: S.
         prompt: mean tokens of prompts.
         capacity: KV tokens of all R-ranks.
+        state_tokens: that the recurrent state of a sequence counts as.
     """
-    return int(min(batch * (prompt + (steps + period) / 2), FULL * capacity))
+    held = prompt + (steps + period) / 2
+    return int(min(batch, FULL * capacity / (held + state_tokens)) * held)
 
 
 def mean_prompt(first: Sequence[Prompt]) -> float:

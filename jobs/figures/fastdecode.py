@@ -65,7 +65,7 @@ def fitted(name: str) -> ModelSize:
     """Return a model with as many layers as take no more memory than those of Llama-7b, so that it fits on the GPU."""
     size, layer = SHAPES[name], SHAPES[name].layer_weights // SHAPES[name].layers
     layers = min(size.layers, SHAPES["llama-7b"].layer_weights // layer)
-    return resized(size, layers=layers, layer_weights=layers * layer)
+    return resized(size, shapes=size.shapes[:layers], layer_weights=layers * layer)
 
 
 def split_speed(size: ModelSize, batch: int) -> float:

@@ -38,7 +38,7 @@ def mfu(size: ModelSize, s: Device, batch: int) -> float:
 
 def least_link(size: ModelSize, s: Device, batch: int, width: float = 2) -> float:
     """Return the bytes per second that keep the S device busy: 2*e*d*L*MFU(B)/N of its FLOP/s, for G = 1 (Lamina)."""
-    return 2 * width * size.q_columns * size.layers * mfu(size, s, batch) / size.layer_weights * s.flop_per_second
+    return 2 * width * size.hidden * size.layers * mfu(size, s, batch) / size.layer_weights * s.flop_per_second
 
 
 class Setting(NamedTuple):

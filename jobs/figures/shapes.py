@@ -8,7 +8,7 @@ from hpcdecode.planning.model_size import ModelSize
 def _decoder(layers: int, hidden: int, mlp: int, vocabulary: int, gated: bool) -> ModelSize:
     """Return a decoder with as many KV heads as heads; weights of norms and biases are not counted."""
     layer_weights = layers * (4 * hidden**2 + (3 if gated else 2) * hidden * mlp)
-    return ModelSize(layers, layer_weights, vocabulary * hidden, hidden, hidden, hidden, None)
+    return ModelSize.alike(layers, layer_weights, vocabulary * hidden, hidden, hidden, hidden)
 
 
 def llama(layers: int, hidden: int, mlp: int) -> ModelSize:

@@ -11,7 +11,7 @@ import pytest
 
 from hpcdecode.planning import lengths
 from hpcdecode.planning.data_sheets import of_device_alone, of_devices
-from hpcdecode.planning.group_shape import member_bytes, stage_shares, token_bytes
+from hpcdecode.planning.group_shape import member_bytes, member_unit, stage_shares
 from hpcdecode.planning.hardware import LinkSpeed, device
 from hpcdecode.planning.layout_planner import GroupWishes, planned_layout
 from hpcdecode.planning.layouts import RanksAlike, replicas, split
@@ -23,7 +23,7 @@ from hpcdecode.ranks.wishes import GroupShape
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.routes import Rotation
 
-SIZE = ModelSize(24, 20_550_000_000, 1_050_000_000, 8192, 1024, 1024, None, kv_heads=8)
+SIZE = ModelSize.alike(24, 20_550_000_000, 1_050_000_000, 8192, 1024, 1024, kv_heads=16)
 H100, EPYC = device("h100"), device("epyc-9004")
 NETWORK = LinkSpeed(1.25e10, 2e-5)
 SPLIT, OWN = "split", "replicas"
@@ -33,8 +33,8 @@ Chain = Sequence[Event]  # one after the other
 
 def cost_of(kind, shape, s=H100):
     if kind == OWN:
-        return of_device_alone(SIZE, s, 2, shape, NETWORK)
-    return of_devices(SIZE, s, EPYC, NETWORK.bytes_per_second, NETWORK.latency_seconds, 2, shape)
+        return of_device_alone(SIZE, s, "bfloat16", shape, NETWORK)
+    return of_devices(SIZE, s, EPYC, NETWORK.bytes_per_second, NETWORK.latency_seconds, "bfloat16", shape)
 
 
 def events(cost, work, r_ranks, lane) -> Iterator[list[Chain]]:
@@ -250,7 +250,8 @@ def test_stages_have_all_layers(pp):
     assert pp in (1, 24) or max(*layers[:-1], layers[-1] + head) <= 24 / pp + head / pp + 1
     shape = GroupShape(2, pp)
     assert member_bytes(SIZE, shape) == pytest.approx(max(*layers[:-1], layers[-1] + head, 0) * 2 * 20.55e9 / 24 / 2)
-    assert token_bytes(SIZE, shape, 2) == pytest.approx(SIZE.kv_bytes_per_token(2) * max(layers) / 24 / 2)
+    own = SIZE.kv_bytes_per_token() * max(layers) / 24 / 2
+    assert member_unit(SIZE, shape, "bfloat16").token_bytes == pytest.approx(own)
 
 
 def test_what_a_stage_hands_on():

@@ -30,8 +30,8 @@ FAST = msgspec.structs.replace(ALONE, slice_seconds=[5e-3, 1.5e-2], attend_secon
 CAPACITY = 1 << 20
 LIKE = RanksAlike("cpu", 6, ALONE, CAPACITY, CAPACITY)
 GPUS = RanksAlike("gpu", 2, FAST, CAPACITY, CAPACITY // 8)
-LLAMA_8B = ModelSize(32, 6_980_000_000, 525_000_000, 4096, 1024, 1024, None)
-LLAMA_70B = ModelSize(80, 68_500_000_000, 1_050_000_000, 8192, 1024, 1024, None)
+LLAMA_8B = ModelSize.alike(32, 6_980_000_000, 525_000_000, 4096, 1024, 1024)
+LLAMA_70B = ModelSize.alike(80, 68_500_000_000, 1_050_000_000, 8192, 1024, 1024)
 H100, EPYC = device("h100"), device("epyc-9004")
 
 
@@ -167,7 +167,7 @@ def test_rows_that_fit_into_no_group_are_said(capsys):
 
 
 def cluster(size, s_count, r_count, s=H100):
-    return by_data_sheets(size, s, s_count, EPYC, r_count, LinkSpeed(5e10, 1e-5), 2, 128 << 30)
+    return by_data_sheets(size, s, s_count, EPYC, r_count, LinkSpeed(5e10, 1e-5), "bfloat16", 128 << 30)
 
 
 def test_weights_that_do_not_fit_are_said_with_what_is_needed():

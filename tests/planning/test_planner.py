@@ -14,14 +14,13 @@ from hpcdecode.schedule.limits import LaneLimits
 
 ROWS = planner.MeanRows(prompt=50, steps=128)
 SLOW_WIRE = Cost(8, [1, 512], [2e-2, 6e-2], [1, 512], [1e-3, 3e-3], 2e-6, 1e-5, 1e-8, 1e-5, 1e-5)
-SIZE = ModelSize(
+SIZE = ModelSize.alike(
     layers=32,
     layer_weights=6_500_000_000,
     head_weights=131_000_000,
     q_columns=4096,
     k_columns=4096,
     v_columns=4096,
-    max_positions=None,
 )
 
 

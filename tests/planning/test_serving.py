@@ -19,14 +19,13 @@ from hpcdecode.planning.serving import Server, of_device, serve
 
 COST = Cost(2, [1, 512], [1e-3, 2e-3], [1, 512], [1e-4, 2e-4], 1e-6, 0.0, 1e-8, 0.0, 0.0)
 SERVER = Server(COST, 1 << 20, 1e-6)
-SIZE = ModelSize(
+SIZE = ModelSize.alike(
     layers=32,
     layer_weights=6_500_000_000,
     head_weights=131_000_000,
     q_columns=4096,
     k_columns=4096,
     v_columns=4096,
-    max_positions=None,
 )
 
 
@@ -229,7 +228,7 @@ def test_devices_by_their_data_sheets():
     reduced = 2 * 32 * 2 * 3 / 4 * 2 * 4096 / 300e9  # a ring, twice a layer
     assert four.cost.body_seconds(1024) == pytest.approx(one.cost.body_seconds(1024) / 4 + 1024 * reduced)
     with pytest.raises(UserError, match="as in 4xa10"):
-        of_device(ModelSize(40, 13_000_000_000, 0, 5120, 5120, 5120, None), device("a10"))
+        of_device(ModelSize.alike(40, 13_000_000_000, 0, 5120, 5120, 5120), device("a10"))
     with pytest.raises(UserError, match="a memory of its own, got epyc-7003"):
         of_device(SIZE, device("epyc-7003"))
     for name in ("0xa100", "4x", "4xb100"):

@@ -111,14 +111,13 @@ def test_a_row_that_fits_nowhere_is_refused():
 
 
 def test_costs_follow_the_data_sheets():
-    size = ModelSize(
+    size = ModelSize.alike(
         layers=2,
         layer_weights=10_000_000,
         head_weights=1_000_000,
         q_columns=512,
         k_columns=128,
         v_columns=128,
-        max_positions=None,
     )
     cost = of_devices(size, device("a10"), device("epyc-7003"), link_bytes_per_second=1e9, message_latency_seconds=1e-5)
     assert cost.body_seconds(1) == pytest.approx(2e7 / (0.8 * 600e9))  # bound by reading the weights

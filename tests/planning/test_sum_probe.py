@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hpcdecode.attention.shapes import LayerShape, RecurrentShape
 from hpcdecode.errors import UserError
 from hpcdecode.planning.cluster import by_profile
 from hpcdecode.planning.group_shape import ONE
@@ -14,13 +15,16 @@ from hpcdecode.planning.sum_probe import member_counts
 from hpcdecode.ranks.wishes import GroupShape
 from tests.support.profiles import ALONE, SPLIT, profile, with_sums, write
 
-SIZE = ModelSize(5, 1_000_000, 100_000, 64, 32, 32, None, kv_heads=4)
+SIZE = ModelSize.alike(5, 1_000_000, 100_000, 1024, 512, 512)
 NETWORK = LinkSpeed(1e9, 1e-5)
 
 
 def test_members_divide_ranks_and_heads():
-    assert member_counts(8, [8, 8]) == [2, 4, 8] and member_counts(8, [8, 4]) == [2, 4]
-    assert member_counts(6, [3]) == [3] and member_counts(5, [8]) == [] and member_counts(1, [8]) == []
+    eight, four, three = (LayerShape(heads, 64, 64, 2 * heads, 1.0) for heads in (8, 4, 3))
+    assert member_counts(8, [eight, eight]) == [2, 4, 8] and member_counts(8, [eight, four]) == [2, 4]
+    assert member_counts(6, [three]) == [3] and member_counts(5, [eight]) == [] and member_counts(1, [eight]) == []
+    latent, state = LayerShape(1, 96, 64, 16, 1.0, latent=True), RecurrentShape(8, 8, 16, 16)
+    assert member_counts(6, [latent]) == [2] and member_counts(8, [eight, state]) == []
 
 
 def test_a_member_has_its_share_and_two_sums_a_layer():
@@ -36,7 +40,8 @@ def test_a_member_has_its_share_and_two_sums_a_layer():
 
 def test_groups_of_a_profile():
     found = with_sums(profile(4), 1e-4, 2)
-    one, two = (by_profile(found, 4, 1000, SIZE, NETWORK, shape) for shape in (ONE, GroupShape(2, 1)))
+    memory = int(1000 * SIZE.kv_bytes_per_token("float32"))
+    one, two = (by_profile(found, 4, memory, SIZE, NETWORK, shape) for shape in (ONE, GroupShape(2, 1)))
     assert one.r.capacity == 1000 and two.r.capacity == 2000  # an R-rank has half of each token
     assert [layout.name for layout in two.layouts("replicas")] == ["2 replicas of 2 ranks"]
     assert "2 S + 2 R, groups of 2 ranks" in {layout.name for layout in two.layouts("split")}

@@ -55,19 +55,21 @@ class KvBlocks:
     Args:
         tokens: Room for K and V of so many.
         block_tokens: Tokens of a block.
+        state_tokens: That a request's recurrent state counts as.
 
     Attributes:
         total: Number of blocks.
         free: Blocks that no request holds.
     """
 
-    def __init__(self, tokens: int, block_tokens: int):
+    def __init__(self, tokens: int, block_tokens: int, state_tokens: int = 0):
         self.block_tokens = block_tokens
+        self._state_blocks = -(-state_tokens // block_tokens)
         self.total = self.free = tokens // block_tokens
 
     def blocks(self, tokens: int) -> int:
-        """Return how many blocks hold `tokens` tokens."""
-        return -(-tokens // self.block_tokens)
+        """Return how many blocks hold `tokens` tokens of a request, and its state."""
+        return -(-tokens // self.block_tokens) + self._state_blocks
 
     def need(self, request: ServedRequest, tokens: int) -> int:
         """Return how many blocks a request lacks to hold `tokens` tokens."""

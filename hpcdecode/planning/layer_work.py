@@ -1,0 +1,76 @@
+"""What a token costs at the layers at which a model is cut: bytes and FLOP on an R-rank, and columns on the wire.
+
+A layer that attends reads K and V of every cached token; one that keeps a state reads and writes it, however many
+tokens there were. Attention over latents has one KV head for all query heads, so that its FLOP count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from hpcdecode.attention.shapes import LayerShape, MixerShape, RecurrentShape, attention_shapes, recurrent_shapes
+from hpcdecode.attention.sizes import bytes_per_token
+
+_FLOAT = 4  # bytes of an element of a state
+
+
+def kv_bytes(layers: Sequence[MixerShape], kv_dtype: str) -> float:
+    """Return the stored bytes of a token of those layers that attend, scales and padding included."""
+    attend = attention_shapes(layers)
+    return bytes_per_token(attend, kv_dtype) if attend else 0.0
+
+
+def attend_flop(layers: Iterable[MixerShape]) -> int:
+    """Return the FLOP of one query and one cached token: q.k and its part of o, all query heads."""
+    return sum(2 * s.q_heads * (s.k_dim + s.v_dim) for s in layers if isinstance(s, LayerShape))
+
+
+def recurrence_flop(shape: RecurrentShape) -> int:
+    """Return the FLOP of a token's pass through the states of a layer, exp and convolution aside.
+
+    An element is decayed and added to (3), and takes part in one product with q (2), and one with k for the delta
+    rule (2).
+    """
+    return (7 if shape.delta else 5) * shape.heads * shape.k_dim * shape.v_dim
+
+
+def state_flop(layers: Iterable[MixerShape]) -> int:
+    """Return the FLOP of a token at those layers that keep states, convolutions included."""
+    return sum(recurrence_flop(s) + 2 * s.taps * s.channels for s in layers if isinstance(s, RecurrentShape))
+
+
+def state_bytes_moved(layers: Iterable[MixerShape]) -> int:
+    """Return the bytes of states that one token of a sequence reads and writes.
+
+    A state is read and written. Of a convolution's window the earlier inputs are read, and the new one is written.
+    """
+    states = (s for s in layers if isinstance(s, RecurrentShape))
+    return sum(2 * _FLOAT * s.heads * s.k_dim * s.v_dim + s.taps * s.channels * s.element_bytes for s in states)
+
+
+def wire_columns(layers: Iterable[MixerShape]) -> int:
+    """Return the columns of a token's rows to R-ranks, and of what comes back."""
+    return sum(shape.row_columns + shape.out_columns for shape in layers)
+
+
+def dealt_heads(layers: Iterable[MixerShape]) -> list[int]:
+    """Return, of every layer that attends, the heads that members share: KV heads, or those that share a latent."""
+    return [s.q_heads if s.latent else s.kv_heads for s in layers if isinstance(s, LayerShape)]
+
+
+def of_member(layers: Sequence[MixerShape], tp: int) -> list[MixerShape]:
+    """Return what a member of `tp` has of the layers: its heads; a latent whole.
+
+    Args:
+        layers: Of the model; none keeps a state if there are several members.
+        tp: Number of members, which share the heads evenly.
+    """
+    if tp == 1:
+        return list(layers)
+    assert not recurrent_shapes(layers), "members share no heads of layers that keep states"
+    return [
+        replace(s, q_heads=s.q_heads // tp, kv_heads=1 if s.latent else s.kv_heads // tp)
+        for s in attention_shapes(layers)
+    ]
