@@ -19,6 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from hpcdecode.bench.contenders import Site, launcher
+from hpcdecode.bench.mixed_models import MIXED, mixed_checkpoint
 from hpcdecode.bench.output import Case, Report
 from hpcdecode.bench.predicted import Found, PredictedCase, Predictions
 from hpcdecode.bench.workload import SHAPES, default_folder
@@ -27,10 +28,16 @@ from hpcdecode.report.benchmark import case, entry, machine
 _SMALL = {  # by model: many short rows, and few long ones, at smaller batches on more ranks
     "50m": (PredictedCase(96, (32, 128), (48, 64), 64, 4), PredictedCase(32, (200, 400), (48, 64), 16, 8)),
     "355m": (PredictedCase(24, (32, 96), (24, 32), 16, 4), PredictedCase(10, (150, 300), (24, 32), 8, 4)),
+    **dict.fromkeys(
+        MIXED, (PredictedCase(96, (32, 128), (48, 64), 32, 4), PredictedCase(32, (200, 400), (48, 64), 16, 8))
+    ),
 }
 _OTHER = {
     "50m": (PredictedCase(64, (32, 256), (32, 64), 32, 2), PredictedCase(24, (300, 500), (48, 64), 24, 4)),
     "355m": (PredictedCase(24, (32, 96), (24, 32), 24, 8), PredictedCase(12, (100, 200), (24, 32), 6, 2)),
+    **dict.fromkeys(
+        MIXED, (PredictedCase(64, (32, 256), (32, 64), 32, 2), PredictedCase(24, (300, 500), (48, 64), 16, 4))
+    ),
 }
 _GRID = [PredictedCase(128, (32, 128), (33, 33), batch, period) for batch in (16, 32, 64) for period in (2, 8)]
 _SCHEDULES = [
@@ -43,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this benchmark."""
     add = parser.add_argument
     add("--set", nargs="+", choices=SETS, default=["truth", "choice"], help="(default: truth choice)")
-    add("--model", nargs="+", choices=tuple(SHAPES), default=["50m", "355m"], help="of truth (default: 50m 355m)")
+    add("--model", nargs="+", choices=(*SHAPES, *MIXED), default=["50m", "355m"], help="of truth (default: 50m 355m)")
     add("--ranks", type=int, nargs="+", default=[1, 2, 3, 4], metavar="N", help="of this host (default: 1 2 3 4)")
     add("--rounds", type=int, default=2, metavar="N", help="runs of every case (%(default)s)")
     add("--work", type=Path, default=default_folder(), metavar="DIR", help="checkpoints and logs (%(default)s)")
@@ -86,8 +93,15 @@ def _world(
     alone = [replace(case, layout="replicas", batch=max(case.batch // ranks, 1)) for case in cases]
     cases = [*(cases if ranks > 1 else ()), *alone]
     site = Site(args.work.resolve(), model)
-    line = [*launcher(ranks), sys.executable, "-m", "hpcdecode.bench.predicted", str(site.checkpoint), str(site.work)]
-    line += [str(args.rounds), msgspec.json.encode(cases).decode(), "choose" if choosing else "run"]
+    line = [*launcher(ranks), sys.executable, "-m", "hpcdecode.bench.predicted"]
+    directory = mixed_checkpoint(site.work, model) if model in MIXED else site.checkpoint
+    line += [
+        str(directory),
+        str(site.work),
+        str(args.rounds),
+        msgspec.json.encode(cases).decode(),
+        "choose" if choosing else "run",
+    ]
     return msgspec.json.decode(site.call("planner", line), type=Predictions)
 
 

@@ -161,7 +161,7 @@ def _write_checkpoint(folder: Path, shape: Shape) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
-    _write_tokenizer(folder, shape.vocabulary)
+    write_tokenizer(folder, shape.vocabulary)
 
 
 def _draw(name: str, parameter: Tensor, seed: torch.Generator) -> Tensor:
@@ -172,7 +172,7 @@ def _draw(name: str, parameter: Tensor, seed: torch.Generator) -> Tensor:
     return (torch.randn(parameter.shape, generator=seed) * scale).bfloat16()
 
 
-def _write_tokenizer(folder: Path, vocabulary: int) -> None:
+def write_tokenizer(folder: Path, vocabulary: int) -> None:
     """Write a byte-level BPE without training: the bytes, and as many pairs of them as the vocabulary has room for."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import torch
 
-from hpcdecode.attention.shapes import LayerShape, RecurrentShape, recurrent_shapes
+from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_shapes, recurrent_shapes
 from hpcdecode.attention.sizes import bytes_per_token
 from hpcdecode.config import EngineOptions
 from hpcdecode.engine import setup
@@ -21,6 +21,7 @@ from hpcdecode.engine.setup import weight_facts
 from hpcdecode.model import SplitModel
 from hpcdecode.model.frontend.architectures import text_of
 from hpcdecode.model.frontend.config import read_config
+from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.fit import Sample, fit
 from hpcdecode.planning.kv_unit import KvUnit
 from hpcdecode.planning.profile import Profile, SumCost
@@ -98,20 +99,25 @@ class Calibration:
     def profile(self) -> Profile:
         """Return the profile by the passes so far; it is the same on every rank."""
         steady = self._steady
-        layers, answered = len(steady.shapes), bool(recurrent_shapes(steady.shapes))
         return Profile(
             machine=machine(),
             model=self.directory,
             dtype=steady.dtype,
             kv_dtype=steady.kv_dtype,
             ranks=len(self.team.ranks),
-            cost=fit(self.samples, layers, answered),
+            cost=self._fitted(self.samples),
             spread={**_spread(self.samples, ""), **_spread(self.replica_samples, "replicas: ")},
-            replica=fit(self.replica_samples, layers, answered) if self.replica_samples else None,
+            replica=self._fitted(self.replica_samples) if self.replica_samples else None,
             token_bytes=bytes_per_token(steady.shapes, steady.kv_dtype),
             sums=self.sums,
             shapes=steady.shapes,
         )
+
+    def _fitted(self, samples: Sequence[Sample]) -> Cost:
+        """Return the cost that comes nearest to samples."""
+        shapes = self._steady.shapes
+        kinds = bool(attention_shapes(shapes)), bool(recurrent_shapes(shapes))
+        return fit(samples, len(shapes), attends=kinds[0], keeps_states=kinds[1])
 
     def _run_replicas(self, load: SteadyLoad) -> OperationSeconds:
         """Return the seconds of a replica's step by operation, the mean over all of them."""

@@ -138,6 +138,8 @@ def by_data_sheets(
     """
     if (why := why_not(size, shape)) is not None:
         raise UserError(why)
+    for held in [size.on(s)] * bool(s_count) + [size.on(r)] * bool(r_count):
+        check_kv_dtype(kv_dtype, held.shapes)
     own = member_bytes(size, shape)
     devices = dict.fromkeys([s] * bool(s_count) + [r] * bool(r_count))
     holder = s if s_count else r
@@ -145,8 +147,8 @@ def by_data_sheets(
     refused += [_stateless(device) for device in devices if not _keeps(device, size)]
 
     def kind(device: Device, count: int, held: ModelSize) -> RanksAlike:
-        if count:
-            check_kv_dtype(kv_dtype, held.shapes)
+        if not count:
+            return RanksAlike(device.name, 0, None, 0, 0, shape)
         memory, unit = device.memory_bytes, member_unit(held, shape, kv_dtype)
         kv = kv_memory if memory is None else MEMORY * memory
         beside = kv if memory is None else kv - own
@@ -154,13 +156,13 @@ def by_data_sheets(
         alone = of_device_alone(held, device, kv_dtype, shape, network) if both else None
         return RanksAlike(device.name, count, alone, unit.capacity(kv), unit.capacity(beside), shape, unit)
 
-    network_of = network.bytes_per_second, network.latency_seconds
-    cost = of_devices(size.on(r), holder, r, *network_of, kv_dtype, shape)
-    able = _holds(holder, own) and _keeps(r, size) and s_count + r_count > 1 and r_count
+    cost = None
+    if _holds(holder, own) and _keeps(r, size) and s_count + r_count > 1 and r_count:
+        cost = of_devices(size.on(r), holder, r, network.bytes_per_second, network.latency_seconds, kv_dtype, shape)
     nodes = kind(r, r_count, size.on(r))
     if s_count and size.on(s, r) != size.on(r):
         nodes = data_replace(nodes, among_gpus=kind(r, r_count, size.on(s, r)))
-    return Cluster(kind(s, s_count, size.on(s)), nodes, cost if able else None, tuple(refused), shape)
+    return Cluster(kind(s, s_count, size.on(s)), nodes, cost, tuple(refused), shape)
 
 
 def by_profile(

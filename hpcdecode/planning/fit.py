@@ -38,13 +38,14 @@ class Sample(NamedTuple):
     ranks: list[OperationSeconds]
 
 
-def fit(samples: Sequence[Sample], layers: int, answered: bool = False) -> Cost:
+def fit(samples: Sequence[Sample], layers: int, *, attends: bool = True, keeps_states: bool = False) -> Cost:
     """Return the cost that comes nearest to the samples.
 
     Args:
         samples: Measurements of the same ranks, at least one with two or more lanes if there are several ranks.
         layers: L of the model.
-        answered: Whether prompts go through states on R-ranks, beside sequences that decode.
+        attends: Whether any of them attends, so that cached tokens cost something.
+        keeps_states: Whether any keeps states: R-ranks advance them by prompts, beside sequences that decode.
     """
     by_load = medians(samples)
     single_process = len(by_load[0].ranks) == 1
@@ -54,12 +55,12 @@ def fit(samples: Sequence[Sample], layers: int, answered: bool = False) -> Cost:
     one_lane = [s for s in by_load if s.load.lanes == 1 and not s.load.prompt]
     slices = _table((s.load.lane_batch + s.load.chunk, _sum(s.ranks[0], _BY_TOKENS) / lanes) for s in busy)
     logits = _table((s.load.lane_batch, _sum(s.ranks[0], _BY_SAMPLED_TOKENS) / lanes) for s in plain)
-    attend = _attend_costs(one_lane, single_process)
+    attend = _attend_costs(one_lane, single_process, attends)
     prefill_sizes = [(lanes, lanes * s.load.pairs) for s in with_prompts]
     prefill_per_step, prefill_per_pair = non_negative_fit(prefill_sizes, _spent(with_prompts, "prefill"))
     append_sizes = [(lanes * s.load.chunk,) for s in with_prompts]
     appended = _spent(with_prompts, "append")
-    if answered:
+    if keeps_states:
         appended = [a + b for a, b in zip(appended, _beside(with_prompts, plain), strict=True)]
     (append_per_token,) = non_negative_fit(append_sizes, appended)
     cost = Cost(
@@ -118,15 +119,16 @@ class _AttendCosts(NamedTuple):
     per_step: float
 
 
-def _attend_costs(samples: Sequence[Sample], single_process: bool) -> _AttendCosts:
-    """Return what attention costs; a single process has no cost of a step, as its S-part has it."""
+def _attend_costs(samples: Sequence[Sample], single_process: bool, attends: bool) -> _AttendCosts:
+    """Return what attention and states cost; a single process has no cost of a step, as its S-part has it."""
     sizes: list[tuple[float, ...]] = []
     seconds: list[float] = []
     for load, ranks in samples:
         for i, rank in enumerate(ranks if single_process else ranks[1:]):
             sequences = len(range(i, load.batch, max(len(ranks) - 1, 1)))
             if sequences:
-                sizes.append((sequences * load.attended_tokens, sequences, 0 if single_process else 1))
+                cached = sequences * load.attended_tokens if attends else 0
+                sizes.append((cached, sequences, 0 if single_process else 1))
                 seconds.append(rank["attend"] if single_process else _sum(rank, _R_STEP))
     return _AttendCosts(*non_negative_fit(sizes, seconds))
 

@@ -10,12 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcdecode.attention.base import KvCache
+from hpcdecode.attention.base import KvCache, PromptAttention
 from hpcdecode.attention.hybrid import HybridKvCache
 from hpcdecode.attention.open import open_layers
 from hpcdecode.attention.prefill import CpuPromptAttention
+from hpcdecode.attention.prefill_torch import TorchPromptAttention
 from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_shapes, example_weights, recurrent_shapes
-from hpcdecode.attention.sizes import block_tokens_for, capacity_for, state_tokens_for
+from hpcdecode.attention.sizes import capacity_for
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.engine.programs import PlanOrder, serve
@@ -25,6 +26,7 @@ from hpcdecode.exchange.base import Share, SLink
 from hpcdecode.exchange.local import LocalLink
 from hpcdecode.exchange.partition import Partition
 from hpcdecode.model import SplitModel
+from hpcdecode.planning.kv_unit import KvUnit
 from hpcdecode.planning.steady_lane import NoLink, NoSink, SteadyScheduler
 from hpcdecode.planning.steady_load import OperationSeconds, SteadyLoad
 from hpcdecode.ranks.team import Team
@@ -209,20 +211,25 @@ class Steady:
         schedulers = [SteadyScheduler(lane, load, places, self.parts) for lane in range(load.lanes)]
         before: OperationSeconds = {}
         schedulers[0].before_second_step = lambda: before.update(timeline.shares())
-        me, kv_cache = self.team.me, worker.kv_cache if worker else None
-        cpus = me.cpus if me.pinned else None
-        beside = kv_cache.kv_cache if isinstance(kv_cache, HybridKvCache) else kv_cache
-        attend = attention_shapes(self.shapes)
-        prompts = CpuPromptAttention(attend, dtype=self.dtype, threads=me.threads, cpus=cpus, beside=beside)
+        prompts = self._prompt_attention(model, worker)
         SRank(model, links, schedulers, NoSink(), Stops(), PromptKvCache(prompts), timeline).run(lambda: None)
         return _since(before, timeline, load.steps)
+
+    def _prompt_attention(self, model: SplitModel, worker: AttentionWorker | None) -> PromptAttention:
+        """Return what attends from prompts, as jobs have it."""
+        me, attend = self.team.me, attention_shapes(self.shapes)
+        if not attend:
+            return TorchPromptAttention(attend, model.dtype, model.device)
+        cpus, beside = me.cpus if me.pinned else None, _attention_of(worker.kv_cache) if worker else None
+        return CpuPromptAttention(attend, dtype=self.dtype, threads=me.threads, cpus=cpus, beside=beside)
 
     def _worker(self, load: SteadyLoad, timeline: Timeline) -> AttentionWorker:
         """Return an attention worker with the sequences' K and V in its KV cache."""
         slots, me = load.limits.slots, self.team.me
         held = load.batch // self.parts + load.lanes
-        state = state_tokens_for(self.shapes, self.kv_dtype, block_tokens_for(self.shapes, self.kv_dtype))
-        capacity = held * (load.context + load.steps + 128 + state) + 2 * load.lanes * (load.prompt + 128 + state)
+        unit = KvUnit.of(self.shapes, self.kv_dtype)
+        sequences, prompts = unit.held(load.context + load.steps + 128), unit.held(load.prompt + 128)
+        capacity = int(held * sequences + 2 * load.lanes * prompts)
         kv_cache = open_layers(
             self.shapes,
             [example_weights(shape) for shape in recurrent_shapes(self.shapes)],
@@ -242,21 +249,37 @@ class Steady:
         return AttentionWorker(kv_cache, [None] * len(self.shapes), timeline)
 
     def _fill(self, kv_cache: KvCache, slot: int, tokens: int, random: Tensor) -> None:
-        """Put a sequence of `tokens` tokens into a slot, rows of `random` repeated."""
-        for start in range(0, tokens, _FILL):
+        """Put a sequence of `tokens` tokens into a slot, rows of `random` repeated.
+
+        States have seen one token, of zeros: they take the same memory and time however many they have seen.
+        """
+        slots, one, attend = np.array([slot], np.int32), np.array([1], np.int32), _attention_of(kv_cache)
+        kv_cache.extend(slots, one)
+        for layer, shape in enumerate(self.shapes):
+            if isinstance(shape, RecurrentShape):
+                row = random.new_zeros(1, shape.row_columns)
+                kv_cache.attend(layer, slots, one, row, row.new_empty(1, shape.out_columns))
+            else:
+                kv_cache.append(layer, slots, one, random[:1, : shape.kv_columns].contiguous())
+        if attend is None:
+            return
+        for start in range(1, tokens, _FILL):
             count = min(_FILL, tokens - start)
-            slots, counts = np.array([slot], np.int32), np.array([count], np.int32)
-            kv_cache.extend(slots, counts)
-            for layer, shape in enumerate(self.shapes):
-                if isinstance(shape, LayerShape):
-                    kv_cache.append(layer, slots, counts, random[:count, : shape.kv_columns].contiguous())
+            counts = np.array([count], np.int32)
+            attend.extend(slots, counts)
+            for layer, own in enumerate(attention_shapes(self.shapes)):
+                attend.append(layer, slots, counts, random[:count, : own.kv_columns].contiguous())
 
     @staticmethod
     def _truncate(kv_cache: KvCache, slot: int, length: int) -> None:
-        """Let a slot have `length` tokens of K and V; its states, which take the same memory and time, stay."""
-        of_attention = kv_cache.kv_cache if isinstance(kv_cache, HybridKvCache) else kv_cache
-        if of_attention is not None:
-            of_attention.truncate(slot, length)
+        """Let a slot have `length` tokens of K and V; its states stay."""
+        if (attend := _attention_of(kv_cache)) is not None:
+            attend.truncate(slot, length)
+
+
+def _attention_of(kv_cache: KvCache) -> KvCache | None:
+    """Return the KV cache of the layers that attend, or None if all keep states."""
+    return kv_cache.kv_cache if isinstance(kv_cache, HybridKvCache) else kv_cache
 
 
 def _since(before: OperationSeconds, timeline: Timeline, steps: int) -> OperationSeconds:

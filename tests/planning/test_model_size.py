@@ -1,14 +1,197 @@
-"""The size of a model from its config.json."""
+"""The size of a model from its config.json, against what the engine holds and sends."""
 
 from __future__ import annotations
 
+import json
+
+import numpy as np
 import pytest
+import torch
 
-from hpcdecode.errors import UserError
+from hpcdecode.attention.cpu_states import CpuStateStore, reserved_bytes
+from hpcdecode.attention.open import open_layers
+from hpcdecode.attention.shapes import LayerShape, attention_shapes, example_weights, recurrent_shapes
+from hpcdecode.attention.sizes import ENDLESS_BLOCK, block_tokens_for, bytes_per_token, capacity_for, state_tokens_for
+from hpcdecode.bench.stateful_layers import KNOWN
+from hpcdecode.exchange.base import Share
+from hpcdecode.exchange.memory import RankMemory
+from hpcdecode.model import load_split
+from hpcdecode.planning.hardware import device
+from hpcdecode.planning.kv_unit import KvUnit
+from hpcdecode.planning.layer_work import attend_flop, of_member, state_bytes_moved, state_flop
 from hpcdecode.planning.model_size import ModelSize
+from hpcdecode.schedule.plan import Plan
+
+HYBRIDS = ("qwen3_next", "kimi_linear", "falcon_h1", "nemotron_h", "lfm2")
+LATENTS = ("deepseek_v3", "minicpm3")
+STATES = ("mamba2", "mamba")
+PLAIN = ("llama3", "gpt_oss")
 
 
-@pytest.mark.parametrize("name", ["qwen3_next", "mamba2", "falcon_h1", "lfm2"])
-def test_models_that_keep_states_are_refused(name, checkpoint):
-    with pytest.raises(UserError, match=r"expected a model all of whose layers attend, got .* plans do not count"):
-        ModelSize.from_directory(str(checkpoint(name)))
+@pytest.fixture(scope="module")
+def sized(checkpoint):
+    """Return a function: a model's size, and the shapes that a job on CPUs has."""
+
+    def get(name):
+        directory = checkpoint(name)
+        model = load_split(directory, dtype="bfloat16", weights=False)
+        return ModelSize.from_directory(str(directory)), list(model.attends)
+
+    return get
+
+
+@pytest.mark.parametrize("name", HYBRIDS + LATENTS + STATES + PLAIN)
+def test_layers_are_those_of_a_job(sized, name):
+    size, shapes = sized(name)
+    assert list(size.shapes) == shapes and size.layers == len(shapes)
+    assert size.keeps_states == (name in HYBRIDS + STATES)
+    assert any(s.latent for s in attention_shapes(shapes)) == (name in (*LATENTS, "kimi_linear"))
+    assert size.kv_bytes_per_token("int8") == (bytes_per_token(shapes, "int8") if attention_shapes(shapes) else 0)
+
+
+@pytest.mark.parametrize("name", HYBRIDS + LATENTS + STATES + PLAIN)
+def test_the_wire_has_the_bytes_of_messages(sized, name):
+    """Of decode rows between ranks that share no memory: what MPI sends there and back, all layers."""
+    size, shapes = sized(name)
+    rows = 5
+    share = Share(Plan(decode=np.array([[0, slot] for slot in range(rows)], np.int32)), 0)
+    none = torch.empty(0, dtype=torch.uint8)
+    memory, sent = RankMemory(torch.bfloat16, (none, none), torch.device("cpu")), 0
+    for shape in shapes:
+        (message,) = memory.messages(share.pieces_of(shape), shape)
+        sent += sum(len(buffer[0]) for buffer in (message.qkv, message.answer))
+    assert size.wire_bytes_per_token == sent / rows > 0
+
+
+@pytest.mark.parametrize("name", HYBRIDS + STATES + PLAIN)
+def test_sequences_count_as_they_do_in_the_store(sized, name):
+    """Seven sequences of two blocks: what is used of a capacity that is just enough for them."""
+    size, shapes = sized(name)
+    unit = KvUnit.of(size.shapes, "bfloat16")
+    block = block_tokens_for(shapes, "bfloat16")
+    tokens, state = min(2 * block, 128), state_tokens_for(shapes, "bfloat16", block)
+    assert (unit.state_tokens, unit.endless) == (state, name in STATES)
+    sequences = 7
+    cache = open_layers(
+        shapes,
+        [example_weights(shape) for shape in recurrent_shapes(shapes)],
+        kv_dtype="bfloat16",
+        capacity_tokens=int(sequences * unit.held(tokens)),
+        max_sequences=8,
+    )
+    slots = np.arange(sequences, dtype=np.int32)
+    cache.extend(slots, np.full(sequences, tokens, np.int32))
+    assert cache.used_tokens == sequences * unit.held(tokens) == cache.capacity_tokens and cache.free_blocks == 0
+    reserved = reserved_bytes(recurrent_shapes(shapes))
+    nbytes = sequences * (reserved if unit.endless else tokens * unit.token_bytes + state * unit.token_bytes)
+    assert unit.capacity(nbytes) == capacity_for(shapes, "bfloat16", int(nbytes), None, state)
+    assert unit.fixed_tokens * unit.token_bytes >= reserved
+
+
+@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("element_bytes", [2, 4])
+def test_a_step_moves_the_bytes_of_the_store(name, element_bytes):
+    from msgspec.structs import replace
+
+    shape = replace(KNOWN[name], element_bytes=element_bytes)
+    store = CpuStateStore([shape], [example_weights(shape)], 3, 1, None, False, None)
+    slots, one = np.arange(3, dtype=np.int32), np.ones(3, np.int32)
+    rows = torch.zeros(3, shape.row_columns, dtype=torch.bfloat16 if element_bytes == 2 else torch.float32)
+    store.extend(slots, one)
+    store.run(0, slots, one, rows, rows.new_empty(3, shape.out_columns))
+    assert store.bytes_moved == 3 * state_bytes_moved([shape])
+    assert store.state_bytes == reserved_bytes([shape]) >= 4 * shape.heads * shape.k_dim * shape.v_dim
+
+
+DEEPSEEK = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+    "n_group": 8,
+    "topk_group": 4,
+    "vocab_size": 129280,
+}
+QWEN3_NEXT = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.fixture
+def from_config(tmp_path):
+    """Return a function: the size of a model whose config.json states this."""
+
+    def get(config):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return ModelSize.from_directory(str(tmp_path))
+
+    return get
+
+
+def test_deepseek_v3(from_config):
+    """A latent of 512 + 64 columns; 128 heads of absorbed q and of o on the wire. GPUs hold K and V of every head."""
+    size, layers = from_config(DEEPSEEK), 61
+    assert size.kv_bytes_per_token() == layers * 1152 and size.kv_bytes_per_token("int8") == layers * 580
+    assert size.wire_bytes_per_token == layers * 279_680
+    assert attend_flop(size.shapes) == layers * 128 * (576 + 512) * 2
+    on_gpus, on_nodes = size.on(device("h100")), size.on(device("epyc-9004"))
+    assert on_nodes == size and on_gpus.kv_bytes_per_token() == layers * 81_920
+    assert on_gpus.wire_bytes_per_token == layers * 163_840
+    assert size.on(device("h100"), device("epyc-9004")) == on_gpus
+    member = of_member(size.shapes, 8)
+    assert attend_flop(member) == attend_flop(size.shapes) / 8 and {s.kv_columns for s in member} == {576}
+
+
+def test_qwen3_next_80b(from_config):
+    """80 billion weights of which 3 are active; 12 layers with K and V, 36 with a state of 32 heads of 128 x 128."""
+    size = from_config(QWEN3_NEXT)
+    assert (size.layer_weights + 2 * size.head_weights) / 1e9 == pytest.approx(80, rel=0.01)
+    assert size.active_weights() / 1e9 == pytest.approx(3.25, rel=0.01)
+    assert len(attention_shapes(size.shapes)) == 12 and size.kv_bytes_per_token() == 12 * 2 * 2 * 2 * 256
+    states, window = 36 * 32 * 128 * 128 * 4, 36 * 4 * (2 * 16 + 32) * 128 * 2
+    assert state_bytes_moved(size.shapes) == 2 * states + window
+    assert state_flop(size.shapes) == 36 * (7 * 32 * 128 * 128 + 2 * 4 * 64 * 128)
+    unit = KvUnit.of(size.shapes, "bfloat16")
+    assert states <= unit.state_tokens * unit.token_bytes <= states + window + 64 * unit.token_bytes
+
+
+def test_a_model_of_states_alone_has_a_block_a_sequence():
+    layers = [KNOWN["mamba2"]] * 3
+    unit = KvUnit.of(layers, "bfloat16")
+    assert unit.endless and unit.held(10) == unit.held(1000) == unit.fixed_tokens == ENDLESS_BLOCK
+    assert unit.capacity(10.5 * reserved_bytes(layers)) == 10 * ENDLESS_BLOCK and unit.capacity(-5.0) == 0
+
+
+def test_layers_alike_are_counted_by_columns():
+    size = ModelSize.alike(3, 1000, 100, 4096, 1024, 1024)
+    assert size.shapes == (LayerShape(8, 128, 128, 32, 128**-0.5),) * 3 and size.hidden == 4096
+    assert size.wire_bytes_per_token == 3 * 2 * (4096 + 1024 + 1024 + 4096) and size.o_columns == 4096

@@ -134,4 +134,6 @@ def test_sizes_are_those_of_the_checkpoint(checkpoint):
     assert (
         size.layer_weights == sum(p.numel() for p in model.model.layers.parameters()) + model.model.norm.weight.numel()
     )
-    assert (size.layers, size.k_columns) == (config.num_hidden_layers, config.num_key_value_heads * config.head_dim)
+    (shape,) = set(size.shapes)
+    assert size.layers == config.num_hidden_layers and size.hidden == config.hidden_size
+    assert shape.k_columns == config.num_key_value_heads * config.head_dim

@@ -1,0 +1,224 @@
+"""Plans of models with recurrent states and latents: what sequences count as, what steps take, what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from msgspec.structs import replace
+
+from hpcdecode.attention.shapes import LayerShape, RecurrentShape
+from hpcdecode.attention.sizes import ENDLESS_BLOCK
+from hpcdecode.cli import main
+from hpcdecode.errors import UserError
+from hpcdecode.planning import lengths, planner
+from hpcdecode.planning.cluster import by_data_sheets
+from hpcdecode.planning.cost import Cost
+from hpcdecode.planning.data_sheets import of_devices
+from hpcdecode.planning.fit import Sample, fit, predicted
+from hpcdecode.planning.group_shape import ONE, tried
+from hpcdecode.planning.hardware import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, LinkSpeed, device
+from hpcdecode.planning.kv_unit import TOKENS, KvUnit
+from hpcdecode.planning.layout_planner import GroupWishes, planned_layout
+from hpcdecode.planning.layouts import RanksAlike, replicas, split
+from hpcdecode.planning.model_size import ModelSize
+from hpcdecode.planning.servers.base import ServerLimits
+from hpcdecode.planning.serving import Server, of_device, serve
+from hpcdecode.planning.simulator import SimulatedGroups, simulate
+from hpcdecode.planning.steady_load import SteadyLoad
+from hpcdecode.ranks.wishes import GroupShape
+from hpcdecode.schedule.auto import FULL, load_limit
+from hpcdecode.schedule.limits import LaneLimits
+
+COST = Cost(8, [1, 512], [2e-2, 6e-2], [1, 512], [1e-3, 3e-3], 2e-6, 5e-4, 1e-8, 1e-5, 1e-5)
+STATES = KvUnit(24_576.0, 1, 3200)
+ENDLESS = KvUnit(6.0, ENDLESS_BLOCK)
+LINEAR = RecurrentShape(32, 16, 128, 128, 4, True, True, True, 0.1, 1, True, element_bytes=2)
+FULL_ATTENTION = LayerShape(2, 256, 256, 16, 0.1)
+LATENT = LayerShape(1, 576, 512, 128, 0.1, latent=True)
+EVERY_HEAD = LayerShape(128, 192, 128, 128, 0.1)
+HYBRID = ModelSize(8_000_000_000, 300_000_000, (LINEAR, LINEAR, LINEAR, FULL_ATTENTION) * 12, None, 2048)
+ALONE = ModelSize(8_000_000_000, 300_000_000, (LINEAR,) * 48, None, 2048)
+MLA = ModelSize(8_000_000_000, 300_000_000, (LATENT,) * 60, None, 7168, expanded=(EVERY_HEAD,) * 60)
+H100, EPYC = device("h100"), device("epyc-9004")
+NETWORK = LinkSpeed(5e10, 1e-5)
+
+
+def cluster(size, s, s_count, r, r_count, kv_dtype="bfloat16", shape=ONE):
+    return by_data_sheets(size, s, s_count, r, r_count, NETWORK, kv_dtype, 128 << 30, shape)
+
+
+def names(found):
+    return {layout.name for layout in found.layouts("auto")}
+
+
+@pytest.mark.parametrize(("unit", "each"), [(TOKENS, 52), (STATES, 3252), (ENDLESS, ENDLESS_BLOCK)])
+def test_as_many_sequences_run_as_there_is_room_for(unit, each):
+    """Rows of 20 + 33 tokens, the last of which is never kept, with room for five of them or for nearly six states."""
+    for capacity in (5 * each, max(6 * unit.fixed_tokens - 1, 5 * each)):
+        limits = LaneLimits(32, 4, 32, 512, None, schedule="fifo")
+        outcome = simulate([SimulatedGroups(COST, [capacity], [limits], unit=unit)], lengths.fixed(40, 20, 33))
+        assert outcome.peak_load == 5 * 52 and outcome.rows == 40 and not outcome.refused
+    few = SimulatedGroups(COST, [each - 1], [limits], unit=unit)
+    assert simulate([few], lengths.fixed(3, 20, 33)).refused == 3
+
+
+@pytest.mark.parametrize(("unit", "each"), [(TOKENS, 118), (STATES, 3318), (ENDLESS, ENDLESS_BLOCK)])
+def test_the_chosen_batch_fits_with_its_states(unit, each):
+    """50 prompt tokens and 128 steps, F = 8: a sequence has 118 tokens in the mean at the peak."""
+    batches = range(1, 80)
+    for capacity in (each * 40, each * 50):
+        choice = planner.Choice(capacity, 1, lanes=(1,), batches=batches, unit=unit)
+        fast = replace(COST, slice_seconds=[2e-2, 2e-2], attend_seconds_per_sequence=0.0)
+        fast = replace(fast, attend_seconds_per_cached_token=1e-9)
+        plan = planner.fastest(fast, planner.MeanRows(50, 128), choice)
+        most = int(FULL * capacity / each)
+        assert planner.ENOUGH * most <= plan.batch <= most
+
+
+@pytest.mark.parametrize("layout", [split(COST, 1 << 20, 1, 2, unit=STATES), "replica"])
+def test_states_take_as_long_as_in_the_simulator(layout):
+    if layout == "replica":
+        alone = replace(COST, wire_seconds_per_token=0.0, message_latency_seconds=0.0, shared_core_fraction=1.0)
+        layout = replicas(RanksAlike("", 1, alone, 1 << 20, 1 << 20, unit=STATES))
+    (part,) = layout.parts
+    lanes = 2 if part.r_ranks else 1
+    plan = planned_layout(layout, planner.MeanRows(50, 128), GroupWishes(batches=(64,), lanes=(lanes,)))
+    limits = [LaneLimits(64 // lanes, 8, 128, 512 if part.r_ranks else 2048, None)] * lanes
+    world = SimulatedGroups(part.cost, [part.capacity] * max(part.r_ranks, 1), limits, unit=part.unit)
+    short, long = (simulate([world], lengths.fixed(n * 64, 50, 129)) for n in (4, 12))
+    speed = (long.tokens - short.tokens) / (long.seconds - short.seconds)  # without start and end
+    assert plan.tokens_per_second == pytest.approx(speed, rel=0.08)
+    free = replace(part.cost, attend_seconds_per_sequence=0.0)
+    assert planner.predict(free, planner.MeanRows(50, 128), 64, lanes, 1).step.r_rank < 0.7 * plan.groups[0].step.r_rank
+
+
+def test_an_r_rank_takes_the_longer_of_bytes_and_flop():
+    """On CPU nodes latents are bound by FLOP, K and V and states by bytes; prompts go through states in cache."""
+    reading, products = BANDWIDTH_EFFICIENCY * EPYC.bytes_per_second, COMPUTE_EFFICIENCY * EPYC.flop_per_second
+    hybrid, latent, heads = (of_devices(size, H100, EPYC, 5e10, 1e-5) for size in (HYBRID, MLA, MLA.on(EPYC, H100)))
+    assert hybrid.attend_seconds_per_cached_token == pytest.approx(12 * 2 * 2 * 2 * 256 / reading)
+    state, window = 36 * 32 * 128 * 128 * 4, 36 * 4 * 64 * 128 * 2
+    assert hybrid.attend_seconds_per_sequence == pytest.approx((2 * state + window) / reading)
+    assert 0 < hybrid.append_seconds_per_prompt_token < hybrid.attend_seconds_per_sequence
+    assert latent.attend_seconds_per_cached_token == pytest.approx(60 * 2 * 128 * (576 + 512) / products)
+    assert heads.attend_seconds_per_cached_token == pytest.approx(60 * 2 * 128 * (192 + 128) / reading)
+    assert latent.wire_seconds_per_token == pytest.approx(60 * 279_680 / 5e10)
+    for cost in (latent, heads):
+        assert cost.attend_seconds_per_sequence == cost.append_seconds_per_prompt_token == 0
+    two = of_devices(MLA, H100, EPYC, 5e10, 1e-5, shape=GroupShape(2, 1))
+    assert two.attend_seconds_per_cached_token == pytest.approx(latent.attend_seconds_per_cached_token / 2)
+    assert two.wire_seconds_per_token > latent.wire_seconds_per_token / 2  # each member sends the latent
+
+
+@pytest.mark.parametrize("size", [HYBRID, ALONE])
+def test_no_gpu_holds_states(size):
+    found = cluster(size, H100, 2, EPYC, 4)
+    assert {"4 epyc-9004 replicas", "2 S + 4 R, pools shared"} <= names(found)
+    assert not any("h100" in name for name in names(found))
+    assert found.refused == ("h100 holds no recurrent states, which layers of this model keep: R-ranks hold them on "
+                             "CPUs alone",)  # fmt: skip
+    with pytest.raises(UserError, match="h100 holds no recurrent states"):
+        found.layout("replicas", 0, "shared")
+    alone = cluster(size, H100, 2, device("a10"), 2)
+    assert not names(alone) and len(alone.refused) == 2
+
+
+@pytest.mark.parametrize("size", [HYBRID, ALONE])
+def test_members_share_no_states(size):
+    with pytest.raises(UserError, match="--tp 2: expected 1, as members share no heads of layers that keep recurrent"):
+        cluster(size, EPYC, 0, EPYC, 4, shape=GroupShape(2, 1))
+    assert {shape.tp for shape in tried(size, 5e9, 16)} == {1}
+    stages = cluster(size, EPYC, 0, EPYC, 4, shape=GroupShape(1, 2)).r
+    one = cluster(size, EPYC, 0, EPYC, 4).r
+    assert stages.unit.token_bytes == pytest.approx(one.unit.token_bytes / 2, rel=0.1)
+    assert stages.unit.fixed_tokens == one.unit.fixed_tokens
+
+
+def test_a_gpu_among_the_ranks_holds_every_head():
+    """As in jobs, no R-rank holds latents then. Splits have R-ranks on CPU nodes alone."""
+    found = cluster(MLA, H100, 2, EPYC, 4)
+    nodes, gpus, mixed = (
+        next(one for one in found.layouts("replicas") if one.name == name)
+        for name in ("4 epyc-9004 replicas", "2 h100 replicas", "2 h100 + 4 epyc-9004 replicas")
+    )
+    latent, heads = 60 * 1152, 60 * 81_920
+    assert [part.unit.token_bytes for part in nodes.parts] == [latent]
+    assert [part.unit.token_bytes for part in gpus.parts] == [heads]
+    assert [part.unit.token_bytes for part in mixed.parts] == [heads, heads]
+    assert mixed.parts[1].capacity < nodes.parts[0].capacity / 70
+    assert all(one.parts[0].unit.token_bytes == latent for one in found.layouts("split"))
+    on_gpus = cluster(MLA, H100, 2, device("a100"), 4).layouts("split")
+    assert on_gpus and all(one.parts[0].unit.token_bytes == heads for one in on_gpus)
+    for kv_dtype in ("int4", "k8v4"):
+        with pytest.raises(UserError, match=f"--kv-dtype {kv_dtype}: expected one of"):
+            cluster(MLA, H100, 2, EPYC, 4, kv_dtype)
+
+
+def test_the_load_limit_leaves_room_for_states():
+    """Of 32 rows of 100 + 64 tokens at the peak, as many as fit with their states."""
+    sizes = 32, 8, 120, 100.0
+    assert load_limit(*sizes, 1 << 20) == load_limit(*sizes, 1 << 20, 3200) == 32 * 164
+    assert load_limit(*sizes, 10 * 164) == int(0.9 * 10 * 164)
+    assert load_limit(*sizes, 10 * (164 + 3200), 3200) == int(0.9 * 10 * 164)
+
+
+def known(load, cost, prompts):
+    """What the timeline of one process would say of a load."""
+    attended = load.batch * load.attended_tokens
+    attend = cost.attend_seconds_per_cached_token * attended + cost.attend_seconds_per_sequence * load.batch
+    own = {
+        "slice": cost.body_seconds(load.batch + load.chunk),
+        "logits": cost.logits_seconds(load.batch),
+        "attend": attend + prompts * load.chunk,
+    }
+    return [{**own, "step": sum(own.values())}]
+
+
+@pytest.mark.parametrize("attends", [True, False])
+def test_prompts_that_go_through_states_are_fitted(attends):
+    """A process whose prompts take their time while it attends: states that prompts go through, nothing appended."""
+    loads = [SteadyLoad(batch, 1, 64, 4) for batch in (4, 32, 128)]
+    loads += [SteadyLoad(32, 1, 64, 4, prompt=p, chunk=c) for p, c in ((160, 32), (512, 512))]
+    loads += [SteadyLoad(batch, 1, context, 4) for batch, context in ((16, 1024), (64, 256))]
+    truth = replace(COST, slice_tokens=[4, 32, 64, 128, 544], slice_seconds=[0.01, 0.02, 0.03, 0.04, 0.1])
+    truth = replace(truth, attend_seconds_per_cached_token=2e-6 * attends)
+    samples = [Sample(load, known(load, truth, 3e-4)) for load in loads]
+    cost = fit(samples, 8, attends=attends, keeps_states=True)
+    assert cost.append_seconds_per_prompt_token == pytest.approx(3e-4)
+    assert cost.attend_seconds_per_sequence == pytest.approx(truth.attend_seconds_per_sequence)
+    assert cost.attend_seconds_per_cached_token == pytest.approx(truth.attend_seconds_per_cached_token)
+    assert cost.prefill_seconds_per_pair == cost.prefill_seconds_per_step == 0
+    for load, ranks in samples:
+        assert predicted(cost, load, 1) == pytest.approx(ranks[0]["step"], rel=0.01)
+
+
+@pytest.mark.parametrize("schedule", ["vllm", "fluid"])
+def test_servers_hold_states(schedule):
+    rows, limits = lengths.fixed(30, 20, 33), ServerLimits(16, 512)
+    alone = replace(COST, message_latency_seconds=0.0)
+    plain, states = (serve(Server(alone, 5000, 0.0, 4, state), schedule, limits, rows) for state in (0, 1000))
+    assert plain.peak_load > 4 * 53 >= states.peak_load > 0 and states.tokens == plain.tokens == 30 * 33
+    server = of_device(HYBRID, H100)
+    assert server.state_tokens == KvUnit.of(HYBRID.shapes, "bfloat16").state_tokens > 0
+    assert server.attention(99, 1) == pytest.approx(
+        100 * server.cost.attend_seconds_per_cached_token + server.cost.attend_seconds_per_sequence
+    )
+    assert of_device(ALONE, H100).block_tokens == ENDLESS_BLOCK and of_device(MLA, H100).state_tokens == 0
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "mamba2", "deepseek_v3", "falcon_h1"])
+def test_commands_plan_and_simulate_them(name, checkpoint, capsys):
+    rows = ("--fixed", 100, 65, "--rows", 500)
+    machine = ("--model", checkpoint(name), "--s-device", "h100", "--r-device", "epyc-9004", "--r-ranks", 2)
+    assert main(["plan", *map(str, (*machine, *rows))]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("layout: ") and ("h100 holds no recurrent states" in said) == (name != "deepseek_v3")
+    words = {"mamba2": "states of B = ", "deepseek_v3": "KV of B*(p + (S+F)/2) = "}
+    assert words.get(name, " for a state) = ") in said and ("int4" in said) == (name != "deepseek_v3")
+    assert main(["simulate", *map(str, (*machine, *rows, "--batch", 64, "--json"))]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["generated_tokens"] == 500 * 65 and found["r_busy"] > 0
+    assert main(["simulate", *map(str, (*machine, *rows, "--batch", 64, "--layout", "replicas"))]) == 2 * (
+        name != "deepseek_v3"
+    )
