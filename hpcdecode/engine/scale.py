@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from hpcdecode.attention.shapes import recurrent_shapes
 from hpcdecode.config import EngineOptions
 from hpcdecode.engine.setup import Setup, apart, partition_of
 from hpcdecode.ranks.layout import Group
@@ -102,7 +103,13 @@ def placement_of(options: EngineOptions, team: Team, setup: Setup, lanes: int) -
     group = team.group
     of_members = [partition_of(options, pool).speeds([team.ranks[p].speed for p in pool]) for pool in group.pools]
     speeds = list(map(min, zip(*of_members, strict=True)))  # the lane waits for the slowest member's R-rank
-    return Placement(capacity_of(options, team, group), setup.block_tokens, lanes, speeds, setup.state_tokens)
+    sizes = setup.block_tokens, lanes, speeds, setup.state_tokens, state_load(setup)
+    return Placement(capacity_of(options, team, group), *sizes)
+
+
+def state_load(setup: Setup) -> int:
+    """Return the tokens that take as long to attend to as a sequence's states take, which are read and written."""
+    return 2 * (setup.state_tokens or setup.block_tokens) if recurrent_shapes(setup.shapes) else 0
 
 
 def lane_limits(options: EngineOptions, setup: Setup, batch: int, scale: Scale, prefix_tokens: int = 0) -> LaneLimits:

@@ -114,7 +114,8 @@ class _Pool:
         for _ in range(kind.sharing):
             shares = [tokens // kind.sharing for tokens in kind.capacity]
             unit = kind.unit
-            placement = Placement(shares, unit.block_tokens, len(kind.limits), state_tokens=unit.state_tokens)
+            sizes = unit.block_tokens, len(kind.limits), None, unit.state_tokens, 2 * unit.fixed_tokens
+            placement = Placement(shares, *sizes)
             self._groups.append([SimulatedLane(i, feed, placement, limits) for i, limits in enumerate(kind.limits)])
 
     def exhausted(self) -> bool:

@@ -41,7 +41,7 @@ class MicroBatch:
         self.prefixes: list[Prefix] = []
         self._remaining = 0  # tokens of the sequences to prefill
         self._on: dict[int, list[SequenceState]] = {}  # members by R-rank
-        self._trajectories = Trajectories()  # of the members
+        self._trajectories = Trajectories(placement.state_load)  # of the members
         self._loads: dict[int, tuple[Load, int]] = {}  # by the end of a sequence that starts now; members counted
 
     @property

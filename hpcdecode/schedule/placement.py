@@ -4,7 +4,7 @@ A sequence of P prompt tokens that starts to decode at step x and runs to step E
 max(P, final - (E - t)) tokens at step t <= E. The load of an R-rank can only peak at a step in which a sequence ends
 (FastDecode, Algorithm 1), so it is enough to look at every end step. Blocks that sequences of a request share count
 once, until the last of these sequences is gone; each sequence counts what it holds beyond. A recurrent state counts as
-a number of tokens that does not grow.
+a number of tokens that does not grow, and takes as long as reading another number of tokens.
 """
 
 from __future__ import annotations
@@ -22,9 +22,14 @@ Load = NDArray[np.float64]  # tokens by R-rank
 
 
 class Trajectories:
-    """How the attention load of sequences goes on: R-rank, first and last step, and tokens in the end."""
+    """How the attention load of sequences goes on: R-rank, first and last step, and tokens in the end.
 
-    def __init__(self) -> None:
+    Args:
+        state_load: tokens that take as long to attend to as a sequence's recurrent state takes.
+    """
+
+    def __init__(self, state_load: int = 0) -> None:
+        self._state_load = state_load
         self._rows = np.empty((4, 64), np.int64)
         self._sequences: list[SequenceState] = []
         self._at: dict[SequenceState, int] = {}
@@ -52,16 +57,16 @@ class Trajectories:
         self._rows[1:3] += steps
 
     def attention_load(self, new: SequenceState, ranks: int, after: int = 0) -> Load:
-        """Return the tokens that each R-rank attends to for them over the steps in which `new` decodes.
+        """Return the tokens that each R-rank attends to for them, and their states, over the steps of `new`.
 
         Args:
-            new: whose steps count.
+            new: whose steps count, those in which it decodes.
             ranks: number of R-ranks.
             after: leaves out so many, those that were added first; none must have been removed.
         """
         rank, start, end, final = self._rows[:, after : len(self)]
         first, last = np.maximum(start, new.start_step), np.minimum(end, new.end_step)
-        mean = final - end + (first + last) / 2
+        mean = final - end + (first + last) / 2 + self._state_load
         return np.bincount(rank, np.maximum(last - first + 1, 0) * mean, ranks).astype(np.float64, copy=False)
 
 
@@ -74,6 +79,7 @@ class Placement:
         lanes: of the S-rank.
         speeds: at which R-ranks attend, relative to each other; None if they are alike.
         state_tokens: that the recurrent state of a sequence or prefix counts as.
+        state_load: tokens that take as long to attend to as the recurrent state of a sequence takes.
     """
 
     def __init__(
@@ -83,15 +89,16 @@ class Placement:
         lanes: int,
         speeds: Sequence[float] | None = None,
         state_tokens: int = 0,
+        state_load: int = 0,
     ):
         self.capacity, self.largest = tuple(capacity), max(capacity)
-        self.block_tokens, self.state_tokens = block_tokens, state_tokens
+        self.block_tokens, self.state_tokens, self.state_load = block_tokens, state_tokens, state_load
         self._speeds = np.ones(len(capacity)) if speeds is None else np.array(speeds, np.float64)
         self._held: list[set[KvHolder]] = [set() for _ in capacity]
         self._counts = np.zeros(len(self.capacity), np.int64)  # of those held
         self._tokens = [0] * len(self.capacity)  # that they take in the end
         self._users: Counter[SharedBlocks] = Counter()  # sequences that hold them
-        self._decoding = [Trajectories() for _ in range(lanes)]
+        self._decoding = [Trajectories(state_load) for _ in range(lanes)]
 
     def tokens(self, holders: Iterable[KvHolder]) -> int:
         """Return what sequences and prefixes take in the end, all together."""
@@ -113,7 +120,7 @@ class Placement:
             new: the sequence.
             load: attention load of the others, by R-rank.
         """
-        seconds = (load + len(new.with_forks) * own_load(new)) / self._speeds
+        seconds = (load + len(new.with_forks) * own_load(new, self.state_load)) / self._speeds
         least = np.flatnonzero(seconds == seconds.min())
         first = int(least[self._counts[least].argmin()])
         yield first
@@ -190,10 +197,10 @@ class Placement:
         return int(load.max())
 
 
-def own_load(sequence: SequenceState) -> float:
-    """Return the tokens that a sequence attends to itself over the steps in which it decodes."""
+def own_load(sequence: SequenceState, state_load: int) -> float:
+    """Return the tokens that a sequence attends to itself over the steps in which it decodes, and its state."""
     steps = sequence.end_step - sequence.start_step + 1
-    return steps * (sequence.final_length - (steps - 1) / 2)
+    return steps * (sequence.final_length - (steps - 1) / 2 + state_load)
 
 
 def _last_steps(holders: Iterable[KvHolder]) -> dict[SharedBlocks, int]:

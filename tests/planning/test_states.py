@@ -24,11 +24,13 @@ from hpcdecode.planning.layouts import RanksAlike, replicas, split
 from hpcdecode.planning.model_size import ModelSize
 from hpcdecode.planning.servers.base import ServerLimits
 from hpcdecode.planning.serving import Server, of_device, serve
+from hpcdecode.planning.simulated_lane import SimulatedFeed, SimulatedLane
 from hpcdecode.planning.simulator import SimulatedGroups, simulate
 from hpcdecode.planning.steady_load import SteadyLoad
 from hpcdecode.ranks.wishes import GroupShape
 from hpcdecode.schedule.auto import FULL, load_limit
 from hpcdecode.schedule.limits import LaneLimits
+from hpcdecode.schedule.placement import Placement
 
 COST = Cost(8, [1, 512], [2e-2, 6e-2], [1, 512], [1e-3, 3e-3], 2e-6, 5e-4, 1e-8, 1e-5, 1e-5)
 STATES = KvUnit(24_576.0, 1, 3200)
@@ -153,6 +155,17 @@ def test_a_gpu_among_the_ranks_holds_every_head():
     for kv_dtype in ("int4", "k8v4"):
         with pytest.raises(UserError, match=f"--kv-dtype {kv_dtype}: expected one of"):
             cluster(MLA, H100, 2, EPYC, 4, kv_dtype)
+
+
+@pytest.mark.parametrize(("state_load", "expected"), [(0, [1, 7]), (10_000, [4, 4])])
+def test_r_ranks_have_equal_parts_of_tokens_and_states(state_load, expected):
+    """A row of 1,000 tokens and seven of 10 on two R-ranks: states that take long are dealt out evenly."""
+    prompt = [1000, *[10] * 7]
+    feed = SimulatedFeed(lengths.of(prompt, [20] * 8))
+    placement = Placement([100_000] * 2, 1, 1, state_load=state_load)
+    lane = SimulatedLane(0, feed, placement, LaneLimits(8, 1, 19, 4096, None, schedule="fifo"))
+    works = [lane.step(now) for now in range(10)]
+    assert sorted(works[-1].sequences.tolist()) == expected
 
 
 def test_the_load_limit_leaves_room_for_states():
