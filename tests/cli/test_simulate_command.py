@@ -49,6 +49,25 @@ def test_a_profile_of_this_machine_drives_the_simulator(hpcdecode, tmp_path):
     assert result.returncode == 2 and "5 layers float32 KV float32 1 ranks" in result.stderr
 
 
+@pytest.mark.parametrize("name", ["qwen3_next", "mamba2", "deepseek_v3"])
+def test_a_profile_of_a_model_with_states_or_latents(hpcdecode, tmp_path, checkpoint, name):
+    """It is measured, speaks of what a job holds, and chooses the sizes of one."""
+    model = ("--model", checkpoint(name), "--dtype", "float32")
+    result = hpcdecode("calibrate", *model, "-o", "profile.json", "--passes", 1)
+    assert result.returncode == 0, result.stderr
+    profile = read(str(tmp_path / "profile.json"))
+    cost, unit = profile.cost, profile.unit(1)
+    assert (cost.append_seconds_per_prompt_token > 0) and (cost.attend_seconds_per_sequence > 0 or unit == unit.held(0))
+    assert (cost.attend_seconds_per_cached_token == 0) == (name == "mamba2") == unit.endless
+    assert (unit.state_tokens > 0) == (name == "qwen3_next") and profile.tensor_parallel == [1]
+    rows = [{"prompt_token_ids": [5] * 20, "max_tokens": 17}] * 300
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    result = hpcdecode("generate", "rows.jsonl", *model, "--profile", "profile.json", "--kv-memory", "64M")
+    assert result.returncode == 0, result.stderr
+    batch = int(re.search(r"batch (\d+), period 1 of 16 steps, lanes 1,", result.stderr)[1])
+    assert batch * unit.held(20 + 17 / 2) <= capacity(result.stderr)
+
+
 def capacity(printed: str) -> int:
     """KV tokens of the topology's only rank."""
     return int(re.search(r"([\d,]+) tokens\n", printed)[1].replace(",", ""))
