@@ -46,13 +46,14 @@ class Cost(msgspec.Struct, frozen=True):
         logits_tokens: Sampled tokens of `logits_seconds_at`, ascending.
         logits_seconds_at: Logits, sampling and planning of one lane step.
         attend_seconds_per_cached_token: R (FastDecode): one R-rank, all layers.
-        attend_seconds_per_sequence: One R-rank, all layers, beyond the cached tokens.
+        attend_seconds_per_sequence: One R-rank, all layers, beyond the cached tokens: recurrent states above all.
         prefill_seconds_per_pair: Attention of one query and one key of a prompt, all layers, on the S-rank.
         wire_seconds_per_token: q, k, v there and o back, all layers.
         message_latency_seconds: One message, one way.
         prefill_seconds_per_step: Added to a lane step that carries prompt tokens.
         attend_seconds_per_step: Added to a lane step on every R-rank.
-        append_seconds_per_prompt_token: K and V of a prompt token, all layers, on its R-rank.
+        append_seconds_per_prompt_token: K and V of a prompt token, and its way through states, all layers, on its
+            R-rank.
         shared_core_fraction: Part of the sum of all ranks' seconds that ranks on shared cores cannot overlap. It is 0
             for ranks with cores of their own, and 1 for one process.
         sum_seconds_per_token: Sums of the members of a stage, all layers: a member moves and adds them itself.
