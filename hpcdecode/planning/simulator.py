@@ -19,7 +19,7 @@ from hpcdecode.planning.simulated_lane import LaneWork, SimulatedFeed, Simulated
 from hpcdecode.planning.step_time import group_seconds, r_rank_seconds
 from hpcdecode.schedule.auto import split
 from hpcdecode.schedule.limits import LaneLimits
-from hpcdecode.schedule.placement import Placement
+from hpcdecode.schedule.optimistic import placement_kind
 
 
 class SimulatedGroups(msgspec.Struct, frozen=True):
@@ -35,6 +35,7 @@ class SimulatedGroups(msgspec.Struct, frozen=True):
         block_tokens: Tokens of a KV block.
         count: Number of groups.
         sharing: Groups on the same R-ranks, which step together and have even shares of the capacity.
+        admission: `reserve` or `optimistic`.
     """
 
     cost: Cost
@@ -43,6 +44,7 @@ class SimulatedGroups(msgspec.Struct, frozen=True):
     block_tokens: int = 1
     count: int = 1
     sharing: int = 1
+    admission: str = "reserve"
 
 
 def lane_limits(
@@ -91,7 +93,8 @@ def simulate(kinds: Sequence[SimulatedGroups], lengths: Lengths) -> SimulationOu
     s_seconds = sum(p.s_seconds for p in pools) / sum(kind.count for kind in kinds)
     r_seconds = sum(p.r_seconds for p in pools) / sum(len(p.kind.capacity) for p in pools)
     busy = max(p.now for p in pools), s_seconds, r_seconds
-    return SimulationOutcome(end, rows, feed.refused, tokens, *busy, load.peak, load.samples, latency)
+    preempted = sum(p.preemptions for p in pools), sum(p.recomputed for p in pools)
+    return SimulationOutcome(end, rows, feed.refused, tokens, *busy, load.peak, load.samples, latency, *preempted)
 
 
 class _Pool:
@@ -112,8 +115,18 @@ class _Pool:
         self._groups: list[list[SimulatedLane]] = []
         for _ in range(kind.sharing):
             shares = [tokens // kind.sharing for tokens in kind.capacity]
-            placement = Placement(shares, kind.block_tokens, len(kind.limits))
+            placement = placement_kind(kind.admission)(shares, kind.block_tokens, len(kind.limits))
             self._groups.append([SimulatedLane(i, feed, placement, limits) for i, limits in enumerate(kind.limits)])
+
+    @property
+    def preemptions(self) -> int:
+        """Return how often sequences gave up their room."""
+        return sum(lane.preemptions for lanes in self._groups for lane in lanes)
+
+    @property
+    def recomputed(self) -> int:
+        """Return the tokens whose K and V were dropped so."""
+        return sum(lane.recomputed for lanes in self._groups for lane in lanes)
 
     def exhausted(self) -> bool:
         """Return whether nothing is in flight and no row is left that has arrived."""

@@ -14,6 +14,7 @@ from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.requests.stops import Stops
 from hpcdecode.schedule.limits import LaneLimits
+from hpcdecode.schedule.optimistic import OptimisticPlacement
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.plan import Plan, wire_length
 from hpcdecode.schedule.scheduler import Scheduler
@@ -67,10 +68,11 @@ class Machine:
         stops=None,
         shared=0,
         speeds=None,
+        placement=Placement,
         **kind,
     ):
         self.stops = stops or {}  # (line, sample, position) -> token
-        self.placement = Placement(capacity, block, lanes, speeds)
+        self.placement = placement(capacity, block, lanes, speeds)
         limits = LaneLimits(batch, period, steps, prefill_tokens, None, shared, **kind)
         self.schedulers = [Scheduler(lane, feed, self.placement, limits, Stops()) for lane in range(lanes)]
         sizes = {"kv_dtype": "float32", "max_sequences": limits.slots * lanes, "block_tokens": block}
@@ -102,6 +104,10 @@ class Machine:
         first = lane * scheduler.limits.slots
         for rank, part in enumerate(self.parts):
             part.apply(0, Share(plan, rank, first))  # raises KvCapacityError where it does not fit
+        self.placement.check()
+        if isinstance(self.placement, OptimisticPlacement):
+            for store, claimed in zip(self.stores, self.placement.claimed, strict=True):
+                assert store.used_tokens <= claimed
         self.loads.append(sum(s.length + 1 for s in scheduler.decoding))
         self.steps.append(plan)
         by_rank = [[s.length + 1 for s in step.decode if s.rank == rank] for rank in range(len(self.parts))]
