@@ -26,7 +26,7 @@ class GeneratedLengths:
         self.stops = 0
         self._stopped = np.zeros(64, np.int64)  # sequences by tokens
         self._cut = np.zeros(64, np.int64)
-        self._passed = np.ones(1)  # chance to generate more than n tokens, by n
+        self._passed: NDArray[np.float64] = np.ones(1)  # chance to generate more than n tokens, by n
 
     def add(self, tokens: int, *, stopped: bool) -> None:
         """Count a sequence that has ended; stopped: by itself, not at its max_tokens."""
@@ -44,7 +44,7 @@ class GeneratedLengths:
         at_risk = np.cumsum(ends[::-1])[::-1]
         last = np.zeros(size)  # chance that a token is the last
         np.divide(self._stopped, at_risk[: len(self._cut)], out=last[: len(self._cut)], where=self._stopped > 0)
-        self._passed = np.cumprod(1 - last)
+        self._passed = np.cumprod(1 - last, dtype=np.float64)
 
     def share(self, most: int) -> float:
         """Return what share of `most` tokens a sequence generates on average that may not generate more."""

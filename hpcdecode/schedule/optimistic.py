@@ -2,9 +2,9 @@
 
 A sequence claims the blocks that it holds after the next step of its lane. Claims never exceed the capacity: when a
 plan raises them, sequences are chosen that leave with the next plan of their lanes, which comes before the step that
-needs the room. A sequence that left waits, with its tokens, and enters again before any younger one, on whatever lane. When
-it enters for the third time it reserves all that it may take, and leaves no more. So every sequence that is in flight
-comes to its end, and the oldest one that waits has room at last.
+needs the room. They are the youngest. A sequence that left waits, with its tokens, and enters again before any younger
+one of any lane. Once it has left `MOST_PREEMPTIONS` times it enters with room for all that it may take, and leaves no
+more. So what is in flight comes to its end, and then the oldest sequence that waits has room.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Claim:
 
 
 class OptimisticPlacement(Placement):
-    """A placement by expected lengths. Args: as for `Placement`.
+    """A placement by expected lengths, with the arguments of `Placement`.
 
     Attributes:
         lengths: of sequences that have ended.

@@ -179,7 +179,8 @@ class Placement:
 
     def _courses(self, holders: list[KvHolder]) -> NDArray[np.int64]:
         """Return tokens at first, tokens in the end and last step of each, int64 [3, holders]."""
-        return np.array([(s.prompt_length, s.final_length, s.end_step) for s in holders]).T
+        courses: NDArray[np.int64] = np.array([(s.prompt_length, s.final_length, s.end_step) for s in holders]).T
+        return courses
 
     # What follows is for placements that expect sequences to end early. Room that is reserved never runs out.
 
