@@ -80,7 +80,7 @@ class Machine:
         self.parts = [AttentionWorker(store, [None], Timeline()) for store in self.stores]
         self.now, self.done, self.loads, self.steps = 0, [], [], []
         self.reads = []  # by step of a lane and R-rank: tokens that are attended to, and sequences
-        self.stopped = set()
+        self.stopped, self.waits = set(), 0
 
     def run(self, most=10_000):
         while len(self.stopped) < len(self.schedulers):
@@ -98,6 +98,8 @@ class Machine:
             step = Step(scheduler.stop_plan(), [], [])
         else:
             step = scheduler.next_step(self.now)
+            self.waits = 0 if step.plan.runs_model else self.waits + 1
+            assert self.waits <= len(self.schedulers) * (scheduler.limits.period + 2)  # as in SRank
         wire = np.zeros(wire_length(scheduler.limits.slots, len(self.stores)), np.int32)
         step.plan.encode(wire)
         plan = Plan.decode_from(wire)

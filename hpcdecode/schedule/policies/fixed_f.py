@@ -32,6 +32,8 @@ class FixedF(Policy):
 
     def headroom(self, now: int, in_flight: Collection[SequenceState]) -> int:
         """Return what is missing to the ramp if F steps have gone by, else 0."""
+        if not in_flight:  # what entered an empty lane may have left it before it started
+            self._next = min(self._next, now + self.period)
         if now < self._next:
             return 0
         target = self.ramp(self._elapsed, self.period)
