@@ -114,6 +114,8 @@ def _server(options: argparse.Namespace) -> Runner:
     for name in ("profile", "period", "load_limit"):
         if getattr(options, name):
             raise UserError(f"--{name.replace('_', '-')}: expected none with --schedule {options.schedule}")
+    if options.admission != "reserve":
+        raise UserError(f"--admission {options.admission}: expected none with --schedule {options.schedule}")
     size, width = ModelSize.from_directory(find_model(options.model, {})), WIDTHS[options.kv_dtype]
     server = of_device(size, device(options.s_device), width)
     chunk = options.prefill_tokens or prefill_limit(True)
@@ -143,8 +145,12 @@ def _lanes(options: argparse.Namespace, rows: Lengths) -> Runner:
         own = sum(capacity) // part.sharing
         load = options.load_limit or load_limit(options.batch, period, steps, float(rows.prompt.mean()), own)
         chunk = options.prefill_tokens or prefill_limit(part.r_ranks > 0)
-        limits = lane_limits(options.batch, period, steps, lanes, load, options.schedule, chunk)
-        kinds.append(SimulatedGroups(part.cost, capacity, limits, count=part.count, sharing=part.sharing))
+        least = 1 if options.admission == "optimistic" and not options.period else None
+        limits = lane_limits(options.batch, period, steps, lanes, load, options.schedule, chunk, least)
+        kind = SimulatedGroups(
+            part.cost, capacity, limits, count=part.count, sharing=part.sharing, admission=options.admission
+        )
+        kinds.append(kind)
     return partial(simulate, kinds)
 
 

@@ -48,7 +48,14 @@ class SimulatedGroups(msgspec.Struct, frozen=True):
 
 
 def lane_limits(
-    batch: int, period: int, steps: int, lanes: int, load: int, schedule: str, prefill_tokens: int
+    batch: int,
+    period: int,
+    steps: int,
+    lanes: int,
+    load: int,
+    schedule: str,
+    prefill_tokens: int,
+    least_period: int | None = None,
 ) -> list[LaneLimits]:
     """Return the limits of lanes that share a job's batch and load limit.
 
@@ -60,9 +67,13 @@ def lane_limits(
         load: W_lim of all lanes, in tokens.
         schedule: Name of the schedule.
         prefill_tokens: Most prompt tokens of a lane's step.
+        least_period: To which F may shrink, as in `LaneLimits`.
     """
     shares = split(batch, lanes)
-    return [LaneLimits(b, period, steps, prefill_tokens, None, 0, schedule, load * b // batch) for b in shares]
+    return [
+        LaneLimits(b, period, steps, prefill_tokens, None, 0, schedule, load * b // batch, least_period=least_period)
+        for b in shares
+    ]
 
 
 def simulate(kinds: Sequence[SimulatedGroups], lengths: Lengths) -> SimulationOutcome:
