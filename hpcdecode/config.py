@@ -29,6 +29,7 @@ DEVICES = ("cpu", "cuda")
 R_DEVICES = (*DEVICES, "auto")
 PARTITIONS = ("request", "head")
 SCHEDULES = ("fixed-f", "load-control", "static", "fifo")
+ADMISSIONS = ("reserve", "optimistic")
 EXCHANGES = ("auto", "collective", "messages")
 QUANTISED = ("int8", "int4", "mxfp4", "fp8")
 WEIGHTS = ("auto", *DTYPES, *QUANTISED)
@@ -45,6 +46,7 @@ _CHOICES = {
     "route": ROUTES,
     "exchange": EXCHANGES,
     "schedule": SCHEDULES,
+    "admission": ADMISSIONS,
 }
 _MOST = {  # larger values need memory or time that no machine has
     "batch": 1 << 20,
@@ -77,6 +79,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         period: F, steps between injections of new rows.
         lanes: Lanes of an S-rank, each with a micro-batch in flight.
         schedule: Policy by which rows enter.
+        admission: Enter rows when all that they may take has room (`reserve`), or what they are expected to take does.
         load_limit: W_lim of the schedule load-control, tokens that all sequences attend to in a step.
         prefill_tokens: Most prompt tokens in a step of a lane.
         prefix_sharing: Prefill a common beginning of several prompts once.
@@ -108,6 +111,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     period: int | None = None
     lanes: int | None = None
     schedule: str = "fixed-f"
+    admission: str = "reserve"
     load_limit: int | None = None
     prefill_tokens: int | None = None
     prefix_sharing: bool = True

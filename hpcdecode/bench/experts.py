@@ -44,7 +44,7 @@ def measure_experts(shape: ExpertShape, token_counts: list[int], passes: int) ->
     """
     weight = torch.randn(shape.experts, shape.outputs, shape.inputs).bfloat16()
     forms: list[str | None] = [None, "int8", *FORMS]
-    sides = {bits or "bfloat16": Side(shape, weight, bits) for bits in forms}
+    sides = {bits or "bfloat16": PackedExperts(shape, weight, bits) for bits in forms}
     for tokens in token_counts:
         x = torch.randn(tokens, 1, shape.inputs).bfloat16()
         chosen = torch.rand(tokens, shape.experts).topk(shape.choices).indices
@@ -60,7 +60,7 @@ def measure_experts(shape: ExpertShape, token_counts: list[int], passes: int) ->
             yield case(title, [work / s for s in taken[name]], "GOP/s", against, ratios)
 
 
-class Side:
+class PackedExperts:
     """A projection by experts whose weights are packed in a form: "int8", one of FORMS, or None for bfloat16."""
 
     def __init__(self, shape: ExpertShape, weight: Tensor, bits: str | None):

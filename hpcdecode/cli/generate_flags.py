@@ -12,6 +12,7 @@ import msgspec
 
 from hpcdecode.cli.arguments import add_verbosity, parsed
 from hpcdecode.config import (
+    ADMISSIONS,
     DEVICES,
     EXCHANGES,
     KV_DTYPES,
@@ -186,6 +187,14 @@ def _add_size(group: Group) -> None:
     )
     add("--period", type=parsed(_count), metavar="F", help="steps between two injections of new rows")
     add("--schedule", choices=SCHEDULES, help=f"policy by which rows enter ({_DEFAULTS['schedule']})")
+    help = (
+        "reserve: a row enters when the KV cache has room for all of its max_tokens; optimistic: when it has room for "
+    )
+    help += (
+        "the tokens that rows are expected to generate, by those that have ended; if it runs out, the youngest rows "
+    )
+    help += f"give up theirs and are prefilled again later, with the same results ({_DEFAULTS['admission']})"
+    add("--admission", choices=ADMISSIONS, help=help)
     help = "most tokens that a step attends to under the schedule load-control"
     add("--load-limit", type=parsed(_count), metavar="TOKENS", help=help)
     help = "profile of hpcdecode calibrate, measured on as many ranks, from which the layout is chosen, and batch, "

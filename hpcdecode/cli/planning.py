@@ -112,6 +112,8 @@ def _server(options: argparse.Namespace) -> Runner:
     for name in ("profile", "period", "load_limit"):
         if getattr(options, name):
             raise UserError(f"--{name.replace('_', '-')}: expected none with --schedule {options.schedule}")
+    if options.admission != "reserve":
+        raise UserError(f"--admission {options.admission}: expected none with --schedule {options.schedule}")
     size = ModelSize.from_directory(find_model(options.model, {}))
     server = of_device(size, device(options.s_device), options.kv_dtype)
     chunk = options.prefill_tokens or prefill_limit(True)
@@ -142,8 +144,12 @@ def _lanes(options: argparse.Namespace, rows: Lengths) -> Runner:
         level = load_limit(options.batch, period, steps, prompt, own, part.unit.state_tokens)
         load = options.load_limit or level
         chunk = options.prefill_tokens or prefill_limit(part.r_ranks > 0)
-        limits = lane_limits(options.batch, period, steps, lanes, load, options.schedule, chunk)
-        kinds.append(SimulatedGroups(part.cost, capacity, limits, part.count, part.sharing, part.unit))
+        least = 1 if options.admission == "optimistic" and not options.period else None
+        limits = lane_limits(options.batch, period, steps, lanes, load, options.schedule, chunk, least)
+        kind = SimulatedGroups(
+            part.cost, capacity, limits, part.count, part.sharing, part.unit, admission=options.admission
+        )
+        kinds.append(kind)
     return partial(simulate, kinds)
 
 

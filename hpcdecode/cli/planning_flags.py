@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from hpcdecode.cli.arguments import parsed
-from hpcdecode.config import KV_DTYPES, SCHEDULES, find_model, parse_bytes
+from hpcdecode.config import ADMISSIONS, KV_DTYPES, SCHEDULES, find_model, parse_bytes
 from hpcdecode.errors import UserError
 from hpcdecode.planning.servers import SERVING
 from hpcdecode.ranks.wishes import LAYOUTS, POOLS, ROUTES
@@ -79,6 +79,11 @@ def add_schedule(group: Group) -> None:
     help = "sequences of an S-rank that decode at once (%(default)s); the schedule fluid has no limit"
     add("--batch", type=int, default=512, metavar="B", help=help)
     add("--period", type=int, metavar="F", help="steps between injections of new rows (default: max_tokens / 16)")
+    help = (
+        "reserve: a row enters when there is room for all of its max_tokens; optimistic: for the tokens that rows are "
+    )
+    help += "expected to generate, by those that have ended (%(default)s)"
+    add("--admission", choices=ADMISSIONS, default="reserve", help=help)
     help = "most tokens that a step attends to under load-control (default: the level load)"
     add("--load-limit", type=int, metavar="TOKENS", help=help)
     help = "lanes of an S-rank (default: 2, or 1 in a single process)"

@@ -73,9 +73,11 @@ def _say_experts(tp: int) -> None:
 
 def _sizes(options: EngineOptions, scale: Scale) -> str:
     limit = f" up to {scale.load:,} tokens a step" if options.schedule == "load-control" else ""
+    grows = f" up to {scale.most}" if scale.growth > 1 else ""
+    admission = "" if options.admission == "reserve" else f", admission {options.admission}"
     return (
-        f"batch {scale.batch}, period {scale.period} of {scale.steps} steps, lanes {len(scale.lanes)}, "
-        f"up to {scale.prefill_tokens:,} prompt tokens a step, schedule {options.schedule}{limit}"
+        f"batch {scale.batch}{grows}, period {scale.period} of {scale.steps} steps, lanes {len(scale.lanes)}, "
+        f"up to {scale.prefill_tokens:,} prompt tokens a step, schedule {options.schedule}{limit}{admission}"
     )
 
 

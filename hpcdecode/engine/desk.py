@@ -35,7 +35,7 @@ def result_of(sequence: SequenceState, tokenizer: Tokenizer) -> Result:
         cumulative_logprob=sequence.logprobs.total if sequence.logprobs else sequence.cumulative_logprob,
         prompt_token_ids=[] if sequence.prompt_logprobs is None else prompt.token_ids,
         prompt_logprobs=sequence.prompt_logprobs,
-        resumed=sequence.resumed,
+        resumed=sequence.earlier,
     )
 
 

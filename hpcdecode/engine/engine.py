@@ -237,10 +237,10 @@ class Engine:
             return True
         self.comms.append(home_comm)
         if desk is not None:
-            clients = Clients(desk, home_comm, [s.batch for s in scales], on_loss(self, homes))
+            clients = Clients(desk, home_comm, [s.most for s in scales], on_loss(self, homes))
             return run_lead(self._make_s_rank(scale, desk, groups), desk, signals, progress, clients)
         injection = scale.injection if POLICIES[self.options.schedule].by_portions else 0
-        remote = RemoteDesk(home_comm, self.tokenizer, scale.batch, injection)
+        remote = RemoteDesk(home_comm, self.tokenizer, scale.most, injection)
         run_remote(self._make_s_rank(scale, remote, groups), remote, checkpoint_seconds)
         return True
 

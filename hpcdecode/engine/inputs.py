@@ -53,7 +53,7 @@ class Inputs:
             skipped_queries.append(0 if asked else chunk.count - bool(chunk.sampled))
             if asked:
                 self._prompts.append(PromptRows(_first_sample(chunk), len(logits_indices), asked))
-                logits_indices += range(first, first + len(asked))
+                logits_indices += range(first + asked.start - chunk.start, first + asked.stop - chunk.start)
             if chunk.sampled:
                 sample_indices += [len(logits_indices)] * len(chunk.sampled)
                 logits_indices.append(len(ids) - 1)
@@ -122,9 +122,9 @@ def _asked(chunk: Chunk) -> range:
     if isinstance(chunk.sequence, Prefix):
         return range(0)
     held = _first_sample(chunk).prompt_logprobs
-    if held is None or len(held) != chunk.start + 1:
+    if held is None or len(held) <= chunk.start:
         return range(0)
-    return range(chunk.start, min(chunk.start + chunk.count, len(chunk.sequence.prompt.token_ids) - 1))
+    return range(len(held) - 1, min(chunk.start + chunk.count, len(chunk.sequence.prompt.token_ids) - 1))
 
 
 def _tensor(values: list[int]) -> Tensor:

@@ -98,7 +98,7 @@ class PromptKvCache:
         return set(self._held)
 
     def finish(self, parts: Sequence[PromptPart], forgotten: Sequence[int] = ()) -> None:
-        """Forget the prompts that are complete after this step, and the prefixes whose keys are `forgotten`."""
+        """Forget the prompts that are complete after this step, and prefixes and prompts whose keys are `forgotten`."""
         for part in parts:
             if part.completes and not part.lasts:
                 self._held.pop(part.key, None)
@@ -108,6 +108,8 @@ class PromptKvCache:
                 self._resumed.finish(part)
         for key in forgotten:
             self._held.pop(key, None)
+            if self._resumed:
+                self._resumed.forget(key)
 
     def shrink(self) -> None:
         """Free what no prompt needs now."""

@@ -55,5 +55,9 @@ class ResumedAttention:
     def finish(self, part: PromptPart) -> None:
         """Forget the sequence of a part that completes it."""
         if part.completes:
-            self._caches.pop(part.key, None)
-            self._tokens.pop(part.key, None)
+            self.forget(part.key)
+
+    def forget(self, key: int) -> None:
+        """Forget a sequence, if it is known."""
+        self._caches.pop(key, None)
+        self._tokens.pop(key, None)

@@ -116,6 +116,16 @@ class SRank:
         return sum(scheduler.shared_tokens for scheduler in self.schedulers)
 
     @property
+    def preemptions(self) -> int:
+        """Return how often sequences gave up their room."""
+        return sum(scheduler.preemptions for scheduler in self.schedulers)
+
+    @property
+    def preempted_tokens(self) -> int:
+        """Return the tokens whose K and V were dropped so, and were computed again."""
+        return sum(scheduler.preempted_tokens for scheduler in self.schedulers)
+
+    @property
     def tokens_in_flight(self) -> int:
         """Return the tokens in KV caches of the sequences in flight."""
         return sum(scheduler.tokens_in_flight for scheduler in self.schedulers)
@@ -205,7 +215,7 @@ class SRank:
         for chunk in step.prefill:
             if chunk.completes:
                 for sequence in chunk.sequence.with_forks:
-                    sequence.times.first_token = now
+                    sequence.times.first_token = sequence.times.first_token or now
         finished = scheduler.update(step, tokens)
         for sequence in step.sampled:
             if sequence.finish_reason is not None:

@@ -12,8 +12,10 @@ from hpcdecode.ranks.team import Team
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.schedule.auto import LOOKAHEAD, choose, load_limit, mean_prompt, split, usual_lanes
 from hpcdecode.schedule.limits import LaneLimits, prefill_limit
+from hpcdecode.schedule.optimistic import placement_kind
 from hpcdecode.schedule.placement import Placement
 
+MOST_GROWTH = 8  # of B, with optimistic admission
 _MOST_AHEAD = 4096  # rows looked at
 
 
@@ -25,6 +27,7 @@ class Scale(msgspec.Struct, frozen=True):
         load: W_lim, tokens that sequences attend to in a step.
         prefill_tokens: the most prompt tokens of a lane's step.
         lanes: B of every lane.
+        growth: to how many times that they may grow if sequences end early.
     """
 
     batch: int
@@ -33,11 +36,17 @@ class Scale(msgspec.Struct, frozen=True):
     load: int
     prefill_tokens: int
     lanes: list[int]
+    growth: int = 1
 
     @property
     def slots(self) -> int:
         """Return how many sequences any lane may hold at once."""
-        return max(LaneLimits(b, 1, 1, 1, None).slots for b in self.lanes)
+        return max(LaneLimits(b, 1, 1, 1, None, growth=self.growth).slots for b in self.lanes)
+
+    @property
+    def most(self) -> int:
+        """Return the greatest B that the group may have."""
+        return self.batch * self.growth
 
     @property
     def injection(self) -> int:
@@ -86,7 +95,10 @@ def _choose(
     lanes = options.lanes or usual_lanes(home.pp, home.copies, crosses)
     most = max([p.params.samples for p in first], default=1)  # a row is run by one lane
     prefill = options.prefill_tokens or prefill_limit(crosses)
-    return Scale(batch, period, steps, load, prefill, split(batch, max(min(lanes, batch // most), 1)))
+    of_lanes = split(batch, max(min(lanes, batch // most), 1))
+    grows = options.admission == "optimistic" and options.batch is None
+    growth = max(min(MOST_GROWTH, LOOKAHEAD // batch), 1) if grows else 1
+    return Scale(batch, period, steps, load, prefill, of_lanes, growth)
 
 
 def capacity_of(options: EngineOptions, team: Team, group: Group) -> list[int]:
@@ -104,7 +116,7 @@ def placement_of(options: EngineOptions, team: Team, setup: Setup, lanes: int) -
     of_members = [partition_of(options, pool).speeds([team.ranks[p].speed for p in pool]) for pool in group.pools]
     speeds = list(map(min, zip(*of_members, strict=True)))  # the lane waits for the slowest member's R-rank
     sizes = setup.block_tokens, lanes, speeds, setup.state_tokens, state_load(setup)
-    return Placement(capacity_of(options, team, group), *sizes)
+    return placement_kind(options.admission)(capacity_of(options, team, group), *sizes)
 
 
 def state_load(setup: Setup) -> int:
@@ -123,4 +135,6 @@ def lane_limits(options: EngineOptions, setup: Setup, batch: int, scale: Scale, 
         prefix_tokens,
         options.schedule,
         scale.load * batch // scale.batch,
+        scale.growth,
+        1 if options.admission == "optimistic" and options.period is None else None,
     )

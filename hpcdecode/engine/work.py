@@ -46,6 +46,7 @@ class Work:
             metrics.s_seconds, metrics.steps = s_rank.seconds, s_rank.steps
             metrics.peak_prefill_tokens, metrics.peak_load = s_rank.peak_prefill_tokens, s_rank.peak_load
             metrics.prefill_seconds, metrics.decode_seconds = s_rank.prefill_seconds, s_rank.decode_seconds
+            metrics.preemptions, metrics.preempted_tokens = s_rank.preemptions, s_rank.preempted_tokens
             metrics.decode_tokens, metrics.shared_tokens = s_rank.decode_tokens, s_rank.shared_tokens
         if (member := self.member) is not None:
             metrics.s_role = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Iterator
 from math import ceil
 from typing import NamedTuple
 
@@ -119,17 +120,20 @@ class SimulatedLane:
 
     Attributes:
         in_flight: Prefilled or decoding sequences, by row.
+        preemptions: How often a sequence gave up its room.
+        recomputed: Tokens whose K and V were dropped so.
     """
 
     def __init__(self, lane: int, feed: SimulatedFeed, placement: Placement, limits: LaneLimits):
         self.admission = Admission(lane, feed, placement, limits, _NO_STOPS)
         self.in_flight: dict[int, SequenceState] = {}
+        self.preemptions = self.recomputed = 0
         self._new, self._placement = feed.lengths.new, placement
         self._slots = Slots(limits.slots)
         self._prefilling: deque[SequenceState] = deque()
         self._remaining = 0  # tokens of these to prefill
-        self._starts: list[tuple[int, int]] = []  # heaps of (step, row)
-        self._ends: list[tuple[int, int]] = []
+        self._starts: list[tuple[int, int, int]] = []  # heaps of (step, row, key of the sequence)
+        self._ends: list[tuple[int, int, int]] = []
         self._freed: list[SequenceState] = []
         self._sequences = np.zeros(len(placement.capacity), np.int64)
         self._attention_load = np.zeros(len(placement.capacity), np.int64)  # in the last step
@@ -140,8 +144,10 @@ class SimulatedLane:
 
     def step(self, now: int) -> LaneWork:
         """Run lane step `now`."""
+        self._preempt(now)
         self._release()
         self._start(now)
+        self._placement.grow(self.admission.lane, now)
         if not self._prefilling:
             self._prefilling.extend(self.admission.admit(now, self.in_flight.values(), self._slots).sequences)
             self._remaining = sum(map(remaining, self._prefilling))
@@ -157,8 +163,7 @@ class SimulatedLane:
 
     def _start(self, now: int) -> None:
         """Let sequences decode whose start step has come."""
-        while self._starts and self._starts[0][0] <= now:
-            sequence = self.in_flight[heapq.heappop(self._starts)[1]]
+        for sequence in self._due(self._starts, now):
             self._sequences[sequence.rank] += 1
             self._attention_load[sequence.rank] += sequence.prompt_length
 
@@ -186,26 +191,64 @@ class SimulatedLane:
     def _begin(self, sequence: SequenceState, ended: list[int]) -> None:
         """Put a prefilled sequence in flight; its first token comes with its prompt, and may be its last."""
         row = sequence.prompt.line
-        new = min(int(self._new[row]), sequence.request.max_new_tokens)
+        left = self._tokens(sequence) - sequence.resumed
         self.in_flight[row] = sequence
-        if new == 1:
-            self._end(row, ended)
+        if left == 1:
+            self._end(sequence, ended)
             return
-        heapq.heappush(self._starts, (sequence.start_step, row))
-        heapq.heappush(self._ends, (sequence.start_step + new - 2, row))
+        heapq.heappush(self._starts, (sequence.start_step, row, sequence.key))
+        heapq.heappush(self._ends, (sequence.start_step + left - 2, row, sequence.key))
 
     def _end_decoded(self, now: int, ended: list[int]) -> None:
         """End the sequences whose last token this step decodes."""
-        while self._ends and self._ends[0][0] <= now:
-            sequence = self._end(heapq.heappop(self._ends)[1], ended)
+        for sequence in self._due(self._ends, now):
+            self._end(sequence, ended)
             self._sequences[sequence.rank] -= 1
             self._attention_load[sequence.rank] -= sequence.prompt_length + now - sequence.start_step + 1
 
-    def _end(self, row: int, ended: list[int]) -> SequenceState:
-        sequence = self.in_flight.pop(row)
+    def _due(self, heap: list[tuple[int, int, int]], now: int) -> Iterator[SequenceState]:
+        """Take the entries up to step `now`, and yield those of sequences that did not give up their room since."""
+        while heap and heap[0][0] <= now:
+            _, row, key = heapq.heappop(heap)
+            sequence = self.in_flight.get(row)
+            if sequence is not None and sequence.key == key:
+                yield sequence
+
+    def _end(self, sequence: SequenceState, ended: list[int]) -> None:
+        row, tokens = sequence.prompt.line, self._tokens(sequence)
+        del self.in_flight[row]
+        sequence.generated = [0] * tokens
+        sequence.finish_reason = "stop" if tokens < sequence.request.max_new_tokens else "length"
+        self._placement.ended(sequence)
         self._freed.append(sequence)
         ended.append(row)
-        return sequence
+
+    def _tokens(self, sequence: SequenceState) -> int:
+        """Return how many tokens a sequence generates."""
+        return min(int(self._new[sequence.prompt.line]), sequence.request.max_new_tokens)
+
+    def _preempt(self, now: int) -> None:
+        """Let sequences give up their room that must, as the scheduler does with its next plan."""
+        leaving = self._placement.leaving(self.admission.lane)
+        if not leaving:
+            return
+        for sequence in leaving:
+            if self.in_flight.pop(sequence.prompt.line, None) is None:
+                self._prefilling.remove(sequence)
+                self._remaining -= remaining(sequence)
+                self.recomputed += sequence.prefilled
+            else:
+                steps = max(now - sequence.start_step, 0)
+                self.recomputed += sequence.prompt_length + steps
+                sequence.generated = [0] * (sequence.resumed + 1 + steps)
+                if sequence.start_step < now:
+                    self._sequences[sequence.rank] -= 1
+                    self._attention_load[sequence.rank] -= sequence.prompt_length + steps
+            self._slots.give_back(sequence)
+            self._placement.remove(sequence)
+            sequence.give_up_room()
+        self.preemptions += len(leaving)
+        self.admission.put_back(leaving)
 
     def _release(self) -> None:
         """Free what ended in the step before, as the scheduler does with its next plan."""

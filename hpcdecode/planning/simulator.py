@@ -20,7 +20,7 @@ from hpcdecode.planning.simulated_lane import LaneWork, SimulatedFeed, Simulated
 from hpcdecode.planning.step_time import group_seconds, r_rank_seconds
 from hpcdecode.schedule.auto import split
 from hpcdecode.schedule.limits import LaneLimits
-from hpcdecode.schedule.placement import Placement
+from hpcdecode.schedule.optimistic import placement_kind
 
 
 class SimulatedGroups(msgspec.Struct, frozen=True):
@@ -36,6 +36,7 @@ class SimulatedGroups(msgspec.Struct, frozen=True):
         count: Number of groups.
         sharing: Groups on the same R-ranks, which step together and have even shares of the capacity.
         unit: How sequences count against the capacity.
+        admission: `reserve` or `optimistic`.
     """
 
     cost: Cost
@@ -44,10 +45,18 @@ class SimulatedGroups(msgspec.Struct, frozen=True):
     count: int = 1
     sharing: int = 1
     unit: KvUnit = TOKENS
+    admission: str = "reserve"
 
 
 def lane_limits(
-    batch: int, period: int, steps: int, lanes: int, load: int, schedule: str, prefill_tokens: int
+    batch: int,
+    period: int,
+    steps: int,
+    lanes: int,
+    load: int,
+    schedule: str,
+    prefill_tokens: int,
+    least_period: int | None = None,
 ) -> list[LaneLimits]:
     """Return the limits of lanes that share a job's batch and load limit.
 
@@ -59,9 +68,13 @@ def lane_limits(
         load: W_lim of all lanes, in tokens.
         schedule: Name of the schedule.
         prefill_tokens: Most prompt tokens of a lane's step.
+        least_period: To which F may shrink, as in `LaneLimits`.
     """
     shares = split(batch, lanes)
-    return [LaneLimits(b, period, steps, prefill_tokens, None, 0, schedule, load * b // batch) for b in shares]
+    return [
+        LaneLimits(b, period, steps, prefill_tokens, None, 0, schedule, load * b // batch, least_period=least_period)
+        for b in shares
+    ]
 
 
 def simulate(kinds: Sequence[SimulatedGroups], lengths: Lengths) -> SimulationOutcome:
@@ -92,7 +105,8 @@ def simulate(kinds: Sequence[SimulatedGroups], lengths: Lengths) -> SimulationOu
     s_seconds = sum(p.s_seconds for p in pools) / sum(kind.count for kind in kinds)
     r_seconds = sum(p.r_seconds for p in pools) / sum(len(p.kind.capacity) for p in pools)
     busy = max(p.now for p in pools), s_seconds, r_seconds
-    return SimulationOutcome(end, rows, feed.refused, tokens, *busy, load.peak, load.samples, latency)
+    preempted = sum(p.preemptions for p in pools), sum(p.recomputed for p in pools)
+    return SimulationOutcome(end, rows, feed.refused, tokens, *busy, load.peak, load.samples, latency, *preempted)
 
 
 class _Pool:
@@ -115,8 +129,18 @@ class _Pool:
             shares = [tokens // kind.sharing for tokens in kind.capacity]
             unit = kind.unit
             sizes = unit.block_tokens, len(kind.limits), None, unit.state_tokens, 2 * unit.fixed_tokens
-            placement = Placement(shares, *sizes)
+            placement = placement_kind(kind.admission)(shares, *sizes)
             self._groups.append([SimulatedLane(i, feed, placement, limits) for i, limits in enumerate(kind.limits)])
+
+    @property
+    def preemptions(self) -> int:
+        """Return how often sequences gave up their room."""
+        return sum(lane.preemptions for lanes in self._groups for lane in lanes)
+
+    @property
+    def recomputed(self) -> int:
+        """Return the tokens whose K and V were dropped so."""
+        return sum(lane.recomputed for lanes in self._groups for lane in lanes)
 
     def exhausted(self) -> bool:
         """Return whether nothing is in flight and no row is left that has arrived."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _SUMS = (
     *("s_seconds", "steps", "prefill_seconds", "decode_seconds", "decode_tokens", "shared_tokens"),
-    *("bytes_read", "attend_seconds"),
+    *("preemptions", "preempted_tokens", "bytes_read", "attend_seconds"),
 )
 _PEAKS = ("peak_prefill_tokens", "peak_load", "peak_tokens")
 
@@ -54,6 +54,8 @@ class Metrics(msgspec.Struct, kw_only=True):
         peak_prefill_tokens: Most prompt tokens whose K and V the rank held.
         peak_load: Most tokens that the sequences of all lanes attended to in a step.
         shared_tokens: Prompt tokens that came from shared prefixes.
+        preemptions: How often sequences gave up their room in KV caches, under optimistic admission.
+        preempted_tokens: Tokens whose K and V were dropped so, and were computed again.
         r_role: Whether the rank worked as R-rank; the following fields are for these.
         bytes_read: Bytes of the KV cache that attention read.
         attend_seconds: Seconds of decode attention.
@@ -72,6 +74,8 @@ class Metrics(msgspec.Struct, kw_only=True):
     peak_prefill_tokens: int = 0
     peak_load: int = 0
     shared_tokens: int = 0
+    preemptions: int = 0
+    preempted_tokens: int = 0
     r_role: bool = False
     bytes_read: int = 0
     attend_seconds: float = 0.0
@@ -120,6 +124,8 @@ def summarize(
         "errors": rows.errors,
         "prompt_tokens": rows.prompt_tokens,
         "shared_prompt_tokens": sum(m.shared_tokens for m in s_ranks),
+        "preemptions": sum(m.preemptions for m in s_ranks),
+        "preempted_tokens": sum(m.preempted_tokens for m in s_ranks),
         "generated_tokens": rows.generated_tokens,
         "startup_seconds": startup,
         "seconds": seconds,

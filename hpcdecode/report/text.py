@@ -78,6 +78,7 @@ def summary(figures: dict[str, Any]) -> str:
             f"{f['tokens_per_second']:,.1f} tokens/s, S busy {f['s_busy']:.0%}{balance}, R busy {f['r_busy']:.0%},"
             f" R-part {f['r_gigabytes_per_second']:.1f} GB/s, peak KV {f['peak_kv_tokens']:,} tokens,"
             f" peak load {f['peak_load_tokens']:,}",
+            *([_preempted(f)] if f["preemptions"] else []),
             f"peak memory of ranks 0.. (MiB): {_memories([b >> 20 for b in f['peak_rss_bytes']])}",
         )
     )
@@ -96,6 +97,11 @@ def closing(output: str, rows: int, total: int | None, samples: int, errors: int
     of = f" of {total:,}" if total is not None else ""
     several = f", {samples:,} samples" if samples != rows - errors else ""
     return f"results: {output} ({rows:,}{of} rows{several}, {errors:,} errors): hpcdecode show {shlex.quote(output)}"
+
+
+def _preempted(f: dict[str, Any]) -> str:
+    """Return what optimistic admission took back."""
+    return f"preempted {f['preemptions']:,} times, {f['preempted_tokens']:,} tokens prefilled again"
 
 
 def _memories(mebibytes: Sequence[int]) -> str:

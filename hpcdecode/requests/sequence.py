@@ -21,6 +21,7 @@ class Request:
     Attributes:
         max_new_tokens: of each sequence at most, those of an earlier run included.
         sequences: all its samples, or the beams of its search.
+        number: greater than those of the requests that were started before.
     """
 
     prompt: Prompt
@@ -28,6 +29,7 @@ class Request:
     lane: int
     beams: Beams | None = None
     sequences: list[SequenceState] = field(default_factory=list)
+    number: int = field(default_factory=new_key)
 
     @property
     def finished(self) -> bool:
@@ -77,7 +79,9 @@ class SequenceState:
         prefix: what it shares with sequences of other requests.
         shared_blocks: what it shares, beyond that, with its forks, or with the sequence that it forks from.
         prefilled: tokens of its input that the R-rank has.
-        resumed: how many of `generated` an earlier run made; they come first.
+        resumed: how many of `generated` are prefilled with the prompt; they come first.
+        earlier: how many of `generated` an earlier run made.
+        preemptions: how often it gave up its room.
         logprobs: of `generated`, if the request asks for them.
         prompt_logprobs: of the prompt, kept with sample 0, if the request asks for them.
         cumulative_logprob: of a beam that has ended.
@@ -95,6 +99,8 @@ class SequenceState:
     shared_blocks: SharedBlocks | None = None
     prefilled: int = 0
     resumed: int = 0
+    earlier: int = 0
+    preemptions: int = 0
     generated: list[int] = field(default_factory=list)
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
@@ -129,7 +135,7 @@ class SequenceState:
 
     @property
     def input_ids(self) -> list[int]:
-        """Return the tokens to prefill: the prompt, and what an earlier run generated."""
+        """Return the tokens to prefill: the prompt, and what was generated before."""
         ids = self.prompt.token_ids
         return ids + self.generated[: self.resumed] if self.resumed else ids
 
@@ -147,6 +153,11 @@ class SequenceState:
     def with_forks(self) -> list[SequenceState]:
         """Return the sequences that go on from its prompt: itself and its forks."""
         return [self, *self.forks]
+
+    @property
+    def seniority(self) -> tuple[int, int]:
+        """Return its place in the order in which sequences were started."""
+        return self.request.number, self.sample
 
     @property
     def shares_prefix(self) -> bool:
@@ -232,9 +243,22 @@ class SequenceState:
         """Take over what an earlier run generated; it may have been all. `earlier` stays as it is."""
         self.generated = earlier.token_ids[:-1]
         self.accept(earlier.token_ids[-1], stops)
-        self.resumed = len(self.generated)
+        self.resumed = self.earlier = len(self.generated)
         self.logprobs = None if earlier.logprobs is None else earlier.logprobs.copy()
         self.prompt_logprobs = earlier.prompt_logprobs or self.prompt_logprobs
+
+    def give_up_room(self) -> None:
+        """Go back to before its prefill, with all that it has generated; so do its forks if it has generated nothing.
+
+        Its own K and V are gone, and it has no slot.
+        """
+        if self.generated:
+            self.forks, self.shared_blocks = [], None
+        for sequence in self.with_forks:
+            sequence.preemptions += 1
+            sequence.rank, sequence.prefix, sequence.prefilled = -1, None, 0
+            sequence.resumed = len(sequence.generated)
+            sequence.key = new_key()  # ranks may still hold K and V under the old one
 
     def text(self, decode: Decode) -> str:
         """Return the text of what was generated, up to a stop token or a stop string."""

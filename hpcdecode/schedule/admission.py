@@ -44,7 +44,8 @@ class Admission:
         stops: what ends a sequence.
 
     Attributes:
-        waiting: sequences of the request that was admitted last that are not placed yet.
+        waiting: sequences to place before those of new requests: of the request that was admitted last, and
+            those that gave up their room. Others fork from them. The oldest come first.
     """
 
     def __init__(self, lane: int, feed: Feed, placement: Placement, limits: LaneLimits, stops: Stops):
@@ -67,9 +68,12 @@ class Admission:
         """
         busy = bool(in_flight)
         group = MicroBatch(self.placement, self.prefixes, self.limits, self.policy, now, busy)
+        self.policy.expect(self.placement.expected_share(self.limits.steps + 1))
         headroom = self.policy.headroom(now, in_flight)
         while headroom > 0 and (sequences := self._next_sequences()) is not None:
             first = sequences[0]
+            if not self.placement.may_enter(first):
+                break
             count = len(first.with_forks)
             fits = count <= headroom or not (busy or group.sequences)  # an empty lane takes any request
             if not fits or count > len(slots) or not group.admit(first, slots):
@@ -86,6 +90,11 @@ class Admission:
         if group.sequences:
             self.policy.admitted(group.start_step, busy)
         return group
+
+    def put_back(self, sequences: Sequence[SequenceState]) -> None:
+        """Have sequences wait that gave up their room."""
+        self.waiting = deque(sorted((*self.waiting, *sequences), key=lambda s: s.seniority))
+        self.placement.await_room(sequences)
 
     def _next_sequences(self) -> Sequence[SequenceState] | None:
         """Return the rest of a request, or the next request that this lane can run, or None."""
@@ -111,8 +120,8 @@ def sequences_of(
 def problem_of(sequences: Sequence[SequenceState], limits: LaneLimits, placement: Placement) -> str | None:
     """Return why a lane can never run a request, or None."""
     most, capacity = max(len(s.with_forks) for s in sequences), placement.largest
-    if most > limits.batch:
-        return f"n: expected at most {limits.batch} (the batch of a lane), got {most}; raise batch, or lower n"
+    if most > limits.most:
+        return f"n: expected at most {limits.most} (the batch of a lane), got {most}; raise batch, or lower n"
     if all(placement.tokens(s.with_forks) <= capacity for s in sequences):
         return None
     first = sequences[0]

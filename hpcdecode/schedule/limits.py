@@ -31,6 +31,8 @@ class LaneLimits:
         prefix_tokens: the most tokens of prefixes that prompts share; 0 shares none.
         schedule: a name in `policies.POLICIES`.
         load: W_lim, tokens that the sequences attend to in a step, for the schedule `load-control`.
+        growth: to how many times B the lane may grow if sequences end early.
+        least_period: to which F may shrink with it; None for F itself.
     """
 
     batch: int
@@ -41,8 +43,15 @@ class LaneLimits:
     prefix_tokens: int = 0
     schedule: str = "fixed-f"
     load: int = 0
+    growth: int = 1
+    least_period: int | None = None
+
+    @property
+    def most(self) -> int:
+        """Return the greatest B that the lane may have."""
+        return self.batch * self.growth
 
     @property
     def slots(self) -> int:
         """Return how many sequences and prefixes the lane may hold at once."""
-        return 2 * self.batch + MAX_PREFIXES
+        return 2 * self.most + MAX_PREFIXES

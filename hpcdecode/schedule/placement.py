@@ -9,7 +9,6 @@ a number of tokens that does not grow, and takes as long as reading another numb
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from hpcdecode.requests.prefix import KvHolder, Prefix, SharedBlocks
 from hpcdecode.requests.sequence import SequenceState
+from hpcdecode.schedule.tally import Tally
 
 Load = NDArray[np.float64]  # tokens by R-rank
 
@@ -96,8 +96,7 @@ class Placement:
         self._speeds = np.ones(len(capacity)) if speeds is None else np.array(speeds, np.float64)
         self._held: list[set[KvHolder]] = [set() for _ in capacity]
         self._counts = np.zeros(len(self.capacity), np.int64)  # of those held
-        self._tokens = [0] * len(self.capacity)  # that they take in the end
-        self._users: Counter[SharedBlocks] = Counter()  # sequences that hold them
+        self._final = Tally(len(self.capacity))  # what they take in the end
         self._decoding = [Trajectories(state_load) for _ in range(lanes)]
 
     def tokens(self, holders: Iterable[KvHolder]) -> int:
@@ -132,7 +131,7 @@ class Placement:
         They share no blocks with those it holds but prefixes.
         """
         extra = list(extra)
-        if self._tokens[rank] + self.tokens(extra) <= self.capacity[rank]:
+        if self._final.tokens[rank] + self.tokens(extra) <= self.capacity[rank]:
             return True
         return self._peak([*self._held[rank], *extra]) <= self.capacity[rank]
 
@@ -159,21 +158,12 @@ class Placement:
     def _hold(self, rank: int, holder: KvHolder) -> None:
         self._held[rank].add(holder)
         self._counts[rank] += 1
-        self._tokens[rank] += self._own(holder)
-        if blocks := holder.shared_blocks:
-            if not self._users[blocks]:
-                self._tokens[rank] += blocks.tokens
-            self._users[blocks] += 1
+        self._final.add(rank, self._own(holder), holder.shared_blocks)
 
     def _drop(self, rank: int, holder: KvHolder) -> None:
         self._held[rank].remove(holder)
         self._counts[rank] -= 1
-        self._tokens[rank] -= self._own(holder)
-        if blocks := holder.shared_blocks:
-            self._users[blocks] -= 1
-            if not self._users[blocks]:
-                self._tokens[rank] -= blocks.tokens
-                del self._users[blocks]
+        self._final.remove(rank, self._own(holder), holder.shared_blocks)
 
     def _own(self, holder: KvHolder) -> int:
         """Return the tokens that a sequence or prefix takes in the end beside those that it shares."""
@@ -184,17 +174,46 @@ class Placement:
 
     def _peak(self, holders: list[KvHolder]) -> int:
         """Return the most tokens that they take at any step."""
-        prompt = np.array([s.prompt_length for s in holders])
-        final = np.array([s.final_length for s in holders])
-        end = np.array([s.end_step for s in holders])
+        prompt, final, end = self._courses(holders)
         shared = np.array([s.shared for s in holders])
         at = np.unique(end + 1)[:, None]  # a slot is freed by the next plan of its lane, one step after the end
         held = np.maximum(prompt, final - np.maximum(end - at, 0))
         tokens = -(-held // self.block_tokens) * self.block_tokens - shared + self.state_tokens
         load = np.where(end + 1 >= at, tokens, 0).sum(axis=1)
-        for blocks, last in _last_steps(holders).items():
+        for blocks, last in _last_steps(holders, end.tolist()).items():
             load += np.where(last + 1 >= at[:, 0], blocks.tokens, 0)
         return int(load.max())
+
+    def _courses(self, holders: list[KvHolder]) -> NDArray[np.int64]:
+        """Return tokens at first, tokens in the end and last step of each, int64 [3, holders]."""
+        courses: NDArray[np.int64] = np.array([(s.prompt_length, s.final_length, s.end_step) for s in holders]).T
+        return courses
+
+    # What follows is for placements that expect sequences to end early. Room that is reserved never runs out.
+
+    def expected_share(self, tokens: int) -> float:
+        """Return what share of its max_tokens, given as `tokens`, a row is expected to take."""
+        return 1.0
+
+    def may_enter(self, sequence: SequenceState) -> bool:
+        """Return whether no sequence waits that must enter before this one, whatever its lane."""
+        return True
+
+    def grow(self, lane: int, now: int) -> None:
+        """Claim room for the step after `now` of a lane's sequences; have others leave if there is none."""
+
+    def leaving(self, lane: int) -> list[SequenceState]:
+        """Return the sequences of a lane that must give up their room with its next plan."""
+        return []
+
+    def await_room(self, sequences: Sequence[SequenceState]) -> None:
+        """Take note that sequences have left, and wait to enter again."""
+
+    def ended(self, sequence: SequenceState) -> None:
+        """Take note that a sequence is finished; its lane's next plan frees its room."""
+
+    def check(self) -> None:
+        """Raise InvariantViolation if what is claimed does not fit, or was counted wrong."""
 
 
 def own_load(sequence: SequenceState, state_load: int) -> float:
@@ -203,10 +222,10 @@ def own_load(sequence: SequenceState, state_load: int) -> float:
     return steps * (sequence.final_length - (steps - 1) / 2 + state_load)
 
 
-def _last_steps(holders: Iterable[KvHolder]) -> dict[SharedBlocks, int]:
-    """Return, by shared blocks, the last step at which any of `holders` holds them."""
+def _last_steps(holders: Iterable[KvHolder], ends: Iterable[int]) -> dict[SharedBlocks, int]:
+    """Return, by shared blocks, the last step at which any of `holders`, with their last steps, holds them."""
     last: dict[SharedBlocks, int] = {}
-    for holder in holders:
+    for holder, end in zip(holders, ends, strict=True):
         if blocks := holder.shared_blocks:
-            last[blocks] = max(last.get(blocks, -1), holder.end_step)
+            last[blocks] = max(last.get(blocks, -1), end)
     return last

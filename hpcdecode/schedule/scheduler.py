@@ -38,6 +38,8 @@ class Scheduler:
         load: tokens that the sequences of the last plan attend to.
         slots: of the lane.
         shared_tokens: of prompts, not prefilled because they lie in prefixes.
+        preemptions: how often a sequence gave up its room.
+        preempted_tokens: whose K and V were dropped so, and are computed again.
     """
 
     def __init__(self, lane: int, feed: Feed, placement: Placement, limits: LaneLimits, stops: Stops):
@@ -48,11 +50,11 @@ class Scheduler:
         self.prefilling: deque[SequenceState | Prefix] = deque()
         self.ready: list[SequenceState] = []
         self.decoding: list[SequenceState] = []
-        self.load = self.shared_tokens = 0
+        self.load = self.shared_tokens = self.preemptions = self.preempted_tokens = 0
         self.slots = Slots(limits.slots)
         self._freed: list[SequenceState] = []  # finished, to be released by the next plan
         self._dropped: list[Prefix] = []  # the same of prefixes
-        self._forgotten: list[int] = []  # keys of prefixes that plans have released
+        self._forgotten: list[int] = []  # keys of prefixes, and of prompts in prefill, that plans have released
         self._start_step = self._prefix_step = 0  # of the micro-batch that is being prefilled
 
     @property
@@ -79,6 +81,7 @@ class Scheduler:
         started = [s for s in self.ready if s.start_step <= now]
         self.decoding += started
         self.ready = [s for s in self.ready if s.start_step > now]
+        self.placement.grow(self.lane, now)
         if not self.prefilling:
             self._admit(now)
         self.load = sum(s.length + 1 for s in self.decoding)
@@ -96,12 +99,13 @@ class Scheduler:
         self._dropped += self.prefixes.drop_unused()
         self.load = 0
         release = self._release()
+        self.placement.check()
         if not self.requests:
             self.slots.check(())
         return Plan(release=release, stop=True)
 
     def take_forgotten(self) -> list[int]:
-        """Return the keys of the prefixes that plans have released since the last call."""
+        """Return the keys of prefixes and prompts that plans have released since the last call."""
         forgotten, self._forgotten = self._forgotten, []
         return forgotten
 
@@ -132,6 +136,7 @@ class Scheduler:
                 sequence.accept(token, self.stops)
             if sequence.finish_reason is not None:
                 finished.append(sequence)
+                self.placement.ended(sequence)
                 if sequence.prefix:
                     sequence.prefix.users -= 1
         return finished
@@ -151,6 +156,7 @@ class Scheduler:
             self.slots.follow(request, [move.parent for move in beams.moves])
 
     def _release(self) -> Table:
+        preempted = self._preempt()
         freed, self._freed = self._freed, []
         dropped, self._dropped = self._dropped, []
         for sequence in freed:
@@ -163,7 +169,36 @@ class Scheduler:
         holders: list[KvHolder] = [*opened, *dropped]
         for holder in holders:
             self.slots.give_back(holder)
-        return _table(places + self.slots.take_released(), 2)
+        return _table(places + preempted + self.slots.take_released(), 2)
+
+    def _preempt(self) -> list[tuple[int, int]]:
+        """Let sequences give up their room that must, and wait for it again; return R-ranks and slots to release."""
+        leaving = self.placement.leaving(self.lane)
+        if not leaving:
+            return []
+        opened = []
+        for sequence in leaving:
+            begun = sequence.prefilled > (sequence.prefix.prompt_length if sequence.prefix else 0)
+            self.preempted_tokens += sequence.length if begun else 0
+            if sequence in self.prefilling:
+                self._forgotten.append(sequence.key)
+            elif sequence.generated:
+                begun = self.slots.leave(sequence)
+            if begun:
+                opened.append((sequence.rank, sequence.slot))
+            if sequence.slot >= 0:
+                self.slots.give_back(sequence)
+            self.placement.remove(sequence)
+            if sequence.prefix:
+                sequence.prefix.users -= 1
+        self.preemptions += len(leaving)
+        units = [s for s in leaving if s in self.prefilling or s.generated]
+        self.decoding, self.ready = ([s for s in of if s not in leaving] for of in (self.decoding, self.ready))
+        self.prefilling = deque(s for s in self.prefilling if s not in leaving)
+        for unit in units:
+            unit.give_up_room()
+        self.admission.put_back(units)
+        return opened
 
     def _admit(self, now: int) -> None:
         group = self.admission.admit(now, [*self.decoding, *self.ready], self.slots)

@@ -59,6 +59,24 @@ class Slots:
                 self.give_back(sequence)
         return going
 
+    def leave(self, sequence: SequenceState) -> bool:
+        """Take the slot of a sequence that gives up its K and V; return whether the R-rank has it open in that slot.
+
+        Forks from it that are to come are made from the slot of the first of them, which takes over its own.
+        """
+        for at, (_, source, new) in enumerate(self._forks):
+            if new == sequence.slot:
+                del self._forks[at]
+                self.give_back(sequence)
+                return False
+            if source == sequence.slot:
+                del self._forks[at]
+                heir = next(s for s in sequence.request.sequences if s.slot == new)
+                heir.slot, sequence.slot = sequence.slot, heir.slot
+                self.give_back(sequence)
+                return False
+        return True
+
     def follow(self, request: Request, parents: Sequence[int]) -> None:
         """Let each beam of a request go on from the K and V of its parent, given by index.
 

@@ -26,7 +26,7 @@ WRONG = {
     "generate --stop-token-ids a p": "--stop-token-ids: expected token ids with commas between them, .*, got 'a'",
     "generate --structured-outputs [1] p": "--structured-outputs: expected a JSON object or a file of one: ",
     "generate -q -v p": "-v/--verbose: expected to be alone, got -q/--quiet too",
-    "export": "export: error: expected OUT.h5, --to, got none",
+    "export": "export: error: expected OUT.h5, got none",
     "doctor x": "doctor: error: expected no further argument, got 'x'",
     "bench produkts": "expected one of .*; got 'produkts'; did you mean products[?]",
 }

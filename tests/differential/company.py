@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from hpcdecode.model import SplitModel, load_split
 from hpcdecode.mpi.collectives import broadcast
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.system.signals import DRAINED, Signals
+from tests.support.preemption import hasty
 
 WORLD = MPI.COMM_WORLD
 STALL_SECONDS = 60
@@ -141,9 +143,12 @@ class Company:
             signals = StopAfter(run["stop"] if WORLD.rank == 0 else None, output, run["crash"])
             options = self._options(mix, run, ranks)
             s_ranks = options.get("s_ranks", ranks)
+            rate = options.pop("preempts", None) if "admission" in options else None
+            options.pop("preempts", None)
             model = self._model(mix["model"]) if comm.rank < s_ranks and size == 1 else None
             job = self._job(mix, "company.jsonl", output, {**options, "tp": self.tp})
-            code = generate(job, comm if ranks > 1 else None, model=model, signals=signals)
+            with hasty(rate) if rate is not None else nullcontext():
+                code = generate(job, comm if ranks > 1 else None, model=model, signals=signals)
             assert code in (0, ROW_ERRORS, DRAINED), code
             os.sched_setaffinity(0, self._cpus)
             gc.collect()  # KV caches of gigabytes are held by cycles

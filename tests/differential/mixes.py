@@ -93,6 +93,8 @@ def runs() -> st.SearchStrategy[dict[str, Any]]:
             "overlap": st.integers(2, 3),
             "schedule": st.sampled_from(("load-control", "static", "fifo")),
             "prefix_sharing": st.sampled_from((True, True, False)),
+            "admission": st.just("optimistic"),
+            "preempts": st.sampled_from((0.0, 0.1, 0.5)),  # how hastily, of optimistic runs
         },
     )
 

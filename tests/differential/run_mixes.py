@@ -1,6 +1,7 @@
 """Run by mpiexec on up to four ranks: draw mixes, and look for rows that are not as alone.
 
 usage: run_mixes.py FOLDER MODEL=DIRECTORY COUNT SEED [--corpus FILE...] [--dtype DTYPE] [--tolerance X] [--tp K]
+       [--preempts X]
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from hpcdecode.mpi.collectives import broadcast
 from tests.differential.company import Company, Contents, difference
 from tests.differential.mixes import mixes
 from tests.differential.mutations import MUTATIONS
+from tests.support.preemption import HastyPlacement
 
 WORLD = MPI.COMM_WORLD
 _END = "end"
@@ -75,6 +77,9 @@ def _lead(company: Company, options: argparse.Namespace, found: list[str]) -> No
 
     def check(mix: dict) -> None:
         company.mixes += 1
+        if options.preempts is not None:
+            for run in mix["runs"]:
+                run |= {"admission": "optimistic", "preempts": options.preempts}
         text = json.dumps(mix)
         (company.folder / "current.json").write_text(text)
         broadcast(WORLD, text, str)
@@ -107,7 +112,8 @@ def _lead(company: Company, options: argparse.Namespace, found: list[str]) -> No
     )
     if options.count:
         seed(options.seed)(checks(drawn))()
-    print(f"SAME {company.mixes} mixes, seed {options.seed}, {time.monotonic() - start:.0f} s", flush=True)
+    left = f"{HastyPlacement.chosen} preemptions"
+    print(f"SAME {company.mixes} mixes, {left}, seed {options.seed}, {time.monotonic() - start:.0f} s", flush=True)
 
 
 def _options() -> argparse.Namespace:
@@ -125,6 +131,7 @@ def _options() -> argparse.Namespace:
     add("--chat", action="store_true")
     add("--shrink", action="store_true")
     add("--mutation")
+    add("--preempts", type=float, help="share of the steps at which all runs preempt")
     options = parser.parse_args()
     if options.tolerance is None:
         kind = Type[options.dtype]

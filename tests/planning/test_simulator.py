@@ -20,7 +20,9 @@ from hpcdecode.planning.simulator import SimulatedGroups, sharded, simulate
 from hpcdecode.planning.step_time import step_seconds
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.schedule.limits import LaneLimits
+from hpcdecode.schedule.optimistic import OptimisticPlacement
 from hpcdecode.schedule.placement import Placement
+from tests.support.preemption import HastyPlacement
 from tests.support.scheduling import ListFeed, Machine, prompts
 
 COST = Cost(2, [1, 512], [1e-3, 2e-3], [1, 512], [1e-4, 2e-4], 1e-7, 1e-6, 1e-10, 1e-6, 1e-5)
@@ -33,8 +35,9 @@ COST = Cost(2, [1, 512], [1e-3, 2e-3], [1, 512], [1e-4, 2e-4], 1e-7, 1e-6, 1e-10
     period=st.integers(1, 9),
     lanes=st.integers(1, 2),
     capacity=st.lists(st.integers(200, 500), min_size=1, max_size=3),
+    kind_of_placement=st.sampled_from([Placement, OptimisticPlacement, HastyPlacement]),
 )
-def test_what_is_simulated_is_what_runs(rows, schedule, period, lanes, capacity):
+def test_what_is_simulated_is_what_runs(rows, schedule, period, lanes, capacity, kind_of_placement):
     """Rows: prompt, max_tokens, tokens before a stop. The load of every lane in every step, and every row's end."""
     new = [min(most, n) for _, most, n in rows]
     kind = {"schedule": schedule, "load": 300}
@@ -43,10 +46,10 @@ def test_what_is_simulated_is_what_runs(rows, schedule, period, lanes, capacity)
         row.params = SamplingParams(max_tokens=row.params.max_tokens, ignore_eos=True, stop_token_ids=(9,))
     stops = {(line, 0, n - 1): 9 for line, (n, (_, most, _)) in enumerate(zip(new, rows, strict=True), 1) if n < most}
     sizes = {"batch": 9, "period": period, "steps": 30, "capacity": capacity, "lanes": lanes, "block": 4}
-    machine = Machine(feed, stops=stops, **sizes, **kind).run()
+    machine = Machine(feed, stops=stops, placement=kind_of_placement, **sizes, **kind).run()
     prompt, most, _ = np.array(rows).T
     simulated = SimulatedFeed(lengths.Lengths(prompt, np.array(new), most, np.zeros(len(rows))))
-    placement = Placement(capacity, 4, lanes)
+    placement = kind_of_placement(capacity, 4, lanes)
     limits = LaneLimits(9, period, 30, 64, None, **kind)
     sim = [SimulatedLane(lane, simulated, placement, limits) for lane in range(lanes)]
     loads, ended = [], []
@@ -60,6 +63,10 @@ def test_what_is_simulated_is_what_runs(rows, schedule, period, lanes, capacity)
     if lanes == 1:
         assert loads == machine.loads[: len(loads)]
     assert sorted(ended) == sorted(s.prompt.line - 1 for s in machine.done)
+    if lanes == 1:
+        assert sim[0].preemptions == machine.schedulers[0].preemptions
+        assert sim[0].recomputed == machine.schedulers[0].preempted_tokens
+    placement.check()
 
 
 @pytest.mark.parametrize(("period", "steps"), [(1, 32), (4, 32), (8, 64)])

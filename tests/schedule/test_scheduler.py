@@ -8,8 +8,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hpcdecode.requests.params import SamplingParams
-from hpcdecode.requests.prompt import Prompt, Unfinished
+from hpcdecode.requests.prompt import Prompt
 from hpcdecode.schedule.auto import choose
+from tests.support.families import FAMILIES, run_families
 from tests.support.scheduling import ListFeed, Machine, prompts
 
 
@@ -123,58 +124,17 @@ def test_every_row_is_done_once_and_no_r_rank_overflows(rows, batch, period, lan
     machine.require_empty()
 
 
-FAMILIES = {
-    "rows": st.lists(  # prompt tokens, max_tokens, positions of the samples' stop tokens, tokens that a run before made
-        st.tuples(
-            st.integers(1, 90),
-            st.integers(1, 60),
-            st.lists(st.none() | st.integers(0, 30), min_size=1, max_size=5),
-            st.lists(st.integers(0, 12), max_size=5),
-            st.tuples(st.integers(0, 2), st.integers(0, 90)),  # how far it begins as others do, and as which
-        ),
-        min_size=1,
-        max_size=20,
-    ),
-    "shared": st.sampled_from([0, 100, 1000]),
-    "prefill_tokens": st.sampled_from([8, 64]),
-    "batch": st.integers(4, 12),
-    "period": st.integers(1, 20),
-    "lanes": st.integers(1, 3),
-    "block": st.sampled_from([1, 4, 16]),
-    "capacity": st.lists(st.integers(100, 600), min_size=1, max_size=3),
-}
-
-
 @settings(max_examples=50, deadline=None)
 @given(**FAMILIES)
 def test_families_are_done_once_and_no_r_rank_overflows(**case):
-    check_families(**case)
+    run_families(**case)
 
 
 @pytest.mark.full
 @settings(max_examples=3000, deadline=None)
 @given(**FAMILIES)
 def test_three_thousand_families(**case):
-    check_families(**case)
-
-
-def check_families(rows, block, **sizes):
-    feed, stops, ends = ListFeed([]), {}, {}
-    for line, (length, most, positions, before, (kind, common)) in enumerate(rows, 1):
-        ids = ([kind] * common + [100 + line] * length)[:length]
-        params = SamplingParams(n=len(positions), max_tokens=most, ignore_eos=True, stop_token_ids=(9,))
-        ends |= {(line, i): min(most, most if p is None else p + 1) for i, p in enumerate(positions)}
-        stops |= {(line, i, p): 9 for i, p in enumerate(positions) if p is not None}
-        made = [[stops.get((line, i, at), 7) for at in range(most)][: ends[line, i]] for i in range(len(positions))]
-        earlier = [Unfinished(line, i, made[i][:count]) for i, count in enumerate(before[: len(made)]) if count]
-        feed.prompts.append(Prompt(line, str(line), ids, params, earlier))
-    machine = Machine(feed, steps=30, block=block, stops=stops, **sizes).run()
-    refused = {line for line, _ in feed.refused}
-    assert len(refused) == len(feed.refused)
-    done = {(s.prompt.line, s.sample): len(s.generated) for s in machine.done}
-    assert len(done) == len(machine.done)
-    assert done == {key: end for key, end in ends.items() if key[0] not in refused}
-    machine.require_empty()
+    run_families(**case)
 
 
 def test_a_family_is_prefilled_once_and_forked():

@@ -8,6 +8,7 @@ from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.prefill import CpuPromptAttention
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.prefill import PromptKvCache
+from hpcdecode.engine.resumed import ResumedAttention
 from hpcdecode.engine.s_rank import SRank
 from hpcdecode.exchange.local import LocalLink
 from hpcdecode.requests.params import SamplingParams
@@ -38,17 +39,20 @@ def rows(*fields):
     ]
 
 
-def run(model, prompts, *, lanes=1, batch=8, steps=None, shared=0):
+def run(model, prompts, *, lanes=1, batch=8, steps=None, shared=0, placement=Placement, capacity=4096):
     """The samples that are finished by line and sample, and the worker; `steps`: turns of the lanes before it stops."""
     shapes = model.attends
     limits = LaneLimits(batch, 3, 9, 32, 1024, shared)
     slots = limits.slots
-    store = open_kv_cache(shapes, kv_dtype="float32", capacity_tokens=4096, max_sequences=slots * lanes)
-    placement, sink, feed, timeline = Placement([4096], 64, lanes), Sink(), ListFeed(prompts), Timeline()
+    store = open_kv_cache(shapes, kv_dtype="float32", capacity_tokens=capacity, max_sequences=slots * lanes)
+    room, sink, feed, timeline = placement([capacity], 64, lanes), Sink(), ListFeed(prompts), Timeline()
     part = AttentionWorker(store, [None] * len(shapes), timeline)
-    schedulers = [Scheduler(lane, feed, placement, limits, Stops()) for lane in range(lanes)]
+    schedulers = [Scheduler(lane, feed, room, limits, Stops()) for lane in range(lanes)]
     links = [LocalLink(part, lane, slots * lane) for lane in range(lanes)]
-    prompts_attend = PromptKvCache(CpuPromptAttention(shapes, dtype="float32"))
+    resumed = ResumedAttention(
+        lambda tokens: open_kv_cache(shapes, kv_dtype="float32", capacity_tokens=tokens, max_sequences=1, team=True)
+    )
+    prompts_attend = PromptKvCache(CpuPromptAttention(shapes, dtype="float32"), resumed)
     worker = SRank(model, links, schedulers, sink, Stops(), prompts_attend, timeline)
     turns = 0
 

@@ -14,6 +14,7 @@ from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.requests.stops import Stops
 from hpcdecode.schedule.limits import LaneLimits
+from hpcdecode.schedule.optimistic import OptimisticPlacement
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.plan import Plan, wire_length
 from hpcdecode.schedule.scheduler import Scheduler
@@ -67,10 +68,11 @@ class Machine:
         stops=None,
         shared=0,
         speeds=None,
+        placement=Placement,
         **kind,
     ):
         self.stops = stops or {}  # (line, sample, position) -> token
-        self.placement = Placement(capacity, block, lanes, speeds)
+        self.placement = placement(capacity, block, lanes, speeds)
         limits = LaneLimits(batch, period, steps, prefill_tokens, None, shared, **kind)
         self.schedulers = [Scheduler(lane, feed, self.placement, limits, Stops()) for lane in range(lanes)]
         sizes = {"kv_dtype": "float32", "max_sequences": limits.slots * lanes, "block_tokens": block}
@@ -78,7 +80,7 @@ class Machine:
         self.parts = [AttentionWorker(store, [None], Timeline()) for store in self.stores]
         self.now, self.done, self.loads, self.steps = 0, [], [], []
         self.reads = []  # by step of a lane and R-rank: tokens that are attended to, and sequences
-        self.stopped = set()
+        self.stopped, self.waits = set(), 0
 
     def run(self, most=10_000):
         while len(self.stopped) < len(self.schedulers):
@@ -96,12 +98,18 @@ class Machine:
             step = Step(scheduler.stop_plan(), [], [])
         else:
             step = scheduler.next_step(self.now)
+            self.waits = 0 if step.plan.runs_model else self.waits + 1
+            assert self.waits <= len(self.schedulers) * (scheduler.limits.period + 2)  # as in SRank
         wire = np.zeros(wire_length(scheduler.limits.slots, len(self.stores)), np.int32)
         step.plan.encode(wire)
         plan = Plan.decode_from(wire)
         first = lane * scheduler.limits.slots
         for rank, part in enumerate(self.parts):
             part.apply(0, Share(plan, rank, first))  # raises KvCapacityError where it does not fit
+        self.placement.check()
+        if isinstance(self.placement, OptimisticPlacement):
+            for store, claimed in zip(self.stores, self.placement.claimed, strict=True):
+                assert store.used_tokens <= claimed
         self.loads.append(sum(s.length + 1 for s in scheduler.decoding))
         self.steps.append(plan)
         by_rank = [[s.length + 1 for s in step.decode if s.rank == rank] for rank in range(len(self.parts))]

@@ -15,6 +15,8 @@ class Policy:
     Attributes:
         period: steps over which the prompts of a micro-batch are spread while the lane decodes.
         by_portions: whether an empty lane takes a micro-batch at first, not all that it has room for.
+        batch: B at the moment.
+        steps: S, steps in which a sequence is expected to decode.
     """
 
     period = 1
@@ -22,6 +24,12 @@ class Policy:
 
     def __init__(self, limits: LaneLimits):
         self.limits = limits
+        self.batch, self.steps = limits.batch, limits.steps
+
+    def expect(self, share: float) -> None:
+        """Take note that sequences are expected to take this share of their max_tokens; asked before `headroom`."""
+        self.batch = min(ceil(self.limits.batch / share), self.limits.most)
+        self.steps = max(ceil(self.limits.steps * share), 1)
 
     def headroom(self, now: int, in_flight: Collection[SequenceState]) -> int:
         """Return how many sequences the lane may admit at step `now`; asked if no prompt is being prefilled.
@@ -30,7 +38,7 @@ class Policy:
             now: lane step.
             in_flight: sequences that decode, and those that are prefilled.
         """
-        return self.limits.batch - self.held(now, in_flight)
+        return self.batch - self.held(now, in_flight)
 
     def held(self, now: int, in_flight: Collection[SequenceState]) -> int:
         """Return how many of those in flight may still be there when what is admitted at step `now` starts."""
@@ -46,8 +54,6 @@ class Policy:
     def observe(self, tokens: int, stops: int) -> None:
         """Take note that a step made so many tokens, of which so many ended a sequence before its max_tokens."""
 
-
-def ramp(limits: LaneLimits, steps: int) -> int:
-    """Return the sequences that may be in flight so many steps after a cold start: M more every F steps, up to B."""
-    periods = steps // limits.period + 1
-    return min(limits.batch, ceil(limits.batch * limits.period * periods / limits.steps))
+    def ramp(self, steps: int, period: int) -> int:
+        """Return the sequences that may be in flight so many steps after a cold start: M more every F steps, to B."""
+        return min(self.batch, ceil(self.batch * period * (steps // period + 1) / self.steps))

@@ -7,10 +7,11 @@ micro-batch are prefilled over the F steps before it starts. Sequences that end 
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import ceil
 
 from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.schedule.limits import LaneLimits
-from hpcdecode.schedule.policies.base import Policy, ramp
+from hpcdecode.schedule.policies.base import Policy
 
 
 class FixedF(Policy):
@@ -21,15 +22,22 @@ class FixedF(Policy):
     def __init__(self, limits: LaneLimits):
         super().__init__(limits)
         self.period = limits.period
-        self._injections = 0
+        self._elapsed = 0  # steps of the ramp
         self._next = 0  # step
+
+    def expect(self, share: float) -> None:
+        """Let F shrink with the lengths that are expected, unless it was given."""
+        super().expect(share)
+        self.period = max(ceil(self.limits.period * share), self.limits.least_period or self.limits.period)
 
     def headroom(self, now: int, in_flight: Collection[SequenceState]) -> int:
         """Return what is missing to the ramp if F steps have gone by, else 0."""
+        if not in_flight:  # what entered an empty lane may have left it before it started
+            self._next = min(self._next, now + self.period)
         if now < self._next:
             return 0
-        target = ramp(self.limits, self.period * self._injections)
-        self._injections += 1
+        target = self.ramp(self._elapsed, self.period)
+        self._elapsed += self.period
         self._next = now + self.period
         return target - self.held(now, in_flight)
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.schedule.limits import LaneLimits
-from hpcdecode.schedule.policies.base import Policy, ramp
+from hpcdecode.schedule.policies.base import Policy
 
 Steps = NDArray[np.int64]
 
@@ -42,7 +42,7 @@ class LoadControl(Policy):
             self._began = None
         self._in_flight = self._trajectories(in_flight, now)
         elapsed = 0 if self._began is None else max(now - self._began, 0)
-        return ramp(self.limits, elapsed) - self.held(now, in_flight)
+        return self.ramp(elapsed, self.limits.period) - self.held(now, in_flight)
 
     def allows(self, group: Sequence[SequenceState]) -> bool:
         """Return whether the peak of the load stays within W_lim, or the lane runs this request alone."""

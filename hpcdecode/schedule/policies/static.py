@@ -13,4 +13,4 @@ class Static(Policy):
 
     def headroom(self, now: int, in_flight: Collection[SequenceState]) -> int:
         """Return B if nothing is in flight, else 0."""
-        return 0 if in_flight else self.limits.batch
+        return 0 if in_flight else self.batch

@@ -1,0 +1,49 @@
+"""Rows that give up their room at any step are what they are undisturbed, with all that goes with their tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcdecode.model import load_split
+from hpcdecode.requests.prompt import Prompt
+from tests.support.preemption import HastyPlacement
+from tests.support.samples import rows, run
+
+FIELDS = [
+    (70, {"n": 3, "temperature": 0.9, "max_tokens": 12, "logprobs": 1}),
+    (64, {"n": 2, "temperature": 1.2, "max_tokens": 9, "prompt_logprobs": 2}),
+    (150, {"beam_width": 3, "max_tokens": 8}),
+    (130, {"temperature": 0.8, "max_tokens": 14, "repetition_penalty": 1.3, "prompt_logprobs": 1}),
+    (20, {"n": 3, "temperature": 0.0, "max_tokens": 6, "logprobs": 0}),
+    (90, {"max_tokens": 40, "frequency_penalty": 0.5}),
+]
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint):
+    return load_split(checkpoint("llama3"), dtype="float32")
+
+
+def prompts():
+    """Rows, and as many again that begin as the longest of them does."""
+    alone = rows(*FIELDS)
+    header = alone[2].token_ids[:128]
+    again = [Prompt(p.line + 10, p.id, header + p.token_ids, p.params) for p in rows(*FIELDS)]
+    return [*alone, *again]
+
+
+def made(done):
+    """All that the results have of sequences; as text, in which NaN equals NaN."""
+    return {key: repr((s.generated, s.finish_reason, s.logprobs, s.prompt_logprobs)) for key, s in done.items()}
+
+
+@pytest.mark.parametrize("rate", [0.2, 0.6])
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_preempted_rows_are_what_they_are_undisturbed(model, lanes, rate):
+    undisturbed, _ = run(model, prompts(), lanes=lanes, shared=1000, capacity=1 << 14)
+    placement = type("Placement", (HastyPlacement,), {"rate": rate})
+    preempted, worker = run(model, prompts(), lanes=lanes, shared=1000, placement=placement, capacity=1024)
+    assert worker.preemptions > 10 and worker.preempted_tokens > 100
+    assert made(preempted) == made(undisturbed)
+    assert all(s.earlier == 0 and s.times.queued <= s.times.first_token for s in preempted.values())
+    assert all(s.preemptions == 0 for s in preempted.values() if s.beams)

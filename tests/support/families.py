@@ -1,0 +1,51 @@
+"""Random rows of several samples that share beginnings and go on from earlier runs, and a machine that runs them."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.prompt import Prompt, Unfinished
+from tests.support.scheduling import ListFeed, Machine
+
+FAMILIES = {
+    "rows": st.lists(  # prompt tokens, max_tokens, positions of the samples' stop tokens, tokens that a run before made
+        st.tuples(
+            st.integers(1, 90),
+            st.integers(1, 60),
+            st.lists(st.none() | st.integers(0, 30), min_size=1, max_size=5),
+            st.lists(st.integers(0, 12), max_size=5),
+            st.tuples(st.integers(0, 2), st.integers(0, 90)),  # how far it begins as others do, and as which
+        ),
+        min_size=1,
+        max_size=20,
+    ),
+    "shared": st.sampled_from([0, 100, 1000]),
+    "prefill_tokens": st.sampled_from([8, 64]),
+    "batch": st.integers(4, 12),
+    "period": st.integers(1, 20),
+    "lanes": st.integers(1, 3),
+    "block": st.sampled_from([1, 4, 16]),
+    "capacity": st.lists(st.integers(100, 600), min_size=1, max_size=3),
+}
+
+
+def run_families(rows, block, **sizes):
+    """Run families to their ends; every sample is done once, as long as it should be, and nothing is left."""
+    feed, stops, ends = ListFeed([]), {}, {}
+    for line, (length, most, positions, before, (kind, common)) in enumerate(rows, 1):
+        ids = ([kind] * common + [100 + line] * length)[:length]
+        params = SamplingParams(n=len(positions), max_tokens=most, ignore_eos=True, stop_token_ids=(9,))
+        ends |= {(line, i): min(most, most if p is None else p + 1) for i, p in enumerate(positions)}
+        stops |= {(line, i, p): 9 for i, p in enumerate(positions) if p is not None}
+        made = [[stops.get((line, i, at), 7) for at in range(most)][: ends[line, i]] for i in range(len(positions))]
+        earlier = [Unfinished(line, i, made[i][:count]) for i, count in enumerate(before[: len(made)]) if count]
+        feed.prompts.append(Prompt(line, str(line), ids, params, earlier))
+    machine = Machine(feed, steps=30, block=block, stops=stops, **sizes).run()
+    refused = {line for line, _ in feed.refused}
+    assert len(refused) == len(feed.refused)
+    done = {(s.prompt.line, s.sample): len(s.generated) for s in machine.done}
+    assert len(done) == len(machine.done)
+    assert done == {key: end for key, end in ends.items() if key[0] not in refused}
+    machine.require_empty()
+    return machine
