@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from glob import has_magic
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from hpcdecode.errors import UserError
 from hpcdecode.ranks.wishes import LAYOUTS, POOLS, ROUTES
 from hpcdecode.requests.params import SamplingParams
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]  # installed on Python 3.10 only
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -55,10 +49,8 @@ _MOST = {  # larger values need memory or time that no machine has
     "prefill_tokens": 1 << 17,
     "overlap": 256,
 }
-SETTINGS = "hpcdecode.toml"  # in the working directory: the default model
 STDIN = "-"  # prompts from standard input
 LITERAL = "data:,"  # a prompt in place of a file: its text follows, percent-encoded (RFC 2397)
-DEMO = "demo"  # name of the model that ships with the package
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -288,44 +280,3 @@ def default_output(prompts: Sequence[str], shard: Shard | None = None) -> str:
     if len(prompts) > 1 or prompts[0] == STDIN or has_magic(name):
         raise UserError("expected -o OUT.h5 for several prompt files or standard input, got none", everywhere=True)
     return str(Path(name).with_suffix(f".{shard.index}-of-{shard.count}.h5" if shard else ".h5"))
-
-
-def find_model(flag: str | None, environment: Mapping[str, str]) -> str:
-    """Return the model directory from --model, HPCDECODE_MODEL or hpcdecode.toml, in this order.
-
-    Raises:
-        UserError: If none of them names a model.
-    """
-    model = flag or environment.get("HPCDECODE_MODEL")
-    if model is None and Path(SETTINGS).exists():
-        model = read_toml(SETTINGS).get("model")
-    if model is None:
-        raise UserError(
-            "no model given: expected --model DIR, the environment variable HPCDECODE_MODEL, or a line "
-            f'model = "DIR" in {SETTINGS} in the working directory, and found none of them '
-            "(--model demo is the model that ships with hpcdecode)",
-            everywhere=True,
-        )
-    if not isinstance(model, str):
-        raise UserError(f"{SETTINGS}: model: expected a string, got {model!r}", everywhere=True)
-    return str(demo_directory() / "model") if model == DEMO else model
-
-
-def read_toml(path: str) -> dict[str, Any]:
-    """Return the values of a TOML file.
-
-    Raises:
-        UserError: If the file cannot be read as TOML.
-    """
-    try:
-        with open(path, "rb") as file:
-            values: dict[str, Any] = tomllib.load(file)
-            return values
-    except (OSError, ValueError) as error:  # a TOMLDecodeError is a ValueError, as is invalid UTF-8
-        raise UserError(f"{path}: expected a readable TOML file: {error}", everywhere=True) from error
-
-
-def demo_directory() -> Path:
-    """Return the directory of the demo job, in the installed package or in the source tree."""
-    installed = Path(__file__).parent / "demo"
-    return installed if installed.is_dir() else installed.parents[1] / "jobs" / "demo"

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from hpcdecode.config import EngineOptions, find_model, parse_bytes
+from hpcdecode.config import EngineOptions, parse_bytes
 from hpcdecode.data.prompts.fields import row_params
 from hpcdecode.data.prompts.files import RawRow
 from hpcdecode.data.prompts.rows import Row, RowError, RowReader
@@ -24,6 +24,7 @@ from hpcdecode.report.progress import NoProgress, Progress
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.schedule.admission import problem_of, sequences_of
+from hpcdecode.system.model_path import find_model
 from hpcdecode.system.signals import Signals
 
 _CHECKPOINT_SECONDS = 3600.0  # of other S-ranks, which this process does not have

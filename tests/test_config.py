@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hpcdecode.config import Job, Shard, default_output, demo_directory, find_model
+from hpcdecode.config import Job, Shard, default_output
 from hpcdecode.errors import UserError
+from hpcdecode.system.model_path import demo_directory, find_model
 
 
 def test_the_flag_wins_over_the_environment_over_the_settings(tmp_path, monkeypatch):

@@ -24,12 +24,13 @@ from hpcdecode.attention.open import open_layers
 from hpcdecode.attention.shapes import RecurrentShape
 from hpcdecode.attention.sizes import block_tokens_for, state_tokens_for
 from hpcdecode.bench.output import Case, Report
-from hpcdecode.config import DTYPES, QUANTISED, find_model
+from hpcdecode.config import DTYPES, QUANTISED
 from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.errors import UserError
 from hpcdecode.model import SplitModel, load_split
 from hpcdecode.model.lower import quantize
 from hpcdecode.report.benchmark import entry, machine
+from hpcdecode.system.model_path import find_model
 
 EXACT = "float32"
 

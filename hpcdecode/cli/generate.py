@@ -19,10 +19,11 @@ import msgspec
 from hpcdecode.cli import log
 from hpcdecode.cli.generate_flags import add_flags
 from hpcdecode.cli.job_file import read_job_file
-from hpcdecode.config import LITERAL, Job, default_output, find_model
+from hpcdecode.config import LITERAL, Job, default_output
 from hpcdecode.errors import RowProblem, UserError, first_line
 from hpcdecode.ranks import launch
 from hpcdecode.requests.params import SamplingParams
+from hpcdecode.system.model_path import find_model
 from hpcdecode.system.signals import Signals
 
 if TYPE_CHECKING:

@@ -10,10 +10,11 @@ from typing import Any
 
 from hpcdecode.cli.generate_flags import parse_generation_config, text_or_file
 from hpcdecode.cli.parser import near
-from hpcdecode.config import DEMO, STDIN, Job, Shard, parse_bytes, parse_dtype, read_toml
+from hpcdecode.config import STDIN, Job, Shard, parse_bytes, parse_dtype
 from hpcdecode.data.prompts.fields import sampling_kinds, typed
 from hpcdecode.data.prompts.kept import parse_names
 from hpcdecode.errors import RowProblem, UserError
+from hpcdecode.system.model_path import DEMO, read_toml
 
 _FAIL_FAST = "fail_fast"
 _PARSED: dict[str, Callable[[str], object]] = {  # if given as strings

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from hpcdecode.cli.arguments import add_verbosity
 from hpcdecode.cli.parser import Parser
-from hpcdecode.config import DTYPES, find_model
+from hpcdecode.config import DTYPES
 from hpcdecode.ranks import launch
 from hpcdecode.ranks.wishes import LAYOUTS, Wishes
+from hpcdecode.system.model_path import find_model
 
 if TYPE_CHECKING:
     from mpi4py import MPI

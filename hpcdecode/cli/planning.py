@@ -14,12 +14,13 @@ import msgspec
 from hpcdecode.cli.arguments import add_verbosity
 from hpcdecode.cli.planning_flags import add_machine, add_rows, add_schedule, check, read_rows
 from hpcdecode.cli.planning_machine import asked_shape, cluster_of, shapes_of
-from hpcdecode.config import DTYPES, KV_DTYPES, find_model
+from hpcdecode.config import DTYPES, KV_DTYPES
 from hpcdecode.errors import UserError
 from hpcdecode.planning.servers import SERVING
 from hpcdecode.ranks import launch
 from hpcdecode.ranks.wishes import POOLS
 from hpcdecode.schedule.limits import prefill_limit
+from hpcdecode.system.model_path import find_model
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -6,11 +6,12 @@ import argparse
 from typing import TYPE_CHECKING
 
 from hpcdecode.cli.arguments import parsed
-from hpcdecode.config import ADMISSIONS, KV_DTYPES, SCHEDULES, find_model, parse_bytes
+from hpcdecode.config import ADMISSIONS, KV_DTYPES, SCHEDULES, parse_bytes
 from hpcdecode.errors import UserError
 from hpcdecode.planning.servers import SERVING
 from hpcdecode.ranks.wishes import LAYOUTS, POOLS, ROUTES
 from hpcdecode.schedule.limits import prefill_limit
+from hpcdecode.system.model_path import find_model
 
 if TYPE_CHECKING:
     from hpcdecode.cli.arguments import Group

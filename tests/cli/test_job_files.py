@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from hpcdecode.cli.job_file import read_job_file
-from hpcdecode.config import SETTINGS, Job, read_toml
+from hpcdecode.config import Job
 from hpcdecode.errors import UserError
 from hpcdecode.requests.params import SamplingParams
+from hpcdecode.system.model_path import SETTINGS, read_toml
 from tests.support.commands import ROOT
 
 EXAMPLE = ROOT / "jobs" / "demo.toml"

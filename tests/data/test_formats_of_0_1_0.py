@@ -18,11 +18,11 @@ import pytest
 import torch
 
 import hpcdecode as package
-from hpcdecode.config import demo_directory
 from hpcdecode.data.results.export import export
 from hpcdecode.data.results.show import show
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend import cache
+from hpcdecode.system.model_path import demo_directory
 from tests.support.models import Attention, step
 
 ARCHIVE = Path(__file__).parent / "files/formats_of_0_1_0.tar.gz"

@@ -16,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdecode.attention.shapes import attention_shapes, state_bytes
-from hpcdecode.config import Job, find_model
+from hpcdecode.config import Job
 from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.data.results import writer as results
 from hpcdecode.data.results.layout import OFFSETS, RAGGED
@@ -26,6 +26,7 @@ from hpcdecode.generate import ROW_ERRORS, generate
 from hpcdecode.model import SplitModel, load_split
 from hpcdecode.mpi.collectives import broadcast
 from hpcdecode.requests.params import SamplingParams
+from hpcdecode.system.model_path import find_model
 from hpcdecode.system.signals import DRAINED, Signals
 from tests.support.preemption import hasty
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 import hpcdecode
-from hpcdecode.config import find_model
 from hpcdecode.data.prompts.rows import read_rows
 from hpcdecode.data.prompts.tokenizer import tokenized
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
+from hpcdecode.system.model_path import find_model
 from tests.differential.company import Company, Mix
 from tests.differential.mixes import mixes
 from tests.differential.oracle import Oracle

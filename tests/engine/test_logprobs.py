@@ -12,7 +12,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import hpcdecode
-from hpcdecode.config import demo_directory
 from hpcdecode.data.results.export import export
 from hpcdecode.data.results.join import join
 from hpcdecode.data.results.writer import Result, ResultsWriter
@@ -20,6 +19,7 @@ from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
 from hpcdecode.requests.logprobs import Logprobs
 from hpcdecode.sampling.logprobs import logprobs
+from hpcdecode.system.model_path import demo_directory
 from tests.support.samples import rows, run
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hpcdecode.config import demo_directory
+from hpcdecode.system.model_path import demo_directory
 from tests.hostile.damage import INDEX, WEIGHTS, edit, entry, fifo, folder, link, safetensors, write
 from tests.hostile.trial import OK, REFUSED, ROW, ROW_ERRORS, Trial, each
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hpcdecode.config import demo_directory
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend import cache, trace_file
 from hpcdecode.model.frontend.sources import Sources
+from hpcdecode.system.model_path import demo_directory
 from tests.support.commands import run
 from tests.support.models import Attention, step
 

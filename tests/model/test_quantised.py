@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hpcdecode.config import demo_directory
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.checkpoint import Stack
 from hpcdecode.model.frontend.plausible import check_values, implausible
 from hpcdecode.model.frontend.quantization.stated import read_scheme
+from hpcdecode.system.model_path import demo_directory
 
 PROJECTION = "model.layers.1.mlp.up_proj.weight"
 

@@ -7,13 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcdecode.config import Job, find_model
+from hpcdecode.config import Job
 from hpcdecode.errors import UserError
 from hpcdecode.planning.auto import _advice
 from hpcdecode.ranks.layout import assign_roles
 from hpcdecode.ranks.roles import Rank
 from hpcdecode.ranks.team import Team
 from hpcdecode.ranks.wishes import Wishes
+from hpcdecode.system.model_path import find_model
 from tests.support.profiles import old_profile, profile, with_sums, write
 
 GIB = 1 << 30

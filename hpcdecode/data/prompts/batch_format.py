@@ -9,11 +9,11 @@ from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
-from hpcdecode.config import DEMO, demo_directory
 from hpcdecode.data.prompts.fields import asks_for_nothing
 from hpcdecode.data.prompts.unknown import suggestion
 from hpcdecode.data.prompts.values import shown, type_name
 from hpcdecode.errors import RowProblem
+from hpcdecode.system.model_path import DEMO, demo_directory
 
 ENDPOINTS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
 LINE_FIELDS = frozenset(("id", "custom_id", "method", "url", "body"))

@@ -1,0 +1,60 @@
+"""Where the model of a command is found, if its flag does not say."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcdecode.errors import UserError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]  # installed on Python 3.10 only
+
+SETTINGS = "hpcdecode.toml"  # in the working directory: the default model
+DEMO = "demo"  # name of the model that ships with the package
+
+
+def find_model(flag: str | None, environment: Mapping[str, str]) -> str:
+    """Return the model directory from --model, HPCDECODE_MODEL or hpcdecode.toml, in this order.
+
+    Raises:
+        UserError: If none of them names a model.
+    """
+    model = flag or environment.get("HPCDECODE_MODEL")
+    if model is None and Path(SETTINGS).exists():
+        model = read_toml(SETTINGS).get("model")
+    if model is None:
+        raise UserError(
+            "no model given: expected --model DIR, the environment variable HPCDECODE_MODEL, or a line "
+            f'model = "DIR" in {SETTINGS} in the working directory, and found none of them '
+            "(--model demo is the model that ships with hpcdecode)",
+            everywhere=True,
+        )
+    if not isinstance(model, str):
+        raise UserError(f"{SETTINGS}: model: expected a string, got {model!r}", everywhere=True)
+    return str(demo_directory() / "model") if model == DEMO else model
+
+
+def read_toml(path: str) -> dict[str, Any]:
+    """Return the values of a TOML file.
+
+    Raises:
+        UserError: If the file cannot be read as TOML.
+    """
+    try:
+        with open(path, "rb") as file:
+            values: dict[str, Any] = tomllib.load(file)
+            return values
+    except (OSError, ValueError) as error:  # a TOMLDecodeError is a ValueError, as is invalid UTF-8
+        raise UserError(f"{path}: expected a readable TOML file: {error}", everywhere=True) from error
+
+
+def demo_directory() -> Path:
+    """Return the directory of the demo job, in the installed package or in the source tree."""
+    package = Path(__file__).parents[1]
+    installed = package / "demo"
+    return installed if installed.is_dir() else package.parent / "jobs" / "demo"
