@@ -6,7 +6,6 @@ import functools
 import gc
 import json
 import os
-import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -27,45 +26,14 @@ from hpcdecode.model import SplitModel, load_split
 from hpcdecode.mpi.collectives import broadcast
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.system.model_path import find_model
-from hpcdecode.system.signals import DRAINED, Signals
+from hpcdecode.system.signals import DRAINED
 from tests.support.preemption import hasty
+from tests.support.stop_after import StopAfter, copy, kept, remove
 
 WORLD = MPI.COMM_WORLD
 STALL_SECONDS = 60
 Mix = dict[str, Any]
 Contents = dict[str, dict[str, Any]]  # columns of "rows" and of "errors", by name
-
-
-class StopAfter(Signals):
-    """Stop the job at its `polls`-th rotation of the lanes; a crash keeps what is on disk at that moment.
-
-    It stands in for a signal, which would come at another step every time.
-    """
-
-    def __init__(self, polls: int | None, output: Path, crash: bool):
-        super().__init__()
-        self._polls, self._output, self._crash = polls, output, crash
-        self.stopped = False
-
-    def __enter__(self) -> StopAfter:
-        return self
-
-    def hold_interrupts(self) -> None:
-        """No signal is held: the test ends as any process does."""
-
-    @property
-    def stopping(self) -> bool:
-        if self.stopped or self._polls is None:
-            return self.stopped
-        self._polls -= 1
-        self.stopped = self._polls < 0
-        if self.stopped and self._crash:
-            _copy(self._output, _kept(self._output))
-        return self.stopped
-
-    @property
-    def exit_code(self) -> int:
-        return DRAINED if self.stopped else 0
 
 
 STATE_TOKENS = 64  # tokens whose memory has room for one state beside them
@@ -99,7 +67,7 @@ class Company:
         """Run the job of a mix to its end; its contents on rank 0, None on the others."""
         output = self.folder / "company.h5"
         if WORLD.rank == 0:
-            _remove(output)
+            remove(output)
             self._write([json.dumps(row) for row in mix["rows"]], "company.jsonl")
         for run in mix["runs"]:
             self._run_once(mix, run, output)
@@ -114,7 +82,7 @@ class Company:
         if key not in self._alone:
             output = self.folder / "alone.h5"
             if WORLD.rank == 0:
-                _remove(output)
+                remove(output)
                 self._write([""] * (line - 1) + [json.dumps(mix["rows"][line - 1])], "alone.jsonl")
             job = self._job(mix, "alone.jsonl", output, {"tp": self.tp})
             if self.tp == 1:
@@ -154,7 +122,7 @@ class Company:
             os.sched_setaffinity(0, self._cpus)
             gc.collect()  # KV caches of gigabytes are held by cycles
             if signals.stopped and run["crash"] and WORLD.rank == 0:
-                _copy(_kept(output), output)
+                copy(kept(output), output)
             comm.Free()
         broadcast(WORLD, 0, int)
 
@@ -288,19 +256,3 @@ def same(mine: Any, own: Any, tolerance: float) -> bool:
     if mine.dtype.kind != "f":
         return bool((mine == own).all())
     return bool(np.allclose(mine, own, rtol=0, atol=tolerance, equal_nan=True))
-
-
-def _kept(output: Path) -> Path:
-    return output.with_name("kept.h5")
-
-
-def _remove(output: Path) -> None:
-    output.unlink(missing_ok=True)
-    shutil.rmtree(results.parts_folder(output), ignore_errors=True)
-
-
-def _copy(source: Path, target: Path) -> None:
-    """What a results file and its parts are now; nobody writes them meanwhile."""
-    _remove(target)
-    shutil.copy(source, target)
-    shutil.copytree(results.parts_folder(source), results.parts_folder(target))
