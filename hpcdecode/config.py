@@ -133,17 +133,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
                 expected = f"one of {', '.join(choices)}"
                 raise UserError(f"--{name.replace('_', '-')}: expected {expected}, got {value!r}", everywhere=True)
         if self.r_device != "cpu" and self.kv_dtype in ("k8v4", "int4"):
-            raise UserError(
-                f"--r-device {self.r_device}: expected --kv-dtype float32, float16, bfloat16 or int8, "
-                f"got {self.kv_dtype}",
-                everywhere=True,
-            )
+            expected = "expected --kv-dtype float32, float16, bfloat16 or int8"
+            raise UserError(f"--r-device {self.r_device}: {expected}, got {self.kv_dtype}", everywhere=True)
         if self.route == "rotational" and self.exchange == "collective":
-            raise UserError(
-                "--route rotational: expected --exchange messages or auto, as answers go to other ranks than the "
-                "questions came from, got collective",
-                everywhere=True,
-            )
+            expected = "expected --exchange messages or auto, as answers go to other ranks than the questions came from"
+            raise UserError(f"--route rotational: {expected}, got collective", everywhere=True)
         self._require_counts(*_MOST, "s_ranks", "tp", "pp", "kv_memory", "load_limit", "gpu_memory")
         return self
 
