@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from hpcdecode.planning.lengths import Lengths
 from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.prefix import new_key
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.requests.stops import Stops
@@ -229,7 +230,7 @@ class SimulatedLane:
 
     def _preempt(self, now: int) -> None:
         """Let sequences give up their room that must, as the scheduler does with its next plan."""
-        leaving = self._placement.leaving(self.admission.lane)
+        leaving, prefilling = self._placement.leaving(self.admission.lane), bool(self._prefilling)
         if not leaving:
             return
         for sequence in leaving:
@@ -249,6 +250,19 @@ class SimulatedLane:
             sequence.give_up_room()
         self.preemptions += len(leaving)
         self.admission.put_back(leaving)
+        if prefilling and not self._prefilling:
+            self._start_ready(now)
+
+    def _start_ready(self, now: int) -> None:
+        """Let sequences begin to decode that waited for others of their micro-batch, as the scheduler does."""
+        ready = [s for s in self.in_flight.values() if s.start_step >= now]
+        ends = {row: step for step, row, key in self._ends if row in self.in_flight and self.in_flight[row].key == key}
+        for sequence in ready:
+            row, later = sequence.prompt.line, sequence.start_step - now
+            sequence.key = new_key()  # entries under the old one do not count any more
+            heapq.heappush(self._starts, (now, row, sequence.key))
+            heapq.heappush(self._ends, (ends[row] - later, row, sequence.key))
+        self._placement.start(ready, now)
 
     def _release(self) -> None:
         """Free what ended in the step before, as the scheduler does with its next plan."""

@@ -145,6 +145,13 @@ class Placement:
         self._drop(sequence.rank, sequence)
         self._decoding[sequence.lane].remove(sequence)
 
+    def start(self, sequences: Iterable[SequenceState], now: int) -> None:
+        """Let sequences that have not started to decode begin at step `now`."""
+        for sequence in sequences:
+            self.remove(sequence)
+            sequence.start_step = now
+            self.add(sequence)
+
     def hold(self, prefix: Prefix) -> None:
         """Count a prefix on its R-ranks."""
         for rank in prefix.ranks:

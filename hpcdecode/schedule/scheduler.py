@@ -77,7 +77,10 @@ class Scheduler:
 
     def next_step(self, now: int) -> Step:
         """Return the plan of lane step `now`; it runs no model if there is nothing to do but to wait for room."""
+        prefilling = bool(self.prefilling)
         release = self._release()
+        if prefilling and not self.prefilling:  # what the others of the micro-batch waited for has left
+            self.placement.start(self.ready, now)
         started = [s for s in self.ready if s.start_step <= now]
         self.decoding += started
         self.ready = [s for s in self.ready if s.start_step > now]
