@@ -10,7 +10,7 @@ from hpcdecode import cli
 
 DTYPES = "expected one of float32, bfloat16, auto; got"
 WRONG = {
-    "generat": "hpcdecode: error: expected a subcommand, one of .*; got 'generat'; did you mean generate[?]",
+    "generatt": "hpcdecode: error: expected a subcommand, one of .*; got 'generatt'; did you mean generate[?]",
     "": "hpcdecode: error: expected a subcommand, got none",
     "generate --temprature 1 p": "expected a known flag, got --temprature; did you mean --temperature[?]",
     "generate --tempra=1 p": "expected a known flag, got --tempra; did you mean --temperature[?]",
@@ -28,7 +28,7 @@ WRONG = {
     "generate -q -v p": "-v/--verbose: expected to be alone, got -q/--quiet too",
     "export": "export: error: expected OUT.h5, got none",
     "doctor x": "doctor: error: expected no further argument, got 'x'",
-    "bench produkts": "expected one of .*; got 'produkts'; did you mean products[?]",
+    "bench productz": "expected one of .*; got 'productz'; did you mean products[?]",
 }
 
 
@@ -66,7 +66,7 @@ def test_other_spellings_and_names_of_flags(line, name, value):
 
 
 def test_a_rank_that_does_not_speak_for_all_says_nothing(capsys):
-    assert cli.parse(["generat"], speak=False) is None
+    assert cli.parse(["generatt"], speak=False) is None
     assert capsys.readouterr() == ("", "")
 
 
