@@ -28,6 +28,11 @@ def read(path: str | os.PathLike[str]) -> Results:
     return Results(path)
 
 
+def __dir__() -> list[str]:
+    """Return the names of the API."""
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> object:
     """Return a name of the API, importing its module, and with it torch, on first use."""
     from importlib import import_module

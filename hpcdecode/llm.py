@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -27,8 +27,12 @@ from hpcdecode.schedule.admission import problem_of, sequences_of
 from hpcdecode.system.model_path import find_model
 from hpcdecode.system.signals import Signals
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 _CHECKPOINT_SECONDS = 3600.0  # of other S-ranks, which this process does not have
 T = TypeVar("T")
+AnyPrompt = str | list[int] | dict[str, Any]
 __all__ = ["LLM", "CompletionOutput", "PromptError", "RequestOutput"]
 
 
@@ -97,7 +101,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: str | dict[str, Any] | Sequence[str | dict[str, Any]],
+        prompts: AnyPrompt | Sequence[AnyPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
@@ -106,8 +110,8 @@ class LLM:
         Sampled tokens depend only on the prompt, its seed and its position in the list.
 
         Args:
-            prompts: Texts, or dicts like the rows of a prompt file, with `prompt` or `prompt_token_ids` and sampling
-                fields of their own.
+            prompts: Texts, lists of token ids, or dicts like the rows of a prompt file, with `prompt` or
+                `prompt_token_ids` and sampling fields of their own. One alone needs no list around it.
             sampling_params: Sampling parameters for all prompts, or a list with those of each.
             use_tqdm: Show a progress bar.
 
@@ -117,9 +121,8 @@ class LLM:
         Raises:
             PromptError: If a prompt cannot be used, before any work. It is a ValueError.
         """
-        given = [prompts] if isinstance(prompts, (str, dict)) else list(prompts)
-        rows = [{"prompt": prompt} if isinstance(prompt, str) else prompt for prompt in given]
-        return self._run(rows, sampling_params, use_tqdm)
+        one = isinstance(prompts, (str, dict)) or (len(prompts) and isinstance(prompts[0], int))
+        return self._run([_fields(prompt) for prompt in ([prompts] if one else prompts)], sampling_params, use_tqdm)
 
     def chat(
         self,
@@ -153,11 +156,19 @@ class LLM:
             "continue_final_message": continue_final_message,
             "chat_template_kwargs": chat_template_kwargs,
         }
-        rows = [{"messages": list(each), **options} for each in conversations]
+        rows: list[object] = [{"messages": list(each), **options} for each in conversations]
         return self._run(rows, sampling_params, use_tqdm)
 
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Return the tokenizer of transformers that prompts are encoded with."""
+        return self._engine.tokenizer.backend
+
+    def __repr__(self) -> str:
+        options, setup = self._engine.options, self._engine.setup
+        return f"LLM({options.model!r}, dtype={setup.dtype!r}, kv_dtype={setup.kv_dtype!r})"
+
     def _run(
-        self, fields: list[dict[str, Any]], params: SamplingParams | Sequence[SamplingParams] | None, use_tqdm: bool
+        self, fields: list[object], params: SamplingParams | Sequence[SamplingParams] | None, use_tqdm: bool
     ) -> list[RequestOutput]:
         engine, tokenizer = self._engine, self._engine.tokenizer
         reader = RowReader(model=engine.options.model)
@@ -189,9 +200,16 @@ class LLM:
         return RequestOutput(row.id, text, prompt.token_ids, outputs, logprobs)
 
 
+def _fields(prompt: object) -> object:
+    """Return a prompt in the form of a row of a prompt file."""
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
+    return {"prompt_token_ids": prompt} if isinstance(prompt, list) else prompt
+
+
 def _with_params(
-    fields: list[dict[str, Any]], params: SamplingParams | Sequence[SamplingParams] | None
-) -> list[tuple[dict[str, Any], SamplingParams]]:
+    fields: list[object], params: SamplingParams | Sequence[SamplingParams] | None
+) -> list[tuple[object, SamplingParams]]:
     if params is None or isinstance(params, SamplingParams):
         return [(each, checked) for checked in [_checked(params or SamplingParams())] for each in fields]
     if len(params) != len(fields):

@@ -126,3 +126,21 @@ def test_the_package_is_imported_without_torch():
     code = "import sys, hpcdecode; from hpcdecode import SamplingParams; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "False", done.stderr
+
+
+def test_prompts_as_lists_of_token_ids(llm):
+    params = SamplingParams(max_tokens=5)
+    wanted = llm.generate([{"prompt_token_ids": ids} for ids in IDS[:3]], params, use_tqdm=False)
+    assert tokens(llm.generate(IDS[:3], params, use_tqdm=False)) == tokens(wanted)
+    (one,) = llm.generate(IDS[0], params, use_tqdm=False)
+    assert one.outputs[0].token_ids == wanted[0].outputs[0].token_ids and one.prompt_token_ids == IDS[0]
+    assert one.outputs[0].cumulative_logprob is None
+    (known,) = llm.generate(IDS[0], SamplingParams(max_tokens=5, logprobs=0), use_tqdm=False)
+    assert known.outputs[0].cumulative_logprob < 0
+
+
+def test_what_a_notebook_shows(llm, checkpoint):
+    assert repr(llm) == f"LLM({str(checkpoint('llama3'))!r}, dtype='float32', kv_dtype='float32')"
+    encoded = llm.get_tokenizer()("if x == 1:")["input_ids"]
+    assert llm.generate("if x == 1:", SamplingParams(max_tokens=1), use_tqdm=False)[0].prompt_token_ids == encoded
+    assert dir(hpcdecode) == sorted(hpcdecode.__all__)

@@ -46,6 +46,14 @@ def stored(request, tmp_path):
     return path, write(path, range(1, 60), complete=request.param, bad=[70, 60])
 
 
+def test_a_file_shows_itself(stored):
+    path, rows = stored
+    with hpcdecode.read(path) as results:
+        state = "complete" if results.complete else "not complete"
+        assert repr(results) == f"<Results of '{path}': {len(rows)} rows, {state}>"
+        assert results.summary == {"rows": len(rows)}
+
+
 def test_rows_come_by_line_and_sample(stored):
     path, rows = stored
     with hpcdecode.read(path) as results:

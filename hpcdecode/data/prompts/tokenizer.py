@@ -29,13 +29,14 @@ class Tokenizer:
     """A model's tokenizer. It works offline and never runs code from the model's directory.
 
     Attributes:
+        backend: The tokenizer of transformers.
         eos_token_ids: End-of-sequence tokens.
         vocab_size: Token ids are in [0, vocab_size). It is the model's if config.json states it, else the tokenizer's.
         grammars: Compiles the grammars that rows ask for.
     """
 
     def __init__(self, backend: Backend, eos_token_ids: frozenset[int], vocab_size: int) -> None:
-        self._backend = backend
+        self.backend = backend
         self.eos_token_ids = eos_token_ids
         self.vocab_size = vocab_size
         # llguidance refuses a tokenizer that is not a fast one, and then the rows with grammars are errors.
@@ -101,7 +102,7 @@ class Tokenizer:
 
     def _word_ids(self, word: str) -> list[list[int]]:
         try:
-            plain, spaced = _ids(self._backend, [word.lstrip(), " " + word.lstrip()], add_special_tokens=False)
+            plain, spaced = _ids(self.backend, [word.lstrip(), " " + word.lstrip()], add_special_tokens=False)
         except Exception as e:
             raise RowProblem(f"bad_words: the tokenizer refused {word!r}: {first_line(e)}") from e
         if not plain:
@@ -116,7 +117,7 @@ class Tokenizer:
             RowProblem: One of the texts cannot be encoded, or encodes to nothing.
         """
         try:
-            encoded = _ids(self._backend, texts, add_special_tokens)
+            encoded = _ids(self.backend, texts, add_special_tokens)
         except Exception as e:
             raise RowProblem(f"the tokenizer refused the text: {first_line(e)}") from e
         return [self._checked(ids) for ids in encoded]
@@ -132,14 +133,14 @@ class Tokenizer:
             assert row.prompt is not None, "a row without text has token ids"
             return row.prompt
         if self._chat is None:
-            self._chat = ChatTemplate(template_of(self._backend), self._backend.special_tokens_map)
+            self._chat = ChatTemplate(template_of(self.backend), self.backend.special_tokens_map)
         row.rendered = self._chat.render(row.messages, row.chat)
         return row.rendered
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Return the text of generated ids, with special tokens if they are not skipped. Spaces are not changed."""
         options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
-        text = self._backend.decode(list(ids), **options)
+        text = self.backend.decode(list(ids), **options)
         assert isinstance(text, str), "the tokenizer returns one text for one list of ids"
         return text
 

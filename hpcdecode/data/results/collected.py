@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isnan
 
 from hpcdecode.data.prompts.rows import RowError
 from hpcdecode.data.results.result import Result
@@ -21,7 +22,7 @@ class CompletionOutput:
         text: Generated text.
         token_ids: Generated tokens.
         finish_reason: `stop` or `length`.
-        cumulative_logprob: Sum of the tokens' log-probabilities; NaN if it is not known.
+        cumulative_logprob: Sum of the tokens' log-probabilities; None if they were not asked for.
         logprobs: For every token the log-probabilities of the token itself and of the most likely ones, by token id.
             None if they were not asked for.
     """
@@ -30,7 +31,7 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     finish_reason: str
-    cumulative_logprob: float
+    cumulative_logprob: float | None
     logprobs: list[dict[int, float]] | None
 
 
@@ -78,7 +79,7 @@ class CollectedResults:
     def outputs(self, line: int) -> list[CompletionOutput]:
         """Return the samples of a prompt, by its line."""
         return [
-            CompletionOutput(r.sample, r.text, r.token_ids, r.finish_reason, r.cumulative_logprob, _by_token(r))
+            CompletionOutput(r.sample, r.text, r.token_ids, r.finish_reason, _known(r.cumulative_logprob), _by_token(r))
             for r in self._results[line]
         ]
 
@@ -87,6 +88,10 @@ class CollectedResults:
         first = self._results[line][0]
         held = first.prompt_logprobs
         return None if held is None else [None, *_likely(first.prompt_token_ids, held)[1:]]
+
+
+def _known(logprob: float) -> float | None:
+    return None if isnan(logprob) else logprob
 
 
 def _by_token(result: Result) -> list[dict[int, float]] | None:

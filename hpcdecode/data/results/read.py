@@ -62,6 +62,16 @@ class Results:
     def __len__(self) -> int:
         return len(self._order)
 
+    def __repr__(self) -> str:
+        state = "complete" if self.complete else "not complete"
+        return f"<Results of {os.fspath(self._path)!r}: {len(self):,} rows, {state}>"
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Figures of the job, such as `seconds` and `tokens_per_second`; empty while its first run goes on."""
+        found = self.attributes.get("summary")
+        return dict(found) if isinstance(found, dict) else {}
+
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield the rows by line and sample, in the form of `[line]`."""
         for columns in self.batches():
