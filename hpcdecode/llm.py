@@ -133,6 +133,7 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: dict[str, Any] | None = None,
+        tools: list[dict[str, Any]] | None = None,
     ) -> list[RequestOutput]:
         """Generate a reply to one conversation or several, with the model's chat template.
 
@@ -143,6 +144,7 @@ class LLM:
             add_generation_prompt: End the prompt with the header of a reply.
             continue_final_message: Continue the last message instead.
             chat_template_kwargs: Variables for the chat template.
+            tools: Functions that the model may call, as the OpenAI API describes them. Calls stay in the text.
 
         Returns:
             The results, in the order of the conversations.
@@ -155,6 +157,7 @@ class LLM:
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
             "chat_template_kwargs": chat_template_kwargs,
+            "tools": tools,
         }
         rows: list[object] = [{"messages": list(each), **options} for each in conversations]
         return self._run(rows, sampling_params, use_tqdm)

@@ -54,8 +54,9 @@ def test_fields_of_chats_are_honoured(tmp_path, wrap):
         ({"add_generation_prompt": "yes"}, "add_generation_prompt: expected true or false, got a string"),
         ({"chat_template_kwargs": [1]}, "chat_template_kwargs: expected an object, got a list"),
         ({"chat_template_kwargs": {"tools": []}}, "expected names of the template's own, got 'tools'"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]: expected an object with type function and function.name"),
         ({"chat_template": "{{ messages }}"}, "chat_template: not supported yet"),
-        ({"tool_choice": "auto"}, "tool_choice: not supported yet"),
+        ({"tool_choice": "required"}, "tool_choice: expected auto or none, the only ones supported"),
     ],
 )
 def test_what_chats_may_not_ask(tmp_path, fields, reason):

@@ -122,6 +122,17 @@ def test_calls_and_results_of_tools():
         render(TEMPLATES["plain"], messages)
 
 
+def test_tools_are_given_to_templates_that_read_them():
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    source = "{% if tools %}{% for t in tools %}<tool>{{ t | tojson }}{% endfor %}{% endif %}" + PLAIN
+    text = render(source, [said("user", "1+2?")], tools=tools)
+    assert text == render_jinja_template([[said("user", "1+2?")]], chat_template=source, tools=tools, **SPECIAL)[0][0]
+    assert text.startswith('<tool>{"type": "function", "function": {"name": "add",')
+    assert render(source, [said("user", "1+2?")]) == render(PLAIN, [said("user", "1+2?")])
+    with pytest.raises(RowProblem, match="refused them: it reads no tools, which would be lost"):
+        render(PLAIN, [said("user", "1+2?")], tools=tools)
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [

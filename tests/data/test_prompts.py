@@ -148,7 +148,7 @@ HOSTILE = [
     (b'{"prompt": "a", "truncate_prompt_tokens": 0}', "truncate_prompt_tokens: expected an integer >= 1, or -1"),
     (b'{"prompt": "a", "logprobs": 21}', "logprobs: expected an integer in [0, 20], got 21"),
     (b'{"prompt": "a", "logprobs": true, "top_logprobs": "x"}', "logprobs: expected a 64-bit integer, got a string"),
-    (b'{"messages": [{"role": "user", "content": "a"}], "tools": [{}]}', "tools: not supported yet"),
+    (b'{"messages": [{"role": "user", "content": "a"}], "tools": [{}]}', "tools[0]: expected an object with type"),
 ]
 
 

@@ -47,7 +47,13 @@ class ChatTemplate:
             UserError: The renderer cannot be started.
         """
         request = _encoded(
-            Conversation(messages, options.add_generation_prompt, options.continue_final_message, options.variables)
+            Conversation(
+                messages,
+                options.add_generation_prompt,
+                options.continue_final_message,
+                options.variables,
+                options.tools,
+            )
         )
         with self._lock:
             answer = self._ask(request)

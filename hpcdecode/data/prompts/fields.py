@@ -32,8 +32,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "logits_processors": ([],),
     "prompt_embeds": (),
     "spaces_between_special_tokens": (True,),
-    "tool_choice": ("none",),
-    "tools": ([],),
     "use_beam_search": (False,),
 }
 

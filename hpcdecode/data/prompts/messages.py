@@ -9,8 +9,8 @@ import msgspec
 from hpcdecode.data.prompts.values import shown, type_name
 from hpcdecode.errors import RowProblem
 
-CHAT_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
-_RESERVED_VARIABLES = frozenset(("messages", "tools", "conversation", "chat_template", "tokenize", *CHAT_FIELDS))
+CHAT_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools", "tool_choice")
+_RESERVED_VARIABLES = frozenset(("messages", "conversation", "chat_template", "tokenize", *CHAT_FIELDS))
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # instead of the content of an assistant's message
 _UNSUPPORTED_FIELDS = ("function_call", "refusal", "audio")  # of a message, unless null
 
@@ -22,11 +22,13 @@ class ChatOptions(msgspec.Struct, frozen=True):
         add_generation_prompt: The prompt ends where the assistant's answer begins.
         continue_final_message: The prompt ends where the final message ends, so that the model continues it.
         variables: Further variables of the chat template (`chat_template_kwargs`).
+        tools: Functions that the model may call, as the OpenAI API describes them; None for none.
     """
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     variables: dict[str, Any] = {}
+    tools: list[dict[str, Any]] | None = None
 
 
 DEFAULT_CHAT = ChatOptions()
@@ -48,7 +50,7 @@ def chat_options(fields: dict[str, Any]) -> ChatOptions:
         raise RowProblem(f"chat_template_kwargs: expected an object, got {type_name(variables)} {shown(variables)}")
     for name in sorted(_RESERVED_VARIABLES & variables.keys()):
         raise RowProblem(f"chat_template_kwargs: expected names of the template's own, got {name!r}; remove it")
-    options = ChatOptions(add_prompt, continue_final, variables)
+    options = ChatOptions(add_prompt, continue_final, variables, _tools(given))
     if fields.get("messages") is None:
         if options != DEFAULT_CHAT:
             raise RowProblem(f"{' and '.join(given)}: expected beside messages, got a row without them")
@@ -144,6 +146,21 @@ def _arguments(place: str, arguments: Any) -> dict[str, Any]:
             f"{place}: expected an object, or one as JSON text, got {type_name(arguments)} {shown(arguments)}"
         )
     return decoded
+
+
+def _tools(given: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """Return the tools of a row; None without any, or if `tool_choice` is none."""
+    tools, choice = given.get("tools", []), given.get("tool_choice", "auto")
+    if choice not in ("auto", "none"):
+        raise RowProblem(f"tool_choice: expected auto or none, the only ones supported, got {shown(choice)}")
+    if not isinstance(tools, list):
+        raise RowProblem(f"tools: expected a list of functions, got {type_name(tools)} {shown(tools)}")
+    for index, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            got = f"{type_name(tool)} {shown(tool)}"
+            raise RowProblem(f"tools[{index}]: expected an object with type function and function.name, got {got}")
+    return tools if tools and choice == "auto" else None
 
 
 def _boolean(given: dict[str, Any], name: str, default: bool) -> bool:

@@ -37,6 +37,7 @@ class Conversation(msgspec.Struct, array_like=True):
     add_prompt: bool
     continue_final: bool
     variables: dict[str, Any]
+    tools: list[dict[str, Any]] | None
 
 
 class _Session:
@@ -62,7 +63,9 @@ class _Session:
         try:
             return Answer(
                 "text",
-                self._template.render(asked.messages, asked.add_prompt, asked.continue_final, asked.variables),
+                self._template.render(
+                    asked.messages, asked.add_prompt, asked.continue_final, asked.variables, asked.tools
+                ),
             )
         except Exception as error:
             if type(error).__name__ not in ("TemplateError", "Unsuited"):

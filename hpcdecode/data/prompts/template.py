@@ -56,7 +56,14 @@ class Template:
         self._takes_calls = "tool_calls" in source
         self._no_content = _no_content(tree, self._takes_text)
 
-    def render(self, messages: list[Message], add_prompt: bool, continue_final: bool, variables: Message) -> str:
+    def render(
+        self,
+        messages: list[Message],
+        add_prompt: bool,
+        continue_final: bool,
+        variables: Message,
+        tools: list[Message] | None = None,
+    ) -> str:
         """Return the text of a conversation.
 
         Args:
@@ -65,17 +72,20 @@ class Template:
             add_prompt: The text ends where the assistant's answer begins (`add_generation_prompt`).
             continue_final: The text ends where the final message ends (`continue_final_message`).
             variables: Further variables of the template (`chat_template_kwargs`).
+            tools: Functions that the model may call; None for none.
 
         Raises:
-            Unsuited: There are tool calls, which the template does not read, or it changes the final message.
+            Unsuited: There are tools or tool calls, which the template does not read, or it changes the final message.
             TemplateError: The template calls `raise_exception`.
             Exception: The template fails in another way.
         """
         if not self._takes_calls and any("tool_calls" in message for message in messages):
             raise Unsuited("it reads no tool_calls, which would be lost")
+        if tools and "tools" not in self.variables:
+            raise Unsuited("it reads no tools, which would be lost")
         chat = [self._message(message) for message in messages]
         final = _tag_final(chat) if continue_final else ""
-        own = {"messages": chat, "tools": None, "documents": None, "add_generation_prompt": add_prompt}
+        own = {"messages": chat, "tools": tools, "documents": None, "add_generation_prompt": add_prompt}
         text = self._compiled.render({**own, **self._special_tokens, **variables})
         return _until_tag(text, final) if continue_final else text
 
