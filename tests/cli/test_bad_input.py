@@ -125,7 +125,10 @@ def test_bad_rows_are_recorded_and_the_others_done(hpcdecode, checkpoint, tmp_pa
     result = hpcdecode("generate", "prompts.jsonl", "--model", checkpoint("llama2"), *flags)
     assert result.returncode == 3, result.stderr
     again = hpcdecode("generate", "prompts.jsonl", "--model", checkpoint("llama2"), *flags)
-    assert (again.returncode, again.stderr.strip()) == (3, "prompts.h5: complete already, 2 rows, 8 errors")
+    assert (again.returncode, again.stderr.strip()) == (
+        3,
+        "prompts.h5: complete already, 2 rows, 8 errors: hpcdecode show prompts.h5",
+    )
     with h5py.File(tmp_path / "prompts.h5") as file:
         assert file["rows/line"][:].tolist() == [1, 10]
         assert list(file["rows/id"].asstr()[:]) == ["good", "also good"]

@@ -242,7 +242,14 @@ def _held(values: np.ndarray) -> np.ndarray:
 
 def _nothing(value: Any) -> bool:
     parts = [np.asarray(part) for part in (value if isinstance(value, list) else [value])]
-    return all(part.size == 0 or (part.dtype.kind == "f" and bool(np.isnan(part).all())) for part in parts)
+    return all(
+        part.size == 0 or bool(np.isnan(part).all() if part.dtype.kind == "f" else _empty(part)) for part in parts
+    )
+
+
+def _empty(texts: np.ndarray) -> bool:
+    """Whether they are texts without a character, such as of prompts that are token ids."""
+    return texts.dtype == object and not any(texts)
 
 
 def same(mine: Any, own: Any, tolerance: float) -> bool:

@@ -11,11 +11,12 @@ from safetensors.torch import load_file, save_file
 
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
-from hpcdecode.model.frontend.checkpoint import Stack, open_checkpoint
+from hpcdecode.model.frontend.checkpoint import open_checkpoint
 from hpcdecode.model.frontend.config import read_config
 from hpcdecode.model.frontend.meta import Meta
 from hpcdecode.model.frontend.skeleton import skeleton
 from hpcdecode.model.frontend.sources import find_sources
+from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.frontend.weights import Weights
 from hpcdecode.model.run.load import parse_dtype
 from tests.support.isas import use_isa

@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from hpcdecode._ops_cpu import ExpertProduct, Op, Product
 from hpcdecode.model import load_split
-from hpcdecode.model.frontend.checkpoint import Stack
 from hpcdecode.model.frontend.experts import expert_linear
 from hpcdecode.model.frontend.meta import Meta
+from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.lower import packed_weights, quantize
 from hpcdecode.model.lower.experts import ExpertGemm
 from hpcdecode.model.lower.few_bits import FORMS

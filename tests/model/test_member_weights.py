@@ -11,10 +11,11 @@ from torch import Tensor
 from hpcdecode.errors import UserError
 from hpcdecode.model import SplitModel, load_split
 from hpcdecode.model.frontend.cache import cached_trace
-from hpcdecode.model.frontend.checkpoint import Stack, mapped_ranges, open_checkpoint
+from hpcdecode.model.frontend.checkpoint import mapped_ranges, open_checkpoint
 from hpcdecode.model.frontend.membership import WeightCut, WeightPart
 from hpcdecode.model.frontend.shard import member_trace
-from hpcdecode.model.frontend.weights import Weights, cut_stack, weight_key
+from hpcdecode.model.frontend.stack import Stack
+from hpcdecode.model.frontend.weights import Weights, cut_pieces, weight_key
 from hpcdecode.model.run.bound_slice import together
 from hpcdecode.model.run.load import ModelPart, bound_weights
 from tests.support.models import Attention
@@ -32,13 +33,23 @@ def test_a_cut_takes_ranges_of_one_dimension():
     assert columns.of(weight).data_ptr() == weight[:, 2:].data_ptr()  # a view
 
 
-@pytest.mark.parametrize("cut", [WeightCut(1, 10, ((2, 5), (6, 9))), WeightCut(2, 5, ((0, 3),))])
-def test_a_stack_is_cut_piece_by_piece(cut):
-    experts = [[torch.randn(6, 5), torch.randn(4, 5)] for _ in range(3)]
-    stack, whole = Stack(tuple(own) for own in experts), torch.stack([torch.cat(own) for own in experts])
-    made = cut_stack(stack, cut)
-    assert made.shape == cut.of(whole).shape
-    assert torch.equal(torch.stack([torch.cat(own) for own in made]), cut.of(whole))
+@pytest.mark.parametrize("cut", [WeightCut(0, 10, ((2, 5), (6, 9))), WeightCut(1, 5, ((0, 3),))])
+def test_a_matrix_is_cut_piece_by_piece(cut):
+    pieces = [torch.randn(6, 5), torch.randn(4, 5)]
+    assert torch.equal(torch.cat(cut_pieces(pieces, cut)), cut.of(torch.cat(pieces)))
+
+
+def test_a_stack_is_read_when_it_is_asked_for():
+    read = []
+    stack = Stack.read_later((3, 2, 4), lambda e: (read.append(e) or torch.full((2, 4), e),), joined=True)
+    assert stack.shape == (3, 2, 4) and len(stack) == 3 and not read
+    assert [own.unique().tolist() for (own,) in stack[1:]] == [[1], [2]] and read == [1, 2]
+    with pytest.raises(IndexError):
+        stack[3]
+    held = stack.held()
+    assert isinstance(held, Tensor) and held[:, 0, 0].tolist() == [0, 1, 2]
+    pieces = Stack.read_later((2, 4, 1), lambda e: (torch.full((3, 1), e), torch.full((1, 1), 9))).held()
+    assert isinstance(pieces, Stack) and pieces.shape == (2, 4, 1) and pieces[1][1].item() == 9
 
 
 def weights_of(path, members: int, member: int) -> Weights:

@@ -48,13 +48,13 @@ def test_each_weight_is_dequantised_by_one_of_those_that_share_it(checkpoint, tm
         return {"weight": weight.to(torch.float8_e4m3fn), "weight_scale": torch.ones(1)}, weight
 
     made = pair(checkpoint("llama3"), tmp_path, quantise, {"quant_method": "fp8"})
-    read, fill = [], DequantisedTensor._fill
+    read, filled = [], DequantisedTensor._filled
 
-    def counted(tensor, matrix, parts):
+    def counted(tensor, parts):
         read.append(tensor._key)
-        fill(tensor, matrix, parts)
+        return filled(tensor, parts)
 
-    monkeypatch.setattr(DequantisedTensor, "_fill", counted)
+    monkeypatch.setattr(DequantisedTensor, "_filled", counted)
     with SharedMemory.offered() as address:
         memories = [SharedMemory.open(address, place, 2) for place in range(2)]
         sharing = [load_split(made.quantised, dtype="float32", memory=memory) for memory in memories]

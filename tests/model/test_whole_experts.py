@@ -11,10 +11,11 @@ from torch import Tensor, fx
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend import experts
 from hpcdecode.model.frontend.cache import cached_trace
-from hpcdecode.model.frontend.checkpoint import Stack, in_checkpoints, open_checkpoint
+from hpcdecode.model.frontend.checkpoint import in_checkpoints, open_checkpoint
 from hpcdecode.model.frontend.meta import Meta
 from hpcdecode.model.frontend.operators import EXPERT_LINEAR
 from hpcdecode.model.frontend.shard import member_trace
+from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.frontend.weights import weight_key
 from hpcdecode.model.frontend.whole_experts import feeds_same_experts
 from hpcdecode.model.run.load import bound_weights

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
-from torch import Tensor
 
 from hpcdecode.errors import UserError, first_line
 from hpcdecode.model.frontend.gguf.folder import gguf_files
@@ -149,12 +148,3 @@ def forget_pages(shards: Iterable[Path]) -> None:
     for file, addresses in mapped_ranges():
         if file in files:
             advise(addresses.start, len(addresses), mmap.MADV_DONTNEED)
-
-
-class Stack(tuple[tuple[Tensor, ...], ...]):
-    """A weight of experts left as tensors of the checkpoint: for each expert the [out_j, in] pieces that make it up."""
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Return [E, out, in], the shape of the weight as one tensor."""
-        return len(self), sum(piece.shape[0] for piece in self[0]), self[0][0].shape[1]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hpcdecode.errors import UserError
-from hpcdecode.model.frontend.checkpoint import Stack
+from hpcdecode.model.frontend.stack import Stack
 
 ROWS, COLUMNS = 4, 64  # of a matrix that are checked
 MOST = 8.0  # median absolute value in a matrix: below 1 if trained, about 20 for int8 codes, 50 for FP8 codes

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -10,13 +11,13 @@ import torch
 from torch import Tensor, fx
 
 from hpcdecode.errors import UserError
-from hpcdecode.model.frontend.checkpoint import Stack
 from hpcdecode.model.frontend.membership import WeightCut, WeightKey, WeightPart
 from hpcdecode.model.frontend.meta import Meta
 from hpcdecode.model.frontend.plausible import check_values
 from hpcdecode.model.frontend.quantization.few_bits import keeps_groups
 from hpcdecode.model.frontend.quantization.plain import DequantisedTensor
 from hpcdecode.model.frontend.sources import Conversion, Sources
+from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.frontend.tensors import CheckpointTensor
 from hpcdecode.model.frontend.trace import Trace
 
@@ -72,11 +73,11 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
         held = self._held.get((source, cut))
         if held is not None:
             return held
+        if self._by_expert(source):
+            return self._experts(key)
         weight = self._placed(source, cut)
-        self._check_shape(source, weight.shape, self._wanted[key].shape)
-        check_values(self._path, {name_of(key): weight})
-        if isinstance(weight, Tensor):
-            self._held[source, cut] = weight
+        self._check(key, weight, self._wanted[key].shape)
+        self._held[source, cut] = weight
         return weight
 
     def few_bits(self, key: WeightKey) -> str | None:
@@ -94,15 +95,46 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
         """Return the weight that has the tensor of a weight or part."""
         return self._sources.ties.get(name_of(key), name_of(key))
 
-    def _placed(self, source: str, cut: WeightCut | None) -> Tensor | Stack:
+    def _by_expert(self, source: str) -> bool:
+        """Return whether a weight is read an expert at a time: if each has tensors of its own, or all are computed."""
+        tensor = self._tensors.get(self._sources.keys.get(source, ""))
+        of_all = isinstance(tensor, DequantisedTensor) and len(tensor.shape) == 3
+        return source in self._sources.stacks or of_all
+
+    def _experts(self, key: WeightKey) -> Stack:
+        """Return a part of a weight of experts. Its pieces are read, placed and checked when they are asked for."""
+        source, cut = self._source(key), cut_of(key)
+        dtype, shape = self._like[source][0], self._wanted[key].one_token
+        count, rows, columns = shape
+        chosen = list(range(count))
+        if cut is not None and cut.dim == 0:
+            chosen, cut = [i for first, last in cut.ranges for i in range(first, last)], None
+        stacked = self._sources.stacks.get(source)
+        read = self._matrices(source) if stacked is None else self._pieces(stacked)
+
+        def pieces(e: int) -> tuple[Tensor, ...]:
+            own = read(chosen[e])
+            own = own if cut is None else cut_pieces(own, cut._replace(dim=cut.dim - 1))
+            placed = tuple(piece.to(device=self._device, dtype=dtype) for piece in own)
+            for piece in placed:
+                self._check(key, piece, piece.shape)
+            self._check_shape(source, (count, sum(map(len, placed)), placed[0].shape[1]), shape)
+            return placed
+
+        return Stack.read_later((count, rows, columns), pieces, joined=stacked is None)
+
+    def _pieces(self, experts: Sequence[Sequence[str]]) -> Callable[[int], tuple[Tensor, ...]]:
+        return lambda e: tuple(self._tensors[key]() for key in experts[e])
+
+    def _matrices(self, source: str) -> Callable[[int], tuple[Tensor, ...]]:
+        tensor = self._tensors[self._sources.keys[source]]
+        assert isinstance(tensor, DequantisedTensor), "others are one tensor already"
+        matrix = tensor.matrices()
+        return lambda e: (matrix(e),)
+
+    def _placed(self, source: str, cut: WeightCut | None) -> Tensor:
         """Return a part of the weight `source` in its dtype on the device, without a copy if it is that already."""
         dtype, _ = self._like[source]
-        if experts := self._sources.stacks.get(source):
-            if cut is not None and cut.dim == 0:
-                experts, cut = [experts[i] for first, last in cut.ranges for i in range(first, last)], None
-            stack = Stack(tuple(self._tensors[key]() for key in keys) for keys in experts)
-            stack = stack if cut is None else cut_stack(stack, cut)
-            return Stack(tuple(piece.to(device=self._device, dtype=dtype) for piece in own) for own in stack)
         weight = self._read(source)
         return (weight if cut is None else cut.of(weight)).to(device=self._device, dtype=dtype)
 
@@ -126,6 +158,11 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
                 f"{self._path} lacks {len(missing)} of {len(self._wanted)} tensors of the model, among them "
                 f"{missing[0]!r}: the checkpoint is incomplete or belongs to another config.json"
             )
+
+    def _check(self, key: WeightKey, weight: Tensor, expected: Sequence[int | str]) -> None:
+        """Raise UserError if a weight that was read has another shape than expected, or values that cannot be right."""
+        self._check_shape(self._source(key), weight.shape, expected)
+        check_values(self._path, {name_of(key): weight})
 
     def _check_shape(self, source: str, came: Sequence[int], expected: Sequence[int | str]) -> None:
         """Raise UserError if the weight `source`, or a part of it, has not the shape that the model has for it."""
@@ -158,24 +195,10 @@ def whole_shape(key: WeightKey, about: Meta) -> tuple[int | str, ...]:
     return about.shape if cut is None else cut.whole_shape(about.shape)
 
 
-def cut_stack(stack: Stack, cut: WeightCut) -> Stack:
-    """Return a part of each of the experts' weights [E, out, in], of views into tensors where it is one range.
-
-    Args:
-        stack: Weights of the experts.
-        cut: Indices along `out` (dimension 1) or `in` (dimension 2).
-    """
-    of_matrix = cut._replace(dim=cut.dim - 1)
-    if cut.dim == 2:
-        return Stack(tuple(of_matrix.of(piece) for piece in pieces) for pieces in stack)
-    return Stack(tuple(cut_pieces(pieces, of_matrix)) for pieces in stack)
-
-
-def cut_pieces(pieces: Sequence[Tensor], cut: WeightCut) -> Iterator[Tensor]:
-    """Yield what a cut along `out` takes of the [out_j, in] pieces of a matrix."""
-    first = 0
-    for piece in pieces:
-        own = cut.within(first, len(piece))
-        first += len(piece)
-        if own.ranges:
-            yield own.of(piece)
+def cut_pieces(pieces: Sequence[Tensor], cut: WeightCut) -> tuple[Tensor, ...]:
+    """Return what a cut takes of the [out_j, in] pieces of a matrix: of views where it is one range."""
+    if cut.dim == 1:
+        return tuple(cut.of(piece) for piece in pieces)
+    starts = itertools.accumulate(map(len, pieces), initial=0)
+    owns = [(piece, cut.within(first, len(piece))) for piece, first in zip(pieces, starts, strict=False)]
+    return tuple(own.of(piece) for piece, own in owns if own.ranges)

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, fx
 
-from hpcdecode.model.frontend.checkpoint import Stack
 from hpcdecode.model.frontend.elementwise import ROUNDING, steady
 from hpcdecode.model.frontend.kept import directory
 from hpcdecode.model.frontend.meta import Meta, tensor_meta
 from hpcdecode.model.frontend.nodes import results
+from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.lower.chain import chained
 from hpcdecode.model.lower.fuse import fuse
 from hpcdecode.model.lower.linears import Quantised, merge_projections

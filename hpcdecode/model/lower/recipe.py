@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hpcdecode.model.frontend.checkpoint import Stack
 from hpcdecode.model.frontend.meta import Meta
+from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.lower import packed_weights, quantize
 from hpcdecode.model.lower.packed_weights import PRIVATE, PackedSize, WeightRows
 from hpcdecode.system.shared_memory import WeightMemory
@@ -67,7 +67,7 @@ def make_weight(recipe: Recipe, read: ReadWeight, memory: WeightMemory = PRIVATE
         return packed_weights.packed(recipe.packed, lambda: _rows(recipe, read), memory, recipe.bits)
     only = read(recipe.sources[0])
     if isinstance(only, Stack):
-        return only
+        return only.held()
     whole = _joined(_parts(recipe, read))
     if recipe.form == "onednn":
         packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(whole.contiguous(), PACKED_FOR)
@@ -122,11 +122,12 @@ def as_tensor(weight: Tensor | Stack) -> Tensor:
     """Return a weight that is one tensor.
 
     Raises:
-        TypeError: If it is a stack of experts.
+        TypeError: If it is a stack of experts that is none.
     """
-    if isinstance(weight, Stack):
+    held = weight.held() if isinstance(weight, Stack) and weight.joined else weight
+    if isinstance(held, Stack):
         raise TypeError("expected one tensor, got a stack of experts")
-    return weight
+    return held
 
 
 def _two(tensors: list[Tensor]) -> list[Tensor]:

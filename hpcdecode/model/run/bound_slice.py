@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor, fx
 
-from hpcdecode.model.frontend.checkpoint import Stack
+from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.frontend.stretches import Stretch, stretches_of
 from hpcdecode.model.lower.compile import Compiled, compile_graph
 from hpcdecode.model.lower.linears import Quantised

@@ -17,8 +17,8 @@ from torch import Tensor, fx
 
 from hpcdecode import _ops_cpu
 from hpcdecode.attention.base import isa
-from hpcdecode.model.frontend.checkpoint import Stack
 from hpcdecode.model.frontend.nodes import as_node, results
+from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.lower import packed_weights, quantize
 from hpcdecode.model.lower.chain import Chain, odd_lines
 from hpcdecode.model.lower.instruction import TYPES

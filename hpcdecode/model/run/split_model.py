@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from hpcdecode.attention.shapes import MixerShape, RecurrentWeights
-from hpcdecode.model.frontend.checkpoint import Stack, in_checkpoints
+from hpcdecode.model.frontend.checkpoint import in_checkpoints
 from hpcdecode.model.frontend.describe import Description, describe
 from hpcdecode.model.frontend.membership import WeightKey
 from hpcdecode.model.frontend.meta import tensor_meta
@@ -19,6 +19,7 @@ from hpcdecode.model.frontend.ops import AttendArguments
 from hpcdecode.model.frontend.plausible import pieces_of
 from hpcdecode.model.frontend.rows import empty_rows
 from hpcdecode.model.frontend.split import Split
+from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.lower.compile import runnable
 from hpcdecode.model.lower.experts import keeps
 from hpcdecode.model.lower.linears import Quantised

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, fx
 
-from hpcdecode.model.frontend.checkpoint import Stack
 from hpcdecode.model.frontend.membership import WeightKey
+from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.frontend.trace import Trace
 from hpcdecode.model.frontend.weights import Weights, weight_key
 from hpcdecode.model.lower.recipe import as_tensor

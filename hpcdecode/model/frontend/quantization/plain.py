@@ -51,24 +51,29 @@ class DequantisedTensor:
 
     def __call__(self) -> Tensor:
         """Compute the weight, some rows at a time. Raise UserError if scales cannot be right."""
+        if len(self.shape) == 3:
+            matrix = self.matrices()
+            return torch.stack([matrix(i) for i in range(self.shape[0])])
+        return self._filled(self._prepared())
+
+    def matrices(self) -> Callable[[int], Tensor]:
+        """Return what computes one of the matrices of a weight [matrices, rows, columns], by its number."""
+        parts = self._prepared()
+        return lambda i: self._filled({role: part[i] for role, part in parts.items()})
+
+    def _prepared(self) -> Mapping[str, Tensor]:
         try:
-            parts = self._form.prepared({role: stored() for role, stored in self._parts.items()}, self.shape)
+            return self._form.prepared({role: stored() for role, stored in self._parts.items()}, self.shape)
         except WrongTensorsError as e:
             raise self._wrong(e) from e
-        weight = empty(self.shape, self._torch_dtype)
-        if weight.ndim == 2:
-            self._fill(weight, parts)
-        else:
-            for i, matrix in enumerate(weight):
-                self._fill(matrix, {role: part[i] for role, part in parts.items()})
-        return weight
 
     def few_bits(self) -> str | None:
         """Return what holds its numbers in few bits, or None."""
         return few_bits_of(self._form, self._parts, self.shape)
 
-    def _fill(self, matrix: Tensor, parts: Mapping[str, Tensor]) -> None:
-        """Compute `matrix`, some rows at a time."""
+    def _filled(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """Return a matrix, computed some rows at a time."""
+        matrix = empty(self.shape[-2:], self._torch_dtype)
         rows, columns = matrix.shape
         multiple = self._form.rows_at_once()
         step = max(ELEMENTS_AT_ONCE // columns // multiple, 1) * multiple
@@ -78,6 +83,7 @@ class DequantisedTensor:
             matrix[first:last] = self._form.rows(parts, first, last)
 
         on_threads(fill, range(0, rows, step))
+        return matrix
 
     def _wrong(self, error: WrongTensorsError) -> UserError:
         return UserError(f"{self.file}: weight {self._key!r} ({self._form.name}): {error}; copy the checkpoint again")
