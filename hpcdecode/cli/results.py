@@ -131,17 +131,25 @@ def _add_report(commands: Subcommands) -> None:
         "report",
         help="show where the time of a job went, rank by rank",
         description="Show each rank's peak KV load and the shares of its time: busy, overhead of the loop, wait (S for "
-        "o; R for q, k, v), bubble (R without a plan). -o plots the shares, and the load over time (extra plot).",
+        "o; R for q, k, v), bubble (R without a plan). -o plots the shares, and the load over time (extra plot); "
+        "-o FILE.html writes one page of the whole job instead, which needs no network: throughput, KV load, ranks, "
+        "lengths, errors and texts. It may be of a job that has not ended.",
     )
     parser.add_argument("file", metavar="OUT.h5|TRACE.json", help="results file, or a file that generate --trace wrote")
-    parser.add_argument("-o", "--output", metavar="FILE.png", help="plot into this file (default: no plot)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="page (.html) or plot (.png) to write")
+    parser.add_argument("--overwrite", action="store_true", help="replace the page if it exists")
     parser.set_defaults(run=_report)
 
 
 @_printing
 def _report(options: argparse.Namespace, _comm: object) -> int:
     from hpcdecode.report import account, plot
+    from hpcdecode.report.page.write import ENDINGS, write_page
 
+    if options.output and options.output.lower().endswith(ENDINGS):
+        write_page(options.file, options.output, overwrite=options.overwrite)
+        print(options.output)
+        return 0
     accounts = account.read(options.file)
     print(account.text(accounts))
     if options.output:

@@ -21,13 +21,19 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def topology(ranks: Sequence[Rank]) -> str:
     """Return a table of all ranks. Of many, those that are alike are a line."""
+    header, lines = topology_cells(ranks)
+    return table(header, lines)
+
+
+def topology_cells(ranks: Sequence[Rank]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the header and the lines of the table of all ranks."""
     header = ("rank", "host", "role", "device", "NUMA", "threads", "ISA", "KV capacity")
     differ = any(r.speed != 1 for r in ranks)
     kinds: dict[tuple[object, ...], list[Rank]] = {}
     for r in ranks:
         alike = (r.role, r.device, r.kv_device, r.threads, r.pinned, r.isa, r.speed)
         kinds.setdefault(alike if len(ranks) > _MOST_LINES else (r.rank,), []).append(r)
-    return table(header, [_line(kind, differ) for kind in kinds.values()])
+    return header, [_line(kind, differ) for kind in kinds.values()]
 
 
 def _line(kind: Sequence[Rank], differ: bool) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from hpcdecode.data.results.checked import checked_offsets, open_results, read_attribute, reading
 from hpcdecode.data.results.input_reader import InputReader, pick
-from hpcdecode.data.results.layout import COLUMNS, ERROR_COLUMNS, FINISH_REASONS, OFFSETS, PACKED, RAGGED
+from hpcdecode.data.results.layout import COLUMNS, ERROR_COLUMNS, FINISH_REASONS, OFFSETS, PACKED, RAGGED, TOKENS
 from hpcdecode.data.results.strings import STRING
 from hpcdecode.errors import UserError
 
@@ -122,6 +122,12 @@ class Results:
         """Return a column of all rows, [rows]: numbers, str objects, or arrays for columns of tokens."""
         return self._columns([name], 0, len(self))[name]
 
+    def token_counts(self) -> np.ndarray:
+        """Return the number of generated tokens of all rows, [rows] int64, without reading the tokens."""
+        with self._reading():
+            counts: np.ndarray = np.diff(checked_offsets(self._offsets[TOKENS][:], self._path))
+            return counts[self._order]
+
     def batches(self, names: Sequence[str] | None = None) -> Iterator[dict[str, np.ndarray]]:
         """Yield columns by name, some thousand rows at a time.
 
@@ -148,6 +154,15 @@ class Results:
                 columns["input"] = [msgspec.json.decode(text or "{}") for text in columns["input"]]
         order = np.argsort(columns["line"], kind="stable")
         return [{name: values[i] for name, values in columns.items()} for i in order]
+
+    def error_reasons(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield lines [m] int64 and reasons [m] str of some thousand rows at a time that could not be used."""
+        with self._reading():
+            lines, reasons = self._file["errors/line"], self._file["errors/reason"].asstr(errors="replace")
+        for start in range(0, len(lines), _BATCH_ROWS):
+            with self._reading():
+                batch = lines[start : start + _BATCH_ROWS], reasons[start : start + _BATCH_ROWS]
+            yield batch
 
     def pandas(self) -> Any:
         """Return all rows as a `pandas.DataFrame`.

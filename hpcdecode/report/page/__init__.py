@@ -1,0 +1,1 @@
+"""A results file as one HTML page: `markup` escapes, `facts` reads, `scales` and `charts` draw, `write` assembles."""
