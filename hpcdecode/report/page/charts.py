@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from hpcdecode.report.page.markup import Html, element, joined, scrolled
-from hpcdecode.report.page.scales import Axis, short
+from hpcdecode.report.page.markup import Html, element, scrolled
+from hpcdecode.report.page.scales import Axis
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 26, 46
 _NUMBERS = count(1)  # of charts, for ids
@@ -81,7 +81,7 @@ class Chart:
         """Write a line at the upper right corner."""
         self._marks.append(self._text(text, self._width - _RIGHT, 13, "end", "mark"))
 
-    def cells(self, edges: Values, borders: Values, marked: np.ndarray, darkness: float) -> None:
+    def cells(self, edges: Values, borders: Values, marked: np.ndarray, darkness: float, name: str) -> None:
         """Fill some cells of a grid.
 
         Args:
@@ -89,6 +89,7 @@ class Chart:
             borders: Borders of its lines, [m + 1].
             marked: Cells to fill, [m, n] bool.
             darkness: Opacity.
+            name: Name in the legend.
         """
         path = []
         for low, high, line in zip(borders, borders[1:], marked, strict=False):
@@ -98,6 +99,7 @@ class Chart:
                 left, right = self.across(edges[start]), self.across(edges[stop])
                 path.append(f"M{left} {top}H{right}V{bottom}H{left}Z")
         self._marks.append(element("path", d="".join(path), class_="heat", fill_opacity=round(darkness, 2)))
+        self._legend.append(element("li", swatch("heat", darkness), name))
 
     def columns(
         self, edges: Values, tops: Sequence[Sequence[float]], css: Sequence[Style], names: Sequence[str]
@@ -159,15 +161,16 @@ class Chart:
         """Return the lines, numbers and titles of both axes."""
         right, bottom = self._width - _RIGHT, self._height - _BOTTOM
         marks = []
-        for tick in self._y.ticks:
+        marks.append(element("line", x1=_LEFT, x2=right, y1=bottom, y2=bottom, class_="base"))
+        for tick, label in self._y.labels():
             y = self.up(tick)
-            css = "base" if tick == self._y.low else "grid"
-            marks.append(element("line", x1=_LEFT, x2=right, y1=y, y2=y, class_=css))
-            marks.append(self._text(short(tick), _LEFT - 8, y + 4, "end"))
-        for tick in self._x.ticks:
+            if tick > self._y.low and not self._y.names:
+                marks.append(element("line", x1=_LEFT, x2=right, y1=y, y2=y, class_="grid"))
+            marks.append(self._text(label, _LEFT - 8, y + 4, "end"))
+        for tick, label in self._x.labels():
             x = self.across(tick)
             marks.append(element("line", x1=x, x2=x, y1=bottom, y2=bottom + 5, class_="base"))
-            marks.append(self._text(short(tick), x, bottom + 19, "middle"))
+            marks.append(self._text(label, x, bottom + 19, "middle"))
         middle = (_LEFT + right) / 2
         marks.append(self._text(self._x.title, middle, self._height - 8, "middle", "title"))
         marks.append(self._text(self._y.title, 4, 13, "start", "title"))
@@ -180,10 +183,10 @@ class Chart:
         self._legend.append(element("li", swatch(css), name))
 
 
-def swatch(css: str) -> Html:
+def swatch(css: str, opacity: float | None = None) -> Html:
     """Return a small sample of a line, a band or a bar."""
-    if css.startswith("bar") or css == "band":
-        mark = element("path", d="M0 0H26V12H0Z", class_=css)
+    if css.startswith("bar") or css in ("band", "heat"):
+        mark = element("path", d="M0 0H26V12H0Z", class_=css, fill_opacity=opacity)
     else:
         mark = element("path", d="M0 6H26", class_=css)
     return element("svg", mark, viewBox="0 0 26 12", aria_hidden="true")
@@ -203,8 +206,9 @@ def share_bars(rows: Sequence[tuple[str, int]], caption: str, column: str) -> Ht
         )
         for name, number in rows
     ]
-    content = joined([element("caption", caption, class_="unseen"), element("thead", element("tr", *header))])
-    return scrolled(element("table", content, element("tbody", *lines)), caption)
+    head = element("thead", element("tr", *header, element("td", aria_hidden="true")))
+    parts = (element("caption", caption, class_="unseen"), head, element("tbody", *lines))
+    return scrolled(element("table", *parts), caption)
 
 
 def _share_header(column: str) -> tuple[tuple[str, str | None], ...]:

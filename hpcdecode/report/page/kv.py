@@ -13,10 +13,10 @@ from hpcdecode.report.page.maps import grouped, rank_map
 from hpcdecode.report.page.markup import Html, element, joined
 from hpcdecode.report.page.scales import axis, short, time_axis, time_unit
 
-_MOST_LINES = 3  # ranks that have a line each
+_MOST_LINES = 2  # ranks that have a line each
 _MOST_CELLS = 64  # rows of the map of ranks over time
 _POINTS = 240  # of time
-_LINES: tuple[Style, ...] = ("line1", "line2", "line3")
+_LINES: tuple[Style, ...] = ("line1", "line2")
 
 
 def kv_load(accounts: Sequence[Account], capacities: dict[int, int], limit: int | None) -> Html | None:
@@ -37,7 +37,7 @@ def kv_load(accounts: Sequence[Account], capacities: dict[int, int], limit: int 
     whole = sum(own) if len(own) == len(held) else None
     parts = [_total(edges, loads, whole, limit)]
     if len(held) > 1:
-        parts.append(_each(held, edges, loads, min(own) if whole else None))
+        parts.append(_each(held, edges, loads, own if whole else []))
     if len(held) > _MOST_LINES:
         parts.append(_map(held, edges, loads))
     return joined(parts)
@@ -92,11 +92,12 @@ def _total(edges: np.ndarray, loads: np.ndarray, capacity: int | None, limit: in
     return joined([element("h3", "All ranks together"), chart.figure()])
 
 
-def _each(held: Sequence[Account], edges: np.ndarray, loads: np.ndarray, capacity: int | None) -> Html:
+def _each(held: Sequence[Account], edges: np.ndarray, loads: np.ndarray, capacities: Sequence[int]) -> Html:
     """Return a chart with a line a rank, or with the band of many."""
     low, median, high = np.quantile(loads, (0, 0.5, 1), axis=0)
     said = f"Tokens in the KV cache of a rank over time; the fullest of {len(held):,} ranks holds {high.max():,.0f}."
-    lines = ((capacity, "capacity of the smallest" if len(held) > 1 else "capacity"),)
+    alike = len(set(capacities)) == 1
+    lines = ((min(capacities, default=None), "capacity of each rank" if alike else "capacity of the smallest"),)
     chart = _load_chart("KV load of each rank", said, "each rank's start", edges, float(high.max()), lines)
     unit, _ = time_unit(float(edges[-1]))
     times = edges / unit
@@ -110,18 +111,19 @@ def _each(held: Sequence[Account], edges: np.ndarray, loads: np.ndarray, capacit
 
 
 def _map(held: Sequence[Account], edges: np.ndarray, loads: np.ndarray) -> Html:
-    """Return a map of ranks over time, darker where a KV cache holds more."""
+    """Return a map of ranks over time, stronger in colour where a KV cache holds more."""
     borders, groups = grouped(len(held), _MOST_CELLS)
     means = np.stack([loads[start:stop].mean(axis=0) for start, stop in groups])
     means = means.reshape(len(groups), _POINTS // 2, 2).mean(axis=2)
-    top = max(float(means.max()), 1.0)
     each = f"the mean of up to {groups[0][1]:,} ranks" if groups[0][1] > 1 else "a rank"
     return rank_map(
         "Timeline of the ranks: tokens in their KV caches",
-        f"Darker is fuller, up to {top:,.0f} tokens; each line is {each}.",
+        f"Each line is {each}; the stronger the colour, the fuller its KV cache.",
         time_axis(float(edges[-1]), "each rank's start"),
         borders,
-        means / top,
+        [account.rank for account in held],
+        means,
+        "tokens",
     )
 
 

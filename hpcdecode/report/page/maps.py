@@ -1,15 +1,20 @@
-"""Maps of ranks over time, whose cells are darker the larger a value is."""
+"""Maps of ranks over time, whose cells are stronger in colour the larger a value is."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from hpcdecode.report.page.charts import Chart
 from hpcdecode.report.page.markup import Html, element, joined
-from hpcdecode.report.page.scales import Axis, axis
+from hpcdecode.report.page.scales import Axis, axis, shorts
 
 _LEVELS = 5
 _LINE = 18  # height of a line of few ranks
+_MOST_NAMES = 16  # ranks that have their number each
 _HEIGHT = 380  # of all lines, at most
 
 
@@ -20,7 +25,9 @@ def grouped(number: int, most: int) -> tuple[list[float], list[tuple[int, int]]]
     return [*(float(start) for start, _ in groups), float(number)], groups
 
 
-def rank_map(title: str, caption: str, time: Axis, borders: list[float], values: np.ndarray) -> Html:
+def rank_map(
+    title: str, caption: str, time: Axis, borders: list[float], ranks: Sequence[int], values: np.ndarray, unit: str
+) -> Html:
     """Return a map with a heading.
 
     Args:
@@ -28,14 +35,40 @@ def rank_map(title: str, caption: str, time: Axis, borders: list[float], values:
         caption: What the cells are.
         time: Axis of the time.
         borders: Places of the lines of ranks, [lines + 1].
-        values: Values in 0 to 1, [lines, times].
+        ranks: Numbers of the ranks at these places.
+        values: Values from 0, [lines, times].
+        unit: Unit of the values.
     """
     height = min(_LINE * len(values), _HEIGHT) + 72
-    places = axis("ranks in order", borders[-1], max(min(len(values), 8), 1), tight=True)
-    said = f"{caption} Means over time from {values.mean(axis=1).min():.0%} to {values.mean(axis=1).max():.0%}."
+    places = _places(borders, ranks)
+    means = values.mean(axis=1)
+    said = f"{caption} Means over time from {means.min():,.0f} to {means.max():,.0f} {unit}."
+    top = _level_height(float(values.max()))
     chart = Chart(title, said, time, places, height=height)
-    levels = np.ceil(values * _LEVELS).astype(np.int64).clip(0, _LEVELS)
+    levels = np.ceil(values / top).astype(np.int64).clip(0, _LEVELS)
     edges = np.linspace(time.low, time.high, values.shape[1] + 1).tolist()
     for level in range(1, _LEVELS + 1):
-        chart.cells(edges, borders, levels == level, level / _LEVELS)
+        chart.cells(edges, borders, levels == level, level / _LEVELS, _level_name(level, top, unit))
     return joined([element("h3", title), chart.figure(caption)])
+
+
+def _places(borders: list[float], ranks: Sequence[int]) -> Axis:
+    """Return the axis of the ranks: with their numbers if they are few, else with a number every some ranks."""
+    if len(ranks) <= _MOST_NAMES:
+        middles = [(low + high) / 2 for low, high in pairwise(borders)]
+        return Axis("rank", 0.0, borders[-1], middles, [str(rank) for rank in ranks])
+    plain = axis("rank", borders[-1], 8, tight=True)
+    ticks = [tick for tick in plain.ticks if tick < len(ranks)]
+    return plain._replace(ticks=ticks, names=[f"{ranks[int(tick)]:,}" for tick in ticks])
+
+
+def _level_height(most: float) -> float:
+    """Return the height of a level, with two digits, such that all of them reach `most`."""
+    least = max(most, 1e-9) / _LEVELS
+    digit = 10.0 ** (math.floor(math.log10(least)) - 1)
+    return math.ceil(least / digit - 1e-9) * digit
+
+
+def _level_name(level: int, height: float, unit: str) -> str:
+    low, high = shorts([(level - 1) * height, level * height, _LEVELS * height])[:2]
+    return f"{low} to {high}{f' {unit}' if level == _LEVELS else ''}"

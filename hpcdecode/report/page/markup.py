@@ -64,7 +64,14 @@ def cut(text: object, most: int) -> str:
     return whole if len(whole) <= most else f"{whole[:most]}\u2026 ({len(whole) - most:,} characters more)"
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], caption: str, numbers: Sequence[int] = ()) -> Html:
+def table(
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    caption: str,
+    numbers: Sequence[int] = (),
+    *,
+    long: bool = False,
+) -> Html:
     """Return a table whose first column has the headers of the rows.
 
     Args:
@@ -72,6 +79,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], caption: str, nu
         rows: Cells by row.
         caption: What the table has, for those who do not see it.
         numbers: Places of the columns that are aligned to the right.
+        long: Whether the first column has sentences.
     """
     css = ["number" if i in numbers else None for i in range(len(header))]
     head = [element("th", name, scope="col", class_=css[i]) for i, name in enumerate(header)]
@@ -81,6 +89,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], caption: str, nu
         element("caption", caption, class_="unseen"),
         element("thead", element("tr", *head)),
         element("tbody", *body),
+        class_="long" if long else None,
     )
     return scrolled(whole, caption)
 

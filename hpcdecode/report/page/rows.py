@@ -20,24 +20,27 @@ _OWN = frozenset(COLUMNS) | {"prompt"}
 
 
 def throughput(flow: Flow) -> Html:
-    """Return a chart of the tokens a second over time."""
+    """Return charts of the tokens a second over time: generated ones, and those of prompts."""
+    spread = "The tokens of a row are spread evenly from its first to its last"
+    generated = _rate("Tokens generated", flow, flow.generated, "line1", f"{spread}.", 250)
+    prompt = _rate("Prompt tokens prefilled", flow, flow.prompt, "line1", "Spread evenly over a row's prefill.", 180)
+    return joined([generated, prompt])
+
+
+def _rate(title: str, flow: Flow, rate: np.ndarray, css: Style, caption: str, height: int) -> Html:
     seconds = float(flow.edges[-1])
     unit, _ = time_unit(seconds)
-    mean = float(np.dot(flow.generated, np.diff(flow.edges))) / seconds
-    top = max(float(flow.generated.max()), float(flow.prompt.max()), 1.0)
+    mean = float(np.dot(rate, np.diff(flow.edges))) / seconds
     chart = Chart(
-        "Throughput",
-        f"Tokens a second over time. Generated: {mean:,.0f} on average, at most {flow.generated.max():,.0f}. "
-        f"Prefilled: at most {flow.prompt.max():,.0f}.",
+        title,
+        f"Tokens a second over time: {mean:,.0f} on average, at most {rate.max():,.0f}.",
         time_axis(seconds, "the first prefill"),
-        axis("tokens a second", top),
+        axis("tokens a second", max(float(rate.max()), 1.0), 5 if height > 200 else 3),
+        height=height,
     )
-    chart.steps(flow.edges / unit, flow.prompt, "line2", "prompt tokens prefilled")
-    chart.steps(flow.edges / unit, flow.generated, "line1", "tokens generated", fill=True)
-    chart.limit(mean, f"mean of generated {short(round(mean))}", "mean")
-    return chart.figure(
-        "The tokens of a row are spread evenly from its first to its last; those of its prompt over its prefill."
-    )
+    chart.steps(flow.edges / unit, rate, css, title, fill=True)
+    chart.limit(mean, f"mean {short(mean if mean < 100 else round(mean))}", "mean")
+    return joined([element("h3", title), chart.figure(caption)])
 
 
 def finish_reasons(facts: RunFacts) -> Html:
@@ -76,7 +79,9 @@ def errors(causes: list[Cause], number: int) -> Html:
         more = ", \u2026" if cause.number > len(cause.lines) else ""
         lines = ", ".join(str(line) for line in cause.lines) + more
         rows.append((cut(cause.reason, _REASON), f"{cause.number:,}", f"{cause.number / number:.1%}", lines))
-    found = table(("cause, as the first row has it", "rows", "share", "lines"), rows, "Errors by cause", (1, 2))
+    found = table(
+        ("cause, as the first row has it", "rows", "share", "lines"), rows, "Errors by cause", (1, 2), long=True
+    )
     left = causes[_MOST_CAUSES:]
     rest = f"{len(left):,} more causes, of {sum(cause.number for cause in left):,} rows, are not shown."
     same = "Errors that differ in numbers and quoted values alone are one cause."

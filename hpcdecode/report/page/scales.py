@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 _TIMES = ((3 * 86400.0, 86400.0, "days"), (3 * 3600.0, 3600.0, "hours"), (600.0, 60.0, "minutes"))
-_SHORT = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e5, "k"))
+_SHORT = ((1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e5, 1e3, "k"))
 
 
 class Axis(NamedTuple):
@@ -17,12 +18,18 @@ class Axis(NamedTuple):
         low: Value at its begin.
         high: Value at its end.
         ticks: Values with a mark, ascending.
+        names: Text of the marks; none for their values.
     """
 
     title: str
     low: float
     high: float
     ticks: list[float]
+    names: Sequence[str] = ()
+
+    def labels(self) -> list[tuple[float, str]]:
+        """Return the marks with their text."""
+        return list(zip(self.ticks, self.names or shorts(self.ticks), strict=True))
 
     def place(self, value: float) -> float:
         """Return where a value lies, 0 at the begin and 1 at the end of the axis, within 0 and 1."""
@@ -73,9 +80,16 @@ def duration(seconds: float) -> str:
 
 
 def short(value: float) -> str:
-    """Return a number for the tick of an axis, such as 2,500, 120k or 8.3M."""
-    for size, letter in _SHORT:
-        if abs(value) >= size:
-            size = 1e3 if letter == "k" else size
-            return f"{value / size:.4g}{letter}"
-    return f"{value:,.4g}" if value != round(value) else f"{value:,.0f}"
+    """Return a number as text, such as 2,500, 120k or 8.3M."""
+    return shorts([value])[0]
+
+
+def shorts(values: Sequence[float]) -> list[str]:
+    """Return numbers as text in the unit that suits the largest of them."""
+    most = max(map(abs, values), default=0.0)
+    size, letter = next(((size, letter) for least, size, letter in _SHORT if most >= least), (1.0, ""))
+    return [_short(value / size) + letter * (value != 0) for value in values]
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1e4 or value == round(value) else f"{value:,.4g}"

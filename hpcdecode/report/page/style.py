@@ -18,13 +18,13 @@ h2 { font-size: 1.25rem; margin: 3rem 0 .25rem; padding-top: 1rem; border-top: 1
 h3 { font-size: 1rem; margin: 1.75rem 0 .25rem; }
 p { margin: .25rem 0 .75rem; max-width: 46rem; }
 .muted, figcaption, footer { color: var(--muted); }
-.lead { margin: .35rem 0 1.25rem; overflow-wrap: anywhere; }
+.lead { margin: .35rem 0 1.25rem; max-width: none; overflow-wrap: anywhere; }
 .state { display: inline-block; border: 1px solid currentColor; border-radius: 1rem; padding: 0 .65rem;
   font-size: .875rem; margin-left: .5rem; vertical-align: .2rem; letter-spacing: 0; font-weight: 400; }
 .bad { color: var(--bad); }
-.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: 1px; margin: 1rem 0 0;
-  background: var(--rule); border: 1px solid var(--rule); border-radius: .5rem; overflow: hidden; }
-.facts div { background: var(--paper); padding: .7rem .9rem; display: flex; flex-direction: column; }
+.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(8.25rem, 1fr)); gap: 1px; margin: 1rem 0 0;
+  border: 1px solid var(--rule); border-radius: .5rem; overflow: hidden; }
+.facts div { box-shadow: 0 0 0 1px var(--rule); padding: .7rem .9rem; display: flex; flex-direction: column; }
 .facts dt { color: var(--muted); font-size: .875rem; order: 2; }
 .facts dd { margin: 0; font-size: 1.25rem; font-weight: 600; font-variant-numeric: tabular-nums; line-height: 1.35;
   overflow-wrap: anywhere; }
@@ -38,7 +38,7 @@ svg.chart { display: block; width: 100%; min-width: 40rem; height: auto; }
 .pair svg.chart { min-width: 22rem; }
 .chart text { font-size: 12.5px; fill: var(--muted); font-variant-numeric: tabular-nums; }
 .chart text.title { fill: var(--ink); }
-.chart text.mark { fill: var(--ink); }
+.chart text.mark { fill: var(--ink); paint-order: stroke; stroke: var(--paper); stroke-width: 3px; }
 .chart .grid { stroke: var(--grid); }
 .chart .base { stroke: var(--muted); }
 .chart path, .chart line { fill: none; stroke-width: 1; }
@@ -49,6 +49,7 @@ svg.chart { display: block; width: 100%; min-width: 40rem; height: auto; }
 .mean { stroke: var(--muted); stroke-dasharray: 2 3; stroke-width: 1.25 !important; }
 .chart path.fill1 { fill: var(--c1); fill-opacity: .13; stroke: none; }
 .chart path.band { fill: var(--c1); fill-opacity: .22; stroke: none; }
+.chart .part { fill-opacity: .85; }
 .bar1 { fill: var(--c1); } .bar2 { fill: var(--c2); } .bar3 { fill: var(--c3); } .bar4 { fill: var(--c4); }
 .chart .part { stroke: var(--paper); }
 .chart path.part { stroke-width: .5; }
@@ -56,14 +57,17 @@ svg.chart { display: block; width: 100%; min-width: 40rem; height: auto; }
 .chart path.bar3 { fill: var(--c3); } .chart path.bar4 { fill: var(--c4); }
 .heat { fill: var(--c1) !important; stroke: none; }
 .whisker { stroke: var(--c4); stroke-width: 2 !important; }
-.legend { list-style: none; margin: .25rem 0 0; padding: 0; display: flex; flex-wrap: wrap; gap: .1rem 1.25rem;
+.legend { list-style: none; margin: .25rem 0 .6rem; padding: 0; display: flex; flex-wrap: wrap; gap: .1rem 1.25rem;
   font-size: .875rem; color: var(--ink); }
 .legend svg { width: 26px; height: 12px; margin-right: .4rem; vertical-align: -1px; }
 .legend path { fill: none; }
+.legend path.bar1 { fill: var(--c1); } .legend path.bar2 { fill: var(--c2); }
+.legend path.bar3 { fill: var(--c3); } .legend path.bar4 { fill: var(--c4); }
+.legend path.heat { fill: var(--c1); }
 .legend path.band { fill: var(--c1); fill-opacity: .22; }
 table { border-collapse: collapse; margin: .75rem 0; font-size: .9375rem; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; vertical-align: top; padding: .3rem 1.25rem .3rem 0; border-bottom: 1px solid var(--rule);
-  overflow-wrap: anywhere; }
+th, td { text-align: left; vertical-align: top; padding: .3rem 1.25rem .3rem 0; border-bottom: 1px solid var(--rule); }
+table.long tbody th { overflow-wrap: anywhere; min-width: 15rem; font-weight: 400; }
 thead th { color: var(--muted); font-weight: 400; font-size: .875rem; white-space: nowrap; }
 tbody th { font-weight: 600; }
 th.number, td.number { text-align: right; white-space: nowrap; }

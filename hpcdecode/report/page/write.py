@@ -94,8 +94,8 @@ def _figures(facts: RunFacts, ranks: list[Rank]) -> list[tuple[str, str]]:
     """Return the figures of the head line: names and values."""
     done, seconds = facts.lines + facts.errors, _seconds(facts)
     limit = _object(facts.attributes.get("job")).get("limit")
-    of = f"of {done:,}" if facts.complete else f"of at most {limit:,}" if isinstance(limit, int) else "so far"
-    found = [(f"rows done {of}", f"{done:,}"), ("errors", f"{facts.errors:,}")]
+    most = f"of at most {limit:,} rows done" if isinstance(limit, int) else "rows done so far"
+    found = [(f"of {done:,} rows done" if facts.complete else most, f"{done:,}"), ("errors", f"{facts.errors:,}")]
     if facts.samples != facts.lines:
         found.append(("samples", f"{facts.samples:,}"))
     found += [("tokens generated", f"{facts.generated_tokens:,}"), ("prompt tokens", f"{facts.prompt_tokens:,}")]
