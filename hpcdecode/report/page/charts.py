@@ -78,8 +78,9 @@ class Chart:
         self._marks.append(self._text(name, self._width - _RIGHT, y - 5, "end", "mark"))
 
     def note(self, text: str) -> None:
-        """Write a line at the upper right corner."""
-        self._marks.append(self._text(text, self._width - _RIGHT, 13, "end", "mark"))
+        """Write a line at the upper right corner, if there is one to write."""
+        if text:
+            self._marks.append(self._text(text, self._width - _RIGHT, 13, "end", "mark"))
 
     def cells(self, edges: Values, borders: Values, marked: np.ndarray, darkness: float, name: str) -> None:
         """Fill some cells of a grid.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import msgspec
 
 from hpcdecode.ranks.roles import Rank
 from hpcdecode.report import text
+from hpcdecode.report.page.facts import LARGEST
 from hpcdecode.report.page.markup import Html, cut, element, joined, table
 
 _MOST_LINES = 64  # of ranks
@@ -21,9 +23,10 @@ _DEPTH = 4  # of objects in objects
 def ranks_of(attributes: dict[str, Any]) -> list[Rank]:
     """Return the ranks of a job as it began, or none if the file does not say."""
     try:
-        return msgspec.convert(attributes.get("topology", []), type=list[Rank])
-    except msgspec.ValidationError:
+        found = msgspec.convert(attributes.get("topology", []), type=list[Rank])
+    except (msgspec.ValidationError, OverflowError):
         return []
+    return found if all(0 <= r.kv_tokens <= LARGEST for r in found) else []
 
 
 def topology(ranks: list[Rank]) -> Html:
@@ -67,5 +70,5 @@ def _flat(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, str
         for key, inner in value.items():
             yield from _flat(inner, f"{name}.{key}" if name else str(key), depth + 1)
     elif value not in (None, [], {}, ""):
-        plain = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        plain = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         yield cut(name, _VALUE), cut(plain, _VALUE)

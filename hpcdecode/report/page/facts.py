@@ -21,9 +21,10 @@ _MOST_CAUSES = 4096  # that are told apart
 _MOST_PARTS = 1024  # of merged results, whose summaries are read
 _VARIES = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\d[\d,.]*\d|\d")  # what differs between alike errors
 OTHER = "other causes"
+LARGEST = 1e15  # seconds and tokens of a rank that are believed
 
 
-class Lengths(NamedTuple):
+class LengthCounts(NamedTuple):
     """Lengths of prompts or of texts, in tokens.
 
     Attributes:
@@ -95,8 +96,8 @@ class RunFacts(NamedTuple):
     reasons: dict[str, int]
     prompt_tokens: int
     generated_tokens: int
-    prompts: Lengths | None
-    texts: Lengths | None
+    prompts: LengthCounts | None
+    texts: LengthCounts | None
     flow: Flow | None
     shown: list[dict[str, Any]]
 
@@ -143,7 +144,7 @@ def read_facts(path: str) -> RunFacts:
         )
 
 
-def lengths_of(values: np.ndarray, most: int = 40) -> Lengths | None:
+def lengths_of(values: np.ndarray, most: int = 40) -> LengthCounts | None:
     """Return the lengths of rows in at most `most` intervals. A long tail of few rows is counted as `beyond`."""
     if not len(values):
         return None
@@ -155,7 +156,7 @@ def lengths_of(values: np.ndarray, most: int = 40) -> Lengths | None:
     inside = values[values < edges[-1]]
     counts = np.bincount((inside // width).astype(np.int64), minlength=len(edges) - 1)
     beyond = len(values) - len(inside)
-    return Lengths(
+    return LengthCounts(
         counts.tolist(), edges.tolist(), beyond, int(values.min()), median, float(values.mean()), high, longest
     )
 
@@ -180,9 +181,14 @@ def _summaries(summary: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _accounts(summary: dict[str, Any], path: str) -> list[Account]:
     try:
-        return msgspec.convert(summary.get("accounts", []), type=list[Account])
-    except msgspec.ValidationError as error:
+        found = msgspec.convert(summary.get("accounts", []), type=list[Account])
+    except (msgspec.ValidationError, OverflowError) as error:
         raise UserError(f"{path}: expected a summary that hpcdecode generate wrote: {error}") from None
+    for account in found:
+        numbers = [*account.seconds.values(), *(value for sample in account.load for value in sample)]
+        if not all(0 <= number <= LARGEST for number in numbers):
+            raise UserError(f"{path}: expected times and loads of rank {account.rank} from 0 to {LARGEST:.0e}")
+    return found
 
 
 def _causes(results: Results) -> tuple[list[Cause], int]:

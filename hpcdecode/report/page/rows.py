@@ -8,7 +8,7 @@ import numpy as np
 
 from hpcdecode.data.results.layout import COLUMNS
 from hpcdecode.report.page.charts import Chart, Style, share_bars
-from hpcdecode.report.page.facts import Cause, Lengths, RunFacts
+from hpcdecode.report.page.facts import Cause, LengthCounts, RunFacts
 from hpcdecode.report.page.flow import Flow
 from hpcdecode.report.page.markup import Html, cut, element, joined, table
 from hpcdecode.report.page.scales import axis, short, time_axis, time_unit
@@ -49,7 +49,7 @@ def finish_reasons(facts: RunFacts) -> Html:
     return share_bars(rows, "Rows by finish reason", "finish reason")
 
 
-def lengths(title: str, what: Lengths, css: Style) -> Html:
+def lengths(title: str, what: LengthCounts, css: Style) -> Html:
     """Return a histogram of lengths."""
     beyond = [what.beyond] if what.beyond else []
     edges = what.edges + ([2 * what.edges[-1] - what.edges[-2]] if beyond else [])

@@ -10,8 +10,8 @@ from hpcdecode.errors import UserError
 from hpcdecode.ranks.roles import Rank
 from hpcdecode.report.account import Account
 from hpcdecode.report.page import config, kv, rows, shares
-from hpcdecode.report.page.facts import RunFacts, read_facts
-from hpcdecode.report.page.markup import Html, element, joined, table
+from hpcdecode.report.page.facts import LARGEST, RunFacts, read_facts
+from hpcdecode.report.page.markup import Html, cut, element, joined, table
 from hpcdecode.report.page.scales import duration
 from hpcdecode.report.page.style import STYLE
 from hpcdecode.system.durable import destination, replacing, write_errors
@@ -74,14 +74,14 @@ def _header(facts: RunFacts, ranks: list[Rank]) -> Html:
     model = model if isinstance(model, dict) else {"path": model}
     kinds = model.get("architectures")
     said = [
-        str(model.get("path") or "model not stated"),
-        *(str(kind) for kind in (kinds if isinstance(kinds, list) else [])),
+        model.get("path") or "model not stated",
+        *(kinds if isinstance(kinds, list) else [])[:4],
         *(f"{name.replace('_', ' ')} {model[name]}" for name in ("weights", "dtype", "kv_dtype") if model.get(name)),
     ]
     return element(
         "header",
         element("h1", f"{facts.name} ", element("span", state, class_="state" if facts.complete else "state bad")),
-        element("p", ", ".join(said), class_="muted lead"),
+        element("p", ", ".join(cut(part, 200) for part in said), class_="muted lead"),
         element("dl", *(_fact(name, value) for name, value in _figures(facts, ranks)), class_="facts"),
     )
 
@@ -131,7 +131,9 @@ def _kv(facts: RunFacts, ranks: list[Rank]) -> Html | None:
     if len(facts.accounts) == 1 and not facts.merged:
         job = _object(facts.attributes.get("job"))
         limit = job.get("load_limit") if job.get("schedule") == "load-control" else None
-        counted = kv.kv_load(facts.accounts[0], capacities, limit if isinstance(limit, int) else None)
+        counted = kv.kv_load(
+            facts.accounts[0], capacities, limit if isinstance(limit, int) and limit < LARGEST else None
+        )
         if counted:
             return counted
     whole = sum(capacities.values()) if capacities and not facts.merged else None
