@@ -176,3 +176,14 @@ def test_a_larger_limit_goes_on(hpcdecode, tmp_path, flags):
         assert made["rows/token_ids"][:].tolist() == whole["rows/token_ids"][:].tolist()
     (tmp_path / "p.jsonl").write_text('{"prompt": "another"}\n')
     assert "prompts changed" in run(hpcdecode.line(*ONE, *flags, "-o", "x.h5"), cwd=tmp_path).stderr
+
+
+def test_a_page_is_written_by_its_ending(hpcdecode, results, tmp_path):
+    made = hpcdecode("report", "r.h5", "-o", "run.html")
+    assert made.returncode == 0 and made.stdout == "run.html\n" and made.stderr == ""
+    assert (tmp_path / "run.html").read_text().startswith("<!doctype html>")
+    again = hpcdecode("report", "r.h5", "-o", "run.html")
+    assert again.returncode == 2 and "use --overwrite to replace it" in again.stderr
+    assert hpcdecode("report", "r.h5", "-o", "run.html", "--overwrite").returncode == 0
+    assert hpcdecode("report", "r.h5", "-o", "none/run.HTML").returncode == 2
+    assert "rank  role" in hpcdecode("report", "r.h5").stdout

@@ -13,8 +13,10 @@ import pytest
 
 from hpcdecode.data.results.join import join
 from hpcdecode.errors import UserError
+from hpcdecode.report.page.busy import read_busy
 from hpcdecode.report.page.facts import lengths_of, read_facts
 from hpcdecode.report.page.flow import RowTimes, flow_of
+from hpcdecode.report.page.style import STYLE
 from hpcdecode.report.page.write import page, write_page
 from tests.support.html_pages import Page, write_results
 from tests.support.many_ranks import CAPACITY, attributes_of
@@ -48,8 +50,12 @@ ALLOWED = {
 
 
 def made(path):
-    """The page of a file, once it is known to be well formed, to run nothing and to fetch nothing."""
-    source = page(read_facts(str(path)))
+    """The page of a file, checked."""
+    return checked(page(read_facts(str(path))))
+
+
+def checked(source):
+    """A page that is well formed, runs nothing and fetches nothing."""
     read = Page(source)
     assert read.faults == [] and {tag for tag, _ in read.elements} <= ALLOWED
     names = {name for _, attributes in read.elements for name in attributes}
@@ -269,3 +275,64 @@ def test_only_wanted_files_are_replaced(tmp_path):
     with pytest.raises(UserError):
         write_page(str(source), str(tmp_path / "link.html"), overwrite=True)
     assert h5py.is_hdf5(source)
+
+
+def traced(path, spans, ranks=((0, "S"), (1, "R"), (2, "R"))):
+    """Write a trace, an event a line, of spans (rank, operation, begin and end in seconds)."""
+    accounts = [
+        {"rank": rank, "host": HOSTILE, "role": role, "seconds": {"slice": 1.0}, "load": [[0.5, 7]] * (role == "R")}
+        for rank, role in ranks
+    ]
+    events = [
+        json.dumps({"ph": "X", "name": name, "pid": rank, "tid": 0, "ts": start * 1e6, "dur": (end - start) * 1e6})
+        for rank, name, start, end in spans
+    ]
+    head = f'{{"displayTimeUnit": "ms",\n"otherData": {json.dumps({"accounts": accounts})},\n"traceEvents": [\n'
+    path.write_text(head + ",\n".join(events) + "\n]}\n")
+
+
+def test_busy_times_of_a_trace(tmp_path):
+    spans = [(0, "slice", 1.0, 3.0), (0, "wait", 3.0, 8.0), (1, "attend", 2.0, 2.5), (1, "idle", 2.5, 8.0)]
+    spans += [(2, "attend", 7 + k / 10, 7 + k / 10 + 0.025) for k in range(10)] + [(9, "slice", 0.0, 8.0)]
+    traced(tmp_path / "t.json", spans)
+    times = read_busy(str(tmp_path / "t.json"), [0, 1, 2])
+    width = times.edges[1]
+    assert np.allclose(times.shares.sum(axis=1) * width, [2.0, 0.5, 0.25])
+    assert 120 <= len(times.edges) - 1 <= 240 and 8.0 <= times.edges[-1] <= 8.0 + width
+    inside = (times.edges[:-1] >= 1.0) & (times.edges[1:] <= 3.0)
+    assert np.allclose(times.shares[0][inside], 1) and times.shares[0][times.edges[:-1] >= 3.0].max() == 0
+
+
+@pytest.mark.parametrize("spans", [[], [(0, "slice", 0.0, 1.0)], [(0, "slice", -5.0, 1.0), (1, "attend", 0.0, 1e12)]])
+def test_the_page_of_a_trace(tmp_path, spans):
+    traced(tmp_path / "t.json", spans)
+    write_page(str(tmp_path / "t.json"), str(tmp_path / "run.html"))
+    read = checked((tmp_path / "run.html").read_text())
+    assert "Where the time went" in read.text and "KV load over time" in read.text
+    assert ("Busy share of 2 R-ranks" in read.text) == (spans == [(0, "slice", 0.0, 1.0)])
+
+
+def test_what_is_neither_results_nor_trace_is_refused(tmp_path):
+    (tmp_path / "t.json").write_text('{"otherData": 5}')
+    for name in ("t.json", "none.h5"):
+        with pytest.raises(UserError, match=name):
+            write_page(str(tmp_path / name), str(tmp_path / "run.html"))
+    assert not (tmp_path / "run.html").exists()
+
+
+@pytest.mark.parametrize("theme", [0, 1])
+def test_colours_are_readable(theme):
+    """Contrast as WCAG defines it: 4.5 for text, 3 for marks."""
+    colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", STYLE.split("@media (prefers-color-scheme: dark)")[theme]))
+
+    def luminance(name):
+        parts = [int(colours[name][i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    def contrast(one, other):
+        low, high = sorted((luminance(one), luminance(other)))
+        return (high + 0.05) / (low + 0.05)
+
+    assert all(contrast(text, paper) >= 4.5 for text in ("ink", "muted", "bad") for paper in ("paper", "soft"))
+    assert all(contrast(mark, "paper") >= 3 for mark in ("c1", "c2", "c3", "c4"))

@@ -1,4 +1,4 @@
-"""What the page says of a results file, read with some 60 bytes of memory a row."""
+"""What the page says of a results file, read with some 200 bytes of memory a row."""
 
 from __future__ import annotations
 
@@ -184,11 +184,16 @@ def _accounts(summary: dict[str, Any], path: str) -> list[Account]:
         found = msgspec.convert(summary.get("accounts", []), type=list[Account])
     except (msgspec.ValidationError, OverflowError) as error:
         raise UserError(f"{path}: expected a summary that hpcdecode generate wrote: {error}") from None
-    for account in found:
+    require_sound(found, path)
+    return found
+
+
+def require_sound(accounts: Sequence[Account], path: str) -> None:
+    """Raise UserError unless all times and loads are such that they can be added and drawn."""
+    for account in accounts:
         numbers = [*account.seconds.values(), *(value for sample in account.load for value in sample)]
         if not all(0 <= number <= LARGEST for number in numbers):
             raise UserError(f"{path}: expected times and loads of rank {account.rank} from 0 to {LARGEST:.0e}")
-    return found
 
 
 def _causes(results: Results) -> tuple[list[Cause], int]:

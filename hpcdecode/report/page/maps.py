@@ -26,7 +26,14 @@ def grouped(number: int, most: int) -> tuple[list[float], list[tuple[int, int]]]
 
 
 def rank_map(
-    title: str, caption: str, time: Axis, borders: list[float], ranks: Sequence[int], values: np.ndarray, unit: str
+    title: str,
+    caption: str,
+    time: Axis,
+    borders: list[float],
+    ranks: Sequence[int],
+    values: np.ndarray,
+    unit: str,
+    top: float = 0.0,
 ) -> Html:
     """Return a map with a heading.
 
@@ -38,12 +45,13 @@ def rank_map(
         ranks: Numbers of the ranks at these places.
         values: Values from 0, [lines, times].
         unit: Unit of the values.
+        top: Value of the strongest colour; 0 for the largest value.
     """
     height = min(_LINE * len(values), _HEIGHT) + 72
     places = _places(borders, ranks)
     means = values.mean(axis=1)
     said = f"{caption} Means over time from {means.min():,.0f} to {means.max():,.0f} {unit}."
-    top = _level_height(float(values.max()))
+    top = _level_height(top or float(values.max()))
     chart = Chart(title, said, time, places, height=height)
     levels = np.ceil(values / top).astype(np.int64).clip(0, _LEVELS)
     edges = np.linspace(time.low, time.high, values.shape[1] + 1).tolist()

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
+
+import h5py
 
 from hpcdecode._version import __version__
 from hpcdecode.errors import UserError
 from hpcdecode.ranks.roles import Rank
+from hpcdecode.report import account
 from hpcdecode.report.account import Account
 from hpcdecode.report.page import config, kv, rows, shares
-from hpcdecode.report.page.facts import LARGEST, RunFacts, read_facts
+from hpcdecode.report.page.busy import BusyTimes, busy_charts, read_busy
+from hpcdecode.report.page.facts import LARGEST, RunFacts, read_facts, require_sound
 from hpcdecode.report.page.markup import Html, cut, element, joined, table
 from hpcdecode.report.page.scales import duration
 from hpcdecode.report.page.style import STYLE
@@ -22,35 +27,35 @@ _MOST_PARTS = 64  # of merged results that are listed
 
 
 def write_page(path: str, out: str, *, overwrite: bool = False) -> None:
-    """Write the page of a results file.
+    """Write the page of a results file or of a trace.
 
     Args:
-        path: The results file.
+        path: The results file, or a file that `generate --trace` wrote.
         out: The page.
         overwrite: Whether a file with the name `out` is replaced.
 
     Raises:
-        UserError: It is not a results file, or the page cannot be written.
+        UserError: It is neither, or the page cannot be written.
     """
     target = destination(out)
     if target.exists() and (not overwrite or (os.path.exists(path) and os.path.samefile(target, path))):
         raise UserError(f"{out}: exists already; use --overwrite to replace it, or choose another -o")
-    content = page(read_facts(path)).encode("utf-8", "replace")
+    content = _content(path).encode("utf-8", "replace")
     with write_errors(out, "free some space"), replacing(target) as file:
         file.write(content)
+
+
+def _content(path: str) -> str:
+    if os.path.isfile(path) and not h5py.is_hdf5(path):
+        accounts = account.read(path)
+        require_sound(accounts, path)
+        return trace_page(os.path.basename(path), accounts, read_busy(path, [a.rank for a in accounts]))
+    return page(read_facts(path))
 
 
 def page(facts: RunFacts) -> str:
     """Return the page of a job as one HTML document, which needs no other file and runs no script."""
     ranks = config.ranks_of(facts.attributes)
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        element("title", f"{facts.name}: hpcdecode report"),
-        element("style", Html(STYLE)),
-    )
     sections = [
         ("Throughput over time", _throughput(facts)),
         ("KV load over time", _kv(facts, ranks)),
@@ -60,9 +65,36 @@ def page(facts: RunFacts) -> str:
         ("Texts of some rows", rows.texts(facts.shown) if facts.shown else None),
         ("Configuration", config.values(facts.attributes)),
     ]
+    return _document(facts.name, _header(facts, ranks), sections)
+
+
+def trace_page(name: str, accounts: list[Account], busy: BusyTimes | None) -> str:
+    """Return the page of a trace, which has times of the ranks and no rows."""
+    state = element("span", "trace", class_="state")
+    hosts = len({a.host for a in accounts})
+    figures = [("ranks", f"{len(accounts):,}"), ("hosts", f"{hosts:,}")]
+    figures.append(("longest work of a rank", duration(max(a.work for a in accounts))))
+    head = element("dl", *(_fact(what, value) for what, value in figures), class_="facts")
+    sections = [
+        ("Ranks over time", busy_charts(busy, accounts) if busy else None),
+        ("Where the time went", shares.shares(accounts)),
+        ("KV load over time", kv.kv_load(accounts, {}, None)),
+    ]
+    return _document(name, element("header", element("h1", f"{name} ", state), head), sections)
+
+
+def _document(name: str, header: Html, sections: Sequence[tuple[str, Html | None]]) -> str:
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+        element("title", f"{name}: hpcdecode report"),
+        element("style", Html(STYLE)),
+    )
     main = [element("section", element("h2", title), content) for title, content in sections if content]
-    footer = element("footer", f"Made by hpcdecode report {__version__} from {facts.name}.")
-    body = element("body", _header(facts, ranks), element("main", *main), footer)
+    footer = element("footer", f"Made by hpcdecode report {__version__} from {name}.")
+    body = element("body", header, element("main", *main), footer)
     return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
 
 
@@ -141,7 +173,7 @@ def _kv(facts: RunFacts, ranks: list[Rank]) -> Html | None:
 
 
 def _ranks(facts: RunFacts, ranks: list[Rank]) -> Html | None:
-    accounts: list[Account] = [account for own in facts.accounts for account in own]
+    accounts: list[Account] = [a for own in facts.accounts for a in own]
     parts = []
     if accounts:
         parts += [element("h3", "Where the time went"), shares.shares(accounts)]
