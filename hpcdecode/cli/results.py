@@ -133,7 +133,7 @@ def _add_report(commands: Subcommands) -> None:
         description="Show each rank's peak KV load and the shares of its time: busy, overhead of the loop, wait (S for "
         "o; R for q, k, v), bubble (R without a plan). -o plots the shares, and the load over time (extra plot); "
         "-o FILE.html writes one page of the whole job instead, which needs no network: throughput, KV load, ranks, "
-        "lengths, errors and texts. It may be of a job that has not ended.",
+        "lengths, errors and texts. The job may not have ended yet. A trace gives a page of its ranks over time.",
     )
     parser.add_argument("file", metavar="OUT.h5|TRACE.json", help="results file, or a file that generate --trace wrote")
     parser.add_argument("-o", "--output", metavar="FILE", help="page (.html) or plot (.png) to write")

@@ -1,1 +1,1 @@
-"""What a job reports: counters, progress, tables, traces and plots."""
+"""What a job reports: counters, progress, tables, traces, plots, and the page of a job."""

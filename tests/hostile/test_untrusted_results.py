@@ -28,8 +28,9 @@ COMMANDS = {
     "batch": ("export", "r.h5", "--to", "openai-batch", "-o", "-"),
     "merge": ("merge", "merged.h5", "r.h5", "--overwrite"),
     "report": ("report", "r.h5"),
+    "page": ("report", "r.h5", "-o", "run.html", "--overwrite"),
 }
-READERS = ("show", "export", "batch", "merge")
+READERS = ("show", "export", "batch", "merge", "page")
 
 
 def write(path: Path, text: str = "text", *, complete: bool = True, lines: range = range(1, 4)) -> None:

@@ -216,11 +216,19 @@ def test_odd_attributes(tmp_path, name, value):
 
 
 @pytest.mark.parametrize("load", [[[-1.0, 5]], [[1e300, 5]], [[1.0, 1 << 62]], [["a", 5]], [[5]]])
-def test_odd_accounts_are_refused(tmp_path, load):
+def test_odd_loads_are_refused(tmp_path, load):
     attributes = attributes_of(1, 1)
     attributes["summary"]["accounts"][1]["load"] = load
     write_results(tmp_path / "r.h5", **attributes)
     with pytest.raises(UserError, match="expected"):
+        read_facts(str(tmp_path / "r.h5"))
+
+
+def test_unknown_roles_are_refused(tmp_path):
+    attributes = attributes_of(1, 1)
+    attributes["summary"]["accounts"][1]["role"] = HOSTILE
+    write_results(tmp_path / "r.h5", **attributes)
+    with pytest.raises(UserError, match="expected a role of S, SR, R"):
         read_facts(str(tmp_path / "r.h5"))
 
 
@@ -270,7 +278,7 @@ def test_only_wanted_files_are_replaced(tmp_path):
         write_page(str(source), str(out))
     out.write_bytes(b"")
     write_page(str(source), str(out), overwrite=True)
-    assert len(out.read_bytes()) == len(first)
+    assert out.read_bytes() == first
     (tmp_path / "link.html").symlink_to(source)
     with pytest.raises(UserError):
         write_page(str(source), str(tmp_path / "link.html"), overwrite=True)

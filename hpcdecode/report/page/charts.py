@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from itertools import count
 from typing import Literal
 
 import numpy as np
@@ -12,7 +12,6 @@ from hpcdecode.report.page.markup import Html, element, scrolled
 from hpcdecode.report.page.scales import Axis
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 26, 46
-_NUMBERS = count(1)  # of charts, for ids
 
 Style = Literal["line1", "line2", "line3", "limit", "mean", "band", "bar1", "bar2", "bar3", "bar4", "whisker"]
 
@@ -24,7 +23,7 @@ class Chart:
     """A picture with two axes, to which marks are added one over the other.
 
     Args:
-        title: What it shows; a reader for the blind says it first.
+        title: What it shows, another one than other charts of the page; a screen reader says it first.
         description: What is to be seen in it, in words.
         x: Axis to the right.
         y: Axis upward.
@@ -128,8 +127,8 @@ class Chart:
 
     def figure(self, caption: str = "") -> Html:
         """Return the chart with its legend and a caption."""
-        number = next(_NUMBERS)
-        title, description = f"title-{number}", f"description-{number}"
+        name = re.sub(r"\W+", "-", self._title.lower())
+        title, description = f"{name}-title", f"{name}-description"
         svg = element(
             "svg",
             element("title", self._title, id=title),

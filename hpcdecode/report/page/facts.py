@@ -21,6 +21,7 @@ _MOST_CAUSES = 4096  # that are told apart
 _MOST_PARTS = 1024  # of merged results, whose summaries are read
 _VARIES = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\d[\d,.]*\d|\d")  # what differs between alike errors
 OTHER = "other causes"
+ROLES = ("S", "SR", "R")
 LARGEST = 1e15  # seconds and tokens of a rank that are believed
 
 
@@ -189,8 +190,10 @@ def _accounts(summary: dict[str, Any], path: str) -> list[Account]:
 
 
 def require_sound(accounts: Sequence[Account], path: str) -> None:
-    """Raise UserError unless all times and loads are such that they can be added and drawn."""
+    """Raise UserError unless roles are known, and all times and loads such that they can be added and drawn."""
     for account in accounts:
+        if account.role not in ROLES:
+            raise UserError(f"{path}: expected a role of {', '.join(ROLES)}, got {account.role[:40]!r}")
         numbers = [*account.seconds.values(), *(value for sample in account.load for value in sample)]
         if not all(0 <= number <= LARGEST for number in numbers):
             raise UserError(f"{path}: expected times and loads of rank {account.rank} from 0 to {LARGEST:.0e}")

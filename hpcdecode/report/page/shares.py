@@ -8,6 +8,7 @@ import numpy as np
 
 from hpcdecode.report.account import GROUPS, Account
 from hpcdecode.report.page.charts import Chart, Style, swatch
+from hpcdecode.report.page.facts import ROLES
 from hpcdecode.report.page.maps import grouped
 from hpcdecode.report.page.markup import Html, element, joined, table
 from hpcdecode.report.page.scales import axis, duration
@@ -15,7 +16,6 @@ from hpcdecode.report.page.scales import axis, duration
 _MOST_BARS = 16  # ranks that have a bar each
 _MOST_COLUMNS = 128  # of the profile of many ranks
 _STYLES: tuple[Style, ...] = ("bar1", "bar2", "bar3", "bar4")
-_ROLES = ("S", "SR", "R")
 _EXPLAINED = (
     "Busy: computing and attending. Overhead: planning, sending, taking results. Wait: S-ranks wait for attention "
     "output, R-ranks for queries. Bubble: an R-rank has no plan."
@@ -48,14 +48,14 @@ def _bars(accounts: Sequence[Account]) -> Html:
 
 def _profile(accounts: Sequence[Account]) -> Html:
     """Return a chart with a column a rank, or for the mean of neighbouring ranks; S-ranks first."""
-    ordered = sorted(accounts, key=lambda a: _ROLES.index(a.role) if a.role in _ROLES else len(_ROLES))
+    ordered = sorted(accounts, key=lambda a: ROLES.index(a.role))
     edges, groups = grouped(len(ordered), _MOST_COLUMNS)
     heights = [
         [100 * float(np.mean([a.share(group) for a in ordered[start:stop]])) for start, stop in groups]
         for group in GROUPS
     ]
     each = f"columns are means of up to {groups[0][1]} ranks" if groups[0][1] > 1 else "a column is a rank"
-    runs = [f"{sum(a.role == role for a in ordered):,} of role {role}" for role in _ROLES]
+    runs = [f"{sum(a.role == role for a in ordered):,} of role {role}" for role in ROLES]
     runs = [run for run in runs if not run.startswith("0 ")]
     chart = Chart(
         "Shares of the ranks' work",
