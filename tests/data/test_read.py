@@ -214,3 +214,14 @@ def test_shards_merge_to_the_whole_job_and_no_other_way(tmp_path):
     ):
         with pytest.raises(UserError, match=said):
             join(str(tmp_path / "none.h5"), others)
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_token_counts_and_reasons_of_errors(tmp_path, complete):
+    rows = write(tmp_path / "r.h5", range(1, 30), complete=complete, bad=range(70, 40, -1))
+    with hpcdecode.read(tmp_path / "r.h5") as results:
+        assert results.token_counts().tolist() == [len(row.token_ids) for row in rows]
+        found = [
+            (line, why) for lines, reasons in results.error_reasons() for line, why in zip(lines, reasons, strict=True)
+        ]
+        assert sorted(found) == [(line, "bad") for line in range(41, 71)]
