@@ -216,12 +216,20 @@ def test_shards_merge_to_the_whole_job_and_no_other_way(tmp_path):
             join(str(tmp_path / "none.h5"), others)
 
 
-@pytest.mark.parametrize("complete", [True, False])
-def test_token_counts_and_reasons_of_errors(tmp_path, complete):
-    rows = write(tmp_path / "r.h5", range(1, 30), complete=complete, bad=range(70, 40, -1))
+@pytest.mark.parametrize("running", [True, False])
+def test_token_counts_and_reasons_of_errors(tmp_path, running):
+    """While the job runs, its rows lie in the order of their commits."""
+    out = ResultsWriter(tmp_path / "r.h5", attributes={"identity": IDENTITY}, checkpoint_seconds=1000)
+    for lines in ((20, 26, 24), (3, 2, 9), (13, 11, 12)):
+        out.add(*map(result, lines))
+        for line in lines:
+            out.error(RowError(line + 30, "x", f"bad {line}"))
+        out.checkpoint()
+    if not running:
+        out.close(complete=True, summary={})
     with hpcdecode.read(tmp_path / "r.h5") as results:
-        assert results.token_counts().tolist() == [len(row.token_ids) for row in rows]
-        found = [
-            (line, why) for lines, reasons in results.error_reasons() for line, why in zip(lines, reasons, strict=True)
-        ]
-        assert sorted(found) == [(line, "bad") for line in range(41, 71)]
+        assert results.token_counts().tolist() == [line % 7 for line in (2, 3, 9, 11, 12, 13, 20, 24, 26)]
+        batches = [zip(lines, reasons, strict=True) for lines, reasons in results.error_reasons()]
+        found = sorted((line, reason) for batch in batches for line, reason in batch)
+        assert found == [(error["line"], error["reason"]) for error in results.errors()] and len(found) == 9
+    out.close(complete=True, summary={})

@@ -8,7 +8,32 @@ from hpcdecode.data.prompts.kept import ALL, KeptColumns, Selection
 from hpcdecode.data.prompts.rows import RowError
 from hpcdecode.data.results.writer import Result, ResultsWriter
 
+HOSTILE = (
+    "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'--><!--]]></style></title>&lt;\x00\x1b[31m\u202e"
+)
+MOST_BYTES = 1_000_000
 VOID = {"meta", "br"}
+ALLOWED = {
+    *("html", "head", "meta", "title", "style", "body", "header", "main", "footer", "section", "article", "h1", "h2"),
+    *(
+        "h3",
+        "h4",
+        "p",
+        "span",
+        "div",
+        "dl",
+        "dt",
+        "dd",
+        "ul",
+        "li",
+        "figure",
+        "figcaption",
+        "table",
+        "caption",
+        "thead",
+    ),
+    *("tbody", "tr", "th", "td", "pre", "details", "summary", "svg", "desc", "path", "line", "text"),
+}
 
 
 class Page(HTMLParser):
@@ -67,3 +92,21 @@ def write_results(
         reason = "prompt: expected a string, got null" if line % 3 else f"max_tokens: expected 1 or more, got -{line}"
         out.error(RowError(line, f"bad-{line}", reason))
     out.close(complete=complete, summary=summary)
+
+
+def checked(source):
+    """A page that is well formed, runs nothing and fetches nothing."""
+    read = Page(source)
+    assert read.faults == [] and {tag for tag, _ in read.elements} <= ALLOWED
+    names = {name for _, attributes in read.elements for name in attributes}
+    assert not names & {"src", "href", "srcset", "action"} and not any(name.startswith("on") for name in names)
+    assert "url(" not in source and "@import" not in source and "http:" not in source and "https:" not in source
+    assert read.named("meta")[2]["content"].startswith("default-src 'none'")
+    ids = [attributes["id"] for _, attributes in read.elements if "id" in attributes]
+    assert len(set(ids)) == len(ids)
+    for picture in read.named("svg"):
+        told = picture.get("role") == "img" and {picture["aria-labelledby"], picture["aria-describedby"]} <= set(ids)
+        assert told or picture.get("aria-hidden") == "true"
+    assert all(cell.get("scope") in ("row", "col") for cell in read.named("th"))
+    assert len(source.encode()) < MOST_BYTES
+    return read
