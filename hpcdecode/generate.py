@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hpcdecode.config import STDIN, Job
+from hpcdecode.config import LITERAL, STDIN, Job
 from hpcdecode.data.prompts.kept import KeptColumns
 from hpcdecode.data.prompts.row_template import row_template
 from hpcdecode.data.prompts.rows import read_rows
@@ -29,6 +29,7 @@ from hpcdecode.doctor import binding
 from hpcdecode.engine.announce import announce, explain
 from hpcdecode.engine.desk import Desk
 from hpcdecode.engine.engine import Engine
+from hpcdecode.engine.row_errors import RowErrors
 from hpcdecode.engine.scale import rows_ahead
 from hpcdecode.engine.setup import together, weight_facts
 from hpcdecode.engine.survey import Begin, survey
@@ -153,6 +154,7 @@ class _Lead:
         wanted: The rows that are to be done.
         before: Rows that an earlier run has done, without those that it could not use.
         total: Number of all rows.
+        errors_before: Rows that an earlier run could not use.
     """
 
     desk: Desk
@@ -160,6 +162,7 @@ class _Lead:
     wanted: Wanted
     before: int
     total: RowTotal
+    errors_before: int
 
 
 @contextmanager
@@ -254,9 +257,12 @@ def _open_lead(job: Job, engine: Engine, begin: Begin) -> _Lead:
         done = f"{earlier.rows:,} rows and {earlier.errors:,} errors are done"
         logger.debug(f"hpcdecode: the job continues: {done}, {len(earlier.unfinished):,} rows have tokens already")
         prompts = earlier.continued(prompts, tokenizer.vocab_size)
-    desk = Desk(prompts, writer, tokenizer, job.max_errors, kept.size if kept else None)
+    given = all(path.startswith(LITERAL) for path in begin.files)  # the command says itself why a prompt has no answer
+    told = None if given else RowErrors(several=len(begin.files) > 1)
+    desk = Desk(prompts, writer, tokenizer, job.max_errors, kept.size if kept else None, told)
     total = RowTotal(begin.files, job.prompt_column, job.limit, job.shard)
-    return _Lead(desk, writer, wanted, earlier.lines - earlier.errors if earlier else 0, total)
+    before, errors = (earlier.lines - earlier.errors, earlier.errors) if earlier else (0, 0)
+    return _Lead(desk, writer, wanted, before, total, errors)
 
 
 def _finish(job: Job, lead: _Lead, figures: dict[str, Any], signals: Signals) -> int:
@@ -270,6 +276,8 @@ def _finish(job: Job, lead: _Lead, figures: dict[str, Any], signals: Signals) ->
         logger.warning(
             f"hpcdecode: stopped by {signals.cause}; finished rows are in {job.output}; the same command goes on"
         )
+    if causes := lead.desk.told.summary(lead.errors_before) if lead.desk.told else "":
+        logger.warning(causes)
     logger.info(text.closing(job.output, done, lead.total.rows if code else done, lead.writer.sample_count, errors))
     if code:
         return code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import nullcontext
 
 
 def set_up(level: int = logging.INFO) -> None:
@@ -19,7 +20,9 @@ def set_up(level: int = logging.INFO) -> None:
 
 
 class _StandardError(logging.Handler):
-    """Prints to `sys.stderr` as it is when a message comes, since callers may redirect it."""
+    """Prints to `sys.stderr` as it is when a message comes, since callers may redirect it. A progress bar moves on."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr, flush=True)
+        bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
+        with bars.external_write_mode(file=sys.stderr) if bars else nullcontext():
+            print(self.format(record), file=sys.stderr, flush=True)

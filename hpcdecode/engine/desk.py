@@ -11,6 +11,7 @@ from hpcdecode.data.prompts.feed import RowFeed
 from hpcdecode.data.prompts.rows import RowError, row_error
 from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.data.results.result import Result
+from hpcdecode.engine.row_errors import RowErrors
 from hpcdecode.errors import UserError
 from hpcdecode.report.metrics import RowCounts
 from hpcdecode.requests.prompt import Prompt, Unfinished
@@ -84,6 +85,7 @@ class Desk:
 
     max_errors: rows that may be unusable; one more raises UserError where it is read or refused.
     size: bytes that are kept of a row, by its line; None for none.
+    told: tells the user about rows that cannot be used; None tells nothing.
     """
 
     def __init__(
@@ -93,7 +95,9 @@ class Desk:
         tokenizer: Tokenizer,
         max_errors: int | None = None,
         size: Callable[[int], int] | None = None,
+        told: RowErrors | None = None,
     ):
+        self.told = told
         self.feed = RowFeed(rows, self, size)
         self.writer, self.tokenizer, self.max_errors = writer, tokenizer, max_errors
         self.rows = self.prompt_tokens = self.generated_tokens = 0
@@ -179,6 +183,8 @@ class Desk:
         """Record a row that cannot be used."""
         self._returned(error.line)
         self.writer.error(error)
+        if self.told is not None:
+            self.told.add(error)
         if self.max_errors is not None and self.writer.error_count > self.max_errors:
             raise UserError(
                 f"{self.writer.error_count} rows cannot be used and --max-errors allows {self.max_errors}; the last is "

@@ -9,6 +9,7 @@ import msgspec
 
 from hpcdecode.config import STDIN, Job
 from hpcdecode.data.prompts.files import resolve
+from hpcdecode.data.prompts.first_rows import require_usable
 from hpcdecode.data.prompts.kept import ALL, Selection
 from hpcdecode.data.prompts.row_template import row_template
 from hpcdecode.data.prompts.rows import require_columns
@@ -52,12 +53,16 @@ def survey(job: Job, team: Team) -> Begin | None:
         if job.trace:
             check_path(job.trace, [job.output, *files])
         dtype = job.dtype or auto_dtype(job.model, team.me.device)
+        kv_dtype = job.kv_dtype or dtype
         keep = job.keep_columns or (None if job.overwrite else columns_kept(job.output)) or ALL
-        selection = Selection(keep, job.prompt_column)
         if job.keep_columns:
-            require_columns(files, selection, job.prompt_column)
-        what = identity(job, files, dtype, job.kv_dtype or dtype, keep)
+            require_columns(files, Selection(keep, job.prompt_column), job.prompt_column)
+        what = identity(job, files, dtype, kv_dtype, keep)
         earlier = find_earlier(job.output, what, overwrite=job.overwrite, limit=job.limit)
-        return Begin(files, what, earlier, selection)
+        if earlier is None:
+            if keep != (keep := job.keep_columns or ALL):  # those of results that are replaced do not count
+                what = identity(job, files, dtype, kv_dtype, keep)
+            require_usable(job, files)
+        return Begin(files, what, earlier, Selection(keep, job.prompt_column))
 
     return together(team, lambda: look() if team.lead else None)

@@ -86,7 +86,7 @@ def test_fields_of_requests_that_change_nothing_are_accepted_in_peace(tmp_path, 
     row, other = read(
         tmp_path,
         chat_request(**HARMLESS, **NEUTRAL),
-        request({"prompt": "a", "add_special_tokens": True, "suffix": ""}, "/v1/completions"),
+        {**request({"prompt": "a", "add_special_tokens": True, "suffix": ""}, "/v1/completions"), "custom_id": "d"},
     )
     assert isinstance(row, Row) and row.params == SamplingParams() and isinstance(other, Row)
     assert not caplog.messages

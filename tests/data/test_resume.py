@@ -97,6 +97,7 @@ def test_tokens_in_flight_are_taken_with_a_log_probability_each(path, ids, logpr
 
 def test_another_job_is_refused_with_what_changed(path):
     _, out = begin(path)
+    out.add(result(1))
     out.close(complete=False, summary={})
     other = msgspec.json.decode(msgspec.json.encode(IDENTITY))
     other["sampling"]["temperature"] = 0.7
@@ -104,6 +105,37 @@ def test_another_job_is_refused_with_what_changed(path):
     with pytest.raises(UserError, match=r"model\.config\.json changed; sampling\.temperature was 0\.0 and is 0\.7"):
         find_earlier(path, other, overwrite=False)
     assert find_earlier(path, other, overwrite=True) is None
+
+
+@pytest.mark.parametrize("complete", [True, False])
+@pytest.mark.parametrize("what", ["nothing", "errors", "a row", "a row and no index of it", "tokens in flight"])
+def test_another_job_without_rows_is_replaced(path, what, complete):
+    _, out = begin(path)
+    if what == "errors":
+        out.error(RowError(1, "1", "bad"))
+    if what == "a row and no index of it":
+        index = path.read_bytes()
+    if what.startswith("a row"):
+        out.add(result(1))
+    if what == "tokens in flight":
+        out.unfinished = lambda: [Unfinished(2, 0, [5, 6])]
+    out.close(complete=complete and what != "a row and no index of it", summary={})
+    if what == "a row and no index of it":
+        path.write_bytes(index)
+    other = {**IDENTITY, "dtype": "bfloat16"}
+    if what.startswith("a row") or (what == "tokens in flight" and not complete):
+        with pytest.raises(UserError, match="holds the rows of another job: dtype was"):
+            find_earlier(path, other, overwrite=False)
+        with pytest.raises(UserError, match="another job has written them meanwhile"):
+            ResultsWriter(path, attributes={"identity": other}, overwrite=False)
+        return
+    assert find_earlier(path, other, overwrite=False) is None
+    out = ResultsWriter(path, attributes={"identity": other}, overwrite=False)
+    with pytest.raises(UserError, match="another job writes them"):
+        find_earlier(path, IDENTITY, overwrite=False)
+    out.add(result(1))
+    out.close(complete=True, summary={})
+    assert lines(path) == ([1], [])
 
 
 def test_two_jobs_cannot_write_one_output(path):

@@ -17,6 +17,7 @@ import msgspec
 
 from hpcdecode.config import LITERAL, STDIN
 from hpcdecode.data.prompts.extras import import_extra
+from hpcdecode.data.prompts.standard_input import FarEnough, open_standard_input
 from hpcdecode.data.prompts.tables import TABLES, table_rows
 from hpcdecode.data.prompts.unknown import UnknownFields
 from hpcdecode.data.prompts.values import printable
@@ -123,7 +124,7 @@ def _reading(path: str) -> Iterator[None]:
     """Turn exceptions of a reader into a UserError that names the file."""
     try:
         yield
-    except UserError:
+    except (UserError, FarEnough):
         raise
     except Exception as e:
         named = f"prompt file {printable(path)}"
@@ -137,7 +138,7 @@ def _reading(path: str) -> Iterator[None]:
 def open_lines(path: str) -> LineFile:
     """Open a file of lines, unpacked if it is packed."""
     if path == STDIN:
-        return sys.stdin.buffer
+        return open_standard_input()
     if path.startswith(LITERAL):
         return io.BytesIO(msgspec.json.encode({"prompt": unquote(path.removeprefix(LITERAL))}))
     if path.endswith(".gz"):

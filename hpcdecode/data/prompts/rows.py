@@ -12,6 +12,7 @@ import msgspec
 
 from hpcdecode.config import STDIN
 from hpcdecode.data.prompts.batch_format import LINE_FIELDS, is_request, request_fields
+from hpcdecode.data.prompts.doubts import RepeatedIds, UnknownRoles
 from hpcdecode.data.prompts.fields import (
     OPENAI_LOGPROBS,
     OPENAI_MAX_TOKENS,
@@ -22,7 +23,8 @@ from hpcdecode.data.prompts.fields import (
 )
 from hpcdecode.data.prompts.files import MAX_LINE_BYTES, RawRow, raw_rows
 from hpcdecode.data.prompts.kept import ALL, SEARCHED_ROWS, KeptColumns, Selection
-from hpcdecode.data.prompts.messages import CHAT_FIELDS, DEFAULT_CHAT, ChatOptions, chat_options, checked_messages
+from hpcdecode.data.prompts.messages import CHAT_FIELDS, DEFAULT_CHAT, ChatOptions, chat_options
+from hpcdecode.data.prompts.row_sources import messages_of, source_of, text_of, token_ids_of
 from hpcdecode.data.prompts.row_template import SOURCES, RowTemplate
 from hpcdecode.data.prompts.unknown import UnknownFields
 from hpcdecode.data.prompts.values import is_integer, printable, shown, type_name
@@ -31,7 +33,6 @@ from hpcdecode.requests.params import SamplingParams
 
 MAX_ID_CHARACTERS = 4096
 MAX_REASON_CHARACTERS = 500
-MAX_TOKEN_ID = 2**31 - 1
 
 
 class Row(msgspec.Struct):
@@ -81,12 +82,12 @@ def read_rows(
         wanted: Returns whether a row is to be yielded, by its number; None for all.
         kept: Keeps the columns of rows that are yielded; None keeps none.
         template: Makes prompts of columns; None if rows have prompts.
-        quiet: Whether nothing is said about unknown fields.
+        quiet: Whether no warnings are logged.
 
     Raises:
         UserError: A file cannot be opened or read.
     """
-    reader = RowReader(column, model, kept, template)
+    reader = RowReader(column, model, kept, template, RepeatedIds)
     reader.unknown.quiet = quiet
     rows = islice(raw_rows(files, column, reader.unknown), limit)
     found = (reader.read(raw, defaults) for raw in rows if wanted is None or wanted(raw.number))
@@ -111,7 +112,7 @@ def require_columns(files: Sequence[str], selection: Selection, column: str | No
         unknown.quiet = True  # it is said when the rows are read
         for raw in islice(raw_rows([path], column, unknown), SEARCHED_ROWS):
             with suppress(RowProblem):
-                found.update(dict.fromkeys(_fields(raw.data)))
+                found.update(dict.fromkeys(row_fields(raw.data)))
             if not selection.lacks(found):
                 return
     if found:
@@ -134,6 +135,7 @@ class RowReader:
         model: Directory of the job's model, which requests of the batch format may name. None accepts any name.
         kept: Keeps the columns of rows; None keeps none.
         template: Makes prompts of columns; None if rows have prompts.
+        ids: Class that warns about ids that repeat; None if they may.
 
     Attributes:
         unknown: Warns about fields with unknown names.
@@ -145,36 +147,48 @@ class RowReader:
         model: str | None = None,
         kept: KeptColumns | None = None,
         template: RowTemplate | None = None,
+        ids: type[RepeatedIds] | None = None,
     ):
         known = known_fields()
         read = template.columns if template else frozenset()
         names = known.union([column] if column else (), read or ())
         offered = known - UNSUPPORTED.keys()
         self.unknown = UnknownFields(names, offered, kept.selection if kept else None, every=read is None)
+        self._roles = UnknownRoles(self.unknown.tell)
+        self._ids = ids(self.unknown.tell) if ids else None
         self._column, self._model, self._kept, self._template = column, model, kept, template
 
     def read(self, raw: RawRow, defaults: SamplingParams) -> Row | RowError:
         """Return a parsed row, or a RowError if it cannot be used. Its own fields replace `defaults`."""
         line, row_id = raw.number, None
         try:
-            given = _fields(raw.data)
+            given = row_fields(raw.data)
             if self._kept is not None:
                 self._kept.read(line, given)
-            row_id = _row_id(given, line)
-            fields = self._own(given, raw.place[:-2] or f"line {line}")
+            row_id, place = _row_id(given, line), raw.place[:-2] or f"line {line}"
+            fields = self._own(given, place)
             fields = self._template.fields(fields) if self._template else fields
-            source = _source(fields)
+            source = source_of(fields)
+            messages = messages_of(fields) if source == "messages" else None
+            self._doubt(place, line, row_id, messages)
             return Row(
                 line=line,
                 id=row_id,
-                prompt=_prompt(fields) if source == "prompt" else None,
-                prompt_token_ids=_token_ids(fields) if source == "prompt_token_ids" else None,
-                messages=_messages(fields) if source == "messages" else None,
+                prompt=text_of(fields) if source == "prompt" else None,
+                prompt_token_ids=token_ids_of(fields) if source == "prompt_token_ids" else None,
+                messages=messages,
                 params=row_params(fields, defaults),
                 chat=chat_options(fields),
             )
         except RowProblem as e:
             return row_error(line, row_id, f"{raw.place}{e}")
+
+    def _doubt(self, place: str, line: int, row_id: str, messages: list[dict[str, Any]] | None) -> None:
+        """Warn about what may be mistaken in a row that can be used."""
+        if messages:
+            self._roles.row(place, messages)
+        if self._ids is not None and row_id != str(line):
+            self._ids.row(line, row_id)
 
     def _own(self, given: dict[str, Any], place: str) -> dict[str, Any]:
         """Return the fields of a row under their usual names, and warn about unknown ones."""
@@ -192,7 +206,8 @@ def known_fields() -> frozenset[str]:
     return frozenset(("id", "custom_id", *SOURCES, *CHAT_FIELDS, *names, *UNSUPPORTED, *sampling_kinds()))
 
 
-def _fields(data: bytes | dict[str, Any] | None) -> dict[str, Any]:
+def row_fields(data: bytes | dict[str, Any] | None) -> dict[str, Any]:
+    """Return the fields of a row before they are checked. Raises RowProblem if it has none."""
     if data is None:
         raise RowProblem(f"expected a line of at most {MAX_LINE_BYTES} bytes, got a longer one")
     return data if isinstance(data, dict) else _json_object(data)
@@ -236,42 +251,3 @@ def _row_id(fields: dict[str, Any], line: int) -> str:
         got = "a NUL character" if "\0" in text else f"{len(text)} characters"
         raise RowProblem(f"{name}: expected at most {MAX_ID_CHARACTERS} characters without NUL, got {got}")
     return text
-
-
-def _source(fields: dict[str, Any]) -> str:
-    """Return the one of SOURCES that a row has. Raises RowProblem if it has none or several."""
-    given = [name for name in SOURCES if fields.get(name) is not None]
-    if len(given) != 1:
-        raise RowProblem(f"expected exactly one of {', '.join(SOURCES)}, got {' and '.join(given) or 'none of them'}")
-    return given[0]
-
-
-def _prompt(fields: dict[str, Any]) -> str:
-    value = fields["prompt"]
-    if not isinstance(value, str):
-        raise RowProblem(f"prompt: expected a string, got {type_name(value)} {shown(value)}")
-    if not value:
-        raise RowProblem("prompt: expected a string that is not empty, got an empty one")
-    return value
-
-
-def _token_ids(fields: dict[str, Any]) -> list[int]:
-    value = _filled_list(fields, "prompt_token_ids", "token ids")
-    for index, token in enumerate(value):
-        if not is_integer(token) or not 0 <= token <= MAX_TOKEN_ID:
-            got = f"{type_name(token)} {shown(token)} at index {index}"
-            raise RowProblem(f"prompt_token_ids: expected integers in [0, {MAX_TOKEN_ID}], got {got}")
-    return value
-
-
-def _messages(fields: dict[str, Any]) -> list[dict[str, Any]]:
-    return checked_messages(_filled_list(fields, "messages", "messages"))
-
-
-def _filled_list(fields: dict[str, Any], name: str, what: str) -> list[Any]:
-    value = fields[name]
-    if not isinstance(value, list):
-        raise RowProblem(f"{name}: expected a list of {what}, got {type_name(value)} {shown(value)}")
-    if not value:
-        raise RowProblem(f"{name}: expected at least one element, got an empty list")
-    return value

@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 
 from hpcdecode.data.prompts.extras import import_extra
+from hpcdecode.data.prompts.hints import flags_hint
 from hpcdecode.data.prompts.unknown import UnknownFields
 from hpcdecode.data.prompts.values import printable
 from hpcdecode.errors import UserError
@@ -216,7 +217,7 @@ def _require_prompts(
         return
     found = printable(", ".join(sorted(present)) or "none")
     flat = " (of one dimension: none)" if found != "none" and not usable else ""
+    hint = "" if flat else flags_hint(present)
     raise UserError(
-        f"prompt file {printable(path)}: expected a column {column or 'prompt'!r}, found {found}{flat}; "
-        "name the column of the prompts with --prompt-column"
+        f"prompt file {printable(path)}: expected a column {column or 'prompt'!r}, found {found}{flat}{hint}"
     )

@@ -14,6 +14,7 @@ from hpcdecode.data.results.diskfile import open_segment
 from hpcdecode.data.results.earlier import EarlierRun
 from hpcdecode.data.results.identity import differences, job_name, kept_before
 from hpcdecode.data.results.lock import Lock
+from hpcdecode.data.results.rowless import is_rowless
 from hpcdecode.data.results.segments import parts_folder, segment_files
 from hpcdecode.errors import UserError
 from hpcdecode.system.durable import destination, write_errors
@@ -23,6 +24,8 @@ def find_earlier(
     path: str | os.PathLike[str], identity: dict[str, Any], *, overwrite: bool, limit: int | None = None
 ) -> EarlierRun | None:
     """Return the earlier run to resume at an output, or None if the job begins anew.
+
+    A job begins anew in place of another one that has no rows.
 
     Args:
         path: The output.
@@ -57,15 +60,22 @@ def _find(path: Path, parts: Path, identity: dict[str, Any], overwrite: bool, li
         return None
     lock = Lock(parts) if parts.exists() else None
     try:
-        return _load(EarlierRun(path, job_name(identity), lock=lock), identity, limit)
+        found = _load(EarlierRun(path, job_name(identity), lock=lock), identity, limit)
+        if found is None and lock:
+            lock.release()
+        return found
     except BaseException:
         if lock:
             lock.release()
         raise
 
 
-def _load(earlier: EarlierRun, identity: dict[str, Any], limit: int | None) -> EarlierRun:
-    """Return the run with its rows loaded. Raises UserError if they are rows of another job."""
+def _load(earlier: EarlierRun, identity: dict[str, Any], limit: int | None) -> EarlierRun | None:
+    """Return the run with its rows loaded, or None if it is of another job and has none.
+
+    Raises:
+        UserError: There are rows of another job.
+    """
     path, parts = earlier.path, earlier.parts
     _restore_output(path, parts)
     try:
@@ -80,6 +90,8 @@ def _load(earlier: EarlierRun, identity: dict[str, Any], limit: int | None) -> E
         earlier.load_segments(0)
         return earlier
     changed = list(differences(output.identity, identity))
+    if changed and is_rowless(path, parts):
+        return None
     if changed:
         raise UserError(
             f"results {path}: holds the rows of another job: {'; '.join(changed)};"

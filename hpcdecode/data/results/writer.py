@@ -26,6 +26,7 @@ from hpcdecode.data.results.layout import FINISH_REASONS, RAGGED, write_attribut
 from hpcdecode.data.results.lock import LOCK, Lock
 from hpcdecode.data.results.merge import merge
 from hpcdecode.data.results.result import BYTES_PER_VALUE, Result, table_of
+from hpcdecode.data.results.rowless import is_rowless
 from hpcdecode.data.results.segments import (
     FAN_IN,
     Segment,
@@ -55,7 +56,7 @@ class ResultsWriter:
         earlier: The run to resume; None to begin anew.
         checkpoint_seconds: A commit is due after this time.
         segment_rows: A commit is due after so many rows, if that is earlier.
-        overwrite: Whether a run that begins anew replaces what an earlier one has left.
+        overwrite: Whether a run that begins anew replaces rows that an earlier one has left.
         kept: Has the input columns of rows; None for rows without any.
 
     Attributes:
@@ -255,11 +256,11 @@ def _claim(path: Path, parts: Path, overwrite: bool) -> Lock:
     """Remove the files of an earlier run, create the folder of parts, and return its lock.
 
     Raises:
-        UserError: Another process writes the output, or `overwrite` is false and there are results.
+        UserError: Another process writes the output, or `overwrite` is false and there are rows.
         OSError: The disk refuses it.
     """
     lock = Lock(parts) if parts.exists() else None
-    if not overwrite and (path.exists() or segment_files(parts)):
+    if not overwrite and (path.exists() or segment_files(parts)) and not is_rowless(path, parts):
         raise UserError(f"results {path}: another job has written them meanwhile; start this one again")
     if lock:
         _remove_parts(parts)
