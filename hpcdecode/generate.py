@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hpcdecode.config import LITERAL, STDIN, Job
+from hpcdecode.config import LITERAL, Job
 from hpcdecode.data.prompts.kept import KeptColumns
+from hpcdecode.data.prompts.opening import is_once
 from hpcdecode.data.prompts.row_template import row_template
 from hpcdecode.data.prompts.rows import read_rows
 from hpcdecode.data.prompts.tokenizer import tokenized
@@ -229,7 +230,7 @@ def _open_lead(job: Job, engine: Engine, begin: Begin) -> _Lead:
         "versions": versions(),
         "topology": msgspec.to_builtins(engine.team.ranks),
     }
-    search = STDIN in begin.files and not earlier  # files were searched before
+    search = any(map(is_once, begin.files)) and not earlier  # files were searched before
     kept = KeptColumns(begin.selection, search=search) if begin.selection.any else None
     writer = ResultsWriter(
         job.output,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from hpcdecode.config import STDIN, Job
-from hpcdecode.data.prompts.files import resolve
+from hpcdecode.data.prompts.files import require_formats, resolve
 from hpcdecode.data.prompts.first_rows import require_usable
 from hpcdecode.data.prompts.kept import ALL, Selection
 from hpcdecode.data.prompts.row_template import row_template
@@ -47,16 +47,17 @@ def survey(job: Job, team: Team) -> Begin | None:
 
     def look() -> Begin:
         files = resolve(job.prompts)
-        row_template(job)  # so that what is wrong with a template is said now
+        template = row_template(job)
         if any(os.path.realpath(path) == os.path.realpath(job.output) for path in files if path != STDIN):
             raise UserError(f"results {job.output}: expected a file that is no prompt file; choose another -o")
         if job.trace:
             check_path(job.trace, [job.output, *files])
+        require_formats(files)
         dtype = job.dtype or auto_dtype(job.model, team.me.device)
         kv_dtype = job.kv_dtype or dtype
         keep = job.keep_columns or (None if job.overwrite else columns_kept(job.output)) or ALL
         if job.keep_columns:
-            require_columns(files, Selection(keep, job.prompt_column), job.prompt_column)
+            require_columns(files, Selection(keep, job.prompt_column), job.prompt_column, template)
         what = identity(job, files, dtype, kv_dtype, keep)
         earlier = find_earlier(job.output, what, overwrite=job.overwrite, limit=job.limit)
         if earlier is None:

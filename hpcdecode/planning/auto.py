@@ -8,8 +8,9 @@ from statistics import fmean
 
 import msgspec
 
-from hpcdecode.config import STDIN, EngineOptions, Job
+from hpcdecode.config import EngineOptions, Job
 from hpcdecode.data.prompts.files import resolve
+from hpcdecode.data.prompts.opening import is_once
 from hpcdecode.data.prompts.row_template import row_template
 from hpcdecode.data.prompts.rows import read_rows
 from hpcdecode.data.prompts.tokenizer import Tokenizer, tokenized
@@ -120,7 +121,7 @@ def _capacities(job: Job, profile: Profile, team: Team, shape: GroupShape) -> tu
 def _mean_rows(job: Job, ranks: int) -> MeanRows | None:
     """Return the means of the first rows, and their number if it is small; None if they can be read only once."""
     files = resolve(job.prompts)
-    if STDIN in files:
+    if any(map(is_once, files)):
         return None
     wanted = job.shard.holds if job.shard else None
     rows = read_rows(

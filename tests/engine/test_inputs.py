@@ -128,7 +128,12 @@ def test_requests_of_the_openai_batch_format(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".jsonl.gz", ".jsonl.zst", ".parquet", ".h5"])
 def test_broken_files_are_user_errors(tmp_path, suffix):
-    whole = {".jsonl.gz": gzip.compress(LINES), ".jsonl.zst": zstd.compress(LINES)}.get(suffix, LINES)
+    whole = {
+        ".jsonl.gz": gzip.compress(LINES),
+        ".jsonl.zst": zstd.compress(LINES),
+        ".parquet": b"PAR1" + LINES,
+        ".h5": b"\x89HDF\r\n\x1a\n" + LINES,
+    }[suffix]
     path = tmp_path / f"p{suffix}"
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UserError, match=f"prompt file {path}: "):
@@ -137,7 +142,7 @@ def test_broken_files_are_user_errors(tmp_path, suffix):
 
 def test_tables_without_prompts_are_user_errors(tmp_path):
     pyarrow.parquet.write_table(pyarrow.table({"a": [1], "b": [2]}), tmp_path / "p.parquet")
-    with pytest.raises(UserError, match=r"expected a column 'prompt', found a, b; name the column .* --prompt-column"):
+    with pytest.raises(UserError, match=r"expected a column 'prompt', found a, b; use --prompt-column a or"):
         read(tmp_path / "p.parquet")
     with h5py.File(tmp_path / "p.h5", "w") as file:
         file["rows/text"] = ["a"]
@@ -146,7 +151,11 @@ def test_tables_without_prompts_are_user_errors(tmp_path):
 
 
 def test_names_that_are_no_files(tmp_path):
-    for name, what in (("none.jsonl", "does not exist"), ("", "is a directory"), ("*.gz", "found none")):
+    for name, what in (
+        ("none.jsonl", "does not exist"),
+        ("", r"expected \*.parquet or \*.arrow files in this folder, found none"),
+        ("*.gz", "found none"),
+    ):
         with pytest.raises(UserError, match=what):
             resolve([f"{tmp_path}/{name}"])
     with pytest.raises(UserError, match="once at most"):

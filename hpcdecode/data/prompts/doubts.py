@@ -86,12 +86,13 @@ class RepeatedIds:
         return slot
 
     def _grow(self) -> None:
-        before = [(key, line) for key, line in zip(self._hashes, self._lines, strict=True) if key]
+        hashes, lines = self._hashes, self._lines
         self._slots *= 2
         self._hashes, self._lines = _zeros(self._slots), _zeros(self._slots)
-        for key, line in before:
-            slot = self._slot(key)
-            self._hashes[slot], self._lines[slot] = key, line
+        for key, line in zip(hashes, lines, strict=True):
+            if key:
+                slot = self._slot(key)
+                self._hashes[slot], self._lines[slot] = key, line
 
 
 def _zeros(count: int) -> array[int]:

@@ -1,42 +1,41 @@
-"""Reads prompt files of every format as one stream of rows: JSON Lines (plain, gzip, zstd, stdin), Parquet, HDF5."""
+"""Reads prompt files of every format as one stream of rows; `content.py` tells the formats apart."""
 
 from __future__ import annotations
 
 import glob
-import gzip
-import io
 import os
-import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
-from urllib.parse import unquote
-
-import msgspec
 
 from hpcdecode.config import LITERAL, STDIN
-from hpcdecode.data.prompts.extras import import_extra
-from hpcdecode.data.prompts.standard_input import FarEnough, open_standard_input
-from hpcdecode.data.prompts.tables import TABLES, table_rows
+from hpcdecode.data.prompts.content import BYTE_ORDER_MARK, FileFormat
+from hpcdecode.data.prompts.delimited import delimited_rows
+from hpcdecode.data.prompts.folders import folder_files
+from hpcdecode.data.prompts.json_array import array_elements
+from hpcdecode.data.prompts.opening import is_once, open_prompts
+from hpcdecode.data.prompts.standard_input import FarEnough
+from hpcdecode.data.prompts.tables import table_rows
 from hpcdecode.data.prompts.unknown import UnknownFields
 from hpcdecode.data.prompts.values import printable
-from hpcdecode.errors import UserError, first_line
+from hpcdecode.errors import RowProblem, UserError, first_line
 
 MAX_LINE_BYTES = 64 << 20
 MAX_SKIPPED_BYTES = 1 << 30  # of a longer line; a compressed file may hold gigabytes without the end of a line
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _CHUNK_BYTES = 1 << 20
 
 
-RawData = bytes | dict[str, Any] | None  # a line of JSON, the values of a table's row, or None for too long a line
+# A line of JSON, the values of a table's row, None for too long a line, or why there is nothing.
+RawData = bytes | dict[str, Any] | RowProblem | None
 
 
 class RawRow(NamedTuple):
     """A row of a prompt file before it is parsed.
 
     Attributes:
-        number: Number of the row, counted from 1 through all files; blank lines count.
+        number: Number of the row, counted from 1 through all files: lines of JSON, blank ones too; elements of an
+            array; records of CSV after the header, without blank ones; rows of tables.
         place: `FILE:LINE: ` if there are several files, else an empty text.
         data: Content of the row.
     """
@@ -61,7 +60,7 @@ class LineFile(Protocol):
 
 
 def resolve(paths: Sequence[str]) -> list[str]:
-    """Return the prompt files that `paths` name, with the matches of each pattern sorted.
+    """Return the prompt files that `paths` name, with the matches of each pattern sorted, and the files of folders.
 
     Raises:
         UserError: A file does not exist, or a pattern has no match.
@@ -73,12 +72,25 @@ def resolve(paths: Sequence[str]) -> list[str]:
             raise UserError(f"prompt file {printable(path)}: expected files that match this pattern, found none")
         files += matches
     for path in files:
-        if path != STDIN and not path.startswith(LITERAL) and (os.path.isdir(path) or not os.path.exists(path)):
-            what = "is a directory" if os.path.isdir(path) else "does not exist"
-            raise UserError(f"prompt file {printable(path)}: expected a file of prompts, but it {what}")
+        if path != STDIN and not path.startswith(LITERAL) and not os.path.exists(path):
+            raise UserError(f"prompt file {printable(path)}: expected a file of prompts, but it does not exist")
+    files = [file for path in files for file in (folder_files(path) if _is_folder(path) else [path])]
     if files.count(STDIN) > 1:
         raise UserError("prompt files: expected - (standard input) once at most")
     return files
+
+
+def _is_folder(path: str) -> bool:
+    return path != STDIN and not path.startswith(LITERAL) and os.path.isdir(path)
+
+
+def require_formats(files: Sequence[str]) -> None:
+    """Raise UserError if a file is of a wrong kind, or cannot be read. What can be read only once is left out."""
+    for path in files:
+        if is_once(path):
+            continue
+        with _reading(path):
+            open_prompts(path)[0].close()
 
 
 def raw_rows(files: Sequence[str], column: str | None, unknown: UnknownFields) -> Iterator[RawRow]:
@@ -105,17 +117,22 @@ def _numbered(files: Sequence[str], first: Iterator[RawData], rest: Iterator[Ite
     for path in files:
         line, named = 0, len(files) > 1 and not path.startswith(LITERAL)
         for line, data in enumerate(first, start=1):
-            if data is None or isinstance(data, dict) or (data and not data.isspace()):
+            if not isinstance(data, bytes) or (data and not data.isspace()):
                 yield RawRow(before + line, f"{printable(path)}:{line}: " if named else "", data)
         before += line
         first = next(rest, first)
 
 
 def _reader(path: str, column: str | None, unknown: UnknownFields) -> Iterator[RawData]:
-    if path.endswith(TABLES):
-        return _table(path, column, unknown)
     with _reading(path):
-        file = open_lines(path)
+        file, form = open_prompts(path)
+    if form.is_table:
+        file.close()
+        return _table(form, path, column, unknown)
+    if form is FileFormat.ARRAY:
+        return _array(file, path)
+    if form in (FileFormat.CSV, FileFormat.TSV):
+        return _records(file, path, "\t" if form is FileFormat.TSV else ",", column, unknown)
     return _lines(file, path)
 
 
@@ -135,28 +152,21 @@ def _reading(path: str) -> Iterator[None]:
         raise UserError(f"{named}: expected a whole file of its kind, got: {got}") from e
 
 
-def open_lines(path: str) -> LineFile:
-    """Open a file of lines, unpacked if it is packed."""
-    if path == STDIN:
-        return open_standard_input()
-    if path.startswith(LITERAL):
-        return io.BytesIO(msgspec.json.encode({"prompt": unquote(path.removeprefix(LITERAL))}))
-    if path.endswith(".gz"):
-        return gzip.open(path, "rb")
-    if path.endswith(".zst"):
-        return _open_zstd(path)
-    return open(path, "rb", buffering=_CHUNK_BYTES)
-
-
-def _open_zstd(path: str) -> LineFile:
-    name = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
-    file: LineFile = import_extra(name, path, "zstd").open(path, "rb")
-    return file
-
-
-def _table(path: str, column: str | None, unknown: UnknownFields) -> Iterator[dict[str, Any]]:
+def _table(form: FileFormat, path: str, column: str | None, unknown: UnknownFields) -> Iterator[dict[str, Any]]:
     with _reading(path):
-        yield from table_rows(path, column, unknown)
+        yield from table_rows(form, path, column, unknown)
+
+
+def _array(file: LineFile, path: str) -> Iterator[bytes | None]:
+    with file, _reading(path):
+        yield from array_elements(file, MAX_LINE_BYTES, MAX_SKIPPED_BYTES)
+
+
+def _records(
+    file: LineFile, path: str, delimiter: str, column: str | None, unknown: UnknownFields
+) -> Iterator[dict[str, Any] | RowProblem]:
+    with file, _reading(path):
+        yield from delimited_rows(file, path, delimiter, column, unknown, MAX_LINE_BYTES)
 
 
 def _lines(file: LineFile, path: str) -> Iterator[bytes | None]:

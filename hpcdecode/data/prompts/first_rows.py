@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator, Sequence
 from contextlib import closing, nullcontext, suppress
 from itertools import islice
@@ -13,6 +12,7 @@ from hpcdecode.data.prompts.batch_format import is_request
 from hpcdecode.data.prompts.files import RawRow, raw_rows
 from hpcdecode.data.prompts.hints import columns_hint
 from hpcdecode.data.prompts.kept import ALL, KeptColumns, Selection
+from hpcdecode.data.prompts.opening import is_once
 from hpcdecode.data.prompts.row_template import SOURCES, row_template
 from hpcdecode.data.prompts.rows import Row, RowError, RowReader, row_fields
 from hpcdecode.data.prompts.standard_input import FarEnough, looking_ahead
@@ -35,7 +35,7 @@ def require_usable(job: Job, files: Sequence[str]) -> None:
     Raises:
         UserError: A file cannot be read, too.
     """
-    if not all(path == STDIN or path.startswith(LITERAL) or os.path.isfile(path) for path in files):
+    if any(is_once(path) for path in files if path != STDIN):
         return
     with looking_ahead() if STDIN in files else nullcontext(), suppress(FarEnough):
         found = _FoundRows(job)

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from hpcdecode.config import STDIN
 from hpcdecode.data.prompts.batch_format import LINE_FIELDS, is_request, request_fields
 from hpcdecode.data.prompts.doubts import RepeatedIds, UnknownRoles
 from hpcdecode.data.prompts.fields import (
@@ -21,9 +20,10 @@ from hpcdecode.data.prompts.fields import (
     row_params,
     sampling_kinds,
 )
-from hpcdecode.data.prompts.files import MAX_LINE_BYTES, RawRow, raw_rows
+from hpcdecode.data.prompts.files import MAX_LINE_BYTES, RawData, RawRow, raw_rows
 from hpcdecode.data.prompts.kept import ALL, SEARCHED_ROWS, KeptColumns, Selection
 from hpcdecode.data.prompts.messages import CHAT_FIELDS, DEFAULT_CHAT, ChatOptions, chat_options
+from hpcdecode.data.prompts.opening import is_once
 from hpcdecode.data.prompts.row_sources import messages_of, source_of, text_of, token_ids_of
 from hpcdecode.data.prompts.row_template import SOURCES, RowTemplate
 from hpcdecode.data.prompts.unknown import UnknownFields
@@ -100,15 +100,17 @@ def _ended(rows: Iterator[Row | RowError], kept: KeptColumns) -> Iterator[Row | 
     kept.end()
 
 
-def require_columns(files: Sequence[str], selection: Selection, column: str | None) -> None:
-    """Raise UserError unless the first rows of the files have the columns of a selection. Standard input is not read.
+def require_columns(
+    files: Sequence[str], selection: Selection, column: str | None, template: RowTemplate | None = None
+) -> None:
+    """Raise UserError unless the first rows of the files have the columns of a selection. Pipes are not read.
 
     Raises:
         UserError: A file cannot be read, too.
     """
     found: dict[str, None] = {}
-    for path in () if STDIN in files else files:
-        unknown = RowReader(column, kept=KeptColumns(Selection(ALL, column))).unknown
+    for path in () if any(map(is_once, files)) else files:
+        unknown = RowReader(column, kept=KeptColumns(Selection(ALL, column)), template=template).unknown
         unknown.quiet = True  # it is said when the rows are read
         for raw in islice(raw_rows([path], column, unknown), SEARCHED_ROWS):
             with suppress(RowProblem):
@@ -206,8 +208,10 @@ def known_fields() -> frozenset[str]:
     return frozenset(("id", "custom_id", *SOURCES, *CHAT_FIELDS, *names, *UNSUPPORTED, *sampling_kinds()))
 
 
-def row_fields(data: bytes | dict[str, Any] | None) -> dict[str, Any]:
+def row_fields(data: RawData) -> dict[str, Any]:
     """Return the fields of a row before they are checked. Raises RowProblem if it has none."""
+    if isinstance(data, RowProblem):
+        raise data
     if data is None:
         raise RowProblem(f"expected a line of at most {MAX_LINE_BYTES} bytes, got a longer one")
     return data if isinstance(data, dict) else _json_object(data)

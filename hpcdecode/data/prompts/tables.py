@@ -1,21 +1,21 @@
-"""Reads the rows of tables: Parquet files, and HDF5 files of 1-D datasets, such as the results of another job."""
+"""Reads the rows of tables: Parquet and Arrow files, and HDF5 files of 1-D datasets, such as another job's results."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
 from typing import Any
 
 import h5py
 import numpy as np
 
+from hpcdecode.data.prompts.arrow import arrow_rows
+from hpcdecode.data.prompts.columnar import batch_rows, decoded, optional, refused, require_prompts, used_columns
+from hpcdecode.data.prompts.content import FileFormat
 from hpcdecode.data.prompts.extras import import_extra
-from hpcdecode.data.prompts.hints import flags_hint
 from hpcdecode.data.prompts.unknown import UnknownFields
 from hpcdecode.data.prompts.values import printable
 from hpcdecode.errors import UserError
 
-TABLES = (".parquet", ".h5", ".hdf5")
 _ROWS = 1024  # rows of an HDF5 file that are read at once
 _PARQUET_ROWS = 128  # rows of a Parquet file that are decoded at once: small files may hold large values
 _MAX_READ_BYTES = 64 << 20  # of an HDF5 dataset at once, and of each of its chunks, which HDF5 decodes whole
@@ -23,10 +23,11 @@ _MAX_RATIO = 2000  # of a column's size to the bytes stored; deflate reaches 1,0
 _MAX_UNPACKED_BYTES = 1 << 30  # of a Parquet column chunk that exceeds this ratio
 
 
-def table_rows(path: str, column: str | None, unknown: UnknownFields) -> Iterator[dict[str, Any]]:
+def table_rows(form: FileFormat, path: str, column: str | None, unknown: UnknownFields) -> Iterator[dict[str, Any]]:
     """Return an iterator over the rows of a table, as dicts of Python values by column.
 
     Args:
+        form: Format of the file, which is a table.
         path: Path of the file.
         column: Column of the prompts. In HDF5 this is the path of a dataset; the other columns are in the same group.
             None if the columns have the names of the fields of JSON rows.
@@ -36,79 +37,33 @@ def table_rows(path: str, column: str | None, unknown: UnknownFields) -> Iterato
         UserError: There is no such column, or its data are in another file.
         Exception: The file is broken; pyarrow and h5py raise exceptions of many types.
     """
-    read = _parquet if path.endswith(".parquet") else _hdf5
-    return read(path, column, unknown)
+    readers = {FileFormat.PARQUET: _parquet, FileFormat.ARROW: arrow_rows, FileFormat.HDF5: _hdf5}
+    return readers[form](path, column, unknown)
 
 
 def _parquet(path: str, column: str | None, unknown: UnknownFields) -> Iterator[dict[str, Any]]:
     file = import_extra("pyarrow.parquet", path, "parquet").ParquetFile(path)
-    names: list[str] = file.schema_arrow.names
-    _require_prompts(path, column, names, names, unknown)
-    unknown.columns(path, names)
-    used = [name for name in names if unknown.reads(name)]
-    for name in used:
-        _require_once(path, name, names)
-    _check_sizes(path, file.metadata, used)
-    for name in dict.fromkeys(names):
-        if not unknown.reads(name) and unknown.keeps(name):
-            with _optional(unknown):
-                _require_once(path, name, names)
-                _check_sizes(path, file.metadata, [name])
-                used.append(name)
+    implausible = _implausible(file.metadata)
+
+    def check(name: str) -> None:
+        for place, got in implausible.items():
+            if place == name or place.startswith(name + "."):
+                raise refused(path, name, f"a column of prompts, got {got}")
+
+    used = used_columns(path, file.schema_arrow.names, column, unknown, check)
     for batch in file.iter_batches(_PARQUET_ROWS, columns=used):
-        batch = _with_readable_times(batch, unknown.known)
-        try:
-            yield from batch.to_pylist()
-        except UnicodeDecodeError:
-            yield from _without_text(batch)
+        yield from batch_rows(batch, unknown.known)
 
 
-@contextmanager
-def _optional(unknown: UnknownFields) -> Iterator[None]:
-    """Turn the refusal of a column that is only to be kept into a warning, unless it was asked for by name."""
-    try:
-        yield
-    except UserError as e:
-        if unknown.kept is None or not unknown.kept.all:
-            raise
-        unknown.tell(f"{e}; the column is not kept")
-
-
-def _require_once(path: str, name: str, names: list[str]) -> None:
-    if names.count(name) > 1:
-        raise _refused(path, name, f"one column of this name, found {names.count(name)}")
-
-
-def _with_readable_times(batch: Any, known: Collection[str]) -> Any:
-    """Return a batch in which times in columns that are only kept are text, as Python has no type for all of them."""
-    import pyarrow
-
-    for index, field in enumerate(batch.schema):
-        if field.name not in known and pyarrow.types.is_temporal(field.type):
-            with suppress(pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError):
-                batch = batch.set_column(index, field.name, batch.column(index).cast(pyarrow.string()))
-    return batch
-
-
-def _check_sizes(path: str, metadata: Any, used: list[str]) -> None:
-    """Raise UserError if a column claims a far greater size than its stored bytes can unpack to."""
+def _implausible(metadata: Any) -> dict[str, str]:
+    """Return the columns, by path, that claim a far greater size than their stored bytes can unpack to, and what."""
+    found = {}
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         for chunk in map(group.column, range(group.num_columns)):
             size, stored = chunk.total_uncompressed_size, chunk.total_compressed_size
-            place = chunk.path_in_schema
-            name = next((n for n in used if place == n or place.startswith(n + ".")), None)
-            if name is not None and size > max(_MAX_UNPACKED_BYTES, _MAX_RATIO * stored):
-                raise _refused(path, name, f"a column of prompts, got {size} bytes of which {stored} are stored")
-
-
-def _without_text(batch: Any) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a batch in which some text is not UTF-8. Such text stays bytes, which every field refuses."""
-    import pyarrow
-
-    text = (pyarrow.string(), pyarrow.large_string())
-    columns = [c.cast(pyarrow.large_binary()) if c.type in text else c for c in batch.columns]
-    for values in zip(*columns, strict=True):
-        yield {name: _decoded(v.as_py()) for name, v in zip(batch.schema.names, values, strict=True)}
+            if size > max(_MAX_UNPACKED_BYTES, _MAX_RATIO * stored):
+                found[chunk.path_in_schema] = f"{size} bytes of which {stored} are stored"
+    return found
 
 
 def _hdf5(path: str, column: str | None, unknown: UnknownFields) -> Iterator[dict[str, Any]]:
@@ -120,12 +75,12 @@ def _hdf5(path: str, column: str | None, unknown: UnknownFields) -> Iterator[dic
         columns = {name: data for name in names if (data := _dataset(path, group, name)) is not None}
         for name in present:
             if name not in names and unknown.keeps(name):
-                with _optional(unknown):
+                with optional(unknown):
                     if (data := _dataset(path, group, name)) is not None:
                         columns[name] = data
         called = {own: column} if column else {}  # the prompt's dataset goes by its path
         usable = [called.get(name, name) for name in columns if name in names]
-        _require_prompts(path, column, usable, present, unknown)
+        require_prompts(path, column, usable, present, unknown)
         unknown.columns(path, present)
         length = len(columns[own] if own else next(data for name, data in columns.items() if unknown.reads(name)))
         columns = {called.get(name, name): data for name, data in columns.items() if len(data) == length}
@@ -181,7 +136,7 @@ def _member(path: str, group: h5py.Group, name: str) -> Any:
 
 
 def _elsewhere(path: str, name: str, got: str) -> UserError:
-    return _refused(
+    return refused(
         path,
         name,
         f"data that lie in this file itself, got {got}; name the file where they lie (results of an unfinished job: "
@@ -189,35 +144,9 @@ def _elsewhere(path: str, name: str, got: str) -> UserError:
     )
 
 
-def _refused(path: str, name: str, expected: str) -> UserError:
-    return UserError(f"prompt file {printable(path)}: {printable(name)}: expected {expected}")
-
-
 def _values(dataset: h5py.Dataset, rows: slice) -> list[Any]:
     """Return rows of a dataset as Python values: text for strings, lists for arrays of variable length."""
     values = dataset[rows]
     if h5py.check_string_dtype(dataset.dtype):
-        return [_decoded(value) for value in values.tolist()]
+        return [decoded(value) for value in values.tolist()]
     return [v.tolist() if isinstance(v, np.ndarray) else v for v in values.tolist()]
-
-
-def _decoded(value: Any) -> Any:
-    """Return bytes of UTF-8 as text, and any other value unchanged."""
-    try:
-        return value.decode() if isinstance(value, bytes) else value
-    except UnicodeDecodeError:
-        return value
-
-
-def _require_prompts(
-    path: str, column: str | None, usable: Collection[str], present: Collection[str], unknown: UnknownFields
-) -> None:
-    """Raise UserError unless a usable column can hold the prompts; `present` are the columns of the table."""
-    if column in usable or (column is None and any(unknown.reads(name) for name in usable)):
-        return
-    found = printable(", ".join(sorted(present)) or "none")
-    flat = " (of one dimension: none)" if found != "none" and not usable else ""
-    hint = "" if flat else flags_hint(present)
-    raise UserError(
-        f"prompt file {printable(path)}: expected a column {column or 'prompt'!r}, found {found}{flat}{hint}"
-    )
