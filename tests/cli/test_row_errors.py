@@ -94,7 +94,7 @@ def test_a_row_among_the_first_hundred_is_enough(generate):
             (),
             "--prompt-column 'my text' or --prompt-template '...{{ row[\"my text\"] }}...'",
         ),
-        (ASKED, ("--prompt-column", "questoin"), "questoin: expected the prompt (--prompt-column), got none; " + HINT),
+        (ASKED, ("--prompt-column", "questiom"), "questiom: expected the prompt (--prompt-column), got none; " + HINT),
         (ASKED, ("--prompt-template", "{{ q }}"), "'q' is undefined; the row has 'question', 'label'\n"),
         (
             '{"prompt": ""}',

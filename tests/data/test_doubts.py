@@ -16,7 +16,7 @@ from hpcdecode.requests.params import SamplingParams
 @pytest.mark.parametrize(
     ("role", "hint"),
     [
-        ("assistent", "did you mean 'assistant'?"),
+        ("asistent", "did you mean 'assistant'?"),
         ("User", "did you mean 'user'?"),
         ("human", "did you mean 'user'?"),
         ("gpt", "did you mean 'assistant'?"),
