@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shlex
 import subprocess
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import hpcdecode as package
-from tests.support.commands import TIMEOUT
+from tests.support.commands import TIMEOUT, run
 
 FLAGS = ("--model", "demo", "--max-tokens", 3)
 ROWS = [{"question": f'The "{word}" statement,\nand more', "label": f"l{word}"} for word in ("with", "for", "while")]
@@ -137,3 +138,11 @@ def test_what_is_no_prompt_file_is_refused_before_the_model_loads(hpcdecode, tmp
     assert result.returncode == 2 and result.stderr.count("hpcdecode: error") == 1, result.stderr
     assert re.search(says, result.stderr), result.stderr
     assert "layout" not in result.stderr and "Traceback" not in result.stderr and not (tmp_path / "o.h5").exists()
+
+
+def test_a_pipe_with_a_name_is_read_once(hpcdecode, tmp_path):
+    line = " ".join(map(shlex.quote, hpcdecode.line("generate", "-o", "o.h5", "--keep-columns", "label", *FLAGS)))
+    (tmp_path / "p.csv").write_bytes(csv().replace(b"question", b"prompt"))
+    result = run(["bash", "-c", f"{line} <(cat p.csv)"], cwd=tmp_path, env=hpcdecode.environment)
+    assert result.returncode == 0, result.stderr
+    assert [row["label"] for row in found(tmp_path / "o.h5")] == [row["label"] for row in ROWS]

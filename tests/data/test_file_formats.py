@@ -231,7 +231,7 @@ def test_elements_of_an_array_are_bounded_and_independent(tmp_path, monkeypatch)
     ]
     assert [row.line for row in rows] == [1, 2, 3, 4, 5, 6] and read(write(path, b" [ \n ] ")) == []
     monkeypatch.setattr(inputs, "MAX_SKIPPED_BYTES", 5000)
-    with pytest.raises(UserError, match="expected a whole file of its kind, got: an element of more than 0 GiB"):
+    with pytest.raises(UserError, match="expected a whole file of its kind, got: an element of more than 0 MiB"):
         read(write(path, b'[{"prompt": "' + b"x" * 6000 + b'"}]'))
 
 

@@ -115,11 +115,11 @@ def test_rows_that_ask_for_too_much(hpcdecode, tmp_path, trial):
     trial.run(hpcdecode, tmp_path)
 
 
-def zeros(name: str, compress: Callable[[bytes], bytes], count: int) -> Callable[[Path], dict]:
-    """10 GB of zeros: `count` times the same member or frame."""
+def brackets(name: str, compress: Callable[[bytes], bytes], count: int) -> Callable[[Path], dict]:
+    """10 GB of open brackets: `count` times the same member or frame."""
 
     def arrange(directory: Path) -> dict:
-        member = compress(bytes(10 * 10**9 // count))
+        member = compress(b"{" * (10 * 10**9 // count))
         with open(directory / name, "wb") as file:
             for _ in range(count):
                 file.write(member)
@@ -131,8 +131,8 @@ def zeros(name: str, compress: Callable[[bytes], bytes], count: int) -> Callable
 
 BOMBS = [
     Trial(
-        f"10 GB of zeros in {name}",
-        zeros(name, compress, 100),
+        f"10 GB of brackets in {name}",
+        brackets(name, compress, 100),
         generate(name),
         says="expected a whole file of its kind, got: a line of more than 1 GiB",
     )
@@ -160,7 +160,7 @@ def test_an_hdf5_file_whose_rows_lie_in_another(hpcdecode, tmp_path):
     says = "expected data that lie in this file itself, got a virtual dataset"
     result = Trial("virtual", virtual, generate("p.h5"), says=says).run(hpcdecode, tmp_path)
     assert SECRET not in result.stdout + result.stderr
-    assert SECRET.encode() not in (tmp_path / "out.h5").read_bytes()
+    assert not (tmp_path / "out.h5").exists()
 
 
 def named(name: str, content: str = ROW) -> Callable[[Path], None]:
@@ -172,7 +172,10 @@ NAMES = [
     Trial("a good file", named(ODD), generate(ODD), code=OK),
     Trial("a missing file", named("p.jsonl"), generate(ODD), says=r"prompt file p\\n\\x1b\[31m q\.jsonl: "),
     Trial(
-        "a broken file", named(f"{ODD}.gz"), generate(f"{ODD}.gz"), says=r"prompt file p\\n\\x1b\[31m q\.jsonl\.gz: "
+        "a broken file",
+        named(f"{ODD}.gz", "\0"),
+        generate(f"{ODD}.gz"),
+        says=r"prompt file p\\n\\x1b\[31m q\.jsonl\.gz: ",
     ),
     Trial(
         "a bad row of several files",
@@ -182,7 +185,11 @@ NAMES = [
         check=errors("a.jsonl:1: expected", r"p\n\x1b[31m q.jsonl:1: expected"),
     ),
     Trial(
-        "a field's name", lines({"prompt": "a", "a\nb\x1b": 1}), code=OK, says=r"warning: line 2: field 'a\\nb\\x1b' is"
+        "a field's name",
+        lines({"prompt": "a", "a\nb\x1b": 1}),
+        (*GENERATE, "--keep-columns", "none"),
+        code=OK,
+        says=r"warning: line 2: field 'a\\nb\\x1b' is",
     ),
 ]
 

@@ -7,7 +7,8 @@ import enum
 from hpcdecode.data.prompts.values import printable
 from hpcdecode.errors import UserError
 
-HEAD_BYTES = 4096  # that are looked at
+HEAD_BYTES = 1 << 20  # that are looked at
+_TEXT_BYTES = 4096  # of them, from the first that is not blank
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 GZIP = b"\x1f\x8b"
 ZSTD = (b"\x28\xb5\x2f\xfd", *(bytes((0x50 + n, 0x2A, 0x4D, 0x18)) for n in range(16)))  # frames, and skippable ones
@@ -86,7 +87,7 @@ def format_of(head: bytes, path: str) -> FileFormat:
         return FileFormat.ARROW
     if seems := _foreign(head):
         raise _refused(path, seems)
-    text = head.removeprefix(BYTE_ORDER_MARK).lstrip()
+    text = head.removeprefix(BYTE_ORDER_MARK).lstrip()[:_TEXT_BYTES]
     if not text:
         return named or FileFormat.LINES
     if found_json := _json(text, named):

@@ -159,7 +159,7 @@ def _table(form: FileFormat, path: str, column: str | None, unknown: UnknownFiel
 
 def _array(file: LineFile, path: str) -> Iterator[bytes | None]:
     with file, _reading(path):
-        yield from array_elements(file, MAX_LINE_BYTES, MAX_SKIPPED_BYTES)
+        yield from array_elements(file, MAX_LINE_BYTES, MAX_SKIPPED_BYTES // 8)
 
 
 def _records(

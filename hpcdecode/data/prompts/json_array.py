@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from typing import Protocol
 
 _CHUNK_BYTES = 1 << 18
-_STRUCTURE = re.compile(rb'["{}\[\],]')
+_MAX_DEPTH = 10_000  # which no decoder takes
+_AT_ELEMENTS = re.compile(rb'["{}\[\],]')
+_IN_ELEMENT = re.compile(rb'["{}\[\]]')
 _IN_STRING = re.compile(rb'["\\]')
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 _EMPTY = b","  # in place of an element that is missing; it is no JSON
@@ -29,7 +31,8 @@ def array_elements(file: Readable, most: int, most_skipped: int) -> Iterator[byt
         most_skipped: Most bytes of an element that is too long.
 
     Raises:
-        ValueError: The file ends before the array does, or goes on after it, or an element is longer than that.
+        ValueError: The file ends before the array does, or goes on after it, or an element is longer than that, or
+            nested too deeply.
     """
     scanner = _Scanner(most, most_skipped)
     while chunk := file.read(_CHUNK_BYTES):
@@ -64,7 +67,8 @@ class _Scanner:
             if self._escaped:
                 self._escaped, at = False, at + 1
                 continue
-            found = (_IN_STRING if self._in_string else _STRUCTURE).search(chunk, at)
+            outside = _AT_ELEMENTS if self.depth == 1 else _IN_ELEMENT
+            found = (_IN_STRING if self._in_string else outside).search(chunk, at)
             if found is None:
                 break
             at, byte = found.end(), found[0]
@@ -74,6 +78,8 @@ class _Scanner:
                 self._in_string = True
             elif byte in b"{[":
                 self.depth += 1
+                if self.depth > _MAX_DEPTH:
+                    raise ValueError("an element that is nested too deeply")
             elif byte in b"}]":
                 self.depth -= 1
             if not self._in_string and ((byte == b"," and self.depth == 1) or self.depth == 0):
@@ -100,7 +106,7 @@ class _Scanner:
         if self._size <= self._most:
             self._element += piece
         elif self._size > self._most_skipped:
-            raise ValueError(f"an element of more than {self._most_skipped >> 30} GiB")
+            raise ValueError(f"an element of more than {self._most_skipped >> 20} MiB")
         else:
             self._element.clear()
 

@@ -18,7 +18,7 @@ from hpcdecode.data.prompts.standard_input import open_standard_input
 from hpcdecode.data.prompts.values import printable
 from hpcdecode.errors import UserError
 
-_BUFFER_BYTES = 1 << 20
+_BUFFER_BYTES = HEAD_BYTES
 
 
 class _Unpacked(io.BufferedReader):

@@ -15,6 +15,7 @@ import msgspec
 
 from hpcdecode.config import LITERAL, STDIN, Job
 from hpcdecode.data.prompts.kept import NONE
+from hpcdecode.data.prompts.opening import is_once
 from hpcdecode.model.frontend.gguf.folder import gguf_files, model_folder
 from hpcdecode.model.frontend.lora import adapter_files
 
@@ -41,7 +42,7 @@ def identity(
     """
     about = {
         "model": {path.name: _fingerprint(path) for path in _model_files(job.model)},
-        "prompts": [path if path == STDIN or path.startswith(LITERAL) else _fingerprint(path) for path in files],
+        "prompts": [_of_prompts(path) for path in files],
         "prompt_column": job.prompt_column,
         "shard": str(job.shard) if job.shard else None,
         "sampling": msgspec.to_builtins(job.params),
@@ -58,6 +59,13 @@ def identity(
         about["lora"] = {path.name: _fingerprint(path) for path in adapter_files(job.lora)}
     stored: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(about))  # as it will be read again
     return stored
+
+
+def _of_prompts(path: str) -> str:
+    """Return what stands for a prompt file: a literal prompt itself, `-` for any pipe."""
+    if path.startswith(LITERAL):
+        return path
+    return STDIN if is_once(path) else _fingerprint(path)
 
 
 def kept_before(identity: object) -> tuple[str, ...]:
