@@ -74,10 +74,10 @@ def test_offsets_and_indices_that_lead_out_of_a_batch(path):
     for offsets in ([0, 5, 10_000], [0, 11, 10], [0, -5, 10]):
         with pytest.raises(UserError, match=r"expected a whole file of its kind, got: "):
             read(path, changed(texts, [0, 5, 10], offsets))
-    encoded = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int32()), ["aa", "bbb"])
-    for indices in ([0, 9], [-7, 1]):
+    encoded = pa.DictionaryArray.from_arrays(pa.array([1, 0, 1, 0, 0, 1], pa.int32()), ["aa", "bbb"])
+    for indices in ([1, 0, 9, 0, 0, 1], [1, 0, 1, -7, 0, 1]):
         with pytest.raises(UserError, match=r"expected a whole file of its kind, got: "):
-            read(path, changed(saved(pa.table({"prompt": encoded})), [0, 1], indices))
+            read(path, changed(saved(pa.table({"prompt": encoded})), [1, 0, 1, 0, 0, 1], indices))
 
 
 def test_text_that_is_none_is_an_error_of_its_row(path):
