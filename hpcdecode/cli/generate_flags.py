@@ -54,8 +54,9 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
         "prompts",
         metavar="PROMPTS",
         nargs="*",
-        help="prompt files, patterns, or - for standard input. Formats: .jsonl, .jsonl.gz or .jsonl.zst, whose rows "
-        "have prompt, prompt_token_ids or messages, or are requests of the OpenAI batch format; .parquet; .h5",
+        help="prompt files, patterns, folders, or - for standard input: JSON Lines, whose rows have prompt, "
+        "prompt_token_ids or messages, or are requests of the OpenAI batch format; a JSON array; CSV, TSV; Parquet, "
+        "Arrow, HDF5; a folder of Parquet files or of a saved dataset; gzip and zstd are unpacked",
     )
     help = "TOML file with values for these flags, named with underscores; flags override it"
     add("--job", metavar="FILE", help=help)
