@@ -1,4 +1,4 @@
-"""Prompt files of every format: rows, their numbers, and what is refused because it is something else."""
+"""Prompt files of every format: rows, their numbers, and what is an error of a row or of the file."""
 
 from __future__ import annotations
 
@@ -6,103 +6,20 @@ import gzip
 import io
 import json
 import os
-import re
 import sys
-import tarfile
-import time
-import zipfile
-from pathlib import Path
 
 import h5py
-import pyarrow as pa
-import pyarrow.feather
-import pyarrow.ipc
-import pyarrow.parquet as pq
 import pytest
-from backports import zstd
 
 from hpcdecode.data.prompts import files as inputs
-from hpcdecode.data.prompts.files import require_formats, resolve
+from hpcdecode.data.prompts.files import require_formats
 from hpcdecode.data.prompts.kept import ALL, KeptColumns, Selection
 from hpcdecode.data.prompts.row_template import PromptOptions, RowTemplate
 from hpcdecode.data.prompts.rows import Row, RowError, read_rows
 from hpcdecode.data.prompts.total import RowTotal
 from hpcdecode.errors import UserError
 from hpcdecode.requests.params import SamplingParams
-
-ROWS = [
-    {"prompt": "a, b", "label": "x", "max_tokens": 5},
-    {"prompt": 'say "hi"\nand go\r\n', "label": "é😀", "max_tokens": 6},
-    {"prompt": "[1]", "label": "", "max_tokens": 7},
-]
-
-
-def delimited(delimiter: str, rows: list[dict] = ROWS) -> bytes:
-    def quoted(value: object) -> str:
-        return '"' + str(value).replace('"', '""') + '"'
-
-    lines = [delimiter.join(rows[0]), *(delimiter.join(map(quoted, row.values())) for row in rows)]
-    return "\r\n".join(lines).encode()
-
-
-def arrow(*, stream: bool = False, rows: list[dict] = ROWS, batch: int = 2, **options: object) -> bytes:
-    table, sink = pa.Table.from_pylist(rows), io.BytesIO()
-    new = pyarrow.ipc.new_stream if stream else pyarrow.ipc.new_file
-    with new(sink, table.schema, options=pyarrow.ipc.IpcWriteOptions(**options)) as writer:
-        writer.write_table(table, batch)
-    return sink.getvalue()
-
-
-def feather() -> bytes:
-    sink = io.BytesIO()
-    pyarrow.feather.write_feather(pa.Table.from_pylist(ROWS), sink)
-    return sink.getvalue()
-
-
-def parquet() -> bytes:
-    sink = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(ROWS), sink)
-    return sink.getvalue()
-
-
-JSONL = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
-FORMATS = {
-    "csv": delimited(","),
-    "csv with a byte order mark": b"\xef\xbb\xbf" + delimited(","),
-    "csv with blank lines": b"\n\r\n" + delimited(",").replace(b"\r\n", b"\n\n  \n", 1) + b"\n\n",
-    "tsv": delimited("\t"),
-    "array": json.dumps(ROWS).encode(),
-    "array over lines": b"\xef\xbb\xbf\n " + json.dumps(ROWS, indent=2, ensure_ascii=False).encode() + b"\n",
-    "arrow file": arrow(),
-    "arrow file, lz4": arrow(compression="lz4"),
-    "arrow file, zstd": arrow(compression="zstd"),
-    "arrow stream": arrow(stream=True),
-    "feather": feather(),
-    "parquet": parquet(),
-    "lines": JSONL,
-}
-STREAMS = [name for name in FORMATS if not name.startswith(("arrow", "feather", "parquet"))]
-PACKED = {"": bytes, ".gz": gzip.compress, ".zst": zstd.compress}
-
-
-def read(*paths: object, **options: object) -> list[Row | RowError]:
-    return list(read_rows(list(map(str, paths)), SamplingParams(), **options))
-
-
-def write(path: Path, data: bytes) -> Path:
-    path.write_bytes(data)
-    return path
-
-
-def total(*paths: object) -> int | None:
-    counted, end = RowTotal(list(map(str, paths))), time.monotonic() + 20
-    while counted.rows is None and time.monotonic() < end:
-        time.sleep(0.01)
-    return counted.rows
-
-
-def suffix(name: str) -> str:
-    return {"csv": ".csv", "tsv": ".tsv"}.get(name[:3], "")
+from tests.support.prompt_files import FORMATS, PACKED, ROWS, STREAMS, read, suffix, total, write
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -254,54 +171,6 @@ def test_a_truncated_file_is_said_to_be_one(tmp_path, name):
             read(write(tmp_path / "p", data[:count]))
 
 
-def zipped(name: str, content: bytes) -> bytes:
-    sink = io.BytesIO()
-    with zipfile.ZipFile(sink, "w") as file:
-        file.writestr(name, content)
-    return sink.getvalue()
-
-
-def tarred() -> bytes:
-    sink = io.BytesIO()
-    with tarfile.open(fileobj=sink, mode="w") as file:
-        file.addfile(tarfile.TarInfo("p.jsonl"))
-    return sink.getvalue()
-
-
-def safetensors() -> bytes:
-    header = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
-    return len(header).to_bytes(8, "little") + header + bytes(4)
-
-
-FOREIGN = {
-    "png": (b"\x89PNG\r\n\x1a\n" + bytes(50), "a PNG image"),
-    "zip": (zipped("p.jsonl", JSONL), "a zip archive"),
-    "tar": (tarred(), "a tar archive"),
-    "tar.gz": (gzip.compress(tarred()), "a tar archive"),
-    "gz of gz": (gzip.compress(gzip.compress(JSONL)), "a file that is packed twice"),
-    "safetensors": (safetensors(), "a safetensors file"),
-    "pickle": (b"\x80\x04\x95" + bytes(20), "a Python pickle, which is not read"),
-    "pdf": (b"%PDF-1.7\n", "a PDF document"),
-    "utf-16": ('{"prompt": "a"}'.encode("utf-16"), "text in UTF-16"),
-    "utf-16 without mark": ('{"prompt": "a"}'.encode("utf-16le"), "text in UTF-16"),
-    "binary": (bytes(range(256)), "binary data of no known format"),
-    "text": (b"Tell me a story.\n", "plain text"),
-    "feather 1": (b"FEA1" + bytes(20), "a Feather file of version 1"),
-}
-
-
-@pytest.mark.parametrize("name", FOREIGN)
-def test_a_file_of_a_wrong_kind_is_refused_with_what_it_seems_to_be(tmp_path, name):
-    data, seems = FOREIGN[name]
-    for ending in ("", ".jsonl", ".csv") if name != "text" else ("", ".md"):
-        path = write(tmp_path / f"p{ending}", data)
-        expected = f"expected JSON Lines, a JSON array, CSV, TSV, Parquet, Arrow or HDF5, got what seems to be {seems}"
-        with pytest.raises(UserError, match=re.escape(expected)):
-            require_formats([str(path)])
-        with pytest.raises(UserError, match=re.escape(seems)):
-            read(path)
-
-
 def test_tables_are_read_from_files_of_their_own(tmp_path):
     path = write(tmp_path / "p.parquet.gz", gzip.compress(FORMATS["parquet"]))
     with pytest.raises(
@@ -340,89 +209,3 @@ def test_an_hdf5_file_by_any_name(tmp_path):
         file["prompt"] = ["a", "b"]
     assert [row.prompt for row in read(tmp_path / "p.results")] == ["a", "b"]
     assert total(tmp_path / "p.results") == 2
-
-
-def saved(folder: Path, **state: object) -> Path:
-    """A dataset as `datasets` saves it: two Arrow streams that state.json names."""
-    folder.mkdir()
-    names = [f"data-0000{n}-of-00002.arrow" for n in range(2)]
-    for name, rows in zip(names, (ROWS[:2], ROWS[2:]), strict=True):
-        write(folder / name, arrow(stream=True, rows=rows))
-    about = {"_data_files": [{"filename": name} for name in names], "_fingerprint": "x", "_split": None, **state}
-    (folder / "state.json").write_text(json.dumps(about))
-    (folder / "dataset_info.json").write_text("{}")
-    return folder
-
-
-def test_a_saved_dataset_is_its_files_in_order(tmp_path):
-    folder = saved(tmp_path / "data")
-    write(folder / "cache-1.arrow", arrow(stream=True))
-    found = resolve([str(folder)])
-    assert [Path(path).name for path in found] == ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
-    rows = read(*found)
-    assert [(row.line, row.prompt) for row in rows] == list(enumerate((row["prompt"] for row in ROWS), 1))
-    assert total(*found) == 3
-
-
-def test_a_folder_of_parquet_files(tmp_path):
-    for name in ("b.parquet", "a.parquet", "README.md"):
-        write(tmp_path / name, FORMATS["parquet"])
-    assert resolve([str(tmp_path)]) == [str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")]
-
-
-def both(folder: Path) -> None:
-    write(folder / "a.parquet", b"")
-    write(folder / "a.arrow", b"")
-
-
-def splits(folder: Path) -> None:
-    write(folder / "dataset_dict.json", b'{"splits": ["train", "test"]}')
-    saved(folder / "train")
-
-
-def link(folder: Path) -> None:
-    write(folder.parent / "secret.parquet", FORMATS["parquet"])
-    (folder / "a.parquet").symlink_to("../secret.parquet")
-
-
-def naming(*names: object) -> object:
-    def arrange(folder: Path) -> None:
-        write(folder.parent / "secret.arrow", FORMATS["arrow stream"])
-        (folder / "out.arrow").symlink_to(folder.parent / "secret.arrow")
-        (folder / "inner").mkdir()
-        (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
-
-    return arrange
-
-
-FOLDERS = {
-    "nothing": (lambda folder: None, "found none"),
-    "other files": (lambda folder: write(folder / "a.txt", b"") and None, "found none, but a.txt"),
-    "a folder": (lambda folder: (folder / "data").mkdir(), "found none, but the folders data"),
-    "both": (both, "found both; name the files"),
-    "splits": (splits, "expected one split of this dataset; name .*train"),
-    "a link": (link, "a.parquet is a link out of it; name its target"),
-    "a name elsewhere": (naming("../secret.arrow"), "expected names of files in this folder, got '../secret.arrow'"),
-    "an absolute name": (naming("/etc/passwd"), "expected names of files in this folder, got '/etc/passwd'"),
-    "a listed link": (naming("out.arrow"), "out.arrow is a link out of it"),
-    "a listed folder": (naming("inner"), "expected inner in this folder, but it is no file"),
-    "a listed file that is missing": (naming("a.arrow"), "but it does not exist"),
-    "no names": (naming(), "expected names of files under _data_files in state.json"),
-    "names that are none": (naming(7), "expected names of files under _data_files in state.json"),
-    "a deep state": (lambda folder: write(folder / "state.json", b"[" * 10**6) and None, "bytes of JSON"),
-    "a large state": (lambda folder: write(folder / "state.json", b" " * (17 << 20)) and None, "bytes of JSON"),
-    "indices": (
-        lambda folder: write(folder / "state.json", b'{"_indices_data_files": [{"filename": "i.arrow"}]}') and None,
-        "expected a dataset without indices",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", FOLDERS)
-def test_a_folder_that_is_no_dataset_is_refused(tmp_path, name):
-    arrange, says = FOLDERS[name]
-    folder = tmp_path / "data"
-    folder.mkdir()
-    arrange(folder)
-    with pytest.raises(UserError, match=f"prompt folder .*data: .*{says}"):
-        resolve([str(folder)])
