@@ -112,7 +112,8 @@ def test_csv_on_standard_input(hpcdecode, tmp_path):
         timeout=TIMEOUT,
     )
     assert result.returncode == 0, result.stderr
-    assert [row["label"] for row in found(tmp_path / "o.h5")] == [row["label"] for row in ROWS]
+    with package.read(tmp_path / "o.h5") as results:
+        assert [row["label"] for row in results] == [row["label"] for row in ROWS]
 
 
 @pytest.mark.parametrize(
@@ -145,4 +146,5 @@ def test_a_pipe_with_a_name_is_read_once(hpcdecode, tmp_path):
     (tmp_path / "p.csv").write_bytes(csv().replace(b"question", b"prompt"))
     result = run(["bash", "-c", f"{line} <(cat p.csv)"], cwd=tmp_path, env=hpcdecode.environment)
     assert result.returncode == 0, result.stderr
-    assert [row["label"] for row in found(tmp_path / "o.h5")] == [row["label"] for row in ROWS]
+    with package.read(tmp_path / "o.h5") as results:
+        assert [row["label"] for row in results] == [row["label"] for row in ROWS]

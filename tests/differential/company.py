@@ -16,6 +16,7 @@ from mpi4py import MPI
 
 from hpcdecode.attention.shapes import attention_shapes, state_bytes
 from hpcdecode.config import Job
+from hpcdecode.data.prompts import first_rows
 from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.data.results import writer as results
 from hpcdecode.data.results.layout import OFFSETS, RAGGED
@@ -56,6 +57,7 @@ class Company:
         self._alone: dict[str, Contents] = {}
         self.mixes = 0  # run so far
         self._cpus = os.sched_getaffinity(0)
+        first_rows.FIRST_ROWS = 0  # a row alone may be one that cannot be used: its reason is compared
         results.COST_SHARE = 1.0  # commits as often as they are asked for: a job here lasts for less than a second
         Tokenizer.load = functools.cache(Tokenizer.load)
         for name in self.models:
