@@ -63,7 +63,7 @@ def survey(job: Job, team: Team) -> Begin | None:
         if earlier is None:
             if keep != (keep := job.keep_columns or ALL):  # those of results that are replaced do not count
                 what = identity(job, files, dtype, kv_dtype, keep)
-            require_usable(job, files)
+            require_usable(job, files, template)
         return Begin(files, what, earlier, Selection(keep, job.prompt_column))
 
     return together(team, lambda: look() if team.lead else None)

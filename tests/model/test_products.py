@@ -199,7 +199,7 @@ def project_heads(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Beside rows of other memory, to see what is written there."""
     heads, outputs, inputs = weight.shape
     size = packed_weights.PackedSize.of_heads(Meta.of(weight.dtype, tuple(weight.shape)))
-    packed = packed_weights.packed(size, lambda: [packed_weights.head_rows(weight)])
+    packed = packed_weights.packed(size, lambda: [packed_weights.plain_rows([own], None) for own in weight])
     y = torch.full((len(x) + 1, heads * outputs + 3), 7.0, dtype=x.dtype)
     kind, words = TYPES[x.dtype], inputs * x.element_size() // 4
     work = Product(kind, kind, words, outputs, packed_weights.isa(), heads=heads)

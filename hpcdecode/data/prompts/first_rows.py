@@ -13,7 +13,7 @@ from hpcdecode.data.prompts.files import RawRow, raw_rows
 from hpcdecode.data.prompts.hints import columns_hint
 from hpcdecode.data.prompts.kept import ALL, KeptColumns, Selection
 from hpcdecode.data.prompts.opening import is_once
-from hpcdecode.data.prompts.row_template import SOURCES, row_template
+from hpcdecode.data.prompts.row_template import SOURCES, RowTemplate
 from hpcdecode.data.prompts.rows import Row, RowError, RowReader, row_fields
 from hpcdecode.data.prompts.standard_input import FarEnough, looking_ahead
 from hpcdecode.errors import RowProblem, UserError
@@ -22,7 +22,7 @@ FIRST_ROWS = 100  # that are read at most
 _MAX_BYTES = 64 << 20  # of rows that cannot be used
 
 
-def require_usable(job: Job, files: Sequence[str]) -> None:
+def require_usable(job: Job, files: Sequence[str], template: RowTemplate | None) -> None:
     """Raise UserError if none of the first rows of a job can be used, with the reason of the first.
 
     Rows are read up to the first that can be used. What is read of standard input is given again; a pipe with a name
@@ -31,6 +31,7 @@ def require_usable(job: Job, files: Sequence[str]) -> None:
     Args:
         job: The job.
         files: Its prompt files.
+        template: Makes its prompts of columns; None if rows have prompts.
 
     Raises:
         UserError: A file cannot be read, too.
@@ -38,16 +39,16 @@ def require_usable(job: Job, files: Sequence[str]) -> None:
     if any(is_once(path) for path in files if path != STDIN):
         return
     with looking_ahead() if STDIN in files else nullcontext(), suppress(FarEnough):
-        found = _FoundRows(job)
-        with closing(_rows(job, files)) as rows:
+        found = _FoundRows(job, template)
+        with closing(_rows(job, files, template)) as rows:
             if not any(map(found.usable, rows)) and found.errors:
                 raise UserError(found.problem())
 
 
-def _rows(job: Job, files: Sequence[str]) -> Generator[RawRow, None, None]:
+def _rows(job: Job, files: Sequence[str], template: RowTemplate | None) -> Generator[RawRow, None, None]:
     """Yield the first rows that a job is to do, with all their columns."""
     kept = KeptColumns(Selection(ALL, job.prompt_column))
-    unknown = RowReader(job.prompt_column, kept=kept, template=row_template(job)).unknown
+    unknown = RowReader(job.prompt_column, kept=kept, template=template).unknown
     unknown.quiet = True  # what there is to say is said when the rows are read again
     rows = islice(raw_rows(files, job.prompt_column, unknown), job.limit)
     wanted = (raw for raw in rows if job.shard is None or job.shard.holds(raw.number))
@@ -59,14 +60,15 @@ class _FoundRows:
 
     Args:
         job: Their job.
+        template: Makes its prompts of columns, or None.
 
     Attributes:
         errors: Rows that cannot be used.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, template: RowTemplate | None) -> None:
         self._job = job
-        self._reader = RowReader(job.prompt_column, job.model, template=row_template(job))
+        self._reader = RowReader(job.prompt_column, job.model, template=template)
         self._reader.unknown.quiet = True
         self.errors: list[RowError] = []
         self._size = 0  # their bytes, if they are lines

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import Argument
 
-from hpcdecode._ops_cpu import ExpertProduct, Op, Product, WeightForm
+from hpcdecode._ops_cpu import ExpertProduct, Op, Product
 from hpcdecode.attention.base import isa
 from hpcdecode.model.frontend.meta import Meta, tensor_meta
 from hpcdecode.model.frontend.nodes import as_int
 from hpcdecode.model.lower import quantize
-from hpcdecode.model.lower.few_bits import ALL_FORMS, BLOCK_INPUTS
+from hpcdecode.model.lower.few_bits import ALL_FORMS, BLOCK_INPUTS, form_of
 from hpcdecode.model.lower.instruction import TYPES
-from hpcdecode.model.lower.packed_weights import HALF, WORD, PackedSize
+from hpcdecode.model.lower.packed_weights import HALF, WORD, PackedSize, packs
 from hpcdecode.model.lower.projections import Gate, Projection, expert_projection, gate_of
 from hpcdecode.model.lower.recipe import Form, Recipe
 from hpcdecode.model.lower.weight_graph import WeightGraph
@@ -162,17 +162,12 @@ def expert_gemm(p: Projection, x: Meta, y: Meta, gate: Op | None = None, bits: s
 
 def keeps(dtype: torch.dtype, bits: str) -> bool:
     """Return whether there are GEMMs of experts' weights of a type in this form, one of ALL_FORMS."""
-    return dtype in TYPES and Product.offered(TYPES[dtype], TYPES[dtype], expert_isa(), form=form_of(bits))
+    return packs(dtype, bits, expert_isa())
 
 
 def expert_isa() -> str:
     """Return the instruction set of these GEMMs: with AMX, too, rows of an expert are few."""
     return "avx512_bf16" if isa() == "amx" else isa()
-
-
-def form_of(bits: str | None) -> WeightForm:
-    """Return what native/ops_cpu calls a form in few bits."""
-    return WeightForm.plain if bits is None else ALL_FORMS[bits].native
 
 
 def first_expert(node: fx.Node) -> int:

@@ -88,3 +88,8 @@ FORMS = {
 }
 GRIDS = {f"{name} grid": form._replace(on_grid=True) for name, form in FORMS.items()}
 ALL_FORMS = {**FORMS, **GRIDS}
+
+
+def form_of(bits: str | None) -> WeightForm:
+    """Return what native/ops_cpu calls one of ALL_FORMS, or the plain form for None."""
+    return WeightForm.plain if bits is None else ALL_FORMS[bits].native

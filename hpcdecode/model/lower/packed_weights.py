@@ -13,10 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hpcdecode._ops_cpu import Op, Product, WeightForm, pack_weights
+from hpcdecode._ops_cpu import Op, Product, pack_weights
 from hpcdecode.attention.base import isa
 from hpcdecode.model.frontend.meta import Meta
-from hpcdecode.model.lower.few_bits import ALL_FORMS, BLOCK_INPUTS
+from hpcdecode.model.lower.few_bits import ALL_FORMS, BLOCK_INPUTS, form_of
 from hpcdecode.model.lower.instruction import TYPES
 from hpcdecode.model.lower.stage import Stage, TokenRows
 from hpcdecode.system.shared_memory import PrivateMemory, WeightMemory
@@ -29,13 +29,15 @@ PRIVATE = PrivateMemory()
 _log = logging.getLogger(__name__)
 
 
-def packs(dtype: torch.dtype, bits: str | None = None) -> bool:
+def packs(dtype: torch.dtype, bits: str | None = None, kernels: str | None = None) -> bool:
     """Return whether weights of a type are packed in this form on this machine; else oneDNN packs them in its own.
 
-    bits: Form of weights in few bits for activations of that type, one of ALL_FORMS, or None.
+    Args:
+        dtype: Type of weights and activations.
+        bits: Form of weights in few bits for activations of that type, one of ALL_FORMS, or None.
+        kernels: Instruction set of the GEMMs; None for this machine's.
     """
-    form = WeightForm.plain if bits is None else ALL_FORMS[bits].native
-    return dtype in TYPES and Product.offered(TYPES[dtype], TYPES[dtype], isa(), form=form)
+    return dtype in TYPES and Product.offered(TYPES[dtype], TYPES[dtype], kernels or isa(), form=form_of(bits))
 
 
 def gemm(x: Meta, weight: Meta, y: Meta, gate: Op | None = None, bits: str | None = None) -> Stage | None:
@@ -48,7 +50,7 @@ def gemm(x: Meta, weight: Meta, y: Meta, gate: Op | None = None, bits: str | Non
         gate: With a gate, y is gate(x @ one.T) * (x @ other.T), for two weights like `weight` from `pack_gated`.
         bits: Form of the weight in few bits, one of ALL_FORMS, or None.
     """
-    form = WeightForm.plain if bits is None else ALL_FORMS[bits].native
+    form = form_of(bits)
     size = x.one_token[-1] * x.dtype.itemsize
     rows = x.token_dim is not None and x.numel_per_token == x.one_token[-1] and x.token_dim < len(x.shape) - 1
     known = x.dtype in TYPES and y.dtype in TYPES
@@ -88,7 +90,7 @@ class PackedSize(NamedTuple):
         outputs: Number of outputs.
         words: Words of 4 bytes of an output's weights, and scales if they are in few bits.
         heads: Words that a group begins with, for each output.
-        experts: Number of experts, each of which has a weight of that size.
+        experts: Number of experts, or heads, each of which has a weight of that size.
     """
 
     outputs: int
@@ -105,7 +107,7 @@ class PackedSize(NamedTuple):
     def of_heads(cls, weight: Meta) -> PackedSize:
         """Return the size for the weights [heads, out, in] of heads."""
         heads, outputs, inputs = weight.one_token
-        return cls(heads * -(-outputs // GROUP) * GROUP, inputs * weight.dtype.itemsize // WORD.itemsize, 1)
+        return cls(outputs, inputs * weight.dtype.itemsize // WORD.itemsize, 1, heads)
 
     @property
     def shape(self) -> torch.Size:
@@ -169,13 +171,6 @@ def plain_rows(parts: Sequence[Tensor], bias: Tensor | None) -> WeightRows:
     return WeightRows(parts, [torch.zeros(sum(map(len, parts))) if bias is None else bias.float()])
 
 
-def head_rows(weight: Tensor) -> WeightRows:
-    """Return what is packed for the weights [heads, out, in] of heads; groups of 32 outputs are of one head."""
-    missing = -weight.shape[1] % GROUP
-    whole = torch.nn.functional.pad(weight, (0, 0, 0, missing)) if missing else weight
-    return plain_rows([whole.flatten(0, 1)], None)
-
-
 def gated_rows(one: Tensor, other: Tensor, biases: Sequence[Tensor]) -> WeightRows:
     """Return what is packed for two weights that gate each other: half of each group of the one, half of the other.
 
@@ -206,7 +201,7 @@ def packed(
 
     Args:
         size: Its size.
-        rows: What is packed of each expert; asked only where it is made.
+        rows: What is packed of each expert or head; asked only where it is made.
         memory: Where to put it.
         bits: Its form in few bits, one of ALL_FORMS, or None.
     """

@@ -91,7 +91,7 @@ def _rows(recipe: Recipe, read: ReadWeight) -> Iterable[WeightRows]:
     if recipe.form == "packed gated":
         return [_gated_rows(parts, biases)]
     if recipe.form == "packed heads":
-        return [packed_weights.head_rows(parts[0])]
+        return [packed_weights.plain_rows([own], None) for own in parts[0]]
     if recipe.form == "packed":
         return [packed_weights.plain_rows(parts, _joined(biases) if biases else None)]
     return [packed_weights.int8_rows(*quantize.RoundedWeight.of(_joined(parts)))]
