@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> Report:
         UserError: If this machine has no GEMMs with packed weights.
     """
     if not offers_packed_weights():
-        raise UserError(f"bench products: expected a CPU with avx2, avx512 or avx512_bf16, this one uses {isa()}")
+        raise UserError(f"bench products: expected a CPU with AVX2 or AVX-512, this one uses {isa()}")
     before = torch.get_num_threads()
     torch.set_num_threads(args.threads)
     try:

@@ -87,18 +87,22 @@ double Argmax::run(int64_t rows, const ScreenedRows& x, const ScreenedWeights& w
 
 void Argmax::screen(const Call& call, Member& me, int member, int members) const {
     me.floors.assign(call.rows, -HUGE_VALF);
-    alignas(kLine) float results[kTileRows * kPanel];
-    float most[kTileRows];
+    alignas(kLine) float results[kMostTileRows * kPanel];
+    float most[kScreenRows];
     const auto visit = [&](Tile& tile, int64_t row, int count, int64_t panel) {
         tile.out = reinterpret_cast<char*>(results);
         tile.out_bytes = kPanel * sizeof(float);
         rounded_.compute(tile, count);
         const ScreenedRows& x = call.x;
-        uint32_t found =
-            table_->products.screen({count, tile.columns, results, call.weight.norms + panel * 2 * kPanel,
-                                     x.scales + row, x.lost + row, x.kept + row, me.floors.data() + row, most});
-        for (int r = 0; found != 0; ++r, found >>= 1)
-            if ((found & 1) != 0) me.candidates.push_back({panel, row + r, most[r]});
+        const float* norms = call.weight.norms + panel * 2 * kPanel;
+        for (int i = 0; i < count; i += kScreenRows) {
+            const int64_t first = row + i;
+            uint32_t found = table_->products.screen({std::min(count - i, kScreenRows), tile.columns,
+                                                      results + i * kPanel, norms, x.scales + first, x.lost + first,
+                                                      x.kept + first, me.floors.data() + first, most});
+            for (int r = 0; found != 0; ++r, found >>= 1)
+                if ((found & 1) != 0) me.candidates.push_back({panel, first + r, most[r]});
+        }
     };
     rounded_.each_tile(call.rows, call.x.rounded, call.weight.rounded, rounded_.own(member, members), nullptr, nullptr,
                        visit);
@@ -113,6 +117,8 @@ std::vector<Argmax::Candidate> Argmax::candidates(std::vector<Member>& members, 
     for (const Member& member : members)
         std::copy_if(member.candidates.begin(), member.candidates.end(), std::back_inserter(left),
                      [&](const Candidate& c) { return c.most >= floors[c.row]; });
+    std::stable_sort(left.begin(), left.end(),
+                     [](const Candidate& a, const Candidate& b) { return a.panel < b.panel; });
     return left;
 }
 
@@ -122,12 +128,13 @@ void Argmax::compare(const Call& call, Member& me, const Candidate* begin, const
     const int64_t apart =
         ((x_bytes + kLine - 1) / kLine | 1) * kLine;  // an odd number of cache lines, so that rows share no cache sets
     const int64_t out_bytes = kPanel * kBytes[static_cast<int>(out_)];
-    std::vector<char> rows(kTileRows * apart);
-    alignas(kLine) char results[kTileRows * kPanel * sizeof(float)];
+    const int most = exact_.tile_rows();
+    std::vector<char> rows(most * apart);
+    alignas(kLine) char results[kMostTileRows * kPanel * sizeof(float)];
     float values[kPanel];
     while (begin < end) {
         int count = 0;
-        for (; count < kTileRows && begin + count < end && begin[count].panel == begin->panel; ++count)
+        for (; count < most && begin + count < end && begin[count].panel == begin->panel; ++count)
             std::memcpy(rows.data() + count * apart, call.x.exact.data + begin[count].row * call.x.exact.row_bytes,
                         x_bytes);
         const int columns = exact_.columns(begin->panel);

@@ -13,9 +13,9 @@
 namespace hpcdecode::ops {
 namespace {
 
-constexpr int64_t kLeastKernels = 4;               // tokens of a group: waking a thread costs about as much
-constexpr int64_t kLeastProducts = 2 * kTileRows;  // with fewer tokens, groups would read weights for few tokens each
-constexpr int64_t kBlock = 8 * kTileRows;          // tokens
+constexpr int64_t kLeastTokens = 4;  // of a group: waking a thread costs about as much
+constexpr int64_t kLeastTiles = 2;   // of a group that multiplies: with fewer it would read weights for few tokens
+constexpr int64_t kMostTiles = 8;    // of a block
 
 void pause() {
 #if defined(__x86_64__)
@@ -96,7 +96,9 @@ class Chain::Block {
 Chain::Chain(std::vector<Stage> stages, int given, std::vector<Passed> passed)
     : stages_(std::move(stages)), given_(given), passed_(std::move(passed)) {
     const int tensors = given_ + static_cast<int>(passed_.size());
+    int rows = kTileRows;
     for (const Stage& stage : stages_) {
+        const auto* product = std::get_if<Product>(&stage.work);
         const auto* kernel = std::get_if<FusedKernel>(&stage.work);
         const bool attends = std::holds_alternative<Attention>(stage.work);
         const size_t needed = kernel != nullptr ? kernel->tensors() : attends ? 2 : 3;
@@ -105,25 +107,27 @@ Chain::Chain(std::vector<Stage> stages, int given, std::vector<Passed> passed)
             throw std::invalid_argument("chain: expected " + std::to_string(needed) + " tensors of " +
                                         std::to_string(tensors) + " for every stage");
         }
-        multiplies_ = multiplies_ || std::holds_alternative<Product>(stage.work);
+        multiplies_ = multiplies_ || product != nullptr;
+        if (product != nullptr) rows = std::max(rows, product->tile_rows());
         attends_ = attends_ || attends;
     }
+    least_ = multiplies_ ? kLeastTiles * rows : kLeastTokens;
+    most_ = kMostTiles * rows;
     for (const Passed& p : passed_) passed_bytes_ = std::max(passed_bytes_, p.at + p.bytes);
 }
 
 int Chain::groups(int64_t tokens, int threads) const {
-    const int64_t least = multiplies_ ? kLeastProducts : kLeastKernels;
-    return static_cast<int>(std::clamp<int64_t>(tokens / least, 1, threads));
+    return static_cast<int>(std::clamp<int64_t>(tokens / least_, 1, threads));
 }
 
 // Returns whether every thread takes two blocks at a time, and attends to one while it multiplies for the other.
-bool Chain::pairs(int64_t tokens, int threads) const { return attends_ && tokens >= 2 * kLeastProducts * threads; }
+bool Chain::pairs(int64_t tokens, int threads) const { return attends_ && tokens >= 2 * least_ * threads; }
 
 void Chain::run(int64_t tokens, int threads, const std::vector<Rows>& given, RowAttention* attention) const {
     if (attends_ != (attention != nullptr)) throw std::invalid_argument("chain: expected attention where it has any");
     const int most = groups(tokens, threads), useful = multiplies_ ? threads : most;
     static thread_local std::vector<char> memory;
-    const int64_t of_a_block = (std::min(tokens, kBlock) * passed_bytes_ + kLine) & -kLine;
+    const int64_t of_a_block = (std::min(tokens, most_) * passed_bytes_ + kLine) & -kLine;
     const int64_t of_a_group = of_a_block * (attends_ ? 2 : 1);
     if (static_cast<int64_t>(memory.size()) < most * of_a_group + kLine) memory.resize(most * of_a_group + kLine);
     auto* aligned = memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) & (kLine - 1));
@@ -150,7 +154,7 @@ void Chain::join_group(Call call, int thread, int threads) const {
     while (share(threads, group + 1, count) <= thread) ++group;
     const int64_t first = share(threads, group, count), end = share(threads, group + 1, count);
     call.at_once = pairs(call.tokens, threads) ? 2 : 1;
-    const int64_t most = count * call.at_once * kBlock, rounds = call.at_once * ((call.tokens + most - 1) / most);
+    const int64_t most = count * call.at_once * most_, rounds = call.at_once * ((call.tokens + most - 1) / most);
     call.blocks = multiplies_ || passed_bytes_ > 0 ? count * rounds : count;
     take_blocks(call, call.groups[group], {thread, static_cast<int>(thread - first), static_cast<int>(end - first)});
 }

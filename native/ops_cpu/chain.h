@@ -60,6 +60,7 @@ class Chain {
     int given_;
     std::vector<Passed> passed_;
     int64_t passed_bytes_ = 0;  // per token
+    int64_t least_, most_;      // tokens of a group and of a block
     bool multiplies_ = false, attends_ = false;
 };
 

@@ -134,7 +134,7 @@ Rows ExpertProduct::Call::gathered(const Unit& unit) const {
 
 void ExpertProduct::multiply(const Call& call, const Unit& unit, const Rows& gathered, const Unit* after) const {
     constexpr int64_t kApart = kPanel * sizeof(float);
-    alignas(kLine) char results[kDirectRows * kApart];
+    alignas(kLine) char results[kMostTileRows * kApart];
     const Rows& out = call.rows.out;
     const int64_t* rows = call.sorted.order.data() + unit.first;
     const auto visit = [&](Tile& tile, int64_t row, int count, int64_t panel) {

@@ -16,11 +16,19 @@ namespace isa_avx2 {
 extern const KernelTable table;
 }
 namespace isa_avx512 {
-extern const KernelTable table, amx_table;
+extern const KernelTable table;
 }
 namespace isa_avx512_bf16 {
 extern const KernelTable table;
 }
+namespace isa_amx {
+extern const KernelTable table;
+}
+#ifdef HPCDECODE_EMULATED_TILES
+namespace isa_amx_emulated {
+extern const KernelTable table;
+}
+#endif
 #endif
 
 const KernelTable& kernels_for(const std::string& isa) {
@@ -28,8 +36,11 @@ const KernelTable& kernels_for(const std::string& isa) {
 #if defined(__x86_64__)
     if (isa == "avx2") return isa_avx2::table;
     if (isa == "avx512") return isa_avx512::table;
-    if (isa == "amx") return isa_avx512::amx_table;
     if (isa == "avx512_bf16") return isa_avx512_bf16::table;
+    if (isa == "amx") return isa_amx::table;
+#ifdef HPCDECODE_EMULATED_TILES
+    if (isa == "amx_emulated") return isa_amx_emulated::table;
+#endif
 #endif
     throw std::invalid_argument("isa: no fused kernels for '" + isa + "' in this build");
 }

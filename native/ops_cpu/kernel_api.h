@@ -8,7 +8,7 @@
 namespace hpcdecode::ops {
 
 using Kernel = void (*)(const Step&, float* scratch);
-using TileKernel = void (*)(const Tile&);
+using TileKernel = void (*)(const Tile&, int rows);
 // Multiplies a function of the first half of every row of a panel's results [rows, kPanel] by the second half.
 using GateKernel = void (*)(int64_t rows, const char* results, char* out, int64_t out_bytes);
 
@@ -21,13 +21,16 @@ struct Screening {
     float* floors;  // by row, what the largest output is at least; raised
     float* most;    // by row, what this panel's outputs are at most
 };
-using ScreenKernel = uint32_t (*)(const Screening&);  // a bit for every row whose largest output may be among these
+// Returns a bit for every row, of kScreenRows at most, whose largest output may be among these.
+using ScreenKernel = uint32_t (*)(const Screening&);
+constexpr int kScreenRows = 32;
 
-// GEMM tiles by input type, output type and number of rows less 1, and gates by output type; nullptr if there is none.
+// GEMM tiles by input type and output type, and gates by output type; nullptr if there is none.
 struct Products {
-    const TileKernel* of[3][2];
+    TileKernel of[3][2];
     GateKernel silu[2], gelu_tanh[2];
     ScreenKernel screen;
+    int rows[3] = {kTileRows, kTileRows, kTileRows};  // of a tile, at most, by input type
 };
 
 constexpr int kFloors = 3;
@@ -36,8 +39,9 @@ constexpr int kLeastRun = 16, kMostRuns = 16;  // of a rotation: numbers of a ru
 // Of a form of weights in few bits, but `plain`.
 using ExpandKernel = void (*)(const char* panel, int64_t inputs, uint32_t* out);
 struct FormKernels {
-    ExpandKernel expand[2];    // to a plain panel, by input type
-    const TileKernel* direct;  // tiles of bfloat16 that expand in registers, by number of rows less 1, or null
+    ExpandKernel expand[2];  // to a plain panel, by input type
+    TileKernel direct;       // tiles of bfloat16 that expand weights as they take them, or null
+    int direct_rows;         // of such a tile, at most
 };
 
 struct KernelTable {

@@ -9,9 +9,10 @@
 namespace hpcdecode::ops {
 namespace {
 
-constexpr int kHeads[] = {1, 1, 2};  // by type: rows of a panel before the weights
+constexpr int kHeads[] = {1, 1, 2};       // by type: rows of a panel before the weights
+constexpr int64_t kBlockBytes = 1 << 20;  // of rows that are multiplied by panel after panel: half of a core's cache
 
-const TileKernel* tiles_of(Type in, Type out, const std::string& isa) {
+TileKernel tiles_of(Type in, Type out, const std::string& isa) {
     return out == Type::i8 ? nullptr : kernels_for(isa).products.of[static_cast<int>(in)][static_cast<int>(out)];
 }
 
@@ -51,6 +52,8 @@ Product::Product(Type in, Type out, int64_t words, int64_t outputs, const std::s
       panel_words_(words_of_panel(in, words, form)),
       out_size_(kBytes[static_cast<int>(out)]),
       columns_(gate ? kPanel / 2 : kPanel),
+      tile_rows_(kernels_for(isa).products.rows[static_cast<int>(in)]),
+      direct_rows_(kernels_of(in, out, isa, form).direct_rows),
       tiles_(tiles_of(in, out, isa)),
       direct_(kernels_of(in, out, isa, form).direct),
       expand_(in == Type::i8 ? nullptr : kernels_of(in, out, isa, form).expand[static_cast<int>(in)]),
@@ -67,6 +70,11 @@ Product::Product(Type in, Type out, int64_t words, int64_t outputs, const std::s
 
 const char* Product::panel(const Rows& weight, int member, int members) const {
     return weight.data + share(panels(), member, members) * panel_words_ * sizeof(uint32_t);
+}
+
+int64_t Product::blocks(int64_t rows) const {
+    const int64_t most = std::max<int64_t>(kBlockBytes / x_bytes() / tile_rows_ * tile_rows_, kMostTileRows);
+    return (rows + most - 1) / most;
 }
 
 void Product::run(int64_t rows, const Rows& x, const Rows& weight, const Rows& out, int member, int members,
@@ -92,7 +100,7 @@ const uint32_t* Product::expanded(const uint32_t* panel) const {
 
 void Product::multiply(Tile& tile, int rows) const {
     if (gate_ == nullptr) return compute(tile, rows);
-    alignas(kLine) char results[kDirectRows * kPanel * sizeof(float)];
+    alignas(kLine) char results[kMostTileRows * kPanel * sizeof(float)];
     char* const out = std::exchange(tile.out, results);
     const int64_t out_bytes = std::exchange(tile.out_bytes, kPanel * out_size_);
     compute(tile, rows);

@@ -21,10 +21,10 @@
 
 namespace hpcdecode::ops {
 
-constexpr int kPanel = 32;     // outputs
-constexpr int kTileRows = 14;  // rows that share a pass over a panel, because their sums fill the registers
-
-constexpr int kDirectRows = 20;  // the same where the sums of half a panel do, and weights are expanded in registers
+constexpr int kPanel = 32;          // outputs
+constexpr int kTileRows = 14;       // rows that share a pass over a panel, because their sums fill the registers
+constexpr int kDirectRows = 20;     // the same where the sums of half a panel do, and weights are expanded in registers
+constexpr int kMostTileRows = 128;  // the same where sums wait in memory, in tile registers: the most that there are
 
 // The work of one kernel call: some rows by a panel.
 struct Tile {
@@ -41,6 +41,11 @@ struct Tile {
 
 // Some of a weight's panels.
 struct Panels {
+    int64_t first, last;
+};
+
+// Some of the rows.
+struct RowRange {
     int64_t first, last;
 };
 
@@ -65,13 +70,14 @@ class Product {
     void run(int64_t rows, const Rows& x, const Rows& weight, const Rows& out, int member, int members,
              const char* next, Beside* beside) const;
 
-    // Calls visit(tile, row, count, panel) for every tile of some panels; the tile has no `out` yet.
+    // Calls visit(tile, row, count, panel) for every tile of some panels; the tile has no `out` yet. Many rows are
+    // taken in blocks that stay in a core's cache, and panels in order for each block.
     template <class Visit>
     void each_tile(int64_t rows, const Rows& x, const Rows& weight, const Panels& panels, const char* next,
                    Beside* beside, const Visit& visit) const;
 
     // Computes a tile, without or with the gate.
-    void compute(const Tile& tile, int rows) const { (tile.in_few_bits ? direct_ : tiles_)[rows - 1](tile); }
+    void compute(const Tile& tile, int rows) const { (tile.in_few_bits ? direct_ : tiles_)(tile, rows); }
     void multiply(Tile& tile, int rows) const;
 
     // Returns the panels of one of `members` threads.
@@ -89,6 +95,7 @@ class Product {
     }
     int64_t panels() const { return heads_ * head_panels_; }
     int64_t heads() const { return heads_; }
+    int tile_rows() const { return tile_rows_; }
 
     // Returns the bytes of all panels, of a row of `x` of one head, and of a row of `out`.
     int64_t weight_bytes() const { return panels() * panel_words_ * sizeof(uint32_t); }
@@ -102,13 +109,18 @@ class Product {
     int64_t bytes(int64_t panel) const { return (gate_ != nullptr ? columns_ : columns(panel)) * out_size_; }
 
   private:
-    bool direct(int64_t rows) const { return direct_ != nullptr && rows <= kDirectRows; }
+    bool direct(int64_t rows) const { return direct_ != nullptr && rows <= direct_rows_; }
+    int64_t blocks(int64_t rows) const;
     const uint32_t* expanded(const uint32_t* panel) const;
+    template <class Visit>
+    void each_tile_of(const RowRange& block, const Rows& x, const Rows& weight, const Panels& panels, const char* next,
+                      Beside* beside, const Visit& visit) const;
 
     int64_t words_, outputs_, heads_, head_panels_, panel_words_;  // outputs_, head_panels_: of a head
     int64_t out_size_, columns_;                                   // columns_: of `out`, of a panel
-    void (*const* tiles_)(const Tile&);
-    void (*const* direct_)(const Tile&);                                // those that expand in registers, or null
+    int tile_rows_, direct_rows_;                                  // of a tile, at most
+    void (*tiles_)(const Tile&, int rows);
+    void (*direct_)(const Tile&, int rows);                             // tiles of weights in few bits, or null
     void (*expand_)(const char* panel, int64_t inputs, uint32_t* out);  // or null: the weights are plain
     int64_t inputs_;
     void (*gate_)(int64_t rows, const char* results, char* out, int64_t out_bytes);
@@ -117,7 +129,19 @@ class Product {
 template <class Visit>
 void Product::each_tile(int64_t rows, const Rows& x, const Rows& weight, const Panels& panels, const char* next,
                         Beside* beside, const Visit& visit) const {
-    const int64_t tiles = direct(rows) ? 1 : (rows + kTileRows - 1) / kTileRows;
+    const int64_t count = blocks(rows);
+    for (int64_t b = 0; b < count; ++b) {
+        const int64_t first = share(rows, b, count), last = share(rows, b + 1, count);
+        const char* then = b + 1 < count ? reinterpret_cast<const char*>(panel(weight, panels.first)) : next;
+        each_tile_of({first, last}, x, weight, panels, then, beside, visit);
+    }
+}
+
+template <class Visit>
+void Product::each_tile_of(const RowRange& block, const Rows& x, const Rows& weight, const Panels& panels,
+                           const char* next, Beside* beside, const Visit& visit) const {
+    const int64_t rows = block.last - block.first;
+    const int64_t tiles = direct(rows) ? 1 : (rows + tile_rows_ - 1) / tile_rows_;
     const int64_t panel_bytes = panel_words_ * sizeof(uint32_t);
     const int64_t ahead = std::min(words_ * kLine * (tiles == 1 ? 2 : 1), panel_bytes);  // bytes that a tile fetches
     for (int64_t p = panels.first; p < panels.last; ++p) {
@@ -125,7 +149,7 @@ void Product::each_tile(int64_t rows, const Rows& x, const Rows& weight, const P
         const auto* following = p + 1 < panels.last ? reinterpret_cast<const char*>(from + panel_words_) : next;
         const uint32_t* shown = expand_ == nullptr || direct(rows) ? from : expanded(from);
         for (int64_t t = 0; t < tiles; ++t) {
-            const int64_t row = share(rows, t, tiles), count = share(rows, t + 1, tiles) - row;
+            const int64_t row = block.first + share(rows, t, tiles), end = block.first + share(rows, t + 1, tiles);
             const char* from_row = x.data + row * x.row_bytes + p / head_panels_ * words_ * sizeof(uint32_t);
             Tile tile{from_row, x.row_bytes, shown, words_, nullptr, 0, columns(p), {}, direct(rows)};
             if (following != nullptr && (t + 1) * ahead <= panel_bytes) {
@@ -133,7 +157,7 @@ void Product::each_tile(int64_t rows, const Rows& x, const Rows& weight, const P
             } else if (beside != nullptr) {
                 tile.next = beside->fetch(ahead);
             }
-            visit(tile, row, static_cast<int>(count), p);
+            visit(tile, row, static_cast<int>(end - row), p);
         }
         if (beside != nullptr) beside->work();
     }

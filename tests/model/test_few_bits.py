@@ -182,7 +182,7 @@ def test_what_has_no_gemm_of_few_bits(monkeypatch, bits):
     with pytest.raises(UserError, match=f"--weights {bits}: expected S-ranks on CPUs, got cuda"):
         require_quantised(bits, torch.device("cuda"), torch.bfloat16)
     monkeypatch.setenv("HPCDECODE_ISA", "generic")
-    with pytest.raises(UserError, match=f"--weights {bits}: expected a CPU with avx2"):
+    with pytest.raises(UserError, match=f"--weights {bits}: expected a CPU with AVX2"):
         require_quantised(bits, torch.device("cpu"), torch.bfloat16)
 
 

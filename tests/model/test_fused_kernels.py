@@ -24,7 +24,7 @@ aten = torch.ops.aten
 WIDTH = 48
 UNARY = ("neg", "sqrt", "rsqrt", "reciprocal", "exp", "tanh", "sigmoid", "silu", "relu", "softplus")
 BINARY = ("add", "sub", "mul", "div")
-ISAS = ("generic", "avx2", "avx512", "avx512_bf16")
+ISAS = ("generic", "avx2", "avx512", "avx512_bf16", "amx")
 
 
 @pytest.fixture(params=ISAS)

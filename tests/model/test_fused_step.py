@@ -17,7 +17,7 @@ FUSABLE = ("llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", 
 THREADS = 3
 
 
-@pytest.fixture(autouse=True, params=["avx2", "avx512_bf16"])
+@pytest.fixture(autouse=True, params=["avx2", "avx512_bf16", "amx"])
 def isa(monkeypatch, request):
     use_isa(monkeypatch, request.param)
 

@@ -21,9 +21,9 @@ from tests.support.isas import use_isa
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-@pytest.fixture(autouse=True)
-def small_heads(monkeypatch):
-    use_isa(monkeypatch, "avx512_bf16")
+@pytest.fixture(autouse=True, params=["avx512_bf16", "amx"])
+def small_heads(monkeypatch, request):
+    use_isa(monkeypatch, request.param)
     monkeypatch.setattr(head, "MIN_OUTPUTS", 1)
 
 

@@ -22,18 +22,14 @@ from tests.support.isas import OWN_GEMMS, use_isa
 
 aten = torch.ops.aten
 KINDS = [
-    ("avx2", torch.float32, torch.float32),
-    ("avx2", torch.bfloat16, torch.bfloat16),
-    ("avx2", torch.int8, torch.float32),
-    ("avx2", torch.int8, torch.bfloat16),
-    ("avx512", torch.float32, torch.float32),
-    ("avx512", torch.bfloat16, torch.bfloat16),
-    ("avx512", torch.int8, torch.float32),
-    ("avx512", torch.int8, torch.bfloat16),
-    ("avx512_bf16", torch.float32, torch.float32),
-    ("avx512_bf16", torch.bfloat16, torch.bfloat16),
-    ("avx512_bf16", torch.int8, torch.float32),
-    ("avx512_bf16", torch.int8, torch.bfloat16),
+    (isa, *types)
+    for isa in OWN_GEMMS
+    for types in (
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.int8, torch.float32),
+        (torch.int8, torch.bfloat16),
+    )
 ]
 
 
@@ -210,7 +206,7 @@ def project_heads(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return y[:-1, : heads * outputs]
 
 
-@pytest.mark.parametrize("isa", ["avx2", "avx512", "avx512_bf16"])
+@pytest.mark.parametrize("isa", OWN_GEMMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_heads_by_weights_of_their_own(use, threads, isa, dtype):
     """A row has the same bits whatever it is beside."""

@@ -6,7 +6,7 @@ import pytest
 
 from hpcdecode import _attn_cpu
 
-OWN_GEMMS = ("avx2", "avx512", "avx512_bf16")
+OWN_GEMMS = ("avx2", "avx512", "avx512_bf16", "amx")
 
 
 def use_isa(monkeypatch: pytest.MonkeyPatch, name: str) -> None:

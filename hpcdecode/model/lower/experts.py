@@ -15,7 +15,7 @@ from hpcdecode.model.frontend.nodes import as_int
 from hpcdecode.model.lower import quantize
 from hpcdecode.model.lower.few_bits import ALL_FORMS, BLOCK_INPUTS, form_of
 from hpcdecode.model.lower.instruction import TYPES
-from hpcdecode.model.lower.packed_weights import HALF, WORD, PackedSize, packs
+from hpcdecode.model.lower.packed_weights import HALF, WORD, PackedSize
 from hpcdecode.model.lower.projections import Gate, Projection, expert_projection, gate_of
 from hpcdecode.model.lower.recipe import Form, Recipe
 from hpcdecode.model.lower.weight_graph import WeightGraph
@@ -44,7 +44,7 @@ class ExpertGemm:
         experts, inputs = weight.one_token[0], x.one_token[-1]
         outputs = self._outputs * (1 if gate is None else 2)
         words = inputs * x.dtype.itemsize // WORD.itemsize
-        product = Product(TYPES[x.dtype], TYPES[y.dtype], words, outputs, expert_isa(), gate, form_of(bits))
+        product = Product(TYPES[x.dtype], TYPES[y.dtype], words, outputs, isa(), gate, form_of(bits))
         self._native = ExpertProduct(product, experts, first)
         heads = 2 if x.dtype == torch.int8 else 1
         self.packed = PackedSize(outputs, ALL_FORMS[bits].words(inputs) if bits else words, heads, experts)
@@ -155,19 +155,9 @@ def expert_gemm(p: Projection, x: Meta, y: Meta, gate: Op | None = None, bits: s
     odd = inputs * x.dtype.itemsize % WORD.itemsize or (gate is not None and y.one_token[-1] % HALF)
     if odd or x.dtype not in TYPES or y.dtype not in TYPES or (bits is not None and inputs % BLOCK_INPUTS):
         return None
-    if not Product.offered(TYPES[x.dtype], TYPES[y.dtype], expert_isa(), gate, form_of(bits)):
+    if not Product.offered(TYPES[x.dtype], TYPES[y.dtype], isa(), gate, form_of(bits)):
         return None
     return ExpertGemm(x, tensor_meta(p.weight), y, first_expert(p.node), gate, bits)
-
-
-def keeps(dtype: torch.dtype, bits: str) -> bool:
-    """Return whether there are GEMMs of experts' weights of a type in this form, one of ALL_FORMS."""
-    return packs(dtype, bits, expert_isa())
-
-
-def expert_isa() -> str:
-    """Return the instruction set of these GEMMs: with AMX, too, rows of an expert are few."""
-    return "avx512_bf16" if isa() == "amx" else isa()
 
 
 def first_expert(node: fx.Node) -> int:

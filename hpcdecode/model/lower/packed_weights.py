@@ -29,15 +29,14 @@ PRIVATE = PrivateMemory()
 _log = logging.getLogger(__name__)
 
 
-def packs(dtype: torch.dtype, bits: str | None = None, kernels: str | None = None) -> bool:
+def packs(dtype: torch.dtype, bits: str | None = None) -> bool:
     """Return whether weights of a type are packed in this form on this machine; else oneDNN packs them in its own.
 
     Args:
         dtype: Type of weights and activations.
         bits: Form of weights in few bits for activations of that type, one of ALL_FORMS, or None.
-        kernels: Instruction set of the GEMMs; None for this machine's.
     """
-    return dtype in TYPES and Product.offered(TYPES[dtype], TYPES[dtype], kernels or isa(), form=form_of(bits))
+    return dtype in TYPES and Product.offered(TYPES[dtype], TYPES[dtype], isa(), form=form_of(bits))
 
 
 def gemm(x: Meta, weight: Meta, y: Meta, gate: Op | None = None, bits: str | None = None) -> Stage | None:

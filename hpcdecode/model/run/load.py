@@ -216,7 +216,7 @@ def require_quantised(weights: str, device: torch.device, dtype: torch.dtype) ->
     if weights in FORMS:
         if not packed_weights.packs(dtype, weights):
             raise UserError(
-                f"--weights {weights}: expected a CPU with avx2, avx512 or avx512_bf16, and float32 or bfloat16, "
+                f"--weights {weights}: expected a CPU with AVX2 or AVX-512, and float32 or bfloat16, "
                 f"got {isa()} and {str(dtype).removeprefix('torch.')}; leave it out"
             )
     elif not quantize.exact():

@@ -21,9 +21,8 @@ from hpcdecode.model.frontend.rows import empty_rows
 from hpcdecode.model.frontend.split import Split
 from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.lower.compile import runnable
-from hpcdecode.model.lower.experts import keeps
 from hpcdecode.model.lower.linears import Quantised
-from hpcdecode.model.lower.packed_weights import PRIVATE
+from hpcdecode.model.lower.packed_weights import PRIVATE, packs
 from hpcdecode.model.run.bound_slice import BoundSlice, BoundStretch, CompiledSlice, Summed, alone
 from hpcdecode.model.run.lm_head import Largest, LmHead, cut_head
 from hpcdecode.model.run.mixers import SliceOutput, layer_shapes, recurrent_weights
@@ -156,7 +155,7 @@ class SplitModel:
     def _came_in(self, values: Values, weights: Sequence[fx.Node]) -> tuple[str | None, ...]:
         """Return for each weight the grid of few bits that it came on, if there are GEMMs of it, or None."""
         names = values.few_bits(weights) if self.device.type == "cpu" else (None,) * len(weights)
-        return tuple(f"{n} grid" if n is not None and keeps(self.dtype, f"{n} grid") else None for n in names)
+        return tuple(f"{n} grid" if n is not None and packs(self.dtype, f"{n} grid") else None for n in names)
 
     @property
     def ends(self) -> bool:

@@ -3,15 +3,13 @@
 // V: The kernel that attends in vector registers if tiles do not fit. Rows: Query rows of one pass. RowTiles: Rows of a
 // tile that a query row takes.
 #pragma once
-#include "tiles.h"
-#ifdef HPCDECODE_EMULATE_TILES
-#include "tile_unit_emulated.h"
-#else
 #include "tile_unit.h"
-#endif
+#include "tiles.h"
 
 namespace hpcdecode::HPCDECODE_ISA {
 namespace {
+
+using namespace hpcdecode::tiles;
 
 template <class V, int Rows, int RowTiles>
 struct TileKernel : V {

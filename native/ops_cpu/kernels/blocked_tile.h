@@ -84,13 +84,11 @@ void blocked_tile(const Tile& t) {
 template <class Unit, class Out>
 struct BlockedTile {
     template <int R>
-    static constexpr TileKernel kernel = blocked_tile<Unit, Out, R>;
+    static constexpr auto* kernel = blocked_tile<Unit, Out, R>;
 };
 
 template <class Unit, class Out>
-constexpr const TileKernel* blocked_tiles() {
-    return by_rows<BlockedTile<Unit, Out>>();
-}
+constexpr TileKernel blocked_tiles = by_rows<BlockedTile<Unit, Out>>;
 
 // Multiplies a function of each row's first half by the second half, rounding as the steps of a fused kernel would.
 template <class Out, float (*f)(float)>

@@ -1,4 +1,4 @@
-// The kernels of a kind of tile for every number of rows.
+// Tiles that are compiled for every number of rows.
 #pragma once
 #include <utility>
 
@@ -12,14 +12,15 @@ struct ByRows;
 
 template <class Kind, int... kLess>
 struct ByRows<Kind, std::integer_sequence<int, kLess...>> {
-    static constexpr TileKernel all[] = {Kind::template kernel<kLess + 1>...};
+    static void compute(const Tile& tile, int rows) {
+        static constexpr void (*kKernels[])(const Tile&) = {Kind::template kernel<kLess + 1>...};
+        kKernels[rows - 1](tile);
+    }
 };
 
-// Kind: Has a TileKernel `kernel` for each number of rows.
+// Kind: Has a function `kernel` of a tile for each number of rows.
 template <class Kind, int most = kTileRows>
-constexpr const TileKernel* by_rows() {
-    return ByRows<Kind, std::make_integer_sequence<int, most>>::all;
-}
+constexpr TileKernel by_rows = ByRows<Kind, std::make_integer_sequence<int, most>>::compute;
 
 }  // namespace
 }  // namespace hpcdecode::ops::HPCDECODE_ISA

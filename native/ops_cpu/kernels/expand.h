@@ -97,7 +97,7 @@ void expand(const char* panel, int64_t inputs, uint32_t* out) {
 
 template <class Form>
 constexpr FormKernels in_loops() {
-    return {{expand<Form, WordOfFloat32>, expand<Form, WordOfBfloat16>}, nullptr};
+    return {{expand<Form, WordOfFloat32>, expand<Form, WordOfBfloat16>}, nullptr, 0};
 }
 
 }  // namespace

@@ -102,23 +102,26 @@ struct Fp8Words : Fp8 {
 template <class Form>
 constexpr int64_t kLoadBytes = Form::kBlockBytes * Form::kWords / (kBlockInputs / 2);  // of the codes of kWords words
 
+// Writes the words of some inputs of half a panel, whole blocks of them.
+template <class Form>
+inline void expand_half(const char* panel, int64_t inputs, int half, int64_t begin, int64_t end, uint32_t* to) {
+    const char* scales = panel + kHeadBytes + half * half_bytes<Form>(inputs);
+    const char* codes = scales + scale_bytes<Form>(inputs) + begin / kBlockInputs * Form::kBlockBytes;
+    to += half * kHalf;
+    for (int64_t input = begin; input < end; input += kBlockInputs) {
+        const auto by = Form::scales(scales + input / Form::kGroup * Form::kScaleBytes);
+        for (int i = 0; i < kBlockInputs / 2 / Form::kWords; ++i, codes += kLoadBytes<Form>) {
+            auto some = Form::codes(codes);
+#pragma GCC unroll 8
+            for (int k = 0; k < Form::kWords; ++k, to += kPanel) _mm512_storeu_si512(to, Form::next(some, by));
+        }
+    }
+}
+
 template <class Form>
 void expand_words(const char* panel, int64_t inputs, uint32_t* out) {
     std::memcpy(out, panel, kHeadBytes);
-    out += kPanel;
-    for (int half = 0; half < 2; ++half) {
-        const char* scales = panel + kHeadBytes + half * half_bytes<Form>(inputs);
-        const char* codes = scales + scale_bytes<Form>(inputs);
-        uint32_t* to = out + half * kHalf;
-        for (int64_t first = 0; first < inputs; first += kBlockInputs) {
-            const auto by = Form::scales(scales + first / Form::kGroup * Form::kScaleBytes);
-            for (int i = 0; i < kBlockInputs / 2 / Form::kWords; ++i, codes += kLoadBytes<Form>) {
-                auto some = Form::codes(codes);
-#pragma GCC unroll 8
-                for (int k = 0; k < Form::kWords; ++k, to += kPanel) _mm512_storeu_si512(to, Form::next(some, by));
-            }
-        }
-    }
+    for (int half = 0; half < 2; ++half) expand_half<Form>(panel, inputs, half, 0, inputs, out + kPanel);
 }
 
 // Multiplies R rows by `count` halves of a panel, from half `first` on.
@@ -189,12 +192,12 @@ void expanding_tile(const Tile& t) {
 template <class Form>
 struct ExpandingTile {
     template <int R>
-    static constexpr TileKernel kernel = expanding_tile<Form, ToBfloat16, R>;
+    static constexpr auto* kernel = expanding_tile<Form, ToBfloat16, R>;
 };
 
 template <class Form>
 constexpr FormKernels in_registers() {
-    return {{expand<Form, WordOfFloat32>, expand_words<Form>}, by_rows<ExpandingTile<Form>, kDirectRows>()};
+    return {{expand<Form, WordOfFloat32>, expand_words<Form>}, by_rows<ExpandingTile<Form>, kDirectRows>, kDirectRows};
 }
 
 }  // namespace

@@ -9,9 +9,9 @@ namespace hpcdecode::ops::HPCDECODE_ISA {
 extern const KernelTable table;
 constexpr KernelTable table =
     make_table("avx2",
-               {{{blocked_tiles<VectorFloat32, VectorToFloat32>()},
-                 {nullptr, blocked_tiles<VectorBfloat16, VectorToBfloat16>()},
-                 {blocked_tiles<VectorInt8, VectorToFloat32>(), blocked_tiles<VectorInt8, VectorToBfloat16>()}},
+               {{{blocked_tiles<VectorFloat32, VectorToFloat32>},
+                 {nullptr, blocked_tiles<VectorBfloat16, VectorToBfloat16>},
+                 {blocked_tiles<VectorInt8, VectorToFloat32>, blocked_tiles<VectorInt8, VectorToBfloat16>}},
                 {vector_gate<VectorToFloat32, silu_f>, vector_gate<VectorToBfloat16, silu_f>},
                 {vector_gate<VectorToFloat32, gelu_tanh_f>, vector_gate<VectorToBfloat16, gelu_tanh_f>},
                 nullptr},

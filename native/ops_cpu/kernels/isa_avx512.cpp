@@ -9,18 +9,15 @@
 
 namespace hpcdecode::ops::HPCDECODE_ISA {
 
-extern const KernelTable table, amx_table;
+extern const KernelTable table;
 constexpr KernelTable table =
     make_table("avx512",
-               {{{tiles<Float32, ToFloat32>()},
-                 {nullptr, blocked_tiles<VectorBfloat16, VectorToBfloat16>()},
-                 {blocked_tiles<VectorInt8, VectorToFloat32>(), blocked_tiles<VectorInt8, VectorToBfloat16>()}},
+               {{{tiles<Float32, ToFloat32>},
+                 {nullptr, blocked_tiles<VectorBfloat16, VectorToBfloat16>},
+                 {blocked_tiles<VectorInt8, VectorToFloat32>, blocked_tiles<VectorInt8, VectorToBfloat16>}},
                 {gate<ToFloat32, silu>, vector_gate<VectorToBfloat16, silu_f>},
                 {gate<ToFloat32, gelu_tanh>, vector_gate<VectorToBfloat16, gelu_tanh_f>},
                 nullptr},
                in_loops<Int4>(), in_loops<Mxfp4>(), in_loops<Fp8>());
-// oneDNN's other GEMMs use AMX tiles.
-constexpr KernelTable amx_table =
-    make_table("amx", {{{tiles<Float32, ToFloat32>()}}, {gate<ToFloat32, silu>}, {gate<ToFloat32, gelu_tanh>}});
 
 }  // namespace hpcdecode::ops::HPCDECODE_ISA

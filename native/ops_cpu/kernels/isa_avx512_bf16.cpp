@@ -12,9 +12,9 @@ namespace hpcdecode::ops::HPCDECODE_ISA {
 extern const KernelTable table;
 constexpr KernelTable table =
     make_table("avx512_bf16",
-               {{{tiles<Float32, ToFloat32>()},
-                 {nullptr, tiles<Bfloat16, ToBfloat16>()},
-                 {tiles<Int8, ToFloat32>(), tiles<Int8, ToBfloat16>()}},
+               {{{tiles<Float32, ToFloat32>},
+                 {nullptr, tiles<Bfloat16, ToBfloat16>},
+                 {tiles<Int8, ToFloat32>, tiles<Int8, ToBfloat16>}},
                 {gate<ToFloat32, silu>, gate<ToBfloat16, silu>},
                 {gate<ToFloat32, gelu_tanh>, gate<ToBfloat16, gelu_tanh>},
                 screen},

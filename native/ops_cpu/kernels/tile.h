@@ -47,13 +47,11 @@ void tile(const Tile& t) {
 template <class Unit, class Out>
 struct RegisterTile {
     template <int R>
-    static constexpr TileKernel kernel = tile<Unit, Out, R>;
+    static constexpr auto* kernel = tile<Unit, Out, R>;
 };
 
 template <class Unit, class Out>
-constexpr const TileKernel* tiles() {
-    return by_rows<RegisterTile<Unit, Out>>();
-}
+constexpr TileKernel tiles = by_rows<RegisterTile<Unit, Out>>;
 
 }  // namespace
 }  // namespace hpcdecode::ops::HPCDECODE_ISA

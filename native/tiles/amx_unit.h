@@ -1,51 +1,55 @@
-// The tile registers of AMX, numbered as TileUnit::configure shapes them.
-//
-// A tile product is C[m][n] += A[m][k] * B[k][n]. Rows of A and columns of B hold pairs (bfloat16) or quads (bytes)
-// along k. Rows of B are units of the KV cache as they lie there.
-//
-// Tiles 0 to 3 are C, `rows` x 16 words. Tile 4 is A, `rows` x 16 words; tile 5 is B, 16 x 16 words. Tiles 6 and 7 are
-// halves of A, with 8 words a row, and of B, with 8 rows.
+// The tile registers of AMX: tile_unit.h describes them.
 #pragma once
-#include "target.h"
+#include <cstddef>
+#include <cstdint>
 
-namespace hpcdecode::HPCDECODE_ISA {
+namespace hpcdecode::tiles {
 namespace {
 
 class TileUnit {
   public:
     ~TileUnit() {
-        if (rows_ > 0) asm volatile("tilerelease");
+        if (shape_ != kNone) asm volatile("tilerelease");
     }
     void configure(int rows) {
-        if (rows == rows_) return;
-        Shape shape;
-        for (int i = 0; i < 8; ++i) shape.tile(i, i == 5 ? 16 : i == 7 ? 8 : rows, i == 6 ? 32 : 64);
-        shape.load();
-        rows_ = rows;
+        if (!changes(rows)) return;
+        Shapes shapes;
+        for (int i = 0; i < 8; ++i) shapes.tile(i, i == 5 ? 16 : i == 7 ? 8 : rows, i == 6 ? 8 : 16);
+        shapes.load();
     }
-    // Shapes all tiles to 16 x 16 words.
     void configure_panels() {
-        if (rows_ == kPanels) return;
-        Shape shape;
-        for (int i = 0; i < 8; ++i) shape.tile(i, 16, 64);
-        shape.load();
-        rows_ = kPanels;
+        if (!changes(kPanels)) return;
+        Shapes shapes;
+        for (int i = 0; i < 8; ++i) shapes.tile(i, 16, 16);
+        shapes.load();
+    }
+    void configure_gemm(int rows, int words) {
+        if (!changes(kGemm + words * 32 + rows)) return;
+        Shapes shapes;
+        for (int i = 0; i < 8; ++i) shapes.tile(i, i < 6 ? rows : words, i == 4 || i == 5 ? words : 16);
+        shapes.load();
     }
 
   private:
-    struct Shape {
+    struct Shapes {
         uint8_t palette = 1, start = 0, reserved[14] = {};
         uint16_t row_bytes[16] = {};
         uint8_t rows[16] = {};
 
-        void tile(int i, int count, int bytes) {
+        void tile(int i, int count, int words) {
             rows[i] = static_cast<uint8_t>(count);
-            row_bytes[i] = static_cast<uint16_t>(bytes);
+            row_bytes[i] = static_cast<uint16_t>(4 * words);
         }
         void load() const { asm volatile("ldtilecfg %0" ::"m"(*this)); }
     };
-    static constexpr int kPanels = 32;
-    int rows_ = 0;
+    static constexpr int kNone = 0, kPanels = 32, kGemm = 64;
+
+    bool changes(int shape) {
+        const bool other = shape != shape_;
+        shape_ = shape;
+        return other;
+    }
+    int shape_ = kNone;
 };
 
 template <int T>
@@ -74,4 +78,4 @@ inline void tile_add_unsigned_quads() {  // uint8 x int8 to int32
 }
 
 }  // namespace
-}  // namespace hpcdecode::HPCDECODE_ISA
+}  // namespace hpcdecode::tiles

@@ -1,8 +1,9 @@
-// The same interface as tile_unit.h in plain C++, for machines without AMX.
+// Tile registers in plain C++: tile_unit.h describes them.
 #pragma once
-#include "math.h"
+#include <cstddef>
+#include <cstdint>
 
-namespace hpcdecode::HPCDECODE_ISA {
+namespace hpcdecode::tiles {
 namespace {
 
 struct TileRegister {
@@ -19,6 +20,9 @@ class TileUnit {
     }
     void configure_panels() {
         for (TileRegister& t : tile_registers) t = {16, 16, {}};
+    }
+    void configure_gemm(int rows, int words) {
+        for (int i = 0; i < 8; ++i) tile_registers[i] = {i < 6 ? rows : words, i == 4 || i == 5 ? words : 16, {}};
     }
 };
 
@@ -50,12 +54,16 @@ inline void tile_products(TileRegister& c, const TileRegister& a, const TileRegi
             __builtin_memcpy(&c.word[m][n], &sum, 4);
         }
 }
+// The bfloat16 number in the upper half of a word.
+inline float upper(uint32_t word) {
+    float x;
+    word &= 0xffff0000u;
+    __builtin_memcpy(&x, &word, 4);
+    return x;
+}
 template <int C, int A, int B>
 inline void tile_add_pairs() {
-    const auto product = [](uint32_t x, uint32_t y) {
-        return float_of_bf16(static_cast<uint16_t>(x)) * float_of_bf16(static_cast<uint16_t>(y)) +
-               float_of_bf16(static_cast<uint16_t>(x >> 16)) * float_of_bf16(static_cast<uint16_t>(y >> 16));
-    };
+    const auto product = [](uint32_t x, uint32_t y) { return upper(x << 16) * upper(y << 16) + upper(x) * upper(y); };
     tile_products<float>(tile_registers[C], tile_registers[A], tile_registers[B], product);
 }
 template <class X>
@@ -74,4 +82,4 @@ inline void tile_add_unsigned_quads() {
 }
 
 }  // namespace
-}  // namespace hpcdecode::HPCDECODE_ISA
+}  // namespace hpcdecode::tiles

@@ -1,0 +1,165 @@
+// Multiplies rows by packed weights of every type and form on every kernel this machine has, and on emulated tiles, for
+// the sanitizers to watch, against plain loops. A failed check prints where and what, and the exit status is 1.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "isa.h"
+#include "packed_weights.h"
+#include "product.h"
+#include "quantise.h"
+
+using namespace hpcdecode::ops;
+
+namespace {
+
+std::mt19937 random_bits(5);
+
+uint16_t to_bf16(float x) {  // of numbers that it holds
+    uint32_t word;
+    std::memcpy(&word, &x, sizeof word);
+    return static_cast<uint16_t>(word >> 16);
+}
+
+float from_bf16(uint16_t x) {
+    const uint32_t word = static_cast<uint32_t>(x) << 16;
+    float made;
+    std::memcpy(&made, &word, sizeof made);
+    return made;
+}
+
+// Whole numbers, so that sums are exact, in whatever order.
+struct Matrix {
+    Matrix(int64_t rows, int64_t columns, int most) : rows(rows), columns(columns), values(rows * columns) {
+        std::uniform_int_distribution<int> whole(-most, most);
+        for (float& x : values) x = static_cast<float>(whole(random_bits));
+    }
+    float at(int64_t r, int64_t c) const { return values[r * columns + c]; }
+
+    // The numbers of a type, in rows of `row_bytes`.
+    std::vector<char> as(Type type, int64_t row_bytes) const {
+        std::vector<char> made(rows * row_bytes);
+        for (int64_t r = 0; r < rows; ++r)
+            for (int64_t c = 0; c < columns; ++c) {
+                char* const to = made.data() + r * row_bytes + c * kBytes[static_cast<int>(type)];
+                const uint16_t half = to_bf16(at(r, c));
+                if (type == Type::f32) std::memcpy(to, &values[r * columns + c], 4);
+                if (type == Type::bf16) std::memcpy(to, &half, 2);
+                if (type == Type::i8) *to = static_cast<char>(at(r, c));
+            }
+        return made;
+    }
+
+    int64_t rows, columns;
+    std::vector<float> values;
+};
+
+struct Case {
+    std::string isa;
+    Type in, out;
+    WeightForm form;
+    int64_t inputs, outputs;
+};
+
+std::vector<char> packed(const Case& c, const Product& product, const Matrix& weight, const std::vector<float>& bias) {
+    std::vector<char> made(product.weight_bytes() + kLine);
+    const int64_t bytes = c.inputs * kBytes[static_cast<int>(c.in)];
+    const std::vector<char> rows = weight.as(c.in, bytes);
+    const std::vector<WeightRows> parts = {{rows.data(), bytes, weight.rows}};
+    if (c.form != WeightForm::plain) {
+        pack_few_bits({rows_of(parts, weight.rows), c.in, c.inputs, c.form, false}, bias.data(), made.data(), 1);
+        return made;
+    }
+    std::vector<int32_t> more(c.outputs);  // for unsigned factors: -128 times the sums of weights
+    for (int64_t o = 0; o < c.outputs; ++o)
+        for (int64_t i = 0; i < c.inputs; ++i) more[o] -= 128 * static_cast<int32_t>(weight.at(o, i));
+    const std::vector<float> scales(c.outputs, 0.5f);
+    const auto words = [](const auto& numbers) { return reinterpret_cast<const uint32_t*>(numbers.data()); };
+    const std::vector<const uint32_t*> of_int8 = {words(more), words(scales)}, of_floats = {words(bias)};
+    pack_weights(parts, c.in == Type::i8 ? of_int8 : of_floats, bytes / 4, weight.rows,
+                 reinterpret_cast<uint32_t*>(made.data()), 1);
+    return made;
+}
+
+struct Results {
+    int64_t columns;
+    std::vector<char> data;
+    Type type;
+
+    float at(int64_t r, int64_t c) const {
+        const char* from = data.data() + (r * columns + c) * kBytes[static_cast<int>(type)];
+        float wide;
+        uint16_t half;
+        std::memcpy(&half, from, 2);
+        if (type == Type::f32) std::memcpy(&wide, from, 4);
+        return type == Type::f32 ? wide : from_bf16(half);
+    }
+};
+
+Results multiplied(const Case& c, const Product& product, const std::vector<char>& x, int64_t x_bytes, int64_t rows,
+                   std::vector<char>& weight, int members) {
+    const int64_t bytes = c.outputs * kBytes[static_cast<int>(c.out)];
+    Results made{c.outputs, std::vector<char>(rows * bytes), c.out};
+    for (int m = 0; m < members; ++m)
+        product.run(rows, {const_cast<char*>(x.data()), x_bytes}, {weight.data(), 0}, {made.data.data(), bytes}, m,
+                    members, nullptr, nullptr);
+    return made;
+}
+
+void test_case(const Case& c) {
+    if (!Product::offered(c.in, c.out, c.isa, {}, c.form)) return;
+    const Product product(c.in, c.out, c.inputs * kBytes[static_cast<int>(c.in)] / 4, c.outputs, c.isa, {}, c.form);
+    const Matrix weight(c.outputs, c.inputs, 4);
+    std::vector<float> bias(c.outputs);
+    for (int64_t o = 0; o < c.outputs; ++o) bias[o] = static_cast<float>(o % 7);
+    std::vector<char> panels = packed(c, product, weight, bias);
+    const bool exact = c.form == WeightForm::plain;
+    for (const int64_t rows : {1, 5, 16, 17, 33, 129, 300}) {
+        const Matrix x(rows, c.inputs, 4);
+        const int64_t x_bytes = product.x_bytes() + 64;
+        const std::vector<char> given = x.as(c.in, x_bytes);
+        const Results y = multiplied(c, product, given, x_bytes, rows, panels, 1 + static_cast<int>(rows % 3));
+        double off = 0, size = 0;
+        for (int64_t r = 0; r < rows; ++r)
+            for (int64_t o = 0; o < c.outputs; ++o) {
+                float sum = c.in == Type::i8 ? 0 : bias[o];
+                for (int64_t i = 0; i < c.inputs; ++i) sum += x.at(r, i) * weight.at(o, i);
+                if (c.in == Type::i8) sum *= 0.5f;
+                off += std::pow(y.at(r, o) - sum, 2), size += std::pow(sum, 2);
+            }
+        const double error = std::sqrt(off / size), most = exact && c.out == Type::f32 ? 0 : exact ? 0.003 : 0.1;
+        CHECK(error <= most, "%s, types %d and %d, form %d, %ld inputs, %ld rows: off by %g", c.isa.c_str(),
+              static_cast<int>(c.in), static_cast<int>(c.out), static_cast<int>(c.form), static_cast<long>(c.inputs),
+              static_cast<long>(rows), error);
+        const int64_t row = rows * 2 / 3;  // alone it has the same bits
+        const std::vector<char> one(given.begin() + row * x_bytes, given.begin() + (row + 1) * x_bytes);
+        const Results alone = multiplied(c, product, one, x_bytes, 1, panels, 1);
+        CHECK(std::equal(alone.data.begin(), alone.data.end(), y.data.begin() + row * alone.data.size()),
+              "%s, form %d, row %ld of %ld alone", c.isa.c_str(), static_cast<int>(c.form), static_cast<long>(row),
+              static_cast<long>(rows));
+    }
+}
+
+}  // namespace
+
+int main() {
+    for (const std::string& isa : hpcdecode::supported_isas()) {
+        for (const int64_t outputs : {31, 96})
+            for (const int64_t inputs : {8, 40, 576}) {
+                test_case({isa, Type::f32, Type::f32, WeightForm::plain, inputs, outputs});
+                test_case({isa, Type::bf16, Type::bf16, WeightForm::plain, inputs, outputs});
+                test_case({isa, Type::i8, Type::f32, WeightForm::plain, inputs, outputs});
+                test_case({isa, Type::i8, Type::bf16, WeightForm::plain, inputs, outputs});
+            }
+        for (const WeightForm form : {WeightForm::int4, WeightForm::mxfp4, WeightForm::fp8})
+            for (const int64_t inputs : {32, 608}) {
+                test_case({isa, Type::f32, Type::f32, form, inputs, 70});
+                test_case({isa, Type::bf16, Type::bf16, form, inputs, 70});
+            }
+    }
+    return report("products_test");
+}
