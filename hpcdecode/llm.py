@@ -42,7 +42,7 @@ class LLM:
     Messages go to the logger `hpcdecode`, which prints nothing unless the caller sets up logging.
 
     Args:
-        model: Directory of a Hugging Face model, a GGUF file, or `demo`.
+        model: Directory of a Hugging Face model, a GGUF file, `demo` or `smollm2`.
         lora: Directory of a PEFT adapter that is merged into the weights.
         dtype: Data type of weights and activations; None or "auto" chooses.
         weights: What the projections' weights are in memory: `dtype`, int8, int4, mxfp4 or fp8; None or "auto" for what

@@ -23,7 +23,8 @@ from hpcdecode.config import LITERAL, Job, default_output
 from hpcdecode.errors import RowProblem, UserError, first_line
 from hpcdecode.ranks import launch
 from hpcdecode.requests.params import SamplingParams
-from hpcdecode.system.model_path import find_model
+from hpcdecode.system.fetched import PACKAGES
+from hpcdecode.system.model_path import find_model, short_names
 from hpcdecode.system.signals import Signals
 
 if TYPE_CHECKING:
@@ -53,7 +54,9 @@ def _add_generate(commands: Subcommands) -> None:
 def _generate(options: argparse.Namespace, comm: MPI.Intracomm | None) -> int:
     given = vars(options)  # only flags that were given, since none has a default
     values = {**(read_job_file(options.job) if "job" in given else {}), **given}
-    values["model"] = find_model(values.get("model"), os.environ)
+    values["model"] = launch.lead_first(comm, lambda: find_model(values.get("model"), os.environ))
+    if values.get("texts") and short_names(Path(values["model"]).resolve()) & PACKAGES.keys():
+        values.setdefault("chat", True)  # these models answer messages only
     if values.get("generation_config") == "auto":
         values = {**_stated(values["model"], values), **values}
     try:

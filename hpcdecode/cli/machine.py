@@ -24,7 +24,7 @@ def _add_split(commands: Subcommands) -> None:
         help="show how a model is cut into slices",
         description="Trace a model, cut it at every attention, and print the slices and the tensors between them.",
     )
-    parser.add_argument("model", metavar="MODEL", help="directory of a Hugging Face model, or demo")
+    parser.add_argument("model", metavar="MODEL", help="directory of a Hugging Face model, demo, or smollm2")
     help = "data type of the activations between slices (default: that of the checkpoint)"
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help=help)
     add_verbosity(parser)

@@ -63,7 +63,7 @@ def _add_calibrate(commands: Subcommands) -> None:
         "process or, under mpiexec or srun, on the ranks of a job: on one S-rank and its R-ranks, and on replicas.",
     )
     add = parser.add_argument
-    add("--model", required=True, metavar="DIR", help="directory of a Hugging Face model, or demo")
+    add("--model", required=True, metavar="DIR", help="directory of a Hugging Face model, demo, or smollm2")
     add("-o", "--output", required=True, metavar="FILE.json", help="file for the profile")
     add("--dtype", choices=DTYPES, help="data type of weights and activations (default: as generate chooses)")
     add("--kv-dtype", choices=KV_DTYPES, help="data type of the KV cache (default: --dtype)")
@@ -77,7 +77,8 @@ def _calibrate(options: argparse.Namespace, comm: MPI.Intracomm | None) -> int:
 
     if options.passes < 1:
         raise UserError(f"--passes: expected an integer >= 1, got {options.passes}", everywhere=True)
-    profile = calibrate(comm, find_model(options.model, {}), options.dtype, options.kv_dtype, options.passes)
+    model = launch.lead_first(comm, lambda: find_model(options.model, {}))
+    profile = calibrate(comm, model, options.dtype, options.kv_dtype, options.passes)
     if profile is None:
         return 0
     try:

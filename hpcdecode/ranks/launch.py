@@ -9,12 +9,15 @@ import socket
 import sys
 import time
 import traceback
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from hpcdecode.errors import InvariantViolation, RankLost, UserError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +98,28 @@ def is_lead() -> bool:
     """Return whether this process prints for all, as far as the launcher's variables tell."""
     names = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
     return all(os.environ.get(name, "0") == "0" for name in names)
+
+
+def lead_first(comm: MPI.Intracomm | None, make: Callable[[], T]) -> T:
+    """Return what `make` returns on this rank; the lead calls it first, such as to fetch what others then find.
+
+    An error that only the lead has ends it before other ranks call `make`.
+    """
+    if comm is None:
+        return make()
+    from hpcdecode.mpi.wait import wait
+
+    if comm.rank:
+        wait(comm.Ibarrier())
+        return make()
+    try:
+        made = make()
+    except UserError as error:
+        if error.everywhere:
+            wait(comm.Ibarrier())
+        raise
+    wait(comm.Ibarrier())
+    return made
 
 
 def leave(comm: MPI.Intracomm | None, code: int) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdecode.errors import UserError
+from hpcdecode.system.fetched import PACKAGES, fetched, place_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -19,10 +20,12 @@ DEMO = "demo"  # name of the model that ships with the package
 
 
 def find_model(flag: str | None, environment: Mapping[str, str]) -> str:
-    """Return the model directory from --model, HPCDECODE_MODEL or hpcdecode.toml, in this order.
+    """Return the path of the model that --model, HPCDECODE_MODEL or hpcdecode.toml names, in this order.
+
+    A model of `fetched.PACKAGES` is downloaded unless it is there.
 
     Raises:
-        UserError: If none of them names a model.
+        UserError: If none of them names a model, or it cannot be downloaded.
     """
     model = flag or environment.get("HPCDECODE_MODEL")
     if model is None and Path(SETTINGS).exists():
@@ -31,12 +34,20 @@ def find_model(flag: str | None, environment: Mapping[str, str]) -> str:
         raise UserError(
             "no model given: expected --model DIR, the environment variable HPCDECODE_MODEL, or a line "
             f'model = "DIR" in {SETTINGS} in the working directory, and found none of them '
-            "(--model demo is the model that ships with hpcdecode)",
+            "(--model demo is the model that ships with hpcdecode, --model smollm2 a small one that is downloaded)",
             everywhere=True,
         )
     if not isinstance(model, str):
         raise UserError(f"{SETTINGS}: model: expected a string, got {model!r}", everywhere=True)
+    if model in PACKAGES:
+        return str(fetched(model))
     return str(demo_directory() / "model") if model == DEMO else model
+
+
+def short_names(path: Path) -> set[str]:
+    """Return the names that stand for the model at `path`, with links followed."""
+    places = {DEMO: demo_directory() / "model", **{name: place_of(name) for name in PACKAGES}}
+    return {name for name, place in places.items() if place.resolve() == path}
 
 
 def read_toml(path: str) -> dict[str, Any]:

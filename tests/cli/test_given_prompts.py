@@ -110,3 +110,9 @@ def test_sampling_parameters_of_the_model(hpcdecode, checkpoint, tmp_path):
     (model / "generation_config.json").write_text(json.dumps({**stated, "temperature": "hot"}))
     result = hpcdecode("generate", "p.jsonl", "--model", model, "--generation-config", "auto", "--overwrite")
     assert result.returncode == 2 and "generation_config.json: temperature: expected a number" in result.stderr
+
+
+def test_a_model_that_cannot_be_fetched(hpcdecode, tmp_path):
+    hpcdecode.environment |= {"HPCDECODE_CACHE": str(tmp_path), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
+    result = hpcdecode("generate", "-p", "A", "--model", "smollm2", ranks=2)
+    assert result.returncode == 2 and result.stderr.count("use --model demo, which needs none") == 1, result.stderr

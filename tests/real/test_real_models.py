@@ -18,6 +18,7 @@ from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.model import load_split
 from hpcdecode.model.lower import quantize
 from tests.support.parity import generated, greedy
+from tests.support.real_models import folder
 
 MODELS = ("smol", "gemma")
 PROMPTS = ("The capital of France is", "def fibonacci(n):\n", "Once upon a time there was a", "1, 2, 3, 4,", "Water")
@@ -77,3 +78,10 @@ def test_what_few_bits_cost(real_model, name):
         for way, loss in losses.items()
     }
     assert all(found[way][0] <= most and found[way][1] >= least for way, (most, least) in bounds.items()), found
+
+
+def test_the_first_command_of_the_readme_answers(real_model, hpcdecode):
+    real_model("smol")  # skips where no index has it
+    hpcdecode.environment["HPCDECODE_CACHE"] = str(folder() / "cache")
+    result = hpcdecode("generate", "-p", "What is the capital of France?", "--model", "smollm2")
+    assert (result.returncode, result.stdout) == (0, "The capital of France is Paris.\n"), result.stderr

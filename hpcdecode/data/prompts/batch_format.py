@@ -13,7 +13,7 @@ from hpcdecode.data.prompts.fields import asks_for_nothing
 from hpcdecode.data.prompts.unknown import suggestion
 from hpcdecode.data.prompts.values import shown, type_name
 from hpcdecode.errors import RowProblem
-from hpcdecode.system.model_path import DEMO, demo_directory
+from hpcdecode.system.model_path import short_names
 
 ENDPOINTS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
 LINE_FIELDS = frozenset(("id", "custom_id", "method", "url", "body"))
@@ -115,6 +115,4 @@ def model_names(model: str) -> frozenset[str]:
     for folder in (folder for path in paths for folder in path.parts):
         if folder.startswith("models--"):  # a folder of the hub's cache
             names.add(folder.rpartition("--")[2])
-    if paths[1] == (demo_directory() / "model").resolve():
-        names.add(DEMO)
-    return frozenset(names)
+    return frozenset(names | short_names(paths[1]))

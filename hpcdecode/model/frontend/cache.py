@@ -25,12 +25,12 @@ from hpcdecode._version import __version__
 from hpcdecode.model.frontend import ops
 from hpcdecode.model.frontend.config import config_file, read_config, read_json, text_config, unquantised
 from hpcdecode.model.frontend.independence import check_independence
-from hpcdecode.model.frontend.kept import directory
 from hpcdecode.model.frontend.quiet import quiet
 from hpcdecode.model.frontend.sources import Sources, find_sources
 from hpcdecode.model.frontend.stated import layers_of
 from hpcdecode.model.frontend.trace import Trace, trace
 from hpcdecode.model.frontend.trace_file import StoredTrace, Unstorable, restored, stored
+from hpcdecode.system.kept import directory
 
 CHECKSUM_BYTES = 4
 logger = logging.getLogger(__name__)

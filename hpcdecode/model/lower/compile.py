@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, fx
 
 from hpcdecode.model.frontend.elementwise import ROUNDING, steady
-from hpcdecode.model.frontend.kept import directory
 from hpcdecode.model.frontend.meta import Meta, tensor_meta
 from hpcdecode.model.frontend.nodes import results
 from hpcdecode.model.frontend.stack import Stack
@@ -19,6 +18,7 @@ from hpcdecode.model.lower.fuse import fuse
 from hpcdecode.model.lower.linears import Quantised, merge_projections
 from hpcdecode.model.lower.packed_weights import PRIVATE
 from hpcdecode.model.lower.recipe import ReadWeight, Recipe, make_weight
+from hpcdecode.system.kept import directory
 from hpcdecode.system.shared_memory import WeightMemory
 
 aten = torch.ops.aten

@@ -21,8 +21,8 @@ from hpcdecode._version import __version__
 from hpcdecode.errors import UserError, first_line
 from hpcdecode.model.frontend.gguf.config import FREQUENCIES, stated_by
 from hpcdecode.model.frontend.gguf.header import GgufHeader
-from hpcdecode.model.frontend.kept import directory
 from hpcdecode.model.frontend.quiet import quiet
+from hpcdecode.system.kept import directory
 
 ENDING = ".gguf"
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
