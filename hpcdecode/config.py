@@ -12,6 +12,7 @@ import msgspec
 
 from hpcdecode.errors import UserError
 from hpcdecode.ranks.wishes import LAYOUTS, POOLS, ROUTES
+from hpcdecode.requests.output_parser import REASONING_PARSERS, TOOL_CALL_PARSERS
 from hpcdecode.requests.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ QUANTISED = ("int8", "int4", "mxfp4", "fp8")
 WEIGHTS = ("auto", *DTYPES, *QUANTISED)
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "k8v4", "int4")
 _CHOICES = {
+    "reasoning_parser": REASONING_PARSERS,
+    "tool_call_parser": TOOL_CALL_PARSERS,
     "dtype": DTYPES,
     "weights": WEIGHTS,
     "kv_dtype": KV_DTYPES,
@@ -88,6 +91,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         kv_memory: Bytes of the KV cache of an R-rank.
         gpu_memory: Most bytes of a GPU that a rank takes, KV cache included; None for the free ones.
         survive: Go on after the loss of R-ranks, with an MPI that supports it.
+        reasoning_parser: What splits reasoning from content in finished texts; `auto` asks the chat template.
+        tool_call_parser: What finds calls of tools in them, likewise.
     """
 
     model: str
@@ -120,6 +125,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_memory: int | None = None
     gpu_memory: int | None = None
     survive: bool = False
+    reasoning_parser: str = "none"
+    tool_call_parser: str = "none"
 
     def check(self) -> Self:
         """Return self.

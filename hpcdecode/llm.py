@@ -56,6 +56,8 @@ class LLM:
         kv_memory: Memory of the KV cache, in bytes or as a size such as "8G"; None chooses.
         gpu_memory: Most memory of a GPU to take, likewise; None for what is free.
         threads: Threads to compute with; None for one on each core of the process.
+        reasoning_parser: What splits reasoning from content, as `--reasoning-parser` does.
+        tool_call_parser: What finds calls of tools, as `--tool-call-parser` does.
 
     Raises:
         UserError: If the model cannot be run.
@@ -77,6 +79,8 @@ class LLM:
         kv_memory: int | str | None = None,
         gpu_memory: int | str | None = None,
         threads: int | None = None,
+        reasoning_parser: str = "none",
+        tool_call_parser: str = "none",
     ):
         options = EngineOptions(
             model=find_model(os.fspath(model), os.environ),
@@ -91,6 +95,8 @@ class LLM:
             prefill_tokens=prefill_tokens,
             kv_memory=parse_bytes(kv_memory) if isinstance(kv_memory, str) else kv_memory,
             gpu_memory=parse_bytes(gpu_memory) if isinstance(gpu_memory, str) else gpu_memory,
+            reasoning_parser=reasoning_parser,
+            tool_call_parser=tool_call_parser,
         ).check()
         team = assemble(None, None, options.device, options.r_device)
         if threads is not None:
@@ -144,7 +150,7 @@ class LLM:
             add_generation_prompt: End the prompt with the header of a reply.
             continue_final_message: Continue the last message instead.
             chat_template_kwargs: Variables for the chat template.
-            tools: Functions that the model may call, as the OpenAI API describes them. Calls stay in the text.
+            tools: Functions that the model may call, as the OpenAI API describes them.
 
         Returns:
             The results, in the order of the conversations.

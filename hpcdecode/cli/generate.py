@@ -115,10 +115,11 @@ def _kept(output: str | None) -> Iterator[str]:
 
 def _print_texts(output: str) -> None:
     from hpcdecode.data.results.read import Results
+    from hpcdecode.data.results.show import said
 
     with Results(output) as results:
         for i, row in enumerate(results):
-            print(("\n" if i else "") + row["text"])
+            print(("\n" if i else "") + said(row))
         for error in results.errors():
             logger.error(f"hpcdecode: error: prompt {error['line']}: {error['reason']}")
     sys.stdout.flush()

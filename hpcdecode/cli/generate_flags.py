@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hpcdecode.cli.arguments import add_verbosity, parsed
+from hpcdecode.cli.parser_flags import add_parsers
 from hpcdecode.config import (
     ADMISSIONS,
     DEVICES,
@@ -45,6 +46,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     _add_rows(parser.add_argument_group("rows"))
     _add_time(parser.add_argument_group("time"))
     _add_sampling(parser.add_argument_group("sampling (a row's own fields win)"))
+    add_parsers(parser.add_argument_group("parts of the texts"))
     _add_size(parser.add_argument_group("size (auto if not given)"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -14,6 +15,7 @@ from hpcdecode.data.results.result import Result
 from hpcdecode.engine.row_errors import RowErrors
 from hpcdecode.errors import UserError
 from hpcdecode.report.metrics import RowCounts
+from hpcdecode.requests.output_parser import Parsed
 from hpcdecode.requests.prompt import Prompt, Unfinished
 from hpcdecode.requests.sequence import Request, SequenceState
 
@@ -21,6 +23,7 @@ from hpcdecode.requests.sequence import Request, SequenceState
 def result_of(sequence: SequenceState, tokenizer: Tokenizer) -> Result:
     """Return what the results file is to say of a finished sequence."""
     prompt, times = sequence.prompt, sequence.times
+    parsed = _parsed(sequence, tokenizer)
     return Result(
         line=prompt.line,
         id=prompt.id,
@@ -37,7 +40,19 @@ def result_of(sequence: SequenceState, tokenizer: Tokenizer) -> Result:
         prompt_token_ids=[] if sequence.prompt_logprobs is None else prompt.token_ids,
         prompt_logprobs=sequence.prompt_logprobs,
         resumed=sequence.earlier,
+        reasoning=parsed and parsed.reasoning,
+        content=parsed and parsed.content,
+        tool_calls=parsed and parsed.tool_calls,
     )
+
+
+def _parsed(sequence: SequenceState, tokenizer: Tokenizer) -> Parsed | None:
+    """Return the parts of a text, or None if texts are left whole. Their markers may be special tokens."""
+    if tokenizer.output_parser is None:
+        return None
+    prompt, decode = sequence.prompt, partial(tokenizer.decode, skip_special_tokens=False)
+    text, place = sequence.text(lambda ids, _: decode(ids)), f"{prompt.line}-{sequence.sample}"
+    return tokenizer.output_parser(text, prompt.token_ids, place, decode, prompt.params.skip_special_tokens)
 
 
 def error_of(request: Request) -> RowError | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +31,7 @@ from hpcdecode.ranks.team import Team, WeightFacts
 from hpcdecode.system.shared_memory import WeightMemory
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 
 class MemberPart(msgspec.Struct, frozen=True):
@@ -137,6 +139,9 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
             )
         assert model is None or team.me.parts == 1, "a model that is given is whole: expected no members"
         tokenizer = Tokenizer.load(options.model)
+        parsers = tokenizer.parse_output(options.reasoning_parser, options.tool_call_parser)
+        if team.lead and AUTO in (options.reasoning_parser, options.tool_call_parser):
+            logger.info("reasoning parser {}, tool-call parser {}".format(*parsers))
         dtype = options.dtype or auto_dtype(options.model, device)
         loaded = model or load_split(
             options.model,

@@ -5,12 +5,17 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from tokenizers import Tokenizer as Words
+from tokenizers import models
+from transformers import PreTrainedTokenizerFast
 
+from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.data.results.result import Result
 from hpcdecode.engine import remote
-from hpcdecode.engine.desk import Desk, RankReport
+from hpcdecode.engine.desk import Desk, RankReport, result_of
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt, Unfinished
+from hpcdecode.requests.sequence import Request, SequenceState
 
 
 class Written:
@@ -74,3 +79,20 @@ def test_a_report_that_a_lost_s_rank_had_sent_changes_nothing(desk, monkeypatch)
 def test_all_rows_that_are_out_come_back_but_those_that_a_last_report_finishes(desk):
     desk.take_back([RankReport(-1, [result(1)], [], []), RankReport(-1, [], [], [Unfinished(2, 0, [9])])])
     assert desk.writer.lines == [1] and rest(desk) == [(2, [[9]]), (3, []), (4, []), (5, []), (6, [])]
+
+
+@pytest.mark.parametrize("skip, shown", [(True, "wellfour"), (False, "[THINK]well[/THINK]four<pad>")])
+def test_markers_that_are_special_tokens_split_a_text(skip, shown):
+    """They are not in the text that is shown, and other special tokens are in no part of it."""
+    special = ["<s>", "<pad>", "[THINK]", "[/THINK]"]
+    words = models.WordLevel({word: i for i, word in enumerate([*special, "well", "four"])})
+    backend = PreTrainedTokenizerFast(tokenizer_object=Words(words), extra_special_tokens=special)
+    backend.chat_template = "{# [THINK] #}"
+    tokenizer = Tokenizer(backend, frozenset(), len(backend))
+    assert tokenizer.parse_output("auto", "auto") == ("mistral", "none")
+    prompt = Prompt(7, "7", [0], SamplingParams(skip_special_tokens=skip))
+    sequence = SequenceState(Request(prompt, 9, 0), 0)
+    sequence.generated = [2, 4, 3, 5, 1]
+    made = result_of(sequence, tokenizer)
+    assert made.text.replace(" ", "") == shown
+    assert (made.reasoning, made.content.replace(" ", "")) == ("well", "four" if skip else "four<pad>")

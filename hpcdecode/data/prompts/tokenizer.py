@@ -13,6 +13,7 @@ from hpcdecode.data.prompts.vocabulary import eos_of, load_backend, require_file
 from hpcdecode.errors import RowProblem, UserError, first_line
 from hpcdecode.model.frontend.config import stated_config
 from hpcdecode.model.frontend.gguf.folder import model_folder
+from hpcdecode.requests.output_parser import NONE, OutputParser, chosen_parsers
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.sampling.grammars import Grammars
@@ -33,6 +34,7 @@ class Tokenizer:
         eos_token_ids: End-of-sequence tokens.
         vocab_size: Token ids are in [0, vocab_size). It is the model's if config.json states it, else the tokenizer's.
         grammars: Compiles the grammars that rows ask for.
+        output_parser: Splits generated texts into their parts; None leaves them whole.
     """
 
     def __init__(self, backend: Backend, eos_token_ids: frozenset[int], vocab_size: int) -> None:
@@ -41,6 +43,7 @@ class Tokenizer:
         self.vocab_size = vocab_size
         # llguidance refuses a tokenizer that is not a fast one, and then the rows with grammars are errors.
         self.grammars = Grammars(backend, eos_token_ids, vocab_size)
+        self.output_parser: OutputParser | None = None
         self._chat: ChatTemplate | None = None  # made for the first row with messages
         self._bad_words: dict[tuple[str, ...], list[list[int]]] = {}  # of the last row
 
@@ -143,6 +146,16 @@ class Tokenizer:
         text = self.backend.decode(list(ids), **options)
         assert isinstance(text, str), "the tokenizer returns one text for one list of ids"
         return text
+
+    def parse_output(self, reasoning: str, tool_calls: str) -> tuple[str, str]:
+        """Set `output_parser` as options say, and return the names of the two parsers that are used."""
+        try:
+            template = template_of(self.backend)
+        except RowProblem:
+            template = ""
+        chosen = chosen_parsers(reasoning, tool_calls, template)
+        self.output_parser = None if chosen == (NONE, NONE) else OutputParser(*chosen, self.backend.all_special_tokens)
+        return chosen
 
     def check_params(self, params: SamplingParams) -> None:
         """Raise RowProblem if the parameters name a token id outside the vocabulary, or an unusable grammar."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan
+from typing import Any
 
 from hpcdecode.data.prompts.rows import RowError
 from hpcdecode.data.results.result import Result
@@ -25,6 +26,9 @@ class CompletionOutput:
         cumulative_logprob: Sum of the tokens' log-probabilities; None if they were not asked for.
         logprobs: For every token the log-probabilities of the token itself and of the most likely ones, by token id.
             None if they were not asked for.
+        reasoning: What the model thought, if the texts are parsed (`LLM(reasoning_parser=...)`); None if nothing.
+        content: What it said beside that and calls, likewise.
+        tool_calls: The calls of tools, in the form of the OpenAI API; None if there are none.
     """
 
     index: int
@@ -33,6 +37,9 @@ class CompletionOutput:
     finish_reason: str
     cumulative_logprob: float | None
     logprobs: list[dict[int, float]] | None
+    reasoning: str | None = None
+    content: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -78,16 +85,19 @@ class CollectedResults:
 
     def outputs(self, line: int) -> list[CompletionOutput]:
         """Return the samples of a prompt, by its line."""
-        return [
-            CompletionOutput(r.sample, r.text, r.token_ids, r.finish_reason, _known(r.cumulative_logprob), _by_token(r))
-            for r in self._results[line]
-        ]
+        return [_output(r) for r in self._results[line]]
 
     def prompt_logprobs(self, line: int) -> list[dict[int, float] | None] | None:
         """Return the log-probabilities of a prompt's tokens, or None if they were not asked for."""
         first = self._results[line][0]
         held = first.prompt_logprobs
         return None if held is None else [None, *_likely(first.prompt_token_ids, held)[1:]]
+
+
+def _output(r: Result) -> CompletionOutput:
+    logprobs = _known(r.cumulative_logprob), _by_token(r)
+    whole = CompletionOutput(r.sample, r.text, r.token_ids, r.finish_reason, *logprobs)
+    return replace(whole, reasoning=r.reasoning or None, content=r.content or None, tool_calls=r.tool_calls or None)
 
 
 def _known(logprob: float) -> float | None:

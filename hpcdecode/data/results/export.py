@@ -18,7 +18,7 @@ import numpy as np
 
 from hpcdecode.data.prompts.extras import import_extra
 from hpcdecode.data.results.input_reader import InputReader
-from hpcdecode.data.results.layout import COLUMNS, FINISH_REASONS, OFFSETS, ROW_COLUMNS
+from hpcdecode.data.results.layout import COLUMNS, FINISH_REASONS, OFFSETS, PARSED, ROW_COLUMNS
 from hpcdecode.data.results.openai_batch import answers
 from hpcdecode.data.results.read import Results, rows_of
 from hpcdecode.data.results.strings import STRING
@@ -165,8 +165,9 @@ def _condition(text: str) -> _Condition:
         raise UserError(f"--where {text}: expected COLUMN, one of {' '.join(_COMPARE)}, and a value")
     name, sign = match[1], match[2]
     value: str | float = match[3]
-    if name not in ROW_COLUMNS:
-        raise UserError(f"--where {text}: expected a column of {', '.join(ROW_COLUMNS)}, got {name!r}")
+    known = [column for column in ROW_COLUMNS if column not in PARSED]
+    if name not in known:
+        raise UserError(f"--where {text}: expected a column of {', '.join(known)}, got {name!r}")
     if ROW_COLUMNS[name].dtype is not STRING and name != "finish_reason":
         try:
             value = float(value)
@@ -219,6 +220,7 @@ def _write_parquet(
     types = {name: _input_type(name, inputs, pyarrow) for name in columns if name in inputs.names}
     schema = pyarrow.schema([(name, types.get(name) or _arrow_type(name, pyarrow)) for name in columns])
     mixed = [name for name in types if inputs.value_dtype(name) is None]
+    mixed += [name for name in columns if name == "tool_calls"]
     with parquet.ParquetWriter(file, schema) as writer:
         for batch in batches:
             values = {name: [_lists(v) for v in batch[name]] if name in OFFSETS else batch[name] for name in columns}

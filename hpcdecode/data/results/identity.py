@@ -18,6 +18,7 @@ from hpcdecode.data.prompts.kept import NONE
 from hpcdecode.data.prompts.opening import is_once
 from hpcdecode.model.frontend.gguf.folder import gguf_files, model_folder
 from hpcdecode.model.frontend.lora import adapter_files
+from hpcdecode.requests.output_parser import NONE as NO_PARSER
 
 _END_BYTES = 1 << 20  # at the begin and at the end of a file, which are compared
 _KEPT = "keep_columns"
@@ -54,6 +55,9 @@ def identity(
         about[_KEPT] = sorted(keep_columns)
     for name in ("prompt_template", "messages_template", "system_prompt", "chat"):  # as this
         if getattr(job, name):
+            about[name] = getattr(job, name)
+    for name in ("reasoning_parser", "tool_call_parser"):  # and these
+        if getattr(job, name) != NO_PARSER:
             about[name] = getattr(job, name)
     if job.lora is not None:
         about["lora"] = {path.name: _fingerprint(path) for path in adapter_files(job.lora)}

@@ -10,7 +10,7 @@ import numpy as np
 
 from hpcdecode.data.prompts.columns import MISSING, TEXT, json_text, unpack
 from hpcdecode.data.results.inputs import TOGETHER, InputColumn, InputColumns, dataset_name, native_values
-from hpcdecode.data.results.layout import INPUTS, shown_name
+from hpcdecode.data.results.layout import INPUTS, PARSED, shown_name
 from hpcdecode.data.results.strings import STRING
 
 _TEXT = "prompt"  # names that no input column is shown under
@@ -33,7 +33,9 @@ class InputReader:
         self._file, self._inputs = file, InputColumns.of(file)
         self.packed = INPUTS in file["rows"]
         self.names: dict[str, str | None] = {_TEXT: None} if self._inputs.prompt else {}
-        self.names |= {_ALL: None} if self._inputs.many else {shown_name(name): name for name in self._inputs.columns}
+        parsed = [name for name in PARSED if name in file["rows"]]
+        shown = {shown_name(name, parsed): name for name in self._inputs.columns}
+        self.names |= {_ALL: None} if self._inputs.many else shown
 
     def column(self, shown: str) -> InputColumn | None:
         """Return what is known of a column by its shown name; None for those of JSON objects and for the prompt."""

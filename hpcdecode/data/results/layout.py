@@ -13,7 +13,7 @@ Input columns are packed in `input_json` of segments; a final file has them in /
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import h5py
@@ -26,7 +26,7 @@ from hpcdecode.errors import InvariantViolation
 
 FINISH_REASONS = {"stop": 0, "length": 1}
 FINISH = h5py.enum_dtype(FINISH_REASONS, basetype="u1")
-_NONE = float("nan")
+PARSED, _NONE = ("reasoning", "content", "tool_calls"), float("nan")  # parts of the text; calls are JSON text
 
 
 class Column(NamedTuple):
@@ -54,6 +54,7 @@ ROW_COLUMNS: dict[str, Column] = {
     "first_token_at": Column(np.dtype("f8")),
     "finished_at": Column(np.dtype("f8")),
     "cumulative_logprob": Column(np.dtype("f8"), _NONE),
+    **dict.fromkeys(PARSED, Column(STRING, b"")),
 }
 TOKENS, PROMPTS, INPUTS = "token_offsets", "prompt_offsets", "input_offsets"
 PACKED = "input_json"  # packed rows, in segments and the index only
@@ -82,9 +83,8 @@ ERROR_COLUMNS: dict[str, Column] = {
 }
 OFFSETS_COLUMN = Column(np.dtype("i8"))
 
-_RESERVED = ("prompt", "input", "reason")
-CHUNK_ROWS = 8192
-CHUNK_TOKENS = 65536
+_OWN = {*COLUMNS, *RAGGED, "prompt", "input", "reason"} - set(PARSED)
+CHUNK_ROWS, CHUNK_TOKENS = 8192, 65536
 
 
 class Extent(msgspec.Struct, frozen=True):
@@ -261,12 +261,12 @@ class FileWriter:
             )
 
 
-def shown_name(name: str) -> str:
-    """Return the name under which rows and exports show an input column.
+def shown_name(name: str, parsed: Container[str] = ()) -> str:
+    """Return the name under which rows and exports show an input column of a file that has the columns `parsed`.
 
     It has `input.` before it if it is the name of a column of the program, or begins so itself.
     """
-    own = name in COLUMNS or name in RAGGED or name in _RESERVED or name.startswith("input.")
+    own = name in _OWN or name in parsed or name.startswith("input.")
     return "input." + name if own or not name else name
 
 
@@ -288,7 +288,7 @@ def create(file: h5py.File, name: str, shape: tuple[int, ...], column: Column) -
 
 
 def fill_of(column: Column) -> float | None:
-    """Return what HDF5 shows where nothing was written; None for its own default, which is an empty text."""
+    """Return what HDF5 shows where nothing was written; None for its own default, an empty text."""
     return None if isinstance(column.fill, bytes) else column.fill
 
 

@@ -86,12 +86,23 @@ def _answer(samples: list[Row], model: str, endpoint: str, text: TokenText) -> d
 def _choice(sample: Row, endpoint: str, text: TokenText) -> dict[str, Any]:
     content: dict[str, Any] = {"text": sample["text"]}
     logprobs: dict[str, Any] | None = None
+    reason = sample["finish_reason"]
     if endpoint == "chat":
-        content = {"message": {"role": "assistant", "content": sample["text"]}}
+        content = {"message": {"role": "assistant", **_said(sample)}}
+        reason = "tool_calls" if reason == "stop" and sample.get("tool_calls") else reason
     if sample.get("logprobs") is not None:
         tokens = list(_tokens(sample, text))
         logprobs = {"content": list(map(_chat_token, tokens))} if endpoint == "chat" else _completion_tokens(tokens)
-    return {"index": sample["sample"], **content, "logprobs": logprobs, "finish_reason": sample["finish_reason"]}
+    return {"index": sample["sample"], **content, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _said(sample: Row) -> dict[str, Any]:
+    """Return what a message says: its text, or the text's parts. Reasoning has both names that there are for it."""
+    reasoning, calls = sample.get("reasoning"), sample.get("tool_calls")
+    said = {"content": sample["content"] if reasoning or calls else sample["text"]}
+    if reasoning:
+        said |= {"reasoning_content": reasoning, "reasoning": reasoning}
+    return said | ({"tool_calls": calls} if calls else {})
 
 
 def _tokens(sample: Row, text: TokenText) -> Iterator[_TokenEntry]:

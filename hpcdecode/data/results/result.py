@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import nan
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -37,6 +38,9 @@ class Result(msgspec.Struct, array_like=True):
         prompt_logprobs: Log-probabilities of the prompt's tokens; None if the row did not ask for them.
         resumed: Number of generated tokens that an earlier run has generated. It is not in the file.
         columns: Input columns of the row, packed; only the writer sets it.
+        reasoning: What the model thought, a part of its text; None, as the next two, if texts are left whole.
+        content: What it said.
+        tool_calls: The calls of tools in it, in the form of the OpenAI API.
     """
 
     line: int
@@ -55,6 +59,9 @@ class Result(msgspec.Struct, array_like=True):
     prompt_logprobs: Logprobs | None = None
     resumed: int = 0
     columns: bytes = b""
+    reasoning: str | None = None
+    content: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
 
     @property
     def weight(self) -> int:
@@ -99,6 +106,12 @@ def table_of(rows: list[Result], errors: list[RowError]) -> Table:
         },
         inputs=InputColumns.of_rows([r.line for r in rows], [r.columns for r in rows]),
     )
+    if any(r.content is not None for r in rows):
+        table.rows |= {
+            "reasoning": objects([utf8(r.reasoning or "") for r in rows]),
+            "content": objects([utf8(r.content or "") for r in rows]),
+            "tool_calls": objects([msgspec.json.encode(r.tool_calls) if r.tool_calls else b"" for r in rows]),
+        }
     if any(r.columns for r in rows):
         table.entries[PACKED] = np.frombuffer(b"".join(r.columns for r in rows), np.uint8)
     if any(e.columns for e in errors):

@@ -100,7 +100,17 @@ def _line_of(row_id: str, results: Results, errors: list[Row]) -> int | None:
 def _row(row: Row) -> str:
     tokens = f"{row['prompt_tokens']} + {len(row['token_ids'])} tokens"
     sample = f", sample {row['sample']}" if row["sample"] else ""
-    return f"\n--- line {row['line']}, id {row['id']}{sample}, {tokens}, {row['finish_reason']}\n{row['text']}"
+    return f"\n--- line {row['line']}, id {row['id']}{sample}, {tokens}, {row['finish_reason']}\n{said(row)}"
+
+
+def said(row: Row) -> str:
+    """Return the text of a row, with what its parts are if it was parsed."""
+    if not (row.get("reasoning") or row.get("tool_calls")):
+        return str(row["text"])
+    parts = [f"reasoning: {row['reasoning']}"] if row["reasoning"] else []
+    parts += [row["content"]] if row["content"] else []
+    calls = (call["function"] for call in row["tool_calls"] or ())
+    return "\n".join([*parts, *(f"call: {call['name']} {call['arguments']}" for call in calls)])
 
 
 def _error(error: Row) -> str:

@@ -1,0 +1,184 @@
+"""Splits generated text into reasoning, content and calls of tools, by the markers of the model's family.
+
+Sources: the chat templates of DeepSeek-R1, Qwen3 (`deepseek_r1`, `qwen3`), Magistral (`mistral`) and Granite 3.2
+(`granite`). The names are vLLM's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from hpcdecode.requests import harmony
+from hpcdecode.requests.tool_calls import Call, Extract, hermes, llama3_json, mistral
+
+NONE, AUTO = "none", "auto"
+_PROMPT_TOKENS = 16  # at the end of a prompt, in which it may open the reasoning
+
+
+class Markers(NamedTuple):
+    """What begins and ends the reasoning.
+
+    Attributes:
+        begin: The begin, at the begin of a text.
+        end: The end.
+        certain: Whether an end alone tells that there was reasoning before it.
+    """
+
+    begin: re.Pattern[str]
+    end: re.Pattern[str]
+    certain: bool = True
+
+    def split(self, text: str, opened: bool) -> tuple[str, str]:
+        """Return reasoning and content of a text; `opened` says that the prompt has begun the reasoning."""
+        begin, start = self.begin.match(text), 0
+        if begin is not None:
+            start = begin.end()
+        end = self.end.search(text, start)
+        if begin is None and not opened and not self._ended(text, end):
+            return "", text
+        if end is None:  # the tokens did not suffice
+            return text[start:].strip(), ""
+        return text[start : end.start()].strip(), text[end.end() :].lstrip()
+
+    def _ended(self, text: str, end: re.Match[str] | None) -> bool:
+        """Return whether a text ends a reasoning that it does not begin."""
+        return self.certain and end is not None and not self.begin.search(text, 0, end.start())
+
+    def opens(self, prompt: str) -> bool:
+        """Return whether a prompt ends with the begin of the reasoning."""
+        found = list(self.begin.finditer(prompt))
+        return bool(found) and not prompt[found[-1].end() :].strip()
+
+
+def _tags(begin: str, end: str) -> Markers:
+    return Markers(re.compile(rf"\s*{re.escape(begin)}"), re.compile(re.escape(end)))
+
+
+_THINK = _tags("<think>", "</think>")
+MARKERS: dict[str, Markers | None] = {
+    "deepseek_r1": _THINK,
+    "qwen3": _THINK,
+    "mistral": _tags("[THINK]", "[/THINK]"),
+    "granite": Markers(
+        re.compile(r"\s*Here(?:'s| is) my thought process:"), re.compile(r"Here(?:'s| is) my response:"), certain=False
+    ),
+    "openai_gptoss": None,  # messages in channels
+}
+EXTRACTS: dict[str, Extract] = {
+    "hermes": hermes,
+    "llama3_json": llama3_json,
+    "mistral": mistral,
+    "openai": harmony.tool_calls,  # of gpt-oss
+}
+REASONING_PARSERS = (NONE, AUTO, *MARKERS)
+TOOL_CALL_PARSERS = (NONE, AUTO, *EXTRACTS)
+_MARKER_TOKENS = frozenset(
+    (
+        *("<think>", "</think>", "[THINK]", "[/THINK]"),
+        *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>"),
+        *("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>"),
+    )
+)
+_REASONING_SIGNS = {  # in a chat template, the first of which there is counts
+    "<|channel|>analysis": "openai_gptoss",
+    "[THINK]": "mistral",
+    "<think>": "deepseek_r1",
+    "</think>": "deepseek_r1",
+    "my thought process": "granite",
+}
+_CALL_SIGNS = {
+    "<|channel|>commentary": "openai",
+    "[TOOL_CALLS]": "mistral",
+    "<function=": NONE,  # Qwen3-Coder has other calls between the same tags
+    "<arg_key>": NONE,  # as has GLM-4.5
+    "<tool_call>": "hermes",
+    "<|python_tag|>": "llama3_json",
+    '{"name": function name, "parameters":': "llama3_json",
+}
+
+
+class Parsed(NamedTuple):
+    """The parts of a generated text; empty ones are not there.
+
+    Attributes:
+        reasoning: What the model thought.
+        content: What it said.
+        tool_calls: Calls in the form of the OpenAI API, with ids and arguments as JSON text.
+    """
+
+    reasoning: str
+    content: str
+    tool_calls: list[dict[str, Any]]
+
+
+class OutputParser:
+    """Parses finished texts. A text's parts depend on nothing but it, its prompt and its place.
+
+    Args:
+        reasoning: A key of MARKERS, or NONE.
+        tool_calls: A key of EXTRACTS, or NONE.
+        special: Texts of the tokenizer's special tokens, which are left out unless they are markers.
+    """
+
+    def __init__(self, reasoning: str, tool_calls: str, special: Iterable[str] = ()) -> None:
+        self._reasoning, self._extract = reasoning, EXTRACTS.get(tool_calls)
+        self._hidden = [token for token in special if token and token not in _MARKER_TOKENS]
+        self._markers = MARKERS.get(reasoning)
+
+    def __call__(
+        self,
+        text: str,
+        prompt_tokens: list[int],
+        place: str,
+        decode: Callable[[list[int]], str],
+        skip_special_tokens: bool = True,
+    ) -> Parsed:
+        """Return the parts of a text.
+
+        Args:
+            text: The text, with special tokens.
+            prompt_tokens: Tokens of its prompt.
+            place: What tells this text from others of the job, for the ids of calls.
+            decode: Returns the text of tokens, with special tokens.
+            skip_special_tokens: Leave out special tokens that are no markers.
+        """
+        for token in self._hidden if skip_special_tokens else ():
+            text = text.replace(token, "")
+        reasoning, content = "", text
+        if self._markers is not None:
+            opened = self._markers.opens(decode(prompt_tokens[-_PROMPT_TOKENS:]))
+            reasoning, content = self._markers.split(text, opened)
+        elif self._reasoning != NONE:
+            reasoning, content = harmony.reasoning(text)
+        content, calls = self._extract(content) if self._extract else (content, [])
+        return Parsed(reasoning, content, [_with_id(call, f"{place}-{i}") for i, call in enumerate(calls)])
+
+
+def chosen_parsers(reasoning: str, tool_calls: str, template: str) -> tuple[str, str]:
+    """Return the names of both parsers, in place of AUTO those that a model's chat template speaks of, else NONE.
+
+    Args:
+        reasoning: One of REASONING_PARSERS.
+        tool_calls: One of TOOL_CALL_PARSERS.
+        template: Source of the template; empty for none.
+    """
+    return (
+        _sign(_REASONING_SIGNS, template) if reasoning == AUTO else reasoning,
+        _sign(_CALL_SIGNS, template) if tool_calls == AUTO else tool_calls,
+    )
+
+
+def _sign(signs: dict[str, str], template: str) -> str:
+    return next((name for sign, name in signs.items() if sign in template), NONE)
+
+
+def _with_id(call: Call, place: str) -> dict[str, Any]:
+    digest = hashlib.sha256(f"{place}\0{call.name}\0{call.arguments}".encode()).hexdigest()
+    return {
+        "id": call.id or f"call_{digest[:24]}",
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
