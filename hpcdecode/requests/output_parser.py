@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 from hpcdecode.requests import harmony
 from hpcdecode.requests.tool_calls import Call, Extract, hermes, llama3_json, mistral
@@ -100,6 +100,21 @@ _CALL_SIGNS = {
 }
 
 
+class CalledFunction(TypedDict):
+    """A function that is called, and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    """A call of a tool in the form of the OpenAI API."""
+
+    id: str
+    type: str
+    function: CalledFunction
+
+
 class Parsed(NamedTuple):
     """The parts of a generated text; empty ones are not there.
 
@@ -111,7 +126,7 @@ class Parsed(NamedTuple):
 
     reasoning: str
     content: str
-    tool_calls: list[dict[str, Any]]
+    tool_calls: list[ToolCall]
 
 
 class OutputParser:
@@ -175,7 +190,7 @@ def _sign(signs: dict[str, str], template: str) -> str:
     return next((name for sign, name in signs.items() if sign in template), NONE)
 
 
-def _with_id(call: Call, place: str) -> dict[str, Any]:
+def _with_id(call: Call, place: str) -> ToolCall:
     digest = hashlib.sha256(f"{place}\0{call.name}\0{call.arguments}".encode()).hexdigest()
     return {
         "id": call.id or f"call_{digest[:24]}",

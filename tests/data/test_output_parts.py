@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 
+import h5py
 import pyarrow.parquet as pq
 import pytest
 
@@ -83,3 +84,15 @@ def test_input_columns_of_these_names():
     """They keep their names where texts are left whole, as in results of earlier versions."""
     assert shown_name("content") == "content" and shown_name("text") == "input.text"
     assert shown_name("content", ["content"]) == "input.content"
+
+
+@pytest.mark.parametrize(
+    "calls", ["[", "{}", '[{"a": 1}]', '[{"id": "a", "type": "function", "function": {"name": 1}}]']
+)
+def test_damaged_calls_are_said(tmp_path, calls):
+    path = results(tmp_path / "r.h5")
+    with h5py.File(path, "r+") as file:
+        file["rows/tool_calls"][2] = calls
+    for use in (lambda: list(show(str(path))), lambda: export(str(path), str(tmp_path / "r.batch.jsonl"))):
+        with pytest.raises(UserError, match="expected a results file of hpcdecode generate"):
+            use()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import isnan
-from typing import Any
 
 from hpcdecode.data.prompts.rows import RowError
 from hpcdecode.data.results.result import Result
 from hpcdecode.errors import PromptError
 from hpcdecode.requests.logprobs import Logprobs
+from hpcdecode.requests.output_parser import ToolCall
 from hpcdecode.requests.prompt import Unfinished
 
 
@@ -39,7 +39,7 @@ class CompletionOutput:
     logprobs: list[dict[int, float]] | None
     reasoning: str | None = None
     content: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from hpcdecode.data.results.layout import (
 )
 from hpcdecode.data.results.strings import STRING
 from hpcdecode.errors import UserError
+from hpcdecode.requests.output_parser import ToolCall
 
 _BATCH_ROWS = 4096  # read at once
 _BATCH_BYTES = 64 << 20  # of the file on average, if its rows are large
@@ -238,7 +239,7 @@ class Results:
             values = _REASONS[values]
         if name in PARSED:
             parts = [text or None for text in values.tolist()]
-            calls = (text and msgspec.json.decode(text, type=list[dict[str, Any]]) for text in parts)
+            calls = (text and msgspec.json.decode(text, type=list[ToolCall]) for text in parts)
             values = np.fromiter(calls if name == "tool_calls" else parts, object, len(parts))
         return values
 

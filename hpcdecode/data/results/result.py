@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import nan
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,6 +13,7 @@ from hpcdecode.data.results.inputs import InputColumns
 from hpcdecode.data.results.layout import FINISH_REASONS, INPUTS, PACKED, PROMPTS, TOKENS, Table, shown_name
 from hpcdecode.data.results.strings import objects, utf8
 from hpcdecode.requests.logprobs import Logprobs, columns_of
+from hpcdecode.requests.output_parser import ToolCall
 
 BYTES_PER_VALUE = 16  # of packed columns that weigh as much as a value, which takes more time to write
 
@@ -61,7 +61,7 @@ class Result(msgspec.Struct, array_like=True):
     columns: bytes = b""
     reasoning: str | None = None
     content: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[ToolCall] | None = None
 
     @property
     def weight(self) -> int:
