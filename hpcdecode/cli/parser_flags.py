@@ -16,3 +16,5 @@ def add_parsers(group: Group) -> None:
     group.add_argument("--reasoning-parser", choices=REASONING_PARSERS, help=help + "(none)")
     help = "find calls of tools in this form, likewise; a text is kept whole in any case (none)"
     group.add_argument("--tool-call-parser", choices=TOOL_CALL_PARSERS, help=help)
+    help = "end the reasoning after N tokens; needs --reasoning-parser; rows may have a budget of their own"
+    group.add_argument("--thinking-token-budget", type=int, metavar="N", help=help)

@@ -67,6 +67,16 @@ MARKERS: dict[str, Markers | None] = {
     ),
     "openai_gptoss": None,  # messages in channels
 }
+TAGS = {  # what begins and ends the reasoning, as models write it
+    "deepseek_r1": ("<think>", "</think>"),
+    "qwen3": ("<think>", "</think>"),
+    "mistral": ("[THINK]", "[/THINK]"),
+    "granite": ("Here is my thought process:", "Here is my response:"),
+    "openai_gptoss": (
+        "<|channel|>analysis<|message|>",
+        "<|end|><|start|>assistant<|channel|>final<|message|>",
+    ),
+}
 EXTRACTS: dict[str, Extract] = {
     "hermes": hermes,
     "llama3_json": llama3_json,
@@ -136,12 +146,15 @@ class OutputParser:
         reasoning: A key of MARKERS, or NONE.
         tool_calls: A key of EXTRACTS, or NONE.
         special: Texts of the tokenizer's special tokens, which are left out unless they are markers.
+
+    Attributes:
+        tags: What begins and ends the reasoning; None if it is not split.
     """
 
     def __init__(self, reasoning: str, tool_calls: str, special: Iterable[str] = ()) -> None:
         self._reasoning, self._extract = reasoning, EXTRACTS.get(tool_calls)
         self._hidden = [token for token in special if token and token not in _MARKER_TOKENS]
-        self._markers = MARKERS.get(reasoning)
+        self._markers, self.tags = MARKERS.get(reasoning), TAGS.get(reasoning)
 
     def __call__(
         self,
@@ -164,12 +177,18 @@ class OutputParser:
             text = text.replace(token, "")
         reasoning, content = "", text
         if self._markers is not None:
-            opened = self._markers.opens(decode(prompt_tokens[-_PROMPT_TOKENS:]))
-            reasoning, content = self._markers.split(text, opened)
+            reasoning, content = self._markers.split(text, self.opened(prompt_tokens, decode))
         elif self._reasoning != NONE:
             reasoning, content = harmony.reasoning(text)
         content, calls = self._extract(content) if self._extract else (content, [])
         return Parsed(reasoning, content, [_with_id(call, f"{place}-{i}") for i, call in enumerate(calls)])
+
+    def opened(self, prompt_tokens: list[int], decode: Callable[[list[int]], str]) -> bool:
+        """Return whether a prompt ends with the begin of the reasoning."""
+        end = decode(prompt_tokens[-_PROMPT_TOKENS:])
+        if self._markers is not None:
+            return self._markers.opens(end)
+        return self.tags is not None and end.rstrip().endswith(self.tags[0])
 
 
 def chosen_parsers(reasoning: str, tool_calls: str, template: str) -> tuple[str, str]:

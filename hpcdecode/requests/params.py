@@ -42,6 +42,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         logprobs: keeps the log-probability of every generated token, and those of so many of the most likely ones.
             They are the model's own, before anything above changes them.
         prompt_logprobs: the same of the prompt's tokens, kept with sample 0.
+        thinking_token_budget: most tokens of the reasoning, which is then ended as the model would end it.
         beam_width: searches for so many likeliest continuations, which become the row's samples, best first. Nothing
             else may change logits or end a sequence but end-of-sequence and stop tokens.
         length_penalty: the score of a beam is its log-probability over its length to this power.
@@ -69,6 +70,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     structured_outputs: dict[str, Any] | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    thinking_token_budget: int | None = None
     beam_width: int | None = None
     length_penalty: float = 1.0
 
@@ -98,7 +100,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _require(all(self.stop), "stop", "strings that are not empty", self.stop)
         truncates = kept is None or kept == -1 or kept >= 1
         _require(truncates, "truncate_prompt_tokens", "an integer >= 1, or -1 for what the context has room for", kept)
+        budget = self.thinking_token_budget
+        _require(budget is None or budget >= 0, "thinking_token_budget", "an integer >= 0", budget)
         if self.structured_outputs is not None:
+            _require(budget is None, "thinking_token_budget", "no structured_outputs beside it", budget)
             _check_asked(self.structured_outputs)
         for name in ("logprobs", "prompt_logprobs"):
             held = getattr(self, name)
@@ -129,6 +134,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "repetition_penalty",
         )
         same += ("logit_bias", "bad_words", "stop", "structured_outputs", "logprobs", "prompt_logprobs")
+        same += ("thinking_token_budget",)
         return next((name for name in same if getattr(self, name) != getattr(default, name)), "")
 
     @property
@@ -140,7 +146,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def adjusts(self) -> bool:
         """Return whether logits are changed before a token is chosen from them."""
         changed = self.min_tokens or self.logit_bias or self.bad_words or self.penalizes or self.structured_outputs
-        return bool(changed)
+        return bool(changed) or self.thinking_token_budget is not None
 
     @property
     def penalizes(self) -> bool:

@@ -6,6 +6,7 @@ import msgspec
 
 from hpcdecode.requests.logprobs import Logprobs
 from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.thinking import Thinking
 
 
 class Unfinished(msgspec.Struct, array_like=True):
@@ -31,6 +32,7 @@ class Prompt(msgspec.Struct):
         token_ids: at least 1, and at least 1 position less than the model has.
         unfinished: what an earlier run of the job has generated, in any order.
         bad_word_ids: what `params.bad_words` forbids, as token ids.
+        thinking: how the reasoning begins and ends, if `params.thinking_token_budget` bounds it.
     """
 
     line: int
@@ -39,3 +41,4 @@ class Prompt(msgspec.Struct):
     params: SamplingParams
     unfinished: list[Unfinished] = []
     bad_word_ids: list[list[int]] = []
+    thinking: Thinking | None = None

@@ -57,6 +57,7 @@ class SamplerState:
     counts: TokenCounts | None = None  # for penalties
     stop_text: StopText | None = None  # for stop strings
     matcher: Matcher | None = None  # for structured outputs
+    thought: bool = False  # its reasoning has ended, or does not begin
 
 
 @dataclass(slots=True)

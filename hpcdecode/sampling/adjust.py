@@ -18,7 +18,7 @@ _FORBIDDEN = float("-inf")
 def adjust(
     logits: Tensor, sequences: Sequence[SequenceState], eos: frozenset[int], grammars: Grammars | None = None
 ) -> None:
-    """Apply bad_words, min_tokens, logit_bias and penalties in vLLM's order, then what grammars allow.
+    """Apply bad_words, min_tokens, logit_bias and penalties in vLLM's order, then grammars and budgets.
 
     Args:
         logits: float32 [n, vocab], changed in place.
@@ -35,6 +35,7 @@ def adjust(
         logits[_places(logits, [place for *place, _ in biases])] += added
     _penalize(logits, [(row, s) for row, s in enumerate(sequences) if s.prompt.params.penalizes])
     _restrict(logits, sequences, grammars)
+    _end_thinking(logits, sequences)
 
 
 def _restrict(logits: Tensor, sequences: Sequence[SequenceState], grammars: Grammars | None) -> None:
@@ -57,6 +58,18 @@ def _restrict(logits: Tensor, sequences: Sequence[SequenceState], grammars: Gram
         logits[row].masked_fill_(~allowed, _FORBIDDEN)
         if logits[row].max() == _FORBIDDEN:
             logits[row].masked_fill_(allowed, 0.0)
+
+
+def _end_thinking(logits: Tensor, sequences: Sequence[SequenceState]) -> None:
+    """Leave, in logits [n, vocab], only the token that ends a reasoning which has taken its tokens."""
+    for row, sequence in enumerate(sequences):
+        thinking, budget = sequence.prompt.thinking, sequence.prompt.params.thinking_token_budget
+        if thinking is None or budget is None or sequence.sampler.thought:
+            continue
+        token, sequence.sampler.thought = thinking.forced(budget, sequence.generated)
+        if token is not None:
+            logits[row].fill_(_FORBIDDEN)
+            logits[row, token] = 0.0
 
 
 def _forbidden(sequence: SequenceState, eos: frozenset[int], vocabulary: int) -> Iterable[int]:

@@ -66,3 +66,30 @@ def test_from_python():
     assert first.tool_calls[0]["function"]["name"] == "f"
     with pytest.raises(package.errors.UserError, match="--reasoning-parser: expected one of none, auto, deepseek_r1"):
         LLM("demo", reasoning_parser="gpt")
+
+
+def test_a_budget_of_thought(hpcdecode, tmp_path):
+    """The reasoning ends after its tokens, on any number of ranks and beside any other rows."""
+    rows = [{"prompt": "The with statement <think>\n"}, {"prompt": "A class"}]
+    rows += [{**rows[0], "thinking_token_budget": 5}, {**rows[0], "thinking_token_budget": 0}]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "q.jsonl").write_text("\n" * 2 + json.dumps(rows[2]) + "\n")
+    flags = (*FLAGS, "--max-tokens", 24, "--ignore-eos")
+    for name, source, ranks in (("p.h5", "p.jsonl", 1), ("two.h5", "p.jsonl", 2), ("q.h5", "q.jsonl", 1)):
+        result = hpcdecode("generate", source, *flags, "--reasoning-parser", "qwen3", "-o", name, ranks=ranks)
+        assert result.returncode == 0, result.stderr
+    with package.read(tmp_path / "p.h5") as one, package.read(tmp_path / "two.h5") as two:
+        found = list(one)
+        assert [r["token_ids"].tolist() for r in found] == [r["token_ids"].tolist() for r in two]
+    free, _, bounded, none = found
+    assert "</think>" not in free["text"] and free["reasoning"] and not free["content"]
+    assert bounded["token_ids"][:5].tolist() == free["token_ids"][:5].tolist()
+    before, end, after = bounded["text"].partition("</think>")
+    assert before.strip() and end and (bounded["reasoning"], bounded["content"]) == (before.strip(), after.lstrip())
+    assert none["text"].startswith("</think>") and not none["reasoning"] and none["content"]
+    with package.read(tmp_path / "q.h5") as alone:
+        assert alone[3]["token_ids"].tolist() == bounded["token_ids"].tolist()
+    without = hpcdecode("generate", "q.jsonl", *flags, "-o", "w.h5")
+    assert without.returncode == 3 and "thinking_token_budget: expected --reasoning-parser" in without.stderr
+    flag = hpcdecode("generate", "q.jsonl", *flags, "--thinking-token-budget", 3, "-o", "w2.h5")
+    assert flag.returncode == 2 and "--thinking-token-budget: expected --reasoning-parser" in flag.stderr

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hpcdecode.data.prompts.chat import ChatTemplate
 from hpcdecode.data.prompts.kept import KeptColumns
+from hpcdecode.data.prompts.room import require_room, room_for_prompt
 from hpcdecode.data.prompts.rows import Row, RowError, row_error
+from hpcdecode.data.prompts.thinking import check_budget, thinking_of
 from hpcdecode.data.prompts.vocabulary import eos_of, load_backend, require_files, template_of
 from hpcdecode.errors import RowProblem, UserError, first_line
 from hpcdecode.model.frontend.config import stated_config
@@ -16,6 +19,7 @@ from hpcdecode.model.frontend.gguf.folder import model_folder
 from hpcdecode.requests.output_parser import NONE, OutputParser, chosen_parsers
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
+from hpcdecode.requests.thinking import Thinking
 from hpcdecode.sampling.grammars import Grammars
 
 if TYPE_CHECKING:
@@ -163,8 +167,21 @@ class Tokenizer:
             for token in getattr(params, name):
                 if token >= self.vocab_size:
                     raise RowProblem(f"{name}: expected token ids in [0, {self.vocab_size}), got {token}")
+        check_budget(params, self.output_parser)
         if params.structured_outputs is not None:
             self.grammars.check(params.structured_outputs)
+
+    def thinking(self, params: SamplingParams, prompt: list[int]) -> Thinking | None:
+        """Return how the reasoning after a prompt begins and ends; None if the row does not bound its length."""
+        decode = partial(self.decode, skip_special_tokens=False)
+        return thinking_of(params, prompt, self.output_parser, self._tag_ids, decode)
+
+    def _tag_ids(self, tag: str) -> list[int]:
+        """Return the token that a tag is, or those that it is made of."""
+        token = self.backend.convert_tokens_to_ids(tag)
+        if isinstance(token, int) and self.backend.convert_ids_to_tokens(token) == tag:
+            return self._checked([token])
+        return self.encode_texts([tag], add_special_tokens=False)[0]
 
     def _checked(self, ids: list[int]) -> list[int]:
         if not ids:
@@ -235,33 +252,26 @@ def _prompt(row: Row, ids: list[int] | None, tokenizer: Tokenizer, max_positions
     try:
         tokenizer.check_params(row.params)
         ids = _encode_alone(row, tokenizer, max_positions) if ids is None else ids
-        _require_room(len(ids), "", max_positions)
+        require_room(len(ids), "", max_positions)
         bad_word_ids = tokenizer.bad_word_ids(row.params.bad_words)
     except RowProblem as e:
         return row_error(row.line, row.id, e)
-    return Prompt(line=row.line, id=row.id, token_ids=ids, params=row.params, bad_word_ids=bad_word_ids)
+    thinking = tokenizer.thinking(row.params, ids)
+    return Prompt(row.line, row.id, ids, row.params, bad_word_ids=bad_word_ids, thinking=thinking)
 
 
 def _encode_alone(row: Row, tokenizer: Tokenizer, max_positions: int) -> list[int]:
     count = row.params.truncate_prompt_tokens
     if count is not None:
-        return tokenizer.encode_last(row, _room(row.params.max_tokens, max_positions) if count == -1 else count)
+        return tokenizer.encode_last(
+            row, room_for_prompt(row.params.max_tokens, max_positions) if count == -1 else count
+        )
     if row.prompt_token_ids is not None:
         return tokenizer.encode(row)
     text = tokenizer.text(row)
     if _needs_probe(text, max_positions):
         _probe(text, tokenizer, max_positions)
     return tokenizer.encode_texts([text], add_special_tokens=row.messages is None)[0]
-
-
-def _room(max_tokens: int, max_positions: int) -> int:
-    """Return the positions that are left for a prompt beside `max_tokens` new tokens."""
-    if max_tokens >= max_positions:
-        raise RowProblem(
-            f"truncate_prompt_tokens: expected room for a prompt, got a context of {max_positions} tokens and "
-            f"max_tokens {max_tokens}; lower max_tokens"
-        )
-    return max_positions - max_tokens
 
 
 def _needs_probe(text: str, max_positions: int) -> bool:
@@ -272,15 +282,7 @@ def _probe(text: str, tokenizer: Tokenizer, max_positions: int) -> None:
     """Refuse a text if its prefix alone is twice too long, since megabytes of text take minutes to encode."""
     prefix = tokenizer.encode_texts([text[: PROBE_CHARACTERS * max_positions]])[0]
     if len(prefix) >= 2 * max_positions:
-        _require_room(len(prefix), "more than ", max_positions)
-
-
-def _require_room(length: int, qualifier: str, max_positions: int) -> None:
-    if length >= max_positions:
-        raise RowProblem(
-            f"prompt too long: expected at most {max_positions - 1} tokens (the model's context of {max_positions}"
-            f" less one new token), got {qualifier}{length}"
-        )
+        require_room(len(prefix), "more than ", max_positions)
 
 
 def _ids(backend: Backend, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
