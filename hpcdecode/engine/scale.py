@@ -10,7 +10,7 @@ from hpcdecode.engine.setup import Setup, apart, partition_of
 from hpcdecode.ranks.layout import Group
 from hpcdecode.ranks.team import Team
 from hpcdecode.requests.prompt import Prompt
-from hpcdecode.schedule.auto import LOOKAHEAD, choose, load_limit, mean_prompt, split, usual_lanes
+from hpcdecode.schedule.auto import LOOKAHEAD, at_once, choose, load_limit, mean_prompt, split, usual_lanes
 from hpcdecode.schedule.limits import LaneLimits, prefill_limit
 from hpcdecode.schedule.optimistic import placement_kind
 from hpcdecode.schedule.placement import Placement
@@ -93,7 +93,7 @@ def _choose(
     crosses = apart(team, group)
     home = team.ranks[group.home]
     lanes = options.lanes or usual_lanes(home.pp, home.copies, crosses)
-    most = max([p.params.samples for p in first], default=1)  # a row is run by one lane
+    most = max([at_once(p) for p in first], default=1)  # a row is run by one lane
     prefill = options.prefill_tokens or prefill_limit(crosses)
     of_lanes = split(batch, max(min(lanes, batch // most), 1))
     grows = options.admission == "optimistic" and options.batch is None

@@ -111,8 +111,8 @@ def sequences_of(
     prompt: Prompt, lane: int, limits: LaneLimits, placement: Placement, stops: Stops
 ) -> list[SequenceState]:
     """Return the sequences of a prompt that are to be prefilled, from which its others fork."""
-    max_new = prompt.params.max_tokens
-    if limits.max_positions is not None:
+    max_new = 1 if prompt.targets else prompt.params.max_tokens
+    if not prompt.targets and limits.max_positions is not None:
         max_new = min(max_new, limits.max_positions - len(prompt.token_ids))
     return prefilled_sequences(start_request(prompt, max_new, lane, stops), placement.block_tokens)
 
@@ -124,6 +124,9 @@ def problem_of(sequences: Sequence[SequenceState], limits: LaneLimits, placement
         return f"n: expected at most {limits.most} (the batch of a lane), got {most}; raise batch, or lower n"
     if all(placement.tokens(s.with_forks) <= capacity for s in sequences):
         return None
+    if sequences[0].target is not None:
+        needs = max(len(s.given_ids) for s in sequences)
+        return f"needs {needs} tokens of KV cache, but an R-rank holds {capacity}: raise kv_memory, or score less text"
     first = sequences[0]
     most_new = first.request.max_new_tokens
     samples = f" for each of {most} samples" if most > 1 else ""
