@@ -1,4 +1,4 @@
-"""The generation job: a job and a communicator in, a results file out. This is all that `hpcdecode generate` does."""
+"""The job: a job and a communicator in, a results file out. All that `hpcdecode generate` and `score` do."""
 
 from __future__ import annotations
 
@@ -250,6 +250,7 @@ def _open_lead(job: Job, engine: Engine, begin: Begin) -> _Lead:
         wanted=wanted,
         kept=kept,
         template=row_template(job),
+        score=job.score,
     )
     prompts = tokenized(rows, tokenizer, engine.max_positions, kept)
     if earlier:

@@ -1,4 +1,4 @@
-"""The flags of `hpcdecode generate`."""
+"""The flags of `hpcdecode generate` and `hpcdecode score`."""
 
 from __future__ import annotations
 
@@ -40,22 +40,40 @@ _Switch = argparse.BooleanOptionalAction  # --no-... overrides a job file
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add all flags of `generate`."""
-    _add_job(parser)
-    add_verbosity(parser)
-    _add_rows(parser.add_argument_group("rows"))
-    _add_time(parser.add_argument_group("time"))
+    _add_job(parser, "are requests of the OpenAI batch format")
+    help = "a prompt in place of files; may be given several times. The texts are printed, and kept only with -o"
+    parser.add_argument("-p", "--prompt", dest="texts", action="append", metavar="TEXT", help=help)
+    _add_job_groups(parser)
     _add_sampling(parser.add_argument_group("sampling (a row's own fields win)"))
+    size = parser.add_argument_group("size (auto if not given)")
+    _add_size(size)
+    help = "profile of hpcdecode calibrate, measured on as many ranks, from which the layout is chosen, and batch, "
+    help += "period and lanes of a job of many rows"
+    size.add_argument("--profile", metavar="FILE", help=help)
+
+
+def add_score_flags(parser: argparse.ArgumentParser) -> None:
+    """Add all flags of `score`: those of `generate` that do not say how text is generated."""
+    _add_job(parser, "text, and may have continuation, continuations or choices")
+    _add_job_groups(parser)
+    _add_given_tokens(parser.add_argument_group("scores (a row's own fields win)"))
     _add_size(parser.add_argument_group("size (auto if not given)"))
 
 
-def _add_job(parser: argparse.ArgumentParser) -> None:
+def _add_job_groups(parser: argparse.ArgumentParser) -> None:
+    add_verbosity(parser)
+    _add_rows(parser.add_argument_group("rows"))
+    _add_time(parser.add_argument_group("time"))
+
+
+def _add_job(parser: argparse.ArgumentParser, other_rows: str) -> None:
     add = parser.add_argument
     add(
         "prompts",
         metavar="PROMPTS",
         nargs="*",
         help="prompt files, patterns, folders, or - for standard input: JSON Lines, whose rows have prompt, "
-        "prompt_token_ids or messages, or are requests of the OpenAI batch format; a JSON array; CSV, TSV; Parquet, "
+        f"prompt_token_ids or messages, or {other_rows}; a JSON array; CSV, TSV; Parquet, "
         "Arrow, HDF5; a folder of Parquet files or of a saved dataset; gzip and zstd are unpacked",
     )
     help = "TOML file with values for these flags, named with underscores; flags override it"
@@ -65,8 +83,6 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     )
     add("--model", metavar="DIR", help=help)
     add("--lora", metavar="DIR", help="directory of a PEFT adapter (LoRA) that is merged into the weights")
-    help = "a prompt in place of files; may be given several times. The texts are printed, and kept only with -o"
-    add("-p", "--prompt", dest="texts", action="append", metavar="TEXT", help=help)
     add("-o", "--output", metavar="OUT.h5", help="file for the results (default: the prompt file's name with .h5)")
     help = "write a timeline of all ranks to this file, for Perfetto or chrome://tracing"
     add("--trace", metavar="OUT.json", help=help)
@@ -150,16 +166,21 @@ def _add_sampling(group: Group) -> None:
     add("--skip-special-tokens", action=_Switch, help="leave special tokens out of the text (default: yes)")
     help = "constrain the text: a JSON object with json, regex, choice or grammar, or a file that holds one"
     add("--structured-outputs", type=parsed(_object), metavar="JSON", help=help)
-    help = "keep only the last N tokens of a prompt; -1 for as many as the context can hold"
-    add("--truncate-prompt-tokens", type=int, metavar="N", help=help)
     help = "search for the W most likely continuations, which become the row's samples"
     add("--beam-width", type=int, metavar="W", help=help)
     help = f"exponent of the length by which a beam's score is divided ({default['length_penalty']})"
     add("--length-penalty", type=float, metavar="X", help=help)
-    help = "record the log-probability of every token, and those of the K most likely ones"
-    add("--logprobs", type=int, metavar="K", help=help)
+    _add_given_tokens(group)
     help = "record the same for the tokens of the prompt"
     add("--prompt-logprobs", type=int, metavar="K", help=help)
+
+
+def _add_given_tokens(group: Group) -> None:
+    add = group.add_argument
+    help = "keep only the last N tokens of a prompt; -1 for as many as the context can hold"
+    add("--truncate-prompt-tokens", type=int, metavar="N", help=help)
+    help = "record the log-probability of every token, and those of the K most likely ones"
+    add("--logprobs", type=int, metavar="K", help=help)
 
 
 def _add_size(group: Group) -> None:
@@ -198,9 +219,6 @@ def _add_size(group: Group) -> None:
     add("--admission", choices=ADMISSIONS, help=help)
     help = "most tokens that a step attends to under the schedule load-control"
     add("--load-limit", type=parsed(_count), metavar="TOKENS", help=help)
-    help = "profile of hpcdecode calibrate, measured on as many ranks, from which the layout is chosen, and batch, "
-    help += "period and lanes of a job of many rows"
-    add("--profile", metavar="FILE", help=help)
     help = "lanes of an S-rank, each with a micro-batch in flight (default: 2, or 1 in a single process)"
     add("--lanes", type=parsed(_count), metavar="L", help=help)
     help = f"most prompt tokens in a step of a lane ({prefill_limit(True)}, or {prefill_limit(False)} in one process)"

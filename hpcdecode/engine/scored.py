@@ -79,6 +79,7 @@ def scores_of(sequences: Sequence[SequenceState], *, whole: bool) -> dict[int, S
     for sequence in sequences:
         target, scores = sequence.target, sequence.scores
         assert target is not None, "expected sequences that are scored"
+        body, ends = list(_entries(scores.body)), list(_entries(scores.ends))
         for end, (sample, last) in enumerate(zip(target.samples, target.last, strict=True)):
             if sample not in found:
                 found[sample] = Scored()
@@ -86,7 +87,7 @@ def scores_of(sequences: Sequence[SequenceState], *, whole: bool) -> dict[int, S
                     _add_unscored(found[sample], target.input_ids[: target.start])
             own = found[sample]
             own.token_ids += [*target.input_ids[target.start :], last]
-            for entry in (*_entries(scores.body), list(_entries(scores.ends))[end]):
+            for entry in (*body, ends[end]):
                 own.logprobs.add(*entry)
             own.greedy = own.greedy and all(scores.greedy) and scores.greedy_ends[end]
     return found
