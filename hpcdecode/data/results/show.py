@@ -100,7 +100,15 @@ def _line_of(row_id: str, results: Results, errors: list[Row]) -> int | None:
 def _row(row: Row) -> str:
     tokens = f"{row['prompt_tokens']} + {len(row['token_ids'])} tokens"
     sample = f", sample {row['sample']}" if row["sample"] else ""
-    return f"\n--- line {row['line']}, id {row['id']}{sample}, {tokens}, {row['finish_reason']}\n{row['text']}"
+    ending = row["finish_reason"] if "is_greedy" not in row else _scores(row)
+    text = row["text"] or (row.get("prompt") or "" if "is_greedy" in row else "")
+    return f"\n--- line {row['line']}, id {row['id']}{sample}, {tokens}, {ending}\n{text}"
+
+
+def _scores(row: Row) -> str:
+    """Return what was found of a continuation or text that was scored."""
+    notes = [word for name, word in (("is_greedy", "greedy"), ("is_best", "best")) if row[name]]
+    return ", ".join([f"logprob {row['cumulative_logprob']:.4f}, perplexity {row['perplexity']:.4g}", *notes])
 
 
 def _error(error: Row) -> str:
