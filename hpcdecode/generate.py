@@ -138,7 +138,7 @@ def _generate(job: Job, team: Team, timeline: Timeline, signals: Signals, model:
     code = 0
     if lead:
         figures = summarize(lead.desk.counts, every, engine.lost, stages.seconds, perf_counter() - start)
-        code = _finish(job, lead, figures, signals)
+        code = _finish(job, lead, figures | ({"scored": True} if job.score else {}), signals)
     team.broadcast(code, int)  # no rank ends before the results are complete
     if job.trace:
         write_trace(job.trace, team, timeline, offset)
