@@ -14,15 +14,19 @@ if TYPE_CHECKING:
 
 from hpcdecode._version import __version__
 
-_OF_LLM = ("LLM", "CompletionOutput", "PromptError", "RequestOutput", "ScoreOutput", "ScoredOutput")
-__all__ = [  # noqa: PLE0604
-    *_OF_LLM,
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "PromptError",
+    "RequestOutput",
     "SamplingParams",
+    "ScoreOutput",
+    "ScoredOutput",
     "__version__",
     "read",
 ]
 
-_HOMES = dict.fromkeys(_OF_LLM, "hpcdecode.llm")
+_HOMES = dict.fromkeys(__all__, "hpcdecode.llm")
 _HOMES["SamplingParams"] = "hpcdecode.requests.params"
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 

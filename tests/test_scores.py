@@ -129,7 +129,9 @@ def test_continuations_share_the_prefill_of_their_prompt_and_nothing_is_decoded(
     prompt, ends = ids(650), [[i, 7] for i in range(5, 15)]
     targets = [Target.of([*prompt, *end], len(prompt), sample) for sample, end in enumerate(ends)]
     row = Prompt(1, "1", prompt, SamplingParams(max_tokens=1), targets=targets)
-    done, worker = run(load_split(checkpoint("llama3"), dtype="float32"), [row], batch=16, shared=shared, capacity=1 << 14)
+    done, worker = run(
+        load_split(checkpoint("llama3"), dtype="float32"), [row], batch=16, shared=shared, capacity=1 << 14
+    )
     assert (len(done), worker.decode_tokens) == (len(ends), 0)
     assert worker.shared_tokens == (640 * (len(ends) - 1) if shared else 0)
     assert all(len(s.scores.body) == len(s.scores.ends) == 1 for s in done.values())

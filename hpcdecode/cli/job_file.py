@@ -8,8 +8,9 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from hpcdecode.cli.generate_flags import parse_generation_config, text_or_file
+from hpcdecode.cli.generate_flags import text_or_file
 from hpcdecode.cli.parser import near
+from hpcdecode.cli.sampling_flags import parse_generation_config
 from hpcdecode.config import STDIN, Job, Shard, parse_bytes, parse_dtype
 from hpcdecode.data.prompts.fields import sampling_kinds, typed
 from hpcdecode.data.prompts.kept import parse_names

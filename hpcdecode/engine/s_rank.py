@@ -140,7 +140,7 @@ class SRank:
 
     def _lane(self, lane: int, link: SLink, scheduler: Scheduler) -> Program:
         """Run one lane: schedule, execute, sample, update."""
-        enter, group = self.timeline.enter, self.groups[lane]
+        enter = self.timeline.enter
         while True:
             yield "idle", self._rounds.turn(lane)
             enter("plan", lane)

@@ -7,7 +7,8 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from hpcdecode.requests.prompt import Prompt
-from hpcdecode.requests.sequence import SequenceState, prefilled_sequences, start_request
+from hpcdecode.requests.sequence import SequenceState
+from hpcdecode.requests.start import prefilled_sequences, start_request
 from hpcdecode.requests.stops import Stops
 from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.microbatch import MicroBatch

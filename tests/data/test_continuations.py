@@ -143,7 +143,10 @@ def test_fields_of_sampling_mean_nothing_for_scores(made):
         ({"prompt_token_ids": [5]}, "expected a text of at least two tokens"),
         ({"prompt": "", "n": 2}, "prompt: expected a string that is not empty, got an empty one"),
         ({"prompt": "a", "continuations": ["b"] * (MAX_CONTINUATIONS + 1)}, "expected at most 1000 elements, got 1001"),
-        ({"prompt": "retu", "continuation": "rn"}, "continuation: expected text of at least one token behind the prompt"),
+        (
+            {"prompt": "retu", "continuation": "rn"},
+            "continuation: expected text of at least one token behind the prompt",
+        ),
         ({"prompt": "a " * 200, "continuation": "b"}, "too long: expected at most 65 tokens"),
         ({"prompt": "some words " * 90_000, "continuation": "b"}, "prompt too long: expected at most 63 tokens"),
     ],

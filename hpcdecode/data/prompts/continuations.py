@@ -64,7 +64,9 @@ def continuations_of(fields: dict[str, Any], source: str) -> Continuations:
     (name,) = given
     made = _KINDS[name](name, fields[name])
     if made.texts and source == "prompt_token_ids":
-        raise RowProblem(f"{name}: expected continuation_token_ids or logprob_token_ids beside prompt_token_ids, got texts")
+        raise RowProblem(
+            f"{name}: expected continuation_token_ids or logprob_token_ids beside prompt_token_ids, got texts"
+        )
     return made
 
 
