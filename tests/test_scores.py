@@ -137,6 +137,17 @@ def test_continuations_share_the_prefill_of_their_prompt_and_nothing_is_decoded(
     assert all(len(s.scores.body) == len(s.scores.ends) == 1 for s in done.values())
 
 
+def test_rows_that_leave_prefixes_behind_make_room_for_those_of_others(checkpoint):
+    rows = []
+    for line in range(1, 17):
+        prompt = ids(150, seed=line)
+        targets = [Target.of([*prompt, i, i], len(prompt), i - 5) for i in range(5, 8)]
+        rows.append(Prompt(line, str(line), prompt, SamplingParams(max_tokens=1), targets=targets))
+    model = load_split(checkpoint("llama3"), dtype="float32")
+    done, worker = run(model, rows, batch=8, shared=1 << 14, capacity=1 << 14)
+    assert len(done) == 48 and worker.shared_tokens == 16 * 2 * 128
+
+
 def test_texts_beyond_the_context_roll(llm, reference):
     text = ids(CONTEXT + 300, seed=12)
     (found,) = llm.score(text, use_tqdm=False)

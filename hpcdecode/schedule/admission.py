@@ -52,7 +52,7 @@ class Admission:
     def __init__(self, lane: int, feed: Feed, placement: Placement, limits: LaneLimits, stops: Stops):
         self.lane, self.feed, self.placement, self.limits, self.stops = lane, feed, placement, limits, stops
         self.policy = policy_of(limits)
-        self.prefixes = Prefixes(placement.block_tokens, limits.prefix_tokens)
+        self.prefixes = Prefixes(placement.block_tokens, limits.prefix_tokens, limits.prefixes)
         self.waiting: deque[SequenceState] = deque()
 
     def exhausted(self) -> bool:
@@ -91,6 +91,13 @@ class Admission:
         if group.sequences:
             self.policy.admitted(group.start_step, busy)
         return group
+
+    def next_ids(self) -> Sequence[int]:
+        """Return the tokens that the next sequence to place begins with; none if that is not known."""
+        if self.waiting:
+            return self.waiting[0].input_ids
+        prompt = self.feed.peek()
+        return [] if prompt is None else prompt.targets[0].input_ids if prompt.targets else prompt.token_ids
 
     def put_back(self, sequences: Sequence[SequenceState]) -> None:
         """Have sequences wait that gave up their room."""

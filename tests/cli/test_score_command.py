@@ -94,7 +94,7 @@ def test_a_killed_job_goes_on_with_the_same_scores(hpcdecode, tmp_path):
 
 
 def test_shards_are_merged_and_a_template_makes_prompts_of_a_table(hpcdecode, tmp_path):
-    (tmp_path / "p.csv").write_text("question,continuation,text\nOne,two,x\nA list,of,y\nThree,four,z\n")
+    (tmp_path / "p.csv").write_text('question,continuations,text\nOne,"[""two""]",x\nA list,"[""of""]",y\nThree,"[""four""]",z\n')
     template = ("--prompt-template", "{{ text }}: {{ question }} ", "--keep-columns", "question")
     for i in range(2):
         job = hpcdecode("score", "p.csv", *FLAGS, *template, "--shard", f"{i}/2", "-o", f"{i}.h5")

@@ -14,6 +14,7 @@ from hpcdecode.errors import RowProblem
 
 TEXT = "text"  # another name of the prompt of a row without continuations
 CONTINUATIONS = ("continuation", "continuations", "choices", "continuation_token_ids", "logprob_token_ids")
+LISTS = frozenset(CONTINUATIONS[1:])  # those that are no text
 SCORING_PARAMS = ("logprobs", "truncate_prompt_tokens")  # the sampling fields that mean something
 MAX_CONTINUATIONS = 1000  # of a row; of choices more, which take one sequence together
 MAX_CHOICES = 10_000
