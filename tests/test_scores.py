@@ -144,7 +144,7 @@ def test_rows_that_leave_prefixes_behind_make_room_for_those_of_others(checkpoin
         targets = [Target.of([*prompt, i, i], len(prompt), i - 5) for i in range(5, 8)]
         rows.append(Prompt(line, str(line), prompt, SamplingParams(max_tokens=1), targets=targets))
     model = load_split(checkpoint("llama3"), dtype="float32")
-    done, worker = run(model, rows, batch=8, shared=1 << 14, capacity=1 << 14)
+    done, worker = run(model, rows, batch=9, shared=1 << 14, capacity=1 << 14)
     assert len(done) == 48 and worker.shared_tokens == 16 * 2 * 128
 
 

@@ -73,9 +73,9 @@ def test_results_say_what_was_scored(hpcdecode, prompts, tmp_path):
 
 
 def test_a_killed_job_goes_on_with_the_same_scores(hpcdecode, tmp_path):
-    rows = [{"prompt": CODE * (1 + i % 4), "continuations": [f" {i}", " x = 1", "\n"]} for i in range(1500)]
+    rows = [{"prompt": CODE * (1 + i % 4), "continuations": [f" {i}", " x = 1", "\n"]} for i in range(240)]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    arguments = ("score", "p.jsonl", *FLAGS, "--checkpoint-every", 0.05)
+    arguments = ("score", "p.jsonl", *FLAGS, "--checkpoint-every", 0.01, "--batch", 8)
     process = hpcdecode.start(*arguments, "-o", "killed.h5")
     parts, end = parts_folder(tmp_path / "killed.h5"), time.monotonic() + 120
     while not (parts.exists() and segment_files(parts)) and process.poll() is None and time.monotonic() < end:
@@ -94,7 +94,9 @@ def test_a_killed_job_goes_on_with_the_same_scores(hpcdecode, tmp_path):
 
 
 def test_shards_are_merged_and_a_template_makes_prompts_of_a_table(hpcdecode, tmp_path):
-    (tmp_path / "p.csv").write_text('question,continuations,text\nOne,"[""two""]",x\nA list,"[""of""]",y\nThree,"[""four""]",z\n')
+    (tmp_path / "p.csv").write_text(
+        'question,continuations,text\nOne,"[""two""]",x\nA list,"[""of""]",y\nThree,"[""four""]",z\n'
+    )
     template = ("--prompt-template", "{{ text }}: {{ question }} ", "--keep-columns", "question")
     for i in range(2):
         job = hpcdecode("score", "p.csv", *FLAGS, *template, "--shard", f"{i}/2", "-o", f"{i}.h5")

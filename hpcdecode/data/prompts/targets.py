@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
+from hpcdecode.data.prompts.continuations import Continuations
+from hpcdecode.data.prompts.rows import Row
 from hpcdecode.errors import RowProblem
+from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.requests.target import Target, joined
 
-if TYPE_CHECKING:
-    from hpcdecode.data.prompts.continuations import Continuations
-    from hpcdecode.data.prompts.rows import Row
-    from hpcdecode.data.prompts.tokenizer import Tokenizer
+
+class Encoder(Protocol):
+    """What is needed of a tokenizer; see `Tokenizer`."""
+
+    backend: Any
+
+    def encode(self, row: Row) -> list[int]:
+        """Return all token ids of a row."""
+
+    def encode_any(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """Return the token ids of each text, which may be none."""
+
+    def text(self, row: Row) -> str:
+        """Return the prompt of a row as text."""
+
+    def checked(self, ids: list[int]) -> list[int]:
+        """Return token ids that are in the vocabulary."""
+
+    def check_params(self, params: SamplingParams) -> None:
+        """Raise RowProblem if parameters are not usable."""
 
 
-def scored_prompt(row: Row, scored: Continuations, tokenizer: Tokenizer, max_positions: int) -> Prompt:
+def scored_prompt(row: Row, scored: Continuations, tokenizer: Encoder, max_positions: int) -> Prompt:
     """Return a row with what is scored of it.
 
     Raises:
@@ -50,7 +69,7 @@ def windows(token_ids: list[int], size: int) -> Iterator[Target]:
         done = end
 
 
-def _text_ids(row: Row, tokenizer: Tokenizer, max_positions: int) -> list[int]:
+def _text_ids(row: Row, tokenizer: Encoder, max_positions: int) -> list[int]:
     ids = tokenizer.encode(row)
     if (kept := row.params.truncate_prompt_tokens) is not None:
         ids = ids[-(max_positions + 1 if kept == -1 else kept) :]
@@ -59,7 +78,7 @@ def _text_ids(row: Row, tokenizer: Tokenizer, max_positions: int) -> list[int]:
     return ids
 
 
-def _pairs(row: Row, scored: Continuations, tokenizer: Tokenizer) -> tuple[list[int], list[list[int]]]:
+def _pairs(row: Row, scored: Continuations, tokenizer: Encoder) -> tuple[list[int], list[list[int]]]:
     """Return the token ids of the prompt, and those of every continuation.
 
     As in lm-eval, spaces at the end of the prompt belong to the continuations, and a continuation's tokens are those
@@ -75,7 +94,7 @@ def _pairs(row: Row, scored: Continuations, tokenizer: Tokenizer) -> tuple[list[
     return context or _begin(tokenizer), [ids[len(context) :] for ids in encoded]
 
 
-def _begin(tokenizer: Tokenizer) -> list[int]:
+def _begin(tokenizer: Encoder) -> list[int]:
     """Return the token that stands before a text that nothing precedes: as in lm-eval, the BOS, else an EOS token."""
     backend = tokenizer.backend
     token = backend.eos_token_id if backend.bos_token_id is None else backend.bos_token_id
