@@ -62,6 +62,20 @@ def test_a_continuation_begins_where_lm_eval_has_it(tokenizer, made, prompt):
     assert found.texts == texts and found.token_ids == continuations(found)[0][0]
 
 
+def test_white_space_before_choices_stays_with_the_prompt_if_they_are_one_token_only_then(tokenizer, made):
+    after_space, after_line, plain = made(
+        {"prompt": "if x == ", "choices": ["1", "0"]},
+        {"prompt": "if x:\n", "choices": ["a", "b"]},
+        {"prompt": "if x:\n", "continuations": ["a", "b"]},
+    )
+    encode = tokenizer.backend
+    before = encode("if x ==")["input_ids"]
+    assert continuations(after_space) == [(before, [encode(f"if x == {c}")["input_ids"][-1]]) for c in "10"]
+    line = encode("if x:\n")["input_ids"]
+    assert continuations(after_line) == [(line, encode(f"if x:\n{c}")["input_ids"][len(line) :]) for c in "ab"]
+    assert all(len(own) == 2 for _, own in continuations(plain))
+
+
 def test_an_empty_prompt_is_the_token_that_texts_begin_with(tokenizer, made):
     found, whole = made({"prompt": "", "continuation": "import os"}, {"text": "import os"})
     ids = tokenizer.backend("import os")["input_ids"]

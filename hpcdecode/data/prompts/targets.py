@@ -81,17 +81,20 @@ def _text_ids(row: Row, tokenizer: Encoder, max_positions: int) -> list[int]:
 def _pairs(row: Row, scored: Continuations, tokenizer: Encoder) -> tuple[list[int], list[list[int]]]:
     """Return the token ids of the prompt, and those of every continuation.
 
-    As in lm-eval, spaces at the end of the prompt belong to the continuations, and a continuation's tokens are those
-    that prompt and continuation together have behind as many tokens as the prompt alone has.
+    As in lm-eval, white space at the end of the prompt belongs to the continuations, and a continuation's tokens are
+    those that prompt and continuation together have behind as many tokens as the prompt alone has. Choices are one
+    token each, so the white space stays with the prompt if they are that only then.
     """
     if not scored.texts:
         context = tokenizer.encode(row) if row.prompt != "" else _begin(tokenizer)
         return context, [tokenizer.checked(ids) for ids in scored.token_ids]
     text = tokenizer.text(row)
-    prompt = text.rstrip()
     whole = [text + continuation for continuation in scored.texts]
-    context, *encoded = tokenizer.encode_any([prompt, *whole], add_special_tokens=row.messages is None)
-    return context or _begin(tokenizer), [ids[len(context) :] for ids in encoded]
+    bare, full, *encoded = tokenizer.encode_any([text.rstrip(), text, *whole], add_special_tokens=row.messages is None)
+    moved, kept = ([ids[len(context) :] for ids in encoded] for context in (bare, full))
+    if scored.single and any(len(ids) != 1 for ids in moved) and all(len(ids) == 1 for ids in kept):
+        return full, kept
+    return bare or _begin(tokenizer), moved
 
 
 def _begin(tokenizer: Encoder) -> list[int]:
