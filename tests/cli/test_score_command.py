@@ -70,6 +70,7 @@ def test_results_say_what_was_scored(hpcdecode, prompts, tmp_path):
     best = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
     assert [row["id"] for row in best] == ["sum", "word", "text", "one"] and best[0]["is_best"] is True
     assert hpcdecode("report", "o.h5", "-o", "o.html").returncode == 0
+    assert "tokens scored" in (tmp_path / "o.html").read_text()
 
 
 def test_a_killed_job_goes_on_with_the_same_scores(hpcdecode, tmp_path):
@@ -104,6 +105,15 @@ def test_shards_are_merged_and_a_template_makes_prompts_of_a_table(hpcdecode, tm
     assert hpcdecode("merge", "o.h5", "0.h5", "1.h5").returncode == 0
     with package.read(tmp_path / "o.h5") as results:
         assert [(r["text"], r["question"]) for r in results] == [("two", "One"), ("of", "A list"), ("four", "Three")]
+
+
+def test_a_job_file_of_generate_is_one_of_scores(hpcdecode, prompts, tmp_path):
+    (tmp_path / "job.toml").write_text(f'prompts = ["{prompts}"]\ntemperature = 0.5\nn = 3\nlogprobs = 1\n')
+    assert hpcdecode("score", "--job", "job.toml", *FLAGS, "-o", "o.h5", "--limit", 1).returncode == 0
+    with package.read(tmp_path / "o.h5") as results:
+        assert len(results) == 2 and results[1]["top_logprobs"].shape[1] == 1
+    (tmp_path / "job.toml").write_text("score = true\n")
+    assert "expected keys among" in hpcdecode("generate", prompts, "--job", "job.toml", *FLAGS).stderr
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def _row(row: Row) -> str:
 
 def _scores(row: Row) -> str:
     """Return what was found of a continuation or text that was scored."""
-    notes = [word for name, word in (("is_greedy", "greedy"), ("is_best", "best")) if row[name]]
+    notes = ["greedy"] * row["is_greedy"] + ["best"] * (row["is_best"] and row["prompt_tokens"] > 0)
     return ", ".join([f"logprob {row['cumulative_logprob']:.4f}, perplexity {row['perplexity']:.4g}", *notes])
 
 
