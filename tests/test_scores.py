@@ -79,6 +79,16 @@ def test_scores_are_those_of_transformers(together, reference):
     assert together[10].outputs[1].text == "pass" and together[11].prompt == "import os, sys"
 
 
+@pytest.mark.parametrize("name", ["gemma2", "deepseek_v3", "qwen3_next"])
+def test_other_kinds_of_attention_and_layers_with_states(checkpoint, name):
+    reference = AutoModelForCausalLM.from_pretrained(checkpoint(name), dtype=torch.float32).eval()
+    model = LLM(checkpoint(name), dtype="float32", kv_memory="16M", threads=1, prefill_tokens=64)
+    rows = [ROWS[0], ROWS[1], {"prompt_token_ids": ids(150, seed=2), "continuation_token_ids": [[3, 4], [9, 9, 9]]}]
+    for found in model.score(rows, use_tqdm=False):
+        for output in found.outputs:
+            require_parity(reference, found.prompt_token_ids, output)
+
+
 def test_the_likeliest_tokens_come_along(together):
     first, *_ = together[2].outputs
     assert len(first.logprobs[0]) in (3, 4) and together[2].outputs[0] == dataclasses.replace(
