@@ -9,14 +9,24 @@ if TYPE_CHECKING:
     import os
 
     from hpcdecode.data.results.read import Results
-    from hpcdecode.llm import LLM, CompletionOutput, PromptError, RequestOutput
+    from hpcdecode.llm import LLM, CompletionOutput, PromptError, RequestOutput, ScoredOutput, ScoreOutput
     from hpcdecode.requests.params import SamplingParams
 
 from hpcdecode._version import __version__
 
-__all__ = ["LLM", "CompletionOutput", "PromptError", "RequestOutput", "SamplingParams", "__version__", "read"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "PromptError",
+    "RequestOutput",
+    "SamplingParams",
+    "ScoreOutput",
+    "ScoredOutput",
+    "__version__",
+    "read",
+]
 
-_HOMES = dict.fromkeys(("LLM", "CompletionOutput", "PromptError", "RequestOutput"), "hpcdecode.llm")
+_HOMES = dict.fromkeys(__all__, "hpcdecode.llm")
 _HOMES["SamplingParams"] = "hpcdecode.requests.params"
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 

@@ -185,12 +185,13 @@ class Shard(msgspec.Struct, frozen=True):
 
 
 class Job(EngineOptions, frozen=True, kw_only=True):
-    """A generation job: options of the engine, prompts, sampling and results.
+    """A job: options of the engine, prompts, sampling and results.
 
     Attributes:
         prompts: Files, patterns, or `-` for standard input.
         output: File for the results.
         params: Sampling parameters of rows that have none of their own.
+        score: Score what rows give in place of generating text.
         overwrite: Replace existing results.
         prompt_column: Name of the prompts' column; None for `prompt`.
         prompt_template: Template of the prompts over the rows' columns, in jinja2's language.
@@ -211,6 +212,7 @@ class Job(EngineOptions, frozen=True, kw_only=True):
     prompts: tuple[str, ...]
     output: str
     params: SamplingParams = SamplingParams()
+    score: bool = False
     overwrite: bool = False
     prompt_column: str | None = None
     prompt_template: str | None = None

@@ -1,4 +1,4 @@
-"""The generation job: a job and a communicator in, a results file out. This is all that `hpcdecode generate` does."""
+"""The job: a job and a communicator in, a results file out. All that `hpcdecode generate` and `score` do."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _generate(job: Job, team: Team, timeline: Timeline, signals: Signals, model:
     code = 0
     if lead:
         figures = summarize(lead.desk.counts, every, engine.lost, stages.seconds, perf_counter() - start)
-        code = _finish(job, lead, figures, signals)
+        code = _finish(job, lead, figures | ({"scored": True} if job.score else {}), signals)
     team.broadcast(code, int)  # no rank ends before the results are complete
     if job.trace:
         write_trace(job.trace, team, timeline, offset)
@@ -250,6 +250,7 @@ def _open_lead(job: Job, engine: Engine, begin: Begin) -> _Lead:
         wanted=wanted,
         kept=kept,
         template=row_template(job),
+        score=job.score,
     )
     prompts = tokenized(rows, tokenizer, engine.max_positions, kept)
     if earlier:

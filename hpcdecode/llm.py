@@ -13,7 +13,14 @@ from hpcdecode.data.prompts.fields import row_params
 from hpcdecode.data.prompts.files import RawRow
 from hpcdecode.data.prompts.rows import Row, RowError, RowReader
 from hpcdecode.data.prompts.tokenizer import tokenized
-from hpcdecode.data.results.collected import CollectedResults, CompletionOutput, RequestOutput, prompt_error
+from hpcdecode.data.results.collected import (
+    CollectedResults,
+    CompletionOutput,
+    RequestOutput,
+    ScoredOutput,
+    ScoreOutput,
+    prompt_error,
+)
 from hpcdecode.engine.desk import Desk
 from hpcdecode.engine.engine import Engine
 from hpcdecode.engine.scale import Scale, lane_limits, placement_of
@@ -33,7 +40,7 @@ if TYPE_CHECKING:
 _CHECKPOINT_SECONDS = 3600.0  # of other S-ranks, which this process does not have
 T = TypeVar("T")
 AnyPrompt = str | list[int] | dict[str, Any]
-__all__ = ["LLM", "CompletionOutput", "PromptError", "RequestOutput"]
+__all__ = ["LLM", "CompletionOutput", "PromptError", "RequestOutput", "ScoreOutput", "ScoredOutput"]
 
 
 class LLM:
@@ -127,8 +134,31 @@ class LLM:
         Raises:
             PromptError: If a prompt cannot be used, before any work. It is a ValueError.
         """
-        one = isinstance(prompts, (str, dict)) or (len(prompts) and isinstance(prompts[0], int))
-        return self._run([_fields(prompt) for prompt in ([prompts] if one else prompts)], sampling_params, use_tqdm)
+        return self._outputs(_all_fields(prompts), sampling_params, use_tqdm)
+
+    def score(
+        self, prompts: AnyPrompt | Sequence[AnyPrompt], logprobs: int | None = None, use_tqdm: bool = True
+    ) -> list[ScoreOutput]:
+        """Score given continuations, choices or texts; nothing is generated.
+
+        Args:
+            prompts: As in `generate`: dicts like the rows that `hpcdecode score` reads, with `continuation`,
+                `continuations`, `choices` or their like. A prompt without any is scored itself.
+            logprobs: Number of the most likely tokens in place of each token to return, too.
+            use_tqdm: Show a progress bar.
+
+        Returns:
+            The scores, in the order of the prompts.
+
+        Raises:
+            PromptError: If a prompt cannot be used, before any work. It is a ValueError.
+        """
+        params = SamplingParams(max_tokens=1, logprobs=logprobs)
+        rows, found, results = self._run(_all_fields(prompts), params, use_tqdm, score=True)
+        return [
+            ScoreOutput(row.id, self._text(row), prompt.token_ids, results.scores(row.line), results.best(row.line))
+            for row, prompt in zip(rows, found, strict=True)
+        ]
 
     def chat(
         self,
@@ -166,7 +196,7 @@ class LLM:
             "tools": tools,
         }
         rows: list[object] = [{"messages": list(each), **options} for each in conversations]
-        return self._run(rows, sampling_params, use_tqdm)
+        return self._outputs(rows, sampling_params, use_tqdm)
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """Return the tokenizer of transformers that prompts are encoded with."""
@@ -176,11 +206,26 @@ class LLM:
         options, setup = self._engine.options, self._engine.setup
         return f"LLM({options.model!r}, dtype={setup.dtype!r}, kv_dtype={setup.kv_dtype!r})"
 
-    def _run(
+    def _outputs(
         self, fields: list[object], params: SamplingParams | Sequence[SamplingParams] | None, use_tqdm: bool
     ) -> list[RequestOutput]:
+        rows, prompts, results = self._run(fields, params, use_tqdm)
+        return [
+            RequestOutput(
+                row.id, self._text(row), prompt.token_ids, results.outputs(row.line), results.prompt_logprobs(row.line)
+            )
+            for row, prompt in zip(rows, prompts, strict=True)
+        ]
+
+    def _run(
+        self,
+        fields: list[object],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+        score: bool = False,
+    ) -> tuple[list[Row], list[Prompt], CollectedResults]:
         engine, tokenizer = self._engine, self._engine.tokenizer
-        reader = RowReader(model=engine.options.model)
+        reader = RowReader(model=engine.options.model, score=score)
         rows = _usable(_row(reader, number, *each) for number, each in enumerate(_with_params(fields, params), 1))
         prompts = _usable(tokenized(rows, tokenizer, engine.max_positions))
         results = CollectedResults()
@@ -192,7 +237,7 @@ class LLM:
             check_emptied([engine.work(desk, scales, Signals(), progress, _CHECKPOINT_SECONDS)])
         finally:
             desk.feed.close()
-        return [self._output(row, prompt, results) for row, prompt in zip(rows, prompts, strict=True)]
+        return rows, prompts, results
 
     def _require_capacity(self, prompts: list[Prompt], scale: Scale) -> None:
         engine, batch = self._engine, scale.lanes[0]
@@ -203,10 +248,14 @@ class LLM:
             if problem := problem_of(sequences, limits, placement):
                 raise PromptError(f"prompt {prompt.line}: {problem}")
 
-    def _output(self, row: Row, prompt: Prompt, results: CollectedResults) -> RequestOutput:
-        text = self._engine.tokenizer.text(row) if row.prompt_token_ids is None else None
-        outputs, logprobs = results.outputs(row.line), results.prompt_logprobs(row.line)
-        return RequestOutput(row.id, text, prompt.token_ids, outputs, logprobs)
+    def _text(self, row: Row) -> str | None:
+        return self._engine.tokenizer.text(row) if row.prompt_token_ids is None else None
+
+
+def _all_fields(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[object]:
+    """Return prompts, or one alone, in the form of rows of a prompt file."""
+    one = isinstance(prompts, (str, dict)) or (len(prompts) and isinstance(prompts[0], int))
+    return [_fields(prompt) for prompt in ([prompts] if one else prompts)]
 
 
 def _fields(prompt: object) -> object:

@@ -1,4 +1,4 @@
-"""`hpcdecode generate`: from flags and a job file to a Job."""
+"""`hpcdecode generate` and `hpcdecode score`: from flags and a job file to a Job."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from urllib.parse import quote
 import msgspec
 
 from hpcdecode.cli import log
-from hpcdecode.cli.generate_flags import add_flags
+from hpcdecode.cli.generate_flags import add_flags, add_score_flags
 from hpcdecode.cli.job_file import read_job_file
 from hpcdecode.config import LITERAL, Job, default_output
+from hpcdecode.data.prompts.continuations import SCORING_PARAMS
 from hpcdecode.errors import RowProblem, UserError, first_line
 from hpcdecode.ranks import launch
 from hpcdecode.requests.params import SamplingParams
@@ -51,24 +52,61 @@ def _add_generate(commands: Subcommands) -> None:
     parser.set_defaults(run=_generate, connect=launch.world, signals=Signals())
 
 
-def _generate(options: argparse.Namespace, comm: MPI.Intracomm | None) -> int:
+def _add_score(commands: Subcommands) -> None:
+    parser = commands.add_parser(
+        "score",
+        help="log-probabilities of given continuations, choices and texts",
+        description="Score every row of the prompt files: continuations of a prompt, choices by the probability of the "
+        "next token, or the perplexity of a text. Nothing is generated. Results, resumption and exit codes are those "
+        "of generate.",
+        argument_default=argparse.SUPPRESS,
+    )
+    add_score_flags(parser)
+    parser.set_defaults(run=_score, connect=launch.world, signals=Signals())
+
+
+def _given(options: argparse.Namespace, comm: MPI.Intracomm | None) -> dict[str, Any]:
+    """Return the values of the job file, and of the flags, which override them."""
     given = vars(options)  # only flags that were given, since none has a default
     values = {**(read_job_file(options.job) if "job" in given else {}), **given}
     values["model"] = launch.lead_first(comm, lambda: find_model(values.get("model"), os.environ))
+    return values
+
+
+def _score(options: argparse.Namespace, comm: MPI.Intracomm | None) -> int:
+    values = _given(options, comm)
+    params = _checked({**{name: values[name] for name in SCORING_PARAMS if name in values}, "max_tokens": 1})
+    values.pop("profile", None)  # a job file may be that of `generate`, too
+    return _run_files(params, {**values, "score": True}, options, comm)
+
+
+def _generate(options: argparse.Namespace, comm: MPI.Intracomm | None) -> int:
+    values = _given(options, comm)
     if values.get("texts") and short_names(Path(values["model"]).resolve()) & PACKAGES.keys():
         values.setdefault("chat", True)  # these models answer messages only
     if values.get("generation_config") == "auto":
         values = {**_stated(values["model"], values), **values}
-    try:
-        params = _pick(SamplingParams, values).check()
-    except RowProblem as problem:
-        raise UserError(f"--{problem}".replace("_", "-", 2), everywhere=True) from None
+    params = _checked(values)
     if texts := values.pop("texts", None):
         return _answer(texts, params, values, options, comm)
+    return _run_files(params, values, options, comm)
+
+
+def _checked(values: dict[str, Any]) -> SamplingParams:
+    try:
+        return _pick(SamplingParams, values).check()
+    except RowProblem as problem:
+        raise UserError(f"--{problem}".replace("_", "-", 2), everywhere=True) from None
+
+
+def _run_files(
+    params: SamplingParams, values: dict[str, Any], options: argparse.Namespace, comm: MPI.Intracomm | None
+) -> int:
+    """Run a job whose prompts are files."""
     if "prompts" not in values:
-        raise UserError(
-            "expected at least one prompt file, a job file that names some, or -p TEXT, got none", everywhere=True
-        )
+        text = "" if values.get("score") else ", or -p TEXT"
+        files = f"at least one prompt file{',' if text else ' or'} a job file that names some{text}"
+        raise UserError(f"expected {files}, got none", everywhere=True)
     values["output"] = values.get("output") or default_output(values["prompts"], values.get("shard"))
     return _run(params, values, options, comm)
 
@@ -146,4 +184,4 @@ def _pick(kind: type[S], values: dict[str, Any]) -> S:
     return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in own.items()})
 
 
-COMMANDS = (_add_generate,)
+COMMANDS = (_add_generate, _add_score)

@@ -1,17 +1,17 @@
-"""The flags of `hpcdecode generate`."""
+"""The flags of `hpcdecode generate` and `hpcdecode score`."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from hpcdecode.cli.arguments import add_verbosity, parsed
 from hpcdecode.cli.parser_flags import add_parsers
+from hpcdecode.cli.sampling_flags import add_given_tokens, add_sampling
 from hpcdecode.config import (
     ADMISSIONS,
     DEVICES,
@@ -41,23 +41,41 @@ _Switch = argparse.BooleanOptionalAction  # --no-... overrides a job file
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add all flags of `generate`."""
-    _add_job(parser)
-    add_verbosity(parser)
-    _add_rows(parser.add_argument_group("rows"))
-    _add_time(parser.add_argument_group("time"))
-    _add_sampling(parser.add_argument_group("sampling (a row's own fields win)"))
+    _add_job(parser, "are requests of the OpenAI batch format")
+    help = "a prompt in place of files; may be given several times. The texts are printed, and kept only with -o"
+    parser.add_argument("-p", "--prompt", dest="texts", action="append", metavar="TEXT", help=help)
+    _add_job_groups(parser)
+    add_sampling(parser.add_argument_group("sampling (a row's own fields win)"))
     add_parsers(parser.add_argument_group("parts of the texts"))
+    size = parser.add_argument_group("size (auto if not given)")
+    _add_size(size)
+    help = "profile of hpcdecode calibrate, measured on as many ranks, from which the layout is chosen, and batch, "
+    help += "period and lanes of a job of many rows"
+    size.add_argument("--profile", metavar="FILE", help=help)
+
+
+def add_score_flags(parser: argparse.ArgumentParser) -> None:
+    """Add all flags of `score`: those of `generate` that do not say how text is generated."""
+    _add_job(parser, "text, and may have continuation, continuations or choices")
+    _add_job_groups(parser)
+    add_given_tokens(parser.add_argument_group("scores (a row's own fields win)"))
     _add_size(parser.add_argument_group("size (auto if not given)"))
 
 
-def _add_job(parser: argparse.ArgumentParser) -> None:
+def _add_job_groups(parser: argparse.ArgumentParser) -> None:
+    add_verbosity(parser)
+    _add_rows(parser.add_argument_group("rows"))
+    _add_time(parser.add_argument_group("time"))
+
+
+def _add_job(parser: argparse.ArgumentParser, other_rows: str) -> None:
     add = parser.add_argument
     add(
         "prompts",
         metavar="PROMPTS",
         nargs="*",
         help="prompt files, patterns, folders, or - for standard input: JSON Lines, whose rows have prompt, "
-        "prompt_token_ids or messages, or are requests of the OpenAI batch format; a JSON array; CSV, TSV; Parquet, "
+        f"prompt_token_ids or messages, or {other_rows}; a JSON array; CSV, TSV; Parquet, "
         "Arrow, HDF5; a folder of Parquet files or of a saved dataset; gzip and zstd are unpacked",
     )
     help = "TOML file with values for these flags, named with underscores; flags override it"
@@ -66,8 +84,6 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     help += "downloads once (default: HPCDECODE_MODEL, or model in hpcdecode.toml)"
     add("--model", metavar="DIR", help=help)
     add("--lora", metavar="DIR", help="directory of a PEFT adapter (LoRA) that is merged into the weights")
-    help = "a prompt in place of files; may be given several times. The texts are printed, and kept only with -o"
-    add("-p", "--prompt", dest="texts", action="append", metavar="TEXT", help=help)
     add("-o", "--output", metavar="OUT.h5", help="file for the results (default: the prompt file's name with .h5)")
     help = "write a timeline of all ranks to this file, for Perfetto or chrome://tracing"
     add("--trace", metavar="OUT.json", help=help)
@@ -117,53 +133,6 @@ def _add_time(group: Group) -> None:
     add("--survive", action=_Switch, help=help)
 
 
-def _add_sampling(group: Group) -> None:
-    add, default = group.add_argument, _DEFAULTS
-    help = (
-        "auto takes temperature, top_k, top_p, min_p and repetition_penalty from generation_config.json of the model "
-    )
-    help += "and says so; flags and rows win. model, the default, takes end-of-sequence tokens alone, so that rows are "
-    help += "greedy unless the command says otherwise"
-    add("--generation-config", type=parsed(parse_generation_config), metavar="{auto,model}", help=help)
-    add("--n", type=int, metavar="N", help=f"number of samples of every row ({default['n']})")
-    add("--max-tokens", type=int, metavar="N", help=f"most tokens to generate ({default['max_tokens']})")
-    help = f"tokens to generate before anything may end the text ({default['min_tokens']})"
-    add("--min-tokens", type=int, metavar="N", help=help)
-    add("--temperature", type=float, metavar="T", help=f"temperature; 0 is greedy ({default['temperature']})")
-    help = f"sample from the K most likely tokens; 0 for all of them ({default['top_k']})"
-    add("--top-k", type=int, metavar="K", help=help)
-    help = f"sample from the most likely tokens whose probabilities add up to P ({default['top_p']})"
-    add("--top-p", type=float, metavar="P", help=help)
-    help = f"drop tokens less likely than P times the most likely one ({default['min_p']})"
-    add("--min-p", type=float, metavar="P", help=help)
-    for name, what in (
-        ("presence", "lower the logits of generated tokens by X"),
-        ("frequency", "lower the logits of tokens by X for each time they were generated"),
-        ("repetition", "divide the logits of generated and prompt tokens by X, or multiply if negative"),
-    ):
-        add(f"--{name}-penalty", type=float, metavar="X", help=f"{what} ({default[f'{name}_penalty']})")
-    add("--logit-bias", type=parsed(_biases), metavar="ID:X[,ID:X...]", help="add X to the logit of the token ID")
-    add("--bad-words", action="append", metavar="TEXT", help="never generate this text; may be given several times")
-    add("--seed", type=int, metavar="S", help=f"seed of the random numbers ({default['seed']})")
-    add("--ignore-eos", action=_Switch, help="continue after end-of-sequence tokens")
-    add("--stop-token-ids", type=parsed(_ids), metavar="ID[,ID...]", help="end the text at these tokens")
-    add("--stop", action="append", metavar="TEXT", help="end the text at this string; may be given several times")
-    add("--include-stop-str-in-output", action=_Switch, help="keep the stop string in the text")
-    add("--skip-special-tokens", action=_Switch, help="leave special tokens out of the text (default: yes)")
-    help = "constrain the text: a JSON object with json, regex, choice or grammar, or a file that holds one"
-    add("--structured-outputs", type=parsed(_object), metavar="JSON", help=help)
-    help = "keep only the last N tokens of a prompt; -1 for as many as the context can hold"
-    add("--truncate-prompt-tokens", type=int, metavar="N", help=help)
-    help = "search for the W most likely continuations, which become the row's samples"
-    add("--beam-width", type=int, metavar="W", help=help)
-    help = f"exponent of the length by which a beam's score is divided ({default['length_penalty']})"
-    add("--length-penalty", type=float, metavar="X", help=help)
-    help = "record the log-probability of every token, and those of the K most likely ones"
-    add("--logprobs", type=int, metavar="K", help=help)
-    help = "record the same for the tokens of the prompt"
-    add("--prompt-logprobs", type=int, metavar="K", help=help)
-
-
 def _add_size(group: Group) -> None:
     add = group.add_argument
     help = "data type of weights and activations, or auto for the checkpoint's; bf16, fp32 and float are names of them"
@@ -200,9 +169,6 @@ def _add_size(group: Group) -> None:
     add("--admission", choices=ADMISSIONS, help=help)
     help = "most tokens that a step attends to under the schedule load-control"
     add("--load-limit", type=parsed(_count), metavar="TOKENS", help=help)
-    help = "profile of hpcdecode calibrate, measured on as many ranks, from which the layout is chosen, and batch, "
-    help += "period and lanes of a job of many rows"
-    add("--profile", metavar="FILE", help=help)
     help = "lanes of an S-rank, each with a micro-batch in flight (default: 2, or 1 in a single process)"
     add("--lanes", type=parsed(_count), metavar="L", help=help)
     help = f"most prompt tokens in a step of a lane ({prefill_limit(True)}, or {prefill_limit(False)} in one process)"
@@ -242,13 +208,6 @@ def _add_size(group: Group) -> None:
     add("--gpu-memory", type=size, metavar="SIZE", help=help)
 
 
-def parse_generation_config(text: str) -> str:
-    """Return the text, or raise ValueError if it is neither `auto` nor `model`."""
-    if text not in ("auto", "model"):
-        raise ValueError(f"expected auto or model, got {text!r}")
-    return text
-
-
 def text_or_file(text: str) -> str:
     """Return a text, or what a file of that name holds."""
     if not os.path.isfile(text):
@@ -264,29 +223,3 @@ def _count(text: str) -> int | None:
     if text != "auto" and not text.isdecimal():
         raise ValueError(f"expected a number or auto, got {text!r}")
     return None if text == "auto" else int(text)
-
-
-def _ids(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"expected token ids with commas between them, such as 2,13, got {text!r}") from None
-
-
-def _biases(text: str) -> dict[int, float]:
-    try:
-        pairs = [part.split(":") for part in text.split(",")]
-        return {int(token): float(bias) for token, bias in pairs}
-    except ValueError:
-        raise ValueError(f"expected ID:X with commas between them, such as 42:-1.5,7:2, got {text!r}") from None
-
-
-def _object(text: str) -> dict[str, Any]:
-    """Return a JSON object from its text or from a file."""
-    try:
-        value = json.loads(text if text.lstrip().startswith("{") else Path(text).read_bytes())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"expected a JSON object or a file of one: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"expected a JSON object, got {value!r}")
-    return value

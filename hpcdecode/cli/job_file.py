@@ -8,8 +8,9 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from hpcdecode.cli.generate_flags import parse_generation_config, text_or_file
+from hpcdecode.cli.generate_flags import text_or_file
 from hpcdecode.cli.parser import near
+from hpcdecode.cli.sampling_flags import parse_generation_config
 from hpcdecode.config import STDIN, Job, Shard, parse_bytes, parse_dtype
 from hpcdecode.data.prompts.fields import sampling_kinds, typed
 from hpcdecode.data.prompts.kept import parse_names
@@ -17,6 +18,7 @@ from hpcdecode.errors import RowProblem, UserError
 from hpcdecode.system.model_path import DEMO, read_toml
 
 _FAIL_FAST = "fail_fast"
+_NO_KEYS = ("params", "score")  # of a job: the subcommand says the latter
 _PARSED: dict[str, Callable[[str], object]] = {  # if given as strings
     "dtype": parse_dtype,
     "generation_config": parse_generation_config,
@@ -54,7 +56,7 @@ def read_job_file(path: str) -> dict[str, Any]:
 
 def _kinds() -> dict[str, Any]:
     """Return the type of every key's values, that of its field without None."""
-    job = {name: _filled(kind) for name, kind in typing.get_type_hints(Job).items() if name != "params"}
+    job = {name: _filled(kind) for name, kind in typing.get_type_hints(Job).items() if name not in _NO_KEYS}
     return {**job, **sampling_kinds(), _FAIL_FAST: bool, "shard": str, "generation_config": str}
 
 

@@ -13,6 +13,7 @@ from hpcdecode.data.prompts.rows import RowError, row_error
 from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.data.results.result import Result
 from hpcdecode.engine.row_errors import RowErrors
+from hpcdecode.engine.scored import scored_results
 from hpcdecode.errors import UserError
 from hpcdecode.report.metrics import RowCounts
 from hpcdecode.requests.output_parser import Parsed
@@ -53,6 +54,13 @@ def _parsed(sequence: SequenceState, tokenizer: Tokenizer) -> Parsed | None:
     prompt, decode = sequence.prompt, partial(tokenizer.decode, skip_special_tokens=False)
     text, place = sequence.text(lambda ids, _: decode(ids)), f"{prompt.line}-{sequence.sample}"
     return tokenizer.output_parser(text, prompt.token_ids, place, decode, prompt.params.skip_special_tokens)
+
+
+def results_of(request: Request, tokenizer: Tokenizer) -> list[Result]:
+    """Return what the results file is to say of a finished request: of its samples, or of what was scored."""
+    if request.prompt.targets:
+        return scored_results(request, tokenizer)
+    return [result_of(sequence, tokenizer) for sequence in request.sequences]
 
 
 def error_of(request: Request) -> RowError | None:
@@ -184,7 +192,7 @@ class Desk:
         if (error := error_of(request)) is not None:
             self.error(error)
             return
-        self.record([result_of(sequence, self.tokenizer) for sequence in request.sequences])
+        self.record(results_of(request, self.tokenizer))
 
     def record(self, samples: list[Result]) -> None:
         """Count a finished row and hand it to the results."""

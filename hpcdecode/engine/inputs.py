@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hpcdecode.engine.asked import AskedRows, asked_of, take_asked
 from hpcdecode.engine.model_inputs import ModelInputs, StepTokens
 from hpcdecode.errors import InvariantViolation
-from hpcdecode.requests.prefix import Prefix
 from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.sampling.logprobs import logprobs
-from hpcdecode.schedule.step import Chunk, Step
-
-
-class PromptRows(NamedTuple):
-    """Rows of logits that a prompt's log-probabilities come from: sample 0, the first row, and the positions."""
-
-    sequence: SequenceState
-    first: int
-    positions: range
+from hpcdecode.schedule.step import Step
 
 
 class Inputs:
@@ -36,61 +27,74 @@ class Inputs:
     Attributes:
         on_host: what the slices take, in the memory of the host.
         model: the same on the device.
+        drawing: the sampled sequences that draw a token; the others are scored.
     """
 
     def __init__(self, step: Step, device: torch.device, forgotten: Sequence[int] = ()):
         ids = [s.generated[-1] for s in step.decode]
         positions = [s.length for s in step.decode]
         logits_indices = list(range(len(ids)))
-        sample_indices = list(logits_indices)
-        self._prompts: list[PromptRows] = []
+        rows = list(logits_indices)  # of logits, by sampled sequence
+        self._asked: list[AskedRows] = []
         skipped_queries: list[int] = []
         for chunk in step.prefill:
             first, end = len(ids), chunk.start + chunk.count
             ids += chunk.sequence.input_ids[chunk.start : end]
             positions += range(chunk.start, end)
-            asked = _asked(chunk)
-            skipped_queries.append(0 if asked else chunk.count - bool(chunk.sampled))
+            asked = asked_of(chunk, len(logits_indices))
             if asked:
-                self._prompts.append(PromptRows(_first_sample(chunk), len(logits_indices), asked))
-                logits_indices += range(first + asked.start - chunk.start, first + asked.stop - chunk.start)
+                self._asked.append(asked)
+                begin = asked.positions.start - chunk.start
+                logits_indices += range(first + begin, first + begin + len(asked.positions))
+            skipped_queries.append(begin if asked else chunk.count - bool(chunk.sampled))
             if chunk.sampled:
-                sample_indices += [len(logits_indices)] * len(chunk.sampled)
-                logits_indices.append(len(ids) - 1)
-        largest = not self._prompts and all(_plain_greedy(s) for s in step.sampled)
-        self._sample_indices = None if sample_indices == list(range(len(logits_indices))) else _tensor(sample_indices)
+                if logits_indices[-1:] != [len(ids) - 1]:
+                    logits_indices.append(len(ids) - 1)
+                rows += [len(logits_indices) - 1] * len(chunk.sampled)
+        self._sampled = step.sampled
+        self.drawing = [s for s in self._sampled if s.target is None]
+        largest = not self._asked and all(map(_plain_greedy, self.drawing))
+        drawn = [row for row, s in zip(rows, self._sampled, strict=True) if s.target is None]
+        self._drawn = list(dict.fromkeys(drawn))  # rows of logits that tokens are drawn from, in their order
+        places = {row: place for place, row in enumerate(self._drawn)}
+        sample_indices = [places[row] for row in drawn]
+        self._sample_indices = None if sample_indices == list(range(len(self._drawn))) else _tensor(sample_indices)
         tokens = StepTokens(_tensor(ids), _tensor(positions), _tensor(logits_indices))
-        self._check_sample_indices(step, *tokens)
+        self._check_sample_indices(rows, *tokens)
         parts = [chunk.part for chunk in step.prefill]
-        self.on_host = ModelInputs(len(step.decode), tokens, parts, skipped_queries, forgotten, largest)
+        self.on_host = ModelInputs(
+            len(step.decode), tokens, parts, skipped_queries, forgotten, largest, by_parts=bool(self._asked)
+        )
         self.model = self.on_host.on(device)
 
     def select(self, rows: Tensor) -> Tensor:
-        """Select from the rows of kept tokens [L, ...] one row for each sampled sequence, in their order."""
+        """Select from the rows that tokens are drawn from [n, ...] one row for each sequence that draws."""
         return rows if self._sample_indices is None else rows[self._sample_indices.to(rows.device)]
 
-    def _check_sample_indices(self, step: Step, ids: Tensor, positions: Tensor, logits_indices: Tensor) -> None:
-        """Raise InvariantViolation unless each sampled sequence draws from the logits of its own last token."""
-        sampled = step.sampled
-        last = [s.generated[-1] if s.generated else s.prompt.token_ids[-1] for s in sampled]
-        place = [len(s.prompt.token_ids) + len(s.generated) - 1 for s in sampled]
-        tokens, places = (self.select(x[logits_indices]).tolist() for x in (ids, positions))
+    def drawn_from(self, logits: Tensor, part: slice) -> Tensor:
+        """Return the rows that tokens are drawn from of logits [n, vocab], those of a part."""
+        own = [row - part.start for row in self._drawn if part.start <= row < part.stop]
+        return logits if len(own) == len(logits) else logits[own]
+
+    def spread(self, tokens: Sequence[int]) -> list[int]:
+        """Return a token for each sampled sequence, given those of the sequences that draw; -1 for the others."""
+        drawn = iter(tokens)
+        return [next(drawn) if s.target is None else -1 for s in self._sampled]
+
+    def take_asked(self, logits: Tensor, part: slice) -> None:
+        """Keep the log-probabilities of prompts and targets that logits [n, vocab], those of a part, tell."""
+        take_asked(self._asked, logits, part)
+
+    def _check_sample_indices(self, rows: list[int], ids: Tensor, positions: Tensor, logits_indices: Tensor) -> None:
+        """Raise InvariantViolation unless each sampled sequence has the logits of its own last token."""
+        last = [s.generated[-1] if s.generated else s.given_ids[-1] for s in self._sampled]
+        place = [len(s.given_ids) + len(s.generated) - 1 for s in self._sampled]
+        tokens, places = (x[logits_indices][rows].tolist() for x in (ids, positions))
         if tokens != last or places != place:
             raise InvariantViolation(
                 "each sequence draws from the logits of its last token",
                 f"expected tokens {last[:8]} at positions {place[:8]}, got {tokens[:8]} at {places[:8]}",
             )
-
-    def take_prompt_logprobs(self, logits: Tensor) -> None:
-        """Keep those of the prompts that ask for them."""
-        for sequence, row, positions in self._prompts:
-            held, prompt = sequence.prompt_logprobs, sequence.prompt
-            if held is None or len(held) != positions.start + 1:  # another sample's prefill has been here
-                continue
-            tokens = [prompt.token_ids[p + 1] for p in positions]
-            counts = [prompt.params.prompt_logprobs or 0] * len(tokens)
-            for entry in logprobs(logits[row : row + len(tokens)], tokens, counts):
-                held.add(*entry)
 
 
 def take_logprobs(logits: Tensor, sequences: list[SequenceState], tokens: list[int]) -> None:
@@ -109,22 +113,6 @@ def take_logprobs(logits: Tensor, sequences: list[SequenceState], tokens: list[i
 def _plain_greedy(sequence: SequenceState) -> bool:
     """Whether it asks for nothing of its logits but the largest one's token."""
     return sequence.prompt.params.plain_greedy and sequence.logprobs is None and sequence.beams is None
-
-
-def _first_sample(chunk: Chunk) -> SequenceState:
-    """Return sample 0 of a chunk's request."""
-    assert isinstance(chunk.sequence, SequenceState)
-    return chunk.sequence.request.sequences[0]
-
-
-def _asked(chunk: Chunk) -> range:
-    """Return the positions of a chunk whose logits tell a log-probability of the prompt that is asked for."""
-    if isinstance(chunk.sequence, Prefix):
-        return range(0)
-    held = _first_sample(chunk).prompt_logprobs
-    if held is None or len(held) <= chunk.start:
-        return range(0)
-    return range(len(held) - 1, min(chunk.start + chunk.count, len(chunk.sequence.prompt.token_ids) - 1))
 
 
 def _tensor(values: list[int]) -> Tensor:

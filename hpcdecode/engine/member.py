@@ -76,8 +76,9 @@ class Member:
             last = yield from self.executor.run(lane, link, inputs)
             if group.at_home and len(inputs.tokens.logits_indices):
                 enter("logits", lane)
-                head = yield from group.summed(self.model.start_last(*last))
-                yield from group.largest(head) if inputs.largest else group.logits(head)
+                for part in inputs.logits_parts:
+                    head = yield from group.summed(self.model.start_last(*last, part))
+                    yield from group.largest(head) if inputs.largest else group.logits(head)
             self._count(bool(inputs.parts))
 
     def _count(self, prefilled: bool) -> None:

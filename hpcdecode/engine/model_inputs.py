@@ -14,6 +14,8 @@ from torch import Tensor
 from hpcdecode.schedule.plan import Plan
 from hpcdecode.schedule.step import PromptPart
 
+LOGITS_AT_ONCE = 256  # tokens whose logits are in memory together, if many are asked for
+
 
 class StepTokens(NamedTuple):
     """A step's tokens, the context of the first slice.
@@ -40,6 +42,7 @@ class ModelInputs:
         skipped_queries: By part, how many of its first tokens need no logits.
         forgotten: Keys of prefixes whose K and V are not needed any more.
         largest: Whether no more of the logits is needed than the largest one of every token.
+        by_parts: Whether logits are computed part by part, since those of many prompt tokens are asked for.
     """
 
     decodes: int
@@ -48,6 +51,14 @@ class ModelInputs:
     skipped_queries: Sequence[int] = ()
     forgotten: Sequence[int] = ()
     largest: bool = False
+    by_parts: bool = False
+
+    @property
+    def logits_parts(self) -> list[slice]:
+        """Return the parts of the tokens whose logits are needed that are computed one after another."""
+        count = len(self.tokens.logits_indices)
+        size = LOGITS_AT_ONCE if self.by_parts else max(count, 1)
+        return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
     def on(self, device: torch.device) -> ModelInputs:
         """Return the same with its tokens on a device."""
@@ -70,6 +81,7 @@ class StepOrder(msgspec.Struct, frozen=True, array_like=True):
     skipped_queries: list[int] = []
     forgotten: list[int] = []
     largest: bool = False
+    by_parts: bool = False
 
     @classmethod
     def of(cls, plan: Plan, inputs: ModelInputs | None, forgotten: Sequence[int]) -> StepOrder:
@@ -86,7 +98,7 @@ class StepOrder(msgspec.Struct, frozen=True, array_like=True):
             return cls(wire.tobytes(), forgotten=list(forgotten))
         tokens = [x.numpy().tobytes() for x in inputs.tokens]
         lists = list(inputs.parts), list(inputs.skipped_queries), list(inputs.forgotten)
-        return cls(wire.tobytes(), inputs.decodes, tokens, *lists, inputs.largest)
+        return cls(wire.tobytes(), inputs.decodes, tokens, *lists, inputs.largest, inputs.by_parts)
 
     def decoded_plan(self) -> Plan:
         """Return the plan."""
@@ -95,4 +107,5 @@ class StepOrder(msgspec.Struct, frozen=True, array_like=True):
     def inputs(self) -> ModelInputs:
         """Return what the model takes, on the host."""
         tokens = StepTokens(*(torch.from_numpy(np.frombuffer(wire, np.int64).copy()) for wire in self.tokens))
-        return ModelInputs(self.decodes, tokens, self.parts, self.skipped_queries, self.forgotten, largest=self.largest)
+        lists = self.parts, self.skipped_queries, self.forgotten
+        return ModelInputs(self.decodes, tokens, *lists, largest=self.largest, by_parts=self.by_parts)

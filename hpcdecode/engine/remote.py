@@ -11,7 +11,7 @@ from mpi4py import MPI
 from hpcdecode.data.prompts.rows import RowError
 from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.data.results.result import Result
-from hpcdecode.engine.desk import Desk, RankReport, error_of, result_of
+from hpcdecode.engine.desk import Desk, RankReport, error_of, results_of
 from hpcdecode.mpi import ulfm
 from hpcdecode.mpi.message import post, receive, send
 from hpcdecode.requests.prompt import Prompt, Unfinished
@@ -122,7 +122,7 @@ class Clients:
         rows: list[Prompt] = []
         while count > 0 and not self.stopping and self.desk.peek() is not None:
             rows.append(self.desk.pop())
-            count -= rows[-1].params.samples
+            count -= rows[-1].sequences
         return Rows(rows, self.stopping or self.desk.exhausted())
 
 
@@ -161,22 +161,22 @@ class RemoteDesk:
     def pop(self) -> Prompt:
         """Take the next prompt."""
         prompt = self._rows.popleft()
-        self._held -= prompt.params.samples
-        self._in_flight += prompt.params.samples
+        self._held -= prompt.sequences
+        self._in_flight += prompt.sequences
         return prompt
 
     def refuse(self, prompt: Prompt, reason: str) -> None:
         """Drop the next prompt and record why."""
-        self._held -= self._rows.popleft().params.samples
+        self._held -= self._rows.popleft().sequences
         self._errors.append(RowError(prompt.line, prompt.id, reason))
 
     def finish(self, request: Request) -> None:
         """Take a request whose sequences are all finished; hand in some at a time."""
-        self._in_flight -= request.prompt.params.samples
+        self._in_flight -= request.prompt.sequences
         if (error := error_of(request)) is not None:
             self._errors.append(error)
             return
-        self._finished.append([result_of(sequence, self.tokenizer) for sequence in request.sequences])
+        self._finished.append(results_of(request, self.tokenizer))
         if len(self._finished) >= _RESULTS_A_MESSAGE:
             self._report(0)
 
@@ -219,7 +219,7 @@ class RemoteDesk:
     def _take_answer(self) -> None:
         answer = receive(self.comm, 0, _ROWS, Rows)
         self._rows += answer.prompts
-        self._held += sum(prompt.params.samples for prompt in answer.prompts)
+        self._held += sum(prompt.sequences for prompt in answer.prompts)
         self._ended, self._asked = answer.last, False
 
     def _report(self, ask: int, unfinished: list[Unfinished] | None = None) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from hpcdecode.engine.choice import executors
 from hpcdecode.engine.desk import RankReport
+from hpcdecode.engine.executors import LastSliceInput
 from hpcdecode.engine.group_lane import GroupLane, OneMember
 from hpcdecode.engine.inputs import Inputs, take_logprobs
 from hpcdecode.engine.prefill import PromptKvCache
@@ -18,7 +19,6 @@ from hpcdecode.engine.programs import Program, Waiting, serve
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.exchange.base import SLink
 from hpcdecode.model import SplitModel
-from hpcdecode.model.run.split_model import LmHeadInput
 from hpcdecode.mpi.wait import Waitable
 from hpcdecode.requests.prompt import Unfinished
 from hpcdecode.requests.sequence import Request
@@ -140,7 +140,7 @@ class SRank:
 
     def _lane(self, lane: int, link: SLink, scheduler: Scheduler) -> Program:
         """Run one lane: schedule, execute, sample, update."""
-        enter, group = self.timeline.enter, self.groups[lane]
+        enter = self.timeline.enter
         while True:
             yield "idle", self._rounds.turn(lane)
             enter("plan", lane)
@@ -162,9 +162,7 @@ class SRank:
             last = yield from executor.run(lane, link, inputs.model)
             tokens: list[int] = []
             if len(inputs.model.tokens.logits_indices):
-                enter("logits", lane)
-                head = yield from group.summed(self.model.start_last(*last))
-                tokens = yield from self._sample(lane, step, inputs, head)
+                tokens = yield from self._sample(lane, step, inputs, last)
             enter("commit", lane)
             self._finish_step(scheduler, step, tokens)
         self._rounds.leave(lane)
@@ -195,20 +193,25 @@ class SRank:
             for sequence in chunk.sequence.with_forks:
                 sequence.times.queued = sequence.times.queued or time()
 
-    def _sample(self, lane: int, step: Step, inputs: Inputs, head: LmHeadInput) -> Waiting[list[int]]:
-        """Return the next token of each of the step's sampled sequences."""
-        group = self.groups[lane]
-        largest = (yield from group.largest(head)) if inputs.model.largest else None
-        if largest is not None:
-            return inputs.select(largest).tolist()
-        logits = yield from group.logits(head)
-        inputs.take_prompt_logprobs(logits)
-        logits = inputs.select(logits)
-        self.timeline.enter("sample", lane)
-        tokens = sample(logits, step.sampled, self.stops.eos, self.grammars)
-        advance_beams(logits, step.sampled)
-        take_logprobs(logits, step.sampled, tokens)
-        return tokens
+    def _sample(self, lane: int, step: Step, inputs: Inputs, last: LastSliceInput) -> Waiting[list[int]]:
+        """Return the next token of each of the step's sampled sequences; any token of those that are scored."""
+        group, kept = self.groups[lane], []
+        for part in inputs.model.logits_parts:
+            self.timeline.enter("logits", lane)
+            head = yield from group.summed(self.model.start_last(*last, part))
+            largest = (yield from group.largest(head)) if inputs.model.largest else None
+            if largest is not None:
+                return inputs.select(largest).tolist()
+            logits = yield from group.logits(head)
+            self.timeline.enter("sample", lane)
+            inputs.take_asked(logits, part)
+            kept.append(inputs.drawn_from(logits, part))
+        logits = inputs.select(kept[0] if len(kept) == 1 else torch.cat(kept))
+        drawing = inputs.drawing
+        tokens = sample(logits, drawing, self.stops.eos, self.grammars) if drawing else []
+        advance_beams(logits, drawing)
+        take_logprobs(logits, drawing, tokens)
+        return inputs.spread(tokens)
 
     def _finish_step(self, scheduler: Scheduler, step: Step, tokens: list[int]) -> None:
         now = time()

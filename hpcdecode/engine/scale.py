@@ -10,10 +10,11 @@ from hpcdecode.engine.setup import Setup, apart, partition_of
 from hpcdecode.ranks.layout import Group
 from hpcdecode.ranks.team import Team
 from hpcdecode.requests.prompt import Prompt
-from hpcdecode.schedule.auto import LOOKAHEAD, choose, load_limit, mean_prompt, split, usual_lanes
+from hpcdecode.schedule.auto import LOOKAHEAD, at_once, choose, load_limit, mean_prompt, split, usual_lanes
 from hpcdecode.schedule.limits import LaneLimits, prefill_limit
 from hpcdecode.schedule.optimistic import placement_kind
 from hpcdecode.schedule.placement import Placement
+from hpcdecode.schedule.prefixes import FEW_PREFIXES, MAX_PREFIXES
 
 MOST_GROWTH = 8  # of B, with optimistic admission
 _MOST_AHEAD = 4096  # rows looked at
@@ -28,6 +29,7 @@ class Scale(msgspec.Struct, frozen=True):
         prefill_tokens: the most prompt tokens of a lane's step.
         lanes: B of every lane.
         growth: to how many times that they may grow if sequences end early.
+        prefixes: the most of a lane at once.
     """
 
     batch: int
@@ -37,11 +39,12 @@ class Scale(msgspec.Struct, frozen=True):
     prefill_tokens: int
     lanes: list[int]
     growth: int = 1
+    prefixes: int = FEW_PREFIXES
 
     @property
     def slots(self) -> int:
         """Return how many sequences any lane may hold at once."""
-        return max(LaneLimits(b, 1, 1, 1, None, growth=self.growth).slots for b in self.lanes)
+        return max(LaneLimits(b, 1, 1, 1, None, growth=self.growth, prefixes=self.prefixes).slots for b in self.lanes)
 
     @property
     def most(self) -> int:
@@ -93,12 +96,13 @@ def _choose(
     crosses = apart(team, group)
     home = team.ranks[group.home]
     lanes = options.lanes or usual_lanes(home.pp, home.copies, crosses)
-    most = max([p.params.samples for p in first], default=1)  # a row is run by one lane
+    most = max([at_once(p) for p in first], default=1)  # a row is run by one lane
     prefill = options.prefill_tokens or prefill_limit(crosses)
     of_lanes = split(batch, max(min(lanes, batch // most), 1))
     grows = options.admission == "optimistic" and options.batch is None
     growth = max(min(MOST_GROWTH, LOOKAHEAD // batch), 1) if grows else 1
-    return Scale(batch, period, steps, load, prefill, of_lanes, growth)
+    prefixes = MAX_PREFIXES if any(p.targets for p in first) else FEW_PREFIXES
+    return Scale(batch, period, steps, load, prefill, of_lanes, growth, prefixes)
 
 
 def capacity_of(options: EngineOptions, team: Team, group: Group) -> list[int]:
@@ -137,4 +141,5 @@ def lane_limits(options: EngineOptions, setup: Setup, batch: int, scale: Scale, 
         scale.load * batch // scale.batch,
         scale.growth,
         1 if options.admission == "optimistic" and options.period is None else None,
+        scale.prefixes,
     )

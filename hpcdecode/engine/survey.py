@@ -57,7 +57,7 @@ def survey(job: Job, team: Team) -> Begin | None:
         kv_dtype = job.kv_dtype or dtype
         keep = job.keep_columns or (None if job.overwrite else columns_kept(job.output)) or ALL
         if job.keep_columns:
-            require_columns(files, Selection(keep, job.prompt_column), job.prompt_column, template)
+            require_columns(files, Selection(keep, job.prompt_column), job.prompt_column, template, job.score)
         what = identity(job, files, dtype, kv_dtype, keep)
         earlier = find_earlier(job.output, what, overwrite=job.overwrite, limit=job.limit)
         if earlier is None:

@@ -79,7 +79,7 @@ def summary(figures: dict[str, Any]) -> str:
     return "\n".join(
         (
             *([f"lost while the job went on: {', '.join(lost)}"] if lost else []),
-            f"rows {f['rows']:,}, errors {f['errors']:,}, tokens {f['generated_tokens']:,} generated"
+            f"rows {f['rows']:,}, errors {f['errors']:,}, tokens {f['generated_tokens']:,} {_verb(f)}"
             f" and {f['prompt_tokens']:,} of prompts{shared}, in {f['seconds']:.1f} s",
             f"{f['tokens_per_second']:,.1f} tokens/s, S busy {f['s_busy']:.0%}{balance}, R busy {f['r_busy']:.0%},"
             f" R-part {f['r_gigabytes_per_second']:.1f} GB/s, peak KV {f['peak_kv_tokens']:,} tokens,"
@@ -88,6 +88,11 @@ def summary(figures: dict[str, Any]) -> str:
             f"peak memory of ranks 0.. (MiB): {_memories([b >> 20 for b in f['peak_rss_bytes']])}",
         )
     )
+
+
+def _verb(f: dict[str, Any]) -> str:
+    """Return what the job did with tokens."""
+    return "scored" if f.get("scored") else "generated"
 
 
 def closing(output: str, rows: int, total: int | None, samples: int, errors: int) -> str:

@@ -6,6 +6,7 @@ import msgspec
 
 from hpcdecode.requests.logprobs import Logprobs
 from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.target import Target
 from hpcdecode.requests.thinking import Thinking
 
 
@@ -29,10 +30,13 @@ class Prompt(msgspec.Struct):
 
     Attributes:
         line: 1-based, through all files.
-        token_ids: at least 1, and at least 1 position less than the model has.
+        token_ids: at least 1, and at least 1 position less than the model has. Of a row that is scored, what comes
+            before every continuation; none before a text.
         unfinished: what an earlier run of the job has generated, in any order.
         bad_word_ids: what `params.bad_words` forbids, as token ids.
         thinking: how the reasoning begins and ends, if `params.thinking_token_budget` bounds it.
+        targets: what is scored, in the order of the tokens of each continuation; nothing if text is generated.
+        texts: of the continuations; those that are not there are the texts of their tokens.
     """
 
     line: int
@@ -42,3 +46,17 @@ class Prompt(msgspec.Struct):
     unfinished: list[Unfinished] = []
     bad_word_ids: list[list[int]] = []
     thinking: Thinking | None = None
+    targets: list[Target] = []
+    texts: list[str] = []
+
+    @property
+    def sequences(self) -> int:
+        """Return how many sequences it becomes."""
+        return len(self.targets) or self.params.samples
+
+    @property
+    def input_tokens(self) -> int:
+        """Return the tokens that its sequences begin with, all together."""
+        if self.targets:
+            return sum(len(target.input_ids) for target in self.targets)
+        return len(self.token_ids) * self.params.samples

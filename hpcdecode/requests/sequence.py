@@ -12,6 +12,7 @@ from hpcdecode.requests.matcher import Matcher
 from hpcdecode.requests.prefix import Prefix, SharedBlocks, new_key
 from hpcdecode.requests.prompt import Prompt, Unfinished
 from hpcdecode.requests.stops import Decode, Stops, StopText
+from hpcdecode.requests.target import Scores, Target
 
 
 @dataclass(slots=True, eq=False)
@@ -86,6 +87,8 @@ class SequenceState:
         logprobs: of `generated`, if the request asks for them.
         prompt_logprobs: of the prompt, kept with sample 0, if the request asks for them.
         cumulative_logprob: of a beam that has ended.
+        target: what is scored of a row that generates nothing, in place of the prompt.
+        scores: of the target.
         error: why it is no result, and its row an error, whatever it generates.
         key: by which the ranks of a group name it.
     """
@@ -106,6 +109,8 @@ class SequenceState:
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
     cumulative_logprob: float = nan
+    target: Target | None = None
+    scores: Scores = field(default_factory=Scores)
     finish_reason: str | None = None
     error: str | None = None
     hidden: Hidden = field(default_factory=Hidden)
@@ -114,6 +119,8 @@ class SequenceState:
     key: int = field(default_factory=new_key)
 
     def __post_init__(self) -> None:
+        if self.target is not None:
+            return
         if self.prompt.params.logprobs is not None:
             self.logprobs = Logprobs()
         if self.prompt.params.prompt_logprobs is not None and self.sample == 0:
@@ -136,14 +143,19 @@ class SequenceState:
 
     @property
     def input_ids(self) -> list[int]:
-        """Return the tokens to prefill: the prompt, and what was generated before."""
-        ids = self.prompt.token_ids
+        """Return the tokens to prefill: the prompt, and what was generated before; or those of the target."""
+        ids = self.given_ids
         return ids + self.generated[: self.resumed] if self.resumed else ids
+
+    @property
+    def given_ids(self) -> list[int]:
+        """Return the tokens that it begins with: the prompt, or those of the target."""
+        return self.prompt.token_ids if self.target is None else self.target.input_ids
 
     @property
     def prompt_length(self) -> int:
         """Return the number of tokens to prefill."""
-        return len(self.prompt.token_ids) + self.resumed
+        return len(self.given_ids) + self.resumed
 
     @property
     def ranks(self) -> list[int]:
@@ -161,12 +173,14 @@ class SequenceState:
         return self.request.number, self.sample
 
     @property
-    def shares_prefix(self) -> bool:
-        """Return whether it may share a prefix.
+    def shareable_ids(self) -> list[int]:
+        """Return the tokens of which it may share all but the last as a prefix.
 
-        It may not if the logits of all its positions are asked for, or if the S-rank needs K and V of all of them.
+        They end where logits are asked for. There are none if the S-rank needs K and V of all positions.
         """
-        return self.prompt.params.prompt_logprobs is None and not self.resumed
+        if self.target is not None:
+            return self.target.input_ids[: self.target.start]
+        return [] if self.resumed or self.prompt.params.prompt_logprobs is not None else self.prompt.token_ids
 
     @property
     def shared(self) -> int:
@@ -183,7 +197,7 @@ class SequenceState:
     @property
     def final_length(self) -> int:
         """Return its tokens in the KV cache at the end, if no stop condition ends it early."""
-        return len(self.prompt.token_ids) + self.request.max_new_tokens - 1
+        return len(self.given_ids) + self.request.max_new_tokens - 1
 
     @property
     def end_step(self) -> int:
@@ -199,7 +213,10 @@ class SequenceState:
             self.shared_blocks.start = self.prefilled
 
     def accept(self, token: int, stops: Stops) -> None:
-        """Append a sampled token and settle whether it ends the sequence."""
+        """Append a sampled token and settle whether it ends the sequence. A target takes none, and has its end."""
+        if self.target is not None:
+            self.finish_reason = "length"
+            return
         self.generated.append(token)
         if self._stops_at_token(stops) or self._stops_at_string(stops):
             self.finish_reason = "stop"
@@ -266,29 +283,3 @@ class SequenceState:
         shown = len(self.generated) - self.hidden.tokens
         text = decode(self.generated[:shown], self.prompt.params.skip_special_tokens)
         return text[: len(text) - self.hidden.characters]
-
-
-def start_request(prompt: Prompt, max_new_tokens: int, lane: int, stops: Stops) -> Request:
-    """Return a row's request with what an earlier run generated; at least one sequence is not finished."""
-    params = prompt.params
-    request = Request(prompt, max_new_tokens, lane)
-    if params.beam_width:
-        request.beams = Beams(params.beam_width, params.length_penalty, max_new_tokens, stops.ends_of(params))
-    request.sequences = [SequenceState(request, sample) for sample in range(params.samples)]
-    for earlier in prompt.unfinished:
-        request.sequences[earlier.sample].resume(earlier, stops)
-    if request.finished:
-        last = request.sequences[-1]
-        request.sequences[-1] = SequenceState(request, last.sample)
-    return request
-
-
-def prefilled_sequences(request: Request, block_tokens: int) -> list[SequenceState]:
-    """Return the sequences to prefill: of those that begin, the first, from which the others fork."""
-    fresh = [s for s in request.sequences if not s.generated]
-    if len(fresh) > 1:
-        fresh[0].forks = fresh[1:]
-        blocks = SharedBlocks(0, fresh[0].prompt_length // block_tokens * block_tokens)
-        for sequence in fresh:
-            sequence.shared_blocks = blocks
-    return fresh[:1] + [s for s in request.sequences if s.resumed and not s.finish_reason]

@@ -7,7 +7,8 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from hpcdecode.requests.prompt import Prompt
-from hpcdecode.requests.sequence import SequenceState, prefilled_sequences, start_request
+from hpcdecode.requests.sequence import SequenceState
+from hpcdecode.requests.start import prefilled_sequences, start_request
 from hpcdecode.requests.stops import Stops
 from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.microbatch import MicroBatch
@@ -51,7 +52,7 @@ class Admission:
     def __init__(self, lane: int, feed: Feed, placement: Placement, limits: LaneLimits, stops: Stops):
         self.lane, self.feed, self.placement, self.limits, self.stops = lane, feed, placement, limits, stops
         self.policy = policy_of(limits)
-        self.prefixes = Prefixes(placement.block_tokens, limits.prefix_tokens)
+        self.prefixes = Prefixes(placement.block_tokens, limits.prefix_tokens, limits.prefixes)
         self.waiting: deque[SequenceState] = deque()
 
     def exhausted(self) -> bool:
@@ -91,6 +92,13 @@ class Admission:
             self.policy.admitted(group.start_step, busy)
         return group
 
+    def next_ids(self) -> Sequence[int]:
+        """Return the tokens that the next sequence to place begins with; none if that is not known."""
+        if self.waiting:
+            return self.waiting[0].input_ids
+        prompt = self.feed.peek()
+        return [] if prompt is None else prompt.targets[0].input_ids if prompt.targets else prompt.token_ids
+
     def put_back(self, sequences: Sequence[SequenceState]) -> None:
         """Have sequences wait that gave up their room."""
         self.waiting = deque(sorted((*self.waiting, *sequences), key=lambda s: s.seniority))
@@ -111,8 +119,8 @@ def sequences_of(
     prompt: Prompt, lane: int, limits: LaneLimits, placement: Placement, stops: Stops
 ) -> list[SequenceState]:
     """Return the sequences of a prompt that are to be prefilled, from which its others fork."""
-    max_new = prompt.params.max_tokens
-    if limits.max_positions is not None:
+    max_new = 1 if prompt.targets else prompt.params.max_tokens
+    if not prompt.targets and limits.max_positions is not None:
         max_new = min(max_new, limits.max_positions - len(prompt.token_ids))
     return prefilled_sequences(start_request(prompt, max_new, lane, stops), placement.block_tokens)
 
@@ -124,6 +132,9 @@ def problem_of(sequences: Sequence[SequenceState], limits: LaneLimits, placement
         return f"n: expected at most {limits.most} (the batch of a lane), got {most}; raise batch, or lower n"
     if all(placement.tokens(s.with_forks) <= capacity for s in sequences):
         return None
+    if sequences[0].target is not None:
+        needs = max(len(s.given_ids) for s in sequences)
+        return f"needs {needs} tokens of KV cache, but an R-rank holds {capacity}: raise kv_memory, or score less text"
     first = sequences[0]
     most_new = first.request.max_new_tokens
     samples = f" for each of {most} samples" if most > 1 else ""

@@ -49,9 +49,9 @@ def choose(
     """
     longest = capacity if context is None else min(capacity, context)
     steps = max(max((new_tokens(p, longest) for p in first), default=max_tokens) - 1, 1)
-    prompt, most = mean_prompt(first), max((p.params.samples for p in first), default=1)
+    prompt, most = mean_prompt(first), max((at_once(p) for p in first), default=1)
     held = prompt + state_tokens
-    sequences = max(-(-sum(p.params.samples for p in first) // groups), most)
+    sequences = max(-(-sum(p.sequences for p in first) // groups), most)
     if all_rows and sequences <= (batch or LOOKAHEAD) and sequences * (held + steps) <= FULL * capacity:
         return Sizes(batch or sequences, period or steps, steps)
     period = min(period or max(steps // PERIODS, 1), steps)
@@ -63,7 +63,7 @@ def choose(
 
 def new_tokens(prompt: Prompt, longest: int) -> int:
     """Return the most tokens that a row can generate if a sequence has at most `longest` tokens, prompt included."""
-    return min(prompt.params.max_tokens, max(longest - len(prompt.token_ids), 1))
+    return 1 if prompt.targets else min(prompt.params.max_tokens, max(longest - len(prompt.token_ids), 1))
 
 
 def load_limit(batch: int, period: int, steps: int, prompt: float, capacity: int, state_tokens: int = 0) -> int:
@@ -83,7 +83,12 @@ def load_limit(batch: int, period: int, steps: int, prompt: float, capacity: int
 
 def mean_prompt(first: Sequence[Prompt]) -> float:
     """Return the mean prompt tokens over the samples of all rows."""
-    return sum(len(p.token_ids) * p.params.samples for p in first) / max(sum(p.params.samples for p in first), 1)
+    return sum(p.input_tokens for p in first) / max(sum(p.sequences for p in first), 1)
+
+
+def at_once(prompt: Prompt) -> int:
+    """Return how many sequences of a row must run side by side: all samples, or one target."""
+    return 1 if prompt.targets else prompt.params.samples
 
 
 def usual_lanes(stages: int, copies: int, crosses: bool) -> int:

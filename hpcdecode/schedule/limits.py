@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcdecode.schedule.prefixes import MAX_PREFIXES
+from hpcdecode.schedule.prefixes import FEW_PREFIXES
 
 
 def prefill_limit(apart: bool) -> int:
@@ -33,6 +33,7 @@ class LaneLimits:
         load: W_lim, tokens that the sequences attend to in a step, for the schedule `load-control`.
         growth: to how many times B the lane may grow if sequences end early.
         least_period: to which F may shrink with it; None for F itself.
+        prefixes: the most prefixes at once.
     """
 
     batch: int
@@ -45,6 +46,7 @@ class LaneLimits:
     load: int = 0
     growth: int = 1
     least_period: int | None = None
+    prefixes: int = FEW_PREFIXES
 
     @property
     def most(self) -> int:
@@ -54,4 +56,4 @@ class LaneLimits:
     @property
     def slots(self) -> int:
         """Return how many sequences and prefixes the lane may hold at once."""
-        return 2 * self.most + MAX_PREFIXES
+        return 2 * self.most + self.prefixes

@@ -70,10 +70,10 @@ class MicroBatch:
             slots: of the lane, of which those that are needed are taken.
         """
         known = None
-        if sequence.shares_prefix:
-            known, length = self.known.find(sequence.input_ids)
+        if ids := sequence.shareable_ids:
+            known, length = self.known.find(ids)
             if length and len(slots) > len(sequence.with_forks):
-                new = self._new_prefix(sequence.input_ids[:length], known)
+                new = self._new_prefix(ids[:length], known)
                 if self._admit_with_new(sequence, new):
                     slots.take(new)
                     self._take(sequence, slots)
@@ -109,8 +109,8 @@ class MicroBatch:
             return False
         self.known.add(new)
         for other in self.sequences:  # admitted before it was found
-            same = other.shares_prefix and other.prefix is new.prefix and other.rank in new.ranks
-            if same and new.begins(np.array(other.input_ids, np.int32)):
+            same = other.prefix is new.prefix and other.rank in new.ranks
+            if same and new.begins(np.array(other.shareable_ids, np.int32)):
                 other.begin_with(new)
         self._remaining = sum(map(remaining, self.sequences))
         return True

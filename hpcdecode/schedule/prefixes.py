@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from hpcdecode.requests.prefix import Prefix
 
-MAX_PREFIXES = 8  # of a lane at once
+FEW_PREFIXES = 8  # of a lane at once, while text is generated
+MAX_PREFIXES = 64  # of a lane whose rows are scored: many have several continuations, which share their prompt
 _BLOCKS = 2  # of the shortest
 _RECENT = 64  # prompts that others are compared with
 
@@ -32,13 +33,14 @@ class Prefixes:
     Args:
         block_tokens: tokens of a KV block.
         most_tokens: of all prefixes together; 0 shares none.
+        most: prefixes at once.
 
     Attributes:
         live: those that are held; one that begins with another comes after it.
     """
 
-    def __init__(self, block_tokens: int, most_tokens: int):
-        self.block_tokens, self.most_tokens = block_tokens, most_tokens
+    def __init__(self, block_tokens: int, most_tokens: int, most: int = FEW_PREFIXES):
+        self.block_tokens, self.most_tokens, self.most = block_tokens, most_tokens, most
         self.live: list[Prefix] = []
         self._least = _BLOCKS * block_tokens
         self._recent: deque[NDArray[np.int32]] = deque(maxlen=_RECENT)
@@ -53,8 +55,7 @@ class Prefixes:
         length -= length % self.block_tokens
         if length < (known.prompt_length if known else 0) + self._least or (known and not known.complete):
             return Match(known, 0)
-        tokens = sum(p.prompt_length for p in self.live)
-        room = len(self.live) < MAX_PREFIXES and tokens + length <= self.most_tokens
+        room = len(self.live) < self.most and self._tokens + length <= self.most_tokens
         return Match(known, length if room else 0)
 
     def remember(self, input_ids: Sequence[int]) -> None:
@@ -68,11 +69,20 @@ class Prefixes:
         if prefix.prefix:
             prefix.prefix.users += 1
 
-    def drop_unused(self) -> list[Prefix]:
-        """Forget the prefixes that nothing uses, and return them."""
-        unused = []
+    @property
+    def crowded(self) -> bool:
+        """Return whether there is little room for more."""
+        return bool(self.live) and (2 * len(self.live) > self.most or 2 * self._tokens > self.most_tokens)
+
+    @property
+    def _tokens(self) -> int:
+        return sum(p.prompt_length for p in self.live)
+
+    def drop_unused(self, next_ids: Sequence[int] = ()) -> list[Prefix]:
+        """Forget the prefixes that nothing uses, and return them; `next_ids`, of a prompt to come, may keep some."""
+        ids, unused = np.array(next_ids, np.int32), []
         for prefix in reversed(self.live):
-            if not prefix.users:
+            if not (prefix.users or prefix.begins(ids)):
                 prefix.live = False
                 unused.append(prefix)
                 if prefix.prefix:

@@ -204,6 +204,8 @@ class Scheduler:
         return opened
 
     def _admit(self, now: int) -> None:
+        if self.prefixes.crowded:  # those that the last micro-batch has left behind
+            self._dropped += self.prefixes.drop_unused(self.admission.next_ids())
         group = self.admission.admit(now, [*self.decoding, *self.ready], self.slots)
         for sequence in group.sequences:
             self.requests[sequence.prompt.line] = sequence.request

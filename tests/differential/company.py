@@ -80,7 +80,7 @@ class Company:
 
         All ranks call it if several share the weights.
         """
-        key = json.dumps([mix["model"], mix["flags"], line, mix["rows"][line - 1]])
+        key = json.dumps([mix["model"], mix.get("score"), mix["flags"], line, mix["rows"][line - 1]])
         if key not in self._alone:
             output = self.folder / "alone.h5"
             if WORLD.rank == 0:
@@ -158,6 +158,7 @@ class Company:
             params=SamplingParams(**flags),
             dtype=self.dtype,
             kv_dtype=mix.get("kv_dtype"),
+            score=mix.get("score", False),
             checkpoint_every=0.001,
             stall_timeout=STALL_SECONDS,
             **{"kv_memory": 1 << 30, **options},

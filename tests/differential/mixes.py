@@ -6,6 +6,7 @@ A mix is plain data, so that it can be stored, sent to other ranks and run again
     rows: fields of each line of the prompt file
     flags: sampling fields of rows that do not have them
     kv_dtype: of the KV cache, where it is not the activations'
+    score: true if rows are scored and nothing is generated
     runs: the first to last run of one job. Each but the last is interrupted, `stop` polls after its first step;
         with `crash` what it left behind at that moment is all that the next run finds.
 """
@@ -59,10 +60,28 @@ def mixes(model: str = "demo", chat: bool = False, most_rows: int = 12) -> st.Se
                 {"max_tokens": st.integers(1, LONGEST_NEW), "temperature": st.sampled_from((0.0, 0.0, 0.7))},
                 optional={"n": st.integers(2, 3), "logprobs": st.integers(0, 3), "stop": st.just(["the"])},
             ),
-            "runs": st.lists(_interrupted(), max_size=3).flatmap(
-                lambda before: runs().map(lambda last: [*before, {**last, "stop": None, "crash": False}])
-            ),
+            "runs": _all_runs(),
         }
+    )
+
+
+def scored_mixes(model: str = "demo", chat: bool = False, most_rows: int = 12) -> st.SearchStrategy[dict[str, Any]]:
+    """Draw mixes of rows that are scored. chat: whether the model has a chat template."""
+    given = st.one_of(scored(chat), scored(chat), choices_after_headers())
+    return st.fixed_dictionaries(
+        {
+            "model": st.just(model),
+            "score": st.just(True),
+            "rows": st.lists(given, min_size=1, max_size=most_rows),
+            "flags": st.fixed_dictionaries({"max_tokens": st.just(1)}, optional={"logprobs": st.integers(0, 3)}),
+            "runs": _all_runs(),
+        }
+    )
+
+
+def _all_runs() -> st.SearchStrategy[list[dict[str, Any]]]:
+    return st.lists(_interrupted(), max_size=3).flatmap(
+        lambda before: runs().map(lambda last: [*before, {**last, "stop": None, "crash": False}])
     )
 
 
@@ -173,6 +192,29 @@ def sampling() -> st.SearchStrategy[dict[str, Any]]:
     }
     some = st.lists(st.sampled_from(sorted(fields)), max_size=5, unique=True)
     return some.flatmap(lambda names: st.fixed_dictionaries({name: fields[name] for name in names}))
+
+
+def scored(chat: bool) -> st.SearchStrategy[dict[str, Any]]:
+    """Draw the fields of a line that is scored: texts, beyond the context too, continuations, choices and bad ones."""
+    texts = st.lists(st.sampled_from((" the list", "return", " self.x", "\n", " a")), min_size=1, max_size=3)
+    ids = st.lists(st.lists(st.integers(5, 1900), min_size=1, max_size=4), min_size=1, max_size=3)
+    lengths = st.sampled_from((2, 9, 300, CONTEXT, CONTEXT + 1, CONTEXT + 400))
+    long = lengths.map(lambda n: {"prompt_token_ids": [5 + (i * 3 + i * i // 7) % 1900 for i in range(n)]})
+    of_texts = st.tuples(st.one_of(prompts(), *[chats()] * chat), texts.map(lambda t: {"continuations": t}))
+    of_ids = st.tuples(st.one_of(prompts(), token_ids()), ids.map(lambda t: {"continuation_token_ids": t}))
+    tokens = st.lists(st.integers(5, 1900), min_size=1, max_size=5)
+    of_tokens = st.tuples(st.one_of(prompts(), token_ids()), tokens.map(lambda t: {"logprob_token_ids": t}))
+    whole = st.one_of(prompts(), long).map(lambda p: (p, {}))
+    few = {"truncate_prompt_tokens": st.sampled_from((5, 40, -1)), "logprobs": st.integers(0, 2)}
+    more = st.one_of(st.just({}), st.fixed_dictionaries({}, optional=few), st.just({"continuation": 7}))
+    return st.tuples(st.one_of(of_texts, of_ids, of_tokens, whole), more).map(lambda p: p[0][0] | p[0][1] | p[1])
+
+
+def choices_after_headers() -> st.SearchStrategy[dict[str, Any]]:
+    """Draw lines whose continuations share a prefix with one another and with those of other lines."""
+    prompt = st.tuples(st.sampled_from(HEADERS), st.sampled_from(TEXTS[:3])).map("".join)
+    texts = st.lists(st.integers(1, 9).map(lambda n: text_of(n, 6)), min_size=2, max_size=5)
+    return st.fixed_dictionaries({"prompt": prompt, "continuations": texts}, optional={"logprobs": st.integers(0, 2)})
 
 
 def scored_samples() -> st.SearchStrategy[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Run by mpiexec on up to four ranks: draw mixes, and look for rows that are not as alone.
 
 usage: run_mixes.py FOLDER MODEL=DIRECTORY COUNT SEED [--corpus FILE...] [--dtype DTYPE] [--tolerance X] [--tp K]
-       [--preempts X]
+       [--preempts X] [--score]
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hpcdecode._ops_cpu import Product, Type
 from hpcdecode.attention.base import isa
 from hpcdecode.mpi.collectives import broadcast
 from tests.differential.company import Company, Contents, difference
-from tests.differential.mixes import mixes
+from tests.differential.mixes import mixes, scored_mixes
 from tests.differential.mutations import MUTATIONS
 from tests.support.preemption import HastyPlacement
 
@@ -99,7 +99,7 @@ def _lead(company: Company, options: argparse.Namespace, found: list[str]) -> No
 
     for path in options.corpus:
         check(json.loads(Path(path).read_text()) | {"model": name})
-    drawn = given(mixes(name, options.chat, options.rows))(check)
+    drawn = given((scored_mixes if options.score else mixes)(name, options.chat, options.rows))(check)
     phases = [Phase.generate, Phase.shrink] if options.shrink else [Phase.generate]
     checks = settings(
         max_examples=max(options.count, 1),
@@ -131,6 +131,7 @@ def _options() -> argparse.Namespace:
     add("--chat", action="store_true")
     add("--shrink", action="store_true")
     add("--mutation")
+    add("--score", action="store_true", help="mixes of rows that are scored")
     add("--preempts", type=float, help="share of the steps at which all runs preempt")
     options = parser.parse_args()
     if options.tolerance is None:

@@ -37,6 +37,15 @@ def test_found_cases_and_25_mixes(tmp_path):
     same(run_mixes(tmp_path, "demo=demo", 25, 100, "--corpus", *CORPUS, seconds=600), 25 + len(CORPUS))
 
 
+def test_6_mixes_of_scores(tmp_path):
+    same(run_mixes(tmp_path, "demo=demo", 6, 200, "--score", "--rows", 8, seconds=300), 6)
+
+
+@pytest.mark.full
+def test_200_mixes_of_scores(tmp_path):
+    same(run_mixes(tmp_path, "demo=demo", 200, 201, "--score", seconds=3600), 200)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("seed", SEEDS)
 def test_2000_mixes(tmp_path, seed):

@@ -48,6 +48,21 @@ def expected(path):
     return [greedy(model.eval(), ids, NEW_TOKENS)[0] for ids in tokenizer.encode_texts(list(PROMPTS))]
 
 
+def test_scores_are_those_of_transformers(real_model):
+    path = real_model("smol")
+    reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    ends = (" Paris", " a country in Europe", " 5, 6")
+    rows = [{"prompt": prompt, "continuations": list(ends)} for prompt in PROMPTS] + [{"text": TEXT.read_text()[:2000]}]
+    for found in LLM(str(path), dtype="float32").score(rows, use_tqdm=False):
+        for output in found.outputs:
+            ids, first = torch.tensor([*found.prompt_token_ids, *output.token_ids]), len(found.prompt_token_ids) or 1
+            with torch.inference_mode():
+                logits = reference(ids[None]).logits[0, first - 1 : -1].double()
+            expected = logits.log_softmax(-1).gather(1, ids[first:, None]).sum()
+            assert output.cumulative_logprob == pytest.approx(float(expected), abs=1e-3)
+            assert output.is_greedy == bool((logits.argmax(-1) == ids[first:]).all())
+
+
 def test_a_chat_and_a_schema(real_model):
     model = LLM(str(real_model("smol")), dtype="float32")
     question = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]

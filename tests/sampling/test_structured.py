@@ -16,7 +16,7 @@ from hpcdecode.data.prompts.fields import row_params
 from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.errors import RowProblem
 from hpcdecode.requests.prompt import Prompt, Unfinished
-from hpcdecode.requests.sequence import start_request
+from hpcdecode.requests.start import start_request
 from hpcdecode.requests.stops import Stops
 from hpcdecode.sampling.sampler import sample
 from tests.support.models import EOS, VOCAB

@@ -11,6 +11,7 @@ import msgspec
 
 from hpcdecode.data.prompts.columnar import used_columns
 from hpcdecode.data.prompts.content import BYTE_ORDER_MARK
+from hpcdecode.data.prompts.continuations import LISTS
 from hpcdecode.data.prompts.fields import OPENAI_LOGPROBS, OPENAI_MAX_TOKENS, RESPONSE_FORMAT, sampling_kinds
 from hpcdecode.data.prompts.messages import CHAT_FIELDS
 from hpcdecode.data.prompts.unknown import UnknownFields
@@ -58,7 +59,7 @@ def delimited_rows(
     if names is None:
         return
     used = set(used_columns(path, names, column, unknown))
-    json = [name for name in used & _json_fields() if name != column]
+    json = [name for name in used & (_json_fields() | LISTS & unknown.known) if name != column]
     while True:
         lines.size = 0
         try:

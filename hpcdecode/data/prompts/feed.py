@@ -111,7 +111,7 @@ class RowFeed:
         return len(self._read_ahead) < _AHEAD_ROWS and self._tokens < _AHEAD_TOKENS
 
     def _weight(self, item: Prompt | RowError) -> int:
-        tokens = 0 if isinstance(item, RowError) else len(item.token_ids)
+        tokens = 0 if isinstance(item, RowError) else item.input_tokens if item.targets else len(item.token_ids)
         return tokens if self._size is None else tokens + self._size(item.line) // _TOKEN_BYTES
 
     def _read(self, rows: Iterable[Prompt | RowError]) -> None:

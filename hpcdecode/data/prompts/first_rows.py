@@ -48,7 +48,7 @@ def require_usable(job: Job, files: Sequence[str], template: RowTemplate | None)
 def _rows(job: Job, files: Sequence[str], template: RowTemplate | None) -> Generator[RawRow, None, None]:
     """Yield the first rows that a job is to do, with all their columns."""
     kept = KeptColumns(Selection(ALL, job.prompt_column))
-    unknown = RowReader(job.prompt_column, kept=kept, template=template).unknown
+    unknown = RowReader(job.prompt_column, kept=kept, template=template, score=job.score).unknown
     unknown.quiet = True  # what there is to say is said when the rows are read again
     rows = islice(raw_rows(files, job.prompt_column, unknown), job.limit)
     wanted = (raw for raw in rows if job.shard is None or job.shard.holds(raw.number))
@@ -68,7 +68,7 @@ class _FoundRows:
 
     def __init__(self, job: Job, template: RowTemplate | None) -> None:
         self._job = job
-        self._reader = RowReader(job.prompt_column, job.model, template=template)
+        self._reader = RowReader(job.prompt_column, job.model, template=template, score=job.score)
         self._reader.unknown.quiet = True
         self.errors: list[RowError] = []
         self._size = 0  # their bytes, if they are lines

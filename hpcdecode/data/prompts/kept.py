@@ -71,8 +71,13 @@ class KeptColumns:
         self._rows = 0  # that were searched
         self._found: dict[str, None] = {}  # names of columns
 
-    def read(self, line: int, fields: dict[str, Any]) -> None:
+    def read(self, line: int, fields: dict[str, Any], known: Collection[str] = ()) -> None:
         """Keep the columns of a row that has been read, but for its id, which the results have anyway.
+
+        Args:
+            line: Of the row.
+            fields: Of the row.
+            known: Names of others that the results have anyway; they are kept if the selection names them.
 
         Raises:
             RowProblem: A value is nested too deeply.
@@ -82,6 +87,7 @@ class KeptColumns:
             self._search(fields)
         selection, left_out = self.selection, _id_field(fields)
         own = {k: v for k, v in fields.items() if k != left_out and selection.keeps(k)}
+        own = {k: v for k, v in own.items() if k not in known or k in selection.names} if known else own
         if isinstance(text := fields.get(selection.column), str):
             own.pop(selection.column, None)
             self.prompt(line, text)

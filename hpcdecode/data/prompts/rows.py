@@ -11,6 +11,15 @@ from typing import Any
 import msgspec
 
 from hpcdecode.data.prompts.batch_format import LINE_FIELDS, is_request, request_fields
+from hpcdecode.data.prompts.continuations import (
+    CONTINUATIONS,
+    SCORING_PARAMS,
+    TEXT,
+    Continuations,
+    continuations_of,
+    prompt_of_scored,
+    with_prompt,
+)
 from hpcdecode.data.prompts.doubts import RepeatedIds, UnknownRoles
 from hpcdecode.data.prompts.fields import (
     OPENAI_LOGPROBS,
@@ -46,6 +55,7 @@ class Row(msgspec.Struct):
     params: SamplingParams
     chat: ChatOptions = DEFAULT_CHAT  # options for rendering the messages
     rendered: str | None = None  # text of the messages, once they are rendered
+    scored: Continuations | None = None  # what is scored; None if text is generated
 
 
 class RowError(msgspec.Struct):
@@ -68,6 +78,7 @@ def read_rows(
     kept: KeptColumns | None = None,
     template: RowTemplate | None = None,
     quiet: bool = False,
+    score: bool = False,
 ) -> Iterator[Row | RowError]:
     """Return an iterator over the rows of files, in order, without blank lines.
 
@@ -83,11 +94,12 @@ def read_rows(
         kept: Keeps the columns of rows that are yielded; None keeps none.
         template: Makes prompts of columns; None if rows have prompts.
         quiet: Whether no warnings are logged.
+        score: Whether rows are scored, and may have continuations.
 
     Raises:
         UserError: A file cannot be opened or read.
     """
-    reader = RowReader(column, model, kept, template, RepeatedIds)
+    reader = RowReader(column, model, kept, template, RepeatedIds, score=score)
     reader.unknown.quiet = quiet
     rows = islice(raw_rows(files, column, reader.unknown), limit)
     found = (reader.read(raw, defaults) for raw in rows if wanted is None or wanted(raw.number))
@@ -101,7 +113,11 @@ def _ended(rows: Iterator[Row | RowError], kept: KeptColumns) -> Iterator[Row | 
 
 
 def require_columns(
-    files: Sequence[str], selection: Selection, column: str | None, template: RowTemplate | None = None
+    files: Sequence[str],
+    selection: Selection,
+    column: str | None,
+    template: RowTemplate | None = None,
+    score: bool = False,
 ) -> None:
     """Raise UserError unless the first rows of the files have the columns of a selection. Pipes are not read.
 
@@ -110,7 +126,8 @@ def require_columns(
     """
     found: dict[str, None] = {}
     for path in () if any(map(is_once, files)) else files:
-        unknown = RowReader(column, kept=KeptColumns(Selection(ALL, column)), template=template).unknown
+        reader = RowReader(column, kept=KeptColumns(Selection(ALL, column)), template=template, score=score)
+        unknown = reader.unknown
         unknown.quiet = True  # it is said when the rows are read
         for raw in islice(raw_rows([path], column, unknown), SEARCHED_ROWS):
             with suppress(RowProblem):
@@ -138,6 +155,7 @@ class RowReader:
         kept: Keeps the columns of rows; None keeps none.
         template: Makes prompts of columns; None if rows have prompts.
         ids: Class that warns about ids that repeat; None if they may.
+        score: Whether rows are scored, and may have continuations.
 
     Attributes:
         unknown: Warns about fields with unknown names.
@@ -150,8 +168,12 @@ class RowReader:
         kept: KeptColumns | None = None,
         template: RowTemplate | None = None,
         ids: type[RepeatedIds] | None = None,
+        *,
+        score: bool = False,
     ):
-        known = known_fields()
+        self._score, self._known = score, scored_fields() if score else known_fields()
+        known = self._known
+        self._names_texts = score and (template is None or template.columns == frozenset())  # else a template may
         read = template.columns if template else frozenset()
         names = known.union([column] if column else (), read or ())
         offered = known - UNSUPPORTED.keys()
@@ -165,22 +187,25 @@ class RowReader:
         line, row_id = raw.number, None
         try:
             given = row_fields(raw.data)
+            given = with_prompt(given, self._column) if self._names_texts else given
             if self._kept is not None:
-                self._kept.read(line, given)
+                self._kept.read(line, given, CONTINUATIONS if self._score else ())
             row_id, place = _row_id(given, line), raw.place[:-2] or f"line {line}"
             fields = self._own(given, place)
             fields = self._template.fields(fields) if self._template else fields
             source = source_of(fields)
             messages = messages_of(fields) if source == "messages" else None
+            scored = continuations_of(fields, source) if self._score else None
             self._doubt(place, line, row_id, messages)
             return Row(
                 line=line,
                 id=row_id,
-                prompt=text_of(fields) if source == "prompt" else None,
+                prompt=(prompt_of_scored if scored else text_of)(fields) if source == "prompt" else None,
                 prompt_token_ids=token_ids_of(fields) if source == "prompt_token_ids" else None,
                 messages=messages,
-                params=row_params(fields, defaults),
+                params=row_params(_scoring_only(fields) if scored else fields, defaults),
                 chat=chat_options(fields),
+                scored=scored,
             )
         except RowProblem as e:
             return row_error(line, row_id, f"{raw.place}{e}")
@@ -196,7 +221,7 @@ class RowReader:
         """Return the fields of a row under their usual names, and warn about unknown ones."""
         if is_request(given) and not any(name in given for name in SOURCES):
             self.unknown.row(place, given.keys() - LINE_FIELDS)
-            return request_fields(given, self._model, known_fields())
+            return request_fields(given, self._model, self._known)
         self.unknown.row(place, given)
         return _renamed(given, self._column)
 
@@ -208,6 +233,13 @@ def known_fields() -> frozenset[str]:
     return frozenset(("id", "custom_id", *SOURCES, *CHAT_FIELDS, *names, *UNSUPPORTED, *sampling_kinds()))
 
 
+@cache
+def scored_fields() -> frozenset[str]:
+    """Return the names of all fields that a row may have that is scored."""
+    names = ("id", "custom_id", TEXT, *SOURCES, *CHAT_FIELDS, *CONTINUATIONS, *SCORING_PARAMS, OPENAI_LOGPROBS)
+    return frozenset(names)
+
+
 def row_fields(data: RawData) -> dict[str, Any]:
     """Return the fields of a row before they are checked. Raises RowProblem if it has none."""
     if isinstance(data, RowProblem):
@@ -215,6 +247,11 @@ def row_fields(data: RawData) -> dict[str, Any]:
     if data is None:
         raise RowProblem(f"expected a line of at most {MAX_LINE_BYTES} bytes, got a longer one")
     return data if isinstance(data, dict) else _json_object(data)
+
+
+def _scoring_only(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that say how a row is scored; those of sampling mean nothing for it."""
+    return {name: fields[name] for name in (*SCORING_PARAMS, OPENAI_LOGPROBS) if name in fields}
 
 
 def _renamed(fields: dict[str, Any], column: str | None) -> dict[str, Any]:

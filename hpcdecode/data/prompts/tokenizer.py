@@ -11,6 +11,7 @@ from hpcdecode.data.prompts.chat import ChatTemplate
 from hpcdecode.data.prompts.kept import KeptColumns
 from hpcdecode.data.prompts.room import require_room, room_for_prompt
 from hpcdecode.data.prompts.rows import Row, RowError, row_error
+from hpcdecode.data.prompts.targets import scored_prompt
 from hpcdecode.data.prompts.thinking import check_budget, thinking_of
 from hpcdecode.data.prompts.vocabulary import eos_of, load_backend, require_files, template_of
 from hpcdecode.errors import RowProblem, UserError, first_line
@@ -82,7 +83,7 @@ class Tokenizer:
             RowProblem: There are no ids, ids outside the vocabulary, or messages that the chat template refuses.
         """
         if row.prompt_token_ids is not None:
-            return self._checked(row.prompt_token_ids)
+            return self.checked(row.prompt_token_ids)
         return self.encode_texts([self.text(row)], add_special_tokens=row.messages is None)[0]
 
     def encode_last(self, row: Row, count: int) -> list[int]:
@@ -115,7 +116,7 @@ class Tokenizer:
         if not plain:
             raise RowProblem(f"bad_words: expected words of at least one token, got {word!r}")
         both = len(plain) == len(spaced) and plain[0] != spaced[0]
-        return [self._checked(ids) for ids in ([plain, spaced] if both else [plain])]
+        return [self.checked(ids) for ids in ([plain, spaced] if both else [plain])]
 
     def encode_texts(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
         """Return the token ids of each text by one call of the tokenizer.
@@ -123,11 +124,19 @@ class Tokenizer:
         Raises:
             RowProblem: One of the texts cannot be encoded, or encodes to nothing.
         """
+        return [self.checked(ids) for ids in self.encode_any(texts, add_special_tokens)]
+
+    def encode_any(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """Return the token ids of each text by one call of the tokenizer, which may be none.
+
+        Raises:
+            RowProblem: One of the texts cannot be encoded.
+        """
         try:
             encoded = _ids(self.backend, texts, add_special_tokens)
         except Exception as e:
             raise RowProblem(f"the tokenizer refused the text: {first_line(e)}") from e
-        return [self._checked(ids) for ids in encoded]
+        return [ids and self.checked(ids) for ids in encoded]
 
     def text(self, row: Row) -> str:
         """Return the prompt of a row as text, its messages rendered with the model's chat template.
@@ -180,10 +189,11 @@ class Tokenizer:
         """Return the token that a tag is, or those that it is made of."""
         token = self.backend.convert_tokens_to_ids(tag)
         if isinstance(token, int) and self.backend.convert_ids_to_tokens(token) == tag:
-            return self._checked([token])
+            return self.checked([token])
         return self.encode_texts([tag], add_special_tokens=False)[0]
 
-    def _checked(self, ids: list[int]) -> list[int]:
+    def checked(self, ids: list[int]) -> list[int]:
+        """Return token ids. Raises RowProblem if there are none, or some are outside the vocabulary."""
         if not ids:
             raise RowProblem("expected a prompt of at least one token, got one that encodes to nothing")
         if max(ids) >= self.vocab_size or min(ids) < 0:
@@ -236,7 +246,7 @@ def _encode_together(chunk: list[Row | RowError], tokenizer: Tokenizer, max_posi
     plain = [
         (row.line, row.prompt)
         for row in chunk
-        if isinstance(row, Row) and row.prompt is not None and row.params.truncate_prompt_tokens is None
+        if isinstance(row, Row) and row.prompt and row.scored is None and row.params.truncate_prompt_tokens is None
     ]
     plain = [(line, text) for line, text in plain if not _needs_probe(text, max_positions)]
     if len(plain) < 2:
@@ -250,6 +260,10 @@ def _encode_together(chunk: list[Row | RowError], tokenizer: Tokenizer, max_posi
 
 def _prompt(row: Row, ids: list[int] | None, tokenizer: Tokenizer, max_positions: int) -> Prompt | RowError:
     try:
+        if row.scored is not None:
+            if row.prompt and row.scored.any and _needs_probe(row.prompt, max_positions):
+                _probe(row.prompt, tokenizer, max_positions)
+            return scored_prompt(row, row.scored, tokenizer, max_positions)
         tokenizer.check_params(row.params)
         ids = _encode_alone(row, tokenizer, max_positions) if ids is None else ids
         require_room(len(ids), "", max_positions)

@@ -64,6 +64,48 @@ class RequestOutput:
     finished: bool = True
 
 
+@dataclass(frozen=True)
+class ScoredOutput:
+    """What was scored of a prompt: a continuation, or the prompt itself as a text.
+
+    Attributes:
+        index: Number of the continuation, from 0.
+        text: Its text; empty for a text, which is the prompt.
+        token_ids: Its tokens.
+        cumulative_logprob: Sum of the tokens' log-probabilities.
+        perplexity: exp(-sum / tokens that have a log-probability).
+        is_greedy: Whether greedy decoding would take all of these tokens.
+        logprobs: As in a CompletionOutput; None for the first token of a text.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float
+    perplexity: float
+    is_greedy: bool
+    logprobs: list[dict[int, float] | None]
+
+
+@dataclass(frozen=True)
+class ScoreOutput:
+    """Scores of one prompt.
+
+    Attributes:
+        request_id: The prompt's id, or its number.
+        prompt: Text of the prompt; None if it was given as token ids.
+        prompt_token_ids: Tokens before every continuation; none before a text.
+        outputs: What was scored, in the order of the row.
+        best: Index of the output with the greatest sum, of equal ones the first.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[ScoredOutput]
+    best: int
+
+
 class CollectedResults:
     """Writer that keeps results in memory."""
 
@@ -87,6 +129,14 @@ class CollectedResults:
         """Return the samples of a prompt, by its line."""
         return [_output(r) for r in self._results[line]]
 
+    def scores(self, line: int) -> list[ScoredOutput]:
+        """Return what was scored of a prompt, by its line."""
+        return [_scored(r) for r in self._results[line]]
+
+    def best(self, line: int) -> int:
+        """Return the number of the best continuation of a prompt, by its line."""
+        return next(r.sample for r in self._results[line] if r.is_best)
+
     def prompt_logprobs(self, line: int) -> list[dict[int, float] | None] | None:
         """Return the log-probabilities of a prompt's tokens, or None if they were not asked for."""
         first = self._results[line][0]
@@ -98,6 +148,15 @@ def _output(r: Result) -> CompletionOutput:
     logprobs = _known(r.cumulative_logprob), _by_token(r)
     whole = CompletionOutput(r.sample, r.text, r.token_ids, r.finish_reason, *logprobs)
     return replace(whole, reasoning=r.reasoning or None, content=r.content or None, tool_calls=r.tool_calls or None)
+
+
+def _scored(result: Result) -> ScoredOutput:
+    held = result.logprobs
+    assert held is not None, "expected a result that was scored"
+    each = zip(held.chosen, _likely(result.token_ids, held), strict=True)
+    logprobs = [None if isnan(own) else by_token for own, by_token in each]
+    sums = result.cumulative_logprob, result.perplexity, bool(result.is_greedy)
+    return ScoredOutput(result.sample, result.text, result.token_ids, *sums, logprobs)
 
 
 def _known(logprob: float) -> float | None:

@@ -53,7 +53,7 @@ def identity(
     }
     if tuple(keep_columns) != NONE:  # left out else, as in results of earlier versions, as is the next one
         about[_KEPT] = sorted(keep_columns)
-    for name in ("prompt_template", "messages_template", "system_prompt", "chat"):  # as this
+    for name in ("prompt_template", "messages_template", "system_prompt", "chat", "score"):  # as this
         if getattr(job, name):
             about[name] = getattr(job, name)
     for name in ("reasoning_parser", "tool_call_parser"):  # and these

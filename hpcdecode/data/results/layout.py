@@ -50,11 +50,11 @@ ROW_COLUMNS: dict[str, Column] = {
     "text": Column(STRING),
     "finish_reason": Column(FINISH),
     "prompt_tokens": Column(np.dtype("i4")),
-    "queued_at": Column(np.dtype("f8")),
-    "first_token_at": Column(np.dtype("f8")),
-    "finished_at": Column(np.dtype("f8")),
+    **dict.fromkeys(("queued_at", "first_token_at", "finished_at"), Column(np.dtype("f8"))),
     "cumulative_logprob": Column(np.dtype("f8"), _NONE),
     **dict.fromkeys(PARSED, Column(STRING, b"")),
+    "perplexity": Column(np.dtype("f8"), _NONE),
+    **dict.fromkeys(("is_greedy", "is_best"), Column(np.dtype("?"), False)),
 }
 TOKENS, PROMPTS, INPUTS = "token_offsets", "prompt_offsets", "input_offsets"
 PACKED = "input_json"  # packed rows, in segments and the index only

@@ -19,7 +19,7 @@ BYTES_PER_VALUE = 16  # of packed columns that weigh as much as a value, which t
 
 
 class Result(msgspec.Struct, array_like=True):
-    """A finished sequence, which an S-rank sends to the writer of the results.
+    """A finished sequence, or a scored continuation or text, which an S-rank sends to the writer of the results.
 
     Attributes:
         line: Line of the prompt file, counted from 1.
@@ -41,6 +41,9 @@ class Result(msgspec.Struct, array_like=True):
         reasoning: What the model thought, a part of its text; None, as the next two, if texts are left whole.
         content: What it said.
         tool_calls: The calls of tools in it, in the form of the OpenAI API.
+        perplexity: Of `token_ids`, if they were scored; else NaN.
+        is_greedy: Whether greedy decoding would take them; None if they were not scored.
+        is_best: Whether no other continuation of the row has a greater sum, and none before it an equal one; likewise.
     """
 
     line: int
@@ -62,6 +65,9 @@ class Result(msgspec.Struct, array_like=True):
     reasoning: str | None = None
     content: str | None = None
     tool_calls: list[ToolCall] | None = None
+    perplexity: float = nan
+    is_greedy: bool | None = None
+    is_best: bool | None = None
 
     @property
     def weight(self) -> int:
@@ -119,6 +125,9 @@ def table_of(rows: list[Result], errors: list[RowError]) -> Table:
     sums = np.array([r.cumulative_logprob for r in rows], np.float64)
     if not np.isnan(sums).all():
         table.rows["cumulative_logprob"] = sums
+    if any(r.is_greedy is not None for r in rows):
+        table.rows["perplexity"] = np.array([r.perplexity for r in rows], np.float64)
+        table.rows |= {name: np.array([bool(getattr(r, name)) for r in rows]) for name in ("is_greedy", "is_best")}
     if "prompt_logprobs" in table.entries:
         table.entries["prompt_token_ids"] = np.array([i for r in rows for i in r.prompt_token_ids], np.int32)
     return table

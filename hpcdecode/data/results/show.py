@@ -100,17 +100,24 @@ def _line_of(row_id: str, results: Results, errors: list[Row]) -> int | None:
 def _row(row: Row) -> str:
     tokens = f"{row['prompt_tokens']} + {len(row['token_ids'])} tokens"
     sample = f", sample {row['sample']}" if row["sample"] else ""
-    return f"\n--- line {row['line']}, id {row['id']}{sample}, {tokens}, {row['finish_reason']}\n{said(row)}"
+    ending = row["finish_reason"] if "is_greedy" not in row else _scores(row)
+    return f"\n--- line {row['line']}, id {row['id']}{sample}, {tokens}, {ending}\n{said(row)}"
 
 
 def said(row: Row) -> str:
-    """Return the text of a row, with what its parts are if it was parsed."""
+    """Return the text of a row, with what its parts are if it was parsed; its prompt, if that was scored."""
     if not (row.get("reasoning") or row.get("tool_calls")):
-        return str(row["text"])
+        return row["text"] or (row.get("prompt") or "" if "is_greedy" in row else "")
     parts = [f"reasoning: {row['reasoning']}"] if row["reasoning"] else []
     parts += [row["content"]] if row["content"] else []
     calls = (call["function"] for call in row["tool_calls"] or ())
     return "\n".join([*parts, *(f"call: {call['name']} {call['arguments']}" for call in calls)])
+
+
+def _scores(row: Row) -> str:
+    """Return what was found of a continuation or text that was scored."""
+    notes = ["greedy"] * row["is_greedy"] + ["best"] * (row["is_best"] and row["prompt_tokens"] > 0)
+    return ", ".join([f"logprob {row['cumulative_logprob']:.4f}, perplexity {row['perplexity']:.4g}", *notes])
 
 
 def _error(error: Row) -> str:

@@ -30,6 +30,8 @@ from hpcdecode.model.run.values import Values
 from hpcdecode.system.shared_memory import WeightMemory
 
 AUTO = "auto"
+Part = slice  # SplitModel has a method of that name
+_WHOLE = Part(None)
 
 
 class BoundHead(NamedTuple):
@@ -213,24 +215,25 @@ class SplitModel:
         """
         return alone(self.start_last(o, context)).logits()
 
-    def start_last(self, o: Tensor, context: tuple[Tensor, ...]) -> Summed[LmHeadInput]:
+    def start_last(self, o: Tensor, context: tuple[Tensor, ...], part: Part = _WHOLE) -> Summed[LmHeadInput]:
         """Run the last slice up to its last sum; yield what the members of a group must add up.
 
         Args:
             o: Attention output of the last layer, [T, q_heads * v_dim].
             context: What slice n - 1 returned.
+            part: Those of the tokens whose logits are needed.
         """
-        o, context = self._needed(o, context)
+        o, context = self._needed(o, context, part)
         inputs = self._inputs(-1, o, context)
         if len(o) == 0:
             return LmHeadInput(self, inputs, 0)
         values = yield from self._slices[len(self.attends)].up_to_last(inputs)
         return LmHeadInput(self, values, len(o))
 
-    def _needed(self, o: Tensor, context: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return what the last slice takes, as if the tokens whose logits are needed were all."""
+    def _needed(self, o: Tensor, context: tuple[Tensor, ...], part: Part) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return what the last slice takes, as if the tokens of this part whose logits are needed were all."""
         nodes = self.split.slices[-2].context
-        needed = context[nodes.index(self.split.trace.logits_indices)]
+        needed = context[nodes.index(self.split.trace.logits_indices)][part]
         if len(needed) == len(o):
             return o, context
         rows = []

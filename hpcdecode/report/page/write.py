@@ -125,12 +125,13 @@ def _fact(name: str, value: str) -> Html:
 def _figures(facts: RunFacts, ranks: list[Rank]) -> list[tuple[str, str]]:
     """Return the figures of the head line: names and values."""
     done, seconds = facts.lines + facts.errors, _seconds(facts)
-    limit = _object(facts.attributes.get("job")).get("limit")
+    job = _object(facts.attributes.get("job"))
+    limit, verb = job.get("limit"), "scored" if job.get("score") is True else "generated"
     most = f"of at most {limit:,} rows done" if isinstance(limit, int) else "rows done so far"
     found = [(f"of {done:,} rows done" if facts.complete else most, f"{done:,}"), ("errors", f"{facts.errors:,}")]
     if facts.samples != facts.lines:
         found.append(("samples", f"{facts.samples:,}"))
-    found += [("tokens generated", f"{facts.generated_tokens:,}"), ("prompt tokens", f"{facts.prompt_tokens:,}")]
+    found += [(f"tokens {verb}", f"{facts.generated_tokens:,}"), ("prompt tokens", f"{facts.prompt_tokens:,}")]
     if seconds:
         found += [("of work", duration(seconds)), ("tokens/s", f"{facts.generated_tokens / seconds:,.1f}")]
     if ranks:
