@@ -132,8 +132,11 @@ def read(reader, name):
     found = set()
     for kind, text, output in shown((ROOT / name).read_text()):
         if kind == "json":
+            text = text.replace('" yes", " no"', '"a", "b"')  # which are tokens of the tiny model
             (reader.folder / "row.jsonl").write_text(text)
-            reader.command("hpcdecode generate row.jsonl --model " + MODEL)
+            command = "score" if '"continuations"' in text else "generate"
+            reader.command(f"hpcdecode {command} row.jsonl -o row.h5 --model {MODEL}")
+            (reader.folder / "row.h5").unlink()
         elif kind == "python":
             reader.program(text)
         elif begin := left_out(text):

@@ -208,7 +208,7 @@ def test_no_character_is_lost_or_invented(text, reasoning, calls, prompt):
     if "\n" not in (thought or ""):  # messages of a channel are joined by one
         assert all(character in left for character in sorted(thought + content))
     if not thought and not called and reasoning != "openai_gptoss" and not any(mark in text for mark in MARKS[:6]):
-        assert content == text
+        assert content == text or (prompt and not text.strip())  # white space alone may be all of the reasoning
     if reasoning != "openai_gptoss":
         assert thought in text and (called or content in text)
 

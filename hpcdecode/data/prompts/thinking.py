@@ -23,7 +23,7 @@ def thinking_of(
     params: SamplingParams,
     prompt: list[int],
     parser: OutputParser | None,
-    encode: Callable[[str], list[int]],
+    encode: Callable[[list[str]], list[list[int]]],
     decode: Callable[[list[int]], str],
 ) -> Thinking | None:
     """Return how the reasoning after a prompt begins and ends; None if its length is not bounded.
@@ -32,10 +32,10 @@ def thinking_of(
         params: Parameters of the row.
         prompt: Tokens of its prompt.
         parser: Knows the texts that begin and end the reasoning.
-        encode: Returns the tokens of such a text.
+        encode: Returns the tokens of texts.
         decode: Returns the text of tokens, with special tokens.
     """
     if params.thinking_token_budget is None or parser is None or parser.tags is None:
         return None
-    begin, end = map(encode, parser.tags)
+    begin, end = encode(list(parser.tags))
     return Thinking(begin, end, parser.opened(prompt, decode))

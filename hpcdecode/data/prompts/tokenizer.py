@@ -183,14 +183,8 @@ class Tokenizer:
     def thinking(self, params: SamplingParams, prompt: list[int]) -> Thinking | None:
         """Return how the reasoning after a prompt begins and ends; None if the row does not bound its length."""
         decode = partial(self.decode, skip_special_tokens=False)
-        return thinking_of(params, prompt, self.output_parser, self._tag_ids, decode)
-
-    def _tag_ids(self, tag: str) -> list[int]:
-        """Return the token that a tag is, or those that it is made of."""
-        token = self.backend.convert_tokens_to_ids(tag)
-        if isinstance(token, int) and self.backend.convert_ids_to_tokens(token) == tag:
-            return self.checked([token])
-        return self.encode_texts([tag], add_special_tokens=False)[0]
+        encode = partial(self.encode_texts, add_special_tokens=False)
+        return thinking_of(params, prompt, self.output_parser, encode, decode)
 
     def checked(self, ids: list[int]) -> list[int]:
         """Return token ids. Raises RowProblem if there are none, or some are outside the vocabulary."""

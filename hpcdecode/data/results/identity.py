@@ -19,9 +19,11 @@ from hpcdecode.data.prompts.opening import is_once
 from hpcdecode.model.frontend.gguf.folder import gguf_files, model_folder
 from hpcdecode.model.frontend.lora import adapter_files
 from hpcdecode.requests.output_parser import NONE as NO_PARSER
+from hpcdecode.requests.params import SamplingParams
 
 _END_BYTES = 1 << 20  # at the begin and at the end of a file, which are compared
 _KEPT = "keep_columns"
+_LATER = ("thinking_token_budget",)  # parameters that earlier versions lack, None if they are not used
 _NAME_CHARACTERS = 16
 _MODEL_FILES = ("*.safetensors", "config.json", "generation_config.json", "tokenizer*", "vocab*", "chat_template*")
 
@@ -46,7 +48,7 @@ def identity(
         "prompts": [_of_prompts(path) for path in files],
         "prompt_column": job.prompt_column,
         "shard": str(job.shard) if job.shard else None,
-        "sampling": msgspec.to_builtins(job.params),
+        "sampling": _sampling(job.params),
         "dtype": dtype,
         "kv_dtype": kv_dtype,
         "weights": job.weights,
@@ -63,6 +65,12 @@ def identity(
         about["lora"] = {path.name: _fingerprint(path) for path in adapter_files(job.lora)}
     stored: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(about))  # as it will be read again
     return stored
+
+
+def _sampling(params: SamplingParams) -> dict[str, Any]:
+    """Return the parameters by name, without those that earlier versions lack and the job does not use."""
+    values: dict[str, Any] = msgspec.to_builtins(params)
+    return {name: value for name, value in values.items() if name not in _LATER or value is not None}
 
 
 def _of_prompts(path: str) -> str:
