@@ -37,6 +37,10 @@ inline void tile_load(const void* p, size_t stride) {
         __builtin_memcpy(t.word[i], static_cast<const uint8_t*>(p) + i * stride, t.words * 4);
 }
 template <int T>
+inline void tile_load_once(const void* p, size_t stride) {
+    tile_load<T>(p, stride);
+}
+template <int T>
 inline void tile_store(void* p, size_t stride) {
     const TileRegister& t = tile_registers[T];
     for (int i = 0; i < t.rows; ++i) __builtin_memcpy(static_cast<uint8_t*>(p) + i * stride, t.word[i], t.words * 4);

@@ -14,7 +14,7 @@ namespace {
 using namespace hpcdecode::tiles;
 
 constexpr int kSide = 16;            // rows and words of a tile register
-constexpr int64_t kPartWords = 128;  // of a panel
+constexpr int64_t kPartWords = 256;  // of a panel
 constexpr size_t kSumBytes = kPanel * sizeof(float), kWordBytes = sizeof(uint32_t);
 
 using Sums = float[kSide][kPanel];  // of a strip's rows
@@ -23,7 +23,7 @@ struct Part {
     int64_t first, last;  // words
 };
 
-// Rows in strips of one height, as even as can be: those of the last strips may be rows of two.
+// Rows in strips of one height. Where they do not come out even, neighbours have some rows in common.
 struct Strips {
     explicit Strips(int rows) : count((rows + kSide - 1) / kSide), height((rows + count - 1) / count), rows(rows) {}
     int first(int i) const { return count == 1 ? 0 : i * (rows - height) / (count - 1); }
@@ -49,9 +49,9 @@ struct QuadProducts {
     static void add() {
         tile_add_quads<C, A, B>();
     }
+    // Both factors are signed here: what panels begin with is for unsigned ones.
     static const float* start(const uint32_t*) {
-        static constexpr float kZeros[kPanel] =
-            {};  // both factors are signed; panels begin with more for unsigned ones
+        static constexpr float kZeros[kPanel] = {};
         return kZeros;
     }
     static __m512 values(const float* sums, const uint32_t* panel, int vector) {
@@ -120,14 +120,14 @@ inline void add_products(const char* x, const char* other, int64_t x_bytes, cons
         tile_load<3>(from_below + kSide, apart);
     }
     for (int64_t i = part.first; i < part.last; i += kSide) {
-        tile_load<4>(x + i * kWordBytes, x_bytes);
+        tile_load_once<4>(x + i * kWordBytes, x_bytes);
         const uint32_t* const panel = weights(i);
         tile_load<6>(panel, kPanel * kWordBytes);
         tile_load<7>(panel + kSide, kPanel * kWordBytes);
         Products::template add<0, 4, 6>();
         Products::template add<1, 4, 7>();
         if constexpr (two) {
-            tile_load<5>(other + i * kWordBytes, x_bytes);
+            tile_load_once<5>(other + i * kWordBytes, x_bytes);
             Products::template add<2, 5, 6>();
             Products::template add<3, 5, 7>();
         }
