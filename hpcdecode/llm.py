@@ -49,7 +49,8 @@ class LLM:
     Messages go to the logger `hpcdecode`, which prints nothing unless the caller sets up logging.
 
     Args:
-        model: Directory of a Hugging Face model, a GGUF file, `demo` or `smollm2`.
+        model: Directory of a Hugging Face model, a GGUF file, `org/name` or `org/name@revision` of a model in the local
+            cache of the Hugging Face hub, `demo` or `smollm2`.
         lora: Directory of a PEFT adapter that is merged into the weights.
         dtype: Data type of weights and activations; None or "auto" chooses.
         weights: What the projections' weights are in memory: `dtype`, int8, int4, mxfp4 or fp8; None or "auto" for what

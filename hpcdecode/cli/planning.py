@@ -63,7 +63,7 @@ def _add_calibrate(commands: Subcommands) -> None:
         "process or, under mpiexec or srun, on the ranks of a job: on one S-rank and its R-ranks, and on replicas.",
     )
     add = parser.add_argument
-    add("--model", required=True, metavar="DIR", help="directory of a Hugging Face model, demo, or smollm2")
+    add("--model", required=True, metavar="MODEL", help="as --model of generate")
     add("-o", "--output", required=True, metavar="FILE.json", help="file for the profile")
     add("--dtype", choices=DTYPES, help="data type of weights and activations (default: as generate chooses)")
     add("--kv-dtype", choices=KV_DTYPES, help="data type of the KV cache (default: --dtype)")
@@ -116,7 +116,7 @@ def _server(options: argparse.Namespace) -> Runner:
             raise UserError(f"--{name.replace('_', '-')}: expected none with --schedule {options.schedule}")
     if options.admission != "reserve":
         raise UserError(f"--admission {options.admission}: expected none with --schedule {options.schedule}")
-    size = ModelSize.from_directory(find_model(options.model, {}))
+    size = ModelSize.from_directory(find_model(options.model, {}, weights=False))
     server = of_device(size, device(options.s_device), options.kv_dtype)
     chunk = options.prefill_tokens or prefill_limit(True)
     return partial(serve, server, options.schedule, ServerLimits(options.batch, chunk))
@@ -129,7 +129,7 @@ def _lanes(options: argparse.Namespace, rows: Lengths) -> Runner:
     from hpcdecode.planning.simulator import SimulatedGroups, lane_limits, simulate
     from hpcdecode.schedule.auto import PERIODS, load_limit, usual_lanes
 
-    size = ModelSize.from_directory(find_model(options.model, {}))
+    size = ModelSize.from_directory(find_model(options.model, {}, weights=False))
     cluster = cluster_of(options, size, asked_shape(options) or ONE)
     name = options.layout or ("split" if cluster.split_cost else "replicas")
     layout = cluster.layout(name, options.s_ranks, options.pools or "shared")
@@ -177,7 +177,7 @@ def _plan(options: argparse.Namespace, _comm: object) -> int:
     from hpcdecode.planning.planner import MeanRows
 
     check(options)
-    lengths, size = read_rows(options), ModelSize.from_directory(find_model(options.model, {}))
+    lengths, size = read_rows(options), ModelSize.from_directory(find_model(options.model, {}, weights=False))
     rows = MeanRows(float(lengths.prompt.mean()), max(float(lengths.new.mean()) - 1, 1.0), len(lengths))
     wishes = layout_planner.GroupWishes(options.latency_limit)
     clusters = [cluster_of(options, size, shape) for shape in shapes_of(options, size)]

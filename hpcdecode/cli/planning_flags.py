@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def add_machine(group: Group) -> None:
     """Add the flags of a machine: S devices and R devices, and the layout of their ranks."""
     add = group.add_argument
-    add("--model", required=True, metavar="DIR", help="directory of the model, of which config.json is enough")
+    add("--model", required=True, metavar="MODEL", help="as --model of generate; weights are not needed")
     add("--profile", metavar="FILE", help="profile of hpcdecode calibrate, instead of data sheets")
     help = "device of an S-rank, or several that act as one, such as 4xa100 (%(default)s)"
     add("--s-device", default="a10", metavar="NAME", help=help)
@@ -120,7 +120,7 @@ def read_rows(options: argparse.Namespace) -> Lengths:
     from hpcdecode.planning import lengths
 
     if options.prompts:
-        rows = lengths.of_file(options.prompts, find_model(options.model, {}), options.max_tokens)
+        rows = lengths.of_file(options.prompts, find_model(options.model, {}, weights=False), options.max_tokens)
     elif options.fixed:
         rows = lengths.fixed(options.rows, *options.fixed)
     else:

@@ -9,6 +9,7 @@ from typing import Any
 
 from hpcdecode.errors import UserError
 from hpcdecode.system.fetched import PACKAGES, fetched, place_of
+from hpcdecode.system.hub import from_hub
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -19,13 +20,19 @@ SETTINGS = "hpcdecode.toml"  # in the working directory: the default model
 DEMO = "demo"  # name of the model that ships with the package
 
 
-def find_model(flag: str | None, environment: Mapping[str, str]) -> str:
+def find_model(flag: str | None, environment: Mapping[str, str], *, weights: bool = True) -> str:
     """Return the path of the model that --model, HPCDECODE_MODEL or hpcdecode.toml names, in this order.
 
-    A model of `fetched.PACKAGES` is downloaded unless it is there.
+    A model of `fetched.PACKAGES` is downloaded unless it is there. A name of the Hugging Face hub stands for what its
+    local cache holds.
+
+    Args:
+        flag: Value of --model, or None.
+        environment: The environment variables.
+        weights: Whether the files of the weights must be there, of a name of the hub.
 
     Raises:
-        UserError: If none of them names a model, or it cannot be downloaded.
+        UserError: If none of them names a model, it cannot be downloaded, or the hub's cache lacks it.
     """
     model = flag or environment.get("HPCDECODE_MODEL")
     if model is None and Path(SETTINGS).exists():
@@ -41,7 +48,9 @@ def find_model(flag: str | None, environment: Mapping[str, str]) -> str:
         raise UserError(f"{SETTINGS}: model: expected a string, got {model!r}", everywhere=True)
     if model in PACKAGES:
         return str(fetched(model))
-    return str(demo_directory() / "model") if model == DEMO else model
+    if model == DEMO:
+        return str(demo_directory() / "model")
+    return from_hub(model, weights=weights) or model
 
 
 def short_names(path: Path) -> set[str]:
