@@ -44,6 +44,10 @@ class RowProblem(Exception):
     """A row cannot be used. It is recorded under `/errors`, and the job goes on."""
 
 
+class ParamsProblem(RowProblem, PromptError):
+    """Sampling parameters cannot be made of the values that a caller gave."""
+
+
 def first_line(error: BaseException) -> str:
     """Return the type of an exception and the first line of its message."""
     lines = str(error).strip().splitlines()

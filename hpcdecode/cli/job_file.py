@@ -12,9 +12,10 @@ from hpcdecode.cli.generate_flags import text_or_file
 from hpcdecode.cli.parser import near
 from hpcdecode.cli.sampling_flags import parse_generation_config
 from hpcdecode.config import STDIN, Job, Shard, parse_bytes, parse_dtype
-from hpcdecode.data.prompts.fields import sampling_kinds, typed
 from hpcdecode.data.prompts.kept import parse_names
 from hpcdecode.errors import RowProblem, UserError
+from hpcdecode.requests.field_types import typed
+from hpcdecode.requests.params import sampling_kinds
 from hpcdecode.system.model_path import DEMO, read_toml
 
 _FAIL_FAST = "fail_fast"

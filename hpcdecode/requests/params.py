@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import typing
 from collections.abc import Callable
 from math import isfinite
 from typing import Any
 
 import msgspec
 
-from hpcdecode.errors import RowProblem
+from hpcdecode.errors import ParamsProblem, RowProblem
+from hpcdecode.requests.field_types import typed
+from hpcdecode.requests.values import suggestion
 
 MAX_SEED = 2**63 - 1
 MAX_SAMPLES = 2**16 - 1
@@ -17,8 +21,27 @@ MAX_BEAMS = 256
 MAX_ELEMENTS = 10_000  # of a list or an object that every step goes through
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _CheckedWhenMade(msgspec.StructMeta):
+    """Makes sampling parameters of values that were checked as those of rows are."""
+
+    def __call__(cls, *args: Any, **values: Any) -> Any:
+        kinds = sampling_kinds()
+        for name in values.keys() - kinds.keys():
+            meant = suggestion(name, kinds) or f": expected some of {', '.join(kinds)}"
+            raise TypeError(f"sampling parameter {name!r} is not known{meant}")
+        try:
+            own = {name: typed(name, kinds[name], _keys(value)) for name, value in values.items() if value is not None}
+            made = super().__call__(*args, **own)
+            return made.check() if own else made
+        except RowProblem as problem:
+            raise ParamsProblem(str(problem)) from None
+
+
+class SamplingParams(msgspec.Struct, metaclass=_CheckedWhenMade, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Job-wide values come from flags; a row's own fields win over them.
+
+    Values are checked when it is made: ParamsProblem, a ValueError, names the one that is out of range or of a wrong
+    type; an unknown name is a TypeError. None stands for the default.
 
     Attributes:
         n: samples of the row, each with random numbers of its own.
@@ -152,6 +175,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def penalizes(self) -> bool:
         """Return whether it has a penalty."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+
+
+@functools.cache
+def sampling_kinds() -> dict[str, Any]:
+    """Return the types of the fields of SamplingParams by their names."""
+    return typing.get_type_hints(SamplingParams)
+
+
+def _keys(value: Any) -> Any:
+    """Return a dict with its keys as text, as JSON has them; other values as they are."""
+    return {str(key): element for key, element in value.items()} if isinstance(value, dict) else value
 
 
 def _require(ok: bool, name: str, expected: str, got: object) -> None:

@@ -6,8 +6,9 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
-from hpcdecode.data.prompts.unknown import MAX_WARNINGS, suggestion
+from hpcdecode.data.prompts.unknown import MAX_WARNINGS
 from hpcdecode.data.prompts.values import shown
+from hpcdecode.requests.values import suggestion
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _OF_SOME_TEMPLATES = frozenset(("ipython", "observation", "context", "documents", "control"))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import typing
 from typing import Any
 
 import msgspec
 
-from hpcdecode.data.prompts.values import is_integer, shown, type_name
+from hpcdecode.data.prompts.values import shown, type_name
 from hpcdecode.errors import RowProblem
-from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.field_types import typed
+from hpcdecode.requests.params import SamplingParams, sampling_kinds
 
-MAX_INTEGER = 2**63 - 1
 OPENAI_LOGPROBS = "top_logprobs"
 OPENAI_MAX_TOKENS = "max_completion_tokens"  # the newer name, which wins
 RESPONSE_FORMAT = "response_format"  # the name of structured_outputs in the OpenAI API
@@ -61,54 +59,6 @@ def row_params(fields: dict[str, Any], defaults: SamplingParams) -> SamplingPara
     return msgspec.structs.replace(defaults, **own).check() if own else defaults
 
 
-@functools.cache
-def sampling_kinds() -> dict[str, Any]:
-    """Return the types of the fields of SamplingParams by their names."""
-    return typing.get_type_hints(SamplingParams)
-
-
-def typed(name: str, kind: Any, value: Any) -> Any:
-    """Return a decoded value as a type of SamplingParams. Integers become floats; nothing else is converted.
-
-    Args:
-        name: Name of the field, for the error message.
-        kind: A type that SamplingParams has, such as `tuple[int, ...]`.
-        value: Value of the field, as JSON or TOML was decoded.
-
-    Raises:
-        RowProblem: The value is not of this type.
-    """
-    if kind is bool and isinstance(value, bool):
-        return value
-    if kind in (int, int | None) and is_integer(value) and abs(value) <= MAX_INTEGER:
-        return value
-    if kind is float and (is_integer(value) or isinstance(value, float)):
-        return _as_float(name, value)
-    if kind is str and isinstance(value, str):
-        return value
-    if kind == tuple[int, ...] and isinstance(value, (list, tuple)):
-        return tuple(typed(f"{name}[{index}]", int, element) for index, element in enumerate(value))
-    if kind == tuple[str, ...] and isinstance(value, (str, list, tuple)):
-        elements = [value] if isinstance(value, str) else value
-        return tuple(typed(f"{name}[{index}]", str, element) for index, element in enumerate(elements))
-    if kind == dict[int, float] and isinstance(value, dict):
-        return {_token_id(name, key): typed(f"{name}[{key}]", float, element) for key, element in value.items()}
-    if kind == dict[str, Any] | None and isinstance(value, dict):
-        return {key: element for key, element in value.items() if element is not None}
-    raise RowProblem(f"{name}: expected {_KINDS.get(kind, 'a 64-bit integer')}, got {type_name(value)} {shown(value)}")
-
-
-_KINDS = {
-    bool: "true or false",
-    float: "a number",
-    str: "a string",
-    tuple[int, ...]: "a list of integers",
-    tuple[str, ...]: "a string or a list of strings",
-    dict[int, float]: "an object of token ids and numbers",
-    dict[str, Any] | None: "an object",
-}
-
-
 def _structured_outputs(fields: dict[str, Any]) -> dict[str, Any] | None:
     """Return the structured_outputs that a `response_format` of the OpenAI API stands for."""
     asked, own = fields[RESPONSE_FORMAT], fields.get("structured_outputs")
@@ -122,19 +72,6 @@ def _structured_outputs(fields: dict[str, Any]) -> dict[str, Any] | None:
         expected = "an object with type text, json_object, or json_schema and json_schema.schema"
         raise RowProblem(f"{RESPONSE_FORMAT}: expected {expected}, got {type_name(asked)} {shown(asked)}")
     return {"json_object": True} if kind == "json_object" else None
-
-
-def _token_id(name: str, key: str) -> int:
-    if not (key.isascii() and key.isdigit() and len(key) < 19):
-        raise RowProblem(f"{name}: expected token ids as keys, got {shown(key)}")
-    return int(key)
-
-
-def _as_float(name: str, value: int | float) -> float:
-    try:
-        return float(value)
-    except OverflowError as e:
-        raise RowProblem(f"{name}: expected a finite number, got {shown(value)}") from e
 
 
 def asks_for_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:

@@ -6,11 +6,11 @@ import os
 
 import msgspec
 
-from hpcdecode.data.prompts.fields import sampling_kinds, typed
 from hpcdecode.errors import RowProblem, UserError
 from hpcdecode.model.frontend.config import read_json
 from hpcdecode.model.frontend.gguf.folder import model_folder
-from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.field_types import typed
+from hpcdecode.requests.params import SamplingParams, sampling_kinds
 
 FILE = "generation_config.json"
 OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p")  # not in use if do_sample is false

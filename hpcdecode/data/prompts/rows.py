@@ -27,7 +27,6 @@ from hpcdecode.data.prompts.fields import (
     RESPONSE_FORMAT,
     UNSUPPORTED,
     row_params,
-    sampling_kinds,
 )
 from hpcdecode.data.prompts.files import MAX_LINE_BYTES, RawData, RawRow, raw_rows
 from hpcdecode.data.prompts.kept import ALL, SEARCHED_ROWS, KeptColumns, Selection
@@ -38,7 +37,7 @@ from hpcdecode.data.prompts.row_template import SOURCES, RowTemplate
 from hpcdecode.data.prompts.unknown import UnknownFields
 from hpcdecode.data.prompts.values import is_integer, printable, shown, type_name
 from hpcdecode.errors import RowProblem
-from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.params import SamplingParams, sampling_kinds
 
 MAX_ID_CHARACTERS = 4096
 MAX_REASON_CHARACTERS = 500

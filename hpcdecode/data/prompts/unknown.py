@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Iterable
 
 from hpcdecode.data.prompts.kept import Selection
 from hpcdecode.data.prompts.values import MAX_SHOWN_CHARACTERS, printable
+from hpcdecode.requests.values import nearest, suggestion
 
 MAX_WARNINGS = 20
 _MAX_COLUMNS = 1000  # unknown names that are examined
-_SIMILARITY = 0.8  # of two names, by difflib
 _RESULTS_COLUMN = "finish_reason"  # a table with this column holds results of a job: its other columns are no mistakes
 
 logger = logging.getLogger(__name__)
@@ -20,19 +19,6 @@ logger = logging.getLogger(__name__)
 def warn(text: str) -> None:
     """Log a warning."""
     logger.warning(f"hpcdecode: warning: {printable(text)}")
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that `name` resembles most, or None if it resembles none."""
-    normalized = name[:MAX_SHOWN_CHARACTERS].lower().replace("-", "_")
-    found = difflib.get_close_matches(normalized, list(known), 1, _SIMILARITY)
-    return found[0] if found else None
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'NAME'?`, or an empty text if `name` resembles no known name."""
-    found = nearest(name, known)
-    return f"; did you mean {found!r}?" if found else ""
 
 
 class UnknownFields:
