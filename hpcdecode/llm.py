@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+import threading
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-import msgspec
+import torch
 
 from hpcdecode.config import EngineOptions, parse_bytes
-from hpcdecode.data.prompts.fields import row_params
-from hpcdecode.data.prompts.files import RawRow
-from hpcdecode.data.prompts.rows import Row, RowError, RowReader
+from hpcdecode.data.prompts.given import KnownPrompts, as_row, each_with_params, read_row, text_of_row, with_params
+from hpcdecode.data.prompts.rows import RowError, RowReader
 from hpcdecode.data.prompts.tokenizer import tokenized
 from hpcdecode.data.results.collected import (
     CollectedResults,
@@ -19,18 +20,21 @@ from hpcdecode.data.results.collected import (
     RequestOutput,
     ScoredOutput,
     ScoreOutput,
+    output_of,
     prompt_error,
+    score_of,
+    usable,
 )
+from hpcdecode.data.results.result import Result
+from hpcdecode.engine.capacity import require_capacity
 from hpcdecode.engine.desk import Desk
 from hpcdecode.engine.engine import Engine
-from hpcdecode.engine.scale import Scale, lane_limits, placement_of
-from hpcdecode.errors import PromptError, RowProblem, UserError
+from hpcdecode.engine.stream import ResultStream, StreamClosed
+from hpcdecode.errors import PromptError, UserError
 from hpcdecode.ranks.team import assemble
 from hpcdecode.report.metrics import check_emptied
 from hpcdecode.report.progress import NoProgress, Progress
 from hpcdecode.requests.params import SamplingParams
-from hpcdecode.requests.prompt import Prompt
-from hpcdecode.schedule.admission import problem_of, sequences_of
 from hpcdecode.system.model_path import find_model
 from hpcdecode.system.signals import Signals
 
@@ -38,7 +42,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _CHECKPOINT_SECONDS = 3600.0  # of other S-ranks, which this process does not have
-T = TypeVar("T")
 AnyPrompt = str | list[int] | dict[str, Any]
 __all__ = ["LLM", "CompletionOutput", "PromptError", "RequestOutput", "ScoreOutput", "ScoredOutput"]
 
@@ -112,14 +115,31 @@ class LLM:
                 raise UserError(f"threads: expected an integer >= 1, got {threads}")
             team.me.threads, team.me.pinned = threads, False
         self._engine = Engine(options, team)
+        self._busy = threading.Lock()
 
+    @overload
+    def generate(
+        self,
+        prompts: Iterator[AnyPrompt],
+        sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> Iterator[RequestOutput]: ...
+
+    @overload
     def generate(
         self,
         prompts: AnyPrompt | Sequence[AnyPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
-    ) -> list[RequestOutput]:
-        """Generate text for every prompt.
+    ) -> list[RequestOutput]: ...
+
+    def generate(
+        self,
+        prompts: AnyPrompt | Sequence[AnyPrompt] | Iterator[AnyPrompt],
+        sampling_params: SamplingParams | Any | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput] | Iterator[RequestOutput]:
+        """Generate text for every prompt. An iterator of prompts, such as a generator, goes to `generate_iter`.
 
         Sampled tokens depend only on the prompt, its seed and its position in the list.
 
@@ -135,7 +155,42 @@ class LLM:
         Raises:
             PromptError: If a prompt cannot be used, before any work. It is a ValueError.
         """
-        return self._outputs(_all_fields(prompts), sampling_params, use_tqdm)
+        if isinstance(prompts, Iterator):
+            return self.generate_iter(prompts, sampling_params, use_tqdm)
+        return self._outputs(_rows_of(prompts), sampling_params, use_tqdm)
+
+    def generate_iter(
+        self,
+        prompts: Iterable[AnyPrompt],
+        sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        errors: Literal["raise", "yield"] = "raise",
+    ) -> Iterator[RequestOutput]:
+        """Generate text for prompts of any number, and yield each result when it is finished.
+
+        Results come in the order in which they finish; `request_id` is the prompt's `id`, or its number from 1. Tokens
+        are those of `generate`. In memory are some thousand prompts, those that are being generated and 256 results,
+        so a caller that is slow makes the model wait. Leaving the loop, or `close()` of the iterator, ends the
+        work and frees its memory. Until then the model takes no other call. Nothing begins before the first result is
+        asked for.
+
+        Args:
+            prompts: As in `generate`. They are read ahead in a thread of their own, so they must not wait for results.
+            sampling_params: Sampling parameters for all prompts, or those of each.
+            use_tqdm: Show a progress bar.
+            errors: Raise PromptError for a prompt that cannot be used, after the results that are finished before; or
+                yield it, with no outputs and the reason as its `error`, and go on.
+
+        Raises:
+            PromptError: If a prompt cannot be used. It is a ValueError.
+        """
+        if errors not in ("raise", "yield"):
+            raise UserError(f"errors: expected raise or yield, got {errors!r}")
+        if isinstance(prompts, (str, dict)):
+            raise UserError(f"expected an iterable of prompts, got one prompt: {prompts!r:.60}")
+        total = len(prompts) if isinstance(prompts, Sized) else None
+        return self._stream(each_with_params(prompts, sampling_params), total, use_tqdm, errors)
 
     def score(
         self, prompts: AnyPrompt | Sequence[AnyPrompt], logprobs: int | None = None, use_tqdm: bool = True
@@ -155,11 +210,8 @@ class LLM:
             PromptError: If a prompt cannot be used, before any work. It is a ValueError.
         """
         params = SamplingParams(max_tokens=1, logprobs=logprobs)
-        rows, found, results = self._run(_all_fields(prompts), params, use_tqdm, score=True)
-        return [
-            ScoreOutput(row.id, self._text(row), prompt.token_ids, results.scores(row.line), results.best(row.line))
-            for row, prompt in zip(rows, found, strict=True)
-        ]
+        found = self._run(_rows_of(prompts), params, use_tqdm, score=True)
+        return [score_of(*each) for each in found]
 
     def chat(
         self,
@@ -210,13 +262,7 @@ class LLM:
     def _outputs(
         self, fields: list[object], params: SamplingParams | Sequence[SamplingParams] | None, use_tqdm: bool
     ) -> list[RequestOutput]:
-        rows, prompts, results = self._run(fields, params, use_tqdm)
-        return [
-            RequestOutput(
-                row.id, self._text(row), prompt.token_ids, results.outputs(row.line), results.prompt_logprobs(row.line)
-            )
-            for row, prompt in zip(rows, prompts, strict=True)
-        ]
+        return [output_of(*each) for each in self._run(fields, params, use_tqdm)]
 
     def _run(
         self,
@@ -224,81 +270,69 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
         score: bool = False,
-    ) -> tuple[list[Row], list[Prompt], CollectedResults]:
+    ) -> list[tuple[list[Result], str | None, list[int]]]:
+        """Return the results of each row, the text of its prompt and its tokens."""
         engine, tokenizer = self._engine, self._engine.tokenizer
         reader = RowReader(model=engine.options.model, score=score)
-        rows = _usable(_row(reader, number, *each) for number, each in enumerate(_with_params(fields, params), 1))
-        prompts = _usable(tokenized(rows, tokenizer, engine.max_positions))
+        rows = usable(read_row(reader, number, *each) for number, each in enumerate(with_params(fields, params), 1))
+        prompts = usable(tokenized(rows, tokenizer, engine.max_positions))
         results = CollectedResults()
-        desk = Desk(prompts, results, tokenizer)
-        progress = Progress(bar=True, total=len(prompts)) if use_tqdm else NoProgress()
+        with self._alone():
+            desk = Desk(prompts, results, tokenizer)
+            try:
+                require_capacity(engine, prompts, engine.scales(desk)[0])
+                self._work(desk, _progress(use_tqdm, len(prompts)))
+            finally:
+                desk.feed.close()
+        each = zip(rows, prompts, strict=True)
+        return [(results.samples(row.line), text_of_row(row), prompt.token_ids) for row, prompt in each]
+
+    def _stream(
+        self, fields: Iterator[tuple[object, SamplingParams]], total: int | None, use_tqdm: bool, errors: str
+    ) -> Iterator[RequestOutput]:
+        engine, stream, known = self._engine, ResultStream(), KnownPrompts()
+        reader = RowReader(model=engine.options.model)
+        with self._alone():
+            rows = (read_row(reader, number, *each) for number, each in enumerate(fields, 1))
+            prompts = tokenized(known.rows(rows), engine.tokenizer, engine.max_positions)
+            desk = Desk(known.prompts(prompts), stream, engine.tokenizer)
+            for finished in stream.results(lambda: self._work(desk, _progress(use_tqdm, total)), desk.feed.close):
+                if not isinstance(finished, RowError):
+                    yield output_of(finished, *known.take(finished[0].line))
+                elif errors == "raise":
+                    raise prompt_error(finished)
+                else:
+                    yield RequestOutput(finished.id, *known.take(finished.line), [], None, error=finished.reason)
+
+    def _work(self, desk: Desk, progress: Progress) -> None:
+        """Generate until the desk's rows are done, in any thread."""
+        engine = self._engine
+        torch.set_num_threads(engine.team.me.threads)
         try:
             scales = engine.scales(desk)
-            self._require_capacity(prompts, scales[0])
             check_emptied([engine.work(desk, scales, Signals(), progress, _CHECKPOINT_SECONDS)])
+        except StreamClosed:
+            progress.close(desk.done)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the model for one call."""
+        if not self._busy.acquire(blocking=False):
+            raise UserError(
+                "expected one call at a time, and this model generates for another: take all results of its iterator, "
+                "or close() that, first"
+            )
+        try:
+            yield
         finally:
-            desk.feed.close()
-        return rows, prompts, results
-
-    def _require_capacity(self, prompts: list[Prompt], scale: Scale) -> None:
-        engine, batch = self._engine, scale.lanes[0]
-        options, setup, stops = engine.options, engine.setup, engine.stops
-        limits, placement = lane_limits(options, setup, batch, scale), placement_of(options, engine.team, setup, 1)
-        for prompt in prompts:
-            sequences = sequences_of(prompt, 0, limits, placement, stops)
-            if problem := problem_of(sequences, limits, placement):
-                raise PromptError(f"prompt {prompt.line}: {problem}")
-
-    def _text(self, row: Row) -> str | None:
-        return self._engine.tokenizer.text(row) if row.prompt_token_ids is None else None
+            self._busy.release()
 
 
-def _all_fields(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[object]:
+def _rows_of(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[object]:
     """Return prompts, or one alone, in the form of rows of a prompt file."""
     one = isinstance(prompts, (str, dict)) or (len(prompts) and isinstance(prompts[0], int))
-    return [_fields(prompt) for prompt in ([prompts] if one else prompts)]
+    return [as_row(prompt) for prompt in ([prompts] if one else prompts)]
 
 
-def _fields(prompt: object) -> object:
-    """Return a prompt in the form of a row of a prompt file."""
-    if isinstance(prompt, str):
-        return {"prompt": prompt}
-    return {"prompt_token_ids": prompt} if isinstance(prompt, list) else prompt
-
-
-def _with_params(
-    fields: list[object], params: SamplingParams | Sequence[SamplingParams] | None
-) -> list[tuple[object, SamplingParams]]:
-    if params is None or isinstance(params, SamplingParams):
-        return [(each, checked) for checked in [_checked(params or SamplingParams())] for each in fields]
-    if len(params) != len(fields):
-        raise PromptError(f"sampling_params: expected one for each of {len(fields)} prompts, got {len(params)}")
-    return [(each, _checked(own)) for each, own in zip(fields, params, strict=True)]
-
-
-def _checked(params: SamplingParams) -> SamplingParams:
-    """Return the parameters after the checks that the rows of prompt files undergo."""
-    try:
-        return row_params(msgspec.to_builtins(params, str_keys=True), SamplingParams())
-    except RowProblem as problem:
-        raise PromptError(f"sampling_params: {problem}") from None
-
-
-def _row(reader: RowReader, number: int, fields: Any, params: SamplingParams) -> Row | RowError:
-    if not isinstance(fields, dict):
-        return RowError(number, str(number), f"expected a string or a dict, got {type(fields).__name__}")
-    return reader.read(RawRow(number, "", fields), params)
-
-
-def _usable(items: Iterable[T | RowError]) -> list[T]:
-    """Return the items, or raise PromptError for the first that is an error."""
-    found: list[T] = []
-    errors: list[RowError] = []
-    for item in items:
-        if isinstance(item, RowError):
-            errors.append(item)
-        else:
-            found.append(item)
-    if errors:
-        raise prompt_error(errors[0], len(errors) - 1)
-    return found
+def _progress(shown: bool, total: int | None) -> Progress:
+    return Progress(bar=True, total=total) if shown else NoProgress()

@@ -153,6 +153,8 @@ class Engine:
             return metrics
         except BaseException:
             self._attention = None  # sequences are left in it
+            if self.team.comm is None:
+                self._work = Work()  # which holds it too
             raise
 
     def metrics(self) -> Metrics:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import isnan
+from typing import TypeVar
 
 from hpcdecode.data.prompts.rows import RowError
 from hpcdecode.data.results.result import Result
@@ -12,6 +13,8 @@ from hpcdecode.errors import PromptError
 from hpcdecode.requests.logprobs import Logprobs
 from hpcdecode.requests.output_parser import ToolCall
 from hpcdecode.requests.prompt import Unfinished
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class RequestOutput:
         prompt_logprobs: Log-probabilities of the prompt's tokens, as in an output; the first token has None.
             None if they were not asked for.
         finished: Always True.
+        error: Why the prompt has no outputs, if it could not be used and `generate_iter` was to yield such prompts;
+            None otherwise.
     """
 
     request_id: str
@@ -62,6 +67,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     prompt_logprobs: list[dict[int, float] | None] | None
     finished: bool = True
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -125,23 +131,29 @@ class CollectedResults:
     def tick(self) -> None:
         """Do nothing: there is no file to write."""
 
-    def outputs(self, line: int) -> list[CompletionOutput]:
+    def samples(self, line: int) -> list[Result]:
         """Return the samples of a prompt, by its line."""
-        return [_output(r) for r in self._results[line]]
+        return self._results[line]
 
-    def scores(self, line: int) -> list[ScoredOutput]:
-        """Return what was scored of a prompt, by its line."""
-        return [_scored(r) for r in self._results[line]]
 
-    def best(self, line: int) -> int:
-        """Return the number of the best continuation of a prompt, by its line."""
-        return next(r.sample for r in self._results[line] if r.is_best)
+def output_of(samples: Sequence[Result], prompt: str | None, prompt_token_ids: list[int]) -> RequestOutput:
+    """Return what the caller gets of a prompt.
 
-    def prompt_logprobs(self, line: int) -> list[dict[int, float] | None] | None:
-        """Return the log-probabilities of a prompt's tokens, or None if they were not asked for."""
-        first = self._results[line][0]
-        held = first.prompt_logprobs
-        return None if held is None else [None, *_likely(first.prompt_token_ids, held)[1:]]
+    Args:
+        samples: In their order.
+        prompt: Text of the prompt; None if it was given as token ids.
+        prompt_token_ids: Tokens of the prompt.
+    """
+    first, outputs = samples[0], [_output(r) for r in samples]
+    held = first.prompt_logprobs
+    logprobs = None if held is None else [None, *_likely(first.prompt_token_ids, held)[1:]]
+    return RequestOutput(first.id, prompt, prompt_token_ids, outputs, logprobs)
+
+
+def score_of(samples: Sequence[Result], prompt: str | None, prompt_token_ids: list[int]) -> ScoreOutput:
+    """Return what the caller gets of a prompt that is scored; the arguments are those of `output_of`."""
+    best = next(r.sample for r in samples if r.is_best)
+    return ScoreOutput(samples[0].id, prompt, prompt_token_ids, [_scored(r) for r in samples], best)
 
 
 def _output(r: Result) -> CompletionOutput:
@@ -176,3 +188,17 @@ def prompt_error(error: RowError, others: int = 0) -> PromptError:
     """Return the exception for a prompt that cannot be used, which mentions `others` such prompts."""
     more = f" (and {others} more that cannot be used)" if others else ""
     return PromptError(f"prompt {error.line}: {error.reason}{more}")
+
+
+def usable(items: Iterable[T | RowError]) -> list[T]:
+    """Return the items, or raise PromptError for the first that is an error."""
+    found: list[T] = []
+    errors: list[RowError] = []
+    for item in items:
+        if isinstance(item, RowError):
+            errors.append(item)
+        else:
+            found.append(item)
+    if errors:
+        raise prompt_error(errors[0], len(errors) - 1)
+    return found
