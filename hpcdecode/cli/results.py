@@ -52,6 +52,7 @@ def _add_show(commands: Subcommands) -> None:
     parser.add_argument("results", metavar="OUT.h5", help="results file")
     help = "lines of the prompt file from 1, ranges of lines such as 1-5, or ids"
     parser.add_argument("rows", metavar="ROW", nargs="*", help=help)
+    _add_where(parser, "print")
     parser.set_defaults(run=_show)
 
 
@@ -59,9 +60,15 @@ def _add_show(commands: Subcommands) -> None:
 def _show(options: argparse.Namespace, _comm: object) -> int:
     from hpcdecode.data.results.show import show
 
-    for text in show(options.results, options.rows):
+    for text in show(options.results, options.rows, options.where):
         print(text)
     return 0
+
+
+def _add_where(parser: argparse.ArgumentParser, verb: str) -> None:
+    help = f"{verb} only rows with this property, such as finish_reason=stop, or label=yes of an input column; signs "
+    help += "are = != < <= > >=; if given several times, all must hold"
+    parser.add_argument("--where", metavar="CONDITION", action="append", default=[], help=help)
 
 
 def _add_export(commands: Subcommands) -> None:
@@ -78,8 +85,7 @@ def _add_export(commands: Subcommands) -> None:
     add("-o", "--output", metavar="FILE", help=help)
     add("--overwrite", action="store_true", help="replace the file if it exists")
     add("--columns", metavar="NAME[,NAME...]", help="write only these columns (default: all)")
-    help = "write only rows with this property, such as finish_reason=stop; if given several times, all must hold"
-    add("--where", metavar="CONDITION", action="append", default=[], help=help)
+    _add_where(parser, "write")
     help = "endpoint of the requests of an OpenAI batch (%(default)s)"
     add("--endpoint", choices=tuple(OBJECTS), default="chat", help=help)
     parser.set_defaults(run=_export)

@@ -5,23 +5,22 @@ from __future__ import annotations
 import csv
 import io
 import logging
-import operator
 import os
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import msgspec
 import numpy as np
 
 from hpcdecode.data.prompts.extras import import_extra
 from hpcdecode.data.results.input_reader import InputReader
-from hpcdecode.data.results.layout import COLUMNS, FINISH_REASONS, OFFSETS, PARSED, ROW_COLUMNS
+from hpcdecode.data.results.layout import COLUMNS, OFFSETS
 from hpcdecode.data.results.openai_batch import answers
 from hpcdecode.data.results.read import Results, rows_of
 from hpcdecode.data.results.strings import STRING
+from hpcdecode.data.results.where import accepted, conditions_of
 from hpcdecode.errors import UserError
 from hpcdecode.system.durable import destination, is_stream, replacing, stream, write_errors
 
@@ -33,24 +32,8 @@ FORMATS = {
 }
 _ENDINGS = {".batch.jsonl": "openai-batch", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 logger = logging.getLogger(__name__)
-_COMPARE = {
-    "!=": operator.ne,
-    ">=": operator.ge,
-    "<=": operator.le,
-    "=": operator.eq,
-    ">": operator.gt,
-    "<": operator.lt,
-}
-_CONDITION = re.compile(r"\s*(\w+)\s*(!=|>=|<=|=|>|<)\s*(.*?)\s*")
 
 Batch = dict[str, np.ndarray]  # columns of equal length by name
-
-
-class _Condition(NamedTuple):
-    """A condition on rows: the column, and a function that returns for its values which ones are accepted."""
-
-    column: str
-    accepts: Callable[[np.ndarray], np.ndarray]
 
 
 def export(
@@ -71,7 +54,7 @@ def export(
             ending.
         kind: A key of FORMATS; None for the one that the ending of `out` names.
         columns: Columns to write; None for all.
-        where: Conditions that rows must meet, such as `finish_reason=stop` or `line>=100`.
+        where: Conditions that rows must meet, such as `finish_reason=stop` or `label=yes`.
         endpoint: Endpoint of the requests that an OpenAI batch answers: `chat` or `completions`. Rows that could not
             be used become answers with an `error`.
         overwrite: Whether a file with the name `out` is replaced.
@@ -82,15 +65,14 @@ def export(
     """
     kind = kind or _kind_of(out)
     name = out or Path(path).with_suffix(FORMATS[kind]).name
-    conditions = [_condition(text) for text in where]
     with _opened(name, path, overwrite) as file, Results(path) as results, write_errors(name, "free some space"):
         if not results.complete:
             logger.warning(f"hpcdecode: warning: {path} is not complete: the rows that are done so far are written")
         if kind == "parquet" and file.isatty():
             raise UserError("-o -: expected a file or a pipe for Parquet, got a terminal; redirect it, or use -o FILE")
         wanted = results.columns if columns is None or kind == "openai-batch" else tuple(columns)
-        _require_columns([*wanted, *(condition.column for condition in conditions)], results.columns)
-        batches = _selected(results, wanted, conditions)
+        _require_columns(wanted, results.columns)
+        batches = accepted(results, conditions_of(where, results), wanted)
         if kind == "parquet":
             _write_parquet(_Counted(file), batches, wanted, name, results.inputs)
         elif kind == "csv":
@@ -146,36 +128,6 @@ class _Counted(io.RawIOBase):
 
     def tell(self) -> int:
         return self._position
-
-
-def _selected(results: Results, columns: Sequence[str], conditions: Sequence[_Condition]) -> Iterator[Batch]:
-    """Yield columns of the rows that meet all conditions."""
-    needed = dict.fromkeys([*columns, *(condition.column for condition in conditions)])
-    for batch in results.batches(list(needed)):
-        accepted = np.ones(len(next(iter(batch.values()))), bool)
-        for condition in conditions:
-            accepted &= condition.accepts(batch[condition.column])
-        yield {name: batch[name][accepted] for name in columns}
-
-
-def _condition(text: str) -> _Condition:
-    """Return a condition from its text, such as `line>=100`. Raises UserError if it is not one."""
-    match = _CONDITION.fullmatch(text)
-    if not match:
-        raise UserError(f"--where {text}: expected COLUMN, one of {' '.join(_COMPARE)}, and a value")
-    name, sign = match[1], match[2]
-    value: str | float = match[3]
-    known = [column for column in ROW_COLUMNS if column not in PARSED]
-    if name not in known:
-        raise UserError(f"--where {text}: expected a column of {', '.join(known)}, got {name!r}")
-    if ROW_COLUMNS[name].dtype is not STRING and name != "finish_reason":
-        try:
-            value = float(value)
-        except ValueError:
-            raise UserError(f"--where {text}: expected a number for {name}, got {value!r}") from None
-    if name == "finish_reason" and value not in FINISH_REASONS:
-        raise UserError(f"--where {text}: expected {' or '.join(FINISH_REASONS)} for finish_reason, got {value!r}")
-    return _Condition(name, lambda values: np.asarray(_COMPARE[sign](values, value), bool))
 
 
 def _require_columns(columns: Sequence[str], known: Sequence[str]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any
 
 from hpcdecode.data.prompts.values import printable
 from hpcdecode.data.results.read import Results
+from hpcdecode.data.results.where import accepted, conditions_of
 from hpcdecode.errors import UserError
 
 _DEFAULT_ROWS = 5  # shown if no row is named
@@ -17,22 +19,61 @@ _RANGE = re.compile(r"(\d+)-(\d+)")
 Row = dict[str, Any]
 
 
-def show(path: str, wanted: Sequence[str] = ()) -> Iterator[str]:
+def show(path: str, wanted: Sequence[str] = (), where: Sequence[str] = ()) -> Iterator[str]:
     """Yield the text to print: a summary, then rows and errors.
 
     Args:
         path: The results file.
         wanted: Rows to show: lines of the prompt file such as `7`, ranges of lines such as `1-5`, or ids; by default
             the first rows.
+        where: Conditions that rows must meet, such as `label=yes`; rows that could not be used are then left out.
 
     Raises:
-        UserError: The file is not a results file, or a range is empty.
+        UserError: The file is not a results file, a range is empty, or a condition cannot be used.
     """
     with Results(path) as results:
-        errors = results.errors()
         state = "complete" if results.complete else "not complete"
+        met = _met(results, where) if where else None
+        errors = [] if where else results.errors()
+        if met is not None:
+            yield f"{path}: {len(met):,} of {len(results):,} rows meet {' and '.join(where)}, {state}"
+            yield from _of_met(results, met, [_lines_or_id(text, results) for text in wanted], path, where)
+            return
         yield f"{path}: {len(results)} rows, {len(errors)} errors, {state}"
         yield from _named(results, errors, wanted) if wanted else _first(results, errors, path)
+
+
+Place = tuple[int, int]  # of a row: its line, and the number of the sample
+
+
+def _met(results: Results, where: Sequence[str]) -> list[Place]:
+    """Return the places of the rows that meet conditions, in their order."""
+    batches = accepted(results, conditions_of(where, results), ("line", "sample"))
+    return [place for batch in batches for place in zip(batch["line"].tolist(), batch["sample"].tolist(), strict=True)]
+
+
+def _of_met(
+    results: Results, met: list[Place], lines: list[tuple[int, int]], path: str, where: Sequence[str]
+) -> Iterator[str]:
+    """Yield the text of rows that meet conditions: of some lines, or the first ones and how many more there are."""
+    if lines:
+        met = [place for place in met if any(first <= place[0] <= last for first, last in lines)]
+    shown = met if lines else met[:_DEFAULT_ROWS]
+    for line, of_line in groupby(shown, key=lambda place: place[0]):
+        samples = {sample for _, sample in of_line}
+        yield from (_row(row) for row in results.samples(line) if row["sample"] in samples)
+    if rest := met[len(shown) :]:
+        conditions = "".join(f" --where {shlex.quote(text)}" for text in where)
+        following = f"{rest[0][0]}-{rest[:_DEFAULT_ROWS][-1][0]}"
+        yield f"\n--- {len(rest):,} more rows: hpcdecode show {path} {following}{conditions}"
+
+
+def _lines_or_id(text: str, results: Results) -> tuple[int, int]:
+    """Return the first and the last line that a text names, also as an id; (0, -1) if there is no such row."""
+    first, last = _lines(text)
+    if results.count(first, last) or (line := _line_of(text, results, [])) is None:
+        return first, last
+    return line, line
 
 
 def _first(results: Results, errors: list[Row], path: str) -> Iterator[str]:
