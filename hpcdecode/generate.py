@@ -24,6 +24,7 @@ from hpcdecode.data.prompts.tokenizer import tokenized
 from hpcdecode.data.prompts.total import RowTotal
 from hpcdecode.data.results.earlier import EarlierRun
 from hpcdecode.data.results.identity import kept_before
+from hpcdecode.data.results.status import StatusFile
 from hpcdecode.data.results.wanted import Wanted
 from hpcdecode.data.results.writer import ResultsWriter
 from hpcdecode.doctor import binding
@@ -31,7 +32,7 @@ from hpcdecode.engine.announce import announce, explain
 from hpcdecode.engine.desk import Desk
 from hpcdecode.engine.engine import Engine
 from hpcdecode.engine.row_errors import RowErrors
-from hpcdecode.engine.scale import rows_ahead
+from hpcdecode.engine.scale import capacity_of, rows_ahead
 from hpcdecode.engine.setup import together, weight_facts
 from hpcdecode.engine.survey import Begin, survey
 from hpcdecode.errors import InvariantViolation, RowProblem, UserError
@@ -126,7 +127,7 @@ def _generate(job: Job, team: Team, timeline: Timeline, signals: Signals, model:
     gc.enable()
     start = perf_counter()
     with _kept(lead):
-        progress = Progress()
+        progress = Progress(status=_status_file(lead, engine) if lead else None)
         if lead:
             progress.expect(lead.before, lambda: lead.total.rows)
         metrics = engine.work(desk, scales, signals, progress, job.checkpoint_every)
@@ -265,6 +266,11 @@ def _open_lead(job: Job, engine: Engine, begin: Begin) -> _Lead:
     total = RowTotal(begin.files, job.prompt_column, job.limit, job.shard)
     before, errors = (earlier.lines - earlier.errors, earlier.errors) if earlier else (0, 0)
     return _Lead(desk, writer, wanted, before, total, errors)
+
+
+def _status_file(lead: _Lead, engine: Engine) -> StatusFile:
+    capacity = sum(capacity_of(engine.options, engine.team, engine.team.group))
+    return StatusFile(lead.writer.path, capacity, len(engine.team.groups))
 
 
 def _finish(job: Job, lead: _Lead, figures: dict[str, Any], signals: Signals) -> int:

@@ -163,4 +163,27 @@ def _report(options: argparse.Namespace, _comm: object) -> int:
     return 0
 
 
-COMMANDS = (_add_show, _add_export, _add_merge, _add_report)
+def _add_top(commands: Subcommands) -> None:
+    parser = commands.add_parser(
+        "top",
+        help="show a running job in the terminal",
+        description="Show rows, speed, KV load and errors of a running job from its files, on any host that sees them, "
+        "until it ends, q is pressed or Ctrl-C. If the output is no terminal, it is printed once.",
+    )
+    parser.add_argument("results", metavar="OUT.h5", help="results file")
+    help = "seconds between two views (%(default)g)"
+    parser.add_argument("-n", "--seconds", type=float, default=1.0, metavar="SECONDS", help=help)
+    parser.set_defaults(run=_top)
+
+
+@_printing
+def _top(options: argparse.Namespace, _comm: object) -> int:
+    from hpcdecode.report.top import top
+
+    if not 0.1 <= options.seconds <= 3600:
+        raise UserError(f"-n: expected 0.1 to 3600 seconds, got {options.seconds:g}")
+    top(options.results, options.seconds)
+    return 0
+
+
+COMMANDS = (_add_show, _add_export, _add_merge, _add_report, _add_top)

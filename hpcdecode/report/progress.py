@@ -7,9 +7,11 @@ import shutil
 import sys
 from collections.abc import Callable
 from functools import partial
-from time import perf_counter
+from time import perf_counter, time
 
 from tqdm import tqdm
+
+from hpcdecode.data.results.status import EVERY_SECONDS, JobStatus, StatusFile
 
 _FIRST_SECONDS, _LINE_SECONDS = 1.0, 30.0  # between lines: as many as the job has run, within these bounds
 _BAR_SECONDS = 0.2
@@ -25,9 +27,11 @@ class Progress:
         bar: Show a bar rather than lines; None shows it on a terminal. Nothing is shown if INFO messages are off,
             unless this is True.
         total: Number of rows; None if it is not known.
+        status: Is written, too; None for no such file.
     """
 
-    def __init__(self, *, bar: bool | None = None, total: int | None = None) -> None:
+    def __init__(self, *, bar: bool | None = None, total: int | None = None, status: StatusFile | None = None) -> None:
+        self._status, self._written = status, 0.0
         self._lines = logger.isEnabledFor(logging.INFO)
         self._terminal = self._lines and sys.stderr.isatty() if bar is None else bar
         columns = shutil.get_terminal_size().columns
@@ -49,9 +53,15 @@ class Progress:
 
     def due(self) -> bool:
         """Return whether it is time for an update."""
+        now = perf_counter()
+        return self._shows(now) or self._writes(now)
+
+    def _writes(self, now: float) -> bool:
+        return self._status is not None and now - self._written >= EVERY_SECONDS
+
+    def _shows(self, now: float) -> bool:
         if not (self._terminal or self._lines):
             return False
-        now = perf_counter()
         most = min(max(self._last - self._start, _FIRST_SECONDS), _LINE_SECONDS)
         return now - self._last >= (_BAR_SECONDS if self._terminal else most)
 
@@ -68,14 +78,32 @@ class Progress:
             in_flight: Tokens in the KV cache now.
             finished: Rows with results, and the tokens that they generated.
         """
-        self._last = now = perf_counter()
+        now = perf_counter()
         seconds = max(now - self._start, 1e-9)
         if now - self._since >= _RATE_SECONDS:
             self._rate = (tokens - self._tokens) / (now - self._since)
             self._since, self._tokens = now, tokens
         rate, total, done = self._rate or tokens / seconds, self._total(), self._before + rows
+        left = None if total is None else _seconds_left(total - done, tokens, rate, finished)
+        if self._status is not None and self._writes(now):
+            self._written = now
+            status = JobStatus(
+                time=time(),
+                seconds=seconds,
+                done=done,
+                total=total,
+                errors=max(rows - finished[0], 0),
+                rows_per_second=rows / seconds,
+                tokens_per_second=rate,
+                seconds_left=left,
+                held=in_flight,
+            )
+            self._status.write(status)
+            if not self._shows(now):
+                return
+        self._last = now
         speed = f"{rate:,.0f} tokens/s, {in_flight:,} tokens in flight"
-        if total is not None and (left := _seconds_left(total - done, tokens, rate, finished)) is not None:
+        if left is not None:
             speed += f", about {_duration(left)} left"
         if self._terminal:
             if total is not None:

@@ -11,6 +11,7 @@ from hpcdecode.errors import UserError
 
 HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*(/\w[\w.-]*)?)(@(?P<revision>[\w.][\w./-]*))?", re.ASCII)
 MOST_CHARACTERS = 255  # of a name, as of a file's
+HUB_FOLDER = "models--"  # begin of the name of a model's folder in the cache
 MAIN = "main"
 INDEX, WEIGHTS, GGUF = "model.safetensors.index.json", "*.safetensors", ".gguf"
 READ = (".json", ".safetensors", ".jinja", ".txt", ".model", GGUF)  # endings of the files that a job may read
@@ -47,7 +48,7 @@ def from_hub(model: str, *, weights: bool = True) -> str | None:
     if match is None or len(model) > MOST_CHARACTERS or os.path.lexists(model):
         return None
     name, revision = match["name"], match["revision"]
-    folder = hub_cache() / f"models--{name.replace('/', '--')}"
+    folder = hub_cache() / (HUB_FOLDER + name.replace("/", "--"))
     if not (folder / "snapshots").is_dir():
         if "/" not in name or name.endswith(GGUF):
             return None

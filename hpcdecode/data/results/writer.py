@@ -36,6 +36,7 @@ from hpcdecode.data.results.segments import (
     segment_files,
     segment_image,
 )
+from hpcdecode.data.results.status import STATUS
 from hpcdecode.data.results.unfinished import UNFINISHED, save_unfinished
 from hpcdecode.errors import InvariantViolation, UserError
 from hpcdecode.requests.prompt import Unfinished
@@ -175,6 +176,7 @@ class ResultsWriter:
                 self._write_final(None if rows_read is None else self._earlier_lines + rows_read)
             else:
                 self._write_index()
+                (self._parts / STATUS).unlink(missing_ok=True)
         self._lock.release()
         self._closed = True
 
@@ -275,7 +277,7 @@ def _remove_parts(parts: Path) -> None:
     Raises:
         OSError: There are other files in it, or the disk refuses it.
     """
-    others = [file for pattern in ("*.tmp", f"*{DAMAGED}", UNFINISHED, LOCK) for file in parts.glob(pattern)]
+    others = [file for pattern in ("*.tmp", f"*{DAMAGED}", UNFINISHED, STATUS, LOCK) for file in parts.glob(pattern)]
     for file in (*segment_files(parts), *others):
         file.unlink()
     parts.rmdir()

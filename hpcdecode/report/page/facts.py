@@ -124,7 +124,7 @@ def read_facts(path: str) -> RunFacts:
         )
         lines = results.column("line")
         summaries = _summaries(_object(results.attributes.get("summary")))
-        causes, errors = _causes(results)
+        causes, errors = causes_of(results)
         return RunFacts(
             name=Path(path).name,
             complete=results.complete,
@@ -199,7 +199,7 @@ def require_sound(accounts: Sequence[Account], path: str) -> None:
             raise UserError(f"{path}: expected times and loads of rank {account.rank} from 0 to {LARGEST:.0e}")
 
 
-def _causes(results: Results) -> tuple[list[Cause], int]:
+def causes_of(results: Results) -> tuple[list[Cause], int]:
     """Return the errors by cause, most frequent first, and their number."""
     found: dict[str, Cause] = {}
     total = 0
