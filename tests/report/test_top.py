@@ -15,6 +15,7 @@ import subprocess
 import sys
 import termios
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -171,20 +172,19 @@ def test_it_goes_on_until_it_is_left(job, tmp_path, leave):
 def test_a_real_job_from_its_begin_to_its_end(hpcdecode, tmp_path):
     rows = [{"prompt": f"Line {n}", "max_tokens": 50} for n in range(160)]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n{broken\n")
-    job = hpcdecode.start(
-        *("generate", "p.jsonl", "-q", "--model", "demo", "--ignore-eos", "--batch", 16, "--checkpoint-every", 0.3)
-    )
+    command = ("generate", "p.jsonl", "-q", "--model", "demo", "--ignore-eos", "--batch", 16, "--checkpoint-every", 0.3)
     status, end = tmp_path / "p.h5.parts" / STATUS, time.monotonic() + 60
-    while not status.exists() and time.monotonic() < end:
-        assert job.poll() is None, job.communicate()
-        time.sleep(0.05)
-    terminal = Terminal("top", "p.h5", "-n", "0.2", folder=tmp_path)
-    terminal.read(" of 161 (")
-    text = snapshot(tmp_path / "p.h5") if job.poll() is None else terminal.text
-    _, err = job.communicate(timeout=60)
-    assert job.returncode == 3, err
+    with ThreadPoolExecutor() as pool:
+        job = pool.submit(hpcdecode, *command)
+        while not status.exists() and time.monotonic() < end:
+            assert not job.done(), job.result()
+            time.sleep(0.05)
+        terminal = Terminal("top", "p.h5", "-n", "0.2", folder=tmp_path)
+        terminal.read(" of 161 (")
+        text = terminal.text if job.done() else snapshot(tmp_path / "p.h5")
+        assert job.result().returncode == 3
     assert terminal.end() == 0
-    assert "running for" in terminal.text and f"process {job.pid} on " in terminal.text
+    assert re.search(r"p\.h5: running for .* \(process \d+ on ", terminal.text)
     for what in ("model    model, ", "rows     [", "rows/s, ", "KV load  [", "ranks    one rank of both roles on 1 h"):
         assert what in text, text
     shown = [int(n.replace(",", "")) for n in re.findall(r"rows     \[[#-]+\] ([\d,]+)", terminal.text)]
