@@ -81,7 +81,7 @@ def test_values_are_compared_by_what_they_are(path, texts, expected):
     [
         ("label", "--where label: expected COLUMN, one of != >= <= = > <, and a value"),
         ("=yes", "expected COLUMN"),
-        ("lable=yes", r"expected a column of line, .*, label, .*, got 'lable'; did you mean 'label'\?"),
+        ("labels=yes", r"expected a column of line, .*, label, .*, got 'labels'; did you mean 'label'\?"),
         ("nothing_like_it=yes", r"got 'nothing_like_it'$"),
         ("score=high", "expected a number for score, got 'high'"),
         ("some>few", "expected a number for some, got 'few'"),
