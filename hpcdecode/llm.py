@@ -3,45 +3,29 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-import torch
-
 from hpcdecode.config import EngineOptions, parse_bytes
-from hpcdecode.data.prompts.given import KnownPrompts, as_row, each_with_params, read_row, text_of_row, with_params
-from hpcdecode.data.prompts.rows import RowError, RowReader
-from hpcdecode.data.prompts.tokenizer import tokenized
+from hpcdecode.data.prompts.given import as_row, each_with_params
 from hpcdecode.data.results.collected import (
-    CollectedResults,
     CompletionOutput,
     RequestOutput,
     ScoredOutput,
     ScoreOutput,
     output_of,
-    prompt_error,
     score_of,
-    usable,
 )
-from hpcdecode.data.results.result import Result
-from hpcdecode.engine.capacity import require_capacity
-from hpcdecode.engine.desk import Desk
+from hpcdecode.engine.calls import Calls
 from hpcdecode.engine.engine import Engine
-from hpcdecode.engine.stream import ResultStream, StreamClosed
 from hpcdecode.errors import PromptError, UserError
 from hpcdecode.ranks.team import assemble
-from hpcdecode.report.metrics import check_emptied
-from hpcdecode.report.progress import NoProgress, Progress
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.system.model_path import find_model
-from hpcdecode.system.signals import Signals
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_CHECKPOINT_SECONDS = 3600.0  # of other S-ranks, which this process does not have
 AnyPrompt = str | list[int] | dict[str, Any]
 __all__ = ["LLM", "CompletionOutput", "PromptError", "RequestOutput", "ScoreOutput", "ScoredOutput"]
 
@@ -115,7 +99,7 @@ class LLM:
                 raise UserError(f"threads: expected an integer >= 1, got {threads}")
             team.me.threads, team.me.pinned = threads, False
         self._engine = Engine(options, team)
-        self._busy = threading.Lock()
+        self._calls = Calls(self._engine)
 
     @overload
     def generate(
@@ -190,7 +174,7 @@ class LLM:
         if isinstance(prompts, (str, dict)):
             raise UserError(f"expected an iterable of prompts, got one prompt: {prompts!r:.60}")
         total = len(prompts) if isinstance(prompts, Sized) else None
-        return self._stream(each_with_params(prompts, sampling_params), total, use_tqdm, errors)
+        return self._calls.stream(each_with_params(prompts, sampling_params), total, use_tqdm, errors)
 
     def score(
         self, prompts: AnyPrompt | Sequence[AnyPrompt], logprobs: int | None = None, use_tqdm: bool = True
@@ -210,7 +194,7 @@ class LLM:
             PromptError: If a prompt cannot be used, before any work. It is a ValueError.
         """
         params = SamplingParams(max_tokens=1, logprobs=logprobs)
-        found = self._run(_rows_of(prompts), params, use_tqdm, score=True)
+        found = self._calls.run(_rows_of(prompts), params, use_tqdm, score=True)
         return [score_of(*each) for each in found]
 
     def chat(
@@ -262,77 +246,10 @@ class LLM:
     def _outputs(
         self, fields: list[object], params: SamplingParams | Sequence[SamplingParams] | None, use_tqdm: bool
     ) -> list[RequestOutput]:
-        return [output_of(*each) for each in self._run(fields, params, use_tqdm)]
-
-    def _run(
-        self,
-        fields: list[object],
-        params: SamplingParams | Sequence[SamplingParams] | None,
-        use_tqdm: bool,
-        score: bool = False,
-    ) -> list[tuple[list[Result], str | None, list[int]]]:
-        """Return the results of each row, the text of its prompt and its tokens."""
-        engine, tokenizer = self._engine, self._engine.tokenizer
-        reader = RowReader(model=engine.options.model, score=score)
-        rows = usable(read_row(reader, number, *each) for number, each in enumerate(with_params(fields, params), 1))
-        prompts = usable(tokenized(rows, tokenizer, engine.max_positions))
-        results = CollectedResults()
-        with self._alone():
-            desk = Desk(prompts, results, tokenizer)
-            try:
-                require_capacity(engine, prompts, engine.scales(desk)[0])
-                self._work(desk, _progress(use_tqdm, len(prompts)))
-            finally:
-                desk.feed.close()
-        each = zip(rows, prompts, strict=True)
-        return [(results.samples(row.line), text_of_row(row), prompt.token_ids) for row, prompt in each]
-
-    def _stream(
-        self, fields: Iterator[tuple[object, SamplingParams]], total: int | None, use_tqdm: bool, errors: str
-    ) -> Iterator[RequestOutput]:
-        engine, stream, known = self._engine, ResultStream(), KnownPrompts()
-        reader = RowReader(model=engine.options.model)
-        with self._alone():
-            rows = (read_row(reader, number, *each) for number, each in enumerate(fields, 1))
-            prompts = tokenized(known.rows(rows), engine.tokenizer, engine.max_positions)
-            desk = Desk(known.prompts(prompts), stream, engine.tokenizer)
-            for finished in stream.results(lambda: self._work(desk, _progress(use_tqdm, total)), desk.feed.close):
-                if not isinstance(finished, RowError):
-                    yield output_of(finished, *known.take(finished[0].line))
-                elif errors == "raise":
-                    raise prompt_error(finished)
-                else:
-                    yield RequestOutput(finished.id, *known.take(finished.line), [], None, error=finished.reason)
-
-    def _work(self, desk: Desk, progress: Progress) -> None:
-        """Generate until the desk's rows are done, in any thread."""
-        engine = self._engine
-        torch.set_num_threads(engine.team.me.threads)
-        try:
-            scales = engine.scales(desk)
-            check_emptied([engine.work(desk, scales, Signals(), progress, _CHECKPOINT_SECONDS)])
-        except StreamClosed:
-            progress.close(desk.done)
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Hold the model for one call."""
-        if not self._busy.acquire(blocking=False):
-            raise UserError(
-                "expected one call at a time, and this model generates for another: take all results of its iterator, "
-                "or close() that, first"
-            )
-        try:
-            yield
-        finally:
-            self._busy.release()
+        return [output_of(*each) for each in self._calls.run(fields, params, use_tqdm)]
 
 
 def _rows_of(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[object]:
     """Return prompts, or one alone, in the form of rows of a prompt file."""
     one = isinstance(prompts, (str, dict)) or (len(prompts) and isinstance(prompts[0], int))
     return [as_row(prompt) for prompt in ([prompts] if one else prompts)]
-
-
-def _progress(shown: bool, total: int | None) -> Progress:
-    return Progress(bar=True, total=total) if shown else NoProgress()
