@@ -134,7 +134,7 @@ class LLM:
             use_tqdm: Show a progress bar.
 
         Returns:
-            The results, in the order of the prompts.
+            The results, in the order of the prompts; of an iterator, what `generate_iter` returns.
 
         Raises:
             PromptError: If a prompt cannot be used, before any work. It is a ValueError.

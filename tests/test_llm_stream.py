@@ -7,6 +7,7 @@ import itertools
 import subprocess
 import sys
 import threading
+import time
 import weakref
 
 import pytest
@@ -117,6 +118,26 @@ def test_prompts_that_cannot_be_used(llm):
         llm.generate_iter([], errors="skip")
     with pytest.raises(UserError, match="expected an iterable of prompts, got one prompt: 'a'"):
         llm.generate_iter("a")
+    assert not engine_threads()
+
+
+def test_an_iterator_that_waits_keeps_no_caller(llm):
+    go_on = threading.Event()
+
+    def prompts():
+        yield from itertools.islice(endless(), 600)
+        go_on.wait(60)
+        yield "a"
+
+    results = llm.generate(prompts(), SamplingParams(max_tokens=1), use_tqdm=False)
+    next(results)
+    start = time.monotonic()
+    results.close()
+    assert time.monotonic() - start < 20 and [t.name for t in engine_threads()] == ["row-reader"]
+    (reader,) = engine_threads()
+    assert len(llm.generate(["a", "b"], SamplingParams(max_tokens=1), use_tqdm=False)) == 2
+    go_on.set()
+    reader.join(30)
     assert not engine_threads()
 
 

@@ -24,6 +24,7 @@ from hpcdecode.requests.params import SamplingParams
 from hpcdecode.system.signals import Signals
 
 _CHECKPOINT_SECONDS = 3600.0  # of other S-ranks, which this process does not have
+_READER_SECONDS = 1.0  # to wait for the next prompt of an iterator that is left
 
 
 class Calls:
@@ -86,7 +87,8 @@ class Calls:
             rows = (read_row(reader, number, *each) for number, each in enumerate(fields, 1))
             prompts = tokenized(known.rows(rows), engine.tokenizer, engine.max_positions)
             desk = Desk(known.prompts(prompts), stream, engine.tokenizer)
-            for finished in stream.results(lambda: self._work(desk, _progress(use_tqdm, total)), desk.feed.close):
+            work, end = lambda: self._work(desk, _progress(use_tqdm, total)), lambda: desk.feed.close(_READER_SECONDS)
+            for finished in stream.results(work, end):
                 if not isinstance(finished, RowError):
                     yield output_of(finished, *known.take(finished[0].line))
                 elif errors == "raise":

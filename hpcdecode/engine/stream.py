@@ -49,20 +49,22 @@ class ResultStream:
         if self._closed.is_set():
             raise StreamClosed
 
-    def close(self) -> None:
-        """Let the engine stop after the step under way."""
-        self._closed.set()
-
     def results(self, work: Callable[[], None], ended: Callable[[], None]) -> Iterator[Finished]:
         """Yield rows as they finish, with their samples.
 
         Args:
             work: What the engine does, in a thread of its own, with this object as writer. What it raises is raised
                 here, after the rows that were finished before.
-            ended: Called before this waits for the thread's end, also if the caller takes no more rows.
+            ended: Lets the prompts end, before this waits for the thread; also called if the caller takes no more rows.
         """
         thread = threading.Thread(target=self._run, args=(work,), name="engine", daemon=True)
-        atexit.register(self.close)  # else the thread would compute while Python ends
+
+        def end() -> None:
+            self._closed.set()
+            ended()
+            thread.join()
+
+        atexit.register(end)  # Python must not end while the thread computes
         thread.start()
         try:
             while (item := self._queue.get()) is not None:
@@ -70,10 +72,8 @@ class ResultStream:
                     raise item
                 yield item
         finally:
-            self.close()
-            ended()
-            thread.join()
-            atexit.unregister(self.close)
+            end()
+            atexit.unregister(end)
 
     def _run(self, work: Callable[[], None]) -> None:
         end: BaseException | None = None

@@ -95,7 +95,7 @@ class Reader:
         model = self.folder / "llama" if command == "plan" else self.tiny
         arguments = [str(model) if word == MODEL else word for word in arguments]
         arguments = [file for word in arguments for file in (self.files(word) if "*" in word else [word])]
-        if ranks > 1 or command in ("merge", "score"):  # which an earlier command has left nothing to do, or another job
+        if ranks > 1 or command in ("merge", "score"):  # which find nothing to do, or another job
             (self.folder / "prompts.h5").unlink(missing_ok=True)
         result = self.hpcdecode(command, *arguments, ranks=ranks)
         assert result.returncode in ((0, 1) if command == "doctor" else (0,)), f"{words}: {result.stderr}"

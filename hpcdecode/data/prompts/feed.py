@@ -76,12 +76,21 @@ class RowFeed:
         with self._changed:
             return len(self._next) + len(self._read_ahead) if self._end else None
 
-    def close(self) -> None:
-        """End the thread."""
+    def close(self, seconds: float | None = None) -> None:
+        """End the thread, which may wait for its next row.
+
+        Args:
+            seconds: Seconds to wait for that; then the rows end here, and the thread ends when it has the row. None
+                waits for any time.
+        """
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._thread.join()
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            with self._changed:
+                self._end = True
+                self._changed.notify_all()
 
     def _fill(self, count: int) -> bool:
         """Return whether `count` prompts are at hand; wait for them unless the rows end before."""
