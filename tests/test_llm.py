@@ -108,7 +108,7 @@ def test_an_interrupted_call_leaves_the_model_usable(llm, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("hpcdecode.llm.CollectedResults.add", interrupt)
+        patch.setattr("hpcdecode.engine.calls.CollectedResults.add", interrupt)
         with pytest.raises(KeyboardInterrupt):
             llm.generate(["a b", "c d"] * 20, SamplingParams(max_tokens=20), use_tqdm=False)
     assert tokens(llm.generate("a b", SamplingParams(max_tokens=20), use_tqdm=False)) == expected

@@ -66,7 +66,7 @@ def test_results_say_what_was_scored(hpcdecode, prompts, tmp_path):
     shown = hpcdecode("show", "o.h5", "1").stdout
     assert "logprob -" in shown and "perplexity " in shown and ", best\n" in shown
     for kind in ("jsonl", "csv", "parquet"):
-        assert hpcdecode("export", "o.h5", "-o", f"o.{kind}", "--where", "is_best=1").returncode == 0
+        assert hpcdecode("export", "o.h5", "-o", f"o.{kind}", "--where", "is_best=true").returncode == 0
     best = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
     assert [row["id"] for row in best] == ["sum", "word", "text", "one"] and best[0]["is_best"] is True
     assert hpcdecode("report", "o.h5", "-o", "o.html").returncode == 0

@@ -154,7 +154,7 @@ def _number(text: str) -> int | float | None:
 
 
 def _truth(text: str) -> bool | None:
-    return {"true": True, "1": True, "false": False, "0": False}.get(text.lower())
+    return {"true": True, "false": False}.get(text.lower())
 
 
 def _parsed(text: str) -> Any:
