@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -147,10 +148,24 @@ def top(path: str, seconds: float, out: TextIO = sys.stdout) -> None:
     shown = 0
     with suppress(KeyboardInterrupt), _keys() as key:
         while True:
-            view = files.view()
+            with _interrupts_later():
+                view = files.view()
             shown = _draw(view.lines, shown, out)
             if view.over or key(seconds) in ("q", "Q"):
                 return
+
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the end for a SIGINT that comes inside: libraries that read files may swallow it."""
+    received: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: received.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if received:
+        raise KeyboardInterrupt
 
 
 def _draw(lines: Sequence[str], before: int, out: TextIO) -> int:
