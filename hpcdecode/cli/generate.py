@@ -94,7 +94,7 @@ def _generate(options: argparse.Namespace, comm: MPI.Intracomm | None) -> int:
 
 def _checked(values: dict[str, Any]) -> SamplingParams:
     try:
-        return _pick(SamplingParams, values).check()
+        return _pick(SamplingParams, values)
     except RowProblem as problem:
         raise UserError(f"--{problem}".replace("_", "-", 2), everywhere=True) from None
 

@@ -13,12 +13,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from hpcdecode.data.prompts.values import printable
 from hpcdecode.data.results.read import Results
 from hpcdecode.data.results.status import JobStatus, holder, is_running, read_status
 from hpcdecode.report.page.config import layout, ranks_of
 from hpcdecode.report.page.facts import Cause, causes_of
 from hpcdecode.report.page.scales import duration
+from hpcdecode.requests.values import printable
 from hpcdecode.system.hub import HUB_FOLDER
 
 _BAR = 30  # characters of a bar

@@ -57,16 +57,6 @@ def _tags(begin: str, end: str) -> Markers:
     return Markers(re.compile(rf"\s*{re.escape(begin)}"), re.compile(re.escape(end)))
 
 
-_THINK = _tags("<think>", "</think>")
-MARKERS: dict[str, Markers | None] = {
-    "deepseek_r1": _THINK,
-    "qwen3": _THINK,
-    "mistral": _tags("[THINK]", "[/THINK]"),
-    "granite": Markers(
-        re.compile(r"\s*Here(?:'s| is) my thought process:"), re.compile(r"Here(?:'s| is) my response:"), certain=False
-    ),
-    "openai_gptoss": None,  # messages in channels
-}
 TAGS = {  # what begins and ends the reasoning, as models write it
     "deepseek_r1": ("<think>", "</think>"),
     "qwen3": ("<think>", "</think>"),
@@ -76,6 +66,13 @@ TAGS = {  # what begins and ends the reasoning, as models write it
         "<|channel|>analysis<|message|>",
         "<|end|><|start|>assistant<|channel|>final<|message|>",
     ),
+}
+MARKERS: dict[str, Markers | None] = {
+    **{name: _tags(*TAGS[name]) for name in ("deepseek_r1", "qwen3", "mistral")},
+    "granite": Markers(
+        re.compile(r"\s*Here(?:'s| is) my thought process:"), re.compile(r"Here(?:'s| is) my response:"), certain=False
+    ),
+    "openai_gptoss": None,  # messages in channels
 }
 EXTRACTS: dict[str, Extract] = {
     "hermes": hermes,

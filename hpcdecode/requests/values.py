@@ -1,4 +1,4 @@
-"""How error messages show a value of a row: its JSON type, and the value on one line; and names that resemble one."""
+"""How messages and tables show a value: its JSON type, and the value on one line; and names that resemble one."""
 
 from __future__ import annotations
 
@@ -33,6 +33,11 @@ def shown(value: Any) -> str:
         return f"of {len(value)} elements"
     text = _digits(value) if is_integer(value) else msgspec.json.encode(value, enc_hook=repr).decode()
     return text if len(text) <= MAX_SHOWN_CHARACTERS else text[: MAX_SHOWN_CHARACTERS - 3] + "..."
+
+
+def printable(text: object) -> str:
+    """Return `text` on one line, with characters that cannot be printed as backslash escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

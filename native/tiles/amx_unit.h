@@ -17,12 +17,6 @@ class TileUnit {
         for (int i = 0; i < 8; ++i) shapes.tile(i, i == 5 ? 16 : i == 7 ? 8 : rows, i == 6 ? 8 : 16);
         shapes.load();
     }
-    void configure_panels() {
-        if (!changes(kPanels)) return;
-        Shapes shapes;
-        for (int i = 0; i < 8; ++i) shapes.tile(i, 16, 16);
-        shapes.load();
-    }
     void configure_gemm(int rows, int words) {
         if (!changes(kGemm + words * 32 + rows)) return;
         Shapes shapes;
@@ -42,7 +36,7 @@ class TileUnit {
         }
         void load() const { asm volatile("ldtilecfg %0" ::"m"(*this)); }
     };
-    static constexpr int kNone = 0, kPanels = 32, kGemm = 64;
+    static constexpr int kNone = 0, kGemm = 32;
 
     bool changes(int shape) {
         const bool other = shape != shape_;

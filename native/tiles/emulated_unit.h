@@ -18,9 +18,6 @@ class TileUnit {
     void configure(int rows) {
         for (int i = 0; i < 8; ++i) tile_registers[i] = {i == 5 ? 16 : i == 7 ? 8 : rows, i == 6 ? 8 : 16, {}};
     }
-    void configure_panels() {
-        for (TileRegister& t : tile_registers) t = {16, 16, {}};
-    }
     void configure_gemm(int rows, int words) {
         for (int i = 0; i < 8; ++i) tile_registers[i] = {i < 6 ? rows : words, i == 4 || i == 5 ? words : 16, {}};
     }

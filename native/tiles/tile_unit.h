@@ -8,7 +8,6 @@
 //
 // configure: Tiles 0 to 3 are C, `rows` x 16 words. Tile 4 is A, `rows` x 16 words; tile 5 is B, 16 x 16 words. Tiles 6
 // and 7 are halves of A, with 8 words a row, and of B, with 8 rows.
-// configure_panels: All tiles are 16 x 16 words.
 // configure_gemm: Tiles 0 to 3 are C, `rows` x 16 words. Tiles 4 and 5 are A, `rows` x `words`. Tiles 6 and 7 are B,
 // `words` x 16 words.
 #pragma once

@@ -19,7 +19,7 @@ import pytest
 from hpcdecode.cli import parse
 from tests.support.commands import ROOT
 from tests.support.documents import shown
-from tests.support.profiles import profile, write
+from tests.support.profiles import LLAMA_8B_CONFIG, profile, write
 
 MODEL = "/models/Llama-3.1-8B"  # of the documents
 LAYERS = 3  # of the tiny model
@@ -48,16 +48,6 @@ PLACEHOLDERS = {
     "...]": "2-3",
     "...": "",
 }
-LLAMA_8B = {  # what a plan depends on
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-}
 
 
 class Reader:
@@ -66,7 +56,7 @@ class Reader:
     def __init__(self, hpcdecode, folder, tiny):
         self.hpcdecode, self.folder, self.tiny = hpcdecode, folder, tiny
         (folder / "llama").mkdir()
-        (folder / "llama" / "config.json").write_text(json.dumps(LLAMA_8B))
+        (folder / "llama" / "config.json").write_text(json.dumps(LLAMA_8B_CONFIG))
         (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
         demo = profile(1)
         cost = msgspec.structs.replace(demo.cost, layers=LAYERS)

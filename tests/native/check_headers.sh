@@ -12,7 +12,7 @@ fi
 failed=0
 for header in $(find . -name '*.h' | sort); do
   case $header in
-    ./kv/tensor.h | ./attn_cpu/bind_states.h | ./attn_cuda/block_device.h) continue ;;
+    ./kv/tensor.h | ./attn_cpu/bind_states.h | ./ops_cpu/bind_products.h | ./attn_cuda/block_device.h) continue ;;
     ./attn_cpu/kernels/vec_neon.h) [ -n "$best" ] && continue || flags='' ;;
     *avx* | *bf16* | *quad* | *pair* | *tile*.h) [ -n "$best" ] || continue; flags=$best ;;
     ./attn_cpu/kernels/vec_generic.h) flags=$baseline ;;
@@ -20,7 +20,7 @@ for header in $(find . -name '*.h' | sort); do
   esac
   [ "$header" != ./attn_cpu/kernels/vec_avx2.h ] || flags=$baseline
   echo "#include \"$header\"" |
-    "${CXX:-c++}" -std=c++17 -fsyntax-only -Wall -Wextra -DHPCDECODE_DEVICE_TYPE=1 $flags -I. -Ikv -Ithreads -x c++ - ||
+    "${CXX:-c++}" -std=c++17 -fsyntax-only -Wall -Wextra -DHPCDECODE_DEVICE_TYPE=1 $flags -I. -Ikv -Ithreads -Itiles -x c++ - ||
     { echo "$header does not compile alone" >&2; failed=1; }
 done
 exit $failed

@@ -20,6 +20,7 @@ from hpcdecode.planning.layouts import RanksAlike, layouts_of_like, layouts_of_u
 from hpcdecode.planning.model_size import ModelSize
 from hpcdecode.planning.planner import MeanRows
 from hpcdecode.planning.simulator import SimulatedGroups, lane_limits, simulate
+from tests.support.profiles import LLAMA_8B_CONFIG
 
 ROWS = MeanRows(prompt=50, steps=128)
 SPLIT = Cost(8, [1, 512], [2e-2, 6e-2], [1, 512], [1e-3, 3e-3], 2e-6, 1e-5, 1e-8, 1e-5, 1e-5)
@@ -197,17 +198,7 @@ def test_devices_of_one_kind_are_both_roles():
 def llama(tmp_path_factory):
     """The config.json of a model as large as Llama-3.1-8B."""
     folder = tmp_path_factory.mktemp("llama")
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(LLAMA_8B_CONFIG))
     return str(folder)
 
 

@@ -101,6 +101,8 @@ def test_a_job_that_went_on_counts_all_rows_to_its_last_line(hpcdecode, tmp_path
         "--ignore-eos",
         "--dtype",
         "float32",
+        "--batch",  # so that many rows are left when the signal comes
+        16,
         "--checkpoint-every",
         0.1,
     )

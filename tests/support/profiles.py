@@ -14,6 +14,18 @@ SPLIT = msgspec.structs.replace(ALONE, message_latency_seconds=1e-4, shared_core
 FLOAT32_TOKEN = 3840.0  # bytes of K and V
 
 
+LLAMA_8B_CONFIG = {  # what a plan depends on
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
+
+
 def profile(ranks: int, *, slower_replicas: float = 1.0) -> Profile:
     """Return a profile in which replicas are faster than a split, unless they are slowed down."""
     seconds = [slower_replicas * s for s in ALONE.slice_seconds]

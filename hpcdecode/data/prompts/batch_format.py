@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdecode.data.prompts.fields import asks_for_nothing
-from hpcdecode.data.prompts.values import shown, type_name
 from hpcdecode.errors import RowProblem
-from hpcdecode.requests.values import suggestion
+from hpcdecode.requests.values import shown, suggestion, type_name
 from hpcdecode.system.model_path import short_names
 
 ENDPOINTS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}

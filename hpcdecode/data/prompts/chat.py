@@ -11,8 +11,8 @@ import msgspec
 from hpcdecode.data.prompts.messages import ChatOptions
 from hpcdecode.data.prompts.renderer import MEMORY_BYTES, SECONDS, Conversation, TemplateSource
 from hpcdecode.data.prompts.unknown import warn
-from hpcdecode.data.prompts.values import printable
 from hpcdecode.errors import RowProblem, UserError
+from hpcdecode.requests.values import printable
 from hpcdecode.system.confined import Answer, Confined
 
 _MAX_FAILURES = 8  # conversations beyond the limits, if none was within them; no more are tried after that

@@ -8,8 +8,8 @@ from typing import Any
 
 from hpcdecode.data.prompts.hints import flags_hint
 from hpcdecode.data.prompts.unknown import UnknownFields
-from hpcdecode.data.prompts.values import printable
 from hpcdecode.errors import UserError
+from hpcdecode.requests.values import printable
 
 
 def used_columns(

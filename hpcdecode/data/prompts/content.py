@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 
-from hpcdecode.data.prompts.values import printable
 from hpcdecode.errors import UserError
+from hpcdecode.requests.values import printable
 
 HEAD_BYTES = 1 << 20  # that are looked at
 _TEXT_BYTES = 4096  # of them, from the first that is not blank

@@ -9,8 +9,8 @@ import msgspec
 
 from hpcdecode.data.prompts.row_sources import text_of, token_ids_of
 from hpcdecode.data.prompts.row_template import SOURCES
-from hpcdecode.data.prompts.values import shown, type_name
 from hpcdecode.errors import RowProblem
+from hpcdecode.requests.values import shown, type_name
 
 TEXT = "text"  # another name of the prompt of a row without continuations
 CONTINUATIONS = ("continuation", "continuations", "choices", "continuation_token_ids", "logprob_token_ids")

@@ -15,9 +15,9 @@ from hpcdecode.data.prompts.continuations import LISTS
 from hpcdecode.data.prompts.fields import OPENAI_LOGPROBS, OPENAI_MAX_TOKENS, RESPONSE_FORMAT
 from hpcdecode.data.prompts.messages import CHAT_FIELDS
 from hpcdecode.data.prompts.unknown import UnknownFields
-from hpcdecode.data.prompts.values import printable
 from hpcdecode.errors import RowProblem, UserError
 from hpcdecode.requests.params import sampling_kinds
+from hpcdecode.requests.values import printable
 
 _MAX_COLUMNS = 10_000
 _CHUNK_BYTES = 1 << 20

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hpcdecode.data.prompts.unknown import MAX_WARNINGS
-from hpcdecode.data.prompts.values import shown
-from hpcdecode.requests.values import suggestion
+from hpcdecode.requests.values import shown, suggestion
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _OF_SOME_TEMPLATES = frozenset(("ipython", "observation", "context", "documents", "control"))

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from hpcdecode.data.prompts.values import shown, type_name
 from hpcdecode.errors import RowProblem
 from hpcdecode.requests.field_types import typed
 from hpcdecode.requests.params import SamplingParams, sampling_kinds
+from hpcdecode.requests.values import shown, type_name
 
 OPENAI_LOGPROBS = "top_logprobs"
 OPENAI_MAX_TOKENS = "max_completion_tokens"  # the newer name, which wins

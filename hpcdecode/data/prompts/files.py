@@ -18,8 +18,8 @@ from hpcdecode.data.prompts.opening import is_once, open_prompts
 from hpcdecode.data.prompts.standard_input import FarEnough
 from hpcdecode.data.prompts.tables import table_rows
 from hpcdecode.data.prompts.unknown import UnknownFields
-from hpcdecode.data.prompts.values import printable
 from hpcdecode.errors import RowProblem, UserError, first_line
+from hpcdecode.requests.values import printable
 
 MAX_LINE_BYTES = 64 << 20
 MAX_SKIPPED_BYTES = 1 << 30  # of a longer line; a compressed file may hold gigabytes without the end of a line

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from hpcdecode.data.prompts.values import printable
 from hpcdecode.errors import UserError
+from hpcdecode.requests.values import printable
 
 _MAX_STATE_BYTES = 16 << 20
 _MAX_FILES = 100_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 
-from hpcdecode.data.prompts.values import printable
+from hpcdecode.requests.values import printable
 
 _SHOWN_COLUMNS = 20
 _USUAL = ("question", "instruction", "input", "query", "text", "content", "problem", "conversations", "conversation")

@@ -7,8 +7,8 @@ from itertools import islice
 from typing import Any
 
 from hpcdecode.data.prompts.columns import pack, pack_columns
-from hpcdecode.data.prompts.values import is_integer, printable
 from hpcdecode.errors import UserError
+from hpcdecode.requests.values import is_integer, printable
 
 ALL, NONE = ("all",), ("none",)
 SEARCHED_ROWS = 100  # of each file, for the names of columns

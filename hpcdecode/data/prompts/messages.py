@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from hpcdecode.data.prompts.values import shown, type_name
 from hpcdecode.errors import RowProblem
+from hpcdecode.requests.values import shown, type_name
 
 CHAT_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools", "tool_choice")
 _RESERVED_VARIABLES = frozenset(("messages", "conversation", "chat_template", "tokenize", *CHAT_FIELDS))

@@ -15,8 +15,8 @@ from hpcdecode.config import LITERAL, STDIN
 from hpcdecode.data.prompts.content import GZIP, HEAD_BYTES, ZSTD, FileFormat, format_of
 from hpcdecode.data.prompts.extras import import_extra
 from hpcdecode.data.prompts.standard_input import open_standard_input
-from hpcdecode.data.prompts.values import printable
 from hpcdecode.errors import UserError
+from hpcdecode.requests.values import printable
 
 _BUFFER_BYTES = HEAD_BYTES
 

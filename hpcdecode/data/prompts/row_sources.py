@@ -6,8 +6,8 @@ from typing import Any
 
 from hpcdecode.data.prompts.messages import checked_messages
 from hpcdecode.data.prompts.row_template import SOURCES
-from hpcdecode.data.prompts.values import is_integer, shown, type_name
 from hpcdecode.errors import RowProblem
+from hpcdecode.requests.values import is_integer, shown, type_name
 
 MAX_TOKEN_ID = 2**31 - 1
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hpcdecode.config import Job
-from hpcdecode.data.prompts.values import printable, shown, type_name
 from hpcdecode.errors import RowProblem, UserError, first_line
+from hpcdecode.requests.values import printable, shown, type_name
 
 if TYPE_CHECKING:
     import jinja2

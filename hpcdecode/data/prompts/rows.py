@@ -35,9 +35,9 @@ from hpcdecode.data.prompts.opening import is_once
 from hpcdecode.data.prompts.row_sources import messages_of, source_of, text_of, token_ids_of
 from hpcdecode.data.prompts.row_template import SOURCES, RowTemplate
 from hpcdecode.data.prompts.unknown import UnknownFields
-from hpcdecode.data.prompts.values import is_integer, printable, shown, type_name
 from hpcdecode.errors import RowProblem
 from hpcdecode.requests.params import SamplingParams, sampling_kinds
+from hpcdecode.requests.values import is_integer, printable, shown, type_name
 
 MAX_ID_CHARACTERS = 4096
 MAX_REASON_CHARACTERS = 500

@@ -13,8 +13,8 @@ from hpcdecode.data.prompts.columnar import batch_rows, decoded, optional, refus
 from hpcdecode.data.prompts.content import FileFormat
 from hpcdecode.data.prompts.extras import import_extra
 from hpcdecode.data.prompts.unknown import UnknownFields
-from hpcdecode.data.prompts.values import printable
 from hpcdecode.errors import UserError
+from hpcdecode.requests.values import printable
 
 _ROWS = 1024  # rows of an HDF5 file that are read at once
 _PARQUET_ROWS = 128  # rows of a Parquet file that are decoded at once: small files may hold large values

@@ -6,8 +6,7 @@ import logging
 from collections.abc import Iterable
 
 from hpcdecode.data.prompts.kept import Selection
-from hpcdecode.data.prompts.values import MAX_SHOWN_CHARACTERS, printable
-from hpcdecode.requests.values import nearest, suggestion
+from hpcdecode.requests.values import MAX_SHOWN_CHARACTERS, nearest, printable, suggestion
 
 MAX_WARNINGS = 20
 _MAX_COLUMNS = 1000  # unknown names that are examined

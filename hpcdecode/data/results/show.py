@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
 from typing import Any
 
-from hpcdecode.data.prompts.values import printable
 from hpcdecode.data.results.read import Results
 from hpcdecode.data.results.where import accepted, conditions_of
 from hpcdecode.errors import UserError
+from hpcdecode.requests.values import printable
 
 _DEFAULT_ROWS = 5  # shown if no row is named
 _RANGE = re.compile(r"(\d+)-(\d+)")

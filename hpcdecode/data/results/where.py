@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcdecode.data.prompts.values import printable
 from hpcdecode.data.results.layout import FINISH_REASONS, PARSED, ROW_COLUMNS
 from hpcdecode.data.results.read import Results
 from hpcdecode.data.results.strings import STRING
 from hpcdecode.errors import UserError
-from hpcdecode.requests.values import suggestion
+from hpcdecode.requests.values import printable, suggestion
 
 Compare = Callable[[Any, Any], Any]
 _COMPARE: dict[str, Compare] = {

@@ -11,7 +11,7 @@ struct TilePairWords : PairWords {
     static constexpr int kRows = 32;  // of two tiles
     static constexpr int kWordBlock = 16;
     struct Unit : TileUnit {
-        Unit() { configure_panels(); }
+        Unit() { configure_gemm(16, 16); }
     };
 
     // Multiplies as VectorWords does. The units beyond `units`, up to a multiple of 16, are zero in a or in b.

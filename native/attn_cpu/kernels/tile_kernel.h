@@ -21,7 +21,7 @@ struct TileKernel : V {
         template <int MR>
         void shape() {
             if constexpr (MR > 16) {
-                configure_panels();
+                configure_gemm(16, 16);
             } else {
                 configure(RowTiles * MR);
             }

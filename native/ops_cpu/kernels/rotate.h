@@ -1,6 +1,6 @@
 // Rotation of activations before they are rounded to int8: a few large numbers are spread over all of them.
 #pragma once
-#include "kernel_api.h"
+#include "../kernel_api.h"
 #include "math.h"
 
 namespace hpcdecode::ops::HPCDECODE_ISA {
