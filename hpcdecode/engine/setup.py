@@ -29,6 +29,7 @@ from hpcdecode.ranks.node_memory import node_memory
 from hpcdecode.ranks.roles import Rank
 from hpcdecode.ranks.team import Team, WeightFacts
 from hpcdecode.system.shared_memory import WeightMemory
+from hpcdecode.system.torch_functions import settle_functions
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -128,6 +129,7 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
     Raises:
         UserError: of any rank, on every rank.
     """
+    settle_functions()
 
     def own(memory: WeightMemory) -> Loaded | None:
         if not team.me.has_s:

@@ -36,6 +36,7 @@ from hpcdecode.model.lower.packed_weights import PRIVATE
 from hpcdecode.model.run.split_model import AUTO, SplitModel
 from hpcdecode.model.run.stages import stages_of
 from hpcdecode.system.shared_memory import WeightMemory
+from hpcdecode.system.torch_functions import settle_functions
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BITS = {"int8": 8.0, **{name: form.bits for name, form in FORMS.items()}}  # of a weight
@@ -123,6 +124,7 @@ def load_split(
     Raises:
         UserError: If anything is missing, broken or not supported. It says what was expected and what to change.
     """
+    settle_functions()
     device = torch.device(device)
     folder, dtype = model_folder(path), parse_dtype(dtype, path)
     if quantised not in (None, AUTO):
