@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Protocol
 
 import msgspec
 
-from hpcdecode.data.prompts.feed import RowFeed
+from hpcdecode.data.prompts.feed import PromptQueue, RowFeed
 from hpcdecode.data.prompts.rows import RowError, row_error
 from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.data.results.result import Result
@@ -109,7 +109,12 @@ class Desk:
     max_errors: rows that may be unusable; one more raises UserError where it is read or refused.
     size: bytes that are kept of a row, by its line; None for none.
     told: tells the user about rows that cannot be used; None tells nothing.
+    live: whether rows come while the engine works.
+    sampled: takes note of the sequences that a step gave tokens, or None.
     """
+
+    live = False
+    sampled: Callable[[Sequence[SequenceState]], None] | None = None
 
     def __init__(
         self,
@@ -121,7 +126,7 @@ class Desk:
         told: RowErrors | None = None,
     ):
         self.told = told
-        self.feed = RowFeed(rows, self, size)
+        self.feed = self._open_feed(rows, size)
         self.writer, self.tokenizer, self.max_errors = writer, tokenizer, max_errors
         self.rows = self.prompt_tokens = self.generated_tokens = 0
         self._out: dict[int, Prompt] = {}  # rows that were given out and have not come back, by line
@@ -140,6 +145,10 @@ class Desk:
         prompt = self.feed.pop()
         self._out[prompt.line] = prompt
         return prompt
+
+    def take_cancelled(self) -> Iterable[int]:
+        """Return the rows in flight that nobody wants any more, each once."""
+        return ()
 
     def unfinished(self) -> list[Unfinished]:
         """Return what rows had generated when they were taken back, for those that do not run again yet."""
@@ -224,6 +233,9 @@ class Desk:
     def counts(self) -> RowCounts:
         """Return what there is to report of the rows so far."""
         return RowCounts(self.rows, self.writer.error_count, self.prompt_tokens, self.generated_tokens)
+
+    def _open_feed(self, rows: Iterable[Prompt | RowError], size: Callable[[int], int] | None) -> PromptQueue:
+        return RowFeed(rows, self, size)
 
     def _returned(self, line: int) -> None:
         self._out.pop(line, None)

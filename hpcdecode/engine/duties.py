@@ -43,6 +43,10 @@ def run_lead(
 
     def duties() -> None:
         s_rank.stopping = signals.stopping
+        for line in desk.take_cancelled():
+            s_rank.cancel(line)
+            if clients:
+                clients.cancel(line)
         if clients:
             clients.serve(stop=s_rank.stopping)
         desk.writer.tick()
@@ -66,6 +70,8 @@ def run_remote(s_rank: SRank, desk: RemoteDesk, checkpoint_seconds: float) -> No
     def duties() -> None:
         nonlocal checkpoint_due
         s_rank.stopping = s_rank.stopping or desk.told_to_stop()
+        for line in desk.take_cancelled():
+            s_rank.cancel(line)
         if monotonic() >= checkpoint_due:
             desk.checkpoint(s_rank.unfinished())
             checkpoint_due = monotonic() + checkpoint_seconds

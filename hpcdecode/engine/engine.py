@@ -71,12 +71,15 @@ class Engine:
 
     Attributes:
         setup: what every rank knows of the model.
+        live: rows come while the engine works, to the lead's desk.
         lost: ranks that were lost while the job went on; told: how many of them the user knows of.
         comms: communicators of the run under way; one list for the engine's life.
 
     Raises:
         UserError: the model cannot be run; on every rank.
     """
+
+    live = False
 
     def __init__(
         self,
@@ -242,7 +245,7 @@ class Engine:
             clients = Clients(desk, home_comm, [s.most for s in scales], on_loss(self, homes))
             return run_lead(self._make_s_rank(scale, desk, groups), desk, signals, progress, clients)
         injection = scale.injection if POLICIES[self.options.schedule].by_portions else 0
-        remote = RemoteDesk(home_comm, self.tokenizer, scale.most, injection)
+        remote = RemoteDesk(home_comm, self.tokenizer, scale.most, injection, self.live)
         run_remote(self._make_s_rank(scale, remote, groups), remote, checkpoint_seconds)
         return True
 
@@ -282,7 +285,16 @@ class Engine:
         schedulers = [Scheduler(lane, desk, placement, limit, stops) for lane, limit in enumerate(limits)]
         links = cast("Sequence[SLink]", self._work.links)
         self._work.s_rank = SRank(
-            self.model, links, schedulers, desk, stops, prompts, self.timeline, self.tokenizer.grammars, groups
+            self.model,
+            links,
+            schedulers,
+            desk,
+            stops,
+            prompts,
+            self.timeline,
+            self.tokenizer.grammars,
+            groups,
+            desk.sampled,
         )
         return self._work.s_rank
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 from mpi4py import MPI
@@ -17,7 +17,7 @@ from hpcdecode.mpi.message import post, receive, send
 from hpcdecode.requests.prompt import Prompt, Unfinished
 from hpcdecode.requests.sequence import Request
 
-_REPORT, _ROWS, _STOP = 1, 2, 3  # message tags
+_REPORT, _ROWS, _STOP, _CANCEL = 1, 2, 3, 4  # message tags
 _RESULTS_A_MESSAGE = 16  # rows
 
 
@@ -50,6 +50,7 @@ class Clients:
         self.stopping = False
         self.tokens = 0  # of the rows handed in
         self._sent: list[tuple[int, MPI.Request]] = []  # to clients
+        self._asks: dict[int, RankReport] = {}  # questions for rows that have no answer yet, by client
         self._held: dict[int, set[int]] = {client: set() for client in self.open}  # lines that they work on
         self._unfinished: dict[int, list[Unfinished]] = {}  # by client, as last reported
 
@@ -60,6 +61,12 @@ class Clients:
         except MPI.Exception:
             if self._lost is None or not self._dissolve(self._lost):
                 raise
+
+    def cancel(self, line: int) -> None:
+        """Tell the client that works on a row to end it."""
+        for client, lines in self._held.items():
+            if line in lines:
+                self._post(client, _CANCEL, line)
 
     def unfinished(self) -> list[Unfinished]:
         """Return the sequences that the clients had in flight at their last reports of them."""
@@ -74,9 +81,11 @@ class Clients:
         status = MPI.Status()
         while self.open and self.comm.Iprobe(tag=_REPORT, status=status):
             self._take(status.source, receive(self.comm, status.source, _REPORT, RankReport))
+        for client, report in list(self._asks.items()):
+            self._answer(client, report)
 
     def _take(self, client: int, report: RankReport) -> None:
-        """Take a report and answer it, but for one that a lost client had sent: its rows are given out again."""
+        """Take a report, but for one that a lost client had sent: its rows are given out again."""
         if client not in self.open:
             return
         for samples in report.finished:
@@ -89,11 +98,17 @@ class Clients:
         if report.unfinished is not None:
             self._unfinished[client] = report.unfinished
         if report.ask > 0:
-            rows = self._rows(client, report.ask, ahead=report.ahead)
-            self._held[client].update(prompt.line for prompt in rows.prompts)
-            self._post(client, _ROWS, rows)
+            self._asks[client] = report
         elif report.ask < 0:
             self.open.remove(client)
+
+    def _answer(self, client: int, report: RankReport) -> None:
+        """Answer a question for rows, unless there are none now and some may come."""
+        rows = self._rows(client, report.ask, ahead=report.ahead)
+        if rows.prompts or rows.last:
+            del self._asks[client]
+            self._held[client].update(prompt.line for prompt in rows.prompts)
+            self._post(client, _ROWS, rows)
 
     def _post(self, client: int, tag: int, message: object) -> None:
         self._sent.append((client, post(self.comm, client, tag, message)))
@@ -104,6 +119,7 @@ class Clients:
         for client in lost:
             self.open.discard(client)
             self._expected.pop(client, None)
+            self._asks.pop(client, None)
             self._sent = [(to, request) for to, request in self._sent if to != client]
             rows = self._held.pop(client)
             self.desk.take_back([RankReport(-1, [], [], self._unfinished.pop(client, []))], rows)
@@ -117,7 +133,7 @@ class Clients:
         """
         self._expected.pop(client, None)
         left = self.desk.feed.left
-        if ahead and left is not None:
+        if left is not None and (ahead or self.desk.live):
             count = min(count, -(-(left - sum(self._expected.values())) // (len(self.open) + 1)))
         rows: list[Prompt] = []
         while count > 0 and not self.stopping and self.desk.peek() is not None:
@@ -137,16 +153,25 @@ class RemoteDesk:
         tokenizer: of the model.
         batch: B of the S-rank.
         injection: sequences that enter together, of a schedule that lets them in by portions; else 0.
+        live: the lead's desk is a live one; finished rows are handed in at once.
     """
 
-    def __init__(self, comm: MPI.Intracomm, tokenizer: Tokenizer, batch: int, injection: int):
+    sampled = None  # tokens of rows in flight are not told from here
+
+    def __init__(self, comm: MPI.Intracomm, tokenizer: Tokenizer, batch: int, injection: int, live: bool = False):
         self.comm, self.tokenizer, self._batch = comm, tokenizer, batch
+        self._at_once = 1 if live else _RESULTS_A_MESSAGE  # rows
         self._ahead = injection
         self._rows: deque[Prompt] = deque()
         self._held = self._in_flight = 0  # sequences of rows that wait here, and of those that run
         self._finished: list[list[Result]] = []
         self._errors: list[RowError] = []
         self._asked = self._ended = False
+
+    def take_cancelled(self) -> Iterator[int]:
+        """Yield the rows that the lead says nobody wants any more."""
+        while self.comm.Iprobe(0, _CANCEL):
+            yield receive(self.comm, 0, _CANCEL, int)
 
     def peek(self) -> Prompt | None:
         """Return the next prompt, or None if there is none yet; wait for it only if nothing else is to do."""
@@ -175,9 +200,11 @@ class RemoteDesk:
         self._in_flight -= request.prompt.sequences
         if (error := error_of(request)) is not None:
             self._errors.append(error)
+            if self._at_once == 1:
+                self._report(0)
             return
         self._finished.append(results_of(request, self.tokenizer))
-        if len(self._finished) >= _RESULTS_A_MESSAGE:
+        if len(self._finished) >= self._at_once:
             self._report(0)
 
     def last_report(self, unfinished: list[Unfinished]) -> RankReport:

@@ -16,16 +16,17 @@ from hpcdecode.engine.group_lane import GroupLane, OneMember
 from hpcdecode.engine.inputs import Inputs, take_logprobs
 from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.engine.programs import Program, Waiting, serve
+from hpcdecode.engine.rounds import LaneRounds, RowArrival
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.exchange.base import SLink
 from hpcdecode.model import SplitModel
-from hpcdecode.mpi.wait import Waitable
 from hpcdecode.requests.prompt import Unfinished
-from hpcdecode.requests.sequence import Request
+from hpcdecode.requests.sequence import Request, SequenceState
 from hpcdecode.requests.stops import Stops
 from hpcdecode.sampling.beam_search import advance_beams
 from hpcdecode.sampling.grammars import Grammars
 from hpcdecode.sampling.sampler import sample
+from hpcdecode.schedule.admission import Feed
 from hpcdecode.schedule.plan import Plan
 from hpcdecode.schedule.scheduler import Scheduler
 from hpcdecode.schedule.step import Step
@@ -59,6 +60,7 @@ class SRank:
         timeline: of this rank.
         grammars: needed if rows have structured outputs.
         groups: the lanes' other members; None if there are none.
+        sampled: takes note of the sequences that a step gave tokens.
 
     Attributes:
         stopping: set it to end after the steps under way.
@@ -79,9 +81,11 @@ class SRank:
         timeline: Timeline,
         grammars: Grammars | None = None,
         groups: Sequence[GroupLane] | None = None,
+        sampled: Callable[[Sequence[SequenceState]], None] | None = None,
     ):
         self.model, self.links, self.schedulers = model, links, schedulers
         self.sink, self.stops, self.timeline, self.grammars = sink, stops, timeline, grammars
+        self.sampled = sampled
         self.prompt_kv = prompts
         self.groups = [OneMember()] * len(links) if groups is None else groups
         self.executors = executors(model, links, self.groups, self.prompt_kv, timeline)
@@ -138,6 +142,12 @@ class SRank:
         sequences = (s for scheduler in self.schedulers for r in scheduler.requests.values() for s in r.sequences)
         return [s.unfinished() for s in sequences if s.generated and s.beams is None and s.error is None]
 
+    def cancel(self, line: int) -> None:
+        """Let the sequences of a row, if it is in flight here, end with their next tokens."""
+        for scheduler in self.schedulers:
+            if request := scheduler.requests.get(line):
+                request.cancelled = True
+
     def _lane(self, lane: int, link: SLink, scheduler: Scheduler) -> Program:
         """Run one lane: schedule, execute, sample, update."""
         enter = self.timeline.enter
@@ -152,7 +162,10 @@ class SRank:
             if not step.plan.runs_model:  # waiting for room that another lane's sequences hold
                 if step.plan.changes_slots:
                     self._announce(lane, step.plan, None, forgotten)
-                self._count_wait()
+                if self._empty():
+                    yield "idle", RowArrival(self._feed)
+                else:
+                    self._count_wait()
                 continue
             self._waits = 0
             self._stamp_queued(step)
@@ -168,6 +181,15 @@ class SRank:
         self._rounds.leave(lane)
         plan = scheduler.stop_plan()
         self._announce(lane, plan, None, scheduler.take_forgotten())
+
+    def _empty(self) -> bool:
+        """Return whether no lane has anything to do until a row comes."""
+        busy = any(scheduler.active or scheduler.admission.waiting for scheduler in self.schedulers)
+        return not busy and self._feed.peek() is None
+
+    @property
+    def _feed(self) -> Feed:
+        return self.schedulers[0].admission.feed
 
     def _count_wait(self) -> None:
         """Raise InvariantViolation if all lanes have waited for longer than any schedule has them wait."""
@@ -223,6 +245,8 @@ class SRank:
         for sequence in step.sampled:
             if sequence.finish_reason is not None:
                 sequence.times.finished = now
+        if self.sampled is not None:
+            self.sampled(step.sampled)
         for request in finished:
             self.sink.finish(request)
         self.steps += 1
@@ -240,41 +264,3 @@ class SRank:
         self.decode_seconds += of_decodes
         self.prefill_seconds += seconds - of_decodes
         self.decode_tokens += decodes
-
-
-class LaneRounds:
-    """Lets lanes begin their steps in rounds: a step of each, in their order.
-
-    Args:
-        lanes: number of lanes.
-    """
-
-    def __init__(self, lanes: int):
-        self._begun: dict[int, int] = dict.fromkeys(range(lanes), 0)  # steps, by lane
-
-    def turn(self, lane: int) -> Waitable:
-        """Return what is done when a lane may begin its next step."""
-        return _LaneTurn(self, lane)
-
-    def begins(self, lane: int) -> bool:
-        """Return whether a lane may begin its next step."""
-        own = self._begun[lane]
-        return all(begun > own if other < lane else begun >= own for other, begun in self._begun.items())
-
-    def begin(self, lane: int) -> int:
-        """Begin a lane's next step and return its number."""
-        step = self._begun[lane]
-        self._begun[lane] += 1
-        return step
-
-    def leave(self, lane: int) -> None:
-        """Wait for a lane no longer."""
-        del self._begun[lane]
-
-
-class _LaneTurn:
-    def __init__(self, rounds: LaneRounds, lane: int):
-        self.rounds, self.lane = rounds, lane
-
-    def Test(self) -> bool:
-        return self.rounds.begins(self.lane)

@@ -44,6 +44,10 @@ class Logprobs(msgspec.Struct, array_like=True):
         """Return the same values; tokens that are added to one of the two are not added to the other."""
         return Logprobs(list(self.chosen), list(self.top_ids), list(self.top))
 
+    def part(self, begin: int, end: int) -> Logprobs:
+        """Return those of the tokens [begin, end)."""
+        return Logprobs(self.chosen[begin:end], self.top_ids[begin:end], self.top[begin:end])
+
     def add(self, chosen: float, top_ids: list[int], top: list[float]) -> None:
         """Append a token's."""
         self.chosen.append(chosen)

@@ -37,6 +37,7 @@ class Prompt(msgspec.Struct):
         thinking: how the reasoning begins and ends, if `params.thinking_token_budget` bounds it.
         targets: what is scored, in the order of the tokens of each continuation; nothing if text is generated.
         texts: of the continuations; those that are not there are the texts of their tokens.
+        drawn_as: the line whose random numbers it draws; 0 for its own.
     """
 
     line: int
@@ -48,6 +49,12 @@ class Prompt(msgspec.Struct):
     thinking: Thinking | None = None
     targets: list[Target] = []
     texts: list[str] = []
+    drawn_as: int = 0
+
+    @property
+    def draw_line(self) -> int:
+        """Return the line whose random numbers it draws."""
+        return self.drawn_as or self.line
 
     @property
     def sequences(self) -> int:

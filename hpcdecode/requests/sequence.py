@@ -14,6 +14,8 @@ from hpcdecode.requests.prompt import Prompt, Unfinished
 from hpcdecode.requests.stops import Decode, Stops, StopText
 from hpcdecode.requests.target import Scores, Target
 
+CANCELLED = "cancelled"
+
 
 @dataclass(slots=True, eq=False)
 class Request:
@@ -22,6 +24,7 @@ class Request:
     Attributes:
         max_new_tokens: of each sequence at most, those of an earlier run included.
         sequences: all its samples, or the beams of its search.
+        cancelled: nobody wants it any more; its sequences end with their next tokens.
         number: greater than those of the requests that were started before.
     """
 
@@ -30,6 +33,7 @@ class Request:
     lane: int
     beams: Beams | None = None
     sequences: list[SequenceState] = field(default_factory=list)
+    cancelled: bool = False
     number: int = field(default_factory=new_key)
 
     @property
@@ -40,6 +44,8 @@ class Request:
     @property
     def error(self) -> str | None:
         """Return why it has no result, or None."""
+        if self.cancelled:
+            return CANCELLED
         return next((s.error for s in self.sequences if s.error is not None), None)
 
 
@@ -218,7 +224,9 @@ class SequenceState:
             self.finish_reason = "length"
             return
         self.generated.append(token)
-        if self._stops_at_token(stops) or self._stops_at_string(stops):
+        if self.request.cancelled:
+            self.finish_reason = CANCELLED
+        elif self._stops_at_token(stops) or self._stops_at_string(stops):
             self.finish_reason = "stop"
         elif len(self.generated) >= self.request.max_new_tokens:
             self.finish_reason = "length"

@@ -69,7 +69,7 @@ def _choose(logits: Tensor, rows: list[int], sequences: list[SequenceState]) -> 
     drawn = [i for i, s in enumerate(sequences) if s.prompt.params.temperature > 0]
     if drawn:
         own = [sequences[i] for i in drawn]
-        columns = [(s.prompt.params.seed, s.prompt.line, s.sample, len(s.generated)) for s in own]
+        columns = [(s.prompt.params.seed, s.prompt.draw_line, s.sample, len(s.generated)) for s in own]
         uniforms = torch.from_numpy(uniform(*np.array(columns, dtype=np.int64).T)).to(logits.device)
         tokens[drawn] = draw(logits, [rows[i] for i in drawn], [s.prompt.params for s in own], uniforms).cpu()
     return tokens

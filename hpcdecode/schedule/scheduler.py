@@ -9,7 +9,7 @@ from math import ceil
 import numpy as np
 
 from hpcdecode.requests.prefix import KvHolder, Prefix
-from hpcdecode.requests.sequence import Request, SequenceState
+from hpcdecode.requests.sequence import CANCELLED, Request, SequenceState
 from hpcdecode.requests.stops import Stops
 from hpcdecode.schedule.admission import Admission, Feed
 from hpcdecode.schedule.limits import LaneLimits
@@ -148,6 +148,10 @@ class Scheduler:
         """Let beams go on as their search says, or end."""
         beams, sequences = request.beams, request.sequences
         assert beams is not None
+        if request.cancelled:
+            for sequence in sequences:
+                sequence.finish_reason = CANCELLED
+            return
         if not beams.moves:
             for sequence, hypothesis in zip(sequences, beams.best, strict=True):
                 sequence.end_as(hypothesis)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpcdecode.engine.programs import PlanOrder, serve
-from hpcdecode.engine.s_rank import LaneRounds
+from hpcdecode.engine.rounds import LaneRounds
 from hpcdecode.system.timeline import Timeline
 
 

@@ -22,6 +22,32 @@ class ErrorSink(Protocol):
         """Record a row that cannot be used."""
 
 
+class PromptQueue(Protocol):
+    """Where a desk takes its prompts from; see RowFeed for what the methods do."""
+
+    @property
+    def left(self) -> int | None:
+        """Return how many rows are left, as far as is known; None if that is not known."""
+
+    def peek(self) -> Prompt | None:
+        """Return the next prompt, which stays in the queue, or None if there is none."""
+
+    def pop(self) -> Prompt:
+        """Remove the next prompt and return it."""
+
+    def give_back(self, prompts: Sequence[Prompt]) -> None:
+        """Put prompts back at the front of the queue, in their order."""
+
+    def refuse(self, prompt: Prompt, reason: str) -> None:
+        """Remove the next prompt and record it as an error."""
+
+    def preview(self, count: int) -> tuple[list[Prompt], bool]:
+        """Return up to `count` of the next prompts, and whether there are no more."""
+
+    def close(self, seconds: float | None = None) -> None:
+        """End the queue."""
+
+
 class RowFeed:
     """A queue of the prompts of a job, in the order of the prompt files, filled ahead by a thread of its own.
 

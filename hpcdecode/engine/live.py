@@ -1,0 +1,291 @@
+"""A desk that rows come to while the engine works, and that tells what they generate token by token."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hpcdecode.data.prompts.feed import PromptQueue
+from hpcdecode.data.prompts.files import RawRow
+from hpcdecode.data.prompts.live_feed import DeskClosed, DeskFull, LiveFeed
+from hpcdecode.data.prompts.rows import RowError, RowReader
+from hpcdecode.data.prompts.tokenizer import Tokenizer, tokenized
+from hpcdecode.data.results.result import Result
+from hpcdecode.engine.desk import Desk
+from hpcdecode.engine.scale import capacity_of
+from hpcdecode.errors import RowProblem, first_line
+from hpcdecode.report.metrics import check_emptied
+from hpcdecode.report.progress import Progress
+from hpcdecode.requests.logprobs import Logprobs
+from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.prompt import Prompt, Unfinished
+from hpcdecode.requests.sequence import CANCELLED, SequenceState
+from hpcdecode.system.signals import Signals
+
+if TYPE_CHECKING:
+    from hpcdecode.engine.engine import Engine
+
+__all__ = ["DeskClosed", "DeskFull", "Event", "LiveDesk", "Room", "Update"]
+
+
+_UNBOUNDED = (1 << 31) - 1  # max_tokens of rows that do not state theirs
+_CHECKPOINT_SECONDS = 3600.0  # nothing is kept of rows in flight
+_LOAD_SECONDS = 0.1
+
+
+class Update(msgspec.Struct, array_like=True):
+    """New tokens of a sample of a row in flight.
+
+    Attributes:
+        line: Of the row.
+        token_ids: Since the last update of the sample, the token that ended it included.
+        logprobs: Of these tokens, if the row asks for them.
+    """
+
+    line: int
+    sample: int
+    token_ids: list[int]
+    logprobs: Logprobs | None = None
+
+
+Event = Update | list[Result] | RowError  # of a row: new tokens; its end, with all samples; its end without any
+
+
+@dataclasses.dataclass(frozen=True)
+class Room:
+    """What a row may take.
+
+    Attributes:
+        positions: Of the model.
+        tokens: Of the largest R-rank's KV cache.
+        block_tokens: Of a block of it.
+    """
+
+    positions: int
+    tokens: int
+    block_tokens: int
+
+    @classmethod
+    def of(cls, engine: Engine) -> Room:
+        """Return what a row may take of an engine's model and KV caches."""
+        tokens = max(capacity_of(engine.options, engine.team, engine.team.group))
+        return cls(engine.max_positions, tokens, engine.setup.block_tokens)
+
+    def most_new(self, prompt_tokens: int, samples: int) -> int:
+        """Return how many tokens each of a row's samples may generate at most, at least 1."""
+        held = self.tokens // samples - self.block_tokens
+        return max(min(self.positions, held) - prompt_tokens, 1)
+
+
+class _Events:
+    """Writer of a live desk: what happens to rows is told once a step, in the engine's thread."""
+
+    def __init__(self, deliver: Callable[[list[Event]], None]):
+        self.error_count = 0
+        self.unfinished: Callable[[], list[Unfinished]] = list
+        self._deliver, self._events = deliver, list[Event]()
+
+    def add(self, *samples: Result) -> None:
+        self.put(sorted(samples, key=lambda r: r.sample))
+
+    def error(self, e: RowError) -> None:
+        self.error_count += 1
+        self.put(e)
+
+    def put(self, event: Event) -> None:
+        self._events.append(event)
+
+    def tick(self) -> None:
+        if self._events:
+            events, self._events = self._events, []
+            self._deliver(events)
+
+
+class LiveDesk(Desk):
+    """A desk to which any thread may bring rows while the engine works.
+
+    Args:
+        tokenizer: Of the model.
+        model: Its directory, which requests may name.
+        room: What a row may take.
+        deliver: Is told what happens to rows, in the order in which it happens, in the engine's thread. It must not
+            wait. Each row ends with one list of results, or one RowError.
+        most_waiting: Rows that may wait at once.
+    """
+
+    live = True
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        model: str,
+        room: Room,
+        deliver: Callable[[list[Event]], None],
+        most_waiting: int = 4096,
+    ):
+        self._model, self.room = model, room
+        self.events = _Events(deliver)
+        self._queue = LiveFeed(self, most_waiting)
+        super().__init__((), self.events, tokenizer)
+        self.sampled = self._tell
+        self._reading = threading.Lock()
+        self._lines = count(1)
+        self._cancelled: set[int] = set()
+        self._told: dict[tuple[int, int], int] = {}  # tokens that were told, by row and sample
+        self._watched: set[int] = set()  # rows whose tokens are told
+        self.load = 0  # tokens in KV caches, of rows in flight
+
+    def submit(
+        self,
+        fields: dict[str, Any],
+        defaults: SamplingParams | None = None,
+        *,
+        client: str = "",
+        drawn_as: int = 1,
+        score: bool = False,
+        updates: bool = False,
+    ) -> Prompt:
+        """Read a row and queue it; its `line` names it from now on.
+
+        Args:
+            fields: Those of a row of a prompt file, or of a request of the OpenAI batch format. Without max_tokens it
+                generates what there is room for.
+            defaults: Sampling parameters that the fields replace.
+            client: Who asks; clients take turns.
+            drawn_as: Line whose random numbers are drawn: results are those of that row of a file.
+            score: The row is scored.
+            updates: Tell its tokens as they come.
+
+        Raises:
+            RowProblem: The row cannot be used.
+            DeskFull: Too many rows wait.
+            DeskClosed: No more rows are taken.
+        """
+        if self._queue.ended:
+            raise DeskClosed
+        with self._reading:
+            prompt = self._read(fields, defaults or SamplingParams(max_tokens=_UNBOUNDED), score)
+        prompt.drawn_as = drawn_as
+        if updates:
+            self._watched.add(prompt.line)
+        try:
+            self._queue.put(prompt, client)
+        except (DeskFull, DeskClosed):
+            self._watched.discard(prompt.line)
+            raise
+        return prompt
+
+    def cancel(self, line: int) -> None:
+        """Drop a row: one that waits is not started, one in flight ends with its next token."""
+        self._cancelled.add(line)
+
+    def drain(self) -> None:
+        """Take no more rows; the engine ends when all are done."""
+        self._queue.end()
+
+    @property
+    def queued(self) -> int:
+        """Return the number of rows that wait."""
+        return self._queue.queued
+
+    @property
+    def running(self) -> int:
+        """Return the number of rows in flight."""
+        return len(self._out)
+
+    def exhausted(self) -> bool:
+        """Return whether there are no more prompts, and none may come."""
+        return self._queue.ended and self.feed.peek() is None
+
+    def take_cancelled(self) -> Iterable[int]:
+        """Drop rows that wait and were cancelled; return those that are in flight."""
+        if not self._cancelled:
+            return ()
+        lines = set(self._cancelled)
+        self._cancelled -= lines
+        running = lines & self._out.keys()
+        for line in lines - running:
+            if (prompt := self._queue.remove(line)) is not None:
+                self.error(RowError(line, prompt.id, CANCELLED))
+        return running
+
+    def work(self, engine: Engine, stop: Signals) -> None:
+        """Let an engine work on the rows until `drain` was called and all are done, or `stop` says so.
+
+        Rows that are left then end with an error. Other ranks call `engine.work` without a desk meanwhile.
+
+        Raises:
+            Exception: What ended the engine's work; the rows have ended, too.
+        """
+        reason = "the server has stopped"
+        try:
+            engine.live = True
+            check_emptied([engine.work(self, engine.scales(self), stop, _Load(self), _CHECKPOINT_SECONDS)])
+        except BaseException as error:
+            reason = f"the engine has failed: {first_line(error)}"
+            raise
+        finally:
+            engine.live = False
+            self.fail_all(reason)
+
+    def fail_all(self, reason: str) -> None:
+        """End all rows that are left with an error, once the engine works no more."""
+        self.drain()
+        while (prompt := self.feed.peek()) is not None:
+            self.feed.refuse(prompt, reason)
+        for prompt in list(self._out.values()):
+            self.error(RowError(prompt.line, prompt.id, reason))
+        self.events.tick()
+
+    def _open_feed(self, rows: Iterable[Prompt | RowError], size: Callable[[int], int] | None) -> PromptQueue:
+        return self._queue
+
+    def _tell(self, sequences: Sequence[SequenceState]) -> None:
+        """Tell the new tokens of the sequences of a step."""
+        for sequence in sequences if self._watched else ():
+            line = sequence.prompt.line
+            if line in self._watched and sequence.beams is None and sequence.target is None:
+                begin = self._told.get((line, sequence.sample), 0)
+                self._told[line, sequence.sample] = end = len(sequence.generated)
+                logprobs = sequence.logprobs and sequence.logprobs.part(begin, end)
+                self.events.put(Update(line, sequence.sample, sequence.generated[begin:], logprobs))
+
+    def _read(self, fields: dict[str, Any], defaults: SamplingParams, score: bool) -> Prompt:
+        line = next(self._lines)
+        reader = RowReader(model=self._model, score=score)
+        reader.unknown.quiet = True
+        row = reader.read(RawRow(line, "", fields), defaults)
+        (found,) = tokenized([row], self.tokenizer, self.room.positions)
+        if isinstance(found, RowError):
+            raise RowProblem(found.reason)
+        if found.params.max_tokens == _UNBOUNDED:
+            most = self.room.most_new(len(found.token_ids), found.params.samples)
+            found.params = msgspec.structs.replace(found.params, max_tokens=most)
+        return found
+
+    def _returned(self, line: int) -> None:
+        super()._returned(line)
+        if line in self._watched:
+            self._watched.discard(line)
+            for key in [key for key in self._told if key[0] == line]:
+                del self._told[key]
+
+
+class _Load(Progress):
+    """Keeps a desk's `load`."""
+
+    def __init__(self, desk: LiveDesk):
+        super().__init__(bar=False)
+        self._desk, self._last_load = desk, 0.0
+
+    def due(self) -> bool:
+        return perf_counter() - self._last_load > _LOAD_SECONDS
+
+    def update(self, rows: int, tokens: int, in_flight: int, finished: tuple[int, int] = (0, 0)) -> None:
+        self._desk.load, self._last_load = in_flight, perf_counter()
