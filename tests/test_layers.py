@@ -36,6 +36,7 @@ LAYERS = (  # the ground first; a module imports from its own room and from room
     "doctor",
     "planning",
     "generate",
+    "serve",
     "llm",
     "",  # `hpcdecode` itself, its lazy names
     "bench",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hpcdecode._version import __version__
-from hpcdecode.cli import generate, log, machine, planning, results
+from hpcdecode.cli import generate, log, machine, planning, results, serve
 from hpcdecode.cli.parser import Parser
 from hpcdecode.errors import UserError
 from hpcdecode.ranks import launch
@@ -82,6 +82,6 @@ def _parser() -> argparse.ArgumentParser:
     # Most subcommands run in a single process and end at a signal.
     parser.set_defaults(connect=None, signals=None, verbosity=logging.INFO)
     commands = parser.add_subparsers(title="subcommands", metavar="COMMAND", required=True)
-    for add in (*generate.COMMANDS, *results.COMMANDS, *machine.COMMANDS, *planning.COMMANDS):
+    for add in (*generate.COMMANDS, *serve.COMMANDS, *results.COMMANDS, *machine.COMMANDS, *planning.COMMANDS):
         add(commands)
     return parser

@@ -6,13 +6,16 @@ import argparse
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
 
 if TYPE_CHECKING:
     Subcommands = argparse._SubParsersAction[argparse.ArgumentParser]
     Group = argparse._ArgumentGroup
 
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 def add_verbosity(parser: argparse.ArgumentParser) -> None:
@@ -33,3 +36,9 @@ def parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return of
+
+
+def pick(kind: type[S], values: dict[str, Any]) -> S:
+    """Return the struct `kind` made of those values that are its fields."""
+    own = {name: values[name] for name in kind.__struct_fields__ if name in values}
+    return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in own.items()})

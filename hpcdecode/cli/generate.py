@@ -11,12 +11,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import msgspec
-
 from hpcdecode.cli import log
+from hpcdecode.cli.arguments import pick
 from hpcdecode.cli.generate_flags import add_flags, add_score_flags
 from hpcdecode.cli.job_file import read_job_file
 from hpcdecode.config import LITERAL, Job, default_output
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from hpcdecode.cli.arguments import Subcommands
-
-S = TypeVar("S", bound=msgspec.Struct)
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +91,7 @@ def _generate(options: argparse.Namespace, comm: MPI.Intracomm | None) -> int:
 
 def _checked(values: dict[str, Any]) -> SamplingParams:
     try:
-        return _pick(SamplingParams, values)
+        return pick(SamplingParams, values)
     except RowProblem as problem:
         raise UserError(f"--{problem}".replace("_", "-", 2), everywhere=True) from None
 
@@ -166,7 +163,7 @@ def _print_texts(output: str) -> None:
 def _run(
     params: SamplingParams, values: dict[str, Any], options: argparse.Namespace, comm: MPI.Intracomm | None
 ) -> int:
-    job = _pick(Job, {**values, "params": params}).check()
+    job = pick(Job, {**values, "params": params}).check()
     gc.disable()  # until generate() has loaded what stays; collections would traverse all of it repeatedly
     try:
         from hpcdecode.generate import generate
@@ -176,12 +173,6 @@ def _run(
             f"{expected}: {first_line(error)}; give the process more memory, or install them anew"
         ) from error
     return generate(job, comm, signals=options.signals)
-
-
-def _pick(kind: type[S], values: dict[str, Any]) -> S:
-    """Return the struct `kind` made of those values that are its fields."""
-    own = {name: values[name] for name in kind.__struct_fields__ if name in values}
-    return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in own.items()})
 
 
 COMMANDS = (_add_generate, _add_score)

