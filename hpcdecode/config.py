@@ -77,6 +77,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         admission: Enter rows when all that they may take has room (`reserve`), or what they are expected to take does.
         load_limit: W_lim of the schedule load-control, tokens that all sequences attend to in a step.
         prefill_tokens: Most prompt tokens in a step of a lane.
+        max_gap: Most seconds between two tokens of a row that prompts of others should take; None or 0 for any.
         prefix_sharing: Prefill a common beginning of several prompts once.
         partition: Unit by which attention is divided among R-ranks.
         overlap: Parts of an R-rank's work in a layer, each of which is attended to when it arrives.
@@ -111,6 +112,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     admission: str = "reserve"
     load_limit: int | None = None
     prefill_tokens: int | None = None
+    max_gap: float | None = None
     prefix_sharing: bool = True
     partition: str = "request"
     overlap: int = 1

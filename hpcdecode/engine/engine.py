@@ -295,6 +295,7 @@ class Engine:
             self.tokenizer.grammars,
             groups,
             desk.sampled,
+            options.max_gap,
         )
         return self._work.s_rank
 

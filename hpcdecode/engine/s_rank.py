@@ -27,6 +27,7 @@ from hpcdecode.sampling.beam_search import advance_beams
 from hpcdecode.sampling.grammars import Grammars
 from hpcdecode.sampling.sampler import sample
 from hpcdecode.schedule.admission import Feed
+from hpcdecode.schedule.pace import Pace
 from hpcdecode.schedule.plan import Plan
 from hpcdecode.schedule.scheduler import Scheduler
 from hpcdecode.schedule.step import Step
@@ -61,6 +62,7 @@ class SRank:
         grammars: needed if rows have structured outputs.
         groups: the lanes' other members; None if there are none.
         sampled: takes note of the sequences that a step gave tokens.
+        max_gap: seconds between two tokens of a sequence that prompts of others should take at most; None for any.
 
     Attributes:
         stopping: set it to end after the steps under way.
@@ -82,10 +84,12 @@ class SRank:
         grammars: Grammars | None = None,
         groups: Sequence[GroupLane] | None = None,
         sampled: Callable[[Sequence[SequenceState]], None] | None = None,
+        max_gap: float | None = None,
     ):
         self.model, self.links, self.schedulers = model, links, schedulers
         self.sink, self.stops, self.timeline, self.grammars = sink, stops, timeline, grammars
         self.sampled = sampled
+        self.pace = Pace(max_gap, schedulers[0].limits.prefill_tokens, len(schedulers))
         self.prompt_kv = prompts
         self.groups = [OneMember()] * len(links) if groups is None else groups
         self.executors = executors(model, links, self.groups, self.prompt_kv, timeline)
@@ -164,6 +168,7 @@ class SRank:
                     self._announce(lane, step.plan, None, forgotten)
                 if self._empty():
                     yield "idle", RowArrival(self._feed)
+                    self.timeline.lap()
                 else:
                     self._count_wait()
                 continue
@@ -260,6 +265,9 @@ class SRank:
     def _count_seconds(self, step: Step) -> None:
         """Count the time since any lane's last step ended for this step, and for all of its tokens alike."""
         seconds, decodes, prompts = self.timeline.lap(), len(step.decode), sum(c.count for c in step.prefill)
+        self.pace.observe(seconds, prompts, decodes)
+        for scheduler in self.schedulers:
+            scheduler.admission.policy.prefill_tokens = self.pace.tokens
         of_decodes = seconds * decodes / (decodes + prompts)
         self.decode_seconds += of_decodes
         self.prefill_seconds += seconds - of_decodes

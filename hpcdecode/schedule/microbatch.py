@@ -165,7 +165,7 @@ class MicroBatch:
 
     def _steps(self, tokens: int) -> int:
         """Return the fewest steps in which so many tokens are prefilled."""
-        return ceil(tokens / self.limits.prefill_tokens)
+        return ceil(tokens / (self.policy.prefill_tokens if self.busy else self.limits.prefill_tokens))
 
 
 def remaining(holder: KvHolder) -> int:

@@ -17,6 +17,7 @@ class Policy:
         by_portions: whether an empty lane takes a micro-batch at first, not all that it has room for.
         batch: B at the moment.
         steps: S, steps in which a sequence is expected to decode.
+        prefill_tokens: the most prompt tokens of a step while the lane decodes.
     """
 
     period = 1
@@ -25,6 +26,7 @@ class Policy:
     def __init__(self, limits: LaneLimits):
         self.limits = limits
         self.batch, self.steps = limits.batch, limits.steps
+        self.prefill_tokens = limits.prefill_tokens
 
     def expect(self, share: float) -> None:
         """Take note that sequences are expected to take this share of their max_tokens; asked before `headroom`."""
