@@ -19,6 +19,7 @@ from hpcdecode.report.metrics import RowCounts
 from hpcdecode.requests.output_parser import Parsed
 from hpcdecode.requests.prompt import Prompt, Unfinished
 from hpcdecode.requests.sequence import Request, SequenceState
+from hpcdecode.requests.updates import Update
 
 
 def result_of(sequence: SequenceState, tokenizer: Tokenizer) -> Result:
@@ -78,6 +79,7 @@ class RankReport(msgspec.Struct, array_like=True):
         errors: rows that could not be used.
         unfinished: all sequences in flight; None in most reports.
         ahead: whether the S-rank has other sequences to work on.
+        updates: tokens of rows in flight that are told as they come.
     """
 
     ask: int
@@ -85,6 +87,7 @@ class RankReport(msgspec.Struct, array_like=True):
     errors: list[RowError]
     unfinished: list[Unfinished] | None
     ahead: bool = False
+    updates: list[Update] = []
 
 
 class Writer(Protocol):
@@ -145,6 +148,9 @@ class Desk:
         prompt = self.feed.pop()
         self._out[prompt.line] = prompt
         return prompt
+
+    def tell(self, updates: Iterable[Update]) -> None:
+        """Tell the tokens of rows in flight to who asked for them."""
 
     def take_cancelled(self) -> Iterable[int]:
         """Return the rows in flight that nobody wants any more, each once."""

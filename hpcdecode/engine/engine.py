@@ -294,7 +294,7 @@ class Engine:
             self.timeline,
             self.tokenizer.grammars,
             groups,
-            desk.sampled,
+            desk.sampled if self.live else None,
             options.max_gap,
         )
         return self._work.s_rank

@@ -22,10 +22,10 @@ from hpcdecode.engine.scale import capacity_of
 from hpcdecode.errors import RowProblem, first_line
 from hpcdecode.report.metrics import Metrics
 from hpcdecode.report.progress import Progress
-from hpcdecode.requests.logprobs import Logprobs
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt, Unfinished
 from hpcdecode.requests.sequence import CANCELLED, SequenceState
+from hpcdecode.requests.updates import Update, updates_of
 from hpcdecode.system.signals import Signals
 
 if TYPE_CHECKING:
@@ -37,21 +37,6 @@ __all__ = ["DeskClosed", "DeskFull", "Event", "LiveDesk", "Room", "Update"]
 _UNBOUNDED = (1 << 31) - 1  # max_tokens of rows that do not state theirs
 _CHECKPOINT_SECONDS = 3600.0  # nothing is kept of rows in flight
 _LOAD_SECONDS = 0.1
-
-
-class Update(msgspec.Struct, array_like=True):
-    """New tokens of a sample of a row in flight.
-
-    Attributes:
-        line: Of the row.
-        token_ids: Since the last update of the sample, the token that ended it included.
-        logprobs: Of these tokens, if the row asks for them.
-    """
-
-    line: int
-    sample: int
-    token_ids: list[int]
-    logprobs: Logprobs | None = None
 
 
 Event = Update | list[Result] | RowError  # of a row: new tokens; its end, with all samples; its end without any
@@ -133,12 +118,11 @@ class LiveDesk(Desk):
         self.events = _Events(deliver)
         self._queue = LiveFeed(self, most_waiting)
         super().__init__((), self.events, tokenizer)
-        self.sampled = self._tell
+        self.sampled = self._sampled
         self._reading = threading.Lock()
         self._lines = count(1)
         self._cancelled: set[int] = set()
         self._told: dict[tuple[int, int], int] = {}  # tokens that were told, by row and sample
-        self._watched: set[int] = set()  # rows whose tokens are told
         self.load = 0  # tokens in KV caches, of rows in flight
 
     def submit(
@@ -171,14 +155,8 @@ class LiveDesk(Desk):
             raise DeskClosed
         with self._reading:
             prompt = self._read(fields, defaults or SamplingParams(max_tokens=_UNBOUNDED), score)
-        prompt.drawn_as = drawn_as
-        if updates:
-            self._watched.add(prompt.line)
-        try:
-            self._queue.put(prompt, client)
-        except (DeskFull, DeskClosed):
-            self._watched.discard(prompt.line)
-            raise
+        prompt.drawn_as, prompt.updates = drawn_as, updates
+        self._queue.put(prompt, client)
         return prompt
 
     def cancel(self, line: int) -> None:
@@ -202,6 +180,14 @@ class LiveDesk(Desk):
     def exhausted(self) -> bool:
         """Return whether there are no more prompts, and none may come."""
         return self._queue.ended and self.feed.peek() is None
+
+    def tell(self, updates: Iterable[Update]) -> None:
+        """Tell new tokens, each once: a row that was taken back may make some of its tokens again."""
+        for update in updates:
+            key = update.line, update.sample
+            if update.line in self._out and (new := update.after(self._told.get(key, 0))):
+                self._told[key] = new.begin + len(new.token_ids)
+                self.events.put(new)
 
     def take_cancelled(self) -> Iterable[int]:
         """Drop rows that wait and were cancelled; return those that are in flight."""
@@ -249,16 +235,6 @@ class LiveDesk(Desk):
     def _open_feed(self, rows: Iterable[Prompt | RowError], size: Callable[[int], int] | None) -> PromptQueue:
         return self._queue
 
-    def _tell(self, sequences: Sequence[SequenceState]) -> None:
-        """Tell the new tokens of the sequences of a step."""
-        for sequence in sequences if self._watched else ():
-            line = sequence.prompt.line
-            if line in self._watched and sequence.beams is None and sequence.target is None:
-                begin = self._told.get((line, sequence.sample), 0)
-                self._told[line, sequence.sample] = end = len(sequence.generated)
-                logprobs = sequence.logprobs and sequence.logprobs.part(begin, end)
-                self.events.put(Update(line, sequence.sample, sequence.generated[begin:], logprobs))
-
     def _read(self, fields: dict[str, Any], defaults: SamplingParams, score: bool) -> Prompt:
         line = next(self._lines)
         reader = RowReader(model=self._model, score=score)
@@ -272,12 +248,15 @@ class LiveDesk(Desk):
             found.params = msgspec.structs.replace(found.params, max_tokens=most)
         return found
 
+    def _sampled(self, sequences: Sequence[SequenceState]) -> None:
+        self.tell(updates_of(sequences))
+
     def _returned(self, line: int) -> None:
+        prompt = self._out.get(line)
         super()._returned(line)
-        if line in self._watched:
-            self._watched.discard(line)
-            for key in [key for key in self._told if key[0] == line]:
-                del self._told[key]
+        if prompt is not None and prompt.updates:
+            for sample in range(prompt.params.samples):
+                self._told.pop((line, sample), None)
 
 
 class _Load(Progress):

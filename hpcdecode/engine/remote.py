@@ -15,7 +15,8 @@ from hpcdecode.engine.desk import Desk, RankReport, error_of, results_of
 from hpcdecode.mpi import ulfm
 from hpcdecode.mpi.message import post, receive, send
 from hpcdecode.requests.prompt import Prompt, Unfinished
-from hpcdecode.requests.sequence import Request
+from hpcdecode.requests.sequence import Request, SequenceState
+from hpcdecode.requests.updates import updates_of
 
 _REPORT, _ROWS, _STOP, _CANCEL = 1, 2, 3, 4  # message tags
 _RESULTS_A_MESSAGE = 16  # rows
@@ -95,6 +96,7 @@ class Clients:
         for error in report.errors:
             self.desk.error(error)
             self._held[client].discard(error.line)
+        self.desk.tell(report.updates)
         if report.unfinished is not None:
             self._unfinished[client] = report.unfinished
         if report.ask > 0:
@@ -156,8 +158,6 @@ class RemoteDesk:
         live: the lead's desk is a live one; finished rows are handed in at once.
     """
 
-    sampled = None  # tokens of rows in flight are not told from here
-
     def __init__(self, comm: MPI.Intracomm, tokenizer: Tokenizer, batch: int, injection: int, live: bool = False):
         self.comm, self.tokenizer, self._batch = comm, tokenizer, batch
         self._at_once = 1 if live else _RESULTS_A_MESSAGE  # rows
@@ -167,6 +167,11 @@ class RemoteDesk:
         self._finished: list[list[Result]] = []
         self._errors: list[RowError] = []
         self._asked = self._ended = False
+
+    def sampled(self, sequences: Sequence[SequenceState]) -> None:
+        """Tell the lead the new tokens of the sequences of a step."""
+        if updates := updates_of(sequences):
+            send(self.comm, 0, _REPORT, RankReport(0, [], [], None, updates=updates))
 
     def take_cancelled(self) -> Iterator[int]:
         """Yield the rows that the lead says nobody wants any more."""

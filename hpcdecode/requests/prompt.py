@@ -38,6 +38,7 @@ class Prompt(msgspec.Struct):
         targets: what is scored, in the order of the tokens of each continuation; nothing if text is generated.
         texts: of the continuations; those that are not there are the texts of their tokens.
         drawn_as: the line whose random numbers it draws; 0 for its own.
+        updates: its tokens are told as they come.
     """
 
     line: int
@@ -50,6 +51,7 @@ class Prompt(msgspec.Struct):
     targets: list[Target] = []
     texts: list[str] = []
     drawn_as: int = 0
+    updates: bool = False
 
     @property
     def draw_line(self) -> int:

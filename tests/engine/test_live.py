@@ -102,7 +102,7 @@ def test_results_are_those_of_the_row_alone_and_updates_add_up_to_them(llm):
             assert [tokens[r.sample] for r in results] == [r.token_ids for r in results]
             assert [logprobs[r.sample] for r in results] == [r.logprobs.chosen if r.logprobs else [] for r in results]
         assert server.desk.running == server.desk.queued == 0
-    assert not server.desk._told and not server.desk._watched
+    assert not server.desk._told
 
 
 def test_it_waits_for_rows_and_uses_little_of_a_core(llm):
