@@ -31,7 +31,7 @@ from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.engine.programs import PlanOrder, serve
 from hpcdecode.engine.room import limit_torch, measure_room, measure_speeds
 from hpcdecode.engine.s_rank import SRank
-from hpcdecode.engine.scale import Scale, choose_scales, lane_limits, placement_of, rows_ahead
+from hpcdecode.engine.scale import Scale, choose_scales, rows_ahead, schedulers_of
 from hpcdecode.engine.setup import direct, load, partition_of
 from hpcdecode.engine.survive import on_loss, work_on
 from hpcdecode.engine.work import Work
@@ -47,7 +47,6 @@ from hpcdecode.report.progress import Progress
 from hpcdecode.requests.stops import Stops
 from hpcdecode.schedule.policies import POLICIES
 from hpcdecode.schedule.routes import Rotation
-from hpcdecode.schedule.scheduler import Scheduler
 from hpcdecode.system.signals import Signals
 from hpcdecode.system.timeline import Timeline
 
@@ -277,12 +276,9 @@ class Engine:
         return direct(self.options, self.team)
 
     def _make_s_rank(self, scale: Scale, desk: Desk | RemoteDesk, groups: list[MpiGroupLane] | None) -> SRank:
-        options, setup = self.options, self.setup
-        placement, stops = placement_of(options, self.team, setup, len(scale.lanes)), self.stops
-        prompts = self._open_prompts()
+        options, stops, prompts = self.options, self.stops, self._open_prompts()
         shared = prompts.attention.tokens_in(_PREFIX_BYTES // len(scale.lanes)) if options.prefix_sharing else 0
-        limits = [lane_limits(options, setup, batch, scale, shared) for batch in scale.lanes]
-        schedulers = [Scheduler(lane, desk, placement, limit, stops) for lane, limit in enumerate(limits)]
+        schedulers = schedulers_of(options, self.team, self.setup, scale, shared, desk, stops)
         links = cast("Sequence[SLink]", self._work.links)
         self._work.s_rank = SRank(
             self.model,

@@ -10,11 +10,14 @@ from hpcdecode.engine.setup import Setup, apart, partition_of
 from hpcdecode.ranks.layout import Group
 from hpcdecode.ranks.team import Team
 from hpcdecode.requests.prompt import Prompt
+from hpcdecode.requests.stops import Stops
+from hpcdecode.schedule.admission import Feed
 from hpcdecode.schedule.auto import LOOKAHEAD, at_once, choose, load_limit, mean_prompt, split, usual_lanes
 from hpcdecode.schedule.limits import LaneLimits, prefill_limit
 from hpcdecode.schedule.optimistic import placement_kind
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.prefixes import FEW_PREFIXES, MAX_PREFIXES
+from hpcdecode.schedule.scheduler import Scheduler
 
 MOST_GROWTH = 8  # of B, with optimistic admission
 _MOST_AHEAD = 4096  # rows looked at
@@ -121,6 +124,25 @@ def placement_of(options: EngineOptions, team: Team, setup: Setup, lanes: int) -
     speeds = list(map(min, zip(*of_members, strict=True)))  # the lane waits for the slowest member's R-rank
     sizes = setup.block_tokens, lanes, speeds, setup.state_tokens, state_load(setup)
     return placement_kind(options.admission)(capacity_of(options, team, group), *sizes)
+
+
+def schedulers_of(
+    options: EngineOptions, team: Team, setup: Setup, scale: Scale, prefix_tokens: int, feed: Feed, stops: Stops
+) -> list[Scheduler]:
+    """Return the schedulers of this rank's lanes, which share a feed and its R-ranks' KV caches.
+
+    Args:
+        options: of the engine.
+        team: of which this rank is one.
+        setup: of the model.
+        scale: of this rank's group.
+        prefix_tokens: the most tokens of prefixes of a lane.
+        feed: where rows come from.
+        stops: what ends a sequence.
+    """
+    placement = placement_of(options, team, setup, len(scale.lanes))
+    limits = [lane_limits(options, setup, batch, scale, prefix_tokens) for batch in scale.lanes]
+    return [Scheduler(lane, feed, placement, own, stops) for lane, own in enumerate(limits)]
 
 
 def state_load(setup: Setup) -> int:
