@@ -10,7 +10,7 @@ from functools import wraps
 from typing import TYPE_CHECKING
 
 from hpcdecode.data.results.export import FORMATS
-from hpcdecode.data.results.openai_batch import OBJECTS
+from hpcdecode.data.results.openai_body import OBJECTS
 from hpcdecode.errors import UserError
 
 if TYPE_CHECKING:

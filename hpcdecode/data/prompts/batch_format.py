@@ -96,12 +96,17 @@ def _check_model(named: Any, model: str | None) -> None:
         return
     if not isinstance(named, str):
         raise RowProblem(f"model: expected a string, got {type_name(named)} {shown(named)}")
-    names, last = model_names(model), named.rstrip("/").rpartition("/")[2]
-    if named != model and last.casefold() not in map(str.casefold, names):
+    if not is_named(named, model):
         raise RowProblem(
-            f"model: expected {' or '.join(sorted(names))} (the job's model, on the hub or as a directory),"
+            f"model: expected {' or '.join(sorted(model_names(model)))} (the job's model, on the hub or as a directory),"
             f" got {shown(named)}; change or remove it"
         )
+
+
+def is_named(named: str, model: str) -> bool:
+    """Return whether a request's name of a model means the one in the directory `model`."""
+    last = named.rstrip("/").rpartition("/")[2]
+    return named == model or last.casefold() in map(str.casefold, model_names(model))
 
 
 def model_names(model: str) -> frozenset[str]:

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
-from math import isnan
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from hpcdecode.data.prompts.tokenizer import Tokenizer
+from hpcdecode.data.results.openai_body import (
+    OBJECTS,
+    TokenEntry,
+    TokenText,
+    chat_finish_reason,
+    chat_logprobs,
+    completion_logprobs,
+    said,
+    token_entries,
+    usage,
+)
 from hpcdecode.data.results.read import Results
 from hpcdecode.errors import UserError
 
-OBJECTS = {"chat": "chat.completion", "completions": "text_completion"}  # type of an answer by endpoint
-
 Row = dict[str, Any]
-TokenText = Callable[[int], str]
-
-
-class _TokenEntry(NamedTuple):
-    """The text and log-probability of a token, and those of the most likely tokens in its place."""
-
-    text: str
-    logprob: float
-    top: list[tuple[str, float]]
 
 
 def answers(results: Results, rows: Iterable[Row], endpoint: str) -> Iterator[dict[str, Any]]:
@@ -73,70 +70,34 @@ def _answer(samples: list[Row], model: str, endpoint: str, text: TokenText) -> d
         "created": int(first["finished_at"]),
         "model": model,
         "choices": [_choice(s, endpoint, text) for s in samples],
-        "usage": {
-            "prompt_tokens": first["prompt_tokens"],
-            "completion_tokens": made,
-            "total_tokens": first["prompt_tokens"] + made,
-        },
+        "usage": usage(first["prompt_tokens"], made),
     }
     response = {"status_code": 200, "request_id": key, "body": body}
     return {"id": key, "custom_id": first["id"], "response": response, "error": None}
 
 
 def _choice(sample: Row, endpoint: str, text: TokenText) -> dict[str, Any]:
-    content: dict[str, Any] = {"text": sample["text"]}
+    made: dict[str, Any] = {"text": sample["text"]}
     logprobs: dict[str, Any] | None = None
     reason = sample["finish_reason"]
     if endpoint == "chat":
-        content = {"message": {"role": "assistant", **_said(sample)}}
-        reason = "tool_calls" if reason == "stop" and sample.get("tool_calls") else reason
+        calls = sample.get("tool_calls")
+        parts = said(sample["text"], sample.get("content"), sample.get("reasoning"), calls)
+        made = {"message": {"role": "assistant", **parts}}
+        reason = chat_finish_reason(reason, calls)
     if sample.get("logprobs") is not None:
-        tokens = list(_tokens(sample, text))
-        logprobs = {"content": list(map(_chat_token, tokens))} if endpoint == "chat" else _completion_tokens(tokens)
-    return {"index": sample["sample"], **content, "logprobs": logprobs, "finish_reason": reason}
+        entries = _entries(sample, text)
+        logprobs = chat_logprobs(entries) if endpoint == "chat" else completion_logprobs(entries)
+    return {"index": sample["sample"], **made, "logprobs": logprobs, "finish_reason": reason}
 
 
-def _said(sample: Row) -> dict[str, Any]:
-    """Return what a message says: its text, or the text's parts. Reasoning has both names that there are for it."""
-    reasoning, calls = sample.get("reasoning"), sample.get("tool_calls")
-    said = {"content": sample["content"] if reasoning or calls else sample["text"]}
-    if reasoning:
-        said |= {"reasoning_content": reasoning, "reasoning": reasoning}
-    return said | ({"tool_calls": calls} if calls else {})
-
-
-def _tokens(sample: Row, text: TokenText) -> Iterator[_TokenEntry]:
-    ids: np.ndarray | None = sample.get("top_token_ids")
-    values: np.ndarray | None = sample.get("top_logprobs")
-    for at, (token, value) in enumerate(zip(sample["token_ids"], sample["logprobs"], strict=True)):
-        pairs = (
-            zip(ids[at].tolist(), values[at].tolist(), strict=True) if ids is not None and values is not None else ()
-        )
-        yield _TokenEntry(text(int(token)), float(value), [(text(i), v) for i, v in pairs if not isnan(v)])
-
-
-def _chat_token(token: _TokenEntry) -> dict[str, Any]:
-    return {
-        **_with_bytes(token.text, token.logprob),
-        "top_logprobs": [_with_bytes(text, logprob) for text, logprob in token.top],
-    }
-
-
-def _with_bytes(text: str, logprob: float) -> dict[str, Any]:
-    """Return a token of a chat; its `bytes` are null if the token is a part of a character."""
-    return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}
-
-
-def _completion_tokens(tokens: list[_TokenEntry]) -> dict[str, Any]:
-    offsets = [0]
-    for token in tokens:
-        offsets.append(offsets[-1] + len(token.text))
-    return {
-        "tokens": [token.text for token in tokens],
-        "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [{**dict(token.top), token.text: token.logprob} for token in tokens],
-        "text_offset": offsets[:-1],
-    }
+def _entries(sample: Row, text: TokenText) -> list[TokenEntry]:
+    tokens, chosen = (sample[name].tolist() for name in ("token_ids", "logprobs"))
+    top_ids, top = sample.get("top_token_ids"), sample.get("top_logprobs")
+    if top_ids is None or top is None:
+        none: list[list[Any]] = [[]] * len(tokens)
+        return token_entries(tokens, chosen, none, none, text)
+    return token_entries(tokens, chosen, top_ids.tolist(), top.tolist(), text)
 
 
 def _refusal(error: dict[str, Any]) -> dict[str, Any]:
