@@ -38,6 +38,7 @@ LAYERS = (  # the ground first; a module imports from its own room and from room
     "generate",
     "serve",
     "llm",
+    "serve",
     "",  # `hpcdecode` itself, its lazy names
     "bench",
     "cli",

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["DeskClosed", "DeskFull", "Event", "LiveDesk", "Room", "Update"]
 
 
-_UNBOUNDED = (1 << 31) - 1  # max_tokens of rows that do not state theirs
+UNBOUNDED = (1 << 31) - 1  # max_tokens of rows that do not state theirs
 _CHECKPOINT_SECONDS = 3600.0  # nothing is kept of rows in flight
 _LOAD_SECONDS = 0.1
 
@@ -154,7 +154,7 @@ class LiveDesk(Desk):
         if self._queue.ended:
             raise DeskClosed
         with self._reading:
-            prompt = self._read(fields, defaults or SamplingParams(max_tokens=_UNBOUNDED), score)
+            prompt = self._read(fields, defaults or SamplingParams(max_tokens=UNBOUNDED), score)
         prompt.drawn_as, prompt.updates = drawn_as, updates
         self._queue.put(prompt, client)
         return prompt
@@ -166,6 +166,11 @@ class LiveDesk(Desk):
     def drain(self) -> None:
         """Take no more rows; the engine ends when all are done."""
         self._queue.end()
+
+    @property
+    def closed(self) -> bool:
+        """Return whether no more rows are taken."""
+        return self._queue.ended
 
     @property
     def queued(self) -> int:
@@ -243,7 +248,7 @@ class LiveDesk(Desk):
         (found,) = tokenized([row], self.tokenizer, self.room.positions)
         if isinstance(found, RowError):
             raise RowProblem(found.reason)
-        if found.params.max_tokens == _UNBOUNDED:
+        if found.params.max_tokens == UNBOUNDED:
             most = self.room.most_new(len(found.token_ids), found.params.samples)
             found.params = msgspec.structs.replace(found.params, max_tokens=most)
         return found

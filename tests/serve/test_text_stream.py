@@ -44,7 +44,8 @@ def tokens(kinds: TokenKinds) -> st.SearchStrategy[list[int]]:
     bytes_of = {backend.convert_ids_to_tokens(i): i for i in range(size)}
     written = [[bytes_of.get(f"<0x{b:02X}>", 5) for b in text.encode()] for text in TEXTS]
     written += [backend(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
-    piece = st.one_of(st.integers(0, size - 1).map(lambda i: [i]), st.sampled_from(written), st.just([size - 1, size - 2]))
+    one = st.integers(0, size - 1).map(lambda i: [i])
+    piece = st.one_of(one, st.sampled_from(written), st.just([size - 1, size - 2]))
     return st.lists(piece, min_size=1, max_size=40).map(lambda lists: [i for part in lists for i in part])
 
 
@@ -116,5 +117,12 @@ def test_a_long_text_is_decoded_in_windows_of_bounded_size(monkeypatch):
 
 def test_a_stop_string_is_held_back_until_a_token_comes_after_it():
     held = HeldText(("END", "\n\n"))
-    assert [held.feed(text, True) for text in ("abcE", "N", "x", "\n", "END", "y")] == ["abc", "", "ENx", "", "\n", "ENDy"]
+    assert [held.feed(text, True) for text in ("abcE", "N", "x", "\n", "END", "y")] == [
+        "abc",
+        "",
+        "ENx",
+        "",
+        "\n",
+        "ENDy",
+    ]
     assert [held.feed(text, whole) for text, whole in (("END", False), ("", True), ("z", True))] == ["", "", "ENDz"]

@@ -97,8 +97,9 @@ def _check_model(named: Any, model: str | None) -> None:
     if not isinstance(named, str):
         raise RowProblem(f"model: expected a string, got {type_name(named)} {shown(named)}")
     if not is_named(named, model):
+        names = " or ".join(sorted(model_names(model)))
         raise RowProblem(
-            f"model: expected {' or '.join(sorted(model_names(model)))} (the job's model, on the hub or as a directory),"
+            f"model: expected {names} (the job's model, on the hub or as a directory),"
             f" got {shown(named)}; change or remove it"
         )
 

@@ -77,9 +77,17 @@ def completion_logprobs(entries: Iterable[TokenEntry], offset: int = 0) -> dict[
     for entry in entries:
         made["tokens"].append(entry.text)
         made["token_logprobs"].append(entry.logprob)
-        made["top_logprobs"].append(None if entry.logprob is None else {**dict(entry.top), entry.text: entry.logprob})
+        made["top_logprobs"].append(None if entry.logprob is None else _by_text(entry))
         made["text_offset"].append(offset)
         offset += len(entry.text)
+    return made
+
+
+def _by_text(entry: TokenEntry) -> dict[str, float | None]:
+    """Return log-probabilities by text; of tokens with one text, such as parts of characters, the likeliest's."""
+    made: dict[str, float | None] = {}
+    for text, logprob in (*entry.top, (entry.text, entry.logprob)):
+        made.setdefault(text, logprob)
     return made
 
 

@@ -1,0 +1,53 @@
+"""The routes that say what the server is: `/v1/models`, `/health`, `/version`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+
+from hpcdecode._version import __version__
+from hpcdecode.serve.bodies import require_model
+from hpcdecode.serve.context import Context
+from hpcdecode.serve.errors import ApiError
+
+
+def info_router(context: Context) -> APIRouter:
+    """Return the routes that say what the server is."""
+    router = APIRouter()
+
+    @router.get("/v1/models")
+    async def models() -> JSONResponse:
+        """Return the names of the model."""
+        return JSONResponse({"object": "list", "data": [_model(name, context) for name in context.models]})
+
+    @router.get("/v1/models/{model:path}")
+    async def model(model: str) -> JSONResponse:
+        """Return what is known of the model."""
+        require_model(model, context)
+        return JSONResponse(_model(model, context))
+
+    @router.get("/health")
+    async def health() -> JSONResponse:
+        """Tell whether requests are taken."""
+        if context.desk.closed:
+            raise ApiError(503, "the server takes no more requests, as it is about to end")
+        return JSONResponse({"status": "ok"})
+
+    @router.get("/version")
+    async def version() -> JSONResponse:
+        """Return the version of hpcdecode."""
+        return JSONResponse({"version": __version__})
+
+    return router
+
+
+def _model(name: str, context: Context) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": context.created,
+        "owned_by": "hpcdecode",
+        "max_model_len": context.max_model_len,
+    }

@@ -1,0 +1,82 @@
+"""A server in this process: a live desk with the thread of its engine, and uvicorn with an event loop of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import uvicorn
+
+from hpcdecode import LLM
+from hpcdecode.engine.live import LiveDesk, Room
+from hpcdecode.serve.app import make_app
+from hpcdecode.serve.context import Context
+from hpcdecode.serve.hub import Hub
+from hpcdecode.system.signals import Signals
+
+
+class Served:
+    """A server that runs until the end of a `with` block.
+
+    Args:
+        llm: Its model.
+        most_waiting: Of the desk.
+        options: Of the Context.
+
+    Attributes:
+        url: Where it listens.
+        client: For requests to it.
+    """
+
+    def __init__(self, llm: LLM, most_waiting: int = 4096, **options: Any) -> None:
+        engine, hub, room = llm._engine, Hub(), Room.of(llm._engine)
+        self.desk = LiveDesk(engine.tokenizer, engine.options.model, room, hub.deliver, most_waiting)
+        given = {"max_model_len": engine.max_positions, "kv_capacity": room.tokens, "models": ["tiny"], **options}
+        self.context = Context(self.desk, hub, engine.tokenizer, engine.options.model, **given)
+        self.engine = threading.Thread(target=self.desk.work, args=(engine, Signals()), name="served-engine")
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        config = uvicorn.Config(make_app(self.context), log_level="warning", timeout_graceful_shutdown=5)
+        self._server = uvicorn.Server(config)
+        self._listener = threading.Thread(target=self._server.run, args=([self._socket],))
+        self.client = httpx.Client(base_url=self.url, timeout=60)
+
+    def __enter__(self) -> Served:
+        self.engine.start()
+        self._listener.start()
+        wait_for(lambda: self._server.started)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+        self.desk.drain()
+        self.engine.join(60)
+        self._server.should_exit = True
+        self._listener.join(60)
+        self._socket.close()
+        assert not self.engine.is_alive() and not self._listener.is_alive()
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self.client.post(path, json=body)
+
+    def idle(self) -> bool:
+        """Return whether no row is left."""
+        return not (self.desk.running or self.desk.queued or self.context.hub._tickets or self.context.hub._early)
+
+
+def wait_for(condition: Any, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "expected the condition to become true in time"
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def served(llm: LLM, **options: Any) -> Iterator[Served]:
+    with Served(llm, **options) as server:
+        yield server
