@@ -114,6 +114,8 @@ def asked_of(body: dict[str, Any], endpoint: str, context: Context) -> Asked:
     echo = _boolean(body, "echo") if completes else False
     asked = Asked(endpoint, model, [], [None], context.defaults, stream, *options, echo)
     asked.shows_prompt = body.get("prompt_logprobs") is not None
+    if stream and asked.shows_prompt:
+        raise RowProblem("prompt_logprobs: expected without stream, got both")
     if completes:
         _prepare_completion(body, asked)
     most = COMPLETION_TOKENS if completes else UNBOUNDED

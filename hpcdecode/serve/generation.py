@@ -24,7 +24,7 @@ _CLIENT_GONE = 499  # status, which nobody sees
 News = tuple[int, list[Update]]
 
 
-class Generation:
+class TextAnswers:
     """Answers requests for text.
 
     Args:
@@ -120,7 +120,7 @@ async def _news(jobs: Sequence[PromptJob]) -> AsyncGenerator[News, None]:
 
 def generation_router(context: Context) -> APIRouter:
     """Return the routes that generate text."""
-    router, generation = APIRouter(), Generation(context)
+    router, generation = APIRouter(), TextAnswers(context)
 
     @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
