@@ -36,8 +36,8 @@ def make_app(context: Context) -> FastAPI:
     # The pages /docs and /redoc of FastAPI would load scripts from the network.
     app = FastAPI(title="hpcdecode", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     add_handlers(app)
-    app.add_middleware(Guard, api_key=context.api_key, bounds=context.bounds)
+    app.add_middleware(Guard, keys=context.options.api_keys, most=context.options.max_body)
     routers = (info_router(context), generation_router(context), tokens_router(context), metrics_router(metrics))
-    for router in (*routers, *context.routers):
+    for router in routers:
         app.include_router(router)
     return app

@@ -8,12 +8,11 @@ from typing import Any
 
 import msgspec
 
-from hpcdecode.data.prompts.batch_format import is_named
 from hpcdecode.engine.live import UNBOUNDED
 from hpcdecode.errors import RowProblem
 from hpcdecode.requests.params import MAX_SEED, SamplingParams
 from hpcdecode.requests.values import is_integer, shown, suggestion, type_name
-from hpcdecode.serve.context import Context
+from hpcdecode.serve.context import MOST_CHOICES, Context
 from hpcdecode.serve.errors import ApiError
 
 COMPLETION_TOKENS = 16  # max_tokens of text completions, as the OpenAI API has it
@@ -90,7 +89,7 @@ def model_of(body: dict[str, Any], context: Context) -> str:
 
 def require_model(named: str, context: Context) -> None:
     """Raise ApiError unless a name means the model of the server."""
-    if named not in context.models and not is_named(named, context.model):
+    if not context.is_model(named):
         expected = " or ".join(context.models)
         raise ApiError(404, f"model: expected {expected}, got {shown(named)}", "model", "model_not_found")
 
@@ -121,7 +120,7 @@ def asked_of(body: dict[str, Any], endpoint: str, context: Context) -> Asked:
     most = COMPLETION_TOKENS if completes else UNBOUNDED
     asked.defaults = msgspec.structs.replace(context.defaults, max_tokens=most)
     _draw_seed(body, context.defaults)
-    _bound_choices(body, len(asked.prompts), context.bounds.choices)
+    _bound_choices(body, len(asked.prompts), MOST_CHOICES)
     for prompt in asked.prompts:
         own = body if prompt is None else {**body, "prompt": prompt}
         asked.rows.append({"url": _URLS[endpoint], "body": own})

@@ -3,64 +3,72 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from pathlib import Path
 
-from fastapi import APIRouter
-
-from hpcdecode.data.prompts.tokenizer import Tokenizer
-from hpcdecode.engine.live import LiveDesk
+from hpcdecode.data.prompts.batch_format import is_named, model_names
+from hpcdecode.engine.engine import Engine
+from hpcdecode.engine.live import Event, LiveDesk
+from hpcdecode.engine.scale import capacity_of
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.serve.hub import Hub
+from hpcdecode.serve.options import ServeOptions
 
-MIB = 1 << 20
-
-
-@dataclass(frozen=True)
-class RequestBounds:
-    """What one request may take.
-
-    Attributes:
-        body_bytes: Of a body.
-        file_bytes: Of a body that is sent to /v1/files.
-        choices: Prompts of a request times their samples.
-        stall_seconds: After which a reader of a stream that takes nothing is given up.
-    """
-
-    body_bytes: int = 32 * MIB
-    file_bytes: int = 512 * MIB
-    choices: int = 2048
-    stall_seconds: float = 120.0
+MOST_CHOICES = 2048  # of a request: its prompts times their samples
+STALL_SECONDS = 120.0  # after which a reader of a stream that takes nothing is given up
+_HUB_FOLDER = "models--"  # begin of the name of a model's folder in the cache of the Hugging Face hub
 
 
-@dataclass
 class Context:
     """What the routes of the server share.
 
+    Args:
+        engine: The model, loaded.
+        options: Of the server.
+
     Attributes:
-        desk: Takes rows. It is made with `hub.deliver`.
-        hub: Hands out what happens to them.
+        options: Of the server.
+        hub: Brings rows to the desk, and hands out what happens to them.
+        desk: Where rows go; there is none before `open`.
         tokenizer: Of the model.
-        model: Directory of the model.
-        models: Names under which requests may ask for it, too; the first is shown.
+        models: Names of the model; the first is shown in answers.
         max_model_len: Positions of the model.
-        kv_capacity: Tokens that the KV caches have room for.
+        kv_capacity: Tokens that all KV caches have room for.
         defaults: Sampling parameters that the fields of requests replace, but for max_tokens.
-        api_key: Clients must send it; None for no key.
         created: Unix time of the server's start.
-        bounds: What one request may take.
-        routers: Further routes.
+        stall_seconds: After which a reader of a stream that takes nothing is given up.
     """
 
     desk: LiveDesk
-    hub: Hub
-    tokenizer: Tokenizer
-    model: str
-    models: Sequence[str]
-    max_model_len: int
-    kv_capacity: int
-    defaults: SamplingParams = field(default_factory=SamplingParams)
-    api_key: str | None = None
-    created: int = field(default_factory=lambda: int(time.time()))
-    bounds: RequestBounds = field(default_factory=RequestBounds)
-    routers: Sequence[APIRouter] = ()
+
+    def __init__(self, engine: Engine, options: ServeOptions) -> None:
+        self.options, self.hub = options, Hub()
+        self.tokenizer, self.max_model_len = engine.tokenizer, engine.max_positions
+        self.models = options.served_model_name or (model_name(options.model),)
+        self.kv_capacity = sum(sum(capacity_of(engine.options, engine.team, group)) for group in engine.team.groups)
+        self.defaults = SamplingParams()
+        self.created = int(time.time())
+        self.stall_seconds = STALL_SECONDS
+
+    @property
+    def deliver(self) -> Callable[[list[Event]], None]:
+        """Return what a desk is to be made with."""
+        return self.hub.deliver
+
+    def open(self, desk: LiveDesk) -> None:
+        """Bring rows to a desk from now on."""
+        self.desk = desk
+
+    def is_model(self, name: str) -> bool:
+        """Return whether a request's name of a model means that of the server."""
+        return name in self.models or is_named(name, self.options.model)
+
+
+def model_name(directory: str) -> str:
+    """Return the name of the model in a directory: its repository's in the cache of the hub, or a short one."""
+    path = Path(directory).absolute()
+    for folder in (*reversed(path.parts), *reversed(path.resolve().parts)):
+        if folder.startswith(_HUB_FOLDER):
+            return folder.removeprefix(_HUB_FOLDER).replace("--", "/")
+    short = sorted(model_names(directory) - {path.name, path.resolve().name})
+    return short[0] if short else path.name

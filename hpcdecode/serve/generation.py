@@ -68,7 +68,7 @@ class TextAnswers:
             leave(jobs, self._context)
             raise
         events = self._events(asked, jobs, first, news)
-        return EventStream(events, lambda: leave(jobs, self._context), self._context.bounds.stall_seconds)
+        return EventStream(events, lambda: leave(jobs, self._context), self._context.stall_seconds)
 
     async def _events(
         self, asked: Asked, jobs: Sequence[PromptJob], first: News | None, news: AsyncGenerator[News, None]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Sequence
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hpcdecode.serve.context import RequestBounds
 from hpcdecode.serve.errors import ApiError, error_response
 
 OPEN_PATHS = frozenset(("/health",))  # without a key
-_FILES = "/v1/files"
 
 
 class Guard:
@@ -20,13 +19,13 @@ class Guard:
 
     Args:
         app: What answers the others.
-        api_key: The key; None for none.
-        bounds: The sizes of bodies.
+        keys: The keys, of which a request needs one; none lets everyone in.
+        most: Bytes of a body at most.
     """
 
-    def __init__(self, app: ASGIApp, api_key: str | None, bounds: RequestBounds) -> None:
-        self._app, self._bounds = app, bounds
-        self._digest = None if api_key is None else _digest(api_key.encode())
+    def __init__(self, app: ASGIApp, keys: Sequence[str], most: int) -> None:
+        self._app, self._most = app, most
+        self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
@@ -39,20 +38,20 @@ class Guard:
             error = ApiError(401, "expected the server's key as 'Authorization: Bearer KEY', got none or another one")
             await error_response(error)(scope, receive, send)
             return
-        most = self._bounds.file_bytes if scope["path"].startswith(_FILES) else self._bounds.body_bytes
         stated = headers.get("content-length", "")
-        if stated.isdecimal() and int(stated[:20]) > most:
-            await error_response(_too_large(most))(scope, receive, send)
+        if stated.isdecimal() and int(stated[:20]) > self._most:
+            await error_response(_too_large(self._most))(scope, receive, send)
             return
-        await self._app(scope, _bounded(receive, most), send)
+        await self._app(scope, _bounded(receive, self._most), send)
 
     def _admits(self, path: str, headers: Headers) -> bool:
-        """Return whether a request has the key, in a time that tells nothing of it."""
-        if self._digest is None or path in OPEN_PATHS:
+        """Return whether a request has a key, in a time that tells nothing of it."""
+        if not self._digests or path in OPEN_PATHS:
             return True
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        same = hmac.compare_digest(_digest(given.strip().encode("latin-1")), self._digest)
-        return same and scheme.lower() == "bearer"
+        digest = _digest(given.strip().encode("latin-1"))
+        same = sum(hmac.compare_digest(digest, own) for own in self._digests)
+        return same > 0 and scheme.lower() == "bearer"
 
 
 def _digest(key: bytes) -> bytes:

@@ -16,7 +16,7 @@ from hpcdecode import LLM
 from hpcdecode.engine.live import LiveDesk, Room
 from hpcdecode.serve.app import make_app
 from hpcdecode.serve.context import Context
-from hpcdecode.serve.hub import Hub
+from hpcdecode.serve.options import ServeOptions
 from hpcdecode.system.signals import Signals
 
 
@@ -25,19 +25,20 @@ class Served:
 
     Args:
         llm: Its model.
-        most_waiting: Of the desk.
-        options: Of the Context.
+        options: Of the server.
 
     Attributes:
         url: Where it listens.
         client: For requests to it.
     """
 
-    def __init__(self, llm: LLM, most_waiting: int = 4096, **options: Any) -> None:
-        engine, hub, room = llm._engine, Hub(), Room.of(llm._engine)
-        self.desk = LiveDesk(engine.tokenizer, engine.options.model, room, hub.deliver, most_waiting)
-        given = {"max_model_len": engine.max_positions, "kv_capacity": room.tokens, "models": ["tiny"], **options}
-        self.context = Context(self.desk, hub, engine.tokenizer, engine.options.model, **given)
+    def __init__(self, llm: LLM, **options: Any) -> None:
+        engine = llm._engine
+        given = {"model": engine.options.model, "served_model_name": ("tiny",), **options}
+        self.context = Context(engine, ServeOptions(**given).check())
+        most = self.context.options.max_waiting
+        self.desk = LiveDesk(engine.tokenizer, given["model"], Room.of(engine), self.context.deliver, most)
+        self.context.open(self.desk)
         self.engine = threading.Thread(target=self.desk.work, args=(engine, Signals()), name="served-engine")
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
