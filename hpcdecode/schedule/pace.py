@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-LEAST_TOKENS = 64  # of a step; GEMMs over fewer take hardly less time
+LEAST_TOKENS = 256  # of a step; GEMMs over fewer are less efficient
 _WEIGHT = 0.25  # of the newest step in the means
 
 
