@@ -11,7 +11,7 @@ def settled(gap, most=2048, parts=1, decode=0.02, token=1e-3):
     pace = Pace(gap, most, parts)
     for _ in range(20):
         pace.observe(decode, 0, 8)
-        pace.observe(decode + 200 * token, 200, 8)
+        pace.observe(decode + 400 * token, 400, 8)
         pace.observe(5.0, 3, 8)  # too few tokens to tell
     return pace.tokens
 
@@ -21,8 +21,8 @@ def settled(gap, most=2048, parts=1, decode=0.02, token=1e-3):
     [
         (None, {}, 2048),
         (0.0, {}, 2048),
-        (0.22, {}, 200),
-        (0.44, {"parts": 2}, 200),
+        (0.42, {}, 400),
+        (0.84, {"parts": 2}, 400),
         (0.01, {}, LEAST_TOKENS),
         (100.0, {}, 2048),
     ],
