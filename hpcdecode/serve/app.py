@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from fastapi.openapi.utils import get_openapi
 
 from hpcdecode._version import __version__
 from hpcdecode.serve.context import Context
@@ -16,6 +18,8 @@ from hpcdecode.serve.guard import Guard
 from hpcdecode.serve.info import info_router
 from hpcdecode.serve.metrics import ServerMetrics, metrics_router
 from hpcdecode.serve.tokens import tokens_router
+
+ROUTERS: tuple[Callable[[Context], APIRouter], ...] = (info_router, generation_router, tokens_router)
 
 
 def make_app(context: Context) -> FastAPI:
@@ -31,13 +35,23 @@ def make_app(context: Context) -> FastAPI:
         yield
         context.hub.close()
 
+    def openapi() -> dict[str, Any]:
+        """Return the schema, without the answers of FastAPI's own checks, which are errors of another status here."""
+        if app.openapi_schema is None:
+            app.openapi_schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            for path in app.openapi_schema["paths"].values():
+                for operation in path.values():
+                    operation["responses"].pop("422", None)
+        return app.openapi_schema
+
     metrics = ServerMetrics(context)
     context.hub.observe = metrics.observe
     # The pages /docs and /redoc of FastAPI would load scripts from the network.
     app = FastAPI(title="hpcdecode", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app.openapi = openapi  # type: ignore[method-assign]
     add_handlers(app)
     app.add_middleware(Guard, keys=context.options.api_keys, most=context.options.max_body)
-    routers = (info_router(context), generation_router(context), tokens_router(context), metrics_router(metrics))
-    for router in routers:
-        app.include_router(router)
+    app.include_router(metrics_router(metrics))
+    for router in ROUTERS:
+        app.include_router(router(context))
     return app

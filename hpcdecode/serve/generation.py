@@ -17,6 +17,7 @@ from hpcdecode.serve.context import Context
 from hpcdecode.serve.detokenizer import TokenKinds
 from hpcdecode.serve.errors import ApiError, unusable
 from hpcdecode.serve.event_stream import DONE, ClientGone, EventStream, event, while_connected
+from hpcdecode.serve.schema import chat_body, completion_body, errors, json_body
 from hpcdecode.serve.submission import PromptJob, leave, submit, usable_end
 
 _CLIENT_GONE = 499  # status, which nobody sees
@@ -122,12 +123,14 @@ def generation_router(context: Context) -> APIRouter:
     """Return the routes that generate text."""
     router, generation = APIRouter(), TextAnswers(context)
 
-    @router.post("/v1/completions")
+    failures = errors(400, 401, 404, 413, 429, 500, 503)
+
+    @router.post("/v1/completions", openapi_extra=json_body(completion_body()), responses=failures)
     async def completions(request: Request) -> Response:
         """Complete a text."""
         return await generation.answer(request, "completions")
 
-    @router.post("/v1/chat/completions")
+    @router.post("/v1/chat/completions", openapi_extra=json_body(chat_body()), responses=failures)
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
         return await generation.answer(request, "chat")

@@ -11,31 +11,32 @@ from hpcdecode._version import __version__
 from hpcdecode.serve.bodies import require_model
 from hpcdecode.serve.context import Context
 from hpcdecode.serve.errors import ApiError
+from hpcdecode.serve.schema import errors
 
 
 def info_router(context: Context) -> APIRouter:
     """Return the routes that say what the server is."""
     router = APIRouter()
 
-    @router.get("/v1/models")
+    @router.get("/v1/models", responses=errors(401))
     async def models() -> JSONResponse:
         """Return the names of the model."""
         return JSONResponse({"object": "list", "data": [_model(name, context) for name in context.models]})
 
-    @router.get("/v1/models/{model:path}")
+    @router.get("/v1/models/{model:path}", responses=errors(401, 404))
     async def model(model: str) -> JSONResponse:
         """Return what is known of the model."""
         require_model(model, context)
         return JSONResponse(_model(model, context))
 
-    @router.get("/health")
+    @router.get("/health", responses=errors(503))
     async def health() -> JSONResponse:
         """Tell whether requests are taken."""
         if context.desk.closed:
             raise ApiError(503, "the server takes no more requests, as it is about to end")
         return JSONResponse({"status": "ok"})
 
-    @router.get("/version")
+    @router.get("/version", responses=errors(401))
     async def version() -> JSONResponse:
         """Return the version of hpcdecode."""
         return JSONResponse({"version": __version__})

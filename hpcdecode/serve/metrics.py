@@ -15,6 +15,7 @@ from hpcdecode.engine.live import Event, Update
 from hpcdecode.requests.sequence import CANCELLED
 from hpcdecode.serve.context import Context
 from hpcdecode.serve.hub import Ticket
+from hpcdecode.serve.schema import errors
 
 PREFIX = "hpcdecode:"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -116,7 +117,7 @@ def metrics_router(metrics: ServerMetrics) -> APIRouter:
     """Return the route of the metrics."""
     router = APIRouter()
 
-    @router.get("/metrics")
+    @router.get("/metrics", responses=errors(401))
     async def values() -> Response:
         """Return all metrics in Prometheus' text format."""
         return Response(metrics.text(), media_type=CONTENT_TYPE)

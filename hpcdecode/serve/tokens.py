@@ -20,6 +20,7 @@ from hpcdecode.requests.values import shown, suggestion, type_name
 from hpcdecode.serve.bodies import json_object, model_of
 from hpcdecode.serve.context import Context
 from hpcdecode.serve.errors import unusable
+from hpcdecode.serve.schema import detokenize_body, errors, json_body, tokenize_body
 
 TOKENIZE_FIELDS = ("prompt", "messages", "add_special_tokens", "return_token_strs", *CHAT_FIELDS)
 DETOKENIZE_FIELDS = ("tokens",)
@@ -29,12 +30,14 @@ def tokens_router(context: Context) -> APIRouter:
     """Return the routes that turn text to tokens and back."""
     router = APIRouter()
 
-    @router.post("/tokenize")
+    failures = errors(400, 401, 404, 413)
+
+    @router.post("/tokenize", openapi_extra=json_body(tokenize_body()), responses=failures)
     async def tokenize(request: Request) -> Response:
         """Return the tokens of a prompt, or of messages."""
         return await _answered(request, context, tokens_of, TOKENIZE_FIELDS)
 
-    @router.post("/detokenize")
+    @router.post("/detokenize", openapi_extra=json_body(detokenize_body()), responses=failures)
     async def detokenize(request: Request) -> Response:
         """Return the text of tokens."""
         return await _answered(request, context, text_of, DETOKENIZE_FIELDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import threading
 import time
@@ -81,3 +82,36 @@ def wait_for(condition: Any, seconds: float = 30) -> None:
 def served(llm: LLM, **options: Any) -> Iterator[Served]:
     with Served(llm, **options) as server:
         yield server
+
+
+def chunks(response: httpx.Response) -> list[dict[str, Any]]:
+    """Return the chunks of a stream, which must have its end."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *events, done, empty = response.text.split("\n\n")
+    assert done == "data: [DONE]" and empty == ""
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def joined(response: httpx.Response) -> list[dict[str, Any]]:
+    """Return the choices that the chunks of a stream add up to, in the form of an answer at once."""
+    choices: dict[int, dict[str, Any]] = {}
+    for chunk in chunks(response):
+        for part in chunk["choices"]:
+            whole = choices.setdefault(part["index"], {"index": part["index"], "logprobs": None})
+            if "delta" in part:
+                _add(whole.setdefault("message", {}), part["delta"])
+            else:
+                whole["text"] = whole.get("text", "") + part["text"]
+            if part["logprobs"] is not None:
+                whole["logprobs"] = whole["logprobs"] or {}
+                _add(whole["logprobs"], part["logprobs"])
+            assert "finish_reason" not in whole, "nothing comes after the finish reason"
+            if part["finish_reason"] is not None:
+                whole["finish_reason"] = part["finish_reason"]
+    return [choice for _, choice in sorted(choices.items())]
+
+
+def _add(whole: dict[str, Any], part: dict[str, Any]) -> None:
+    for name, value in part.items():
+        whole[name] = whole[name] + value if name in whole else value
