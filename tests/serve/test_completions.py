@@ -64,7 +64,12 @@ def test_an_answer_is_what_generate_makes_of_the_row(server, outputs, number):
     usage = {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
     assert answer["usage"] == usage and answer["model"] == "tiny"
     for choice, sample in zip(answer["choices"], output.outputs, strict=True):
-        assert logprobs(choice) == (sample.logprobs and [of[t] for of, t in zip(sample.logprobs, sample.token_ids)])
+        assert logprobs(choice) == (sample.logprobs and own(sample.logprobs, sample.token_ids))
+
+
+def own(logprobs, token_ids):
+    """Return the log-probabilities of the tokens themselves; None for the first of a prompt."""
+    return [of and of[token] for of, token in zip(logprobs, token_ids, strict=True)]
 
 
 def logprobs(choice):
@@ -156,10 +161,10 @@ def test_a_prompt_is_scored_as_llm_score_does(server, scores, most):
     for answer, score in zip(answers, scores, strict=True):
         ((choice,), output) = answer.json()["choices"], score.outputs[0]
         held, count = choice["logprobs"], len(output.token_ids)
-        own = [of and of[token] for of, token in zip(output.logprobs, output.token_ids, strict=True)]
-        assert held["token_logprobs"][:count] == own
+        chosen = own(output.logprobs, output.token_ids)
+        assert held["token_logprobs"][:count] == chosen
         assert len(held["tokens"]) == count + most and answer.json()["usage"]["completion_tokens"] == most
-        greedy = [max(top.values()) == own for own, top in list(zip(own, held["top_logprobs"][:count]))[1:]]
+        greedy = [max(held["top_logprobs"][i].values()) == chosen[i] for i in range(1, count)]
         assert all(greedy) == output.is_greedy
 
 

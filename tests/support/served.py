@@ -14,6 +14,7 @@ import httpx
 import uvicorn
 
 from hpcdecode import LLM
+from hpcdecode.engine.engine import Engine
 from hpcdecode.engine.live import LiveDesk, Room
 from hpcdecode.serve.app import make_app
 from hpcdecode.serve.context import Context
@@ -31,6 +32,7 @@ class Served:
     Attributes:
         url: Where it listens.
         client: For requests to it.
+        error: What ended the engine.
     """
 
     def __init__(self, llm: LLM, **options: Any) -> None:
@@ -40,7 +42,8 @@ class Served:
         most = self.context.options.max_waiting
         self.desk = LiveDesk(engine.tokenizer, given["model"], Room.of(engine), self.context.deliver, most)
         self.context.open(self.desk)
-        self.engine = threading.Thread(target=self.desk.work, args=(engine, Signals()), name="served-engine")
+        self.error: BaseException | None = None
+        self.engine = threading.Thread(target=self._work, args=(engine,), name="served-engine")
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         config = uvicorn.Config(make_app(self.context), log_level="warning", timeout_graceful_shutdown=5)
@@ -62,6 +65,12 @@ class Served:
         self._listener.join(60)
         self._socket.close()
         assert not self.engine.is_alive() and not self._listener.is_alive()
+
+    def _work(self, engine: Engine) -> None:
+        try:
+            self.desk.work(engine, Signals())
+        except BaseException as error:
+            self.error = error
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         return self.client.post(path, json=body)
@@ -115,3 +124,11 @@ def joined(response: httpx.Response) -> list[dict[str, Any]]:
 def _add(whole: dict[str, Any], part: dict[str, Any]) -> None:
     for name, value in part.items():
         whole[name] = whole[name] + value if name in whole else value
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+    """Return the error that an answer must be."""
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
