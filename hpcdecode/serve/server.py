@@ -77,7 +77,7 @@ def _serve(options: ServeOptions, team: Team, timeline: Timeline, signals: Signa
         logger.warning("\n".join(problems))
     team.pin()
     stages.done("imports")
-    listener = together(team, lambda: _listener(options) if team.lead else None)
+    listener = together(team, lambda: open_listener(options) if team.lead else None)
     engine = Engine(options, team, None, timeline)
     stages.done("model")
     signals.hold_interrupts()
@@ -136,7 +136,7 @@ def _answering(context: Context, options: ServeOptions, listener: socket.socket)
         thread.join(2 * _LEAVE_SECONDS)
 
 
-def _listener(options: ServeOptions) -> socket.socket:
+def open_listener(options: ServeOptions) -> socket.socket:
     """Return a socket with the address to listen on.
 
     Raises:
@@ -151,7 +151,8 @@ def _listener(options: ServeOptions) -> socket.socket:
             raise UserError(f"--ssl-certfile: expected a certificate and its key, got: {first_line(error)}") from error
     try:
         family = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0][0]
-        made = socket.socket(family)
+        # asyncio sets TCP_NODELAY on connections whose protocol is stated, and small answers take 40 ms without it.
+        made = socket.socket(family, proto=socket.IPPROTO_TCP)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((options.host, options.port))
     except OSError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from hpcdecode.engine.live import LiveDesk, Room
 from hpcdecode.serve.app import make_app
 from hpcdecode.serve.context import Context
 from hpcdecode.serve.options import ServeOptions
+from hpcdecode.serve.server import open_listener
 from hpcdecode.system.signals import Signals
 
 
@@ -37,14 +37,14 @@ class Served:
 
     def __init__(self, llm: LLM, **options: Any) -> None:
         engine = llm._engine
-        given = {"model": engine.options.model, "served_model_name": ("tiny",), **options}
+        given = {"model": engine.options.model, "served_model_name": ("tiny",), "port": 0, **options}
         self.context = Context(engine, ServeOptions(**given).check())
         most = self.context.options.max_waiting
         self.desk = LiveDesk(engine.tokenizer, given["model"], Room.of(engine), self.context.deliver, most)
         self.context.open(self.desk)
         self.error: BaseException | None = None
         self.engine = threading.Thread(target=self._work, args=(engine,), name="served-engine")
-        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._socket = open_listener(self.context.options)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         config = uvicorn.Config(make_app(self.context), log_level="warning", timeout_graceful_shutdown=5)
         self._server = uvicorn.Server(config)
