@@ -25,11 +25,15 @@ class Markers(NamedTuple):
         begin: The begin, at the begin of a text.
         end: The end.
         certain: Whether an end alone tells that there was reasoning before it.
+        begins: All texts that are a begin, but for white space before it.
+        ends: All texts that are an end.
     """
 
     begin: re.Pattern[str]
     end: re.Pattern[str]
     certain: bool = True
+    begins: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
 
     def split(self, text: str, opened: bool) -> tuple[str, str]:
         """Return reasoning and content of a text; `opened` says that the prompt has begun the reasoning."""
@@ -54,7 +58,7 @@ class Markers(NamedTuple):
 
 
 def _tags(begin: str, end: str) -> Markers:
-    return Markers(re.compile(rf"\s*{re.escape(begin)}"), re.compile(re.escape(end)))
+    return Markers(re.compile(rf"\s*{re.escape(begin)}"), re.compile(re.escape(end)), True, (begin,), (end,))
 
 
 TAGS = {  # what begins and ends the reasoning, as models write it
@@ -70,7 +74,11 @@ TAGS = {  # what begins and ends the reasoning, as models write it
 MARKERS: dict[str, Markers | None] = {
     **{name: _tags(*TAGS[name]) for name in ("deepseek_r1", "qwen3", "mistral")},
     "granite": Markers(
-        re.compile(r"\s*Here(?:'s| is) my thought process:"), re.compile(r"Here(?:'s| is) my response:"), certain=False
+        re.compile(r"\s*Here(?:'s| is) my thought process:"),
+        re.compile(r"Here(?:'s| is) my response:"),
+        certain=False,
+        begins=("Here is my thought process:", "Here's my thought process:"),
+        ends=("Here is my response:", "Here's my response:"),
     ),
     "openai_gptoss": None,  # messages in channels
 }
@@ -146,12 +154,16 @@ class OutputParser:
 
     Attributes:
         tags: What begins and ends the reasoning; None if it is not split.
+        reasoning: Name of the parser of the reasoning.
+        tool_calls: Name of the parser of the calls.
+        markers: Of the reasoning; None if it is not split by markers.
+        hidden: Texts of special tokens that are left out.
     """
 
     def __init__(self, reasoning: str, tool_calls: str, special: Iterable[str] = ()) -> None:
-        self._reasoning, self._extract = reasoning, EXTRACTS.get(tool_calls)
-        self._hidden = [token for token in special if token and token not in _MARKER_TOKENS]
-        self._markers, self.tags = MARKERS.get(reasoning), TAGS.get(reasoning)
+        self.reasoning, self.tool_calls, self._extract = reasoning, tool_calls, EXTRACTS.get(tool_calls)
+        self.hidden = [token for token in special if token and token not in _MARKER_TOKENS]
+        self.markers, self.tags = MARKERS.get(reasoning), TAGS.get(reasoning)
 
     def __call__(
         self,
@@ -170,12 +182,12 @@ class OutputParser:
             decode: Returns the text of tokens, with special tokens.
             skip_special_tokens: Leave out special tokens that are no markers.
         """
-        for token in self._hidden if skip_special_tokens else ():
+        for token in self.hidden if skip_special_tokens else ():
             text = text.replace(token, "")
         reasoning, content = "", text
-        if self._markers is not None:
-            reasoning, content = self._markers.split(text, self.opened(prompt_tokens, decode))
-        elif self._reasoning != NONE:
+        if self.markers is not None:
+            reasoning, content = self.markers.split(text, self.opened(prompt_tokens, decode))
+        elif self.reasoning != NONE:
             reasoning, content = harmony.reasoning(text)
         content, calls = self._extract(content) if self._extract else (content, [])
         return Parsed(reasoning, content, [_with_id(call, f"{place}-{i}") for i, call in enumerate(calls)])
@@ -183,8 +195,8 @@ class OutputParser:
     def opened(self, prompt_tokens: list[int], decode: Callable[[list[int]], str]) -> bool:
         """Return whether a prompt ends with the begin of the reasoning."""
         end = decode(prompt_tokens[-_PROMPT_TOKENS:])
-        if self._markers is not None:
-            return self._markers.opens(end)
+        if self.markers is not None:
+            return self.markers.opens(end)
         return self.tags is not None and end.rstrip().endswith(self.tags[0])
 
 

@@ -78,7 +78,8 @@ def _chat_choice(
 
 def message_of(result: Result) -> dict[str, Any]:
     """Return what a message says."""
-    return said(result.text, result.content, result.reasoning, result.tool_calls)
+    text = result.text if result.content is None else ""
+    return said(text, result.content, result.reasoning, result.tool_calls)
 
 
 def _text_choice(

@@ -13,7 +13,7 @@ from hpcdecode.requests.prompt import Prompt
 from hpcdecode.serve.answers import choices_of, entries_of, head_of, message_of
 from hpcdecode.serve.bodies import Asked
 from hpcdecode.serve.detokenizer import TokenKinds
-from hpcdecode.serve.parts import PartStream
+from hpcdecode.serve.parts import part_stream
 from hpcdecode.serve.submission import PromptJob
 from hpcdecode.serve.text_stream import TextStream
 
@@ -124,7 +124,7 @@ class _ChatChoice:
 
     def __init__(self, index: int, job: PromptJob, prompt: Prompt, kinds: TokenKinds) -> None:
         self._index, self._kinds = index, kinds
-        self._stream = PartStream.of(kinds, prompt)
+        self._stream = part_stream(kinds, prompt)
         self._begun = False
         self.tokens = 0
 

@@ -2,10 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.serve.detokenizer import Detokenizer, TokenKinds
+
+
+class Words:
+    """Words whose begins are looked for at the end of texts.
+
+    Args:
+        words: None of them empty.
+    """
+
+    def __init__(self, words: Iterable[str]) -> None:
+        self._words = tuple(words)
+        self._first = frozenset(word[0] for word in self._words)
+        self._longest = max(map(len, self._words), default=0)
+        self._any = re.compile("|".join(map(re.escape, self._words)) or r"(?!)")
+
+    def begun(self, text: str) -> int:
+        """Return where the longest end of a text begins that is the begin of a word, or the length of the text."""
+        for begin in range(max(len(text) - self._longest + 1, 0), len(text)):
+            if text[begin] in self._first and any(word.startswith(text[begin:]) for word in self._words):
+                return begin
+        return len(text)
+
+    def inside(self, text: str) -> bool:
+        """Return whether a text has one of the words."""
+        return self._any.search(text) is not None
 
 
 class HeldText:
@@ -19,7 +45,7 @@ class HeldText:
     """
 
     def __init__(self, stop: tuple[str, ...]) -> None:
-        self._stop = stop
+        self._stop, self._begins = stop, Words(stop)
         self._longest = max(map(len, stop), default=0)
         self._held = ""  # the newest text, of which _shown characters have been shown
         self._shown = 0
@@ -35,7 +61,7 @@ class HeldText:
         if not self._stop:
             return new
         self._held += new
-        begin = min(self._complete(), self._begun())
+        begin = min(self._complete(), max(self._begins.begun(self._held), self._shown))
         shown = self._held[self._shown : begin]
         self._shown = max(self._shown, begin)
         if whole:
@@ -47,14 +73,6 @@ class HeldText:
         """Return where the first stop string begins that is complete, or the length of the text."""
         found = (self._held.find(s, max(self._passed - len(s) + 1, 0)) for s in self._stop)
         return min((begin for begin in found if begin >= 0), default=len(self._held))
-
-    def _begun(self) -> int:
-        """Return where the longest end begins that is the begin of a stop string, or the length of the text."""
-        text = self._held
-        for begin in range(max(len(text) - self._longest + 1, self._shown), len(text)):
-            if any(s.startswith(text[begin:]) for s in self._stop):
-                return begin
-        return len(text)
 
     def _forget(self) -> None:
         """Drop what has been shown and is too far back to belong to a stop string."""

@@ -93,7 +93,7 @@ def _by_text(entry: TokenEntry) -> dict[str, float | None]:
 
 def said(text: str, content: str | None, reasoning: str | None, calls: list[ToolCall] | None) -> dict[str, Any]:
     """Return what a message says: its text, or the text's parts. Reasoning has both names that there are for it."""
-    made: dict[str, Any] = {"content": content if reasoning or calls else text}
+    made: dict[str, Any] = {"content": content if content or reasoning or calls else text}
     if reasoning:
         made |= {"reasoning_content": reasoning, "reasoning": reasoning}
     return made | ({"tool_calls": calls} if calls else {})
