@@ -35,6 +35,7 @@ class Context:
         max_model_len: Positions of the model.
         kv_capacity: Tokens that all KV caches have room for.
         defaults: Sampling parameters that the fields of requests replace, but for max_tokens.
+        timeline: Of this rank.
         created: Unix time of the server's start.
         stall_seconds: After which a reader of a stream that takes nothing is given up.
     """
@@ -47,6 +48,7 @@ class Context:
         self.models = options.served_model_name or (model_name(options.model),)
         self.kv_capacity = sum(sum(capacity_of(engine.options, engine.team, group)) for group in engine.team.groups)
         self.defaults = SamplingParams()
+        self.timeline = engine.timeline
         self.created = int(time.time())
         self.stall_seconds = STALL_SECONDS
 

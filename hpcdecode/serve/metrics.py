@@ -111,6 +111,12 @@ class _DeskReadings(Collector):
                 family = kind(f"{PREFIX}{name}", what, labels=LABELS)
                 family.add_metric((self._context.models[0],), value)
                 yield family
+        seconds = CounterMetricFamily(
+            f"{PREFIX}operation_seconds", "Seconds of the lead by what it did.", labels=(*LABELS, "operation")
+        )
+        for operation, value in self._context.timeline.shares().items():
+            seconds.add_metric((self._context.models[0], operation), value)
+        yield seconds
 
 
 def metrics_router(metrics: ServerMetrics) -> APIRouter:

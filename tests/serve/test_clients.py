@@ -91,6 +91,7 @@ def test_metrics_tell_rows_tokens_and_times(server):
     text = server.client.get("/metrics").text
     values = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if line[0] != "#"}
     grown = {name: value - before[name] for name, value in values.items() if value != before[name]}
+    assert grown['hpcdecode:operation_seconds_total{model_name="tiny",operation="attend"}'] > 0
     assert grown[f"hpcdecode:prompt_tokens_total{label}"] == 16
     assert grown[f"hpcdecode:generation_tokens_total{label}"] == 6
     assert grown['hpcdecode:request_success_total{finished_reason="length",model_name="tiny"}'] == 1
