@@ -18,7 +18,7 @@ from hpcdecode.data.prompts.rows import RowError, RowReader
 from hpcdecode.data.prompts.tokenizer import Tokenizer, tokenized
 from hpcdecode.data.results.result import Result
 from hpcdecode.engine.desk import Desk
-from hpcdecode.engine.scale import capacity_of
+from hpcdecode.engine.scale import Scale, capacity_of
 from hpcdecode.errors import RowProblem, first_line
 from hpcdecode.report.metrics import Metrics
 from hpcdecode.report.progress import Progress
@@ -206,10 +206,15 @@ class LiveDesk(Desk):
                 self.error(RowError(line, prompt.id, CANCELLED))
         return running
 
-    def work(self, engine: Engine, stop: Signals) -> Metrics:
+    def work(self, engine: Engine, scales: list[Scale], stop: Signals) -> Metrics:
         """Let an engine work on the rows until `drain` was called and all are done, or `stop` says so.
 
         Rows that are left then end with an error. Other ranks call `engine.work` without a desk meanwhile.
+
+        Args:
+            engine: Whose model and KV caches are used.
+            scales: What `engine.scales` returned for this desk.
+            stop: Signals of this process.
 
         Returns:
             What this rank counted.
@@ -220,7 +225,7 @@ class LiveDesk(Desk):
         reason = "the server has stopped"
         try:
             engine.live = True
-            return engine.work(self, engine.scales(self), stop, _Load(self), _CHECKPOINT_SECONDS)
+            return engine.work(self, scales, stop, _Load(self), _CHECKPOINT_SECONDS)
         except BaseException as error:
             reason = f"the engine has failed: {first_line(error)}"
             raise

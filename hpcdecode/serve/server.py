@@ -73,7 +73,8 @@ def serve(options: ServeOptions, comm: MPI.Intracomm | None, signals: Signals) -
 
 def _serve(options: ServeOptions, team: Team, timeline: Timeline, signals: Signals) -> int:
     stages = Stages(announce=team.lead)
-    if team.lead and (problems := binding(team)):
+    problems = binding(team)
+    if team.lead and problems:
         logger.warning("\n".join(problems))
     team.pin()
     stages.done("imports")
@@ -100,12 +101,16 @@ def _lead(engine: Engine, options: ServeOptions, listener: socket.socket, signal
     desk = LiveDesk(engine.tokenizer, options.model, Room.of(engine), context.deliver, options.max_waiting)
     context.open(desk)
     with _answering(context, options, listener):
-        announce(engine, engine.scales(desk), stages)
+        scales = engine.scales(desk)
+        announce(engine, scales, stages)
         scheme, (host, port) = "https" if options.ssl_certfile else "http", listener.getsockname()[:2]
         at = f"[{host}]" if ":" in host else host
         logger.info(f"hpcdecode: serving {', '.join(context.models)} at {scheme}://{at}:{port}/v1")
         signals.drain_first(desk.drain, options.drain_seconds)
-        return desk.work(engine, signals)
+        metrics = desk.work(engine, scales, signals)
+    done = f"{desk.rows:,} rows, {desk.generated_tokens:,} tokens"
+    logger.info(f"hpcdecode: stopped by {signals.cause} after {done}")
+    return metrics
 
 
 @contextmanager

@@ -50,7 +50,7 @@ class Server:
 
     def _work(self):
         try:
-            check_emptied([self.desk.work(self.engine, Signals())])
+            check_emptied([self.desk.work(self.engine, self.engine.scales(self.desk), Signals())])
         except BaseException as error:
             self.error = error
 

@@ -89,7 +89,7 @@ def serve(model, layout):
 
     thread = threading.Thread(target=run)
     thread.start()
-    metrics = desk.work(engine, stop)
+    metrics = desk.work(engine, engine.scales(desk), stop)
     thread.join()
     assert not errors, errors
     check_emptied(team.gather_all(metrics, Metrics))

@@ -68,7 +68,7 @@ class Served:
 
     def _work(self, engine: Engine) -> None:
         try:
-            self.desk.work(engine, Signals())
+            self.desk.work(engine, engine.scales(self.desk), Signals())
         except BaseException as error:
             self.error = error
 
