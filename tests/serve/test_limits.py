@@ -17,7 +17,7 @@ def test_no_route_answers_without_the_key(llm):
         assert {TEXT, CHAT, "/metrics", "/v1/models", "/tokenize", "/version"} <= paths.keys()
         requests = [(method, path) for path, methods in paths.items() for method in methods if path != "/health"]
         for method, path in [*requests, ("get", "/openapi.json"), ("get", "/docs"), ("get", "/"), ("put", "/x")]:
-            for given in (None, "Bearer", "Bearer firs", "Basic first", "first", b"Bearer second-\xff"):
+            for given in (None, "Bearer", "Bearer fir", "Basic first", "first", b"Bearer second-\xff"):
                 headers = {} if given is None else {"Authorization": given}
                 error = error_of(server.client.request(method, path, headers=headers), 401)
                 assert error["type"] == "authentication_error" and "first" not in error["message"]
