@@ -111,6 +111,17 @@ def raw_rows(files: Sequence[str], column: str | None, unknown: UnknownFields) -
     return _numbered(files, first, readers)
 
 
+def json_lines(path: str) -> Iterator[RawRow]:
+    """Return an iterator over the lines of a file of JSON Lines, whatever its content looks like, without blank ones.
+
+    Raises:
+        UserError: The file cannot be opened or read.
+    """
+    with _reading(path):
+        file = open(path, "rb")  # noqa: SIM115
+    return _numbered([path], _lines(file, path), iter(()))
+
+
 def _numbered(files: Sequence[str], first: Iterator[RawData], rest: Iterator[Iterator[RawData]]) -> Iterator[RawRow]:
     """Yield the rows of all files with their numbers; `rest` opens the files after the first."""
     before = 0

@@ -189,7 +189,7 @@ class RowReader:
             given = with_prompt(given, self._column) if self._names_texts else given
             if self._kept is not None:
                 self._kept.read(line, given, CONTINUATIONS if self._score else ())
-            row_id, place = _row_id(given, line), raw.place[:-2] or f"line {line}"
+            row_id, place = id_of(given, line), raw.place[:-2] or f"line {line}"
             fields = self._own(given, place)
             fields = self._template.fields(fields) if self._template else fields
             source = source_of(fields)
@@ -279,7 +279,8 @@ def _json_object(data: bytes) -> dict[str, Any]:
     return value
 
 
-def _row_id(fields: dict[str, Any], line: int) -> str:
+def id_of(fields: dict[str, Any], line: int) -> str:
+    """Return the id of a row: its own, or its line. Raises RowProblem if its own cannot be used."""
     name = "id" if fields.get("id") is not None else "custom_id"
     value = fields.get(name)
     if value is None:

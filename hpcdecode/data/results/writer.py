@@ -180,6 +180,11 @@ class ResultsWriter:
         self._lock.release()
         self._closed = True
 
+    def abandon(self) -> None:
+        """Write no more, and let another writer go on with what is committed."""
+        self._lock.release()
+        self._closed = True
+
     def _commit(self, *, unfinished: bool) -> None:
         """Write the rows added since the last commit, and the sequences in flight if `unfinished` is true."""
         start = time.monotonic()
