@@ -1,0 +1,69 @@
+"""Files and batches of a server, all together: a folder, the batches over the live desk, and their routes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from hpcdecode.engine.live import Event, LiveDesk
+from hpcdecode.serve.batch_desk import BatchDesk
+from hpcdecode.serve.batch_queue import MOST_ROWS, BatchQueue
+from hpcdecode.serve.batches import batches_router
+from hpcdecode.serve.data_folder import DataFolder
+from hpcdecode.serve.files import MOST_FILE_BYTES, files_router
+from hpcdecode.serve.owners import owner_of
+
+
+class BatchService:
+    """Keeps files and runs batches, from `start` to `stop`.
+
+    Args:
+        folder: Where files and batches are kept (`--data-dir`).
+        desk: The live desk. Its events are given to `deliver`, too, in any thread.
+        api_keys: Keys of the clients; requests are let in by others.
+        about: Everything that tokens depend on but requests: the model's files, data types.
+        attributes: Root attributes of results files; `model` has the `path` of the model.
+        most_file_bytes: Size that an uploaded file may have.
+        most_rows: Rows of batches in flight at once.
+
+    Raises:
+        UserError: The folder cannot be used.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        desk: LiveDesk,
+        *,
+        api_keys: Collection[str] = (),
+        about: dict[str, Any],
+        attributes: dict[str, Any],
+        most_file_bytes: int = MOST_FILE_BYTES,
+        most_rows: int = MOST_ROWS,
+    ):
+        self._data, self._desk = DataFolder(folder), BatchDesk(desk)
+        files = self._data.files
+        self.queue = BatchQueue(self._data.batches, files, self._desk, about, attributes, most_rows)
+
+        def owner(request: Request) -> str:
+            return owner_of(request, api_keys)
+
+        self.router = APIRouter()
+        self.router.include_router(files_router(files, owner, self.queue.require_unused, most_file_bytes))
+        self.router.include_router(batches_router(self.queue, owner))
+
+    def deliver(self, events: Iterable[Event]) -> None:
+        """Take what the desk tells of all rows; those of others are left alone."""
+        self._desk.deliver(events)
+
+    def start(self) -> None:
+        """Go on with the batches that are not done."""
+        self.queue.start()
+
+    def stop(self) -> None:
+        """Stop the batches, which go on at the next start, and let the folder go."""
+        self.queue.stop()
+        self._data.close()
