@@ -134,6 +134,7 @@ class LiveDesk(Desk):
         drawn_as: int = 1,
         score: bool = False,
         updates: bool = False,
+        named: Callable[[int], None] | None = None,
     ) -> Prompt:
         """Read a row and queue it; its `line` names it from now on.
 
@@ -145,6 +146,7 @@ class LiveDesk(Desk):
             drawn_as: Line whose random numbers are drawn: results are those of that row of a file.
             score: The row is scored.
             updates: Tell its tokens as they come.
+            named: Is told the row's line before anything can happen to it; it may be refused yet.
 
         Raises:
             RowProblem: The row cannot be used.
@@ -156,6 +158,8 @@ class LiveDesk(Desk):
         with self._reading:
             prompt = self._read(fields, defaults or SamplingParams(max_tokens=UNBOUNDED), score)
         prompt.drawn_as, prompt.updates = drawn_as, updates
+        if named is not None:
+            named(prompt.line)
         self._queue.put(prompt, client)
         return prompt
 

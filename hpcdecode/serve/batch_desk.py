@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hpcdecode.engine.live import Event, LiveDesk, Update
@@ -14,15 +13,12 @@ class BatchDesk:
     """A `RowDesk` over a live desk. Any thread may use it.
 
     Args:
-        desk: The live desk, whose events `deliver` must be given, too.
+        desk: The live desk, whose events `deliver` must be given.
     """
 
     def __init__(self, desk: LiveDesk):
         self._desk = desk
-        self._lock = threading.Lock()
         self._receivers: dict[int, Callable[[Event], None]] = {}  # by line
-        self._submitting = 0  # threads that do not know the line of their row yet
-        self._early: dict[int, Event] = {}  # ends of rows of unknown receivers, while there are such threads
 
     def submit(
         self,
@@ -34,36 +30,32 @@ class BatchDesk:
         receive: Callable[[Event], None],
     ) -> int:
         """Queue a row; see `RowDesk`."""
-        with self._lock:
-            self._submitting += 1
+        line: int | None = None
+
+        def named(own: int) -> None:
+            nonlocal line
+            line = own
+            self._receivers[own] = receive
+
         try:
-            line = self._desk.submit(fields, defaults, client=client, drawn_as=drawn_as).line
-            with self._lock:
-                if (event := self._early.pop(line, None)) is None:
-                    self._receivers[line] = receive
-                else:
-                    receive(event)
-            return line
-        finally:
-            with self._lock:
-                self._submitting -= 1
-                if not self._submitting:
-                    self._early.clear()
+            return self._desk.submit(fields, defaults, client=client, drawn_as=drawn_as, named=named).line
+        except BaseException:
+            if line is not None:
+                self._receivers.pop(line, None)
+            raise
 
     def cancel(self, line: int) -> None:
         """Drop a row; its last event still comes."""
         self._desk.cancel(line)
 
-    def deliver(self, events: Iterable[Event]) -> None:
-        """Pass on those events that end rows of batches. It does not wait."""
-        with self._lock:
-            if not self._receivers and not self._submitting:
-                return
-            for event in events:
-                if isinstance(event, Update):
-                    continue
-                line = event[0].line if isinstance(event, list) else event.line
-                if receive := self._receivers.pop(line, None):
-                    receive(event)
-                elif self._submitting:
-                    self._early[line] = event
+    def deliver(self, events: Sequence[Event]) -> list[Event]:
+        """Pass on the events of rows of batches, and return those of others. It does not wait."""
+        others = []
+        for event in events:
+            line = event[0].line if isinstance(event, list) else event.line
+            receive = None if isinstance(event, Update) else self._receivers.pop(line, None)
+            if receive is None:
+                others.append(event)
+            else:
+                receive(event)
+        return others

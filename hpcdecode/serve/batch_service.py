@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ class BatchService:
 
     Args:
         folder: Where files and batches are kept (`--data-dir`).
-        desk: The live desk. Its events are given to `deliver`, too, in any thread.
+        desk: The live desk, whose events `deliver` must be given.
         api_keys: Keys of the clients; requests are let in by others.
         about: Everything that tokens depend on but requests: the model's files, data types.
         attributes: Root attributes of results files; `model` has the `path` of the model.
@@ -55,9 +55,9 @@ class BatchService:
         self.router.include_router(files_router(files, owner, self.queue.require_unused, most_file_bytes))
         self.router.include_router(batches_router(self.queue, owner))
 
-    def deliver(self, events: Iterable[Event]) -> None:
-        """Take what the desk tells of all rows; those of others are left alone."""
-        self._desk.deliver(events)
+    def deliver(self, events: Sequence[Event]) -> list[Event]:
+        """Take what the desk tells of rows of batches, in any thread, and return what it tells of others."""
+        return self._desk.deliver(events)
 
     def start(self) -> None:
         """Go on with the batches that are not done."""
