@@ -124,6 +124,7 @@ class LiveDesk(Desk):
         self._cancelled: set[int] = set()
         self._told: dict[tuple[int, int], int] = {}  # tokens that were told, by row and sample
         self.load = 0  # tokens in KV caches, of rows in flight
+        self.tokens = 0  # that were generated, those of rows in flight, too
 
     def submit(
         self,
@@ -284,4 +285,4 @@ class _Load(Progress):
         return perf_counter() - self._last_load > _LOAD_SECONDS
 
     def update(self, rows: int, tokens: int, in_flight: int, finished: tuple[int, int] = (0, 0)) -> None:
-        self._desk.load, self._last_load = in_flight, perf_counter()
+        self._desk.load, self._desk.tokens, self._last_load = in_flight, tokens, perf_counter()

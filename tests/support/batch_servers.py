@@ -12,6 +12,8 @@ from fastapi.testclient import TestClient
 
 from hpcdecode.engine.live import LiveDesk, Room
 from hpcdecode.serve.batch_service import BatchService
+from hpcdecode.serve.figures import figures
+from hpcdecode.serve.page import page_router
 from hpcdecode.system.signals import Signals
 
 URL = "/v1/completions"
@@ -38,9 +40,10 @@ class BatchServer:
         self.desk = LiveDesk(self.engine.tokenizer, model, Room.of(self.engine), self._deliver)
         about, attributes = options.pop("about", {"model": "tiny"}), {"model": {"path": model}}
         self.service = BatchService(folder, self.desk, api_keys=keys, about=about, attributes=attributes, **options)
-        app = FastAPI()
-        app.include_router(self.service.router)
-        self.client = TestClient(app)
+        self.app, begun, room = FastAPI(), time.time(), Room.of(self.engine)
+        self.app.include_router(self.service.router)
+        self.app.include_router(page_router(lambda: figures(self.desk, ["tiny"], room.tokens, begun)))
+        self.client = TestClient(self.app)
         self.thread = threading.Thread(target=lambda: self.desk.work(self.engine, Signals()))
 
     def _deliver(self, events):
