@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["DeskClosed", "DeskFull", "Event", "LiveDesk", "Room", "Update"]
 
 
+STOPPED, FAILED = "the server has stopped", "the engine has failed"  # begins of reasons why rows have no results
 UNBOUNDED = (1 << 31) - 1  # max_tokens of rows that do not state theirs
 _CHECKPOINT_SECONDS = 3600.0  # nothing is kept of rows in flight
 _LOAD_SECONDS = 0.1
@@ -227,12 +228,12 @@ class LiveDesk(Desk):
         Raises:
             Exception: What ended the engine's work; the rows have ended, too.
         """
-        reason = "the server has stopped"
+        reason = STOPPED
         try:
             engine.live = True
             return engine.work(self, scales, stop, _Load(self), _CHECKPOINT_SECONDS)
         except BaseException as error:
-            reason = f"the engine has failed: {first_line(error)}"
+            reason = f"{FAILED}: {first_line(error)}"
             raise
         finally:
             engine.live = False

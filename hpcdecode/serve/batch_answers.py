@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from hpcdecode.serve.file_store import BATCH_OUTPUT, FileStore
 _EXPIRED_CODE = "batch_expired"
 
 
-def write_answers(record: BatchRecord, results: Path, store: FileStore) -> tuple[str | None, str | None]:
+def write_answers(
+    record: BatchRecord, results: Path, store: FileStore, models: Sequence[str]
+) -> tuple[str | None, str | None]:
     """Write the answers of a batch, in the order of its requests; a second call replaces them.
 
     The lines are those of `hpcdecode export --to openai-batch`.
@@ -26,6 +29,7 @@ def write_answers(record: BatchRecord, results: Path, store: FileStore) -> tuple
         record: The batch.
         results: Its results file.
         store: Where the files go.
+        models: Names of the model, of which answers have the first; if there are none, that of its directory.
 
     Returns:
         The ids of the two files, each None if there are no such requests.
@@ -39,7 +43,9 @@ def write_answers(record: BatchRecord, results: Path, store: FileStore) -> tuple
         for kind, draft in zip(("output", "error"), both, strict=True):
             draft.name(f"{record.id}_{kind}.jsonl")
         for answer in answers(found, found, ENDPOINTS[record.endpoint]):
-            error = answer["error"]
+            error, response = answer["error"], answer["response"]
+            if response and models:
+                response["body"]["model"] = models[0]
             if error and error["message"] == EXPIRED:
                 error["code"] = _EXPIRED_CODE
             line = msgspec.json.encode(answer, enc_hook=lambda value: value.tolist())

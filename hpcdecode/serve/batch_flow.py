@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ import msgspec
 from hpcdecode.data.prompts.rows import RowError, row_error
 from hpcdecode.data.results.result import Result
 from hpcdecode.data.results.writer import ResultsWriter
-from hpcdecode.engine.live import DeskClosed, DeskFull, Event
+from hpcdecode.engine.live import FAILED, STOPPED, DeskClosed, DeskFull, Event
 from hpcdecode.errors import RowProblem
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.serve.batch_record import BatchRecord, Ending
@@ -121,6 +122,8 @@ class BatchFlow:
 
     def _look(self) -> None:
         """See whether the server ends, or the batch is cancelled or has expired."""
+        if self._stopped:
+            self._take_all()
         if self._stopped or (self._closed and not self._flying):
             raise ServerEnds
         if self._ending == "completed":
@@ -162,14 +165,22 @@ class BatchFlow:
         """Take what has come from the desk; wait for the first of it."""
         try:
             self._take(self._events.get(timeout=_FULL_SECONDS if self._full else _WAIT_SECONDS))
-            while True:
-                self._take(self._events.get_nowait())
         except Empty:
             return
+        self._take_all()
+
+    def _take_all(self) -> None:
+        """Take what has come, without waiting."""
+        with suppress(Empty):
+            while True:
+                self._take(self._events.get_nowait())
 
     def _take(self, event: Event | None) -> None:
         if isinstance(event, RowError):
             if (row := self._landed(event.line)) is None or self._ending == "cancelled":
+                return
+            if event.reason.startswith((STOPPED, FAILED)):  # it begins anew when the server does
+                self._closed = True
                 return
             self._fail(row_error(row.line, row.id, EXPIRED if self._ending == "expired" else event.reason))
         elif isinstance(event, list) and (row := self._landed(event[0].line)) is not None:

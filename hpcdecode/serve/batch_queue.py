@@ -6,6 +6,7 @@ import secrets
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from hpcdecode.requests.values import printable
 from hpcdecode.serve.batch_flow import RowDesk
 from hpcdecode.serve.batch_record import BatchRecord, load, save
 from hpcdecode.serve.batch_run import BatchMeans, BatchRun
+from hpcdecode.serve.errors import ApiError
 from hpcdecode.serve.file_store import BATCH, FileStore
-from hpcdecode.serve.refused import RequestRefused
 
 MOST_ROWS = 256  # in flight, of all batches together
 MOST_RUNNING = 8  # batches at once
@@ -33,6 +34,7 @@ class BatchQueue:
         desk: Where rows go.
         about: Everything that tokens depend on but requests, such as the model's files and data types.
         attributes: Attributes of the results files.
+        models: Names by which requests may ask for the model, beside those of its directory.
         most_rows: Rows in flight, of all batches together, so that others' requests do not wait for long.
     """
 
@@ -43,11 +45,12 @@ class BatchQueue:
         desk: RowDesk,
         about: dict[str, Any],
         attributes: dict[str, Any],
+        models: Sequence[str] = (),
         most_rows: int = MOST_ROWS,
     ):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._files, self._most_rows = files, most_rows
-        self._means = BatchMeans(folder, files, desk, about, attributes, self._share, MOST_REQUESTS)
+        self._means = BatchMeans(folder, files, desk, about, attributes, models, self._share, MOST_REQUESTS)
         self._lock = threading.RLock()
         self._records = {record.id: record for record in load(folder)}
         self._serial = max((record.serial for record in self._records.values()), default=0)
@@ -82,17 +85,15 @@ class BatchQueue:
             metadata: What the client notes of it.
 
         Raises:
-            RequestRefused: The client has no such file, or there are too many batches.
+            ApiError: The client has no such file, or there are too many batches.
         """
         found = self._files.get(file_id, owner)
         if found.purpose != BATCH:
             message = f"input_file_id: expected a file of the purpose {BATCH}, got {found.purpose}"
-            raise RequestRefused(400, message, "input_file_id")
+            raise ApiError(400, message, "input_file_id")
         with self._lock:
             if sum(not record.ended for record in self._records.values()) >= MOST_WAITING:
-                raise RequestRefused(
-                    429, f"expected at most {MOST_WAITING:,} batches that are not done; try again later"
-                )
+                raise ApiError(429, f"expected at most {MOST_WAITING:,} batches that are not done; try again later")
             serial = self._serial + 1
             batch_id, now = f"batch_{secrets.token_hex(12)}", int(time.time())
             record = BatchRecord(batch_id, owner, serial, endpoint, file_id, *window, now, metadata)
@@ -105,12 +106,12 @@ class BatchQueue:
         """Return a batch of a client.
 
         Raises:
-            RequestRefused: The client has no such batch.
+            ApiError: The client has no such batch.
         """
         with self._lock:
             record = self._records.get(batch_id)
         if record is None or record.owner != owner:
-            raise RequestRefused(
+            raise ApiError(
                 404, f"expected the id of a batch, got {printable(batch_id)[:80]!r}", "batch_id", "not_found"
             )
         return record
@@ -124,7 +125,7 @@ class BatchQueue:
         """Cancel a batch of a client that is not done; it keeps the answers that there are.
 
         Raises:
-            RequestRefused: The client has no such batch, or it is done.
+            ApiError: The client has no such batch, or it is done.
         """
         record = self.get(batch_id, owner)
         with self._lock:
@@ -133,19 +134,17 @@ class BatchQueue:
                 save(record, self._means.folder)
             elif record.status != "cancelling":
                 message = f"expected a batch that is validating or in_progress, got one that is {record.status}"
-                raise RequestRefused(409, message, "batch_id", "conflict")
+                raise ApiError(409, message, "batch_id", "conflict")
             if run := self._runs.get(record.id):
                 run.wake()
         return record
 
     def require_unused(self, file_id: str) -> None:
-        """Raise RequestRefused if a batch that is not done reads a file."""
+        """Raise ApiError if a batch that is not done reads a file."""
         with self._lock:
             users = [r.id for r in self._records.values() if r.input_file_id == file_id and not r.ended]
         if users:
-            raise RequestRefused(
-                409, f"expected a file that no batch reads, got one that {users[0]} does", "id", "in_use"
-            )
+            raise ApiError(409, f"expected a file that no batch reads, got one that {users[0]} does", "id", "in_use")
 
     @property
     def running(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,15 +30,18 @@ class BatchRow(NamedTuple):
     size: int
 
 
-def batch_rows(path: Path, endpoint: str, done: Callable[[int], bool]) -> Iterator[BatchRow | RowError]:
+def batch_rows(
+    path: Path, endpoint: str, models: Collection[str], done: Callable[[int], bool]
+) -> Iterator[BatchRow | RowError]:
     """Yield the requests of a file that are not done.
 
     Args:
         path: The file.
         endpoint: The only `url` that a request may have.
+        models: Names by which requests may ask for the model, beside those of its directory.
         done: Returns whether the request of a line is done.
     """
-    return (_row(raw, endpoint) for raw in json_lines(str(path)) if not done(raw.number))
+    return (_row(raw, endpoint, models) for raw in json_lines(str(path)) if not done(raw.number))
 
 
 def first_problem(path: Path, most_rows: int) -> tuple[int, RowProblem | None, int]:
@@ -59,7 +62,7 @@ def first_problem(path: Path, most_rows: int) -> tuple[int, RowProblem | None, i
     return count, None if count else RowProblem("expected a request on each line, got an empty file"), 1
 
 
-def _row(raw: RawRow, endpoint: str) -> BatchRow | RowError:
+def _row(raw: RawRow, endpoint: str, models: Collection[str]) -> BatchRow | RowError:
     row_id = None
     try:
         fields = row_fields(raw.data)
@@ -68,6 +71,9 @@ def _row(raw: RawRow, endpoint: str) -> BatchRow | RowError:
             raise RowProblem("expected custom_id, method, url and body of a request, got other fields")
         if fields["url"] != endpoint:
             raise RowProblem(f"url: expected {endpoint}, the endpoint of the batch, got {shown(fields['url'])}")
+        body = fields["body"]
+        if isinstance(body, dict) and body.get("model") in models:
+            fields = {**fields, "body": {name: value for name, value in body.items() if name != "model"}}
     except RowProblem as e:
         return row_error(raw.number, row_id, e)
     return BatchRow(raw.number, row_id, fields, len(raw.data) if isinstance(raw.data, bytes) else 0)

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ class BatchMeans:
         desk: Where rows go.
         about: Everything that tokens depend on but requests; a batch goes on only with what it began with.
         attributes: Attributes of results files, such as `model` (see `ResultsWriter`).
+        models: Names by which requests may ask for the model, beside those of its directory; answers have the first.
         share: Returns how many rows of a batch may be in flight.
         most_requests: Requests that a batch may have.
     """
@@ -46,6 +47,7 @@ class BatchMeans:
     desk: RowDesk
     about: dict[str, Any]
     attributes: dict[str, Any]
+    models: Sequence[str]
     share: Callable[[], int]
     most_requests: int
 
@@ -169,7 +171,7 @@ class BatchRun:
     def _flow_through(self, writer: ResultsWriter, earlier: EarlierRun | None) -> Ending:
         record, means = self.record, self._means
         path = means.files.path(means.files.get(record.input_file_id, record.owner))
-        rows = batch_rows(path, record.endpoint, earlier.done if earlier else lambda line: False)
+        rows = batch_rows(path, record.endpoint, means.models, earlier.done if earlier else lambda line: False)
         self._flow = BatchFlow(record, rows, writer, means.desk, means.share)
         if self._stopped.is_set():
             raise ServerEnds
@@ -189,7 +191,7 @@ class BatchRun:
     def _publish(self) -> None:
         """Write the answers, and end the batch."""
         record, means = self.record, self._means
-        output, errors = write_answers(record, self._results, means.files)
+        output, errors = write_answers(record, self._results, means.files, means.models)
         with self._lock:
             assert record.ending is not None, "rows are done before they are published"
             record.output_file_id, record.error_file_id = output, errors

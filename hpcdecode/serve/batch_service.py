@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from anyio import to_thread
 from fastapi import APIRouter, Request
 
 from hpcdecode.engine.live import Event, LiveDesk
@@ -18,7 +20,7 @@ from hpcdecode.serve.owners import owner_of
 
 
 class BatchService:
-    """Keeps files and runs batches, from `start` to `stop`.
+    """Keeps files and runs batches, while an application with its `router` runs.
 
     Args:
         folder: Where files and batches are kept (`--data-dir`).
@@ -26,6 +28,7 @@ class BatchService:
         api_keys: Keys of the clients; requests are let in by others.
         about: Everything that tokens depend on but requests: the model's files, data types.
         attributes: Root attributes of results files; `model` has the `path` of the model.
+        models: Names by which requests may ask for the model, beside those of its directory; answers have the first.
         most_file_bytes: Size that an uploaded file may have.
         most_rows: Rows of batches in flight at once.
 
@@ -41,17 +44,18 @@ class BatchService:
         api_keys: Collection[str] = (),
         about: dict[str, Any],
         attributes: dict[str, Any],
+        models: Sequence[str] = (),
         most_file_bytes: int = MOST_FILE_BYTES,
         most_rows: int = MOST_ROWS,
     ):
         self._data, self._desk = DataFolder(folder), BatchDesk(desk)
         files = self._data.files
-        self.queue = BatchQueue(self._data.batches, files, self._desk, about, attributes, most_rows)
+        self.queue = BatchQueue(self._data.batches, files, self._desk, about, attributes, models, most_rows)
 
         def owner(request: Request) -> str:
             return owner_of(request, api_keys)
 
-        self.router = APIRouter()
+        self.router = APIRouter(lifespan=self._lifespan)
         self.router.include_router(files_router(files, owner, self.queue.require_unused, most_file_bytes))
         self.router.include_router(batches_router(self.queue, owner))
 
@@ -59,11 +63,13 @@ class BatchService:
         """Take what the desk tells of rows of batches, in any thread, and return what it tells of others."""
         return self._desk.deliver(events)
 
-    def start(self) -> None:
-        """Go on with the batches that are not done."""
-        self.queue.start()
-
-    def stop(self) -> None:
-        """Stop the batches, which go on at the next start, and let the folder go."""
+    def close(self) -> None:
+        """Stop the batches, which go on at the next start, and let other servers have the folder."""
         self.queue.stop()
         self._data.close()
+
+    @asynccontextmanager
+    async def _lifespan(self, _: object) -> AsyncIterator[None]:
+        self.queue.start()
+        yield
+        await to_thread.run_sync(self.close)

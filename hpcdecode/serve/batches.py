@@ -10,8 +10,8 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from hpcdecode.serve.batch_queue import BatchQueue
-from hpcdecode.serve.pages import RefusingRoute, page_of
-from hpcdecode.serve.refused import RequestRefused
+from hpcdecode.serve.errors import ApiError
+from hpcdecode.serve.pages import DiskRoute, page_of
 
 _SECONDS = {"m": 60, "h": 3600, "d": 86400}
 _MOST_WINDOW = 365 * 86400
@@ -36,7 +36,7 @@ def batches_router(queue: BatchQueue, owner: Callable[[Request], str]) -> APIRou
         queue: The batches.
         owner: Returns the client of a request.
     """
-    router = APIRouter(route_class=RefusingRoute, tags=["batches"])
+    router = APIRouter(route_class=DiskRoute, tags=["batches"])
 
     @router.post("/v1/batches")
     def create_batch(request: Request, asked: BatchRequest) -> dict[str, Any]:
@@ -68,11 +68,11 @@ def window_seconds(text: str) -> int:
     """Return the seconds of a window such as `24h`, `90m` or `7d`.
 
     Raises:
-        RequestRefused: It is none.
+        ApiError: It is none.
     """
     match = re.fullmatch(r"([1-9][0-9]{0,5})([mhd])", text, re.ASCII)
     seconds = int(match[1]) * _SECONDS[match[2]] if match else 0
     if not 0 < seconds <= _MOST_WINDOW:
         expected = "minutes, hours or days up to 365d, such as 24h"
-        raise RequestRefused(400, f"completion_window: expected {expected}, got {text!r}", "completion_window")
+        raise ApiError(400, f"completion_window: expected {expected}, got {text!r}", "completion_window")
     return seconds

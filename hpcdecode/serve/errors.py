@@ -13,11 +13,11 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from hpcdecode.data.prompts.live_feed import DeskClosed, DeskFull
 from hpcdecode.data.prompts.rows import RowError, row_error
+from hpcdecode.engine.live import FAILED, STOPPED
 from hpcdecode.errors import RowProblem, first_line
 from hpcdecode.requests.sequence import CANCELLED
 
 RETRY_SECONDS = 1  # after which a client may ask again
-_SERVER_STOPPED, _ENGINE_FAILED = "the server has stopped", "the engine has failed"  # begins of reasons
 _KINDS = {401: "authentication_error", 429: "rate_limit_error"}
 _CODES = {401: "invalid_api_key", 413: "request_too_large", 429: "queue_full", 503: "unavailable"}
 
@@ -82,9 +82,9 @@ def of_submission(problem: Exception) -> ApiError:
 
 def of_row(error: RowError) -> ApiError:
     """Return the answer for a row that ended with an error."""
-    if error.reason.startswith(_ENGINE_FAILED):
+    if error.reason.startswith(FAILED):
         return ApiError(500, error.reason)
-    if error.reason == CANCELLED or error.reason.startswith(_SERVER_STOPPED):
+    if error.reason == CANCELLED or error.reason.startswith(STOPPED):
         return ApiError(503, error.reason)
     return unusable(RowProblem(error.reason))
 

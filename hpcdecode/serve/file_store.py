@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from hpcdecode.requests.values import printable
-from hpcdecode.serve.refused import RequestRefused
+from hpcdecode.serve.errors import ApiError
 from hpcdecode.system.durable import fresh, publish, sync, write_whole
 
 BATCH, BATCH_OUTPUT = "batch", "batch_output"  # purposes
@@ -89,12 +89,12 @@ class FileStore:
         """Return a file of a client.
 
         Raises:
-            RequestRefused: The client has no such file.
+            ApiError: The client has no such file.
         """
         with self._lock:
             record = self._records.get(file_id)
         if record is None or record.owner != owner:
-            raise RequestRefused(404, f"expected the id of a file, got {printable(file_id)[:80]!r}", "id", "not_found")
+            raise ApiError(404, f"expected the id of a file, got {printable(file_id)[:80]!r}", "id", "not_found")
         return record
 
     def of(self, owner: str, purpose: str | None = None) -> list[FileRecord]:
@@ -112,7 +112,7 @@ class FileStore:
         """Remove a file of a client.
 
         Raises:
-            RequestRefused: The client has no such file.
+            ApiError: The client has no such file.
         """
         record = self.get(file_id, owner)
         with self._lock:

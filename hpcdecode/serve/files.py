@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse
 
 from hpcdecode.serve.file_store import FileStore
-from hpcdecode.serve.pages import RefusingRoute, page_of
+from hpcdecode.serve.pages import DiskRoute, page_of
 from hpcdecode.serve.upload import receive_file
 
 MOST_FILE_BYTES = 1 << 30
@@ -33,10 +33,10 @@ def files_router(
     Args:
         store: The files.
         owner: Returns the client of a request.
-        in_use: Raises RequestRefused if the file with an id must not be deleted now.
+        in_use: Raises ApiError if the file with an id must not be deleted now.
         most_bytes: Size that a file may have.
     """
-    router = APIRouter(route_class=RefusingRoute, tags=["files"])
+    router = APIRouter(route_class=DiskRoute, tags=["files"])
     body = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}}
 
     @router.post("/v1/files", openapi_extra=body)

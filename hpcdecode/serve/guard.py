@@ -11,7 +11,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hpcdecode.serve.errors import ApiError, error_response
 
-OPEN_PATHS = frozenset(("/health",))  # without a key
+OPEN_PATHS = frozenset(("/", "/health"))  # without a key; they have no data
+_FILES = "/v1/files"
 
 
 class Guard:
@@ -21,10 +22,11 @@ class Guard:
         app: What answers the others.
         keys: The keys, of which a request needs one; none lets everyone in.
         most: Bytes of a body at most.
+        most_file: Of a body that is sent to /v1/files.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], most: int) -> None:
-        self._app, self._most = app, most
+    def __init__(self, app: ASGIApp, keys: Sequence[str], most: int, most_file: int) -> None:
+        self._app, self._most, self._most_file = app, most, most_file
         self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,10 +41,11 @@ class Guard:
             await error_response(error)(scope, receive, send)
             return
         stated = headers.get("content-length", "")
-        if stated.isdecimal() and int(stated[:20]) > self._most:
-            await error_response(_too_large(self._most))(scope, receive, send)
+        most = self._most_file if scope["path"] == _FILES else self._most
+        if stated.isdecimal() and int(stated[:20]) > most:
+            await error_response(_too_large(most))(scope, receive, send)
             return
-        await self._app(scope, _bounded(receive, self._most), send)
+        await self._app(scope, _bounded(receive, most), send)
 
     def _admits(self, path: str, headers: Headers) -> bool:
         """Return whether a request has a key, in a time that tells nothing of it."""

@@ -1,4 +1,4 @@
-"""What the routes of files and batches share: lists a page at a time, and answers to refused requests."""
+"""What the routes of files and batches share: lists a page at a time, and what is said of a full disk."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request, Response
-from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
 from hpcdecode.requests.values import printable
-from hpcdecode.serve.refused import RequestRefused
+from hpcdecode.serve.errors import ApiError
 
 
 class Listed(Protocol):
@@ -30,13 +29,13 @@ def page_of(objects: Sequence[_Object], after: str | None, limit: int) -> dict[s
     """Return the list object of the OpenAI API with up to `limit` objects behind the one with the id `after`.
 
     Raises:
-        RequestRefused: There is no such object.
+        ApiError: There is no such object.
     """
     start = 0
     if after is not None:
         start = next((i + 1 for i, found in enumerate(objects) if found.id == after), 0)
         if not start:
-            raise RequestRefused(
+            raise ApiError(
                 404, f"after: expected an id of the list, got {printable(after)[:80]!r}", "after", "not_found"
             )
     shown = [found.shown() for found in objects[start : start + limit]]
@@ -49,8 +48,8 @@ def page_of(objects: Sequence[_Object], after: str | None, limit: int) -> dict[s
     }
 
 
-class RefusingRoute(APIRoute):
-    """A route whose RequestRefused become errors of the OpenAI API, as do full disks."""
+class DiskRoute(APIRoute):
+    """A route that says when the disk is full."""
 
     def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
         """Return what answers a request."""
@@ -59,19 +58,10 @@ class RefusingRoute(APIRoute):
         async def handled(request: Request) -> Response:
             try:
                 return await answer(request)
-            except RequestRefused as e:
-                return _error(e)
             except OSError as e:
                 if e.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                     raise
-                return _error(
-                    RequestRefused(507, "expected room on the server's disk, got none; delete files", code="disk_full")
-                )
+                message = "expected room on the server's disk, got none; delete files"
+                raise ApiError(507, message, code="disk_full") from e
 
         return handled
-
-
-def _error(e: RequestRefused) -> JSONResponse:
-    kind = "invalid_request_error" if e.status < 500 else "server_error"
-    body = {"message": e.message, "type": kind, "param": e.param, "code": e.code}
-    return JSONResponse({"error": body}, e.status)

@@ -9,8 +9,8 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from hpcdecode.requests.values import printable
+from hpcdecode.serve.errors import ApiError
 from hpcdecode.serve.file_store import BATCH, Draft, FileRecord, FileStore
-from hpcdecode.serve.refused import RequestRefused
 
 if TYPE_CHECKING:
     from fastapi import Request
@@ -32,11 +32,11 @@ async def receive_file(request: Request, store: FileStore, owner: str, most_byte
         most_bytes: Size that the file may have.
 
     Raises:
-        RequestRefused: The form lacks something, has too much, or the file is too large.
+        ApiError: The form lacks something, has too much, or the file is too large.
     """
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
-        raise RequestRefused(400, f"{_FORM}, got {printable(kind.decode('latin-1'))[:80] or 'no Content-Type'}")
+        raise ApiError(400, f"{_FORM}, got {printable(kind.decode('latin-1'))[:80] or 'no Content-Type'}")
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and len(length) < 20 and int(length) > most_bytes + _MORE_BYTES:
         raise _too_large(most_bytes)
@@ -48,16 +48,16 @@ async def receive_file(request: Request, store: FileStore, owner: str, most_byte
                 await anyio.to_thread.run_sync(parser.write, chunk)
             parser.finalize()
         except FormParserError as e:
-            raise RequestRefused(400, f"{_FORM}, got another: {printable(e)[:200]}") from e
+            raise ApiError(400, f"{_FORM}, got another: {printable(e)[:200]}") from e
         form.check()
         return await anyio.to_thread.run_sync(draft.publish)
 
 
-def _too_large(most_bytes: int) -> RequestRefused:
+def _too_large(most_bytes: int) -> ApiError:
     message = (
         f"file: expected at most {most_bytes:,} bytes, got more; divide it, or start the server with a larger limit"
     )
-    return RequestRefused(413, message, "file", "file_too_large")
+    return ApiError(413, message, "file", "file_too_large")
 
 
 class _Form:
@@ -90,24 +90,24 @@ class _Form:
         }
 
     def check(self) -> None:
-        """Raise RequestRefused unless the form is whole and has what it must have, and nothing else."""
+        """Raise ApiError unless the form is whole and has what it must have, and nothing else."""
         if not self._ended:
-            raise RequestRefused(400, f"{_FORM}, got a part of one")
+            raise ApiError(400, f"{_FORM}, got a part of one")
         if (purpose := bytes(self._fields.pop("purpose", b"")).decode(errors="replace")) != BATCH:
             got = repr(printable(purpose)) if purpose else "none"
-            raise RequestRefused(400, f"purpose: expected {BATCH}, got {got}", "purpose")
+            raise ApiError(400, f"purpose: expected {BATCH}, got {got}", "purpose")
         if not self._has_file:
-            raise RequestRefused(400, "file: expected a file, got none", "file")
+            raise ApiError(400, "file: expected a file, got none", "file")
         for name in self._fields:
-            raise RequestRefused(400, f"{printable(name)}: expected purpose and file, got this field; remove it", name)
+            raise ApiError(400, f"{printable(name)}: expected purpose and file, got this field; remove it", name)
         if not self._draft.record.bytes:
-            raise RequestRefused(400, "file: expected a line for each request, got an empty file", "file")
+            raise ApiError(400, "file: expected a line for each request, got an empty file", "file")
 
     def _begin(self) -> None:
         self._parts += 1
         self._disposition = b""
         if self._parts > _MOST_PARTS:
-            raise RequestRefused(400, f"{_FORM}, got more than {_MOST_PARTS}")
+            raise ApiError(400, f"{_FORM}, got more than {_MOST_PARTS}")
 
     def _begin_header(self) -> None:
         self._header = self._value = b""
@@ -126,7 +126,7 @@ class _Form:
         _, options = parse_options_header(self._disposition)
         name = options.get(b"name", b"").decode(errors="replace")
         if name in self._fields or (name == "file" and self._has_file):
-            raise RequestRefused(400, f"{printable(name)}: expected it once, got it twice", name)
+            raise ApiError(400, f"{printable(name)}: expected it once, got it twice", name)
         if name != "file":
             self._name = name[:_FIELD_BYTES]
             self._fields[self._name] = bytearray()
@@ -138,7 +138,7 @@ class _Form:
         if self._name is not None:
             field = self._fields[self._name]
             if len(field) + end - start > _FIELD_BYTES:
-                raise RequestRefused(400, f"{printable(self._name)}: expected at most {_FIELD_BYTES} bytes, got more")
+                raise ApiError(400, f"{printable(self._name)}: expected at most {_FIELD_BYTES} bytes, got more")
             field += data[start:end]
             return
         if self._draft.record.bytes + end - start > self._most:

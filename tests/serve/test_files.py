@@ -11,16 +11,17 @@ from fastapi.testclient import TestClient
 
 from hpcdecode.errors import UserError
 from hpcdecode.serve.data_folder import DataFolder
+from hpcdecode.serve.errors import ApiError, add_handlers
 from hpcdecode.serve.file_store import FileStore
 from hpcdecode.serve.files import files_router
 from hpcdecode.serve.owners import owner_of
-from hpcdecode.serve.refused import RequestRefused
 
 DATA = b'{"custom_id": "a"}\n'
 
 
 def client_of(folder, most_bytes=1 << 20, keys=("one", "other")):
     app = FastAPI()
+    add_handlers(app)
     store = FileStore(folder)
     app.include_router(files_router(store, lambda request: owner_of(request, keys), lambda file_id: None, most_bytes))
     return TestClient(app, headers={"Authorization": "Bearer one"})
@@ -153,7 +154,7 @@ def test_a_draft_is_nothing_before_it_is_published(tmp_path):
         assert store.of("") == []
         made = draft.publish()
     assert store.get(made.id, "") == made
-    with pytest.raises(RequestRefused):
+    with pytest.raises(ApiError):
         store.get(made.id, "another")
 
 

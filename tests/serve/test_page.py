@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 
 import httpx
 import pytest
-import uvicorn
 
 from hpcdecode import LLM
 from hpcdecode.serve.page import policy
@@ -20,18 +18,15 @@ rendered = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 
 
 @pytest.fixture(scope="module")
-def served(checkpoint, tmp_path_factory):
+def llm(checkpoint):
+    return LLM(checkpoint("llama3"), dtype="float32", batch=8, kv_memory="16M", threads=1)
+
+
+@pytest.fixture(scope="module")
+def served(llm, tmp_path_factory):
     """A server with the page, and its address."""
-    llm = LLM(checkpoint("llama3"), dtype="float32", batch=8, kv_memory="16M", threads=1)
     with BatchServer(llm, tmp_path_factory.mktemp("data")) as server:
-        http = uvicorn.Server(uvicorn.Config(server.app, port=0, log_config=None))
-        thread = threading.Thread(target=http.run)
-        thread.start()
-        while not http.started:
-            time.sleep(0.01)
-        yield server, f"http://127.0.0.1:{http.servers[0].sockets[0].getsockname()[1]}/"
-        http.should_exit = True
-        thread.join(20)
+        yield server, server.url
 
 
 def test_it_is_static_and_loads_nothing(served):
@@ -81,6 +76,49 @@ def test_it_shows_what_runs(served, tmp_path, width, dark):
         browser.until("document.getElementById('batch-rows').textContent.includes('cancelled')")
         browser.picture(tmp_path / "page.png")
         assert browser.complaints == []
+
+
+@pytest.mark.system
+@rendered
+def test_a_prompt_is_streamed(served, tmp_path):
+    server, url = served
+    asked = {"prompt": "Row 1", "max_tokens": 300, "temperature": 0}
+    expected = server.client.post("/v1/completions", json={**asked, "model": "tiny"}).json()["choices"][0]
+    with Browser(tmp_path / "profile") as browser:
+        browser.go(url)
+        browser.until("last !== null")
+        browser.run("at('prompt').value = 'Row 1', at('kind').value = 'text', at('tokens').value = 300")
+        browser.run(
+            "window.seen = new Set(), new MutationObserver(() => seen.add(at('answer').textContent.length))"
+            ".observe(at('answer'), {childList: true, characterData: true, subtree: true})"
+        )
+        browser.run("at('run').click()")
+        browser.until("at('told').textContent.startsWith('Ended by')")
+        assert browser.text("answer") == expected["text"] and browser.run("seen.size") > 3
+        assert browser.text("told").startswith(f"Ended by {expected['finish_reason']}, ")
+        browser.run("at('kind').value = 'chat', at('tokens').value = 900, at('run').click()")
+        browser.until("at('answer').textContent.length > 5")
+        browser.run("at('stop').click()")
+        browser.until("at('told').textContent === 'Stopped.'")
+        browser.until("at('running').textContent === '0'")  # the row is cancelled
+        browser.run("model = 'another', at('run').click()")
+        browser.until("at('told').className === 'bad'")
+        assert "another" in browser.text("told")
+        assert all("404" in text for text in browser.complaints)
+
+
+@pytest.mark.system
+@rendered
+def test_it_asks_for_the_key(llm, tmp_path):
+    with BatchServer(llm, tmp_path / "data", keys=["secret"]) as server, Browser(tmp_path / "profile") as browser:
+        assert server.client.get("/stats").status_code == 401 and server.client.get("/").status_code == 200
+        browser.go(server.url)
+        browser.until("!at('door').hidden && at('state').textContent === 'The server asks for a key.'")
+        browser.run("at('key').value = 'wrong', at('door').requestSubmit()")
+        browser.until("at('state').className === 'bad'")
+        browser.run("at('key').value = 'secret', at('door').requestSubmit()")
+        browser.until("at('door').hidden && at('state').textContent.startsWith('Serving')")
+        assert browser.run("at('key').value + JSON.stringify(localStorage) + document.cookie") == "{}"
 
 
 @pytest.mark.system
