@@ -63,7 +63,11 @@ def _add_http(group: Group) -> None:
     help = "rows that may wait for room; requests beyond them are answered by 429 (4096)"
     add("--max-waiting", type=int, metavar="N", help=help)
     add("--max-body", type=parsed(parse_bytes), metavar="SIZE", help="most bytes of a request (32M)")
-    help = "folder of uploaded files and of batches (default: one in the cache directory)"
+    add("--max-file", type=parsed(parse_bytes), metavar="SIZE", help="most bytes of a file that is uploaded (1G)")
+    help = (
+        "folder of uploaded files and of batches, which go on from it when the server is started again (default: one "
+    )
+    help += "in the cache directory for each --port)"
     add("--data-dir", metavar="DIR", help=help)
 
 

@@ -17,7 +17,9 @@ from hpcdecode.serve.generation import generation_router
 from hpcdecode.serve.guard import Guard
 from hpcdecode.serve.info import info_router
 from hpcdecode.serve.metrics import ServerMetrics, metrics_router
+from hpcdecode.serve.page import page_router
 from hpcdecode.serve.tokens import tokens_router
+from hpcdecode.serve.upload import FORM_BYTES
 
 ROUTERS: tuple[Callable[[Context], APIRouter], ...] = (info_router, generation_router, tokens_router)
 
@@ -44,14 +46,14 @@ def make_app(context: Context) -> FastAPI:
                     operation["responses"].pop("422", None)
         return app.openapi_schema
 
-    metrics = ServerMetrics(context)
+    options, metrics = context.options, ServerMetrics(context)
     context.hub.observe = metrics.observe
     # The pages /docs and /redoc of FastAPI would load scripts from the network.
     app = FastAPI(title="hpcdecode", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.openapi = openapi  # type: ignore[method-assign]
     add_handlers(app)
-    app.add_middleware(Guard, keys=context.options.api_keys, most=context.options.max_body)
-    app.include_router(metrics_router(metrics))
-    for router in ROUTERS:
-        app.include_router(router(context))
+    app.add_middleware(Guard, keys=options.api_keys, most=options.max_body, most_file=options.max_file + FORM_BYTES)
+    routers = (router(context) for router in ROUTERS)
+    for router in (*routers, metrics_router(metrics), context.batches.router, page_router(context)):
+        app.include_router(router)
     return app

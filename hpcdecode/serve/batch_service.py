@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from anyio import to_thread
@@ -23,7 +22,7 @@ class BatchService:
     """Keeps files and runs batches, while an application with its `router` runs.
 
     Args:
-        folder: Where files and batches are kept (`--data-dir`).
+        data: Where files and batches are kept.
         desk: The live desk, whose events `deliver` must be given.
         api_keys: Keys of the clients; requests are let in by others.
         about: Everything that tokens depend on but requests: the model's files, data types.
@@ -31,14 +30,11 @@ class BatchService:
         models: Names by which requests may ask for the model, beside those of its directory; answers have the first.
         most_file_bytes: Size that an uploaded file may have.
         most_rows: Rows of batches in flight at once.
-
-    Raises:
-        UserError: The folder cannot be used.
     """
 
     def __init__(
         self,
-        folder: Path,
+        data: DataFolder,
         desk: LiveDesk,
         *,
         api_keys: Collection[str] = (),
@@ -48,7 +44,7 @@ class BatchService:
         most_file_bytes: int = MOST_FILE_BYTES,
         most_rows: int = MOST_ROWS,
     ):
-        self._data, self._desk = DataFolder(folder), BatchDesk(desk)
+        self._data, self._desk = data, BatchDesk(desk)
         files = self._data.files
         self.queue = BatchQueue(self._data.batches, files, self._desk, about, attributes, models, most_rows)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from hpcdecode.data.prompts.batch_format import is_named, model_names
@@ -11,6 +10,9 @@ from hpcdecode.engine.engine import Engine
 from hpcdecode.engine.live import Event, LiveDesk
 from hpcdecode.engine.scale import capacity_of
 from hpcdecode.requests.params import SamplingParams
+from hpcdecode.serve.batch_about import about_of, attributes_of
+from hpcdecode.serve.batch_service import BatchService
+from hpcdecode.serve.data_folder import data_folder
 from hpcdecode.serve.hub import Hub
 from hpcdecode.serve.options import ServeOptions
 
@@ -29,7 +31,8 @@ class Context:
     Attributes:
         options: Of the server.
         hub: Brings rows to the desk, and hands out what happens to them.
-        desk: Where rows go; there is none before `open`.
+        desk: Where rows go; there is none before `open`, nor are there the next ones.
+        batches: Files and batches.
         tokenizer: Of the model.
         models: Names of the model; the first is shown in answers.
         max_model_len: Positions of the model.
@@ -41,6 +44,7 @@ class Context:
     """
 
     desk: LiveDesk
+    batches: BatchService
 
     def __init__(self, engine: Engine, options: ServeOptions) -> None:
         self.options, self.hub = options, Hub()
@@ -51,15 +55,28 @@ class Context:
         self.timeline = engine.timeline
         self.created = int(time.time())
         self.stall_seconds = STALL_SECONDS
+        self._engine = engine
 
-    @property
-    def deliver(self) -> Callable[[list[Event]], None]:
-        """Return what a desk is to be made with."""
-        return self.hub.deliver
+    def deliver(self, events: list[Event]) -> None:
+        """Pass on what happens to rows, in any thread; a desk is made with it."""
+        self.hub.deliver(self.batches.deliver(events))
 
     def open(self, desk: LiveDesk) -> None:
-        """Bring rows to a desk from now on."""
-        self.desk = desk
+        """Bring rows to a desk from now on.
+
+        Raises:
+            UserError: The folder of files and batches cannot be used.
+        """
+        self.desk, options = desk, self.options
+        self.batches = BatchService(
+            data_folder(options.data_dir, options.port),
+            desk,
+            api_keys=options.api_keys,
+            about=about_of(self._engine),
+            attributes=attributes_of(self._engine),
+            models=self.models,
+            most_file_bytes=options.max_file,
+        )
 
     def is_model(self, name: str) -> bool:
         """Return whether a request's name of a model means that of the server."""

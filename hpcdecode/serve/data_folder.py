@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from pathlib import Path
 
 from hpcdecode.data.results.lock import Lock
@@ -11,9 +13,19 @@ from hpcdecode.serve.file_store import FileStore
 from hpcdecode.system import kept
 
 
-def default_folder(port: int) -> Path:
-    """Return the folder of a server that is told none: servers of a machine have their own, by their ports."""
-    return kept.directory() / "serve" / str(port)
+def data_folder(path: str | None, port: int) -> DataFolder:
+    """Return the folder of a server.
+
+    Args:
+        path: The one that it is told; without it, servers have their own, by their ports.
+        port: Its port; with any one (0) a folder is not found again, and is removed when it is closed.
+
+    Raises:
+        UserError: It cannot be used.
+    """
+    if path or port:
+        return DataFolder(Path(path) if path else kept.directory() / "serve" / str(port))
+    return DataFolder(Path(tempfile.mkdtemp(prefix="hpcdecode-serve-")), temporary=True)
 
 
 class DataFolder:
@@ -21,6 +33,7 @@ class DataFolder:
 
     Args:
         path: The folder, which is made if it is not there.
+        temporary: Remove it in the end.
 
     Attributes:
         files: The files of the clients.
@@ -30,7 +43,8 @@ class DataFolder:
         UserError: It cannot be used.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, temporary: bool = False):
+        self._path, self._temporary = path, temporary
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = _locked(path)
@@ -40,7 +54,9 @@ class DataFolder:
             raise UserError(f"--data-dir {path}: expected a folder that can be written, got: {printable(e)}") from e
 
     def close(self) -> None:
-        """Let other processes use it."""
+        """Let other processes use it; a second call does nothing."""
+        if self._temporary:
+            shutil.rmtree(self._path, ignore_errors=True)
         self._lock.release()
 
 

@@ -23,6 +23,7 @@ class ServeOptions(EngineOptions, frozen=True, kw_only=True):
         ssl_keyfile: File of its key.
         max_waiting: Rows that may wait; more are answered by 429.
         max_body: Bytes of a request at most.
+        max_file: Bytes of a file that is uploaded at most.
         data_dir: Folder of files and batches; None for one in the cache directory.
         drain_seconds: Seconds that rows in flight have to finish, once the server is told to end.
         stall_timeout: Seconds that a rank may make no progress; 0 for any time.
@@ -36,6 +37,7 @@ class ServeOptions(EngineOptions, frozen=True, kw_only=True):
     ssl_keyfile: str | None = None
     max_waiting: int = 4096
     max_body: int = 32 << 20
+    max_file: int = 1 << 30
     data_dir: str | None = None
     drain_seconds: float = 60.0
     stall_timeout: float = 300.0
@@ -59,5 +61,5 @@ class ServeOptions(EngineOptions, frozen=True, kw_only=True):
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
                 raise UserError(f"--{name.replace('_', '-')}: expected seconds >= 0, got {value}", everywhere=True)
-        self._require_counts("max_waiting", "max_body")
+        self._require_counts("max_waiting", "max_body", "max_file")
         return super().check()

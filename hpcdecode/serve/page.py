@@ -5,22 +5,20 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
+from hpcdecode.serve.context import Context
+from hpcdecode.serve.figures import figures
+
 _PLACE = Path(__file__).with_name("page.html")
 
 
-def page_router(stats: Callable[[], dict[str, Any]]) -> APIRouter:
-    """Return the routes. `/` holds no data and needs no key; `/stats` does.
-
-    Args:
-        stats: Returns the figures, in the form that `figures` has.
-    """
+def page_router(context: Context) -> APIRouter:
+    """Return the routes. `/` holds no data and needs no key; `/stats` does."""
     router = APIRouter()
     source = _PLACE.read_text(encoding="utf-8")
     headers = {
@@ -37,7 +35,7 @@ def page_router(stats: Callable[[], dict[str, Any]]) -> APIRouter:
     @router.get("/stats")
     def get_stats() -> dict[str, Any]:
         """Say what runs now: rows, tokens since the start, KV load in tokens."""
-        return stats()
+        return figures(context)
 
     return router
 

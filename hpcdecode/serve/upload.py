@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _FORM = "expected a form (multipart/form-data) with the fields purpose and file"
 _FIELD_BYTES = 1 << 10  # of a field that is no file
-_MORE_BYTES = 1 << 16  # of a form around the file
+FORM_BYTES = 1 << 16  # of a form around the file
 _MOST_PARTS = 8
 
 
@@ -38,7 +38,7 @@ async def receive_file(request: Request, store: FileStore, owner: str, most_byte
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
         raise ApiError(400, f"{_FORM}, got {printable(kind.decode('latin-1'))[:80] or 'no Content-Type'}")
     length = request.headers.get("content-length", "")
-    if length.isascii() and length.isdigit() and len(length) < 20 and int(length) > most_bytes + _MORE_BYTES:
+    if length.isascii() and length.isdigit() and len(length) < 20 and int(length) > most_bytes + FORM_BYTES:
         raise _too_large(most_bytes)
     with store.draft(owner, BATCH) as draft:
         form = _Form(draft, most_bytes)

@@ -110,7 +110,7 @@ def test_a_prompt_is_streamed(served, tmp_path):
 @pytest.mark.system
 @rendered
 def test_it_asks_for_the_key(llm, tmp_path):
-    with BatchServer(llm, tmp_path / "data", keys=["secret"]) as server, Browser(tmp_path / "profile") as browser:
+    with BatchServer(llm, tmp_path / "data", api_keys=("secret",)) as server, Browser(tmp_path / "profile") as browser:
         assert server.client.get("/stats").status_code == 401 and server.client.get("/").status_code == 200
         browser.go(server.url)
         browser.until("!at('door').hidden && at('state').textContent === 'The server asks for a key.'")

@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 import json
-import socket
-import threading
 import time
 from pathlib import Path
 
-import httpx
-import uvicorn
-
-from hpcdecode.engine.live import LiveDesk, Room
-from hpcdecode.serve.app import make_app
-from hpcdecode.serve.batch_about import about_of, attributes_of
-from hpcdecode.serve.batch_service import BatchService
-from hpcdecode.serve.context import Context
-from hpcdecode.serve.figures import figures
-from hpcdecode.serve.hub import Hub
-from hpcdecode.serve.page import page_router
-from hpcdecode.system.signals import Signals
+from tests.support.served import Served
 
 URL = "/v1/completions"
 ENDED = ("failed", "completed", "expired", "cancelled")
@@ -36,43 +23,16 @@ def lines_of(requests) -> bytes:
     return b"".join(json.dumps(each).encode() + b"\n" for each in requests)
 
 
-class BatchServer:
-    """A server over a live desk, driven by `client`; a context manager."""
+class BatchServer(Served):
+    """A server with some more ways to use it."""
 
-    def __init__(self, llm, folder: Path, keys=(), **options):
-        engine, hub, room = llm._engine, Hub(), Room.of(llm._engine)
-        model = engine.options.model
-        self.desk = LiveDesk(
-            engine.tokenizer, model, room, lambda events: hub.deliver(self.service.deliver(events)), most_waiting=64
-        )
-        about, attributes = options.pop("about", None) or about_of(engine), attributes_of(engine)
-        self.service = BatchService(folder, self.desk, api_keys=keys, about=about, attributes=attributes, **options)
-        context = Context(self.desk, hub, engine.tokenizer, model, ["tiny"], engine.max_positions, room.tokens)
-        context.api_key = keys[0] if len(keys) == 1 else None
-        page = page_router(lambda: figures(self.desk, context.models, room.tokens, context.created))
-        context.routers = (self.service.router, page)
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/"
-        self._http = uvicorn.Server(uvicorn.Config(make_app(context), log_config=None, timeout_graceful_shutdown=5))
-        self._listener = threading.Thread(target=self._http.run, args=([self._socket],))
-        self._engine = threading.Thread(target=lambda: self.desk.work(engine, Signals()))
-        self.client = httpx.Client(base_url=self.url, timeout=60)
-
-    def __enter__(self):
-        self._engine.start()
-        self._listener.start()
-        while not self._http.started:
-            time.sleep(0.005)
-        return self
+    def __init__(self, llm, folder: Path, most_rows=256, **options):
+        super().__init__(llm, data_dir=str(folder), **options)
+        self.context.batches.queue._most_rows = most_rows
 
     def __exit__(self, *_):
-        self.client.close()
-        self._http.should_exit = True
-        self._listener.join(60)
-        self._socket.close()
-        self.desk.drain()
-        self._engine.join(60)
-        assert not self._engine.is_alive() and not self._listener.is_alive()
+        self.context.batches.close()  # rows in flight begin anew
+        super().__exit__()
 
     def upload(self, data: bytes, **headers) -> str:
         answer = self.client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", data)}, **headers)
