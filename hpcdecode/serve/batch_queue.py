@@ -130,7 +130,7 @@ class BatchQueue:
         record = self.get(batch_id, owner)
         with self._lock:
             if record.status in ("validating", "in_progress"):
-                record.status, record.cancelling_at = "cancelling", int(time.time())
+                record.cancelling_at, record.status = int(time.time()), "cancelling"
                 save(record, self._means.folder)
             elif record.status != "cancelling":
                 message = f"expected a batch that is validating or in_progress, got one that is {record.status}"

@@ -136,7 +136,7 @@ class BatchRun:
         with self._lock:
             record.total, record.made_with = count, job_name(means.about)
             if record.status == "validating":
-                record.status, record.in_progress_at = "in_progress", int(time.time())
+                record.in_progress_at, record.status = int(time.time()), "in_progress"
             save(record, means.folder)
         return True
 
@@ -185,7 +185,7 @@ class BatchRun:
             record = self.record
             record.ending = ending = "cancelled" if record.status == "cancelling" else ending
             if ending != "cancelled":
-                record.status, record.finalizing_at = "finalizing", int(time.time())
+                record.finalizing_at, record.status = int(time.time()), "finalizing"
             save(record, self._means.folder)
 
     def _publish(self) -> None:
@@ -195,15 +195,15 @@ class BatchRun:
         with self._lock:
             assert record.ending is not None, "rows are done before they are published"
             record.output_file_id, record.error_file_id = output, errors
-            record.status = record.ending
             setattr(record, f"{record.ending}_at", int(time.time()))
+            record.status = record.ending  # last, since others read it at any time
             save(record, means.folder)
         self._results.unlink(missing_ok=True)
 
     def _fail(self, problem: BatchProblem) -> None:
         with self._lock:
-            self.record.status, self.record.failed_at = "failed", int(time.time())
-            self.record.errors = [problem]
+            self.record.errors, self.record.failed_at = [problem], int(time.time())
+            self.record.status = "failed"
             save(self.record, self._means.folder)
         _remove(self._results)
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _FORM = "expected a form (multipart/form-data) with the fields purpose and file"
 _FIELD_BYTES = 1 << 10  # of a field that is no file
 FORM_BYTES = 1 << 16  # of a form around the file
+_HEADER_BYTES = 1 << 12
 _MOST_PARTS = 8
 
 
@@ -58,6 +59,13 @@ def _too_large(most_bytes: int) -> ApiError:
         f"file: expected at most {most_bytes:,} bytes, got more; divide it, or start the server with a larger limit"
     )
     return ApiError(413, message, "file", "file_too_large")
+
+
+def _longer(held: bytes, more: bytes) -> bytes:
+    """Return a header that goes on."""
+    if len(held) + len(more) > _HEADER_BYTES:
+        raise ApiError(400, f"{_FORM}, got a header of more than {_HEADER_BYTES} bytes")
+    return held + more
 
 
 class _Form:
@@ -113,10 +121,10 @@ class _Form:
         self._header = self._value = b""
 
     def _add_header(self, data: bytes, start: int, end: int) -> None:
-        self._header += data[start:end]
+        self._header = _longer(self._header, data[start:end])
 
     def _add_value(self, data: bytes, start: int, end: int) -> None:
-        self._value += data[start:end]
+        self._value = _longer(self._value, data[start:end])
 
     def _end_header(self) -> None:
         if self._header.lower() == b"content-disposition":

@@ -52,6 +52,7 @@ def test_answers_are_those_of_generate_and_export(llm, tmp_path, checkpoint):
         done = server.until(batch)
         both = [server.content(done[name]) for name in ("output_file_id", "error_file_id")]
         described = server.client.get(f"/v1/files/{done['output_file_id']}").json()
+        assert server.idle() and not server.context.batches._desk._receivers
     assert done["status"] == "completed" and done["errors"] is None and done["metadata"] == {"a": "b"}
     assert done["request_counts"] == {"total": 64, "completed": 61, "failed": 3}
     assert done["created_at"] <= done["in_progress_at"] <= done["finalizing_at"] <= done["completed_at"]
@@ -183,3 +184,43 @@ def test_lists_come_a_page_at_a_time(llm, tmp_path):
         page = server.client.get("/v1/batches", params={"limit": 3, "after": page["last_id"]}).json()
         assert [b["id"] for b in page["data"]] == made[2::-1] and not page["has_more"]
         assert server.client.get("/v1/batches", params={"after": "batch_x"}).status_code == 404
+
+
+def test_others_are_not_kept_waiting(llm, tmp_path):
+    with BatchServer(llm, tmp_path) as server:
+        batch = server.create(lines_of(request(i, **{**LONG, "max_tokens": 300}) for i in range(100)))
+        server.until(batch, lambda b: b["status"] == "in_progress")
+        answer = server.post("/v1/completions", prompt="Hello", max_tokens=3, temperature=0)
+        assert answer.status_code == 200
+        assert server.get(batch)["request_counts"]["completed"] < 40
+
+
+BAD = [
+    ({"endpoint": "/v1/embeddings"}, 400, "endpoint"),
+    ({"completion_window": "soon"}, 400, "completion_window: expected minutes, hours or days"),
+    ({"completion_window": "0h"}, 400, "completion_window"),
+    ({"completion_window": "999999d"}, 400, "completion_window"),
+    ({"input_file_id": "file-x"}, 404, "expected the id of a file, got 'file-x'"),
+    ({"input_file_id": "../../etc/passwd"}, 404, "expected the id of a file"),
+    ({"metadata": {str(i): "" for i in range(17)}}, 400, "metadata"),
+    ({"metadata": {"a": "x" * 513}}, 400, "metadata"),
+    ({"metadata": {"a": "\ud800"}}, 400, "metadata"),
+    ({"output_expires_after": {"anchor": "created_at", "seconds": 9}}, 400, "output_expires_after"),
+]
+
+
+def test_what_is_no_batch_is_refused(llm, tmp_path):
+    with BatchServer(llm, tmp_path) as server:
+        asked = {"input_file_id": server.upload(lines_of(ROWS[:2])), "endpoint": URL, "completion_window": "24h"}
+        for more, status, message in BAD:
+            body = json.dumps({**asked, **more})  # with escapes, which a client may send
+            answer = server.client.post("/v1/batches", content=body, headers={"Content-Type": "application/json"})
+            assert answer.status_code == status, (more, answer.text)
+            assert message in answer.json()["error"]["message"], answer.text
+        done = server.until(server.create(lines_of(ROWS[:2])))
+        answer = server.post("/v1/batches", **{**asked, "input_file_id": done["output_file_id"]})
+        assert answer.status_code == 400 and "purpose batch, got batch_output" in answer.json()["error"]["message"]
+        for method, path in [("GET", "batch_x"), ("POST", "batch_x/cancel"), ("GET", "..%2f..%2fetc")]:
+            assert server.client.request(method, f"/v1/batches/{path}").status_code == 404
+        assert server.client.get("/v1/batches", params={"limit": 0}).status_code == 400
+        assert len(server.client.get("/v1/batches").json()["data"]) == 1
