@@ -10,6 +10,7 @@ import pytest
 from hpcdecode import LLM
 from hpcdecode.config import Job
 from hpcdecode.data.results.export import export
+from hpcdecode.data.results.read import Results
 from hpcdecode.generate import generate
 from hpcdecode.requests.params import SamplingParams
 from tests.support.batch_servers import URL, BatchServer, lines_of, request
@@ -108,6 +109,15 @@ def test_a_batch_that_expires_answers_every_request(llm, tmp_path):
     expired = [a for a in answers if a["error"]]
     assert len(expired) == done["request_counts"]["failed"] > 10
     assert all(a["error"]["code"] == "batch_expired" for a in expired)
+
+
+def test_results_can_be_read_while_it_runs(llm, tmp_path):
+    rows = [*ROWS[:6], *(request(i, **LONG) for i in range(100, 140))]
+    with BatchServer(llm, tmp_path) as server:
+        batch = server.create(lines_of(rows))
+        server.until(batch, lambda b: b["request_counts"]["completed"] >= 6)
+    with Results(tmp_path / f"batches/{batch['id']}.h5") as results:
+        assert not results.complete and results.by_id("r-3")["line"] == 4 and len(results) >= 6
 
 
 def test_it_goes_on_when_the_server_starts_again(llm, tmp_path):

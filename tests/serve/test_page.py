@@ -44,14 +44,14 @@ def test_it_is_static_and_loads_nothing(served):
 
 def test_stats(served):
     server, url = served
-    found = httpx.get(url + "stats").json()
+    found = httpx.get(url + "/stats").json()
     assert found["models"] == ["tiny"] and found["chat"] is True and found["kv"]["capacity"] > 1000
     batch = server.create(lines_of(LONG[:4]))
     server.until(batch)
     deadline = time.monotonic() + 10
-    while httpx.get(url + "stats").json()["tokens"]["generated"] < found["tokens"]["generated"] + 3600:
+    while httpx.get(url + "/stats").json()["tokens"]["generated"] < found["tokens"]["generated"] + 3600:
         assert time.monotonic() < deadline
-    after = httpx.get(url + "stats").json()
+    after = httpx.get(url + "/stats").json()
     assert after["rows"]["done"] == found["rows"]["done"] + 4 and after["rows"]["running"] == 0
 
 
