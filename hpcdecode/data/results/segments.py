@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ from hpcdecode.data.results.seal import sealed
 
 PARTS_SUFFIX = ".parts"
 SEGMENT_NAME = r"seg-(\d{8,16})-(\d{8,16})\.h5"
+_images = count(1)
 FAN_IN = 8  # segments of one level that are merged into one of the next level
 
 
@@ -241,7 +243,8 @@ def _virtual_offsets(file: h5py.File, name: str, filled: list[tuple[str, int]]) 
 
 
 def _memory_file() -> h5py.File:
-    return h5py.File("hpcdecode-image", "w", driver="core", backing_store=False)
+    name = f"hpcdecode-image-{next(_images)}"  # its own, since HDF5 opens one of a name at a time, in all threads
+    return h5py.File(name, "w", driver="core", backing_store=False)
 
 
 def _image(file: h5py.File) -> bytes:
