@@ -76,6 +76,14 @@ def test_chats(llm, tmp_path, checkpoint):
     assert [e["custom_id"] for e in errors] == ["r-0"] and "the endpoint of the batch" in errors[0]["error"]["message"]
 
 
+def test_a_full_queue_and_several_batches(llm, tmp_path):
+    with BatchServer(llm, tmp_path, max_waiting=3) as server:
+        batches = [server.create(lines_of(ROWS[i::4])) for i in range(4)]
+        done = [server.until(batch) for batch in batches]
+        ids = [[answer["custom_id"] for answer in server.answers(each)] for each in done]
+    assert ids == [[row["custom_id"] for row in ROWS[i::4]] for i in range(4)]
+
+
 def test_a_cancelled_batch_keeps_what_is_done(llm, tmp_path):
     rows = [*ROWS[:20], *(request(i, **LONG) for i in range(100, 200))]
     with BatchServer(llm, tmp_path, most_rows=16) as server:
