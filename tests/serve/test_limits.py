@@ -11,12 +11,15 @@ TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
 
 
+OPEN = ("/health", "/")  # these hold no data
+
+
 def test_no_route_answers_without_the_key(llm):
     with served(llm, api_keys=("first", "second-ü")) as server:
         paths = server.client.get("/openapi.json", headers={"Authorization": "Bearer first"}).json()["paths"]
         assert {TEXT, CHAT, "/metrics", "/v1/models", "/tokenize", "/version"} <= paths.keys()
-        requests = [(method, path) for path, methods in paths.items() for method in methods if path != "/health"]
-        for method, path in [*requests, ("get", "/openapi.json"), ("get", "/docs"), ("get", "/"), ("put", "/x")]:
+        requests = [(method, path) for path, methods in paths.items() for method in methods if path not in OPEN]
+        for method, path in [*requests, ("get", "/openapi.json"), ("get", "/docs"), ("put", "/x")]:
             for given in (None, "Bearer", "Bearer fir", "Basic first", "first", b"Bearer second-\xff"):
                 headers = {} if given is None else {"Authorization": given}
                 error = error_of(server.client.request(method, path, headers=headers), 401)

@@ -6,9 +6,9 @@ A segment has the rows of one commit, or of several commits that were merged, so
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
-from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ from hpcdecode.data.results.seal import sealed
 
 PARTS_SUFFIX = ".parts"
 SEGMENT_NAME = r"seg-(\d{8,16})-(\d{8,16})\.h5"
-_images = count(1)
+_images = itertools.count(1)
 FAN_IN = 8  # segments of one level that are merged into one of the next level
 
 
