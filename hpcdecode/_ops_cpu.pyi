@@ -74,6 +74,33 @@ class WeightForm(enum.Enum):
 
     fp8 = 3
 
+    q4_1 = 4
+
+    q8_0 = 5
+
+    q4_k = 6
+
+    q5_k = 7
+
+    q6_k = 8
+
+class BlockType(enum.Enum):
+    """Blocks of weights in GGUF files."""
+
+    q4_0 = 0
+
+    q4_1 = 1
+
+    q5_0 = 2
+
+    q8_0 = 3
+
+    q4_k = 4
+
+    q5_k = 5
+
+    q6_k = 6
+
 class Step:
     """One element-wise operation of a fused kernel."""
 
@@ -286,6 +313,21 @@ def pack_few_bits(
 
     Returns:
         The number of groups of inputs whose scales were looked for and not found, so that they were rounded.
+    """
+
+def pack_blocks(
+    parts: Sequence[Sequence[int]], type: BlockType, inputs: int, in_turn: int, bias: int, out: int, threads: int
+) -> None:
+    """Pack the rows of a weight that are blocks of a GGUF file in groups of 32 outputs, with the same numbers.
+
+    Args:
+        parts: For every part of the weight (address, bytes from row to row, rows).
+        type: Type of the blocks.
+        inputs: Numbers in a row, whole blocks of them.
+        in_turn: Rows that each part gives before the next part does.
+        bias: Address of float32 [outputs], which groups begin with.
+        out: Address of the result, zeros so far.
+        threads: Number of OpenMP threads.
     """
 
 class Attention:

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "argmax.h"
+#include "blocks.h"
 #include "expert_product.h"
 #include "packed_weights.h"
 #include "quantise.h"
@@ -58,6 +59,18 @@ int64_t pack_bits(const std::vector<std::array<int64_t, 3>>& parts, Type type, i
     nb::gil_scoped_release unlocked;
     return pack_few_bits({rows_of(rows, in_turn), type, inputs, form, on_grid}, static_cast<const float*>(at(bias)),
                          static_cast<char*>(at(out)), threads);
+}
+
+void pack_in_blocks(const std::vector<std::array<int64_t, 3>>& parts, BlockType type, int64_t inputs, int64_t in_turn,
+                    int64_t bias, int64_t out, int threads) {
+    if (inputs % inputs_multiple(form_of(type)) != 0)
+        throw std::invalid_argument("pack_blocks: expected whole blocks in a row");
+    std::vector<WeightRows> rows;
+    for (const auto& [data, row_bytes, count] : parts)
+        rows.push_back({static_cast<const char*>(at(data)), row_bytes, count});
+    nb::gil_scoped_release unlocked;
+    pack_blocks({rows_of(rows, in_turn), inputs, type}, static_cast<const float*>(at(bias)),
+                static_cast<char*>(at(out)), threads);
 }
 
 using Place = std::pair<int64_t, int64_t>;
@@ -177,6 +190,19 @@ Args:
 
 Returns:
     The number of groups of inputs whose scales were looked for and not found, so that they were rounded.)");
+
+    m.def("pack_blocks", &pack_in_blocks, nb::arg("parts"), nb::arg("type"), nb::arg("inputs"), nb::arg("in_turn"),
+          nb::arg("bias"), nb::arg("out"), nb::arg("threads"),
+          R"(Pack the rows of a weight that are blocks of a GGUF file in groups of 32 outputs, with the same numbers.
+
+Args:
+    parts: For every part of the weight (address, bytes from row to row, rows).
+    type: Type of the blocks.
+    inputs: Numbers in a row, whole blocks of them.
+    in_turn: Rows that each part gives before the next part does.
+    bias: Address of float32 [outputs], which groups begin with.
+    out: Address of the result, zeros so far.
+    threads: Number of OpenMP threads.)");
 }
 
 }  // namespace hpcdecode::ops

@@ -63,8 +63,9 @@ Product::Product(Type in, Type out, int64_t words, int64_t outputs, const std::s
     if (words < 1 || outputs < 1 || heads < 1)
         throw std::invalid_argument("product: expected words, outputs and heads");
     if (gate && heads > 1) throw std::invalid_argument("product: expected one head for a gate");
-    if (form != WeightForm::plain && inputs_ % kBlockInputs != 0)
-        throw std::invalid_argument("product: expected a multiple of 32 inputs for weights in few bits");
+    if (inputs_ % inputs_multiple(form) != 0)
+        throw std::invalid_argument("product: expected a multiple of " + std::to_string(inputs_multiple(form)) +
+                                    " inputs for weights of this form");
     if (gate && outputs % kPanel != 0) throw std::invalid_argument("product: expected whole panels for a gate");
 }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "code_layout.h"
 #include "product.h"
 #include "team.h"
 
@@ -147,10 +148,7 @@ struct Int4Codes : Int4Layout {
         std::memcpy(to + output * 2, &scales.scale, 2);
         std::memcpy(to + (kHalf + output) * 2, &scales.zero, 2);
     }
-    static void store(uint8_t code, int input, int output, char* block) {
-        const int word = input % 16 / 2, lane = (input / 16 * 2 + output / 8) * 16 + output % 8 * 2 + input % 2;
-        block[lane * 4 + word / 2] |= static_cast<char>(code << (word % 2 * 4));
-    }
+    static void store(uint8_t code, int input, int output, char* block) { store_nibble(code, input, output, block); }
 };
 
 struct Mxfp4Codes : Mxfp4Layout {
@@ -231,9 +229,7 @@ struct Fp8Codes : Fp8Layout {
     }
 
     static void store(Scales scale, int output, char* to) { std::memcpy(to + output * 4, &scale, 4); }
-    static void store(uint8_t code, int input, int output, char* block) {
-        block[input / 2 * 32 + output % 8 * 4 + input % 2 * 2 + output / 8] = static_cast<char>(code);
-    }
+    static void store(uint8_t code, int input, int output, char* block) { store_byte(code, input, output, block); }
 };
 
 struct Work {

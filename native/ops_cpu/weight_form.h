@@ -7,8 +7,8 @@
 
 namespace hpcdecode::ops {
 
-enum class WeightForm : int { plain, int4, mxfp4, fp8 };
-constexpr int kForms = 4;
+enum class WeightForm : int { plain, int4, mxfp4, fp8, q4_1, q8_0, q4_k, q5_k, q6_k };
+constexpr int kForms = 9;
 constexpr int64_t kBlockInputs = 32;  // inputs must be a multiple
 
 // (code - zero) * scale, codes from 0 to 15. Of a group of inputs: float16 scales [16], float16 zeros [16].
@@ -29,6 +29,31 @@ struct Fp8Layout {
     static constexpr int64_t kGroup = 128, kScaleBytes = 64, kBlockBytes = 512;
 };
 
+// The forms below hold the numbers of GGUF's blocks (ggml) exactly. Codes of 4 bits lie as int4's, those of a byte as
+// fp8's. code * scale + offset. Of a group of inputs: float16 scales [16], float16 offsets [16].
+struct Q41Layout {
+    static constexpr int64_t kGroup = 32, kScaleBytes = 64, kBlockBytes = 256;
+};
+
+// int8 * scale. Of a group of inputs: float16 scales [16].
+struct Q80Layout {
+    static constexpr int64_t kGroup = 32, kScaleBytes = 32, kBlockBytes = 512;
+};
+
+// code * (scale * whole) - (least * whole). Of a group of inputs: float16 [16] for scales, float16 [16] for what is
+// taken away; then of every 32 inputs: bytes scale [16], bytes least [16].
+struct Q4KLayout {
+    static constexpr int64_t kGroup = 256, kScaleBytes = 320, kBlockBytes = 256;
+};
+struct Q5KLayout {
+    static constexpr int64_t kGroup = 256, kScaleBytes = 320, kBlockBytes = 512;
+};
+
+// int8 * (scale * whole). Of a group of inputs: float16 scales [16]; then of every 16 inputs: int8 whole [16].
+struct Q6KLayout {
+    static constexpr int64_t kGroup = 256, kScaleBytes = 288, kBlockBytes = 512;
+};
+
 // Returns the bytes of a half's scales.
 template <class Layout>
 constexpr int64_t scale_bytes(int64_t inputs) {
@@ -42,9 +67,32 @@ constexpr int64_t half_bytes(int64_t inputs) {
 
 // Returns the bytes of both halves of a panel in one of the forms but `plain`.
 constexpr int64_t packed_bytes(WeightForm form, int64_t inputs) {
-    return 2 * (form == WeightForm::int4    ? half_bytes<Int4Layout>(inputs)
-                : form == WeightForm::mxfp4 ? half_bytes<Mxfp4Layout>(inputs)
-                                            : half_bytes<Fp8Layout>(inputs));
+    switch (form) {
+        case WeightForm::int4:
+            return 2 * half_bytes<Int4Layout>(inputs);
+        case WeightForm::mxfp4:
+            return 2 * half_bytes<Mxfp4Layout>(inputs);
+        case WeightForm::fp8:
+            return 2 * half_bytes<Fp8Layout>(inputs);
+        case WeightForm::q4_1:
+            return 2 * half_bytes<Q41Layout>(inputs);
+        case WeightForm::q8_0:
+            return 2 * half_bytes<Q80Layout>(inputs);
+        case WeightForm::q4_k:
+            return 2 * half_bytes<Q4KLayout>(inputs);
+        case WeightForm::q5_k:
+            return 2 * half_bytes<Q5KLayout>(inputs);
+        case WeightForm::q6_k:
+            return 2 * half_bytes<Q6KLayout>(inputs);
+        case WeightForm::plain:
+            break;
+    }
+    return 0;
+}
+
+// Returns what the inputs of a weight must be a multiple of.
+constexpr int64_t inputs_multiple(WeightForm form) {
+    return form == WeightForm::plain ? 1 : form >= WeightForm::q4_k ? Q4KLayout::kGroup : kBlockInputs;
 }
 
 }  // namespace hpcdecode::ops

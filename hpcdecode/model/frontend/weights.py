@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -11,13 +12,14 @@ import torch
 from torch import Tensor, fx
 
 from hpcdecode.errors import UserError
+from hpcdecode.model.frontend.gguf.tensors import GgufTensor
 from hpcdecode.model.frontend.membership import WeightCut, WeightKey, WeightPart
 from hpcdecode.model.frontend.meta import Meta
 from hpcdecode.model.frontend.plausible import check_values
-from hpcdecode.model.frontend.quantization.few_bits import keeps_groups
+from hpcdecode.model.frontend.quantization.few_bits import BLOCKS, BlockSize, cut_of_blocks, keeps_groups
 from hpcdecode.model.frontend.quantization.plain import DequantisedTensor
 from hpcdecode.model.frontend.sources import Conversion, Sources
-from hpcdecode.model.frontend.stack import Stack
+from hpcdecode.model.frontend.stack import Pieces, Stack
 from hpcdecode.model.frontend.tensors import CheckpointTensor
 from hpcdecode.model.frontend.trace import Trace
 
@@ -87,9 +89,24 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
         if experts := self._sources.stacks.get(source):
             keys, in_dim = [key for own in experts for key in own], 2
         tensors = [self._tensors.get(key) for key in keys]
-        names = {each.few_bits() if isinstance(each, DequantisedTensor) else None for each in tensors}
+        names = {each.few_bits() if isinstance(each, DequantisedTensor | GgufTensor) else None for each in tensors}
         name = names.pop() if len(names) == 1 else None
         return name if name is not None and keeps_groups(name, cut, in_dim) else None
+
+    def blocks(self, key: WeightKey) -> Tensor | Stack:
+        """Return the blocks of a weight whose `few_bits` are one of BLOCKS, as stored, uint8 [out, bytes]."""
+        source, name = self._source(key), self.few_bits(key)
+        assert name is not None, "asked only for weights in blocks"
+        if source in self._sources.stacks:
+            return self._experts(key, name)
+        stored, cut = self._blocks_of(key, self._sources.keys[source]), cut_of_blocks(name, cut_of(key))
+        return stored if cut is None else cut.of(stored)
+
+    def _blocks_of(self, key: WeightKey, stored: str) -> Tensor:
+        tensor = self._tensors[stored]
+        assert isinstance(tensor, GgufTensor), "others have no blocks"
+        check_values(self._path, {name_of(key): tensor.sample()})
+        return tensor.blocks()
 
     def _source(self, key: WeightKey) -> str:
         """Return the weight that has the tensor of a weight or part."""
@@ -101,8 +118,13 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
         of_all = isinstance(tensor, DequantisedTensor) and len(tensor.shape) == 3
         return source in self._sources.stacks or of_all
 
-    def _experts(self, key: WeightKey) -> Stack:
-        """Return a part of a weight of experts. Its pieces are read, placed and checked when they are asked for."""
+    def _experts(self, key: WeightKey, blocks: str | None = None) -> Stack:
+        """Return a part of a weight of experts. Its pieces are read, placed and checked when they are asked for.
+
+        Args:
+            key: The weight, or part.
+            blocks: Return blocks of this type, one of BLOCKS; None for numbers.
+        """
         source, cut = self._source(key), cut_of(key)
         dtype, shape = self._like[source][0], self._wanted[key].one_token
         count, rows, columns = shape
@@ -110,6 +132,11 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
         if cut is not None and cut.dim == 0:
             chosen, cut = [i for first, last in cut.ranges for i in range(first, last)], None
         stacked = self._sources.stacks.get(source)
+        if blocks is not None:
+            assert stacked is not None, "blocks of experts are those of each"
+            cut = cut_of_blocks(blocks, None if cut is None else cut._replace(dim=cut.dim - 1))
+            in_blocks = partial(self._pieces_in_blocks, key, [stacked[e] for e in chosen], cut, BLOCKS[blocks])
+            return Stack.read_later((count, rows, columns), in_blocks)
         read = self._matrices(source) if stacked is None else self._pieces(stacked)
 
         def pieces(e: int) -> tuple[Tensor, ...]:
@@ -122,6 +149,16 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
             return placed
 
         return Stack.read_later((count, rows, columns), pieces, joined=stacked is None)
+
+    def _pieces_in_blocks(
+        self, key: WeightKey, experts: Sequence[Sequence[str]], cut: WeightCut | None, size: BlockSize, e: int
+    ) -> Pieces:
+        """Return the blocks of expert `e` of `experts`, or what `cut` takes of them; size: that of a block."""
+        own: Pieces = tuple(self._blocks_of(key, stored) for stored in experts[e])
+        own = own if cut is None else cut_pieces(own, cut)
+        (count, *_), inputs = self._wanted[key].one_token, own[0].shape[1] // size.bytes * size.inputs
+        self._check_shape(self._source(key), (count, sum(map(len, own)), inputs), self._wanted[key].one_token)
+        return own
 
     def _pieces(self, experts: Sequence[Sequence[str]]) -> Callable[[int], tuple[Tensor, ...]]:
         return lambda e: tuple(self._tensors[key]() for key in experts[e])

@@ -13,7 +13,7 @@ from hpcdecode.attention.base import isa
 from hpcdecode.model.frontend.meta import Meta, tensor_meta
 from hpcdecode.model.frontend.nodes import as_int
 from hpcdecode.model.lower import quantize
-from hpcdecode.model.lower.few_bits import ALL_FORMS, BLOCK_INPUTS, form_of
+from hpcdecode.model.lower.few_bits import ALL_FORMS, form_of
 from hpcdecode.model.lower.instruction import TYPES
 from hpcdecode.model.lower.packed_weights import HALF, WORD, PackedSize
 from hpcdecode.model.lower.projections import Gate, Projection, expert_projection, gate_of
@@ -153,7 +153,7 @@ def expert_gemm(p: Projection, x: Meta, y: Meta, gate: Op | None = None, bits: s
     """
     inputs = x.one_token[-1]
     odd = inputs * x.dtype.itemsize % WORD.itemsize or (gate is not None and y.one_token[-1] % HALF)
-    if odd or x.dtype not in TYPES or y.dtype not in TYPES or (bits is not None and inputs % BLOCK_INPUTS):
+    if odd or x.dtype not in TYPES or y.dtype not in TYPES or (bits is not None and inputs % ALL_FORMS[bits].multiple):
         return None
     if not Product.offered(TYPES[x.dtype], TYPES[y.dtype], isa(), gate, form_of(bits)):
         return None

@@ -6,8 +6,11 @@
 | mxfp4 | FP4 (E2M1) * 2^exponent | 32: exponent of 8 bits (OCP Microscaling 1.0) | 4.25 |
 | fp8 | FP8 (E4M3) * scale | 128: float32 scale | 8.25 |
 
-Weights are rounded to the nearest codes. Those of a quantised checkpoint were codes times scales before they were read,
-rounded to the model's dtype. For them the scales are looked for that give the same numbers, bit for bit.
+Blocks of GGUF files are packed as they are. Their forms have the names of their types: codes of 4 or 8 bits, times
+float16 scales, or for Q4_K, Q5_K and Q6_K times scales of two levels.
+
+Other weights are rounded to the nearest codes. Those of a quantised checkpoint were codes times scales before they were
+read, rounded to the model's dtype. For them the scales are looked for that give the same numbers, bit for bit.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hpcdecode._ops_cpu import WeightForm, pack_few_bits
+from hpcdecode._ops_cpu import BlockType, WeightForm, pack_blocks, pack_few_bits
+from hpcdecode.model.frontend.quantization.few_bits import BLOCKS
 from hpcdecode.model.lower.instruction import TYPES
 
 BLOCK_INPUTS = 32  # inputs must be a multiple
@@ -35,6 +39,7 @@ class FewBits(NamedTuple):
         scale_bytes: Bytes of a group's scales.
         code_bits: Bits of a code.
         on_grid: Whether the weights were in this form before they were read.
+        block: What GGUF calls the blocks that hold the weights, or None.
     """
 
     native: WeightForm
@@ -42,11 +47,24 @@ class FewBits(NamedTuple):
     scale_bytes: int
     code_bits: int
     on_grid: bool = False
+    block: str | None = None
 
     @property
     def bits(self) -> float:
         """Return the bits of a weight, with its share of the scales."""
         return self.code_bits + 8 * self.scale_bytes / self.group
+
+    @property
+    def multiple(self) -> int:
+        """Return what inputs must be a multiple of."""
+        return BLOCK_INPUTS if self.block is None else BLOCKS[self.block].inputs
+
+    def inputs(self, part: Tensor) -> int:
+        """Return the inputs of a part of a weight as `pack_into` takes it."""
+        if self.block is None:
+            return part.shape[1]
+        size = BLOCKS[self.block]
+        return part.shape[1] // size.bytes * size.inputs
 
     def words(self, inputs: int) -> int:
         """Return the words of 4 bytes of an output's weights and scales."""
@@ -58,7 +76,7 @@ class FewBits(NamedTuple):
 
         Args:
             made: The memory, uint8.
-            parts: Parts [out_i, in] of the weight, float32 or bfloat16.
+            parts: Parts [out_i, in] of the weight, float32 or bfloat16; of blocks uint8 [out_i, bytes].
             bias: Bias float32 [out].
             in_turn: Rows that each part gives before the next part does, or None for all.
 
@@ -67,7 +85,12 @@ class FewBits(NamedTuple):
         """
         rows = [p.contiguous() for p in parts]
         places = [(p.data_ptr(), p.stride(0) * p.element_size(), len(p)) for p in rows]
-        bias, inputs, whole = bias.contiguous(), rows[0].shape[1], sum(map(len, rows))
+        bias, inputs, whole = bias.contiguous(), self.inputs(rows[0]), sum(map(len, rows))
+        threads = torch.get_num_threads()
+        if self.block is not None:
+            kind = BlockType[self.block.lower()]
+            pack_blocks(places, kind, inputs, in_turn or whole, bias.data_ptr(), made.data_ptr(), threads)
+            return 0
         return pack_few_bits(
             places,
             TYPES[rows[0].dtype],
@@ -77,7 +100,7 @@ class FewBits(NamedTuple):
             self.native,
             self.on_grid,
             made.data_ptr(),
-            torch.get_num_threads(),
+            threads,
         )
 
 
@@ -87,7 +110,16 @@ FORMS = {
     "fp8": FewBits(WeightForm.fp8, 128, 4, 8),
 }
 GRIDS = {f"{name} grid": form._replace(on_grid=True) for name, form in FORMS.items()}
-ALL_FORMS = {**FORMS, **GRIDS}
+OF_BLOCKS = {
+    "Q4_0": FewBits(WeightForm.int4, 32, 4, 4),
+    "Q4_1": FewBits(WeightForm.q4_1, 32, 4, 4),
+    "Q5_0": FewBits(WeightForm.q8_0, 32, 2, 8),
+    "Q8_0": FewBits(WeightForm.q8_0, 32, 2, 8),
+    "Q4_K": FewBits(WeightForm.q4_k, 256, 20, 4),
+    "Q5_K": FewBits(WeightForm.q5_k, 256, 20, 8),
+    "Q6_K": FewBits(WeightForm.q6_k, 256, 18, 8),
+}
+ALL_FORMS = {**FORMS, **GRIDS, **{name: form._replace(block=name) for name, form in OF_BLOCKS.items()}}
 
 
 def form_of(bits: str | None) -> WeightForm:

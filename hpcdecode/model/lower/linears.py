@@ -16,6 +16,7 @@ from hpcdecode.model.frontend.clean import VIEWS
 from hpcdecode.model.frontend.head_linear import head_linear
 from hpcdecode.model.frontend.meta import Meta, tensor_meta
 from hpcdecode.model.frontend.nodes import as_node, results
+from hpcdecode.model.frontend.quantization.few_bits import BLOCKS
 from hpcdecode.model.frontend.rows import packed_linear
 from hpcdecode.model.lower import packed_weights, quantize
 from hpcdecode.model.lower.experts import ExpertPacker
@@ -46,7 +47,7 @@ def merge_projections(graph: fx.Graph, weights: Quantised = None, *, ends: bool 
     Args:
         graph: ([o,] context..., weights...) -> (q, k, v, context...) or (logits,).
         weights: What projections' weights are quantised to: int8 or one of few_bits.FORMS for those with many outputs;
-            one of few_bits.GRIDS or None for each of the graph's weights; or None for nothing.
+            one of few_bits.GRIDS, of BLOCKS or None for each of the graph's weights; or None for nothing.
         ends: Whether a slice ends with the graph.
 
     Returns:
@@ -104,7 +105,8 @@ class ProjectionMerger:
         """Return what the weight of a projection is quantised to, or None. In few bits the LM head stays as it is."""
         inputs = tensor_meta(p.x).one_token[-1]
         if isinstance(self.weights, tuple):
-            return self.weights[self._made.recipes[p.weight].sources[0]]
+            bits = self.weights[self._made.recipes[p.weight].sources[0]]
+            return None if p.transposed and bits in BLOCKS else bits
         if self.weights is None or p.width * quantize.MAX_INPUTS_PER_OUTPUT < inputs:
             return None
         return None if self.weights in FORMS and p.width == self._logits else self.weights

@@ -16,7 +16,7 @@ from torch import Tensor
 from hpcdecode._ops_cpu import Op, Product, pack_weights
 from hpcdecode.attention.base import isa
 from hpcdecode.model.frontend.meta import Meta
-from hpcdecode.model.lower.few_bits import ALL_FORMS, BLOCK_INPUTS, form_of
+from hpcdecode.model.lower.few_bits import ALL_FORMS, form_of
 from hpcdecode.model.lower.instruction import TYPES
 from hpcdecode.model.lower.stage import Stage, TokenRows
 from hpcdecode.system.shared_memory import PrivateMemory, WeightMemory
@@ -57,7 +57,9 @@ def gemm(x: Meta, weight: Meta, y: Meta, gate: Op | None = None, bits: str | Non
         return None
     x_type, y_type = TYPES[x.dtype], TYPES[y.dtype]
     outputs = y.one_token[-1] * (1 if gate is None else 2)
-    if not Product.offered(x_type, y_type, isa(), gate, form) or (bits is not None and x.one_token[-1] % BLOCK_INPUTS):
+    if not Product.offered(x_type, y_type, isa(), gate, form) or (
+        bits is not None and x.one_token[-1] % ALL_FORMS[bits].multiple
+    ):
         return None
     work = Product(x_type, y_type, size // WORD.itemsize, outputs, isa(), gate, form)
     return Stage(work, [TokenRows(x), TokenRows(weight)], [TokenRows(y)])
@@ -158,10 +160,11 @@ def pack_few_bits(bits: str, parts: Sequence[Tensor], bias: Tensor | None = None
 
     Args:
         bits: Its form, one of ALL_FORMS.
-        parts: Parts [out_i, in] of the weight, stacked along their first dimension.
+        parts: Parts [out_i, in] of the weight, or [out_i, bytes] of its blocks, stacked along their first dimension.
         bias: Bias [out] of the GEMM, or None.
     """
-    size = PackedSize(sum(map(len, parts)), ALL_FORMS[bits].words(parts[0].shape[1]), 1)
+    form = ALL_FORMS[bits]
+    size = PackedSize(sum(map(len, parts)), form.words(form.inputs(parts[0])), 1)
     return packed(size, lambda: [plain_rows(parts, bias)], bits=bits)
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from hpcdecode.model.frontend.meta import Meta
+from hpcdecode.model.frontend.quantization.few_bits import BLOCKS
 from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.lower import packed_weights, quantize
 from hpcdecode.model.lower.packed_weights import PRIVATE, PackedSize, WeightRows
@@ -17,7 +18,14 @@ from hpcdecode.system.shared_memory import WeightMemory
 
 PACKED_FOR = 512  # tokens: oneDNN chooses the packed layout for this many, and it serves any number
 
-ReadWeight = Callable[[int], Tensor | Stack]
+
+class ReadWeight(Protocol):
+    """What returns a weight that a slice's graph named."""
+
+    def __call__(self, number: int, blocks: bool = False, /) -> Tensor | Stack:
+        """Return the weight of a number, or the blocks of GGUF that hold it, uint8 [out, bytes]."""
+
+
 Form = Literal[
     "plain",
     "onednn",
@@ -79,7 +87,7 @@ def make_weight(recipe: Recipe, read: ReadWeight, memory: WeightMemory = PRIVATE
 
 def _parts(recipe: Recipe, read: ReadWeight) -> list[Tensor]:
     """Return the parts [out_i, in] of a recipe's weight."""
-    parts = [as_tensor(read(i)) for i in recipe.sources]
+    parts = [as_tensor(read(i, True) if recipe.bits in BLOCKS else read(i)) for i in recipe.sources]
     return [part.t() for part in parts] if recipe.transposed else parts
 
 
@@ -99,7 +107,7 @@ def _rows(recipe: Recipe, read: ReadWeight) -> Iterable[WeightRows]:
 
 def _expert_rows(recipe: Recipe, read: ReadWeight) -> Iterator[WeightRows]:
     """Yield what is packed of each expert."""
-    (weight,) = (read(i) for i in recipe.sources)
+    (weight,) = (read(i, True) if recipe.bits in BLOCKS else read(i) for i in recipe.sources)
     biases = [as_tensor(read(i)) for i in recipe.biases]
     for e, own in enumerate(weight):
         pieces = [own] if isinstance(own, Tensor) else list(own)

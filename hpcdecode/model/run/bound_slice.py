@@ -62,7 +62,7 @@ class CompiledSlice:
         """
 
         def reader(stretch: Stretch) -> ReadWeight:
-            return lambda number: read(stretch.weights[number])
+            return lambda number, blocks=False: read(stretch.weights[number], blocks)
 
         return BoundSlice([BoundStretch(s, c, c.weights(reader(s), memory)) for s, c in self._stretches])
 

@@ -17,7 +17,7 @@ from hpcdecode.model.frontend.cache import cached_sources, cached_trace
 from hpcdecode.model.frontend.checkpoint import forget_pages, holds_weights, open_checkpoint
 from hpcdecode.model.frontend.config import config_file, stated_config, stated_dtype
 from hpcdecode.model.frontend.gguf.folder import gguf_files, model_folder
-from hpcdecode.model.frontend.gguf.tensors import open_gguf
+from hpcdecode.model.frontend.gguf.tensors import GgufTensor, open_gguf
 from hpcdecode.model.frontend.lora import merged
 from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.quantization.plain import DequantisedTensor, plain_tensors
@@ -31,7 +31,7 @@ from hpcdecode.model.frontend.tensors import CheckpointTensor
 from hpcdecode.model.frontend.trace import Trace
 from hpcdecode.model.frontend.weights import Weights, weight_key
 from hpcdecode.model.lower import packed_weights, quantize
-from hpcdecode.model.lower.few_bits import BLOCK_INPUTS, FORMS
+from hpcdecode.model.lower.few_bits import ALL_FORMS, BLOCK_INPUTS, FORMS
 from hpcdecode.model.lower.packed_weights import PRIVATE
 from hpcdecode.model.run.split_model import AUTO, SplitModel
 from hpcdecode.model.run.stages import stages_of
@@ -39,7 +39,7 @@ from hpcdecode.system.shared_memory import WeightMemory
 from hpcdecode.system.torch_functions import settle_functions
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-BITS = {"int8": 8.0, **{name: form.bits for name, form in FORMS.items()}}  # of a weight
+BITS = {"int8": 8.0, **{name: form.bits for name, form in ALL_FORMS.items()}}  # of a weight
 
 
 class ModelPart(NamedTuple):
@@ -190,7 +190,7 @@ def weight_bytes(folder: Path, dtype: torch.dtype, quantised: str | None = None)
     for tensor in tensors.values():
         name = quantised
         if name == AUTO:
-            name = tensor.few_bits() if isinstance(tensor, DequantisedTensor) else None
+            name = tensor.few_bits() if isinstance(tensor, DequantisedTensor | GgufTensor) else None
         packed = name in BITS and (name == "int8" or _takes_few_bits(tensor.shape, vocabulary))
         each = BITS[name] if name is not None and packed else 8.0 * dtype.itemsize
         bits += each * math.prod(tensor.shape)

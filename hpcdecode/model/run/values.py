@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, fx
@@ -11,7 +11,7 @@ from hpcdecode.model.frontend.membership import WeightKey
 from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.frontend.trace import Trace
 from hpcdecode.model.frontend.weights import Weights, weight_key
-from hpcdecode.model.lower.recipe import as_tensor
+from hpcdecode.model.lower.recipe import ReadWeight, as_tensor
 
 
 class Values:
@@ -41,15 +41,24 @@ class Values:
         (self._constant if constant else self._of_weights)[node] = value
         return value
 
-    def reader(self, nodes: Sequence[fx.Node]) -> Callable[[int], Tensor | Stack]:
+    def reader(self, nodes: Sequence[fx.Node]) -> ReadWeight:
         """Return what reads or computes the value of one of `nodes`, by its number."""
-        return lambda number: self[nodes[number]]
+
+        def read(number: int, blocks: bool = False) -> Tensor | Stack:
+            return self.blocks(nodes[number]) if blocks else self[nodes[number]]
+
+        return read
 
     def few_bits(self, nodes: Sequence[fx.Node]) -> tuple[str | None, ...]:
         """Return what holds the numbers of weights of a quantised checkpoint in few bits, or None, for each of them."""
         if not isinstance(self._weights, Weights):
             return (None,) * len(nodes)
         return tuple(self._weights.few_bits(self._keys[n]) if n in self._keys else None for n in nodes)
+
+    def blocks(self, node: fx.Node) -> Tensor | Stack:
+        """Return the blocks of a weight whose `few_bits` are one of BLOCKS, uint8 [out, bytes]."""
+        assert isinstance(self._weights, Weights), "others have no blocks"
+        return self._weights.blocks(self._keys[node])
 
     def tensor(self, node: fx.Node) -> Tensor:
         """Return the value of a node that is one tensor."""

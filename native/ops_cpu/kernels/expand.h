@@ -23,24 +23,111 @@ inline T loaded(const char* p, int64_t i) {
     return x;
 }
 
+// Scales of a form for 32 inputs begin here.
+template <class Layout>
+inline const char* scales_of(const char* scales, int64_t input) {
+    return scales + input / Layout::kGroup * Layout::kScaleBytes;
+}
+
+// A weight is code * scale + start.
+struct Affine16 {
+    float scale[kHalf], start[kHalf];
+};
+
+inline void decode_nibbles(const Affine16& by, const char* codes, Block& to) {
+    for (int lane = 0; lane < 64; ++lane) {
+        const int input = lane / 32 * 16 + lane % 2, o = lane / 2 % kHalf;
+        const auto word = loaded<uint32_t>(codes, lane);
+        for (int k = 0; k < 8; ++k)
+            to[input + 2 * k][o] = by.scale[o] * static_cast<float>(word >> (4 * k) & 15u) + by.start[o];
+    }
+}
+
+// first, second: Of 16 inputs each.
+inline void decode_bytes(const Affine16& first, const Affine16& second, const char* codes, Block& to) {
+    for (int lane = 0; lane < 512; ++lane) {
+        const int o = lane % 2 * 8 + lane / 4 % 8, input = lane / 32 * 2 + lane / 2 % 2;
+        const Affine16& by = input < 16 ? first : second;
+        to[input][o] = by.scale[o] * static_cast<float>(loaded<int8_t>(codes, lane)) + by.start[o];
+    }
+}
+
 struct Int4 : Int4Layout {
-    static void decode(const char* scales, const char* codes, Block& to) {
-        float scale[kHalf], start[kHalf];
+    static void decode(const char* scales, int64_t input, const char* codes, Block& to) {
+        scales = scales_of<Int4>(scales, input);
+        Affine16 by;
         for (int o = 0; o < kHalf; ++o) {
-            scale[o] = from_half(loaded<uint16_t>(scales, o));
-            start[o] = -(scale[o] * from_half(loaded<uint16_t>(scales, kHalf + o)));  // exact
+            by.scale[o] = from_half(loaded<uint16_t>(scales, o));
+            by.start[o] = -(by.scale[o] * from_half(loaded<uint16_t>(scales, kHalf + o)));  // exact
         }
-        for (int lane = 0; lane < 64; ++lane) {
-            const int input = lane / 32 * 16 + lane % 2, o = lane / 2 % kHalf;
-            const auto word = loaded<uint32_t>(codes, lane);
-            for (int k = 0; k < 8; ++k)
-                to[input + 2 * k][o] = scale[o] * static_cast<float>(word >> (4 * k) & 15u) + start[o];
+        decode_nibbles(by, codes, to);
+    }
+};
+
+struct Q41 : Q41Layout {
+    static void decode(const char* scales, int64_t input, const char* codes, Block& to) {
+        scales = scales_of<Q41>(scales, input);
+        Affine16 by;
+        for (int o = 0; o < kHalf; ++o) {
+            by.scale[o] = from_half(loaded<uint16_t>(scales, o));
+            by.start[o] = from_half(loaded<uint16_t>(scales, kHalf + o));
         }
+        decode_nibbles(by, codes, to);
+    }
+};
+
+struct Q80 : Q80Layout {
+    static void decode(const char* scales, int64_t input, const char* codes, Block& to) {
+        scales = scales_of<Q80>(scales, input);
+        Affine16 by{};
+        for (int o = 0; o < kHalf; ++o) by.scale[o] = from_half(loaded<uint16_t>(scales, o));
+        decode_bytes(by, by, codes, to);
+    }
+};
+
+// Scales of two levels; products of theirs are exact.
+template <class Layout>
+inline Affine16 of_levels(const char* scales, int64_t input) {
+    scales = scales_of<Layout>(scales, input);
+    const char* own = scales + 4 * kHalf + input % Layout::kGroup / kBlockInputs * 2 * kHalf;
+    Affine16 by;
+    for (int o = 0; o < kHalf; ++o) {
+        by.scale[o] = from_half(loaded<uint16_t>(scales, o)) * static_cast<float>(loaded<uint8_t>(own, o));
+        by.start[o] =
+            -(from_half(loaded<uint16_t>(scales, kHalf + o)) * static_cast<float>(loaded<uint8_t>(own, kHalf + o)));
+    }
+    return by;
+}
+
+struct Q4K : Q4KLayout {
+    static void decode(const char* scales, int64_t input, const char* codes, Block& to) {
+        decode_nibbles(of_levels<Q4K>(scales, input), codes, to);
+    }
+};
+
+struct Q5K : Q5KLayout {
+    static void decode(const char* scales, int64_t input, const char* codes, Block& to) {
+        const Affine16 by = of_levels<Q5K>(scales, input);
+        decode_bytes(by, by, codes, to);
+    }
+};
+
+struct Q6K : Q6KLayout {
+    static void decode(const char* scales, int64_t input, const char* codes, Block& to) {
+        scales = scales_of<Q6K>(scales, input);
+        const char* own = scales + 2 * kHalf + input % kGroup / kHalf * kHalf;
+        Affine16 by[2] = {};
+        for (int group = 0; group < 2; ++group)
+            for (int o = 0; o < kHalf; ++o)
+                by[group].scale[o] =
+                    from_half(loaded<uint16_t>(scales, o)) * static_cast<float>(loaded<int8_t>(own, group * kHalf + o));
+        decode_bytes(by[0], by[1], codes, to);
     }
 };
 
 struct Mxfp4 : Mxfp4Layout {
-    static void decode(const char* scales, const char* codes, Block& to) {
+    static void decode(const char* scales, int64_t first, const char* codes, Block& to) {
+        scales = scales_of<Mxfp4>(scales, first);
         for (int lane = 0; lane < 128; ++lane) {
             const int input = lane / 32 * 8 + lane % 2, o = lane / 2 % kHalf;
             const auto scale = bits<float>(static_cast<uint32_t>(loaded<uint8_t>(scales, o)) << 23);
@@ -55,7 +142,8 @@ struct Mxfp4 : Mxfp4Layout {
 };
 
 struct Fp8 : Fp8Layout {
-    static void decode(const char* scales, const char* codes, Block& to) {
+    static void decode(const char* scales, int64_t first, const char* codes, Block& to) {
+        scales = scales_of<Fp8>(scales, first);
         for (int lane = 0; lane < 512; ++lane) {
             const int o = lane % 2 * 8 + lane / 4 % 8;
             const uint32_t code = loaded<uint8_t>(codes, lane);
@@ -87,7 +175,7 @@ void expand(const char* panel, int64_t inputs, uint32_t* out) {
         const char* scales = panel + kHeadBytes + half * half_bytes<Form>(inputs);
         const char* codes = scales + scale_bytes<Form>(inputs);
         for (int64_t first = 0; first < inputs; first += kBlockInputs, codes += Form::kBlockBytes) {
-            Form::decode(scales + first / Form::kGroup * Form::kScaleBytes, codes, block);
+            Form::decode(scales, first, codes, block);
             uint32_t* to = out + first / Word::kInputs * kPanel + half * kHalf;
             for (int input = 0; input < kBlockInputs; input += Word::kInputs, to += kPanel)
                 for (int o = 0; o < kHalf; ++o) to[o] = Word::of(block, input, o);

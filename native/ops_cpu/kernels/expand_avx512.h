@@ -17,22 +17,32 @@ inline __m512 doubled(__m512 x) {
     return _mm512_permutexvar_ps(_mm512_add_epi32(twice, _mm512_set1_epi32(first)), x);
 }
 
+// Of 16 outputs, each for both inputs of a word: a weight is code * by + start.
+struct Affine512 {
+    __m512 by[2], start[2];
+};
+
+inline Affine512 affine512(__m512 by, __m512 start) {
+    return {{doubled<0>(by), doubled<8>(by)}, {doubled<0>(start), doubled<8>(start)}};
+}
+
+inline __m512 halves16(const char* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+
+inline __m512 bytes16(const char* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+
 // A form's codes in registers give word after word of 16 outputs.
-struct Int4Words : Int4 {
+template <class Form>
+struct NibbleWords : Form {
     static constexpr int kWords = 8;
-    struct Scales {
-        __m512 by[2], start[2];
-    };
+    static constexpr int64_t kScaleInputs = kBlockInputs;
+    using Scales = Affine512;
     struct Codes {
         Words of[2];
     };
-    static Scales scales(const char* p) {
-        const auto* half = reinterpret_cast<const __m256i*>(p);
-        const __m512 by = _mm512_cvtph_ps(_mm256_loadu_si256(half)),
-                     zero = _mm512_cvtph_ps(_mm256_loadu_si256(half + 1));
-        const __m512 start = _mm512_fnmadd_ps(by, zero, _mm512_setzero_ps());
-        return {{doubled<0>(by), doubled<8>(by)}, {doubled<0>(start), doubled<8>(start)}};
-    }
     static Codes codes(const char* p) {
         const auto* words = reinterpret_cast<const uint32_t*>(p);
         return {{load_words(words), load_words(words + kLanes)}};
@@ -48,12 +58,98 @@ struct Int4Words : Int4 {
     }
 };
 
+struct Int4Words : NibbleWords<Int4> {
+    static Scales scales(const char* all, int64_t input) {
+        const char* p = scales_of<Int4>(all, input);
+        const __m512 by = halves16(p), zero = halves16(p + 2 * kHalf);
+        return affine512(by, _mm512_fnmadd_ps(by, zero, _mm512_setzero_ps()));
+    }
+};
+
+struct Q41Words : NibbleWords<Q41> {
+    static Scales scales(const char* all, int64_t input) {
+        const char* p = scales_of<Q41>(all, input);
+        return affine512(halves16(p), halves16(p + 2 * kHalf));
+    }
+};
+
+template <class Form>
+inline Affine512 levels512(const char* all, int64_t input) {
+    const char* p = scales_of<Form>(all, input);
+    const char* own = p + 4 * kHalf + input % Form::kGroup / kBlockInputs * 2 * kHalf;
+    const __m512 taken = _mm512_fnmadd_ps(halves16(p + 2 * kHalf), bytes16(own + kHalf), _mm512_setzero_ps());
+    return affine512(_mm512_mul_ps(halves16(p), bytes16(own)), taken);
+}
+
+struct Q4KWords : NibbleWords<Q4K> {
+    static Scales scales(const char* all, int64_t input) { return levels512<Q4K>(all, input); }
+};
+
+// int8 codes of a word of 16 outputs: pairs of 16 bits, whose lower ones are of the first 8 outputs.
+struct ByteCodes {
+    const char* at;
+    void next(__m512& one, __m512& other) {
+        const Words wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
+        one = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(wide, 16), 16));
+        other = _mm512_cvtepi32_ps(_mm512_srai_epi32(wide, 16));
+        at += 2 * kHalf;
+    }
+};
+
+template <class Form>
+struct ByteWords : Form {
+    static constexpr int kWords = 8;
+    static constexpr int64_t kScaleInputs = kBlockInputs;
+    struct Scales {
+        __m512 by[2];
+    };
+    using Codes = ByteCodes;
+    static Codes codes(const char* p) { return {p}; }
+    static Words next(Codes& codes, const Scales& scales) {
+        __m512 one, other;
+        codes.next(one, other);
+        return reinterpret_cast<Words>(
+            rounded_pairs(_mm512_mul_ps(one, scales.by[0]), _mm512_mul_ps(other, scales.by[1])));
+    }
+};
+
+struct Q80Words : ByteWords<Q80> {
+    static Scales scales(const char* all, int64_t input) {
+        const __m512 by = halves16(scales_of<Q80>(all, input));
+        return {{doubled<0>(by), doubled<8>(by)}};
+    }
+};
+
+struct Q6KWords : ByteWords<Q6K> {
+    static constexpr int64_t kScaleInputs = kHalf;
+    static Scales scales(const char* all, int64_t input) {
+        const char* p = scales_of<Q6K>(all, input);
+        const char* own = p + 2 * kHalf + input % kGroup / kHalf * kHalf;
+        const Words whole = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(own)));
+        const __m512 by = _mm512_mul_ps(halves16(p), _mm512_cvtepi32_ps(whole));
+        return {{doubled<0>(by), doubled<8>(by)}};
+    }
+};
+
+struct Q5KWords : ByteWords<Q5K> {
+    using Scales = Affine512;
+    static Scales scales(const char* all, int64_t input) { return levels512<Q5K>(all, input); }
+    static Words next(Codes& codes, const Scales& scales) {
+        __m512 one, other;
+        codes.next(one, other);
+        return reinterpret_cast<Words>(rounded_pairs(_mm512_fmadd_ps(one, scales.by[0], scales.start[0]),
+                                                     _mm512_fmadd_ps(other, scales.by[1], scales.start[1])));
+    }
+};
+
 // A number's exponent grows by that of the scale, unless it is zero.
 struct Mxfp4Words : Mxfp4 {
     static constexpr int kWords = 4;
+    static constexpr int64_t kScaleInputs = kBlockInputs;
     using Scales = Words;
     using Codes = Words;
-    static Scales scales(const char* p) {
+    static Scales scales(const char* all, int64_t input) {
+        const char* p = scales_of<Mxfp4>(all, input);
         const Words exponents = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
         const Words more = _mm512_slli_epi32(_mm512_sub_epi32(exponents, _mm512_set1_epi32(127)), 7);
         return _mm512_or_si512(_mm512_slli_epi32(more, 16), _mm512_and_si512(more, _mm512_set1_epi32(0xffff)));
@@ -76,12 +172,13 @@ struct Mxfp4Words : Mxfp4 {
 // With its bits in the lower exponent's and the upper fraction's place, a float32 is 2^-120 of the number.
 struct Fp8Words : Fp8 {
     static constexpr int kWords = 1;
+    static constexpr int64_t kScaleInputs = kBlockInputs;
     struct Scales {
         __m512 by[2];
     };
     using Codes = Words;
-    static Scales scales(const char* p) {
-        const __m512 by = _mm512_mul_ps(_mm512_loadu_ps(p), _mm512_set1_ps(0x1p120f));
+    static Scales scales(const char* all, int64_t input) {
+        const __m512 by = _mm512_mul_ps(_mm512_loadu_ps(scales_of<Fp8>(all, input)), _mm512_set1_ps(0x1p120f));
         return {{doubled<0>(by), doubled<8>(by)}};
     }
     static Codes codes(const char* p) {
@@ -102,6 +199,12 @@ struct Fp8Words : Fp8 {
 template <class Form>
 constexpr int64_t kLoadBytes = Form::kBlockBytes * Form::kWords / (kBlockInputs / 2);  // of the codes of kWords words
 
+// Whether the words of load i of a block have other scales than those before.
+template <class Form>
+constexpr bool begins_group(int i) {
+    return i > 0 && 2 * i * Form::kWords % Form::kScaleInputs == 0;
+}
+
 // Writes the words of some inputs of half a panel, whole blocks of them.
 template <class Form>
 inline void expand_half(const char* panel, int64_t inputs, int half, int64_t begin, int64_t end, uint32_t* to) {
@@ -109,8 +212,9 @@ inline void expand_half(const char* panel, int64_t inputs, int half, int64_t beg
     const char* codes = scales + scale_bytes<Form>(inputs) + begin / kBlockInputs * Form::kBlockBytes;
     to += half * kHalf;
     for (int64_t input = begin; input < end; input += kBlockInputs) {
-        const auto by = Form::scales(scales + input / Form::kGroup * Form::kScaleBytes);
+        auto by = Form::scales(scales, input);
         for (int i = 0; i < kBlockInputs / 2 / Form::kWords; ++i, codes += kLoadBytes<Form>) {
+            if (begins_group<Form>(i)) by = Form::scales(scales, input + 2 * i * Form::kWords);
             auto some = Form::codes(codes);
 #pragma GCC unroll 8
             for (int k = 0; k < Form::kWords; ++k, to += kPanel) _mm512_storeu_si512(to, Form::next(some, by));
@@ -146,8 +250,11 @@ inline void halves(const Tile& t, int first, Lines& next) {
             __builtin_prefetch(next.begin, 0, 2);
         typename Form::Scales by[count];
 #pragma GCC unroll 2
-        for (int v = 0; v < count; ++v) by[v] = Form::scales(scales[v] + input / Form::kGroup * Form::kScaleBytes);
+        for (int v = 0; v < count; ++v) by[v] = Form::scales(scales[v], input);
         for (int i = 0; i < kBlockInputs / 2 / Form::kWords; ++i) {
+            if (begins_group<Form>(i))
+#pragma GCC unroll 2
+                for (int v = 0; v < count; ++v) by[v] = Form::scales(scales[v], input + 2 * i * Form::kWords);
             typename Form::Codes some[count];
 #pragma GCC unroll 2
             for (int v = 0; v < count; ++v) {

@@ -16,14 +16,16 @@
 namespace hpcdecode::ops::HPCDECODE_ISA {
 
 extern const KernelTable table;
-constexpr KernelTable table = make_table(HPCDECODE_ISA_NAME,
-                                         {{{tiles<Float32, ToFloat32>},
-                                           {nullptr, amx_tiles<PairProducts, ToBfloat16>},
-                                           {amx_tiles<QuadProducts, ToFloat32>, amx_tiles<QuadProducts, ToBfloat16>}},
-                                          {gate<ToFloat32, silu>, gate<ToBfloat16, silu>},
-                                          {gate<ToFloat32, gelu_tanh>, gate<ToBfloat16, gelu_tanh>},
-                                          screen,
-                                          {kTileRows, kMostTileRows, kMostTileRows}},
-                                         in_tiles<Int4Words>(), in_tiles<Mxfp4Words>(), in_tiles<Fp8Words>());
+constexpr KernelTable table =
+    make_table(HPCDECODE_ISA_NAME,
+               {{{tiles<Float32, ToFloat32>},
+                 {nullptr, amx_tiles<PairProducts, ToBfloat16>},
+                 {amx_tiles<QuadProducts, ToFloat32>, amx_tiles<QuadProducts, ToBfloat16>}},
+                {gate<ToFloat32, silu>, gate<ToBfloat16, silu>},
+                {gate<ToFloat32, gelu_tanh>, gate<ToBfloat16, gelu_tanh>},
+                screen,
+                {kTileRows, kMostTileRows, kMostTileRows}},
+               in_tiles<Int4Words>(), in_tiles<Mxfp4Words>(), in_tiles<Fp8Words>(), in_tiles<Q41Words>(),
+               in_tiles<Q80Words>(), in_tiles<Q4KWords>(), in_tiles<Q5KWords>(), in_tiles<Q6KWords>());
 
 }  // namespace hpcdecode::ops::HPCDECODE_ISA

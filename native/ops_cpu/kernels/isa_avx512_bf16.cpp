@@ -10,14 +10,15 @@
 namespace hpcdecode::ops::HPCDECODE_ISA {
 
 extern const KernelTable table;
-constexpr KernelTable table =
-    make_table("avx512_bf16",
-               {{{tiles<Float32, ToFloat32>},
-                 {nullptr, tiles<Bfloat16, ToBfloat16>},
-                 {tiles<Int8, ToFloat32>, tiles<Int8, ToBfloat16>}},
-                {gate<ToFloat32, silu>, gate<ToBfloat16, silu>},
-                {gate<ToFloat32, gelu_tanh>, gate<ToBfloat16, gelu_tanh>},
-                screen},
-               in_registers<Int4Words>(), in_registers<Mxfp4Words>(), in_registers<Fp8Words>());
+constexpr KernelTable table = make_table("avx512_bf16",
+                                         {{{tiles<Float32, ToFloat32>},
+                                           {nullptr, tiles<Bfloat16, ToBfloat16>},
+                                           {tiles<Int8, ToFloat32>, tiles<Int8, ToBfloat16>}},
+                                          {gate<ToFloat32, silu>, gate<ToBfloat16, silu>},
+                                          {gate<ToFloat32, gelu_tanh>, gate<ToBfloat16, gelu_tanh>},
+                                          screen},
+                                         in_registers<Int4Words>(), in_registers<Mxfp4Words>(),
+                                         in_registers<Fp8Words>(), in_registers<Q41Words>(), in_registers<Q80Words>(),
+                                         in_registers<Q4KWords>(), in_registers<Q5KWords>(), in_registers<Q6KWords>());
 
 }  // namespace hpcdecode::ops::HPCDECODE_ISA

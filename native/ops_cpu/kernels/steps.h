@@ -142,8 +142,10 @@ inline float minimum_f(float x, float y) { return x > y ? y : x; }
 #define BINARY(f) {binary<Float, f>, binary<Bfloat, f>}
 
 // The table must be a constant: computing it when the library is loaded would run these instructions on every CPU.
-constexpr KernelTable make_table(const char* name, Products products = {}, FormKernels int4 = {},
-                                 FormKernels mxfp4 = {}, FormKernels fp8 = {}) {
+// forms: In the order of WeightForm, without `plain`.
+template <class... Forms>
+constexpr KernelTable make_table(const char* name, Products products = {}, Forms... forms) {
+    static_assert(sizeof...(forms) == 0 || sizeof...(forms) == kForms - 1);
     return {name,
             {{nullptr, nullptr},
              {nullptr, nullptr},
@@ -172,7 +174,7 @@ constexpr KernelTable make_table(const char* name, Products products = {}, FormK
             {load_f32, load_bf16, load_i8},
             {store_f32, store_bf16, store_i8},
             products,
-            {{}, int4, mxfp4, fp8},
+            {FormKernels{}, forms...},
             largest,
             weigh,
             sums_from,

@@ -1,4 +1,4 @@
-"""The tensors of GGUF files by the keys of the model's checkpoint. Each is dequantised when it is read."""
+"""The tensors of GGUF files by the keys of the model's checkpoint. Each is dequantised when it is read as a tensor."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from torch import Tensor
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.gguf.header import GgufEntry, GgufHeader, read_header
 from hpcdecode.model.frontend.gguf.names import IN_CONFIG, SAME, Change, key_of, own_values, table_of
+from hpcdecode.model.frontend.quantization.few_bits import BLOCKS
 from hpcdecode.model.frontend.quantization.plain import ELEMENTS_AT_ONCE, NAMES, empty, on_threads
 from hpcdecode.model.frontend.stated import MOST
 from hpcdecode.model.frontend.tensors import CheckpointTensor
 
 SCALED_TWICE = ("NVFP4",)  # whose second scales are tensors of their own
 FLOATS = ("F32", "F16")  # types of one element a block that are no formats of quants.py
+FORMS = {"MXFP4": "mxfp4"}  # of which these hold the numbers, though not their blocks
+SAMPLED_ROWS = 4
 
 
 def package() -> Any:
@@ -90,16 +93,35 @@ class GgufTensor:
             weight[first : first + step] = self._values(first, first + step)
 
         on_threads(fill, range(0, len(self._rows), step))
-        weight = weight.view(self._stored)
-        if heads := self._change.heads:
-            weight = weight.view(heads, self._stored[0] // heads // 2, 2, -1).transpose(1, 2).reshape(self._stored)
+        weight = self._in_order(weight.view(self._stored))
         return weight.t() if self._change.transposed else weight.view(self.shape)
 
-    def _values(self, first: int, last: int) -> Tensor:
+    def few_bits(self) -> str | None:
+        """Return what holds its numbers in few bits (see `few_bits`), or None."""
+        name: str = package().GGMLQuantizationType(self._kind).name
+        if self._change.transposed or self._change.row or self._change.added or len(self._stored) != 2:
+            return None
+        return name if name in BLOCKS else FORMS.get(name)
+
+    def blocks(self) -> Tensor:
+        """Return its blocks as they are, uint8 [out, bytes], of a matrix whose `few_bits` are one of BLOCKS."""
+        return self._in_order(torch.from_numpy(self._rows))
+
+    def sample(self) -> Tensor:
+        """Return some of its rows in float32."""
+        return self._values(0, len(self._rows), max(len(self._rows) // SAMPLED_ROWS, 1))
+
+    def _in_order(self, rows: Tensor) -> Tensor:
+        """Return rows [rows, any] in the order of the checkpoint."""
+        if heads := self._change.heads:
+            return rows.view(heads, len(rows) // heads // 2, 2, -1).transpose(1, 2).reshape(rows.shape)
+        return rows
+
+    def _values(self, first: int, last: int, step: int = 1) -> Tensor:
         """Return some rows in float32."""
         gguf = package()
         kind = gguf.GGMLQuantizationType(self._kind)
-        rows = self._rows[first:last]
+        rows = self._rows[first:last:step]
         with np.errstate(all="ignore"):  # implausible values are refused by whoever reads the weight
             if kind.name in FLOATS:
                 values = rows.view({"F32": "<f4", "F16": "<f2"}[kind.name]).astype(np.float32)
@@ -145,7 +167,7 @@ def open_gguf(files: Sequence[Path], dtype: torch.dtype) -> dict[str, Checkpoint
     architecture, table = table_of(headers[0])
     values, found = own_values(headers[0], architecture), dict[str, CheckpointTensor]()
     for header in headers:
-        data = np.memmap(header.file, mode="r")
+        data = np.memmap(header.file, mode="c")  # torch takes no memory that cannot be written to
         for name, entry in header.tensors.items():
             if IN_CONFIG.fullmatch(name):
                 continue

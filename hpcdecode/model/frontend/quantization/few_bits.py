@@ -6,6 +6,7 @@ The names are those of `model/lower/few_bits.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 
@@ -16,7 +17,31 @@ from hpcdecode.model.frontend.quantization.grids import Mxfp4Experts, PackedInte
 from hpcdecode.model.frontend.tensors import CheckpointTensor
 
 HALVES = ("F16", "BF16")  # what float16 scales hold, bfloat16 ones if they are not tiny
-GROUPS = {"int4": 32, "mxfp4": 32, "fp8": 128}  # inputs that share a scale there
+
+
+class BlockSize(NamedTuple):
+    """Size of the blocks of a type of GGUF.
+
+    Attributes:
+        inputs: Inputs of a block.
+        bytes: Its bytes.
+    """
+
+    inputs: int
+    bytes: int
+
+
+BLOCKS = {  # types of GGUF that GEMMs take as they are
+    "Q4_0": BlockSize(32, 18),
+    "Q4_1": BlockSize(32, 20),
+    "Q5_0": BlockSize(32, 22),
+    "Q8_0": BlockSize(32, 34),
+    "Q4_K": BlockSize(256, 144),
+    "Q5_K": BlockSize(256, 176),
+    "Q6_K": BlockSize(256, 210),
+}
+GROUPS = {"int4": 32, "mxfp4": 32, "fp8": 128, **{name: size.inputs for name, size in BLOCKS.items()}}
+"""Inputs that share a scale there, by name."""
 
 
 def few_bits_of(form: WeightFormat, parts: Mapping[str, CheckpointTensor], shape: tuple[int, ...]) -> str | None:
@@ -46,6 +71,15 @@ def few_bits_of(form: WeightFormat, parts: Mapping[str, CheckpointTensor], shape
 def keeps_groups(name: str, cut: WeightCut | None, in_dim: int) -> bool:
     """Return whether a cut takes whole groups of inputs of a weight, whose dimension `in_dim` counts inputs."""
     return cut is None or cut.dim != in_dim or all(end % GROUPS[name] == 0 for ends in cut.ranges for end in ends)
+
+
+def cut_of_blocks(name: str, cut: WeightCut | None) -> WeightCut | None:
+    """Return what a cut of a weight [out, in] takes of its blocks, uint8 [out, bytes]; the cut keeps whole blocks."""
+    if cut is None or cut.dim == 0:
+        return cut
+    size = BLOCKS[name]
+    ends = [tuple(end // size.inputs * size.bytes for end in ends) for ends in cut.ranges]
+    return cut._replace(size=cut.size // size.inputs * size.bytes, ranges=tuple((a, b) for a, b in ends))
 
 
 def _named(form: WeightFormat, parts: Mapping[str, object]) -> tuple[str, int | None] | None:

@@ -1,0 +1,175 @@
+#include "blocks.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "code_layout.h"
+#include "product.h"
+#include "team.h"
+
+namespace hpcdecode::ops {
+namespace {
+
+constexpr int kHalf = kPanel / 2;
+constexpr uint16_t kEight = 0x4800;  // 8 as float16
+
+uint8_t byte(const char* p, int64_t i) { return static_cast<uint8_t>(p[i]); }
+
+// Where the scales of a group, and the codes of its inputs, of one output lie.
+struct Place {
+    char *scales, *codes;
+    int output;
+
+    void half(int row, const char* from) const { std::memcpy(scales + (row * kHalf + output) * 2, from, 2); }
+    void byte_at(int64_t row, uint8_t value) const { scales[row + output] = static_cast<char>(value); }
+    template <class Layout>
+    void code(uint8_t code, int input) const {
+        char* block = codes + input / kBlockInputs * Layout::kBlockBytes;
+        const int own = input % static_cast<int>(kBlockInputs);
+        if constexpr (Layout::kBlockBytes == Int4Layout::kBlockBytes)
+            store_nibble(code, own, output, block);
+        else
+            store_byte(code, own, output, block);
+    }
+};
+
+// Each of these packs one block, which is a group of the form that it becomes.
+// Sources: ggml-quants.c and ggml-common.h of ggml.
+struct Q40 : Int4Layout {
+    static constexpr int64_t kBytes = 18;
+    static void pack(const char* from, const Place& to) {
+        to.half(0, from);
+        to.half(1, reinterpret_cast<const char*>(&kEight));
+        for (int i = 0; i < 32; ++i) to.code<Q40>(byte(from, 2 + i % 16) >> (i / 16 * 4) & 15, i);
+    }
+};
+
+struct Q41 : Q41Layout {
+    static constexpr int64_t kBytes = 20;
+    static void pack(const char* from, const Place& to) {
+        to.half(0, from);
+        to.half(1, from + 2);
+        for (int i = 0; i < 32; ++i) to.code<Q41>(byte(from, 4 + i % 16) >> (i / 16 * 4) & 15, i);
+    }
+};
+
+struct Q50 : Q80Layout {
+    static constexpr int64_t kBytes = 22;
+    static void pack(const char* from, const Place& to) {
+        to.half(0, from);
+        for (int i = 0; i < 32; ++i) {
+            const int low = byte(from, 6 + i % 16) >> (i / 16 * 4) & 15, high = byte(from, 2 + i / 8) >> (i % 8) & 1;
+            to.code<Q50>(static_cast<uint8_t>((low | high << 4) - 16), i);
+        }
+    }
+};
+
+struct Q80 : Q80Layout {
+    static constexpr int64_t kBytes = 34;
+    static void pack(const char* from, const Place& to) {
+        to.half(0, from);
+        for (int i = 0; i < 32; ++i) to.code<Q80>(byte(from, 2 + i), i);
+    }
+};
+
+// Puts what a block of 256 inputs begins with: two float16, then 8 scales and 8 leasts of 6 bits in 12 bytes.
+void put_levels(const char* from, const Place& to) {
+    to.half(0, from);
+    to.half(1, from + 2);
+    const char* q = from + 4;
+    for (int i = 0; i < 8; ++i) {
+        const int scale = i < 4 ? byte(q, i) & 63 : (byte(q, i + 4) & 15) | byte(q, i - 4) >> 6 << 4;
+        const int least = i < 4 ? byte(q, i + 4) & 63 : byte(q, i + 4) >> 4 | byte(q, i) >> 6 << 4;
+        to.byte_at((4 + 2 * i) * kHalf, static_cast<uint8_t>(scale));
+        to.byte_at((5 + 2 * i) * kHalf, static_cast<uint8_t>(least));
+    }
+}
+
+struct Q4K : Q4KLayout {
+    static constexpr int64_t kBytes = 144;
+    static void pack(const char* from, const Place& to) {
+        put_levels(from, to);
+        for (int i = 0; i < 256; ++i) to.code<Q4K>(byte(from, 16 + i / 64 * 32 + i % 32) >> (i / 32 % 2 * 4) & 15, i);
+    }
+};
+
+struct Q5K : Q5KLayout {
+    static constexpr int64_t kBytes = 176;
+    static void pack(const char* from, const Place& to) {
+        put_levels(from, to);
+        for (int i = 0; i < 256; ++i) {
+            const int low = byte(from, 48 + i / 64 * 32 + i % 32) >> (i / 32 % 2 * 4) & 15;
+            to.code<Q5K>(static_cast<uint8_t>(low | (byte(from, 16 + i % 32) >> (i / 32) & 1) << 4), i);
+        }
+    }
+};
+
+struct Q6K : Q6KLayout {
+    static constexpr int64_t kBytes = 210;
+    static void pack(const char* from, const Place& to) {
+        to.half(0, from + 208);
+        for (int i = 0; i < 16; ++i) to.byte_at((2 + i) * kHalf, byte(from, 192 + i));
+        for (int i = 0; i < 256; ++i) {
+            const int half = i / 128, quarter = i / 32 % 4;
+            const int low = byte(from, half * 64 + quarter % 2 * 32 + i % 32) >> (quarter / 2 * 4) & 15;
+            const int high = byte(from, 128 + half * 32 + i % 32) >> (quarter * 2) & 3;
+            to.code<Q6K>(static_cast<uint8_t>((low | high << 4) - 32), i);
+        }
+    }
+};
+
+struct Work {
+    const Blocks& weight;
+    const float* bias;
+    char* out;
+
+    template <class Block>
+    void panel(int64_t p) const {
+        const int64_t inputs = weight.inputs, first = p * kPanel;
+        char* to = out + p * (kPanel * 4 + 2 * half_bytes<Block>(inputs));
+        const int64_t count = std::min<int64_t>(kPanel, weight.rows.size() - first);
+        std::memcpy(to, bias + first, count * sizeof(float));
+        for (int64_t r = 0; r < count; ++r) {
+            char* scales = to + kPanel * 4 + r / kHalf * half_bytes<Block>(inputs);
+            char* codes = scales + scale_bytes<Block>(inputs);
+            const char* row = weight.rows[first + r];
+            for (int64_t i = 0; i < inputs; i += Block::kGroup, row += Block::kBytes)
+                Block::pack(row, {scales + i / Block::kGroup * Block::kScaleBytes,
+                                  codes + i / kBlockInputs * Block::kBlockBytes, static_cast<int>(r % kHalf)});
+        }
+    }
+
+    void panel_of_type(int64_t p) const {
+        switch (weight.type) {
+            case BlockType::q4_0:
+                return panel<Q40>(p);
+            case BlockType::q4_1:
+                return panel<Q41>(p);
+            case BlockType::q5_0:
+                return panel<Q50>(p);
+            case BlockType::q8_0:
+                return panel<Q80>(p);
+            case BlockType::q4_k:
+                return panel<Q4K>(p);
+            case BlockType::q5_k:
+                return panel<Q5K>(p);
+            case BlockType::q6_k:
+                return panel<Q6K>(p);
+        }
+    }
+};
+
+}  // namespace
+
+void pack_blocks(const Blocks& weight, const float* bias, char* out, int threads) {
+    Work work{weight, bias, out};
+    const auto pack = [](void* data, int member, int members) {
+        const Work& w = *static_cast<const Work*>(data);
+        const int64_t panels = (static_cast<int64_t>(w.weight.rows.size()) + kPanel - 1) / kPanel;
+        for (int64_t p = share(panels, member, members); p < share(panels, member + 1, members); ++p)
+            w.panel_of_type(p);
+    };
+    run_team(threads, threads, pack, &work);
+}
+
+}  // namespace hpcdecode::ops
