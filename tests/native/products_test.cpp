@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "blocks.h"
 #include "check.h"
 #include "isa.h"
 #include "packed_weights.h"
@@ -63,10 +65,67 @@ struct Case {
     Type in, out;
     WeightForm form;
     int64_t inputs, outputs;
+    std::optional<BlockType> blocks = {};  // that the weight comes in
 };
+
+constexpr uint16_t kOne = 0x3c00, kMinusFour = 0xc400;  // float16
+
+void put(std::vector<char>& to, uint16_t half) {
+    to.push_back(static_cast<char>(half)), to.push_back(static_cast<char>(half >> 8));
+}
+
+// Appends codes of 4 bits, of `count` inputs after `first`: those of the first half in lower bits.
+void put_nibbles(std::vector<char>& to, const std::vector<int>& codes, int first, int count) {
+    for (int i = first; i < first + count / 2; ++i)
+        to.push_back(static_cast<char>((codes[i] & 15) | (codes[i + count / 2] & 15) << 4));
+}
+
+// Appends a block of whole numbers from -4 to 4, as codes less 4 but in Q8_0 and Q6_K.
+void put_block(std::vector<char>& to, BlockType type, const std::vector<int>& numbers) {
+    std::vector<int> codes;
+    for (const int x : numbers) codes.push_back(x + (type == BlockType::q6_k ? 32 : type == BlockType::q8_0 ? 0 : 4));
+    if (type != BlockType::q6_k) put(to, kOne);
+    if (type == BlockType::q8_0) to.insert(to.end(), codes.begin(), codes.end());
+    if (type == BlockType::q4_1) put(to, kMinusFour), put_nibbles(to, codes, 0, 32);
+    if (type == BlockType::q4_k || type == BlockType::q5_k) {
+        put(to, kOne);
+        for (int i = 0; i < 12; ++i) to.push_back(static_cast<char>(i < 4 ? 1 : i < 8 ? 4 : 1 | 4 << 4));
+        if (type == BlockType::q5_k) to.insert(to.end(), 32, 0);
+        for (int first = 0; first < 256; first += 64) put_nibbles(to, codes, first, 64);
+    }
+    if (type != BlockType::q6_k) return;
+    for (int first = 0; first < 256; first += 128) put_nibbles(to, codes, first, 128);
+    for (int first = 0; first < 256; first += 128)
+        for (int i = first; i < first + 32; ++i) {
+            int high = 0;
+            for (int quarter = 0; quarter < 4; ++quarter) high |= codes[i + 32 * quarter] >> 4 << (2 * quarter);
+            to.push_back(static_cast<char>(high));
+        }
+    to.insert(to.end(), 16, 1);
+    put(to, kOne);
+}
+
+std::vector<char> in_blocks(BlockType type, const Matrix& weight) {
+    const auto each = static_cast<int64_t>(inputs_multiple(form_of(type)));
+    std::vector<char> made;
+    for (int64_t r = 0; r < weight.rows; ++r)
+        for (int64_t first = 0; first < weight.columns; first += each) {
+            std::vector<int> numbers;
+            for (int64_t i = first; i < first + each; ++i) numbers.push_back(static_cast<int>(weight.at(r, i)));
+            put_block(made, type, numbers);
+        }
+    return made;
+}
 
 std::vector<char> packed(const Case& c, const Product& product, const Matrix& weight, const std::vector<float>& bias) {
     std::vector<char> made(product.weight_bytes() + kLine);
+    if (c.blocks) {
+        const std::vector<char> rows = in_blocks(*c.blocks, weight);
+        const int64_t bytes = static_cast<int64_t>(rows.size()) / weight.rows;
+        pack_blocks({rows_of({{rows.data(), bytes, weight.rows}}, weight.rows), c.inputs, *c.blocks}, bias.data(),
+                    made.data(), 1);
+        return made;
+    }
     const int64_t bytes = c.inputs * kBytes[static_cast<int>(c.in)];
     const std::vector<char> rows = weight.as(c.in, bytes);
     const std::vector<WeightRows> parts = {{rows.data(), bytes, weight.rows}};
@@ -117,7 +176,7 @@ void test_case(const Case& c) {
     std::vector<float> bias(c.outputs);
     for (int64_t o = 0; o < c.outputs; ++o) bias[o] = static_cast<float>(o % 7);
     std::vector<char> panels = packed(c, product, weight, bias);
-    const bool exact = c.form == WeightForm::plain;
+    const bool exact = c.form == WeightForm::plain || c.blocks;
     for (const int64_t rows : {1, 5, 16, 17, 33, 129, 300}) {
         const Matrix x(rows, c.inputs, 4);
         const int64_t x_bytes = product.x_bytes() + 64;
@@ -160,6 +219,11 @@ int main() {
                 test_case({isa, Type::f32, Type::f32, form, inputs, 70});
                 test_case({isa, Type::bf16, Type::bf16, form, inputs, 70});
             }
+        for (const BlockType blocks :
+             {BlockType::q4_1, BlockType::q8_0, BlockType::q4_k, BlockType::q5_k, BlockType::q6_k}) {
+            test_case({isa, Type::f32, Type::f32, form_of(blocks), 512, 70, blocks});
+            test_case({isa, Type::bf16, Type::bf16, form_of(blocks), 512, 70, blocks});
+        }
     }
     return report("products_test");
 }

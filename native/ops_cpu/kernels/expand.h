@@ -34,21 +34,35 @@ struct Affine16 {
     float scale[kHalf], start[kHalf];
 };
 
+// Inputs of a block by output: the loops below run over outputs, so that compilers make vectors of them.
 inline void decode_nibbles(const Affine16& by, const char* codes, Block& to) {
-    for (int lane = 0; lane < 64; ++lane) {
-        const int input = lane / 32 * 16 + lane % 2, o = lane / 2 % kHalf;
-        const auto word = loaded<uint32_t>(codes, lane);
-        for (int k = 0; k < 8; ++k)
-            to[input + 2 * k][o] = by.scale[o] * static_cast<float>(word >> (4 * k) & 15u) + by.start[o];
-    }
+    for (int words = 0; words < 2; ++words)
+        for (int own = 0; own < 2; ++own) {  // of the inputs of a word
+            uint32_t of[kHalf];
+            for (int o = 0; o < kHalf; ++o) of[o] = loaded<uint32_t>(codes, words * 32 + o * 2 + own);
+            for (int k = 0; k < 8; ++k) {
+                float* row = to[words * 16 + 2 * k + own];
+                for (int o = 0; o < kHalf; ++o)
+                    row[o] =
+                        by.scale[o] * static_cast<float>(static_cast<int32_t>(of[o] >> (4 * k) & 15u)) + by.start[o];
+            }
+        }
 }
 
 // first, second: Of 16 inputs each.
 inline void decode_bytes(const Affine16& first, const Affine16& second, const char* codes, Block& to) {
-    for (int lane = 0; lane < 512; ++lane) {
-        const int o = lane % 2 * 8 + lane / 4 % 8, input = lane / 32 * 2 + lane / 2 % 2;
-        const Affine16& by = input < 16 ? first : second;
-        to[input][o] = by.scale[o] * static_cast<float>(loaded<int8_t>(codes, lane)) + by.start[o];
+    for (int word = 0; word < kBlockInputs / 2; ++word) {
+        const Affine16& by = word < kHalf / 2 ? first : second;
+        uint32_t of[kHalf / 2];  // both inputs of outputs o and o + 8
+        for (int o = 0; o < kHalf / 2; ++o) of[o] = loaded<uint32_t>(codes, word * (kHalf / 2) + o);
+        for (int own = 0; own < 2; ++own)
+            for (int upper = 0; upper < 2; ++upper) {
+                float* row = to[word * 2 + own] + upper * (kHalf / 2);
+                const float *scale = by.scale + upper * (kHalf / 2), *start = by.start + upper * (kHalf / 2);
+                const int left = 24 - 8 * (own * 2 + upper);
+                for (int o = 0; o < kHalf / 2; ++o)
+                    row[o] = scale[o] * static_cast<float>(static_cast<int32_t>(of[o] << left) >> 24) + start[o];
+            }
     }
 }
 
