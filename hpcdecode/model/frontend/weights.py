@@ -16,7 +16,14 @@ from hpcdecode.model.frontend.gguf.tensors import GgufTensor
 from hpcdecode.model.frontend.membership import WeightCut, WeightKey, WeightPart
 from hpcdecode.model.frontend.meta import Meta
 from hpcdecode.model.frontend.plausible import check_values
-from hpcdecode.model.frontend.quantization.few_bits import BLOCKS, BlockSize, cut_of_blocks, keeps_groups
+from hpcdecode.model.frontend.quantization.few_bits import (
+    BLOCKS,
+    NOT_HELD,
+    BlockSize,
+    Held,
+    cut_of_blocks,
+    keeps_groups,
+)
 from hpcdecode.model.frontend.quantization.plain import DequantisedTensor
 from hpcdecode.model.frontend.sources import Conversion, Sources
 from hpcdecode.model.frontend.stack import Pieces, Stack
@@ -82,20 +89,25 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
         self._held[source, cut] = weight
         return weight
 
-    def few_bits(self, key: WeightKey) -> str | None:
-        """Return what holds the numbers of a weight of a quantised checkpoint in few bits, or None."""
-        source, cut = self._source(key), cut_of(key)
-        keys, in_dim = [self._sources.keys.get(source, "")], 1  # experts in one tensor are [E, in, out]
+    def few_bits(self, key: WeightKey) -> Held:
+        """Return what holds the numbers of a weight of a quantised checkpoint in few bits."""
+        source, cut, columns = self._source(key), cut_of(key), len(self._wanted[key].one_token) - 1
+        keys = [self._sources.keys.get(source, "")]
         if experts := self._sources.stacks.get(source):
-            keys, in_dim = [key for own in experts for key in own], 2
+            keys = [key for own in experts for key in own]
         tensors = [self._tensors.get(key) for key in keys]
-        names = {each.few_bits() if isinstance(each, DequantisedTensor | GgufTensor) else None for each in tensors}
-        name = names.pop() if len(names) == 1 else None
-        return name if name is not None and keeps_groups(name, cut, in_dim) else None
+        names = {each.few_bits() if isinstance(each, DequantisedTensor | GgufTensor) else NOT_HELD for each in tensors}
+        if len(names) != 1:
+            return NOT_HELD
+        ((by_row, by_column),) = names
+        return Held(
+            by_row if by_row is not None and keeps_groups(by_row, cut, columns) else None,
+            by_column if by_column is not None and keeps_groups(by_column, cut, columns - 1) else None,
+        )
 
     def blocks(self, key: WeightKey) -> Tensor | Stack:
         """Return the blocks of a weight whose `few_bits` are one of BLOCKS, as stored, uint8 [out, bytes]."""
-        source, name = self._source(key), self.few_bits(key)
+        source, name = self._source(key), self.few_bits(key).by_row
         assert name is not None, "asked only for weights in blocks"
         if source in self._sources.stacks:
             return self._experts(key, name)

@@ -16,7 +16,7 @@ from hpcdecode.model.frontend.clean import VIEWS
 from hpcdecode.model.frontend.head_linear import head_linear
 from hpcdecode.model.frontend.meta import Meta, tensor_meta
 from hpcdecode.model.frontend.nodes import as_node, results
-from hpcdecode.model.frontend.quantization.few_bits import BLOCKS
+from hpcdecode.model.frontend.quantization.few_bits import Held
 from hpcdecode.model.frontend.rows import packed_linear
 from hpcdecode.model.lower import packed_weights, quantize
 from hpcdecode.model.lower.experts import ExpertPacker
@@ -29,7 +29,7 @@ from hpcdecode.model.lower.weight_graph import WeightGraph
 aten = torch.ops.aten
 
 
-Quantised = str | tuple[str | None, ...] | None
+Quantised = str | tuple[Held, ...] | None
 
 
 class MergeKey(NamedTuple):
@@ -47,7 +47,7 @@ def merge_projections(graph: fx.Graph, weights: Quantised = None, *, ends: bool 
     Args:
         graph: ([o,] context..., weights...) -> (q, k, v, context...) or (logits,).
         weights: What projections' weights are quantised to: int8 or one of few_bits.FORMS for those with many outputs;
-            one of few_bits.GRIDS, of BLOCKS or None for each of the graph's weights; or None for nothing.
+            few_bits.GRIDS or BLOCKS for each of the graph's weights; or None for nothing.
         ends: Whether a slice ends with the graph.
 
     Returns:
@@ -106,7 +106,7 @@ class ProjectionMerger:
         inputs = tensor_meta(p.x).one_token[-1]
         if isinstance(self.weights, tuple):
             bits = self.weights[self._made.recipes[p.weight].sources[0]]
-            return None if p.transposed and bits in BLOCKS else bits
+            return bits.by_column if p.transposed else bits.by_row
         if self.weights is None or p.width * quantize.MAX_INPUTS_PER_OUTPUT < inputs:
             return None
         return None if self.weights in FORMS and p.width == self._logits else self.weights

@@ -190,7 +190,7 @@ def weight_bytes(folder: Path, dtype: torch.dtype, quantised: str | None = None)
     for tensor in tensors.values():
         name = quantised
         if name == AUTO:
-            name = tensor.few_bits() if isinstance(tensor, DequantisedTensor | GgufTensor) else None
+            name = tensor.few_bits().either if isinstance(tensor, DequantisedTensor | GgufTensor) else None
         packed = name in BITS and (name == "int8" or _takes_few_bits(tensor.shape, vocabulary))
         each = BITS[name] if name is not None and packed else 8.0 * dtype.itemsize
         bits += each * math.prod(tensor.shape)

@@ -17,7 +17,7 @@ from hpcdecode.model.frontend.mixers import rows_of
 from hpcdecode.model.frontend.operators import ATTEND
 from hpcdecode.model.frontend.ops import AttendArguments
 from hpcdecode.model.frontend.plausible import pieces_of
-from hpcdecode.model.frontend.quantization.few_bits import BLOCKS
+from hpcdecode.model.frontend.quantization.few_bits import BLOCKS, NOT_HELD, Held
 from hpcdecode.model.frontend.rows import empty_rows
 from hpcdecode.model.frontend.split import Split
 from hpcdecode.model.frontend.stack import Stack
@@ -155,11 +155,15 @@ class SplitModel:
             else:
                 self._recurrent[i] = recurrent_weights(mixer, values)
 
-    def _came_in(self, values: Values, weights: Sequence[fx.Node]) -> tuple[str | None, ...]:
+    def _came_in(self, values: Values, weights: Sequence[fx.Node]) -> tuple[Held, ...]:
         """Return for each weight its blocks, or the grid of few bits that it came on, if there are GEMMs, or None."""
-        names = values.few_bits(weights) if self.device.type == "cpu" else (None,) * len(weights)
-        forms = [name if name is None or name in BLOCKS else f"{name} grid" for name in names]
-        return tuple(form if form is not None and packs(self.dtype, form) else None for form in forms)
+        if self.device.type != "cpu":
+            return (NOT_HELD,) * len(weights)
+        return tuple(Held(*map(self._form, names)) for names in values.few_bits(weights))
+
+    def _form(self, name: str | None) -> str | None:
+        form = name if name is None or name in BLOCKS else f"{name} grid"
+        return form if form is not None and packs(self.dtype, form) else None
 
     @property
     def ends(self) -> bool:

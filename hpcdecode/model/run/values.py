@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from hpcdecode.model.frontend.membership import WeightKey
+from hpcdecode.model.frontend.quantization.few_bits import NOT_HELD, Held
 from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.frontend.trace import Trace
 from hpcdecode.model.frontend.weights import Weights, weight_key
@@ -49,11 +50,11 @@ class Values:
 
         return read
 
-    def few_bits(self, nodes: Sequence[fx.Node]) -> tuple[str | None, ...]:
-        """Return what holds the numbers of weights of a quantised checkpoint in few bits, or None, for each of them."""
+    def few_bits(self, nodes: Sequence[fx.Node]) -> tuple[Held, ...]:
+        """Return what holds the numbers of weights of a quantised checkpoint in few bits, for each of them."""
         if not isinstance(self._weights, Weights):
-            return (None,) * len(nodes)
-        return tuple(self._weights.few_bits(self._keys[n]) if n in self._keys else None for n in nodes)
+            return (NOT_HELD,) * len(nodes)
+        return tuple(self._weights.few_bits(self._keys[n]) if n in self._keys else NOT_HELD for n in nodes)
 
     def blocks(self, node: fx.Node) -> Tensor | Stack:
         """Return the blocks of a weight whose `few_bits` are one of BLOCKS, uint8 [out, bytes]."""

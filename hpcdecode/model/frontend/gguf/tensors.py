@@ -13,7 +13,7 @@ from torch import Tensor
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.gguf.header import GgufEntry, GgufHeader, read_header
 from hpcdecode.model.frontend.gguf.names import IN_CONFIG, SAME, Change, key_of, own_values, table_of
-from hpcdecode.model.frontend.quantization.few_bits import BLOCKS
+from hpcdecode.model.frontend.quantization.few_bits import BLOCKS, NOT_HELD, Held
 from hpcdecode.model.frontend.quantization.plain import ELEMENTS_AT_ONCE, NAMES, empty, on_threads
 from hpcdecode.model.frontend.stated import MOST
 from hpcdecode.model.frontend.tensors import CheckpointTensor
@@ -96,12 +96,12 @@ class GgufTensor:
         weight = self._in_order(weight.view(self._stored))
         return weight.t() if self._change.transposed else weight.view(self.shape)
 
-    def few_bits(self) -> str | None:
-        """Return what holds its numbers in few bits (see `few_bits`), or None."""
+    def few_bits(self) -> Held:
+        """Return what holds its numbers in few bits: its own blocks, if they are one of BLOCKS."""
         name: str = package().GGMLQuantizationType(self._kind).name
         if self._change.transposed or self._change.row or self._change.added or len(self._stored) != 2:
-            return None
-        return name if name in BLOCKS else FORMS.get(name)
+            return NOT_HELD
+        return Held(name if name in BLOCKS else FORMS.get(name), None)
 
     def blocks(self) -> Tensor:
         """Return its blocks as they are, uint8 [out, bytes], of a matrix whose `few_bits` are one of BLOCKS."""

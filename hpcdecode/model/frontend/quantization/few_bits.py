@@ -44,8 +44,28 @@ GROUPS = {"int4": 32, "mxfp4": 32, "fp8": 128, **{name: size.inputs for name, si
 """Inputs that share a scale there, by name."""
 
 
-def few_bits_of(form: WeightFormat, parts: Mapping[str, CheckpointTensor], shape: tuple[int, ...]) -> str | None:
-    """Return what holds the numbers of a weight in few bits, or None.
+class Held(NamedTuple):
+    """What holds the numbers of a weight in few bits, or None. It depends on which of its dimensions counts inputs.
+
+    Attributes:
+        by_row: What does for a weight [out, in], or one of experts, [E, out, in].
+        by_column: What does for a weight [in, out] or [E, in, out].
+    """
+
+    by_row: str | None
+    by_column: str | None
+
+    @property
+    def either(self) -> str | None:
+        """Return what does in one of the two cases, or None."""
+        return self.by_row or self.by_column
+
+
+NOT_HELD = Held(None, None)
+
+
+def few_bits_of(form: WeightFormat, parts: Mapping[str, CheckpointTensor], shape: tuple[int, ...]) -> Held:
+    """Return what holds the numbers of a weight in few bits.
 
     Args:
         form: Its format.
@@ -53,19 +73,27 @@ def few_bits_of(form: WeightFormat, parts: Mapping[str, CheckpointTensor], shape
         shape: Its shape.
     """
     if isinstance(form, Mxfp4Experts):
-        return "mxfp4"
-    found = _named(form, parts)
-    if found is None or len(shape) != 2:
-        return None
-    name, columns = found
-    if columns is not None and columns % GROUPS[name]:
-        return None
-    if name == "int4" and parts["scale"].dtype not in HALVES:
-        return None
-    if "group" in parts:
-        own = torch.arange(shape[1]) // (columns or shape[1])
-        return name if torch.equal(parts["group"]().to(own.dtype), own) else None  # else inputs are permuted
-    return name
+        return Held(None, "mxfp4")
+    found = _named(form, parts, shape)
+    if found is None:
+        return NOT_HELD
+    name, block = found
+    by_column = name if name == "fp8" and _whole_groups(name, block.rows) else None
+    return Held(name if _held_by_row(name, block, parts, shape) else None, by_column)
+
+
+def _held_by_row(name: str, block: ScaleBlock, parts: Mapping[str, CheckpointTensor], shape: tuple[int, ...]) -> bool:
+    if not _whole_groups(name, block.columns) or (name == "int4" and parts["scale"].dtype not in HALVES):
+        return False
+    if "group" not in parts:
+        return True
+    own = torch.arange(shape[1]) // (block.columns or shape[1])
+    return torch.equal(parts["group"]().to(own.dtype), own)  # else inputs are permuted
+
+
+def _whole_groups(name: str, inputs: int | None) -> bool:
+    """Return whether so many inputs that share a scale, or all of them, are whole groups of a form."""
+    return inputs is None or inputs % GROUPS[name] == 0
 
 
 def keeps_groups(name: str, cut: WeightCut | None, in_dim: int) -> bool:
@@ -82,17 +110,19 @@ def cut_of_blocks(name: str, cut: WeightCut | None) -> WeightCut | None:
     return cut._replace(size=cut.size // size.inputs * size.bytes, ranges=tuple((a, b) for a, b in ends))
 
 
-def _named(form: WeightFormat, parts: Mapping[str, object]) -> tuple[str, int | None] | None:
-    """Return a form in few bits, and how many inputs share a scale, None for all; None if there is none."""
+def _named(
+    form: WeightFormat, parts: Mapping[str, CheckpointTensor], shape: tuple[int, ...]
+) -> tuple[str, ScaleBlock] | None:
+    """Return a form in few bits, and which elements share a scale; None if there is none."""
     if isinstance(form, PackedColumns):
-        return ("int4", form.group_size) if form.bits == 4 else None
+        return ("int4", ScaleBlock(1, form.group_size)) if form.bits == 4 else None
     if not isinstance(form, ScaledGrid) or "overall" in parts:
         return None
-    columns = form.block.columns if form.block else None
+    block = form.block_of(parts["scale"].shape, shape)
     if isinstance(form, PackedIntegers):
-        return ("int4", columns) if form.bits == 4 else None
+        return ("int4", block) if form.bits == 4 else None
     if "zero" in parts:
         return None
     if form.decoded is fp8:
-        return "fp8", columns
-    return ("mxfp4", columns) if form.decoded is fp4 and form.block == ScaleBlock(1, 32) else None
+        return "fp8", block
+    return ("mxfp4", block) if form.decoded is fp4 and block == ScaleBlock(1, 32) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -104,32 +105,45 @@ class ScaledGrid(WeightFormat):
         *rows, width = parts["codes"].shape or (0,)
         return (*rows, width * self.per_code)
 
+    def block_of(self, scales: tuple[int, ...], shape: tuple[int, ...]) -> ScaleBlock:
+        """Return which elements of a weight of `shape` share a scale, for scales of the shape `scales`.
+
+        If the format does not say so: of experts, [E, rows, columns], a matrix may have one, each row or each column.
+        """
+        if self.block is not None:
+            return self.block
+        *stack, rows, columns = shape
+        if math.prod(scales) == 1 or scales in ((*stack,), (*stack, 1), (*stack, 1, 1)):
+            return TENSOR
+        return ScaleBlock(None, 1) if stack and scales == (*stack, 1, columns) != (*stack, rows, 1) else CHANNEL
+
     def _check(self, role: str, stored: CheckpointTensor, shape: tuple[int, ...]) -> None:
         if role == "overall":
             expect_dtype("a scale", stored, ANY_SCALES)
             expect_shape("one scale", stored, (), (1,))
         elif role != "codes":
             expect_dtype(f"{role}s", stored, self.scale_dtypes if role == "scale" else frozenset({"I8"}))
-            block = self.block or (TENSOR if stored.shape in ((), (1,), (1, 1)) else CHANNEL)
-            expect_grid(f"{role}s", stored, block.grid(shape))
+            if self.block is not None or math.prod(stored.shape) > 1:
+                expect_grid(f"{role}s", stored, self.block_of(stored.shape, shape).grid(shape))
 
     def prepared(self, parts: Mapping[str, Tensor], shape: tuple[int, ...]) -> dict[str, Tensor]:
         """Return codes, scales and zero points, the latter as grids in float32."""
         scale = numbers(parts["scale"])
-        block = self.block or (TENSOR if scale.numel() == 1 else CHANNEL)
+        block = self.block_of(scale.shape, shape)
         if "overall" in parts:
             overall = finite("a scale of the weight", numbers(parts["overall"]))
             scale = scale * overall if self.exponent > 0 else scale / overall
-        made = {"codes": parts["codes"], "scale": finite("scales", scale).reshape(block.grid(shape))}
+        made = {"codes": parts["codes"], "scale": gridded(finite("scales", scale), block.grid(shape))}
         if "zero" in parts:
-            made["zero"] = parts["zero"].to(torch.float32).reshape(block.grid(shape))
+            made["zero"] = gridded(parts["zero"].to(torch.float32), block.grid(shape))
         return made
 
     def rows(self, parts: Mapping[str, Tensor], first: int, last: int) -> Tensor:
         """Return rows of a matrix."""
         codes = self.decoded(parts["codes"][first:last])
         grids = (self._part_of(parts[role], first, last) for role in ("scale", "zero") if role in parts)
-        return affine(codes, *(spread(grid, self.block or CHANNEL, *codes.shape) for grid in grids))
+        by_column = ScaleBlock(None, 1) if len(parts["scale"]) == 1 else CHANNEL
+        return affine(codes, *(spread(grid, self.block or by_column, *codes.shape) for grid in grids))
 
     def _part_of(self, grid: Tensor, first: int, last: int) -> Tensor:
         """Return what of `grid` concerns some rows of a matrix."""
@@ -195,6 +209,11 @@ class PackedIntegers(ScaledGrid):
         else:
             wide = [spread(grid, self.block or CHANNEL, len(codes), columns) for grid in grids]
         return affine(codes, *wide)
+
+
+def gridded(scales: Tensor, grid: tuple[int, ...]) -> Tensor:
+    """Return scales in the shape of their grid; one for all, which may have any shape, for each of a stack."""
+    return scales.reshape(()).expand(grid) if scales.numel() == 1 else scales.reshape(grid)
 
 
 def checked_groups(groups: Tensor, count: int) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hpcdecode.errors import UserError
-from hpcdecode.model.frontend.quantization.few_bits import few_bits_of
+from hpcdecode.model.frontend.quantization.few_bits import Held, few_bits_of
 from hpcdecode.model.frontend.quantization.formats import WeightFormat, WrongTensorsError
 from hpcdecode.model.frontend.quantization.scheme import OF_ACTIVATIONS, OF_KV_CACHE, Scheme
 from hpcdecode.model.frontend.tensors import CheckpointTensor
@@ -67,8 +67,8 @@ class DequantisedTensor:
         except WrongTensorsError as e:
             raise self._wrong(e) from e
 
-    def few_bits(self) -> str | None:
-        """Return what holds its numbers in few bits, or None."""
+    def few_bits(self) -> Held:
+        """Return what holds its numbers in few bits."""
         return few_bits_of(self._form, self._parts, self.shape)
 
     def _filled(self, parts: Mapping[str, Tensor]) -> Tensor:
