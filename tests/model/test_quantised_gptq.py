@@ -16,12 +16,12 @@ AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
 
 def packed(codes, bits, dim, order=None):
-    """Codes put into words of 32 bits along `dim`, the lowest bits first, by shifts of one code at a time."""
+    """Codes put into words of 32 bits along `dim`, the lowest bits first, one bit at a time. Some lie in two words."""
     codes = codes.long().movedim(dim, -1)
-    count = 32 // bits
-    words = torch.zeros(*codes.shape[:-1], codes.shape[-1] // count, dtype=torch.int64)
-    for i in range(count):
-        words |= codes[..., (order or range(count))[i] :: count] << (bits * i)
+    if order:
+        codes = codes.unflatten(-1, (-1, len(order)))[..., order].flatten(-2)
+    of_each = (codes[..., None] >> torch.arange(bits) & 1).flatten(-2).unflatten(-1, (-1, 32))
+    words = (of_each << torch.arange(32)).sum(-1)
     return torch.where(words >= 1 << 31, words - (1 << 32), words).int().movedim(-1, dim)
 
 
@@ -74,6 +74,8 @@ GPTQ = {
     "groups": ({}, {}),
     "asymmetric": ({"symmetric": False}, {"sym": False}),
     "8 bits": ({"bits": 8}, {"bits": 8}),
+    "3 bits": ({"bits": 3, "symmetric": False}, {"bits": 3, "sym": False}),
+    "2 bits": ({"bits": 2}, {"bits": 2}),
     "one group": ({"group": -1}, {"group": -1}),
     "in order of activations": ({"ordered": True}, {"desc_act": True}),
     "without groups of inputs": ({"with_groups": False}, {}),
@@ -86,7 +88,7 @@ GPTQ = {
 def test_weights_of_four_bits_stay_packed_unless_inputs_are_permuted(name, checkpoint, tmp_path):
     ways, values = GPTQ[name]
     made = pair(checkpoint("llama2"), tmp_path, gptq(**ways), stated(**values))
-    permuted = name in ("8 bits", "in order of activations")
+    permuted = name in ("8 bits", "3 bits", "2 bits", "in order of activations")
     assert kept(made.quantised, "bfloat16") == ({None} if permuted else {"int4 grid", None})
 
 
@@ -128,6 +130,63 @@ def test_awq(name, checkpoint, tmp_path):
 def test_awq_with_one_group_in_a_file_of_its_own(checkpoint, tmp_path):
     own = {"zero_point": True, "q_group_size": -1, "w_bit": 4, "version": "GEMM"}
     check(pair(checkpoint("llama2"), tmp_path, awq(-1), own, under="quant_config.json"))
+
+
+def rounded_by(**values):
+    """What AutoRound states."""
+    own = {"bits": 4, "group_size": 32, "sym": True, "data_type": "int", "packing_format": "auto_round:auto_gptq"}
+    return {"quant_method": "auto-round", "autoround_version": "0.8.0", **own, **values}
+
+
+AUTO_ROUND = {
+    "as GPTQ": (gptq(), rounded_by()),
+    "as GPTQ, asymmetric, as older releases state it": (
+        gptq(symmetric=False),
+        rounded_by(
+            sym=False, quant_method="intel/auto-round", packing_format=None, backend="auto_round:gptq:exllamav2"
+        ),
+    ),
+    "as AWQ": (awq(), rounded_by(sym=False, packing_format="auto_round:auto_awq")),
+}
+
+
+@pytest.mark.parametrize("name", AUTO_ROUND)
+def test_auto_round(name, checkpoint, tmp_path):
+    made = pair(checkpoint("llama2"), tmp_path, *AUTO_ROUND[name])
+    check(made)
+    assert kept(made.quantised, "bfloat16") == {"int4 grid", None}
+
+
+def test_auto_round_with_modules_in_other_bits(checkpoint, tmp_path):
+    """By name and by pattern; a module of 16 bits is plain."""
+    extra = {
+        MODULE: {"bits": 8, "group_size": 16},
+        r".*layers\.0\.mlp\.(gate|up)_proj": {"bits": 2},
+        "model.layers.2.mlp.up_proj": {"bits": 16, "data_type": "float"},
+    }
+
+    def quantise(stem, weight):
+        way = {"bits": 8, "group": 16} if stem == f"{MODULE}." else {"bits": 2} if ".0.mlp." in stem else {}
+        return gptq(**way)(stem, weight)
+
+    chosen = re.compile(r"model\.layers\.(0\.mlp\.(gate|up)|1\.mlp\.(up|down))_proj\.weight")
+    check(pair(checkpoint("llama2"), tmp_path, quantise, rounded_by(extra_config=extra), chosen))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"packing_format": "auto_round"}, r"expected packing_format to be auto_round:auto_gptq .*, got 'auto_round'"),
+        ({"data_type": "mx_fp"}, "expected data_type to be one of 'int', got 'mx_fp'"),
+        ({"bits": 5}, "expected bits to be one of 2, 3, 4, 8, got 5"),
+        ({"extra_config": {"lm_head": 4}}, "expected extra_config to be an object of objects"),
+        ({"extra_config": {"(a+)+": {"bits": 8}}}, "expected a pattern of modules without nested repetitions"),
+    ],
+)
+def test_what_auto_round_may_not_state(values, message, checkpoint, tmp_path):
+    made = pair(checkpoint("llama2"), tmp_path, gptq(), rounded_by(**values))
+    with pytest.raises(UserError, match=message):
+        load_split(made.quantised, dtype="float32")
 
 
 FAULTS = {

@@ -43,12 +43,20 @@ def nvfp4(stem, weight):
     return own, (table[codes].unflatten(1, (-1, 16)) * wide).flatten(1)
 
 
+def mxfp8(stem, weight):
+    blocks = weight.unflatten(1, (-1, 32))
+    exponents = (blocks.abs().amax(2) / 448).log2().ceil()
+    codes = (blocks / exponents.exp2()[..., None]).to(torch.float8_e4m3fn)
+    own = {"weight": codes.flatten(1), "weight_scale": (exponents + 127).to(torch.uint8)}
+    return own, (codes.float() * exponents.exp2()[..., None]).flatten(1)
+
+
 def stated(algorithm, **values):
     own = {"quant_algo": algorithm, "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"], **values}
     return {"producer": {"name": "modelopt", "version": "0.33.0"}, "quantization": own}
 
 
-ALGORITHMS = {"FP8": fp8, "FP8_PER_CHANNEL_PER_TOKEN": fp8_channels, "NVFP4": nvfp4}
+ALGORITHMS = {"FP8": fp8, "FP8_PER_CHANNEL_PER_TOKEN": fp8_channels, "NVFP4": nvfp4, "MXFP8": mxfp8}
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hpcdecode.model.frontend.quantization.formats import BYTES, CHANNEL, INT8, TENSOR, ScaleBlock, WeightFormat
-from hpcdecode.model.frontend.quantization.grids import FP8, PackedIntegers, ScaledGrid, fp8, integer
+from hpcdecode.model.frontend.quantization.grids import FP8, Mxfp6, PackedIntegers, ScaledGrid, fp8, integer
 from hpcdecode.model.frontend.quantization.scheme import (
     FormatRule,
     Stated,
@@ -15,6 +15,7 @@ from hpcdecode.model.frontend.quantization.scheme import (
     allowed,
     block_of,
     fp4_grid,
+    mxfp8_grid,
     nvfp4,
     refuse_stated,
     size,
@@ -121,7 +122,7 @@ def block_for(weights: Stated) -> ScaleBlock:
 def packed(weights: Stated) -> WeightFormat:
     """Return the format pack-quantized."""
     allowed(weights, "type", "int")
-    bits = allowed(weights, "num_bits", 4, 8)
+    bits = allowed(weights, "num_bits", *range(2, 9))
     block = block_for(weights)
     asymmetric = not allowed(weights, "symmetric", True, False, default=True)
     if asymmetric and (block.rows != 1):
@@ -160,20 +161,32 @@ def of_kind(kind: str) -> Callable[[Stated], WeightFormat]:
 
 def nvfp4_packed(weights: Stated) -> WeightFormat:
     """Return the format nvfp4-pack-quantized."""
-    require_fp4(weights, 16)
+    require_float(weights, 4, 16)
     return nvfp4({**SCALE, "overall": ("{key}_global_scale",)}, ending="_packed", exponent=-1)
 
 
 def mxfp4_packed(weights: Stated) -> WeightFormat:
     """Return the format mxfp4-pack-quantized."""
-    require_fp4(weights, 32)
+    require_float(weights, 4, 32)
     return fp4_grid("MXFP4", 32, BYTES | {"F8_E8M0"}, SCALE, ending="_packed")
 
 
-def require_fp4(weights: Stated, group: int) -> None:
-    """Raise UnknownSchemeError unless `weights` are FP4 with a scale for so many of a row."""
+def mxfp8(weights: Stated) -> WeightFormat:
+    """Return the format mxfp8-quantized."""
+    require_float(weights, 8, 32)
+    return mxfp8_grid(SCALE)
+
+
+def mxfp6_packed(weights: Stated) -> WeightFormat:
+    """Return the format mxfp6-pack-quantized."""
+    require_float(weights, 6, 32)
+    return Mxfp6(needed=SCALE)
+
+
+def require_float(weights: Stated, bits: int, group: int) -> None:
+    """Raise UnknownSchemeError unless `weights` are floats of so many bits with a scale for so many of a row."""
     allowed(weights, "type", "float")
-    allowed(weights, "num_bits", 4)
+    allowed(weights, "num_bits", bits)
     allowed(weights, "group_size", group)
 
 
@@ -184,4 +197,6 @@ FORMATS: dict[str, Callable[[Stated], WeightFormat]] = {
     "float-quantized": of_kind("float"),
     "nvfp4-pack-quantized": nvfp4_packed,
     "mxfp4-pack-quantized": mxfp4_packed,
+    "mxfp6-pack-quantized": mxfp6_packed,
+    "mxfp8-quantized": mxfp8,
 }

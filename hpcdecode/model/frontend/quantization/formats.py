@@ -6,6 +6,7 @@ block of rows and columns each.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -168,19 +169,32 @@ def affine(codes: Tensor, scales: Tensor, zeros: Tensor | None = None) -> Tensor
 
 
 def unpacked(words: Tensor, bits: int) -> Tensor:
-    """Return the unsigned codes in words of 32 bits, the lowest bits first.
+    """Return the unsigned codes in words of 32 bits, the lowest bits first. A code may lie in two words.
 
     Args:
         words: int32 [..., words].
-        bits: Bits of a code, 4 or 8.
+        bits: Bits of a code, 2 to 8.
 
     Returns:
-        float32 [..., words * 32 / bits].
+        float32 [..., words * 32 / bits], rounded down.
     """
-    codes = words.contiguous().view(torch.uint8)
-    if bits == 4:
-        codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
-    return codes.to(torch.float32)
+    if bits in (4, 8):
+        codes = words.contiguous().view(torch.uint8)
+        if bits == 4:
+            codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
+        return codes.to(torch.float32)
+    count = words.shape[-1] * WORD_BITS // bits
+    whole = torch.nn.functional.pad(words, (0, -words.shape[-1] % bits)).unflatten(-1, (-1, bits))  # of 32 codes
+    wide = whole.to(torch.int64) & 0xFFFFFFFF
+    both = wide | torch.nn.functional.pad(wide[..., 1:], (0, 1)) << WORD_BITS  # each with the one behind it
+    firsts = torch.arange(WORD_BITS) * bits
+    found: Tensor = both[..., firsts // WORD_BITS] >> firsts % WORD_BITS & (1 << bits) - 1
+    return found.flatten(-2)[..., :count].to(torch.float32)
+
+
+def word_multiple(bits: int) -> int:
+    """Return the least number of codes that fill whole words of 32 bits."""
+    return WORD_BITS // math.gcd(WORD_BITS, bits)
 
 
 def looked_up(codes: Tensor, table: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from hpcdecode.model.frontend.quantization.formats import (
     finite,
     spread,
     unpacked,
+    word_multiple,
 )
 from hpcdecode.model.frontend.quantization.grids import checked_groups
 from hpcdecode.model.frontend.tensors import CheckpointTensor
@@ -37,7 +38,7 @@ class PackedColumns(WeightFormat):
     Zero points are packed along the outputs in both formats.
 
     Attributes:
-        bits: Bits of an integer, 4 or 8.
+        bits: Bits of an integer.
         group_size: Inputs of a group, or None for all.
     """
 
@@ -49,8 +50,8 @@ class PackedColumns(WeightFormat):
     needed: Templates = field(default_factory=lambda: {"scale": ("{module}.scales",), "zero": ("{module}.qzeros",)})
 
     def rows_at_once(self) -> int:
-        """Return the integers in a word."""
-        return WORD_BITS // self.bits
+        """Return the integers in a word, or in the least number of whole ones."""
+        return word_multiple(self.bits)
 
     def shape(self, parts: Mapping[str, CheckpointTensor]) -> tuple[int, ...]:
         """Return the shape of a weight, or raise WrongTensorsError."""
@@ -64,7 +65,7 @@ class PackedColumns(WeightFormat):
         expect_dtype("scales", parts["scale"], FLOATS)
         expect_shape("scales", parts["scale"], (groups, outputs))
         expect_dtype("zero points", parts["zero"], INT32)
-        expect_shape("zero points", parts["zero"], (groups, outputs // self.rows_at_once()))
+        expect_shape("zero points", parts["zero"], (groups, outputs * self.bits // WORD_BITS))
         if "group" in parts:
             expect_dtype("groups of inputs", parts["group"], INT32)
             expect_shape("groups of inputs", parts["group"], (inputs,))

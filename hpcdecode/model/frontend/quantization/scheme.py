@@ -140,7 +140,7 @@ def mxfp4(stated: Stated) -> tuple[FormatRule, ...]:
 
 def gptq(stated: Stated) -> tuple[FormatRule, ...]:
     """Return the rules of GPTQ, as AutoGPTQ and GPTQModel state it."""
-    bits = allowed(stated, "bits", 4, 8)
+    bits = allowed(stated, "bits", 2, 3, 4, 8)
     version = allowed(stated, "checkpoint_format", "gptq", "gptq_v2", default=stated.get("format") or "gptq")
     allowed(stated, "pack_dtype", "int32", default="int32")
     refuse_stated(stated, "rotation", "adapter")
@@ -181,13 +181,15 @@ def modelopt(stated: Stated) -> tuple[FormatRule, ...]:
 
 def modelopt_formats(stated: Stated) -> tuple[WeightFormat, ...]:
     """Return the formats of a `quant_algo`."""
-    algorithm = allowed(stated, "quant_algo", None, "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4")
+    algorithm = allowed(stated, "quant_algo", None, "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "MXFP8")
     scale = {"scale": ("{key}_scale",)}
     if algorithm is None:
         return ()
     if algorithm == "NVFP4":
         allowed(stated, "group_size", 16, default=16)
         return (nvfp4({**scale, "overall": ("{key}_scale_2",)}, ending="weight", exponent=1),)
+    if algorithm == "MXFP8":
+        return (mxfp8_grid(scale),)
     return (ScaledGrid(name=f"ModelOpt {algorithm}", block=TENSOR if algorithm == "FP8" else CHANNEL, needed=scale),)
 
 
@@ -211,6 +213,18 @@ def fp4_grid(
         ending=ending,
         plain_ending="weight" if ending == "weight" else "",
         needed=needed,
+    )
+
+
+def mxfp8_grid(needed: Templates) -> ScaledGrid:
+    """Return MXFP8: FP8 numbers with a power of two for 32 of a row."""
+    return ScaledGrid(
+        name="MXFP8",
+        block=ScaleBlock(1, 32),
+        scale_dtypes=BYTES | {"F8_E8M0"},
+        needed=needed,
+        ending="weight",
+        plain_ending="weight",
     )
 
 

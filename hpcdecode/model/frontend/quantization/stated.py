@@ -8,7 +8,9 @@ from typing import Any
 
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.config import QUANTISATION_KEYS, read_json
+from hpcdecode.model.frontend.quantization.auto_round import auto_round
 from hpcdecode.model.frontend.quantization.compressed import compressed_tensors
+from hpcdecode.model.frontend.quantization.quark import quark
 from hpcdecode.model.frontend.quantization.scheme import (
     FormatRule,
     Scheme,
@@ -33,6 +35,9 @@ METHODS: dict[str, Callable[[Stated], tuple[FormatRule, ...]]] = {
     "modelopt": modelopt,
     "modelopt_fp4": modelopt,
     "bitsandbytes": bitsandbytes,
+    "auto-round": auto_round,
+    "intel/auto-round": auto_round,
+    "quark": quark,
 }
 KEYS = {**dict.fromkeys((*QUANTISATION_KEYS, "quantization"), ""), "compression_config": "compressed-tensors"}
 FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
