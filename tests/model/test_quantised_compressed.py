@@ -124,6 +124,9 @@ def test_logits_are_those_of_the_unpacked_model(name, checkpoint, tmp_path):
 
 
 KEPT = {
+    "int8 channels, packed": "Q8_0",
+    "int8 channels": "Q8_0",
+    "int8 tensor": "Q8_0",
     "int4 groups": "int4",
     "int4 groups, zero points": "int4",
     "int4 channels, zero points": "int4",
@@ -147,13 +150,30 @@ def test_weights_stay_in_few_bits_where_these_hold_them(name, dtype, checkpoint,
         return half, values
 
     made = pair(checkpoint("llama2"), tmp_path, quantise, stated(form, about))
-    assert kept(made.quantised, dtype) == ({f"{KEPT[name]} grid", None} if name in KEPT else {None})
+    form = KEPT.get(name)
+    assert kept(made.quantised, dtype) == {form if form in (None, "Q8_0") else f"{form} grid", None}
 
 
 def test_scales_that_float16_does_not_hold(checkpoint, tmp_path):
-    form, about = FORMATS["int4 groups"]
-    made = pair(checkpoint("llama2"), tmp_path, packer(form, about), stated(form, about))
-    assert kept(made.quantised, "float32") == {None}
+    for name in ("int4 groups", "int8 channels"):
+        form, about = FORMATS[name]
+        made = pair(checkpoint("llama2"), tmp_path / name, packer(form, about), stated(form, about))
+        assert kept(made.quantised, "float32") == {None}
+
+
+@pytest.mark.parametrize(("least", "forms"), [(1.0, {"Q8_0", None}), (2.0**-20, {None})])
+def test_int8_with_scales_in_bfloat16(least, forms, checkpoint, tmp_path):
+    """Which float16 holds unless they are tiny."""
+    form, about = FORMATS["int8 channels"]
+
+    def quantise(stem, weight):
+        own, _ = packer(form, about)(stem, weight)
+        scale = own["weight_scale"].bfloat16()
+        scale[0] *= least
+        own["weight_scale"] = scale
+        return own, own["weight"].float() * scale.float()
+
+    assert kept(pair(checkpoint("llama2"), tmp_path, quantise, stated(form, about)).quantised, "bfloat16") == forms
 
 
 def test_experts_are_packed_one_by_one(checkpoint, tmp_path):

@@ -88,8 +88,14 @@ GPTQ = {
 def test_weights_of_four_bits_stay_packed_unless_inputs_are_permuted(name, checkpoint, tmp_path):
     ways, values = GPTQ[name]
     made = pair(checkpoint("llama2"), tmp_path, gptq(**ways), stated(**values))
-    permuted = name in ("8 bits", "3 bits", "2 bits", "in order of activations")
-    assert kept(made.quantised, "bfloat16") == ({None} if permuted else {"int4 grid", None})
+    permuted = name in ("3 bits", "2 bits", "in order of activations")
+    form = "Q8_0" if name == "8 bits" else "int4 grid"
+    assert kept(made.quantised, "bfloat16") == ({None} if permuted else {form, None})
+
+
+def test_weights_of_eight_bits_with_zero_points_are_dequantised(checkpoint, tmp_path):
+    made = pair(checkpoint("llama2"), tmp_path, gptq(8, symmetric=False), stated(8, sym=False))
+    assert kept(made.quantised, "bfloat16") == {None}
 
 
 @pytest.mark.parametrize("name", GPTQ)

@@ -116,7 +116,7 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
 
     def _blocks_of(self, key: WeightKey, stored: str) -> Tensor:
         tensor = self._tensors[stored]
-        assert isinstance(tensor, GgufTensor), "others have no blocks"
+        assert isinstance(tensor, DequantisedTensor | GgufTensor), "others have no blocks"
         check_values(self._path, {name_of(key): tensor.sample()})
         return tensor.blocks()
 

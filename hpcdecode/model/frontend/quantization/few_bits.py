@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from hpcdecode.model.frontend.membership import WeightCut
 from hpcdecode.model.frontend.quantization.formats import ScaleBlock, WeightFormat
 from hpcdecode.model.frontend.quantization.gptq import PackedColumns
-from hpcdecode.model.frontend.quantization.grids import Mxfp4Experts, PackedIntegers, ScaledGrid, fp4, fp8
+from hpcdecode.model.frontend.quantization.grids import Mxfp4Experts, PackedIntegers, ScaledGrid, fp4, fp8, integer
 from hpcdecode.model.frontend.tensors import CheckpointTensor
 
 HALVES = ("F16", "BF16")  # what float16 scales hold, bfloat16 ones if they are not tiny
@@ -40,6 +41,7 @@ BLOCKS = {  # types of GGUF that GEMMs take as they are
     "Q5_K": BlockSize(256, 176),
     "Q6_K": BlockSize(256, 210),
 }
+BYTES = "Q8_0"  # what holds integers of 8 bits, of other formats too
 GROUPS = {"int4": 32, "mxfp4": 32, "fp8": 128, **{name: size.inputs for name, size in BLOCKS.items()}}
 """Inputs that share a scale there, by name."""
 
@@ -74,6 +76,8 @@ def few_bits_of(form: WeightFormat, parts: Mapping[str, CheckpointTensor], shape
     """
     if isinstance(form, Mxfp4Experts):
         return Held(None, "mxfp4")
+    if _held_by_bytes(form, parts, shape):
+        return Held(BYTES, None)
     found = _named(form, parts, shape)
     if found is None:
         return NOT_HELD
@@ -89,6 +93,29 @@ def _held_by_row(name: str, block: ScaleBlock, parts: Mapping[str, CheckpointTen
         return True
     own = torch.arange(shape[1]) // (block.columns or shape[1])
     return torch.equal(parts["group"]().to(own.dtype), own)  # else inputs are permuted
+
+
+def _held_by_bytes(form: WeightFormat, parts: Mapping[str, CheckpointTensor], shape: tuple[int, ...]) -> bool:
+    """Return whether the numbers are int8 times scales that float16 holds, for at least 32 inputs each."""
+    if isinstance(form, PackedColumns):
+        eight, block = form.bits == 8, ScaleBlock(1, form.group_size)
+    elif isinstance(form, ScaledGrid):
+        eight = form.bits == 8 if isinstance(form, PackedIntegers) else form.decoded is integer
+        block = form.block_of(parts["scale"].shape, shape)
+    else:
+        return False
+    if not eight or len(shape) != 2 or shape[1] % GROUPS[BYTES] or "overall" in parts:
+        return False
+    if not _held_by_row(BYTES, block, parts, shape):
+        return False
+    if "zero" in parts and not (isinstance(form, PackedColumns) and form.is_centred(parts["zero"]())):
+        return False
+    return parts["scale"].dtype == "F16" or _is_half(parts["scale"]().to(torch.float32))
+
+
+def _is_half(scales: Tensor) -> bool:
+    """Return whether float16 holds scales exactly."""
+    return torch.equal(scales.half().to(torch.float32), scales)
 
 
 def _whole_groups(name: str, inputs: int | None) -> bool:

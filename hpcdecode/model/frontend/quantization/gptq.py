@@ -83,6 +83,14 @@ class PackedColumns(WeightFormat):
         """Return all zero points, float32 [groups, out]."""
         raise NotImplementedError
 
+    def is_centred(self, zeros: Tensor) -> bool:
+        """Return whether all zero points, as they are stored, are the middle of the codes."""
+        return bool((self._zeros(zeros) == 1 << (self.bits - 1)).all())
+
+    def scales(self, parts: Mapping[str, Tensor], first: int, last: int, columns: int) -> Tensor:
+        """Return the scales of some outputs, [outputs, columns], or [outputs, 1] if one holds for all inputs."""
+        return spread(parts["scale"][first:last], ScaleBlock(1, self.group_size), last - first, columns)
+
     def prepared(self, parts: Mapping[str, Tensor], shape: tuple[int, ...]) -> dict[str, Tensor]:
         """Return codes, and scales and zero points [out, groups]."""
         scale = finite("scales", parts["scale"].to(torch.float32)).t().contiguous()

@@ -163,6 +163,10 @@ class ScaledGrid(WeightFormat):
         by_column = ScaleBlock(None, 1) if len(parts["scale"]) == 1 else CHANNEL
         return affine(codes, *(spread(grid, self.block or by_column, *codes.shape) for grid in grids))
 
+    def scales(self, parts: Mapping[str, Tensor], first: int, last: int, columns: int) -> Tensor:
+        """Return the scales of some rows, of a shape that broadcasts to [rows, columns]."""
+        return spread(self._part_of(parts["scale"], first, last), self.block or CHANNEL, last - first, columns)
+
     def _part_of(self, grid: Tensor, first: int, last: int) -> Tensor:
         """Return what of `grid` concerns some rows of a matrix."""
         rows = self.rows_at_once()

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from hpcdecode.errors import UserError
-from hpcdecode.model.frontend.quantization.few_bits import Held, few_bits_of
+from hpcdecode.model.frontend.quantization.few_bits import BLOCKS, BYTES, Held, few_bits_of
 from hpcdecode.model.frontend.quantization.formats import WeightFormat, WrongTensorsError
+from hpcdecode.model.frontend.quantization.gptq import PackedColumns
+from hpcdecode.model.frontend.quantization.grids import ScaledGrid
 from hpcdecode.model.frontend.quantization.scheme import OF_ACTIVATIONS, OF_KV_CACHE, Scheme
 from hpcdecode.model.frontend.tensors import CheckpointTensor
 from hpcdecode.system.memory import huge_zeros
@@ -71,12 +73,37 @@ class DequantisedTensor:
         """Return what holds its numbers in few bits."""
         return few_bits_of(self._form, self._parts, self.shape)
 
+    def blocks(self) -> Tensor:
+        """Return a weight that is int8 times float16 as blocks of Q8_0 of GGUF, uint8 [out, bytes]."""
+        form, parts, (rows, columns) = self._form, self._prepared(), self.shape
+        assert isinstance(form, PackedColumns | ScaledGrid), "others are not int8"
+        size = BLOCKS[BYTES]
+        made = torch.empty(rows, columns // size.inputs, size.bytes, dtype=torch.uint8)
+        step = self._rows_at_once()
+
+        def fill(first: int) -> None:
+            last = min(first + step, rows)
+            scales = form.scales(parts, first, last, columns).expand(last - first, columns)
+            codes = (form.rows(parts, first, last) / scales).nan_to_num_().round_().to(torch.int8)  # 0 / 0 is 0
+            halves = scales[:, :: size.inputs].half().contiguous()
+            made[first:last, :, :2] = halves.view(torch.uint8).unflatten(1, (-1, 2))
+            made[first:last, :, 2:] = codes.view(torch.uint8).unflatten(1, (-1, size.inputs))
+
+        on_threads(fill, range(0, rows, step))
+        return made.flatten(1)
+
+    def sample(self) -> Tensor:
+        """Return some of its first rows in float32."""
+        return self._form.rows(self._prepared(), 0, min(self._form.rows_at_once(), self.shape[0]))
+
+    def _rows_at_once(self) -> int:
+        multiple = self._form.rows_at_once()
+        return max(ELEMENTS_AT_ONCE // self.shape[-1] // multiple, 1) * multiple
+
     def _filled(self, parts: Mapping[str, Tensor]) -> Tensor:
         """Return a matrix, computed some rows at a time."""
         matrix = empty(self.shape[-2:], self._torch_dtype)
-        rows, columns = matrix.shape
-        multiple = self._form.rows_at_once()
-        step = max(ELEMENTS_AT_ONCE // columns // multiple, 1) * multiple
+        rows, step = len(matrix), self._rows_at_once()
 
         def fill(first: int) -> None:
             last = min(first + step, rows)
