@@ -17,6 +17,7 @@ from hpcdecode.bench import accuracy
 from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.model import load_split
 from hpcdecode.model.lower import quantize
+from tests.support.models import Attention, step
 from tests.support.parity import generated, greedy
 from tests.support.real_models import folder
 
@@ -46,6 +47,21 @@ def expected(path):
     """What transformers makes of the prompts."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32), Tokenizer.load(str(path))
     return [greedy(model.eval(), ids, NEW_TOKENS)[0] for ids in tokenizer.encode_texts(list(PROMPTS))]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_of_gguf_files_stay_in_their_blocks(real_model, name):
+    """SmolLM2 in Q4_1, Gemma in Q5_0, Q4_K, Q6_K and Q8_0: logits are those of dequantised weights to the bit."""
+    file = real_model(name).with_name(f"{name}-packages") / f"{name}-whole.gguf"
+    models = [load_split(file, dtype="bfloat16", quantised=weights) for weights in (None, "auto")]
+    tokens = [(0, i, 37 * i % 40000 + 5) for i in range(16)]
+    one, other = (step(model, Attention(model), tokens, list(range(16))) for model in models)
+    assert torch.equal(one, other)
+    sizes = [
+        sum(r.packed.bytes for s in m._slices.values() for t in s.stretches for r in t.compiled.recipes if r.packed)
+        for m in models
+    ]
+    assert sizes[1] < 0.6 * sizes[0]
 
 
 def test_scores_are_those_of_transformers(real_model):

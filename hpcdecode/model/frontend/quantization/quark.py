@@ -21,6 +21,7 @@ from hpcdecode.model.frontend.quantization.scheme import (
 
 SCALE = {"scale": ("{key}_scale",)}
 MOST_STARS = 8
+ROTATIONS = ("rotation", "rotate", "quarot", "spinquant")  # names of algorithms that change activations, too
 
 
 def quark(stated: Stated) -> tuple[FormatRule, ...]:
@@ -30,7 +31,7 @@ def quark(stated: Stated) -> tuple[FormatRule, ...]:
     refuse_stated(stated, "layer_type_quant_config")
     algorithms = stated.get("algo_config") or []
     for algorithm in algorithms if isinstance(algorithms, list) else [algorithms]:
-        if "rotat" in str(algorithm).lower() or "quarot" in str(algorithm).lower():
+        if any(word in str(algorithm).lower() for word in ROTATIONS):
             raise UnknownSchemeError("expected no rotation of activations in algo_config, got one")
     layers = stated.get("layer_quant_config") or {}
     if not isinstance(layers, dict):
