@@ -66,7 +66,7 @@ class EventStream(Response):
         """Send the answer."""
         try:
             await while_connected(receive, self._send(send))
-        except (ClientGone, asyncio.TimeoutError):
+        except ClientGone:
             return
         finally:
             self._left()
@@ -79,4 +79,20 @@ class EventStream(Response):
         await self._sent(send({"type": "http.response.body", "body": b"", "more_body": False}))
 
     async def _sent(self, sending: Awaitable[None]) -> None:
-        await asyncio.wait_for(sending, self._stall_seconds)
+        """Await that something is sent; raise ClientGone if the client takes nothing for too long."""
+        stalled, task = [False], asyncio.current_task()
+
+        def give_up() -> None:
+            stalled[0] = True
+            if task is not None:
+                task.cancel()
+
+        timer = asyncio.get_running_loop().call_later(self._stall_seconds, give_up)
+        try:
+            await sending
+        except asyncio.CancelledError:
+            if stalled[0]:
+                raise ClientGone from None
+            raise
+        finally:
+            timer.cancel()

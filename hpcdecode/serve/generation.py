@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from typing import NamedTuple
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -18,11 +19,17 @@ from hpcdecode.serve.detokenizer import TokenKinds
 from hpcdecode.serve.errors import ApiError, unusable
 from hpcdecode.serve.event_stream import DONE, ClientGone, EventStream, event, while_connected
 from hpcdecode.serve.schema import chat_body, completion_body, errors, json_body
-from hpcdecode.serve.submission import PromptJob, leave, submit, usable_end
+from hpcdecode.serve.submission import PromptJob, leave, submit
 
 _CLIENT_GONE = 499  # status, which nobody sees
 
-News = tuple[int, list[Update]]
+
+class News(NamedTuple):
+    """What is new of a prompt of a request: updates, and whether that is all of it."""
+
+    number: int
+    updates: list[Update]
+    ended: bool
 
 
 class TextAnswers:
@@ -63,8 +70,8 @@ class TextAnswers:
         try:
             news = _news(jobs)
             first = await anext(news, None)
-            if first is not None and (ticket := jobs[first[0]].ticket) is not None and not first[1]:
-                usable_end(await ticket.end())
+            if first is not None and first.ended and not first.updates:
+                await jobs[first.number].results()
         except BaseException:
             leave(jobs, self._context)
             raise
@@ -90,30 +97,35 @@ class TextAnswers:
 
 async def _written(writer: ChunkWriter, jobs: Sequence[PromptJob], news: News) -> bytes:
     """Return the events for what is new of a prompt."""
-    index, updates = news
-    chunks = [event(chunk) for update in updates for chunk in writer.update(index, update)]
-    ticket = jobs[index].ticket
-    if ticket is None or ticket.ended is not None:
-        chunks += [event(chunk) for chunk in writer.end(index, await jobs[index].results())]
+    chunks = [event(chunk) for update in news.updates for chunk in writer.update(news.number, update)]
+    if news.ended:
+        chunks += [event(chunk) for chunk in writer.end(news.number, await jobs[news.number].results())]
     return b"".join(chunks)
 
 
 async def _news(jobs: Sequence[PromptJob]) -> AsyncGenerator[News, None]:
-    """Yield what is new of each prompt, until all have ended; the last of a prompt is with its end."""
-    for index, job in enumerate(jobs):
-        if job.ticket is None:
-            yield index, []
-    open_jobs = {index: job.ticket for index, job in enumerate(jobs) if job.ticket is not None}
-    waiting = {asyncio.create_task(ticket.news()): index for index, ticket in open_jobs.items()}
+    """Yield what is new of each prompt, until all have ended."""
+    tickets = {index: job.ticket for index, job in enumerate(jobs) if job.ticket is not None}
+    for index in range(len(jobs)):
+        if index not in tickets:
+            yield News(index, [], True)
+    if len(tickets) == 1:  # without a task for each token
+        ((index, ticket),) = tickets.items()
+        ended = False
+        while not ended:
+            updates, ended = await ticket.news(), ticket.ended is not None
+            yield News(index, updates, ended)
+        return
+    waiting = {asyncio.create_task(ticket.news()): index for index, ticket in tickets.items()}
     try:
         while waiting:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in sorted(done, key=lambda t: waiting[t]):
                 index = waiting.pop(task)
-                ended = open_jobs[index].ended is not None
+                ended = tickets[index].ended is not None
                 if not ended:
-                    waiting[asyncio.create_task(open_jobs[index].news())] = index
-                yield index, task.result()
+                    waiting[asyncio.create_task(tickets[index].news())] = index
+                yield News(index, task.result(), ended)
     finally:
         for task in waiting:
             task.cancel()
