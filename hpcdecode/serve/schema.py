@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hpcdecode.data.prompts.batch_format import HARMLESS, NEUTRAL
@@ -96,7 +97,7 @@ def closed_object(properties: dict[str, Schema], *required: str) -> Schema:
     return {"type": "object", "properties": made, "required": list(required), "additionalProperties": False}
 
 
-def _sampling() -> dict[str, Schema]:
+def _sampling(models: Sequence[str]) -> dict[str, Schema]:
     found = {name: {**_KINDS[kind], **_RANGES.get(name, {})} for name, kind in sampling_kinds().items()}
     refused = {name: {"enum": list(neutral)} for name, neutral in (UNSUPPORTED | NEUTRAL).items() if neutral}
     return {
@@ -105,27 +106,31 @@ def _sampling() -> dict[str, Schema]:
         **refused,
         OPENAI_MAX_TOKENS: {"type": "integer", "minimum": 1},
         RESPONSE_FORMAT: _FORMAT,
-        "model": STRING,
+        "model": {"enum": list(models)},
         "stream": BOOLEAN,
         "stream_options": closed_object(dict.fromkeys(STREAM_OPTIONS, BOOLEAN)),
     }
 
 
-def completion_body() -> Schema:
-    """Return the schema of a body of `/v1/completions`."""
-    return closed_object({"prompt": _PROMPT, "echo": BOOLEAN, **_sampling()}, "prompt")
+def completion_body(models: Sequence[str]) -> Schema:
+    """Return the schema of a body of `/v1/completions` for a model with these names."""
+    return closed_object({"prompt": _PROMPT, "echo": BOOLEAN, **_sampling(models)}, "prompt")
 
 
-def chat_body() -> Schema:
-    """Return the schema of a body of `/v1/chat/completions`."""
-    sampling = _sampling()
+def chat_body(models: Sequence[str]) -> Schema:
+    """Return the schema of a body of `/v1/chat/completions`, likewise."""
+    sampling = _sampling(models)
     logprobs = {"logprobs": {"anyOf": [BOOLEAN, sampling["logprobs"]]}, OPENAI_LOGPROBS: sampling["logprobs"]}
     return closed_object({"messages": MESSAGES, **CHAT_OPTIONS, **sampling, **logprobs}, "messages")
 
 
-def tokenize_body() -> Schema:
-    """Return the schema of a body of `/tokenize`."""
-    flags: dict[str, Schema] = {"model": STRING, "add_special_tokens": BOOLEAN, "return_token_strs": BOOLEAN}
+def tokenize_body(models: Sequence[str]) -> Schema:
+    """Return the schema of a body of `/tokenize`, likewise."""
+    flags: dict[str, Schema] = {
+        "model": {"enum": list(models)},
+        "add_special_tokens": BOOLEAN,
+        "return_token_strs": BOOLEAN,
+    }
     return {
         "anyOf": [
             closed_object({"prompt": STRING, **flags}, "prompt"),
@@ -134,9 +139,9 @@ def tokenize_body() -> Schema:
     }
 
 
-def detokenize_body() -> Schema:
-    """Return the schema of a body of `/detokenize`."""
-    return closed_object({"tokens": {**TOKENS, "minItems": 0}, "model": STRING}, "tokens")
+def detokenize_body(models: Sequence[str]) -> Schema:
+    """Return the schema of a body of `/detokenize`, likewise."""
+    return closed_object({"tokens": {**TOKENS, "minItems": 0}, "model": {"enum": list(models)}}, "tokens")
 
 
 def json_body(schema: Schema) -> dict[str, Any]:
