@@ -242,3 +242,9 @@ def test_what_is_no_batch_is_refused(llm, tmp_path):
             assert server.client.request(method, f"/v1/batches/{path}").status_code == 404
         assert server.client.get("/v1/batches", params={"limit": 0}).status_code == 400
         assert len(server.client.get("/v1/batches").json()["data"]) == 1
+        for name in (*asked, "metadata"):
+            for value in (None, 1, 1.5, True, [], {}, {"": None}, "", "\0", "x" * 100_000):
+                assert server.post("/v1/batches", **{**asked, name: value}).status_code < 500, (name, value)
+        for body in (b"", b"[]", b"nul", b'"\\ud800"', b"[" * 100_000, b"\xff"):
+            answer = server.client.post("/v1/batches", content=body, headers={"Content-Type": "application/json"})
+            assert answer.status_code == 400, answer.text
