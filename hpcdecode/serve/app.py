@@ -13,13 +13,13 @@ from fastapi.openapi.utils import get_openapi
 from hpcdecode._version import __version__
 from hpcdecode.serve.context import Context
 from hpcdecode.serve.errors import add_handlers
+from hpcdecode.serve.files.upload import FORM_BYTES
 from hpcdecode.serve.generation import generation_router
 from hpcdecode.serve.guard import Guard
 from hpcdecode.serve.info import info_router
 from hpcdecode.serve.metrics import ServerMetrics, metrics_router
 from hpcdecode.serve.page import page_router
 from hpcdecode.serve.tokens import tokens_router
-from hpcdecode.serve.upload import FORM_BYTES
 
 ROUTERS: tuple[Callable[[Context], APIRouter], ...] = (info_router, generation_router, tokens_router)
 

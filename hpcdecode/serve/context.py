@@ -10,9 +10,9 @@ from hpcdecode.engine.engine import Engine
 from hpcdecode.engine.live import Event, LiveDesk
 from hpcdecode.engine.scale import capacity_of
 from hpcdecode.requests.params import SamplingParams
-from hpcdecode.serve.batch_about import about_of, attributes_of
-from hpcdecode.serve.batch_service import BatchService
-from hpcdecode.serve.data_folder import data_folder
+from hpcdecode.serve.batch.about import about_of, attributes_of
+from hpcdecode.serve.batch.service import BatchService
+from hpcdecode.serve.files.folder import data_folder
 from hpcdecode.serve.hub import Hub
 from hpcdecode.serve.options import ServeOptions
 

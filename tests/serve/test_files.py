@@ -10,11 +10,11 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from hpcdecode.errors import UserError
-from hpcdecode.serve.data_folder import DataFolder
 from hpcdecode.serve.errors import ApiError, add_handlers
-from hpcdecode.serve.file_store import FileStore
-from hpcdecode.serve.files import files_router
-from hpcdecode.serve.owners import owner_of
+from hpcdecode.serve.files.folder import DataFolder
+from hpcdecode.serve.files.owners import owner_of
+from hpcdecode.serve.files.routes import files_router
+from hpcdecode.serve.files.store import FileStore
 
 DATA = b'{"custom_id": "a"}\n'
 
@@ -176,7 +176,7 @@ def test_a_full_disk_is_said(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("hpcdecode.serve.file_store.publish", full)
+    monkeypatch.setattr("hpcdecode.serve.files.store.publish", full)
     answer = upload(client)
     assert answer.status_code == 507 and answer.json()["error"]["code"] == "disk_full"
     assert client.get("/v1/files").json()["data"] == []

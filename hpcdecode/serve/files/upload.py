@@ -10,7 +10,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from hpcdecode.requests.values import printable
 from hpcdecode.serve.errors import ApiError
-from hpcdecode.serve.file_store import BATCH, Draft, FileRecord, FileStore
+from hpcdecode.serve.files.store import BATCH, Draft, FileRecord, FileStore
 
 if TYPE_CHECKING:
     from fastapi import Request

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from hpcdecode.serve.batch_queue import BatchQueue
+from hpcdecode.serve.batch.queue import BatchQueue
 from hpcdecode.serve.errors import ApiError
-from hpcdecode.serve.pages import DiskRoute, page_of
+from hpcdecode.serve.paging import DiskRoute, page_of
 
 _SECONDS = {"m": 60, "h": 3600, "d": 86400}
 _MOST_WINDOW = 365 * 86400

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcdecode.requests.values import printable
-from hpcdecode.serve.batch_flow import RowDesk
-from hpcdecode.serve.batch_record import BatchRecord, load, save
-from hpcdecode.serve.batch_run import BatchMeans, BatchRun
+from hpcdecode.serve.batch.flow import RowDesk
+from hpcdecode.serve.batch.record import BatchRecord, load, save
+from hpcdecode.serve.batch.run import BatchMeans, BatchRun
 from hpcdecode.serve.errors import ApiError
-from hpcdecode.serve.file_store import BATCH, FileStore
+from hpcdecode.serve.files.store import BATCH, FileStore
 
 MOST_ROWS = 256  # in flight, of all batches together
 MOST_RUNNING = 8  # batches at once

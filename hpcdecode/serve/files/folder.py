@@ -9,7 +9,7 @@ from pathlib import Path
 from hpcdecode.data.results.lock import Lock
 from hpcdecode.errors import UserError
 from hpcdecode.requests.values import printable
-from hpcdecode.serve.file_store import FileStore
+from hpcdecode.serve.files.store import FileStore
 from hpcdecode.system import kept
 
 

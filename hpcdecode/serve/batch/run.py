@@ -17,11 +17,11 @@ from hpcdecode.data.results.resume import find_earlier
 from hpcdecode.data.results.segments import parts_folder
 from hpcdecode.data.results.writer import ResultsWriter
 from hpcdecode.errors import RowProblem, UserError, first_line
-from hpcdecode.serve.batch_answers import write_answers
-from hpcdecode.serve.batch_flow import BatchFlow, RowDesk, ServerEnds
-from hpcdecode.serve.batch_record import BatchProblem, BatchRecord, Ending, save
-from hpcdecode.serve.batch_rows import batch_rows, first_problem
-from hpcdecode.serve.file_store import FileStore
+from hpcdecode.serve.batch.answers import write_answers
+from hpcdecode.serve.batch.flow import BatchFlow, RowDesk, ServerEnds
+from hpcdecode.serve.batch.record import BatchProblem, BatchRecord, Ending, save
+from hpcdecode.serve.batch.rows import batch_rows, first_problem
+from hpcdecode.serve.files.store import FileStore
 
 _RETRY_SECONDS = 30.0  # after the disk has refused a write
 logger = logging.getLogger(__name__)

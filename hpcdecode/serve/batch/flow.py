@@ -16,8 +16,8 @@ from hpcdecode.data.results.writer import ResultsWriter
 from hpcdecode.engine.live import FAILED, STOPPED, DeskClosed, DeskFull, Event
 from hpcdecode.errors import RowProblem
 from hpcdecode.requests.params import SamplingParams
-from hpcdecode.serve.batch_record import BatchRecord, Ending
-from hpcdecode.serve.batch_rows import BatchRow
+from hpcdecode.serve.batch.record import BatchRecord, Ending
+from hpcdecode.serve.batch.rows import BatchRow
 
 EXPIRED = "the batch has expired before this request was done"
 _DEFAULTS = SamplingParams()  # those of `hpcdecode generate`, so that results are its results

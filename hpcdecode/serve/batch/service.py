@@ -10,12 +10,12 @@ from anyio import to_thread
 from fastapi import APIRouter, Request
 
 from hpcdecode.engine.live import Event, LiveDesk
-from hpcdecode.serve.batch_desk import BatchDesk
-from hpcdecode.serve.batch_queue import MOST_ROWS, BatchQueue
-from hpcdecode.serve.batches import batches_router
-from hpcdecode.serve.data_folder import DataFolder
-from hpcdecode.serve.files import MOST_FILE_BYTES, files_router
-from hpcdecode.serve.owners import owner_of
+from hpcdecode.serve.batch.desk import BatchDesk
+from hpcdecode.serve.batch.queue import MOST_ROWS, BatchQueue
+from hpcdecode.serve.batch.routes import batches_router
+from hpcdecode.serve.files.folder import DataFolder
+from hpcdecode.serve.files.owners import owner_of
+from hpcdecode.serve.files.routes import MOST_FILE_BYTES, files_router
 
 
 class BatchService:

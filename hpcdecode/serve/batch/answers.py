@@ -11,9 +11,9 @@ import msgspec
 
 from hpcdecode.data.results.openai_batch import answers
 from hpcdecode.data.results.read import Results
-from hpcdecode.serve.batch_flow import EXPIRED
-from hpcdecode.serve.batch_record import ENDPOINTS, BatchRecord
-from hpcdecode.serve.file_store import BATCH_OUTPUT, FileStore
+from hpcdecode.serve.batch.flow import EXPIRED
+from hpcdecode.serve.batch.record import ENDPOINTS, BatchRecord
+from hpcdecode.serve.files.store import BATCH_OUTPUT, FileStore
 
 _EXPIRED_CODE = "batch_expired"
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse
 
-from hpcdecode.serve.file_store import FileStore
-from hpcdecode.serve.pages import DiskRoute, page_of
-from hpcdecode.serve.upload import receive_file
+from hpcdecode.serve.files.store import FileStore
+from hpcdecode.serve.files.upload import receive_file
+from hpcdecode.serve.paging import DiskRoute, page_of
 
 MOST_FILE_BYTES = 1 << 30
 _MOST_LISTED = 10_000

@@ -1,0 +1,1 @@
+"""Batches of the OpenAI API: jobs over a server's live desk."""
