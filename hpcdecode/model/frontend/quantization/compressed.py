@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hpcdecode.model.frontend.quantization.formats import BYTES, CHANNEL, INT8, TENSOR, ScaleBlock, WeightFormat
-from hpcdecode.model.frontend.quantization.grids import FP8, Mxfp6, PackedIntegers, ScaledGrid, fp8, integer
+from hpcdecode.model.frontend.quantization.fp6 import Mxfp6
+from hpcdecode.model.frontend.quantization.grids import FP8, PackedIntegers, ScaledGrid, fp8, integer
 from hpcdecode.model.frontend.quantization.scheme import (
     FormatRule,
     Stated,

@@ -41,9 +41,9 @@ BLOCKS = {  # types of GGUF that GEMMs take as they are
     "Q5_K": BlockSize(256, 176),
     "Q6_K": BlockSize(256, 210),
 }
-BYTES = "Q8_0"  # what holds integers of 8 bits, of other formats too
-GROUPS = {"int4": 32, "mxfp4": 32, "fp8": 128, **{name: size.inputs for name, size in BLOCKS.items()}}
-"""Inputs that share a scale there, by name."""
+INT8_BLOCKS = "Q8_0"  # what holds integers of 8 bits, of other formats too
+GROUPS = {"int4": 32, "mxfp4": 32, "fp8": 128}  # inputs that share a scale there
+GROUPS |= {name: size.inputs for name, size in BLOCKS.items()}
 
 
 class Held(NamedTuple):
@@ -71,13 +71,13 @@ def few_bits_of(form: WeightFormat, parts: Mapping[str, CheckpointTensor], shape
 
     Args:
         form: Its format.
-        parts: The tensors that make it up, by role; only groups of inputs are read.
+        parts: The tensors that make it up, by role. Groups of inputs are read, and of int8 some scales and zero points.
         shape: Its shape.
     """
     if isinstance(form, Mxfp4Experts):
         return Held(None, "mxfp4")
     if _held_by_bytes(form, parts, shape):
-        return Held(BYTES, None)
+        return Held(INT8_BLOCKS, None)
     found = _named(form, parts, shape)
     if found is None:
         return NOT_HELD
@@ -104,9 +104,9 @@ def _held_by_bytes(form: WeightFormat, parts: Mapping[str, CheckpointTensor], sh
         block = form.block_of(parts["scale"].shape, shape)
     else:
         return False
-    if not eight or len(shape) != 2 or shape[1] % GROUPS[BYTES] or "overall" in parts:
+    if not eight or len(shape) != 2 or shape[1] % GROUPS[INT8_BLOCKS] or "overall" in parts:
         return False
-    if not _held_by_row(BYTES, block, parts, shape):
+    if not _held_by_row(INT8_BLOCKS, block, parts, shape):
         return False
     if "zero" in parts and not (isinstance(form, PackedColumns) and form.is_centred(parts["zero"]())):
         return False

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hpcdecode.errors import UserError
-from hpcdecode.model.frontend.quantization.few_bits import BLOCKS, BYTES, Held, few_bits_of
+from hpcdecode.model.frontend.quantization.few_bits import BLOCKS, INT8_BLOCKS, Held, few_bits_of
 from hpcdecode.model.frontend.quantization.formats import WeightFormat, WrongTensorsError
 from hpcdecode.model.frontend.quantization.gptq import PackedColumns
 from hpcdecode.model.frontend.quantization.grids import ScaledGrid
@@ -77,7 +77,7 @@ class DequantisedTensor:
         """Return a weight that is int8 times float16 as blocks of Q8_0 of GGUF, uint8 [out, bytes]."""
         form, parts, (rows, columns) = self._form, self._prepared(), self.shape
         assert isinstance(form, PackedColumns | ScaledGrid), "others are not int8"
-        size = BLOCKS[BYTES]
+        size = BLOCKS[INT8_BLOCKS]
         made = torch.empty(rows, columns // size.inputs, size.bytes, dtype=torch.uint8)
         step = self._rows_at_once()
 
