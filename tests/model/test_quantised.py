@@ -51,7 +51,7 @@ STATED = {
     "no method": (lambda p: state(p, quantization_config={"weird": 1}), "an unnamed method"),
     "bits": (
         lambda p: state(p, quantization_config={"quant_method": "gptq", "bits": 5}),
-        r"gptq \(bits 3\), where expected bits to be one of 2, 3, 4, 8, got 5",
+        r"gptq \(bits 5\), where expected bits to be one of 2, 3, 4, 8, got 5",
     ),
     "group size": (
         lambda p: state(p, quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 0}),

@@ -214,7 +214,8 @@ inline void expand_half(const char* panel, int64_t inputs, int half, int64_t beg
     for (int64_t input = begin; input < end; input += kBlockInputs) {
         auto by = Form::scales(scales, input);
         for (int i = 0; i < kBlockInputs / 2 / Form::kWords; ++i, codes += kLoadBytes<Form>) {
-            if (begins_group<Form>(i)) by = Form::scales(scales, input + 2 * i * Form::kWords);
+            if constexpr (Form::kScaleInputs < kBlockInputs)
+                if (begins_group<Form>(i)) by = Form::scales(scales, input + 2 * i * Form::kWords);
             auto some = Form::codes(codes);
 #pragma GCC unroll 8
             for (int k = 0; k < Form::kWords; ++k, to += kPanel) _mm512_storeu_si512(to, Form::next(some, by));
@@ -252,9 +253,10 @@ inline void halves(const Tile& t, int first, Lines& next) {
 #pragma GCC unroll 2
         for (int v = 0; v < count; ++v) by[v] = Form::scales(scales[v], input);
         for (int i = 0; i < kBlockInputs / 2 / Form::kWords; ++i) {
-            if (begins_group<Form>(i))
+            if constexpr (Form::kScaleInputs < kBlockInputs)
+                if (begins_group<Form>(i))
 #pragma GCC unroll 2
-                for (int v = 0; v < count; ++v) by[v] = Form::scales(scales[v], input + 2 * i * Form::kWords);
+                    for (int v = 0; v < count; ++v) by[v] = Form::scales(scales[v], input + 2 * i * Form::kWords);
             typename Form::Codes some[count];
 #pragma GCC unroll 2
             for (int v = 0; v < count; ++v) {
