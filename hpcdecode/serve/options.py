@@ -43,7 +43,7 @@ class ServeOptions(EngineOptions, frozen=True, kw_only=True):
     stall_timeout: float = 300.0
     schedule: str = "fifo"
     admission: str = "optimistic"
-    max_gap: float | None = 0.5
+    max_gap: float | None = 0.25
 
     def check(self) -> Self:
         """Return self.
