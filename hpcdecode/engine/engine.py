@@ -78,8 +78,6 @@ class Engine:
         UserError: the model cannot be run; on every rank.
     """
 
-    live = False
-
     def __init__(
         self,
         options: EngineOptions,
@@ -94,7 +92,7 @@ class Engine:
         measure_room(options, team, self.setup)
         measure_speeds(team)
         self.lost: list[Rank] = []
-        self.told = 0
+        self.told, self.live = 0, False
         self.comms: list[MPI.Intracomm] = []
         self._attention: AttentionWorker | None = None  # kept from run to run
         self._slots = 0  # that it has
@@ -212,10 +210,10 @@ class Engine:
 
         self.timeline.enter("wait")
         options, team = self.options, self.team
-        spec = lane_spec(options, team, self.setup, lanes[0].scale, device if self._direct else HOST)
+        spec = lane_spec(options, team, self.setup, lanes[0].scale, device if direct(self.options, self.team) else HOST)
         plain = [s_link(options, team, number, comm, spec) for number, comm in enumerate(comms)]
         self.comms += [link.graph for link in plain if link.graph]
-        return (direct_links if self._direct else staged_links)(plain, device)
+        return (direct_links if direct(self.options, self.team) else staged_links)(plain, device)
 
     def _run_s(
         self,
@@ -260,7 +258,7 @@ class Engine:
         from hpcdecode.engine.r_rank import lane_program
 
         team = self.team
-        device = torch.device(team.me.kv_device if self._direct else "cpu")
+        device = torch.device(team.me.kv_device if direct(self.options, self.team) else "cpu")
         ends = r_links(self.options, team, self.setup, lanes, comms, device)
         self._work.links = links = [link for of_lane in ends for link in of_lane]
         self.comms += [link.graph for link in links if link.graph]
@@ -271,27 +269,14 @@ class Engine:
         programs = (lane_program(i, own, attention, orders[g], partial(route.copy, n)) for i, (g, n, *_), own in each)
         serve(list(programs), self.timeline)
 
-    @property
-    def _direct(self) -> bool:
-        return direct(self.options, self.team)
-
     def _make_s_rank(self, scale: Scale, desk: Desk | RemoteDesk, groups: list[MpiGroupLane] | None) -> SRank:
         options, stops, prompts = self.options, self.stops, self._open_prompts()
         shared = prompts.attention.tokens_in(_PREFIX_BYTES // len(scale.lanes)) if options.prefix_sharing else 0
         schedulers = schedulers_of(options, self.team, self.setup, scale, shared, desk, stops)
         links = cast("Sequence[SLink]", self._work.links)
+        grammars, told = self.tokenizer.grammars, desk.sampled if self.live else None
         self._work.s_rank = SRank(
-            self.model,
-            links,
-            schedulers,
-            desk,
-            stops,
-            prompts,
-            self.timeline,
-            self.tokenizer.grammars,
-            groups,
-            desk.sampled if self.live else None,
-            options.max_gap,
+            self.model, links, schedulers, desk, stops, prompts, self.timeline, grammars, groups, told, options.max_gap
         )
         return self._work.s_rank
 
@@ -304,7 +289,7 @@ class Engine:
         """Return the attention worker, kept from run to run unless it has too few slots."""
         if self._attention is None or slots > self._slots:
             self._attention, self._work = None, Work()  # its memory goes first
-            partition, direct = partition_of(self.options, self.team.pool), self._direct
-            self._attention = open_attention_worker(self.team, self.setup, partition, slots, direct, self.timeline)
+            partition, on_device = partition_of(self.options, self.team.pool), direct(self.options, self.team)
+            self._attention = open_attention_worker(self.team, self.setup, partition, slots, on_device, self.timeline)
             self._slots = slots
         return self._attention
