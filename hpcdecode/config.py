@@ -147,6 +147,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.route == "rotational" and self.exchange == "collective":
             expected = "expected --exchange messages or auto, as answers go to other ranks than the questions came from"
             raise UserError(f"--route rotational: {expected}, got collective", everywhere=True)
+        if self.max_gap is not None and not 0 <= self.max_gap < float("inf"):
+            raise UserError(f"--max-gap: expected seconds >= 0, got {self.max_gap}", everywhere=True)
         self._require_counts(*_MOST, "s_ranks", "tp", "pp", "kv_memory", "load_limit", "gpu_memory")
         return self
 

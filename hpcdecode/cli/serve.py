@@ -37,9 +37,6 @@ def _add_serve(commands: Subcommands) -> None:
     add_verbosity(parser)
     _add_http(parser.add_argument_group("HTTP"))
     group = parser.add_argument_group("time")
-    help = "time between two tokens of a row that prompts of other rows should take at most: these are prefilled in "
-    help += "parts; 0 for any time (0.25)"
-    group.add_argument("--max-gap", type=float, metavar="SECONDS", help=help)
     help = "time that rows in flight have to finish once the server is told to end (60)"
     group.add_argument("--drain-seconds", type=float, metavar="SECONDS", help=help)
     add_faults(group)

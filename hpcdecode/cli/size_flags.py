@@ -88,6 +88,9 @@ def add_size(group: Group, kind: type[EngineOptions] = EngineOptions) -> None:
     add("--lanes", type=parsed(_count), metavar="L", help=help)
     help = f"most prompt tokens in a step of a lane ({prefill_limit(True)}, or {prefill_limit(False)} in one process)"
     add("--prefill-tokens", "--max-num-batched-tokens", type=int, metavar="N", help=help)
+    help = "time between two tokens of a row that prompts of other rows should take at most: steps then have fewer "
+    help += f"prompt tokens; 0 for any time ({defaults['max_gap'] or 0})"
+    add("--max-gap", type=float, metavar="SECONDS", help=help)
     help = "prefill a common beginning of several prompts once (default: yes)"
     add("--prefix-sharing", action=argparse.BooleanOptionalAction, help=help)
     help = f"unit by which attention is divided among R-ranks ({defaults['partition']})"

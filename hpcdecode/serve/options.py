@@ -57,7 +57,7 @@ class ServeOptions(EngineOptions, frozen=True, kw_only=True):
             raise UserError("--api-key: expected a key, got an empty text", everywhere=True)
         if self.ssl_keyfile and not self.ssl_certfile:
             raise UserError("--ssl-keyfile: expected --ssl-certfile beside it, got none", everywhere=True)
-        for name in ("drain_seconds", "stall_timeout", "max_gap"):
+        for name in ("drain_seconds", "stall_timeout"):
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
                 raise UserError(f"--{name.replace('_', '-')}: expected seconds >= 0, got {value}", everywhere=True)

@@ -27,6 +27,7 @@ ROWS = [{"id": name, "prompt": f"The {name}", "max_tokens": 3} for name in ("a1"
 NOT_RUN = {  # commands by the beginning of their text
     "hpcdecode generate -p": "downloads 93 MB: tests/real runs it",
     "hpcdecode split smollm2": "the same",
+    "hpcdecode serve --model": "does not end by itself: tests/serve/test_process.py",
     "pip install": "installs hpcdecode, as `make test` has done",
     "python3 -m venv": "the same",
     "module load": "a cluster's own",
@@ -156,7 +157,7 @@ def test_the_usage_page(reader):
     reader.hpcdecode.environment["HPCDECODE_MODEL"] = str(reader.tiny)
     reader.command("hpcdecode generate prompts.jsonl -o out.h5")
     reader.shards(2)
-    assert read(reader, "docs/usage.md") == {"hpcdecode split smollm2"}
+    assert read(reader, "docs/usage.md") == {"hpcdecode split smollm2", "hpcdecode serve --model"}
 
 
 def test_subcommands_exist(capsys):
