@@ -12,8 +12,9 @@ from hpcdecode.engine.live import UNBOUNDED
 from hpcdecode.errors import RowProblem
 from hpcdecode.requests.params import MAX_SEED, SamplingParams
 from hpcdecode.requests.values import is_integer, shown, suggestion, type_name
-from hpcdecode.serve.context import MOST_CHOICES, Context
+from hpcdecode.serve.context import Context
 from hpcdecode.serve.errors import ApiError
+from hpcdecode.serve.options import MOST_CHOICES
 
 COMPLETION_TOKENS = 16  # max_tokens of text completions, as the OpenAI API has it
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")

@@ -16,7 +16,6 @@ from hpcdecode.serve.files.folder import data_folder
 from hpcdecode.serve.hub import Hub
 from hpcdecode.serve.options import ServeOptions
 
-MOST_CHOICES = 2048  # of a request: its prompts times their samples
 STALL_SECONDS = 120.0  # after which a reader of a stream that takes nothing is given up
 _HUB_FOLDER = "models--"  # begin of the name of a model's folder in the cache of the Hugging Face hub
 

@@ -18,7 +18,8 @@ from hpcdecode.serve.context import Context
 from hpcdecode.serve.detokenizer import TokenKinds
 from hpcdecode.serve.errors import ApiError, unusable
 from hpcdecode.serve.event_stream import DONE, ClientGone, EventStream, event, while_connected
-from hpcdecode.serve.schema import chat_body, completion_body, errors, json_body
+from hpcdecode.serve.failures import errors
+from hpcdecode.serve.schema import chat_body, completion_body, json_body
 from hpcdecode.serve.submission import PromptJob, leave, submit
 
 _CLIENT_GONE = 499  # status, which nobody sees

@@ -11,7 +11,7 @@ from hpcdecode._version import __version__
 from hpcdecode.serve.bodies import require_model
 from hpcdecode.serve.context import Context
 from hpcdecode.serve.errors import ApiError
-from hpcdecode.serve.schema import errors
+from hpcdecode.serve.failures import errors
 
 
 def info_router(context: Context) -> APIRouter:

@@ -14,8 +14,8 @@ from hpcdecode.data.prompts.rows import RowError
 from hpcdecode.engine.live import Event, Update
 from hpcdecode.requests.sequence import CANCELLED
 from hpcdecode.serve.context import Context
+from hpcdecode.serve.failures import errors
 from hpcdecode.serve.hub import Ticket
-from hpcdecode.serve.schema import errors
 
 PREFIX = "hpcdecode:"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -10,6 +10,8 @@ from hpcdecode.errors import UserError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+MOST_CHOICES = 2048  # of a request: its prompts times their samples
+
 
 class ServeOptions(EngineOptions, frozen=True, kw_only=True):
     """Options of the engine, and of the server.

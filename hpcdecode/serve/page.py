@@ -12,6 +12,7 @@ from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
 from hpcdecode.serve.context import Context
+from hpcdecode.serve.failures import errors
 from hpcdecode.serve.figures import figures
 
 _PLACE = Path(__file__).with_name("page.html")
@@ -32,7 +33,7 @@ def page_router(context: Context) -> APIRouter:
     def page() -> HTMLResponse:
         return HTMLResponse(source, headers=headers)
 
-    @router.get("/stats")
+    @router.get("/stats", responses=errors(401))
     def get_stats() -> dict[str, Any]:
         """Say what runs now: rows, tokens since the start, KV load in tokens."""
         return figures(context)

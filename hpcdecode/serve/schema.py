@@ -147,27 +147,3 @@ def detokenize_body(models: Sequence[str]) -> Schema:
 def json_body(schema: Schema) -> dict[str, Any]:
     """Return what tells FastAPI the schema of a route's body, which the route reads itself."""
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-ERROR: Schema = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": closed_object({"message": STRING, "type": STRING, "param": STRING, "code": STRING}, "message", "type")
-    },
-}
-_STATUSES = {
-    400: "The request cannot be used.",
-    401: "The key is missing.",
-    404: "There is no such model.",
-    413: "The body is too large.",
-    429: "The queue is full.",
-    500: "The engine has failed.",
-    503: "The server is about to end.",
-}
-
-
-def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the answers to requests that fail, by status."""
-    content = {"application/json": {"schema": ERROR}}
-    return {status: {"description": _STATUSES[status], "content": content} for status in statuses}

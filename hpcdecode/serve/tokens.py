@@ -20,7 +20,8 @@ from hpcdecode.requests.values import shown, suggestion, type_name
 from hpcdecode.serve.bodies import json_object, model_of
 from hpcdecode.serve.context import Context
 from hpcdecode.serve.errors import unusable
-from hpcdecode.serve.schema import detokenize_body, errors, json_body, tokenize_body
+from hpcdecode.serve.failures import errors
+from hpcdecode.serve.schema import detokenize_body, json_body, tokenize_body
 
 TOKENIZE_FIELDS = ("prompt", "messages", "add_special_tokens", "return_token_strs", *CHAT_FIELDS)
 DETOKENIZE_FIELDS = ("tokens",)

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from hpcdecode.serve.batch.queue import BatchQueue
 from hpcdecode.serve.errors import ApiError
+from hpcdecode.serve.failures import errors
 from hpcdecode.serve.paging import DiskRoute, page_of
 
 _SECONDS = {"m": 60, "h": 3600, "d": 86400}
@@ -36,7 +37,9 @@ def batches_router(queue: BatchQueue, owner: Callable[[Request], str]) -> APIRou
         queue: The batches.
         owner: Returns the client of a request.
     """
-    router = APIRouter(route_class=DiskRoute, tags=["batches"])
+    router = APIRouter(
+        route_class=DiskRoute, tags=["batches"], responses=errors(400, 401, 404, 409, 413, 429, 503, 507)
+    )
 
     @router.post("/v1/batches")
     def create_batch(request: Request, asked: BatchRequest) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse
 
+from hpcdecode.serve.failures import errors
 from hpcdecode.serve.files.store import FileStore
 from hpcdecode.serve.files.upload import receive_file
 from hpcdecode.serve.paging import DiskRoute, page_of
@@ -36,7 +37,7 @@ def files_router(
         in_use: Raises ApiError if the file with an id must not be deleted now.
         most_bytes: Size that a file may have.
     """
-    router = APIRouter(route_class=DiskRoute, tags=["files"])
+    router = APIRouter(route_class=DiskRoute, tags=["files"], responses=errors(400, 401, 404, 409, 413, 503, 507))
     body = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}}
 
     @router.post("/v1/files", openapi_extra=body)
