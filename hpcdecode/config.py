@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hpcdecode.errors import UserError
-from hpcdecode.ranks.wishes import LAYOUTS, POOLS, ROUTES
+from hpcdecode.ranks.wishes import LAYOUTS, POOLS, ROUTES, Wishes
 from hpcdecode.requests.output_parser import REASONING_PARSERS, TOOL_CALL_PARSERS
 from hpcdecode.requests.params import SamplingParams
 
@@ -151,6 +151,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise UserError(f"--max-gap: expected seconds >= 0, got {self.max_gap}", everywhere=True)
         self._require_counts(*_MOST, "s_ranks", "tp", "pp", "kv_memory", "load_limit", "gpu_memory")
         return self
+
+    @property
+    def wishes(self) -> Wishes:
+        """Return what is asked of the layout."""
+        return Wishes(**{name: getattr(self, name) for name in Wishes.__struct_fields__})
 
     def _require_counts(self, *names: str) -> None:
         for name in names:

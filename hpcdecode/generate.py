@@ -41,7 +41,6 @@ from hpcdecode.planning.auto import advise, planned, profile_for
 from hpcdecode.ranks.fit import require_fit
 from hpcdecode.ranks.team import Team, WeightFacts, assemble
 from hpcdecode.ranks.watchdog import Watchdog
-from hpcdecode.ranks.wishes import Wishes
 from hpcdecode.report import text
 from hpcdecode.report.metrics import Metrics, check_emptied, summarize, versions
 from hpcdecode.report.progress import Progress
@@ -85,7 +84,7 @@ def generate(
     layout = job.layout
     if layout == "auto" and (job.partition != "request" or job.pools != "shared" or job.route != "fixed"):
         layout = "split"  # of which these speak
-    wishes = Wishes(layout=layout, s_ranks=job.s_ranks, pools=job.pools, tp=job.tp, pp=job.pp, route=job.route)
+    wishes = msgspec.structs.replace(job.wishes, layout=layout)
     advice = partial(advise, job, wishes) if job.profile else None
     weights = WeightFacts() if model else weight_facts(job)
     team = assemble(comm, wishes, job.device, job.r_device, weights, advice)

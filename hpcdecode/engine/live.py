@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hpcdecode.data.prompts.feed import PromptQueue
-from hpcdecode.data.prompts.files import RawRow
+from hpcdecode.data.prompts.given import read_prompt
 from hpcdecode.data.prompts.live_feed import DeskClosed, DeskFull, LiveFeed
-from hpcdecode.data.prompts.rows import RowError, RowReader
-from hpcdecode.data.prompts.tokenizer import Tokenizer, tokenized
+from hpcdecode.data.prompts.rows import RowError
+from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.data.results.result import Result
 from hpcdecode.engine.desk import Desk
 from hpcdecode.engine.scale import Scale, capacity_of
-from hpcdecode.errors import RowProblem, first_line
+from hpcdecode.errors import first_line
 from hpcdecode.report.metrics import Metrics
 from hpcdecode.report.progress import Progress
 from hpcdecode.requests.params import SamplingParams
@@ -252,13 +252,8 @@ class LiveDesk(Desk):
         return self._queue
 
     def _read(self, fields: dict[str, Any], defaults: SamplingParams, score: bool) -> Prompt:
-        line = next(self._lines)
-        reader = RowReader(model=self._model, score=score)
-        reader.unknown.quiet = True
-        row = reader.read(RawRow(line, "", fields), defaults)
-        (found,) = tokenized([row], self.tokenizer, self.room.positions)
-        if isinstance(found, RowError):
-            raise RowProblem(found.reason)
+        line, positions = next(self._lines), self.room.positions
+        found = read_prompt(line, fields, defaults, self.tokenizer, positions, model=self._model, score=score)
         if found.params.max_tokens == UNBOUNDED:
             most = self.room.most_new(len(found.token_ids), found.params.samples)
             found.params = msgspec.structs.replace(found.params, max_tokens=most)

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from hpcdecode.data.results.openai_body import URLS
 from hpcdecode.engine.live import UNBOUNDED
 from hpcdecode.errors import RowProblem
 from hpcdecode.requests.params import MAX_SEED, SamplingParams
@@ -18,7 +19,6 @@ from hpcdecode.serve.options import MOST_CHOICES
 
 COMPLETION_TOKENS = 16  # max_tokens of text completions, as the OpenAI API has it
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
-_URLS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 GivenPrompt = str | list[int] | None  # None for messages
 
@@ -124,7 +124,7 @@ def asked_of(body: dict[str, Any], endpoint: str, context: Context) -> Asked:
     _bound_choices(body, len(asked.prompts), MOST_CHOICES)
     for prompt in asked.prompts:
         own = body if prompt is None else {**body, "prompt": prompt}
-        asked.rows.append({"url": _URLS[endpoint], "body": own})
+        asked.rows.append({"url": URLS[endpoint], "body": own})
     return asked
 
 

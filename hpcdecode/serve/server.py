@@ -23,7 +23,6 @@ from hpcdecode.errors import UserError, first_line
 from hpcdecode.ranks.fit import require_fit
 from hpcdecode.ranks.team import Team, assemble
 from hpcdecode.ranks.watchdog import Watchdog
-from hpcdecode.ranks.wishes import Wishes
 from hpcdecode.report.metrics import Metrics, check_emptied
 from hpcdecode.report.progress import NoProgress
 from hpcdecode.report.stages import Stages
@@ -57,15 +56,7 @@ def serve(options: ServeOptions, comm: MPI.Intracomm | None, signals: Signals) -
         UserError: If the model cannot be run, or the address not be listened on.
     """
     timeline = Timeline()
-    wishes = Wishes(
-        layout=options.layout,
-        s_ranks=options.s_ranks,
-        pools=options.pools,
-        tp=options.tp,
-        pp=options.pp,
-        route=options.route,
-    )
-    team = assemble(comm, wishes, options.device, options.r_device, weight_facts(options))
+    team = assemble(comm, options.wishes, options.device, options.r_device, weight_facts(options))
     require_fit(team.ranks)
     with Watchdog(team, timeline, options.stall_timeout):
         return _serve(options, team, timeline, signals)

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from hpcdecode.data.prompts.files import RawRow
-from hpcdecode.data.prompts.rows import RowError, RowReader
-from hpcdecode.data.prompts.tokenizer import tokenized
+from hpcdecode.data.prompts.given import read_prompt
+from hpcdecode.data.prompts.rows import RowError
 from hpcdecode.data.results.result import Result
-from hpcdecode.errors import RowProblem
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.serve.bodies import Asked
 from hpcdecode.serve.context import Context
@@ -103,13 +101,8 @@ async def _scored(asked: Asked, index: int, context: Context, client: str, first
 
 
 def _read(asked: Asked, index: int, context: Context) -> Prompt:
-    reader = RowReader()
-    reader.unknown.quiet = True
-    row = reader.read(RawRow(index + 1, "", asked.rows[index]), asked.defaults)
-    (found,) = tokenized([row], context.tokenizer, context.max_model_len + 1)
-    if isinstance(found, RowError):
-        raise RowProblem(found.reason)
-    return found
+    positions = context.max_model_len + 1
+    return read_prompt(index + 1, asked.rows[index], asked.defaults, context.tokenizer, positions)
 
 
 def _echoed(asked: Asked, index: int, token_ids: list[int], context: Context) -> str:

@@ -10,6 +10,7 @@ import msgspec
 from hpcdecode.data.prompts.fields import row_params
 from hpcdecode.data.prompts.files import RawRow
 from hpcdecode.data.prompts.rows import Row, RowError, RowReader
+from hpcdecode.data.prompts.tokenizer import Tokenizer, tokenized
 from hpcdecode.errors import PromptError, RowProblem
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
@@ -65,6 +66,38 @@ def _checked(params: SamplingParams) -> SamplingParams:
         return row_params(msgspec.to_builtins(params, str_keys=True), SamplingParams())
     except RowProblem as problem:
         raise PromptError(f"sampling_params: {problem}") from None
+
+
+def read_prompt(
+    line: int,
+    fields: dict[str, Any],
+    defaults: SamplingParams,
+    tokenizer: Tokenizer,
+    max_positions: int,
+    *,
+    model: str | None = None,
+    score: bool = False,
+) -> Prompt:
+    """Return one row as a prompt, without warnings.
+
+    Args:
+        line: Number of the row.
+        fields: Those of the row.
+        defaults: Sampling parameters that they replace.
+        tokenizer: Of the model.
+        max_positions: Number of positions that there are.
+        model: Directory of the model, which a request may name. None accepts any name.
+        score: Whether the row is scored.
+
+    Raises:
+        RowProblem: The row cannot be used.
+    """
+    reader = RowReader(model=model, score=score)
+    reader.unknown.quiet = True
+    (found,) = tokenized([reader.read(RawRow(line, "", fields), defaults)], tokenizer, max_positions)
+    if isinstance(found, RowError):
+        raise RowProblem(found.reason)
+    return found
 
 
 def read_row(reader: RowReader, number: int, fields: Any, params: SamplingParams) -> Row | RowError:

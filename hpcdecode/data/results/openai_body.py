@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from hpcdecode.requests.output_parser import ToolCall
 
 OBJECTS = {"chat": "chat.completion", "completions": "text_completion"}  # type of an answer by endpoint
+URLS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}  # the endpoints
 
 TokenText = Callable[[int], str]
 

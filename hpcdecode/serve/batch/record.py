@@ -8,13 +8,14 @@ from typing import Any, Literal
 
 import msgspec
 
+from hpcdecode.data.results.openai_body import URLS
 from hpcdecode.requests.values import printable
 from hpcdecode.system.durable import write_whole
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 Ending = Literal["completed", "cancelled", "expired"]
 ENDED = ("failed", "completed", "expired", "cancelled")
-ENDPOINTS = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}  # as the exporter calls them
+ENDPOINTS = {url: name for name, url in URLS.items()}  # as the exporter calls them
 logger = logging.getLogger(__name__)
 
 
