@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.support.commands import ROOT, TIMEOUT, Command, environment, launcher, python, run
 from tests.support.forkserver import ForkServer
@@ -16,6 +17,12 @@ from tests.support.kept import kept_folder
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # read by torch: threads that wait take no core from other processes
 
 SYSTEM = {"bench", "cli", "differential", "hostile", "mpi", "slurm", "test_demo.py"}  # these start processes
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let drawn examples be the same in every run; `-m full` draws others each time."""
+    settings.register_profile("same", derandomize=True)
+    settings.load_profile("default" if "full" in config.option.markexpr else "same")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -56,6 +56,7 @@ class Scheduler:
         self._dropped: list[Prefix] = []  # the same of prefixes
         self._forgotten: list[int] = []  # keys of prefixes, and of prompts in prefill, that plans have released
         self._start_step = self._prefix_step = 0  # of the micro-batch that is being prefilled
+        self._shrunk = False  # whether it has lost sequences, so that its prompts may be done before it starts
 
     @property
     def active(self) -> int:
@@ -77,10 +78,10 @@ class Scheduler:
 
     def next_step(self, now: int) -> Step:
         """Return the plan of lane step `now`; it runs no model if there is nothing to do but to wait for room."""
-        prefilling = bool(self.prefilling)
         release = self._release()
-        if prefilling and not self.prefilling:  # what the others of the micro-batch waited for has left
-            self.placement.start(self.ready, now)
+        if self._shrunk and not self.prefilling:
+            self._shrunk = False
+            self.placement.start([s for s in self.ready if s.start_step > now], now)
         started = [s for s in self.ready if s.start_step <= now]
         self.decoding += started
         self.ready = [s for s in self.ready if s.start_step > now]
@@ -201,7 +202,9 @@ class Scheduler:
         self.preemptions += len(leaving)
         units = [s for s in leaving if s in self.prefilling or s.generated]
         self.decoding, self.ready = ([s for s in of if s not in leaving] for of in (self.decoding, self.ready))
-        self.prefilling = deque(s for s in self.prefilling if s not in leaving)
+        staying = deque(s for s in self.prefilling if s not in leaving)
+        self._shrunk |= len(staying) < len(self.prefilling)
+        self.prefilling = staying
         for unit in units:
             unit.give_up_room()
         self.admission.put_back(units)

@@ -41,6 +41,13 @@ def test_five_thousand_families_that_are_preempted_at_any_step(**case):
     check_families(**case)
 
 
+def test_what_is_prefilled_starts_once_the_rest_of_its_micro_batch_has_left():
+    rows = [(1, 16, 5), (1, 2, 1), (59, 1, 1), (68, 1, 1), (1, 1, 1)]  # prompt tokens, max_tokens, samples
+    sizes = {"prefill_tokens": 8, "batch": 5, "period": 1, "lanes": 1, "block": 1, "capacity": [100] * 3}
+    families = [(prompt, most, [None] * samples, [], (0, 0)) for prompt, most, samples in rows]
+    check_families(0.1, rows=families, shared=0, schedule="static", load=300, growth=1, **sizes)
+
+
 def check_families(rate, **case):
     machine = run_families(placement=type("Placement", (HastyPlacement,), {"rate": rate}), **case)
     assert all(s.preemptions <= MOST_PREEMPTIONS for s in machine.done)
