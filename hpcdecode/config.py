@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 DTYPES = ("float32", "bfloat16")
-_DTYPE_NAMES = {"bf16": "bfloat16", "fp32": "float32", "float": "float32"}
 DEVICES = ("cpu", "cuda")
 R_DEVICES = (*DEVICES, "auto")
 PARTITIONS = ("request", "head")
@@ -268,16 +267,6 @@ def parse_bytes(text: str) -> int:
     if not match:
         raise ValueError(f"expected a size such as 512M or 64G, got {text!r}")
     return int(match[1]) * _UNITS[match[2]]
-
-
-def parse_dtype(text: str) -> str | None:
-    """Return the data type that a name stands for, None for `auto`, or raise ValueError."""
-    if text == "auto":
-        return None
-    name = _DTYPE_NAMES.get(text, text)
-    if name not in DTYPES:
-        raise ValueError(f"expected one of {', '.join(DTYPES)}, auto; got {text!r}")
-    return name
 
 
 def default_output(prompts: Sequence[str], shard: Shard | None = None) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+
+from hpcdecode.cli.parser import near
+from hpcdecode.config import DTYPES
 
 if TYPE_CHECKING:
     Subcommands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
+_DTYPE_ALIASES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
 
 
 def add_verbosity(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +40,16 @@ def parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return of
+
+
+def parse_dtype(text: str, among: Sequence[str] = DTYPES) -> str | None:
+    """Return the data type of `among` that a name stands for, None for `auto`, or raise ValueError."""
+    if text == "auto":
+        return None
+    name = _DTYPE_ALIASES.get(text, text)
+    if name not in among:
+        raise ValueError(f"expected one of {', '.join(among)}, auto; got {text!r}{near(text, among)}")
+    return name
 
 
 def pick(kind: type[S], values: dict[str, Any]) -> S:

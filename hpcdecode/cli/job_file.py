@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
+from hpcdecode.cli.arguments import parse_dtype
 from hpcdecode.cli.generate_flags import text_or_file
 from hpcdecode.cli.parser import near
 from hpcdecode.cli.sampling_flags import parse_generation_config
-from hpcdecode.config import STDIN, Job, Shard, parse_bytes, parse_dtype
+from hpcdecode.config import KV_DTYPES, STDIN, Job, Shard, parse_bytes
 from hpcdecode.data.prompts.kept import parse_names
 from hpcdecode.errors import RowProblem, UserError
 from hpcdecode.requests.field_types import typed
@@ -25,6 +27,7 @@ _PARSED: dict[str, Callable[[str], object]] = {  # if given as strings
     "generation_config": parse_generation_config,
     "gpu_memory": parse_bytes,
     "keep_columns": parse_names,
+    "kv_dtype": partial(parse_dtype, among=KV_DTYPES),
     "kv_memory": parse_bytes,
     "shard": Shard.parse,
 }

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from hpcdecode.cli.arguments import parsed
+from hpcdecode.cli.arguments import parse_dtype, parsed
 from hpcdecode.config import (
     ADMISSIONS,
     DEVICES,
@@ -19,7 +20,6 @@ from hpcdecode.config import (
     WEIGHTS,
     EngineOptions,
     parse_bytes,
-    parse_dtype,
 )
 from hpcdecode.ranks.wishes import LAYOUTS, POOLS, ROUTES
 from hpcdecode.schedule.limits import prefill_limit
@@ -50,13 +50,15 @@ def add_size(group: Group, kind: type[EngineOptions] = EngineOptions) -> None:
     """Add the flags of an engine's options; help says the defaults of `kind`."""
     add = group.add_argument
     defaults = {f.name: f.default for f in msgspec.structs.fields(kind)}
-    help = "data type of weights and activations, or auto for the checkpoint's; bf16, fp32 and float are names of them"
+    help = "data type of weights and activations, or auto for the checkpoint's; bf16, fp32 and the like are names, too"
     add("--dtype", type=parsed(parse_dtype), metavar="{float32,bfloat16}", help=help)
     help = "what the projections' weights are in memory: auto (default), what the checkpoint has if that changes no "
     help += "result, else --dtype; a data type, the same as --dtype; or on CPUs int8, which rounds activations too, "
     help += "int4, mxfp4 or fp8, expanded as they are multiplied"
     add("--weights", choices=WEIGHTS, help=help)
-    add("--kv-dtype", "--kv-cache-dtype", choices=KV_DTYPES, help="data type of the KV cache (default: --dtype)")
+    of_kv = parsed(partial(parse_dtype, among=KV_DTYPES))
+    help = "data type of the KV cache, or auto for --dtype"
+    add("--kv-dtype", "--kv-cache-dtype", type=of_kv, metavar=f"{{{','.join(KV_DTYPES)}}}", help=help)
     add("--device", choices=DEVICES, help="device of the S-ranks (default: cuda if they see a GPU)")
     help = "compile slices on GPUs with torch's compiler: a longer start, fewer kernels"
     add("--compile", action=argparse.BooleanOptionalAction, help=help)

@@ -107,7 +107,8 @@ def closing(output: str, rows: int, total: int | None, samples: int, errors: int
     """
     of = f" of {total:,}" if total is not None else ""
     several = f", {samples:,} samples" if samples != rows - errors else ""
-    return f"results: {output} ({rows:,}{of} rows{several}, {errors:,} errors): hpcdecode show {shlex.quote(output)}"
+    failed = f"{errors:,} error" + "s" * (errors != 1)
+    return f"results: {output} ({rows:,}{of} rows{several}, {failed}): hpcdecode show {shlex.quote(output)}"
 
 
 def _preempted(f: dict[str, Any]) -> str:

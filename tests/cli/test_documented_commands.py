@@ -27,6 +27,7 @@ ROWS = [{"id": name, "prompt": f"The {name}", "max_tokens": 3} for name in ("a1"
 NOT_RUN = {  # commands by the beginning of their text
     "hpcdecode generate -p": "downloads 93 MB: tests/real runs it",
     "hpcdecode split smollm2": "the same",
+    "hpcdecode bench e2e --workload": "takes minutes: tests/bench/test_e2e.py",
     "hpcdecode serve --model": "does not end by itself: tests/serve/test_process.py",
     "pip install": "installs hpcdecode, as `make test` has done",
     "python3 -m venv": "the same",
@@ -140,7 +141,7 @@ def read(reader, name):
 
 
 def test_the_readme(reader, capsys):
-    assert read(reader, "README.md") == {"hpcdecode generate -p", "pip install"}
+    assert read(reader, "README.md") == {"hpcdecode generate -p", "hpcdecode bench e2e --workload", "pip install"}
     with h5py.File(reader.folder / "prompts.h5") as file:
         assert file.attrs["complete"] and len(file["rows/line"]) == len(ROWS)
     assert {"prompts.results.jsonl", "run.html", "out.h5"} <= {path.name for path in reader.folder.iterdir()}

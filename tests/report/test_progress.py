@@ -57,7 +57,7 @@ def test_a_line_says_what_is_done_and_what_is_left(clock, caplog):
 def test_the_closing_line_tells_samples_apart_and_quotes_the_path():
     assert closing("out.h5", 300, 300, 298, 2) == ("results: out.h5 (300 of 300 rows, 2 errors): hpcdecode show out.h5")
     assert closing("my out.h5", 5, None, 12, 1) == (
-        "results: my out.h5 (5 rows, 12 samples, 1 errors): hpcdecode show 'my out.h5'"
+        "results: my out.h5 (5 rows, 12 samples, 1 error): hpcdecode show 'my out.h5'"
     )
 
 
@@ -115,7 +115,7 @@ def test_a_job_that_went_on_counts_all_rows_to_its_last_line(hpcdecode, tmp_path
     assert process.returncode == 128 + signal.SIGTERM and found and 0 < int(found[1]) < 201
     result = hpcdecode(*command)
     assert result.returncode == 3
-    last = "results: p.h5 (201 of 201 rows, 201 samples, 1 errors): hpcdecode show p.h5"
+    last = "results: p.h5 (201 of 201 rows, 201 samples, 1 error): hpcdecode show p.h5"
     assert (result.stdout + result.stderr).splitlines()[-1] == last
     again = hpcdecode(*command)
     assert "complete already" in again.stdout + again.stderr and "hpcdecode show p.h5" in again.stdout + again.stderr
