@@ -70,7 +70,6 @@ class Engine:
 
     Attributes:
         setup: what every rank knows of the model.
-        live: rows come while the engine works, to the lead's desk.
         lost: ranks that were lost while the job went on; told: how many of them the user knows of.
         comms: communicators of the run under way; one list for the engine's life.
 
@@ -92,7 +91,7 @@ class Engine:
         measure_room(options, team, self.setup)
         measure_speeds(team)
         self.lost: list[Rank] = []
-        self.told, self.live = 0, False
+        self.told = 0
         self.comms: list[MPI.Intracomm] = []
         self._attention: AttentionWorker | None = None  # kept from run to run
         self._slots = 0  # that it has
@@ -124,7 +123,9 @@ class Engine:
     def scales(self, desk: Desk | None) -> list[Scale]:
         """Return B, F and lanes of every group for the rows of the lead's desk, on every rank."""
         options, team = self.options, self.team
-        found = choose_scales(options, team, self.setup, *desk.feed.preview(rows_ahead(team))) if desk else None
+        found = None
+        if desk is not None:
+            found = choose_scales(options, team, self.setup, *desk.feed.preview(rows_ahead(team)), desk.live)
         return team.broadcast(found, list[Scale])
 
     def work(
@@ -242,7 +243,7 @@ class Engine:
             clients = Clients(desk, home_comm, [s.most for s in scales], on_loss(self, homes))
             return run_lead(self._make_s_rank(scale, desk, groups), desk, signals, progress, clients)
         injection = scale.injection if POLICIES[self.options.schedule].by_portions else 0
-        remote = RemoteDesk(home_comm, self.tokenizer, scale.most, injection, self.live)
+        remote = RemoteDesk(home_comm, self.tokenizer, scale.most, injection, scale.live)
         run_remote(self._make_s_rank(scale, remote, groups), remote, checkpoint_seconds)
         return True
 
@@ -274,7 +275,7 @@ class Engine:
         shared = prompts.attention.tokens_in(_PREFIX_BYTES // len(scale.lanes)) if options.prefix_sharing else 0
         schedulers = schedulers_of(options, self.team, self.setup, scale, shared, desk, stops)
         links = cast("Sequence[SLink]", self._work.links)
-        grammars, told = self.tokenizer.grammars, desk.sampled if self.live else None
+        grammars, told = self.tokenizer.grammars, desk.sampled if scale.live else None
         self._work.s_rank = SRank(
             self.model, links, schedulers, desk, stops, prompts, self.timeline, grammars, groups, told, options.max_gap
         )

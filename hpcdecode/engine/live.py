@@ -230,13 +230,11 @@ class LiveDesk(Desk):
         """
         reason = STOPPED
         try:
-            engine.live = True
             return engine.work(self, scales, stop, _Load(self), _CHECKPOINT_SECONDS)
         except BaseException as error:
             reason = f"{FAILED}: {first_line(error)}"
             raise
         finally:
-            engine.live = False
             self.fail_all(reason)
 
     def fail_all(self, reason: str) -> None:

@@ -33,6 +33,7 @@ class Scale(msgspec.Struct, frozen=True):
         lanes: B of every lane.
         growth: to how many times that they may grow if sequences end early.
         prefixes: the most of a lane at once.
+        live: whether rows come while the engine works.
     """
 
     batch: int
@@ -43,6 +44,7 @@ class Scale(msgspec.Struct, frozen=True):
     lanes: list[int]
     growth: int = 1
     prefixes: int = FEW_PREFIXES
+    live: bool = False
 
     @property
     def slots(self) -> int:
@@ -65,7 +67,9 @@ def rows_ahead(team: Team) -> int:
     return min(LOOKAHEAD * len(team.groups), _MOST_AHEAD)
 
 
-def choose_scales(options: EngineOptions, team: Team, setup: Setup, first: list[Prompt], all_rows: bool) -> list[Scale]:
+def choose_scales(
+    options: EngineOptions, team: Team, setup: Setup, first: list[Prompt], all_rows: bool, live: bool = False
+) -> list[Scale]:
     """Return the sizes of every group; called by the lead.
 
     Args:
@@ -74,12 +78,13 @@ def choose_scales(options: EngineOptions, team: Team, setup: Setup, first: list[
         setup: of the model.
         first: rows at the beginning of the job.
         all_rows: whether there are no others.
+        live: whether rows come while the engine works.
     """
-    return [_choose(options, team, group, setup, first, all_rows) for group in team.groups]
+    return [_choose(options, team, group, setup, first, all_rows, live) for group in team.groups]
 
 
 def _choose(
-    options: EngineOptions, team: Team, group: Group, setup: Setup, first: list[Prompt], all_rows: bool
+    options: EngineOptions, team: Team, group: Group, setup: Setup, first: list[Prompt], all_rows: bool, live: bool
 ) -> Scale:
     """Return the sizes of a group. B is at most what its KV caches hold of sequences of one block."""
     capacity = sum(capacity_of(options, team, group))
@@ -104,8 +109,8 @@ def _choose(
     of_lanes = split(batch, max(min(lanes, batch // most), 1))
     grows = options.admission == "optimistic" and options.batch is None
     growth = max(min(MOST_GROWTH, LOOKAHEAD // batch), 1) if grows else 1
-    prefixes = MAX_PREFIXES if any(p.targets for p in first) else FEW_PREFIXES
-    return Scale(batch, period, steps, load, prefill, of_lanes, growth, prefixes)
+    prefixes = MAX_PREFIXES if live or any(p.targets for p in first) else FEW_PREFIXES
+    return Scale(batch, period, steps, load, prefill, of_lanes, growth, prefixes, live)
 
 
 def capacity_of(options: EngineOptions, team: Team, group: Group) -> list[int]:
@@ -164,4 +169,5 @@ def lane_limits(options: EngineOptions, setup: Setup, batch: int, scale: Scale, 
         scale.growth,
         1 if options.admission == "optimistic" and options.period is None else None,
         scale.prefixes,
+        scale.live,
     )

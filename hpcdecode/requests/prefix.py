@@ -73,6 +73,7 @@ class Prefix:
         prefix: the shorter one that it begins with; `shared` of its tokens lie in that one's blocks.
         ranks: R-ranks that hold it, all in the same slot.
         users: sequences, and longer prefixes, that begin with it.
+        last_used: lane step in which a sequence last began with it.
         with_forks: no sequences; it is prefilled and draws no token.
         key: by which the ranks of a group name it.
     """
@@ -83,6 +84,7 @@ class Prefix:
     slot: int = -1
     prefilled: int = 0
     users: int = 0
+    last_used: int = 0
     live: bool = True
     shared_blocks: SharedBlocks | None = None
     with_forks: tuple[()] = ()

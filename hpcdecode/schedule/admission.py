@@ -88,14 +88,16 @@ class Admission:
             self.placement.add(sequence)
             if sequence.prefix:
                 sequence.prefix.users += 1
+                sequence.prefix.last_used = now
+        (self.placement.lacking.add if group.lacks_room else self.placement.lacking.discard)(self.lane)
         if group.sequences:
             self.policy.admitted(group.start_step, busy)
         return group
 
     def next_ids(self) -> Sequence[int]:
-        """Return the tokens that the next sequence to place begins with; none if that is not known."""
+        """Return the tokens of the next sequence to place that it may share; none if they are not known."""
         if self.waiting:
-            return self.waiting[0].input_ids
+            return self.waiting[0].shareable_ids
         prompt = self.feed.peek()
         return [] if prompt is None else prompt.targets[0].input_ids if prompt.targets else prompt.token_ids
 

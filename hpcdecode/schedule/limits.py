@@ -34,6 +34,7 @@ class LaneLimits:
         growth: to how many times B the lane may grow if sequences end early.
         least_period: to which F may shrink with it; None for F itself.
         prefixes: the most prefixes at once.
+        keeps_prefixes: whether those that nothing uses are held while there is room.
     """
 
     batch: int
@@ -47,6 +48,7 @@ class LaneLimits:
     growth: int = 1
     least_period: int | None = None
     prefixes: int = FEW_PREFIXES
+    keeps_prefixes: bool = False
 
     @property
     def most(self) -> int:

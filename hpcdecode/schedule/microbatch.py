@@ -31,6 +31,7 @@ class MicroBatch:
         sequences: that were admitted, without their forks.
         members: with their forks.
         prefixes: that are new.
+        lacks_room: whether a sequence that might have entered fits on no R-rank yet.
     """
 
     def __init__(self, placement: Placement, known: Prefixes, limits: LaneLimits, policy: Policy, now: int, busy: bool):
@@ -39,6 +40,7 @@ class MicroBatch:
         self.sequences: list[SequenceState] = []
         self.members: list[SequenceState] = []
         self.prefixes: list[Prefix] = []
+        self.lacks_room = False
         self._remaining = 0  # tokens of the sequences to prefill
         self._on: dict[int, list[SequenceState]] = {}  # members by R-rank
         self._trajectories = Trajectories(placement.state_load)  # of the members
@@ -134,6 +136,7 @@ class MicroBatch:
                     for member in sequence.with_forks:
                         member.rank = rank
                     return True
+            self.lacks_room = True
         self._start_at(before)
         return False
 

@@ -80,6 +80,9 @@ class Placement:
         speeds: at which R-ranks attend, relative to each other; None if they are alike.
         state_tokens: that the recurrent state of a sequence or prefix counts as.
         state_load: tokens that take as long to attend to as the recurrent state of a sequence takes.
+
+    Attributes:
+        lacking: lanes that found no room for their next sequence.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class Placement:
         self._counts = np.zeros(len(self.capacity), np.int64)  # of those held
         self._final = Tally(len(self.capacity))  # what they take in the end
         self._decoding = [Trajectories(state_load) for _ in range(lanes)]
+        self.lacking: set[int] = set()
 
     def tokens(self, holders: Iterable[KvHolder]) -> int:
         """Return what sequences and prefixes take in the end, all together."""

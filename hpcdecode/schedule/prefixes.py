@@ -6,7 +6,7 @@ The S-rank sends a prefix to the R-ranks as it sends a prompt, but to all of the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hpcdecode.requests.prefix import Prefix
 
 FEW_PREFIXES = 8  # of a lane at once, while text is generated
-MAX_PREFIXES = 64  # of a lane whose rows are scored: many have several continuations, which share their prompt
+MAX_PREFIXES = 64  # where rows are scored, many of which have continuations that share their prompt; and where kept
 _BLOCKS = 2  # of the shortest
 _RECENT = 64  # prompts that others are compared with
 
@@ -50,7 +50,7 @@ class Prefixes:
         if not self.most_tokens or len(input_ids) <= self._least:
             return Match(None, 0)
         ids = np.array(input_ids, np.int32)
-        known = max((p for p in self.live if p.begins(ids)), key=lambda p: p.prompt_length, default=None)
+        known = self._longest(ids)
         length = min(max((_common(ids, other) for other in self._recent), default=0), len(ids) - 1)
         length -= length % self.block_tokens
         if length < (known.prompt_length if known else 0) + self._least or (known and not known.complete):
@@ -79,16 +79,29 @@ class Prefixes:
         return sum(p.prompt_length for p in self.live)
 
     def drop_unused(self, next_ids: Sequence[int] = ()) -> list[Prefix]:
-        """Forget the prefixes that nothing uses, and return them; `next_ids`, of a prompt to come, may keep some."""
-        ids, unused = np.array(next_ids, np.int32), []
-        for prefix in reversed(self.live):
-            if not (prefix.users or prefix.begins(ids)):
-                prefix.live = False
-                unused.append(prefix)
-                if prefix.prefix:
-                    prefix.prefix.users -= 1
-        self.live = [p for p in self.live if p.live]
-        return unused
+        """Forget the prefixes that nothing uses, and return them, but for that of `next_ids`, of a prompt to come."""
+        return list(self._drop_oldest(next_ids))
+
+    def make_room(self, next_ids: Sequence[int]) -> list[Prefix]:
+        """Forget as few of them as leave room for more, those first that were used longest ago."""
+        oldest, dropped = self._drop_oldest(next_ids), []
+        while self.crowded and (prefix := next(oldest, None)):
+            dropped.append(prefix)
+        return dropped
+
+    def _longest(self, ids: NDArray[np.int32]) -> Prefix | None:
+        return max((p for p in self.live if p.begins(ids)), key=lambda p: p.prompt_length, default=None)
+
+    def _drop_oldest(self, next_ids: Sequence[int]) -> Iterator[Prefix]:
+        """Forget one prefix after the other that nothing uses; yield each."""
+        kept = self._longest(np.array(next_ids, np.int32))
+        while unused := [p for p in self.live if not p.users and p is not kept]:
+            prefix = min(unused, key=lambda p: p.last_used)
+            prefix.live = False
+            self.live.remove(prefix)
+            if prefix.prefix:
+                prefix.prefix.users -= 1
+            yield prefix
 
 
 def _common(ids: NDArray[np.int32], other: NDArray[np.int32]) -> int:

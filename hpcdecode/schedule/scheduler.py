@@ -101,6 +101,7 @@ class Scheduler:
     def stop_plan(self) -> Plan:
         """Return the lane's last plan: it frees what has finished, for the lanes that go on."""
         self._dropped += self.prefixes.drop_unused()
+        self.placement.lacking.discard(self.lane)
         self.load = 0
         release = self._release()
         self.placement.check()
@@ -200,6 +201,7 @@ class Scheduler:
             if sequence.prefix:
                 sequence.prefix.users -= 1
         self.preemptions += len(leaving)
+        self.placement.lacking.add(self.lane)
         units = [s for s in leaving if s in self.prefilling or s.generated]
         self.decoding, self.ready = ([s for s in of if s not in leaving] for of in (self.decoding, self.ready))
         staying = deque(s for s in self.prefilling if s not in leaving)
@@ -211,15 +213,18 @@ class Scheduler:
         return opened
 
     def _admit(self, now: int) -> None:
-        if self.prefixes.crowded:  # those that the last micro-batch has left behind
-            self._dropped += self.prefixes.drop_unused(self.admission.next_ids())
+        if self.prefixes.crowded:
+            self._dropped += self.prefixes.make_room(self.admission.next_ids())
         group = self.admission.admit(now, [*self.decoding, *self.ready], self.slots)
         for sequence in group.sequences:
             self.requests[sequence.prompt.line] = sequence.request
         self.prefilling.extend((*group.prefixes, *group.sequences))
         self.shared_tokens += sum(s.prefilled for s in group.sequences) - sum(map(remaining, group.prefixes))
         self._start_step, self._prefix_step = group.start_step, group.prefix_step
-        self._dropped += self.prefixes.drop_unused()
+        if not self.limits.keeps_prefixes:
+            self._dropped += self.prefixes.drop_unused()
+        elif self.placement.lacking:
+            self._dropped += self.prefixes.drop_unused(self.admission.next_ids())
 
     def _chunks(self, now: int) -> list[Chunk]:
         """Return an even share of the prompt tokens that are left to prefill before the micro-batch starts."""

@@ -76,7 +76,6 @@ def _serve(options: ServeOptions, team: Team, timeline: Timeline, signals: Signa
     gc.freeze()
     gc.enable()
     if listener is None:
-        engine.live = True
         metrics = engine.work(None, engine.scales(None), signals, NoProgress(), float("inf"))
     else:
         metrics = _lead(engine, options, listener, signals, stages)

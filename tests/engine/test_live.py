@@ -50,7 +50,8 @@ class Server:
 
     def _work(self):
         try:
-            check_emptied([self.desk.work(self.engine, self.engine.scales(self.desk), Signals())])
+            self.metrics = self.desk.work(self.engine, self.engine.scales(self.desk), Signals())
+            check_emptied([self.metrics])
         except BaseException as error:
             self.error = error
 
@@ -112,6 +113,19 @@ def test_it_waits_for_rows_and_uses_little_of_a_core(llm):
         time.sleep(1)
         assert time.process_time() - begun < 0.3
         assert len(server.ended(server.desk.submit(ROWS[1], SAMPLED))) == ROWS[1]["n"]
+
+
+def test_what_a_row_begins_with_is_kept_for_rows_to_come(llm):
+    begin = [7 + i % 50 for i in range(200)]
+    these = [{"prompt_token_ids": [*begin, 60 + i], "max_tokens": 5, "logprobs": 0} for i in range(5)]
+    expected = [llm.generate(row, SAMPLED, use_tqdm=False)[0].outputs[0] for row in these]
+    with Server(llm) as server:
+        for row, output in zip(these, expected, strict=True):
+            (result,) = server.ended(server.desk.submit(row, SAMPLED))
+            assert result.token_ids == output.token_ids
+            assert sum(result.logprobs.chosen) == output.cumulative_logprob
+    shared = server.metrics.shared_tokens
+    assert shared == 3 * 192  # the first is alone, the second makes a prefix
 
 
 def test_rows_that_nobody_wants(llm):

@@ -72,7 +72,6 @@ def serve(model, layout):
     options = EngineOptions(model=model, dtype="float32", batch=16, kv_memory=1 << 24, schedule="fifo", layout=name)
     team = assemble(None if layout == "alone" else WORLD, Wishes(layout=name, tp=tp))
     engine, stop = Engine(options, team), Signals()
-    engine.live = True
     if not team.lead:
         team.gather_all(engine.work(None, engine.scales(None), stop, NoProgress(), 3600.0), Metrics)
         return None

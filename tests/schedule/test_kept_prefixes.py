@@ -1,0 +1,94 @@
+"""Prefixes that are held while nothing uses them: rows to come share them, and they go where room is needed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpcdecode.config import SCHEDULES
+from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.prompt import Prompt
+from tests.support.families import FAMILIES, run_families
+from tests.support.preemption import HastyPlacement
+from tests.support.scheduling import ListFeed, Machine
+
+SIZES = {"batch": 1, "period": 1, "steps": 8, "block": 16, "prefill_tokens": 512, "shared": 1000, "schedule": "static"}
+
+
+def rows(*runs, max_tokens=9):
+    """Rows of runs of tokens, each a list of (token, count)."""
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    ids = [[token for token, count in run for _ in range(count)] for run in runs]
+    return [Prompt(i, str(i), of_row, params) for i, of_row in enumerate(ids, 1)]
+
+
+class SlowFeed(ListFeed):
+    """Brings a row once the lane has asked in vain twice."""
+
+    asked = 0
+
+    def peek(self):
+        self.asked += 1
+        return super().peek() if self.asked > 2 else None
+
+    def exhausted(self):
+        return not self.prompts
+
+    def pop(self):
+        self.asked = 0
+        return super().pop()
+
+
+def run(these, keeps, capacity=4000, **sizes):
+    machine = Machine(SlowFeed(these), capacity=[capacity], keeps_prefixes=keeps, **{**SIZES, **sizes}).run()
+    assert len(machine.done) == len(these)
+    machine.require_empty()
+    return machine
+
+
+def prefilled(machine):
+    return sum(p.prefill_tokens for p in machine.steps)
+
+
+@pytest.mark.parametrize("keeps, tokens", [(True, 2 * 120 + 38 * 24), (False, 40 * 120)])
+def test_rows_one_after_the_other_share_what_is_kept(keeps, tokens):
+    these = rows(*([(5, 100), (10 + i, 20)] for i in range(40)))
+    assert prefilled(run(these, keeps)) == tokens
+
+
+def test_those_go_first_that_were_used_longest_ago():
+    """The second row of a kind makes a prefix. A third prefix is one too many once it is there."""
+    kinds = [1, 2, 1, 2, 3, 1, 3, 1, 3, 2, 1]
+    machine = run(rows(*([(kind, 64), (100 + i, 8)] for i, kind in enumerate(kinds))), True, prefixes=4)
+    alone, makes, shares = [72], [64, 8], [8]
+    told = [alone, alone, makes, makes, alone, shares, makes, shares, shares]  # 2 goes for 3
+    told += [makes, makes]  # 2 comes back, for which 1 goes
+    assert [p.prefill_tokens for p in machine.steps if p.prefill_tokens] == [count for row in told for count in row]
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_they_go_where_a_row_needs_the_room(lanes):
+    these = rows([(5, 64), (6, 9)], [(5, 64), (7, 9)], [(8, 200)], [(5, 64), (9, 9)], max_tokens=40)
+    run(these, True, capacity=256, lanes=lanes, schedule="fifo")
+
+
+CASES = {
+    **FAMILIES,
+    "shared": st.sampled_from([100, 1000]),
+    "schedule": st.sampled_from(SCHEDULES),
+    "load": st.just(300),
+    "prefixes": st.sampled_from([3, 8]),
+}
+
+
+@settings(max_examples=100, deadline=None)
+@given(**CASES)
+def test_families(**case):
+    run_families(keeps_prefixes=True, **case)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rate=st.sampled_from([0.1, 0.5]), growth=st.sampled_from([1, 4]), **CASES)
+def test_families_that_are_preempted(rate, **case):
+    run_families(keeps_prefixes=True, placement=type("Placement", (HastyPlacement,), {"rate": rate}), **case)
