@@ -79,7 +79,7 @@ class ModelSize(msgspec.Struct, frozen=True):
             UserError: If config.json is not that of a decoder that can be run.
         """
         from hpcdecode.model.frontend.architectures import decoder_of, text_of
-        from hpcdecode.model.frontend.config import read_config
+        from hpcdecode.model.frontend.config import longest, read_config
 
         whole = read_config(directory)
         config, model = text_of(whole), _without_weights(directory, whole)
@@ -93,7 +93,7 @@ class ModelSize(msgspec.Struct, frozen=True):
             layer_weights=parameters - embedding.numel() - own_head,
             head_weights=output.numel(),
             shapes=layers.on_cpus,
-            max_positions=getattr(config, "max_position_embeddings", None),
+            max_positions=longest(config),
             hidden=config.hidden_size,
             expert_weights=sum(p.numel() for p in experts.values()),
             experts=max((len(p) for p in experts.values()), default=0),

@@ -13,13 +13,14 @@ import msgspec
 from hpcdecode.errors import UserError, first_line
 from hpcdecode.model.frontend.architectures import model_class, text_of, type_by_architectures
 from hpcdecode.model.frontend.gguf.folder import model_folder
+from hpcdecode.model.frontend.indexers import INDEXED, index_topk
 from hpcdecode.model.frontend.quiet import quiet
 from hpcdecode.model.frontend.stated import check_values
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-ATTENTION_KINDS = frozenset({"full_attention", "sliding_attention", "hybrid"})  # hybrid: beside a recurrence
+ATTENTION_KINDS = frozenset({"full_attention", "sliding_attention", "hybrid", INDEXED})  # hybrid: beside a recurrence
 OTHER_KINDS = frozenset({"linear_attention", "conv", "moe", "mlp"})  # of layers without attention
 MOST_JSON_BYTES = 64 << 20
 QUANTISATION_KEYS = ("quantization_config", "compression_config")
@@ -31,18 +32,27 @@ class ModelFacts(msgspec.Struct, frozen=True):
     Attributes:
         model_type: Type of the model, such as llama.
         architectures: Classes of transformers that can load it, such as LlamaForCausalLM.
-        max_positions: Length in tokens of the longest sequence that it can run, or None.
+        max_positions: Length in tokens of the longest sequence that can be run, or None.
+        own_positions: The same of the model itself, which is longer where its sparse attention begins to leave out
+            tokens.
     """
 
     model_type: str
     architectures: list[str] | None
     max_positions: int | None
+    own_positions: int | None = None
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> ModelFacts:
         """Return the facts in `config`."""
-        longest = getattr(text_of(config), "max_position_embeddings", None)
-        return cls(config.model_type, config.architectures, longest)
+        own = getattr(text_of(config), "max_position_embeddings", None)
+        return cls(config.model_type, config.architectures, longest(text_of(config)), own)
+
+
+def longest(config: PreTrainedConfig) -> int | None:
+    """Return the most tokens of a sequence that the language model `config` can be run on, or None."""
+    limits = getattr(config, "max_position_embeddings", None), index_topk(config)
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def config_file(path: str | Path) -> Path:

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from hpcdecode.model.frontend.indexers import EVERY_TOKEN
+
 TRACED = 2  # layers of a kind
 INDEX_NAMES = ("layer_idx", "layer_id")  # attributes that hold a layer's index
 SCALARS = (type(None), bool, int, float, str, torch.dtype, torch.device)
@@ -127,13 +129,15 @@ class LayerKind:
         first: Index of the first of them.
         seen: Number of them that have run.
         form: Number of the input whose form the output has.
-        out_tree: Nesting of the output; None until one has run.
+        others: What they return behind their output.
+        out_tree: Nesting of what they return; None until one has run.
     """
 
     call: CallForm
     first: int
     seen: int = 0
     form: int = 0
+    others: Sequence[object] = ()
     out_tree: TreeSpec | None = None
 
 
@@ -191,17 +195,19 @@ class LayerKinds:
         kind = self._kind(i, CallForm(self._forms[i], tree, [argument_form(x) for x in leaves]))
         kind.seen += 1
         if kind.seen > TRACED and kind.out_tree is not None:
-            return tree_unflatten([torch.ops.hpcdecode.again(inputs, i, kind.first, kind.form)], kind.out_tree)
+            again = torch.ops.hpcdecode.again(inputs, i, kind.first, kind.form)
+            return tree_unflatten([again, *kind.others], kind.out_tree)
         entered = torch.ops.hpcdecode.enter(inputs, i)
-        outs, kind.out_tree = tree_flatten(forward(*args, **kwargs))
+        outs, tree = tree_flatten(forward(*args, **kwargs))
         after = tree_flatten((args, kwargs))[0]
         if len(after) != len(leaves) or any(a is not b for a, b in zip(after, leaves, strict=True)):
             raise LayersDiffer("a layer changes its arguments")
         forms = [argument_form(x) for x in inputs]
-        if len(outs) != 1 or not isinstance(outs[0], Tensor) or argument_form(outs[0]) not in forms:
+        out, *others = outs
+        if not isinstance(out, Tensor) or argument_form(out) not in forms or any(x is not EVERY_TOKEN for x in others):
             raise LayersDiffer("a layer's output is not one tensor of the form of its input")
-        kind.form = forms.index(argument_form(outs[0]))
-        return tree_unflatten([torch.ops.hpcdecode.leave(outs[0], inputs, entered, i, kind.first)], kind.out_tree)
+        kind.form, kind.others, kind.out_tree = forms.index(argument_form(out)), others, tree
+        return tree_unflatten([torch.ops.hpcdecode.leave(out, inputs, entered, i, kind.first), *others], tree)
 
     def _kind(self, i: int, call: CallForm) -> LayerKind:
         """Return the kind of layer `i`, which is called as `call` says; a new one if it is like none before."""

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.experts import expert_linear, projected, run_experts
+from hpcdecode.model.frontend.indexers import EVERY_TOKEN
 from hpcdecode.model.frontend.nodes import as_float, as_int, as_node
 
 if TYPE_CHECKING:
@@ -149,10 +150,10 @@ def _attention(
 def refuse_unknown_arguments(module: AttentionModule, attention_mask: object, kwargs: Mapping[str, object]) -> None:
     """Raise UserError if an argument would change the result of attention and attend does not take it."""
     name = type(module).__name__
-    if attention_mask is not None:
+    if attention_mask is not None and attention_mask is not EVERY_TOKEN:
         raise UserError(f"{name} builds an attention mask of its own, which the R-part does not apply: not supported")
     if kwargs.get("is_causal", getattr(module, "is_causal", True)) is False:
         raise UserError(f"{name} attends in both directions; only causal (decoder) attention is supported")
     for key, value in kwargs.items():
-        if key not in HARMLESS and value is not None and value is not False:
+        if key not in HARMLESS and value is not None and value is not False and value is not EVERY_TOKEN:
             raise UserError(f"{name} passes {key!r} to its attention, which attend does not carry: not supported")

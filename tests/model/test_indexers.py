@@ -1,0 +1,57 @@
+"""Models with indexers (sparse attention) attend as transformers does while an indexer chooses all tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+from hpcdecode import LLM, SamplingParams
+from hpcdecode.errors import PromptError
+from hpcdecode.model import load_split
+from hpcdecode.model.frontend.quiet import quiet
+from hpcdecode.model.frontend.trace import export_kinds
+from tests.support.models import LATENT, save
+from tests.support.whole_models import logits_difference, read_whole, save_whole
+
+INDEX = {"index_topk": 256, "index_n_heads": 4, "index_head_dim": 16}
+SHARED = ["full", "full", "shared", "shared", "full", "shared"]  # layers that take the choice of the one before
+CONFIGS = {
+    "DeepseekV32": {"n_group": 2, "topk_group": 1},
+    "GlmMoeDsa": {"num_hidden_layers": 6, "n_group": 1, "topk_group": 1, "indexer_types": SHARED},
+}
+
+
+def config(kind, **values):
+    return getattr(transformers, f"{kind}Config")(**{**LATENT, **INDEX, **CONFIGS[kind], **values})
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_logits_are_those_of_transformers(kind, tmp_path):
+    whole = save_whole(config(kind), tmp_path)
+    model = load_split(tmp_path, dtype="float32")
+    assert logits_difference(model, whole) < 1e-4
+    assert model.max_positions == 256 < model.facts.own_positions
+    assert all(shape.latent for shape in model.attends)
+
+
+def test_a_few_layers_of_a_kind_are_traced(tmp_path):
+    with quiet():
+        program, _ = export_kinds(config("GlmMoeDsa"), torch.float32)
+    assert sum("attend" in str(node.target) for node in program.graph.nodes) == 6
+
+
+def test_rows_end_where_indexers_begin_to_leave_out_tokens(tmp_path, caplog):
+    """A row of as many tokens as an indexer chooses equals transformers; a longer prompt is refused."""
+    save(config("DeepseekV32", index_topk=24), tmp_path)
+    llm = LLM(tmp_path, dtype="float32", kv_memory="16M")
+    assert "at most 24 tokens, prompts included" in caplog.text and "deepseek_v32" in caplog.text
+    prompt = [5 + i * 7 % 300 for i in range(12)]
+    (output,) = llm.generate([prompt], SamplingParams(max_tokens=100, ignore_eos=True), use_tqdm=False)
+    whole = read_whole(transformers.DeepseekV32ForCausalLM, tmp_path)
+    ids = torch.tensor([prompt])
+    expected = whole.generate(ids, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert output.outputs[0].token_ids == expected[0, 12:].tolist()
+    assert output.outputs[0].finish_reason == "length"
+    with pytest.raises(PromptError, match="context of 24"):
+        llm.generate([prompt * 2], SamplingParams(max_tokens=4), use_tqdm=False)
