@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import DeepseekV32Config
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -17,7 +18,8 @@ from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.quantization import plain
 from hpcdecode.model.run.load import weight_bytes
-from tests.support.quantised import check, edit, kept, logits, pair, write
+from tests.support.models import LATENT, save
+from tests.support.quantised import PROJECTIONS, check, edit, kept, logits, pair, write
 
 BLOCK = (48, 24)  # divides no size of the models: the last blocks are ragged
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
@@ -48,6 +50,14 @@ def by_blocks(stem, weight, kind=torch.float32):
 @pytest.mark.parametrize("name", ["llama2", "qwen3_moe", "deepseek_v3"])
 def test_blocks(name, checkpoint, tmp_path):
     check(pair(checkpoint(name), tmp_path, by_blocks, BLOCKS))
+
+
+def test_blocks_of_weights_that_are_not_used(tmp_path):
+    """DeepSeek-V3.2 has indexers, which choose all tokens here; its checkpoint has scales of their weights."""
+    indexers = {"index_topk": 64, "index_n_heads": 4, "index_head_dim": 16}
+    source = save(DeepseekV32Config(**LATENT, **indexers, n_group=2, topk_group=1), tmp_path / "source")
+    chosen = re.compile(rf"{PROJECTIONS.pattern}|.*indexer\.(wq_b|wk)\.weight")
+    check(pair(source, tmp_path, by_blocks, BLOCKS, chosen))
 
 
 def test_its_size_is_that_of_its_weights_in_the_dtype_of_the_job(checkpoint, tmp_path):
