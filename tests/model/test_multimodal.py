@@ -12,7 +12,7 @@ from hpcdecode.planning.model_size import ModelSize
 from tests.support.tiny import tiny
 from tests.support.whole_models import logits_difference, save_whole
 
-QUICK = ("gemma3", "qwen2_5_vl", "mistral3", "kimi_k25")
+QUICK = ("gemma3", "qwen2_5_vl", "mistral3", "kimi_k25", "minicpmv4_6")  # the last computes logits of all tokens
 OTHERS = ("gemma4", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "llava", "internvl", "glm4v", "aya_vision")
 OTHERS += ("cohere2_vision",)
 TOWERS = ("vision", "visual", "projector", "image")  # in the keys of tensors that text does not need

@@ -111,7 +111,7 @@ class ExampleRun:
         if node.target in MATMULS and self._is_large(as_node(node.args[1])):
             return projected(value(as_node(node.args[0])), tensor_meta(node).one_token[-1])
         args: Any = fx.map_arg(node.args, value)
-        kwargs: Any = fx.map_arg(dict(node.kwargs), value)
+        kwargs: Any = dict(fx.map_arg(dict(node.kwargs), value))
         if "device" in kwargs:
             kwargs["device"] = "cpu"
         target: Any = node.target

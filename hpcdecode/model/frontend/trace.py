@@ -160,11 +160,14 @@ class Flat(torch.nn.Module):
             positions: Positions of the tokens, int64 [T].
             keep: Indices of the tokens whose logits are computed, int64 [L]. Stored traces have this name.
         """
+        from torch.fx.experimental.symbolic_shapes import statically_known_true
+
         check: Callable[[bool], None] = torch._check
         check(ids.shape[0] == positions.shape[0])  # one symbol from the first layer on, so that layers are alike
         out = self.model(input_ids=ids[None], position_ids=positions[None], logits_to_keep=keep, use_cache=False)
         logits: Tensor = out.logits[0]
-        return logits
+        kept_all = statically_known_true(logits.shape[0] == ids.shape[0])  # some models compute those of all tokens
+        return logits[keep] if kept_all else logits
 
 
 def export(model: torch.nn.Module) -> ExportedProgram:

@@ -73,7 +73,7 @@ class Values:
         if not callable(node.target):
             raise TypeError(f"expected a call, got {node.name}")
         args = fx.map_arg(node.args, self.tensor)
-        kwargs = fx.map_arg(dict(node.kwargs), self.tensor)
+        kwargs = dict(fx.map_arg(dict(node.kwargs), self.tensor))
         if "device" in kwargs:
             kwargs["device"] = self._device
         with torch.no_grad():
