@@ -6,13 +6,18 @@ import threading
 import time
 from collections import defaultdict
 
+import msgspec
+import numpy as np
 import pytest
 
 from hpcdecode import LLM, SamplingParams
+from hpcdecode.config import EngineOptions
 from hpcdecode.data.prompts.live_feed import LiveFeed
 from hpcdecode.data.prompts.rows import RowError
+from hpcdecode.engine.engine import Engine
 from hpcdecode.engine.live import DeskClosed, DeskFull, LiveDesk, Room, Update
 from hpcdecode.errors import RowProblem
+from hpcdecode.ranks.team import assemble
 from hpcdecode.report.metrics import check_emptied
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.system.signals import Signals
@@ -32,8 +37,8 @@ def llm(checkpoint):
 class Server:
     """A live desk, the thread of its engine, and what it was told."""
 
-    def __init__(self, llm, **options):
-        self.engine, self.events = llm._engine, defaultdict(list)
+    def __init__(self, engine, **options):
+        self.engine, self.events = engine, defaultdict(list)
         self.changed, self.error = threading.Condition(), None
         room = Room.of(self.engine)
         self.desk = LiveDesk(self.engine.tokenizer, self.engine.options.model, room, self._told, **options)
@@ -80,7 +85,7 @@ class Server:
 
 def test_results_are_those_of_the_row_alone_and_updates_add_up_to_them(llm):
     expected = [llm.generate(row, SAMPLED, use_tqdm=False)[0] for row in ROWS]
-    with Server(llm) as server:
+    with Server(llm._engine) as server:
         submitted = {}
 
         def client(number):
@@ -107,7 +112,7 @@ def test_results_are_those_of_the_row_alone_and_updates_add_up_to_them(llm):
 
 
 def test_it_waits_for_rows_and_uses_little_of_a_core(llm):
-    with Server(llm) as server:
+    with Server(llm._engine) as server:
         server.ended(server.desk.submit(ROWS[0], SAMPLED))
         begun = time.process_time()
         time.sleep(1)
@@ -119,7 +124,7 @@ def test_what_a_row_begins_with_is_kept_for_rows_to_come(llm):
     begin = [7 + i % 50 for i in range(200)]
     these = [{"prompt_token_ids": [*begin, 60 + i], "max_tokens": 5, "logprobs": 0} for i in range(5)]
     expected = [llm.generate(row, SAMPLED, use_tqdm=False)[0].outputs[0] for row in these]
-    with Server(llm) as server:
+    with Server(llm._engine) as server:
         for row, output in zip(these, expected, strict=True):
             (result,) = server.ended(server.desk.submit(row, SAMPLED))
             assert result.token_ids == output.token_ids
@@ -128,9 +133,39 @@ def test_what_a_row_begins_with_is_kept_for_rows_to_come(llm):
     assert shared == 3 * 192  # the first is alone, the second makes a prefix
 
 
+@pytest.mark.parametrize("admission", ["reserve", "optimistic"])
+def test_prefixes_come_and_go_with_little_room(checkpoint, admission):
+    """Rows of a few beginnings, some within others, over two lanes whose KV cache holds three of the longest rows."""
+    draw = np.random.default_rng(5)
+    begins = draw.integers(5, 200, (3, 400)).tolist()
+
+    def row():
+        begin = begins[draw.integers(3)][: 50 * draw.integers(1, 9)]
+        ids = [*begin, *draw.integers(5, 200, 9).tolist()]
+        return {"prompt_token_ids": ids, "max_tokens": int(draw.integers(1, 60)), "n": int(draw.integers(1, 3))}
+
+    rows = [row() for _ in range(60)]
+    options = EngineOptions(
+        model=str(checkpoint("llama3")), dtype="float32", batch=8, lanes=2, kv_memory=1 << 20, schedule="fifo"
+    )
+    engine = Engine(msgspec.structs.replace(options, admission=admission), assemble(None))
+    assert engine.team.me.kv_tokens < 3 * 480
+    alone = LLM(checkpoint("llama3"), dtype="float32", threads=1)
+    expected = [alone.generate(row, SAMPLED, use_tqdm=False)[0].outputs for row in rows]
+    with Server(engine) as server:
+        submitted = []
+        for i, row in enumerate(rows):
+            submitted.append(server.desk.submit(row, SAMPLED, client=str(i % 3)))
+            if i % 7 == 0:
+                server.ended(submitted[-1])
+        for prompt, outputs in zip(submitted, expected, strict=True):
+            assert [r.token_ids for r in server.ended(prompt)] == [o.token_ids for o in outputs]
+    assert server.metrics.shared_tokens > 2000
+
+
 def test_rows_that_nobody_wants(llm):
     long = {"prompt_token_ids": [5], "max_tokens": 2000, "ignore_eos": True}
-    with Server(llm) as server:
+    with Server(llm._engine) as server:
         rows = [server.desk.submit({**long, **more}, updates=not i) for i, more in enumerate([{}, {"beam_width": 3}])]
         rows += [server.desk.submit(long) for _ in range(20)]  # more than are in flight at once
         server.begun(rows[0])
@@ -149,7 +184,7 @@ def test_rows_that_nobody_wants(llm):
 
 
 def test_what_cannot_be_used_and_what_has_no_room(llm):
-    with Server(llm) as server:
+    with Server(llm._engine) as server:
         for row, reason in (
             ({"prompt": "a", "temperature": -1}, "temperature: expected"),
             ({}, "expected exactly one of prompt"),
@@ -166,7 +201,7 @@ def test_what_cannot_be_used_and_what_has_no_room(llm):
 
 
 def test_as_many_rows_wait_as_may_and_none_after_the_end(llm):
-    server = Server(llm, most_waiting=3)
+    server = Server(llm._engine, most_waiting=3)
     rows = [server.desk.submit(ROWS[i]) for i in range(3)]
     with pytest.raises(DeskFull):
         server.desk.submit(ROWS[3])
@@ -178,7 +213,7 @@ def test_as_many_rows_wait_as_may_and_none_after_the_end(llm):
 
 
 def test_an_engine_that_fails_ends_all_rows(llm, monkeypatch):
-    server = Server(llm)
+    server = Server(llm._engine)
     row = server.desk.submit({"prompt_token_ids": [5], "max_tokens": 2000, "ignore_eos": True}, updates=True)
     monkeypatch.setattr(server.desk, "sampled", lambda _: 1 / 0)
     server.thread.start()
