@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, fx
 
+from hpcdecode.model.frontend.plausible import pieces_of
 from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.frontend.stretches import Stretch, stretches_of
 from hpcdecode.model.lower.compile import Compiled, compile_graph
@@ -90,6 +91,13 @@ class BoundSlice:
     def last(self) -> BoundStretch:
         """The stretch with which the slice ends."""
         return self.stretches[-1]
+
+    def plain_pieces(self) -> Iterator[Tensor]:
+        """Yield the weights, or pieces of stacked ones, that are used as they were read, on the host."""
+        for stretch in self.stretches:
+            for recipe, weight in zip(stretch.compiled.recipes, stretch.weights, strict=True):
+                if recipe.form == "plain":
+                    yield from (piece for piece in pieces_of(weight) if piece.device.type == "cpu")
 
     def up_to_last(self, inputs: Sequence[Tensor]) -> Summed[list[Tensor]]:
         """Run all stretches but the last; return the values that there are then."""

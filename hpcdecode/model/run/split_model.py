@@ -16,7 +16,6 @@ from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.mixers import rows_of
 from hpcdecode.model.frontend.operators import ATTEND
 from hpcdecode.model.frontend.ops import AttendArguments
-from hpcdecode.model.frontend.plausible import pieces_of
 from hpcdecode.model.frontend.quantization.few_bits import BLOCKS, NOT_HELD, Held
 from hpcdecode.model.frontend.rows import empty_rows
 from hpcdecode.model.frontend.split import Split
@@ -258,16 +257,8 @@ class SplitModel:
     @property
     def mapped_bytes(self) -> int:
         """Bytes of those weights that lie in a checkpoint's files, mapped into memory: they are used as they are."""
-        plain = (
-            piece
-            for bound in self._slices.values()
-            for stretch in bound.stretches
-            for recipe, weight in zip(stretch.compiled.recipes, stretch.weights, strict=True)
-            if recipe.form == "plain"
-            for piece in pieces_of(weight)
-            if piece.device.type == "cpu"
-        )
-        return sum(in_checkpoints({piece.data_ptr(): piece.nbytes for piece in plain}).values())
+        pieces = {p.data_ptr(): p.nbytes for bound in self._slices.values() for p in bound.plain_pieces()}
+        return sum(in_checkpoints(pieces).values())
 
     @property
     def whole(self) -> bool:

@@ -1,0 +1,199 @@
+// Codes of weights in few bits, expanded to words of 16 outputs, bfloat16, in registers.
+#pragma once
+#include "expand.h"
+
+namespace hpcdecode::ops::HPCDECODE_ISA {
+namespace {
+
+inline __m512 rounded_pairs(__m512 one, __m512 other) {
+    return reinterpret_cast<__m512>(_mm512_cvtne2ps_pbh(other, one));
+}
+
+// 8 outputs' numbers of 16, each for both inputs of a word.
+template <int first>
+inline __m512 doubled(__m512 x) {
+    const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    return _mm512_permutexvar_ps(_mm512_add_epi32(twice, _mm512_set1_epi32(first)), x);
+}
+
+// Of 16 outputs, each for both inputs of a word: a weight is code * by + start.
+struct Affine512 {
+    __m512 by[2], start[2];
+};
+
+inline Affine512 affine512(__m512 by, __m512 start) {
+    return {{doubled<0>(by), doubled<8>(by)}, {doubled<0>(start), doubled<8>(start)}};
+}
+
+inline __m512 halves16(const char* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+
+inline __m512 bytes16(const char* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+
+// A form's codes in registers give word after word of 16 outputs.
+template <class Form>
+struct NibbleWords : Form {
+    static constexpr int kWords = 8;
+    static constexpr int64_t kScaleInputs = kBlockInputs;
+    using Scales = Affine512;
+    struct Codes {
+        Words of[2];
+    };
+    static Codes codes(const char* p) {
+        const auto* words = reinterpret_cast<const uint32_t*>(p);
+        return {{load_words(words), load_words(words + kLanes)}};
+    }
+    static Words next(Codes& codes, const Scales& scales) {
+        const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        __m512 half[2];
+        for (int b = 0; b < 2; ++b) {
+            half[b] = _mm512_fmadd_ps(scales.by[b], _mm512_permutexvar_ps(codes.of[b], numbers), scales.start[b]);
+            codes.of[b] = _mm512_srli_epi32(codes.of[b], 4);
+        }
+        return reinterpret_cast<Words>(rounded_pairs(half[0], half[1]));
+    }
+};
+
+struct Int4Words : NibbleWords<Int4> {
+    static Scales scales(const char* all, int64_t input) {
+        const char* p = scales_of<Int4>(all, input);
+        const __m512 by = halves16(p), zero = halves16(p + 2 * kHalf);
+        return affine512(by, _mm512_fnmadd_ps(by, zero, _mm512_setzero_ps()));
+    }
+};
+
+struct Q41Words : NibbleWords<Q41> {
+    static Scales scales(const char* all, int64_t input) {
+        const char* p = scales_of<Q41>(all, input);
+        return affine512(halves16(p), halves16(p + 2 * kHalf));
+    }
+};
+
+template <class Form>
+inline Affine512 levels512(const char* all, int64_t input) {
+    const char* p = scales_of<Form>(all, input);
+    const char* own = p + 4 * kHalf + input % Form::kGroup / kBlockInputs * 2 * kHalf;
+    const __m512 taken = _mm512_fnmadd_ps(halves16(p + 2 * kHalf), bytes16(own + kHalf), _mm512_setzero_ps());
+    return affine512(_mm512_mul_ps(halves16(p), bytes16(own)), taken);
+}
+
+struct Q4KWords : NibbleWords<Q4K> {
+    static Scales scales(const char* all, int64_t input) { return levels512<Q4K>(all, input); }
+};
+
+// int8 codes of a word of 16 outputs: pairs of 16 bits, whose lower ones are of the first 8 outputs.
+struct ByteCodes {
+    const char* at;
+    void next(__m512& one, __m512& other) {
+        const Words wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
+        one = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(wide, 16), 16));
+        other = _mm512_cvtepi32_ps(_mm512_srai_epi32(wide, 16));
+        at += 2 * kHalf;
+    }
+};
+
+template <class Form>
+struct ByteWords : Form {
+    static constexpr int kWords = 8;
+    static constexpr int64_t kScaleInputs = kBlockInputs;
+    struct Scales {
+        __m512 by[2];
+    };
+    using Codes = ByteCodes;
+    static Codes codes(const char* p) { return {p}; }
+    static Words next(Codes& codes, const Scales& scales) {
+        __m512 one, other;
+        codes.next(one, other);
+        return reinterpret_cast<Words>(
+            rounded_pairs(_mm512_mul_ps(one, scales.by[0]), _mm512_mul_ps(other, scales.by[1])));
+    }
+};
+
+struct Q80Words : ByteWords<Q80> {
+    static Scales scales(const char* all, int64_t input) {
+        const __m512 by = halves16(scales_of<Q80>(all, input));
+        return {{doubled<0>(by), doubled<8>(by)}};
+    }
+};
+
+struct Q6KWords : ByteWords<Q6K> {
+    static constexpr int64_t kScaleInputs = kHalf;
+    static Scales scales(const char* all, int64_t input) {
+        const char* p = scales_of<Q6K>(all, input);
+        const char* own = p + 2 * kHalf + input % kGroup / kHalf * kHalf;
+        const Words whole = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(own)));
+        const __m512 by = _mm512_mul_ps(halves16(p), _mm512_cvtepi32_ps(whole));
+        return {{doubled<0>(by), doubled<8>(by)}};
+    }
+};
+
+struct Q5KWords : ByteWords<Q5K> {
+    using Scales = Affine512;
+    static Scales scales(const char* all, int64_t input) { return levels512<Q5K>(all, input); }
+    static Words next(Codes& codes, const Scales& scales) {
+        __m512 one, other;
+        codes.next(one, other);
+        return reinterpret_cast<Words>(rounded_pairs(_mm512_fmadd_ps(one, scales.by[0], scales.start[0]),
+                                                     _mm512_fmadd_ps(other, scales.by[1], scales.start[1])));
+    }
+};
+
+// A number's exponent grows by that of the scale, unless it is zero.
+struct Mxfp4Words : Mxfp4 {
+    static constexpr int kWords = 4;
+    static constexpr int64_t kScaleInputs = kBlockInputs;
+    using Scales = Words;
+    using Codes = Words;
+    static Scales scales(const char* all, int64_t input) {
+        const char* p = scales_of<Mxfp4>(all, input);
+        const Words exponents = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+        const Words more = _mm512_slli_epi32(_mm512_sub_epi32(exponents, _mm512_set1_epi32(127)), 7);
+        return _mm512_or_si512(_mm512_slli_epi32(more, 16), _mm512_and_si512(more, _mm512_set1_epi32(0xffff)));
+    }
+    static Codes codes(const char* p) { return load_words(reinterpret_cast<const uint32_t*>(p)); }
+    static Words next(Codes& codes, const Scales& scales) {
+        const Words pairs =
+            _mm512_setr_epi32(0x3f000000, 0x3fc03f80, 0x40404000, 0x40c04080,  // 0 to 6
+                              static_cast<int>(0xbf008000), static_cast<int>(0xbfc0bf80), static_cast<int>(0xc040c000),
+                              static_cast<int>(0xc0c0c080),  // -0 to -6
+                              0x3f000000, 0x3fc03f80, 0x40404000, 0x40c04080, static_cast<int>(0xbf008000),
+                              static_cast<int>(0xbfc0bf80), static_cast<int>(0xc040c000), static_cast<int>(0xc0c0c080));
+        const Words numbers = _mm512_permutexvar_epi16(codes, pairs);  // the lower 5 bits choose
+        const __mmask32 other = _mm512_test_epi16_mask(codes, _mm512_set1_epi16(7));
+        codes = _mm512_srli_epi16(codes, 4);
+        return _mm512_mask_add_epi16(numbers, other, numbers, scales);
+    }
+};
+
+// With its bits in the lower exponent's and the upper fraction's place, a float32 is 2^-120 of the number.
+struct Fp8Words : Fp8 {
+    static constexpr int kWords = 1;
+    static constexpr int64_t kScaleInputs = kBlockInputs;
+    struct Scales {
+        __m512 by[2];
+    };
+    using Codes = Words;
+    static Scales scales(const char* all, int64_t input) {
+        const __m512 by = _mm512_mul_ps(_mm512_loadu_ps(scales_of<Fp8>(all, input)), _mm512_set1_ps(0x1p120f));
+        return {{doubled<0>(by), doubled<8>(by)}};
+    }
+    static Codes codes(const char* p) {
+        return _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    }
+    static Words next(Codes& codes, const Scales& scales) {
+        const Words rest = _mm512_and_si512(_mm512_slli_epi16(codes, 4), _mm512_set1_epi16(0x7f0));
+        const Words sign = _mm512_set1_epi16(static_cast<int16_t>(0x8000));
+        const Words halves = _mm512_ternarylogic_epi32(rest, _mm512_slli_epi16(codes, 8), sign, 0xf8);  // a | b & c
+        const __m512 one = _mm512_castsi512_ps(_mm512_slli_epi32(halves, 16));
+        const Words upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+        const __m512 other = _mm512_castsi512_ps(_mm512_and_si512(halves, upper));
+        return reinterpret_cast<Words>(
+            rounded_pairs(_mm512_mul_ps(one, scales.by[0]), _mm512_mul_ps(other, scales.by[1])));
+    }
+};
+
+}  // namespace
+}  // namespace hpcdecode::ops::HPCDECODE_ISA
