@@ -9,9 +9,10 @@ import transformers
 from hpcdecode import LLM, SamplingParams
 from hpcdecode.errors import PromptError
 from hpcdecode.model import load_split
+from hpcdecode.model.frontend.config import longest, reason_to_refuse
 from hpcdecode.model.frontend.quiet import quiet
 from hpcdecode.model.frontend.trace import export_kinds
-from tests.support.models import LATENT, save
+from tests.support.models import LATENT, SHAPE, save
 from tests.support.whole_models import logits_difference, read_whole, save_whole
 
 INDEX = {"index_topk": 256, "index_n_heads": 4, "index_head_dim": 16}
@@ -33,6 +34,26 @@ def test_logits_are_those_of_transformers(kind, tmp_path):
     assert logits_difference(model, whole) < 1e-4
     assert model.max_positions == 256 < model.facts.own_positions
     assert all(shape.latent for shape in model.attends)
+
+
+def test_blocks_of_tokens(tmp_path):
+    """MiniMax-M3's indexers choose blocks; its first layers have none."""
+    sizes = {**SHAPE, "num_hidden_layers": 3, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
+    blocks = {"index_block_size": 16, "index_topk_blocks": 12, "index_n_heads": 2, "index_head_dim": 16}
+    kinds = ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"]
+    whole = save_whole(transformers.MiniMaxM3VLTextConfig(**sizes, **blocks, layer_types=kinds), tmp_path)
+    model = load_split(tmp_path, dtype="float32")
+    assert logits_difference(model, whole) < 1e-4 and model.max_positions == 192
+
+
+def test_pools_whose_newest_tokens_are_left_out_are_refused():
+    given = config("GlmMoeDsa")
+    given.index_kpool = 4
+    assert "index_kpool_always_select_tail" in reason_to_refuse(given)
+    given.index_kpool_always_select_tail = True
+    assert reason_to_refuse(given) is None and longest(given) == 256
+    given.index_topk = 18
+    assert longest(given) == 16
 
 
 def test_a_few_layers_of_a_kind_are_traced(tmp_path):

@@ -13,14 +13,14 @@ import msgspec
 from hpcdecode.errors import UserError, first_line
 from hpcdecode.model.frontend.architectures import model_class, text_of, type_by_architectures
 from hpcdecode.model.frontend.gguf.folder import model_folder
-from hpcdecode.model.frontend.indexers import INDEXED, index_topk
+from hpcdecode.model.frontend.indexers import INDEXED, all_chosen, leaves_out_newest
 from hpcdecode.model.frontend.quiet import quiet
 from hpcdecode.model.frontend.stated import check_values
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-ATTENTION_KINDS = frozenset({"full_attention", "sliding_attention", "hybrid", INDEXED})  # hybrid: beside a recurrence
+ATTENTION_KINDS = INDEXED | {"full_attention", "sliding_attention", "hybrid"}  # hybrid: beside a recurrence
 OTHER_KINDS = frozenset({"linear_attention", "conv", "moe", "mlp"})  # of layers without attention
 MOST_JSON_BYTES = 64 << 20
 QUANTISATION_KEYS = ("quantization_config", "compression_config")
@@ -51,7 +51,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
 def longest(config: PreTrainedConfig) -> int | None:
     """Return the most tokens of a sequence that the language model `config` can be run on, or None."""
-    limits = getattr(config, "max_position_embeddings", None), index_topk(config)
+    limits = getattr(config, "max_position_embeddings", None), all_chosen(config)
     return min((limit for limit in limits if limit is not None), default=None)
 
 
@@ -171,6 +171,8 @@ def reason_to_refuse(config: PreTrainedConfig) -> str | None:
         if kind not in ATTENTION_KINDS | OTHER_KINDS:
             known = ", ".join(sorted(ATTENTION_KINDS | OTHER_KINDS))
             return f"layer {layer} is {kind!r}; expected one of {known}"
+    if leaves_out_newest(text_of(config)):
+        return "its indexers choose full pools of tokens alone; expected index_kpool_always_select_tail to be true"
     return None
 
 

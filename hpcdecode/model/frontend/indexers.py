@@ -1,8 +1,9 @@
-"""Indexers of sparse attention (DeepSeek-V3.2, GLM-5) while a model is traced: they choose all tokens.
+"""Indexers of sparse attention while a model is traced: they choose all tokens.
 
-An indexer chooses `index_topk` of the earlier tokens, to which a token attends. In a sequence of at most so many tokens
-it chooses all of them, whatever it computes. So the attention of such sequences is plain causal attention, and no
-longer ones are run (`ModelFacts.max_positions`).
+An indexer chooses the earlier tokens, or blocks of them, to which a token attends: `index_topk` tokens in DeepSeek-V3.2
+and GLM-5, `index_topk_blocks` blocks in MiniMax-M3. In a sequence of at most so many tokens it chooses all of them,
+whatever it computes. So the attention of such sequences is plain causal attention, and no longer ones are run
+(`ModelFacts.max_positions`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import Any
 
 import torch
 
-INDEXED = "indexed_attention"  # a kind of layer, in a config's layer_types
+TOKENS, BLOCKS = "indexed_attention", "minimax_m3_sparse"  # in a config's layer_types: kinds of layers with indexers
+INDEXED = frozenset({TOKENS, BLOCKS})
+_COUNTS = ("index_topk", "topk_blocks")  # an indexer has one of these attributes
 _MASK = "create_causal_mask"  # of transformers; models with indexers need more than None from it
 
 
@@ -31,7 +34,7 @@ EVERY_TOKEN = EveryToken()
 @contextlib.contextmanager
 def choosing_all(model: torch.nn.Module) -> Iterator[None]:
     """Let the indexers of `model`, of transformers, choose all tokens inside the block."""
-    indexers = [m for m in model.modules() if type(m).__name__.endswith("Indexer") and hasattr(m, "index_topk")]
+    indexers = [m for m in model.modules() if is_indexer(m)]
     for indexer in indexers:
         indexer.forward = _every_token
     replaced = [
@@ -48,10 +51,23 @@ def choosing_all(model: torch.nn.Module) -> Iterator[None]:
             del indexer.__dict__["forward"]
 
 
-def index_topk(config: Any) -> int | None:
-    """Return the tokens that an indexer of the language model `config` chooses, or None if it has no indexers."""
-    indexed = INDEXED in (getattr(config, "layer_types", None) or ())
-    return int(config.index_topk) if indexed else None
+def is_indexer(module: torch.nn.Module) -> bool:
+    """Return whether a module of transformers is an indexer."""
+    return type(module).__name__.endswith("Indexer") and any(hasattr(module, name) for name in _COUNTS)
+
+
+def all_chosen(config: Any) -> int | None:
+    """Return the tokens of which the indexers of the language model `config` choose all, or None if it has none."""
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if BLOCKS in kinds:
+        return int(config.index_topk_blocks * config.index_block_size)
+    pool = getattr(config, "index_kpool", 1)
+    return int(config.index_topk // pool * pool) if TOKENS in kinds else None
+
+
+def leaves_out_newest(config: Any) -> bool:
+    """Return whether the indexers of the language model `config` never choose the tokens of a pool that is not full."""
+    return getattr(config, "index_kpool", 1) > 1 and not getattr(config, "index_kpool_always_select_tail", False)
 
 
 def _every_token(*_: object, **__: object) -> EveryToken:
