@@ -16,10 +16,17 @@ from hpcdecode.data.prompts.rows import RowError, row_error
 from hpcdecode.engine.live import FAILED, STOPPED
 from hpcdecode.errors import RowProblem, first_line
 from hpcdecode.requests.sequence import CANCELLED
+from hpcdecode.serve.credentials import CHALLENGES
 
 RETRY_SECONDS = 1  # after which a client may ask again
-_KINDS = {401: "authentication_error", 429: "rate_limit_error"}
-_CODES = {401: "invalid_api_key", 413: "request_too_large", 429: "queue_full", 503: "unavailable"}
+_KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_CODES = {
+    401: "invalid_api_key",
+    403: "cross_site_request",
+    413: "request_too_large",
+    429: "queue_full",
+    503: "unavailable",
+}
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +54,7 @@ class ApiError(HTTPException):
 def _headers(status: int) -> dict[str, str] | None:
     if status in (429, 503):
         return {"Retry-After": str(RETRY_SECONDS)}
-    return {401: {"WWW-Authenticate": "Bearer"}, 413: {"Connection": "close"}}.get(status)
+    return {"Connection": "close"} if status == 413 else None
 
 
 def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
@@ -58,7 +65,10 @@ def error_body(status: int, message: str, param: str | None = None, code: str | 
 
 def error_response(error: ApiError) -> Response:
     """Return an error as an answer."""
-    return _response(error.status_code, error.body, error.headers)
+    response = _response(error.status_code, error.body, error.headers)
+    for name, value in CHALLENGES if error.status_code == 401 else ():
+        response.headers.append(name, value)
+    return response
 
 
 def unusable(problem: RowProblem) -> ApiError:

@@ -19,6 +19,7 @@ from hpcdecode.serve.detokenizer import TokenKinds
 from hpcdecode.serve.errors import ApiError, unusable
 from hpcdecode.serve.event_stream import DONE, ClientGone, EventStream, event, while_connected
 from hpcdecode.serve.failures import errors
+from hpcdecode.serve.files.owners import client_of
 from hpcdecode.serve.schema import chat_body, completion_body, json_body
 from hpcdecode.serve.submission import PromptJob, leave, submit
 
@@ -49,7 +50,7 @@ class TextAnswers:
             asked = asked_of(json_object(await request.body()), endpoint, self._context)
         except RowProblem as problem:
             raise unusable(problem) from problem
-        client = request.client.host if request.client else ""
+        client = client_of(request, self._context.options.api_keys)
         try:
             work = self._streamed if asked.stream else self._at_once
             return await while_connected(request.receive, work(asked, client))

@@ -1,4 +1,4 @@
-"""What stands before all routes: the key, and the size of bodies."""
+"""What stands before all routes, the page too: the key, and the size of bodies."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hpcdecode.serve.credentials import given_key, is_forged
 from hpcdecode.serve.errors import ApiError, error_response
 
-OPEN_PATHS = frozenset(("/", "/health"))  # without a key; they have no data
 _FILES = "/v1/files"
 
 
@@ -36,9 +36,8 @@ class Guard:
                 await self._app(scope, receive, send)
             return  # there are no websockets
         headers = Headers(scope=scope)
-        if not self._admits(scope["path"], headers):
-            error = ApiError(401, "expected the server's key as 'Authorization: Bearer KEY', got none or another one")
-            await error_response(error)(scope, receive, send)
+        if (refusal := self._refusal(scope["method"], headers)) is not None:
+            await error_response(refusal)(scope, receive, send)
             return
         stated = headers.get("content-length", "")
         most = self._most_file if scope["path"] == _FILES else self._most
@@ -47,14 +46,17 @@ class Guard:
             return
         await self._app(scope, _bounded(receive, most), send)
 
-    def _admits(self, path: str, headers: Headers) -> bool:
-        """Return whether a request has a key, in a time that tells nothing of it."""
-        if not self._digests or path in OPEN_PATHS:
-            return True
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        digest = _digest(given.strip().encode("latin-1"))
-        same = sum(hmac.compare_digest(digest, own) for own in self._digests)
-        return same > 0 and scheme.lower() == "bearer"
+    def _refusal(self, method: str, headers: Headers) -> ApiError | None:
+        """Return why a request is not let in, or None. The time that it takes tells nothing of the keys."""
+        if not self._digests:
+            return None
+        digest = _digest(given_key(headers))
+        if not sum(hmac.compare_digest(digest, own) for own in self._digests):
+            expected = "expected the server's key as 'Authorization: Bearer KEY', or as the password of a browser"
+            return ApiError(401, f"{expected}, got none or another one")
+        if is_forged(method, headers):
+            return ApiError(403, "expected a request of the server's own page, got one of another site's page")
+        return None
 
 
 def _digest(key: bytes) -> bytes:

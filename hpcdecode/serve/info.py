@@ -29,7 +29,7 @@ def info_router(context: Context) -> APIRouter:
         require_model(model, context)
         return JSONResponse(_model(model, context))
 
-    @router.get("/health", responses=errors(503))
+    @router.get("/health", responses=errors(401, 503))
     async def health() -> JSONResponse:
         """Tell whether requests are taken."""
         if context.desk.closed:

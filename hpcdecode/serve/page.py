@@ -19,7 +19,7 @@ _PLACE = Path(__file__).with_name("page.html")
 
 
 def page_router(context: Context) -> APIRouter:
-    """Return the routes. `/` holds no data and needs no key; `/stats` does."""
+    """Return the routes. A browser that has given the key for `/` gives it for what the page asks for, too."""
     router = APIRouter()
     source = _PLACE.read_text(encoding="utf-8")
     headers = {

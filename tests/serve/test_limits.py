@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 
@@ -11,23 +12,65 @@ TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-OPEN = ("/health", "/")  # these hold no data
+KEYS = ("first", "second-ü")
+WRONG = (None, "Bearer", "Bearer fir", "Basic first", "Basic %%%", b"Basic \xe9", "first", b"Bearer second-\xff")
+
+
+def basic(key: str, user: str = "") -> dict[str, str]:
+    return {"Authorization": f"Basic {base64.b64encode(f'{user}:{key}'.encode()).decode()}"}
 
 
 def test_no_route_answers_without_the_key(llm):
-    with served(llm, api_keys=("first", "second-ü")) as server:
+    with served(llm, api_keys=KEYS) as server:
         paths = server.client.get("/openapi.json", headers={"Authorization": "Bearer first"}).json()["paths"]
-        assert {TEXT, CHAT, "/metrics", "/v1/models", "/tokenize", "/version"} <= paths.keys()
-        requests = [(method, path) for path, methods in paths.items() for method in methods if path not in OPEN]
-        for method, path in [*requests, ("get", "/openapi.json"), ("get", "/docs"), ("put", "/x")]:
-            for given in (None, "Bearer", "Bearer fir", "Basic first", "first", b"Bearer second-\xff"):
-                headers = {} if given is None else {"Authorization": given}
-                error = error_of(server.client.request(method, path, headers=headers), 401)
+        assert {TEXT, CHAT, "/metrics", "/v1/models", "/tokenize", "/version", "/health"} <= paths.keys()
+        requests = [(method, path) for path, methods in paths.items() for method in methods]
+        wrong = [{} if given is None else {"Authorization": given} for given in WRONG]
+        wrong += [basic(""), basic("firs"), basic("x", "first")]
+        for method, path in [*requests, ("get", "/"), ("get", "/openapi.json"), ("get", "/docs"), ("put", "/x")]:
+            for headers in wrong:
+                answer = server.client.request(method, path, headers=headers)
+                error = error_of(answer, 401)
                 assert error["type"] == "authentication_error" and "first" not in error["message"]
-        assert server.client.get("/health").status_code == 200
-        for key in ("first", "second-ü"):
-            headers = {"Authorization": b"Bearer " + key.encode()}
-            assert server.client.get("/v1/models", headers=headers).status_code == 200
+                challenges = answer.headers.get_list("www-authenticate")
+                assert challenges == ["Bearer", 'Basic realm="hpcdecode", charset="UTF-8"']
+        for key in KEYS:
+            for headers in ({"Authorization": b"Bearer " + key.encode()}, basic(key), basic(key, "me")):
+                for path in ("/v1/models", "/health", "/"):
+                    assert server.client.get(path, headers=headers).status_code == 200
+
+
+def test_a_password_that_a_browser_keeps_serves_no_page_of_another_site(llm):
+    with served(llm, api_keys=KEYS) as server:
+        body, own = {"prompt": "a", "max_tokens": 1}, server.url
+        for origin, status in (
+            ({"Origin": own}, 200),
+            ({"Origin": "https://example.org"}, 403),
+            ({"Origin": "null"}, 403),
+        ):
+            assert server.client.post(TEXT, json=body, headers=basic("first") | origin).status_code == status
+        for site, status in (("same-origin", 200), ("none", 200), ("same-site", 403), ("cross-site", 403)):
+            headers = basic("first") | {"Sec-Fetch-Site": site, "Origin": own}
+            assert server.client.post(TEXT, json=body, headers=headers).status_code == status
+            assert server.client.get("/v1/models", headers=headers).status_code == 200  # the other page cannot read it
+        headers = {"Authorization": "Bearer first", "Origin": "https://example.org"}  # which no browser adds by itself
+        assert server.client.post(TEXT, json=body, headers=headers).status_code == 200
+        answer = server.client.delete("/v1/files/x", headers=basic("first") | {"Sec-Fetch-Site": "cross-site"})
+        assert error_of(answer, 403)["code"] == "cross_site_request"
+
+
+def test_clients_are_told_apart_by_key_or_else_by_address(llm, monkeypatch):
+    given = []
+    for keys in (KEYS, ()):
+        with served(llm, api_keys=keys) as server:
+            put = server.desk._queue.put
+            monkeypatch.setattr(
+                server.desk._queue, "put", lambda p, client, put=put: (given.append(client), put(p, client))
+            )
+            for headers in ({"Authorization": "Bearer first"}, basic("first"), basic(KEYS[1])):
+                server.client.post(TEXT, json={"prompt": "a", "max_tokens": 1}, headers=headers)
+    first, same, second, *addresses = given
+    assert first == same != second and "first" not in first and addresses == ["127.0.0.1"] * 3
 
 
 def test_bodies_that_are_too_large_are_not_read(llm):

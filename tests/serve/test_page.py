@@ -109,16 +109,18 @@ def test_a_prompt_is_streamed(served, tmp_path):
 
 @pytest.mark.system
 @rendered
-def test_it_asks_for_the_key(llm, tmp_path):
+def test_a_browser_gives_the_key_as_a_password(llm, tmp_path):
     with BatchServer(llm, tmp_path / "data", api_keys=("secret",)) as server, Browser(tmp_path / "profile") as browser:
-        assert server.client.get("/stats").status_code == 401 and server.client.get("/").status_code == 200
-        browser.go(server.url)
-        browser.until("!at('door').hidden && at('state').textContent === 'The server asks for a key.'")
-        browser.run("at('key').value = 'wrong', at('door').requestSubmit()")
-        browser.until("at('state').className === 'bad'")
-        browser.run("at('key').value = 'secret', at('door').requestSubmit()")
-        browser.until("at('door').hidden && at('state').textContent.startsWith('Serving')")
-        assert browser.run("at('key').value + JSON.stringify(localStorage) + document.cookie") == "{}"
+        assert server.client.get("/stats").status_code == server.client.get("/").status_code == 401
+        browser.go(server.url.replace("//", "//anyone:wrong@"))
+        assert browser.run("document.getElementById('state')") is None
+        browser.go(server.url.replace("//", "//anyone:secret@"))
+        browser.until("document.getElementById('state').textContent.startsWith('Serving')")
+        browser.run("at('prompt').value = 'Row 1', at('kind').value = 'text', at('run').click()")
+        browser.until("at('told').textContent.startsWith('Ended by')")
+        assert browser.run("JSON.stringify(localStorage) + document.cookie") == "{}"
+        browser.go(server.url)  # which the browser remembers the password of
+        browser.until("document.getElementById('state')?.textContent.startsWith('Serving')")
 
 
 @pytest.mark.system

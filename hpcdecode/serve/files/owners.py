@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from hpcdecode.serve.credentials import given_key
+
 if TYPE_CHECKING:
     from fastapi import Request
 
@@ -16,5 +18,9 @@ def owner_of(request: Request, api_keys: Collection[str]) -> str:
     """Return a name for the client of a request that has been let in: a hash of its key, empty without keys."""
     if not api_keys:
         return ""
-    _, _, key = request.headers.get("authorization", "").partition(" ")
-    return hashlib.sha256(b"hpcdecode client " + key.strip().encode()).hexdigest()[:_HEX_DIGITS]
+    return hashlib.sha256(b"hpcdecode client " + given_key(request.headers)).hexdigest()[:_HEX_DIGITS]
+
+
+def client_of(request: Request, api_keys: Collection[str]) -> str:
+    """Return what tells a request's client from others that wait: its key, or its address if there are no keys."""
+    return owner_of(request, api_keys) or (request.client.host if request.client else "")
