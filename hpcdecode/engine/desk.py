@@ -53,7 +53,7 @@ def _parsed(sequence: SequenceState, tokenizer: Tokenizer) -> Parsed | None:
     if tokenizer.output_parser is None:
         return None
     prompt, decode = sequence.prompt, partial(tokenizer.decode, skip_special_tokens=False)
-    text, place = sequence.text(lambda ids, _: decode(ids)), f"{prompt.line}-{sequence.sample}"
+    text, place = sequence.text(lambda ids, _: decode(ids)), f"{prompt.draw_line}-{sequence.sample}"
     return tokenizer.output_parser(text, prompt.token_ids, place, decode, prompt.params.skip_special_tokens)
 
 

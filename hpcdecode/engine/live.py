@@ -136,7 +136,7 @@ class LiveDesk(Desk):
         drawn_as: int = 1,
         score: bool = False,
         updates: bool = False,
-        named: Callable[[int], None] | None = None,
+        named: Callable[[Prompt], None] | None = None,
     ) -> Prompt:
         """Read a row and queue it; its `line` names it from now on.
 
@@ -148,7 +148,7 @@ class LiveDesk(Desk):
             drawn_as: Line whose random numbers are drawn: results are those of that row of a file.
             score: The row is scored.
             updates: Tell its tokens as they come.
-            named: Is told the row's line before anything can happen to it; it may be refused yet.
+            named: Is told the row before anything can happen to it; it may be refused yet.
 
         Raises:
             RowProblem: The row cannot be used.
@@ -161,7 +161,7 @@ class LiveDesk(Desk):
             prompt = self._read(fields, defaults or SamplingParams(max_tokens=UNBOUNDED), score)
         prompt.drawn_as, prompt.updates = drawn_as, updates
         if named is not None:
-            named(prompt.line)
+            named(prompt)
         self._queue.put(prompt, client)
         return prompt
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from array import array
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypedDict
 
@@ -27,6 +28,7 @@ class Markers(NamedTuple):
         certain: Whether an end alone tells that there was reasoning before it.
         begins: All texts that are a begin, but for white space before it.
         ends: All texts that are an end.
+        implied: Whether texts begin with reasoning whatever they begin with, as those of DeepSeek-R1 do.
     """
 
     begin: re.Pattern[str]
@@ -34,31 +36,42 @@ class Markers(NamedTuple):
     certain: bool = True
     begins: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
+    implied: bool = False
 
-    def split(self, text: str, opened: bool) -> tuple[str, str]:
-        """Return reasoning and content of a text; `opened` says that the prompt has begun the reasoning."""
+    def split(self, text: str, opened: bool | None) -> tuple[str, str]:
+        """Return reasoning and content of a text.
+
+        Args:
+            text: The text.
+            opened: Whether the prompt has begun the reasoning; False if it has ended it, too; None if it says nothing.
+        """
         begin, start = self.begin.match(text), 0
         if begin is not None:
             start = begin.end()
         end = self.end.search(text, start)
-        if begin is None and not opened and not self._ended(text, end):
+        if begin is None and not self._goes_on(text, end, opened):
             return "", text
         if end is None:  # the tokens did not suffice
             return text[start:].strip(), ""
         return text[start : end.start()].strip(), text[end.end() :].lstrip()
 
-    def _ended(self, text: str, end: re.Match[str] | None) -> bool:
-        """Return whether a text ends a reasoning that it does not begin."""
+    def _goes_on(self, text: str, end: re.Match[str] | None, opened: bool | None) -> bool:
+        """Return whether a text that does not begin the reasoning goes on with it."""
+        if opened is not None or self.implied:
+            return opened is not False
         return self.certain and end is not None and not self.begin.search(text, 0, end.start())
 
-    def opens(self, prompt: str) -> bool:
-        """Return whether a prompt ends with the begin of the reasoning."""
-        found = list(self.begin.finditer(prompt))
-        return bool(found) and not prompt[found[-1].end() :].strip()
+    def opens(self, prompt: str) -> bool | None:
+        """Return True if a prompt ends with the begin of the reasoning, False if with its end, None if with neither."""
+        for value, mark in ((True, self.begin), (False, self.end)):
+            found = list(mark.finditer(prompt))
+            if found and not prompt[found[-1].end() :].strip():
+                return value
+        return None
 
 
-def _tags(begin: str, end: str) -> Markers:
-    return Markers(re.compile(rf"\s*{re.escape(begin)}"), re.compile(re.escape(end)), True, (begin,), (end,))
+def _tags(begin: str, end: str, implied: bool = False) -> Markers:
+    return Markers(re.compile(rf"\s*{re.escape(begin)}"), re.compile(re.escape(end)), True, (begin,), (end,), implied)
 
 
 TAGS = {  # what begins and ends the reasoning, as models write it
@@ -72,7 +85,7 @@ TAGS = {  # what begins and ends the reasoning, as models write it
     ),
 }
 MARKERS: dict[str, Markers | None] = {
-    **{name: _tags(*TAGS[name]) for name in ("deepseek_r1", "qwen3", "mistral")},
+    **{name: _tags(*TAGS[name], implied=name == "deepseek_r1") for name in ("deepseek_r1", "qwen3", "mistral")},
     "granite": Markers(
         re.compile(r"\s*Here(?:'s| is) my thought process:"),
         re.compile(r"Here(?:'s| is) my response:"),
@@ -100,8 +113,8 @@ _MARKER_TOKENS = frozenset(
 _REASONING_SIGNS = {  # in a chat template, the first of which there is counts
     "<|channel|>analysis": "openai_gptoss",
     "[THINK]": "mistral",
-    "<think>": "deepseek_r1",
-    "</think>": "deepseek_r1",
+    "<think>": "qwen3",  # which content alone may follow
+    "</think>": "qwen3",
     "my thought process": "granite",
 }
 _CALL_SIGNS = {
@@ -178,7 +191,7 @@ class OutputParser:
         Args:
             text: The text, with special tokens.
             prompt_tokens: Tokens of its prompt.
-            place: What tells this text from others of the job, for the ids of calls.
+            place: What tells this text from others of the job with the same prompt, for the ids of calls.
             decode: Returns the text of tokens, with special tokens.
             skip_special_tokens: Leave out special tokens that are no markers.
         """
@@ -190,14 +203,22 @@ class OutputParser:
         elif self.reasoning != NONE:
             reasoning, content = harmony.reasoning(text)
         content, calls = self._extract(content) if self._extract else (content, [])
-        return Parsed(reasoning, content, [_with_id(call, f"{place}-{i}") for i, call in enumerate(calls)])
+        if not calls:
+            return Parsed(reasoning, content, [])
+        source = f"{place} {_prompt_digest(prompt_tokens)}"
+        return Parsed(reasoning, content, [_with_id(call, f"{source} {i}") for i, call in enumerate(calls)])
 
-    def opened(self, prompt_tokens: list[int], decode: Callable[[list[int]], str]) -> bool:
-        """Return whether a prompt ends with the begin of the reasoning."""
+    def opened(self, prompt_tokens: list[int], decode: Callable[[list[int]], str]) -> bool | None:
+        """Return True if a prompt ends with the begin of the reasoning, False if with its end, None if with neither."""
         end = decode(prompt_tokens[-_PROMPT_TOKENS:])
         if self.markers is not None:
             return self.markers.opens(end)
-        return self.tags is not None and end.rstrip().endswith(self.tags[0])
+        return (self.tags is not None and end.rstrip().endswith(self.tags[0])) or None
+
+    def begins_reasoning(self, prompt_tokens: list[int], decode: Callable[[list[int]], str]) -> bool:
+        """Return whether what follows a prompt is reasoning from its first token on, if it begins with no marker."""
+        opened = self.opened(prompt_tokens, decode)
+        return bool(opened) or (opened is None and self.markers is not None and self.markers.implied)
 
 
 def chosen_parsers(reasoning: str, tool_calls: str, template: str) -> tuple[str, str]:
@@ -218,8 +239,13 @@ def _sign(signs: dict[str, str], template: str) -> str:
     return next((name for sign, name in signs.items() if sign in template), NONE)
 
 
-def _with_id(call: Call, place: str) -> ToolCall:
-    digest = hashlib.sha256(f"{place}\0{call.name}\0{call.arguments}".encode()).hexdigest()
+def _prompt_digest(token_ids: list[int]) -> str:
+    """Return what tells a prompt from others: turns of a conversation have ids of calls of their own."""
+    return hashlib.sha256(array("q", token_ids).tobytes()).hexdigest()
+
+
+def _with_id(call: Call, source: str) -> ToolCall:
+    digest = hashlib.sha256(f"{source}\0{call.name}\0{call.arguments}".encode()).hexdigest()
     return {
         "id": call.id or f"call_{digest[:24]}",
         "type": "function",

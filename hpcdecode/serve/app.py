@@ -47,7 +47,7 @@ def make_app(context: Context) -> FastAPI:
         return app.openapi_schema
 
     options, metrics = context.options, ServerMetrics(context)
-    context.hub.observe = metrics.observe
+    context.hub.observe = context.batches.desk.observe = metrics.observe
     # The pages /docs and /redoc of FastAPI would load scripts from the network.
     app = FastAPI(title="hpcdecode", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.openapi = openapi  # type: ignore[method-assign]

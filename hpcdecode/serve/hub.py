@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from time import time
 from typing import Any
 
 from hpcdecode.data.prompts.rows import RowError
@@ -15,28 +14,24 @@ from hpcdecode.engine.live import Event, LiveDesk, Update
 from hpcdecode.requests.logprobs import Logprobs
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
+from hpcdecode.serve.receivers import Arrival, Observe, Receivers
 
 _READERS = 4  # threads that read and tokenize rows
 
 Ended = list[Result] | RowError
 
 
-class Ticket:
+class Ticket(Arrival):
     """A row in flight, for the one who waits for it.
 
     Updates that are not taken are merged, so a slow reader holds no more than the row's tokens.
 
     Attributes:
-        prompt: The row.
-        submitted_at: Unix time.
-        first_token_at: Unix time at which the first update came; 0 before.
         ended: How the row ended; None before.
     """
 
     def __init__(self, prompt: Prompt) -> None:
-        self.prompt = prompt
-        self.submitted_at = time()
-        self.first_token_at = self.last_token_at = 0.0
+        super().__init__(prompt)
         self.ended: Ended | None = None
         self.abandoned = False
         self._updates: dict[int, Update] = {}  # by sample
@@ -78,14 +73,17 @@ class Hub:
 
     Args:
         observe: Called with the ticket and each event of a row, for metrics.
+
+    Attributes:
+        observe: As given.
+        tickets: Of rows that have not ended.
     """
 
-    def __init__(self, observe: Callable[[Ticket, Event], None] | None = None) -> None:
+    def __init__(self, observe: Observe | None = None) -> None:
         self.observe = observe
         self._loop: asyncio.AbstractEventLoop | None = None
         self._readers = ThreadPoolExecutor(_READERS, "row-reader")
-        self._tickets: dict[int, Ticket] = {}  # by line, until the row has ended
-        self._early: dict[int, list[Event]] = {}  # of rows whose `submit` has not come back
+        self.tickets = Receivers[Ticket]()
 
     def bind(self, loop: asyncio.AbstractEventLoop) -> None:
         """Tell the event loop of the server."""
@@ -110,13 +108,12 @@ class Hub:
     ) -> Ticket:
         """Submit a row, in a thread of its own, and return its ticket; see `LiveDesk.submit` for what is raised."""
         options: dict[str, Any] = {"client": client, "drawn_as": drawn_as, "score": score, "updates": updates}
-        reading = self._readers.submit(partial(desk.submit, fields, defaults, **options))
+        reading = self._readers.submit(partial(self.tickets.submit, desk, fields, defaults, Ticket, **options))
         try:
-            prompt = await asyncio.shield(asyncio.wrap_future(reading))
+            return await asyncio.shield(asyncio.wrap_future(reading))
         except asyncio.CancelledError:
             reading.add_done_callback(partial(self._orphaned, desk))
             raise
-        return self._register(prompt)
 
     async def read(self, work: Callable[[], Any]) -> Any:
         """Return what `work` returns, in a thread of the row readers."""
@@ -133,32 +130,17 @@ class Hub:
         self._loop = None
         self._readers.shutdown(wait=False)
 
-    def _register(self, prompt: Prompt) -> Ticket:
-        ticket = self._tickets[prompt.line] = Ticket(prompt)
-        self._give(ticket, self._early.pop(prompt.line, []))
-        return ticket
-
-    def _orphaned(self, desk: LiveDesk, reading: Future[Prompt]) -> None:
+    def _orphaned(self, desk: LiveDesk, reading: Future[Ticket]) -> None:
         """Cancel a row whose caller was gone before it was queued."""
         if not reading.cancelled() and reading.exception() is None and self._loop is not None:
-            prompt = reading.result()
-            self._loop.call_soon_threadsafe(lambda: self.leave(desk, self._register(prompt)))
+            self._loop.call_soon_threadsafe(self.leave, desk, reading.result())
 
     def _dispatch(self, events: list[Event]) -> None:
         for event in events:
-            line = event[0].line if isinstance(event, list) else event.line
-            if (ticket := self._tickets.get(line)) is not None:
-                self._give(ticket, [event])
-            else:
-                self._early.setdefault(line, []).append(event)
-
-    def _give(self, ticket: Ticket, events: list[Event]) -> None:
-        for event in events:
-            if self.observe is not None:
-                self.observe(ticket, event)
-            ticket.put(event)
-            if not isinstance(event, Update):
-                del self._tickets[ticket.prompt.line]
+            if (ticket := self.tickets.of(event)) is not None:
+                if self.observe is not None:
+                    self.observe(ticket, event)
+                ticket.put(event)
 
 
 def _joined(a: Logprobs | None, b: Logprobs | None) -> Logprobs | None:

@@ -15,11 +15,12 @@ from hpcdecode.engine.live import Event, Update
 from hpcdecode.requests.sequence import CANCELLED
 from hpcdecode.serve.context import Context
 from hpcdecode.serve.failures import errors
-from hpcdecode.serve.hub import Ticket
+from hpcdecode.serve.receivers import Arrival
 
 PREFIX = "hpcdecode:"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LABELS = ("model_name",)
+ROW_LABELS = (*LABELS, "source")  # of rows: `request`, or `batch`, whose rows wait for each other
 # Bounds in seconds.
 GAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0)
 FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1200.0)
@@ -45,44 +46,48 @@ class ServerMetrics:
         self._finished = Counter(
             f"{PREFIX}request_success",
             "Samples that have ended, by reason: stop, length, abort (cancelled) or error.",
-            (*LABELS, "finished_reason"),
+            (*ROW_LABELS, "finished_reason"),
             registry=self.registry,
         )
 
-    def observe(self, ticket: Ticket, event: Event) -> None:
+    def observe(self, row: Arrival, event: Event) -> None:
         """Count an event of a row."""
         if isinstance(event, Update):
-            self._token(ticket, len(event.token_ids))
+            self._token(row, len(event.token_ids))
         elif isinstance(event, RowError):
-            self._ended("abort" if event.reason == CANCELLED else "error")
+            self._ended(row, "abort" if event.reason == CANCELLED else "error")
         else:
             for result in event:
-                self._ended(result.finish_reason)
-            if not ticket.first_token_at:
-                self._first_token.observe(max(event[0].first_token_at - ticket.submitted_at, 0.0))
-            self._whole.observe(max(max(result.finished_at for result in event) - ticket.submitted_at, 0.0))
+                self._ended(row, result.finish_reason)
+            if not row.first_token_at:
+                self._add(self._first_token, row, event[0].first_token_at - row.submitted_at)
+            self._add(self._whole, row, max(result.finished_at for result in event) - row.submitted_at)
 
     def text(self) -> bytes:
         """Return all values in Prometheus' text format."""
         return generate_latest(self.registry)
 
-    def _token(self, ticket: Ticket, count: int) -> None:
+    def _token(self, row: Arrival, count: int) -> None:
         now = time()
-        if not ticket.first_token_at:
-            ticket.first_token_at = now
-            self._first_token.observe(max(now - ticket.submitted_at, 0.0))
-        elif ticket.prompt.params.samples == 1:
+        if not row.first_token_at:
+            row.first_token_at = now
+            self._add(self._first_token, row, now - row.submitted_at)
+        elif row.prompt.params.samples == 1:
             for _ in range(count):
-                self._gap.observe(max(now - ticket.last_token_at, 0.0) / count)
-        ticket.last_token_at = now
+                self._add(self._gap, row, (now - row.last_token_at) / count)
+        row.last_token_at = now
 
-    def _ended(self, reason: str) -> None:
-        self._finished.labels(self._model, reason).inc()
+    def _ended(self, row: Arrival, reason: str) -> None:
+        self._finished.labels(self._model, row.source, reason).inc()
+
+    def _add(self, histogram: Histogram, row: Arrival, seconds: float) -> None:
+        histogram.labels(self._model, row.source).observe(max(seconds, 0.0))
 
     def _histogram(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
-        """Return a histogram of seconds, with the label of the model."""
-        made = Histogram(f"{PREFIX}{name}_seconds", f"{what}.", LABELS, buckets=buckets, registry=self.registry)
-        return made.labels(self._model)
+        """Return a histogram of seconds, which is there from the start for rows of requests."""
+        made = Histogram(f"{PREFIX}{name}_seconds", f"{what}.", ROW_LABELS, buckets=buckets, registry=self.registry)
+        made.labels(self._model, Arrival.source)
+        return made
 
 
 class _DeskReadings(Collector):

@@ -107,10 +107,10 @@ class ParsedStream:
         if (found := markers.begin.match(self._text)) is not None:
             self._text, self._stage = self._text[found.end() :], self._reasoning
         elif not any(word.startswith(self._text.lstrip()) for word in markers.begins):
-            if self._opened:
+            if self._opened or (self._opened is None and markers.implied):
                 self._stage = self._reasoning
             else:  # an end may still say that all before it was reasoning
-                self._stage = self._hold if markers.certain else self._content
+                self._stage = self._hold if markers.certain and self._opened is None else self._content
         return ()
 
     def _reasoning(self) -> Iterable[tuple[str, str]]:

@@ -44,15 +44,28 @@ def written(call, arguments="arguments", **more):
         ("<think>\n", "Okay, so 2", ("Okay, so 2", "")),  # max_tokens came first
         ("assistant\n", "<think>\nOkay, so 2", ("Okay, so 2", "")),
         ("assistant\n<think>\n\n</think>\n\n", "It is 4.", ("", "It is 4.")),  # enable_thinking: false
-        ("assistant\n", "It is 4.", ("", "It is 4.")),
+        ("assistant\n<think>\n\n</think>\n\n", "It is </think>.", ("", "It is </think>.")),
         ("", "Okay, 2+2.</think>It is 4.", ("Okay, 2+2.", "It is 4.")),  # the prompt was cut
-        ("", "The tag <think> begins it, </think> ends it.", ("", "The tag <think> begins it, </think> ends it.")),
         ("", "<think></think>\n\n<think> is a tag", ("", "<think> is a tag")),
-        ("Explain <think> to me\n", "It is a tag.", ("", "It is a tag.")),
+        ("</think>", "It is 4.", ("", "It is 4.")),
     ],
 )
 def test_reasoning_between_tags(name, prompt, text, parts):
     assert parsed(text, name, prompt=prompt)[:2] == parts
+
+
+@pytest.mark.parametrize(
+    "prompt, text, implied",
+    [
+        ("assistant\n", "It is 4.", ("It is 4.", "")),
+        ("", "The tag <think> begins it, </think> ends it.", ("The tag <think> begins it,", "ends it.")),
+        ("Explain <think> to me\n", "It is a tag.", ("It is a tag.", "")),
+    ],
+)
+def test_texts_without_a_begin(prompt, text, implied):
+    """DeepSeek-R1 begins with its reasoning; others that write no marker have none."""
+    assert parsed(text, "deepseek_r1", prompt=prompt)[:2] == implied
+    assert parsed(text, "qwen3", prompt=prompt)[:2] == ("", text)
 
 
 @pytest.mark.parametrize(
@@ -177,6 +190,8 @@ def test_ids_depend_on_the_row_alone_and_differ():
     parser = OutputParser(NONE, "hermes")
     ids = [[c["id"] for c in parser(text, [], place, str).tool_calls] for place in ("1-0", "1-0", "1-1")]
     assert ids[0] == ids[1] and len({*ids[0], *ids[2]}) == 4 and all(i.startswith("call_") for i in ids[0])
+    turns = [parser(text, prompt, "1-0", str).tool_calls[0]["id"] for prompt in ([5], [5, 6], [5])]
+    assert turns[0] == turns[2] != turns[1]
     own = OutputParser(NONE, "mistral")(f"[TOOL_CALLS][{written(WEATHER, id='VvvODy9mT')}]", [], "1-0", str)
     assert own.tool_calls[0]["id"] == "VvvODy9mT"
 
@@ -208,7 +223,8 @@ def test_no_character_is_lost_or_invented(text, reasoning, calls, prompt):
     if "\n" not in (thought or ""):  # messages of a channel are joined by one
         assert all(character in left for character in sorted(thought + content))
     if not thought and not called and reasoning != "openai_gptoss" and not any(mark in text for mark in MARKS[:6]):
-        assert content == text or (prompt and not text.strip())  # white space alone may be all of the reasoning
+        begins = prompt or reasoning == "deepseek_r1"
+        assert content == text or (begins and not text.strip())  # white space alone may be all of the reasoning
     if reasoning != "openai_gptoss":
         assert thought in text and (called or content in text)
 
@@ -225,8 +241,8 @@ def test_long_hostile_texts_take_moments():
 @pytest.mark.parametrize(
     "template, names",
     [
-        ("{{'<|Assistant|><think>\\n'}}", ("deepseek_r1", NONE)),
-        ("{{ content.split('</think>')[-1] }} <tool_call>\\n{\"name\": <function-name>", ("deepseek_r1", "hermes")),
+        ("{{'<|Assistant|><think>\\n'}}", ("qwen3", NONE)),
+        ("{{ content.split('</think>')[-1] }} <tool_call>\\n{\"name\": <function-name>", ("qwen3", "hermes")),
         ("<tool_call>\\n<function=example>", (NONE, NONE)),
         ('Respond in the format {"name": function name, "parameters": dictionary', (NONE, "llama3_json")),
         ("[THINK] [TOOL_CALLS]", ("mistral", "mistral")),
@@ -242,4 +258,4 @@ def test_auto_asks_the_chat_template(template, names):
 def test_all_names_work():
     for reasoning in REASONING_PARSERS:
         for calls in TOOL_CALL_PARSERS:
-            assert parsed("Four.", reasoning, calls)[1] == "Four."
+            assert parsed("Four.", reasoning, calls)[reasoning != "deepseek_r1"] == "Four."

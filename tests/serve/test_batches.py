@@ -25,11 +25,11 @@ def llm(checkpoint):
     return LLM(checkpoint("llama3"), threads=1, **{**OPTIONS, "kv_memory": "16M"})
 
 
-def exported(tmp_path, checkpoint, data: bytes, kind="completions") -> bytes:
+def exported(tmp_path, checkpoint, data: bytes, kind="completions", **options) -> bytes:
     """What `hpcdecode generate` and `export --to openai-batch` make of a file."""
     (tmp_path / "in.jsonl").write_bytes(data)
     files = {"prompts": (str(tmp_path / "in.jsonl"),), "output": str(tmp_path / "out.h5")}
-    generate(Job(model=str(checkpoint("llama3")), params=SamplingParams(), **files, **OPTIONS))
+    generate(Job(model=str(checkpoint("llama3")), params=SamplingParams(), **files, **OPTIONS, **options))
     export(str(tmp_path / "out.h5"), str(tmp_path / "out.jsonl"), "openai-batch", endpoint=kind)
     return (tmp_path / "out.jsonl").read_bytes()
 
@@ -53,7 +53,7 @@ def test_answers_are_those_of_generate_and_export(llm, tmp_path, checkpoint):
         done = server.until(batch)
         both = [server.content(done[name]) for name in ("output_file_id", "error_file_id")]
         described = server.client.get(f"/v1/files/{done['output_file_id']}").json()
-        assert server.idle() and not server.context.batches._desk._receivers
+        assert server.idle() and not server.context.batches.desk.rows
     assert done["status"] == "completed" and done["errors"] is None and done["metadata"] == {"a": "b"}
     assert done["request_counts"] == {"total": 64, "completed": 61, "failed": 3}
     assert done["created_at"] <= done["in_progress_at"] <= done["finalizing_at"] <= done["completed_at"]
@@ -74,6 +74,37 @@ def test_chats(llm, tmp_path, checkpoint):
         content, errors = server.content(done["output_file_id"]), untimed(server.content(done["error_file_id"]))
     assert untimed(content) == untimed(exported(tmp_path, checkpoint, data, "chat"))
     assert [e["custom_id"] for e in errors] == ["r-0"] and "the endpoint of the batch" in errors[0]["error"]["message"]
+
+
+def test_ids_of_calls_are_those_of_generate(tmp_path, checkpoint):
+    call = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    chat = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 250, "n": 2, "seed": 3, "temperature": 1}
+    body = chat | {"structured_outputs": {"choice": [call * 2]}}
+    url = "/v1/chat/completions"
+    data = lines_of({"custom_id": str(i), "method": "POST", "url": url, "body": body} for i in range(3))
+    parsers = {"tool_call_parser": "hermes"}
+    llm = LLM(checkpoint("llama3"), threads=1, **{**OPTIONS, "kv_memory": "16M"}, **parsers)
+    with BatchServer(llm, tmp_path / "data") as server:
+        server.post("/v1/completions", prompt="x", max_tokens=1)  # the desk's lines are not those of the file
+        content = server.content(server.until(server.create(data, url))["output_file_id"])
+    assert untimed(content) == untimed(exported(tmp_path, checkpoint, data, "chat", **parsers))
+    calls = [c["message"]["tool_calls"] for a in untimed(content) for c in a["response"]["body"]["choices"]]
+    assert len({each["id"] for own in calls for each in own}) == 12
+
+
+def test_metrics_tell_rows_of_batches_apart(llm, tmp_path):
+    with BatchServer(llm, tmp_path) as server:
+        server.until(server.create(lines_of(request(i, n=1 + i % 2) for i in range(6))))
+        server.post("/v1/completions", prompt="x", max_tokens=1)
+        lines = server.client.get("/metrics").text.splitlines()
+    values = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line[0] != "#"}
+    for source, rows in (("batch", 6), ("request", 1)):
+        row = f'model_name="tiny",source="{source}"'
+        for name in ("time_to_first_token", "e2e_request_latency"):
+            assert values[f"hpcdecode:{name}_seconds_count{{{row}}}"] == rows
+            assert 0 < values[f"hpcdecode:{name}_seconds_sum{{{row}}}"] < 60
+        ended = [v for name, v in values.items() if name.startswith("hpcdecode:request_success_total") and row in name]
+        assert sum(ended) == (9 if source == "batch" else 1)
 
 
 def test_a_full_queue_and_several_batches(llm, tmp_path):

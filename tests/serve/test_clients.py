@@ -35,7 +35,7 @@ def test_rows_of_a_client_that_goes_are_cancelled(server, stream):
 
 def finished(server, reason):
     lines = server.client.get("/metrics").text.splitlines()
-    name = f'hpcdecode:request_success_total{{finished_reason="{reason}",model_name="tiny"}} '
+    name = f'hpcdecode:request_success_total{{finished_reason="{reason}",model_name="tiny",source="request"}} '
     return next((float(line.removeprefix(name)) for line in lines if line.startswith(name)), 0.0)
 
 
@@ -83,7 +83,7 @@ def test_metrics_tell_rows_tokens_and_times(server):
     server.post(CHAT, messages=HELLO, max_tokens=6, stream=True, ignore_eos=True)
     text = server.client.get("/metrics").text
     values = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if line[0] != "#"}
-    label = '{model_name="tiny"}'
+    label, row = '{model_name="tiny"}', '{model_name="tiny",source="request"}'
     assert values[f"hpcdecode:num_requests_running{label}"] == values[f"hpcdecode:num_requests_waiting{label}"] == 0
     assert values[f"hpcdecode:kv_cache_capacity_tokens{label}"] == server.context.kv_capacity
     before = values
@@ -94,9 +94,9 @@ def test_metrics_tell_rows_tokens_and_times(server):
     assert grown['hpcdecode:operation_seconds_total{model_name="tiny",operation="attend"}'] > 0
     assert grown[f"hpcdecode:prompt_tokens_total{label}"] == 16
     assert grown[f"hpcdecode:generation_tokens_total{label}"] == 6
-    assert grown['hpcdecode:request_success_total{finished_reason="length",model_name="tiny"}'] == 1
+    assert grown['hpcdecode:request_success_total{finished_reason="length",model_name="tiny",source="request"}'] == 1
     for name, count in (("time_to_first_token", 1), ("inter_token_latency", 5), ("e2e_request_latency", 1)):
-        assert grown[f"hpcdecode:{name}_seconds_count{label}"] == count
+        assert grown[f"hpcdecode:{name}_seconds_count{row}"] == count
 
 
 def test_tokens_and_texts(server, llm):

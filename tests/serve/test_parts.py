@@ -83,7 +83,11 @@ def test_what_is_shown_begins_the_message(data):
     ids = encode("".join(pieces), add_special_tokens=False)
     for at in data.draw(st.lists(st.integers(0, len(ids)), max_size=3)):
         ids.insert(at, data.draw(st.integers(0, len(kinds.tokenizer.backend) - 1)))
-    begin = data.draw(st.sampled_from(["", "<think>", "[THINK]\n", "Here is my thought process:"]))
+    begin = data.draw(
+        st.sampled_from(
+            ["", "<think>", "<think>\n\n</think>\n\n", "[THINK]\n", "[/THINK]", "Here is my thought process:"]
+        )
+    )
     params = SamplingParams(
         stop=tuple(data.draw(st.lists(st.sampled_from(["the", "end", "c</", "\n\n"]), max_size=2))),
         skip_special_tokens=data.draw(st.booleans()),
@@ -105,6 +109,8 @@ def test_what_is_shown_begins_the_message(data):
         ((NONE, "llama3_json"), "Of course: {}", ("", "Of course: {}")),
         ((NONE, "llama3_json"), '{"name": "f"', ("", "")),
         (("qwen3", NONE), "No reasoning so far.", ("", "")),
+        (("deepseek_r1", NONE), "It is reasoning so far.", ("It is reasoning so far.", "")),
+        (("deepseek_r1", "hermes"), "Hm. </think>\n\nYes. <tool_call>{", ("Hm.", "Yes.")),
         (("openai_gptoss", "openai"), "<|channel|>final<|message|>Hi", ("", "")),
     ],
 )
@@ -114,4 +120,15 @@ def test_parts_are_shown_as_soon_as_they_are_decided(parsers, text, early):
     prompt = Prompt(1, "1", [5], SamplingParams())
     message, shown, whole = streamed(kinds, prompt, ids, iter([1] * len(ids)))
     assert (shown[-1].get("reasoning", ""), shown[-1].get("content", "")) == early
+    check(message, shown, whole)
+
+
+@pytest.mark.parametrize("name", ["deepseek_r1", "qwen3"])
+def test_content_is_shown_at_once_if_the_prompt_has_ended_the_reasoning(name):
+    kinds = kinds_of(name, NONE, False)
+    encode = kinds.tokenizer.backend.encode
+    prompt = Prompt(1, "1", encode("<think>\n\n</think>\n\n", add_special_tokens=False), SamplingParams())
+    ids = encode("It is </think>.", add_special_tokens=False)
+    message, shown, whole = streamed(kinds, prompt, ids, iter([1] * len(ids)))
+    assert whole == {"content": "It is </think>."} and len({part["content"] for part in shown if part}) > 5
     check(message, shown, whole)

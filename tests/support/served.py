@@ -77,7 +77,7 @@ class Served:
 
     def idle(self) -> bool:
         """Return whether no row is left."""
-        return not (self.desk.running or self.desk.queued or self.context.hub._tickets or self.context.hub._early)
+        return not (self.desk.running or self.desk.queued or self.context.hub.tickets)
 
 
 def wait_for(condition: Any, seconds: float = 30) -> None:

@@ -38,4 +38,4 @@ def thinking_of(
     if params.thinking_token_budget is None or parser is None or parser.tags is None:
         return None
     begin, end = encode(list(parser.tags))
-    return Thinking(begin, end, parser.opened(prompt, decode))
+    return Thinking(begin, end, parser.begins_reasoning(prompt, decode))

@@ -7,6 +7,18 @@ from typing import Any
 
 from hpcdecode.engine.live import Event, LiveDesk, Update
 from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.prompt import Prompt
+from hpcdecode.serve.receivers import Arrival, Observe, Receivers
+
+
+class _BatchRowArrival(Arrival):
+    """A row of a batch, and who is told of its end."""
+
+    source = "batch"
+
+    def __init__(self, prompt: Prompt, receive: Callable[[Event], None]) -> None:
+        super().__init__(prompt)
+        self.receive = receive
 
 
 class BatchDesk:
@@ -14,11 +26,17 @@ class BatchDesk:
 
     Args:
         desk: The live desk, whose events `deliver` must be given.
+
+    Attributes:
+        observe: Called with each row that has ended, and how, for metrics.
+        rows: Those in flight.
     """
+
+    observe: Observe | None = None
 
     def __init__(self, desk: LiveDesk):
         self._desk = desk
-        self._receivers: dict[int, Callable[[Event], None]] = {}  # by line
+        self.rows = Receivers[_BatchRowArrival]()
 
     def submit(
         self,
@@ -30,19 +48,11 @@ class BatchDesk:
         receive: Callable[[Event], None],
     ) -> int:
         """Queue a row; see `RowDesk`."""
-        line: int | None = None
 
-        def named(own: int) -> None:
-            nonlocal line
-            line = own
-            self._receivers[own] = receive
+        def make(prompt: Prompt) -> _BatchRowArrival:
+            return _BatchRowArrival(prompt, receive)
 
-        try:
-            return self._desk.submit(fields, defaults, client=client, drawn_as=drawn_as, named=named).line
-        except BaseException:
-            if line is not None:
-                self._receivers.pop(line, None)
-            raise
+        return self.rows.submit(self._desk, fields, defaults, make, client=client, drawn_as=drawn_as).prompt.line
 
     def cancel(self, line: int) -> None:
         """Drop a row; its last event still comes."""
@@ -52,10 +62,11 @@ class BatchDesk:
         """Pass on the events of rows of batches, and return those of others. It does not wait."""
         others = []
         for event in events:
-            line = event[0].line if isinstance(event, list) else event.line
-            receive = None if isinstance(event, Update) else self._receivers.pop(line, None)
-            if receive is None:
+            row = None if isinstance(event, Update) else self.rows.of(event)
+            if row is None:
                 others.append(event)
-            else:
-                receive(event)
+                continue
+            if self.observe is not None:
+                self.observe(row, event)
+            row.receive(event)
         return others

@@ -30,6 +30,11 @@ class BatchService:
         models: Names by which requests may ask for the model, beside those of its directory; answers have the first.
         most_file_bytes: Size that an uploaded file may have.
         most_rows: Rows of batches in flight at once.
+
+    Attributes:
+        desk: Where batches bring their rows.
+        queue: The batches.
+        router: The routes.
     """
 
     def __init__(
@@ -44,9 +49,9 @@ class BatchService:
         most_file_bytes: int = MOST_FILE_BYTES,
         most_rows: int = MOST_ROWS,
     ):
-        self._data, self._desk = data, BatchDesk(desk)
+        self._data, self.desk = data, BatchDesk(desk)
         files = self._data.files
-        self.queue = BatchQueue(self._data.batches, files, self._desk, about, attributes, models, most_rows)
+        self.queue = BatchQueue(self._data.batches, files, self.desk, about, attributes, models, most_rows)
 
         def owner(request: Request) -> str:
             return owner_of(request, api_keys)
@@ -57,7 +62,7 @@ class BatchService:
 
     def deliver(self, events: Sequence[Event]) -> list[Event]:
         """Take what the desk tells of rows of batches, in any thread, and return what it tells of others."""
-        return self._desk.deliver(events)
+        return self.desk.deliver(events)
 
     def close(self) -> None:
         """Stop the batches, which go on at the next start, and let other servers have the folder."""
