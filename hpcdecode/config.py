@@ -82,6 +82,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         overlap: Parts of an R-rank's work in a layer, each of which is attended to when it arrives.
         layout: `replicas`, every rank has both roles; `split`, every rank has one; `auto` chooses.
         s_ranks: Number of S-ranks, of the layout `split`.
+        prefill_ranks: Number of ranks that hold the weights beside them, and only prefill prompts.
         tp: S-ranks that share weights and attention heads (tensor parallelism).
         pp: Stages of S-ranks, each of which has a run of layers (pipeline parallelism).
         ep: Deal experts out whole to the S-ranks of `tp`, instead of columns of every expert (expert parallelism).
@@ -117,6 +118,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     overlap: int = 1
     layout: str = "auto"
     s_ranks: int | None = None
+    prefill_ranks: int = 0
     tp: int | None = None
     pp: int = 1
     ep: bool = False
@@ -146,6 +148,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.route == "rotational" and self.exchange == "collective":
             expected = "expected --exchange messages or auto, as answers go to other ranks than the questions came from"
             raise UserError(f"--route rotational: {expected}, got collective", everywhere=True)
+        self._check_prefill_ranks()
         if self.max_gap is not None and not 0 <= self.max_gap < float("inf"):
             raise UserError(f"--max-gap: expected seconds >= 0, got {self.max_gap}", everywhere=True)
         self._require_counts(*_MOST, "s_ranks", "tp", "pp", "kv_memory", "load_limit", "gpu_memory")
@@ -155,6 +158,19 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     def wishes(self) -> Wishes:
         """Return what is asked of the layout."""
         return Wishes(**{name: getattr(self, name) for name in Wishes.__struct_fields__})
+
+    def _check_prefill_ranks(self) -> None:
+        """Raise UserError if ranks are to prefill beside what cannot be with them."""
+        if self.prefill_ranks < 0:
+            raise UserError(f"--prefill-ranks: expected an integer >= 0, got {self.prefill_ranks}", everywhere=True)
+        given = {"exchange": self.exchange, "survive": self.survive}
+        wrong = next((f"--{name}" for name, value in given.items() if value in ("collective", True)), None)
+        if self.prefill_ranks and wrong:
+            raise UserError(
+                f"--prefill-ranks {self.prefill_ranks}: expected no {wrong}, with which ranks that only prefill do not "
+                "work yet; leave one out",
+                everywhere=True,
+            )
 
     def _require_counts(self, *names: str) -> None:
         for name in names:

@@ -105,6 +105,9 @@ def add_size(group: Group, kind: type[EngineOptions] = EngineOptions) -> None:
     add("--layout", choices=LAYOUTS, help=help)
     help = "ranks that hold the weights, while the others hold KV caches; implies --layout split (default: 1)"
     add("--s-ranks", type=int, metavar="K", help=help)
+    help = "ranks that hold the weights too, and only prefill: they send K and V of prompts to the R-ranks, so that "
+    help += f"steps of the S-ranks only decode; implies --layout split ({defaults['prefill_ranks']})"
+    add("--prefill-ranks", type=int, metavar="N", help=help)
     help = "tensor parallelism: ranks that share the weights and attention heads of one model (default: as many as "
     help += "the weights need)"
     add("--tp", "--tensor-parallel-size", type=int, metavar="K", help=help)

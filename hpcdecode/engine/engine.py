@@ -28,6 +28,7 @@ from hpcdecode.engine.links import (
 )
 from hpcdecode.engine.member import Member
 from hpcdecode.engine.prefill import PromptKvCache
+from hpcdecode.engine.prefill_ranks import PrefillLane, PrefillMember, prefill_copy
 from hpcdecode.engine.programs import PlanOrder, serve
 from hpcdecode.engine.room import limit_torch, measure_room, measure_speeds
 from hpcdecode.engine.s_rank import SRank
@@ -251,12 +252,13 @@ class Engine:
         """Run the lanes of an S-rank that is not its group's home."""
         assert groups is not None, "expected the lanes of a group"
         links = cast("Sequence[SLink]", self._work.links)
-        self._work.member = Member(self.model, links, groups, self._open_prompts(), self.timeline)
+        kind = PrefillMember if self.team.me.only_prefills else Member
+        self._work.member = kind(self.model, links, groups, self._open_prompts(), self.timeline)
         self._work.member.run()
 
     def _run_r(self, lanes: Sequence[Lane], comms: Sequence[MPI.Intracomm]) -> None:
         """Serve all lanes."""
-        from hpcdecode.engine.r_rank import lane_program
+        from hpcdecode.engine.r_rank import PlansApart, lane_program, prompt_program
 
         team = self.team
         device = torch.device(team.me.kv_device if direct(self.options, self.team) else "cpu")
@@ -265,10 +267,14 @@ class Engine:
         self.comms += [link.graph for link in links if link.graph]
         attention, orders = self._work.attention, [PlanOrder() for _ in team.groups]
         assert attention is not None, "expected an R-rank"
-        route = Rotation(team.me.copies, len(self.setup.shapes_of(team.me)))
-        each = zip(range(len(lanes)), lanes, ends, strict=True)
-        programs = (lane_program(i, own, attention, orders[g], partial(route.copy, n)) for i, (g, n, *_), own in each)
-        serve(list(programs), self.timeline)
+        route = Rotation(team.me.turns, len(self.setup.shapes_of(team.me)))
+        programs = []
+        for i, ((group, number, *_), own) in enumerate(zip(lanes, ends, strict=True)):
+            copies, apart = (own, None) if not team.me.prefill else (own[:1], PlansApart())
+            programs.append(lane_program(i, copies, attention, orders[group], partial(route.copy, number), apart))
+            if apart is not None:
+                programs.append(prompt_program(i, own[prefill_copy(team.me, number)], attention, apart))
+        serve(programs, self.timeline)
 
     def _make_s_rank(self, scale: Scale, desk: Desk | RemoteDesk, groups: list[MpiGroupLane] | None) -> SRank:
         options, stops, prompts = self.options, self.stops, self._open_prompts()
@@ -276,8 +282,14 @@ class Engine:
         schedulers = schedulers_of(options, self.team, self.setup, scale, shared, desk, stops)
         links = cast("Sequence[SLink]", self._work.links)
         grammars, told = self.tokenizer.grammars, desk.sampled if scale.live else None
+        apart: list[PrefillLane] = []
+        if self.team.me.prefill:
+            me, device = self.team.me, self.model.device
+            apart = [PrefillLane(group, prefill_copy(me, lane), device) for lane, group in enumerate(groups or ())]
+            groups = None
         self._work.s_rank = SRank(
-            self.model, links, schedulers, desk, stops, prompts, self.timeline, grammars, groups, told, options.max_gap
+            *(self.model, links, schedulers, desk, stops, prompts, self.timeline),
+            *(grammars, groups, told, options.max_gap, apart),
         )
         return self._work.s_rank
 

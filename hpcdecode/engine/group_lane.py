@@ -124,12 +124,19 @@ class MpiGroupLane:
         self._before, self._after = comm.rank + tp, comm.rank - tp  # members of the stages before and after
         self._sent: list[MPI.Request] = []
 
-    def order(self, plan: Plan, inputs: ModelInputs | None, forgotten: Sequence[int] = ()) -> None:
-        """Send an order to every other member; it waits for none."""
+    def order(
+        self,
+        plan: Plan,
+        inputs: ModelInputs | None,
+        forgotten: Sequence[int] = (),
+        members: Sequence[int] | None = None,
+    ) -> None:
+        """Send an order to every other member, or only to some; it waits for none."""
         from hpcdecode.mpi.message import post
 
         order = StepOrder.of(plan, inputs, forgotten)
-        self._keep([post(self.comm, member, _ORDER, order) for member in range(1, self.comm.size)])
+        others = range(1, self.comm.size) if members is None else members
+        self._keep([post(self.comm, member, _ORDER, order) for member in others])
 
     def receive(self) -> Waiting[StepOrder]:
         """Return home's next order."""

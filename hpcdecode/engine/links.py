@@ -87,7 +87,7 @@ def group_lanes(team: Team, setup: Setup, scales: Sequence[Scale], timeline: Tim
         return None
     me = team.me
     columns = setup.columns_of(me)
-    route = Rotation(me.copies, len(setup.shapes_of(me)))
+    route = Rotation(me.turns, len(setup.shapes_of(me)))
     return [MpiGroupLane(comm, next(of_stages, None), me.tp, route, columns, timeline) for comm in comms]
 
 
@@ -138,7 +138,7 @@ def goes_by_collectives(options: EngineOptions, team: Team) -> bool:
 
     With `auto` they may if the ranks are on several hosts: R-ranks that share memory with their S-rank do not.
     """
-    if options.route == "rotational":
+    if options.route == "rotational" or options.prefill_ranks:
         return False
     if options.exchange == "auto" and not direct(options, team):
         return len({rank.host for rank in team.ranks}) > 1

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from hpcdecode.engine.choice import executors
-from hpcdecode.engine.group_lane import MpiGroupLane
+from hpcdecode.engine.group_lane import GroupLane, MpiGroupLane
 from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.engine.programs import PlanOrder, Program, serve
 from hpcdecode.exchange.base import SLink
@@ -25,6 +25,7 @@ class Member:
         groups: of the lanes.
         prompts: attends from prompt tokens, and holds their K and V meanwhile.
         timeline: of this rank.
+        shared: the lanes as their slices share them; None for `groups`.
 
     Attributes:
         seconds: that `run` took.
@@ -39,9 +40,10 @@ class Member:
         groups: Sequence[MpiGroupLane],
         prompts: PromptKvCache,
         timeline: Timeline,
+        shared: Sequence[GroupLane] | None = None,
     ):
         self.model, self.links, self.groups, self.prompt_kv, self.timeline = model, links, groups, prompts, timeline
-        (self.executor,) = executors(model, links, groups, prompts, timeline)
+        (self.executor,) = executors(model, links, groups if shared is None else shared, prompts, timeline)
         self.seconds = 0.0
         self.steps = self.peak_prefill_tokens = 0
         self._order = PlanOrder()

@@ -40,6 +40,10 @@ class LaneRounds:
         own = self._begun[lane]
         return all(begun > own if other < lane else begun >= own for other, begun in self._begun.items())
 
+    def following(self, lane: int) -> int:
+        """Return the number of a lane's next step."""
+        return self._begun[lane]
+
     def begin(self, lane: int) -> int:
         """Begin a lane's next step and return its number."""
         step = self._begun[lane]

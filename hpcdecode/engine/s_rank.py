@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from time import time
+from functools import partial
+from time import perf_counter, time
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from hpcdecode.engine.choice import executors
 from hpcdecode.engine.desk import RankReport
@@ -15,6 +17,7 @@ from hpcdecode.engine.executors import LastSliceInput
 from hpcdecode.engine.group_lane import GroupLane, OneMember
 from hpcdecode.engine.inputs import Inputs, take_logprobs
 from hpcdecode.engine.prefill import PromptKvCache
+from hpcdecode.engine.prefill_ranks import Ends, PrefillLane, parted
 from hpcdecode.engine.programs import Program, Waiting, serve
 from hpcdecode.engine.rounds import LaneRounds, RowArrival
 from hpcdecode.errors import InvariantViolation
@@ -63,6 +66,7 @@ class SRank:
         groups: the lanes' other members; None if there are none.
         sampled: takes note of the sequences that a step gave tokens.
         max_gap: seconds between two tokens of a sequence that prompts of others should take at most; None for any.
+        apart: the lanes' prompts, if ranks prefill them that do nothing else.
 
     Attributes:
         stopping: set it to end after the steps under way.
@@ -85,6 +89,7 @@ class SRank:
         groups: Sequence[GroupLane] | None = None,
         sampled: Callable[[Sequence[SequenceState]], None] | None = None,
         max_gap: float | None = None,
+        apart: Sequence[PrefillLane] = (),
     ):
         self.model, self.links, self.schedulers = model, links, schedulers
         self.sink, self.stops, self.timeline, self.grammars = sink, stops, timeline, grammars
@@ -93,6 +98,7 @@ class SRank:
         self.prompt_kv = prompts
         self.groups = [OneMember()] * len(links) if groups is None else groups
         self.executors = executors(model, links, self.groups, self.prompt_kv, timeline)
+        self.apart = apart
         self.stopping = False
         self.seconds = self.prefill_seconds = self.decode_seconds = 0.0
         self.steps = self.tokens = self.decode_tokens = self.peak_prefill_tokens = self.peak_load = 0
@@ -113,7 +119,9 @@ class SRank:
         try:
             with torch.inference_mode():
                 each = zip(range(len(self.links)), self.links, self.schedulers, strict=True)
-                serve([self._lane(*one) for one in each], self.timeline, duties, oldest_first=True)
+                programs = [self._lane(*one) for one in each]
+                programs += [self._prompt_lane(lane) for lane in range(len(self.apart))]
+                serve(programs, self.timeline, duties, oldest_first=True)
         finally:
             enter("other")
             self.seconds = self.timeline.seconds() - before
@@ -157,35 +165,83 @@ class SRank:
         enter = self.timeline.enter
         while True:
             yield "idle", self._rounds.turn(lane)
+            if self.apart:
+                yield from self._await_prompts(lane, scheduler)
             enter("plan", lane)
             if self.stopping or scheduler.exhausted():
                 break
             step = scheduler.next_step(self._rounds.begin(lane))
             self.peak_load = max(self.peak_load, sum(s.load for s in self.schedulers))
             forgotten = scheduler.take_forgotten()
-            if not step.plan.runs_model:  # waiting for room that another lane's sequences hold
-                if step.plan.changes_slots:
-                    self._announce(lane, step.plan, None, forgotten)
+            plan = self._order_prompts(lane, scheduler, step.plan, forgotten) if self.apart else step.plan
+            if not plan.runs_model:  # waiting for room that another lane's sequences hold, or for prompts elsewhere
+                if plan.changes_slots:
+                    self._announce(lane, plan, None, forgotten)
                 if self._empty():
                     yield "idle", RowArrival(self._feed)
                     self.timeline.lap()
-                else:
+                elif not any(lane.step for lane in self.apart):
                     self._count_wait()
+                elif not any(scheduler.decoding for scheduler in self.schedulers):
+                    yield "wait", Ends(self.apart)
                 continue
             self._waits = 0
             self._stamp_queued(step)
             inputs = Inputs(step, self.model.device, forgotten)
-            self._announce(lane, step.plan, inputs, forgotten)
+            self._announce(lane, plan, inputs, forgotten)
             executor = next(e for e in self.executors if e.suits(inputs.model))
             last = yield from executor.run(lane, link, inputs.model)
             tokens: list[int] = []
             if len(inputs.model.tokens.logits_indices):
-                tokens = yield from self._sample(lane, step, inputs, last)
+                tokens = yield from self._sample(lane, inputs, partial(self._logits, lane, last))
             enter("commit", lane)
             self._finish_step(scheduler, step, tokens)
         self._rounds.leave(lane)
         plan = scheduler.stop_plan()
         self._announce(lane, plan, None, scheduler.take_forgotten())
+        if self.apart:
+            self.apart[lane].close(plan)
+
+    def _prompt_lane(self, lane: int) -> Program:
+        """Take the answers to a lane's steps of prompts, which ranks prefill that do nothing else."""
+        apart, scheduler = self.apart[lane], self.schedulers[lane]
+        while True:
+            yield "idle", apart.begins
+            step, inputs = apart.step, apart.inputs
+            if step is None or inputs is None:
+                return
+            tokens: list[int] = []
+            if len(inputs.model.tokens.logits_indices):
+                tokens = yield from self._sample(lane, inputs, partial(_answered, apart))
+            else:
+                yield from apart.answer()
+            self.timeline.enter("commit", lane)
+            self.prefill_seconds += perf_counter() - apart.begun
+            apart.complete()
+            self._take_tokens(scheduler, step, tokens)
+
+    def _await_prompts(self, lane: int, scheduler: Scheduler) -> Program:
+        """Wait for a lane's prompts elsewhere, if its next step may not begin before, or it ends."""
+        apart = self.apart[lane]
+        while (self.stopping and apart.step) or scheduler.must_wait(self._rounds.following(lane)):
+            if not apart.step:
+                self._order_prompts(lane, scheduler, Plan(), ())
+            yield "wait", Ends([apart])
+
+    def _order_prompts(self, lane: int, scheduler: Scheduler, plan: Plan, forgotten: Sequence[int]) -> Plan:
+        """Order a lane's next step of prompts, if there is one, once slots are free; return what is left of `plan`."""
+        self.apart[lane].forget(forgotten)
+        step = scheduler.next_prompts()
+        if step is None:
+            return plan
+        slots, rest = parted(plan)
+        if slots.changes_slots:
+            self._announce(lane, slots, None, ())
+        self._stamp_queued(step)
+        numbered = self._numbered(step.plan)
+        self.apart[lane].order(numbered, step)
+        self.links[lane].send_plan(numbered)
+        return rest
 
     def _empty(self) -> bool:
         """Return whether no lane has anything to do until a row comes."""
@@ -208,28 +264,38 @@ class SRank:
 
     def _announce(self, lane: int, plan: Plan, inputs: Inputs | None, forgotten: Sequence[int]) -> None:
         """Tell the lane's R-ranks and the other members what to do; drop prefixes if no model runs."""
-        numbered = dataclasses.replace(plan, number=self._plans)
-        self._plans += 1
+        numbered = self._numbered(plan)
         self.groups[lane].order(numbered, inputs.on_host if inputs else None, forgotten)
         self.links[lane].send_plan(numbered)
         if inputs is None:
             self.prompt_kv.finish((), forgotten)
+
+    def _numbered(self, plan: Plan) -> Plan:
+        self._plans += 1
+        return dataclasses.replace(plan, number=self._plans - 1)
 
     def _stamp_queued(self, step: Step) -> None:
         for chunk in step.prefill:
             for sequence in chunk.sequence.with_forks:
                 sequence.times.queued = sequence.times.queued or time()
 
-    def _sample(self, lane: int, step: Step, inputs: Inputs, last: LastSliceInput) -> Waiting[list[int]]:
-        """Return the next token of each of the step's sampled sequences; any token of those that are scored."""
-        group, kept = self.groups[lane], []
+    def _logits(self, lane: int, last: LastSliceInput, part: slice, largest: bool) -> Waiting[Tensor]:
+        """Return logits [L, vocab], or if no more is needed and they are known the largest ones' tokens, int64 [L]."""
+        group = self.groups[lane]
+        self.timeline.enter("logits", lane)
+        head = yield from group.summed(self.model.start_last(*last, part))
+        found = (yield from group.largest(head)) if largest else None
+        return (yield from group.logits(head)) if found is None else found
+
+    def _sample(
+        self, lane: int, inputs: Inputs, logits_of: Callable[[slice, bool], Waiting[Tensor]]
+    ) -> Waiting[list[int]]:
+        """Return the next token of each of a step's sampled sequences; any token of those that are scored."""
+        kept = []
         for part in inputs.model.logits_parts:
-            self.timeline.enter("logits", lane)
-            head = yield from group.summed(self.model.start_last(*last, part))
-            largest = (yield from group.largest(head)) if inputs.model.largest else None
-            if largest is not None:
-                return inputs.select(largest).tolist()
-            logits = yield from group.logits(head)
+            logits = yield from logits_of(part, inputs.model.largest)
+            if logits.dim() == 1:
+                return inputs.select(logits).tolist()
             self.timeline.enter("sample", lane)
             inputs.take_asked(logits, part)
             kept.append(inputs.drawn_from(logits, part))
@@ -240,7 +306,8 @@ class SRank:
         take_logprobs(logits, drawing, tokens)
         return inputs.spread(tokens)
 
-    def _finish_step(self, scheduler: Scheduler, step: Step, tokens: list[int]) -> None:
+    def _take_tokens(self, scheduler: Scheduler, step: Step, tokens: list[int]) -> None:
+        """Give the step's sequences their tokens, and hand in the requests that are finished."""
         now = time()
         for chunk in step.prefill:
             if chunk.completes:
@@ -254,8 +321,11 @@ class SRank:
             self.sampled(step.sampled)
         for request in finished:
             self.sink.finish(request)
-        self.steps += 1
         self.tokens += len(tokens)
+
+    def _finish_step(self, scheduler: Scheduler, step: Step, tokens: list[int]) -> None:
+        self._take_tokens(scheduler, step, tokens)
+        self.steps += 1
         self._count_seconds(step)
         self.peak_prefill_tokens = max(self.peak_prefill_tokens, self.prompt_kv.tokens)
         if step.prefill and scheduler.all_prefilled():
@@ -272,3 +342,9 @@ class SRank:
         self.decode_seconds += of_decodes
         self.prefill_seconds += seconds - of_decodes
         self.decode_tokens += decodes
+
+
+def _answered(apart: PrefillLane, part: slice, largest: bool) -> Waiting[Tensor]:
+    """Return what the rank that prefills a lane's prompts answers for a part of their logits, as `SRank._logits`."""
+    (answer,) = yield from apart.answer()
+    return answer

@@ -103,7 +103,7 @@ def _choose(
     load = options.load_limit or load_limit(batch, period, steps, mean_prompt(first), capacity, setup.state_tokens)
     crosses = apart(team, group)
     home = team.ranks[group.home]
-    lanes = options.lanes or usual_lanes(home.pp, home.copies, crosses)
+    lanes = options.lanes or max(usual_lanes(home.pp, home.turns, crosses), home.copies - 1)
     most = max([at_once(p) for p in first], default=1)  # a row is run by one lane
     prefill = options.prefill_tokens or prefill_limit(crosses)
     of_lanes = split(batch, max(min(lanes, batch // most), 1))
@@ -170,4 +170,5 @@ def lane_limits(options: EngineOptions, setup: Setup, batch: int, scale: Scale, 
         1 if options.admission == "optimistic" and options.period is None else None,
         scale.prefixes,
         scale.live,
+        options.prefill_ranks > 0,
     )

@@ -7,7 +7,8 @@ are alike gets replicas, of as many ranks as the weights need, and a world in wh
 
 A model may take a group of several S-ranks, its members. Tensor parallelism deals weights and attention heads out to
 them; pipeline parallelism gives each stage of them a run of layers. Rotation gives each of them the whole model: they
-run the slices of a lane in turn.
+run the slices of a lane in turn. Ranks that only prefill have the whole model, too: they are further members of the
+group of an S-rank, which gives them its prompts.
 """
 
 from __future__ import annotations
@@ -70,12 +71,14 @@ def assign_roles(ranks: Sequence[Rank], wishes: Wishes) -> str:
     size, s_ranks = len(ranks), wishes.s_ranks
     if size == 1:
         given = {"s-ranks": s_ranks, "tp": wishes.tp, "pp": wishes.pp, "route": wishes.route}
-        for flag, value in given.items():
-            if value not in (None, 1, "fixed"):
-                raise UserError(
-                    f"--{flag} {value}: the world has 1 rank, which plays both roles; start more ranks",
-                    everywhere=True,
-                )
+        asked = [(flag, value) for flag, value in given.items() if value not in (None, 1, "fixed")]
+        if wishes.prefill_ranks:
+            asked.append(("prefill-ranks", wishes.prefill_ranks))
+        for flag, value in asked:
+            raise UserError(
+                f"--{flag} {value}: the world has 1 rank, which plays both roles; start more ranks",
+                everywhere=True,
+            )
         ranks[0].role = "SR"
         return "one rank of both roles"
     if wishes.layout == "replicas" and s_ranks is not None:
@@ -93,10 +96,12 @@ def assign_roles(ranks: Sequence[Rank], wishes: Wishes) -> str:
             return f"{_replicas(ranks, found)}: {why}"
     if wishes.layout == "replicas" or (not split and why is None):
         return _replicas(ranks, shape)
-    count = _split(ranks, s_ranks, shape)
+    prefill = wishes.prefill_ranks
+    count = _split(ranks, (s_ranks or 1) + prefill if prefill else s_ranks, shape)
     assign_pools(ranks, wishes.pools)
     each = f" (groups of {shape.text})" * (shape.size > 1)
-    return f"{count} S{each} + {size - count} R" + f": {why}" * (why is not None)
+    weights = f"{count - prefill} S + {prefill} prefill" if prefill else f"{count} S{each}"
+    return f"{weights} + {size - count} R" + f": {why}" * (why is not None)
 
 
 def _replicas(ranks: Sequence[Rank], shape: GroupShape) -> str:
@@ -119,7 +124,7 @@ def _replicas(ranks: Sequence[Rank], shape: GroupShape) -> str:
 def _assign_groups(s_ranks: Sequence[Rank], shape: GroupShape) -> None:
     """Make S-ranks members of groups, those of a group next to each other."""
     for place, rank in enumerate(s_ranks):
-        rank.member, rank.tp, rank.pp, rank.copies = place % shape.size, *shape
+        rank.member, rank.tp, rank.pp, rank.copies, rank.prefill = place % shape.size, *shape
         rank.home = s_ranks[place - place % shape.size].rank
 
 
@@ -140,8 +145,9 @@ def _split(ranks: Sequence[Rank], s_ranks: int | None, shape: GroupShape) -> int
     size, owners = len(ranks), _owners(ranks)
     count = s_ranks or (len(owners) if 0 < len(owners) < size else shape.size)
     if count >= size:
+        asked = "--s-ranks and --prefill-ranks, together" if shape.prefill else "--s-ranks"
         raise UserError(
-            f"--s-ranks {count}: the world has {size} ranks, which leaves no R-rank to hold the KV cache; "
+            f"{asked} {count}: the world has {size} ranks, which leaves no R-rank to hold the KV cache; "
             f"expected 1 to {size - 1}, or start more ranks",
             everywhere=True,
         )
@@ -185,6 +191,7 @@ def assign_pools(ranks: Sequence[Rank], pools: str) -> None:
     size = first.parts
     for place, rank in enumerate(r_ranks):
         rank.member, rank.tp, rank.pp, rank.copies = place % size, first.tp, first.pp, first.copies
+        rank.prefill = first.prefill
         share = place // size * len(homes) // max(len(r_ranks) // size, 1)
         rank.serves = homes[share].rank if pools == "own" else None
 

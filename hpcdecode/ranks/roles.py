@@ -30,6 +30,7 @@ class Rank(msgspec.Struct, kw_only=True):
         tp: S-ranks that share the layers of a stage.
         pp: Stages of a group.
         copies: Whole copies of the model in a group, which run the slices of a lane in turn.
+        prefill: Whether all copies but the first only prefill, in place of turns.
         serves: Of an R-rank, the home of the group whose rows it holds, by its rank at the start; None for all groups.
         device: Device of the slices.
         kv_device: Device of the KV cache and its attention.
@@ -55,6 +56,7 @@ class Rank(msgspec.Struct, kw_only=True):
     tp: int = 1
     pp: int = 1
     copies: int = 1
+    prefill: bool = False
     serves: int | None = None
     device: str = "cpu"
     kv_device: str = "cpu"
@@ -80,6 +82,16 @@ class Rank(msgspec.Struct, kw_only=True):
     def parts(self) -> int:
         """Members that have a copy of the model between them."""
         return self.tp * self.pp
+
+    @property
+    def turns(self) -> int:
+        """Copies of the model that run the slices of a lane in turn."""
+        return 1 if self.prefill else self.copies
+
+    @property
+    def only_prefills(self) -> bool:
+        """Whether it has the weights for prompts alone."""
+        return self.prefill and self.has_s and self.member > 0
 
     @property
     def has_s(self) -> bool:

@@ -19,6 +19,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         layout: One of LAYOUTS; `auto` chooses.
         s_ranks: Number of S-ranks of the layout `split`; None chooses.
+        prefill_ranks: Number of ranks that have the weights beside them, and only prefill.
         pools: Whether all R-ranks serve every group, or an even share of them each.
         tp: S-ranks that share the weights and attention heads of a stage; None chooses.
         pp: Stages of a group, each of which has a run of layers.
@@ -28,6 +29,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
 
     layout: str = "auto"
     s_ranks: int | None = None
+    prefill_ranks: int = 0
     pools: str = "shared"
     tp: int | None = None
     pp: int = 1
@@ -37,9 +39,12 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
         """Return the members of a group, given the number of S-ranks if all of them rotate.
 
         Raises:
-            UserError: If a rotation of stages or of no more than one copy is asked for.
+            UserError: If a rotation of stages or of no more than one copy is asked for, or ranks that only prefill
+                beside either, or if S-ranks cannot have as many of these each.
         """
         tp = self.tp or 1
+        if self.prefill_ranks:
+            return self._shape_with_prefill()
         if self.route == "fixed":
             return GroupShape(tp, self.pp)
         found = s_ranks or self.s_ranks or 2 * tp
@@ -52,13 +57,35 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
             )
         return GroupShape(tp, 1, found // tp)
 
+    def _shape_with_prefill(self) -> GroupShape:
+        homes, count = self.s_ranks or 1, self.prefill_ranks
+        flag = f"--prefill-ranks {count}"
+        if self.layout == "replicas" or self.route != "fixed" or (self.tp or 1) > 1 or self.pp > 1:
+            raise UserError(
+                f"{flag}: expected the layout split, --route fixed, --tp 1 and --pp 1, as each of these ranks has the "
+                f"whole model, got --layout {self.layout}, --route {self.route}, --tp {self.tp or 1} and --pp "
+                f"{self.pp}; leave the others out",
+                everywhere=True,
+            )
+        if count % homes:
+            raise UserError(
+                f"{flag}: expected a multiple of the {homes} S-ranks, which have as many each, got {count}; change "
+                "one of them",
+                everywhere=True,
+            )
+        return GroupShape(1, 1, 1 + count // homes, prefill=True)
+
 
 class GroupShape(NamedTuple):
-    """The members of a group: `tp` in each of `pp` stages, of each of several copies of the model."""
+    """The members of a group: `tp` in each of `pp` stages, of each of several copies of the model.
+
+    The copies rotate, or with `prefill` all but the first only prefill.
+    """
 
     tp: int
     pp: int
     copies: int = 1
+    prefill: bool = False
 
     @property
     def size(self) -> int:
@@ -74,7 +101,8 @@ class GroupShape(NamedTuple):
     def flags(self) -> str:
         """Return the flags that ask for it."""
         given = [f"--{name} {value}" for name, value in (("tp", self.tp), ("pp", self.pp)) if value > 1]
-        return " ".join(given + ["--route rotational"] * (self.copies > 1))
+        copies = "--prefill-ranks" if self.prefill else "--route rotational"
+        return " ".join(given + [copies] * (self.copies > 1))
 
     @property
     def text(self) -> str:

@@ -35,6 +35,7 @@ class LaneLimits:
         least_period: to which F may shrink with it; None for F itself.
         prefixes: the most prefixes at once.
         keeps_prefixes: whether those that nothing uses are held while there is room.
+        apart: whether other ranks prefill its prompts while it decodes.
     """
 
     batch: int
@@ -49,6 +50,7 @@ class LaneLimits:
     least_period: int | None = None
     prefixes: int = FEW_PREFIXES
     keeps_prefixes: bool = False
+    apart: bool = False
 
     @property
     def most(self) -> int:

@@ -123,6 +123,14 @@ class OptimisticPlacement(Placement):
         leaving, self._leaving[lane] = self._leaving[lane], []
         return [s for s in leaving if s.finish_reason is None]
 
+    def has_leaving(self, lane: int) -> bool:
+        """Return whether sequences of a lane must give up their room with its next plan."""
+        return any(s.finish_reason is None for s in self._leaving[lane])
+
+    def may_start(self, sequences: Sequence[SequenceState], step: int) -> bool:
+        """Return True: what sequences hold is claimed step by step, whenever they start."""
+        return True
+
     def await_room(self, sequences: Sequence[SequenceState]) -> None:
         """Take note that sequences have left, and wait to enter again."""
         self._waiting.update(sequences)

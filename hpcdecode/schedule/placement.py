@@ -156,6 +156,15 @@ class Placement:
             sequence.start_step = now
             self.add(sequence)
 
+    def may_start(self, sequences: Sequence[SequenceState], step: int) -> bool:
+        """Return whether sequences that have not started to decode have room if they begin at `step`."""
+        before = [s.start_step for s in sequences]
+        self.start(sequences, step)
+        fits = all(self.fits(rank, ()) for rank in {s.rank for s in sequences})
+        for sequence, start in zip(sequences, before, strict=True):
+            self.start([sequence], start)
+        return fits
+
     def hold(self, prefix: Prefix) -> None:
         """Count a prefix on its R-ranks."""
         for rank in prefix.ranks:
@@ -216,6 +225,10 @@ class Placement:
     def leaving(self, lane: int) -> list[SequenceState]:
         """Return the sequences of a lane that must give up their room with its next plan."""
         return []
+
+    def has_leaving(self, lane: int) -> bool:
+        """Return whether sequences of a lane must give up their room with its next plan."""
+        return False
 
     def await_room(self, sequences: Sequence[SequenceState]) -> None:
         """Take note that sequences have left, and wait to enter again."""

@@ -15,7 +15,7 @@ from hpcdecode.schedule.prefixes import MAX_PREFIXES
 Table = NDArray[np.int32]
 
 HEADER = 6  # elements
-_STOP, _COLLECTIVE = 1, 2
+_STOP, _COLLECTIVE, _APART = 1, 2, 4
 _COLUMNS = {"release": 2, "fork": 3, "decode": 2, "prefill": 4}
 
 
@@ -40,6 +40,7 @@ class Plan:
         prefill: int32 [n, 4], (R-rank, slot, first row, tokens).
         stop: whether it is the lane's last.
         collective: whether its layers cross by collectives, in which all ranks of the lane take part.
+        apart: whether its rows, all of prompts, come from a rank that only prefills, beside the lane's next plans.
     """
 
     number: int = 0
@@ -49,6 +50,7 @@ class Plan:
     prefill: Table = field(default_factory=lambda: _empty("prefill"))
     stop: bool = False
     collective: bool = False
+    apart: bool = False
 
     @property
     def decode_tokens(self) -> int:
@@ -78,7 +80,7 @@ class Plan:
 
     def encode(self, out: Table) -> int:
         """Write the plan to `out`, of at least `wire_length(slots)` elements; return how many it takes."""
-        flags = _STOP * self.stop + _COLLECTIVE * self.collective
+        flags = _STOP * self.stop + _COLLECTIVE * self.collective + _APART * self.apart
         parts = (self.release, self.fork, self.decode, self.prefill)
         out[:HEADER] = (self.number, flags, *map(len, parts))
         at = HEADER
@@ -95,7 +97,8 @@ class Plan:
         for rows, (name, columns) in zip(counts, _COLUMNS.items(), strict=True):
             parts[name] = wire[at : at + rows * columns].reshape(rows, columns).copy()
             at += rows * columns
-        return Plan(number=number, stop=bool(flags & _STOP), collective=bool(flags & _COLLECTIVE), **parts)
+        stop, collective, apart = (bool(flags & flag) for flag in (_STOP, _COLLECTIVE, _APART))
+        return Plan(number=number, stop=stop, collective=collective, apart=apart, **parts)
 
 
 def length_of(wire: Table) -> int:

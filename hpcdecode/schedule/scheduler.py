@@ -12,6 +12,7 @@ from hpcdecode.requests.prefix import KvHolder, Prefix
 from hpcdecode.requests.sequence import CANCELLED, Request, SequenceState
 from hpcdecode.requests.stops import Stops
 from hpcdecode.schedule.admission import Admission, Feed
+from hpcdecode.schedule.apart import PromptsApart
 from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.microbatch import remaining
 from hpcdecode.schedule.placement import Placement
@@ -37,6 +38,7 @@ class Scheduler:
         decoding: the sequences that are decoded in every step.
         load: tokens that the sequences of the last plan attend to.
         slots: of the lane.
+        apart: prompts that other ranks prefill, if they do; None if they are in the lane's steps.
         shared_tokens: of prompts, not prefilled because they lie in prefixes.
         preemptions: how often a sequence gave up its room.
         preempted_tokens: whose K and V were dropped so, and are computed again.
@@ -52,6 +54,7 @@ class Scheduler:
         self.decoding: list[SequenceState] = []
         self.load = self.shared_tokens = self.preemptions = self.preempted_tokens = 0
         self.slots = Slots(limits.slots)
+        self.apart = PromptsApart(lane, placement) if limits.apart else None
         self._freed: list[SequenceState] = []  # finished, to be released by the next plan
         self._dropped: list[Prefix] = []  # the same of prefixes
         self._forgotten: list[int] = []  # keys of prefixes, and of prompts in prefill, that plans have released
@@ -82,6 +85,9 @@ class Scheduler:
         if self._shrunk and not self.prefilling:
             self._shrunk = False
             self.placement.start([s for s in self.ready if s.start_step > now], now)
+        if self.apart is not None:
+            at_once = self.admission.policy.period == 1 or not self.decoding
+            self.apart.settle(self.prefilling, self.ready, now, at_once)
         started = [s for s in self.ready if s.start_step <= now]
         self.decoding += started
         self.ready = [s for s in self.ready if s.start_step > now]
@@ -89,7 +95,7 @@ class Scheduler:
         if not self.prefilling:
             self._admit(now)
         self.load = sum(s.length + 1 for s in self.decoding)
-        chunks = self._chunks(now)
+        chunks = [] if self.apart is not None else self._chunks(now)
         plan = Plan(
             release=release,
             fork=_table(self.slots.take_forks() + _forked_prefixes(chunks), 3),
@@ -97,6 +103,22 @@ class Scheduler:
             prefill=_table(_places(chunks, len(self.decoding)), 4),
         )
         return Step(plan, list(self.decoding), chunks)
+
+    def next_prompts(self) -> Step | None:
+        """Return a step of prompts for other ranks; None if there are none, or some are under way.
+
+        Its plan comes after that of the last step, and its `update` when it is done.
+        """
+        if self.apart is None or self.apart.under_way or not self.prefilling:
+            return None
+        self.apart.under_way = True
+        chunks = self._chunks_of(self.limits.prefill_tokens)
+        fork, prefill = _table(_forked_prefixes(chunks), 3), _table(_places(chunks, 0), 4)
+        return Step(Plan(fork=fork, prefill=prefill, apart=True), [], chunks)
+
+    def must_wait(self, now: int) -> bool:
+        """Return whether step `now` may not begin before the prompts that other ranks prefill are done."""
+        return self.apart is not None and self.apart.must_wait(self.prefilling, now)
 
     def stop_plan(self) -> Plan:
         """Return the lane's last plan: it frees what has finished, for the lanes that go on."""
@@ -119,6 +141,8 @@ class Scheduler:
         for request in {id(s.request): s.request for s in step.sampled if s.beams}.values():
             self._update_beams(request)
         finished = self._accept(step.sampled, tokens)
+        if step.prefill and self.apart is not None:
+            self.apart.under_way = False
         for chunk in step.prefill:
             chunk.sequence.prefilled += chunk.count
             if chunk.completes:
@@ -230,12 +254,17 @@ class Scheduler:
         """Return an even share of the prompt tokens that are left to prefill before the micro-batch starts."""
         if not self.prefilling:
             return []
-        prefixes = [p for p in self.prefilling if isinstance(p, Prefix)]
-        waiting = prefixes or self.prefilling
-        end = self._prefix_step if prefixes else self._start_step
-        budget = ceil(sum(map(remaining, waiting)) / max(end - now, 1))
+        end = self._prefix_step if isinstance(self.prefilling[0], Prefix) else self._start_step
+        return self._chunks_of(ceil(sum(map(remaining, self._first_to_prefill())) / max(end - now, 1)))
+
+    def _first_to_prefill(self) -> Sequence[SequenceState | Prefix]:
+        """Return the prefixes that are left to prefill, or else the sequences."""
+        return [p for p in self.prefilling if isinstance(p, Prefix)] or self.prefilling
+
+    def _chunks_of(self, budget: int) -> list[Chunk]:
+        """Return the next chunks of prompts, of so many tokens together at most."""
         chunks = []
-        for sequence in waiting:
+        for sequence in self._first_to_prefill():
             count = min(remaining(sequence), budget)
             if count == 0:
                 break
