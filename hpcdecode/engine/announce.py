@@ -57,10 +57,17 @@ def _members(setup: Setup) -> str:
     stated = f"layers {layers}" if len(stages) > 1 else f"{first.sums} sums a step"
     if first.share == 1:
         return f"members: each holds {stated}"
-    heads = span(sorted({shape.kv_heads for shape in attention_shapes(setup.shapes)}))
+    counts = {
+        "KV heads": {shape.kv_heads for shape in attention_shapes(setup.shapes)},
+        "heads of states": {shape.heads for shape in recurrent_shapes(setup.shapes) if shape.k_dim},
+        "channels of convolutions": {shape.heads for shape in recurrent_shapes(setup.shapes) if not shape.k_dim},
+    }
+    heads = ", ".join(f"{name} {span(sorted(each))}" for name, each in counts.items() if each)
     shares = sorted(f"{member.share:.2f}" for member in setup.members)
     share = " .. ".join(dict.fromkeys((shares[0], shares[-1])))
-    return f"members: each holds {share} of the projections' weights, KV heads {heads}; {stated}"
+    copied = sum({member.layers: member.copied for member in setup.members}.values())
+    whole = f"; {copied} of {len(setup.shapes)} layers have all heads on each member" if copied else ""
+    return f"members: each holds {share} of the projections' weights, {heads}; {stated}{whole}"
 
 
 def _say_experts(tp: int) -> None:

@@ -45,6 +45,7 @@ class MemberPart(msgspec.Struct, frozen=True):
         vocabulary: First and last + 1 of the logits that it computes.
         share: Of the weights of projections.
         sums: In a step.
+        copied: Number of its layers all of whose heads every member has, as they cannot be dealt out evenly.
     """
 
     layers: tuple[int, int]
@@ -53,6 +54,7 @@ class MemberPart(msgspec.Struct, frozen=True):
     vocabulary: tuple[int, int]
     share: float
     sums: int
+    copied: int
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -234,9 +236,10 @@ def _part_of(model: SplitModel) -> MemberPart:
         if isinstance(model.attends[i], RecurrentShape)
     }
     own = model.membership
-    about = ((0, model.vocab_size), 1.0, 0)
+    about = ((0, model.vocab_size), 1.0, 0, 0)
     if own is not None:
-        about = ((own.vocabulary.start, own.vocabulary.stop), own.share, own.sums)
+        copied = sum(own.copied[slice(*layers)])
+        about = ((own.vocabulary.start, own.vocabulary.stop), own.share, own.sums, copied)
     return MemberPart(layers, [None if s is None else s.tolist() for s in sinks], recurrent, *about)
 
 

@@ -40,18 +40,17 @@ def member_bytes(size: ModelSize, shape: GroupShape) -> float:
 def member_unit(size: ModelSize, shape: GroupShape, kv_dtype: str) -> KvUnit:
     """Return how sequences count in a member's pool, the largest one of a group.
 
-    A pool has the heads of its member, or the whole latent, in the layers of its stage.
+    A pool has the heads of its member, of states too, or the whole latent, in the layers of its stage.
     """
     return KvUnit.of(of_member(size.shapes, shape.tp), kv_dtype, max(stage_shares(size, shape.pp)))
 
 
 def why_not(size: ModelSize, shape: GroupShape) -> str | None:
     """Return why a model cannot be shared so, or None if it can."""
-    if shape.tp > 1 and size.keeps_states:
-        return f"--tp {shape.tp}: expected 1, as members share no heads of layers that keep recurrent states; give --pp"
     odd = next((heads for heads in dealt_heads(size.shapes) if heads % shape.tp), None)
     if odd is not None:
-        return f"--tp {shape.tp}: expected a divisor of the {odd} KV heads, so that members have equally many"
+        kind = "heads of a layer" if size.keeps_states else "KV heads"
+        return f"--tp {shape.tp}: expected a divisor of the {odd} {kind}, so that members have equally many"
     if not 1 <= shape.pp <= size.layers:
         return f"--pp {shape.pp}: expected 1 to {size.layers}, the layers of the model"
     return None

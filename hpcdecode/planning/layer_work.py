@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from hpcdecode.attention.shapes import LayerShape, MixerShape, RecurrentShape, attention_shapes, recurrent_shapes
+from hpcdecode.attention.shapes import LayerShape, MixerShape, RecurrentShape, attention_shapes
 from hpcdecode.attention.sizes import bytes_per_token
 
 _FLOAT = 4  # bytes of an element of a state
@@ -56,21 +56,25 @@ def wire_columns(layers: Iterable[MixerShape]) -> int:
 
 
 def dealt_heads(layers: Iterable[MixerShape]) -> list[int]:
-    """Return, of every layer that attends, the heads that members share: KV heads, or those that share a latent."""
-    return [s.q_heads if s.latent else s.kv_heads for s in layers if isinstance(s, LayerShape)]
+    """Return what members share evenly: KV heads, heads that share a latent, and those of states.
+
+    Of a state these are the value heads, and the heads of q and k unless all value heads share one.
+    """
+    found = []
+    for s in layers:
+        if isinstance(s, LayerShape):
+            found.append(s.q_heads if s.latent else s.kv_heads)
+        else:
+            found += [s.heads] if s.k_heads == 1 else [s.heads, s.k_heads]
+    return found
 
 
 def of_member(layers: Sequence[MixerShape], tp: int) -> list[MixerShape]:
-    """Return what a member of `tp` has of the layers: its heads; a latent whole.
+    """Return what a member of `tp`, which share the heads evenly, has of the layers: its heads; a latent whole."""
+    return [_of_member(layer, tp) for layer in layers]
 
-    Args:
-        layers: Of the model; none keeps a state if there are several members.
-        tp: Number of members, which share the heads evenly.
-    """
-    if tp == 1:
-        return list(layers)
-    assert not recurrent_shapes(layers), "members share no heads of layers that keep states"
-    return [
-        replace(s, q_heads=s.q_heads // tp, kv_heads=1 if s.latent else s.kv_heads // tp)
-        for s in attention_shapes(layers)
-    ]
+
+def _of_member(s: MixerShape, tp: int) -> MixerShape:
+    if isinstance(s, LayerShape):
+        return replace(s, q_heads=s.q_heads // tp, kv_heads=1 if s.latent else s.kv_heads // tp)
+    return replace(s, heads=s.heads // tp, k_heads=max(s.k_heads // tp, 1))

@@ -108,7 +108,7 @@ class ModelSize(msgspec.Struct, frozen=True):
 
     @property
     def keeps_states(self) -> bool:
-        """Return whether layers keep recurrent states, which R-ranks on GPUs do not hold and members do not share."""
+        """Return whether layers keep recurrent states, which R-ranks on GPUs do not hold."""
         return bool(recurrent_shapes(self.shapes))
 
     def on(self, *devices: Device) -> ModelSize:

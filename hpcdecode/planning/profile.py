@@ -88,6 +88,7 @@ class Profile(msgspec.Struct, frozen=True):
             slice_seconds=[seconds / tp for seconds in cost.slice_seconds],
             logits_seconds_at=[seconds / tp for seconds in cost.logits_seconds_at],
             attend_seconds_per_cached_token=cost.attend_seconds_per_cached_token / tp,
+            attend_seconds_per_sequence=cost.attend_seconds_per_sequence / tp,
             prefill_seconds_per_pair=cost.prefill_seconds_per_pair / tp,
             wire_seconds_per_token=cost.wire_seconds_per_token / tp,
             append_seconds_per_prompt_token=cost.append_seconds_per_prompt_token / tp,

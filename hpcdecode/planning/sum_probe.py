@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hpcdecode.attention.shapes import MixerShape, recurrent_shapes
+from hpcdecode.attention.shapes import MixerShape
 from hpcdecode.mpi.collectives import gather_all
 from hpcdecode.mpi.wait import waited
 from hpcdecode.planning.fit import non_negative_fit
@@ -27,9 +27,9 @@ _REPEATS = 9
 
 
 def member_counts(ranks: int, layers: Sequence[MixerShape]) -> list[int]:
-    """Return the numbers of members that divide the ranks, and the heads of every layer; none if layers keep states."""
-    numbers = range(2, 2 if recurrent_shapes(layers) else ranks + 1)
-    return [tp for tp in numbers if ranks % tp == 0 and all(heads % tp == 0 for heads in dealt_heads(layers))]
+    """Return the numbers of members that divide the ranks, and the heads of every layer."""
+    heads = dealt_heads(layers)
+    return [tp for tp in range(2, ranks + 1) if ranks % tp == 0 and all(each % tp == 0 for each in heads)]
 
 
 def measure_sums(comm: MPI.Intracomm, columns: int, dtype: torch.dtype, counts: Sequence[int]) -> list[SumCost]:

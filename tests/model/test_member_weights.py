@@ -172,8 +172,9 @@ def added(parts: Sequence[Tensor]) -> Tensor:
 
 @pytest.mark.parametrize(
     ("name", "dtype", "most"),
-    [(name, "float32", 1e-5) for name in ("llama3", "gpt2", "gpt_oss", "deepseek_v3", "phi3")]
-    + [("qwen2", "bfloat16", 0.03)],
+    [(name, "float32", 1e-5) for name in ("llama3", "gpt2", "gpt_oss", "deepseek_v3", "phi3", "kimi_linear")]
+    + [(name, "float32", 1e-5) for name in ("granitemoehybrid", "jamba", "lfm2_moe")]
+    + [("qwen2", "bfloat16", 0.03), ("bamba", "bfloat16", 0.03)],
 )
 def test_members_slices_give_the_models_logits(name, dtype, most, checkpoint):
     path, ids = checkpoint(name), torch.randint(2, 512, (20,), generator=torch.manual_seed(3)).tolist()

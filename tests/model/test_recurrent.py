@@ -7,10 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from hpcdecode.attention.shapes import LayerShape, RecurrentShape, state_bytes
-from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.elementwise import PIECE, steady
-from hpcdecode.model.run.load import ModelPart
 from tests.support.hybrids import HYBRIDS
 from tests.support.models import Attention, step
 
@@ -52,11 +50,6 @@ def test_states_are_described(checkpoint):
     assert model.describe()["state_bytes"] == state_bytes(model.attends) > 0
     assert model.describe()["kv_bytes_per_token"] == 0
     assert model.attends[0].widths[-1] == 2 * model.attends[0].heads  # float32 in columns of two bytes
-
-
-def test_heads_of_states_are_not_dealt_out(checkpoint):
-    with pytest.raises(UserError, match=r"--tp 2: expected 1, as this model has layers that keep recurrent states"):
-        load_split(checkpoint("bamba"), dtype="float32", part=ModelPart(tp=2))
 
 
 @pytest.mark.parametrize("name", ["silu", "softplus", "cos", "exp"])

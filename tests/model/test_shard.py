@@ -40,12 +40,12 @@ def test_four_members_have_the_models_logits(name, checkpoint):
         assert own.membership.sums == (2 if dealt else 1) * len(whole.attends)
         share = own.membership.share
         assert share == pytest.approx(SHARES.get(name, (0, 0.25))[1], abs=0.01) if dealt else 0.3 < share < 0.45
-        assert all(len(heads) == (1 if dealt else 2) for heads in own.membership.kv_heads)
+        assert all(len(heads) == (1 if dealt else 2) for heads in own.membership.heads)
 
 
 def test_kv_heads_are_dealt_in_order(checkpoint):
     deal = Deal(cached_trace(checkpoint("gpt2"), torch.float32), 4)
-    assert [trace_of(deal, m).membership.kv_heads[0] for m in range(4)] == [range(m, m + 1) for m in range(4)]
+    assert [trace_of(deal, m).membership.heads[0] for m in range(4)] == [range(m, m + 1) for m in range(4)]
 
 
 def test_one_member_has_the_trace_itself(checkpoint):

@@ -83,9 +83,25 @@ def test_tokens_of_hybrids_equal_those_of_transformers(mpiexec, tmp_path):
     """The delta rule, Mamba-2 beside attention, Mamba without attention, and short convolutions; behind a prefix."""
     names = ("qwen3_next", "falcon_h1", "mamba", "lfm2")
     cases = [make_case(name, tmp_path, rows=6, new_tokens=12, common=130) for name in names]
-    runs = ("1:7:2", "3:1:2", "4:7:2:request:3", "2:7:2:replicas", "2:7:1:pp2", "3:7:3:rot2-request")
+    runs = ("1:7:2", "3:1:2", "4:7:2:request:3", "2:7:2:replicas", "2:7:1:pp2", "3:7:3:rot2-request", "2:7:1:tp2")
     found = differing(mpiexec, cases, "float32", "transformers", runs)
     assert found == {name: dict.fromkeys(runs, 0) for name in names}
+
+
+def test_tokens_of_members_with_states_equal_those_of_transformers(mpiexec, tmp_path):
+    """The delta rule, and Mamba-2 with a norm over all heads: states with members' R-ranks, and with their heads."""
+    names = ("qwen3_next", "granitemoehybrid")
+    cases = [make_case(name, tmp_path, rows=6, new_tokens=12, common=130) for name in names]
+    runs = ("2:1:2:tp2", "4:7:2:tp2-request:2", "4:7:1:tp2-head", "4:7:2:tp2pp2")
+    found = differing(mpiexec, cases, "float32", "transformers", runs)
+    assert found == {name: dict.fromkeys(runs, 0) for name in names}
+
+
+def test_tokens_of_members_with_states_depend_on_their_number_alone(mpiexec, tmp_path):
+    sampling = {"temperature": 0.9, "top_p": 0.95, "seed": 5}
+    case = make_case("falcon_h1", tmp_path, rows=6, new_tokens=16, common=130, n=3, **sampling)
+    runs = ("2:7:1:tp2", "4:1:2:tp2", "4:7:2:tp2-request:3", "4:7:1:tp2-head")
+    assert differing(mpiexec, [case], "bfloat16", "first-run", runs) == {"falcon_h1": dict.fromkeys(runs, 0)}
 
 
 def test_samples_of_hybrids_are_the_same_for_every_world(mpiexec, tmp_path):

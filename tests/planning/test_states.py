@@ -19,6 +19,7 @@ from hpcdecode.planning.fit import Sample, fit, predicted
 from hpcdecode.planning.group_shape import ONE, tried
 from hpcdecode.planning.hardware import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, LinkSpeed, device
 from hpcdecode.planning.kv_unit import TOKENS, KvUnit
+from hpcdecode.planning.layer_work import of_member
 from hpcdecode.planning.layout_planner import GroupWishes, planned_layout
 from hpcdecode.planning.layouts import RanksAlike, replicas, split
 from hpcdecode.planning.model_size import ModelSize
@@ -127,14 +128,19 @@ def test_no_gpu_holds_states(size):
 
 
 @pytest.mark.parametrize("size", [HYBRID, ALONE])
-def test_members_share_no_states(size):
-    with pytest.raises(UserError, match="--tp 2: expected 1, as members share no heads of layers that keep recurrent"):
-        cluster(size, EPYC, 0, EPYC, 4, shape=GroupShape(2, 1))
-    assert {shape.tp for shape in tried(size, 5e9, 16)} == {1}
-    stages = cluster(size, EPYC, 0, EPYC, 4, shape=GroupShape(1, 2)).r
-    one = cluster(size, EPYC, 0, EPYC, 4).r
-    assert stages.unit.token_bytes == pytest.approx(one.unit.token_bytes / 2, rel=0.1)
-    assert stages.unit.fixed_tokens == one.unit.fixed_tokens
+@pytest.mark.parametrize("shape", [GroupShape(2, 1), GroupShape(1, 2)])
+def test_members_and_stages_share_states(size, shape):
+    group, one = (cluster(size, EPYC, 0, EPYC, 4, shape=each).r for each in (shape, ONE))
+    assert group.unit.token_bytes == pytest.approx(one.unit.token_bytes / 2, rel=0.1)
+    assert group.unit.fixed_tokens == one.unit.fixed_tokens
+
+
+def test_members_have_heads_of_states_evenly():
+    with pytest.raises(UserError, match="--tp 3: expected a divisor of the 32 heads of a layer"):
+        cluster(ALONE, EPYC, 0, EPYC, 6, shape=GroupShape(3, 1))
+    assert {shape.tp for shape in tried(ALONE, 5e9, 32)} == {1, 2, 4, 8, 16}  # 16 heads of q and k
+    assert {shape.tp for shape in tried(HYBRID, 5e9, 32)} == {1, 2}  # two KV heads
+    assert of_member([replace(LINEAR, k_heads=1)], 8) == [replace(LINEAR, heads=4, k_heads=1)]
 
 
 def test_a_gpu_among_the_ranks_holds_every_head():

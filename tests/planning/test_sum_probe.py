@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from hpcdecode.attention.shapes import LayerShape, RecurrentShape
 from hpcdecode.errors import UserError
@@ -23,8 +24,9 @@ def test_members_divide_ranks_and_heads():
     eight, four, three = (LayerShape(heads, 64, 64, 2 * heads, 1.0) for heads in (8, 4, 3))
     assert member_counts(8, [eight, eight]) == [2, 4, 8] and member_counts(8, [eight, four]) == [2, 4]
     assert member_counts(6, [three]) == [3] and member_counts(5, [eight]) == [] and member_counts(1, [eight]) == []
-    latent, state = LayerShape(1, 96, 64, 16, 1.0, latent=True), RecurrentShape(8, 8, 16, 16)
-    assert member_counts(6, [latent]) == [2] and member_counts(8, [eight, state]) == []
+    latent, state = LayerShape(1, 96, 64, 16, 1.0, latent=True), RecurrentShape(8, 4, 16, 16)
+    assert member_counts(6, [latent]) == [2] and member_counts(8, [eight, state]) == [2, 4]
+    assert member_counts(8, [replace(state, k_heads=1)]) == [2, 4, 8]
 
 
 def test_a_member_has_its_share_and_two_sums_a_layer():

@@ -61,7 +61,7 @@ HYBRIDS: dict[str, Callable[[], PreTrainedConfig]] = {
     "granitemoehybrid": _make(
         "GraniteMoeHybrid",
         **SHAPE,
-        **MAMBA2,
+        **{**MAMBA2, "mamba_n_groups": 1},
         num_hidden_layers=3,
         layer_types=["mamba", "attention", "mamba"],
         num_local_experts=4,

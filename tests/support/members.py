@@ -7,12 +7,16 @@ from collections.abc import Generator, Mapping, Sequence
 import torch
 from torch import Tensor, fx
 
+from hpcdecode.attention.states import ReferenceStateStore
 from hpcdecode.model.frontend.deal import Deal
 from hpcdecode.model.frontend.experts import expert_linear
 from hpcdecode.model.frontend.meta import tensor_meta
+from hpcdecode.model.frontend.mixers import rows_of
 from hpcdecode.model.frontend.operators import ATTEND, EXPERT_LINEAR, MEMBER_SUM
+from hpcdecode.model.frontend.recurrent import RECURRENT
 from hpcdecode.model.frontend.shard import trace_of
 from hpcdecode.model.frontend.trace import Trace
+from hpcdecode.model.run.mixers import layer_shape, recurrent_weights
 from tests.support.models import VOCAB
 
 aten = torch.ops.aten
@@ -79,12 +83,25 @@ def steps(trace: Trace, weights: Mapping[str, Tensor], ids: Tensor) -> Generator
                 q, k, v, q_heads, *rest = args
                 v = v if v.shape[1] else k[:, : tensor_meta(node).one_token[1] // q_heads]  # the values are in K
                 values[node] = attend(q, k, v, q_heads, *rest)
+            elif node.target in RECURRENT:
+                values[node] = recur(node, values)
             elif node.target is EXPERT_LINEAR:
                 values[node] = expert_linear(*args)
             else:
                 values[node] = node.target(*args, **kwargs)
         check_shape(node, values.get(node), len(ids))
     yield True, values[trace.logits]
+
+
+def recur(mixer: fx.Node, values: dict[fx.Node, object]) -> Tensor:
+    """A recurrence over one sequence."""
+    rows = torch.cat([values[n] for n in rows_of(mixer)], 1)
+    shape, out = layer_shape(mixer, rows.dtype), torch.empty(len(rows), tensor_meta(mixer).one_token[1])
+    assert (shape.row_columns, shape.out_columns) == (rows.shape[1], out.shape[1])
+    store = ReferenceStateStore([shape], [recurrent_weights(mixer, values.__getitem__)], 1)
+    store.extend([0], [len(rows)])
+    store.run(0, [0], [len(rows)], rows, out)
+    return out
 
 
 def check_shape(node: fx.Node, value: object, tokens: int) -> None:

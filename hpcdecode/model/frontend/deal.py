@@ -76,8 +76,9 @@ class Dealt:
 class Deal:
     """What each member of a group has of a trace's tensors.
 
-    Units of an attention are its KV heads, dealt evenly. Then come those of the logits and of projections, in order and
-    in blocks. What cannot be dealt along one dimension, with something for every member, is replicated.
+    Units of an attention are its KV heads, those of a recurrence its heads, dealt evenly. Then come those of the logits
+    and of projections, in order and in blocks. What cannot be dealt along one dimension, with something for every
+    member, is replicated.
 
     Args:
         trace: The trace.
@@ -98,7 +99,7 @@ class Deal:
         owners = owners_of_experts(trace, members) if ep else {}
         self.experts = {node: Dealt(0, own) for node, own in owners.items()}
         self._labelling = Labelling(trace, members, self.experts)
-        self.static = self._labelling.static
+        self.static, self._statistics = self._labelling.static, self._labelling.statistics
         self.projections = {linear.node: linear for linear, _, _ in self._labelling.projections}
         self.of: dict[fx.Node, Dealt] = {}
         units = self._labelling.units
@@ -121,6 +122,10 @@ class Deal:
         if linear.node in self.experts:
             return not feeds_same_experts(linear.node)
         return linear.x in self.of
+
+    def is_partial(self, node: fx.Node) -> bool:
+        """Return whether `node` is a reduction of which every member has a part."""
+        return node in self._statistics and node.args[0] in self.of
 
     def _attempt(self, unit: Ints) -> list[Tensor]:
         """Deal all units out, and return the labels that must be replicated before another attempt.
@@ -183,6 +188,10 @@ class Deal:
         for linear in self.projections.values():
             if linear.x in self.of and (self.of[linear.x].owners == EVERYONE).any():
                 yield of[linear.x]
+        for node, dims in self._statistics.items():
+            x = as_node(node.args[0])
+            if x in self.of and (self.of[x].dim not in dims or (self.of[x].owners == EVERYONE).any()):
+                yield of[x]
         logits = self.of.get(self.trace.logits)
         if logits is not None and ((np.diff(logits.owners) < 0).any() or (logits.owners == EVERYONE).any()):
             yield of[self.trace.logits]

@@ -19,6 +19,7 @@ from torch import Tensor, fx
 
 from hpcdecode.model.frontend.clean import VIEWS
 from hpcdecode.model.frontend.meta import size_of, tensor_meta
+from hpcdecode.model.frontend.mixers import feeds_mixer, recur_arguments
 from hpcdecode.model.frontend.nodes import as_node, as_nodes
 from hpcdecode.model.frontend.operators import (
     ATTEND,
@@ -28,12 +29,14 @@ from hpcdecode.model.frontend.operators import (
     NEW,
     PROJECTIONS,
     REDUCTIONS,
+    SUMMABLE,
     UNCHANGED,
     Linear,
     is_pointwise,
     reduced_dims,
 )
 from hpcdecode.model.frontend.ops import AttendArguments
+from hpcdecode.model.frontend.recurrent import RECURRENT
 from hpcdecode.model.frontend.trace import Trace
 from hpcdecode.model.frontend.units import REPLICATED, Ints, Units
 
@@ -55,7 +58,9 @@ class Labelling:
         of: Labels by node. Nodes that are whole on every member are left out.
         static: Nodes that depend on no input of a step.
         projections: Projections by static weights, with the labels of their inputs and outputs, in the graph's order.
-        heads: Labels of KV heads, [kv_heads], by attention; those that stay whole are left out.
+        heads: Labels of what is dealt out evenly, by attention or recurrence: KV heads, or heads of a state. Those that
+            stay whole are left out.
+        statistics: Dimensions of reductions of which every member has a part: those of norms over all heads.
     """
 
     def __init__(self, trace: Trace, members: int, experts: Collection[fx.Node] = ()):
@@ -64,6 +69,7 @@ class Labelling:
         self.static: set[fx.Node] = {*trace.weights, *trace.constants}
         self.projections: list[tuple[Linear, Labels, Labels]] = []
         self.heads: dict[fx.Node, Tensor] = {}
+        self.statistics: dict[fx.Node, list[int]] = {}
         self._members, self._experts = members, experts
         self._parts: dict[fx.Node, Sequence[Tensor]] = {}  # of nodes that return several tensors
         self._sizes: dict[fx.Node, int] = {}
@@ -118,11 +124,15 @@ class Labelling:
             return None
         if target is ATTEND:
             return self._attend(node)
+        if target in RECURRENT:
+            return self._recur(node)
         if target in JOINS and callable(target):
             return self._join(node, target)
         if target in UNCHANGED:
             return self.of.get(as_node(node.args[0]))
         if node.args and isinstance(node.args[0], fx.Node) and node.args[0] in self.of:
+            if target in SUMMABLE and self._is_statistic(node, self.of[node.args[0]]):
+                return None
             known = self._of_first(node, self.of[node.args[0]])
             if known is not None:
                 return known
@@ -148,7 +158,7 @@ class Labelling:
         if target is aten.index.Tensor:
             return self._index(node, x)
         if (dims := reduced_dims(node)) is not None:
-            rows = x.movedim(dims, list(range(-len(dims), 0))).flatten(-len(dims))
+            rows = side_by_side(x, dims)
             self.units.unite(rows)
             return rows[..., 0].reshape(tensor_meta(node).one_token) if target in REDUCTIONS else x
         return None
@@ -202,6 +212,42 @@ class Labelling:
         shape = tensor_meta(node).one_token
         return head.expand(call.kv_heads, shape[-1] // call.kv_heads).reshape(shape)
 
+    def _recur(self, node: fx.Node) -> Tensor | None:
+        """Return the labels of a recurrence's output. A value head is one unit, with its decay and beta.
+
+        A head of q and k is one unit with the value heads that it serves, or is on every member.
+        """
+        call = recur_arguments(node)
+        units = call.units(self._members)
+        if units is None:
+            self._replicate_inputs(node)
+            return None
+        shared = [call.q, call.k] if call.shares_keys(self._members) else []
+        for n in (n for n in shared if n in self.of):
+            self.units.replicate(self.of[n])
+        head = self._or_fresh(call.v).reshape(units, -1)[:, :1]
+        for n in (n for n in call.rows if n not in shared):
+            columns = self._or_fresh(n).reshape(units, -1)
+            self.units.join(columns, head.expand(columns.shape))
+        self.heads[node] = head[:, 0]
+        shape = tensor_meta(node).one_token
+        return head.expand(units, shape[-1] // units).reshape(shape)
+
+    def _is_statistic(self, node: fx.Node, x: Tensor) -> bool:
+        """Return whether members sum up parts of a reduction of `x`, so that the heads that it goes over can be dealt.
+
+        They do next to an attention or a recurrence. Elsewhere what is reduced stays whole: a sum is not worth it.
+        """
+        dims = reduced_dims(node) or []
+        rows = side_by_side(x, dims)
+        if rows[..., 0].numel() >= self._members or not self.dealt(rows):
+            return False
+        heads = [self.units.of(labels) for labels in self.heads.values()]
+        if not feeds_mixer(node) and not (heads and np.isin(self.units.of(rows), np.concatenate(heads)).all()):
+            return False
+        self.statistics[node] = dims
+        return True
+
     def _replicate_inputs(self, node: fx.Node) -> None:
         """Let every member have all that a call reads."""
         for n in node.all_input_nodes:
@@ -219,9 +265,12 @@ class Labelling:
         return y
 
     def _inputs(self, linear: Linear, x: Tensor) -> Tensor | None:
-        """Return the labels of a projection's inputs, or None if every member has all of them."""
+        """Return the labels of a projection's inputs, or None if every member has all of them.
+
+        A projection of a projection is one of low rank: all members compute the first.
+        """
         rows = x.reshape(-1, x.shape[-1])
-        whole = linear.node in self._experts
+        whole = linear.node in self._experts or made_by(linear.x).target in PROJECTIONS
         if linear.node.target is EXPERT_LINEAR and not whole:
             self.units.join(rows, rows[:1].expand(rows.shape))
             rows = rows[:1]
@@ -229,6 +278,18 @@ class Labelling:
             return rows[0]
         self.units.replicate(x)
         return None
+
+
+def made_by(node: fx.Node) -> fx.Node:
+    """Return what computes a tensor that `node` is a view or a copy of."""
+    while node.target in VIEWS | UNCHANGED:
+        node = as_node(node.args[0])
+    return node
+
+
+def side_by_side(x: Tensor, dims: list[int]) -> Tensor:
+    """Return `x` with its dimensions `dims` as the last one."""
+    return x.movedim(dims, list(range(-len(dims), 0))).flatten(-len(dims))
 
 
 def fewer(units: Ints, members: int) -> bool:

@@ -13,11 +13,12 @@ from torch.fx.node import Argument, Target
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.model.frontend.clean import VIEWS
 from hpcdecode.model.frontend.deal import EVERYONE, Deal, Dealt
+from hpcdecode.model.frontend.member_mixers import mixer_arguments
 from hpcdecode.model.frontend.membership import WeightCut
 from hpcdecode.model.frontend.meta import Meta, meta, size_of, tensor_meta
+from hpcdecode.model.frontend.mixers import MIXERS
 from hpcdecode.model.frontend.nodes import as_int, as_node, as_nodes
 from hpcdecode.model.frontend.operators import (
-    ATTEND,
     EXPERT_LINEAR,
     JOINS,
     SPLITS,
@@ -26,7 +27,6 @@ from hpcdecode.model.frontend.operators import (
     is_pointwise,
     slice_argument,
 )
-from hpcdecode.model.frontend.ops import AttendArguments
 from hpcdecode.model.frontend.partial_sums import PartialSums
 
 aten = torch.ops.aten
@@ -95,6 +95,8 @@ class MemberGraph:
             self._sums.note(node, self._project(linear, self._deal.of_weight(linear)))
         elif linear is not None:
             self.new[node] = self._project(linear, self._deal.of_weight(linear))
+        elif self._deal.is_partial(node):
+            self._sums.note(node, self._reduce(node))
         elif node in self._deal.of or not self._sums.carry(node, self.own):
             self.new[node] = self._call(node)
         if node in self._sums and len(node.users) != 1:
@@ -138,8 +140,8 @@ class MemberGraph:
             return self._sized(node, dealt)
         if target in JOINS:
             return self._join(node, dealt)
-        if target is ATTEND:
-            return self._attend(node, dealt)
+        if target in MIXERS:
+            return self._emit(node, mixer_arguments(node, dealt, self._member, self._value))
         if is_pointwise(node):
             return self._emit(node, fx.map_arg(node.args, lambda n: self._aligned(n, node, dealt)))
         return self._emit(node, fx.map_arg(node.args, self.own))
@@ -197,20 +199,16 @@ class MemberGraph:
             parts.append(self._value(part, Dealt(dealt.dim - (stacked and dim < dealt.dim), owners)))
         return self._emit(node, [parts, dim])
 
-    def _attend(self, node: fx.Node, dealt: Dealt) -> fx.Node:
-        """Add an attention over the member's own KV heads."""
-        call = AttendArguments.of(node)
-        owners = dealt.owners.reshape(call.kv_heads, -1)[:, 0]
-        kv_heads = int((owners == self._member).sum())
-
-        def of_heads(n: fx.Node, dim: int) -> fx.Node:
-            each = tensor_meta(n).one_token[dim] // call.kv_heads
-            return self._value(n, Dealt(dim, owners.repeat(each)))
-
-        q, k, v = (of_heads(n, 1) for n in (call.q, call.k, call.v))
-        q_heads = call.q_heads * kv_heads // call.kv_heads
-        sinks = None if call.sinks is None else of_heads(call.sinks, 0)
-        return self._emit(node, [q, k, v, q_heads, kv_heads, *node.args[5:8], sinks])
+    def _reduce(self, node: fx.Node) -> fx.Node:
+        """Add the member's part of a mean or a sum over columns of all members."""
+        x = as_node(node.args[0])
+        made = self._emit(node, [self.own(x), *node.args[1:]])
+        if node.target is not aten.mean.dim:
+            return made
+        dealt = self._deal.of[x]
+        part = self.graph.call_function(aten.mul.Tensor, (made, len(dealt.own(self._member)) / len(dealt.owners)))
+        part.meta = dict(made.meta)
+        return part
 
     def _project(self, linear: Linear, dealt: Dealt | None) -> fx.Node:
         """Add a projection whose weight is dealt out along its experts, inputs or outputs, or not at all."""

@@ -67,7 +67,9 @@ class Membership:
         member: Number of the member, from 0.
         share: Part of the projections' weights that the member holds, 0 to 1.
         vocabulary: Logits that the member computes. Those of all members, in their order, are the model's.
-        kv_heads: KV heads that the member has, by attention. Members have equally many of an attention, or all.
+        heads: Heads that the member has, by layer: KV heads of an attention, value heads of a state. Members have
+            equally many of a layer, or all.
+        copied: Whether members have all heads of a layer, by layer.
         sums: Number of sums over members in a step.
     """
 
@@ -75,5 +77,6 @@ class Membership:
     member: int
     share: float
     vocabulary: range
-    kv_heads: tuple[range, ...]
+    heads: tuple[range, ...]
+    copied: tuple[bool, ...]
     sums: int

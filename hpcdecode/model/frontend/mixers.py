@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import fx
 
 from hpcdecode.model.frontend.meta import tensor_meta
-from hpcdecode.model.frontend.operators import ATTEND
+from hpcdecode.model.frontend.operators import ATTEND, PROJECTIONS
 from hpcdecode.model.frontend.ops import AttendArguments
 from hpcdecode.model.frontend.recurrent import RECURRENT, RecurArguments
 
@@ -29,3 +29,15 @@ def rows_of(mixer: fx.Node) -> list[fx.Node]:
     if mixer.target is ATTEND:
         return list(AttendArguments.of(mixer)[:3])
     return recur_arguments(mixer).rows
+
+
+def feeds_mixer(node: fx.Node) -> bool:
+    """Return whether an attention or a recurrence reads what comes of a tensor, without a projection in between."""
+    pending, seen = [node], {node}
+    while pending:
+        users = set(pending.pop().users) - seen
+        if any(user.target in MIXERS for user in users):
+            return True
+        pending += (user for user in users if user.target not in PROJECTIONS)
+        seen |= users
+    return False

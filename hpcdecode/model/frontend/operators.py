@@ -56,6 +56,7 @@ NEW: frozenset[Target] = frozenset(
     {aten.new_empty.default, aten.new_full.default, aten.new_ones.default, aten.new_zeros.default}
 )  # the tensor says the dtype alone
 REDUCTIONS: frozenset[Target] = frozenset({aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default})
+SUMMABLE: frozenset[Target] = frozenset({aten.mean.dim, aten.sum.dim_IntList})  # of REDUCTIONS: sums of parts
 PROJECTIONS: frozenset[Target] = frozenset({aten.linear.default, aten.addmm.default, EXPERT_LINEAR})
 
 

@@ -144,6 +144,22 @@ class RecurArguments(NamedTuple):
         """Return the tensors of which every token brings a row."""
         return [n for n in (self.q, self.k, self.v, self.decay, self.beta) if n is not None]
 
+    def shares_keys(self, members: int) -> bool:
+        """Return whether heads of q and k serve value heads of several of `members`, which then all compute them."""
+        return self.q is not None and self.k_heads % members != 0
+
+    def units(self, members: int) -> int | None:
+        """Return the number of units that are dealt out evenly, or None if members cannot have equally many heads.
+
+        A unit is a head of q and k with the value heads that it serves; a value head, if members share heads of q and
+        k; or a channel of a convolution alone.
+        """
+        if self.heads % members:
+            return None
+        if self.q is not None and self.k_heads % members == 0:
+            return self.k_heads
+        return self.heads if self.q is None or members % self.k_heads == 0 else None
+
 
 def _optional(argument: Argument) -> fx.Node | None:
     return None if argument is None else as_node(argument)

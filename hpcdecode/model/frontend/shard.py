@@ -11,14 +11,13 @@ from dataclasses import replace
 
 from torch import fx
 
-from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.deal import Deal
 from hpcdecode.model.frontend.member_graph import MemberGraph
 from hpcdecode.model.frontend.membership import Membership
 from hpcdecode.model.frontend.meta import tensor_meta
-from hpcdecode.model.frontend.operators import MEMBER_SUM
+from hpcdecode.model.frontend.mixers import recur_arguments
+from hpcdecode.model.frontend.operators import ATTEND, MEMBER_SUM
 from hpcdecode.model.frontend.ops import AttendArguments
-from hpcdecode.model.frontend.recurrent import RECURRENT
 from hpcdecode.model.frontend.trace import Trace
 from hpcdecode.model.frontend.whole_experts import require_experts
 
@@ -33,17 +32,12 @@ def member_trace(trace: Trace, members: int, member: int, *, ep: bool = False) -
         ep: Deal out whole experts, instead of columns of every expert.
 
     Raises:
-        UserError: If there are no experts to deal out, or fewer than members; if layers keep recurrent states.
+        UserError: If there are no experts to deal out, or fewer than members.
     """
     if not 0 <= member < members:
         raise ValueError(f"expected a member from 0 to {members - 1}, got {member}")
     if ep:
         require_experts(trace)
-    if members > 1 and any(mixer.target in RECURRENT for mixer in trace.attends):
-        raise UserError(
-            f"--tp {members}: expected 1, as this model has layers that keep recurrent states, whose heads are not "
-            "dealt out; give --pp for several stages, or more R-ranks"
-        )
     return trace if members == 1 else trace_of(Deal(trace, members, ep=ep), member)
 
 
@@ -67,7 +61,8 @@ def trace_of(deal: Deal, member: int) -> Trace:
             member=member,
             share=made.share,
             vocabulary=own_vocabulary(deal, member),
-            kv_heads=tuple(own_heads(deal, node, member) for node in trace.attends),
+            heads=tuple(own_heads(deal, node, member) for node in trace.attends),
+            copied=tuple(node not in deal.of for node in trace.attends),
             sums=sum(node.target is MEMBER_SUM for node in made.graph.nodes),
         ),
     )
@@ -81,9 +76,10 @@ def own_vocabulary(deal: Deal, member: int) -> range:
     return range(int(own[0]), int(own[-1]) + 1)
 
 
-def own_heads(deal: Deal, attend: fx.Node, member: int) -> range:
-    """Return the KV heads of an attention that a member has."""
-    heads = AttendArguments.of(attend).kv_heads
-    if attend not in deal.of:
+def own_heads(deal: Deal, mixer: fx.Node, member: int) -> range:
+    """Return the KV heads of an attention, or the value heads of a recurrence, that a member has."""
+    attends = mixer.target is ATTEND
+    heads = AttendArguments.of(mixer).kv_heads if attends else recur_arguments(mixer).heads
+    if mixer not in deal.of:
         return range(heads)
     return range(heads * member // deal.members, heads * (member + 1) // deal.members)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,7 +14,6 @@ from hpcdecode.model.frontend.mixers import recur_arguments
 from hpcdecode.model.frontend.operators import ATTEND
 from hpcdecode.model.frontend.ops import AttendArguments
 from hpcdecode.model.frontend.trace import Trace
-from hpcdecode.model.run.values import Values
 
 
 class SliceOutput(NamedTuple):
@@ -33,9 +32,12 @@ class SliceOutput(NamedTuple):
 
 def layer_shapes(trace: Trace) -> tuple[MixerShape, ...]:
     """Return the shapes of a trace's attentions and recurrences, in order."""
-    return tuple(
-        _attention(node) if node.target is ATTEND else _recurrence(node, trace.dtype.itemsize) for node in trace.attends
-    )
+    return tuple(layer_shape(node, trace.dtype) for node in trace.attends)
+
+
+def layer_shape(mixer: fx.Node, dtype: torch.dtype) -> MixerShape:
+    """Return the shape of an attention or a recurrence; dtype: of activations."""
+    return _attention(mixer) if mixer.target is ATTEND else _recurrence(mixer, dtype.itemsize)
 
 
 def _attention(node: fx.Node) -> LayerShape:
@@ -69,12 +71,12 @@ def _columns(node: fx.Node) -> int:
     return tensor_meta(node).one_token[-1]
 
 
-def recurrent_weights(node: fx.Node, values: Values) -> RecurrentWeights:
-    """Return the weights of a recurrence that its R-ranks need."""
+def recurrent_weights(node: fx.Node, value: Callable[[fx.Node], Tensor]) -> RecurrentWeights:
+    """Return the weights of a recurrence that its R-ranks need; value: returns the value of a static node."""
     call = recur_arguments(node)
 
     def joined(nodes: Sequence[fx.Node]) -> Tensor | None:
-        found = [values.tensor(n).to("cpu", torch.float32) for n in nodes]
+        found = [value(n).to("cpu", torch.float32) for n in nodes]
         return torch.cat(found).contiguous() if found else None
 
     rate, skip = (None if n is None else joined([n]) for n in (call.rate, call.skip))

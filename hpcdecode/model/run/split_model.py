@@ -152,7 +152,7 @@ class SplitModel:
                 sinks = AttendArguments.of(mixer).sinks
                 self._sinks[i] = None if sinks is None else values.tensor(sinks).to(torch.float32)
             else:
-                self._recurrent[i] = recurrent_weights(mixer, values)
+                self._recurrent[i] = recurrent_weights(mixer, values.tensor)
 
     def _came_in(self, values: Values, weights: Sequence[fx.Node]) -> tuple[Held, ...]:
         """Return for each weight its blocks, or the grid of few bits that it came on, if there are GEMMs, or None."""
