@@ -178,6 +178,16 @@ class KvCache:
     def attend_seconds(self) -> float:
         """Seconds spent in attend so far."""
 
+    def copy_out(self, slot: int, first_block: int, blocks: _Bytes) -> None:
+        """Copy whole blocks of a slot, from first_block on, to blocks, layer by layer within each."""
+
+    def copy_in(self, slot: int, first_block: int, blocks: _Bytes) -> None:
+        """Copy what copy_out has given into the blocks of a slot."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block over all layers."""
+
 class StepAttention:
     """Attention of one new token per sequence, for a Chain to call."""
 
@@ -264,6 +274,12 @@ class Prefill:
     @property
     def threads(self) -> int:
         """Number of threads."""
+
+def crc32c(data: _Bytes) -> int:
+    """Return the CRC-32C of data."""
+
+def crc32c_by_table(data: _Bytes) -> int:
+    """Return the same without instructions for it."""
 
 class RecurrentShape:
     """The shape of one recurrent layer."""

@@ -14,6 +14,7 @@ from hpcdecode.errors import UserError
 from hpcdecode.ranks.wishes import LAYOUTS, POOLS, ROUTES, Wishes
 from hpcdecode.requests.output_parser import REASONING_PARSERS, TOOL_CALL_PARSERS
 from hpcdecode.requests.params import SamplingParams
+from hpcdecode.system.swap_tiers import TierSpec
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -53,7 +54,6 @@ _MOST = {  # larger values need memory or time that no machine has
 }
 STDIN = "-"  # prompts from standard input
 LITERAL = "data:,"  # a prompt in place of a file: its text follows, percent-encoded (RFC 2397)
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +90,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         route: Whether all slices of a lane run on one S-rank (`fixed`), or on all in turn (`rotational`).
         exchange: How activations cross: by `messages` or by a `collective` a layer; `auto` times both between hosts.
         kv_memory: Bytes of the KV cache of an R-rank.
+        kv_swap: Tiers to which rows move that give up their room, as `host:64G` or `nvme:/scratch:1T`; in order.
         gpu_memory: Most bytes of a GPU that a rank takes, KV cache included; None for the free ones.
         survive: Go on after the loss of R-ranks, with an MPI that supports it.
         reasoning_parser: What splits reasoning from content in finished texts; `auto` asks the chat template.
@@ -126,6 +127,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     route: str = "fixed"
     exchange: str = "auto"
     kv_memory: int | None = None
+    kv_swap: tuple[str, ...] = ()
     gpu_memory: int | None = None
     survive: bool = False
     reasoning_parser: str = "none"
@@ -151,8 +153,23 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         self._check_prefill_ranks()
         if self.max_gap is not None and not 0 <= self.max_gap < float("inf"):
             raise UserError(f"--max-gap: expected seconds >= 0, got {self.max_gap}", everywhere=True)
+        if self.swap_tiers and self.prefill_ranks:
+            raise UserError("--kv-swap: expected it without --prefill-ranks, got both; leave one out", everywhere=True)
+        if self.swap_tiers and self.admission != "optimistic":
+            expected = "expected --admission optimistic, as no row gives up its room otherwise"
+            raise UserError(
+                f"--kv-swap: {expected}, got {self.admission}; change it, or leave --kv-swap out", everywhere=True
+            )
         self._require_counts(*_MOST, "s_ranks", "tp", "pp", "kv_memory", "load_limit", "gpu_memory")
         return self
+
+    @property
+    def swap_tiers(self) -> list[TierSpec]:
+        """Return the tiers of `kv_swap`, or raise UserError."""
+        try:
+            return [TierSpec.parse(text) for text in self.kv_swap]
+        except ValueError as error:
+            raise UserError(f"--kv-swap: {error}", everywhere=True) from None
 
     @property
     def wishes(self) -> Wishes:
@@ -277,12 +294,6 @@ class Job(EngineOptions, frozen=True, kw_only=True):
         return super().check()
 
 
-def parse_bytes(text: str) -> int:
-    """Return the bytes of a size such as `512M` or `64G`, or raise ValueError."""
-    match = re.fullmatch(r"(\d+)([kmgt]?)(i?b)?", text.strip().lower())
-    if not match:
-        raise ValueError(f"expected a size such as 512M or 64G, got {text!r}")
-    return int(match[1]) * _UNITS[match[2]]
 
 
 def default_output(prompts: Sequence[str], shard: Shard | None = None) -> str:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from hpcdecode.config import EngineOptions, parse_bytes
+from hpcdecode.config import EngineOptions
 from hpcdecode.data.prompts.given import as_row, each_with_params
 from hpcdecode.data.results.collected import (
     CompletionOutput,
@@ -22,6 +22,7 @@ from hpcdecode.errors import PromptError, UserError
 from hpcdecode.ranks.team import assemble
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.system.model_path import find_model
+from hpcdecode.system.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

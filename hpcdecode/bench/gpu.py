@@ -28,7 +28,6 @@ from hpcdecode.bench import filled
 from hpcdecode.bench.contenders import Hpcdecode, Site, launcher
 from hpcdecode.bench.output import Case, Report
 from hpcdecode.bench.workload import SHAPES, Shape, Workload, default_folder
-from hpcdecode.config import parse_bytes
 from hpcdecode.errors import UserError
 from hpcdecode.exchange.staging import Copies, CudaCopies
 from hpcdecode.model import SplitModel, load_split
@@ -36,6 +35,7 @@ from hpcdecode.mpi.wait import Waitable
 from hpcdecode.report.benchmark import case, machine, seconds_of
 from hpcdecode.system.bandwidth import read_rate
 from hpcdecode.system.cores import nodes_of
+from hpcdecode.system.sizes import parse_bytes
 
 
 @dataclass(frozen=True)

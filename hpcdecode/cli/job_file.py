@@ -13,12 +13,13 @@ from hpcdecode.cli.arguments import parse_dtype
 from hpcdecode.cli.generate_flags import text_or_file
 from hpcdecode.cli.parser import near
 from hpcdecode.cli.sampling_flags import parse_generation_config
-from hpcdecode.config import KV_DTYPES, STDIN, Job, Shard, parse_bytes
+from hpcdecode.config import KV_DTYPES, STDIN, Job, Shard
 from hpcdecode.data.prompts.kept import parse_names
 from hpcdecode.errors import RowProblem, UserError
 from hpcdecode.requests.field_types import typed
 from hpcdecode.requests.params import sampling_kinds
 from hpcdecode.system.model_path import DEMO, read_toml
+from hpcdecode.system.sizes import parse_bytes
 
 _FAIL_FAST = "fail_fast"
 _NO_KEYS = ("params", "score")  # of a job: the subcommand says the latter
@@ -29,6 +30,7 @@ _PARSED: dict[str, Callable[[str], object]] = {  # if given as strings
     "keep_columns": parse_names,
     "kv_dtype": partial(parse_dtype, among=KV_DTYPES),
     "kv_memory": parse_bytes,
+    "kv_swap": lambda tier: (tier,),
     "shard": Shard.parse,
 }
 

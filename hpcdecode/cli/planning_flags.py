@@ -6,12 +6,13 @@ import argparse
 from typing import TYPE_CHECKING
 
 from hpcdecode.cli.arguments import parsed
-from hpcdecode.config import ADMISSIONS, KV_DTYPES, SCHEDULES, parse_bytes
+from hpcdecode.config import ADMISSIONS, KV_DTYPES, SCHEDULES
 from hpcdecode.errors import UserError
 from hpcdecode.planning.servers import SERVING
 from hpcdecode.ranks.wishes import LAYOUTS, POOLS, ROUTES
 from hpcdecode.schedule.limits import prefill_limit
 from hpcdecode.system.model_path import find_model
+from hpcdecode.system.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from hpcdecode.cli.arguments import Group

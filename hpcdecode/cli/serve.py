@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from hpcdecode.cli.arguments import add_verbosity, parsed, pick
 from hpcdecode.cli.parser_flags import add_parsers
 from hpcdecode.cli.size_flags import add_faults, add_model, add_size
-from hpcdecode.config import parse_bytes
 from hpcdecode.errors import UserError, first_line
 from hpcdecode.ranks import launch
 from hpcdecode.serve.options import ServeOptions
 from hpcdecode.system.model_path import find_model
 from hpcdecode.system.signals import Signals
+from hpcdecode.system.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -19,10 +19,11 @@ from hpcdecode.config import (
     SCHEDULES,
     WEIGHTS,
     EngineOptions,
-    parse_bytes,
 )
 from hpcdecode.ranks.wishes import LAYOUTS, POOLS, ROUTES
 from hpcdecode.schedule.limits import prefill_limit
+from hpcdecode.system.sizes import parse_bytes
+from hpcdecode.system.swap_tiers import TierSpec
 
 if TYPE_CHECKING:
     from hpcdecode.cli.arguments import Group
@@ -127,8 +128,18 @@ def add_size(group: Group, kind: type[EngineOptions] = EngineOptions) -> None:
     add("--exchange", choices=EXCHANGES, help=help)
     size = parsed(parse_bytes)
     add("--kv-memory", type=size, metavar="SIZE", help="memory of an R-rank's KV cache, such as 64G")
+    help = "where rows that give up their room under --admission optimistic may go until they enter again: host:SIZE, "
+    help += "more memory of the host, or nvme:DIRECTORY:SIZE, a file without a name in a directory of a local disk; "
+    help += "SIZE is of each R-rank. May be given several times: the first tier with room is taken"
+    add("--kv-swap", type=parsed(_tier), action="append", metavar="TIER", help=help)
     help = "most memory of a GPU that a rank takes, KV cache included (default: what is free)"
     add("--gpu-memory", type=size, metavar="SIZE", help=help)
+
+
+def _tier(text: str) -> str:
+    """Return the text of a tier, or raise ValueError."""
+    TierSpec.parse(text)
+    return text
 
 
 def _count(text: str) -> int | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
 from torch import Tensor
 
 from hpcdecode.attention.base import KvCache
+from hpcdecode.engine.kv_swap import KvSwap
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.exchange.base import Piece, Share
 from hpcdecode.exchange.staging import Queue
@@ -23,15 +25,22 @@ class AttentionWorker:
         sinks: float32 [q_heads] of every layer, or None.
         timeline: of this rank.
         queue: of the device that has the KV cache, if that is not the device of the slices, too.
+        swap: tiers for what leaves the KV cache, or None.
 
     Attributes:
         peak_tokens: the most tokens in the KV cache so far.
     """
 
     def __init__(
-        self, kv_cache: KvCache, sinks: Sequence[Tensor | None], timeline: Timeline, queue: Queue | None = None
+        self,
+        kv_cache: KvCache,
+        sinks: Sequence[Tensor | None],
+        timeline: Timeline,
+        queue: Queue | None = None,
+        swap: KvSwap | None = None,
     ):
         self.kv_cache, self.sinks, self.timeline, self.queue = kv_cache, sinks, timeline, queue
+        self.swap = swap
         self.peak_tokens = 0
 
     def apply(self, lane: int, share: Share) -> None:
@@ -41,10 +50,18 @@ class AttentionWorker:
             KvCapacityError: the KV cache has no room; nothing was written.
         """
         self.timeline.enter("plan", lane)
+        for slot, ticket in share.swap_out.tolist():
+            self._tiers.out(lane, slot, ticket)
+        if self.swap and share.stop:
+            self.swap.forget(lane)
         if len(share.release):
             self.kv_cache.release(share.release)
         for slot, new in share.fork.tolist():
             self.kv_cache.fork(slot, new)
+        if len(share.swap_in):
+            self.kv_cache.extend(*np.ascontiguousarray(share.swap_in[:, (0, 2)].T))
+        for slot, ticket, _ in share.swap_in.tolist():
+            self._tiers.bring(lane, slot, ticket)
         whole = share.whole
         if len(whole.decode_slots):
             self.kv_cache.extend(whole.decode_slots, whole.decode_counts)
@@ -54,8 +71,20 @@ class AttentionWorker:
         self.peak_tokens = max(self.peak_tokens, used)
         self.timeline.load.add(used)
 
+    @property
+    def _tiers(self) -> KvSwap:
+        if self.swap is None:
+            raise InvariantViolation("sequences move to tiers that there are", "the R-rank has none")
+        return self.swap
+
+    def take_swapped(self, lane: int) -> list[tuple[int, bool]]:
+        """Return the tickets of a lane that were dealt with since the last call, and whether all is back."""
+        return self.swap.take_results(lane) if self.swap else []
+
     def check(self) -> None:
-        """Raise InvariantViolation unless every KV block is free or referenced, and counted right."""
+        """Raise InvariantViolation unless KV blocks and chunks of tiers are free or held, and counted right."""
+        if self.swap:
+            self.swap.check()
         try:
             self.kv_cache.check()
         except RuntimeError as error:

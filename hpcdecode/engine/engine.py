@@ -258,7 +258,7 @@ class Engine:
 
     def _run_r(self, lanes: Sequence[Lane], comms: Sequence[MPI.Intracomm]) -> None:
         """Serve all lanes."""
-        from hpcdecode.engine.r_rank import PlansApart, lane_program, prompt_program
+        from hpcdecode.engine.r_rank import PlansApart, lane_program, prompt_program, tell_swapped
 
         team = self.team
         device = torch.device(team.me.kv_device if direct(self.options, self.team) else "cpu")
@@ -274,7 +274,8 @@ class Engine:
             programs.append(lane_program(i, copies, attention, orders[group], partial(route.copy, number), apart))
             if apart is not None:
                 programs.append(prompt_program(i, own[prefill_copy(team.me, number)], attention, apart))
-        serve(programs, self.timeline)
+        between = partial(tell_swapped, [own[0] for own in ends], attention) if attention.swap else None
+        serve(programs, self.timeline, between)
 
     def _make_s_rank(self, scale: Scale, desk: Desk | RemoteDesk, groups: list[MpiGroupLane] | None) -> SRank:
         options, stops, prompts = self.options, self.stops, self._open_prompts()
@@ -303,6 +304,8 @@ class Engine:
         if self._attention is None or slots > self._slots:
             self._attention, self._work = None, Work()  # its memory goes first
             partition, on_device = partition_of(self.options, self.team.pool), direct(self.options, self.team)
-            self._attention = open_attention_worker(self.team, self.setup, partition, slots, on_device, self.timeline)
+            self._attention = open_attention_worker(
+                self.team, self.setup, partition, slots, on_device, self.timeline, self.options.swap_tiers
+            )
             self._slots = slots
         return self._attention

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -17,15 +18,23 @@ from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.prefill import PromptKvCache, StoredPrompts
 from hpcdecode.engine.resumed import ResumedAttention
 from hpcdecode.engine.setup import Setup, apart
+from hpcdecode.engine.swap_room import open_swap
 from hpcdecode.exchange.partition import Partition
 from hpcdecode.exchange.staging import CudaQueue
 from hpcdecode.model import SplitModel
 from hpcdecode.ranks.team import Team
+from hpcdecode.system.swap_tiers import TierSpec
 from hpcdecode.system.timeline import Timeline
 
 
 def open_attention_worker(
-    team: Team, setup: Setup, partition: Partition, slots: int, direct: bool, timeline: Timeline
+    team: Team,
+    setup: Setup,
+    partition: Partition,
+    slots: int,
+    direct: bool,
+    timeline: Timeline,
+    tiers: Sequence[TierSpec] = (),
 ) -> AttentionWorker:
     """Open this rank's KV cache and what attends over it.
 
@@ -36,12 +45,15 @@ def open_attention_worker(
         slots: sequences and prefixes at once, of all lanes.
         direct: whether q, k, v and o cross from device to device.
         timeline: of this rank.
+        tiers: to which sequences move that leave the KV cache.
     """
     me, rank = team.me, team.pool.index(team.place)
     heads = [partition.heads(shape, rank) for shape in setup.shapes_of(me)]
     sinks = [None if s is None else torch.tensor(s[own]) for s, own in zip(setup.part_of(me).sinks, heads, strict=True)]
     queue = CudaQueue(torch.device(me.kv_device)) if me.kv_device != "cpu" and apart(team, team.group) else None
-    return AttentionWorker(_open_kv_cache(team, setup, partition, slots, direct), sinks, timeline, queue)
+    kv_cache = _open_kv_cache(team, setup, partition, slots, direct)
+    swap = open_swap(kv_cache, tiers, me.cpus if me.pinned else None) if me.swap_chunks else None
+    return AttentionWorker(kv_cache, sinks, timeline, queue, swap)
 
 
 def _open_kv_cache(team: Team, setup: Setup, partition: Partition, slots: int, direct: bool) -> KvCache:

@@ -67,6 +67,7 @@ def lane_program(
             apart.put(plan)
             continue
         if plan.stop:
+            home.tell_swapped(worker.take_swapped(lane))
             if apart is not None:
                 apart.close()
             return
@@ -104,3 +105,9 @@ def _layers(lane: int, ends: Sequence[MpiRLink], worker: AttentionWorker, copy: 
                 yield "wait", mark
             worker.timeline.enter("post", lane)
             target.send_output(answer)
+
+
+def tell_swapped(ends: Sequence[MpiRLink], worker: AttentionWorker) -> None:
+    """Tell S-ranks what has come back from tiers; ends: to the homes of all lanes."""
+    for lane, home in enumerate(ends):
+        home.tell_swapped(worker.take_swapped(lane))

@@ -11,6 +11,7 @@ from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_sha
 from hpcdecode.attention.sizes import bytes_per_token, capacity_for
 from hpcdecode.config import EngineOptions
 from hpcdecode.engine.setup import Setup, partition_of, together
+from hpcdecode.engine.swap_room import measure_swap
 from hpcdecode.errors import UserError
 from hpcdecode.ranks.roles import Rank
 from hpcdecode.ranks.team import Team
@@ -21,7 +22,8 @@ _MEMORY_SHARE = 0.7  # of what is available, for the KV caches of a host
 
 
 def measure_room(options: EngineOptions, team: Team, setup: Setup) -> None:
-    """Settle how many KV tokens each R-rank holds, and let everybody know."""
+    """Settle how many KV tokens each R-rank and its tiers hold, and let everybody know."""
+    measure_swap(options, team, setup)
     require_memory(options, team)
     me = team.me
     own = list(map(partition_of(options, team.pool).shape, setup.shapes_of(me))) if me.role else []

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from hpcdecode.exchange.base import SLink
 from hpcdecode.mpi.wait import Waitable
 from hpcdecode.schedule.admission import Feed
+from hpcdecode.schedule.scheduler import Scheduler
 
 
 class RowArrival:
@@ -19,6 +23,27 @@ class RowArrival:
     def Test(self) -> bool:
         """Return whether it is done."""
         return self._feed.peek() is not None or self._feed.exhausted()
+
+
+class SwapReturn:
+    """Is done when something has come back from tiers, or at once if lanes have other work.
+
+    Args:
+        links: Of the lanes.
+        schedulers: Of the lanes.
+    """
+
+    def __init__(self, links: Sequence[SLink], schedulers: Sequence[Scheduler]):
+        self._links, self._schedulers = links, schedulers
+
+    def Test(self) -> bool:
+        """Return whether it is done; schedulers take note of what has come."""
+        for link, scheduler in zip(self._links, self._schedulers, strict=True):
+            scheduler.tiers.note(link.take_swapped())
+        return any(
+            scheduler.tiers.has_news or scheduler.active > len(scheduler.tiers.returning)
+            for scheduler in self._schedulers
+        )
 
 
 class LaneRounds:

@@ -19,7 +19,7 @@ from hpcdecode.engine.inputs import Inputs, take_logprobs
 from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.engine.prefill_ranks import Ends, PrefillLane, parted
 from hpcdecode.engine.programs import Program, Waiting, serve
-from hpcdecode.engine.rounds import LaneRounds, RowArrival
+from hpcdecode.engine.rounds import LaneRounds, RowArrival, SwapReturn
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.exchange.base import SLink
 from hpcdecode.model import SplitModel
@@ -103,7 +103,7 @@ class SRank:
         self.seconds = self.prefill_seconds = self.decode_seconds = 0.0
         self.steps = self.tokens = self.decode_tokens = self.peak_prefill_tokens = self.peak_load = 0
         self._rounds = LaneRounds(len(links))
-        self._plans = self._waits = 0
+        self._plans = self._waits = self._prompt_tokens = 0
 
     def run(self, between: Callable[[], None]) -> None:
         """Generate until done; `between` is called after every round of the lanes."""
@@ -170,6 +170,7 @@ class SRank:
             enter("plan", lane)
             if self.stopping or scheduler.exhausted():
                 break
+            scheduler.tiers.note(link.take_swapped())
             step = scheduler.next_step(self._rounds.begin(lane))
             self.peak_load = max(self.peak_load, sum(s.load for s in self.schedulers))
             forgotten = scheduler.take_forgotten()
@@ -180,6 +181,8 @@ class SRank:
                 if self._empty():
                     yield "idle", RowArrival(self._feed)
                     self.timeline.lap()
+                elif self._returning:
+                    yield "wait", SwapReturn(self.links, self.schedulers)
                 elif not any(lane.step for lane in self.apart):
                     self._count_wait()
                 elif not any(scheduler.decoding for scheduler in self.schedulers):
@@ -247,6 +250,11 @@ class SRank:
         """Return whether no lane has anything to do until a row comes."""
         busy = any(scheduler.active or scheduler.admission.waiting for scheduler in self.schedulers)
         return not busy and self._feed.peek() is None
+
+    @property
+    def _returning(self) -> bool:
+        """Return whether K and V of any sequence are being brought back from tiers."""
+        return any(scheduler.tiers.returning for scheduler in self.schedulers)
 
     @property
     def _feed(self) -> Feed:
@@ -338,10 +346,13 @@ class SRank:
         self.pace.observe(seconds, prompts, decodes)
         for scheduler in self.schedulers:
             scheduler.admission.policy.prefill_tokens = self.pace.tokens
+        self._prompt_tokens += prompts
         of_decodes = seconds * decodes / (decodes + prompts)
         self.decode_seconds += of_decodes
         self.prefill_seconds += seconds - of_decodes
         self.decode_tokens += decodes
+        if swaps := self.schedulers[0].tiers.swaps:
+            swaps.prefill_seconds = self.prefill_seconds / max(self._prompt_tokens, 1)
 
 
 def _answered(apart: PrefillLane, part: slice, largest: bool) -> Waiting[Tensor]:

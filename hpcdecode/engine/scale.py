@@ -7,6 +7,7 @@ import msgspec
 from hpcdecode.attention.shapes import recurrent_shapes
 from hpcdecode.config import EngineOptions
 from hpcdecode.engine.setup import Setup, apart, partition_of
+from hpcdecode.engine.swap_room import swaps_of
 from hpcdecode.ranks.layout import Group
 from hpcdecode.ranks.team import Team
 from hpcdecode.requests.prompt import Prompt
@@ -147,7 +148,8 @@ def schedulers_of(
     """
     placement = placement_of(options, team, setup, len(scale.lanes))
     limits = [lane_limits(options, setup, batch, scale, prefix_tokens) for batch in scale.lanes]
-    return [Scheduler(lane, feed, placement, own, stops) for lane, own in enumerate(limits)]
+    swaps = swaps_of(options, team)
+    return [Scheduler(lane, feed, placement, own, stops, swaps) for lane, own in enumerate(limits)]
 
 
 def state_load(setup: Setup) -> int:

@@ -47,6 +47,9 @@ class Work:
             metrics.peak_prefill_tokens, metrics.peak_load = s_rank.peak_prefill_tokens, s_rank.peak_load
             metrics.prefill_seconds, metrics.decode_seconds = s_rank.prefill_seconds, s_rank.decode_seconds
             metrics.preemptions, metrics.preempted_tokens = s_rank.preemptions, s_rank.preempted_tokens
+            if swaps := s_rank.schedulers[0].tiers.swaps:
+                metrics.swapped, metrics.swapped_tokens = swaps.moved, swaps.moved_tokens
+                metrics.swap_failures = swaps.failures
             metrics.decode_tokens, metrics.shared_tokens = s_rank.decode_tokens, s_rank.shared_tokens
         if (member := self.member) is not None:
             metrics.s_role = True
@@ -57,6 +60,9 @@ class Work:
             metrics.r_role = True
             metrics.peak_tokens, metrics.kv_left = self.attention.peak_tokens, kv_cache.used_tokens
             metrics.bytes_read, metrics.attend_seconds = kv_cache.bytes_read, kv_cache.attend_seconds
+            if swap := self.attention.swap:
+                metrics.swap_out_bytes, metrics.swap_in_bytes = swap.counts.bytes_out, swap.counts.bytes_in
+                metrics.swap_seconds = swap.counts.seconds
         return metrics
 
     def report(self) -> RankReport:

@@ -63,12 +63,19 @@ class SLink(Protocol):
     def recv_output(self) -> None:
         """Put the rows that R-ranks answer where `send_rows` was told to."""
 
+    def take_swapped(self) -> list[tuple[int, bool]]:
+        """Return the tickets of `Plan.swap_in` that R-ranks have dealt with since, and whether all is back."""
+
     def close(self) -> None:
         """Complete what is under way after the stop plan."""
 
 
 class OnlyEnd:
     """What the ends of lanes have in common whose S-rank is the only one."""
+
+    def take_swapped(self) -> list[tuple[int, bool]]:
+        """Return nothing: nothing comes back from tiers."""
+        return []
 
     def follow_plan(self, plan: Plan) -> None:
         """Raise NotImplementedError: the S-rank is the only one."""
@@ -117,8 +124,11 @@ class Share:
         count: pieces at most.
 
     Attributes:
+        swap_out: int32 [n, 2], (slot, ticket) of what a tier keeps.
         release: int32 [n], slots to free.
         fork: int32 [n, 2], (slot, new slot).
+        swap_in: int32 [n, 3], (slot, ticket, tokens) of what comes back from a tier.
+        stop: whether the plan is the lane's last.
         whole: all its rows as one piece.
         pieces: the same, as they are exchanged; none if it has no rows.
     """
@@ -126,6 +136,9 @@ class Share:
     def __init__(self, plan: Plan, rank: int, first_slot: int = 0, count: int = 1):
         decode = plan.decode[plan.decode[:, 0] == rank, 1] + first_slot
         prefill = plan.prefill[plan.prefill[:, 0] == rank, 1:]
+        self.swap_out: Slots = plan.swap_out[plan.swap_out[:, 0] == rank, 1:] + np.array([first_slot, 0], np.int32)
+        self.swap_in: Slots = plan.swap_in[plan.swap_in[:, 0] == rank, 1:] + np.array([first_slot, 0, 0], np.int32)
+        self.stop = plan.stop
         self.release: Slots = plan.release[plan.release[:, 0] == rank, 1] + first_slot
         self.fork: Slots = plan.fork[plan.fork[:, 0] == rank, 1:] + first_slot
         stretches = [np.arange(first, first + tokens) for first, tokens in prefill[:, 1:].tolist()]
@@ -198,6 +211,9 @@ class Attention(Protocol):
         self, lane: int, layer: int, piece: Piece, rows: Tensor, prompts: Tensor, out: Tensor
     ) -> Waitable | None:
         """Append K and V, and attend."""
+
+    def take_swapped(self, lane: int) -> list[tuple[int, bool]]:
+        """Return what a lane's `swap_in` came to."""
 
 
 def joined(*parts: Tensor) -> Tensor:

@@ -57,5 +57,9 @@ class LocalLink(OnlyEnd):
     def recv_output(self) -> None:
         """Do nothing: the attention wrote o in place."""
 
+    def take_swapped(self) -> list[tuple[int, bool]]:
+        """Return what came of tickets."""
+        return self.attention.take_swapped(self.lane)
+
     def close(self) -> None:
         """Do nothing: there is no connection."""

@@ -19,6 +19,7 @@ from hpcdecode.attention.shapes import LayerShape, MixerShape
 from hpcdecode.exchange.base import Share
 from hpcdecode.exchange.memory import LaneMemory, LaneSpec, Message
 from hpcdecode.exchange.packing import Packing
+from hpcdecode.exchange.returns import ReturnReceiver, ReturnTeller
 from hpcdecode.mpi.wait import Waitable, wait
 from hpcdecode.schedule.plan import Plan, wire_length
 
@@ -81,6 +82,8 @@ class MpiSLink:
         self._shares: list[Share] = []
         self._by_kind: dict[int, list[Outgoing]] = {}
         self._current: list[Outgoing] = []
+        returns = ReturnReceiver(comm, comm.size - 1 if spec.partition.by_head else 1)
+        self._returns, self.take_swapped = returns, returns.take
 
     def send_plan(self, plan: Plan) -> None:
         """Send the plan of the lane's next step to every R-rank."""
@@ -94,6 +97,7 @@ class MpiSLink:
         partition, pieces = self.spec.partition, 1 if plan.collective else self.spec.pieces
         self._shares = [Share(plan, partition.named(rank), count=pieces) for rank in range(self.comm.size - 1)]
         self._by_kind = {}
+        self._returns.expect(self._shares)
         return length
 
     def follow_plan(self, plan: Plan) -> None:
@@ -175,6 +179,7 @@ class MpiSLink:
         """Complete what is under way after the stop plan, and free the communicator; every rank calls this."""
         wait(self._plans)
         wait(self._sent)
+        self._returns.close()
         self._by_kind, self._current = {}, []
         self._memory.close()
         self.comm.Free()
@@ -232,7 +237,8 @@ class MpiRLink:
         self.shapes = list(map(spec.partition.shape, spec.shapes))
         self._memory = LaneMemory(comm, spec)
         self._plan = np.zeros(wire_length(spec.slots, comm.size - 1), np.int32)
-        self._sent = _Requests()
+        self._sent, self._teller = _Requests(), ReturnTeller(comm)
+        self.tell_swapped = self._teller.tell
         self._kinds = kinds_of(spec.shapes)
         self._by_kind: dict[int, list[Message]] = {}
 
@@ -280,6 +286,7 @@ class MpiRLink:
     def close(self) -> None:
         """Complete what is under way after the stop plan, and free the communicator; every rank calls this."""
         wait(self._sent)
+        self._teller.close()
         self._by_kind = {}
         self._memory.close()
         self.comm.Free()

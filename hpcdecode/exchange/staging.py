@@ -179,6 +179,10 @@ class _Deferred:
         """Let the link put o where it was told to."""
         self.link.recv_output()
 
+    def take_swapped(self) -> list[tuple[int, bool]]:
+        """Return what came of tickets."""
+        return self.link.take_swapped()
+
     def close(self) -> None:
         """Complete what is under way after the stop plan."""
         self.link.close()

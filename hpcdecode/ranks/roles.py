@@ -39,6 +39,9 @@ class Rank(msgspec.Struct, kw_only=True):
         numa: NUMA nodes of `cpus`, as in 0,1.
         isa: Instruction set of the attention kernels.
         kv_tokens: Capacity of the KV cache.
+        swap_chunks: Of its tiers for sequences that leave the KV cache; 0 without tiers.
+        swap_chunk_tokens: Tokens of such a chunk.
+        swap_rate: Tokens that it writes to its tiers, or reads, in a second.
         gpu_mpi: Whether its MPI takes the memory of GPUs.
         speed: Speed of attention relative to the slowest R-rank; 1 if R-ranks are alike.
     """
@@ -65,6 +68,9 @@ class Rank(msgspec.Struct, kw_only=True):
     numa: str = ""
     isa: str = ""
     kv_tokens: int = 0
+    swap_chunks: int = 0
+    swap_chunk_tokens: int = 0
+    swap_rate: float = 0.0
     gpu_mpi: bool = False
     speed: float = 1.0
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _SUMS = (
     *("s_seconds", "steps", "prefill_seconds", "decode_seconds", "decode_tokens", "shared_tokens"),
     *("preemptions", "preempted_tokens", "bytes_read", "attend_seconds"),
+    *("swapped", "swapped_tokens", "swap_failures", "swap_out_bytes", "swap_in_bytes", "swap_seconds"),
 )
 _PEAKS = ("peak_prefill_tokens", "peak_load", "peak_tokens")
 
@@ -56,11 +57,17 @@ class Metrics(msgspec.Struct, kw_only=True):
         shared_tokens: Prompt tokens that came from shared prefixes.
         preemptions: How often sequences gave up their room in KV caches, under optimistic admission.
         preempted_tokens: Tokens whose K and V were dropped so, and were computed again.
+        swapped: How often sequences that gave up their room moved to a tier.
+        swapped_tokens: Tokens whose K and V moved so.
+        swap_failures: How often these did not come back, and were computed again.
         r_role: Whether the rank worked as R-rank; the following fields are for these.
         bytes_read: Bytes of the KV cache that attention read.
         attend_seconds: Seconds of decode attention.
         peak_tokens: Most tokens in the KV cache.
         kv_left: Tokens in the KV cache at the end.
+        swap_out_bytes: Bytes that were written to tiers.
+        swap_in_bytes: Bytes that came back from them.
+        swap_seconds: Seconds of the threads that moved them.
     """
 
     account: Account
@@ -76,11 +83,17 @@ class Metrics(msgspec.Struct, kw_only=True):
     shared_tokens: int = 0
     preemptions: int = 0
     preempted_tokens: int = 0
+    swapped: int = 0
+    swapped_tokens: int = 0
+    swap_failures: int = 0
     r_role: bool = False
     bytes_read: int = 0
     attend_seconds: float = 0.0
     peak_tokens: int = 0
     kv_left: int = 0
+    swap_out_bytes: int = 0
+    swap_in_bytes: int = 0
+    swap_seconds: float = 0.0
 
     def after(self, earlier: Metrics) -> Metrics:
         """Return the metrics of an earlier run and this one together; the account of this one covers both."""
@@ -126,6 +139,12 @@ def summarize(
         "shared_prompt_tokens": sum(m.shared_tokens for m in s_ranks),
         "preemptions": sum(m.preemptions for m in s_ranks),
         "preempted_tokens": sum(m.preempted_tokens for m in s_ranks),
+        "swapped": sum(m.swapped for m in s_ranks),
+        "swapped_tokens": sum(m.swapped_tokens for m in s_ranks),
+        "swap_failures": sum(m.swap_failures for m in s_ranks),
+        "swap_out_bytes": sum(m.swap_out_bytes for m in r_ranks),
+        "swap_in_bytes": sum(m.swap_in_bytes for m in r_ranks),
+        "swap_seconds": sum(m.swap_seconds for m in r_ranks),
         "generated_tokens": rows.generated_tokens,
         "startup_seconds": startup,
         "seconds": seconds,

@@ -85,6 +85,7 @@ def summary(figures: dict[str, Any]) -> str:
             f" R-part {f['r_gigabytes_per_second']:.1f} GB/s, peak KV {f['peak_kv_tokens']:,} tokens,"
             f" peak load {f['peak_load_tokens']:,}",
             *([_preempted(f)] if f["preemptions"] else []),
+            *([_swapped(f)] if f.get("swapped") else []),
             f"peak memory of ranks 0.. (MiB): {_memories([b >> 20 for b in f['peak_rss_bytes']])}",
         )
     )
@@ -114,6 +115,13 @@ def closing(output: str, rows: int, total: int | None, samples: int, errors: int
 def _preempted(f: dict[str, Any]) -> str:
     """Return what optimistic admission took back."""
     return f"preempted {f['preemptions']:,} times, {f['preempted_tokens']:,} tokens prefilled again"
+
+
+def _swapped(f: dict[str, Any]) -> str:
+    """Return what moved to tiers and back."""
+    lost = f", {f['swap_failures']:,} of them lost and prefilled again" if f["swap_failures"] else ""
+    moved = f"{f['swap_out_bytes'] / 1e6:,.0f} MB out and {f['swap_in_bytes'] / 1e6:,.0f} MB back"
+    return f"{f['swapped']:,} times to tiers, {moved} in {f['swap_seconds']:.1f} s beside the work{lost}"
 
 
 def _memories(mebibytes: Sequence[int]) -> str:

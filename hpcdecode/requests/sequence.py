@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from math import nan
 
 from hpcdecode.requests.beams import Beams, Hypothesis
-from hpcdecode.requests.counts import TokenCounts
 from hpcdecode.requests.logprobs import Logprobs
-from hpcdecode.requests.matcher import Matcher
 from hpcdecode.requests.prefix import Prefix, SharedBlocks, new_key
 from hpcdecode.requests.prompt import Prompt, Unfinished
-from hpcdecode.requests.stops import Decode, Stops, StopText
+from hpcdecode.requests.sequence_parts import Hidden, SamplerState, Times
+from hpcdecode.requests.stops import Decode, Stops
+from hpcdecode.requests.swapped import SwapTicket
 from hpcdecode.requests.target import Scores, Target
 
 CANCELLED = "cancelled"
@@ -49,33 +49,6 @@ class Request:
         return next((s.error for s in self.sequences if s.error is not None), None)
 
 
-@dataclass(slots=True)
-class Hidden:
-    """What the text of a sequence leaves out: its last tokens, and the last characters of the rest's text."""
-
-    tokens: int = 0
-    characters: int = 0
-
-
-@dataclass(slots=True)
-class SamplerState:
-    """What a sequence keeps for its sampling parameters from token to token, each from its first use on."""
-
-    counts: TokenCounts | None = None  # for penalties
-    stop_text: StopText | None = None  # for stop strings
-    matcher: Matcher | None = None  # for structured outputs
-    thought: bool = False  # its reasoning has ended, or does not begin
-
-
-@dataclass(slots=True)
-class Times:
-    """Unix times: the prefill began, the first token came, the last token came."""
-
-    queued: float = 0.0
-    first_token: float = 0.0
-    finished: float = 0.0
-
-
 @dataclass(slots=True, eq=False)
 class SequenceState:
     """What the S-rank knows of a sequence; its K and V lie on R-rank `rank`, in slot `slot` of the KV cache.
@@ -90,6 +63,7 @@ class SequenceState:
         resumed: how many of `generated` are prefilled with the prompt; they come first.
         earlier: how many of `generated` an earlier run made.
         preemptions: how often it gave up its room.
+        swap: where its K and V are if they have left for a tier, and while they are brought back.
         logprobs: of `generated`, if the request asks for them.
         prompt_logprobs: of the prompt, kept with sample 0, if the request asks for them.
         cumulative_logprob: of a beam that has ended.
@@ -111,6 +85,7 @@ class SequenceState:
     resumed: int = 0
     earlier: int = 0
     preemptions: int = 0
+    swap: SwapTicket | None = None
     generated: list[int] = field(default_factory=list)
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
@@ -273,18 +248,30 @@ class SequenceState:
         self.logprobs = None if earlier.logprobs is None else earlier.logprobs.copy()
         self.prompt_logprobs = earlier.prompt_logprobs or self.prompt_logprobs
 
-    def give_up_room(self) -> None:
+    @property
+    def returning(self) -> bool:
+        """Return whether its K and V are being brought back to an R-rank."""
+        return self.swap is not None and self.rank >= 0
+
+    def give_up_room(self, swap: SwapTicket | None = None) -> None:
         """Go back to before its prefill, with all that it has generated; so do its forks if it has generated nothing.
 
-        Its own K and V are gone, and it has no slot.
+        It has no slot. Its own K and V are gone; with `swap` they are in a tier, and nothing of it is prefilled again.
         """
         if self.generated:
             self.forks, self.shared_blocks = [], None
         for sequence in self.with_forks:
             sequence.preemptions += 1
-            sequence.rank, sequence.prefix, sequence.prefilled = -1, None, 0
-            sequence.resumed = len(sequence.generated)
-            sequence.key = new_key()  # ranks may still hold K and V under the old one
+            sequence.start_over()
+        if swap is not None:
+            self.swap, self.resumed = swap, self.resumed - 1
+            self.prefilled = self.prompt_length
+
+    def start_over(self) -> None:
+        """Go back to before its prefill, with all that it has generated."""
+        self.rank, self.prefix, self.prefilled = -1, None, 0
+        self.resumed = len(self.generated)
+        self.key = new_key()  # ranks may still hold K and V under the old one
 
     def text(self, decode: Decode) -> str:
         """Return the text of what was generated, up to a stop token or a stop string."""

@@ -72,7 +72,7 @@ class MicroBatch:
             slots: of the lane, of which those that are needed are taken.
         """
         known = None
-        if ids := sequence.shareable_ids:
+        if sequence.swap is None and (ids := sequence.shareable_ids):
             known, length = self.known.find(ids)
             if length and len(slots) > len(sequence.with_forks):
                 new = self._new_prefix(ids[:length], known)
@@ -123,13 +123,14 @@ class MicroBatch:
         Return False, and change no other sequence, if they fit on none or the policy has them wait.
         """
         before = self.start_step
-        sequence.begin_with(prefix)
+        if sequence.swap is None:
+            sequence.begin_with(prefix)
         start = self._start_with(sequence)
         self._start_at(start)
         _set_start(sequence.with_forks, start)
         if self.policy.allows([*self.members, *sequence.with_forks]):
             for rank in self.placement.order(sequence, self._load_beside(sequence)):
-                if prefix and rank not in prefix.ranks:
+                if (prefix and rank not in prefix.ranks) or (sequence.swap and rank != sequence.swap.rank):
                     continue
                 changed = {rank} if start == before else {rank, *self._on}
                 if all(self.placement.fits(r, self._with(r, sequence if r == rank else None)) for r in changed):

@@ -110,6 +110,9 @@ class OptimisticPlacement(Placement):
             claim = heapq.heappop(due)[2]
             if not claim.live:
                 continue
+            if isinstance(claim.holder, SequenceState) and claim.holder.returning:  # it does not decode yet
+                heapq.heappush(due, (now + 1, next(self._ties), claim))
+                continue
             for tally in (self._claimed, *(() if claim.leaves else (self._staying,))):
                 tally.add(claim.rank, self.block_tokens, None)
             claim.own += self.block_tokens
@@ -180,7 +183,7 @@ class OptimisticPlacement(Placement):
     def _have_leave(self, rank: int) -> None:
         """Choose the youngest sequence of an R-rank to leave, with all that are prefilled with it."""
         free = [s for s, claim in self._claims[rank].items() if isinstance(s, SequenceState) and not claim.leaves]
-        youngest = max((s for s in free if not reserves(s)), key=lambda s: s.seniority, default=None)
+        youngest = max((s for s in free if may_leave(s)), key=lambda s: s.seniority, default=None)
         if youngest is None:
             raise InvariantViolation(
                 "what is reserved fits", f"R-rank {rank}: {self._staying.tokens[rank]} tokens of {self.capacity[rank]}"
@@ -251,6 +254,11 @@ class OptimisticPlacement(Placement):
 def reserves(holder: KvHolder) -> bool:
     """Return whether a holder has the room from the start that it may take in the end."""
     return not isinstance(holder, SequenceState) or holder.beams is not None or holder.preemptions >= MOST_PREEMPTIONS
+
+
+def may_leave(sequence: SequenceState) -> bool:
+    """Return whether a sequence may be chosen to leave; what is brought back from a tier comes first."""
+    return not reserves(sequence) and not sequence.returning
 
 
 def placement_kind(admission: str) -> type[Placement]:

@@ -139,6 +139,10 @@ class Placement:
             return True
         return self._peak([*self._held[rank], *extra]) <= self.capacity[rank]
 
+    def holds_alone(self, rank: int, sequence: SequenceState) -> bool:
+        """Return whether an R-rank has room for all that a sequence may take, if it holds nothing else."""
+        return self._round(sequence.final_length) + self.state_tokens <= self.capacity[rank]
+
     def add(self, sequence: SequenceState) -> None:
         """Count a sequence on its R-rank."""
         self._hold(sequence.rank, sequence)

@@ -1,6 +1,6 @@
 """A plan: what one lane runs in one step, the same on every rank of the lane.
 
-It is sent as one int32 array: number, flags, the four counts, then `release`, `fork`, `decode` and `prefill`.
+It is sent as one int32 array: number, flags, the counts of its tables, then the tables in the order of `_COLUMNS`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from hpcdecode.schedule.prefixes import MAX_PREFIXES
 
 Table = NDArray[np.int32]
 
-HEADER = 6  # elements
 _STOP, _COLLECTIVE, _APART = 1, 2, 4
-_COLUMNS = {"release": 2, "fork": 3, "decode": 2, "prefill": 4}
+_COLUMNS = {"swap_out": 3, "release": 2, "fork": 3, "swap_in": 4, "decode": 2, "prefill": 4}
+HEADER = 2 + len(_COLUMNS)  # elements
 
 
 def _empty(name: str) -> Table:
@@ -27,15 +27,18 @@ def _empty(name: str) -> Table:
 class Plan:
     """What a lane's ranks do in one step.
 
-    An R-rank first frees the slots in `release` and opens those of `fork`. Then it makes room for one token of every
-    decode row and for `tokens` of every prefill row. The lane's activations hold the decode rows first, then the
-    prefill chunks. A prefix has a row in `prefill` for every R-rank, with the same activations.
+    An R-rank first copies what `swap_out` names, frees the slots in `release` and opens those of `fork` and `swap_in`.
+    Then it makes room for one token of every decode row and for `tokens` of every prefill row. The lane's activations
+    hold the decode rows first, then the prefill chunks. A prefix has a row in `prefill` for every R-rank, with the same
+    activations.
 
     Attributes:
         number: of the plan among those of its S-rank. R-ranks apply plans in this order, so that room is freed before
             it is taken again.
+        swap_out: int32 [n, 3], (R-rank, slot, ticket), K and V that a tier keeps; the slots are in `release`, too.
         release: int32 [n, 2], (R-rank, slot).
         fork: int32 [n, 3], (R-rank, slot, new slot).
+        swap_in: int32 [n, 4], (R-rank, new slot, ticket, tokens), K and V to bring back.
         decode: int32 [n, 2], (R-rank, slot).
         prefill: int32 [n, 4], (R-rank, slot, first row, tokens).
         stop: whether it is the lane's last.
@@ -44,8 +47,10 @@ class Plan:
     """
 
     number: int = 0
+    swap_out: Table = field(default_factory=lambda: _empty("swap_out"))
     release: Table = field(default_factory=lambda: _empty("release"))
     fork: Table = field(default_factory=lambda: _empty("fork"))
+    swap_in: Table = field(default_factory=lambda: _empty("swap_in"))
     decode: Table = field(default_factory=lambda: _empty("decode"))
     prefill: Table = field(default_factory=lambda: _empty("prefill"))
     stop: bool = False
@@ -65,8 +70,8 @@ class Plan:
 
     @property
     def changes_slots(self) -> bool:
-        """Return whether it frees or forks any."""
-        return len(self.release) + len(self.fork) > 0
+        """Return whether it frees, forks or fills any."""
+        return len(self.release) + len(self.fork) + len(self.swap_in) > 0
 
     @property
     def runs_model(self) -> bool:
@@ -76,12 +81,16 @@ class Plan:
     @property
     def length(self) -> int:
         """Return the int32 elements that it takes."""
-        return HEADER + sum(part.size for part in (self.release, self.fork, self.decode, self.prefill))
+        return HEADER + sum(table.size for table in self._tables)
+
+    @property
+    def _tables(self) -> list[Table]:
+        return [getattr(self, name) for name in _COLUMNS]
 
     def encode(self, out: Table) -> int:
         """Write the plan to `out`, of at least `wire_length(slots)` elements; return how many it takes."""
         flags = _STOP * self.stop + _COLLECTIVE * self.collective + _APART * self.apart
-        parts = (self.release, self.fork, self.decode, self.prefill)
+        parts = self._tables
         out[:HEADER] = (self.number, flags, *map(len, parts))
         at = HEADER
         for part in parts:
@@ -109,4 +118,4 @@ def length_of(wire: Table) -> int:
 
 def wire_length(slots: int, ranks: int) -> int:
     """Return the int32 elements that any plan of a lane needs, by its slots and its R-ranks."""
-    return HEADER + 11 * slots + (2 + 3 + 4) * MAX_PREFIXES * ranks
+    return HEADER + sum(_COLUMNS.values()) * slots + (2 + 3 + 4) * MAX_PREFIXES * ranks

@@ -19,6 +19,8 @@ from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.plan import Plan, Table
 from hpcdecode.schedule.slots import Slots
 from hpcdecode.schedule.step import Chunk, Step
+from hpcdecode.schedule.swaps import Swaps
+from hpcdecode.schedule.tier_traffic import TierTraffic
 
 
 class Scheduler:
@@ -30,11 +32,13 @@ class Scheduler:
         placement: of the S-rank.
         limits: of the lane.
         stops: what ends a sequence.
+        swaps: tiers of the R-ranks, of the S-rank; None if there are none.
 
     Attributes:
         requests: in flight, by the line of their row.
         prefilling: sequences, from which others may fork, and before them the prefixes that they wait for.
         ready: prefilled, waiting for their micro-batch to start.
+        tiers: what has moved to tiers, and is brought back.
         decoding: the sequences that are decoded in every step.
         load: tokens that the sequences of the last plan attend to.
         slots: of the lane.
@@ -44,13 +48,22 @@ class Scheduler:
         preempted_tokens: whose K and V were dropped so, and are computed again.
     """
 
-    def __init__(self, lane: int, feed: Feed, placement: Placement, limits: LaneLimits, stops: Stops):
+    def __init__(
+        self,
+        lane: int,
+        feed: Feed,
+        placement: Placement,
+        limits: LaneLimits,
+        stops: Stops,
+        swaps: Swaps | None = None,
+    ):
         self.lane, self.placement, self.limits, self.stops = lane, placement, limits, stops
         self.admission = Admission(lane, feed, placement, limits, stops)
         self.prefixes = self.admission.prefixes
         self.requests: dict[int, Request] = {}
         self.prefilling: deque[SequenceState | Prefix] = deque()
         self.ready: list[SequenceState] = []
+        self.tiers = TierTraffic(placement, swaps)
         self.decoding: list[SequenceState] = []
         self.load = self.shared_tokens = self.preemptions = self.preempted_tokens = 0
         self.slots = Slots(limits.slots)
@@ -64,12 +77,14 @@ class Scheduler:
     @property
     def active(self) -> int:
         """Return the number of sequences in flight."""
-        return len(self.decoding) + len(self.ready) + sum(len(s.with_forks) for s in self.prefilling)
+        decoded = len(self.decoding) + len(self.ready) + len(self.tiers.returning)
+        return decoded + sum(len(s.with_forks) for s in self.prefilling)
 
     @property
     def tokens_in_flight(self) -> int:
         """Return the tokens in KV caches of the sequences in flight."""
-        return sum(s.length for s in (*self.decoding, *self.ready)) + sum(s.prefilled for s in self.prefilling)
+        decoded = (*self.decoding, *self.ready, *self.tiers.returning.values())
+        return sum(s.length for s in decoded) + sum(s.prefilled for s in self.prefilling)
 
     def exhausted(self) -> bool:
         """Return whether no sequence is in flight and nothing is left to admit."""
@@ -81,7 +96,7 @@ class Scheduler:
 
     def next_step(self, now: int) -> Step:
         """Return the plan of lane step `now`; it runs no model if there is nothing to do but to wait for room."""
-        release = self._release()
+        release = self._release(self._settle_tiers(now))
         if self._shrunk and not self.prefilling:
             self._shrunk = False
             self.placement.start([s for s in self.ready if s.start_step > now], now)
@@ -96,9 +111,12 @@ class Scheduler:
             self._admit(now)
         self.load = sum(s.length + 1 for s in self.decoding)
         chunks = [] if self.apart is not None else self._chunks(now)
+        swap_out, swap_in = self.tiers.take_rows()
         plan = Plan(
+            swap_out=swap_out,
             release=release,
             fork=_table(self.slots.take_forks() + _forked_prefixes(chunks), 3),
+            swap_in=swap_in,
             decode=_table(((s.rank, s.slot) for s in self.decoding), 2),
             prefill=_table(_places(chunks, len(self.decoding)), 4),
         )
@@ -127,6 +145,7 @@ class Scheduler:
         self.load = 0
         release = self._release()
         self.placement.check()
+        self.tiers.check()
         if not self.requests:
             self.slots.check(())
         return Plan(release=release, stop=True)
@@ -188,8 +207,9 @@ class Scheduler:
         if before[0]:  # else the prompt's slot is forked once it is prefilled
             self.slots.follow(request, [move.parent for move in beams.moves])
 
-    def _release(self) -> Table:
-        preempted = self._preempt()
+    def _release(self, lost: Sequence[tuple[int, int]] = ()) -> Table:
+        """Return the slots to free: `lost` ones, and those of sequences and prefixes that have left or ended."""
+        preempted = [*lost, *self._preempt()]
         freed, self._freed = self._freed, []
         dropped, self._dropped = self._dropped, []
         for sequence in freed:
@@ -209,16 +229,19 @@ class Scheduler:
         leaving = self.placement.leaving(self.lane)
         if not leaving:
             return []
-        opened = []
+        opened, swaps = [], {}
         for sequence in leaving:
             begun = sequence.prefilled > (sequence.prefix.prompt_length if sequence.prefix else 0)
-            self.preempted_tokens += sequence.length if begun else 0
+            dropped = sequence.length if begun else 0
             if sequence in self.prefilling:
                 self._forgotten.append(sequence.key)
             elif sequence.generated:
                 begun = self.slots.leave(sequence)
             if begun:
                 opened.append((sequence.rank, sequence.slot))
+                if swap := self.tiers.move_out(sequence):
+                    swaps[sequence], dropped = swap, 0
+            self.preempted_tokens += dropped
             if sequence.slot >= 0:
                 self.slots.give_back(sequence)
             self.placement.remove(sequence)
@@ -232,18 +255,36 @@ class Scheduler:
         self._shrunk |= len(staying) < len(self.prefilling)
         self.prefilling = staying
         for unit in units:
-            unit.give_up_room()
+            unit.give_up_room(swaps.get(unit))
         self.admission.put_back(units)
         return opened
+
+    def _settle_tiers(self, now: int) -> list[tuple[int, int]]:
+        """Go on with sequences that are back; have others be prefilled again, and return their R-ranks and slots."""
+        back, lost = self.tiers.settle()
+        for sequence in back:
+            self.placement.start([sequence], max(now, sequence.start_step))
+        self.ready += back
+        places = [(s.rank, s.slot) for s in lost]
+        for sequence in lost:
+            self.preempted_tokens += sequence.length
+            self.slots.give_back(sequence)
+            self.placement.remove(sequence)
+            sequence.start_over()
+        if lost:
+            self.admission.put_back(lost)
+        return places
 
     def _admit(self, now: int) -> None:
         if self.prefixes.crowded:
             self._dropped += self.prefixes.make_room(self.admission.next_ids())
-        group = self.admission.admit(now, [*self.decoding, *self.ready], self.slots)
+        in_flight = [*self.decoding, *self.ready, *self.tiers.returning.values()]
+        group = self.admission.admit(now, in_flight, self.slots)
         for sequence in group.sequences:
             self.requests[sequence.prompt.line] = sequence.request
-        self.prefilling.extend((*group.prefixes, *group.sequences))
-        self.shared_tokens += sum(s.prefilled for s in group.sequences) - sum(map(remaining, group.prefixes))
+        fresh = self.tiers.bring_back(group.sequences)
+        self.prefilling.extend((*group.prefixes, *fresh))
+        self.shared_tokens += sum(s.prefilled for s in fresh) - sum(map(remaining, group.prefixes))
         self._start_step, self._prefix_step = group.start_step, group.prefix_step
         if not self.limits.keeps_prefixes:
             self._dropped += self.prefixes.drop_unused()

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "bandwidth.h"
+#include "bind_blocks.h"
 #include "bind_states.h"
 #include "isa.h"
 #include "kv_cache.h"
@@ -83,10 +84,12 @@ NB_MODULE(_attn_cpu, m) {
     m.doc() = "Attention on this machine's cores: the KV cache of an R-rank, and the prompt attention of an S-rank.";
     bind_common(m);
 
-    nb::class_<KvCache>(m, "KvCache", R"(A paged KV cache in this machine's memory, with its threads and kernels.
+    nb::class_<KvCache> kv_cache(m, "KvCache",
+                                 R"(A paged KV cache in this machine's memory, with its threads and kernels.
 
 A slot is a small int that the caller chooses for a sequence. Calls exclude each other and release the GIL.
-Bad arguments raise ValueError or TypeError before anything changes.)")
+Bad arguments raise ValueError or TypeError before anything changes.)");
+    kv_cache
         .def(
             "__init__",
             [](KvCache* e, const std::vector<LayerShape>& layers, const std::string& kv_dtype, int64_t capacity_tokens,
@@ -253,6 +256,7 @@ Args:
             "isa", [](const Prefill& p) { return std::string(p.isa()); }, "Name of the instruction set in use.")
         .def_prop_ro("threads", &Prefill::threads, "Number of threads.");
 
+    bind_blocks(m, kv_cache);
     bind_states(m);
 
     m.def("built_isas", &built_isas, "Return the instruction sets of this build, worst first.");

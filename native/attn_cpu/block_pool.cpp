@@ -1,6 +1,8 @@
 #include "block_pool.h"
 
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
 namespace hpcdecode {
 namespace {
@@ -59,6 +61,37 @@ void BlockPool::use(int32_t block, std::vector<size_t>& pages) {
 HeadView BlockPool::view(int layer, int head, int slot) const {
     const LayerLayout& l = layers_[layer];
     return {arena_.data() + l.offset + head * l.head.head_bytes, blocks(slot).data(), l.block_bytes, &l.head};
+}
+
+int64_t BlockPool::check_blocks(int slot, int64_t first, size_t size) const {
+    const int64_t held = (length(slot) + block_tokens() - 1) / block_tokens();
+    const int64_t count = static_cast<int64_t>(size / block_bytes());
+    if (size % block_bytes() != 0 || first < 0 || first > held || count > held - first) {
+        throw std::invalid_argument("slot " + std::to_string(slot) + " holds " + std::to_string(held) + " blocks of " +
+                                    std::to_string(block_bytes()) + " bytes: expected some of them from block " +
+                                    std::to_string(first) + " on, got " + std::to_string(size) + " bytes");
+    }
+    return count;
+}
+
+void BlockPool::copy_out(int slot, int64_t first, uint8_t* to, size_t size) const {
+    const int64_t count = check_blocks(slot, first, size);
+    for (int64_t b = first; b < first + count; ++b) {
+        for (const LayerLayout& l : layers_) {
+            std::memcpy(to, arena_.data() + l.offset + blocks(slot)[b] * l.block_bytes, l.block_bytes);
+            to += l.block_bytes;
+        }
+    }
+}
+
+void BlockPool::copy_in(int slot, int64_t first, const uint8_t* from, size_t size) {
+    const int64_t count = check_blocks(slot, first, size);
+    for (int64_t b = first; b < first + count; ++b) {
+        for (const LayerLayout& l : layers_) {
+            std::memcpy(arena_.data() + l.offset + blocks(slot)[b] * l.block_bytes, from, l.block_bytes);
+            from += l.block_bytes;
+        }
+    }
 }
 
 }  // namespace hpcdecode

@@ -247,6 +247,16 @@ int64_t KvCache::length(int slot) {
     return pool_.length(slot);
 }
 
+void KvCache::copy_out(int slot, int64_t first, uint8_t* to, size_t size) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    pool_.copy_out(slot, first, to, size);
+}
+
+void KvCache::copy_in(int slot, int64_t first, const uint8_t* from, size_t size) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    pool_.copy_in(slot, first, from, size);
+}
+
 void KvCache::check() {
     const std::lock_guard<std::mutex> lock(mutex_);
     pool_.check();

@@ -39,6 +39,8 @@ class KvCache {
     void fork(int src, int dst);
     void truncate(int slot, int64_t length);
     int64_t length(int slot);
+    void copy_out(int slot, int64_t first, uint8_t* to, size_t size);
+    void copy_in(int slot, int64_t first, const uint8_t* from, size_t size);
     void check();
     double read_seconds();
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+from functools import partial
+
 import pytest
 
+from hpcdecode.engine.kv_swap import KvSwap
 from hpcdecode.model import load_split
 from hpcdecode.requests.prompt import Prompt
+from hpcdecode.system.swap_tiers import FileTier, HostTier
 from tests.support.preemption import HastyPlacement
 from tests.support.samples import rows, run
+from tests.support.swapping import chunk_bytes
 
 FIELDS = [
     (70, {"n": 3, "temperature": 0.9, "max_tokens": 12, "logprobs": 1}),
@@ -47,3 +53,46 @@ def test_preempted_rows_are_what_they_are_undisturbed(model, lanes, rate):
     assert made(preempted) == made(undisturbed)
     assert all(s.earlier == 0 and s.times.queued <= s.times.first_token for s in preempted.values())
     assert all(s.preemptions == 0 for s in preempted.values() if s.beams)
+
+
+class Torn(HostTier):
+    """Memory that fails to take, or spoils, some of what it is given."""
+
+    def __init__(self, size, chunk_bytes):
+        super().__init__(size, chunk_bytes)
+        self.writes = 0
+
+    def write(self, chunk, data):
+        self.writes += 1
+        if self.writes % 3 == 0:
+            raise OSError(errno.ENOSPC, "no space left")
+        super().write(chunk, data)
+        if self.writes % 3 == 1:
+            self._held[chunk][17] ^= 4
+
+
+def file_swap(kv_cache, folder):
+    size = chunk_bytes(kv_cache)
+    return KvSwap(kv_cache, [FileTier(str(folder), 1000 * size, size)])
+
+
+def torn_swap(kv_cache, folder):
+    size = chunk_bytes(kv_cache)
+    return KvSwap(kv_cache, [Torn(1000 * size, size)])
+
+
+@pytest.mark.parametrize("kind", [file_swap, torn_swap])
+def test_rows_that_leave_for_a_tier_are_what_they_are_undisturbed(model, tmp_path, kind):
+    undisturbed, _ = run(model, prompts(), lanes=2, shared=1000, capacity=1 << 14)
+    placement = type("Placement", (HastyPlacement,), {"rate": 0.6})
+    sizes = {"lanes": 2, "shared": 1000, "capacity": 1024}
+    swapped, worker = run(model, prompts(), placement=placement, tiers=partial(kind, folder=tmp_path), **sizes)
+    swaps, counts = worker.schedulers[0].tiers.swaps, worker.links[0].attention.swap.counts
+    assert made(swapped) == made(undisturbed)
+    assert swaps.moved > 5 and swaps.held == 0
+    assert counts.bytes_out > 0 and counts.failures == swaps.failures
+    if kind is file_swap:
+        assert counts.failures == 0 and counts.bytes_in == counts.bytes_out
+        assert not list(tmp_path.iterdir())
+    else:
+        assert counts.failures > 0

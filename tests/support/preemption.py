@@ -10,7 +10,7 @@ import numpy as np
 
 from hpcdecode.engine import scale
 from hpcdecode.requests.sequence import SequenceState
-from hpcdecode.schedule.optimistic import OptimisticPlacement, reserves
+from hpcdecode.schedule.optimistic import OptimisticPlacement, may_leave
 
 
 class HastyPlacement(OptimisticPlacement):
@@ -38,7 +38,7 @@ class HastyPlacement(OptimisticPlacement):
         if self._draw.random() < self.rate:
             rank = int(self._draw.integers(len(self.capacity)))
             held = self._claims[rank].items()
-            if any(isinstance(s, SequenceState) and not c.leaves and not reserves(s) for s, c in held):
+            if any(isinstance(s, SequenceState) and not c.leaves and may_leave(s) for s, c in held):
                 self._have_leave(rank)
 
     def _have_leave(self, rank):

@@ -7,6 +7,7 @@ import numpy as np
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.prefill import CpuPromptAttention
 from hpcdecode.engine.attention_worker import AttentionWorker
+from hpcdecode.engine.kv_swap import chunk_blocks
 from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.engine.resumed import ResumedAttention
 from hpcdecode.engine.s_rank import SRank
@@ -17,8 +18,10 @@ from hpcdecode.requests.stops import Stops
 from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.scheduler import Scheduler
+from hpcdecode.schedule.swaps import Swaps
 from hpcdecode.system.timeline import Timeline
 from tests.support.scheduling import ListFeed
+from tests.support.swapping import eager
 
 
 class Sink:
@@ -39,15 +42,21 @@ def rows(*fields):
     ]
 
 
-def run(model, prompts, *, lanes=1, batch=8, steps=None, shared=0, placement=Placement, capacity=4096):
-    """The samples that are finished by line and sample, and the worker; `steps`: turns of the lanes before it stops."""
+def run(model, prompts, *, lanes=1, batch=8, steps=None, shared=0, placement=Placement, capacity=4096, tiers=None):
+    """The samples that are finished by line and sample, and the worker.
+
+    Args:
+        steps: turns of the lanes before it stops.
+        tiers: makes a KvSwap of a KV cache.
+    """
     shapes = model.attends
     limits = LaneLimits(batch, 3, 9, 32, 1024, shared)
     slots = limits.slots
     store = open_kv_cache(shapes, kv_dtype="float32", capacity_tokens=capacity, max_sequences=slots * lanes)
     room, sink, feed, timeline = placement([capacity], 64, lanes), Sink(), ListFeed(prompts), Timeline()
-    part = AttentionWorker(store, [None] * len(shapes), timeline)
-    schedulers = [Scheduler(lane, feed, room, limits, Stops()) for lane in range(lanes)]
+    part = AttentionWorker(store, [None] * len(shapes), timeline, swap=tiers(store) if tiers else None)
+    swaps = eager(Swaps([1000], 64 * chunk_blocks(store.native.block_bytes), [1.0])) if tiers else None
+    schedulers = [Scheduler(lane, feed, room, limits, Stops(), swaps) for lane in range(lanes)]
     links = [LocalLink(part, lane, slots * lane) for lane in range(lanes)]
     resumed = ResumedAttention(
         lambda tokens: open_kv_cache(shapes, kv_dtype="float32", capacity_tokens=tokens, max_sequences=1, team=True)
@@ -63,6 +72,6 @@ def run(model, prompts, *, lanes=1, batch=8, steps=None, shared=0, placement=Pla
 
     worker.run(count)
     if steps is None:
-        store.check()
+        part.check()
         assert store.used_tokens == 0 and not worker.prompt_kv.tokens
     return {(s.prompt.line, s.sample): s for s in sink.done}, worker

@@ -69,15 +69,23 @@ class Machine:
         shared=0,
         speeds=None,
         placement=Placement,
+        tiers=None,
         **kind,
     ):
         self.stops = stops or {}  # (line, sample, position) -> token
         self.placement = placement(capacity, block, lanes, speeds)
         limits = LaneLimits(batch, period, steps, prefill_tokens, None, shared, **kind)
-        self.schedulers = [Scheduler(lane, feed, self.placement, limits, Stops()) for lane in range(lanes)]
+        swaps = tiers.swaps(len(capacity)) if tiers else None
+        self.tiers, self.schedulers = (
+            tiers,
+            [Scheduler(lane, feed, self.placement, limits, Stops(), swaps) for lane in range(lanes)],
+        )
         sizes = {"kv_dtype": "float32", "max_sequences": limits.slots * lanes, "block_tokens": block}
         self.stores = [open_kv_cache([SHAPE], capacity_tokens=c // block * block, **sizes) for c in capacity]
-        self.parts = [AttentionWorker(store, [None], Timeline()) for store in self.stores]
+        self.parts = [
+            AttentionWorker(store, [None], Timeline(), swap=tiers.open(store) if tiers else None)
+            for store in self.stores
+        ]
         self.now, self.done, self.loads, self.steps = 0, [], [], []
         self.reads = []  # by step of a lane and R-rank: tokens that are attended to, and sequences
         self.stopped, self.waits = set(), 0
@@ -97,15 +105,20 @@ class Machine:
             self.stopped.add(lane)
             step = Step(scheduler.stop_plan(), [], [])
         else:
+            if self.tiers:
+                scheduler.tiers.note(self.tiers.due(lane, self.now))
             step = scheduler.next_step(self.now)
-            self.waits = 0 if step.plan.runs_model else self.waits + 1
+            waits = not (step.plan.runs_model or any(s.tiers.returning for s in self.schedulers))
+            self.waits = self.waits + 1 if waits else 0
             assert self.waits <= len(self.schedulers) * (scheduler.limits.period + 2)  # as in SRank
         wire = np.zeros(wire_length(scheduler.limits.slots, len(self.stores)), np.int32)
         step.plan.encode(wire)
         plan = Plan.decode_from(wire)
         first = lane * scheduler.limits.slots
         for rank, part in enumerate(self.parts):
-            part.apply(0, Share(plan, rank, first))  # raises KvCapacityError where it does not fit
+            part.apply(lane, Share(plan, rank, first))  # raises KvCapacityError where it does not fit
+            if self.tiers:
+                self.tiers.apply(lane, part, plan, rank, self.now)
         self.placement.check()
         if isinstance(self.placement, OptimisticPlacement):
             for store, claimed in zip(self.stores, self.placement.claimed, strict=True):
@@ -124,6 +137,9 @@ class Machine:
         for store in self.stores:
             store.check()
             assert store.used_tokens == 0
+        for part in self.parts:
+            part.check()
         for scheduler in self.schedulers:
+            assert not scheduler.tiers.returning and not (scheduler.tiers.swaps and scheduler.tiers.swaps.held)
             assert len(scheduler.slots) == scheduler.limits.slots and not scheduler.requests
             assert not scheduler.prefixes.live

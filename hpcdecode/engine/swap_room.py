@@ -1,0 +1,94 @@
+"""The tiers below KV caches: whether a layout can use them, and their room and speed; collective over the team."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from hpcdecode.attention.base import KvCache
+from hpcdecode.attention.cpu import CpuKvCache
+from hpcdecode.attention.shapes import recurrent_shapes
+from hpcdecode.attention.sizes import bytes_per_token
+from hpcdecode.config import EngineOptions
+from hpcdecode.engine.kv_swap import KvSwap, chunk_blocks
+from hpcdecode.engine.setup import Setup, partition_of, together
+from hpcdecode.errors import UserError
+from hpcdecode.ranks.team import Team
+from hpcdecode.schedule.swaps import Swaps
+from hpcdecode.system.memory import total_bytes
+from hpcdecode.system.swap_tiers import TierSpec, aligned, bandwidth, open_tiers
+
+logger = logging.getLogger(__name__)
+
+
+def measure_swap(options: EngineOptions, team: Team, setup: Setup) -> None:
+    """Open and measure the tiers of each R-rank; the facts go to its `Rank`.
+
+    Raises:
+        UserError: If a tier of any rank cannot be opened; on every rank.
+    """
+    specs = options.swap_tiers
+    if not specs:
+        return
+    if why := _obstacle(options, team, setup):
+        if team.lead:
+            logger.info(f"--kv-swap: not used {why}; rows that give up their room are prefilled again")
+        return
+    together(team, lambda: _measure(options, team, setup, specs))
+
+
+def _obstacle(options: EngineOptions, team: Team, setup: Setup) -> str:
+    """Return what keeps sequences from tiers, or nothing."""
+    if any(len(group.members) > 1 for group in team.groups):
+        return "with --tp, --pp or --route rotational"
+    if recurrent_shapes(setup.shapes):
+        return "with layers that keep recurrent states"
+    if any(rank.has_r and rank.kv_device != "cpu" for rank in team.ranks):
+        return "with KV caches on GPUs"
+    return ""
+
+
+def _measure(options: EngineOptions, team: Team, setup: Setup, specs: Sequence[TierSpec]) -> None:
+    me = team.me
+    if not me.has_r:
+        return
+    own = list(map(partition_of(options, team.pool).shape, setup.shapes_of(me)))
+    block = round(bytes_per_token(own, setup.kv_dtype, setup.block_tokens) * setup.block_tokens)
+    blocks = chunk_blocks(block)
+    size = aligned(blocks * block)
+    small = [spec for spec in specs if spec.size < size]
+    if small:
+        raise UserError(
+            f"--kv-swap: expected tiers of at least {size >> 10}K, {blocks * setup.block_tokens} tokens of this model, "
+            f"got {small[0].size >> 10}K; give a larger size"
+        )
+    tiers = open_tiers(specs, size, total_bytes())
+    me.swap_chunks, me.swap_chunk_tokens = sum(tier.chunks for tier in tiers), blocks * setup.block_tokens
+    me.swap_rate = min(bandwidth(tier, size) for tier in tiers) / size * me.swap_chunk_tokens
+    for tier in tiers:
+        tier.close()
+
+
+def open_swap(kv_cache: KvCache, specs: Sequence[TierSpec], cpus: Sequence[int] | None) -> KvSwap:
+    """Open the tiers of this R-rank, as they were measured.
+
+    Args:
+        kv_cache: whose blocks move.
+        specs: of the tiers.
+        cpus: of the threads that move them, or None.
+    """
+    assert isinstance(kv_cache, CpuKvCache), "tiers are for KV caches on CPUs"
+    block = kv_cache.native.block_bytes
+    return KvSwap(kv_cache, open_tiers(specs, aligned(chunk_blocks(block) * block), total_bytes()), cpus)
+
+
+def swaps_of(options: EngineOptions, team: Team) -> Swaps | None:
+    """Return what this rank's group may use of its R-ranks' tiers; None if they have none."""
+    pools = team.group.pools
+    ranks = [team.ranks[place] for place in pools[0]]
+    if not ranks[0].swap_chunks:
+        return None
+    sharing = sum(other.pools == pools for other in team.groups)
+    partition = partition_of(options, pools[0])
+    chunks = partition.capacity([rank.swap_chunks // sharing for rank in ranks])
+    return Swaps(chunks, ranks[0].swap_chunk_tokens, partition.speeds([rank.swap_rate for rank in ranks]))

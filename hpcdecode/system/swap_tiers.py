@@ -1,0 +1,247 @@
+"""Tiers of memory below that of a KV cache: a file on a local disk, or more memory of the host.
+
+A tier has chunks of one size, which it writes and reads as a whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcdecode.errors import UserError
+from hpcdecode.system.sizes import parse_bytes
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Chunk = NDArray[np.uint8]
+
+ALIGNMENT = 4096  # bytes, of what O_DIRECT reads and writes
+_FORMS = "host:SIZE or nvme:DIRECTORY:SIZE, such as host:64G or nvme:/scratch:1T"
+_MEASURED_BYTES, _MEASURED_SECONDS = 64 << 20, 0.5
+
+
+class TierSpec(msgspec.Struct, frozen=True):
+    """A tier as users ask for it.
+
+    Attributes:
+        kind: `host` or `nvme`.
+        size: Bytes that an R-rank may take of it.
+        directory: Of the file, for `nvme`.
+    """
+
+    kind: str
+    size: int
+    directory: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the tier that a text such as `nvme:/scratch:1T` names, or raise ValueError."""
+        kind, _, rest = text.partition(":")
+        directory, _, size = rest.rpartition(":") if kind == "nvme" else ("", "", rest)
+        if kind not in ("host", "nvme"):
+            raise ValueError(f"expected {_FORMS}; got the tier {kind!r} in {text!r}")
+        if kind == "nvme" and not directory:
+            raise ValueError(f"expected {_FORMS}; got {text!r}, which lacks the directory or the size")
+        try:
+            nbytes = parse_bytes(size)
+        except ValueError:
+            raise ValueError(f"expected {_FORMS}; got {text!r}, whose size is {size!r}") from None
+        if nbytes < 1:
+            raise ValueError(f"expected {_FORMS}; got {text!r}, which has no room")
+        return cls(kind, nbytes, directory)
+
+
+class Tier(Protocol):
+    """Chunks outside the KV cache.
+
+    Attributes:
+        chunks: Number of chunks.
+    """
+
+    chunks: int
+
+    def write(self, chunk: int, data: Chunk) -> None:
+        """Write a chunk, or the beginning of it.
+
+        Args:
+            chunk: Its number.
+            data: uint8 [n], aligned memory, n a multiple of `ALIGNMENT`.
+
+        Raises:
+            OSError: If it was not written.
+        """
+
+    def read(self, chunk: int, data: Chunk) -> None:
+        """Read what was written last.
+
+        Raises:
+            OSError: If there is less, or it cannot be read.
+        """
+
+    def close(self) -> None:
+        """Give back what it takes."""
+
+
+class HostTier:
+    """Memory of this host, taken as it is used.
+
+    Args:
+        size: Bytes at most.
+        chunk_bytes: Bytes of a chunk.
+    """
+
+    def __init__(self, size: int, chunk_bytes: int):
+        self.chunks = size // chunk_bytes
+        self._chunk_bytes = chunk_bytes
+        self._held: dict[int, Chunk] = {}
+
+    def write(self, chunk: int, data: Chunk) -> None:
+        """Copy a chunk to memory."""
+        if chunk not in self._held:
+            self._held[chunk] = np.empty(self._chunk_bytes, np.uint8)
+        np.copyto(self._held[chunk][: len(data)], data)
+
+    def read(self, chunk: int, data: Chunk) -> None:
+        """Copy a chunk back."""
+        np.copyto(data, self._held[chunk][: len(data)])
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._held.clear()
+
+
+class FileTier:
+    """A file without a name, so that nothing of it is left whatever becomes of the process.
+
+    It is read and written past the page cache where the file system allows that.
+
+    Args:
+        directory: Of the file.
+        size: Bytes at most.
+        chunk_bytes: Bytes of a chunk, a multiple of `ALIGNMENT`.
+
+    Attributes:
+        direct: Whether it goes past the page cache.
+
+    Raises:
+        OSError: If there can be no file.
+    """
+
+    def __init__(self, directory: str, size: int, chunk_bytes: int):
+        self.chunks = size // chunk_bytes
+        self._chunk_bytes = chunk_bytes
+        self._file, name = tempfile.mkstemp(prefix=".hpcdecode-kv-", dir=directory)
+        try:
+            self.direct = self._reopen(name)
+        finally:
+            os.unlink(name)
+
+    def _reopen(self, name: str) -> bool:
+        """Open the file past the page cache, if a block can be written so; return whether it can."""
+        with suppress(OSError):
+            direct = os.open(name, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
+            try:
+                os.pwrite(direct, memory_for(ALIGNMENT).data, 0)
+            except OSError:
+                os.close(direct)
+                raise
+            os.close(self._file)
+            self._file = direct
+            return True
+        return False
+
+    def write(self, chunk: int, data: Chunk) -> None:
+        """Write a chunk to its place in the file."""
+        at, left = chunk * self._chunk_bytes, data.data
+        while left:
+            count = os.pwrite(self._file, left, at)
+            if count == 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            at, left = at + count, left[count:]
+
+    def read(self, chunk: int, data: Chunk) -> None:
+        """Read a chunk from its place."""
+        at, left = chunk * self._chunk_bytes, data.data
+        while left:
+            count = os.preadv(self._file, [left], at)
+            if count == 0:
+                raise OSError(errno.EIO, "the file ends before its chunk does")
+            at, left = at + count, left[count:]
+
+    def close(self) -> None:
+        """Close the file, which frees its room."""
+        os.close(self._file)
+
+
+def memory_for(nbytes: int) -> Chunk:
+    """Return memory that O_DIRECT can read and write: uint8 [nbytes], in pages of its own."""
+    return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+
+
+def aligned(nbytes: int) -> int:
+    """Return `nbytes` rounded up to what O_DIRECT takes."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def open_tiers(specs: Sequence[TierSpec], chunk_bytes: int, host_bytes: int) -> list[Tier]:
+    """Open tiers, in order.
+
+    Args:
+        specs: As users ask for them.
+        chunk_bytes: Bytes of a chunk.
+        host_bytes: Memory of the host in all.
+
+    Raises:
+        UserError: If one cannot be opened.
+    """
+    return [_open_tier(spec, chunk_bytes, host_bytes) for spec in specs]
+
+
+def _open_tier(spec: TierSpec, chunk_bytes: int, host_bytes: int) -> Tier:
+    if spec.kind == "host":
+        if spec.size > host_bytes:
+            raise UserError(
+                f"--kv-swap host: expected at most {host_bytes >> 20}M, the memory of this host, got "
+                f"{spec.size >> 20}M; lower it, or use nvme:DIRECTORY:SIZE"
+            )
+        return HostTier(spec.size, chunk_bytes)
+    try:
+        return FileTier(spec.directory, spec.size, chunk_bytes)
+    except OSError as error:
+        raise UserError(
+            f"--kv-swap nvme:{spec.directory}: expected a directory to write to on every host with R-ranks, got: "
+            f"{error.strerror}; create it, or name another"
+        ) from error
+
+
+def bandwidth(tier: Tier, chunk_bytes: int) -> float:
+    """Return the bytes that a tier writes, or reads, in a second, the less of both; 0 if it does not work."""
+    chunks = range(min(tier.chunks, max(_MEASURED_BYTES // chunk_bytes, 1)))
+    data = memory_for(chunk_bytes)
+    data[:] = 1
+    try:
+        return min(_rate(tier.write, chunks, data), _rate(tier.read, chunks, data))
+    except OSError:
+        return 0.0
+
+
+def _rate(move: Callable[[int, Chunk], None], chunks: range, data: Chunk) -> float:
+    """Return the bytes a second that `move` moves, of some of `chunks`."""
+    begin, done, seconds = time.perf_counter(), 0, 0.0
+    for chunk in chunks:
+        move(chunk, data)
+        done, seconds = done + len(data), time.perf_counter() - begin
+        if seconds > _MEASURED_SECONDS:
+            break
+    return done / max(seconds, 1e-9)

@@ -1,0 +1,70 @@
+#include "crc32c.h"
+
+#include <array>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <nmmintrin.h>
+#endif
+
+namespace hpcdecode {
+namespace {
+
+constexpr uint32_t kReversed = 0x82f63b78;
+
+// Tables for eight bytes at once: tables[i][b] is the checksum of byte b with i bytes of zeros behind it.
+using Tables = std::array<std::array<uint32_t, 256>, 8>;
+
+Tables make_tables() {
+    Tables tables{};
+    for (uint32_t b = 0; b < 256; ++b) {
+        uint32_t crc = b;
+        for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1) ? kReversed : 0);
+        tables[0][b] = crc;
+    }
+    for (int i = 1; i < 8; ++i)
+        for (uint32_t b = 0; b < 256; ++b) tables[i][b] = (tables[i - 1][b] >> 8) ^ tables[0][tables[i - 1][b] & 0xff];
+    return tables;
+}
+
+#if defined(__x86_64__)
+__attribute__((target("sse4.2"))) uint32_t by_instruction(const uint8_t* data, size_t size, uint32_t crc) {
+    uint64_t state = ~crc;
+    for (; size >= 8; data += 8, size -= 8) {
+        uint64_t word;
+        std::memcpy(&word, data, 8);
+        state = _mm_crc32_u64(state, word);
+    }
+    uint32_t last = static_cast<uint32_t>(state);
+    for (; size > 0; ++data, --size) last = _mm_crc32_u8(last, *data);
+    return ~last;
+}
+
+bool has_instruction() {
+    static const bool has = __builtin_cpu_supports("sse4.2");
+    return has;
+}
+#endif
+
+}  // namespace
+
+uint32_t crc32c_by_table(const uint8_t* data, size_t size, uint32_t crc) {
+    static const Tables tables = make_tables();
+    uint32_t state = ~crc;
+    for (; size >= 8; data += 8, size -= 8) {
+        const uint32_t low = state ^ (data[0] | data[1] << 8 | data[2] << 16 | uint32_t{data[3]} << 24);
+        state = tables[7][low & 0xff] ^ tables[6][low >> 8 & 0xff] ^ tables[5][low >> 16 & 0xff] ^ tables[4][low >> 24];
+        state ^= tables[3][data[4]] ^ tables[2][data[5]] ^ tables[1][data[6]] ^ tables[0][data[7]];
+    }
+    for (; size > 0; ++data, --size) state = (state >> 8) ^ tables[0][(state ^ *data) & 0xff];
+    return ~state;
+}
+
+uint32_t crc32c(const uint8_t* data, size_t size, uint32_t crc) {
+#if defined(__x86_64__)
+    if (has_instruction()) return by_instruction(data, size, crc);
+#endif
+    return crc32c_by_table(data, size, crc);
+}
+
+}  // namespace hpcdecode

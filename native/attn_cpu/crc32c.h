@@ -1,0 +1,14 @@
+// The checksum of blocks that leave memory: CRC-32C (Castagnoli), as of iSCSI and ext4.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace hpcdecode {
+
+// Continues a checksum over `size` more bytes; that of nothing is 0.
+uint32_t crc32c(const uint8_t* data, size_t size, uint32_t crc = 0);
+
+// The same without instructions for it.
+uint32_t crc32c_by_table(const uint8_t* data, size_t size, uint32_t crc = 0);
+
+}  // namespace hpcdecode

@@ -1,0 +1,69 @@
+"""Tiers for tests: they keep sequences whatever it costs, bring them back some steps later, and lose some of them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+
+import numpy as np
+
+from hpcdecode.engine.kv_swap import KvSwap, chunk_blocks
+from hpcdecode.schedule.swaps import Swaps
+from hpcdecode.system.swap_tiers import HostTier, aligned
+
+
+def eager(swaps: Swaps) -> Swaps:
+    """Have sequences move to tiers whatever it costs."""
+    swaps.rates, swaps.prefill_seconds = (math.inf,) * len(swaps.rates), 1.0
+    return swaps
+
+
+def chunk_bytes(kv_cache) -> int:
+    block = kv_cache.native.block_bytes
+    return aligned(chunk_blocks(block) * block)
+
+
+def host_swap(kv_cache, chunks: int) -> KvSwap:
+    """Return tiers of so many chunks of memory for a KV cache."""
+    size = chunk_bytes(kv_cache)
+    return KvSwap(kv_cache, [HostTier(size * chunks, size)])
+
+
+class DelayedTiers:
+    """The tiers of the R-ranks of a `Machine`. What comes back is told of after a number of steps that is drawn.
+
+    Args:
+        chunks: Of each R-rank.
+        loses: Share of what comes back that is said to be lost.
+        most: Steps that it takes at most.
+    """
+
+    def __init__(self, chunks: int, loses: float = 0.0, most: int = 4):
+        self.chunks, self.loses, self.most = chunks, loses, most
+        self._draw = np.random.default_rng(1)
+        self._due = defaultdict(list)  # by lane: step, ticket, whether it is back
+        self.told = 0
+
+    def swaps(self, ranks: int) -> Swaps:
+        return eager(Swaps([self.chunks] * ranks, 1 << 20, [1.0] * ranks))
+
+    def open(self, store) -> KvSwap:
+        return host_swap(store, self.chunks)
+
+    def apply(self, lane: int, part, plan, rank: int, now: int) -> None:
+        """Wait for what a plan brings back, so that every run of a test is alike."""
+        wanted = {ticket for of, _, ticket, _ in plan.swap_in.tolist() if of == rank}
+        while wanted:
+            for ticket, back in part.take_swapped(lane):
+                wanted.remove(ticket)
+                back = back and self._draw.random() >= self.loses
+                self._due[lane].append((now + 1 + int(self._draw.integers(self.most)), ticket, back))
+            time.sleep(1e-5)
+
+    def due(self, lane: int, now: int) -> list[tuple[int, bool]]:
+        """Return what is told of at a step."""
+        due = [(ticket, back) for step, ticket, back in self._due[lane] if step <= now]
+        self._due[lane] = [one for one in self._due[lane] if one[0] > now]
+        self.told += len(due)
+        return due
