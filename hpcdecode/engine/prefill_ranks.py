@@ -8,7 +8,6 @@ to the R-ranks from home, among those of the lane's other steps, which go on mea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from time import perf_counter
 
 import torch
@@ -152,9 +151,3 @@ class PrefillMember(Member):
             if not inputs.logits_parts:
                 group.send(_HOME, [])
             self._count(prefilled=True)
-
-
-def parted(plan: Plan) -> tuple[Plan, Plan]:
-    """Return a plan that frees and forks slots, and one of what else a plan says."""
-    none = Plan()
-    return Plan(release=plan.release, fork=plan.fork), replace(plan, release=none.release, fork=none.fork)

@@ -17,7 +17,7 @@ from hpcdecode.engine.executors import LastSliceInput
 from hpcdecode.engine.group_lane import GroupLane, OneMember
 from hpcdecode.engine.inputs import Inputs, take_logprobs
 from hpcdecode.engine.prefill import PromptKvCache
-from hpcdecode.engine.prefill_ranks import Ends, PrefillLane, parted
+from hpcdecode.engine.prefill_ranks import Ends, PrefillLane
 from hpcdecode.engine.programs import Program, Waiting, serve
 from hpcdecode.engine.rounds import LaneRounds, RowArrival, SwapReturn
 from hpcdecode.errors import InvariantViolation
@@ -237,7 +237,7 @@ class SRank:
         step = scheduler.next_prompts()
         if step is None:
             return plan
-        slots, rest = parted(plan)
+        slots, rest = plan.parted()
         if slots.changes_slots:
             self._announce(lane, slots, None, ())
         self._stamp_queued(step)

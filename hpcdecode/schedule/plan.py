@@ -5,7 +5,7 @@ It is sent as one int32 array: number, flags, the counts of its tables, then the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,6 +77,11 @@ class Plan:
     def runs_model(self) -> bool:
         """Return whether it has rows."""
         return len(self.decode) + len(self.prefill) > 0
+
+    def parted(self) -> tuple[Plan, Plan]:
+        """Return a plan that frees and forks slots, and one of the rest."""
+        rest = replace(self, release=_empty("release"), fork=_empty("fork"))
+        return Plan(release=self.release, fork=self.fork), rest
 
     @property
     def length(self) -> int:

@@ -2,7 +2,7 @@
 
 usage: run_live.py MODEL LAYOUT ...
 
-LAYOUT: split, replicas or tp2; one after another, over all ranks.
+LAYOUT: split, prefill (a rank of a split only prefills), replicas or tp2; one after another, over all ranks.
 """
 
 from __future__ import annotations
@@ -67,10 +67,11 @@ class Client:
 
 def serve(model, layout):
     """Return the tokens of all rows, on the lead."""
-    tp = 2 if layout == "tp2" else None
-    name = "replicas" if tp else layout
-    options = EngineOptions(model=model, dtype="float32", batch=16, kv_memory=1 << 24, schedule="fifo", layout=name)
-    team = assemble(None if layout == "alone" else WORLD, Wishes(layout=name, tp=tp))
+    tp, prefill = 2 if layout == "tp2" else None, int(layout == "prefill")
+    name = {"tp2": "replicas", "prefill": "split"}.get(layout, layout)
+    sizes = {"batch": 16, "kv_memory": 1 << 24, "schedule": "fifo", "prefill_ranks": prefill}
+    options = EngineOptions(model=model, dtype="float32", layout=name, **sizes)
+    team = assemble(None if layout == "alone" else WORLD, Wishes(layout=name, tp=tp, prefill_ranks=prefill))
     engine, stop = Engine(options, team), Signals()
     if not team.lead:
         team.gather_all(engine.work(None, engine.scales(None), stop, NoProgress(), 3600.0), Metrics)

@@ -4,7 +4,8 @@ usage: run_parity.py DTYPE EXPECT WORLD:PERIOD:LANES[:PARTITION[:OVERLAP[:SCHEDU
 
 PARTITION: of the attention over the R-ranks, or replicas, or sharing: replicas that have one copy of their weights.
     Or a group's members, such as tp2, pp2 or tp2pp2, which attend themselves; tp2-request and tp2-head have R-ranks.
-    ep2 is tp2 with whole experts; rot2 are two copies of the model in rotation, as in rot2-request.
+    ep2 is tp2 with whole experts; rot2 are two copies of the model in rotation, as in rot2-request. pre1-request has a
+    rank that only prefills beside one S-rank.
 EXPECT: transformers, first-run (equal to the first of the runs), or same-schedule (to the first with its F and lanes).
 """
 
@@ -27,7 +28,7 @@ from tests.support.parity import generated
 
 WORLD = MPI.COMM_WORLD
 REPLICAS = ("replicas", "sharing", "")
-GROUP = re.compile(r"(?:(tp|ep)(\d))?(?:pp(\d))?(?:rot(\d))?(?:$|-)(.*)")
+GROUP = re.compile(r"(?:(tp|ep)(\d))?(?:pp(\d))?(?:rot(\d))?(?:pre(\d))?(?:$|-)(.*)")
 
 
 def main(dtype: str, expect: str, runs: str, *cases: str) -> int:
@@ -62,7 +63,7 @@ def run(
     comm = WORLD.Split(0 if WORLD.rank < size else MPI.UNDEFINED)
     node_memory.COPIES_SHARE = 0.0 if partition == "sharing" else 1.0
     group = GROUP.match(partition)
-    kind, tp, pp, copies, partition = group.groups() if group else (None, None, None, None, partition)
+    kind, tp, pp, copies, prefill, partition = group.groups() if group else (*[None] * 5, partition)
     if WORLD.rank < size:
         job = Job(
             prompts=(str(case / "prompts.jsonl"),),
@@ -79,6 +80,7 @@ def run(
             pp=int(pp or 1),
             ep=kind == "ep",
             s_ranks=int(copies) * int(tp or 1) if copies else None,
+            prefill_ranks=int(prefill or 0),
             route="rotational" if copies else "fixed",
             overlap=int(overlap),
             schedule=schedule,
@@ -87,7 +89,7 @@ def run(
             kv_memory=64 << 20,
             overwrite=True,
         )
-        code = generate(job, comm if size > 1 else None, model=None if tp or pp or copies else model)
+        code = generate(job, comm if size > 1 else None, model=None if tp or pp or copies or prefill else model)
         assert code == 0, code
     gather_all(WORLD, 0, int)  # a barrier that sleeps
     return generated(case / "out.h5") if WORLD.rank == 0 else None

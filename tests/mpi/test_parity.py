@@ -30,6 +30,7 @@ CORNER_RUNS = (
     "3:7:3:rot2-request",
     "4:1:4:rot3-request:2",
     "4:7:2:rot2-head",
+    "4:7:2:pre2-request:1:fifo",
 )
 WORLD_RUNS = SOME_RUNS[2:]  # by heads and by requests
 # One of each kind of attention and of layers takes SOME_RUNS, the others WORLD_RUNS; in the whole matrix all take all.
@@ -37,6 +38,7 @@ EVERY_KIND = ("llama3", "gemma2", "gpt_oss", "qwen3_moe", "deepseek_v3")
 SCHEDULE_RUNS = ("1:7:2:request:1:load-control", "4:7:2:request:1:fifo", "3:7:1:request:1:static")
 COLLECTIVE_RUNS = ("4:7:2:request:1:fixed-f:collective", "3:1:1:head:2:fixed-f:collective")
 GROUP_RUNS = ("2:7:1:tp2",)
+PREFILL = ("3:7:2:pre1-request", "4:1:1:pre1-head")
 ROTATIONS = ("3:7:3:rot2-request", "4:1:3:rot2-head:2")
 ALL_GROUP_RUNS = (*GROUP_RUNS, "2:7:2:pp2", "4:1:2:tp2pp2", "4:7:2:tp2-request:2", "4:7:1:pp2-request", "4:7:1:tp4")
 EXPERT_RUNS = ("2:7:2:ep2", "3:1:1:ep3")  # three members have unequally many experts
@@ -64,7 +66,7 @@ def float32(mpiexec, tmp_path_factory):
 
 
 def runs_of(name):
-    runs = SOME_RUNS + ALL_GROUP_RUNS + ROTATIONS if name in EVERY_KIND else WORLD_RUNS + GROUP_RUNS
+    runs = SOME_RUNS + ALL_GROUP_RUNS + ROTATIONS + PREFILL if name in EVERY_KIND else WORLD_RUNS + GROUP_RUNS
     return runs + EXPERT_RUNS * (name in MOE)
 
 
@@ -75,7 +77,16 @@ def test_tokens_equal_those_of_transformers(float32, name):
 
 def test_tokens_behind_a_shared_prefix_equal_those_of_transformers(mpiexec, tmp_path):
     case = make_case("llama3", tmp_path, rows=8, new_tokens=12, common=200)
-    runs = (*SOME_RUNS, *SCHEDULE_RUNS, *COLLECTIVE_RUNS, "3:7:2", "3:7:2:replicas", *ALL_GROUP_RUNS, *ROTATIONS)
+    runs = (
+        *SOME_RUNS,
+        *SCHEDULE_RUNS,
+        *COLLECTIVE_RUNS,
+        "3:7:2",
+        "3:7:2:replicas",
+        *ALL_GROUP_RUNS,
+        *ROTATIONS,
+        *PREFILL,
+    )
     assert differing(mpiexec, [case], "float32", "transformers", runs) == {"llama3": dict.fromkeys(runs, 0)}
 
 
@@ -83,7 +94,7 @@ def test_tokens_of_hybrids_equal_those_of_transformers(mpiexec, tmp_path):
     """The delta rule, Mamba-2 beside attention, Mamba without attention, and short convolutions; behind a prefix."""
     names = ("qwen3_next", "falcon_h1", "mamba", "lfm2")
     cases = [make_case(name, tmp_path, rows=6, new_tokens=12, common=130) for name in names]
-    runs = ("1:7:2", "3:1:2", "4:7:2:request:3", "2:7:2:replicas", "2:7:1:pp2", "3:7:3:rot2-request", "2:7:1:tp2")
+    runs = ("1:7:2", "3:1:2", "4:7:2:request:3", "2:7:2:replicas", "2:7:1:pp2", "3:7:3:rot2-request", "2:7:1:tp2", PREFILL[0])
     found = differing(mpiexec, cases, "float32", "transformers", runs)
     assert found == {name: dict.fromkeys(runs, 0) for name in names}
 
@@ -136,7 +147,7 @@ def test_bfloat16_tokens_over_latents_are_the_same_for_every_world(mpiexec, tmp_
 @pytest.mark.parametrize("links", ["staged", "direct"])
 def test_tokens_of_emulated_devices_equal_those_of_transformers(mpiexec, tmp_path, links):
     case = make_case("llama3", tmp_path, rows=4, new_tokens=8, common=100)
-    runs = ("1:7:2", "4:7:2:request:3", "3:7:2:head:1", "4:7:3:rot2-request:2", "4:1:4:rot3-request")
+    runs = ("1:7:2", "4:7:2:request:3", "3:7:2:head:1", "4:7:3:rot2-request:2", "4:1:4:rot3-request", *PREFILL)
     assert differing(mpiexec, [case], "float32", "transformers", runs, ("run_devices.py", links)) == {
         "llama3": dict.fromkeys(runs, 0)
     }
@@ -151,7 +162,16 @@ def test_sampled_tokens_are_the_same_for_every_world_period_and_lane_count(mpiex
 
 def test_bfloat16_tokens_are_the_same_for_every_world(mpiexec, tmp_path):
     cases = [make_case(name, tmp_path, rows=8, new_tokens=24) for name in ("llama3", "gemma2")]
-    runs = (*SOME_RUNS, "2:7:2", "1:1:1", "2:7:2:replicas", "4:7:2:sharing", "3:7:2:rot2-request", *COLLECTIVE_RUNS)
+    runs = (
+        *SOME_RUNS,
+        "2:7:2",
+        "1:1:1",
+        "2:7:2:replicas",
+        "4:7:2:sharing",
+        "3:7:2:rot2-request",
+        *COLLECTIVE_RUNS,
+        PREFILL[0],
+    )
     found = differing(mpiexec, cases, "bfloat16", "same-schedule", runs)
     assert all(set(own.values()) == {0} for own in found.values()), found
 

@@ -30,18 +30,18 @@ FAMILIES = {
 }
 
 
-def run_families(rows, block, **sizes):
+def run_families(rows, block, kind=Machine, **sizes):
     """Run families to their ends; every sample is done once, as long as it should be, and nothing is left."""
     feed, stops, ends = ListFeed([]), {}, {}
-    for line, (length, most, positions, before, (kind, common)) in enumerate(rows, 1):
-        ids = ([kind] * common + [100 + line] * length)[:length]
+    for line, (length, most, positions, before, (begin, common)) in enumerate(rows, 1):
+        ids = ([begin] * common + [100 + line] * length)[:length]
         params = SamplingParams(n=len(positions), max_tokens=most, ignore_eos=True, stop_token_ids=(9,))
         ends |= {(line, i): min(most, most if p is None else p + 1) for i, p in enumerate(positions)}
         stops |= {(line, i, p): 9 for i, p in enumerate(positions) if p is not None}
         made = [[stops.get((line, i, at), 7) for at in range(most)][: ends[line, i]] for i in range(len(positions))]
         earlier = [Unfinished(line, i, made[i][:count]) for i, count in enumerate(before[: len(made)]) if count]
         feed.prompts.append(Prompt(line, str(line), ids, params, earlier))
-    machine = Machine(feed, steps=30, block=block, stops=stops, **sizes).run()
+    machine = kind(feed, steps=30, block=block, stops=stops, **sizes).run()
     refused = {line for line, _ in feed.refused}
     assert len(refused) == len(feed.refused)
     done = {(s.prompt.line, s.sample): len(s.generated) for s in machine.done}

@@ -76,10 +76,8 @@ class Machine:
         self.placement = placement(capacity, block, lanes, speeds)
         limits = LaneLimits(batch, period, steps, prefill_tokens, None, shared, **kind)
         swaps = tiers.swaps(len(capacity)) if tiers else None
-        self.tiers, self.schedulers = (
-            tiers,
-            [Scheduler(lane, feed, self.placement, limits, Stops(), swaps) for lane in range(lanes)],
-        )
+        self.tiers = tiers
+        self.schedulers = [Scheduler(lane, feed, self.placement, limits, Stops(), swaps) for lane in range(lanes)]
         sizes = {"kv_dtype": "float32", "max_sequences": limits.slots * lanes, "block_tokens": block}
         self.stores = [open_kv_cache([SHAPE], capacity_tokens=c // block * block, **sizes) for c in capacity]
         self.parts = [
@@ -89,6 +87,7 @@ class Machine:
         self.now, self.done, self.loads, self.steps = 0, [], [], []
         self.reads = []  # by step of a lane and R-rank: tokens that are attended to, and sequences
         self.stopped, self.waits = set(), 0
+        self.first_slot = limits.slots  # of the second lane
 
     def run(self, most=10_000):
         while len(self.stopped) < len(self.schedulers):
@@ -111,14 +110,11 @@ class Machine:
             waits = not (step.plan.runs_model or any(s.tiers.returning for s in self.schedulers))
             self.waits = self.waits + 1 if waits else 0
             assert self.waits <= len(self.schedulers) * (scheduler.limits.period + 2)  # as in SRank
-        wire = np.zeros(wire_length(scheduler.limits.slots, len(self.stores)), np.int32)
-        step.plan.encode(wire)
-        plan = Plan.decode_from(wire)
-        first = lane * scheduler.limits.slots
-        for rank, part in enumerate(self.parts):
-            part.apply(lane, Share(plan, rank, first))  # raises KvCapacityError where it does not fit
-            if self.tiers:
-                self.tiers.apply(lane, part, plan, rank, self.now)
+        self._play(lane, scheduler, step)
+
+    def _play(self, lane, scheduler, step):
+        """Carry a step out: its plan on every R-rank, then its tokens."""
+        plan, first = self._apply(lane, step.plan), lane * self.first_slot
         self.placement.check()
         if isinstance(self.placement, OptimisticPlacement):
             for store, claimed in zip(self.stores, self.placement.claimed, strict=True):
@@ -131,6 +127,17 @@ class Machine:
         for sequence in step.decode:
             assert self.stores[sequence.rank].length(first + sequence.slot) == sequence.length + 1
         self.done += [s for r in scheduler.update(step, tokens) for s in r.sequences]
+
+    def _apply(self, lane, plan):
+        """Return the plan as it comes over the wire, once every R-rank has carried it out."""
+        wire = np.zeros(wire_length(self.first_slot, len(self.stores)), np.int32)
+        plan.encode(wire)
+        plan = Plan.decode_from(wire)
+        for rank, part in enumerate(self.parts):
+            part.apply(lane, Share(plan, rank, lane * self.first_slot))  # raises KvCapacityError where it does not fit
+            if self.tiers:
+                self.tiers.apply(lane, part, plan, rank, self.now)
+        return plan
 
     def require_empty(self):
         assert not any(self.placement._held) and not any(self.placement._decoding)

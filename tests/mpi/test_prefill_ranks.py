@@ -1,0 +1,110 @@
+"""Ranks that only prefill: rows of every kind end as in one process; what is printed, refused, drained and killed."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+
+import pytest
+
+from tests.support.commands import rank_of
+from tests.support.long_jobs import end, finished, wait_for_rows
+from tests.support.worlds import FLAGS, PROMPTS, contents
+
+COMMON = "The quick brown fox jumps over the lazy dog. " * 12
+KINDS = (
+    {},
+    {"temperature": 0.9, "n": 3, "seed": 1},
+    {"logprobs": 2},
+    {"prompt_logprobs": 1},
+    {"beam_width": 3},
+    {"stop": ["the"], "presence_penalty": 0.5},
+    {"max_tokens": 1},
+)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """A file of rows of all kinds, some of which begin alike."""
+    draw = random.Random(3)
+    each = []
+    for i in range(49):
+        prompt = COMMON * (i % 3 == 0) + f"Row {i}: " + "word " * draw.randint(1, 90)
+        each.append({"prompt": prompt, "max_tokens": draw.randint(1, 24), **KINDS[i % len(KINDS)]})
+    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in each))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("ranks", "flags", "said"),
+    [
+        (3, ("--prefill-ranks", 1), "layout: 1 S + 1 prefill + 1 R"),
+        (5, ("--s-ranks", 2, "--prefill-ranks", 2, "--schedule", "fifo"), "layout: 2 S + 2 prefill + 1 R"),
+        (4, ("--prefill-ranks", 2, "--admission", "optimistic"), "layout: 1 S + 2 prefill + 1 R"),
+    ],
+)
+def test_rows_of_every_kind_end_as_in_one_process(hpcdecode, tmp_path, rows, ranks, flags, said):
+    common = ("--model", "demo", "--dtype", "float32", "--batch", 8)
+    for name, world, more in (("one.h5", 1, ()), ("prefill.h5", ranks, flags)):
+        result = hpcdecode("generate", rows, "-o", name, *common, *more, ranks=world)
+        assert result.returncode == 0, result.stderr
+    assert said in result.stderr
+    (one, *_), (other, topology, _) = (contents(tmp_path / name) for name in ("one.h5", "prefill.h5"))
+    assert repr(one) == repr(other) and len(topology) == ranks  # log-probabilities of first tokens are no numbers
+
+
+def test_scores(hpcdecode, tmp_path):
+    lines = [{"prompt": COMMON + str(i), "continuations": [" a dog", " the cat runs", " x"]} for i in range(12)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for name, world, more in (("one.h5", 1, ()), ("prefill.h5", 3, ("--prefill-ranks", 1))):
+        result = hpcdecode("score", "in.jsonl", "-o", name, "--model", "demo", "--dtype", "float32", *more, ranks=world)
+        assert result.returncode == 0, result.stderr
+    assert repr(contents(tmp_path / "one.h5")[0]) == repr(contents(tmp_path / "prefill.h5")[0])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "flags", "problem"),
+    [
+        (1, (), "--prefill-ranks 1: the world has 1 rank"),
+        (2, (), "--s-ranks and --prefill-ranks, together 2: the world has 2 ranks, which leaves no R-rank"),
+        (3, ("--layout", "replicas"), "got --layout replicas"),
+        (3, ("--tp", 2), "expected the layout split, --route fixed, --tp 1 and --pp 1"),
+        (3, ("--route", "rotational"), "--route rotational, --tp 1 and --pp 1; leave the others out"),
+        (3, ("--s-ranks", 2), "expected a multiple of the 2 S-ranks"),
+        (3, ("--exchange", "collective"), "--prefill-ranks 1: expected no --exchange"),
+        (3, ("--survive",), "--prefill-ranks 1: expected no --survive"),
+        (3, ("--prefill-ranks", -1), "--prefill-ranks: expected an integer >= 0, got -1"),
+    ],
+)
+def test_what_cannot_be_is_refused(hpcdecode, ranks, flags, problem):
+    result = hpcdecode("generate", PROMPTS, "-o", "out.h5", *FLAGS, "--prefill-ranks", 1, *flags, ranks=ranks)
+    assert result.returncode == 2 and problem in result.stderr, result.stderr
+
+
+def test_a_signal_drains_it_and_another_layout_goes_on(hpcdecode, long_job, tmp_path):
+    process = hpcdecode.start(*long_job, "--prefill-ranks", 1, ranks=3)
+    wait_for_rows(tmp_path / "out.h5", process)
+    rank_of(process, 0).send_signal(signal.SIGTERM)
+    code, err = end(process, 60)
+    assert code == 128 + signal.SIGTERM and "the same command goes on" in err, err
+    before, complete = finished(tmp_path / "out.h5")
+    assert before and not complete
+    for flags, ranks in (((), 2), (("--prefill-ranks", 1), 3)):
+        process = hpcdecode.start(*long_job, *flags, ranks=ranks)
+        wait_for_rows(tmp_path / "out.h5", process, more_than=len(before))
+        rank_of(process, 0).send_signal(signal.SIGTERM)
+        end(process, 60)
+        after, _ = finished(tmp_path / "out.h5")
+        assert len(after) > len(before) and all(after[line] == tokens for line, tokens in before.items())
+        before = after
+
+
+def test_one_that_is_killed_ends_the_others(hpcdecode, long_job, tmp_path):
+    process = hpcdecode.start(*long_job, "--prefill-ranks", 1, ranks=3)
+    wait_for_rows(tmp_path / "out.h5", process)
+    rank_of(process, 1).kill()
+    code, _ = end(process, 20)
+    rows, complete = finished(tmp_path / "out.h5")
+    assert code != 0 and rows and not complete
