@@ -111,7 +111,7 @@ def _server(options: argparse.Namespace) -> Runner:
     from hpcdecode.planning.servers.base import ServerLimits
     from hpcdecode.planning.serving import of_device, serve
 
-    for name in ("profile", "period", "load_limit"):
+    for name in ("profile", "period", "load_limit", "prefill_ranks"):
         if getattr(options, name):
             raise UserError(f"--{name.replace('_', '-')}: expected none with --schedule {options.schedule}")
     if options.admission != "reserve":
@@ -134,7 +134,7 @@ def _lanes(options: argparse.Namespace, rows: Lengths) -> Runner:
     name = options.layout or ("split" if cluster.split_cost else "replicas")
     layout = cluster.layout(name, options.s_ranks, options.pools or "shared")
     shape = layout.shape
-    lanes = options.lanes or usual_lanes(shape.pp, shape.copies, layout.parts[0].r_ranks > 0)
+    lanes = options.lanes or max(usual_lanes(shape.pp, shape.turns, layout.parts[0].r_ranks > 0), shape.copies - 1)
     if options.batch < lanes:
         raise UserError(f"--batch: expected at least one sequence a lane ({lanes}), got {options.batch}")
     steps = max(int(rows.most.max()) - 1, 1)
@@ -147,7 +147,7 @@ def _lanes(options: argparse.Namespace, rows: Lengths) -> Runner:
         load = options.load_limit or level
         chunk = options.prefill_tokens or prefill_limit(part.r_ranks > 0)
         least = 1 if options.admission == "optimistic" and not options.period else None
-        limits = lane_limits(options.batch, period, steps, lanes, load, options.schedule, chunk, least)
+        limits = lane_limits(options.batch, period, steps, lanes, load, options.schedule, chunk, least, shape.prefill)
         kind = SimulatedGroups(
             part.cost, capacity, limits, part.count, part.sharing, part.unit, admission=options.admission
         )

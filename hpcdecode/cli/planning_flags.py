@@ -29,6 +29,8 @@ def add_machine(group: Group) -> None:
     add("--r-device", default="epyc-7003", metavar="NAME", help="device of an R-rank (%(default)s)")
     help = "number of S devices (%(default)s); 0 if all ranks are R devices, some of which may be S-ranks"
     add("--s-ranks", type=int, default=1, metavar="K", help=help)
+    help = "number of further S devices that only prefill (%(default)s)"
+    add("--prefill-ranks", type=int, default=0, metavar="N", help=help)
     help = "number of R devices (default: 4, or as in --profile; none of --layout replicas)"
     add("--r-ranks", type=int, metavar="P", help=help)
     add("--layout", choices=LAYOUTS[1:], help="layout of the ranks (default: split if there are R devices; plan: both)")
@@ -102,6 +104,8 @@ def check(options: argparse.Namespace) -> None:
         value = getattr(options, name, None)
         if value is not None and not 0 < value < float("inf"):
             raise UserError(f"--{name.replace('_', '-')}: expected a number > 0, got {value}")
+    if options.prefill_ranks < 0:
+        raise UserError(f"--prefill-ranks: expected a number >= 0, got {options.prefill_ranks}")
     for name in ("fixed", "mean"):
         value = getattr(options, name)
         if value is not None and not min(value) >= 1:

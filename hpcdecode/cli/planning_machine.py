@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 
 def asked_shape(options: argparse.Namespace) -> GroupShape | None:
     """Return the shape of groups that the flags ask for, or None if they do not say."""
-    if options.tp is None and options.pp is None and options.route is None:
+    if options.tp is None and options.pp is None and options.route is None and not options.prefill_ranks:
         return None
-    route = options.route or "fixed"
-    return Wishes(layout="split", tp=options.tp, pp=options.pp or 1, route=route).shape(options.s_ranks)
+    if options.prefill_ranks and not options.s_ranks:
+        raise UserError(f"--prefill-ranks {options.prefill_ranks}: expected --s-ranks of 1 or more, got 0")
+    asked = {"tp": options.tp, "pp": options.pp or 1, "route": options.route or "fixed"}
+    prefill = {"s_ranks": options.s_ranks, "prefill_ranks": options.prefill_ranks} if options.prefill_ranks else {}
+    return Wishes(layout=options.layout or "split", **asked, **prefill).shape(options.s_ranks)
 
 
 def shapes_of(options: argparse.Namespace, size: ModelSize) -> list[GroupShape]:
@@ -74,7 +77,7 @@ def _counts(options: argparse.Namespace) -> tuple[int, int]:
     """Return the numbers of S devices and of R devices."""
     r_ranks = (0 if options.layout == "replicas" else 4) if options.r_ranks is None else options.r_ranks
     require_ranks(options.s_ranks, r_ranks)
-    return options.s_ranks, r_ranks
+    return options.s_ranks + options.prefill_ranks, r_ranks
 
 
 def _devices(options: argparse.Namespace) -> tuple[Device, Device]:

@@ -62,6 +62,7 @@ class Cost(msgspec.Struct, frozen=True):
         move_seconds_per_token: What a stage hands on to the next; of copies in rotation, what they do, all layers.
         move_latency_seconds: One such message.
         copies: K, copies of the model that run the slices of a lane in turn.
+        prefill_ranks: Ranks of a group that only prefill, as fast as its S-rank.
     """
 
     layers: int
@@ -84,6 +85,7 @@ class Cost(msgspec.Struct, frozen=True):
     move_seconds_per_token: float = msgspec.field(default=0.0, name="move")
     move_latency_seconds: float = msgspec.field(default=0.0, name="move_latency")
     copies: int = 1
+    prefill_ranks: int = 0
 
     def body_seconds(self, tokens: float) -> float:
         """Return T(B), the seconds of all slices of one lane step (FastDecode)."""
@@ -132,6 +134,20 @@ class Cost(msgspec.Struct, frozen=True):
             latency=self._latency_seconds * active,
             move=self.move_seconds_per_token * tokens,
         )
+
+    def prompt_seconds(self, prompt_tokens: float, pairs: float, completed: float) -> float:
+        """Return the seconds of a step of prompts alone on a rank that only prefills.
+
+        They are those of its slices or of the wire, whichever takes longer, of logits, and of the messages of layers.
+
+        Args:
+            prompt_tokens: Of the step.
+            pairs: Queries of prompts times the keys that each attends to.
+            completed: Prompts that are complete, of which it has logits.
+        """
+        none = np.zeros(1)
+        lane = self.lane_seconds(prompt_tokens, prompt_tokens, pairs, none, none)
+        return max(lane.s_rank, lane.wire) + lane.latency + self.logits_seconds(completed)
 
     @property
     def _latency_seconds(self) -> float:

@@ -168,8 +168,9 @@ def with_links(cost: Cost, size: ModelSize, shape: GroupShape, sums: LinkSpeed, 
         sum_latency_seconds=2 * sums.latency_seconds if shape.tp > 1 else 0.0,
         stage_shares=stage_shares(size, shape.pp),
         move_seconds_per_token=_handed_on_bytes(size, shape) / moves.bytes_per_second,
-        move_latency_seconds=moves.latency_seconds if shape.pp * shape.copies > 1 else 0.0,
-        copies=shape.copies,
+        move_latency_seconds=moves.latency_seconds if shape.pp * shape.turns > 1 else 0.0,
+        copies=shape.turns,
+        prefill_ranks=shape.copies - shape.turns,
     )
 
 
@@ -182,7 +183,7 @@ def _between(s: Device, network: LinkSpeed, members: int) -> LinkSpeed:
 
 def _handed_on_bytes(size: ModelSize, shape: GroupShape) -> float:
     """Return the bytes of a token that a stage hands on, or copies in rotation do; 0 if there is one of them."""
-    if shape.copies > 1:
+    if shape.turns > 1:
         return ELEMENT_BYTES * size.hidden * size.layers
     if shape.pp == 1:
         return 0.0

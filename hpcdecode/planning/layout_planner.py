@@ -185,7 +185,7 @@ def _lanes(groups: GroupsAlike) -> Sequence[int]:
     others run while one waits. Stages with R-ranks have two or more: with one they wait for each other longer than
     `step_time` says.
     """
-    stages, copies = groups.shape.pp, groups.shape.copies
+    stages, copies = groups.shape.pp, groups.shape.turns
     if copies > 1:
         return tuple(dict.fromkeys((copies, copies + 1, copies + 2, 2 * copies)))
     if groups.r_ranks:

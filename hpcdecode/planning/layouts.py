@@ -154,12 +154,16 @@ def split(
     """
     groups, each = s_ranks // shape.size, r_ranks // shape.parts
     name, flags = f"{s_ranks} S + {r_ranks} R", f"--layout split --s-ranks {s_ranks}"
+    if shape.prefill:
+        name = f"{groups} S + {s_ranks - groups} prefill + {r_ranks} R"
+        flags = f"--layout split --s-ranks {groups} --prefill-ranks {s_ranks - groups}"
     pool, sharing = (each // groups, 1) if pools == "own" else (each, groups)
     parts = (GroupsAlike(groups, cost, capacity, pool, sharing, shape=shape, unit=unit),)
-    said = f", pools {pools}" * (groups > 1) + f", groups of {shape.text}" * (shape.size > 1)
-    own = " --pools own" * (pools == "own")
-    family = f"split, {pools}" + f", groups of {shape.text}" * (shape.size > 1)
-    return PossibleLayout(family, name + said, f"{flags}{own} {shape.flags}".rstrip(), parts, s_ranks, r_ranks)
+    members = f", groups of {shape.text}" * (shape.size > 1)
+    said = f", pools {pools}" * (groups > 1) + members * (not shape.prefill)
+    own, more = " --pools own" * (pools == "own"), "" if shape.prefill else shape.flags
+    family = f"split, {pools}" + members
+    return PossibleLayout(family, name + said, f"{flags}{own} {more}".rstrip(), parts, s_ranks, r_ranks)
 
 
 def layouts_of_like(ranks: RanksAlike, cost: Cost | None, pools: Sequence[str] = POOLS) -> Iterator[PossibleLayout]:

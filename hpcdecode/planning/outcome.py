@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+from math import log2
 from typing import TYPE_CHECKING, TypedDict
 
 import msgspec
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
 
 _SAMPLES = 512  # of the load that are kept at least; twice as many at most
 _QUANTILES = (50, 99)
+_OCTAVE = 100
 _RARE = ("preemptions", "recomputed_tokens", "swapped_tokens")  # left out of the table if they are 0
 
 
@@ -36,6 +40,7 @@ class SimulationOutcome(msgspec.Struct, frozen=True):
         preemptions: How often a simulated server took the memory of a running request.
         recomputed: Tokens whose K and V a server computed again.
         swapped: Tokens whose K and V a server moved between device and host.
+        gaps: Between two tokens of a row, as seconds of steps; none of simulated servers.
     """
 
     seconds: float
@@ -51,11 +56,43 @@ class SimulationOutcome(msgspec.Struct, frozen=True):
     preemptions: int = 0
     recomputed: int = 0
     swapped: int = 0
+    gaps: Gaps = msgspec.field(default_factory=lambda: Gaps())
 
     @property
     def tokens_per_second(self) -> float:
         """Return the generated tokens per second."""
         return self.tokens / max(self.seconds, 1e-12)
+
+
+class Gaps:
+    """Seconds between two tokens of a row: those of the steps, by the rows that decode in them.
+
+    Attributes:
+        counts: Gaps, by their logarithm in hundredths of an octave.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[int] = Counter()
+
+    @classmethod
+    def of(cls, parts: Iterable[Gaps]) -> Gaps:
+        """Return the gaps of several worlds."""
+        made = cls()
+        for part in parts:
+            made.counts.update(part.counts)
+        return made
+
+    def add(self, seconds: float, rows: int) -> None:
+        """Count a step in which so many rows decode."""
+        if rows and seconds > 0:
+            self.counts[round(_OCTAVE * log2(seconds))] += rows
+
+    def quantiles(self) -> dict[str, float]:
+        """Return quantiles in seconds, to 0.4 %; none if there are no gaps."""
+        keys = sorted(self.counts)
+        total = np.cumsum([self.counts[key] for key in keys])
+        places = {q: int(np.searchsorted(total, total[-1] * q / 100)) for q in _QUANTILES} if keys else {}
+        return {f"p{q}": 2.0 ** (keys[place] / _OCTAVE) for q, place in places.items()}
 
 
 class LoadHistory:
@@ -97,6 +134,7 @@ class Figures(TypedDict):
     recomputed_tokens: int
     swapped_tokens: int
     latency_seconds: dict[str, float]
+    gap_seconds: dict[str, float]
     load: list[tuple[float, int]]
 
 
@@ -117,6 +155,7 @@ def figures(outcome: SimulationOutcome) -> Figures:
         "recomputed_tokens": outcome.recomputed,
         "swapped_tokens": outcome.swapped,
         "latency_seconds": {f"p{q}": float(np.percentile(done, q)) for q in _QUANTILES} if len(done) else {},
+        "gap_seconds": outcome.gaps.quantiles(),
         "load": outcome.load,
     }
 
@@ -127,6 +166,7 @@ def text(outcome: SimulationOutcome) -> str:
     values = {name: value for name, value in found.items() if isinstance(value, (int, float))}
     rows = [(name.replace("_", " "), _shown(value)) for name, value in values.items() if value or name not in _RARE]
     rows += [(f"latency {quantile}", f"{_shown(s)} s") for quantile, s in found["latency_seconds"].items()]
+    rows += [(f"gap of two tokens {quantile}", f"{_shown(s)} s") for quantile, s in found["gap_seconds"].items()]
     return table(("", ""), rows).strip()
 
 

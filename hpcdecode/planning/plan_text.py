@@ -72,6 +72,7 @@ def _group(part: GroupsAlike, group: Candidate, size: ModelSize) -> Iterator[str
     rows, step = group.rows, group.step
     sums = f" (sums {step.sums * 1e3:,.1f})" * (part.shape.tp > 1)
     busy = f"S {step.s_rank * 1e3:,.1f} ms{sums}, R {step.r_rank * 1e3:,.1f}, wire {step.wire * 1e3:,.1f}"
+    busy += f", prefill {step.prefill * 1e3:,.1f}" * part.shape.prefill
     yield (
         f"each {_what(part)}: --batch {group.batch} --period {rows.period} --lanes {group.lanes}, "
         f"F = S/{rows.injections} of S = {rows.steps:,.0f}; a step: {busy}, in all {step.total * 1e3:,.1f}; "
@@ -108,7 +109,7 @@ def _held(part: GroupsAlike, group: Candidate) -> str:
 def _memory(part: GroupsAlike, size: ModelSize) -> str:
     """Return what a rank holds of the weights, and what room it has for KV and states."""
     weights = member_bytes(size, part.shape) / 1e9
-    whole = f" of {size.weight_bytes / 1e9:,.1f}" * (part.shape.size > 1)
+    whole = f" of {size.weight_bytes / 1e9:,.1f}" * (part.shape.parts > 1)
     kv = part.capacity * part.unit.token_bytes / 1e9
     what = "states" if part.unit.endless else "KV and states" if part.unit.state_tokens else "KV"
     beside = f"for {what}" + " on an R-rank" * (part.r_ranks > 0)
@@ -116,6 +117,10 @@ def _memory(part: GroupsAlike, size: ModelSize) -> str:
 
 
 def _what(part: GroupsAlike) -> str:
+    if part.shape.prefill:
+        return f"{part.shape.text}, with {part.r_ranks} R-ranks" + f" that serve all {part.sharing}" * (
+            part.sharing > 1
+        )
     members = f" of {part.shape.text}" * (part.shape.size > 1)
     if not part.r_ranks:
         return f"{part.device} replica{members}".strip()
@@ -134,7 +139,7 @@ def _balance(part: GroupsAlike, group: Candidate) -> str:
     """Return with how many R-ranks in all attention would take as long as the S-part."""
     if not part.r_ranks:
         return ""
-    pools = part.count / part.sharing * part.shape.size
+    pools = part.count / part.sharing * (part.shape.parts if part.shape.prefill else part.shape.size)
     return f"; S and R balance at P = {pools * part.r_ranks * group.step.r_rank / max(group.step.s_rank, 1e-12):,.1f}"
 
 

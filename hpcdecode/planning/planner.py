@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
+from msgspec.structs import replace as replace_struct
 
 from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.kv_unit import TOKENS, KvUnit
@@ -61,6 +62,7 @@ class StepSeconds:
         s_rank: Busy seconds of the S-rank; of several stages that of the busiest.
         r_rank: Busy seconds of an R-rank.
         wire: Busy seconds of the wire.
+        prefill: Busy seconds of a rank that only prefills, if there is one.
         sums: Those of the S-rank that it moves and adds sums.
     """
 
@@ -69,6 +71,7 @@ class StepSeconds:
     r_rank: float
     wire: float
     sums: float = 0.0
+    prefill: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -135,8 +138,8 @@ class Candidate:
 
     @property
     def bottleneck(self) -> str:
-        """Return what a step waits for: S, R, wire, or the way of a lane there and back."""
-        sides = {"S": self.step.s_rank, "R": self.step.r_rank, "wire": self.step.wire}
+        """Return what a step waits for: S, R, wire, prefill, or the way of a lane there and back."""
+        sides = {"S": self.step.s_rank, "R": self.step.r_rank, "wire": self.step.wire, "prefill": self.step.prefill}
         longest = max(sides, key=lambda side: sides[side])
         enough = sides[longest] > 0.9 * self.step.total
         return longest if enough else "the way there and back: more lanes or a larger batch"
@@ -163,17 +166,31 @@ def _step(cost: Cost, rows: MeanRows, lane_batch: float, lanes: int, r_ranks: in
     prompts = lane_batch / (rows.steps + 1)
     prompt_tokens, pairs = prompts * rows.prompt, prompts * rows.prompt * (rows.prompt + 1) / 2
     shares = np.full(r_ranks, 1 / r_ranks)
-    tokens, attended, sequences = lane_batch + prompt_tokens, lane_batch * rows.peak * shares, lane_batch * shares
+    attended, sequences, elsewhere = lane_batch * rows.peak * shares, lane_batch * shares, 0.0
+    appended = cost.append_seconds_per_prompt_token * prompt_tokens / r_ranks
+    if cost.prefill_ranks:
+        elsewhere = lanes * _prompts_elsewhere(cost, prompt_tokens, pairs, prompts) / cost.prefill_ranks
+        prompt_tokens = pairs = 0.0
+    tokens = lane_batch + prompt_tokens
     lane = cost.lane_seconds(tokens, prompt_tokens, pairs, attended, sequences)
+    if cost.prefill_ranks:
+        lane = replace_struct(lane, r_ranks=lane.r_ranks + appended)
     logits = [cost.logits_seconds(lane_batch)] * lanes
     largest = max(cost.stage_shares)
     return StepSeconds(
-        total=group_seconds(cost, [[lane] * lanes], [logits], groups),
+        total=max(group_seconds(cost, [[lane] * lanes], [logits], groups), elsewhere),
         s_rank=busiest_stage_seconds(cost, lanes * lane.s_rank, sum(logits)),
         r_rank=largest * groups * lanes * float(lane.r_ranks.max()),
         wire=lanes * (largest * lane.wire + lane.move) / cost.copies,
         sums=largest * lanes * cost.sum_seconds_per_token * tokens / cost.copies,
+        prefill=elsewhere,
     )
+
+
+def _prompts_elsewhere(cost: Cost, tokens: float, pairs: float, prompts: float) -> float:
+    """Return the seconds in which a rank that only prefills has the prompts of a lane's step, in whole chunks."""
+    share = tokens / prefill_limit(True)
+    return share * cost.prompt_seconds(prefill_limit(True), pairs / share, prompts / share) if share else 0.0
 
 
 @dataclass(frozen=True)

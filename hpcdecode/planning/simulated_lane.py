@@ -87,6 +87,8 @@ class LaneWork(NamedTuple):
         attention_load: Tokens that each R-rank attends to, int64 [R-ranks].
         sequences: Sequences that decode on each R-rank, int64 [R-ranks].
         ended: Rows that have their last token.
+        appended: Tokens of prompts that ranks which only prefill have sent to the R-ranks.
+        stalled: Seconds in which the lane waited for such ranks before it began.
     """
 
     decode_tokens: int
@@ -96,9 +98,11 @@ class LaneWork(NamedTuple):
     attention_load: NDArray[np.int64]
     sequences: NDArray[np.int64]
     ended: list[int]
+    appended: int = 0
+    stalled: float = 0.0
 
 
-class _Prefill(NamedTuple):
+class Prefilled(NamedTuple):
     """What a step does of the prompts: tokens, pairs of queries and keys, prompts completed, rows that end so."""
 
     tokens: int
@@ -168,11 +172,11 @@ class SimulatedLane:
             self._sequences[sequence.rank] += 1
             self._attention_load[sequence.rank] += sequence.prompt_length
 
-    def _prefill(self, now: int) -> _Prefill:
+    def _prefill(self, now: int) -> Prefilled:
         """Prefill an even share of the prompt tokens that are left before the micro-batch starts."""
         ended: list[int] = []
         if not self._prefilling:
-            return _Prefill(0, 0, 0, ended)
+            return Prefilled(0, 0, 0, ended)
         budget = ceil(self._remaining / max(self._prefilling[0].start_step - now, 1))
         tokens, pairs, completed = 0, 0, 0
         while tokens < budget and self._prefilling:
@@ -187,7 +191,7 @@ class SimulatedLane:
             completed += 1
             self._begin(sequence, ended)
         self._remaining -= tokens
-        return _Prefill(tokens, pairs, completed, ended)
+        return Prefilled(tokens, pairs, completed, ended)
 
     def _begin(self, sequence: SequenceState, ended: list[int]) -> None:
         """Put a prefilled sequence in flight; its first token comes with its prompt, and may be its last."""

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
+from hpcdecode.planning.apart_lane import ApartLane, PrefillRank
 from hpcdecode.planning.cost import Cost, LaneSeconds
 from hpcdecode.planning.kv_unit import TOKENS, KvUnit
 from hpcdecode.planning.lengths import Lengths
-from hpcdecode.planning.outcome import LoadHistory, SimulationOutcome
+from hpcdecode.planning.outcome import Gaps, LoadHistory, SimulationOutcome
 from hpcdecode.planning.simulated_lane import LaneWork, SimulatedFeed, SimulatedLane
 from hpcdecode.planning.step_time import group_seconds, r_rank_seconds
 from hpcdecode.schedule.auto import split
@@ -57,6 +58,7 @@ def lane_limits(
     schedule: str,
     prefill_tokens: int,
     least_period: int | None = None,
+    apart: bool = False,
 ) -> list[LaneLimits]:
     """Return the limits of lanes that share a job's batch and load limit.
 
@@ -69,17 +71,17 @@ def lane_limits(
         schedule: Name of the schedule.
         prefill_tokens: Most prompt tokens of a lane's step.
         least_period: To which F may shrink, as in `LaneLimits`.
+        apart: Whether other ranks prefill, as there.
     """
-    shares = split(batch, lanes)
+    sizes = period, steps, prefill_tokens, None, 0, schedule
     return [
-        LaneLimits(b, period, steps, prefill_tokens, None, 0, schedule, load * b // batch, least_period=least_period)
-        for b in shares
+        LaneLimits(b, *sizes, load * b // batch, least_period=least_period, apart=apart) for b in split(batch, lanes)
     ]
 
 
 def simulate(kinds: Sequence[SimulatedGroups], lengths: Lengths) -> SimulationOutcome:
     """Run all rows through the groups of one world."""
-    feed, load = SimulatedFeed(lengths), LoadHistory()
+    feed, load, gaps = SimulatedFeed(lengths), LoadHistory(), Gaps()
     pools = [_Pool(kind, feed) for kind in kinds for _ in range(kind.count // kind.sharing)]
     latency = np.full(len(lengths), np.nan)
     queue, end = [(0.0, i) for i in range(len(pools))], 0.0  # pools by the time at which they step next
@@ -93,7 +95,8 @@ def simulate(kinds: Sequence[SimulatedGroups], lengths: Lengths) -> SimulationOu
             if feed.next_arrival is not None:
                 heapq.heappush(queue, (max(feed.clock, feed.next_arrival), i))
             continue
-        works, seconds = pool.step()
+        works, seconds = pool.step(feed.clock)
+        gaps.add(seconds, sum(w.decode_tokens for w in works))
         attended += pool.attended
         load.add(feed.clock, attended)
         end = max(end, feed.clock + seconds)
@@ -106,7 +109,9 @@ def simulate(kinds: Sequence[SimulatedGroups], lengths: Lengths) -> SimulationOu
     r_seconds = sum(p.r_seconds for p in pools) / sum(len(p.kind.capacity) for p in pools)
     busy = max(p.now for p in pools), s_seconds, r_seconds
     preempted = sum(p.preemptions for p in pools), sum(p.recomputed for p in pools)
-    return SimulationOutcome(end, rows, feed.refused, tokens, *busy, load.peak, load.samples, latency, *preempted)
+    return SimulationOutcome(
+        end, rows, feed.refused, tokens, *busy, load.peak, load.samples, latency, *preempted, gaps=gaps
+    )
 
 
 class _Pool:
@@ -130,7 +135,13 @@ class _Pool:
             unit = kind.unit
             sizes = unit.block_tokens, len(kind.limits), None, unit.state_tokens, 2 * unit.fixed_tokens
             placement = placement_kind(kind.admission)(shares, *sizes)
-            self._groups.append([SimulatedLane(i, feed, placement, limits) for i, limits in enumerate(kind.limits)])
+            cost, lanes = kind.cost, list(enumerate(kind.limits))
+            ranks = [PrefillRank(cost) for _ in range(cost.prefill_ranks)]
+            self._groups.append(
+                [ApartLane(i, feed, placement, limits, ranks[i % len(ranks)]) for i, limits in lanes]
+                if ranks
+                else [SimulatedLane(i, feed, placement, limits) for i, limits in lanes]
+            )
 
     @property
     def preemptions(self) -> int:
@@ -146,8 +157,8 @@ class _Pool:
         """Return whether nothing is in flight and no row is left that has arrived."""
         return all(lane.exhausted() for lanes in self._groups for lane in lanes)
 
-    def step(self) -> tuple[list[LaneWork], float]:
-        """Run a step of all lanes; return what each of them did, and the seconds."""
+    def step(self, clock: float) -> tuple[list[LaneWork], float]:
+        """Run a step of all lanes that begins at `clock`; return what each of them did, and the seconds."""
         cost = self.kind.cost
         works = [[lane.step(self.now) for lane in lanes] for lanes in self._groups]
         needs = [[_need(cost, work) for work in lanes] for lanes in works]
@@ -158,12 +169,20 @@ class _Pool:
         self.r_seconds += float(r_rank_seconds(needs).sum()) / stages
         each = [work for lanes in works for work in lanes]
         self.attended = sum(int(work.attention_load.sum()) for work in each)
-        return each, group_seconds(cost, needs, logits)
+        seconds = group_seconds(cost, needs, logits) + max(work.stalled for work in each)
+        due = [lane.due for lanes in self._groups for lane in lanes if isinstance(lane, ApartLane) and lane.due]
+        if due and not any(work.decode_tokens for work in each):  # nothing else until prompts are done
+            seconds = max(seconds, min(due) - clock)
+        return each, seconds
 
 
 def _need(cost: Cost, work: LaneWork) -> LaneSeconds:
     tokens = work.decode_tokens + work.prompt_tokens
-    return cost.lane_seconds(tokens, work.prompt_tokens, work.pairs, work.attention_load, work.sequences)
+    lane = cost.lane_seconds(tokens, work.prompt_tokens, work.pairs, work.attention_load, work.sequences)
+    if not work.appended:
+        return lane
+    appended = cost.append_seconds_per_prompt_token * work.appended / len(work.sequences)
+    return msgspec.structs.replace(lane, r_ranks=lane.r_ranks + appended)
 
 
 def sharded(run: Callable[[Lengths], SimulationOutcome], lengths: Lengths, shards: int) -> SimulationOutcome:
@@ -186,4 +205,5 @@ def sharded(run: Callable[[Lengths], SimulationOutcome], lengths: Lengths, shard
         preemptions=sum(p.preemptions for p in parts),
         recomputed=sum(p.recomputed for p in parts),
         swapped=sum(p.swapped for p in parts),
+        gaps=Gaps.of(p.gaps for p in parts),
     )

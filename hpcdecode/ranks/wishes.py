@@ -98,6 +98,11 @@ class GroupShape(NamedTuple):
         return self.tp * self.pp
 
     @property
+    def turns(self) -> int:
+        """Return the copies that run the slices of a lane in turn."""
+        return 1 if self.prefill else self.copies
+
+    @property
     def flags(self) -> str:
         """Return the flags that ask for it."""
         given = [f"--{name} {value}" for name, value in (("tp", self.tp), ("pp", self.pp)) if value > 1]
@@ -107,6 +112,8 @@ class GroupShape(NamedTuple):
     @property
     def text(self) -> str:
         """Return it in words."""
+        if self.prefill:
+            return f"an S-rank and {self.copies - 1} that only prefill"
         if self.copies > 1:
             return f"{self.copies} copies in rotation" + f", of {self.tp} ranks each" * (self.tp > 1)
         stages = f"{self.pp} stages of {self.tp} ranks" if self.tp > 1 else f"{self.pp} stages"

@@ -74,5 +74,7 @@ def test_a_late_prompt_waits_for_room_or_the_lane_for_it(placement):
     rows = ListFeed(prompts([(draw.randint(1, 40), draw.randint(2, 40)) for _ in range(60)]))
     sizes = {"batch": 4, "period": 2, "steps": 39, "capacity": [75], "placement": placement, "schedule": "fifo"}
     machine = type("Slow", (ApartMachine,), {"slowest": 25})(rows, **{**SIZES, **sizes}).run()
-    assert len(machine.done) + len(rows.refused) == 60 and (machine.stalls > 0) == (placement is Placement)
+    assert len(machine.done) + len(rows.refused) == 60
+    left = sum(scheduler.preemptions for scheduler in machine.schedulers)
+    assert machine.stalls > 0 if placement is Placement else machine.stalls <= left
     machine.require_empty()
