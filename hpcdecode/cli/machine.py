@@ -57,6 +57,7 @@ def _add_bench(commands: Subcommands) -> None:
             "exchange",
             "pipeline",
             "planner",
+            "swap",
             "e2e",
             "gpu",
         ),

@@ -146,6 +146,11 @@ class KvSwap:
                 taken.append(results.popleft())
         return taken
 
+    def wait(self) -> None:
+        """Wait until nothing is under way."""
+        with self._lock:
+            self._lock.wait_for(lambda: not any(copy.under_way for copy in self._copies.values()))
+
     def forget(self, lane: int) -> None:
         """Drop all that a lane has here, once nothing of it is under way; what was to come back fails."""
         copies = [copy for key, copy in self._copies.items() if key[0] == lane]

@@ -1,4 +1,4 @@
-"""`generate --admission optimistic`: the results of `reserve`, with rows preempted, on ranks and after a kill."""
+"""`generate --admission optimistic`: the results of `reserve`, with rows preempted or in tiers, and after a kill."""
 
 from __future__ import annotations
 
@@ -58,8 +58,24 @@ def test_preempted_rows_have_the_results_of_reserved_ones(hpcdecode, prompts, wh
     assert str(reserved) == str(optimistic)  # NaN equals NaN
 
 
+@pytest.mark.parametrize("where", [(), ("--layout", "split", "--partition", "head")])
+def test_rows_that_leave_for_a_tier_have_the_results_of_reserved_ones(hpcdecode, prompts, where):
+    ranks, kv_memory = (4, KV // 3) if where else (1, KV)
+    flags = (*FLAGS, "--kv-memory", kv_memory, *where, "--admission", "optimistic", "--kv-swap", "host:1G")
+    result = hpcdecode("generate", "rows.jsonl", "-o", "out.h5", *flags, "--kv-swap", "nvme:.:1G", ranks=ranks)
+    assert result.returncode == 0, result.stderr
+    summary = contents(hpcdecode.directory / "out.h5")[-1]
+    assert 0 < summary["swapped"] <= summary["preemptions"] and summary["swap_failures"] == 0
+    assert summary["swapped_tokens"] > 20 * summary["swapped"]
+    assert summary["swap_in_bytes"] == summary["swap_out_bytes"] > 0
+    assert f"{summary['swapped']:,} times to tiers" in result.stderr
+    reserved, swapped = (columns(hpcdecode.directory / f"{name}.h5") for name in ("reserve", "out"))
+    assert str(reserved) == str(swapped)
+
+
 def test_a_job_that_is_killed_while_rows_wait_goes_on(hpcdecode, prompts):
-    flags = (*FLAGS, "--admission", "optimistic", "--checkpoint-every", 0.1)
+    swap = ("--kv-swap", "nvme:.:1G")
+    flags = (*FLAGS, "--admission", "optimistic", *swap, "--checkpoint-every", 0.1)
     process = hpcdecode.start("generate", "rows.jsonl", "-o", "out.h5", *flags)
     out, end = hpcdecode.directory / "out.h5", time.monotonic() + 120
     while process.poll() is None and time.monotonic() < end:
@@ -69,6 +85,7 @@ def test_a_job_that_is_killed_while_rows_wait_goes_on(hpcdecode, prompts):
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL
+    assert not list(hpcdecode.directory.glob(".hpcdecode-kv-*"))
     result = hpcdecode("generate", "rows.jsonl", "-o", "out.h5", *flags)
     assert result.returncode == 0, result.stderr
     assert str(columns(hpcdecode.directory / "reserve.h5")) == str(columns(out))
@@ -87,3 +104,17 @@ def test_a_simulation_says_what_optimistic_admission_brings(hpcdecode):
     assert figures[1]["steps"] < 0.8 * figures[0]["steps"]
     result = hpcdecode("simulate", "--model", "demo", "--schedule", "vllm", "--admission", "optimistic")
     assert result.returncode == 2 and "--admission" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("tier", "problem"),
+    [
+        ("nvme:none:1G", "expected a directory to write to on every host with R-ranks, got: No such file"),
+        ("host:900T", "the memory of this host, got"),
+        ("host:1K", "expected tiers of at least"),
+    ],
+)
+def test_a_tier_that_cannot_be_used_is_refused(hpcdecode, tier, problem):
+    flags = ("--model", "demo", "--admission", "optimistic", "--kv-swap", tier)
+    result = hpcdecode("generate", "-p", "Hello", "-o", "out.h5", *flags)
+    assert result.returncode == 2 and problem in result.stderr and "Traceback" not in result.stderr

@@ -30,6 +30,7 @@ from hpcdecode.system.model_path import find_model
 from hpcdecode.system.signals import DRAINED
 from tests.support.preemption import hasty
 from tests.support.stop_after import StopAfter, copy, kept, remove
+from tests.support.swapping import TIERS, free_moves
 
 WORLD = MPI.COMM_WORLD
 STALL_SECONDS = 60
@@ -116,9 +117,13 @@ class Company:
             s_ranks = options.get("s_ranks", ranks)
             rate = options.pop("preempts", None) if "admission" in options else None
             options.pop("preempts", None)
+            tiers = options.pop("tiers", None) if "admission" in options else None
+            options.pop("tiers", None)
+            if tiers:
+                options["kv_swap"] = (TIERS[tiers].format(folder=self.folder),)
             model = self._model(mix["model"]) if comm.rank < s_ranks and size == 1 else None
             job = self._job(mix, "company.jsonl", output, {**options, "tp": self.tp})
-            with hasty(rate) if rate is not None else nullcontext():
+            with hasty(rate) if rate is not None else nullcontext(), free_moves(torn=tiers == "torn"):
                 code = generate(job, comm if ranks > 1 else None, model=model, signals=signals)
             assert code in (0, ROW_ERRORS, DRAINED), code
             os.sched_setaffinity(0, self._cpus)

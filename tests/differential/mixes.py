@@ -114,6 +114,7 @@ def runs() -> st.SearchStrategy[dict[str, Any]]:
             "prefix_sharing": st.sampled_from((True, True, False)),
             "admission": st.just("optimistic"),
             "preempts": st.sampled_from((0.0, 0.1, 0.5)),  # how hastily, of optimistic runs
+            "tiers": st.sampled_from(("host", "file", "torn")),  # for what leaves, of optimistic runs
         },
     )
 

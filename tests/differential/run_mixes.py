@@ -1,7 +1,7 @@
 """Run by mpiexec on up to four ranks: draw mixes, and look for rows that are not as alone.
 
 usage: run_mixes.py FOLDER MODEL=DIRECTORY COUNT SEED [--corpus FILE...] [--dtype DTYPE] [--tolerance X] [--tp K]
-       [--preempts X] [--score]
+       [--preempts X] [--tiers host|file|torn] [--score]
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tests.differential.company import Company, Contents, difference
 from tests.differential.mixes import mixes, scored_mixes
 from tests.differential.mutations import MUTATIONS
 from tests.support.preemption import HastyPlacement
+from tests.support.swapping import TIERS, Moves
 
 WORLD = MPI.COMM_WORLD
 _END = "end"
@@ -80,6 +81,7 @@ def _lead(company: Company, options: argparse.Namespace, found: list[str]) -> No
         if options.preempts is not None:
             for run in mix["runs"]:
                 run |= {"admission": "optimistic", "preempts": options.preempts}
+                run |= {"tiers": options.tiers} if options.tiers else {}
         text = json.dumps(mix)
         (company.folder / "current.json").write_text(text)
         broadcast(WORLD, text, str)
@@ -112,7 +114,7 @@ def _lead(company: Company, options: argparse.Namespace, found: list[str]) -> No
     )
     if options.count:
         seed(options.seed)(checks(drawn))()
-    left = f"{HastyPlacement.chosen} preemptions"
+    left = f"{HastyPlacement.chosen} preemptions, {Moves.count} to tiers, {Moves.lost} of them lost"
     print(f"SAME {company.mixes} mixes, {left}, seed {options.seed}, {time.monotonic() - start:.0f} s", flush=True)
 
 
@@ -132,6 +134,7 @@ def _options() -> argparse.Namespace:
     add("--shrink", action="store_true")
     add("--mutation")
     add("--score", action="store_true", help="mixes of rows that are scored")
+    add("--tiers", choices=TIERS, help="where rows go that are preempted, of all runs")
     add("--preempts", type=float, help="share of the steps at which all runs preempt")
     options = parser.parse_args()
     if options.tolerance is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from functools import partial
 
 import pytest
@@ -10,10 +9,10 @@ import pytest
 from hpcdecode.engine.kv_swap import KvSwap
 from hpcdecode.model import load_split
 from hpcdecode.requests.prompt import Prompt
-from hpcdecode.system.swap_tiers import FileTier, HostTier
+from hpcdecode.system.swap_tiers import FileTier
 from tests.support.preemption import HastyPlacement
 from tests.support.samples import rows, run
-from tests.support.swapping import chunk_bytes
+from tests.support.swapping import TornTier, chunk_bytes
 
 FIELDS = [
     (70, {"n": 3, "temperature": 0.9, "max_tokens": 12, "logprobs": 1}),
@@ -55,22 +54,6 @@ def test_preempted_rows_are_what_they_are_undisturbed(model, lanes, rate):
     assert all(s.preemptions == 0 for s in preempted.values() if s.beams)
 
 
-class Torn(HostTier):
-    """Memory that fails to take, or spoils, some of what it is given."""
-
-    def __init__(self, size, chunk_bytes):
-        super().__init__(size, chunk_bytes)
-        self.writes = 0
-
-    def write(self, chunk, data):
-        self.writes += 1
-        if self.writes % 3 == 0:
-            raise OSError(errno.ENOSPC, "no space left")
-        super().write(chunk, data)
-        if self.writes % 3 == 1:
-            self._held[chunk][17] ^= 4
-
-
 def file_swap(kv_cache, folder):
     size = chunk_bytes(kv_cache)
     return KvSwap(kv_cache, [FileTier(str(folder), 1000 * size, size)])
@@ -78,7 +61,7 @@ def file_swap(kv_cache, folder):
 
 def torn_swap(kv_cache, folder):
     size = chunk_bytes(kv_cache)
-    return KvSwap(kv_cache, [Torn(1000 * size, size)])
+    return KvSwap(kv_cache, [TornTier(1000 * size, size)])
 
 
 @pytest.mark.parametrize("kind", [file_swap, torn_swap])

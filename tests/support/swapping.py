@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
 
 import numpy as np
 
+from hpcdecode.engine import swap_room
 from hpcdecode.engine.kv_swap import KvSwap, chunk_blocks
 from hpcdecode.schedule.swaps import Swaps
+from hpcdecode.schedule.tier_traffic import TierTraffic
+from hpcdecode.system import swap_tiers
 from hpcdecode.system.swap_tiers import HostTier, aligned
+
+TIERS = {"host": "host:64M", "file": "nvme:{folder}:64M", "torn": "host:64M"}  # values of --kv-swap
 
 
 def eager(swaps: Swaps) -> Swaps:
@@ -67,3 +76,48 @@ class DelayedTiers:
         self._due[lane] = [one for one in self._due[lane] if one[0] > now]
         self.told += len(due)
         return due
+
+
+class TornTier(HostTier):
+    """Memory that spoils, then refuses, some of what it is given."""
+
+    def __init__(self, size, chunk_bytes):
+        super().__init__(size, chunk_bytes)
+        self.writes = 0
+
+    def write(self, chunk, data):
+        self.writes += 1
+        if self.writes % 3 == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().write(chunk, data)
+        if self.writes % 3 == 1:
+            self._held[chunk][17] ^= 4
+
+
+class Moves(TierTraffic):
+    """Counts what engines of this process moved to tiers, and what was lost there.
+
+    Attributes:
+        count: of sequences; lost: of those that did not come back.
+    """
+
+    count = lost = 0
+
+    def move_out(self, sequence):
+        ticket = super().move_out(sequence)
+        Moves.count += ticket is not None
+        return ticket
+
+    def settle(self):
+        back, lost = super().settle()
+        Moves.lost += len(lost)
+        return back, lost
+
+
+@contextmanager
+def free_moves(torn: bool = False) -> Iterator[None]:
+    """Let engines take tiers for infinitely fast, so that all that can moves there; `torn` ones lose much."""
+    kind = TornTier if torn else HostTier
+    moves = patch("hpcdecode.schedule.scheduler.TierTraffic", Moves)
+    with patch.object(swap_room, "bandwidth", lambda *_: math.inf), patch.object(swap_tiers, "HostTier", kind), moves:
+        yield

@@ -1,0 +1,122 @@
+"""`hpcdecode bench swap`: bytes a second that sequences move to a tier and back, against a plain copy of a file.
+
+K and V of sequences leave a KV cache for a file, as with `--kv-swap nvme:DIRECTORY:SIZE`, and come back: with copies to
+staging buffers and checksums. The reference writes and reads as many bytes, in pieces of the same size and with as many
+threads, past the page cache if the file system allows it. Both take turns. What comes back is compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from time import perf_counter
+
+import numpy as np
+
+from hpcdecode.attention.cpu import CpuKvCache
+from hpcdecode.attention.open import open_kv_cache
+from hpcdecode.attention.shapes import LayerShape
+from hpcdecode.bench import filled
+from hpcdecode.bench.output import Case, Report
+from hpcdecode.engine.kv_swap import THREADS, KvSwap, chunk_blocks
+from hpcdecode.errors import InvariantViolation
+from hpcdecode.report.benchmark import case, machine
+from hpcdecode.system.swap_tiers import Chunk, FileTier, aligned, memory_for
+
+SHAPE = LayerShape(kv_heads=32, k_dim=128, v_dim=128, q_heads=32, scale=1.0)  # 1 MiB a block of bfloat16
+SEQUENCE_TOKENS = 2048
+_LANE = 0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this benchmark."""
+    parser.add_argument("--dir", default=".", metavar="DIRECTORY", help="where the files are (default: here)")
+    parser.add_argument("--mebibytes", type=int, default=512, help="K and V that move in a pass (default: 512)")
+    parser.add_argument("--passes", type=int, default=5, help="passes of each (default: 5)")
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Run the benchmark."""
+    token = 2 * SHAPE.kv_columns
+    count = max((options.mebibytes << 20) // (token * SEQUENCE_TOKENS), 1)
+    lengths = (SEQUENCE_TOKENS,) * count
+    kv_cache = open_kv_cache(
+        [SHAPE], kv_dtype="bfloat16", capacity_tokens=filled.capacity(lengths), max_sequences=count
+    )
+    assert isinstance(kv_cache, CpuKvCache), "attn_cpu: expected a KV cache on CPUs"
+    filled.fill(kv_cache, SHAPE, lengths)
+    block = kv_cache.native.block_bytes
+    size, total = aligned(chunk_blocks(block) * block), sum(lengths) * token
+    tier, plain = (FileTier(options.dir, 2 * total + size, size) for _ in range(2))
+    swap = KvSwap(kv_cache, [tier])
+    before = _content(kv_cache)
+    moved, copied = [], []
+    for turn in range(options.passes):
+        copied.append(_copy(plain, total // size, size))
+        moved.append(_move(swap, kv_cache, lengths, turn * count))
+    if not np.array_equal(before, _content(kv_cache)) or swap.counts.failures:
+        raise InvariantViolation("what comes back is what left", f"{swap.counts.failures} failures, or other bytes")
+    swap.close()
+    plain.close()
+    how = "a plain copy past the page cache" if tier.direct else "a plain copy through the page cache"
+    return {"bench": "swap", "machine": machine(), "cases": _cases(moved, copied, total, how)}
+
+
+def _cases(moved: list[list[float]], copied: list[list[float]], total: int, how: str) -> list[Case]:
+    return [
+        case(
+            name,
+            [total / seconds[i] / 1e9 for seconds in moved],
+            "GB/s",
+            how,
+            [plain[i] / seconds[i] for seconds, plain in zip(moved, copied, strict=True)],
+        )
+        for i, name in enumerate(("out", "back"))
+    ]
+
+
+def _content(kv_cache: CpuKvCache) -> Chunk:
+    """Return the bytes of the first sequence."""
+    out = np.empty(SEQUENCE_TOKENS // kv_cache.block_tokens * kv_cache.native.block_bytes, np.uint8)
+    kv_cache.native.copy_out(0, 0, out)
+    return out
+
+
+def _move(swap: KvSwap, kv_cache: CpuKvCache, lengths: tuple[int, ...], ticket: int) -> list[float]:
+    """Move all sequences out and back; return the seconds of each."""
+    begin = perf_counter()
+    for slot in range(len(lengths)):
+        swap.out(_LANE, slot, ticket + slot)
+    swap.wait()
+    out = perf_counter()
+    slots = np.arange(len(lengths), dtype=np.int32)
+    kv_cache.release(slots)
+    kv_cache.extend(slots, np.array(lengths, np.int32))
+    for slot in range(len(lengths)):
+        swap.bring(_LANE, slot, ticket + slot)
+    swap.wait()
+    swap.take_results(_LANE)
+    return [out - begin, perf_counter() - out]
+
+
+def _copy(tier: FileTier, chunks: int, size: int) -> list[float]:
+    """Write and read so many chunks with the threads of a tier; return the seconds of each."""
+    seconds = []
+    with ThreadPoolExecutor(THREADS) as pool:
+        for move in (tier.write, tier.read):
+            begin = perf_counter()
+            each = [pool.submit(partial(_some, move, range(i, chunks, THREADS), size)) for i in range(THREADS)]
+            for one in each:
+                one.result()
+            seconds.append(perf_counter() - begin)
+    return seconds
+
+
+def _some(move: Callable[[int, Chunk], None], chunks: range, size: int) -> None:
+    """Move some chunks."""
+    data = memory_for(size)
+    data[:] = 1
+    for chunk in chunks:
+        move(chunk, data)
