@@ -150,7 +150,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.route == "rotational" and self.exchange == "collective":
             expected = "expected --exchange messages or auto, as answers go to other ranks than the questions came from"
             raise UserError(f"--route rotational: {expected}, got collective", everywhere=True)
-        self._check_prefill_ranks()
+        if self.prefill_ranks and (self.survive or self.exchange == "collective"):
+            wrong = "--survive" if self.survive else "--exchange collective"
+            raise UserError(f"--prefill-ranks: expected none beside {wrong}; leave one out", everywhere=True)
         if self.max_gap is not None and not 0 <= self.max_gap < float("inf"):
             raise UserError(f"--max-gap: expected seconds >= 0, got {self.max_gap}", everywhere=True)
         if self.swap_tiers and self.prefill_ranks:
@@ -161,6 +163,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
                 f"--kv-swap: {expected}, got {self.admission}; change it, or leave --kv-swap out", everywhere=True
             )
         self._require_counts(*_MOST, "s_ranks", "tp", "pp", "kv_memory", "load_limit", "gpu_memory")
+        if self.prefill_ranks:
+            self._require_counts("prefill_ranks")
         return self
 
     @property
@@ -175,19 +179,6 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     def wishes(self) -> Wishes:
         """Return what is asked of the layout."""
         return Wishes(**{name: getattr(self, name) for name in Wishes.__struct_fields__})
-
-    def _check_prefill_ranks(self) -> None:
-        """Raise UserError if ranks are to prefill beside what cannot be with them."""
-        if self.prefill_ranks < 0:
-            raise UserError(f"--prefill-ranks: expected an integer >= 0, got {self.prefill_ranks}", everywhere=True)
-        given = {"exchange": self.exchange, "survive": self.survive}
-        wrong = next((f"--{name}" for name, value in given.items() if value in ("collective", True)), None)
-        if self.prefill_ranks and wrong:
-            raise UserError(
-                f"--prefill-ranks {self.prefill_ranks}: expected no {wrong}, with which ranks that only prefill do not "
-                "work yet; leave one out",
-                everywhere=True,
-            )
 
     def _require_counts(self, *names: str) -> None:
         for name in names:

@@ -28,8 +28,8 @@ from hpcdecode.engine.links import (
 )
 from hpcdecode.engine.member import Member
 from hpcdecode.engine.prefill import PromptKvCache
-from hpcdecode.engine.prefill_ranks import PrefillLane, PrefillMember, prefill_copy
-from hpcdecode.engine.programs import PlanOrder, serve
+from hpcdecode.engine.prefill_ranks import PrefillMember, prefill_copy, prefill_lanes
+from hpcdecode.engine.programs import PlanOrder, Program, serve
 from hpcdecode.engine.room import limit_torch, measure_room, measure_speeds
 from hpcdecode.engine.s_rank import SRank
 from hpcdecode.engine.scale import Scale, choose_scales, rows_ahead, schedulers_of
@@ -251,29 +251,26 @@ class Engine:
     def _run_member(self, groups: list[MpiGroupLane] | None) -> None:
         """Run the lanes of an S-rank that is not its group's home."""
         assert groups is not None, "expected the lanes of a group"
-        links = cast("Sequence[SLink]", self._work.links)
-        kind = PrefillMember if self.team.me.only_prefills else Member
+        kind, links = PrefillMember if self.team.me.only_prefills else Member, cast("Sequence[SLink]", self._work.links)
         self._work.member = kind(self.model, links, groups, self._open_prompts(), self.timeline)
         self._work.member.run()
 
     def _run_r(self, lanes: Sequence[Lane], comms: Sequence[MPI.Intracomm]) -> None:
         """Serve all lanes."""
-        from hpcdecode.engine.r_rank import PlansApart, lane_program, prompt_program, tell_swapped
+        from hpcdecode.engine.r_rank import programs_of, tell_swapped
 
         team = self.team
-        device = torch.device(team.me.kv_device if direct(self.options, self.team) else "cpu")
-        ends = r_links(self.options, team, self.setup, lanes, comms, device)
+        place = team.me.kv_device if direct(self.options, team) else "cpu"
+        ends = r_links(self.options, team, self.setup, lanes, comms, torch.device(place))
         self._work.links = links = [link for of_lane in ends for link in of_lane]
         self.comms += [link.graph for link in links if link.graph]
         attention, orders = self._work.attention, [PlanOrder() for _ in team.groups]
         assert attention is not None, "expected an R-rank"
         route = Rotation(team.me.turns, len(self.setup.shapes_of(team.me)))
-        programs = []
+        programs: list[Program] = []
         for i, ((group, number, *_), own) in enumerate(zip(lanes, ends, strict=True)):
-            copies, apart = (own, None) if not team.me.prefill else (own[:1], PlansApart())
-            programs.append(lane_program(i, copies, attention, orders[group], partial(route.copy, number), apart))
-            if apart is not None:
-                programs.append(prompt_program(i, own[prefill_copy(team.me, number)], attention, apart))
+            prefill = prefill_copy(team.me, number) if team.me.prefill else None
+            programs += programs_of(i, own, attention, orders[group], partial(route.copy, number), prefill)
         between = partial(tell_swapped, [own[0] for own in ends], attention) if attention.swap else None
         serve(programs, self.timeline, between)
 
@@ -283,14 +280,10 @@ class Engine:
         schedulers = schedulers_of(options, self.team, self.setup, scale, shared, desk, stops)
         links = cast("Sequence[SLink]", self._work.links)
         grammars, told = self.tokenizer.grammars, desk.sampled if scale.live else None
-        apart: list[PrefillLane] = []
-        if self.team.me.prefill:
-            me, device = self.team.me, self.model.device
-            apart = [PrefillLane(group, prefill_copy(me, lane), device) for lane, group in enumerate(groups or ())]
-            groups = None
+        apart = prefill_lanes(self.team.me, groups or (), self.model.device)
         self._work.s_rank = SRank(
-            *(self.model, links, schedulers, desk, stops, prompts, self.timeline),
-            *(grammars, groups, told, options.max_gap, apart),
+            *(self.model, links, schedulers, desk, stops, prompts, self.timeline, grammars),
+            *(None if apart else groups, told, options.max_gap, apart),
         )
         return self._work.s_rank
 

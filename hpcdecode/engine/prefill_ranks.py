@@ -88,6 +88,19 @@ class PrefillLane:
         return _Begins(self)
 
 
+def prefill_lanes(rank: Rank, groups: Sequence[MpiGroupLane], device: torch.device) -> list[PrefillLane]:
+    """Return home's ends of its lanes' prompts; none if it has no ranks that only prefill.
+
+    Args:
+        rank: home.
+        groups: its lanes.
+        device: of its slices.
+    """
+    if not rank.prefill:
+        return []
+    return [PrefillLane(group, prefill_copy(rank, lane), device) for lane, group in enumerate(groups)]
+
+
 class _Begins:
     def __init__(self, lane: PrefillLane):
         self._lane = lane
@@ -96,7 +109,7 @@ class _Begins:
         return self._lane.closed or self._lane.step is not None
 
 
-class Ends:
+class PromptsDone:
     """Is done once one more step of some lanes is.
 
     Args:

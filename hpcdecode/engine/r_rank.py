@@ -35,6 +35,31 @@ class PlansApart:
         return bool(self._plans) or self._closed
 
 
+def programs_of(
+    lane: int,
+    ends: Sequence[MpiRLink],
+    worker: AttentionWorker,
+    order: PlanOrder,
+    copy: Callable[[int], int],
+    prefill: int | None,
+) -> list[Program]:
+    """Return the programs of a lane: a second one if ranks prefill its prompts that do nothing else.
+
+    Args:
+        lane: of this rank, for the timeline.
+        ends: of the lane, one to each copy of the model.
+        worker: attends.
+        order: of the plans of the lane's group.
+        copy: returns the copy that runs a slice of the lane, given the slice's number.
+        prefill: copy that prefills, or None.
+    """
+    if prefill is None:
+        return [lane_program(lane, ends, worker, order, copy)]
+    apart = PlansApart()
+    prompts = prompt_program(lane, ends[prefill], worker, apart)
+    return [lane_program(lane, ends[:1], worker, order, copy, apart), prompts]
+
+
 def lane_program(
     lane: int,
     ends: Sequence[MpiRLink],

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from time import perf_counter, time
+from itertools import count
+from time import time
 from typing import Protocol
 
 import torch
@@ -17,8 +18,9 @@ from hpcdecode.engine.executors import LastSliceInput
 from hpcdecode.engine.group_lane import GroupLane, OneMember
 from hpcdecode.engine.inputs import Inputs, take_logprobs
 from hpcdecode.engine.prefill import PromptKvCache
-from hpcdecode.engine.prefill_ranks import Ends, PrefillLane
+from hpcdecode.engine.prefill_ranks import PrefillLane
 from hpcdecode.engine.programs import Program, Waiting, serve
+from hpcdecode.engine.prompt_lanes import PromptLanes
 from hpcdecode.engine.rounds import LaneRounds, RowArrival, SwapReturn
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.exchange.base import SLink
@@ -93,13 +95,11 @@ class SRank:
     ):
         self.model, self.links, self.schedulers = model, links, schedulers
         self.sink, self.stops, self.timeline, self.grammars = sink, stops, timeline, grammars
-        self.sampled = sampled
+        self.sampled, self.prompt_kv = sampled, prompts
         self.pace = Pace(max_gap, schedulers[0].limits.prefill_tokens, len(schedulers))
-        self.prompt_kv = prompts
         self.groups = [OneMember()] * len(links) if groups is None else groups
-        self.executors = executors(model, links, self.groups, self.prompt_kv, timeline)
-        self.apart = apart
-        self.stopping = False
+        self.executors = executors(model, links, self.groups, prompts, timeline)
+        self.apart, self.stopping = PromptLanes(self, apart), False
         self.seconds = self.prefill_seconds = self.decode_seconds = 0.0
         self.steps = self.tokens = self.decode_tokens = self.peak_prefill_tokens = self.peak_load = 0
         self._rounds = LaneRounds(len(links))
@@ -107,9 +107,8 @@ class SRank:
 
     def run(self, between: Callable[[], None]) -> None:
         """Generate until done; `between` is called after every round of the lanes."""
-        enter = self.timeline.enter
+        enter, before = self.timeline.enter, self.timeline.seconds()
         enter("desk")
-        before = self.timeline.seconds()
         self.timeline.lap()
 
         def duties() -> None:
@@ -118,10 +117,8 @@ class SRank:
 
         try:
             with torch.inference_mode():
-                each = zip(range(len(self.links)), self.links, self.schedulers, strict=True)
-                programs = [self._lane(*one) for one in each]
-                programs += [self._prompt_lane(lane) for lane in range(len(self.apart))]
-                serve(programs, self.timeline, duties, oldest_first=True)
+                programs = [self._lane(*one) for one in zip(count(), self.links, self.schedulers, strict=False)]
+                serve([*programs, *self.apart.programs()], self.timeline, duties, oldest_first=True)
         finally:
             enter("other")
             self.seconds = self.timeline.seconds() - before
@@ -165,8 +162,7 @@ class SRank:
         enter = self.timeline.enter
         while True:
             yield "idle", self._rounds.turn(lane)
-            if self.apart:
-                yield from self._await_prompts(lane, scheduler)
+            yield from self.apart.must_wait(lane, self._rounds.following(lane))
             enter("plan", lane)
             if self.stopping or scheduler.exhausted():
                 break
@@ -174,77 +170,35 @@ class SRank:
             step = scheduler.next_step(self._rounds.begin(lane))
             self.peak_load = max(self.peak_load, sum(s.load for s in self.schedulers))
             forgotten = scheduler.take_forgotten()
-            plan = self._order_prompts(lane, scheduler, step.plan, forgotten) if self.apart else step.plan
+            plan = self.apart.order(lane, step.plan, forgotten)
             if not plan.runs_model:  # waiting for room that another lane's sequences hold, or for prompts elsewhere
                 if plan.changes_slots:
-                    self._announce(lane, plan, None, forgotten)
+                    self.announce(lane, plan, None, forgotten)
                 if self._empty():
                     yield "idle", RowArrival(self._feed)
                     self.timeline.lap()
                 elif self._returning:
                     yield "wait", SwapReturn(self.links, self.schedulers)
-                elif not any(lane.step for lane in self.apart):
+                elif not self.apart.under_way:
                     self._count_wait()
-                elif not any(scheduler.decoding for scheduler in self.schedulers):
-                    yield "wait", Ends(self.apart)
+                elif not any(other.decoding for other in self.schedulers):
+                    yield "wait", self.apart.ends
                 continue
             self._waits = 0
-            self._stamp_queued(step)
+            self.stamp_queued(step)
             inputs = Inputs(step, self.model.device, forgotten)
-            self._announce(lane, plan, inputs, forgotten)
+            self.announce(lane, plan, inputs, forgotten)
             executor = next(e for e in self.executors if e.suits(inputs.model))
             last = yield from executor.run(lane, link, inputs.model)
             tokens: list[int] = []
             if len(inputs.model.tokens.logits_indices):
-                tokens = yield from self._sample(lane, inputs, partial(self._logits, lane, last))
+                tokens = yield from self.sample(lane, inputs, partial(self._logits, lane, last))
             enter("commit", lane)
             self._finish_step(scheduler, step, tokens)
         self._rounds.leave(lane)
         plan = scheduler.stop_plan()
-        self._announce(lane, plan, None, scheduler.take_forgotten())
-        if self.apart:
-            self.apart[lane].close(plan)
-
-    def _prompt_lane(self, lane: int) -> Program:
-        """Take the answers to a lane's steps of prompts, which ranks prefill that do nothing else."""
-        apart, scheduler = self.apart[lane], self.schedulers[lane]
-        while True:
-            yield "idle", apart.begins
-            step, inputs = apart.step, apart.inputs
-            if step is None or inputs is None:
-                return
-            tokens: list[int] = []
-            if len(inputs.model.tokens.logits_indices):
-                tokens = yield from self._sample(lane, inputs, partial(_answered, apart))
-            else:
-                yield from apart.answer()
-            self.timeline.enter("commit", lane)
-            self.prefill_seconds += perf_counter() - apart.begun
-            apart.complete()
-            self._take_tokens(scheduler, step, tokens)
-
-    def _await_prompts(self, lane: int, scheduler: Scheduler) -> Program:
-        """Wait for a lane's prompts elsewhere, if its next step may not begin before, or it ends."""
-        apart = self.apart[lane]
-        while (self.stopping and apart.step) or scheduler.must_wait(self._rounds.following(lane)):
-            if not apart.step:
-                self._order_prompts(lane, scheduler, Plan(), ())
-            yield "wait", Ends([apart])
-
-    def _order_prompts(self, lane: int, scheduler: Scheduler, plan: Plan, forgotten: Sequence[int]) -> Plan:
-        """Order a lane's next step of prompts, if there is one, once slots are free; return what is left of `plan`."""
-        self.apart[lane].forget(forgotten)
-        step = scheduler.next_prompts()
-        if step is None:
-            return plan
-        slots, rest = plan.parted()
-        if slots.changes_slots:
-            self._announce(lane, slots, None, ())
-        self._stamp_queued(step)
-        numbered = self._numbered(step.plan)
-        self.apart[lane].order(numbered, step)
-        self.links[lane].send_plan(numbered)
-        return rest
+        self.announce(lane, plan, None, scheduler.take_forgotten())
+        self.apart.close(lane, plan)
 
     def _empty(self) -> bool:
         """Return whether no lane has anything to do until a row comes."""
@@ -270,19 +224,21 @@ class SRank:
                 f"no lane has run for {steps} steps, and rows are left ({self.tokens_in_flight} tokens in flight)",
             )
 
-    def _announce(self, lane: int, plan: Plan, inputs: Inputs | None, forgotten: Sequence[int]) -> None:
+    def announce(self, lane: int, plan: Plan, inputs: Inputs | None, forgotten: Sequence[int]) -> None:
         """Tell the lane's R-ranks and the other members what to do; drop prefixes if no model runs."""
-        numbered = self._numbered(plan)
+        numbered = self.numbered(plan)
         self.groups[lane].order(numbered, inputs.on_host if inputs else None, forgotten)
         self.links[lane].send_plan(numbered)
         if inputs is None:
             self.prompt_kv.finish((), forgotten)
 
-    def _numbered(self, plan: Plan) -> Plan:
+    def numbered(self, plan: Plan) -> Plan:
+        """Return a plan with the next number."""
         self._plans += 1
         return dataclasses.replace(plan, number=self._plans - 1)
 
-    def _stamp_queued(self, step: Step) -> None:
+    def stamp_queued(self, step: Step) -> None:
+        """Note when prompts begin."""
         for chunk in step.prefill:
             for sequence in chunk.sequence.with_forks:
                 sequence.times.queued = sequence.times.queued or time()
@@ -295,7 +251,7 @@ class SRank:
         found = (yield from group.largest(head)) if largest else None
         return (yield from group.logits(head)) if found is None else found
 
-    def _sample(
+    def sample(
         self, lane: int, inputs: Inputs, logits_of: Callable[[slice, bool], Waiting[Tensor]]
     ) -> Waiting[list[int]]:
         """Return the next token of each of a step's sampled sequences; any token of those that are scored."""
@@ -314,7 +270,7 @@ class SRank:
         take_logprobs(logits, drawing, tokens)
         return inputs.spread(tokens)
 
-    def _take_tokens(self, scheduler: Scheduler, step: Step, tokens: list[int]) -> None:
+    def take_tokens(self, scheduler: Scheduler, step: Step, tokens: list[int]) -> None:
         """Give the step's sequences their tokens, and hand in the requests that are finished."""
         now = time()
         for chunk in step.prefill:
@@ -332,7 +288,7 @@ class SRank:
         self.tokens += len(tokens)
 
     def _finish_step(self, scheduler: Scheduler, step: Step, tokens: list[int]) -> None:
-        self._take_tokens(scheduler, step, tokens)
+        self.take_tokens(scheduler, step, tokens)
         self.steps += 1
         self._count_seconds(step)
         self.peak_prefill_tokens = max(self.peak_prefill_tokens, self.prompt_kv.tokens)
@@ -353,9 +309,3 @@ class SRank:
         self.decode_tokens += decodes
         if swaps := self.schedulers[0].tiers.swaps:
             swaps.prefill_seconds = self.prefill_seconds / max(self._prompt_tokens, 1)
-
-
-def _answered(apart: PrefillLane, part: slice, largest: bool) -> Waiting[Tensor]:
-    """Return what the rank that prefills a lane's prompts answers for a part of their logits, as `SRank._logits`."""
-    (answer,) = yield from apart.answer()
-    return answer

@@ -11,7 +11,7 @@ from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
 
 
-class Arrival:
+class RowTimes:
     """When a row came, and its tokens.
 
     Attributes:
@@ -29,8 +29,8 @@ class Arrival:
         self.first_token_at = self.last_token_at = 0.0
 
 
-Observe = Callable[[Arrival, Event], None]  # is told what happens to rows
-Receiver = TypeVar("Receiver", bound=Arrival)
+Observe = Callable[[RowTimes, Event], None]  # is told what happens to rows
+Receiver = TypeVar("Receiver", bound=RowTimes)
 
 
 class Receivers(Generic[Receiver]):

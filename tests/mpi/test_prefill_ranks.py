@@ -73,9 +73,9 @@ def test_scores(hpcdecode, tmp_path):
         (3, ("--tp", 2), "expected the layout split, --route fixed, --tp 1 and --pp 1"),
         (3, ("--route", "rotational"), "--route rotational, --tp 1 and --pp 1; leave the others out"),
         (3, ("--s-ranks", 2), "expected a multiple of the 2 S-ranks"),
-        (3, ("--exchange", "collective"), "--prefill-ranks 1: expected no --exchange"),
-        (3, ("--survive",), "--prefill-ranks 1: expected no --survive"),
-        (3, ("--prefill-ranks", -1), "--prefill-ranks: expected an integer >= 0, got -1"),
+        (3, ("--exchange", "collective"), "--prefill-ranks: expected none beside --exchange collective"),
+        (3, ("--survive",), "--prefill-ranks: expected none beside --survive"),
+        (3, ("--prefill-ranks", -1), "--prefill-ranks: expected an integer >= 1, got -1"),
     ],
 )
 def test_what_cannot_be_is_refused(hpcdecode, ranks, flags, problem):

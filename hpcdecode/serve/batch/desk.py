@@ -8,10 +8,10 @@ from typing import Any
 from hpcdecode.engine.live import Event, LiveDesk, Update
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
-from hpcdecode.serve.receivers import Arrival, Observe, Receivers
+from hpcdecode.serve.receivers import RowTimes, Observe, Receivers
 
 
-class _BatchRowArrival(Arrival):
+class _BatchRowTimes(RowTimes):
     """A row of a batch, and who is told of its end."""
 
     source = "batch"
@@ -36,7 +36,7 @@ class BatchDesk:
 
     def __init__(self, desk: LiveDesk):
         self._desk = desk
-        self.rows = Receivers[_BatchRowArrival]()
+        self.rows = Receivers[_BatchRowTimes]()
 
     def submit(
         self,
@@ -49,8 +49,8 @@ class BatchDesk:
     ) -> int:
         """Queue a row; see `RowDesk`."""
 
-        def make(prompt: Prompt) -> _BatchRowArrival:
-            return _BatchRowArrival(prompt, receive)
+        def make(prompt: Prompt) -> _BatchRowTimes:
+            return _BatchRowTimes(prompt, receive)
 
         return self.rows.submit(self._desk, fields, defaults, make, client=client, drawn_as=drawn_as).prompt.line
 
