@@ -10,7 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 from hpcdecode.engine.inputs import Inputs
-from hpcdecode.engine.prefill_ranks import PromptsDone, PrefillLane
+from hpcdecode.engine.prefill_ranks import PrefillLane, PromptsDone
 from hpcdecode.engine.programs import Program, Waiting
 from hpcdecode.exchange.base import SLink
 from hpcdecode.mpi.wait import Waitable

@@ -14,14 +14,14 @@ from hpcdecode.engine.live import Event, LiveDesk, Update
 from hpcdecode.requests.logprobs import Logprobs
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
-from hpcdecode.serve.receivers import RowTimes, Observe, Receivers
+from hpcdecode.serve.receivers import Observe, Receivers, TimedRow
 
 _READERS = 4  # threads that read and tokenize rows
 
 Ended = list[Result] | RowError
 
 
-class Ticket(RowTimes):
+class Ticket(TimedRow):
     """A row in flight, for the one who waits for it.
 
     Updates that are not taken are merged, so a slow reader holds no more than the row's tokens.

@@ -15,7 +15,7 @@ from hpcdecode.engine.live import Event, Update
 from hpcdecode.requests.sequence import CANCELLED
 from hpcdecode.serve.context import Context
 from hpcdecode.serve.failures import errors
-from hpcdecode.serve.receivers import RowTimes
+from hpcdecode.serve.receivers import TimedRow
 
 PREFIX = "hpcdecode:"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -50,7 +50,7 @@ class ServerMetrics:
             registry=self.registry,
         )
 
-    def observe(self, row: RowTimes, event: Event) -> None:
+    def observe(self, row: TimedRow, event: Event) -> None:
         """Count an event of a row."""
         if isinstance(event, Update):
             self._token(row, len(event.token_ids))
@@ -67,7 +67,7 @@ class ServerMetrics:
         """Return all values in Prometheus' text format."""
         return generate_latest(self.registry)
 
-    def _token(self, row: RowTimes, count: int) -> None:
+    def _token(self, row: TimedRow, count: int) -> None:
         now = time()
         if not row.first_token_at:
             row.first_token_at = now
@@ -77,16 +77,16 @@ class ServerMetrics:
                 self._add(self._gap, row, (now - row.last_token_at) / count)
         row.last_token_at = now
 
-    def _ended(self, row: RowTimes, reason: str) -> None:
+    def _ended(self, row: TimedRow, reason: str) -> None:
         self._finished.labels(self._model, row.source, reason).inc()
 
-    def _add(self, histogram: Histogram, row: RowTimes, seconds: float) -> None:
+    def _add(self, histogram: Histogram, row: TimedRow, seconds: float) -> None:
         histogram.labels(self._model, row.source).observe(max(seconds, 0.0))
 
     def _histogram(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
         """Return a histogram of seconds, which is there from the start for rows of requests."""
         made = Histogram(f"{PREFIX}{name}_seconds", f"{what}.", ROW_LABELS, buckets=buckets, registry=self.registry)
-        made.labels(self._model, RowTimes.source)
+        made.labels(self._model, TimedRow.source)
         return made
 
 

@@ -11,7 +11,7 @@ from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
 
 
-class RowTimes:
+class TimedRow:
     """When a row came, and its tokens.
 
     Attributes:
@@ -29,8 +29,8 @@ class RowTimes:
         self.first_token_at = self.last_token_at = 0.0
 
 
-Observe = Callable[[RowTimes, Event], None]  # is told what happens to rows
-Receiver = TypeVar("Receiver", bound=RowTimes)
+Observe = Callable[[TimedRow, Event], None]  # is told what happens to rows
+Receiver = TypeVar("Receiver", bound=TimedRow)
 
 
 class Receivers(Generic[Receiver]):

@@ -8,10 +8,10 @@ from typing import Any
 from hpcdecode.engine.live import Event, LiveDesk, Update
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
-from hpcdecode.serve.receivers import RowTimes, Observe, Receivers
+from hpcdecode.serve.receivers import Observe, Receivers, TimedRow
 
 
-class _BatchRowTimes(RowTimes):
+class _TimedBatchRow(TimedRow):
     """A row of a batch, and who is told of its end."""
 
     source = "batch"
@@ -36,7 +36,7 @@ class BatchDesk:
 
     def __init__(self, desk: LiveDesk):
         self._desk = desk
-        self.rows = Receivers[_BatchRowTimes]()
+        self.rows = Receivers[_TimedBatchRow]()
 
     def submit(
         self,
@@ -49,8 +49,8 @@ class BatchDesk:
     ) -> int:
         """Queue a row; see `RowDesk`."""
 
-        def make(prompt: Prompt) -> _BatchRowTimes:
-            return _BatchRowTimes(prompt, receive)
+        def make(prompt: Prompt) -> _TimedBatchRow:
+            return _TimedBatchRow(prompt, receive)
 
         return self.rows.submit(self._desk, fields, defaults, make, client=client, drawn_as=drawn_as).prompt.line
 
