@@ -285,8 +285,6 @@ class Job(EngineOptions, frozen=True, kw_only=True):
         return super().check()
 
 
-
-
 def default_output(prompts: Sequence[str], shard: Shard | None = None) -> str:
     """Return the default name of the results in the working directory.
 

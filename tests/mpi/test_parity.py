@@ -94,7 +94,16 @@ def test_tokens_of_hybrids_equal_those_of_transformers(mpiexec, tmp_path):
     """The delta rule, Mamba-2 beside attention, Mamba without attention, and short convolutions; behind a prefix."""
     names = ("qwen3_next", "falcon_h1", "mamba", "lfm2")
     cases = [make_case(name, tmp_path, rows=6, new_tokens=12, common=130) for name in names]
-    runs = ("1:7:2", "3:1:2", "4:7:2:request:3", "2:7:2:replicas", "2:7:1:pp2", "3:7:3:rot2-request", "2:7:1:tp2", PREFILL[0])
+    runs = (
+        "1:7:2",
+        "3:1:2",
+        "4:7:2:request:3",
+        "2:7:2:replicas",
+        "2:7:1:pp2",
+        "3:7:3:rot2-request",
+        "2:7:1:tp2",
+        PREFILL[0],
+    )
     found = differing(mpiexec, cases, "float32", "transformers", runs)
     assert found == {name: dict.fromkeys(runs, 0) for name in names}
 
