@@ -13,7 +13,7 @@ from hpcdecode.mpi.wait import wait
 _SWAP = 4  # message tag, beside those of `mpi`
 
 
-class _Answer:
+class _Return:
     """One message to come: a ticket, and whether all of it is back."""
 
     def __init__(self, comm: MPI.Intracomm, rank: int):
@@ -35,13 +35,13 @@ class ReturnReceiver:
 
     def __init__(self, comm: MPI.Intracomm, tellers: int):
         self._comm, self._tellers = comm, tellers
-        self._answers: list[_Answer] = []
+        self._answers: list[_Return] = []
         self._told: dict[int, list[bool]] = {}
 
     def expect(self, shares: Sequence[Share]) -> None:
         """Expect what R-ranks will tell of their shares of a plan."""
         for rank, share in enumerate(shares, 1):
-            self._answers += [_Answer(self._comm, rank) for _ in share.swap_in]
+            self._answers += [_Return(self._comm, rank) for _ in share.swap_in]
 
     def take(self) -> list[tuple[int, bool]]:
         """Return the tickets of which all is told since the last call, and whether all is back."""
