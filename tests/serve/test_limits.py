@@ -26,7 +26,7 @@ def test_no_route_answers_without_the_key(llm):
         assert {TEXT, CHAT, "/metrics", "/v1/models", "/tokenize", "/version", "/health"} <= paths.keys()
         requests = [(method, path) for path, methods in paths.items() for method in methods]
         wrong = [{} if given is None else {"Authorization": given} for given in WRONG]
-        wrong += [basic(""), basic("firs"), basic("x", "first")]
+        wrong += [basic(""), basic("fir"), basic("x", "first")]
         for method, path in [*requests, ("get", "/"), ("get", "/openapi.json"), ("get", "/docs"), ("put", "/x")]:
             for headers in wrong:
                 answer = server.client.request(method, path, headers=headers)
