@@ -59,7 +59,8 @@ def _advice(job: Job, wishes: Wishes, team: Team) -> tuple[Wishes, str]:
             f"--profile {job.profile}: was measured on CPUs, as all profiles are; this job has ranks that see a GPU: "
             "leave --profile out, or give --device cpu --r-device cpu"
         )
-    if len(team.ranks) == 1 or wishes.s_ranks is not None or wishes.layout == "replicas" or wishes.pp > 1:
+    given = wishes.s_ranks is not None or wishes.layout == "replicas" or wishes.pp > 1 or wishes.prefill_ranks
+    if len(team.ranks) == 1 or given:
         return wishes, ""
     possible = _possible(job, wishes, profile, team)
     if not possible:
