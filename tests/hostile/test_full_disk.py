@@ -10,15 +10,22 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import h5py
+import numpy as np
 import pytest
 
+from hpcdecode.attention.open import open_kv_cache
+from hpcdecode.attention.shapes import LayerShape
+from hpcdecode.bench import filled
 from hpcdecode.data.results.result import Result
 from hpcdecode.data.results.resume import find_earlier
 from hpcdecode.data.results.writer import ResultsWriter
+from hpcdecode.engine.kv_swap import KvSwap
 from hpcdecode.errors import UserError
+from hpcdecode.system.swap_tiers import FileTier
 from tests.hostile.jobs import AGAIN, SECONDS, goes_on, needs_root
 from tests.hostile.trial import REFUSED, ROW_ERRORS
 from tests.support.commands import run
+from tests.support.swapping import chunk_bytes
 
 pytestmark = [pytest.mark.full, pytest.mark.usefixtures("one_core")]
 
@@ -27,6 +34,7 @@ STEP_BYTES = 72 << 10
 LEVELS = 40
 IDENTITY = {"a": "job"}
 LINES = range(1, 121)
+SHAPE = LayerShape(kv_heads=4, k_dim=128, v_dim=128, q_heads=4, scale=0.1)
 
 
 def row(line: int) -> Result:
@@ -102,3 +110,34 @@ def test_a_job_on_a_disk_that_fills(hpcdecode, jobs, tmp_path):
         assert full.returncode == ROW_ERRORS or "No space left on device" in full.stderr
         (disk / "filler").unlink()
         goes_on(hpcdecode, disk, jobs[1])
+
+
+@needs_root
+def test_what_has_no_room_on_a_full_tier_is_lost_and_the_rest_comes_back(tmp_path):
+    kv_cache = open_kv_cache([SHAPE], kv_dtype="bfloat16", capacity_tokens=1 << 14, max_sequences=9)
+    filled.fill(kv_cache, SHAPE, (1024,) * 9)  # 2 MiB each, of which three fit at least
+    slots = np.arange(9, dtype=np.int32)
+    with small_disk(tmp_path) as disk:
+        size = chunk_bytes(kv_cache)
+        swap = KvSwap(kv_cache, [FileTier(str(disk), 1 << 30, size)])
+        for slot in slots:
+            swap.out(0, int(slot), int(slot))
+        swap.wait()
+        held = [held_by(kv_cache, slot) for slot in slots]
+        kv_cache.release(slots)
+        kv_cache.extend(slots, np.full(9, 1024, np.int32))
+        for slot in slots:
+            swap.bring(0, int(slot), int(slot))
+        swap.wait()
+        back = dict(swap.take_results(0))
+        assert 3 <= sum(back.values()) < 9 == len(back)
+        assert swap.counts.failures == 9 - sum(back.values())
+        assert all(np.array_equal(held[slot], held_by(kv_cache, slot)) for slot in slots if back[slot])
+        swap.check()
+        swap.close()
+
+
+def held_by(kv_cache, slot):
+    out = np.empty(1024 // 64 * kv_cache.native.block_bytes, np.uint8)
+    kv_cache.native.copy_out(int(slot), 0, out)
+    return out
