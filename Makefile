@@ -45,7 +45,7 @@ test-real: .venv/.installed
 
 # Every decoder of the installed transformers, tiny and random: works, refused (why) or wrong. Takes half an hour.
 survey: .venv/.installed
-	$(BIN)/python -m tests.survey
+	$(BIN)/python -m tests.survey --write docs/models.md
 
 # The MPI tests on N ranks: make test-3
 test-%: .venv/.installed

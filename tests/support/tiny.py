@@ -35,13 +35,22 @@ SIZES = {
     "num_kv_shared_layers": 1,
 }
 UNSET = ("num_experts_per_tok", "n_routed_experts")  # by default, of types that need them
+OF_TYPES: dict[str, dict[str, Any]] = {  # that these need beside
+    "dots1": {"n_shared_experts": 1},
+    "hunyuan_v1_dense": {"head_dim": 16},
+    "hunyuan_v1_moe": {"head_dim": 16},
+    "ministral": {"head_dim": 16},
+    "nemotron": {"num_key_value_heads": 2},
+    "xlnet": {"d_head": 16},
+    "zaya": {"num_experts_per_tok": 1},
+}
 DEEP = ("deepstack_visual_indexes", "fullatt_block_indexes", "vision_feature_layer", "feature_layer")
 
 
 def tiny(model_type: str, **text: Any) -> PreTrainedConfig:
     """Return the default config of `model_type`, shrunken; text: values for its language model."""
     config = CONFIG_MAPPING[model_type]()
-    given = _small(config.to_dict())
+    given = _small(config.to_dict()) | OF_TYPES.get(model_type, {})
     given.get("text_config", given).update(text)
     return type(config)(**given)
 
