@@ -123,11 +123,9 @@ class Engine:
 
     def scales(self, desk: Desk | None) -> list[Scale]:
         """Return B, F and lanes of every group for the rows of the lead's desk, on every rank."""
-        options, team = self.options, self.team
-        found = None
-        if desk is not None:
-            found = choose_scales(options, team, self.setup, *desk.feed.preview(rows_ahead(team)), desk.live)
-        return team.broadcast(found, list[Scale])
+        size = partial(choose_scales, self.options, self.team, self.setup)
+        found = size(*desk.feed.preview(rows_ahead(self.team)), desk.live) if desk else None
+        return self.team.broadcast(found, list[Scale])
 
     def work(
         self,

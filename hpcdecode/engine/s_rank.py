@@ -124,21 +124,6 @@ class SRank:
             self.seconds = self.timeline.seconds() - before
 
     @property
-    def shared_tokens(self) -> int:
-        """Prompt tokens that were not prefilled, because other rows begin with them."""
-        return sum(scheduler.shared_tokens for scheduler in self.schedulers)
-
-    @property
-    def preemptions(self) -> int:
-        """Return how often sequences gave up their room."""
-        return sum(scheduler.preemptions for scheduler in self.schedulers)
-
-    @property
-    def preempted_tokens(self) -> int:
-        """Return the tokens whose K and V were dropped so, and were computed again."""
-        return sum(scheduler.preempted_tokens for scheduler in self.schedulers)
-
-    @property
     def tokens_in_flight(self) -> int:
         """Return the tokens in KV caches of the sequences in flight."""
         return sum(scheduler.tokens_in_flight for scheduler in self.schedulers)

@@ -161,8 +161,6 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
         )
         check_kv_dtype(options.kv_dtype, loaded.attends)
         partition_of(options, team.pool).check(loaded.attends)
-        if team.lead:
-            _tell_context(loaded)
         return Loaded(loaded, tokenizer)
 
     _trace_once(options, team, loaded=model is not None)
@@ -172,16 +170,6 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
     first = [part for place in team.groups[0].members for part in parts[place]]
     setup = _describe(options, loaded, first) if team.lead and loaded else None
     return team.broadcast(setup, Setup), loaded
-
-
-def _tell_context(model: SplitModel) -> None:
-    """Log a warning if sequences may not become as long as the model allows."""
-    most, own = model.max_positions, model.facts.own_positions
-    if most is not None and own is not None and most < own:
-        logger.warning(
-            f"hpcdecode: warning: {model.facts.model_type}: sequences of at most {most:,} tokens, prompts included, in "
-            f"place of {own:,}: in longer ones its indexers leave out tokens, which is not supported"
-        )
 
 
 def check_kv_dtype(kv_dtype: str | None, shapes: Sequence[LayerShape | RecurrentShape]) -> None:

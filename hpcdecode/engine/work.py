@@ -46,11 +46,14 @@ class Work:
             metrics.s_seconds, metrics.steps = s_rank.seconds, s_rank.steps
             metrics.peak_prefill_tokens, metrics.peak_load = s_rank.peak_prefill_tokens, s_rank.peak_load
             metrics.prefill_seconds, metrics.decode_seconds = s_rank.prefill_seconds, s_rank.decode_seconds
-            metrics.preemptions, metrics.preempted_tokens = s_rank.preemptions, s_rank.preempted_tokens
+            for scheduler in s_rank.schedulers:
+                metrics.preemptions += scheduler.preemptions
+                metrics.preempted_tokens += scheduler.preempted_tokens
+                metrics.shared_tokens += scheduler.shared_tokens
             if swaps := s_rank.schedulers[0].tiers.swaps:
                 metrics.swapped, metrics.swapped_tokens = swaps.moved, swaps.moved_tokens
                 metrics.swap_failures = swaps.failures
-            metrics.decode_tokens, metrics.shared_tokens = s_rank.decode_tokens, s_rank.shared_tokens
+            metrics.decode_tokens = s_rank.decode_tokens
         if (member := self.member) is not None:
             metrics.s_role = True
             metrics.s_seconds, metrics.steps = member.seconds, member.steps

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import ceil
-
-import numpy as np
 
 from hpcdecode.requests.prefix import KvHolder, Prefix
 from hpcdecode.requests.sequence import CANCELLED, Request, SequenceState
 from hpcdecode.requests.stops import Stops
 from hpcdecode.schedule.admission import Admission, Feed
 from hpcdecode.schedule.apart import PromptsApart
+from hpcdecode.schedule.chunks import forked_prefixes, next_chunks, places_of, table_of, tokens_first
 from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.microbatch import remaining
 from hpcdecode.schedule.placement import Placement
@@ -115,10 +114,10 @@ class Scheduler:
         plan = Plan(
             swap_out=swap_out,
             release=release,
-            fork=_table(self.slots.take_forks() + _forked_prefixes(chunks), 3),
+            fork=table_of(self.slots.take_forks() + forked_prefixes(chunks), 3),
             swap_in=swap_in,
-            decode=_table(((s.rank, s.slot) for s in self.decoding), 2),
-            prefill=_table(_places(chunks, len(self.decoding)), 4),
+            decode=table_of(((s.rank, s.slot) for s in self.decoding), 2),
+            prefill=table_of(places_of(chunks, len(self.decoding)), 4),
         )
         return Step(plan, list(self.decoding), chunks)
 
@@ -130,8 +129,8 @@ class Scheduler:
         if self.apart is None or self.apart.under_way or not self.prefilling:
             return None
         self.apart.under_way = True
-        chunks = self._chunks_of(self.limits.prefill_tokens)
-        fork, prefill = _table(_forked_prefixes(chunks), 3), _table(_places(chunks, 0), 4)
+        chunks = next_chunks(self.prefilling, self.limits.prefill_tokens)
+        fork, prefill = table_of(forked_prefixes(chunks), 3), table_of(places_of(chunks, 0), 4)
         return Step(Plan(fork=fork, prefill=prefill, apart=True), [], chunks)
 
     def must_wait(self, now: int) -> bool:
@@ -222,7 +221,7 @@ class Scheduler:
         holders: list[KvHolder] = [*opened, *dropped]
         for holder in holders:
             self.slots.give_back(holder)
-        return _table(places + preempted + self.slots.take_released(), 2)
+        return table_of(places + preempted + self.slots.take_released(), 2)
 
     def _preempt(self) -> list[tuple[int, int]]:
         """Let sequences give up their room that must, and wait for it again; return R-ranks and slots to release."""
@@ -296,38 +295,4 @@ class Scheduler:
         if not self.prefilling:
             return []
         end = self._prefix_step if isinstance(self.prefilling[0], Prefix) else self._start_step
-        return self._chunks_of(ceil(sum(map(remaining, self._first_to_prefill())) / max(end - now, 1)))
-
-    def _first_to_prefill(self) -> Sequence[SequenceState | Prefix]:
-        """Return the prefixes that are left to prefill, or else the sequences."""
-        return [p for p in self.prefilling if isinstance(p, Prefix)] or self.prefilling
-
-    def _chunks_of(self, budget: int) -> list[Chunk]:
-        """Return the next chunks of prompts, of so many tokens together at most."""
-        chunks = []
-        for sequence in self._first_to_prefill():
-            count = min(remaining(sequence), budget)
-            if count == 0:
-                break
-            chunks.append(Chunk(sequence, sequence.prefilled, count))
-            budget -= count
-        return chunks
-
-
-def _forked_prefixes(chunks: Iterable[Chunk]) -> list[tuple[int, int, int]]:
-    """Return (R-rank, slot, new slot) of the chunks that begin behind a prefix."""
-    begun = [(c.sequence, c.sequence.prefix) for c in chunks if c.begins and c.sequence.prefix]
-    return [(rank, prefix.slot, s.slot) for s, prefix in begun for rank in s.ranks]
-
-
-def _places(chunks: Iterable[Chunk], row: int) -> list[tuple[int, int, int, int]]:
-    """Return (R-rank, slot, first row, tokens) of chunks whose rows begin at `row`."""
-    places = []
-    for chunk in chunks:
-        places += [(rank, chunk.sequence.slot, row, chunk.count) for rank in chunk.sequence.ranks]
-        row += chunk.count
-    return places
-
-
-def _table(rows: Iterable[tuple[int, ...]], columns: int) -> Table:
-    return np.array(list(rows), np.int32).reshape(-1, columns)
+        return next_chunks(self.prefilling, ceil(tokens_first(self.prefilling) / max(end - now, 1)))

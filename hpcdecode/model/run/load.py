@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
@@ -15,7 +16,7 @@ from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.absorb import absorb
 from hpcdecode.model.frontend.cache import cached_sources, cached_trace
 from hpcdecode.model.frontend.checkpoint import forget_pages, holds_weights, open_checkpoint
-from hpcdecode.model.frontend.config import config_file, stated_config, stated_dtype
+from hpcdecode.model.frontend.config import ModelFacts, config_file, stated_config, stated_dtype
 from hpcdecode.model.frontend.gguf.folder import gguf_files, model_folder
 from hpcdecode.model.frontend.gguf.tensors import GgufTensor, open_gguf
 from hpcdecode.model.frontend.lora import merged
@@ -38,6 +39,7 @@ from hpcdecode.model.run.stages import stages_of
 from hpcdecode.system.shared_memory import WeightMemory
 from hpcdecode.system.torch_functions import settle_functions
 
+logger = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BITS = {"int8": 8.0, **{name: form.bits for name, form in ALL_FORMS.items()}}  # of a weight
 
@@ -115,7 +117,7 @@ def load_split(
         quantised: What the weights of projections are quantised to on CPUs: int8 (see quantize.py) or one of
             few_bits.FORMS. None for nothing, AUTO for what they are in the checkpoint, if that holds the same numbers.
         inductor: Let torch's compiler compile the slices.
-        announce: Say on standard error that a trace is being made, if that takes long.
+        announce: Log that a trace is being made, if that takes long, and what of the model cannot be used.
         lora: Directory of a PEFT adapter that is merged into the weights, or None.
         memory: Where to put packed weights.
         part: What to load of it.
@@ -135,6 +137,8 @@ def load_split(
     exact = dtype if lora is None else torch.float32  # an adapter is added before weights are rounded
     tensors = open_plain(folder, layers, scheme, exact) if opens else {}
     traced = cached_trace(folder, dtype, announce)
+    if announce:
+        _tell_context(traced.facts)
     own = member_trace(traced, part.tp, part.tp_rank, ep=part.ep)
     if latents:
         absorb(own)  # after the deal: heads are dealt out as they are in the model
@@ -147,6 +151,16 @@ def load_split(
     bound = bound_weights(folder, tensors, traced, own, device, scheme, lora)
     forget = partial(forget_pages, files)
     return SplitModel(parts, device, bound, forget, quantised, inductor, memory, layers=own_layers)
+
+
+def _tell_context(facts: ModelFacts) -> None:
+    """Log a warning if sequences may not become as long as the model allows."""
+    most, own = facts.max_positions, facts.own_positions
+    if most is not None and own is not None and most < own:
+        logger.warning(
+            f"hpcdecode: warning: {facts.model_type}: sequences of at most {most:,} tokens, prompts included, in place "
+            f"of {own:,}: in longer ones its indexers leave out tokens, which is not supported"
+        )
 
 
 def open_plain(
