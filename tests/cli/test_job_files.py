@@ -61,6 +61,7 @@ def test_values_and_paths(job_file, tmp_path):
         stop_token_ids = [3, 4]
         logit_bias = { "7" = -1 }
         kv_memory = 4096
+        kv_swap = ["host:1G", "nvme:/scratch:1T"]
         fail_fast = true
         overwrite = true
     """
@@ -74,6 +75,7 @@ def test_values_and_paths(job_file, tmp_path):
         "stop_token_ids": (3, 4),
         "logit_bias": {7: -1.0},
         "kv_memory": 4096,
+        "kv_swap": ("host:1G", "nvme:/scratch:1T"),
         "max_errors": 0,
         "overwrite": True,
     }
