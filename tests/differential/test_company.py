@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.differential.mixes import CONTEXT
 from tests.differential.mutations import MUTATIONS
 from tests.support.commands import ROOT, run
+from tests.support.hybrids import HYBRIDS
+from tests.support.models import save
 
 CORPUS = sorted((Path(__file__).parent / "corpus").glob("*.json"))
 RANKS = 4
@@ -56,6 +59,16 @@ def test_2000_mixes(tmp_path, seed):
 def test_mixes_on_a_real_model(tmp_path, real_model):
     options = ("--chat", "--rows", 6)
     same(run_mixes(tmp_path, f"smol={real_model('smol')}", 100, 105, *options, seconds=10800), 100)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["granitemoehybrid", "qwen3_5"])
+def test_mixes_of_members_with_states(tmp_path, name):
+    """Rows alone run on two members, too: bits of members depend on their number."""
+    config = HYBRIDS[name]()
+    config.vocab_size, config.max_position_embeddings = 2048, CONTEXT
+    model = save(config, tmp_path / "model")
+    same(run_mixes(tmp_path, f"{name}={model}", 40, 107, "--tp", 2, "--rows", 8, seconds=7200), 40)
 
 
 @pytest.mark.full
