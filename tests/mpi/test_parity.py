@@ -119,16 +119,16 @@ def test_tokens_of_members_with_states_equal_those_of_transformers(mpiexec, tmp_
 
 def test_tokens_of_members_with_states_depend_on_their_number_alone(mpiexec, tmp_path):
     sampling = {"temperature": 0.9, "top_p": 0.95, "seed": 5}
-    case = make_case("falcon_h1", tmp_path, rows=6, new_tokens=16, common=130, n=3, **sampling)
+    case = make_case("granitemoehybrid", tmp_path, rows=6, new_tokens=16, common=130, n=3, **sampling)
     runs = ("2:7:1:tp2", "4:1:2:tp2", "4:7:2:tp2-request:3", "4:7:1:tp2-head")
-    assert differing(mpiexec, [case], "bfloat16", "first-run", runs) == {"falcon_h1": dict.fromkeys(runs, 0)}
+    assert differing(mpiexec, [case], "bfloat16", "first-run", runs) == {"granitemoehybrid": dict.fromkeys(runs, 0)}
 
 
 def test_samples_of_hybrids_are_the_same_for_every_world(mpiexec, tmp_path):
     sampling = {"temperature": 0.9, "top_p": 0.95, "seed": 5}
-    case = make_case("falcon_h1", tmp_path, rows=6, new_tokens=16, common=130, n=3, **sampling)
+    case = make_case("granitemoehybrid", tmp_path, rows=6, new_tokens=16, common=130, n=3, **sampling)
     runs = ("1:1:1", "3:7:2:request:2", "3:7:1:head", "4:7:2:sharing")
-    assert differing(mpiexec, [case], "float32", "first-run", runs) == {"falcon_h1": dict.fromkeys(runs, 0)}
+    assert differing(mpiexec, [case], "float32", "first-run", runs) == {"granitemoehybrid": dict.fromkeys(runs, 0)}
 
 
 def test_tokens_over_latents_behind_a_shared_prefix_equal_those_of_transformers(mpiexec, tmp_path):
