@@ -181,9 +181,10 @@ def assign_pools(ranks: Sequence[Rank], pools: str) -> None:
         UserError: If there are fewer R-ranks than S-ranks that want their own.
     """
     s_ranks, r_ranks = ([r for r in ranks if r.role == role] for role in ("S", "R"))
-    if pools == "own" and len(r_ranks) < len(s_ranks):
+    wanting = sum(not r.only_prefills for r in s_ranks)
+    if pools == "own" and len(r_ranks) < wanting:
         raise UserError(
-            f"--pools own: expected at least one R-rank for each of {len(s_ranks)} S-ranks, got {len(r_ranks)}; "
+            f"--pools own: expected at least one R-rank for each of {wanting} S-ranks, got {len(r_ranks)}; "
             "start more ranks, lower --s-ranks, or use --pools shared",
             everywhere=True,
         )

@@ -1,4 +1,4 @@
-"""Ranks that only prefill: rows of every kind end as in one process; what is printed, refused, drained and killed."""
+"""Ranks that only prefill: rows of every kind end as in one process; drained and killed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.commands import rank_of
 from tests.support.long_jobs import end, finished, wait_for_rows
-from tests.support.worlds import FLAGS, PROMPTS, contents
+from tests.support.worlds import contents
 
 COMMON = "The quick brown fox jumps over the lazy dog. " * 12
 KINDS = (
@@ -62,25 +62,6 @@ def test_scores(hpcdecode, tmp_path):
         result = hpcdecode("score", "in.jsonl", "-o", name, "--model", "demo", "--dtype", "float32", *more, ranks=world)
         assert result.returncode == 0, result.stderr
     assert repr(contents(tmp_path / "one.h5")[0]) == repr(contents(tmp_path / "prefill.h5")[0])
-
-
-@pytest.mark.parametrize(
-    ("ranks", "flags", "problem"),
-    [
-        (1, (), "--prefill-ranks 1: the world has 1 rank"),
-        (2, (), "--s-ranks and --prefill-ranks, together 2: the world has 2 ranks, which leaves no R-rank"),
-        (3, ("--layout", "replicas"), "got --layout replicas"),
-        (3, ("--tp", 2), "expected the layout split, --route fixed, --tp 1 and --pp 1"),
-        (3, ("--route", "rotational"), "--route rotational, --tp 1 and --pp 1; leave the others out"),
-        (3, ("--s-ranks", 2), "expected a multiple of the 2 S-ranks"),
-        (3, ("--exchange", "collective"), "--prefill-ranks: expected none beside --exchange collective"),
-        (3, ("--survive",), "--prefill-ranks: expected none beside --survive"),
-        (3, ("--prefill-ranks", -1), "--prefill-ranks: expected an integer >= 1, got -1"),
-    ],
-)
-def test_what_cannot_be_is_refused(hpcdecode, ranks, flags, problem):
-    result = hpcdecode("generate", PROMPTS, "-o", "out.h5", *FLAGS, "--prefill-ranks", 1, *flags, ranks=ranks)
-    assert result.returncode == 2 and problem in result.stderr, result.stderr
 
 
 def test_a_signal_drains_it_and_another_layout_goes_on(hpcdecode, long_job, tmp_path):
