@@ -8,10 +8,11 @@ import signal
 
 import pytest
 
-from tests.support.commands import rank_of
+from tests.support.commands import Command, rank_of
 from tests.support.long_jobs import end, finished, wait_for_rows
 from tests.support.worlds import contents
 
+DEMO = ("--model", "demo", "--dtype", "float32", "--batch", 8)
 COMMON = "The quick brown fox jumps over the lazy dog. " * 12
 KINDS = (
     {},
@@ -37,6 +38,14 @@ def rows(tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="module")
+def expected(rows, forkserver):
+    """What one process makes of them."""
+    result = Command(rows.parent, forkserver)("generate", rows, "-o", "one.h5", *DEMO)
+    assert result.returncode == 0, result.stderr
+    return contents(rows.parent / "one.h5")[0]
+
+
 @pytest.mark.parametrize(
     ("ranks", "flags", "said"),
     [
@@ -45,14 +54,11 @@ def rows(tmp_path_factory):
         (4, ("--prefill-ranks", 2, "--admission", "optimistic"), "layout: 1 S + 2 prefill + 1 R"),
     ],
 )
-def test_rows_of_every_kind_end_as_in_one_process(hpcdecode, tmp_path, rows, ranks, flags, said):
-    common = ("--model", "demo", "--dtype", "float32", "--batch", 8)
-    for name, world, more in (("one.h5", 1, ()), ("prefill.h5", ranks, flags)):
-        result = hpcdecode("generate", rows, "-o", name, *common, *more, ranks=world)
-        assert result.returncode == 0, result.stderr
-    assert said in result.stderr
-    (one, *_), (other, topology, _) = (contents(tmp_path / name) for name in ("one.h5", "prefill.h5"))
-    assert repr(one) == repr(other) and len(topology) == ranks  # log-probabilities of first tokens are no numbers
+def test_rows_of_every_kind_end_as_in_one_process(hpcdecode, tmp_path, rows, expected, ranks, flags, said):
+    result = hpcdecode("generate", rows, "-o", "out.h5", *DEMO, *flags, ranks=ranks)
+    assert result.returncode == 0 and said in result.stderr, result.stderr
+    found, topology, _ = contents(tmp_path / "out.h5")
+    assert repr(found) == repr(expected) and len(topology) == ranks  # some log-probabilities are no numbers
 
 
 def test_scores(hpcdecode, tmp_path):
@@ -64,21 +70,17 @@ def test_scores(hpcdecode, tmp_path):
     assert repr(contents(tmp_path / "one.h5")[0]) == repr(contents(tmp_path / "prefill.h5")[0])
 
 
-def test_a_signal_drains_it_and_another_layout_goes_on(hpcdecode, long_job, tmp_path):
-    process = hpcdecode.start(*long_job, "--prefill-ranks", 1, ranks=3)
-    wait_for_rows(tmp_path / "out.h5", process)
-    rank_of(process, 0).send_signal(signal.SIGTERM)
-    code, err = end(process, 60)
-    assert code == 128 + signal.SIGTERM and "the same command goes on" in err, err
-    before, complete = finished(tmp_path / "out.h5")
-    assert before and not complete
+def test_it_goes_on_after_another_layout_and_a_signal_drains_it(hpcdecode, long_job, tmp_path):
+    before = {}
     for flags, ranks in (((), 2), (("--prefill-ranks", 1), 3)):
         process = hpcdecode.start(*long_job, *flags, ranks=ranks)
         wait_for_rows(tmp_path / "out.h5", process, more_than=len(before))
         rank_of(process, 0).send_signal(signal.SIGTERM)
-        end(process, 60)
-        after, _ = finished(tmp_path / "out.h5")
+        code, err = end(process, 60)
+        assert code == 128 + signal.SIGTERM and "the same command goes on" in err, err
+        after, complete = finished(tmp_path / "out.h5")
         assert len(after) > len(before) and all(after[line] == tokens for line, tokens in before.items())
+        assert not complete
         before = after
 
 
