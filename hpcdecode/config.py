@@ -151,8 +151,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             expected = "expected --exchange messages or auto, as answers go to other ranks than the questions came from"
             raise UserError(f"--route rotational: {expected}, got collective", everywhere=True)
         if self.prefill_ranks and (self.survive or self.exchange == "collective"):
-            wrong = "--survive" if self.survive else "--exchange collective"
-            raise UserError(f"--prefill-ranks: expected none beside {wrong}; leave one out", everywhere=True)
+            raise UserError("--prefill-ranks: expected no --survive and no --exchange collective", everywhere=True)
         if self.max_gap is not None and not 0 <= self.max_gap < float("inf"):
             raise UserError(f"--max-gap: expected seconds >= 0, got {self.max_gap}", everywhere=True)
         if self.swap_tiers and self.prefill_ranks:

@@ -53,8 +53,8 @@ def test_layouts_that_cannot_be_are_refused(size, wishes, problem):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"exchange": "collective"}, "--prefill-ranks: expected none beside --exchange collective"),
-        ({"survive": True}, "--prefill-ranks: expected none beside --survive"),
+        ({"exchange": "collective"}, "--prefill-ranks: expected no --survive and no --exchange collective"),
+        ({"survive": True}, "--prefill-ranks: expected no --survive and"),
         ({"prefill_ranks": -1}, "--prefill-ranks: expected an integer >= 1, got -1"),
     ],
 )
