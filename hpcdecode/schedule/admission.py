@@ -89,7 +89,10 @@ class Admission:
             if sequence.prefix:
                 sequence.prefix.users += 1
                 sequence.prefix.last_used = now
-        (self.placement.lacking.add if group.lacks_room else self.placement.lacking.discard)(self.lane)
+        if group.lacks_room:
+            self.placement.lacking.add(self.lane)
+        elif group.sequences:
+            self.placement.lacking.discard(self.lane)
         if group.sequences:
             self.policy.admitted(group.start_step, busy)
         return group

@@ -285,10 +285,10 @@ class Scheduler:
         self.prefilling.extend((*group.prefixes, *fresh))
         self.shared_tokens += sum(s.prefilled for s in fresh) - sum(map(remaining, group.prefixes))
         self._start_step, self._prefix_step = group.start_step, group.prefix_step
-        if not self.limits.keeps_prefixes:
+        if not self.limits.keeps_prefixes or self.placement.lacking:
             self._dropped += self.prefixes.drop_unused()
-        elif self.placement.lacking:
-            self._dropped += self.prefixes.drop_unused(self.admission.next_ids())
+        if self.limits.keeps_prefixes and group.lacks_room and not group.sequences:
+            self.admission.policy.deferred(now)
 
     def _chunks(self, now: int) -> list[Chunk]:
         """Return an even share of the prompt tokens that are left to prefill before the micro-batch starts."""

@@ -40,8 +40,8 @@ class SlowFeed(ListFeed):
         return super().pop()
 
 
-def run(these, keeps, capacity=4000, **sizes):
-    machine = Machine(SlowFeed(these), capacity=[capacity], keeps_prefixes=keeps, **{**SIZES, **sizes}).run()
+def run(these, keeps, capacity=4000, feed=SlowFeed, **sizes):
+    machine = Machine(feed(these), capacity=[capacity], keeps_prefixes=keeps, **{**SIZES, **sizes}).run()
     assert len(machine.done) == len(these)
     machine.require_empty()
     return machine
@@ -71,6 +71,14 @@ def test_those_go_first_that_were_used_longest_ago():
 def test_they_go_where_a_row_needs_the_room(lanes):
     these = rows([(5, 64), (6, 9)], [(5, 64), (7, 9)], [(8, 200)], [(5, 64), (9, 9)], max_tokens=40)
     run(these, True, capacity=256, lanes=lanes, schedule="fifo")
+
+
+@pytest.mark.parametrize("schedule", ["fixed-f", "static", "fifo"])
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_row_waits_no_longer_for_them_than_a_period(lanes, schedule):
+    """The machine checks how long lanes wait; the last row needs all that the R-rank has."""
+    these = rows([(5, 64), (6, 9)], [(5, 64), (7, 9)], [(8, 216)], max_tokens=40)
+    run(these, True, capacity=256, lanes=lanes, schedule=schedule, period=12, steps=60, feed=ListFeed)
 
 
 CASES = {

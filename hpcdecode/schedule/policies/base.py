@@ -53,6 +53,9 @@ class Policy:
     def admitted(self, start_step: int, busy: bool) -> None:
         """Take note that sequences were admitted that start at `start_step`; busy: the lane decodes meanwhile."""
 
+    def deferred(self, now: int) -> None:
+        """Take note that what had headroom at step `now` found no room, which is made for the next step."""
+
     def observe(self, tokens: int, stops: int) -> None:
         """Take note that a step made so many tokens, of which so many ended a sequence before its max_tokens."""
 

@@ -41,6 +41,12 @@ class FixedF(Policy):
         self._next = now + self.period
         return target - self.held(now, in_flight)
 
+    def deferred(self, now: int) -> None:
+        """Take this turn again in the next step."""
+        if self._next == now + self.period:
+            self._elapsed -= self.period
+            self._next = now + 1
+
     def admitted(self, start_step: int, busy: bool) -> None:
         """Begin to count F steps when an empty lane starts."""
         if not busy:
