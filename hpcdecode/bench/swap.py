@@ -21,7 +21,7 @@ from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.bench import filled
 from hpcdecode.bench.output import Case, Report
 from hpcdecode.engine.kv_swap import THREADS, KvSwap, chunk_blocks
-from hpcdecode.errors import InvariantViolation
+from hpcdecode.errors import InvariantViolation, UserError, first_line
 from hpcdecode.report.benchmark import case, machine
 from hpcdecode.system.swap_tiers import Chunk, FileTier, aligned, memory_for
 
@@ -38,7 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Run the benchmark."""
+    """Run the benchmark.
+
+    Raises:
+        UserError: If there is no such directory, or it cannot be written to.
+    """
     token = 2 * SHAPE.kv_columns
     count = max((options.mebibytes << 20) // (token * SEQUENCE_TOKENS), 1)
     lengths = (SEQUENCE_TOKENS,) * count
@@ -49,7 +53,11 @@ def run(options: argparse.Namespace) -> Report:
     filled.fill(kv_cache, SHAPE, lengths)
     block = kv_cache.native.block_bytes
     size, total = aligned(chunk_blocks(block) * block), sum(lengths) * token
-    tier, plain = (FileTier(options.dir, 2 * total + size, size) for _ in range(2))
+    try:
+        tier, plain = (FileTier(options.dir, 2 * total + size, size) for _ in range(2))
+    except OSError as error:
+        expected = f"--dir {options.dir}: expected a directory that can be written to"
+        raise UserError(f"{expected}, got: {first_line(error)}") from error
     swap = KvSwap(kv_cache, [tier])
     before = _content(kv_cache)
     moved, copied = [], []

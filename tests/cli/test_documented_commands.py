@@ -28,6 +28,7 @@ NOT_RUN = {  # commands by the beginning of their text
     "hpcdecode generate -p": "downloads 93 MB: tests/real runs it",
     "hpcdecode split smollm2": "the same",
     "hpcdecode bench e2e --workload": "takes minutes: tests/bench/test_e2e.py",
+    "hpcdecode bench swap": "writes and reads a disk for a while: tests/mpi/test_benches.py",
     "hpcdecode serve --model": "does not end by itself: tests/serve/test_process.py",
     "pip install": "installs hpcdecode, as `make test` has done",
     "python3 -m venv": "the same",
@@ -38,7 +39,7 @@ NOT_RUN = {  # commands by the beginning of their text
 }
 BENCHES = {  # which take minutes
     *("attention", "prefill", "recurrent", "products", "exchange"),
-    *("pipeline", "e2e", "planner", "gpu", "accuracy"),
+    *("pipeline", "e2e", "planner", "gpu", "accuracy", "swap"),
 }
 PLACEHOLDERS = {
     "PROMPTS": "prompts.jsonl",
@@ -158,7 +159,11 @@ def test_the_usage_page(reader):
     reader.hpcdecode.environment["HPCDECODE_MODEL"] = str(reader.tiny)
     reader.command("hpcdecode generate prompts.jsonl -o out.h5")
     reader.shards(2)
-    assert read(reader, "docs/usage.md") == {"hpcdecode split smollm2", "hpcdecode serve --model"}
+    assert read(reader, "docs/usage.md") == {
+        "hpcdecode split smollm2",
+        "hpcdecode serve --model",
+        "hpcdecode bench swap",
+    }
 
 
 def test_subcommands_exist(capsys):

@@ -57,6 +57,13 @@ def test_predictions_beside_jobs(hpcdecode, tmp_path):
     assert sum("chosen" in case["case"] for case in cases) == 2
 
 
+def test_tiers_against_a_plain_copy(hpcdecode, tmp_path):
+    result = hpcdecode("bench", "swap", "--dir", tmp_path, "--mebibytes", 2, "--passes", 1)
+    assert result.returncode == 0 and "a plain copy" in result.stdout and not list(tmp_path.glob(".hpcdecode-kv-*"))
+    result = hpcdecode("bench", "swap", "--dir", tmp_path / "none", "--mebibytes", 1)
+    assert result.returncode == 2 and "expected a directory that can be written to" in result.stderr
+
+
 @pytest.mark.parametrize("line", [EXCHANGE, PIPELINE])
 def test_one_process_is_refused(hpcdecode, line):
     result = hpcdecode(*line)

@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 TOKENS, BLOCKS = "indexed_attention", "minimax_m3_sparse"  # in a config's layer_types: kinds of layers with indexers
 INDEXED = frozenset({TOKENS, BLOCKS})
