@@ -20,10 +20,10 @@ from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.bench import filled
 from hpcdecode.bench.output import Case, Report
-from hpcdecode.engine.kv_swap import THREADS, KvSwap, chunk_blocks
+from hpcdecode.engine.kv_swap import THREADS, KvSwap, chunk_bytes
 from hpcdecode.errors import InvariantViolation, UserError, first_line
 from hpcdecode.report.benchmark import case, machine
-from hpcdecode.system.swap_tiers import Chunk, FileTier, aligned, memory_for
+from hpcdecode.system.swap_tiers import Chunk, FileTier, memory_for
 
 SHAPE = LayerShape(kv_heads=32, k_dim=128, v_dim=128, q_heads=32, scale=1.0)  # 1 MiB a block of bfloat16
 SEQUENCE_TOKENS = 2048
@@ -51,8 +51,7 @@ def run(options: argparse.Namespace) -> Report:
     )
     assert isinstance(kv_cache, CpuKvCache), "attn_cpu: expected a KV cache on CPUs"
     filled.fill(kv_cache, SHAPE, lengths)
-    block = kv_cache.native.block_bytes
-    size, total = aligned(chunk_blocks(block) * block), sum(lengths) * token
+    size, total = chunk_bytes(kv_cache.native.block_bytes), sum(lengths) * token
     try:
         tier, plain = (FileTier(options.dir, 2 * total + size, size) for _ in range(2))
     except OSError as error:

@@ -134,7 +134,8 @@ def _lanes(options: argparse.Namespace, rows: Lengths) -> Runner:
     name = options.layout or ("split" if cluster.split_cost else "replicas")
     layout = cluster.layout(name, options.s_ranks, options.pools or "shared")
     shape = layout.shape
-    lanes = options.lanes or max(usual_lanes(shape.pp, shape.turns, layout.parts[0].r_ranks > 0), shape.copies - 1)
+    crosses = layout.parts[0].r_ranks > 0
+    lanes = options.lanes or usual_lanes(shape.pp, shape.turns, crosses, shape.copies - shape.turns)
     if options.batch < lanes:
         raise UserError(f"--batch: expected at least one sequence a lane ({lanes}), got {options.batch}")
     steps = max(int(rows.most.max()) - 1, 1)

@@ -29,6 +29,21 @@ class LastSliceInput(NamedTuple):
     context: tuple[Tensor, ...]
 
 
+def logits_of(model: SplitModel, group: GroupLane, last: LastSliceInput, part: slice, largest: bool) -> Waiting[Tensor]:
+    """Return logits [L, vocab], or the largest ones' tokens, int64 [L], if no more is needed and they are known.
+
+    Args:
+        model: Model whose last slice runs.
+        group: The lane as members share it.
+        last: What the last slice takes.
+        part: Those of the tokens whose logits are needed.
+        largest: Whether no more is needed.
+    """
+    head = yield from group.summed(model.start_last(*last, part))
+    found = (yield from group.largest(head)) if largest else None
+    return (yield from group.logits(head)) if found is None else found
+
+
 class StepExecutor(Protocol):
     """Runs the slices of a step but the last, those of a stage, and their attentions."""
 

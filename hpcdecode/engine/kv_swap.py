@@ -37,6 +37,11 @@ def chunk_blocks(block_bytes: int) -> int:
     return -(-_LEAST_CHUNK // block_bytes)
 
 
+def chunk_bytes(block_bytes: int) -> int:
+    """Return the bytes of a chunk of tiers."""
+    return aligned(chunk_blocks(block_bytes) * block_bytes)
+
+
 @dataclass(slots=True, eq=False)
 class _Copy:
     """What a tier has of a sequence.
@@ -87,12 +92,11 @@ class KvSwap:
         self.counts = SwapCounts()
         self._kv_cache, self._tiers = kv_cache, list(tiers)
         self._blocks = chunk_blocks(kv_cache.native.block_bytes)
-        self._chunk_bytes = self._blocks * kv_cache.native.block_bytes
         self._free: list[list[int]] = [list(range(tier.chunks))[::-1] for tier in tiers]
         self._copies: dict[Key, _Copy] = {}
         self._results: dict[int, deque[tuple[int, bool]]] = {}
         self._lock = threading.Condition()
-        size = aligned(self._chunk_bytes)
+        size = chunk_bytes(kv_cache.native.block_bytes)
         self._staged: SimpleQueue[Chunk] = SimpleQueue()
         for _ in range(max(_STAGED_BYTES // size, _LEAST_STAGED)):
             self._staged.put(memory_for(size))
@@ -133,10 +137,6 @@ class KvSwap:
             copy.slot = slot
             if not copy.under_way:
                 self._begin_reading(copy)
-
-    def has_results(self, lane: int) -> bool:
-        """Return whether `take_results` has any."""
-        return bool(self._results.get(lane))
 
     def take_results(self, lane: int) -> list[tuple[int, bool]]:
         """Return the tickets of a lane that came to an end since the last call, and whether all is back."""

@@ -25,7 +25,6 @@ class Member:
         groups: of the lanes.
         prompts: attends from prompt tokens, and holds their K and V meanwhile.
         timeline: of this rank.
-        shared: the lanes as their slices share them; None for `groups`.
 
     Attributes:
         seconds: that `run` took.
@@ -40,13 +39,16 @@ class Member:
         groups: Sequence[MpiGroupLane],
         prompts: PromptKvCache,
         timeline: Timeline,
-        shared: Sequence[GroupLane] | None = None,
     ):
         self.model, self.links, self.groups, self.prompt_kv, self.timeline = model, links, groups, prompts, timeline
-        (self.executor,) = executors(model, links, groups if shared is None else shared, prompts, timeline)
+        (self.executor,) = executors(model, links, self._sharing(), prompts, timeline)
         self.seconds = 0.0
         self.steps = self.peak_prefill_tokens = 0
         self._order = PlanOrder()
+
+    def _sharing(self) -> Sequence[GroupLane]:
+        """Return the lanes as slices are shared in them."""
+        return self.groups
 
     def run(self) -> None:
         """Follow home's orders to the end of all lanes."""

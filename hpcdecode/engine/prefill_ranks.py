@@ -13,18 +13,15 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from hpcdecode.engine.group_lane import MpiGroupLane, OneMember
+from hpcdecode.engine.executors import logits_of
+from hpcdecode.engine.group_lane import GroupLane, MpiGroupLane, OneMember
 from hpcdecode.engine.inputs import Inputs
 from hpcdecode.engine.member import Member
-from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.engine.programs import Program, Waiting
-from hpcdecode.exchange.base import SLink
-from hpcdecode.model import SplitModel
 from hpcdecode.mpi.wait import Waitable
 from hpcdecode.ranks.roles import Rank
 from hpcdecode.schedule.plan import Plan
 from hpcdecode.schedule.step import Step
-from hpcdecode.system.timeline import Timeline
 
 _HOME = 0  # home's copy of the model
 
@@ -132,15 +129,9 @@ class PromptsDone:
 class PrefillMember(Member):
     """An S-rank that only prefills: it runs steps of prompts as home orders them, with the arguments of `Member`."""
 
-    def __init__(
-        self,
-        model: SplitModel,
-        links: Sequence[SLink],
-        groups: Sequence[MpiGroupLane],
-        prompts: PromptKvCache,
-        timeline: Timeline,
-    ):
-        super().__init__(model, links, groups, prompts, timeline, [OneMember()] * len(links))
+    def _sharing(self) -> Sequence[GroupLane]:
+        """Return lanes of one member: it has the whole model."""
+        return [OneMember()] * len(self.links)
 
     def _lane(self, lane: int) -> Program:
         """Run a lane's prompts, and send home logits or the largest ones' tokens, part by part."""
@@ -157,10 +148,8 @@ class PrefillMember(Member):
             last = yield from self.executor.run(lane, link, inputs)
             for part in inputs.logits_parts:
                 enter("logits", lane)
-                head = yield from own.summed(self.model.start_last(*last, part))
-                largest = (yield from own.largest(head)) if inputs.largest else None
-                answer = (yield from own.logits(head)) if largest is None else largest.long()
-                group.send(_HOME, [answer])
+                answer = yield from logits_of(self.model, own, last, part, inputs.largest)
+                group.send(_HOME, [answer.long() if answer.dim() == 1 else answer])
             if not inputs.logits_parts:
                 group.send(_HOME, [])
             self._count(prefilled=True)

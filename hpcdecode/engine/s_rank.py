@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hpcdecode.engine.choice import executors
 from hpcdecode.engine.desk import RankReport
-from hpcdecode.engine.executors import LastSliceInput
+from hpcdecode.engine.executors import LastSliceInput, logits_of
 from hpcdecode.engine.group_lane import GroupLane, OneMember
 from hpcdecode.engine.inputs import Inputs, take_logprobs
 from hpcdecode.engine.prefill import PromptKvCache
@@ -229,12 +229,9 @@ class SRank:
                 sequence.times.queued = sequence.times.queued or time()
 
     def _logits(self, lane: int, last: LastSliceInput, part: slice, largest: bool) -> Waiting[Tensor]:
-        """Return logits [L, vocab], or if no more is needed and they are known the largest ones' tokens, int64 [L]."""
-        group = self.groups[lane]
+        """Return what `logits_of` returns for a part of a lane's tokens."""
         self.timeline.enter("logits", lane)
-        head = yield from group.summed(self.model.start_last(*last, part))
-        found = (yield from group.largest(head)) if largest else None
-        return (yield from group.logits(head)) if found is None else found
+        return (yield from logits_of(self.model, self.groups[lane], last, part, largest))
 
     def sample(
         self, lane: int, inputs: Inputs, logits_of: Callable[[slice, bool], Waiting[Tensor]]

@@ -104,7 +104,7 @@ def _choose(
     load = options.load_limit or load_limit(batch, period, steps, mean_prompt(first), capacity, setup.state_tokens)
     crosses = apart(team, group)
     home = team.ranks[group.home]
-    lanes = options.lanes or max(usual_lanes(home.pp, home.turns, crosses), home.copies - 1)
+    lanes = options.lanes or usual_lanes(home.pp, home.turns, crosses, home.copies - home.turns)
     most = max([at_once(p) for p in first], default=1)  # a row is run by one lane
     prefill = options.prefill_tokens or prefill_limit(crosses)
     of_lanes = split(batch, max(min(lanes, batch // most), 1))

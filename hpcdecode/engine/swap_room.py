@@ -10,13 +10,13 @@ from hpcdecode.attention.cpu import CpuKvCache
 from hpcdecode.attention.shapes import recurrent_shapes
 from hpcdecode.attention.sizes import bytes_per_token
 from hpcdecode.config import EngineOptions
-from hpcdecode.engine.kv_swap import KvSwap, chunk_blocks
+from hpcdecode.engine.kv_swap import KvSwap, chunk_blocks, chunk_bytes
 from hpcdecode.engine.setup import Setup, partition_of, together
 from hpcdecode.errors import UserError
 from hpcdecode.ranks.team import Team
 from hpcdecode.schedule.swaps import Swaps
 from hpcdecode.system.memory import total_bytes
-from hpcdecode.system.swap_tiers import TierSpec, aligned, bandwidth, open_tiers
+from hpcdecode.system.swap_tiers import TierSpec, bandwidth, open_tiers
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def _measure(options: EngineOptions, team: Team, setup: Setup, specs: Sequence[T
     own = list(map(partition_of(options, team.pool).shape, setup.shapes_of(me)))
     block = round(bytes_per_token(own, setup.kv_dtype, setup.block_tokens) * setup.block_tokens)
     blocks = chunk_blocks(block)
-    size = aligned(blocks * block)
+    size = chunk_bytes(block)
     small = [spec for spec in specs if spec.size < size]
     if small:
         raise UserError(
@@ -78,8 +78,7 @@ def open_swap(kv_cache: KvCache, specs: Sequence[TierSpec], cpus: Sequence[int] 
         cpus: of the threads that move them, or None.
     """
     assert isinstance(kv_cache, CpuKvCache), "tiers are for KV caches on CPUs"
-    block = kv_cache.native.block_bytes
-    return KvSwap(kv_cache, open_tiers(specs, aligned(chunk_blocks(block) * block), total_bytes()), cpus)
+    return KvSwap(kv_cache, open_tiers(specs, chunk_bytes(kv_cache.native.block_bytes), total_bytes()), cpus)
 
 
 def swaps_of(options: EngineOptions, team: Team) -> Swaps | None:

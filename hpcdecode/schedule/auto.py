@@ -91,15 +91,16 @@ def at_once(prompt: Prompt) -> int:
     return 1 if prompt.targets else prompt.params.samples
 
 
-def usual_lanes(stages: int, copies: int, crosses: bool) -> int:
+def usual_lanes(stages: int, copies: int, crosses: bool, prefill_ranks: int = 0) -> int:
     """Return the lanes of a group whose job does not state them.
 
     Args:
         stages: Of the group; each has a lane, and two if attention is elsewhere. One device has nothing to overlap.
         copies: Of the model in rotation; each has a lane, and one more attends meanwhile (Lamina).
         crosses: Whether q, k, v and o cross to other devices.
+        prefill_ranks: Of the group; each has the prompts of a lane at least.
     """
-    return copies + 1 if copies > 1 else (2 if crosses else 1) * stages
+    return max(copies + 1 if copies > 1 else (2 if crosses else 1) * stages, prefill_ranks)
 
 
 def split(total: int, parts: int) -> list[int]:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from hpcdecode.requests.prefix import Prefix
 from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.schedule.microbatch import remaining
-from hpcdecode.schedule.plan import Table
 from hpcdecode.schedule.step import Chunk
 
 Prompts = Sequence["SequenceState | Prefix"]  # that are prefilled: prefixes before those that begin with them
@@ -45,11 +42,6 @@ def places_of(chunks: Iterable[Chunk], row: int) -> list[tuple[int, int, int, in
         places += [(rank, chunk.sequence.slot, row, chunk.count) for rank in chunk.sequence.ranks]
         row += chunk.count
     return places
-
-
-def table_of(rows: Iterable[tuple[int, ...]], columns: int) -> Table:
-    """Return rows as a table of a plan, int32 [n, columns]."""
-    return np.array(list(rows), np.int32).reshape(-1, columns)
 
 
 def _first(prefilling: Prompts) -> Prompts:

@@ -5,6 +5,7 @@ It is sent as one int32 array: number, flags, the counts of its tables, then the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -113,6 +114,11 @@ class Plan:
             at += rows * columns
         stop, collective, apart = (bool(flags & flag) for flag in (_STOP, _COLLECTIVE, _APART))
         return Plan(number=number, stop=stop, collective=collective, apart=apart, **parts)
+
+
+def table_of(rows: Iterable[tuple[int, ...]], columns: int) -> Table:
+    """Return rows as a table of a plan, int32 [n, columns]."""
+    return np.array(list(rows), np.int32).reshape(-1, columns)
 
 
 def length_of(wire: Table) -> int:

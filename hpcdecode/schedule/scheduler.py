@@ -11,11 +11,11 @@ from hpcdecode.requests.sequence import CANCELLED, Request, SequenceState
 from hpcdecode.requests.stops import Stops
 from hpcdecode.schedule.admission import Admission, Feed
 from hpcdecode.schedule.apart import PromptsApart
-from hpcdecode.schedule.chunks import forked_prefixes, next_chunks, places_of, table_of, tokens_first
+from hpcdecode.schedule.chunks import forked_prefixes, next_chunks, places_of, tokens_first
 from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.microbatch import remaining
 from hpcdecode.schedule.placement import Placement
-from hpcdecode.schedule.plan import Plan, Table
+from hpcdecode.schedule.plan import Plan, Table, table_of
 from hpcdecode.schedule.slots import Slots
 from hpcdecode.schedule.step import Chunk, Step
 from hpcdecode.schedule.swaps import Swaps

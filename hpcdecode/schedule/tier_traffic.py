@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.requests.swapped import SwapTicket
 from hpcdecode.schedule.placement import Placement
+from hpcdecode.schedule.plan import Table, table_of
 from hpcdecode.schedule.swaps import Swaps
 
 
@@ -81,9 +79,9 @@ class TierTraffic:
                 self._in.append((sequence.rank, sequence.slot, sequence.swap.number, sequence.length))
         return [sequence for sequence in sequences if sequence.swap is None]
 
-    def take_rows(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    def take_rows(self) -> tuple[Table, Table]:
         """Return `swap_out` and `swap_in` of the next plan."""
-        rows = np.array(self._out, np.int32).reshape(-1, 3), np.array(self._in, np.int32).reshape(-1, 4)
+        rows = table_of(self._out, 3), table_of(self._in, 4)
         self._out, self._in = [], []
         return rows
 

@@ -147,7 +147,7 @@ def test_what_is_lost_is_said_once_and_the_rest_comes_back(caplog, fault):
     assert results(swap, 0, 1) == [(3, True)]
     assert attended(kv_cache, 2) == before
     swap.check()
-    assert swap.counts.failures == 2 and not swap.has_results(0)
+    assert swap.counts.failures == 2 and not swap.take_results(0)
     assert len([r for r in caplog.records if "--kv-swap" in r.message]) == 1
 
 

@@ -12,12 +12,12 @@ from unittest.mock import patch
 
 import numpy as np
 
-from hpcdecode.engine import swap_room
-from hpcdecode.engine.kv_swap import KvSwap, chunk_blocks
+from hpcdecode.engine import kv_swap, swap_room
+from hpcdecode.engine.kv_swap import KvSwap
 from hpcdecode.schedule.swaps import Swaps
 from hpcdecode.schedule.tier_traffic import TierTraffic
 from hpcdecode.system import swap_tiers
-from hpcdecode.system.swap_tiers import HostTier, aligned
+from hpcdecode.system.swap_tiers import HostTier
 
 TIERS = {"host": "host:64M", "file": "nvme:{folder}:64M", "torn": "host:64M"}  # values of --kv-swap
 
@@ -29,8 +29,7 @@ def eager(swaps: Swaps) -> Swaps:
 
 
 def chunk_bytes(kv_cache) -> int:
-    block = kv_cache.native.block_bytes
-    return aligned(chunk_blocks(block) * block)
+    return kv_swap.chunk_bytes(kv_cache.native.block_bytes)
 
 
 def host_swap(kv_cache, chunks: int) -> KvSwap:
