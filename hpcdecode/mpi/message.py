@@ -54,8 +54,8 @@ class _Arrival:
 def clock_offset(comm: MPI.Intracomm) -> int:
     """Return the nanoseconds to add to this rank's `perf_counter_ns` to get that of rank 0.
 
-    Collective over `comm`. The error is at most half of the fastest round trip: microseconds within a host, tens of
-    microseconds between hosts.
+    Collective over `comm`. Ranks that may share one clock, as those of a host do, get 0 however busy the host is. Else
+    the error is at most half of the fastest round trip: tens of microseconds between hosts.
     """
     if comm.rank > 0:
         for _ in range(_ROUNDS):
@@ -63,14 +63,15 @@ def clock_offset(comm: MPI.Intracomm) -> int:
             send(comm, 0, _CLOCK, perf_counter_ns())
         return receive(comm, 0, _CLOCK, int)
     for other in range(1, comm.size):
-        send(comm, other, _CLOCK, min(_round(comm, other) for _ in range(_ROUNDS))[1])
+        bounds = [_bounds(comm, other) for _ in range(_ROUNDS)]
+        least, most = max(b[0] for b in bounds), min(b[1] for b in bounds)
+        send(comm, other, _CLOCK, 0 if least <= 0 <= most else (least + most) // 2)
     return 0
 
 
-def _round(comm: MPI.Intracomm, other: int) -> tuple[int, int]:
-    """Return the round trip and the clock offset of one exchange, in nanoseconds."""
+def _bounds(comm: MPI.Intracomm, other: int) -> tuple[int, int]:
+    """Return the least and the greatest clock offset that one exchange allows, in nanoseconds."""
     sent = perf_counter_ns()
     send(comm, other, _CLOCK, 0)
     theirs = receive(comm, other, _CLOCK, int)
-    received = perf_counter_ns()
-    return received - sent, (sent + received) // 2 - theirs
+    return sent - theirs, perf_counter_ns() - theirs
