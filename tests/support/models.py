@@ -6,6 +6,7 @@ import inspect
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import transformers
@@ -16,6 +17,7 @@ from hpcdecode.attention.states import ReferenceStateStore
 from hpcdecode.model import SplitModel
 from tests.support.hybrids import HYBRIDS
 
+Model = TypeVar("Model", bound=torch.nn.Module)
 VOCAB, POSITIONS, WINDOW = 512, 1024, 96
 BOS, EOS = 0, 1
 COMMON = dict(vocab_size=VOCAB, max_position_embeddings=POSITIONS, bos_token_id=BOS, eos_token_id=EOS, pad_token_id=EOS)
@@ -117,17 +119,25 @@ def save(
     config: PreTrainedConfig, directory: str | Path, seed: int = 0, dtype: torch.dtype = torch.float32, **options
 ) -> Path:
     directory = Path(directory)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    randomise(model, seed)
+    model = random_model(lambda: AutoModelForCausalLM.from_config(config, dtype=torch.float32), seed)
     model.generation_config = GenerationConfig(bos_token_id=BOS, eos_token_id=EOS, pad_token_id=EOS)
     model.to(dtype).save_pretrained(directory, **options)
     tokenizer().save_pretrained(directory)
     return directory
 
 
+def random_model(make: Callable[[], Model], seed: int) -> Model:
+    """Return the model that `make` makes, with weights that depend on nothing but `seed`."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = make()
+    _randomise(model, seed)
+    return model
+
+
 @torch.no_grad()
-def randomise(model: torch.nn.Module, seed: int) -> None:
-    """Weights that keep activations near unit size, so that greedy tokens vary."""
+def _randomise(model: torch.nn.Module, seed: int) -> None:
+    """Set weights that keep activations near unit size, so that greedy tokens vary; to some add to what they are."""
     generator = torch.Generator().manual_seed(seed)
     embedding = model.get_input_embeddings().weight
     for name, weight in model.state_dict(keep_vars=True).items():

@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from hpcdecode.model import SplitModel
 from hpcdecode.model.frontend.architectures import model_class
-from tests.support.models import Attention, randomise, step
+from tests.support.models import Attention, random_model, step
 
 LENGTHS = (130, 37)  # tokens of the sequences; the first is longer than the windows
 
@@ -17,8 +17,7 @@ LENGTHS = (130, 37)  # tokens of the sequences; the first is longer than the win
 def save_whole(config: PreTrainedConfig, folder: Path) -> PreTrainedModel:
     """Write a random checkpoint of the model of `config` and return the model as transformers reads it."""
     kind = model_class(config)
-    model = kind._from_config(config, dtype=torch.float32)
-    randomise(model, 0)
+    model = random_model(lambda: kind._from_config(config, dtype=torch.float32), 0)
     model.save_pretrained(folder)
     return read_whole(kind, folder)
 
