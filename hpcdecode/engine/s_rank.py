@@ -107,8 +107,9 @@ class SRank:
 
     def run(self, between: Callable[[], None]) -> None:
         """Generate until done; `between` is called after every round of the lanes."""
-        enter, before = self.timeline.enter, self.timeline.seconds()
+        enter = self.timeline.enter
         enter("desk")
+        before = self.timeline.seconds()
         self.timeline.lap()
 
         def duties() -> None:

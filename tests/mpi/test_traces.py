@@ -46,6 +46,10 @@ def test_the_spans_of_every_rank_cover_its_time(traced):
         wall = (ends[-1] - own[0]["ts"]) * 1e-6
         assert sum(accounts[rank]["seconds"].values()) == pytest.approx(wall, rel=0.02)
         assert wall >= summary["seconds"]
+        if len(spans) == 1:
+            shares = accounts[rank]["seconds"]
+            busy = sum(spent for name, spent in shares.items() if name not in ("load", "wait", "append", "attend"))
+            assert summary["s_busy"] * summary["seconds"] <= busy
         assert accounts[rank]["seconds"].get("other", 0) < 0.02 * wall
 
 
