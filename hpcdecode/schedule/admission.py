@@ -137,14 +137,15 @@ def problem_of(sequences: Sequence[SequenceState], limits: LaneLimits, placement
         return f"n: expected at most {limits.most} (the batch of a lane), got {most}; raise batch, or lower n"
     if all(placement.tokens(s.with_forks) <= capacity for s in sequences):
         return None
+    expected = f"KV cache of an R-rank: expected at most {capacity} tokens, got"
     if sequences[0].target is not None:
         needs = max(len(s.given_ids) for s in sequences)
-        return f"needs {needs} tokens of KV cache, but an R-rank holds {capacity}: raise kv_memory, or score less text"
+        return f"{expected} {needs}; raise kv_memory, or score less text"
     first = sequences[0]
     most_new = first.request.max_new_tokens
     samples = f" for each of {most} samples" if most > 1 else ""
     return (
-        f"needs {max(placement.tokens(s.with_forks) for s in sequences)} tokens of KV cache "
-        f"({len(first.prompt.token_ids)} of the prompt and up to {most_new} new{samples}), but an R-rank "
-        f"holds {capacity}: raise kv_memory, or lower max_tokens{' or n' if samples else ''}"
+        f"{expected} {max(placement.tokens(s.with_forks) for s in sequences)} "
+        f"({len(first.prompt.token_ids)} of the prompt and up to {most_new} new{samples}); "
+        f"raise kv_memory, or lower max_tokens{' or n' if samples else ''}"
     )

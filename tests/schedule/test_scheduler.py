@@ -178,7 +178,7 @@ def test_a_family_that_fits_nowhere_is_refused():
     rows = [Prompt(i, "", [1] * 40, SamplingParams(n=n, max_tokens=41, ignore_eos=True)) for i, n in ((1, 4), (2, 9))]
     feed = ListFeed(rows)
     Machine(feed, batch=8, period=5, steps=5, capacity=[32 + 3 * 48], block=16).run()
-    assert "lower max_tokens or n" in feed.refused[0][1] and "needs 224 tokens" in feed.refused[0][1]
+    assert "lower max_tokens or n" in feed.refused[0][1] and "got 224 (" in feed.refused[0][1]
     assert "expected at most 8" in feed.refused[1][1] and "batch" in feed.refused[1][1]
 
 
