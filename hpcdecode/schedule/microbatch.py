@@ -87,6 +87,7 @@ class MicroBatch:
 
     def _take(self, sequence: SequenceState, slots: Slots) -> None:
         self.sequences.append(sequence)
+        self.lacks_room = False
         self._remaining += remaining(sequence)
         self.known.remember(sequence.input_ids)
         for member in sequence.with_forks:
