@@ -176,5 +176,5 @@ def test_a_prompt_that_cannot_be_scored_is_refused(llm, checkpoint):
     with pytest.raises(PromptError, match="prompt 2: choices: expected a list of strings, got an integer 3"):
         llm.score(["a b", {"prompt": "a", "choices": 3}])
     small = LLM(checkpoint("llama3"), dtype="float32", kv_memory="512K", threads=1)
-    with pytest.raises(PromptError, match="KV cache of an R-rank: expected at most .* tokens, got 1000;"):
+    with pytest.raises(PromptError, match=r"KV cache of an R-rank: expected at most .* tokens, got 1000;"):
         small.score([ids(1001)])

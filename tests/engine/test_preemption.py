@@ -10,7 +10,7 @@ from hpcdecode.engine.kv_swap import KvSwap
 from hpcdecode.model import load_split
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.system.swap_tiers import FileTier
-from tests.support.preemption import HastyPlacement
+from tests.support.preemption import hasty_placement
 from tests.support.samples import rows, run
 from tests.support.swapping import TornTier, chunk_bytes
 
@@ -46,7 +46,7 @@ def made(done):
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_preempted_rows_are_what_they_are_undisturbed(model, lanes, rate):
     undisturbed, _ = run(model, prompts(), lanes=lanes, shared=1000, capacity=1 << 14)
-    placement = type("Placement", (HastyPlacement,), {"rate": rate})
+    placement = hasty_placement(rate)
     preempted, worker = run(model, prompts(), lanes=lanes, shared=1000, placement=placement, capacity=1024)
     assert (
         sum(s.preemptions for s in worker.schedulers) > 10 and sum(s.preempted_tokens for s in worker.schedulers) > 100
@@ -69,7 +69,7 @@ def torn_swap(kv_cache, folder):
 @pytest.mark.parametrize("kind", [file_swap, torn_swap])
 def test_rows_that_leave_for_a_tier_are_what_they_are_undisturbed(model, tmp_path, kind):
     undisturbed, _ = run(model, prompts(), lanes=2, shared=1000, capacity=1 << 14)
-    placement = type("Placement", (HastyPlacement,), {"rate": 0.6})
+    placement = hasty_placement(0.6)
     sizes = {"lanes": 2, "shared": 1000, "capacity": 1024}
     swapped, worker = run(model, prompts(), placement=placement, tiers=partial(kind, folder=tmp_path), **sizes)
     swaps, counts = worker.schedulers[0].tiers.swaps, worker.links[0].attention.swap.counts

@@ -8,19 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcdecode.config import SCHEDULES
 from hpcdecode.schedule.optimistic import OptimisticPlacement
 from hpcdecode.schedule.placement import Placement
-from tests.support.families import FAMILIES, run_families
-from tests.support.preemption import HastyPlacement
+from tests.support.families import SCHEDULED, run_families
+from tests.support.preemption import hasty_placement
 from tests.support.prompts_apart import ApartMachine
 from tests.support.scheduling import ListFeed, Machine, prompts
 
 CASES = {
-    **FAMILIES,
+    **SCHEDULED,
     "slowest": st.sampled_from([1, 4, 60]),
-    "schedule": st.sampled_from(SCHEDULES),
-    "load": st.just(300),
     "rate": st.none() | st.sampled_from([0.0, 0.1, 0.5]),
 }
 
@@ -40,7 +37,7 @@ def test_five_thousand_families(**case):
 
 def check_families(slowest, rate, **case):
     kind = type("Slow", (ApartMachine,), {"slowest": slowest})
-    placement = Placement if rate is None else type("Hasty", (HastyPlacement,), {"rate": rate})
+    placement = Placement if rate is None else hasty_placement(rate)
     run_families(kind=kind, placement=placement, **case)
 
 

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcdecode.config import SCHEDULES
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
-from tests.support.families import FAMILIES, run_families
-from tests.support.preemption import HastyPlacement
+from tests.support.families import SCHEDULED, run_families
+from tests.support.preemption import hasty_placement
 from tests.support.scheduling import ListFeed, Machine
 
 SIZES = {"batch": 1, "period": 1, "steps": 8, "block": 16, "prefill_tokens": 512, "shared": 1000, "schedule": "static"}
@@ -82,10 +81,8 @@ def test_a_row_waits_no_longer_for_them_than_a_period(lanes, schedule):
 
 
 CASES = {
-    **FAMILIES,
+    **SCHEDULED,
     "shared": st.sampled_from([100, 1000]),
-    "schedule": st.sampled_from(SCHEDULES),
-    "load": st.just(300),
     "prefixes": st.sampled_from([3, 8]),
 }
 
@@ -99,4 +96,4 @@ def test_families(**case):
 @settings(max_examples=60, deadline=None)
 @given(rate=st.sampled_from([0.1, 0.5]), growth=st.sampled_from([1, 4]), **CASES)
 def test_families_that_are_preempted(rate, **case):
-    run_families(keeps_prefixes=True, placement=type("Placement", (HastyPlacement,), {"rate": rate}), **case)
+    run_families(keeps_prefixes=True, placement=hasty_placement(rate), **case)

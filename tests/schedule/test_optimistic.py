@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcdecode.config import SCHEDULES
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.planning import lengths
 from hpcdecode.planning.simulated_lane import SimulatedFeed, SimulatedLane
@@ -15,15 +14,13 @@ from hpcdecode.requests.params import SamplingParams
 from hpcdecode.schedule.expected import GeneratedLengths
 from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.optimistic import MOST_PREEMPTIONS, OptimisticPlacement
-from tests.support.families import FAMILIES, run_families
-from tests.support.preemption import HastyPlacement
+from tests.support.families import SCHEDULED, run_families
+from tests.support.preemption import hasty_placement
 from tests.support.scheduling import ListFeed, Machine, prompts
 
 CASES = {
-    **FAMILIES,
+    **SCHEDULED,
     "rate": st.sampled_from([0.0, 0.1, 0.5]),
-    "schedule": st.sampled_from(SCHEDULES),
-    "load": st.just(300),
     "growth": st.sampled_from([1, 4]),
 }
 
@@ -49,7 +46,7 @@ def test_what_is_prefilled_starts_once_the_rest_of_its_micro_batch_has_left():
 
 
 def check_families(rate, **case):
-    machine = run_families(placement=type("Placement", (HastyPlacement,), {"rate": rate}), **case)
+    machine = run_families(placement=hasty_placement(rate), **case)
     assert all(s.preemptions <= MOST_PREEMPTIONS for s in machine.done)
     assert sum(s.preemptions for s in machine.schedulers) == sum(s.preemptions for s in machine.done)
 
@@ -158,7 +155,7 @@ def check_starvation(preemptions):
     rows = preemptions * 2 // 5
     new = draw.integers(1, 40, rows)
     feed = SimulatedFeed(lengths.Lengths(draw.integers(1, 20, rows), new, np.full(rows, 50), np.zeros(rows)))
-    placement = type("Placement", (HastyPlacement,), {"rate": 1.0})([160, 120], 4, 2)
+    placement = hasty_placement(1.0)([160, 120], 4, 2)
     lanes = [SimulatedLane(i, feed, placement, LaneLimits(6, 4, 49, 64, None, schedule="fifo")) for i in range(2)]
     ended, now, oldest = 0, 0, 0
     begun: dict[int, int] = {}  # step at which a row was first in flight

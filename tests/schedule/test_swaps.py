@@ -7,20 +7,17 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from hpcdecode.config import SCHEDULES
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.schedule.optimistic import MOST_PREEMPTIONS
 from hpcdecode.schedule.plan import Plan, wire_length
 from hpcdecode.schedule.swaps import Swaps
-from tests.support.families import FAMILIES, run_families
-from tests.support.preemption import HastyPlacement
+from tests.support.families import SCHEDULED, run_families
+from tests.support.preemption import hasty_placement
 from tests.support.swapping import DelayedTiers
 
 CASES = {
-    **FAMILIES,
+    **SCHEDULED,
     "rate": st.sampled_from([0.1, 0.5]),
-    "schedule": st.sampled_from(SCHEDULES),
-    "load": st.just(300),
     "growth": st.sampled_from([1, 4]),
     "chunks": st.sampled_from([0, 2, 100]),
     "loses": st.sampled_from([0.0, 0.3, 1.0]),
@@ -42,7 +39,7 @@ def test_three_thousand_families_that_leave_for_tiers_at_any_step(**case):
 
 def check_families(rate, chunks, loses, **case):
     tiers = DelayedTiers(chunks, loses)
-    machine = run_families(placement=type("Placement", (HastyPlacement,), {"rate": rate}), tiers=tiers, **case)
+    machine = run_families(placement=hasty_placement(rate), tiers=tiers, **case)
     swaps = machine.schedulers[0].tiers.swaps
     assert swaps.moved == tiers.told
     assert (swaps.moved == 0) if chunks == 0 else swaps.moved <= sum(s.preemptions for s in machine.schedulers)
@@ -53,7 +50,7 @@ def check_families(rate, chunks, loses, **case):
 def test_nothing_is_computed_again_of_what_comes_back():
     rows = [(20, 60, [None], [], (0, 0)) for _ in range(30)]
     sizes = {"prefill_tokens": 64, "batch": 12, "period": 1, "lanes": 2, "block": 4, "capacity": [400]}
-    placement = type("Placement", (HastyPlacement,), {"rate": 0.3})
+    placement = hasty_placement(0.3)
     machine = run_families(rows, placement=placement, tiers=DelayedTiers(100), shared=0, schedule="fifo", **sizes)
     prefilled = sum(plan.prefill_tokens for plan in machine.steps)
     assert machine.schedulers[0].tiers.swaps.moved > 20

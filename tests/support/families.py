@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from hpcdecode.config import SCHEDULES
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt, Unfinished
 from tests.support.scheduling import ListFeed, Machine
@@ -28,6 +29,7 @@ FAMILIES = {
     "block": st.sampled_from([1, 4, 16]),
     "capacity": st.lists(st.integers(100, 600), min_size=1, max_size=3),
 }
+SCHEDULED = {**FAMILIES, "schedule": st.sampled_from(SCHEDULES), "load": st.just(300)}
 
 
 def run_families(rows, block, kind=Machine, **sizes):

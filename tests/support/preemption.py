@@ -46,6 +46,11 @@ class HastyPlacement(OptimisticPlacement):
         HastyPlacement.chosen += 1
 
 
+def hasty_placement(rate: float) -> type[HastyPlacement]:
+    """Return the placement that has sequences leave in this share of the steps."""
+    return type("Placement", (HastyPlacement,), {"rate": rate})
+
+
 @contextmanager
 def hasty(rate: float) -> Iterator[None]:
     """Let engines place hastily under optimistic admission."""
