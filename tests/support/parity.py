@@ -49,7 +49,7 @@ def make_case(
 
 
 def _kept(model: Path, *asked: object) -> Path:
-    """Where a reference is kept: by what is asked of which config and weights; some of these differ by the run."""
+    """Where a reference is kept: by what is asked of which config and weights."""
     files = [Path(model) / "config.json", *sorted(Path(model).glob("*.safetensors"))]
     weights = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     sources = [Path(inspect.getfile(part)).read_text() for part in (_kept, build)]
