@@ -179,7 +179,10 @@ Raises:
         .def_prop_ro(
             "isa", [](const KvCache& e) { return std::string(e.isa()); }, "Name of the instruction set in use.")
         .def_prop_ro("bytes_read", &KvCache::bytes_read, "Bytes of K and V that attend has read so far.")
-        .def_prop_ro("attend_seconds", &KvCache::attend_seconds, "Seconds spent in attend so far.");
+        .def_prop_ro("attend_seconds", &KvCache::attend_seconds, "Seconds spent in attend so far.")
+        .def_prop_ro("thread_seconds", &KvCache::thread_seconds,
+                     "Seconds of append and attend so far, times the number of threads.")
+        .def_prop_ro("busy_seconds", &KvCache::busy_seconds, "Seconds of these in which threads had work.");
 
     nb::class_<StepAttention>(m, "StepAttention", "Attention of one new token per sequence, for a Chain to call.")
         .def(
@@ -254,7 +257,10 @@ Args:
     skipped_queries: int32 [n], how many of a chunk's first tokens need no result, or None.)")
         .def_prop_ro(
             "isa", [](const Prefill& p) { return std::string(p.isa()); }, "Name of the instruction set in use.")
-        .def_prop_ro("threads", &Prefill::threads, "Number of threads.");
+        .def_prop_ro("threads", &Prefill::threads, "Number of threads.")
+        .def_prop_ro("thread_seconds", &Prefill::thread_seconds,
+                     "Seconds of attend so far, times the number of threads.")
+        .def_prop_ro("busy_seconds", &Prefill::busy_seconds, "Seconds of these in which threads had work.");
 
     bind_blocks(m, kv_cache);
     bind_states(m);

@@ -1,6 +1,5 @@
 #include "kv_cache.h"
 
-#include <chrono>
 #include <cstdlib>
 #include <new>
 
@@ -32,7 +31,8 @@ KvCache::KvCache(const std::vector<LayerShape>& layers, const KvCacheOptions& o)
       queues_(nodes_.count()),
       pool_(layers, o.kv_type, o.capacity_tokens, o.max_sequences, o.block_tokens, nodes_),
       scratch_(o.threads),
-      scratch_size_(o.threads, 0) {}
+      scratch_size_(o.threads, 0),
+      clock_(o.threads) {}
 
 void KvCache::grow(Buffer& buffer, size_t& size, size_t need) {
     if (need <= size) return;
@@ -56,7 +56,9 @@ void KvCache::run_parallel(Call& call, const std::vector<int64_t>& bounds, void 
     const auto loop = [](void* context, int thread) {
         Call& c = *static_cast<Call*>(context);
         const int node = c.cache->nodes_.of_thread(thread);
+        const double start = seconds_now();
         for (int64_t i; (i = c.cache->queues_.take(node)) >= 0;) c.work(c, i, thread);
+        c.cache->clock_.add(thread, seconds_now() - start);
     };
     if (bounds.back() > 1 && call.plan->bytes > kInlineBytes) {
         workers_->run(loop, &call);
@@ -190,6 +192,7 @@ void KvCache::populate(const std::vector<size_t>& pages) {
 
 void KvCache::append(int layer, const int32_t* slots, const int32_t* counts, int n, const Matrix& kv) {
     const std::lock_guard<std::mutex> lock(mutex_);
+    const double start = seconds_now();
     check_layer(layer, pool_.layers().size());
     const LayerLayout& l = pool_.layers()[layer];
     check_append(l.shape, pool_.check_written(slots, counts, n), kv);
@@ -197,12 +200,13 @@ void KvCache::append(int layer, const int32_t* slots, const int32_t* counts, int
     reserve_scratch(l, 1);
     Call call{this, layer, &l, &kv, nullptr, 0, nullptr, &plan_, nullptr};
     write_all(call);
+    clock_.add_call(seconds_now() - start);
 }
 
 void KvCache::attend(int layer, const int32_t* slots, const int32_t* counts, int n, const Matrix& qkv,
                      const Matrix& out, const float* sinks, int64_t sink_count) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto start = std::chrono::steady_clock::now();
+    const double start = seconds_now();
     check_layer(layer, pool_.layers().size());
     const LayerLayout& l = pool_.layers()[layer];
     const LayerShape& shape = l.shape;
@@ -224,7 +228,9 @@ void KvCache::attend(int layer, const int32_t* slots, const int32_t* counts, int
     if (plan_.write_first) write_all(call);
     run_parallel(call, plan_.node_items, [](Call& c, int64_t i, int thread) { c.cache->run_item(c, i, thread); });
     bytes_read_ += plan_.bytes;
-    attend_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const double seconds = seconds_now() - start;
+    attend_seconds_ += seconds;
+    clock_.add_call(seconds);
 }
 
 void KvCache::release(const int32_t* slots, int n) {

@@ -10,6 +10,7 @@
 #include "matrix.h"
 #include "numa.h"
 #include "plan.h"
+#include "thread_clock.h"
 #include "workers.h"
 
 namespace hpcdecode {
@@ -51,6 +52,8 @@ class KvCache {
     const NumaNodes& nodes() const { return nodes_; }
     int64_t bytes_read() const { return bytes_read_; }
     double attend_seconds() const { return attend_seconds_; }
+    double thread_seconds() const { return clock_.thread_seconds(); }  // of append and attend, of all threads
+    double busy_seconds() const { return clock_.busy_seconds(); }      // of these, in which threads had work
 
   private:
     friend class StepAttention;
@@ -85,6 +88,7 @@ class KvCache {
     int64_t pending_size_ = 0;
     int64_t bytes_read_ = 0;
     double attend_seconds_ = 0;
+    ThreadClock clock_;
 };
 
 }  // namespace hpcdecode

@@ -63,7 +63,8 @@ Prefill::Prefill(const std::vector<LayerShape>& layers, ActType type, std::share
       kernel_(table_.prompts[static_cast<int>(type)]),
       type_(type),
       workers_(std::move(workers)),
-      scratch_(workers_->threads()) {
+      scratch_(workers_->threads()),
+      clock_(workers_->threads()) {
     lay_out(layers, KvType::kF32, kTile);  // throws for shapes that make no sense
     size_t scratch = 64;
     for (const LayerShape& s : layers) {
@@ -167,6 +168,7 @@ void Prefill::attend_item(const Call& call, int64_t item, int thread) const {
 void Prefill::attend(int layer, const std::vector<PromptChunk>& chunks, const Matrix& q, const Matrix& k,
                      const Matrix& v, const Matrix& out, const float* sinks, int64_t sink_count) {
     const std::lock_guard<std::mutex> lock(mutex_);
+    const double start = seconds_now();
     const Layer& l = layer_at(layer);
     check(l, chunks, q, k, v, out, sinks, sink_count);
     Call call{this, &l, {}, q, k, v, out, sinks, 0};
@@ -184,14 +186,19 @@ void Prefill::attend(int layer, const std::vector<PromptChunk>& chunks, const Ma
         call.next.store(0);
         products > kInlineProducts ? workers_->run(work, &call) : work(&call, 0);
     };
-    run(static_cast<int64_t>(chunks.size()) * l.shape.kv_heads, [](void* context, int) {
+    run(static_cast<int64_t>(chunks.size()) * l.shape.kv_heads, [](void* context, int thread) {
         Call& c = *static_cast<Call*>(context);
+        const double begun = seconds_now();
         for (int64_t i; (i = c.next.fetch_add(1)) < c.items;) c.prefill->pack(c, i);
+        c.prefill->clock_.add(thread, seconds_now() - begun);
     });
     run(items, [](void* context, int thread) {
         Call& c = *static_cast<Call*>(context);
+        const double begun = seconds_now();
         for (int64_t i; (i = c.next.fetch_add(1)) < c.items;) c.prefill->attend_item(c, i, thread);
+        c.prefill->clock_.add(thread, seconds_now() - begun);
     });
+    clock_.add_call(seconds_now() - start);
 }
 
 }  // namespace hpcdecode

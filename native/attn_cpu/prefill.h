@@ -8,6 +8,7 @@
 
 #include "kv_cache.h"
 #include "layout.h"
+#include "thread_clock.h"
 #include "workers.h"
 
 namespace hpcdecode {
@@ -37,6 +38,8 @@ class Prefill {
 
     const char* isa() const { return table_.name; }
     int threads() const { return workers_->threads(); }
+    double thread_seconds() const { return clock_.thread_seconds(); }  // of attend, of all threads
+    double busy_seconds() const { return clock_.busy_seconds(); }      // of these, in which threads had work
 
   private:
     struct Layer {
@@ -63,6 +66,7 @@ class Prefill {
     std::shared_ptr<Workers> workers_;
     std::vector<std::unique_ptr<uint8_t, Free>> scratch_;  // one per thread
     std::mutex mutex_;
+    mutable ThreadClock clock_;
 };
 
 }  // namespace hpcdecode
