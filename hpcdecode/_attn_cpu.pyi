@@ -178,6 +178,14 @@ class KvCache:
     def attend_seconds(self) -> float:
         """Seconds spent in attend so far."""
 
+    @property
+    def thread_seconds(self) -> float:
+        """Seconds of append and attend so far, times the number of threads."""
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds of these in which threads had work."""
+
     def copy_out(self, slot: int, first_block: int, blocks: _Bytes) -> None:
         """Copy whole blocks of a slot, from first_block on, to blocks, layer by layer within each."""
 
@@ -208,6 +216,12 @@ class StepAttention:
     @property
     def seconds(self) -> float:
         """Seconds that a thread spent in attention, on average."""
+
+def crc32c(data: _Bytes) -> int:
+    """Return the CRC-32C of data."""
+
+def crc32c_by_table(data: _Bytes) -> int:
+    """Return the same without instructions for it."""
 
 class Prefill:
     """Causal attention of prompts over their own K and V, which the caller holds packed.
@@ -251,8 +265,12 @@ class Prefill:
         out: _Matrix,
         sinks: _Floats | None = None,
         skipped_queries: _Ints | None = None,
-    ) -> None:
+        beside: tuple[KvCache, int, _Ints, _Ints, _Matrix, _Ints, _Ints, _Matrix, _Matrix, _Floats | None]
+        | None = None,
+    ) -> tuple[float, float, float]:
         """Pack k and v of the chunks, then attend causally from the chunks' tokens.
+
+        The threads do the work of a KV cache beside it: each takes the longest item left of either.
 
         Args:
             layer: Index of the attention layer.
@@ -265,7 +283,35 @@ class Prefill:
             out: Result, [sum(counts), q_heads * v_dim].
             sinks: float32 [q_heads], or None for a layer without sinks.
             skipped_queries: int32 [n], how many of a chunk's first tokens need no result, or None.
+            beside: None, or what a KV cache is to do: (KV cache, layer, slots, counts and kv as its append takes them,
+                slots, counts, qkv, out and sinks as its attend takes them). A slot is in one of the two lists.
+                The KV cache is the one whose threads are used.
+
+        Returns:
+            The seconds of the call, dealt out by what threads spent: attend and append of the KV cache, and prompts.
         """
+
+    @property
+    def traces(self) -> bool:
+        """True to let the calling thread run all items of attend, and note what each took."""
+
+    @traces.setter
+    def traces(self, value: bool) -> None: ...
+    @property
+    def items(self) -> list[tuple[str, int, int, float, float]]:
+        """The items of the last call, as they were taken, if it was traced.
+
+        Each is (kind, group, token, estimated seconds, seconds); kind is attend, append, pack or prompt.
+        All but attend have the group of their sequence and head.
+        """
+
+    @property
+    def thread_seconds(self) -> float:
+        """Seconds of attend so far, times the number of threads."""
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds of these in which threads had work."""
 
     @property
     def isa(self) -> str:
@@ -274,12 +320,6 @@ class Prefill:
     @property
     def threads(self) -> int:
         """Number of threads."""
-
-def crc32c(data: _Bytes) -> int:
-    """Return the CRC-32C of data."""
-
-def crc32c_by_table(data: _Bytes) -> int:
-    """Return the same without instructions for it."""
 
 class RecurrentShape:
     """The shape of one recurrent layer."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from hpcdecode import _attn_cpu
 from hpcdecode.attention.shapes import LayerShape, MixerShape
@@ -135,12 +135,51 @@ class KvCache(Protocol):
         """
 
 
+class LayerRows(NamedTuple):
+    """What a layer brings to a KV cache on CPUs, for its threads to do beside prompts. A slot is in one of the lists.
+
+    Attributes:
+        kv_cache: The KV cache in C++.
+        layer: Index of its attention layer.
+        prompt_slots: int32 [p], as `KvCache.append` takes them.
+        prompt_counts: int32 [p].
+        kv: Rows [k | v] of prompts, [sum(prompt_counts), kv_columns].
+        slots: int32 [n], as `KvCache.attend` takes them.
+        counts: int32 [n].
+        qkv: Rows [q | k | v], [sum(counts), row_columns].
+        out: Result, [sum(counts), out_columns]; overwritten.
+        sinks: float32 [q_heads], or None for a layer without.
+    """
+
+    kv_cache: _attn_cpu.KvCache
+    layer: int
+    prompt_slots: IntArray
+    prompt_counts: IntArray
+    kv: Matrix
+    slots: IntArray
+    counts: IntArray
+    qkv: Matrix
+    out: Matrix
+    sinks: FloatArray | None
+
+
+class LayerSeconds(NamedTuple):
+    """The seconds of a call, dealt out by what its threads spent: attend and append of a KV cache, and prompts."""
+
+    attend: float
+    append: float
+    prompts: float
+
+
 class PromptAttention(Protocol):
     """Causal attention of prompts over their own K and V, which the caller holds packed."""
 
     @property
     def device(self) -> torch.device:
         """Return the device of all tensors."""
+
+    def attends_beside(self, kv_cache: KvCache) -> bool:
+        """Return whether `attend` takes rows of `kv_cache`, whose threads it runs on."""
 
     def tokens_in(self, nbytes: int) -> int:
         """Return the tokens of a prompt whose packed K and V, of all layers, take at most `nbytes`."""
@@ -160,7 +199,8 @@ class PromptAttention(Protocol):
         out: Tensor,
         sinks: Tensor | None = None,
         skipped_queries: list[int] | None = None,
-    ) -> None:
+        beside: LayerRows | None = None,
+    ) -> LayerSeconds | None:
         """Pack k and v of the chunks, then attend from tokens starts[i], starts[i] + 1, ... of prompt i.
 
         Args:
@@ -175,6 +215,10 @@ class PromptAttention(Protocol):
             out: Result, [T, q_heads * v_dim].
             sinks: float32 [q_heads], as in `KvCache.attend`.
             skipped_queries: How many of a chunk's first tokens need no result; their rows of out stay as they are.
+            beside: Rows for a KV cache of which `attends_beside` is true, to be done at the same time.
+
+        Returns:
+            What took how long, if it is known.
         """
 
 

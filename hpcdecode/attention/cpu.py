@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from hpcdecode import _attn_cpu
-from hpcdecode.attention.base import IntArray, KvCapacityError, native_shapes
+from hpcdecode.attention.base import FloatArray, IntArray, KvCapacityError, LayerRows, Matrix, native_shapes
 from hpcdecode.attention.native import NativeKvCache
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.errors import UserError
@@ -90,6 +90,23 @@ class CpuKvCache(NativeKvCache["_attn_cpu.KvCache"]):
         """
         return _attn_cpu.StepAttention(self.native, slots, dtype, sinks)
 
+    def layer_rows(
+        self,
+        layer: int,
+        prompts: tuple[IntArray, IntArray, Matrix],
+        decodes: tuple[IntArray, IntArray, Matrix, Matrix],
+        sinks: FloatArray | None,
+    ) -> LayerRows:
+        """Return rows of a layer, to be appended and attended from beside prompts.
+
+        Args:
+            layer: Index of the attention layer.
+            prompts: Slots, counts and kv, as `append` takes them.
+            decodes: Slots, counts, qkv and out, as `attend` takes them.
+            sinks: float32 [q_heads], or None for a layer without.
+        """
+        return LayerRows(self.native, layer, *prompts, *decodes, sinks)
+
     @property
     def node_free_blocks(self) -> list[int]:
         """Return the number of free blocks of each NUMA node, in the order of the nodes' numbers."""
@@ -99,3 +116,13 @@ class CpuKvCache(NativeKvCache["_attn_cpu.KvCache"]):
     def attend_seconds(self) -> float:
         """Return the seconds spent in `attend` so far."""
         return self.native.attend_seconds
+
+    @property
+    def thread_seconds(self) -> float:
+        """Return the seconds spent in `append` and `attend` alone so far, times the number of threads."""
+        return self.native.thread_seconds
+
+    @property
+    def busy_seconds(self) -> float:
+        """Return the seconds of these in which threads had work."""
+        return self.native.busy_seconds

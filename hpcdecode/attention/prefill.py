@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from hpcdecode import _attn_cpu
-from hpcdecode.attention.base import FloatArray, IntArray, KvCache, Matrix, native_shapes
+from hpcdecode.attention.base import FloatArray, IntArray, KvCache, LayerRows, LayerSeconds, Matrix, native_shapes
 from hpcdecode.attention.cpu import CpuKvCache
 from hpcdecode.attention.shapes import LayerShape
 
@@ -29,6 +29,7 @@ class CpuPromptAttention:
         beside: A KV cache on the same cores whose threads are used, or None for torch's.
 
     Attributes:
+        native: The attention in C++.
         isa: Name of the instruction set in use.
         threads: Number of threads.
         layers: Number of layers.
@@ -48,14 +49,19 @@ class CpuPromptAttention:
         beside: KvCache | None = None,
     ) -> None:
         cache = beside.native if isinstance(beside, CpuKvCache) else None
+        self._beside = beside if cache else None
         own = [replace(shape, latent=False) for shape in layers]  # prompts have packed values, those in K too
         shapes, forced = native_shapes(own, _attn_cpu.LayerShape), os.environ.get("HPCDECODE_ISA", "")
-        self._native = _attn_cpu.Prefill(shapes, dtype, threads, list(cpus or ()), forced, cache)
-        self.isa = self._native.isa
-        self.threads = self._native.threads
+        self.native = _attn_cpu.Prefill(shapes, dtype, threads, list(cpus or ()), forced, cache)
+        self.isa = self.native.isa
+        self.threads = self.native.threads
         self.layers = len(layers)
         self._in_k = {i: shape.v_dim for i, shape in enumerate(layers) if shape.latent}  # columns of k
         self.device = torch.device("cpu")
+
+    def attends_beside(self, kv_cache: KvCache) -> bool:
+        """Return whether `kv_cache` is the one whose threads are used."""
+        return kv_cache is self._beside
 
     def tokens_in(self, nbytes: int) -> int:
         """Return the tokens of a prompt whose packed K and V, of all layers, take at most `nbytes`."""
@@ -64,7 +70,7 @@ class CpuPromptAttention:
 
     def packed_bytes(self, layer: int, tokens: int) -> int:
         """Return the bytes that hold the packed K and V of `tokens` tokens of one prompt at `layer`."""
-        return self._native.packed_bytes(layer, tokens)
+        return self.native.packed_bytes(layer, tokens)
 
     def attend(
         self,
@@ -78,8 +84,20 @@ class CpuPromptAttention:
         out: Matrix,
         sinks: FloatArray | None = None,
         skipped_queries: IntArray | None = None,
-    ) -> None:
+        beside: LayerRows | None = None,
+    ) -> LayerSeconds:
         """Pack k and v of the chunks, then attend, as `PromptAttention.attend`."""
         if layer in self._in_k:
             v = k[:, : self._in_k[layer]]
-        self._native.attend(layer, packed, starts, counts, q, k, v, out, sinks, skipped_queries)
+        spent = self.native.attend(layer, packed, starts, counts, q, k, v, out, sinks, skipped_queries, beside)
+        return LayerSeconds(*spent)
+
+    @property
+    def thread_seconds(self) -> float:
+        """Return the seconds spent in `attend` so far, times the number of threads."""
+        return self.native.thread_seconds
+
+    @property
+    def busy_seconds(self) -> float:
+        """Return the seconds of these in which threads had work."""
+        return self.native.busy_seconds

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from hpcdecode.attention.base import KvCache, LayerRows
 from hpcdecode.attention.reference import attend_one
 from hpcdecode.attention.shapes import LayerShape
 
@@ -25,6 +26,10 @@ class TorchPromptAttention:
 
     def __init__(self, layers: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> None:
         self.shapes, self.dtype, self.device = tuple(layers), dtype, device
+
+    def attends_beside(self, kv_cache: KvCache) -> bool:
+        """Return False: a device attends for prompts alone."""
+        return False
 
     def tokens_in(self, nbytes: int) -> int:
         """Return the tokens of a prompt whose packed K and V, of all layers, take at most `nbytes`."""
@@ -46,8 +51,10 @@ class TorchPromptAttention:
         out: Tensor,
         sinks: Tensor | None = None,
         skipped_queries: list[int] | None = None,
+        beside: LayerRows | None = None,
     ) -> None:
         """Pack k and v of the chunks, then attend, as `PromptAttention.attend`."""
+        assert beside is None, "attend: expected rows of prompts alone"
         shape, first = self.shapes[layer], 0
         keys = shape.k_columns
         for memory, start, count, skipped in zip(

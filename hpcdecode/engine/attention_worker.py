@@ -8,7 +8,8 @@ from functools import partial
 import numpy as np
 from torch import Tensor
 
-from hpcdecode.attention.base import KvCache
+from hpcdecode.attention.base import KvCache, LayerRows
+from hpcdecode.attention.cpu import CpuKvCache
 from hpcdecode.engine.kv_swap import KvSwap
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.exchange.base import Piece, Share
@@ -111,6 +112,13 @@ class AttentionWorker:
             return self.queue.tell(work)
         work()
         return None
+
+    def rows_beside(self, layer: int, piece: Piece, rows: Tensor, prompts: Tensor, out: Tensor) -> LayerRows:
+        """Return what `attend` would do, for prompt attention on the same threads to do beside its own work."""
+        assert isinstance(self.kv_cache, CpuKvCache), "rows beside prompts: expected the KV cache of CPUs"
+        appended = (piece.prefill_slots, piece.prefill_counts, prompts)
+        attended = (piece.decode_slots, piece.decode_counts, rows, out)
+        return self.kv_cache.layer_rows(layer, appended, attended, self.sinks[layer])
 
     def _attend(self, lane: int, layer: int, piece: Piece, rows: Tensor, prompts: Tensor, out: Tensor) -> None:
         if len(piece.prefill_slots):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hpcdecode.engine.executors import FusedExecutor, LayeredExecutor, StepExecutor
+from hpcdecode.engine.executors import FusedExecutor, LayeredExecutor, SideBySideExecutor, StepExecutor
 from hpcdecode.engine.group_lane import GroupLane, MpiGroupLane
 from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.engine.rotation import RotatingExecutor
@@ -30,4 +30,11 @@ def executors(
     if len(links) == 1 and isinstance(links[0], LocalLink):
         fused = FusedStep.of(model, links[0].attention.kv_cache)
         found += [FusedExecutor(fused, model, links[0], prompts, timeline)] if fused else []
+    if links and all(_shares_threads(link, prompts) for link in links):
+        found.append(SideBySideExecutor(model, groups, prompts, timeline))
     return [*found, LayeredExecutor(model, groups, prompts, timeline)]
+
+
+def _shares_threads(link: SLink, prompts: PromptKvCache) -> bool:
+    """Return whether prompts attend on the threads of the lane's KV cache, all of whose layers attend."""
+    return isinstance(link, LocalLink) and prompts.attention.attends_beside(link.attention.kv_cache)

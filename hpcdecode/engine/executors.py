@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from hpcdecode.attention.base import LayerRows, LayerSeconds
 from hpcdecode.attention.shapes import places_of
 from hpcdecode.engine.group_lane import GroupLane
 from hpcdecode.engine.model_inputs import ModelInputs
@@ -61,7 +62,9 @@ class PromptExecutor:
         self.model, self.prompts, self.timeline = model, prompts, timeline
         self._places = places_of(model.attends[model.layers.start : model.layers.stop])  # in `prompts`
 
-    def attend_prompts(self, layer: int, inputs: ModelInputs, rows: Sequence[Tensor], o: Tensor) -> None:
+    def attend_prompts(
+        self, layer: int, inputs: ModelInputs, rows: Sequence[Tensor], o: Tensor, beside: LayerRows | None = None
+    ) -> LayerSeconds | None:
         """Attend from the step's prompt tokens; after the last attention only from those whose logits are needed.
 
         Args:
@@ -69,12 +72,16 @@ class PromptExecutor:
             inputs: Of the step.
             rows: q, k and v of all its tokens.
             o: Output, whose rows of prompts are overwritten.
+            beside: What the KV cache on the same threads has to do, as `PromptKvCache.attend` takes it.
+
+        Returns:
+            What took how long, as `PromptKvCache.attend`.
         """
         first = inputs.decodes
         skipped = inputs.skipped_queries if layer == len(self.model.attends) - 1 else None
         q, k, v, o = (x[first:] for x in (*rows, o))
         own = self._places[layer - self.model.layers.start]
-        self.prompts.attend(own, inputs.parts, q, k, v, o, self.model.sinks(layer), skipped)
+        return self.prompts.attend(own, inputs.parts, q, k, v, o, self.model.sinks(layer), skipped, beside)
 
 
 class LayeredExecutor(PromptExecutor):
@@ -96,11 +103,7 @@ class LayeredExecutor(PromptExecutor):
             enter("slice", lane)
             rows, context = yield from group.summed(self.model.start_slice(layer, o, context))
             o = self.model.empty_output(layer, len(rows[0]))
-            enter("post", lane)
-            link.send_rows(layer - layers.start, rows, o)
-            if inputs.parts and not link.answers_prompts(layer - layers.start):
-                enter("prefill", lane)
-                self.attend_prompts(layer, inputs, rows, o)
+            self.start_attention(lane, layer, link, inputs, rows, o)
             yield "wait", link
             enter("take", lane)
             link.recv_output()
@@ -110,6 +113,49 @@ class LayeredExecutor(PromptExecutor):
             enter("post", lane)
             group.hand_on(o, context)
         return LastSliceInput(o, context)
+
+    def start_attention(
+        self, lane: int, layer: int, link: SLink, inputs: ModelInputs, rows: Sequence[Tensor], o: Tensor
+    ) -> None:
+        """Send rows, then attend for prompts meanwhile.
+
+        Args:
+            lane: For the timeline.
+            layer: That attends.
+            link: Of the lane.
+            inputs: Of the step.
+            rows: q, k and v of all its tokens, or what else they bring.
+            o: Output of the layer, in part that of R-ranks to come.
+        """
+        own = layer - self.model.layers.start
+        self.timeline.enter("post", lane)
+        link.send_rows(own, rows, o)
+        if inputs.parts and not link.answers_prompts(own):
+            self.timeline.enter("prefill", lane)
+            self.attend_prompts(layer, inputs, rows, o)
+
+
+class SideBySideExecutor(LayeredExecutor):
+    """Does all attention of a layer in one call, in a process of both roles on CPUs.
+
+    Attention of prompts is bound by arithmetic, that of decode rows by memory. Threads that have nothing left of one
+    do the other (packing, FluidInfer 4.2; `native/attn_cpu/region.h` says how). It suits steps with prompts.
+    """
+
+    def suits(self, inputs: ModelInputs) -> bool:
+        """Return whether the step has prompts."""
+        return bool(inputs.parts)
+
+    def start_attention(
+        self, lane: int, layer: int, link: SLink, inputs: ModelInputs, rows: Sequence[Tensor], o: Tensor
+    ) -> None:
+        """Attend for prompts and decode rows."""
+        assert isinstance(link, LocalLink), "side by side: expected both roles in this process"
+        self.timeline.enter("prefill", lane)
+        beside = link.rows_beside(layer - self.model.layers.start, rows, o)
+        if seconds := self.attend_prompts(layer, inputs, rows, o, beside):
+            self.timeline.enter("append", lane, since=seconds.append + seconds.attend)
+            self.timeline.enter("attend", lane, since=seconds.attend)
 
 
 class FusedExecutor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hpcdecode.attention.base import PromptAttention
+from hpcdecode.attention.base import LayerRows, LayerSeconds, PromptAttention
 from hpcdecode.attention.reference import stored, stored_latents
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.engine.resumed import ResumedAttention
@@ -32,6 +32,7 @@ class StoredPrompts:
     def __init__(self, prompts: PromptAttention, layers: Sequence[LayerShape], kv_dtype: str):
         self._prompts, self._layers, self._kv_dtype = prompts, layers, kv_dtype
         self.device, self.packed_bytes, self.tokens_in = prompts.device, prompts.packed_bytes, prompts.tokens_in
+        self.attends_beside = prompts.attends_beside
 
     def attend(
         self,
@@ -45,18 +46,19 @@ class StoredPrompts:
         out: Tensor,
         sinks: Tensor | None = None,
         skipped_queries: list[int] | None = None,
-    ) -> None:
+        beside: LayerRows | None = None,
+    ) -> LayerSeconds | None:
         """Attend as `PromptAttention.attend` does, over rounded k and v."""
         shape = self._layers[layer]
         if shape.latent:
             k = stored_latents(k, shape.v_dim, self._kv_dtype).to(k.dtype)
-            return self._prompts.attend(layer, packed, starts, counts, q, k, v, out, sinks, skipped_queries)
+            return self._prompts.attend(layer, packed, starts, counts, q, k, v, out, sinks, skipped_queries, beside)
         heads = shape.kv_heads
         k, v = (
             kept.flatten(1).to(k.dtype)
             for kept in stored(k.unflatten(1, (heads, -1)), v.unflatten(1, (heads, -1)), self._kv_dtype)
         )
-        self._prompts.attend(layer, packed, starts, counts, q, k, v, out, sinks, skipped_queries)
+        return self._prompts.attend(layer, packed, starts, counts, q, k, v, out, sinks, skipped_queries, beside)
 
 
 @dataclass
@@ -125,17 +127,33 @@ class PromptKvCache:
         o: Tensor,
         sinks: Tensor | None,
         skipped_queries: Sequence[int] | None = None,
-    ) -> None:
+        beside: LayerRows | None = None,
+    ) -> LayerSeconds | None:
         """Write o [T, Hq*Dv] for the parts' tokens q [T, Hq*Dk], k [T, Hkv*Dk], v [T, Hkv*Dv], in order.
 
-        skipped_queries: how many of a part's first tokens need none.
+        Args:
+            layer: that attends.
+            parts: of prompts.
+            q: queries of their tokens.
+            k: keys.
+            v: values.
+            o: output.
+            sinks: of the layer, or None.
+            skipped_queries: how many of a part's first tokens need no output.
+            beside: rows for a KV cache, as `PromptAttention.attend` takes them.
+
+        Returns:
+            What took how long of the call that did the rows beside, if any.
         """
+        spent = None
         first, skipped = 0, iter(skipped_queries or [0] * len(parts))
         for run in self._runs(layer, parts):
             starts, counts, left = [p.start for p in run], [p.count for p in run], [next(skipped) for _ in run]
             rows = slice(first, first + sum(counts))
             packed = self._packed(layer, run)
-            self.attention.attend(layer, packed, starts, counts, q[rows], k[rows], v[rows], o[rows], sinks, left)
+            own = (q[rows], k[rows], v[rows], o[rows], sinks, left)
+            seconds = self.attention.attend(layer, packed, starts, counts, *own, beside)
+            spent, beside = (seconds, None) if beside else (spent, None)
             first = rows.stop
         if self._resumed and any(p.resumed for p in parts):
             first = 0
@@ -144,6 +162,7 @@ class PromptKvCache:
                 if part.resumed:
                     self._resumed.attend(layer, part, q[rows], k[rows], v[rows], o[rows], sinks)
                 first = rows.stop
+        return spent
 
     def _runs(self, layer: int, parts: Sequence[PromptPart]) -> Iterator[list[PromptPart]]:
         """Yield parts that are attended together, as many as there is memory for those of one step."""

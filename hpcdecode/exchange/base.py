@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcdecode.attention.base import KvCache
+from hpcdecode.attention.base import KvCache, LayerRows
 from hpcdecode.attention.shapes import LayerShape, MixerShape
 from hpcdecode.mpi.wait import Waitable
 from hpcdecode.schedule.plan import Plan
@@ -211,6 +211,9 @@ class Attention(Protocol):
         self, lane: int, layer: int, piece: Piece, rows: Tensor, prompts: Tensor, out: Tensor
     ) -> Waitable | None:
         """Append K and V, and attend."""
+
+    def rows_beside(self, layer: int, piece: Piece, rows: Tensor, prompts: Tensor, out: Tensor) -> LayerRows:
+        """Return what `attend` would do, for prompt attention to do beside its own work."""
 
     def take_swapped(self, lane: int) -> list[tuple[int, bool]]:
         """Return what a lane's `swap_in` came to."""

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
+from hpcdecode.attention.base import LayerRows
 from hpcdecode.attention.shapes import LayerShape
-from hpcdecode.exchange.base import Attention, OnlyEnd, Share, joined
+from hpcdecode.exchange.base import Attention, OnlyEnd, Piece, Share, joined
 from hpcdecode.mpi.wait import Waitable
 from hpcdecode.schedule.plan import Plan
+
+
+class PieceRows(NamedTuple):
+    """The rows of a piece: of decodes [n, row_columns] and of prompts [m, kv_columns], and the output [n, out_columns].
+
+    Attributes:
+        piece: whose rows they are.
+        decodes: as `Attention.attend` takes them.
+        prompts: as `Attention.attend` takes them.
+        out: of the decode rows.
+    """
+
+    piece: Piece
+    decodes: Tensor
+    prompts: Tensor
+    out: Tensor
 
 
 class LocalLink(OnlyEnd):
@@ -40,14 +58,24 @@ class LocalLink(OnlyEnd):
 
     def send_rows(self, layer: int, rows: Sequence[Tensor], o: Tensor) -> None:
         """Attend now, or tell a device to."""
+        for piece in self._pieces(layer, rows, o):
+            mark = self.attention.attend(self.lane, layer, *piece)
+            if mark:
+                self._under_way.append((mark, piece.decodes, piece.prompts))
+
+    def rows_beside(self, layer: int, rows: Sequence[Tensor], o: Tensor) -> LayerRows | None:
+        """Return what `send_rows` would do, for prompt attention to do beside its own work; None if it is nothing."""
+        pieces = list(self._pieces(layer, rows, o))
+        return self.attention.rows_beside(layer, *pieces[0]) if pieces else None
+
+    def _pieces(self, layer: int, rows: Sequence[Tensor], o: Tensor) -> Iterator[PieceRows]:
+        """Yield the rows of each piece of the share, of which there is one at most."""
         assert self.share is not None, "send_rows: expected a plan first"
         for piece in self.share.pieces_of(self.attention.kv_cache.layers[layer]):
             n = len(piece.decode_rows)
             decodes = joined(*(x[:n] for x in rows))
             prompts = joined(*(x[n:] for x in rows[1:])) if n < len(rows[0]) else decodes[:0]
-            mark = self.attention.attend(self.lane, layer, piece, decodes, prompts, o[:n])
-            if mark:
-                self._under_way.append((mark, decodes, prompts))
+            yield PieceRows(piece, decodes, prompts, o[:n])
 
     def Test(self) -> bool:
         """Return whether nothing is under way on a device."""

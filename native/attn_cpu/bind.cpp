@@ -9,10 +9,10 @@
 
 #include "bandwidth.h"
 #include "bind_blocks.h"
+#include "bind_prompts.h"
 #include "bind_states.h"
 #include "isa.h"
 #include "kv_cache.h"
-#include "prefill.h"
 #include "step_attention.h"
 #include "tensor.h"
 
@@ -43,33 +43,6 @@ void attend(KvCache& e, int layer, nb::handle slots, nb::handle counts, nb::hand
     const float* sink = sinks.is_none() ? nullptr : extra.data();
     nb::gil_scoped_release unlocked;
     e.attend(layer, s.slots.data, s.counts.data, s.slots.size, in, result, sink, static_cast<int64_t>(extra.size()));
-}
-
-void attend_prompts(Prefill& p, int layer, nb::sequence packed, nb::handle starts, nb::handle counts, nb::handle q,
-                    nb::handle k, nb::handle v, nb::handle out, nb::handle sinks, nb::handle skipped_queries) {
-    const Ints begin = read_ints(starts, "starts"), n = read_ints(counts, "counts");
-    const Ints first = skipped_queries.is_none() ? Ints{} : read_ints(skipped_queries, "skipped_queries");
-    if (!skipped_queries.is_none() && first.size != n.size) {
-        throw std::invalid_argument("skipped_queries: expected " + std::to_string(n.size) + ", got " +
-                                    std::to_string(first.size));
-    }
-    if (begin.size != n.size || static_cast<size_t>(n.size) != nb::len(packed)) {
-        throw std::invalid_argument("packed, starts and counts: expected the same length, got " +
-                                    std::to_string(nb::len(packed)) + ", " + std::to_string(begin.size) + " and " +
-                                    std::to_string(n.size));
-    }
-    std::vector<PromptChunk> chunks;
-    for (int i = 0; i < n.size; ++i) {
-        const Bytes b = read_bytes(packed[i], "packed");
-        chunks.push_back({b.data, b.size, begin.data[i], n.data[i], skipped_queries.is_none() ? 0 : first.data[i]});
-    }
-    const Matrix queries = read_matrix(q, "q", false), keys = read_matrix(k, "k", false),
-                 values = read_matrix(v, "v", false), result = read_matrix(out, "out", true);
-    std::vector<float> extra;
-    if (!sinks.is_none()) extra = read_floats(sinks, "sinks");
-    const float* sink = sinks.is_none() ? nullptr : extra.data();
-    nb::gil_scoped_release unlocked;
-    p.attend(layer, chunks, queries, keys, values, result, sink, static_cast<int64_t>(extra.size()));
 }
 
 void release(KvCache& e, nb::handle slots) {
@@ -211,58 +184,8 @@ Args:
             "Address that Chain.run takes as attention.")
         .def_prop_ro("seconds", &StepAttention::seconds, "Seconds that a thread spent in attention, on average.");
 
-    nb::class_<Prefill>(m, "Prefill",
-                        R"(Causal attention of prompts over their own K and V, which the caller holds packed.
-
-Calls exclude each other and release the GIL.
-Bad arguments raise ValueError or TypeError before anything is written.)")
-        .def(
-            "__init__",
-            [](Prefill* p, const std::vector<LayerShape>& layers, const std::string& dtype, int threads,
-               const std::vector<int>& cpus, const std::string& isa, const KvCache* beside) {
-                auto workers = beside ? beside->workers() : make_workers(true, threads, cpus);
-                new (p) Prefill(layers, parse_act_type(dtype), std::move(workers), isa);
-            },
-            nb::arg("layers"), nb::arg("dtype"), nb::arg("threads"), nb::arg("cpus"), nb::arg("isa"),
-            nb::arg("beside").none(), R"(Prepare the attention of prompts.
-
-Args:
-    layers: Shapes of the model's attention layers.
-    dtype: float32 or bfloat16, of all activations.
-    threads: Number of threads, the calling one included.
-    cpus: One CPU per thread to pin workers to, or an empty list.
-    isa: Instruction set to use, or an empty string for the best.
-    beside: KV cache whose threads are used, or None for the OpenMP threads.)")
-        .def("packed_bytes", &Prefill::packed_bytes, nb::arg("layer"), nb::arg("tokens"),
-             "Return the bytes that hold the packed K and V of a prompt's tokens at a layer.")
-        .def("attend", &attend_prompts, nb::arg("layer"), nb::arg("packed"), nb::arg("starts"), nb::arg("counts"),
-             nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"), nb::arg("sinks").none() = nb::none(),
-             nb::arg("skipped_queries").none() = nb::none(),
-             nb::sig("def attend(self, layer: int, packed: collections.abc.Sequence[_Bytes], starts: _Ints, "
-                     "counts: _Ints, "
-                     "q: _Matrix, k: _Matrix, v: _Matrix, out: _Matrix, " HPCDECODE_SINKS
-                     " = None, skipped_queries: _Ints | None = None) -> None"),
-             R"(Pack k and v of the chunks, then attend causally from the chunks' tokens.
-
-Args:
-    layer: Index of the attention layer.
-    packed: For every chunk uint8 memory of its prompt, with the tokens before starts[i].
-    starts: int32 [n], position of the chunk's first token in its prompt.
-    counts: int32 [n], tokens of the chunk.
-    q: Queries of the chunks' tokens in order, [sum(counts), q_heads * k_dim].
-    k: Keys, [sum(counts), kv_heads * k_dim].
-    v: Values, [sum(counts), kv_heads * v_dim].
-    out: Result, [sum(counts), q_heads * v_dim].
-    sinks: float32 [q_heads], or None for a layer without sinks.
-    skipped_queries: int32 [n], how many of a chunk's first tokens need no result, or None.)")
-        .def_prop_ro(
-            "isa", [](const Prefill& p) { return std::string(p.isa()); }, "Name of the instruction set in use.")
-        .def_prop_ro("threads", &Prefill::threads, "Number of threads.")
-        .def_prop_ro("thread_seconds", &Prefill::thread_seconds,
-                     "Seconds of attend so far, times the number of threads.")
-        .def_prop_ro("busy_seconds", &Prefill::busy_seconds, "Seconds of these in which threads had work.");
-
     bind_blocks(m, kv_cache);
+    bind_prompts(m);
     bind_states(m);
 
     m.def("built_isas", &built_isas, "Return the instruction sets of this build, worst first.");

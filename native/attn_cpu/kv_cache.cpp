@@ -203,18 +203,13 @@ void KvCache::append(int layer, const int32_t* slots, const int32_t* counts, int
     clock_.add_call(seconds_now() - start);
 }
 
-void KvCache::attend(int layer, const int32_t* slots, const int32_t* counts, int n, const Matrix& qkv,
-                     const Matrix& out, const float* sinks, int64_t sink_count) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const double start = seconds_now();
-    check_layer(layer, pool_.layers().size());
+// Plans an attention, and makes room for what its items need.
+void KvCache::make_plan(int layer, const int32_t* slots, const int32_t* counts, int n) {
     const LayerLayout& l = pool_.layers()[layer];
-    const LayerShape& shape = l.shape;
-    check_attend(shape, pool_.check_written(slots, counts, n), qkv, out, sinks, sink_count);
     plan_.make(pool_, layer, slots, counts, n, workers_->threads());
     int64_t rows = 1;
     for (const SequencePlan& s : plan_.sequences)
-        rows = std::max(rows, std::min<int64_t>(s.count * shape.group(), kMaxRowBlock) * s.heads_per_item);
+        rows = std::max(rows, std::min<int64_t>(s.count * l.shape.group(), kMaxRowBlock) * s.heads_per_item);
     reserve_scratch(l, rows);
     grow(partials_, partials_size_, plan_.partial_floats * sizeof(float));
     if (plan_.pending > pending_size_) {
@@ -224,6 +219,17 @@ void KvCache::attend(int layer, const int32_t* slots, const int32_t* counts, int
     for (const SequencePlan& s : plan_.sequences)
         if (s.segments > 1)
             for (int h = 0; h < s.head_items; ++h) pending_[s.first_pending + h].store(s.segments);
+}
+
+void KvCache::attend(int layer, const int32_t* slots, const int32_t* counts, int n, const Matrix& qkv,
+                     const Matrix& out, const float* sinks, int64_t sink_count) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const double start = seconds_now();
+    check_layer(layer, pool_.layers().size());
+    const LayerLayout& l = pool_.layers()[layer];
+    const LayerShape& shape = l.shape;
+    check_attend(shape, pool_.check_written(slots, counts, n), qkv, out, sinks, sink_count);
+    make_plan(layer, slots, counts, n);
     Call call{this, layer, &l, &qkv, &out, shape.q_columns(), sinks, &plan_, nullptr};
     if (plan_.write_first) write_all(call);
     run_parallel(call, plan_.node_items, [](Call& c, int64_t i, int thread) { c.cache->run_item(c, i, thread); });

@@ -56,6 +56,7 @@ class KvCache {
     double busy_seconds() const { return clock_.busy_seconds(); }      // of these, in which threads had work
 
   private:
+    friend class KvItems;
     friend class StepAttention;
     struct Call;
     struct AlignedFree {
@@ -69,6 +70,7 @@ class KvCache {
     void merge(const Call& call, const SequencePlan& s, int head, int heads, int thread);
     void run_parallel(Call& call, const std::vector<int64_t>& bounds, void (*work)(Call&, int64_t, int));
     void write_all(Call& call);
+    void make_plan(int layer, const int32_t* slots, const int32_t* counts, int n);
     void populate(const std::vector<size_t>& pages);
     void reserve_scratch(const LayerLayout& layer, int64_t rows);
     static void grow(Buffer& buffer, size_t& size, size_t need);
@@ -88,6 +90,7 @@ class KvCache {
     int64_t pending_size_ = 0;
     int64_t bytes_read_ = 0;
     double attend_seconds_ = 0;
+    double seconds_per_byte_ = 1e-10;  // of a thread that attends; a mean over the regions so far
     ThreadClock clock_;
 };
 

@@ -61,4 +61,13 @@ int64_t NodeQueues::take(int node) {
     return -1;
 }
 
+int64_t NodeQueues::peek(int node) const {
+    for (int i = 0; i < nodes_; ++i) {
+        const Queue& q = queues_[(node + i) % nodes_];
+        const int64_t item = q.next.load(std::memory_order_relaxed);
+        if (item < q.end) return item;
+    }
+    return -1;
+}
+
 }  // namespace hpcdecode

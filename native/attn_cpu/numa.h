@@ -30,6 +30,7 @@ class NodeQueues {
     explicit NodeQueues(int nodes) : queues_(new Queue[nodes]), nodes_(nodes) {}
     void fill(const std::vector<int64_t>& bounds);  // node i: items bounds[i] .. bounds[i + 1] - 1
     int64_t take(int node);                         // -1: none left
+    int64_t peek(int node) const;                   // what `take` returns if no other thread is faster
 
   private:
     struct alignas(64) Queue {

@@ -35,6 +35,7 @@ void AttendPlan::cut(SequencePlan& s, const LayerLayout& layer, int64_t bytes_pe
         }
     }
     s.head_items = static_cast<int>(ceil_div(heads, s.heads_per_item));
+    s.item_bytes = bytes_per_head * s.heads_per_item / s.segments;
 }
 
 void AttendPlan::make(const BlockPool& pool, int layer, const int32_t* slots, const int32_t* counts, int n,
@@ -51,7 +52,7 @@ void AttendPlan::make(const BlockPool& pool, int layer, const int32_t* slots, co
         return static_cast<int64_t>(static_cast<double>(s.length - first_position(s)) * l.token_head_bytes);
     };
     const auto before = [](const SequencePlan& a, const SequencePlan& b) {
-        return a.node != b.node ? a.node < b.node : a.pieces > b.pieces;
+        return a.node != b.node ? a.node < b.node : a.item_bytes / kItemBytes > b.item_bytes / kItemBytes;
     };
     int64_t token = 0;
     for (int i = 0; i < n; ++i) {
@@ -68,12 +69,12 @@ void AttendPlan::make(const BlockPool& pool, int layer, const int32_t* slots, co
         bytes += head_bytes(s) * shape.kv_heads;
         sequences.push_back(s);
     }
+    for (SequencePlan& s : sequences) cut(s, l, head_bytes(s), threads);
     if (threads > 1 && !std::is_sorted(sequences.begin(), sequences.end(), before))
         std::stable_sort(sequences.begin(), sequences.end(), before);
     node_sequences.assign(pool.nodes() + 1, 0);
     node_items.assign(pool.nodes() + 1, 0);
     for (SequencePlan& s : sequences) {
-        cut(s, l, head_bytes(s), threads);
         s.first_item = items;
         s.first_pending = pending;
         s.first_partial = partial_floats;

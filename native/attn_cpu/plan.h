@@ -16,6 +16,7 @@ struct SequencePlan {
     int segments;
     int64_t segment_pieces;
     int heads_per_item, head_items, row_blocks;
+    int64_t item_bytes;
     bool write_first;  // new tokens are appended before any item runs
     int64_t first_item;
     int64_t first_pending;  // counters of unfinished segments, one a run of heads
@@ -27,7 +28,7 @@ struct SequencePlan {
 };
 
 struct AttendPlan {
-    std::vector<SequencePlan> sequences;              // by node, longest first
+    std::vector<SequencePlan> sequences;              // by node, those with longer items first
     std::vector<int64_t> node_sequences, node_items;  // bounds of the nodes' shares: [nodes + 1]
     int64_t items, pending, partial_floats, bytes;
     bool write_first;

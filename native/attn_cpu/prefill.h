@@ -8,18 +8,14 @@
 
 #include "kv_cache.h"
 #include "layout.h"
-#include "thread_clock.h"
+#include "region.h"
 #include "workers.h"
 
 namespace hpcdecode {
 
-// Tokens [start, start + count) of one prompt.
-// packed: Memory of the prompt's K and V, with those of the tokens before.
-// skipped: How many of the first tokens need no result.
-struct PromptChunk {
-    uint8_t* packed;
-    int64_t bytes;
-    int64_t start, count, skipped;
+// The seconds of a call, dealt out by what its threads spent: attention and appends of a KV cache, and prompts.
+struct RegionSeconds {
+    double attend = 0, append = 0, prefill = 0;
 };
 
 // Calls exclude each other. Bad arguments throw std::invalid_argument before anything is written.
@@ -31,42 +27,42 @@ class Prefill {
 
     int64_t packed_bytes(int layer, int64_t tokens) const;  // of one prompt's K and V
 
-    // Packs k and v of the chunks, then attends causally from the chunks' tokens. Rows of q, k, v and out are the
-    // chunks' tokens in order. Rows of out stay as they are for skipped tokens.
-    void attend(int layer, const std::vector<PromptChunk>& chunks, const Matrix& q, const Matrix& k, const Matrix& v,
-                const Matrix& out, const float* sinks, int64_t sink_count);
+    // Packs k and v of the chunks, then attends causally from the chunks' tokens. Rows of out stay as they are for
+    // skipped tokens.
+    // cache, beside: A KV cache on the same workers, and its rows of the layer, which are done in the same region.
+    RegionSeconds attend(int layer, const PromptRows& rows, KvCache* cache = nullptr,
+                         const LayerRows* beside = nullptr);
+
+    bool traces() const { return traces_; }
+    void set_traces(bool traces) { traces_ = traces; }
+    const std::vector<ItemTime>& item_times() const { return item_times_; }  // of the last call, if it was traced
 
     const char* isa() const { return table_.name; }
     int threads() const { return workers_->threads(); }
-    double thread_seconds() const { return clock_.thread_seconds(); }  // of attend, of all threads
-    double busy_seconds() const { return clock_.busy_seconds(); }      // of these, in which threads had work
+    double thread_seconds() const { return clock_.thread_seconds(); }
+    double busy_seconds() const { return clock_.busy_seconds(); }
 
   private:
-    struct Layer {
-        LayerShape shape;
-        PromptLayout layout;
-        int tokens_per_item;
-        size_t scratch;  // bytes of one thread
-    };
-    struct Call;
     struct Free {
         void operator()(void* p) const { std::free(p); }
     };
 
-    const Layer& layer_at(int layer) const;
-    void check(const Layer& l, const std::vector<PromptChunk>& chunks, const Matrix& q, const Matrix& k,
-               const Matrix& v, const Matrix& out, const float* sinks, int64_t sink_count) const;
-    void pack(const Call& call, int64_t item) const;
-    void attend_item(const Call& call, int64_t item, int thread) const;
+    const PromptLayer& layer_at(int layer) const;
+    void check(const PromptLayer& l, const PromptRows& rows) const;
+    void learn(double products, double busy_seconds);
 
     const KernelTable& table_;
     const PromptKernel& kernel_;
     ActType type_;
-    std::vector<Layer> layers_;
+    std::vector<PromptLayer> layers_;
     std::shared_ptr<Workers> workers_;
     std::vector<std::unique_ptr<uint8_t, Free>> scratch_;  // one per thread
+    std::vector<uint8_t*> scratch_of_;
     std::mutex mutex_;
-    mutable ThreadClock clock_;
+    ThreadClock clock_;
+    double seconds_per_product_ = 1e-11;  // of a thread; a mean over the calls so far
+    bool traces_ = false;
+    std::vector<ItemTime> item_times_;
 };
 
 }  // namespace hpcdecode
