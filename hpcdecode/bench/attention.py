@@ -21,7 +21,7 @@ from hpcdecode.attention.cpu import CpuKvCache
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.attention.sizes import bytes_per_token
-from hpcdecode.bench import filled, latent
+from hpcdecode.bench import filled, latent, mixed
 from hpcdecode.bench.output import Case, Report
 from hpcdecode.report.benchmark import case as result
 from hpcdecode.report.benchmark import machine, seconds_of
@@ -59,11 +59,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--latent", nargs="*", default=list(latent.MODELS), choices=latent.MODELS, help=help)
     parser.add_argument("--mebibytes", type=int, default=256, help="KV per case; more than the caches hold")
     parser.add_argument("--passes", type=int, default=9)
+    help = "measure steps that also prefill instead: all attention of a layer at once, against one kind after the other"
+    parser.add_argument("--mixed", action="store_true", help=help)
+    help = "with --mixed: threads for which the times of items are played back (default: 16 64)"
+    parser.add_argument("--played-threads", type=int, nargs="*", default=[16, 64], metavar="N", help=help)
     parser.add_argument("--no-sdpa", action="store_true", help="skip torch scaled_dot_product_attention")
 
 
 def run(args: argparse.Namespace) -> Report:
     """Verify, then measure every case."""
+    if args.mixed:
+        return {
+            "bench": "attention",
+            "machine": machine(),
+            "cases": mixed.cases(args.threads, args.played_threads, args.passes),
+        }
     cases: list[Case] = []
     for threads in args.threads:
         for case in table(args, threads):

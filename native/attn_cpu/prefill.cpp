@@ -115,7 +115,7 @@ RegionSeconds Prefill::attend(int layer, const PromptRows& rows, KvCache* cache,
     if (cache && cache->workers() != workers_) invalid("beside: expected the KV cache whose threads prompts use");
     std::optional<KvItems> kv;
     if (cache) kv.emplace(*cache, *beside);
-    PromptItems prompts(l, kernel_, rows, seconds_per_product_);
+    PromptItems prompts(l, kernel_, rows, threads(), seconds_per_product_);
     const bool parallel = prompts.products() > kInlineProducts || (kv && kv->bytes() > kInlineBytes);
     item_times_.clear();
     const Region region{threads(), kv ? &*kv : nullptr, prompts, scratch_of_, clock_, traces_ ? &item_times_ : nullptr};

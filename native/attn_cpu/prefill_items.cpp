@@ -7,23 +7,43 @@
 namespace hpcdecode {
 namespace {
 constexpr int64_t kPackTokens = 4 * kPromptTile;  // of an item, which begins and ends with a tile
-}
+constexpr int kLeastItemRows = 32;                // query rows; keys are read again for every item
+constexpr int kItemsPerThread = 4;                // so that the last item is a small share of the whole
+}  // namespace
 
-PromptItems::PromptItems(const PromptLayer& layer, const PromptKernel& kernel, const PromptRows& rows, double seconds)
+PromptItems::PromptItems(const PromptLayer& layer, const PromptKernel& kernel, const PromptRows& rows, int threads,
+                         double seconds)
     : layer_(layer), kernel_(kernel), rows_(rows), seconds_(seconds) {
     const int32_t chunks = static_cast<int32_t>(rows.chunks.size());
     int64_t row = 0;
+    double all = 0;
     for (int32_t i = 0; i < chunks; ++i) {
+        const PromptChunk& c = rows.chunks[i];
         first_rows_.push_back(row);
-        row += rows.chunks[i].count;
+        row += c.count;
+        all += products_of(c.count - c.skipped, c.start + c.count) * layer.shape.kv_heads;
         cut_packs(i);
     }
     packs_ = static_cast<int64_t>(items_.size());
-    for (int32_t i = 0; i < chunks; ++i) cut_attention(i);
+    for (int32_t i = 0; i < chunks; ++i) cut_attention(i, all / (threads * kItemsPerThread));
     for (const Item& item : items_) products_ += item.products;
     // By powers of two, so that longer ones come first and neighbours mostly stay together.
     std::stable_sort(items_.begin() + packs_, items_.end(),
                      [](const Item& a, const Item& b) { return std::ilogb(a.products) > std::ilogb(b.products); });
+}
+
+// Returns the products of the last `tokens` of `keys` tokens, for one KV head.
+double PromptItems::products_of(int64_t tokens, int64_t keys) const {
+    const LayerShape& s = layer_.shape;
+    if (s.window > 0) keys = std::min(keys, s.window + tokens);
+    return static_cast<double>(tokens * s.group()) * static_cast<double>(keys) * (s.k_dim + s.v_dim);
+}
+
+// Returns as many as scratch has room for, or fewer if that leaves threads without work.
+int64_t PromptItems::tokens_per_item(const PromptChunk& c, double want) const {
+    const int64_t most = layer_.tokens_per_item, least = std::max(1, kLeastItemRows / layer_.shape.group());
+    const double fit = want / std::max(products_of(1, c.start + c.count), 1.0);
+    return std::min(most, std::max(least, static_cast<int64_t>(std::min(fit, static_cast<double>(most)))));
 }
 
 void PromptItems::cut_packs(int32_t chunk) {
@@ -37,17 +57,13 @@ void PromptItems::cut_packs(int32_t chunk) {
 }
 
 // Goes head by head, so that keys stay in the cache, and backwards, so that the last item is short.
-void PromptItems::cut_attention(int32_t chunk) {
-    const LayerShape& s = layer_.shape;
+void PromptItems::cut_attention(int32_t chunk, double want) {
     const PromptChunk& c = rows_.chunks[chunk];
-    const int64_t step = layer_.tokens_per_item, runs = (c.count - c.skipped + step - 1) / step;
-    for (int32_t head = 0; head < s.kv_heads; ++head)
+    const int64_t step = tokens_per_item(c, want), runs = (c.count - c.skipped + step - 1) / step;
+    for (int32_t head = 0; head < layer_.shape.kv_heads; ++head)
         for (int64_t run = runs - 1; run >= 0; --run) {
             const int64_t token = c.skipped + run * step, count = std::min(step, c.count - token);
-            int64_t keys = c.start + token + count;
-            if (s.window > 0) keys = std::min(keys, s.window + count);
-            const double products = static_cast<double>(count * s.group()) * static_cast<double>(keys);
-            items_.push_back({chunk, head, token, count, products * (s.k_dim + s.v_dim)});
+            items_.push_back({chunk, head, token, count, products_of(count, c.start + token + count)});
         }
 }
 

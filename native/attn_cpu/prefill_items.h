@@ -42,8 +42,10 @@ class PromptItems {
         double products;       // multiplications, estimated; 0: packs
     };
 
+    // threads: For which the work is cut.
     // seconds: Of a product, estimated.
-    PromptItems(const PromptLayer& layer, const PromptKernel& kernel, const PromptRows& rows, double seconds);
+    PromptItems(const PromptLayer& layer, const PromptKernel& kernel, const PromptRows& rows, int threads,
+                double seconds);
 
     // Returns the estimated seconds of the next item: infinity for one that packs, 0 while the last of those are under
     // way elsewhere, -1 if there is none.
@@ -61,8 +63,10 @@ class PromptItems {
   private:
     static constexpr double kItemSeconds = 1e-6;
 
+    double products_of(int64_t tokens, int64_t keys) const;
+    int64_t tokens_per_item(const PromptChunk& chunk, double want) const;
     void cut_packs(int32_t chunk);
-    void cut_attention(int32_t chunk);
+    void cut_attention(int32_t chunk, double want);
     void pack(const Item& item) const;
     void attend(const Item& item, uint8_t* scratch) const;
 
