@@ -246,6 +246,10 @@ def multiplies_bfloat16() -> bool:
 
 def native_shapes(layers: Sequence[LayerShape], shape: Callable[..., _Shape]) -> list[_Shape]:
     """Return `layers` as objects of a native module, whose class LayerShape is `shape`."""
-    return [
-        shape(s.kv_heads, s.k_dim, s.v_dim, s.q_heads, s.scale, s.window, s.softcap, s.sinks, s.latent) for s in layers
-    ]
+    made = []
+    for s in layers:
+        chosen = (s.indexer.heads, s.indexer.dim, s.indexer.topk) if s.indexer else ()
+        made.append(
+            shape(s.kv_heads, s.k_dim, s.v_dim, s.q_heads, s.scale, s.window, s.softcap, s.sinks, s.latent, *chosen)
+        )
+    return made

@@ -50,13 +50,13 @@ class CpuPromptAttention:
     ) -> None:
         cache = beside.native if isinstance(beside, CpuKvCache) else None
         self._beside = beside if cache else None
-        own = [replace(shape, latent=False) for shape in layers]  # prompts have packed values, those in K too
+        own = [replace(s, latent=False, indexer=None) for s in layers]  # prompts have packed values, those in K too
         shapes, forced = native_shapes(own, _attn_cpu.LayerShape), os.environ.get("HPCDECODE_ISA", "")
         self.native = _attn_cpu.Prefill(shapes, dtype, threads, list(cpus or ()), forced, cache)
         self.isa = self.native.isa
         self.threads = self.native.threads
         self.layers = len(layers)
-        self._in_k = {i: shape.v_dim for i, shape in enumerate(layers) if shape.latent}  # columns of k
+        self._shapes = tuple(layers)
         self.device = torch.device("cpu")
 
     def attends_beside(self, kv_cache: KvCache) -> bool:
@@ -87,8 +87,9 @@ class CpuPromptAttention:
         beside: LayerRows | None = None,
     ) -> LayerSeconds:
         """Pack k and v of the chunks, then attend, as `PromptAttention.attend`."""
-        if layer in self._in_k:
-            v = k[:, : self._in_k[layer]]
+        shape = self._shapes[layer]
+        if shape.latent:
+            q, k, v = q[:, : shape.own_q_columns], k[:, : shape.own_k_columns], k[:, : shape.v_dim]
         spent = self.native.attend(layer, packed, starts, counts, q, k, v, out, sinks, skipped_queries, beside)
         return LayerSeconds(*spent)
 

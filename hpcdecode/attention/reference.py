@@ -11,6 +11,7 @@ import torch
 
 from hpcdecode.attention.base import FloatArray, IntArray, KvCapacityError, Matrix
 from hpcdecode.attention.quantized import CODES, restored, rotation_of
+from hpcdecode.attention.chosen import chosen_positions, index_dtype
 from hpcdecode.attention.shapes import LayerShape
 
 DTYPES = {  # of the tensors that hold K and V; integer types are kept as the floats they stand for
@@ -43,7 +44,12 @@ def stored_latents(k: torch.Tensor, v_dim: int, kv_dtype: str) -> torch.Tensor:
 
 
 def attend_one(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shape: LayerShape, sinks: torch.Tensor | None = None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    shape: LayerShape,
+    sinks: torch.Tensor | None = None,
+    chosen: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the causal attention of the last n of a sequence's L positions, [n, q_heads, v_dim].
 
@@ -53,6 +59,7 @@ def attend_one(
         v: Values of all positions, [L, kv_heads, v_dim], of the dtype of q.
         shape: Shape of the layer.
         sinks: float32 [q_heads], or None for a layer without sinks.
+        chosen: Positions that each query may see, booleans [n, L], or None for all.
     """
     n, length = q.shape[0], k.shape[0]
     q = q.reshape(n, shape.kv_heads, shape.group, shape.k_dim)
@@ -64,6 +71,8 @@ def attend_one(
     hidden = key > query
     if shape.window is not None:
         hidden |= key <= query - shape.window
+    if chosen is not None:
+        hidden |= ~chosen
     scores = scores.masked_fill(hidden, float("-inf"))
     if sinks is not None:
         extra = sinks.to(scores).view(shape.kv_heads, shape.group, 1, 1).expand(-1, -1, n, 1)
@@ -92,6 +101,7 @@ class ReferenceKvCache:
         blocks = -(-capacity_tokens // self.block_tokens)
         self.capacity_tokens = blocks * self.block_tokens
         self._kv = [torch.empty(blocks, self.block_tokens, s.kv_columns, dtype=DTYPES[kv_dtype]) for s in layers]
+        self._chosen: dict[int, torch.Tensor] = {}  # by slot, for its last new tokens: [count, L] of booleans
         self._free = list(range(blocks - 1, -1, -1))
         self._references = [0] * blocks
         self._blocks: dict[int, list[int]] = {}
@@ -173,11 +183,16 @@ class ReferenceKvCache:
         for slot, count in pairs:
             rows = slice(start, start + count)
             kv = self._kv[layer].view(-1, s.kv_columns)[self._positions(slot)].float()
-            k = kv[:, : s.k_columns]
+            k = kv[:, : s.own_k_columns]
             v = k[:, : s.v_dim] if s.latent else kv[:, s.k_columns :]
-            q = qkv[rows, : s.q_columns].float().view(count, s.q_heads, s.k_dim)
+            q = qkv[rows, : s.own_q_columns].float().view(count, s.q_heads, s.k_dim)
             sink = None if sinks is None else torch.as_tensor(sinks)
-            o = attend_one(q, k.unflatten(1, (s.kv_heads, -1)), v.unflatten(1, (s.kv_heads, -1)), s, sink)
+            if s.indexer and s.indexer.heads:
+                by = qkv[rows, s.own_q_columns : s.q_columns].float()
+                self._chosen[slot] = chosen_positions(by, kv[:, s.own_k_columns :], s.indexer)
+            chosen = self._chosen[slot] if s.indexer else None
+            heads = k.unflatten(1, (s.kv_heads, -1)), v.unflatten(1, (s.kv_heads, -1))
+            o = attend_one(q, *heads, s, sink, chosen)
             result[rows] = o.reshape(count, -1).to(result.dtype)
             self.bytes_read += kv.numel() * self._kv[layer].element_size()
             start += count
@@ -236,6 +251,10 @@ class ReferenceKvCache:
 
     def _stored(self, layer: int, kv: torch.Tensor) -> torch.Tensor:
         s = self.layers[layer]
+        if s.indexer:
+            own, keys = kv[:, : s.own_k_columns], kv[:, s.own_k_columns :]
+            parts = stored_latents(own, s.v_dim, self.kv_dtype), keys.to(DTYPES[index_dtype(self.kv_dtype)])
+            return torch.cat([part.to(self._kv[layer].dtype) for part in parts], 1)
         if s.latent:
             return stored_latents(kv, s.v_dim, self.kv_dtype)
         k, v = kv.split([s.kv_heads * s.k_dim, s.kv_heads * s.v_dim], dim=1)

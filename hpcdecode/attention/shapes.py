@@ -14,6 +14,28 @@ if TYPE_CHECKING:
 _FLOAT = 4  # bytes
 
 
+class IndexerShape(msgspec.Struct, frozen=True):
+    """How an indexer chooses the earlier tokens to which a token attends, its own included.
+
+    A token's score for an earlier one is the sum over heads of weight * max(q.k, 0), of its index queries and head
+    weights, and of the earlier token's index key. The tokens of the largest scores are chosen; of equal ones the first.
+
+    Attributes:
+        topk: Number of tokens that are chosen. A token attends to all if it sees no more.
+        heads: Index heads; 0 for a layer that takes what the layer before it chose.
+        dim: Elements of an index query head and of an index key; 0 if there are no heads.
+    """
+
+    topk: int
+    heads: int = 0
+    dim: int = 0
+
+    @property
+    def q_columns(self) -> int:
+        """Return the columns of the index queries and of the heads' weights."""
+        return self.heads * (self.dim + 1)
+
+
 class LayerShape(msgspec.Struct, frozen=True, tag="attention"):
     """The shape of one attention layer of the model.
 
@@ -28,6 +50,8 @@ class LayerShape(msgspec.Struct, frozen=True, tag="attention"):
         sinks: True if every head has one more logit in the softmax's denominator.
         latent: True if the values are the first v_dim elements of K, which rows and the KV cache then have once. Such a
             layer has one KV head.
+        indexer: What chooses the tokens that a token attends to, or None for all that it sees. Such a layer is latent.
+            Index queries and weights follow q in a row, the index key follows k.
     """
 
     kv_heads: int
@@ -39,6 +63,7 @@ class LayerShape(msgspec.Struct, frozen=True, tag="attention"):
     softcap: float | None = None
     sinks: bool = False
     latent: bool = False
+    indexer: IndexerShape | None = None
 
     @property
     def group(self) -> int:
@@ -52,7 +77,12 @@ class LayerShape(msgspec.Struct, frozen=True, tag="attention"):
 
     @property
     def k_columns(self) -> int:
-        """Return the columns of a k row."""
+        """Return the columns of a k row, the index key's included."""
+        return self.own_k_columns + (self.indexer.dim if self.indexer else 0)
+
+    @property
+    def own_k_columns(self) -> int:
+        """Return the columns of a k row without the index key's."""
         return self.kv_heads * self.k_dim
 
     @property
@@ -62,7 +92,12 @@ class LayerShape(msgspec.Struct, frozen=True, tag="attention"):
 
     @property
     def q_columns(self) -> int:
-        """Return the columns of a q row."""
+        """Return the columns of a q row, those of index queries and weights included."""
+        return self.own_q_columns + (self.indexer.q_columns if self.indexer else 0)
+
+    @property
+    def own_q_columns(self) -> int:
+        """Return the columns of a q row without those of index queries and weights."""
         return self.q_heads * self.k_dim
 
     @property

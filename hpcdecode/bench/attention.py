@@ -21,7 +21,7 @@ from hpcdecode.attention.cpu import CpuKvCache
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.attention.sizes import bytes_per_token
-from hpcdecode.bench import filled, latent, mixed
+from hpcdecode.bench import chosen, filled, latent, mixed
 from hpcdecode.bench.output import Case, Report
 from hpcdecode.report.benchmark import case as result
 from hpcdecode.report.benchmark import machine, seconds_of
@@ -57,6 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context", type=int, nargs="+", default=[1024, 8192, 32768], help="tokens per sequence")
     help = "models whose attention over latents is measured (default: all)"
     parser.add_argument("--latent", nargs="*", default=list(latent.MODELS), choices=latent.MODELS, help=help)
+    help = "models whose attention to tokens that an indexer chooses is measured (default: all)"
+    parser.add_argument("--chosen", nargs="*", default=list(chosen.MODELS), choices=chosen.MODELS, help=help)
     parser.add_argument("--mebibytes", type=int, default=256, help="KV per case; more than the caches hold")
     parser.add_argument("--passes", type=int, default=9)
     help = "measure steps that also prefill instead: all attention of a layer at once, against one kind after the other"
@@ -80,6 +82,10 @@ def run(args: argparse.Namespace) -> Report:
             filled.verify(opened(case, filled.LENGTHS), case.shape, case.kv_dtype)
             cases += measure(case, args.passes)
         cases += latents(args, threads)
+        for name in args.chosen:
+            for kv_dtype in (d for d in args.kv_dtype if d in attention.LATENT_KV_DTYPES):
+                nbytes = args.mebibytes << 20
+                cases += chosen.measure(name, kv_dtype, args.context, nbytes, threads, args.passes)
         if not args.no_sdpa:
             cases.append(against_sdpa(threads, args.passes))
     return {"bench": "attention", "machine": machine(), "cases": cases}

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcdecode.attention.base import KvCache
-from hpcdecode.attention.reference import attend_one, stored, stored_latents
+from hpcdecode.attention.chosen import chosen_positions, index_dtype
+from hpcdecode.attention.reference import DTYPES, attend_one, stored, stored_latents
 from hpcdecode.attention.shapes import LayerShape
 
 LENGTHS = (1, 100, 1500)  # of the sequences that are checked
@@ -58,7 +59,7 @@ def decode(shape: LayerShape, n: int, device: torch.device | str = "cpu") -> Dec
 def _stored(rows: Tensor, shape: LayerShape, kv_dtype: str) -> tuple[Tensor, Tensor]:
     """Return K and V [tokens, kv_heads, dim] of rows [k | v] as a KV cache of `kv_dtype` gives them back."""
     if shape.latent:
-        k = stored_latents(rows, shape.v_dim, kv_dtype)[:, None]
+        k = stored_latents(rows[:, : shape.own_k_columns], shape.v_dim, kv_dtype)[:, None]
         return k, k[..., : shape.v_dim]
     k, v = rows.split([shape.k_columns, shape.v_columns], dim=1)
     heads = (shape.kv_heads, -1)
@@ -78,7 +79,11 @@ def verify(kv_cache: KvCache, shape: LayerShape, kv_dtype: str, device: torch.de
         own = qkv[i : i + 1].cpu()
         held = torch.cat([rows.repeat(2, 1)[: length - 1], own[:, shape.q_columns :]])
         k, v = (x.double() for x in _stored(held, shape, kv_dtype))
-        q = own[:, : shape.q_columns].double().view(1, shape.q_heads, shape.k_dim)
-        error = (attend_one(q, k, v, shape).flatten() - out[i].cpu().double()).abs().max().item()
+        q = own[:, : shape.own_q_columns].double().view(1, shape.q_heads, shape.k_dim)
+        chosen = None
+        if shape.indexer:
+            keys = held[:, shape.own_k_columns :].to(DTYPES[index_dtype(kv_dtype)]).float()
+            chosen = chosen_positions(own[:, shape.own_q_columns : shape.q_columns].float(), keys, shape.indexer)
+        error = (attend_one(q, k, v, shape, None, chosen).flatten() - out[i].cpu().double()).abs().max().item()
         if error > _TOLERANCE * v.abs().max().item():
             raise RuntimeError(f"{kv_dtype}, {shape}, length {length}: error {error:.3g} is out of bounds")

@@ -15,7 +15,7 @@ from hpcdecode.attention.prefill import CpuPromptAttention
 from hpcdecode.attention.prefill_torch import TorchPromptAttention
 from hpcdecode.attention.shapes import RecurrentShape, attention_shapes
 from hpcdecode.engine.attention_worker import AttentionWorker
-from hpcdecode.engine.prefill import PromptKvCache, StoredPrompts
+from hpcdecode.engine.prefill import PromptKvCache, PromptsBeforeChoice, StoredPrompts
 from hpcdecode.engine.resumed import ResumedAttention
 from hpcdecode.engine.setup import Setup, apart
 from hpcdecode.engine.swap_room import open_swap
@@ -93,10 +93,14 @@ def open_prompts(team: Team, setup: Setup, model: SplitModel, beside: KvCache | 
         beside: a KV cache on the same cores, whose threads are used.
     """
     prompts: PromptAttention = _prompt_attention(team, setup, model, beside)
+    shapes = attention_shapes(setup.shapes_of(team.me))
     if setup.kv_dtype != setup.dtype:
-        prompts = StoredPrompts(prompts, attention_shapes(setup.shapes_of(team.me)), setup.kv_dtype)
+        prompts = StoredPrompts(prompts, shapes, setup.kv_dtype)
+    if any(shape.indexer for shape in shapes):
+        prompts = PromptsBeforeChoice(prompts, shapes)
     on_cpus = model.device.type == "cpu" and all(team.ranks[place].kv_device == "cpu" for place in team.pool)
-    return PromptKvCache(prompts, ResumedAttention(partial(_one_sequence, team, setup)) if on_cpus else None)
+    resumed = ResumedAttention(partial(_one_sequence, team, setup), shapes) if on_cpus else None
+    return PromptKvCache(prompts, resumed)
 
 
 def _one_sequence(team: Team, setup: Setup, tokens: int) -> KvCache:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from hpcdecode.attention.base import LayerRows, LayerSeconds, PromptAttention
+from hpcdecode.attention.base import KvCache, LayerRows, LayerSeconds, PromptAttention
 from hpcdecode.attention.reference import stored, stored_latents
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.engine.resumed import ResumedAttention
@@ -51,7 +52,7 @@ class StoredPrompts:
         """Attend as `PromptAttention.attend` does, over rounded k and v."""
         shape = self._layers[layer]
         if shape.latent:
-            k = stored_latents(k, shape.v_dim, self._kv_dtype).to(k.dtype)
+            k = stored_latents(k[:, : shape.own_k_columns], shape.v_dim, self._kv_dtype).to(k.dtype)
             return self._prompts.attend(layer, packed, starts, counts, q, k, v, out, sinks, skipped_queries, beside)
         heads = shape.kv_heads
         k, v = (
@@ -59,6 +60,70 @@ class StoredPrompts:
             for kept in stored(k.unflatten(1, (heads, -1)), v.unflatten(1, (heads, -1)), self._kv_dtype)
         )
         return self._prompts.attend(layer, packed, starts, counts, q, k, v, out, sinks, skipped_queries, beside)
+
+
+class PromptsBeforeChoice:
+    """Attention of prompts from the positions that see no more tokens than the layer's indexer chooses.
+
+    `ResumedAttention` attends from the others. What is packed does not grow beyond these positions.
+
+    Args:
+        prompts: what attends.
+        layers: shapes of the attention layers.
+    """
+
+    def __init__(self, prompts: PromptAttention, layers: Sequence[LayerShape]):
+        self._prompts = prompts
+        self._most = [None if shape.indexer is None else shape.indexer.topk for shape in layers]
+        self.device, self.tokens_in = prompts.device, prompts.tokens_in
+
+    def attends_beside(self, kv_cache: KvCache) -> bool:
+        """Return False: rows of a KV cache that chooses are attended from alone."""
+        return False
+
+    def packed_bytes(self, layer: int, tokens: int) -> int:
+        """Return the bytes that are packed of a prompt of `tokens` tokens at `layer`."""
+        most = self._most[layer]
+        return self._prompts.packed_bytes(layer, tokens if most is None else min(tokens, most))
+
+    def attend(
+        self,
+        layer: int,
+        packed: list[Tensor],
+        starts: list[int],
+        counts: list[int],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        sinks: Tensor | None = None,
+        skipped_queries: list[int] | None = None,
+        beside: LayerRows | None = None,
+    ) -> LayerSeconds | None:
+        """Attend as `PromptAttention.attend` does; rows of out stay as they are from the other positions on."""
+        assert beside is None, "expected no rows beside prompts of a model whose indexers choose"
+        most, skipped = self._most[layer], skipped_queries or [0] * len(counts)
+        if most is None or all(start + count <= most for start, count in zip(starts, counts, strict=True)):
+            return self._prompts.attend(layer, packed, starts, counts, q, k, v, out, sinks, skipped)
+        own = [min(max(most - start, 0), count) for start, count in zip(starts, counts, strict=True)]
+        firsts = accumulate(counts, initial=0)
+        rows = torch.cat([torch.arange(first, first + n) for first, n in zip(firsts, own, strict=False)])
+        some = [i for i, n in enumerate(own) if n]
+        if not some:
+            return None
+        o = out[rows]
+        self._prompts.attend(
+            layer,
+            [packed[i] for i in some],
+            [starts[i] for i in some],
+            [own[i] for i in some],
+            *(x[rows] for x in (q, k, v)),
+            o,
+            sinks,
+            [min(skipped[i], own[i]) for i in some],
+        )
+        out[rows] = o
+        return None
 
 
 @dataclass
@@ -81,7 +146,7 @@ class PromptKvCache:
 
     Args:
         attention: What attends from prompts.
-        resumed: What attends from generated tokens, or None for the same as from prompts.
+        resumed: What attends from generated tokens, and from those that indexers choose for; None for `attention`.
     """
 
     def __init__(self, attention: PromptAttention, resumed: ResumedAttention | None = None):
@@ -106,7 +171,7 @@ class PromptKvCache:
                 self._held.pop(part.key, None)
             elif part.key in self._held:
                 self._held[part.key].tokens = part.start + part.count
-            if self._resumed and part.resumed:
+            if self._resumed and self._resumed.takes(part):
                 self._resumed.finish(part)
         for key in forgotten:
             self._held.pop(key, None)
@@ -155,11 +220,11 @@ class PromptKvCache:
             seconds = self.attention.attend(layer, packed, starts, counts, *own, beside)
             spent, beside = (seconds, None) if beside else (spent, None)
             first = rows.stop
-        if self._resumed and any(p.resumed for p in parts):
+        if self._resumed:
             first = 0
             for part in parts:
                 rows = slice(first, first + part.count)
-                if part.resumed:
+                if self._resumed.takes(part):
                     self._resumed.attend(layer, part, q[rows], k[rows], v[rows], o[rows], sinks)
                 first = rows.stop
         return spent

@@ -113,6 +113,15 @@ def partition_of(options: EngineOptions, pool: list[int]) -> Partition:
     return Partition(options.partition, len(pool))
 
 
+def runs_indexers(options: EngineOptions, team: Team) -> bool:
+    """Return whether R-ranks can attend to the tokens that indexers choose.
+
+    What was chosen at one layer is known where the next ones attend, for all heads of a sequence.
+    """
+    whole = not partition_of(options, team.pool).by_head and not options.prefill_ranks
+    return whole and options.route != "rotational" and all(r.device == "cpu" for r in team.ranks if r.has_s)
+
+
 class Loaded(NamedTuple):
     """What an S-rank has: the model with its weights, and its tokenizer."""
 
@@ -158,6 +167,7 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
             memory=memory,
             part=ModelPart(team.me.tp, team.me.tp_rank, team.me.pp, team.me.pp_rank, options.ep),
             latents=all(rank.kv_device == "cpu" for rank in team.ranks if rank.has_r),
+            indexers=runs_indexers(options, team),
         )
         check_kv_dtype(options.kv_dtype, loaded.attends)
         partition_of(options, team.pool).check(loaded.attends)

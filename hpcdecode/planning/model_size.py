@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -79,7 +80,7 @@ class ModelSize(msgspec.Struct, frozen=True):
             UserError: If config.json is not that of a decoder that can be run.
         """
         from hpcdecode.model.frontend.architectures import decoder_of, text_of
-        from hpcdecode.model.frontend.config import longest, read_config
+        from hpcdecode.model.frontend.config import read_config
 
         whole = read_config(directory)
         config, model = text_of(whole), _without_weights(directory, whole)
@@ -93,7 +94,7 @@ class ModelSize(msgspec.Struct, frozen=True):
             layer_weights=parameters - embedding.numel() - own_head,
             head_weights=output.numel(),
             shapes=layers.on_cpus,
-            max_positions=longest(config),
+            max_positions=layers.max_positions,
             hidden=config.hidden_size,
             expert_weights=sum(p.numel() for p in experts.values()),
             experts=max((len(p) for p in experts.values()), default=0),
@@ -157,10 +158,14 @@ class ModelSize(msgspec.Struct, frozen=True):
 
 
 class _TracedLayers(NamedTuple):
-    """Shapes of a model's layers as R-ranks hold them; those on GPUs are empty if they are the same."""
+    """Shapes of a model's layers as R-ranks hold them; those on GPUs are empty if they are the same.
+
+    Sequences have at most `max_positions` tokens with those on CPUs.
+    """
 
     on_cpus: tuple[MixerShape, ...]
     on_gpus: tuple[MixerShape, ...]
+    max_positions: int | None
 
 
 def _traced_layers(directory: str) -> _TracedLayers:
@@ -169,13 +174,16 @@ def _traced_layers(directory: str) -> _TracedLayers:
 
     from hpcdecode.model.frontend.absorb import absorb
     from hpcdecode.model.frontend.cache import cached_trace
+    from hpcdecode.model.frontend.choose import join_indexers, leave_out_indexers
     from hpcdecode.model.frontend.gguf.folder import model_folder
     from hpcdecode.model.run.mixers import layer_shapes
 
-    trace = cached_trace(model_folder(directory), torch.bfloat16, announce=True)
-    expanded = layer_shapes(trace)
+    traced = partial(cached_trace, model_folder(directory), torch.bfloat16, announce=True)
+    trace = traced()
     rewritten = any(absorb(trace))
-    return _TracedLayers(layer_shapes(trace), expanded if rewritten else ())
+    trace = join_indexers(trace)
+    expanded = layer_shapes(leave_out_indexers(traced())) if rewritten else ()
+    return _TracedLayers(layer_shapes(trace), expanded, trace.facts.max_positions)
 
 
 def _experts_per_token(config: PretrainedConfig) -> int:

@@ -63,6 +63,11 @@ HeadView BlockPool::view(int layer, int head, int slot) const {
     return {arena_.data() + l.offset + head * l.head.head_bytes, blocks(slot).data(), l.block_bytes, &l.head};
 }
 
+HeadView BlockPool::index_view(int layer, int slot) const {
+    const LayerLayout& l = layers_[layer];
+    return {arena_.data() + l.offset + l.index_at, blocks(slot).data(), l.block_bytes, &l.index};
+}
+
 int64_t BlockPool::check_blocks(int slot, int64_t first, size_t size) const {
     const int64_t held = (length(slot) + block_tokens() - 1) / block_tokens();
     const int64_t count = static_cast<int64_t>(size / block_bytes());

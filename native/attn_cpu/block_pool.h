@@ -19,6 +19,7 @@ class BlockPool : public BlockTable {
     std::vector<size_t> extend(const int32_t* slots, const int32_t* counts, int n);
     void populate(size_t huge_page) { arena_.populate(huge_page); }
     HeadView view(int layer, int head, int slot) const;
+    HeadView index_view(int layer, int slot) const;  // of the keys of the layer's indexer
 
     // Copies whole blocks of a slot, from its block `first` on, out of the arena or into it. In the buffer a block has
     // the bytes of all layers, layer by layer. Throws std::invalid_argument for blocks that the slot does not hold.

@@ -83,11 +83,12 @@ struct AttendArgs {
     int64_t q_stride;     // elements between query tokens
     int first_row, rows;  // of each head; rows <= kMaxRowBlock
     int group;
-    int64_t length;        // positions held, new tokens included
-    AppendArgs fresh;      // first head's new tokens to be written on the way; count 0: none
-    int64_t new_tokens;    // query token j sees positions < length - new_tokens + j + 1
-    int64_t window;        // 0: none
-    float scale, softcap;  // softcap 0: none
+    int64_t length;         // positions held, new tokens included
+    const int32_t* chosen;  // [length] positions that stand for 0, 1, ... in a by_rows layout; null: themselves
+    AppendArgs fresh;       // first head's new tokens to be written on the way; count 0: none
+    int64_t new_tokens;     // query token j sees positions < length - new_tokens + j + 1
+    int64_t window;         // 0: none
+    float scale, softcap;   // softcap 0: none
     int64_t piece_begin, piece_end;
     bool fold;               // fold all pieces into one partial; only for the first pieces of a sequence
     float* partials;         // null: finish and write out; else [1 or pieces][heads][rows][2 + v_pad]
@@ -97,6 +98,20 @@ struct AttendArgs {
     int64_t out_stride;  // elements between query tokens
     uint8_t* scratch;    // 64-byte aligned, see scratch_bytes in kv_cache.cpp
 };
+
+// The scores by which an indexer chooses tokens for one query token: for each of positions [begin, end) the sum over
+// heads of weight * max(q.k, 0).
+struct IndexArgs {
+    HeadView keys;
+    const void* q;        // [heads][k_dim]
+    const void* weights;  // [heads]
+    ActType type;         // of q and weights
+    int heads;
+    int64_t begin, end;  // begin is a multiple of kChunk
+    float* scores;       // of position 0; written up to the end of the last chunk
+    uint8_t* scratch;    // 64-byte aligned, see index_scratch_bytes in choice.cpp
+};
+constexpr int kNumIndexTypes = 3;  // the first ones of KvType
 
 struct MergeArgs {
     const float* partials;  // [count][heads][rows][2 + v_pad], in order
@@ -170,6 +185,7 @@ struct KernelTable {
     const char* name;
     void (*append[kNumKvTypes])(const AppendArgs&);
     void (*attend[kNumKvTypes])(const AttendArgs&);
+    void (*score[kNumIndexTypes])(const IndexArgs&);
     void (*merge)(const MergeArgs&);
     PromptKernel prompts[2];                                  // by ActType of the activations
     double (*read)(const uint8_t* data, size_t bytes);        // touches every cache line once, for bandwidth figures

@@ -30,6 +30,8 @@ KvCache::KvCache(const std::vector<LayerShape>& layers, const KvCacheOptions& o)
       nodes_(o.threads, o.cpus, o.nodes),
       queues_(nodes_.count()),
       pool_(layers, o.kv_type, o.capacity_tokens, o.max_sequences, o.block_tokens, nodes_),
+      choices_(o.max_sequences),
+      rooms_(o.threads),
       scratch_(o.threads),
       scratch_size_(o.threads, 0),
       clock_(o.threads) {}
@@ -45,7 +47,7 @@ void KvCache::grow(Buffer& buffer, size_t& size, size_t need) {
 }
 
 void KvCache::reserve_scratch(const LayerLayout& layer, int64_t rows) {
-    const size_t need = scratch_bytes(layer.head, rows);
+    const size_t need = std::max(scratch_bytes(layer.head, rows), index_scratch_bytes(layer));
     for (size_t i = 0; i < scratch_.size(); ++i) grow(scratch_[i], scratch_size_[i], need);
 }
 
@@ -84,7 +86,13 @@ AppendArgs KvCache::new_rows(const Call& call, const SequencePlan& s, int head, 
 }
 
 void KvCache::write_rows(const Call& call, const SequencePlan& s, int head) {
-    table_.append[static_cast<int>(pool_.type())](new_rows(call, s, head, s.length - s.count, s.length));
+    const AppendArgs own = new_rows(call, s, head, s.length - s.count, s.length);
+    table_.append[static_cast<int>(pool_.type())](own);
+    if (head > 0 || !call.layout->shape.has_indexer()) return;
+    AppendArgs keys = own;
+    keys.kv = pool_.index_view(call.layer, s.slot);
+    keys.k = keys.v = at(*call.in, s.first_token, call.k_column + call.layout->shape.index_k_column());
+    table_.append[static_cast<int>(index_type(pool_.type()))](keys);
 }
 
 // Writes the new tokens of all sequences; before an attention, only of those whose items do not write them.
@@ -114,6 +122,7 @@ void KvCache::run_item(const Call& call, int64_t item, int thread) {
     a.rows = static_cast<int>(std::min<int64_t>(kMaxRowBlock, rows - a.first_row));
     a.group = shape.group();
     a.length = s.length;
+    a.chosen = s.chosen;
     a.new_tokens = s.count;
     a.window = shape.window;
     a.scale = shape.scale;
@@ -124,7 +133,7 @@ void KvCache::run_item(const Call& call, int64_t item, int thread) {
     a.out_stride = call.out->stride;
     a.scratch = scratch_[thread].get();
     a.heads = std::min(s.heads_per_item, shape.kv_heads - first_head);
-    if (!s.write_first) {
+    if (!s.write_first && !s.written) {
         const int64_t end = std::min(s.length, a.piece_end * kPiece);
         const int64_t begin = std::max(s.length - s.count, a.piece_begin * kPiece);
         if (begin < end) a.fresh = new_rows(call, s, first_head, begin, end);
@@ -205,8 +214,25 @@ void KvCache::append(int layer, const int32_t* slots, const int32_t* counts, int
 
 // Plans an attention, and makes room for what its items need.
 void KvCache::make_plan(int layer, const int32_t* slots, const int32_t* counts, int n) {
-    const LayerLayout& l = pool_.layers()[layer];
     plan_.make(pool_, layer, slots, counts, n, workers_->threads());
+    reserve_items(pool_.layers()[layer]);
+}
+
+// Writes all new tokens, lets the layer's indexer choose, if it has one, and plans the attention to what is chosen.
+void KvCache::choose_all(const Call& call, const int32_t* slots, const int32_t* counts, int n) {
+    const LayerShape& shape = call.layout->shape;
+    begin_choices(shape, slots, counts, n);
+    Call writing = call;
+    writing.out = nullptr;  // all sequences
+    write_all(writing);
+    const std::vector<Query> queries = queries_of(pool_, slots, counts, n);
+    if (shape.has_indexer()) choose_together(call, queries);
+    plan_.make_chosen(pool_, call.layer, queries, choices_, workers_->threads());
+    reserve_items(*call.layout);
+}
+
+// Makes room for what the items of the plan need.
+void KvCache::reserve_items(const LayerLayout& l) {
     int64_t rows = 1;
     for (const SequencePlan& s : plan_.sequences)
         rows = std::max(rows, std::min<int64_t>(s.count * l.shape.group(), kMaxRowBlock) * s.heads_per_item);
@@ -231,6 +257,7 @@ void KvCache::attend(int layer, const int32_t* slots, const int32_t* counts, int
     check_attend(shape, pool_.check_written(slots, counts, n), qkv, out, sinks, sink_count);
     make_plan(layer, slots, counts, n);
     Call call{this, layer, &l, &qkv, &out, shape.q_columns(), sinks, &plan_, nullptr};
+    if (shape.chooses()) choose_all(call, slots, counts, n);
     if (plan_.write_first) write_all(call);
     run_parallel(call, plan_.node_items, [](Call& c, int64_t i, int thread) { c.cache->run_item(c, i, thread); });
     bytes_read_ += plan_.bytes;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "block_pool.h"
+#include "choice.h"
 #include "matrix.h"
 #include "numa.h"
 #include "plan.h"
@@ -68,6 +69,13 @@ class KvCache {
     void write_rows(const Call& call, const SequencePlan& s, int head);
     void run_item(const Call& call, int64_t item, int thread);
     void merge(const Call& call, const SequencePlan& s, int head, int heads, int thread);
+    void reserve_items(const LayerLayout& layer);
+    void choose_all(const Call& call, const int32_t* slots, const int32_t* counts, int n);
+    void score(const Call& call, const Query& query, int64_t begin, int64_t end, float* scores, int thread) const;
+    int32_t* chosen_of(const LayerShape& shape, const Query& query);
+    void begin_choices(const LayerShape& shape, const int32_t* slots, const int32_t* counts, int n);
+    void choose_here(const Call& call, const std::vector<Query>& queries, int thread, std::vector<float>& scores);
+    void choose_together(const Call& call, const std::vector<Query>& queries);
     void run_parallel(Call& call, const std::vector<int64_t>& bounds, void (*work)(Call&, int64_t, int));
     void write_all(Call& call);
     void make_plan(int layer, const int32_t* slots, const int32_t* counts, int n);
@@ -82,7 +90,10 @@ class KvCache {
     BlockPool pool_;
     std::mutex mutex_;
     AttendPlan plan_;
-    std::vector<Buffer> scratch_;  // one per thread
+    std::vector<Choice> choices_;               // by slot
+    std::vector<float> scores_;                 // of indexers
+    std::vector<std::vector<uint32_t>> rooms_;  // one per thread, for `choose`
+    std::vector<Buffer> scratch_;               // one per thread
     std::vector<size_t> scratch_size_;
     Buffer partials_;
     size_t partials_size_ = 0;

@@ -43,6 +43,8 @@ int rotation_of(int dim) {
 
 }  // namespace
 
+KvType index_type(KvType type) { return type == KvType::kF32 || type == KvType::kF16 ? type : KvType::kBF16; }
+
 HeadLayout head_layout(const LayerShape& shape, KvType type, int block_tokens) {
     const Forms forms = forms_of(type);
     HeadLayout h{};
@@ -62,7 +64,7 @@ HeadLayout head_layout(const LayerShape& shape, KvType type, int block_tokens) {
     h.k_rotation = h.k_scales > 0 ? rotation_of(together) : 1;
     h.v_rotation = shape.latent ? h.k_rotation : h.v_scales > 0 ? rotation_of(h.v_dim) : 1;
     h.block_tokens = block_tokens;
-    h.by_rows = block_tokens % kTile != 0;
+    h.by_rows = block_tokens % kTile != 0 || shape.chooses();  // chosen tokens are read one by one
     h.run_tokens = h.by_rows || block_tokens % kChunk == 0 ? kChunk : kTile;
     h.k_row = static_cast<size_t>(h.k_pad) * forms.k.bits / 8;
     const size_t v_row = static_cast<size_t>(h.v_pad) * forms.v.bits / 8, scales = 2 * (h.k_scales + h.v_scales);
@@ -87,6 +89,12 @@ std::vector<LayerLayout> lay_out(const std::vector<LayerShape>& layers, KvType t
         l.head = head_layout(s, type, block_tokens);
         l.block_bytes = round_up(l.head.head_bytes * s.kv_heads, 64);
         l.token_head_bytes = static_cast<double>(l.head.head_bytes) / block_tokens;
+        if (s.has_indexer()) {
+            const LayerShape keys{1, s.index_dim, 1, s.index_heads, 1.0f, 0, 0.0f, false, true};
+            l.index = head_layout(keys, index_type(type), block_tokens);
+            l.index_at = l.block_bytes;
+            l.block_bytes += round_up(l.index.head_bytes, 64);
+        }
         out.push_back(l);
     }
     return out;

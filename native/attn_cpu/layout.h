@@ -13,9 +13,15 @@ struct LayerLayout {
     size_t block_bytes;       // all KV heads of one block
     size_t offset;            // of block 0 in the arena
     double token_head_bytes;  // stored bytes of one token and KV head
+    HeadLayout index;         // of the indexer's keys, as keys of one head; nothing without an indexer
+    size_t index_at;          // of them in a block
 };
 
 HeadLayout head_layout(const LayerShape& shape, KvType type, int block_tokens);
+
+// Returns how an indexer's keys are stored beside K and V of a type: in two bytes at least, as they decide what is
+// read.
+KvType index_type(KvType type);
 
 // Throws std::invalid_argument for shapes that make no sense.
 std::vector<LayerLayout> lay_out(const std::vector<LayerShape>& layers, KvType type, int block_tokens);

@@ -12,12 +12,22 @@ constexpr int64_t kItemsPerThread = 16;    // so that the last item is a small s
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// Returns the first position that a sequence's new tokens see.
+int64_t first_position(const LayerShape& shape, const SequencePlan& s) {
+    return shape.window > 0 ? std::max<int64_t>(0, s.length - s.count + 1 - shape.window) : 0;
+}
+
+int64_t head_bytes(const LayerLayout& layer, const SequencePlan& s) {
+    const auto seen = static_cast<double>(s.length - first_position(layer.shape, s));
+    return static_cast<int64_t>(seen * layer.token_head_bytes);
+}
+
 }  // namespace
 
 void AttendPlan::cut(SequencePlan& s, const LayerLayout& layer, int64_t bytes_per_head, int threads) const {
     const int heads = layer.shape.kv_heads;
     s.row_blocks = static_cast<int>(ceil_div(s.count * layer.shape.group(), kMaxRowBlock));
-    s.write_first = s.row_blocks > 1;
+    s.write_first = s.row_blocks > 1 && !s.written;
     s.segments = 1;
     s.segment_pieces = s.pieces;
     const int64_t rows = std::min<int64_t>(s.count * layer.shape.group(), kMaxRowBlock);
@@ -38,38 +48,65 @@ void AttendPlan::cut(SequencePlan& s, const LayerLayout& layer, int64_t bytes_pe
     s.item_bytes = bytes_per_head * s.heads_per_item / s.segments;
 }
 
-void AttendPlan::make(const BlockPool& pool, int layer, const int32_t* slots, const int32_t* counts, int n,
-                      int threads) {
-    const LayerLayout& l = pool.layers()[layer];
-    const LayerShape& shape = l.shape;
+void AttendPlan::clear() {
     sequences.clear();
     items = pending = partial_floats = bytes = 0;
     write_first = false;
-    const auto first_position = [&](const SequencePlan& s) {
-        return shape.window > 0 ? std::max<int64_t>(0, s.length - s.count + 1 - shape.window) : 0;
-    };
-    const auto head_bytes = [&](const SequencePlan& s) {
-        return static_cast<int64_t>(static_cast<double>(s.length - first_position(s)) * l.token_head_bytes);
-    };
-    const auto before = [](const SequencePlan& a, const SequencePlan& b) {
-        return a.node != b.node ? a.node < b.node : a.item_bytes / kItemBytes > b.item_bytes / kItemBytes;
-    };
+}
+
+void AttendPlan::add(const BlockPool& pool, const LayerLayout& l, SequencePlan s) {
+    s.node = pool.home(s.slot);
+    s.piece_begin = first_position(l.shape, s) / kPiece;
+    s.pieces = ceil_div(s.length, kPiece) - s.piece_begin;
+    bytes += head_bytes(l, s) * l.shape.kv_heads;
+    sequences.push_back(s);
+}
+
+void AttendPlan::make(const BlockPool& pool, int layer, const int32_t* slots, const int32_t* counts, int n,
+                      int threads) {
+    const LayerLayout& l = pool.layers()[layer];
+    clear();
     int64_t token = 0;
     for (int i = 0; i < n; ++i) {
         SequencePlan s{};
         s.slot = slots[i];
-        s.node = pool.home(s.slot);
         s.count = counts[i];
         s.first_token = token;
         token += s.count;
         if (s.count == 0) continue;
         s.length = pool.length(s.slot);
-        s.piece_begin = first_position(s) / kPiece;
-        s.pieces = ceil_div(s.length, kPiece) - s.piece_begin;
-        bytes += head_bytes(s) * shape.kv_heads;
-        sequences.push_back(s);
+        add(pool, l, s);
     }
-    for (SequencePlan& s : sequences) cut(s, l, head_bytes(s), threads);
+    cut_all(pool, l, threads);
+}
+
+void AttendPlan::make_chosen(const BlockPool& pool, int layer, const std::vector<Query>& queries,
+                             const std::vector<Choice>& choices, int threads) {
+    const LayerLayout& l = pool.layers()[layer];
+    const int64_t most = l.shape.index_topk;
+    clear();
+    for (const Query& q : queries) {
+        SequencePlan s{};
+        s.slot = q.slot;
+        s.count = 1;
+        s.written = true;
+        s.first_token = q.token;
+        s.length = std::min(q.length, most);
+        if (q.length > most) {
+            s.chosen = choices[q.slot].positions.data() + q.place * most;
+            bytes += q.length * static_cast<int64_t>(l.index.row_bytes);
+        }
+        add(pool, l, s);
+    }
+    cut_all(pool, l, threads);
+}
+
+void AttendPlan::cut_all(const BlockPool& pool, const LayerLayout& l, int threads) {
+    const LayerShape& shape = l.shape;
+    const auto before = [](const SequencePlan& a, const SequencePlan& b) {
+        return a.node != b.node ? a.node < b.node : a.item_bytes / kItemBytes > b.item_bytes / kItemBytes;
+    };
+    for (SequencePlan& s : sequences) cut(s, l, head_bytes(l, s), threads);
     if (threads > 1 && !std::is_sorted(sequences.begin(), sequences.end(), before))
         std::stable_sort(sequences.begin(), sequences.end(), before);
     node_sequences.assign(pool.nodes() + 1, 0);

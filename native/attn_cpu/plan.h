@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "block_pool.h"
+#include "choice.h"
 
 namespace hpcdecode {
 
@@ -17,7 +18,9 @@ struct SequencePlan {
     int64_t segment_pieces;
     int heads_per_item, head_items, row_blocks;
     int64_t item_bytes;
-    bool write_first;  // new tokens are appended before any item runs
+    bool write_first;       // new tokens are appended before any item runs
+    bool written = false;   // they are appended already
+    const int32_t* chosen;  // [length] positions of the only new token, or null for all
     int64_t first_item;
     int64_t first_pending;  // counters of unfinished segments, one a run of heads
     int64_t first_partial;  // floats
@@ -34,9 +37,15 @@ struct AttendPlan {
     bool write_first;
 
     void make(const BlockPool& pool, int layer, const int32_t* slots, const int32_t* counts, int n, int threads);
+    // Cuts the attention of every query to what was chosen for it; rows are written already.
+    void make_chosen(const BlockPool& pool, int layer, const std::vector<Query>& queries,
+                     const std::vector<Choice>& choices, int threads);
     const SequencePlan& find(int64_t item) const;
 
   private:
+    void clear();
+    void add(const BlockPool& pool, const LayerLayout& layer, SequencePlan s);
+    void cut_all(const BlockPool& pool, const LayerLayout& layer, int threads);
     void cut(SequencePlan& s, const LayerLayout& layer, int64_t bytes_per_head, int threads) const;
 };
 

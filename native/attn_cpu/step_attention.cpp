@@ -55,7 +55,15 @@ void StepAttention::attend(int layer, int thread, const SequenceRows& rows) {
     const float* sinks = sinks_[layer].empty() ? nullptr : sinks_[layer].data();
     KvCache::Call call{&cache_, layer, &l, &qkv, &out, l.shape.q_columns(), sinks, &own.plan, nullptr};
     for (const SequencePlan& s : own.plan.sequences)
-        for (int head = 0; s.write_first && head < l.shape.kv_heads; ++head) cache_.write_rows(call, s, head);
+        for (int head = 0; (s.write_first || l.shape.chooses()) && head < l.shape.kv_heads; ++head)
+            cache_.write_rows(call, s, head);
+    if (l.shape.chooses()) {
+        const int n = static_cast<int>(rows.count);
+        cache_.begin_choices(l.shape, own.slots.data(), ones_.data(), n);
+        const std::vector<Query> queries = queries_of(cache_.pool_, own.slots.data(), ones_.data(), n);
+        if (l.shape.has_indexer()) cache_.choose_here(call, queries, thread, own.scores);
+        own.plan.make_chosen(cache_.pool_, layer, queries, cache_.choices_, 1);
+    }
     for (int64_t item = 0; item < own.plan.items; ++item) cache_.run_item(call, item, thread);
     own.bytes += own.plan.bytes;
     own.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -68,6 +76,7 @@ int64_t StepAttention::foresee(int layer, const SequenceRows& rows, std::vector<
         const int32_t slot = slots_[rows.first + count * rows.step];
         const HeadView view = cache_.pool_.view(layer, 0, slot);
         const int64_t tokens = view.layout->block_tokens, length = cache_.pool_.length(slot);
+        if (shape.chooses()) continue;  // which tokens is not known yet
         int64_t block = shape.window > 0 ? std::max<int64_t>(length - shape.window, 0) / tokens : 0;
         for (; block * tokens < length && bytes < kForeseenBytes; ++block) {
             const char* at = reinterpret_cast<const char*>(view.base) + view.blocks[block] * view.block_bytes;

@@ -26,6 +26,7 @@ class StepAttention : public RowAttention {
     struct Own {
         AttendPlan plan;
         std::vector<int32_t> slots;
+        std::vector<float> scores;  // of indexers
         int64_t bytes = 0;
         double seconds = 0;
     };

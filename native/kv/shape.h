@@ -17,9 +17,18 @@ struct LayerShape {
     float softcap;   // 0: none
     bool sinks;
     bool latent = false;  // the values are the first v_dim elements of K
+    // An indexer chooses the index_topk earlier tokens that a token attends to, by index_heads queries of index_dim
+    // elements and an index key of each token. Without heads, those that the layer before chose. index_topk 0: all.
+    int index_heads = 0, index_dim = 0;
+    int64_t index_topk = 0;
     int group() const { return q_heads / kv_heads; }
-    int64_t q_columns() const { return int64_t{q_heads} * k_dim; }
-    int64_t kv_columns() const { return int64_t{kv_heads} * (latent ? k_dim : k_dim + v_dim); }
+    bool chooses() const { return index_topk > 0; }
+    bool has_indexer() const { return index_heads > 0; }
+    int64_t index_q_column() const { return int64_t{q_heads} * k_dim; }  // of a [q | index q | weights | k | ...] row
+    int64_t index_weight_column() const { return index_q_column() + int64_t{index_heads} * index_dim; }
+    int64_t q_columns() const { return index_weight_column() + index_heads; }
+    int64_t index_k_column() const { return int64_t{kv_heads} * (latent ? k_dim : k_dim + v_dim); }  // of a kv row
+    int64_t kv_columns() const { return index_k_column() + index_dim; }
     int64_t row_columns() const { return q_columns() + kv_columns(); }
     int64_t out_columns() const { return int64_t{q_heads} * v_dim; }
 };

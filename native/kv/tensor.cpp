@@ -193,15 +193,18 @@ void bind_common(nb::module_& m) {
         .def(
             "__init__",
             [](LayerShape* s, int kv_heads, int k_dim, int v_dim, int q_heads, float scale,
-               std::optional<int64_t> window, std::optional<float> softcap, bool sinks, bool latent) {
+               std::optional<int64_t> window, std::optional<float> softcap, bool sinks, bool latent, int index_heads,
+               int index_dim, int64_t index_topk) {
                 if ((window && *window < 1) || (softcap && !(*softcap > 0))) {
                     throw std::invalid_argument("window and softcap: expected positive values, or None");
                 }
-                new (s) LayerShape{kv_heads, k_dim, v_dim, q_heads, scale, window.value_or(0), softcap.value_or(0),
-                                   sinks,    latent};
+                new (s) LayerShape{
+                    kv_heads, k_dim,  v_dim,       q_heads,   scale,     window.value_or(0), softcap.value_or(0),
+                    sinks,    latent, index_heads, index_dim, index_topk};
             },
             nb::arg("kv_heads"), nb::arg("k_dim"), nb::arg("v_dim"), nb::arg("q_heads"), nb::arg("scale"),
             nb::arg("window").none(), nb::arg("softcap").none(), nb::arg("sinks"), nb::arg("latent") = false,
+            nb::arg("index_heads") = 0, nb::arg("index_dim") = 0, nb::arg("index_topk") = 0,
             R"(Describe an attention layer.
 
 Args:
@@ -214,6 +217,10 @@ Args:
     softcap: Bound c of scores, which become c * tanh(score / c), or None.
     sinks: True if every head has one more logit in the softmax's denominator.
     latent: True if the values are the first v_dim elements of K, which rows and the KV cache have once.
+    index_heads: Heads of the layer's indexer; 0 if it has none.
+    index_dim: Elements of an index query head and of an index key; 0 without an indexer.
+    index_topk: Tokens that a token attends to at most: those that the indexer chooses, or those that the one of the
+        layer before chose. 0 for all.
 
 Raises:
     ValueError: If window or softcap is not positive.)");

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from hpcdecode import _attn_cpu
 from hpcdecode.attention.base import KV_DTYPES, LATENT_KV_DTYPES
-from hpcdecode.attention.shapes import LayerShape
+from hpcdecode.attention.shapes import IndexerShape, LayerShape
 from tests.support.attention_cases import make_batch, run_batch
 
 LENGTHS = (1, 30, 64, 200, 513, 1400, 2600, 77)
@@ -15,6 +16,8 @@ SHAPES = {
     "gqa8_96": LayerShape(1, 96, 80, 8, 0.1, window=900),
     "mha_window_sinks": LayerShape(2, 40, 24, 2, 0.2, window=700, sinks=True),
     "latent": LayerShape(1, 72, 64, 20, 0.1, latent=True),
+    "chosen": LayerShape(1, 72, 64, 20, 0.1, latent=True, indexer=IndexerShape(1100, 5, 24)),
+    "few_chosen": LayerShape(1, 64, 32, 32, 0.1, latent=True, indexer=IndexerShape(48, 32, 32)),
 }
 
 
@@ -44,12 +47,14 @@ def test_threads_blocks_and_batch(name, kv_dtype, isa):
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-@pytest.mark.parametrize("latent", [False, True])
+@pytest.mark.parametrize("latent", [False, True, "chosen"])
 def test_many_queries_equal_one_at_a_time(kv_dtype, latent, isa):
     """A chunk of 70 queries x 12 heads of one KV head (several row blocks) gives what decoding gives."""
     if latent and kv_dtype not in LATENT_KV_DTYPES:
         pytest.skip("refused")
-    shape = LayerShape(1, 48 if latent else 32, 48, 12, 0.2, window=300, latent=latent)
+    shape = LayerShape(1, 48 if latent else 32, 48, 12, 0.2, window=300, latent=bool(latent))
+    if latent == "chosen":
+        shape = replace(shape, window=None, indexer=IndexerShape(560, 6, 16))
     chunk = run_batch(make_batch(shape, [600], [70]), kv_dtype, threads=2)
     for j in (0, 1, 33, 69):
         length = 600 - 70 + j + 1

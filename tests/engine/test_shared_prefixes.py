@@ -44,7 +44,7 @@ def tokens(sequences):
     return {key: s.generated for key, s in sequences.items()}
 
 
-@pytest.mark.parametrize("name", ["llama3", "gemma2", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["llama3", "gemma2", "deepseek_v3", "glm_moe_dsa"])
 def test_tokens_are_the_same_with_and_without_sharing(checkpoint, name):
     model = load_split(checkpoint(name), dtype="float32")
     apart, worker = run(model, prompts())
@@ -59,7 +59,7 @@ def test_tokens_are_the_same_with_and_without_sharing(checkpoint, name):
     assert len(shared[6, 0].prompt_logprobs) == 212
 
 
-@pytest.mark.parametrize("name", ["llama3", "minicpm3"])
+@pytest.mark.parametrize("name", ["llama3", "minicpm3", "deepseek_v32"])
 def test_an_interrupted_job_shares_what_it_prefills_again(checkpoint, name):
     model = load_split(checkpoint(name), dtype="float32")
     whole, _ = run(model, prompts())

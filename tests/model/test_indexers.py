@@ -1,4 +1,4 @@
-"""Models with indexers (sparse attention) attend as transformers does while an indexer chooses all tokens."""
+"""Models with indexers (sparse attention) attend as transformers does; some only while an indexer chooses all."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import torch
 import transformers
 
 from hpcdecode import LLM, SamplingParams
+from hpcdecode.attention.shapes import IndexerShape
 from hpcdecode.errors import PromptError
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.config import longest, reason_to_refuse
 from hpcdecode.model.frontend.quiet import quiet
 from hpcdecode.model.frontend.trace import export_kinds
+from hpcdecode.model.run.load import ModelPart
 from tests.support.models import LATENT, SHAPE, save
 from tests.support.whole_models import logits_difference, read_whole, save_whole
 
-INDEX = {"index_topk": 256, "index_n_heads": 4, "index_head_dim": 16}
+INDEX = {"index_topk": 24, "index_n_heads": 16, "index_head_dim": 16}
 SHARED = ["full", "full", "shared", "shared", "full", "shared"]  # layers that take the choice of the one before
 CONFIGS = {
     "DeepseekV32": {"n_group": 2, "topk_group": 1},
@@ -27,13 +29,41 @@ def config(kind, **values):
     return getattr(transformers, f"{kind}Config")(**{**LATENT, **INDEX, **CONFIGS[kind], **values})
 
 
+@pytest.mark.parametrize("topk", [8, 24, 64, 256])
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_logits_are_those_of_transformers(kind, tmp_path):
-    whole = save_whole(config(kind), tmp_path)
+def test_logits_are_those_of_transformers(kind, topk, tmp_path):
+    whole = save_whole(config(kind, index_topk=topk), tmp_path)
     model = load_split(tmp_path, dtype="float32")
     assert logits_difference(model, whole) < 1e-4
+    assert model.max_positions == model.facts.own_positions == 1024
+    heads = [16 if part == "full" else 0 for part in (SHARED if kind == "GlmMoeDsa" else ["full"] * 2)]
+    assert [s.indexer for s in model.attends] == [IndexerShape(topk, n, 16 if n else 0) for n in heads]
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_of_equal_scores_the_first_are_chosen(kind, tmp_path, monkeypatch):
+    """Of two heads, a quarter of the scores are 0. transformers leaves open which of them topk takes."""
+
+    def topk(self, k, dim=-1, **options):
+        values, indices = self.sort(dim=dim, descending=True, stable=True)
+        return torch.return_types.topk((values.narrow(dim, 0, k), indices.narrow(dim, 0, k)))
+
+    whole = save_whole(config(kind, index_n_heads=2), tmp_path)
+    monkeypatch.setattr(torch.Tensor, "topk", topk)
+    assert logits_difference(load_split(tmp_path, dtype="float32"), whole) < 1e-4
+
+
+@pytest.mark.parametrize("options", [{"indexers": False}, {"latents": False}, {"part": ModelPart(pp=2)}])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_where_indexers_are_left_out_sequences_end_with_what_they_choose(kind, options, tmp_path, caplog):
+    """Attention of such sequences is over all tokens."""
+    whole = save_whole(config(kind, index_topk=256), tmp_path)
+    model = load_split(tmp_path, dtype="float32", announce=True, **options)
     assert model.max_positions == 256 < model.facts.own_positions
-    assert all(shape.latent for shape in model.attends)
+    assert not any(shape.indexer for shape in model.attends)
+    assert "which is not supported with --tp, --pp" in caplog.text
+    if "part" not in options:
+        assert logits_difference(model, whole) < 1e-4
 
 
 def test_blocks_of_tokens(tmp_path):
@@ -51,7 +81,7 @@ def test_pools_whose_newest_tokens_are_left_out_are_refused():
     given.index_kpool = 4
     assert "index_kpool_always_select_tail" in reason_to_refuse(given)
     given.index_kpool_always_select_tail = True
-    assert reason_to_refuse(given) is None and longest(given) == 256
+    assert reason_to_refuse(given) is None and longest(given) == 24
     given.index_topk = 18
     assert longest(given) == 16
 
@@ -63,13 +93,15 @@ def test_a_few_layers_of_a_kind_are_traced(tmp_path):
 
 
 def test_rows_end_where_indexers_begin_to_leave_out_tokens(tmp_path, caplog):
-    """A row of as many tokens as an indexer chooses equals transformers; a longer prompt is refused."""
-    save(config("DeepseekV32", index_topk=24), tmp_path)
+    """Of pools of tokens: a row of as many as an indexer chooses equals transformers; a longer prompt is refused."""
+    pools = config("GlmMoeDsa", index_topk=24)
+    pools.index_kpool, pools.index_kpool_always_select_tail = 4, True
+    save(pools, tmp_path)
     llm = LLM(tmp_path, dtype="float32", kv_memory="16M")
-    assert "at most 24 tokens, prompts included" in caplog.text and "deepseek_v32" in caplog.text
+    assert "at most 24 tokens, prompts included" in caplog.text and "glm_moe_dsa" in caplog.text
     prompt = [5 + i * 7 % 300 for i in range(12)]
     (output,) = llm.generate([prompt], SamplingParams(max_tokens=100, ignore_eos=True), use_tqdm=False)
-    whole = read_whole(transformers.DeepseekV32ForCausalLM, tmp_path)
+    whole = read_whole(transformers.GlmMoeDsaForCausalLM, tmp_path)
     ids = torch.tensor([prompt])
     expected = whole.generate(ids, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
     assert output.outputs[0].token_ids == expected[0, 12:].tolist()

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 
-from tests.support.models import ARCHITECTURES
+from tests.support.models import ARCHITECTURES, INDEXED
 from tests.support.parity import make_case
 
 # world : period F : lanes : partition, or replicas : overlap : schedule : exchange
@@ -73,6 +73,14 @@ def runs_of(name):
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_tokens_equal_those_of_transformers(float32, name):
     assert float32[name] == dict.fromkeys(runs_of(name), 0)
+
+
+def test_tokens_that_indexers_choose_for_equal_those_of_transformers(mpiexec, tmp_path):
+    """An S-rank with one R-rank or two, and replicas."""
+    cases = {name: make_case(name, tmp_path, rows=6, new_tokens=24) for name in INDEXED}
+    runs = ("2:7:2", "3:7:2:request:2", "2:7:1:replicas")
+    found = differing(mpiexec, cases.values(), "float32", "transformers", runs)
+    assert found == {name: dict.fromkeys(runs, 0) for name in INDEXED}
 
 
 def test_tokens_behind_a_shared_prefix_equal_those_of_transformers(mpiexec, tmp_path):

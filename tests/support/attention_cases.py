@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from hpcdecode.attention.open import open_kv_cache
-from hpcdecode.attention.reference import attend_one, stored, stored_latents
+from hpcdecode.attention.chosen import chosen_positions, index_dtype
+from hpcdecode.attention.reference import DTYPES, attend_one, stored, stored_latents
 from hpcdecode.attention.shapes import LayerShape
 
 
@@ -98,11 +99,15 @@ def expected(batch: Batch, kv_dtype: str) -> torch.Tensor:
 def _expected(batch: Batch, kv_dtype: str) -> torch.Tensor:
     s, out = batch.shape, []
     for rows, length, count in zip(batch.rows, batch.lengths, batch.counts, strict=True):
-        q = rows[length - count :, : s.q_columns].double().view(count, s.q_heads, s.k_dim)
+        q = rows[length - count :, : s.own_q_columns].double().view(count, s.q_heads, s.k_dim)
         k, v = rows[:, s.q_columns :].split([s.k_columns, s.v_columns], dim=1)
         if s.latent:
-            k = stored_latents(k, s.v_dim, kv_dtype).double().unsqueeze(1)
-            out.append(attend_one(q, k, k[..., : s.v_dim], s, batch.sinks).reshape(count, -1))
+            keys, chosen = k[:, s.own_k_columns :], None
+            if s.indexer:
+                by = rows[length - count :, s.own_q_columns : s.q_columns].float()
+                chosen = chosen_positions(by, keys.to(DTYPES[index_dtype(kv_dtype)]).float(), s.indexer)
+            k = stored_latents(k[:, : s.own_k_columns], s.v_dim, kv_dtype).double().unsqueeze(1)
+            out.append(attend_one(q, k, k[..., : s.v_dim], s, batch.sinks, chosen).reshape(count, -1))
             continue
         heads = k.reshape(length, s.kv_heads, s.k_dim), v.reshape(length, s.kv_heads, s.v_dim)
         k, v = stored(*heads, kv_dtype)

@@ -12,6 +12,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
+from hpcdecode.attention.chosen import chosen_positions
+from hpcdecode.attention.reference import attend_one
 from hpcdecode.attention.shapes import RecurrentShape
 from hpcdecode.attention.states import ReferenceStateStore
 from hpcdecode.model import SplitModel
@@ -109,10 +111,25 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {
     "minicpm3": _make("MiniCPM3", **{k: v for k, v in LATENT.items() if k in DENSE_LATENT}),
 }
 
+# Indexers choose 40 tokens. With 16 heads hardly any tokens have equal scores, 0 of all heads, among which
+# transformers chooses as it happens.
+INDEXER = dict(index_topk=40, index_n_heads=16, index_head_dim=16)
+INDEXED = {
+    "deepseek_v32": _make("DeepseekV32", **LATENT, **INDEXER, n_group=2, topk_group=1),
+    "glm_moe_dsa": _make(
+        "GlmMoeDsa",
+        **{**LATENT, "num_hidden_layers": 4},
+        **INDEXER,
+        n_group=1,
+        topk_group=1,
+        indexer_types=["full", "shared", "full", "shared"],
+    ),
+}
+
 
 def build(name: str, directory: str | Path, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
     """Write the checkpoint of an architecture or hybrid to `directory`: config, weights, tokenizer."""
-    return save((ARCHITECTURES | HYBRIDS)[name](), directory, seed, dtype)
+    return save((ARCHITECTURES | HYBRIDS | INDEXED)[name](), directory, seed, dtype)
 
 
 def save(
@@ -185,6 +202,7 @@ class Attention:
     def __init__(self, model: SplitModel):
         self.model = model
         self.held: dict = defaultdict(lambda: (None, None))
+        self.chosen: dict = {}
         self.states = {
             i: ReferenceStateStore([shape], [model.recurrent_weights(i)], 1 << 20)
             for i, shape in enumerate(model.attends)
@@ -205,8 +223,20 @@ class Attention:
                 out[at] = result
                 continue
             keys, values = self.append(layer, row, k[at], v[at])
+            if shape.indexer:
+                out[at] = self.attend_chosen(layer, row, q[at], keys).to(q.dtype)
+                continue
             out[at] = self.attend(layer, q[at].float(), keys, values, positions[at]).to(q.dtype)
         return out
+
+    def attend_chosen(self, layer, row, q, keys):
+        shape, chosen = self.model.attends[layer], self.chosen
+        if shape.indexer.heads:
+            by = q[:, shape.own_q_columns :].float(), keys[:, shape.own_k_columns :].float()
+            chosen[row] = chosen_positions(*by, shape.indexer)
+        heads = q[:, : shape.own_q_columns].float().unflatten(1, (shape.q_heads, -1))
+        k = keys[:, None, : shape.own_k_columns].float()
+        return attend_one(heads, k, k[..., : shape.v_dim], shape, None, chosen[row]).flatten(1)
 
     def append(self, layer, row, k, v):
         old_k, old_v = self.held[layer, row]

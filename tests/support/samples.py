@@ -8,7 +8,7 @@ from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.prefill import CpuPromptAttention
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.kv_swap import chunk_blocks
-from hpcdecode.engine.prefill import PromptKvCache
+from hpcdecode.engine.prefill import PromptKvCache, PromptsBeforeChoice
 from hpcdecode.engine.resumed import ResumedAttention
 from hpcdecode.engine.s_rank import SRank
 from hpcdecode.exchange.local import LocalLink
@@ -59,9 +59,11 @@ def run(model, prompts, *, lanes=1, batch=8, steps=None, shared=0, placement=Pla
     schedulers = [Scheduler(lane, feed, room, limits, Stops(), swaps) for lane in range(lanes)]
     links = [LocalLink(part, lane, slots * lane) for lane in range(lanes)]
     resumed = ResumedAttention(
-        lambda tokens: open_kv_cache(shapes, kv_dtype="float32", capacity_tokens=tokens, max_sequences=1, team=True)
+        lambda tokens: open_kv_cache(shapes, kv_dtype="float32", capacity_tokens=tokens, max_sequences=1, team=True),
+        shapes,
     )
-    prompts_attend = PromptKvCache(CpuPromptAttention(shapes, dtype="float32"), resumed)
+    attention = PromptsBeforeChoice(CpuPromptAttention(shapes, dtype="float32"), shapes)
+    prompts_attend = PromptKvCache(attention, resumed)
     worker = SRank(model, links, schedulers, sink, Stops(), prompts_attend, timeline)
     turns = 0
 

@@ -22,8 +22,9 @@ tries them all and writes this page; `python -m tests.survey TYPE ...` tries som
 
 - **works**: float32 logits of two sequences of 130 and 37 tokens, in three batches that share
   chunks of both, are within 1e-4 of transformers'. The number is the largest difference, in
-  standard deviations of the logits where that is more than 1. Models with indexers (DeepSeek-V3.2)
-  run on sequences of which these choose all tokens, and on no longer ones.
+  standard deviations of the logits where that is more than 1. Here indexers of sparse attention
+  choose all tokens; those of `deepseek_v32` and `glm_moe_dsa` may leave out some, in other models
+  no longer sequences run.
 - **refused**: a message names the reason before a weight is read.
 - **not tried**: the type's default config makes no small model here, so that it is not known.
 - **encoder-decoder**: not a decoder alone; refused.

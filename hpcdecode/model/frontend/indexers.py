@@ -1,17 +1,19 @@
-"""Indexers of sparse attention while a model is traced: they choose all tokens.
+"""Indexers of sparse attention while a model is traced.
 
 An indexer chooses the earlier tokens, or blocks of them, to which a token attends: `index_topk` tokens in DeepSeek-V3.2
 and GLM-5, `index_topk_blocks` blocks in MiniMax-M3. In a sequence of at most so many tokens it chooses all of them,
-whatever it computes. So the attention of such sequences is plain causal attention, and no longer ones are run
-(`ModelFacts.max_positions`).
+whatever it computes. So the attention of such sequences is plain causal attention (`ModelFacts.max_positions`).
+
+For longer ones the indexers of ROTATIONS go into the trace: `hpcdecode::attend` takes their queries, head weights and
+keys, and what attends chooses by them (`IndexerShape`). Other indexers choose all tokens, and no longer sequences run.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 TOKENS, BLOCKS = "indexed_attention", "minimax_m3_sparse"  # in a config's layer_types: kinds of layers with indexers
 INDEXED = frozenset({TOKENS, BLOCKS})
 _COUNTS = ("index_topk", "topk_blocks")  # an indexer has one of these attributes
+# Indexers that are traced, and the function of their module that rotates queries and keys.
+ROTATIONS = {"DeepseekV32Indexer": "apply_rotary_pos_emb", "GlmMoeDsaIndexer": "apply_rotary_pos_emb_interleave"}
 _MASK = "create_causal_mask"  # of transformers; models with indexers need more than None from it
 
 
@@ -32,24 +36,98 @@ class EveryToken:
 EVERY_TOKEN = EveryToken()
 
 
+class IndexerRows(NamedTuple):
+    """What tokens bring to an indexer.
+
+    Attributes:
+        topk: Number of tokens that it chooses.
+        heads: Index heads; 0 where the choice of the layer before is taken.
+        rows: Queries [T, heads * dim], head weights [T, heads] and keys [T, dim]; nothing without heads.
+    """
+
+    topk: int
+    heads: int
+    rows: tuple[torch.Tensor, ...]
+
+
+class _Traced:
+    """What the indexer that ran last has computed, for the attention that comes next."""
+
+    last: IndexerRows | None = None
+    fresh = False
+
+
+def take_indexer_rows() -> IndexerRows | None:
+    """Return what tokens bring to the indexer of the attention that runs now; None if no choice is made for it."""
+    rows, fresh = _Traced.last, _Traced.fresh
+    _Traced.fresh = False
+    if rows is None or fresh:
+        return rows
+    return IndexerRows(rows.topk, 0, ())
+
+
 @contextlib.contextmanager
-def choosing_all(model: torch.nn.Module) -> Iterator[None]:
-    """Let the indexers of `model`, of transformers, choose all tokens inside the block."""
+def tracing_indexers(model: torch.nn.Module) -> Iterator[None]:
+    """Let attention be traced with the indexers of `model`, of transformers, inside the block.
+
+    Where that is not known how to, they choose all tokens.
+    """
     indexers = [m for m in model.modules() if is_indexer(m)]
-    for indexer in indexers:
+    kinds: dict[Any, Any] = {type(m): type(m).forward for m in indexers} if all(map(_is_traced, indexers)) else {}
+    for kind in kinds:
+        kind.forward = _trace_rows  # of the class, so that modules of layers stay alike
+    for indexer in indexers if not kinds else ():
         indexer.forward = _every_token
     replaced = [
         (vars(sys.modules[name]), vars(sys.modules[name])[_MASK]) for name in {type(m).__module__ for m in indexers}
     ]
     for names, _ in replaced:
         names[_MASK] = _every_token
+    _Traced.last, _Traced.fresh = None, False
     try:
         yield
     finally:
         for names, function in replaced:
             names[_MASK] = function
-        for indexer in indexers:
+        for indexer in indexers if not kinds else ():
             del indexer.__dict__["forward"]
+        for kind, forward in kinds.items():
+            kind.forward = forward
+        _Traced.last = None
+
+
+def _is_traced(indexer: torch.nn.Module) -> bool:
+    return type(indexer).__name__ in ROTATIONS and getattr(indexer.config, "index_kpool", 1) == 1
+
+
+def _trace_rows(
+    indexer: Any, hidden_states: torch.Tensor, q_resid: torch.Tensor, position_embeddings: Any, *_: object, **__: object
+) -> EveryToken:
+    """Compute what tokens bring to an indexer, as its own forward does before it scores them.
+
+    Factors that all scores have in common change no choice, and are left out.
+
+    Args:
+        indexer: Module of transformers.
+        hidden_states: Input of the attention, [1, T, hidden].
+        q_resid: Latent of its queries, [1, T, rank].
+        position_embeddings: Cosines and sines of the positions, [1, T, rope] each.
+    """
+    import torch
+
+    rotate: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    rotate = vars(sys.modules[type(indexer).__module__])[ROTATIONS[type(indexer).__name__]]
+    heads, dim, rope = indexer.n_heads, indexer.head_dim, indexer.qk_rope_head_dim
+    q = indexer.wq_b(q_resid).view(1, -1, heads, dim)
+    k = indexer.k_norm(indexer.wk(hidden_states)).unsqueeze(2)
+    (q_turned, q_rest), (k_turned, k_rest) = (torch.split(x, [rope, dim - rope], dim=-1) for x in (q, k))
+    q_turned, k_turned = rotate(q_turned, k_turned, *position_embeddings, unsqueeze_dim=2)
+    q, k = torch.cat([q_turned, q_rest], dim=-1), torch.cat([k_turned, k_rest], dim=-1)
+    weights = indexer.weights_proj(hidden_states)
+    dtype = hidden_states.dtype
+    rows = (x.reshape(-1, width).to(dtype) for x, width in ((q, heads * dim), (weights, heads), (k, dim)))
+    _Traced.last, _Traced.fresh = IndexerRows(int(indexer.index_topk), heads, tuple(rows)), True
+    return EVERY_TOKEN
 
 
 def is_indexer(module: torch.nn.Module) -> bool:

@@ -27,7 +27,7 @@ def recur_arguments(mixer: fx.Node) -> RecurArguments:
 def rows_of(mixer: fx.Node) -> list[fx.Node]:
     """Return the tensors of which every token brings a row: q, k and v, and the decay and beta of a recurrence."""
     if mixer.target is ATTEND:
-        return list(AttendArguments.of(mixer)[:3])
+        return AttendArguments.of(mixer).rows
     return recur_arguments(mixer).rows
 
 

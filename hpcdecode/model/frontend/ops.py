@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import Argument
 
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.experts import expert_linear, projected, run_experts
-from hpcdecode.model.frontend.indexers import EVERY_TOKEN
-from hpcdecode.model.frontend.nodes import as_float, as_int, as_node
+from hpcdecode.model.frontend.indexers import EVERY_TOKEN, take_indexer_rows
+from hpcdecode.model.frontend.nodes import as_float, as_int, as_node, as_nodes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -23,6 +24,8 @@ NAME = "hpcdecode"  # of both implementations in transformers' registries
 HARMLESS = {"dropout", "position_ids", "cache_position", "use_cache", "is_causal", "layer_idx"}
 HARMLESS |= {"output_attentions", "output_hidden_states", "output_router_logits", "return_dict"}
 HARMLESS |= {"logits_to_keep"}
+
+_NO_INDEXER: tuple[Argument, ...] = (0, 0, 0, None)  # the last arguments of attend where there is none
 
 
 class AttentionModule(Protocol):
@@ -44,6 +47,11 @@ class AttendArguments(NamedTuple):
         window: Number of positions that a token sees, itself included; None for all.
         softcap: Limit of the scores, or None.
         sinks: One logit per query head, [q_heads], or None.
+        index_topk: Tokens that an indexer chooses, or 0 if there is none.
+        index_heads: Heads of the indexer; 0 where the choice of the attention before is taken.
+        index_dim: Elements of an index query head, if index queries and weights are columns of q, behind the others, and
+            the index key is of k; else 0.
+        index_rows: Index queries [T, heads * dim], head weights [T, heads] and index keys [T, dim], if they are not.
     """
 
     q: fx.Node
@@ -55,11 +63,21 @@ class AttendArguments(NamedTuple):
     window: int | None
     softcap: float | None
     sinks: fx.Node | None
+    index_topk: int = 0
+    index_heads: int = 0
+    index_dim: int = 0
+    index_rows: tuple[fx.Node, ...] = ()
+
+    @property
+    def rows(self) -> list[fx.Node]:
+        """Return the tensors of which every token brings a row."""
+        return [self.q, self.k, self.v, *self.index_rows]
 
     @classmethod
     def of(cls, attend: fx.Node) -> AttendArguments:
         """Return the arguments of the call `attend`."""
-        q, k, v, q_heads, kv_heads, scale, window, softcap, sinks = attend.args
+        q, k, v, q_heads, kv_heads, scale, window, softcap, sinks, *more = attend.args
+        topk, heads, dim, rows = (*more, *_NO_INDEXER[len(more) :])
         return cls(
             q=as_node(q),
             k=as_node(k),
@@ -70,6 +88,10 @@ class AttendArguments(NamedTuple):
             window=None if window is None else as_int(window),
             softcap=None if softcap is None else as_float(softcap),
             sinks=None if sinks is None else as_node(sinks),
+            index_topk=as_int(topk),
+            index_heads=as_int(heads),
+            index_dim=as_int(dim),
+            index_rows=() if rows is None else tuple(as_nodes(rows)),
         )
 
 
@@ -92,7 +114,7 @@ def define() -> None:
         _attend_elsewhere,
         mutates_args=(),
         schema="(Tensor q, Tensor k, Tensor v, int q_heads, int kv_heads, float scale, int? window, float? softcap, "
-        "Tensor? sinks) -> Tensor",
+        "Tensor? sinks, int index_topk=0, int index_heads=0, int index_dim=0, Tensor[]? index_rows=None) -> Tensor",
     )
     attend.register_fake(_attended)
     experts = torch.library.custom_op(
@@ -143,7 +165,9 @@ def _attention(
     q, k, v = (x.transpose(1, 2).reshape(tokens, -1).to(dtype) for x in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
     softcap = None if softcap is None else float(softcap)
-    o: Tensor = torch.ops.hpcdecode.attend(q, k, v, q_heads, kv_heads, scale, window, softcap, sinks)
+    chosen = take_indexer_rows()
+    by = () if chosen is None else (chosen.topk, chosen.heads, 0, [row.to(dtype) for row in chosen.rows])
+    o: Tensor = torch.ops.hpcdecode.attend(q, k, v, q_heads, kv_heads, scale, window, softcap, sinks, *by)
     return o.reshape(1, tokens, q_heads, value.shape[-1]).to(value.dtype), None
 
 

@@ -16,6 +16,7 @@ from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.absorb import absorb
 from hpcdecode.model.frontend.cache import cached_sources, cached_trace
 from hpcdecode.model.frontend.checkpoint import forget_pages, holds_weights, open_checkpoint
+from hpcdecode.model.frontend.choose import has_indexers, join_indexers, leave_out_indexers
 from hpcdecode.model.frontend.config import ModelFacts, config_file, stated_config, stated_dtype
 from hpcdecode.model.frontend.gguf.folder import gguf_files, model_folder
 from hpcdecode.model.frontend.gguf.tensors import GgufTensor, open_gguf
@@ -40,6 +41,7 @@ from hpcdecode.system.shared_memory import WeightMemory
 from hpcdecode.system.torch_functions import settle_functions
 
 logger = logging.getLogger(__name__)
+WHERE = " with --tp, --pp, --partition head, --route rotational, --prefill-ranks or on GPUs"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BITS = {"int8": 8.0, **{name: form.bits for name, form in ALL_FORMS.items()}}  # of a weight
 
@@ -106,6 +108,7 @@ def load_split(
     memory: WeightMemory = PRIVATE,
     part: ModelPart = WHOLE,
     latents: bool = True,
+    indexers: bool = True,
 ) -> SplitModel:
     """Trace, cut and bind a model.
 
@@ -122,6 +125,8 @@ def load_split(
         memory: Where to put packed weights.
         part: What to load of it.
         latents: Let attention run over latents where K and V are projections of smaller ones (see `absorb`).
+        indexers: Let indexers choose the tokens that longer sequences attend to, if the model is whole and attention
+            over latents; else such sequences are not run.
 
     Raises:
         UserError: If anything is missing, broken or not supported. It says what was expected and what to change.
@@ -137,11 +142,15 @@ def load_split(
     exact = dtype if lora is None else torch.float32  # an adapter is added before weights are rounded
     tensors = open_plain(folder, layers, scheme, exact) if opens else {}
     traced = cached_trace(folder, dtype, announce)
-    if announce:
-        _tell_context(traced.facts)
+    chooses = indexers and latents and part.tp == part.pp == 1
+    could = has_indexers(traced)
+    traced = traced if chooses else leave_out_indexers(traced)
     own = member_trace(traced, part.tp, part.tp_rank, ep=part.ep)
     if latents:
         absorb(own)  # after the deal: heads are dealt out as they are in the model
+    own = join_indexers(own)
+    if announce:
+        _tell_context(own.facts, could)
     if not weights:
         return SplitModel(split(own, device), device, None)
     parts = split(own, device)
@@ -153,13 +162,18 @@ def load_split(
     return SplitModel(parts, device, bound, forget, quantised, inductor, memory, layers=own_layers)
 
 
-def _tell_context(facts: ModelFacts) -> None:
-    """Log a warning if sequences may not become as long as the model allows."""
+def _tell_context(facts: ModelFacts, could: bool) -> None:
+    """Log a warning if sequences may not become as long as the model allows.
+
+    Args:
+        facts: About the model.
+        could: Whether they might, with other ranks.
+    """
     most, own = facts.max_positions, facts.own_positions
     if most is not None and own is not None and most < own:
         logger.warning(
             f"hpcdecode: warning: {facts.model_type}: sequences of at most {most:,} tokens, prompts included, in place "
-            f"of {own:,}: in longer ones its indexers leave out tokens, which is not supported"
+            f"of {own:,}: in longer ones its indexers leave out tokens, which is not supported{WHERE if could else ''}"
         )
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, fx
 
-from hpcdecode.attention.shapes import LayerShape, MixerShape, RecurrentShape, RecurrentWeights
+from hpcdecode.attention.shapes import IndexerShape, LayerShape, MixerShape, RecurrentShape, RecurrentWeights
 from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.mixers import recur_arguments
 from hpcdecode.model.frontend.operators import ATTEND
@@ -42,9 +42,10 @@ def layer_shape(mixer: fx.Node, dtype: torch.dtype) -> MixerShape:
 
 def _attention(node: fx.Node) -> LayerShape:
     call = AttendArguments.of(node)
-    k_dim, v_dim = _columns(call.k) // call.kv_heads, _columns(node) // call.q_heads
+    k_dim, v_dim = (_columns(call.k) - call.index_dim) // call.kv_heads, _columns(node) // call.q_heads
     about = call.scale, call.window, call.softcap, call.sinks is not None
-    return LayerShape(call.kv_heads, k_dim, v_dim, call.q_heads, *about, latent=_columns(call.v) == 0)
+    indexer = IndexerShape(call.index_topk, call.index_heads, call.index_dim) if call.index_topk else None
+    return LayerShape(call.kv_heads, k_dim, v_dim, call.q_heads, *about, _columns(call.v) == 0, indexer)
 
 
 def _recurrence(node: fx.Node, element_bytes: int) -> RecurrentShape:

@@ -95,6 +95,11 @@ struct Append {
         __builtin_memcpy(scales + 2 * l.k_scales, values.scales(), 2 * values.kScales);
     }
 
+    static inline const uint8_t* row_at(const HeadView& kv, int64_t p) {
+        const HeadLayout& l = *kv.layout;
+        return kv.base + kv.blocks[p / l.block_tokens] * kv.block_bytes + p % l.block_tokens * l.row_bytes;
+    }
+
     template <class Act>
     static void rows_of(const AppendArgs& a) {
         const HeadLayout& l = *a.kv.layout;
@@ -114,14 +119,14 @@ struct Append {
 
     static void run(const AppendArgs& a) { a.type == ActType::kF32 ? rows_of<float>(a) : rows_of<uint16_t>(a); }
 
-    // Gathers positions [begin, end) of one chunk, stored as rows, into a run of 64.
-    static void gather(const HeadView& kv, int64_t begin, int64_t end, uint8_t* run) {
+    // Gathers positions [begin, end) of one chunk, or those that `chosen` has in their place, from rows into a run
+    // of 64.
+    static void gather(const HeadView& kv, int64_t begin, int64_t end, const int32_t* chosen, uint8_t* run) {
         const HeadLayout& l = *kv.layout;
         __builtin_memset(run, 0, l.run_bytes);
         for (int64_t p = begin; p < end; ++p) {
             const int token = static_cast<int>(p % kChunk), count = l.k_scales + l.v_scales;
-            const uint8_t* row =
-                kv.base + kv.blocks[p / l.block_tokens] * kv.block_bytes + p % l.block_tokens * l.row_bytes;
+            const uint8_t* row = row_at(kv, chosen != nullptr ? chosen[p] : p);
             place_k(l, row, 0, l.k_dim, run, token);
             if (!l.latent) place_v(l, row + l.k_row, 0, l.v_dim, run, token);
             uint16_t scales[4];

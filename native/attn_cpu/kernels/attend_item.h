@@ -223,7 +223,7 @@ struct AttendItem {
     static void gather(const AttendArgs& a, const Scratch& w, int h, int64_t base) {
         HeadView kv = a.kv;
         kv.base += h * kv.layout->head_bytes;
-        Append<Store>::gather(kv, base, a.length < base + kChunk ? a.length : base + kChunk, w.run);
+        Append<Store>::gather(kv, base, a.length < base + kChunk ? a.length : base + kChunk, a.chosen, w.run);
     }
 
     static void run(const AttendArgs& a) {

@@ -9,6 +9,7 @@
 #include "prefill_kernel.h"
 #include "read.h"
 #include "recur.h"
+#include "score_item.h"
 
 namespace hpcdecode::HPCDECODE_ISA {
 namespace {
@@ -22,6 +23,8 @@ constexpr KernelTable make_table(const char* name) {
         {AttendItem<PlainKernel<KvStore<StoreF32>>>::run, AttendItem<PlainKernel<KvStore<StoreF16>>>::run,
          AttendItem<Bf16<KvStore<StoreBF16>>>::run, AttendItem<Coded<KvStore<StoreI8>>>::run,
          AttendItem<Coded<KvStore<StoreI8, StoreI4>>>::run, AttendItem<Coded<KvStore<StoreI6, StoreI4>>>::run},
+        {ScoreItem<PlainKernel<KvStore<StoreF32>>>::run, ScoreItem<PlainKernel<KvStore<StoreF16>>>::run,
+         ScoreItem<Bf16<KvStore<StoreBF16>>>::run},
         merge_partials,
         {Prefill<FloatWords>::kernel(), Prefill<Bf16Words>::kernel()},
         read_all,

@@ -1,0 +1,79 @@
+"""Let attention take the rows of its indexer as columns of q and k, or do without indexers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from msgspec.structs import replace as changed
+from torch import fx
+from torch.fx.node import Argument
+
+from hpcdecode.model.frontend.clean import remove_dead
+from hpcdecode.model.frontend.meta import TOKENS, Meta, tensor_meta
+from hpcdecode.model.frontend.operators import ATTEND
+from hpcdecode.model.frontend.ops import AttendArguments
+from hpcdecode.model.frontend.trace import Trace
+
+aten = torch.ops.aten
+_PLAIN = 9  # arguments of attend without an indexer
+
+
+def has_indexers(trace: Trace) -> bool:
+    """Return whether indexers choose tokens for attentions of a trace."""
+    return any(n.target is ATTEND and AttendArguments.of(n).index_topk for n in trace.attends)
+
+
+def join_indexers(trace: Trace) -> Trace:
+    """Return a trace, changed in place, that brings index queries, weights and keys in the rows of q and k.
+
+    Sequences may then be as long as the model has positions. If any attention is not over a latent, indexers are left
+    out instead.
+    """
+    calls = [AttendArguments.of(n) for n in trace.attends if n.target is ATTEND]
+    if not any(call.index_topk for call in calls):
+        return trace
+    if not all(tensor_meta(call.v).one_token[-1] == 0 and call.window is None for call in calls if call.index_topk):
+        return leave_out_indexers(trace)
+    for i, attend in enumerate(trace.attends):
+        if attend.target is ATTEND:
+            trace.attends[i] = _joined(trace, attend)
+    remove_dead(trace.graph)
+    return replace(trace, facts=changed(trace.facts, max_positions=trace.facts.own_positions))
+
+
+def leave_out_indexers(trace: Trace) -> Trace:
+    """Return a trace, changed in place, whose attentions are over all tokens."""
+    for i, attend in enumerate(trace.attends):
+        if attend.target is ATTEND and AttendArguments.of(attend).index_topk:
+            trace.attends[i] = _replaced(trace, attend, attend.args[:_PLAIN])
+    remove_dead(trace.graph)
+    return trace
+
+
+def _joined(trace: Trace, attend: fx.Node) -> fx.Node:
+    call = AttendArguments.of(attend)
+    if not call.index_rows:
+        return attend
+    queries, weights, keys = call.index_rows
+    dim = tensor_meta(keys).one_token[-1]
+    with trace.graph.inserting_before(attend):
+        q, k = (_side_by_side(trace.graph, parts) for parts in ((call.q, queries, weights), (call.k, keys)))
+    args = (q, k, *attend.args[2:_PLAIN], call.index_topk, call.index_heads, dim)
+    return _replaced(trace, attend, args)
+
+
+def _side_by_side(graph: fx.Graph, parts: tuple[fx.Node, ...]) -> fx.Node:
+    node = graph.call_function(aten.cat.default, (list(parts), 1))
+    columns = sum(tensor_meta(part).one_token[-1] for part in parts)
+    node.meta["about"] = Meta.of(tensor_meta(parts[0]).dtype, (TOKENS, columns))
+    return node
+
+
+def _replaced(trace: Trace, attend: fx.Node, args: tuple[Argument, ...]) -> fx.Node:
+    with trace.graph.inserting_before(attend):
+        node = trace.graph.call_function(ATTEND, args)
+    node.meta = dict(attend.meta)
+    attend.replace_all_uses_with(node)
+    trace.graph.erase_node(attend)
+    return node

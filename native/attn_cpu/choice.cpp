@@ -1,0 +1,167 @@
+#include "choice.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <stdexcept>
+#include <string>
+
+#include "call.h"
+
+namespace hpcdecode {
+namespace {
+
+constexpr int64_t kSpan = 64 * kChunk;             // positions that an item scores
+constexpr int64_t kMostScores = int64_t{1} << 22;  // of some queries at once, unless one alone has more
+constexpr int64_t kInlineScores = 1 << 12;         // fewer than this are not worth waking threads
+constexpr int kBucketBits = 11;
+
+size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
+int64_t in_chunks(int64_t length) { return (length + kChunk - 1) / kChunk * kChunk; }
+
+// Returns a number that is larger for a larger x.
+uint32_t ordered(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+}  // namespace
+
+std::vector<Query> queries_of(const BlockTable& table, const int32_t* slots, const int32_t* counts, int n) {
+    std::vector<Query> queries;
+    for (int i = 0; i < n; ++i) {
+        const int64_t before = counts[i] > 0 ? table.length(slots[i]) - counts[i] : 0;
+        for (int64_t place = 0; place < counts[i]; ++place)
+            queries.push_back({slots[i], static_cast<int64_t>(queries.size()), place, before + place + 1});
+    }
+    return queries;
+}
+
+void choose(const float* scores, int64_t length, int64_t count, int32_t* chosen, std::vector<uint32_t>& room) {
+    constexpr int kShift = 32 - kBucketBits;
+    uint32_t sizes[1 << kBucketBits] = {};
+    for (int64_t i = 0; i < length; ++i) ++sizes[ordered(scores[i]) >> kShift];
+    int64_t above = 0;
+    uint32_t bucket = (1 << kBucketBits) - 1;
+    while (above + sizes[bucket] < count) above += sizes[bucket--];
+    room.clear();
+    for (int64_t i = 0; i < length; ++i)
+        if (const uint32_t key = ordered(scores[i]); key >> kShift == bucket) room.push_back(key);
+    const auto last = room.begin() + (count - above - 1);
+    std::nth_element(room.begin(), last, room.end(), std::greater<uint32_t>());
+    const uint32_t least = *last;
+    int64_t equal = count - above - (std::count_if(room.begin(), last, [&](uint32_t key) { return key > least; }));
+    for (int64_t i = 0; i < length; ++i) {
+        const uint32_t key = ordered(scores[i]);
+        if (key > least || (key == least && equal-- > 0)) *chosen++ = static_cast<int32_t>(i);
+    }
+}
+
+size_t index_scratch_bytes(const LayerLayout& layer) {
+    if (!layer.shape.has_indexer()) return 0;
+    const size_t heads = layer.shape.index_heads, f = sizeof(float);
+    return padded(heads * layer.index.k_pad * f) + padded(kMaxPassRows * kChunk * f) + padded(heads * f) +
+           padded(layer.index.run_bytes);
+}
+
+// Writes the scores of positions [begin, end) for one query.
+void KvCache::score(const Call& call, const Query& query, int64_t begin, int64_t end, float* scores, int thread) const {
+    const LayerShape& shape = call.layout->shape;
+    IndexArgs a{};
+    a.keys = pool_.index_view(call.layer, query.slot);
+    a.q = at(*call.in, query.token, shape.index_q_column());
+    a.weights = at(*call.in, query.token, shape.index_weight_column());
+    a.type = call.in->type;
+    a.heads = shape.index_heads;
+    a.begin = begin;
+    a.end = end;
+    a.scores = scores;
+    a.scratch = scratch_[thread].get();
+    table_.score[static_cast<int>(index_type(pool_.type()))](a);
+}
+
+int32_t* KvCache::chosen_of(const LayerShape& shape, const Query& query) {
+    return choices_[query.slot].positions.data() + query.place * shape.index_topk;
+}
+
+// Makes room for what the layer's indexer chooses for new tokens; without one, checks that the layer before has chosen.
+void KvCache::begin_choices(const LayerShape& shape, const int32_t* slots, const int32_t* counts, int n) {
+    for (int i = 0; i < n; ++i) {
+        if (counts[i] == 0) continue;
+        Choice& c = choices_[slots[i]];
+        if (shape.has_indexer()) {
+            c.length = pool_.length(slots[i]);
+            c.count = counts[i];
+            c.positions.resize(c.length > shape.index_topk ? c.count * shape.index_topk : 0);
+        } else if (c.length != pool_.length(slots[i]) || c.count != counts[i]) {
+            throw std::invalid_argument("slot " + std::to_string(slots[i]) +
+                                        ": expected the layers whose choice this one takes to attend before it");
+        }
+    }
+}
+
+// Chooses for every query on the calling thread. scores: Is overwritten.
+void KvCache::choose_here(const Call& call, const std::vector<Query>& queries, int thread, std::vector<float>& scores) {
+    const LayerShape& shape = call.layout->shape;
+    for (const Query& q : queries) {
+        if (q.length <= shape.index_topk) continue;
+        scores.resize(in_chunks(q.length));
+        score(call, q, 0, q.length, scores.data(), thread);
+        choose(scores.data(), q.length, shape.index_topk, chosen_of(shape, q), rooms_[thread]);
+    }
+}
+
+// Chooses for every query, some of them at a time on all threads: first the scores, then the choices.
+void KvCache::choose_together(const Call& call, const std::vector<Query>& queries) {
+    struct Item {
+        const Query* query;
+        int64_t first_score, begin, end;
+    };
+    struct Job {
+        KvCache& cache;
+        const Call& call;
+        std::vector<Item> spans, wholes;
+        std::vector<float>& scores;
+        std::atomic<size_t> next{0};
+    } job{*this, call, {}, {}, scores_};
+    const auto run = [&](int64_t scores, Workers::Work work) {
+        job.next.store(0);
+        scores > kInlineScores ? workers_->run(work, &job) : work(&job, 0);
+    };
+    const LayerShape& shape = call.layout->shape;
+    for (size_t i = 0; i < queries.size();) {
+        int64_t count = 0;
+        job.spans.clear();
+        job.wholes.clear();
+        for (; i < queries.size() && (count == 0 || count + queries[i].length <= kMostScores); ++i) {
+            const Query& q = queries[i];
+            if (q.length <= shape.index_topk) continue;
+            job.wholes.push_back({&q, count, 0, q.length});
+            for (int64_t begin = 0; begin < q.length; begin += kSpan)
+                job.spans.push_back({&q, count, begin, std::min(begin + kSpan, q.length)});
+            count += in_chunks(q.length);
+        }
+        if (count == 0) continue;
+        if (static_cast<int64_t>(scores_.size()) < count) scores_.resize(count);
+        run(count, [](void* context, int thread) {
+            Job& j = *static_cast<Job*>(context);
+            for (size_t k; (k = j.next.fetch_add(1)) < j.spans.size();) {
+                const Item& s = j.spans[k];
+                j.cache.score(j.call, *s.query, s.begin, s.end, j.scores.data() + s.first_score, thread);
+            }
+        });
+        run(count, [](void* context, int thread) {
+            Job& j = *static_cast<Job*>(context);
+            const LayerShape& own = j.call.layout->shape;
+            for (size_t k; (k = j.next.fetch_add(1)) < j.wholes.size();) {
+                const Item& s = j.wholes[k];
+                choose(j.scores.data() + s.first_score, s.end, own.index_topk, j.cache.chosen_of(own, *s.query),
+                       j.cache.rooms_[thread]);
+            }
+        });
+    }
+}
+
+}  // namespace hpcdecode

@@ -1,0 +1,81 @@
+"""Rows longer than what indexers choose: transformers' tokens, and the same bits in any company."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from hpcdecode import LLM, SamplingParams
+from hpcdecode.engine.prefill import PromptKvCache, PromptsBeforeChoice
+from hpcdecode.engine.resumed import ResumedAttention
+from hpcdecode.model import load_split
+from tests.support.models import INDEXED
+from tests.support.parity import make_case
+from tests.support.preemption import HastyPlacement
+from tests.support.samples import rows, run
+
+FIELDS = [
+    (70, {"n": 3, "temperature": 0.9, "max_tokens": 12, "logprobs": 1}),
+    (20, {"n": 2, "temperature": 1.2, "max_tokens": 40, "prompt_logprobs": 2}),
+    (150, {"beam_width": 3, "max_tokens": 8}),
+    (130, {"temperature": 0.8, "max_tokens": 14, "prompt_logprobs": 1, "logprobs": 2}),
+    (39, {"max_tokens": 6, "logprobs": 0}),
+    (41, {"max_tokens": 3, "logprobs": 0}),
+]
+
+
+def made(done):
+    """All that the results have of sequences; as text, in which NaN equals NaN."""
+    return {key: repr((s.generated, s.finish_reason, s.logprobs, s.prompt_logprobs)) for key, s in done.items()}
+
+
+@pytest.mark.parametrize("name", INDEXED)
+@pytest.mark.parametrize("options", [{}, {"kv_dtype": "float32", "batch": 3, "period": 2, "prefill_tokens": 48}])
+def test_greedy_tokens_equal_those_of_transformers(name, options, tmp_path):
+    case = make_case(name, tmp_path, rows=6, new_tokens=24)
+    prompts = [json.loads(line)["prompt_token_ids"] for line in (case / "prompts.jsonl").read_text().splitlines()]
+    assert max(map(len, prompts)) == 700
+    llm = LLM(case / "model", dtype="float32", kv_memory="64M", **options)
+    outputs = llm.generate(prompts, SamplingParams(max_tokens=24, ignore_eos=True), use_tqdm=False)
+    assert [o.outputs[0].token_ids for o in outputs] == json.loads((case / "reference.json").read_text())
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_a_row_alone_is_the_row_in_company(checkpoint, name):
+    """Over lanes, chunks of prompts, samples, beams, and rows that leave and come again."""
+    model = load_split(checkpoint(name), dtype="float32")
+    alone = {}
+    for row in rows(*FIELDS):
+        alone |= run(model, [row], batch=4)[0]
+    placement = type("Placement", (HastyPlacement,), {"rate": 0.6})
+    for options in ({}, {"lanes": 2, "shared": 1000}, {"lanes": 2, "placement": placement, "capacity": 1024}):
+        done, worker = run(model, rows(*FIELDS), **options)
+        assert made(done) == made(alone), options
+    assert sum(s.preemptions for s in worker.schedulers) > 3
+
+
+def test_int8_and_bfloat16_run_beyond_what_is_chosen(checkpoint):
+    prompt = [5 + i * 7 % 300 for i in range(200)]
+    for dtype, kv_dtype in (("bfloat16", None), ("float32", "int8"), ("bfloat16", "int8"), ("float32", "float16")):
+        llm = LLM(checkpoint("glm_moe_dsa"), dtype=dtype, kv_dtype=kv_dtype, kv_memory="16M")
+        params = SamplingParams(max_tokens=6, ignore_eos=True, logprobs=0)
+        one, other = (llm.generate(p, params, use_tqdm=False) for p in ([prompt], [prompt[:90], prompt]))
+        assert one[0].outputs[0].token_ids == other[1].outputs[0].token_ids
+        assert one[0].outputs[0].cumulative_logprob == other[1].outputs[0].cumulative_logprob
+
+
+def test_what_is_packed_of_a_prompt_ends_where_choosing_begins(checkpoint):
+    shapes = load_split(checkpoint("deepseek_v32"), dtype="float32", weights=False).attends
+
+    class Attention:
+        device, tokens_in = torch.device("cpu"), None
+
+        @staticmethod
+        def packed_bytes(layer, tokens):
+            return 10 * tokens
+
+    before = PromptsBeforeChoice(Attention(), shapes)
+    assert [before.packed_bytes(0, n) for n in (7, 40, 700)] == [70, 400, 400]
+    assert not PromptKvCache(before, ResumedAttention(lambda _: None, shapes)).keys
