@@ -1,6 +1,4 @@
-"""
-Attention on a device: the KV cache of an R-rank with a GPU, or of the emulation of one.
-"""
+"""Attention on a device: the KV cache of an R-rank with a GPU, or of the emulation of one."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -35,8 +33,7 @@ class LayerShape:
         index_dim: int = 0,
         index_topk: int = 0,
     ) -> None:
-        """
-        Describe an attention layer.
+        """Describe an attention layer.
 
         Args:
             kv_heads: Number of key and value heads.
@@ -50,16 +47,15 @@ class LayerShape:
             latent: True if the values are the first v_dim elements of K, which rows and the KV cache have once.
             index_heads: Heads of the layer's indexer; 0 if it has none.
             index_dim: Elements of an index query head and of an index key; 0 without an indexer.
-            index_topk: Tokens that a token attends to at most: those that the indexer chooses, or those that the one of the
-                layer before chose. 0 for all.
+            index_topk: Tokens that a token attends to at most, chosen by the indexer or by that of the layer before; 0
+                for all.
 
         Raises:
             ValueError: If window or softcap is not positive.
         """
 
 class KvCache:
-    """
-    A paged KV cache in a device's memory, with the kernels that attend to it.
+    """A paged KV cache in a device's memory, with the kernels that attend to it.
 
     A slot is a small int that the caller chooses for a sequence.
     Calls put their work on a CUDA stream and return before it is done; tensors must stay until then.
@@ -75,8 +71,7 @@ class KvCache:
         block_tokens: int,
         device: int,
     ) -> None:
-        """
-        Allocate a KV cache on a device.
+        """Allocate a KV cache on a device.
 
         Args:
             layers: Shapes of the model's attention layers.
@@ -91,16 +86,14 @@ class KvCache:
         """
 
     def extend(self, slots: _Ints, counts: _Ints, stream: int) -> None:
-        """
-        Make room for counts[i] more tokens in slots[i]; open slots that are new.
+        """Make room for counts[i] more tokens in slots[i]; open slots that are new.
 
         Raises:
             CapacityError: If there are too few free blocks; nothing changes.
         """
 
     def append(self, layer: int, slots: _Ints, counts: _Ints, kv: _Matrix, stream: int) -> None:
-        """
-        Write K and V of the last counts[i] positions of slots[i].
+        """Write K and V of the last counts[i] positions of slots[i].
 
         Args:
             layer: Index of the attention layer.
@@ -113,8 +106,7 @@ class KvCache:
     def attend(
         self, layer: int, slots: _Ints, counts: _Ints, qkv: _Matrix, out: _Matrix, sinks: _Floats | None, stream: int
     ) -> None:
-        """
-        Append, then attend causally from the last counts[i] positions over all of slots[i].
+        """Append, then attend causally from the last counts[i] positions over all of slots[i].
 
         Args:
             layer: Index of the attention layer.
@@ -130,9 +122,7 @@ class KvCache:
         """Free the blocks of sequences and close their slots."""
 
     def fork(self, src: int, dst: int) -> None:
-        """
-        Open slot dst with the blocks of slot src; a shared block is copied before it is written.
-        """
+        """Open slot dst with the blocks of slot src; a shared block is copied before it is written."""
 
     def truncate(self, slot: int, length: int) -> None:
         """Drop the positions of a slot from length on."""
@@ -141,8 +131,7 @@ class KvCache:
         """Return the number of positions that an open slot holds."""
 
     def check(self) -> None:
-        """
-        Check that every block is free or referenced, and counted right.
+        """Check that every block is free or referenced, and counted right.
 
         Raises:
             RuntimeError: With the equation that does not hold.
@@ -173,9 +162,7 @@ class KvCache:
         """Bytes of K and V that attend has read so far."""
 
 def device_count() -> int:
-    """
-    Return the number of devices that the driver shows, 0 without a driver.
-    """
+    """Return the number of devices that the driver shows, 0 without a driver."""
 
 def block_bytes(layers: Sequence[LayerShape], kv_dtype: str, block_tokens: int) -> int:
     """Return the bytes of a block over all layers."""

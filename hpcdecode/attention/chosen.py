@@ -9,7 +9,7 @@ from hpcdecode.attention.shapes import IndexerShape
 
 
 def index_dtype(kv_dtype: str) -> str:
-    """Return the data type of index keys beside K and V of `kv_dtype`: two bytes at least, as they decide what is read."""
+    """Return the data type of index keys beside K and V of `kv_dtype`: of two bytes at least."""
     return kv_dtype if kv_dtype in ("float32", "float16") else "bfloat16"
 
 

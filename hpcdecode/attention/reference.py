@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 
 from hpcdecode.attention.base import FloatArray, IntArray, KvCapacityError, Matrix
-from hpcdecode.attention.quantized import CODES, restored, rotation_of
 from hpcdecode.attention.chosen import chosen_positions, index_dtype
+from hpcdecode.attention.quantized import CODES, restored, rotation_of
 from hpcdecode.attention.shapes import LayerShape
 
 DTYPES = {  # of the tensors that hold K and V; integer types are kept as the floats they stand for

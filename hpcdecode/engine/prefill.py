@@ -112,16 +112,9 @@ class PromptsBeforeChoice:
         if not some:
             return None
         o = out[rows]
-        self._prompts.attend(
-            layer,
-            [packed[i] for i in some],
-            [starts[i] for i in some],
-            [own[i] for i in some],
-            *(x[rows] for x in (q, k, v)),
-            o,
-            sinks,
-            [min(skipped[i], own[i]) for i in some],
-        )
+        memory, begins = [packed[i] for i in some], [starts[i] for i in some]
+        lengths, left = [own[i] for i in some], [min(skipped[i], own[i]) for i in some]
+        self._prompts.attend(layer, memory, begins, lengths, q[rows], k[rows], v[rows], o, sinks, left)
         out[rows] = o
         return None
 

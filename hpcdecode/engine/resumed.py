@@ -22,7 +22,7 @@ class ResumedAttention:
     may draw another token near a tie. So a resumed sequence has a KV cache of its own until its last chunk.
 
     Where indexers choose tokens, prompt attention, which is over all, serves the positions that see no more than they
-    choose. A longer prompt has a KV cache too, and attends from its other tokens here; so does a prefix, for the prompts
+    choose. A longer prompt has a KV cache too, and attends from its other tokens here. So does a prefix, for prompts
     that begin with it.
 
     Args:

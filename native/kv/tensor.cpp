@@ -219,8 +219,8 @@ Args:
     latent: True if the values are the first v_dim elements of K, which rows and the KV cache have once.
     index_heads: Heads of the layer's indexer; 0 if it has none.
     index_dim: Elements of an index query head and of an index key; 0 without an indexer.
-    index_topk: Tokens that a token attends to at most: those that the indexer chooses, or those that the one of the
-        layer before chose. 0 for all.
+    index_topk: Tokens that a token attends to at most, chosen by the indexer or by that of the layer before; 0
+        for all.
 
 Raises:
     ValueError: If window or softcap is not positive.)");

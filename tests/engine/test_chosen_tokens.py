@@ -17,12 +17,10 @@ from tests.support.preemption import HastyPlacement
 from tests.support.samples import rows, run
 
 FIELDS = [
-    (70, {"n": 3, "temperature": 0.9, "max_tokens": 12, "logprobs": 1}),
-    (20, {"n": 2, "temperature": 1.2, "max_tokens": 40, "prompt_logprobs": 2}),
-    (150, {"beam_width": 3, "max_tokens": 8}),
-    (130, {"temperature": 0.8, "max_tokens": 14, "prompt_logprobs": 1, "logprobs": 2}),
-    (39, {"max_tokens": 6, "logprobs": 0}),
-    (41, {"max_tokens": 3, "logprobs": 0}),
+    (70, {"n": 2, "temperature": 0.9, "max_tokens": 8, "logprobs": 1}),
+    (33, {"max_tokens": 12, "prompt_logprobs": 2, "logprobs": 0}),
+    (90, {"beam_width": 2, "max_tokens": 6}),
+    (130, {"temperature": 0.8, "max_tokens": 10, "prompt_logprobs": 1}),
 ]
 
 
@@ -31,14 +29,16 @@ def made(done):
     return {key: repr((s.generated, s.finish_reason, s.logprobs, s.prompt_logprobs)) for key, s in done.items()}
 
 
-@pytest.mark.parametrize("name", INDEXED)
-@pytest.mark.parametrize("options", [{}, {"kv_dtype": "float32", "batch": 3, "period": 2, "prefill_tokens": 48}])
+SMALL = {"batch": 3, "period": 2, "prefill_tokens": 48}
+
+
+@pytest.mark.parametrize(("name", "options"), [("deepseek_v32", {}), ("glm_moe_dsa", {}), ("glm_moe_dsa", SMALL)])
 def test_greedy_tokens_equal_those_of_transformers(name, options, tmp_path):
-    case = make_case(name, tmp_path, rows=6, new_tokens=24)
+    case = make_case(name, tmp_path, rows=4, new_tokens=16)
     prompts = [json.loads(line)["prompt_token_ids"] for line in (case / "prompts.jsonl").read_text().splitlines()]
     assert max(map(len, prompts)) == 700
     llm = LLM(case / "model", dtype="float32", kv_memory="64M", **options)
-    outputs = llm.generate(prompts, SamplingParams(max_tokens=24, ignore_eos=True), use_tqdm=False)
+    outputs = llm.generate(prompts, SamplingParams(max_tokens=16, ignore_eos=True), use_tqdm=False)
     assert [o.outputs[0].token_ids for o in outputs] == json.loads((case / "reference.json").read_text())
 
 
@@ -50,18 +50,18 @@ def test_a_row_alone_is_the_row_in_company(checkpoint, name):
     for row in rows(*FIELDS):
         alone |= run(model, [row], batch=4)[0]
     placement = type("Placement", (HastyPlacement,), {"rate": 0.6})
-    for options in ({}, {"lanes": 2, "shared": 1000}, {"lanes": 2, "placement": placement, "capacity": 1024}):
+    for options in ({}, {"lanes": 2, "placement": placement, "capacity": 1024}):
         done, worker = run(model, rows(*FIELDS), **options)
         assert made(done) == made(alone), options
-    assert sum(s.preemptions for s in worker.schedulers) > 3
+    assert sum(s.preemptions for s in worker.schedulers) > 1
 
 
 def test_int8_and_bfloat16_run_beyond_what_is_chosen(checkpoint):
-    prompt = [5 + i * 7 % 300 for i in range(200)]
-    for dtype, kv_dtype in (("bfloat16", None), ("float32", "int8"), ("bfloat16", "int8"), ("float32", "float16")):
+    prompt = [5 + i * 7 % 300 for i in range(120)]
+    for dtype, kv_dtype in (("bfloat16", None), ("bfloat16", "int8"), ("float32", "float16")):
         llm = LLM(checkpoint("glm_moe_dsa"), dtype=dtype, kv_dtype=kv_dtype, kv_memory="16M")
-        params = SamplingParams(max_tokens=6, ignore_eos=True, logprobs=0)
-        one, other = (llm.generate(p, params, use_tqdm=False) for p in ([prompt], [prompt[:90], prompt]))
+        params = SamplingParams(max_tokens=4, ignore_eos=True, logprobs=0)
+        one, other = (llm.generate(p, params, use_tqdm=False) for p in ([prompt], [prompt[:50], prompt]))
         assert one[0].outputs[0].token_ids == other[1].outputs[0].token_ids
         assert one[0].outputs[0].cumulative_logprob == other[1].outputs[0].cumulative_logprob
 

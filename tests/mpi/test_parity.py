@@ -77,7 +77,7 @@ def test_tokens_equal_those_of_transformers(float32, name):
 
 def test_tokens_that_indexers_choose_for_equal_those_of_transformers(mpiexec, tmp_path):
     """An S-rank with one R-rank or two, and replicas."""
-    cases = {name: make_case(name, tmp_path, rows=6, new_tokens=24) for name in INDEXED}
+    cases = {name: make_case(name, tmp_path, rows=4, new_tokens=16) for name in INDEXED}
     runs = ("2:7:2", "3:7:2:request:2", "2:7:1:replicas")
     found = differing(mpiexec, cases.values(), "float32", "transformers", runs)
     assert found == {name: dict.fromkeys(runs, 0) for name in INDEXED}

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.chosen import chosen_positions, index_dtype
+from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.reference import DTYPES, attend_one, stored, stored_latents
 from hpcdecode.attention.shapes import LayerShape
 

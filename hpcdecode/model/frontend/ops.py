@@ -49,8 +49,8 @@ class AttendArguments(NamedTuple):
         sinks: One logit per query head, [q_heads], or None.
         index_topk: Tokens that an indexer chooses, or 0 if there is none.
         index_heads: Heads of the indexer; 0 where the choice of the attention before is taken.
-        index_dim: Elements of an index query head, if index queries and weights are columns of q, behind the others, and
-            the index key is of k; else 0.
+        index_dim: Elements of an index query head, if index queries and weights are columns of q, behind the others,
+            and the index key is of k; else 0.
         index_rows: Index queries [T, heads * dim], head weights [T, heads] and index keys [T, dim], if they are not.
     """
 

@@ -119,20 +119,18 @@ struct Append {
 
     static void run(const AppendArgs& a) { a.type == ActType::kF32 ? rows_of<float>(a) : rows_of<uint16_t>(a); }
 
-    // Gathers positions [begin, end) of one chunk, or those that `chosen` has in their place, from rows into a run
-    // of 64.
-    static void gather(const HeadView& kv, int64_t begin, int64_t end, const int32_t* chosen, uint8_t* run) {
-        const HeadLayout& l = *kv.layout;
-        __builtin_memset(run, 0, l.run_bytes);
-        for (int64_t p = begin; p < end; ++p) {
-            const int token = static_cast<int>(p % kChunk), count = l.k_scales + l.v_scales;
-            const uint8_t* row = row_at(kv, chosen != nullptr ? chosen[p] : p);
-            place_k(l, row, 0, l.k_dim, run, token);
-            if (!l.latent) place_v(l, row + l.k_row, 0, l.v_dim, run, token);
-            uint16_t scales[4];
-            __builtin_memcpy(scales, row + l.row_bytes - 2 * count, 2 * count);
-            place_scales(l, scales, 0, count, run, token);
-        }
+    static inline void scales_into_run(const HeadLayout& l, const uint8_t* row, uint8_t* run, int token) {
+        const int count = l.k_scales + l.v_scales;
+        uint16_t scales[4];
+        __builtin_memcpy(scales, row + l.row_bytes - 2 * count, 2 * count);
+        place_scales(l, scales, 0, count, run, token);
+    }
+
+    // Copies a token that is stored as a row to its place in a run.
+    static inline void row_into_run(const HeadLayout& l, const uint8_t* row, uint8_t* run, int token) {
+        place_k(l, row, 0, l.k_dim, run, token);
+        if (!l.latent) place_v(l, row + l.k_row, 0, l.v_dim, run, token);
+        scales_into_run(l, row, run, token);
     }
 };
 

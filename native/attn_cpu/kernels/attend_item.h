@@ -1,6 +1,7 @@
 // The driver of one work item: attention over pieces of some KV heads for their query rows.
 #pragma once
 #include "append.h"
+#include "gather.h"
 #include "partial.h"
 #include "softmax.h"
 #include "values_in_keys.h"
@@ -223,7 +224,7 @@ struct AttendItem {
     static void gather(const AttendArgs& a, const Scratch& w, int h, int64_t base) {
         HeadView kv = a.kv;
         kv.base += h * kv.layout->head_bytes;
-        Append<Store>::gather(kv, base, a.length < base + kChunk ? a.length : base + kChunk, a.chosen, w.run);
+        gather_run<Store>(kv, base, a.length < base + kChunk ? a.length : base + kChunk, a.length, a.chosen, w.run);
     }
 
     static void run(const AttendArgs& a) {

@@ -93,7 +93,7 @@ struct ScoreItem {
         for (int64_t base = a.begin; base < a.end; base += kChunk, now = next) {
             const int64_t end = base + kChunk < a.end ? base + kChunk : a.end;
             if (base + kChunk < a.end) next = find_runs(a.keys, w.run, base + kChunk, all);
-            if (l.by_rows) Append<Store>::gather(a.keys, base, end, nullptr, w.run);
+            if (l.by_rows) gather_run<Store>(a.keys, base, end, a.end, nullptr, w.run);
             F total[kChunkVecs];
             for (F& x : total) x = vzero();
             all_heads(a, w, tiles_of<Store>(l, now, 0), Ahead(now.run[0], l.run_bytes, next.run[0]), total);
