@@ -218,19 +218,6 @@ void KvCache::make_plan(int layer, const int32_t* slots, const int32_t* counts, 
     reserve_items(pool_.layers()[layer]);
 }
 
-// Writes all new tokens, lets the layer's indexer choose, if it has one, and plans the attention to what is chosen.
-void KvCache::choose_all(const Call& call, const int32_t* slots, const int32_t* counts, int n) {
-    const LayerShape& shape = call.layout->shape;
-    begin_choices(shape, slots, counts, n);
-    Call writing = call;
-    writing.out = nullptr;  // all sequences
-    write_all(writing);
-    const std::vector<Query> queries = queries_of(pool_, slots, counts, n);
-    if (shape.has_indexer()) choose_together(call, queries);
-    plan_.make_chosen(pool_, call.layer, queries, choices_, workers_->threads());
-    reserve_items(*call.layout);
-}
-
 // Makes room for what the items of the plan need.
 void KvCache::reserve_items(const LayerLayout& l) {
     int64_t rows = 1;
