@@ -77,6 +77,8 @@ class KvCache:
         isa: str,
         nodes: Sequence[int],
         team: bool,
+        range_blocks: int = 0,
+        frames: int = 0,
     ) -> None:
         """
         Reserve the address space of a KV cache; memory is touched when it is used.
@@ -92,6 +94,8 @@ class KvCache:
             isa: Instruction set to use, or an empty string for the best.
             nodes: NUMA node of each of cpus, or an empty list.
             team: True to run on the process's OpenMP threads.
+            range_blocks: Blocks of a page, or 0 if every block has a place of its own.
+            frames: Number of pages of any layer that memory has room for.
 
         Raises:
             RuntimeError: If the system maps no more memory.
@@ -219,6 +223,43 @@ class KvCache:
     @property
     def block_bytes(self) -> int:
         """Bytes of a block over all layers."""
+
+    def place_pages(self, frames: _Ints) -> None:
+        """Say in which frame each page of a layer lies for the calls to come, or -1."""
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy a block of the layer whose pages were placed last."""
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """Return the copies of blocks, (from, to) in every layer, that extend left to be made since the last call."""
+
+    def mark_ranges(self, slots: _Ints, counts: _Ints, all: bool, marks: _Bytes) -> None:
+        """Mark the ranges in which slots have blocks.
+
+        Args:
+            slots: int32 [n], each slot once.
+            counts: int32 [n].
+            all: True for all blocks, False for those of the last counts[i] positions.
+            marks: uint8 [n * ranges], 1 or 0.
+        """
+
+    def written_blocks(self, slots: _Ints, counts: _Ints) -> list[int]:
+        """Return the blocks of the last counts[i] positions of slots[i]."""
+
+    def mark_used(self, marks: _Bytes) -> None:
+        """Set marks, uint8 [blocks], to 1 for every block that a slot holds, to 0 for others."""
+
+    @property
+    def ranges(self) -> int:
+        """Number of ranges of blocks."""
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of a page, and of a frame."""
+
+    @property
+    def address(self) -> int:
+        """Address of the arena, where frames lie one behind the other."""
 
 class StepAttention:
     """Attention of one new token per sequence, for a Chain to call."""

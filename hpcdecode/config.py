@@ -23,7 +23,7 @@ DTYPES = ("float32", "bfloat16")
 DEVICES = ("cpu", "cuda")
 R_DEVICES = (*DEVICES, "auto")
 PARTITIONS = ("request", "head")
-SCHEDULES = ("fixed-f", "load-control", "static", "fifo")
+SCHEDULES = ("fixed-f", "load-control", "static", "fifo", "fluid")
 ADMISSIONS = ("reserve", "optimistic")
 EXCHANGES = ("auto", "collective", "messages")
 QUANTISED = ("int8", "int4", "mxfp4", "fp8")
@@ -72,7 +72,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         batch: B, sequences of an S-rank that decode at once in the steady state.
         period: F, steps between injections of new rows.
         lanes: Lanes of an S-rank, each with a micro-batch in flight.
-        schedule: Policy by which rows enter.
+        schedule: Policy by which rows enter; `fluid` enters them as `fixed-f` does, into a KV cache larger than memory.
         admission: Enter rows when all that they may take has room (`reserve`), or what they are expected to take does.
         load_limit: W_lim of the schedule load-control, tokens that all sequences attend to in a step.
         prefill_tokens: Most prompt tokens in a step of a lane.
@@ -90,7 +90,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         route: Whether all slices of a lane run on one S-rank (`fixed`), or on all in turn (`rotational`).
         exchange: How activations cross: by `messages` or by a `collective` a layer; `auto` times both between hosts.
         kv_memory: Bytes of the KV cache of an R-rank.
-        kv_swap: Tiers to which rows move that give up their room, as `host:64G` or `nvme:/scratch:1T`; in order.
+        kv_swap: Tiers below the KV cache, as `host:64G` or `nvme:/scratch:1T`; in order. Rows move there that give up
+            their room, or, under the schedule `fluid`, pages of all rows.
         gpu_memory: Most bytes of a GPU that a rank takes, KV cache included; None for the free ones.
         survive: Go on after the loss of R-ranks, with an MPI that supports it.
         reasoning_parser: What splits reasoning from content in finished texts; `auto` asks the chat template.
@@ -156,8 +157,14 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise UserError(f"--max-gap: expected seconds >= 0, got {self.max_gap}", everywhere=True)
         if self.swap_tiers and self.prefill_ranks:
             raise UserError("--kv-swap: expected it without --prefill-ranks, got both; leave one out", everywhere=True)
-        if self.swap_tiers and self.admission != "optimistic":
-            expected = "expected --admission optimistic, as no row gives up its room otherwise"
+        if self.schedule == "fluid" and not self.swap_tiers:
+            raise UserError(
+                "--schedule fluid: expected --kv-swap, where what memory has no room for lies, got none; "
+                "add --kv-swap host:SIZE or nvme:DIRECTORY:SIZE",
+                everywhere=True,
+            )
+        if self.swap_tiers and self.admission != "optimistic" and self.schedule != "fluid":
+            expected = "expected --admission optimistic or --schedule fluid, as no row gives up its room otherwise"
             raise UserError(
                 f"--kv-swap: {expected}, got {self.admission}; change it, or leave --kv-swap out", everywhere=True
             )

@@ -15,6 +15,32 @@ from hpcdecode.errors import UserError
 from hpcdecode.system.cores import nodes_of
 
 
+def native_cache(
+    layers: Sequence[LayerShape],
+    kv_dtype: str,
+    capacity_tokens: int,
+    max_sequences: int,
+    block_tokens: int | None,
+    threads: int,
+    cpus: list[int],
+    nodes: list[int],
+    team: bool,
+    range_blocks: int = 0,
+    frames: int = 0,
+) -> _attn_cpu.KvCache:
+    """Return the KV cache in C++, by its arguments.
+
+    Raises:
+        UserError: If the system maps no more memory.
+    """
+    shapes, isa = native_shapes(layers, _attn_cpu.LayerShape), os.environ.get("HPCDECODE_ISA", "")
+    sizes = (capacity_tokens, max_sequences, block_tokens, threads, cpus, isa, nodes, team, range_blocks, frames)
+    try:
+        return _attn_cpu.KvCache(shapes, kv_dtype, *sizes)
+    except RuntimeError as error:  # the system maps no more memory
+        raise UserError(f"{error}: lower --kv-memory, or give the process more memory") from error
+
+
 class CpuKvCache(NativeKvCache["_attn_cpu.KvCache"]):
     """A `KvCache` on CPUs. Tensors are CPU torch tensors (float32, bfloat16) or numpy float32 arrays.
 
@@ -51,21 +77,10 @@ class CpuKvCache(NativeKvCache["_attn_cpu.KvCache"]):
         team: bool,
     ) -> None:
         cpus = list(cpus or ())
-        try:
-            native = _attn_cpu.KvCache(
-                native_shapes(layers, _attn_cpu.LayerShape),
-                kv_dtype,
-                capacity_tokens,
-                max_sequences,
-                block_tokens,
-                threads,
-                cpus,
-                os.environ.get("HPCDECODE_ISA", ""),
-                nodes_of(cpus) if nodes is None else list(nodes),
-                team,
-            )
-        except RuntimeError as error:  # the system maps no more memory
-            raise UserError(f"{error}: lower --kv-memory, or give the process more memory") from error
+        nodes = nodes_of(cpus) if nodes is None else list(nodes)
+        native = native_cache(
+            layers, kv_dtype, capacity_tokens, max_sequences, block_tokens, threads, cpus, nodes, team
+        )
         super().__init__(native, layers, kv_dtype)
         self.isa = native.isa
         self.threads = native.threads

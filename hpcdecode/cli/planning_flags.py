@@ -79,7 +79,7 @@ def add_schedule(group: Group) -> None:
     """Add the flags of a schedule."""
     add = group.add_argument
     help = "policy by which rows enter (%(default)s)"
-    add("--schedule", choices=(*SCHEDULES, *SERVING), default="fixed-f", help=help)
+    add("--schedule", choices=tuple(dict.fromkeys((*SCHEDULES, *SERVING))), default="fixed-f", help=help)
     help = "sequences of an S-rank that decode at once (%(default)s); the schedule fluid has no limit"
     add("--batch", type=int, default=512, metavar="B", help=help)
     add("--period", type=int, metavar="F", help="steps between injections of new rows (default: max_tokens / 16)")

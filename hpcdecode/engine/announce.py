@@ -9,6 +9,7 @@ from itertools import groupby
 from hpcdecode.attention.shapes import attention_shapes, recurrent_shapes, state_bytes
 from hpcdecode.config import QUANTISED, EngineOptions
 from hpcdecode.engine.engine import Engine
+from hpcdecode.engine.fluid import rotation_of
 from hpcdecode.engine.scale import Scale
 from hpcdecode.engine.setup import Setup
 from hpcdecode.model.frontend.config import stated_dtype
@@ -37,6 +38,8 @@ def announce(engine: Engine, scales: Sequence[Scale], stages: Stages) -> None:
         count = len(list(alike))
         each = f"each of {count} S-ranks: " * (count > 1)
         logger.info(model + each + _sizes(engine.options, scale))
+    if rotation := rotation_of(engine.team):
+        logger.info(rotation.text())
     logger.info(stages.text())
 
 

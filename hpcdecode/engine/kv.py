@@ -15,6 +15,7 @@ from hpcdecode.attention.prefill import CpuPromptAttention
 from hpcdecode.attention.prefill_torch import TorchPromptAttention
 from hpcdecode.attention.shapes import RecurrentShape, attention_shapes
 from hpcdecode.engine.attention_worker import AttentionWorker
+from hpcdecode.engine.fluid import open_rotation
 from hpcdecode.engine.prefill import PromptKvCache, PromptsBeforeChoice, StoredPrompts
 from hpcdecode.engine.resumed import ResumedAttention
 from hpcdecode.engine.setup import Setup, apart
@@ -51,7 +52,10 @@ def open_attention_worker(
     heads = [partition.heads(shape, rank) for shape in setup.shapes_of(me)]
     sinks = [None if s is None else torch.tensor(s[own]) for s, own in zip(setup.part_of(me).sinks, heads, strict=True)]
     queue = CudaQueue(torch.device(me.kv_device)) if me.kv_device != "cpu" and apart(team, team.group) else None
-    kv_cache = _open_kv_cache(team, setup, partition, slots, direct)
+    if me.kv_resident:
+        kv_cache: KvCache = open_rotation(me, setup, list(map(partition.shape, setup.shapes_of(me))), slots, tiers)
+    else:
+        kv_cache = _open_kv_cache(team, setup, partition, slots, direct)
     swap = open_swap(kv_cache, tiers, me.cpus if me.pinned else None) if me.swap_chunks else None
     return AttentionWorker(kv_cache, sinks, timeline, queue, swap)
 

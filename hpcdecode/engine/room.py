@@ -10,6 +10,7 @@ from hpcdecode.attention.base import isa
 from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_shapes, recurrent_shapes
 from hpcdecode.attention.sizes import bytes_per_token, capacity_for
 from hpcdecode.config import EngineOptions
+from hpcdecode.engine.fluid import measure_rotation, require_rotation
 from hpcdecode.engine.setup import Setup, partition_of, together
 from hpcdecode.engine.swap_room import measure_swap
 from hpcdecode.errors import UserError
@@ -27,9 +28,10 @@ def measure_room(options: EngineOptions, team: Team, setup: Setup) -> None:
     require_memory(options, team)
     me = team.me
     own = list(map(partition_of(options, team.pool).shape, setup.shapes_of(me))) if me.role else []
+    require_rotation(options, team, setup)
+    room = together(team, lambda: _room(options, team, setup, own) if me.has_r else 0)
     if me.has_r:
-        me.isa = isa() if me.kv_device == "cpu" else ""
-        me.kv_tokens = _room(options, team, setup, own)
+        me.isa, me.kv_tokens = isa() if me.kv_device == "cpu" else "", room
         if me.device == me.kv_device:
             limit_torch(me.device, options.gpu_memory, me.kv_tokens * bytes_per_token(own, setup.kv_dtype))
     team.ranks[:] = team.gather_all(me, Rank)
@@ -126,6 +128,8 @@ def _room(options: EngineOptions, team: Team, setup: Setup, own: list[LayerShape
     """Return the KV tokens that this R-rank holds."""
     if team.me.kv_device == "cpu":
         nbytes = _kv_bytes(options, team, setup)
+        if options.schedule == "fluid":
+            return measure_rotation(options, team, setup, attention_shapes(own), nbytes)
         return capacity_for(own, setup.kv_dtype, nbytes, setup.block_tokens, setup.state_tokens)
     if recurrent_shapes(own):
         raise UserError(

@@ -28,17 +28,17 @@ def measure_swap(options: EngineOptions, team: Team, setup: Setup) -> None:
         UserError: If a tier of any rank cannot be opened; on every rank.
     """
     specs = options.swap_tiers
-    if not specs:
+    if not specs or options.schedule == "fluid":
         return
-    if why := _obstacle(options, team, setup):
+    if why := obstacle(team, setup):
         if team.lead:
             logger.info(f"--kv-swap: not used {why}; rows that give up their room are prefilled again")
         return
     together(team, lambda: _measure(options, team, setup, specs))
 
 
-def _obstacle(options: EngineOptions, team: Team, setup: Setup) -> str:
-    """Return what keeps sequences from tiers, or nothing."""
+def obstacle(team: Team, setup: Setup) -> str:
+    """Return what keeps K and V from tiers, or nothing."""
     if any(len(group.members) > 1 for group in team.groups):
         return "with --tp, --pp or --route rotational"
     if recurrent_shapes(setup.shapes):

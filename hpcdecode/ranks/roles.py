@@ -39,9 +39,11 @@ class Rank(msgspec.Struct, kw_only=True):
         numa: NUMA nodes of `cpus`, as in 0,1.
         isa: Instruction set of the attention kernels.
         kv_tokens: Capacity of the KV cache.
+        kv_resident: Bytes of memory for its KV cache, the rest of which lies in tiers; 0 if all lies in memory.
+        kv_resident_tokens: Tokens that this memory has room for.
         swap_chunks: Of its tiers for sequences that leave the KV cache; 0 without tiers.
         swap_chunk_tokens: Tokens of such a chunk.
-        swap_rate: Tokens that it writes to its tiers, or reads, in a second.
+        swap_rate: Tokens that it writes to its tiers, or reads, in a second; with `kv_resident`, that it reads.
         gpu_mpi: Whether its MPI takes the memory of GPUs.
         speed: Speed of attention relative to the slowest R-rank; 1 if R-ranks are alike.
     """
@@ -68,6 +70,8 @@ class Rank(msgspec.Struct, kw_only=True):
     numa: str = ""
     isa: str = ""
     kv_tokens: int = 0
+    kv_resident: int = 0
+    kv_resident_tokens: int = 0
     swap_chunks: int = 0
     swap_chunk_tokens: int = 0
     swap_rate: float = 0.0

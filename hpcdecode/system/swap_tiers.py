@@ -71,19 +71,27 @@ class Tier(Protocol):
 
     chunks: int
 
-    def write(self, chunk: int, data: Chunk) -> None:
-        """Write a chunk, or the beginning of it.
+    def reserve(self) -> None:
+        """Take room for all chunks at once.
+
+        Raises:
+            OSError: If there is less.
+        """
+
+    def write(self, chunk: int, data: Chunk, at: int = 0) -> None:
+        """Write a chunk, or a part of it.
 
         Args:
             chunk: Its number.
             data: uint8 [n], aligned memory, n a multiple of `ALIGNMENT`.
+            at: Byte of the chunk at which the part begins, a multiple of `ALIGNMENT`.
 
         Raises:
             OSError: If it was not written.
         """
 
-    def read(self, chunk: int, data: Chunk) -> None:
-        """Read what was written last.
+    def read(self, chunk: int, data: Chunk, at: int = 0) -> None:
+        """Read what was written last; arguments are those of `write`.
 
         Raises:
             OSError: If there is less, or it cannot be read.
@@ -106,15 +114,18 @@ class HostTier:
         self._chunk_bytes = chunk_bytes
         self._held: dict[int, Chunk] = {}
 
-    def write(self, chunk: int, data: Chunk) -> None:
+    def reserve(self) -> None:
+        """Do nothing: whether the host has so much is known before."""
+
+    def write(self, chunk: int, data: Chunk, at: int = 0) -> None:
         """Copy a chunk to memory."""
         if chunk not in self._held:
             self._held[chunk] = np.empty(self._chunk_bytes, np.uint8)
-        np.copyto(self._held[chunk][: len(data)], data)
+        np.copyto(self._held[chunk][at : at + len(data)], data)
 
-    def read(self, chunk: int, data: Chunk) -> None:
+    def read(self, chunk: int, data: Chunk, at: int = 0) -> None:
         """Copy a chunk back."""
-        np.copyto(data, self._held[chunk][: len(data)])
+        np.copyto(data, self._held[chunk][at : at + len(data)])
 
     def close(self) -> None:
         """Give the memory back."""
@@ -161,18 +172,22 @@ class FileTier:
             return True
         return False
 
-    def write(self, chunk: int, data: Chunk) -> None:
+    def reserve(self) -> None:
+        """Have the file system give the file all its room."""
+        os.posix_fallocate(self._file, 0, self.chunks * self._chunk_bytes)
+
+    def write(self, chunk: int, data: Chunk, at: int = 0) -> None:
         """Write a chunk to its place in the file."""
-        at, left = chunk * self._chunk_bytes, data.data
+        at, left = chunk * self._chunk_bytes + at, data.data
         while left:
             count = os.pwrite(self._file, left, at)
             if count == 0:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             at, left = at + count, left[count:]
 
-    def read(self, chunk: int, data: Chunk) -> None:
+    def read(self, chunk: int, data: Chunk, at: int = 0) -> None:
         """Read a chunk from its place."""
-        at, left = chunk * self._chunk_bytes, data.data
+        at, left = chunk * self._chunk_bytes + at, data.data
         while left:
             count = os.preadv(self._file, [left], at)
             if count == 0:

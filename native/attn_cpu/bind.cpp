@@ -9,6 +9,7 @@
 
 #include "bandwidth.h"
 #include "bind_blocks.h"
+#include "bind_frames.h"
 #include "bind_prompts.h"
 #include "bind_states.h"
 #include "isa.h"
@@ -67,13 +68,22 @@ Bad arguments raise ValueError or TypeError before anything changes.)");
             "__init__",
             [](KvCache* e, const std::vector<LayerShape>& layers, const std::string& kv_dtype, int64_t capacity_tokens,
                int max_sequences, std::optional<int> block_tokens, int threads, const std::vector<int>& cpus,
-               const std::string& isa, const std::vector<int>& nodes, bool team) {
-                new (e) KvCache(layers, {parse_kv_type(kv_dtype), capacity_tokens, max_sequences,
-                                         block_tokens.value_or(kDefaultBlockTokens), threads, cpus, isa, nodes, team});
+               const std::string& isa, const std::vector<int>& nodes, bool team, int range_blocks, int frames) {
+                new (e) KvCache(layers, {parse_kv_type(kv_dtype),
+                                         capacity_tokens,
+                                         max_sequences,
+                                         block_tokens.value_or(kDefaultBlockTokens),
+                                         threads,
+                                         cpus,
+                                         isa,
+                                         nodes,
+                                         team,
+                                         {range_blocks, frames}});
             },
             nb::arg("layers"), nb::arg("kv_dtype"), nb::arg("capacity_tokens"), nb::arg("max_sequences"),
             nb::arg("block_tokens").none(), nb::arg("threads"), nb::arg("cpus"), nb::arg("isa"), nb::arg("nodes"),
-            nb::arg("team"), R"(Reserve the address space of a KV cache; memory is touched when it is used.
+            nb::arg("team"), nb::arg("range_blocks") = 0, nb::arg("frames") = 0,
+            R"(Reserve the address space of a KV cache; memory is touched when it is used.
 
 Args:
     layers: Shapes of the model's attention layers.
@@ -86,6 +96,8 @@ Args:
     isa: Instruction set to use, or an empty string for the best.
     nodes: NUMA node of each of cpus, or an empty list.
     team: True to run on the process's OpenMP threads.
+    range_blocks: Blocks of a page, or 0 if every block has a place of its own.
+    frames: Number of pages of any layer that memory has room for.
 
 Raises:
     RuntimeError: If the system maps no more memory.)")
@@ -185,6 +197,7 @@ Args:
         .def_prop_ro("seconds", &StepAttention::seconds, "Seconds that a thread spent in attention, on average.");
 
     bind_blocks(m, kv_cache);
+    bind_frames(kv_cache);
     bind_prompts(m);
     bind_states(m);
 

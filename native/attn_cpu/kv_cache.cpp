@@ -29,7 +29,7 @@ KvCache::KvCache(const std::vector<LayerShape>& layers, const KvCacheOptions& o)
       workers_(make_workers(o.team, o.threads, o.cpus)),
       nodes_(o.threads, o.cpus, o.nodes),
       queues_(nodes_.count()),
-      pool_(layers, o.kv_type, o.capacity_tokens, o.max_sequences, o.block_tokens, nodes_),
+      pool_(layers, o.kv_type, o.capacity_tokens, o.max_sequences, o.block_tokens, nodes_, o.frames),
       choices_(o.max_sequences),
       rooms_(o.threads),
       scratch_(o.threads),
@@ -206,6 +206,7 @@ void KvCache::append(int layer, const int32_t* slots, const int32_t* counts, int
     const LayerLayout& l = pool_.layers()[layer];
     check_append(l.shape, pool_.check_written(slots, counts, n), kv);
     plan_.make(pool_, layer, slots, counts, n, workers_->threads());
+    pool_.find_blocks(slots, counts, n, false);
     reserve_scratch(l, 1);
     Call call{this, layer, &l, &kv, nullptr, 0, nullptr, &plan_, nullptr};
     write_all(call);
@@ -215,6 +216,7 @@ void KvCache::append(int layer, const int32_t* slots, const int32_t* counts, int
 // Plans an attention, and makes room for what its items need.
 void KvCache::make_plan(int layer, const int32_t* slots, const int32_t* counts, int n) {
     plan_.make(pool_, layer, slots, counts, n, workers_->threads());
+    pool_.find_blocks(slots, counts, n, true);
     reserve_items(pool_.layers()[layer]);
 }
 

@@ -24,6 +24,7 @@ struct KvCacheOptions {
     std::string isa;         // empty: the best one
     std::vector<int> nodes;  // NUMA node of each of `cpus`; empty: unknown
     bool team = false;       // run on torch's threads
+    FrameOptions frames{};
 };
 
 // A paged KV cache. hpcdecode/_attn_cpu.pyi describes the methods.
@@ -45,6 +46,15 @@ class KvCache {
     void copy_in(int slot, int64_t first, const uint8_t* from, size_t size);
     void check();
     double read_seconds();
+
+    // Of KV caches with frames; see block_pool.h.
+    void place_pages(const int32_t* frames, int n);
+    void copy_block(int32_t from, int32_t to);
+    std::vector<BlockTable::Copy> take_copies();
+    // Marks the ranges in which slots have blocks, all or those of their last counts[i] positions: [n, ranges].
+    void mark_ranges(const int32_t* slots, const int32_t* counts, int n, bool all, uint8_t* marks, int64_t size);
+    std::vector<int32_t> written_blocks(const int32_t* slots, const int32_t* counts, int n);
+    void mark_used(uint8_t* marks, int64_t size);  // [blocks]: whether a slot holds it
 
     const BlockPool& pool() const { return pool_; }
     const char* isa() const { return table_.name; }

@@ -55,7 +55,7 @@ void AttendPlan::clear() {
 }
 
 void AttendPlan::add(const BlockPool& pool, const LayerLayout& l, SequencePlan s) {
-    s.node = pool.home(s.slot);
+    s.node = pool.node(s.slot);
     s.piece_begin = first_position(l.shape, s) / kPiece;
     s.pieces = ceil_div(s.length, kPiece) - s.piece_begin;
     bytes += head_bytes(l, s) * l.shape.kv_heads;
@@ -109,8 +109,8 @@ void AttendPlan::cut_all(const BlockPool& pool, const LayerLayout& l, int thread
     for (SequencePlan& s : sequences) cut(s, l, head_bytes(l, s), threads);
     if (threads > 1 && !std::is_sorted(sequences.begin(), sequences.end(), before))
         std::stable_sort(sequences.begin(), sequences.end(), before);
-    node_sequences.assign(pool.nodes() + 1, 0);
-    node_items.assign(pool.nodes() + 1, 0);
+    node_sequences.assign(pool.node_count() + 1, 0);
+    node_items.assign(pool.node_count() + 1, 0);
     for (SequencePlan& s : sequences) {
         s.first_item = items;
         s.first_pending = pending;

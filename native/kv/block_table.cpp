@@ -21,9 +21,10 @@ int32_t BlockTable::count_blocks(int64_t capacity_tokens, int block_tokens) {
     return static_cast<int32_t>(blocks);
 }
 
-BlockTable::BlockTable(int block_tokens, std::vector<int64_t> bounds, int max_sequences)
+BlockTable::BlockTable(int block_tokens, std::vector<int64_t> bounds, int max_sequences, bool fills)
     : block_tokens_(block_tokens),
       blocks_(static_cast<int32_t>(bounds.back())),
+      fills_(fills),
       bounds_(std::move(bounds)),
       free_(bounds_.size() - 1) {
     if (max_sequences < 1) invalid("max_sequences: expected at least 1, got " + str(max_sequences));
@@ -45,6 +46,20 @@ int64_t BlockTable::free_blocks() const {
 int BlockTable::roomiest_node() const {
     const auto less = [](const auto& a, const auto& b) { return a.size() < b.size(); };
     return static_cast<int>(std::max_element(free_.begin(), free_.end(), less) - free_.begin());
+}
+
+// Returns the home of a new sequence: the roomiest, or, to fill, the roomiest of those begun that has a third free.
+int BlockTable::new_home() const {
+    if (!fills_) return roomiest_node();
+    int begun = -1, untouched = -1;
+    for (int i = nodes() - 1; i >= 0; --i) {
+        const int64_t size = bounds_[i + 1] - bounds_[i];
+        if (free_blocks(i) == size)
+            untouched = i;
+        else if (3 * free_blocks(i) >= size && (begun < 0 || free_blocks(i) >= free_blocks(begun)))
+            begun = i;
+    }
+    return begun >= 0 ? begun : untouched >= 0 ? untouched : roomiest_node();
 }
 
 int BlockTable::node_of(int32_t block) const {
@@ -145,7 +160,7 @@ std::vector<BlockTable::Copy> BlockTable::extend(const int32_t* slots, const int
     }
     for (int i = 0; i < n; ++i) {
         Slot& s = slots_[slots[i]];
-        if (!s.open) s.home = roomiest_node();
+        if (!s.open) s.home = new_home();
         s.open = true;
         s.length += counts[i];
         for (int64_t want = blocks_for(s.length); static_cast<int64_t>(s.blocks.size()) < want;)

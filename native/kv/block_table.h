@@ -2,7 +2,8 @@
 //
 // A block id stands for block_tokens positions in every layer. The owner of the table decides where blocks lie in
 // memory. Every NUMA node has a range of the blocks; a device counts as one node. A sequence takes blocks of one node,
-// its home, until that node has none left.
+// its home, until that node has none left. Where K and V lie on disk (see attn_cpu/frames.h) ranges of blocks that move
+// together take the place of nodes; sequences fill some of them before they begin others.
 #pragma once
 #include <cstdint>
 #include <stdexcept>
@@ -21,7 +22,8 @@ class BlockTable {
     using Copy = std::pair<int32_t, int32_t>;  // block to block
 
     // bounds: First block of every node, and the number of blocks, [nodes + 1].
-    BlockTable(int block_tokens, std::vector<int64_t> bounds, int max_sequences);
+    // fills: Whether new sequences go where others are, while there is room.
+    BlockTable(int block_tokens, std::vector<int64_t> bounds, int max_sequences, bool fills = false);
     static int32_t count_blocks(int64_t capacity_tokens, int block_tokens);
 
     // These throw std::invalid_argument on bad arguments, and then change nothing.
@@ -33,6 +35,7 @@ class BlockTable {
     int64_t length(int slot) const;
     const std::vector<int32_t>& blocks(int slot) const { return slots_[slot].blocks; }
     int home(int slot) const { return slots_[slot].home; }  // NUMA node
+    int32_t references(int32_t block) const { return references_[block]; }
     void check() const;  // throws std::logic_error with the equation that does not hold
 
     // Checks that slots are in range, differ and are long enough, and that no written position is shared.
@@ -62,12 +65,14 @@ class BlockTable {
     bool tail_shared(const Slot& s) const;
     int64_t blocks_for(int64_t tokens) const { return (tokens + block_tokens_ - 1) / block_tokens_; }
     int roomiest_node() const;
+    int new_home() const;
     int node_of(int32_t block) const;
     int32_t take_block(int home);
     void drop_block(int32_t block);
 
     int block_tokens_;
     int32_t blocks_;
+    bool fills_;
     std::vector<int64_t> bounds_;             // of the nodes' blocks
     std::vector<std::vector<int32_t>> free_;  // of each node, LIFO
     std::vector<int32_t> references_;

@@ -9,7 +9,13 @@ from hpcdecode.schedule.policies.fixed_f import FixedF
 from hpcdecode.schedule.policies.load_control import LoadControl
 from hpcdecode.schedule.policies.static import Static
 
-POLICIES: dict[str, type[Policy]] = {"fixed-f": FixedF, "load-control": LoadControl, "static": Static, "fifo": Fifo}
+POLICIES: dict[str, type[Policy]] = {
+    "fixed-f": FixedF,
+    "load-control": LoadControl,
+    "static": Static,
+    "fifo": Fifo,
+    "fluid": FixedF,  # into a KV cache that is larger than its memory
+}
 
 
 def policy_of(limits: LaneLimits) -> Policy:

@@ -1,0 +1,93 @@
+"""How a KV cache that is larger than its memory is cut into pages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from hpcdecode import _attn_cpu
+from hpcdecode.attention.base import native_shapes
+from hpcdecode.attention.shapes import LayerShape
+from hpcdecode.errors import UserError
+from hpcdecode.system.swap_tiers import ALIGNMENT
+
+PAGE_BYTES = 1 << 20  # at least, where memory has room for some pages a layer
+_PER_LAYER, _LEAST_PER_LAYER = 16, 4  # pages of a layer that memory has room for: wished, and before pages shrink
+_BLOCK_UNIT = 512  # bytes: blocks of every layer are padded to one size, a multiple of it
+_WINDOW = (2, 16)  # pages that come in ahead of their use: least and most
+
+
+class PageSizes(msgspec.Struct, frozen=True):
+    """The pages of a KV cache. A page has the blocks of one range at one layer.
+
+    Attributes:
+        layers: Number of layers.
+        block_bytes: Bytes of a block at a layer.
+        range_blocks: Blocks of a range.
+        ranges: Number of ranges.
+        frames: Number of pages that memory has room for.
+        window: Pages that come in ahead of their use.
+    """
+
+    layers: int
+    block_bytes: int
+    range_blocks: int
+    ranges: int
+    frames: int
+    window: int
+
+    @property
+    def page_bytes(self) -> int:
+        """Return the bytes of a page."""
+        return self.block_bytes * self.range_blocks
+
+    @property
+    def resident_share(self) -> float:
+        """Return the share of all pages that memory has room for."""
+        return min(self.frames / (self.layers * self.ranges), 1.0)
+
+
+def _block_bytes(layers: Sequence[LayerShape], kv_dtype: str, block_tokens: int) -> int:
+    shapes = native_shapes(layers, _attn_cpu.LayerShape)
+    most = max(_attn_cpu.block_bytes([shape], kv_dtype, block_tokens)[0] for shape in shapes)
+    return -(-most // _BLOCK_UNIT) * _BLOCK_UNIT
+
+
+def page_sizes(
+    layers: Sequence[LayerShape], kv_dtype: str, block_tokens: int, memory: int, tiers: Sequence[int]
+) -> PageSizes:
+    """Return the pages of a KV cache that has as many as its tiers hold.
+
+    All pages of a layer fit in memory at once, so that any sequence can be attended to; that limits their number.
+
+    Args:
+        layers: Shapes of the layers.
+        kv_dtype: Data type that K and V are stored as.
+        block_tokens: Tokens of a block.
+        memory: Bytes for pages in memory.
+        tiers: Bytes of every tier.
+
+    Raises:
+        UserError: If memory is too small, or larger than the tiers.
+    """
+    block, count = _block_bytes(layers, kv_dtype, block_tokens), len(layers)
+    unit = ALIGNMENT // math.gcd(ALIGNMENT, block)  # blocks
+    wished = min(max(memory // (count * _PER_LAYER), PAGE_BYTES), memory // (count * _LEAST_PER_LAYER))
+    range_blocks = max(wished // (block * unit), 1) * unit
+    page = range_blocks * block
+    frames = memory // page
+    window = min(max(frames // 8, _WINDOW[0]), _WINDOW[1])
+    if frames < 2 * window + 2:
+        raise UserError(
+            f"--schedule fluid: expected --kv-memory of at least {(2 * window + 2) * page >> 10}K, "
+            f"{2 * window + 2} pages of this model's KV cache, got {memory >> 10}K; raise it"
+        )
+    ranges = min(sum(tier // page for tier in tiers) // count, frames - 2 * window)
+    if ranges * count <= frames:
+        raise UserError(
+            f"--schedule fluid: expected --kv-swap of more than --kv-memory, {memory >> 20}M, got "
+            f"{sum(tiers) >> 20}M: raise it, or leave out --schedule fluid, as all fits in memory"
+        )
+    return PageSizes(count, block, range_blocks, ranges, frames, window)

@@ -1,0 +1,364 @@
+"""Pages of a KV cache that is larger than its memory: which lie in frames of memory, and what comes in and goes out.
+
+A page has the blocks of one range at one layer. Every page has a place in a tier. Layers attend in turn, step after
+step, so that the page used last is needed last: it goes first, and the one whose use is longest ago comes in next. So a
+part of the pages stays in memory, and only the rest moves.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import SimpleQueue
+from time import perf_counter
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcdecode._attn_cpu import crc32c
+from hpcdecode.attention.page_sizes import PageSizes
+from hpcdecode.errors import InvariantViolation, UserError
+from hpcdecode.system.swap_tiers import ALIGNMENT, Chunk, Tier
+
+THREADS = 2
+_GAP = 256 << 10  # bytes that are read along rather than left out
+ABSENT, READING, RESIDENT, WRITING = range(4)
+
+Marks = NDArray[np.bool_]
+Run = tuple[int, int]  # begin and end, bytes of a page
+_Job = Callable[[], None]
+
+
+class PageCounts(msgspec.Struct):
+    """What was moved.
+
+    Attributes:
+        bytes_in: Bytes that were read.
+        bytes_out: Bytes that were written.
+        seconds: Of the threads that move.
+        waited: Seconds in which attention waited for pages.
+    """
+
+    bytes_in: int = 0
+    bytes_out: int = 0
+    seconds: float = 0.0
+    waited: float = 0.0
+
+
+def runs_of(marks: Marks, block_bytes: int, gap: int = 0) -> list[Run]:
+    """Return the bytes of marked blocks as runs, aligned for tiers; those less than `gap` bytes apart are joined."""
+    runs: list[Run] = []
+    for block in np.flatnonzero(marks).tolist():
+        begin = block * block_bytes // ALIGNMENT * ALIGNMENT
+        end = -(-(block + 1) * block_bytes // ALIGNMENT) * ALIGNMENT
+        if runs and begin - runs[-1][1] <= gap:
+            runs[-1] = runs[-1][0], end
+        else:
+            runs.append((begin, end))
+    return runs
+
+
+class Pages:
+    """Moves pages between frames and tiers, by threads of its own. Its methods are called by one other thread.
+
+    Args:
+        sizes: Of pages.
+        frames: Memory of every frame, uint8.
+        owner: What that memory lives as long as.
+        tiers: In the order in which they are filled, of pages each.
+        cpus: Of the threads; None for those of the caller.
+
+    Attributes:
+        counts: Of what was moved.
+    """
+
+    def __init__(
+        self,
+        sizes: PageSizes,
+        frames: Sequence[Chunk],
+        owner: object,
+        tiers: Sequence[Tier],
+        cpus: Sequence[int] | None,
+    ):
+        self.sizes, self.counts = sizes, PageCounts()
+        self._memory, self._owner, self._tiers = list(frames), owner, list(tiers)
+        shape, blocks = (sizes.layers, sizes.ranges), (sizes.layers, sizes.ranges, sizes.range_blocks)
+        self._state = np.full(shape, ABSENT, np.int8)
+        self._frame = np.full(shape, -1, np.int32)
+        self._pinned = np.zeros(shape, np.bool_)
+        self._ahead = np.zeros(shape, np.bool_)  # came in, or comes, and was not used yet
+        self._used_at = np.zeros(shape, np.int64)
+        self._dirty = np.zeros(blocks, np.bool_)  # blocks that differ from what the tier has
+        self._stored = np.zeros(blocks, np.bool_)  # blocks that the tier has
+        self._sums = np.zeros(blocks, np.uint32)
+        self._live = np.zeros(blocks[1:], np.bool_)
+        self._has = np.zeros(shape, np.bool_)  # pages of which the tier has blocks that sequences hold
+        self._free = list(range(sizes.frames))[::-1]
+        self._clock = 0
+        self._reading = self._writing = 0
+        self._problem = ""
+        self._changed = threading.Condition()
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        threads = [
+            threading.Thread(target=_work, args=(self._jobs, cpus), daemon=True, name="kv-pages")
+            for _ in range(THREADS)
+        ]
+        for thread in threads:
+            thread.start()
+        self.close = weakref.finalize(self, _close, self._jobs, threads, self._tiers)
+
+    def set_live(self, live: Marks) -> None:
+        """Say which blocks sequences hold; what others held is forgotten.
+
+        Args:
+            live: bool [ranges * range_blocks].
+        """
+        live = live.reshape(self._live.shape)
+        with self._changed:
+            if freed := bool((gone := self._live & ~live).any()):
+                self._dirty[:, gone] = self._stored[:, gone] = False
+                of = gone.any(1)
+                self._has[:, of] = (self._stored[:, of] & live[of]).any(2)
+            self._live = live.copy()
+            if freed:
+                empty = (self._state == RESIDENT) & ~self._pinned & ~live.any(1)
+                for layer, part in np.argwhere(empty).tolist():
+                    self._drop(layer, part)
+
+    def pin(self, layer: int, parts: Marks) -> None:
+        """Have pages of a layer come in, and stay until `unpin`.
+
+        Args:
+            layer: Index of the layer.
+            parts: bool [ranges], the ranges that are needed.
+        """
+        with self._changed:
+            self._pinned[layer] |= parts
+            self._ahead[layer] &= ~parts
+            self._pump()
+
+    def wait(self, layer: int, rows: Marks) -> Marks:
+        """Wait until some rows have all their pages; return which, bool [n].
+
+        Args:
+            layer: Index of the layer.
+            rows: bool [n, ranges], the ranges that each row needs, all of them pinned.
+
+        Raises:
+            UserError: If what a tier has cannot be read, or written.
+        """
+        begin = perf_counter()
+        with self._changed:
+            while not self._problem:
+                able: Marks = ~np.logical_or.reduce(rows & (self._state[layer] != RESIDENT), axis=1)
+                if able.any():
+                    self.counts.waited += perf_counter() - begin
+                    return able
+                self._pump()
+                self._changed.wait()
+            raise UserError(self._problem)
+
+    def frames(self, layer: int) -> NDArray[np.int32]:
+        """Return the frame of each page of a layer, or -1; int32 [ranges]. Those of pages that are pinned stay."""
+        with self._changed:
+            found: NDArray[np.int32] = np.where(self._state[layer] == RESIDENT, self._frame[layer], np.int32(-1))
+            return found
+
+    def wrote(self, layer: int, blocks: Sequence[int]) -> None:
+        """Note that blocks of pinned pages were written."""
+        parts, places = np.divmod(np.asarray(blocks, np.int64), self.sizes.range_blocks)
+        with self._changed:
+            self._dirty[layer, parts, places], self._stored[layer, parts, places] = True, False
+            of = np.unique(parts)
+            self._has[layer, of] = (self._stored[layer, of] & self._live[of]).any(1)
+
+    def unpin(self, layer: int, parts: Marks) -> None:
+        """Let pages of a layer go, which are needed again when all others have been."""
+        with self._changed:
+            self._clock += 1
+            self._used_at[layer, parts] = self._clock
+            self._pinned[layer] &= ~parts
+            self._pump()
+
+    def check(self) -> None:
+        """Raise InvariantViolation unless every frame is free or has one page, and every block is somewhere."""
+        with self._changed:
+            held = self._frame[self._frame >= 0].tolist()
+            if sorted([*held, *self._free]) != list(range(self.sizes.frames)):
+                raise InvariantViolation(
+                    "frames are free or have one page",
+                    f"{len(held)} hold pages, {len(self._free)} are free of {self.sizes.frames}",
+                )
+            lost = self._dirty & ~np.isin(self._state, (RESIDENT, WRITING))[:, :, None]
+            if lost.any() or (self._dirty & self._stored).any():
+                raise InvariantViolation("blocks lie in memory or in a tier", f"{int(lost.sum())} lie in neither")
+
+    def _pump(self) -> None:
+        """Begin to move what should move next; the lock is held."""
+        while not self._problem and (page := self._next()) is not None:
+            layer, part = page
+            if not self._free and not self._make_room(page):
+                return
+            self._frame[page] = self._free.pop()
+            if not self._has[page]:  # all its blocks are new
+                self._state[page] = RESIDENT
+                continue
+            wanted = self._stored[layer, part] & self._live[part]
+            self._state[page], self._ahead[page] = READING, not self._pinned[page]
+            self._reading += 1
+            sums = self._sums[layer, part].copy()
+            self._jobs.put(lambda page=page, wanted=wanted, sums=sums: self._read(page, wanted, sums))  # type: ignore[misc]
+
+    def _next(self) -> tuple[int, int] | None:
+        """Return the page that comes in next, or None."""
+        absent = self._state == ABSENT
+        needed = np.argwhere(absent & self._pinned)
+        if len(needed):
+            fresh = [(i, j) for i, j in needed.tolist() if not self._has[i, j]]
+            if fresh or self._reading < self.sizes.window:
+                i, j = fresh[0] if fresh else needed[0].tolist()
+                return i, j
+            return None
+        if np.count_nonzero(self._ahead) >= self.sizes.window:
+            return None
+        due = absent & self._has
+        if not due.any():
+            return None
+        layer, part = np.unravel_index(np.where(due, self._used_at, np.iinfo(np.int64).max).argmin(), due.shape)
+        return int(layer), int(part)
+
+    def _make_room(self, page: tuple[int, int]) -> bool:
+        """Free a frame for a page, by dropping another that is needed later; return False if it has to be written."""
+        may = (self._state == RESIDENT) & ~self._pinned
+        if not self._pinned[page]:
+            may &= (self._used_at > self._used_at[page]) & ~self._ahead
+        while may.any():
+            at = np.unravel_index(np.where(may, self._used_at, -1).argmax(), may.shape)
+            layer, part = int(at[0]), int(at[1])
+            dirty = self._dirty[layer, part] & self._live[part]
+            if not dirty.any():
+                self._drop(layer, part)
+                return True
+            if self._writing >= self.sizes.window:
+                return False
+            self._state[layer, part] = WRITING
+            self._writing += 1
+            self._jobs.put(lambda dirty=dirty, at=(layer, part): self._write(at, dirty))  # type: ignore[misc]
+            if self._writing >= max(self.sizes.window // 2, 1):
+                return False
+            may[layer, part] = False
+        return False
+
+    def _drop(self, layer: int, part: int) -> None:
+        """Take a page's frame; the lock is held."""
+        self._free.append(int(self._frame[layer, part]))
+        self._frame[layer, part] = -1
+        self._state[layer, part], self._ahead[layer, part] = ABSENT, False
+
+    def _place(self, page: tuple[int, int]) -> tuple[Tier, int]:
+        """Return the tier of a page and its place there."""
+        number = page[0] * self.sizes.ranges + page[1]
+        for tier in self._tiers:
+            if number < tier.chunks:
+                return tier, number
+            number -= tier.chunks
+        raise InvariantViolation("every page has a place in a tier", f"page {page} has none")
+
+    def _read(self, page: tuple[int, int], wanted: Marks, sums: NDArray[np.uint32]) -> None:
+        """Bring a page in, by a thread."""
+
+        def move() -> int:
+            memory, (tier, place) = self._memory[self._frame[page]], self._place(page)
+            runs = runs_of(wanted, self.sizes.block_bytes, _GAP)
+            for begin, end in runs:
+                tier.read(place, memory[begin:end], begin)
+            for block in np.flatnonzero(wanted).tolist():
+                if crc32c(self._block(memory, block)) != sums[block]:
+                    raise OSError(0, "what was read is not what was written")
+            return sum(end - begin for begin, end in runs)
+
+        nbytes = self._move(move)
+        with self._changed:
+            self._reading -= 1
+            self.counts.bytes_in += nbytes
+            self._state[page] = RESIDENT
+            if not self._pinned[page] and not self._live[page[1]].any():
+                self._drop(*page)
+            self._pump()
+            self._changed.notify_all()
+
+    def _write(self, page: tuple[int, int], dirty: Marks) -> None:
+        """Write the blocks of a page that its tier does not have, and let it go unless it is needed; by a thread."""
+        blocks = np.flatnonzero(dirty).tolist()
+        sums: list[int] = []
+
+        def move() -> int:
+            memory, (tier, place) = self._memory[self._frame[page]], self._place(page)
+            sums.extend(crc32c(self._block(memory, block)) for block in blocks)
+            runs = runs_of(dirty, self.sizes.block_bytes)
+            for begin, end in runs:
+                tier.write(place, memory[begin:end], begin)
+            return sum(end - begin for begin, end in runs)
+
+        nbytes = self._move(move)
+        with self._changed:
+            self._writing -= 1
+            self.counts.bytes_out += nbytes
+            self._state[page] = RESIDENT
+            if not self._problem:
+                kept = self._dirty[page][blocks]  # some may have been given to others meanwhile
+                blocks = np.array(blocks)[kept]
+                self._sums[page][blocks] = np.array(sums, np.uint32)[kept]
+                self._stored[page][blocks], self._dirty[page][blocks] = True, False
+                self._has[page] = (self._stored[page] & self._live[page[1]]).any()
+                if not self._pinned[page]:
+                    self._drop(*page)
+            self._pump()
+            self._changed.notify_all()
+
+    def _block(self, memory: Chunk, block: int) -> Chunk:
+        size = self.sizes.block_bytes
+        return memory[block * size : (block + 1) * size]
+
+    def _move(self, move: Callable[[], int]) -> int:
+        """Return the bytes that `move` moved; note why if it could not."""
+        begin, nbytes, problem = perf_counter(), 0, ""
+        try:
+            nbytes = move()
+        except OSError as error:
+            problem = error.strerror or str(error)
+        except Exception as error:  # the other thread waits for pages: it has to hear of it
+            problem = f"{type(error).__name__}: {error}"
+        with self._changed:
+            self.counts.seconds += perf_counter() - begin
+            if problem and not self._problem:
+                self._problem = (
+                    f"--kv-swap: pages of the KV cache cannot be moved: {problem}; rows that have ended are kept, "
+                    "run the same command again to go on, with another tier if this one is broken"
+                )
+        return nbytes
+
+
+def _work(jobs: SimpleQueue[_Job | None], cpus: Sequence[int] | None) -> None:
+    """Do jobs until there are no more."""
+    if cpus:
+        with suppress(OSError):
+            os.sched_setaffinity(0, cpus)  # of this thread
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # it refers to its Pages
+
+
+def _close(jobs: SimpleQueue[_Job | None], threads: Sequence[threading.Thread], tiers: Sequence[Tier]) -> None:
+    """End the threads and close the tiers."""
+    for _ in threads:
+        jobs.put(None)
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join()
+    for tier in tiers:
+        tier.close()

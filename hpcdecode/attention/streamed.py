@@ -1,0 +1,270 @@
+"""A KV cache that is larger than its memory: its pages come from tiers, and go there, while others are attended to.
+
+In every layer the rows whose pages are in memory are attended to first, the others as theirs come in. A row has the
+same bits whichever rows it is attended to with.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hpcdecode._attn_cpu import CapacityError, KvCache
+from hpcdecode.attention.base import FloatArray, IntArray, KvCapacityError, Matrix
+from hpcdecode.attention.cpu import native_cache
+from hpcdecode.attention.native import NativeKvCache
+from hpcdecode.attention.page_sizes import PageSizes
+from hpcdecode.attention.pages import Marks, Pages
+from hpcdecode.attention.shapes import LayerShape
+from hpcdecode.errors import InvariantViolation
+from hpcdecode.system.swap_tiers import Chunk, Tier
+
+_Ints = NDArray[np.int32]
+
+
+class StreamedKvCache(NativeKvCache["KvCache"]):
+    """A `KvCache` on CPUs as large as its tiers, with as many pages in memory as fit.
+
+    Tensors are CPU torch tensors (float32, bfloat16) or numpy float32 arrays.
+
+    Args:
+        layers: Shapes of the attention layers.
+        kv_dtype: One of KV_DTYPES.
+        sizes: Of pages.
+        tiers: With chunks of one page each.
+        max_sequences: Slots are 0 to max_sequences - 1.
+        block_tokens: Tokens of a block.
+        threads: Number of threads, the calling one included.
+        cpus: One CPU per thread to pin workers to, or None.
+        team: True to run on torch's OpenMP threads.
+
+    Attributes:
+        pages: What moves.
+
+    Raises:
+        UserError: If the system maps no more memory.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerShape],
+        kv_dtype: str,
+        sizes: PageSizes,
+        tiers: Sequence[Tier],
+        max_sequences: int,
+        block_tokens: int,
+        threads: int = 1,
+        cpus: Sequence[int] | None = None,
+        team: bool = False,
+    ) -> None:
+        room = sizes.ranges * sizes.range_blocks * block_tokens, max_sequences, block_tokens
+        pinned: list[int] = list(cpus or ())
+        native = native_cache(
+            layers, kv_dtype, *room, threads, pinned, [], team, range_blocks=sizes.range_blocks, frames=sizes.frames
+        )
+        super().__init__(native, layers, kv_dtype)
+        if self.native.frame_bytes != sizes.page_bytes or self.native.ranges != sizes.ranges:
+            raise InvariantViolation(
+                "frames hold pages", f"{self.native.frame_bytes} bytes for pages of {sizes.page_bytes}"
+            )
+        self.sizes = sizes
+        self.pages = Pages(sizes, _frames(self.native, sizes), self.native, tiers, cpus)
+        self._live = np.zeros(sizes.ranges * sizes.range_blocks, np.uint8)
+        self._marks: dict[tuple[bytes, bytes, bool], Marks] = {}
+        self._copies: list[list[tuple[int, int]]] = [[] for _ in layers]  # of blocks, left to be made in each layer
+
+    @property
+    def attend_seconds(self) -> float:
+        """Return the seconds spent in `attend` so far, those in which it waited for pages left out."""
+        return self.native.attend_seconds
+
+    def extend(self, slots: IntArray, counts: IntArray) -> None:
+        """Make room for new tokens, as `KvCache.extend`."""
+        try:
+            self.native.extend(slots, counts)
+        except CapacityError as error:
+            raise KvCapacityError(str(error)) from None
+        if copies := self.native.take_copies():
+            for layer in self._copies:
+                layer += copies
+        self._note_blocks()
+
+    def append(self, layer: int, slots: IntArray, counts: IntArray, kv: Matrix) -> None:
+        """Write K and V, as `KvCache.append`."""
+        run = partial(self._append, layer, kv)
+        self._each(layer, _ints(slots), _ints(counts), False, len(kv), run)
+
+    def attend(
+        self, layer: int, slots: IntArray, counts: IntArray, qkv: Matrix, out: Matrix, sinks: FloatArray | None = None
+    ) -> None:
+        """Append and attend, as `KvCache.attend`."""
+        if len(out) != len(qkv):
+            raise ValueError(f"out: expected {len(qkv)} rows, as qkv has, got {len(out)}")
+        run = partial(self._attend, layer, qkv, out, sinks)
+        self._each(layer, _ints(slots), _ints(counts), True, len(qkv), run)
+
+    def _append(self, layer: int, kv: Matrix, slots: _Ints, counts: _Ints, tokens: NDArray[np.int64] | None) -> None:
+        self.native.append(layer, slots, counts, kv if tokens is None else _rows(kv, tokens))
+
+    def _attend(
+        self,
+        layer: int,
+        qkv: Matrix,
+        out: Matrix,
+        sinks: FloatArray | None,
+        slots: _Ints,
+        counts: _Ints,
+        tokens: NDArray[np.int64] | None,
+    ) -> None:
+        if tokens is None:
+            self.native.attend(layer, slots, counts, qkv, out, sinks)
+            return
+        some = _rows(qkv, tokens)
+        result = (
+            some.new_empty(len(tokens), out.shape[1])
+            if isinstance(some, torch.Tensor)
+            else np.empty((len(tokens), out.shape[1]), np.float32)
+        )
+        self.native.attend(layer, slots, counts, some, result, sinks)
+        cast(Any, out)[torch.from_numpy(tokens) if isinstance(out, torch.Tensor) else tokens] = result
+
+    def release(self, slots: IntArray) -> None:
+        """Forget sequences, as `KvCache.release`."""
+        self._copy_all()
+        self.native.release(slots)
+        self._note_blocks()
+
+    def fork(self, src: int, dst: int) -> None:
+        """Open a slot with what another holds, as `KvCache.fork`."""
+        self.native.fork(src, dst)
+        self._marks.clear()
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Drop the last positions of a slot, as `KvCache.truncate`."""
+        self._copy_all()
+        self.native.truncate(slot, length)
+        self._note_blocks()
+
+    def check(self) -> None:
+        """Check blocks, as `KvCache.check`, and pages."""
+        self.native.check()
+        self.pages.check()
+
+    def close(self) -> None:
+        """End what moves pages, and give tiers back."""
+        self.pages.close()
+
+    def _note_blocks(self) -> None:
+        """Note which blocks are held, after a change."""
+        self._marks.clear()
+        self.native.mark_used(self._live)
+        self.pages.set_live(self._live.astype(np.bool_))
+
+    def _needs(self, slots: _Ints, counts: _Ints, whole: bool) -> Marks:
+        """Return the ranges that rows need, bool [n, ranges]."""
+        key = slots.tobytes(), counts.tobytes(), whole
+        if (marks := self._marks.get(key)) is None:
+            held = np.empty(len(slots) * self.sizes.ranges, np.uint8)
+            self.native.mark_ranges(slots, counts, whole, held)
+            marks = self._marks[key] = held.astype(np.bool_).reshape(len(slots), self.sizes.ranges)
+            marks[counts == 0] = False
+        return marks
+
+    def _each(
+        self,
+        layer: int,
+        slots: _Ints,
+        counts: _Ints,
+        whole: bool,
+        tokens: int,
+        run: Callable[[_Ints, _Ints, NDArray[np.int64] | None], None],
+    ) -> None:
+        """Run over rows in groups, each when its pages are there.
+
+        Args:
+            layer: Index of the layer.
+            slots: int32 [n].
+            counts: int32 [n].
+            whole: Whether a row needs all its blocks, not those alone that are written.
+            tokens: Rows of the tensors.
+            run: Called with slots, counts and tokens of each group, or None for all tokens.
+        """
+        if not 0 <= layer < len(self.layers):
+            raise ValueError(f"layer: expected 0 to {len(self.layers) - 1}, got {layer}")
+        needs = self._needs(slots, counts, whole)
+        if tokens != counts.sum():
+            raise ValueError(f"rows: expected {counts.sum()}, the sum of counts, got {tokens}")
+        self._copy(layer)
+        ends = np.cumsum(counts, dtype=np.int64)
+        rows, left = np.arange(len(slots)), _any(needs)
+        self.pages.pin(layer, left)
+        try:
+            while len(rows):
+                able = self.pages.wait(layer, needs[rows])
+                group = rows[able]
+                self.native.place_pages(self.pages.frames(layer))
+                some = None if len(group) == len(slots) else _tokens(ends, counts, group)
+                run(slots[group], counts[group], some)
+                self.pages.wrote(layer, self.native.written_blocks(slots[group], counts[group]))
+                rows = rows[~able]
+                done = left & ~_any(needs[rows])
+                self.pages.unpin(layer, done)
+                left = left & ~done
+        finally:
+            self.pages.unpin(layer, left)
+
+    def _copy(self, layer: int) -> None:
+        """Make the copies of blocks that forks need, in a layer that is to be written."""
+        copies, self._copies[layer] = self._copies[layer], []
+        if not copies:
+            return
+        pairs = np.array(copies) // self.sizes.range_blocks
+        needed = np.zeros((1, self.sizes.ranges), np.bool_)
+        needed[0, pairs.ravel()] = True
+        self.pages.pin(layer, needed[0])
+        try:
+            self.pages.wait(layer, needed)
+            self.native.place_pages(self.pages.frames(layer))
+            for source, target in copies:
+                self.native.copy_block(source, target)
+            self.pages.wrote(layer, [target for _, target in copies])
+        finally:
+            self.pages.unpin(layer, needed[0])
+
+    def _copy_all(self) -> None:
+        """Make all copies that are left, before blocks that they are made of go to others."""
+        for layer in range(len(self.layers)):
+            self._copy(layer)
+
+
+def _any(marks: Marks) -> Marks:
+    """Return which ranges some row needs, bool [ranges]."""
+    some: Marks = np.logical_or.reduce(marks, axis=0)
+    return some
+
+
+def _ints(values: IntArray) -> _Ints:
+    return np.ascontiguousarray(values, np.int32)
+
+
+def _tokens(ends: NDArray[np.int64], counts: _Ints, group: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the tokens of a group of rows, given the ends of all rows' tokens."""
+    if (counts == 1).all():
+        return group
+    return np.concatenate([np.arange(ends[i] - counts[i], ends[i]) for i in group.tolist()])
+
+
+def _rows(matrix: Matrix, rows: NDArray[np.int64]) -> Matrix:
+    return matrix[torch.from_numpy(rows)] if isinstance(matrix, torch.Tensor) else matrix[rows]
+
+
+def _frames(native: KvCache, sizes: PageSizes) -> list[Chunk]:
+    """Return the memory of every frame."""
+    whole = (ctypes.c_uint8 * (sizes.page_bytes * sizes.frames)).from_address(native.address)
+    return list(np.ctypeslib.as_array(whole).reshape(sizes.frames, sizes.page_bytes))

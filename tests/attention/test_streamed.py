@@ -1,0 +1,254 @@
+"""A KV cache larger than its memory gives the bits of one that has all in memory, or says that it cannot."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from hpcdecode.attention.base import KV_DTYPES, KvCapacityError
+from hpcdecode.attention.open import open_kv_cache
+from hpcdecode.attention.page_sizes import PageSizes, page_sizes
+from hpcdecode.attention.pages import runs_of
+from hpcdecode.attention.shapes import LayerShape
+from hpcdecode.errors import UserError
+from tests.support.rotating import BLOCK_TOKENS, FaultyTier, file, host, rotating, sizes_of
+
+SHAPES = [
+    LayerShape(kv_heads=2, k_dim=64, v_dim=32, q_heads=4, scale=0.3),
+    LayerShape(kv_heads=4, k_dim=64, v_dim=64, q_heads=4, scale=0.1, window=70),
+    LayerShape(kv_heads=2, k_dim=64, v_dim=32, q_heads=4, scale=0.3, sinks=True),
+]
+SLOTS = 16
+
+
+class Pair:
+    """Does the same to two KV caches, and compares what they give.
+
+    Args:
+        streamed: KV cache that is larger than its memory.
+        kv_dtype: Data type of K and V.
+        dtype: Of rows.
+    """
+
+    def __init__(self, streamed, kv_dtype, dtype=torch.float32, seed=0):
+        capacity = streamed.capacity_tokens
+        sizes = {"kv_dtype": kv_dtype, "capacity_tokens": capacity, "block_tokens": BLOCK_TOKENS}
+        plain = open_kv_cache(streamed.layers, **sizes, max_sequences=SLOTS, threads=2)
+        self.caches = plain, streamed
+        self.draw, self.dtype, self.held = np.random.default_rng(seed), dtype, {}
+
+    def _rows(self, tokens, columns):
+        return torch.from_numpy(self.draw.standard_normal((tokens, columns), np.float32)).to(self.dtype)
+
+    def step(self, counts, appended=()):
+        """Attend to so many new tokens by slot, after those of `appended` slots are only appended."""
+        for cache in self.caches:
+            for some in (counts, dict(appended)):
+                if some:
+                    cache.extend(list(some), list(some.values()))
+        for some in (counts, dict(appended)):
+            for slot, count in some.items():
+                self.held[slot] = self.held.get(slot, 0) + count
+        for layer, shape in enumerate(self.caches[0].layers):
+            for slot, count in dict(appended).items():
+                kv = self._rows(count, shape.kv_columns)
+                for cache in self.caches:
+                    cache.append(layer, [slot], [count], kv)
+            if counts:
+                self._attend(layer, shape, counts)
+
+    def _attend(self, layer, shape, counts):
+        slots = list(counts)
+        self.draw.shuffle(slots)
+        tokens = [counts[slot] for slot in slots]
+        qkv = self._rows(sum(tokens), shape.row_columns)
+        sinks = torch.linspace(-1, 1, shape.q_heads) if shape.sinks else None
+        outs = [torch.full((sum(tokens), shape.out_columns), torch.nan, dtype=self.dtype) for _ in self.caches]
+        for cache, out in zip(self.caches, outs, strict=True):
+            cache.attend(layer, slots, np.array(tokens, np.int32), qkv, out, sinks)
+        assert torch.equal(*outs) and not outs[0].isnan().any()
+
+    def release(self, *slots):
+        for cache in self.caches:
+            cache.release(list(slots))
+        for slot in slots:
+            del self.held[slot]
+
+    def fork(self, src, dst):
+        for cache in self.caches:
+            cache.fork(src, dst)
+        self.held[dst] = self.held[src]
+
+    def truncate(self, slot, length):
+        for cache in self.caches:
+            cache.truncate(slot, length)
+        self.held[slot] = length
+
+    def random_step(self):
+        """Do something drawn to some slots, and let most of the others decode."""
+        free = [slot for slot in range(SLOTS) if slot not in self.held]
+        room = min(cache.free_blocks for cache in self.caches) - 2 * SLOTS
+        if self.held and (self.draw.random() < 0.2 or room < 4):
+            self.release(*self.draw.permutation(list(self.held))[: 1 + (room < 4) * 4].tolist())
+        elif self.held and free and self.draw.random() < 0.3:
+            self.fork(int(self.draw.choice(list(self.held))), free.pop(0))
+        elif self.held and self.draw.random() < 0.2:
+            slot = int(self.draw.choice(list(self.held)))
+            self.truncate(slot, int(self.draw.integers(1, self.held[slot] + 1)))
+        long = min(300, room * BLOCK_TOKENS // 2)
+        appended = {free[0]: int(self.draw.integers(1, long))} if free and long > 1 else {}
+        decode = {slot: 1 for slot in self.held if self.draw.random() < 0.9}
+        if decode and self.draw.random() < 0.3:
+            decode[next(iter(decode))] = 3
+        self.step(decode, appended)
+        for cache in self.caches:
+            cache.check()
+
+
+@pytest.mark.parametrize("kind", ["host", "file"])
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_rows_are_those_of_a_cache_in_memory(tmp_path, kv_dtype, kind):
+    sizes = sizes_of(SHAPES, kv_dtype, ranges=12, frames=18, blocks=6)
+    cache = rotating(SHAPES, kv_dtype, sizes, host(sizes) if kind == "host" else file(sizes, tmp_path))
+    pair = Pair(cache, kv_dtype, torch.bfloat16 if kv_dtype == "bfloat16" else torch.float32)
+    for _ in range(30):
+        pair.random_step()
+    counts = cache.pages.counts
+    assert counts.bytes_in > 4 * sizes.frames * sizes.page_bytes and counts.bytes_out > 0
+    assert not list(tmp_path.iterdir())
+    pair.release(*pair.held)
+    pair.caches[1].check()
+    assert cache.used_tokens == 0
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_least_memory_does(seed):
+    """All pages of a layer, and what moves: a row may need every page."""
+    sizes = sizes_of(SHAPES, "float32", ranges=12, frames=12 + 5)
+    pair = Pair(rotating(SHAPES, "float32", sizes, host(sizes)), "float32", seed=seed)
+    pair.step({}, {0: 5 * BLOCK_TOKENS + 10})
+    for slot in range(1, 6):
+        pair.fork(0, slot)
+    for _ in range(20):
+        pair.step(dict.fromkeys(pair.held, 1))
+    assert pair.caches[1].pages.counts.bytes_in > 0
+
+
+def test_a_fixed_part_stays_and_clean_blocks_are_not_written_again():
+    shapes = SHAPES[:1] * 8
+    sizes = sizes_of(shapes, "float32", ranges=12, frames=36, blocks=8)
+    cache = rotating(shapes, "float32", sizes, host(sizes))
+    pair = Pair(cache, "float32")
+    for slot in range(12):
+        pair.step({}, {slot: 7 * BLOCK_TOKENS + 1})
+    pair.step(dict.fromkeys(pair.held, 1))
+    before, steps = (cache.pages.counts.bytes_in, cache.pages.counts.bytes_out), 5
+    for _ in range(steps):
+        pair.step(dict.fromkeys(pair.held, 1))
+    held = 12 * 8 * sizes.block_bytes * len(shapes)
+    read, written = cache.pages.counts.bytes_in - before[0], cache.pages.counts.bytes_out - before[1]
+    assert 0.6 * held * steps < read < 0.9 * held * steps  # of 8 pages a layer more than 2 stay
+    assert written < 0.25 * read  # the newest block of each row
+
+
+def test_what_fits_in_memory_never_moves():
+    sizes = sizes_of(SHAPES, "float32", ranges=12, frames=18, blocks=8)
+    cache = rotating(SHAPES, "float32", sizes, host(sizes))
+    pair = Pair(cache, "float32")
+    for _ in range(3):
+        for slot in range(8):
+            pair.step({}, {slot: 3 * BLOCK_TOKENS})
+        for _ in range(4):
+            pair.step(dict.fromkeys(pair.held, 1))
+        pair.release(*pair.held)
+    assert cache.pages.counts.bytes_in == cache.pages.counts.bytes_out == 0
+
+
+@pytest.mark.parametrize(("fault", "why"), [("write", "No space left"), ("read", "Input/output"), ("bits", "written")])
+def test_what_a_tier_loses_is_an_error_and_never_a_row(fault, why):
+    sizes = sizes_of(SHAPES, "float32", ranges=12, frames=18, blocks=6)
+    (tier,) = host(sizes, FaultyTier)
+    tier.fault, tier.after = fault, 20
+    pair = Pair(rotating(SHAPES, "float32", sizes, [tier]), "float32")
+    with pytest.raises(UserError, match=rf"--kv-swap: pages of the KV cache cannot be moved: .*{why}.*run the same"):
+        for _ in range(200):
+            pair.random_step()
+    with pytest.raises(UserError):  # and so do all that follow
+        pair.caches[1].attend(0, [0], [0], torch.zeros(0, 256 + 192), torch.zeros(0, 128))
+        pair.step({slot: 1 for slot in pair.held})
+
+
+def test_bad_arguments_change_nothing():
+    sizes = sizes_of(SHAPES, "float32", ranges=12, frames=18)
+    cache = rotating(SHAPES, "float32", sizes, host(sizes))
+    cache.extend([3], [70])
+    shape = SHAPES[0]
+    qkv, out = torch.zeros(1, shape.row_columns), torch.zeros(1, shape.out_columns)
+    for call in (
+        lambda: cache.attend(7, [3], [1], qkv, out),
+        lambda: cache.attend(0, [4], [1], qkv, out),
+        lambda: cache.attend(0, [3], [71], qkv, out),
+        lambda: cache.attend(0, [3], [2], qkv, out),
+        lambda: cache.attend(0, [3], [1], qkv, torch.zeros(2, shape.out_columns)),
+        lambda: cache.attend(0, [3], [1], qkv[:, 1:], out),
+        lambda: cache.append(0, [3, 3], [1, 1], torch.zeros(2, shape.kv_columns)),
+        lambda: cache.truncate(3, 71),
+        lambda: cache.release([4]),
+    ):
+        with pytest.raises(ValueError, match=r"expected|slot"):
+            call()
+    with pytest.raises(KvCapacityError, match="KV cache full"):
+        cache.extend([5], [cache.capacity_tokens])
+    cache.check()
+    assert cache.length(3) == 70 and not cache.pages._pinned.any()
+
+
+def test_threads_and_files_end_with_the_cache(tmp_path):
+    gc.collect()  # what other tests left
+    files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    sizes = sizes_of(SHAPES, "float32", ranges=12, frames=18)
+    pair = Pair(rotating(SHAPES, "float32", sizes, file(sizes, tmp_path)), "float32")
+    for _ in range(10):
+        pair.random_step()
+    assert threading.active_count() > threads
+    del pair
+    gc.collect()
+    assert threading.active_count() == threads and len(os.listdir("/proc/self/fd")) == files
+
+
+def test_pages_have_a_mebibyte_where_memory_has_room_for_some_a_layer():
+    shapes = [LayerShape(kv_heads=8, k_dim=128, v_dim=128, q_heads=32, scale=0.1)] * 32
+    sizes = page_sizes(shapes, "bfloat16", 64, 1 << 30, [4 << 30])
+    assert sizes.page_bytes >= 1 << 20 and sizes.frames * sizes.page_bytes <= 1 << 30
+    assert sizes.ranges * sizes.layers * sizes.page_bytes <= 4 << 30 and 0.2 < sizes.resident_share < 0.3
+    small = page_sizes(shapes[:2], "int8", 64, 3 << 20, [16 << 20])
+    assert small.page_bytes < 1 << 20 and small.frames >= small.ranges + 2 * small.window
+    widest = page_sizes(shapes, "bfloat16", 64, 1 << 30, [1 << 40])
+    assert widest.frames >= widest.ranges + 2 * widest.window
+
+
+@pytest.mark.parametrize(
+    ("memory", "tier", "problem"),
+    [(1 << 20, 1 << 30, "expected --kv-memory of at least"), (1 << 30, 1 << 29, "expected --kv-swap of more than")],
+)
+def test_sizes_that_do_not_fit_are_refused(memory, tier, problem):
+    shapes = [LayerShape(kv_heads=8, k_dim=128, v_dim=128, q_heads=32, scale=0.1)] * 4
+    with pytest.raises(UserError, match=problem):
+        page_sizes(shapes, "bfloat16", 64, memory, [tier])
+
+
+def test_runs_are_aligned_and_joined():
+    marks = np.array([1, 1, 0, 0, 1, 0, 0, 0, 0, 1], np.bool_)
+    assert runs_of(marks, 4096) == [(0, 8192), (16384, 20480), (36864, 40960)]
+    assert runs_of(marks, 4096, gap=8192) == [(0, 20480), (36864, 40960)]
+    assert runs_of(marks, 1536) == [(0, 8192), (12288, 16384)]
+    assert runs_of(np.zeros(4, np.bool_), 4096) == []
+
+
+def test_a_page_has_the_frames_bytes():
+    assert PageSizes(2, 4096, 3, 8, 16, 2).page_bytes == 12288

@@ -1,0 +1,72 @@
+"""KV caches larger than their memory, for tests: small pages, and tiers that fail."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import threading
+
+from hpcdecode import _attn_cpu
+from hpcdecode.attention.base import native_shapes
+from hpcdecode.attention.page_sizes import PageSizes
+from hpcdecode.attention.streamed import StreamedKvCache
+from hpcdecode.system.swap_tiers import ALIGNMENT, FileTier, HostTier
+
+BLOCK_TOKENS = 64
+
+
+def sizes_of(shapes, kv_dtype, *, ranges, frames, blocks=1, window=2) -> PageSizes:
+    """Return the smallest pages of at least so many blocks."""
+    native = native_shapes(shapes, _attn_cpu.LayerShape)
+    block = max(_attn_cpu.block_bytes([shape], kv_dtype, BLOCK_TOKENS)[0] for shape in native)
+    block = -(-block // 512) * 512
+    unit = ALIGNMENT // math.gcd(ALIGNMENT, block)
+    return PageSizes(len(shapes), block, -(-blocks // unit) * unit, ranges, frames, window)
+
+
+def rotating(shapes, kv_dtype, sizes, tiers, slots=16, threads=2) -> StreamedKvCache:
+    return StreamedKvCache(shapes, kv_dtype, sizes, tiers, slots, BLOCK_TOKENS, threads)
+
+
+def host(sizes, kind=HostTier):
+    return [kind(sizes.layers * sizes.ranges * sizes.page_bytes, sizes.page_bytes)]
+
+
+def file(sizes, folder):
+    tier = FileTier(str(folder), sizes.layers * sizes.ranges * sizes.page_bytes, sizes.page_bytes)
+    tier.reserve()
+    return [tier]
+
+
+class FaultyTier(HostTier):
+    """Memory that fails from its n-th write or read on.
+
+    Attributes:
+        fault: `write`, `read` or `bits`; after: how many go well.
+    """
+
+    fault, after = "", 0
+
+    def __init__(self, size, chunk_bytes):
+        super().__init__(size, chunk_bytes)
+        self._count, self._lock = 0, threading.Lock()
+
+    def _fails(self, kind):
+        if kind != self.fault:
+            return False
+        with self._lock:
+            self._count += 1
+            return self._count > self.after
+
+    def write(self, chunk, data, at=0):
+        if self._fails("write"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().write(chunk, data, at)
+        if self._fails("bits"):
+            self._held[chunk][at + len(data) // 3] ^= 1
+
+    def read(self, chunk, data, at=0):
+        if self._fails("read"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().read(chunk, data, at)
