@@ -1,6 +1,4 @@
-"""
-Attention on this machine's cores: the KV cache of an R-rank, and the prompt attention of an S-rank.
-"""
+"""Attention on this machine's cores: the KV cache of an R-rank, and the prompt attention of an S-rank."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -35,8 +33,7 @@ class LayerShape:
         index_dim: int = 0,
         index_topk: int = 0,
     ) -> None:
-        """
-        Describe an attention layer.
+        """Describe an attention layer.
 
         Args:
             kv_heads: Number of key and value heads.
@@ -50,16 +47,15 @@ class LayerShape:
             latent: True if the values are the first v_dim elements of K, which rows and the KV cache have once.
             index_heads: Heads of the layer's indexer; 0 if it has none.
             index_dim: Elements of an index query head and of an index key; 0 without an indexer.
-            index_topk: Tokens that a token attends to at most: those that the indexer chooses, or those that the one of the
-                layer before chose. 0 for all.
+            index_topk: Tokens that a token attends to at most, chosen by the indexer or by that of the layer before; 0
+                for all.
 
         Raises:
             ValueError: If window or softcap is not positive.
         """
 
 class KvCache:
-    """
-    A paged KV cache in this machine's memory, with its threads and kernels.
+    """A paged KV cache in this machine's memory, with its threads and kernels.
 
     A slot is a small int that the caller chooses for a sequence. Calls exclude each other and release the GIL.
     Bad arguments raise ValueError or TypeError before anything changes.
@@ -80,8 +76,7 @@ class KvCache:
         range_blocks: int = 0,
         frames: int = 0,
     ) -> None:
-        """
-        Reserve the address space of a KV cache; memory is touched when it is used.
+        """Reserve the address space of a KV cache; memory is touched when it is used.
 
         Args:
             layers: Shapes of the model's attention layers.
@@ -102,16 +97,14 @@ class KvCache:
         """
 
     def extend(self, slots: _Ints, counts: _Ints) -> None:
-        """
-        Make room for counts[i] more tokens in slots[i]; open slots that are new.
+        """Make room for counts[i] more tokens in slots[i]; open slots that are new.
 
         Raises:
             CapacityError: If there are too few free blocks; nothing changes.
         """
 
     def append(self, layer: int, slots: _Ints, counts: _Ints, kv: _Matrix) -> None:
-        """
-        Write K and V of the last counts[i] positions of slots[i].
+        """Write K and V of the last counts[i] positions of slots[i].
 
         Args:
             layer: Index of the attention layer.
@@ -123,8 +116,7 @@ class KvCache:
     def attend(
         self, layer: int, slots: _Ints, counts: _Ints, qkv: _Matrix, out: _Matrix, sinks: _Floats | None = None
     ) -> None:
-        """
-        Append, then attend causally from the last counts[i] positions over all of slots[i].
+        """Append, then attend causally from the last counts[i] positions over all of slots[i].
 
         Args:
             layer: Index of the attention layer.
@@ -139,9 +131,7 @@ class KvCache:
         """Free the blocks of sequences and close their slots."""
 
     def fork(self, src: int, dst: int) -> None:
-        """
-        Open slot dst with the blocks of slot src; a shared block is copied before it is written.
-        """
+        """Open slot dst with the blocks of slot src; a shared block is copied before it is written."""
 
     def truncate(self, slot: int, length: int) -> None:
         """Drop the positions of a slot from length on."""
@@ -150,17 +140,14 @@ class KvCache:
         """Return the number of positions that an open slot holds."""
 
     def check(self) -> None:
-        """
-        Check that every block is free or referenced, and counted right.
+        """Check that every block is free or referenced, and counted right.
 
         Raises:
             RuntimeError: With the equation that does not hold.
         """
 
     def read_seconds(self) -> float:
-        """
-        Return the seconds in which the threads read the whole arena once: the floor of attending to all of it.
-        """
+        """Return the seconds in which the threads read the whole arena once: the floor of attending to all of it."""
 
     @property
     def used_tokens(self) -> int:
@@ -176,9 +163,7 @@ class KvCache:
 
     @property
     def node_free_blocks(self) -> list[int]:
-        """
-        Number of free blocks of each NUMA node, in the order of the nodes' numbers.
-        """
+        """Number of free blocks of each NUMA node, in the order of the nodes' numbers."""
 
     @property
     def block_tokens(self) -> int:
@@ -213,9 +198,7 @@ class KvCache:
         """Seconds of these in which threads had work."""
 
     def copy_out(self, slot: int, first_block: int, blocks: _Bytes) -> None:
-        """
-        Copy whole blocks of a slot, from first_block on, to blocks, layer by layer within each.
-        """
+        """Copy whole blocks of a slot, from first_block on, to blocks, layer by layer within each."""
 
     def copy_in(self, slot: int, first_block: int, blocks: _Bytes) -> None:
         """Copy what copy_out has given into the blocks of a slot."""
@@ -265,8 +248,7 @@ class StepAttention:
     """Attention of one new token per sequence, for a Chain to call."""
 
     def __init__(self, kv_cache: KvCache, slots: _Ints, dtype: str, sinks: Sequence[_Floats | None]) -> None:
-        """
-        Prepare a step of sequences that have been extended by one token each.
+        """Prepare a step of sequences that have been extended by one token each.
 
         Args:
             kv_cache: The KV cache of the sequences.
@@ -290,8 +272,7 @@ def crc32c_by_table(data: _Bytes) -> int:
     """Return the same without instructions for it."""
 
 class Prefill:
-    """
-    Causal attention of prompts over their own K and V, which the caller holds packed.
+    """Causal attention of prompts over their own K and V, which the caller holds packed.
 
     Calls exclude each other and release the GIL.
     Bad arguments raise ValueError or TypeError before anything is written.
@@ -306,8 +287,7 @@ class Prefill:
         isa: str,
         beside: KvCache | None,
     ) -> None:
-        """
-        Prepare the attention of prompts.
+        """Prepare the attention of prompts.
 
         Args:
             layers: Shapes of the model's attention layers.
@@ -319,9 +299,7 @@ class Prefill:
         """
 
     def packed_bytes(self, layer: int, tokens: int) -> int:
-        """
-        Return the bytes that hold the packed K and V of a prompt's tokens at a layer.
-        """
+        """Return the bytes that hold the packed K and V of a prompt's tokens at a layer."""
 
     def attend(
         self,
@@ -409,8 +387,7 @@ class RecurrentShape:
         has_beta: bool,
         has_rate: bool,
     ) -> None:
-        """
-        Describe a recurrent layer.
+        """Describe a recurrent layer.
 
         The channels of q, k and v go through the convolution. Then a token changes the state S [k_dim, v_dim] of each
         head: S = exp(decay) * S; e = v - S^T k if delta, else v; e = beta * e; S = S + k e^T; o = S^T q + skip * v.
@@ -435,8 +412,7 @@ class RecurrentShape:
         """
 
     def row_columns(self, dtype: str) -> int:
-        """
-        Return the columns of a row [q | k | v | decay | beta] in float32 or bfloat16.
+        """Return the columns of a row [q | k | v | decay | beta] in float32 or bfloat16.
 
         q, k and v are of this dtype. Decays [heads * decay_dim], left out with has_rate or k_dim 0, and betas [heads],
         if has_beta, are float32; each takes two columns of bfloat16.
@@ -447,8 +423,7 @@ class RecurrentShape:
         """Columns of the output: heads * v_dim."""
 
 class StateStore:
-    """
-    The recurrent states of sequences in this machine's memory.
+    """The recurrent states of sequences in this machine's memory.
 
     A slot is a small int that the caller chooses for a sequence. Calls exclude each other and release the GIL.
     Bad arguments raise ValueError or TypeError before anything changes.
@@ -467,8 +442,7 @@ class StateStore:
         team: bool,
         beside: KvCache | None,
     ) -> None:
-        """
-        Reserve the address space of the states; memory is touched when a slot opens.
+        """Reserve the address space of the states; memory is touched when a slot opens.
 
         Args:
             layers: Shapes of the model's recurrent layers.
@@ -488,13 +462,10 @@ class StateStore:
         """
 
     def extend(self, slots: _Ints, counts: _Ints) -> None:
-        """
-        Let slots[i] have counts[i] more tokens; open slots that are new, with states of zero.
-        """
+        """Let slots[i] have counts[i] more tokens; open slots that are new, with states of zero."""
 
     def run(self, layer: int, slots: _Ints, counts: _Ints, rows: _Matrix, out: _Matrix) -> None:
-        """
-        Take the last counts[i] tokens of slots[i] through a layer's states.
+        """Take the last counts[i] tokens of slots[i] through a layer's states.
 
         Every layer runs once after each extend, with the same counts. A token's result does not depend on the other
         sequences of the call, on how many tokens come at once, nor on the number of threads.
@@ -517,17 +488,14 @@ class StateStore:
         """Return the number of tokens that an open slot has had."""
 
     def check(self) -> None:
-        """
-        Check that every place is free or held by one slot.
+        """Check that every place is free or held by one slot.
 
         Raises:
             RuntimeError: With the equation that does not hold.
         """
 
     def rewrite_seconds(self) -> float:
-        """
-        Return the seconds in which the threads read and write the open slots' memory: the floor of run.
-        """
+        """Return the seconds in which the threads read and write the open slots' memory: the floor of run."""
 
     @property
     def state_bytes(self) -> int:
@@ -560,18 +528,13 @@ def built_isas() -> list[str]:
     """Return the instruction sets of this build, worst first."""
 
 def untested_isas() -> list[str]:
-    """
-    Return the instruction sets of this build that were tested under an emulator only.
-    """
+    """Return the instruction sets of this build that were tested under an emulator only."""
 
 def supported_isas() -> list[str]:
-    """
-    Return the instruction sets of this build that CPU and system allow, worst first.
-    """
+    """Return the instruction sets of this build that CPU and system allow, worst first."""
 
 def select_isa(forced: str) -> str:
-    """
-    Return the instruction set to use: forced, or the best for an empty string.
+    """Return the instruction set to use: forced, or the best for an empty string.
 
     Raises:
         ValueError: If forced is unknown or unsupported here.
@@ -584,8 +547,7 @@ class ReadProbe:
     """A buffer of huge pages and the threads that read it."""
 
     def __init__(self, bytes: int, threads: int, cpus: Sequence[int], isa: str, nodes: Sequence[int] = []) -> None:
-        """
-        Allocate and touch the buffer.
+        """Allocate and touch the buffer.
 
         Args:
             bytes: Size of the buffer.

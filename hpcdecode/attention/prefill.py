@@ -56,7 +56,7 @@ class CpuPromptAttention:
         self.isa = self.native.isa
         self.threads = self.native.threads
         self.layers = len(layers)
-        self._shapes = tuple(layers)
+        self._latents = {i: shape for i, shape in enumerate(layers) if shape.latent}
         self.device = torch.device("cpu")
 
     def attends_beside(self, kv_cache: KvCache) -> bool:
@@ -87,8 +87,7 @@ class CpuPromptAttention:
         beside: LayerRows | None = None,
     ) -> LayerSeconds:
         """Pack k and v of the chunks, then attend, as `PromptAttention.attend`."""
-        shape = self._shapes[layer]
-        if shape.latent:
+        if shape := self._latents.get(layer):
             q, k, v = q[:, : shape.own_q_columns], k[:, : shape.own_k_columns], k[:, : shape.v_dim]
         spent = self.native.attend(layer, packed, starts, counts, q, k, v, out, sinks, skipped_queries, beside)
         return LayerSeconds(*spent)
