@@ -17,7 +17,7 @@ SHAPES = {
     "mha_window_sinks": LayerShape(2, 40, 24, 2, 0.2, window=700, sinks=True),
     "latent": LayerShape(1, 72, 64, 20, 0.1, latent=True),
     "chosen": LayerShape(1, 72, 64, 20, 0.1, latent=True, indexer=IndexerShape(1100, 5, 24)),
-    "few_chosen": LayerShape(1, 64, 32, 32, 0.1, latent=True, indexer=IndexerShape(48, 32, 32)),
+    "few_chosen": LayerShape(1, 80, 32, 32, 0.1, latent=True, indexer=IndexerShape(48, 32, 32)),
 }
 
 

@@ -18,7 +18,7 @@ TOLERANCE = {"float32": 1e-5, "float16": 2e-2, "bfloat16": 4e-2, "int8": 6e-2}
 
 
 def shape(topk=64, heads=5, dim=24, q_heads=6, **rest):
-    return LayerShape(1, 72, 64, q_heads, 0.1, latent=True, indexer=IndexerShape(topk, heads, dim), **rest)
+    return LayerShape(1, 80, 64, q_heads, 0.1, latent=True, indexer=IndexerShape(topk, heads, dim), **rest)
 
 
 @pytest.fixture(params=_attn_cpu.supported_isas())
@@ -55,7 +55,7 @@ def test_of_equal_scores_the_first_are_chosen(weight, isa):
     rows[:, -16:] = -1.0
     rows[[3, 70, 149], -16:] = 1.0
     kept = {0.0: [*range(20)], -1.0: [i for i in range(21) if i != 3], 1.0: [*range(18), 70, 149]}[weight]
-    plain = LayerShape(1, 72, 64, 6, 0.1, latent=True)
+    plain = LayerShape(1, 80, 64, 6, 0.1, latent=True)
     only = make_batch(plain, [20], [1])
     only.rows[0] = torch.cat((rows[:, : s.own_q_columns], rows[:, s.q_columns : -16]), 1)[kept]
     only.rows[0][-1, : s.own_q_columns] = rows[-1, : s.own_q_columns]
