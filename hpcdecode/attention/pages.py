@@ -19,17 +19,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcdecode._attn_cpu import crc32c
-from hpcdecode.attention.page_sizes import PageSizes
+from hpcdecode.attention.page_store import Marks, PageStore
 from hpcdecode.errors import InvariantViolation, UserError
-from hpcdecode.system.swap_tiers import ALIGNMENT, Chunk, Tier
+from hpcdecode.system.swap_tiers import Tier
 
 THREADS = 2
-_GAP = 256 << 10  # bytes that are read along rather than left out
 ABSENT, READING, RESIDENT, WRITING = range(4)
 
-Marks = NDArray[np.bool_]
-Run = tuple[int, int]  # begin and end, bytes of a page
 _Job = Callable[[], None]
 
 
@@ -49,43 +45,20 @@ class PageCounts(msgspec.Struct):
     waited: float = 0.0
 
 
-def runs_of(marks: Marks, block_bytes: int, gap: int = 0) -> list[Run]:
-    """Return the bytes of marked blocks as runs, aligned for tiers; those less than `gap` bytes apart are joined."""
-    runs: list[Run] = []
-    for block in np.flatnonzero(marks).tolist():
-        begin = block * block_bytes // ALIGNMENT * ALIGNMENT
-        end = -(-(block + 1) * block_bytes // ALIGNMENT) * ALIGNMENT
-        if runs and begin - runs[-1][1] <= gap:
-            runs[-1] = runs[-1][0], end
-        else:
-            runs.append((begin, end))
-    return runs
-
-
 class Pages:
     """Moves pages between frames and tiers, by threads of its own. Its methods are called by one other thread.
 
     Args:
-        sizes: Of pages.
-        frames: Memory of every frame, uint8.
-        owner: What that memory lives as long as.
-        tiers: In the order in which they are filled, of pages each.
+        store: What moves their bytes.
         cpus: Of the threads; None for those of the caller.
 
     Attributes:
         counts: Of what was moved.
     """
 
-    def __init__(
-        self,
-        sizes: PageSizes,
-        frames: Sequence[Chunk],
-        owner: object,
-        tiers: Sequence[Tier],
-        cpus: Sequence[int] | None,
-    ):
-        self.sizes, self.counts = sizes, PageCounts()
-        self._memory, self._owner, self._tiers = list(frames), owner, list(tiers)
+    def __init__(self, store: PageStore, cpus: Sequence[int] | None):
+        self._store, self.counts = store, PageCounts()
+        sizes = self.sizes = store.sizes
         shape, blocks = (sizes.layers, sizes.ranges), (sizes.layers, sizes.ranges, sizes.range_blocks)
         self._state = np.full(shape, ABSENT, np.int8)
         self._frame = np.full(shape, -1, np.int32)
@@ -109,7 +82,7 @@ class Pages:
         ]
         for thread in threads:
             thread.start()
-        self.close = weakref.finalize(self, _close, self._jobs, threads, self._tiers)
+        self.close = weakref.finalize(self, _close, self._jobs, threads, store.tiers)
 
     def set_live(self, live: Marks) -> None:
         """Say which blocks sequences hold; what others held is forgotten.
@@ -259,27 +232,11 @@ class Pages:
         self._frame[layer, part] = -1
         self._state[layer, part], self._ahead[layer, part] = ABSENT, False
 
-    def _place(self, page: tuple[int, int]) -> tuple[Tier, int]:
-        """Return the tier of a page and its place there."""
-        number = page[0] * self.sizes.ranges + page[1]
-        for tier in self._tiers:
-            if number < tier.chunks:
-                return tier, number
-            number -= tier.chunks
-        raise InvariantViolation("every page has a place in a tier", f"page {page} has none")
-
     def _read(self, page: tuple[int, int], wanted: Marks, sums: NDArray[np.uint32]) -> None:
         """Bring a page in, by a thread."""
 
         def move() -> int:
-            memory, (tier, place) = self._memory[self._frame[page]], self._place(page)
-            runs = runs_of(wanted, self.sizes.block_bytes, _GAP)
-            for begin, end in runs:
-                tier.read(place, memory[begin:end], begin)
-            for block in np.flatnonzero(wanted).tolist():
-                if crc32c(self._block(memory, block)) != sums[block]:
-                    raise OSError(0, "what was read is not what was written")
-            return sum(end - begin for begin, end in runs)
+            return self._store.read(page, int(self._frame[page]), wanted, sums)
 
         nbytes = self._move(move)
         with self._changed:
@@ -297,12 +254,9 @@ class Pages:
         sums: list[int] = []
 
         def move() -> int:
-            memory, (tier, place) = self._memory[self._frame[page]], self._place(page)
-            sums.extend(crc32c(self._block(memory, block)) for block in blocks)
-            runs = runs_of(dirty, self.sizes.block_bytes)
-            for begin, end in runs:
-                tier.write(place, memory[begin:end], begin)
-            return sum(end - begin for begin, end in runs)
+            nbytes, found = self._store.write(page, int(self._frame[page]), dirty)
+            sums.extend(found)
+            return nbytes
 
         nbytes = self._move(move)
         with self._changed:
@@ -319,10 +273,6 @@ class Pages:
                     self._drop(*page)
             self._pump()
             self._changed.notify_all()
-
-    def _block(self, memory: Chunk, block: int) -> Chunk:
-        size = self.sizes.block_bytes
-        return memory[block * size : (block + 1) * size]
 
     def _move(self, move: Callable[[], int]) -> int:
         """Return the bytes that `move` moved; note why if it could not."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,8 @@ from hpcdecode.attention.base import FloatArray, IntArray, KvCapacityError, Matr
 from hpcdecode.attention.cpu import native_cache
 from hpcdecode.attention.native import NativeKvCache
 from hpcdecode.attention.page_sizes import PageSizes
-from hpcdecode.attention.pages import Marks, Pages
+from hpcdecode.attention.page_store import Marks, PageStore
+from hpcdecode.attention.pages import Pages
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.system.swap_tiers import Chunk, Tier
@@ -74,7 +75,7 @@ class StreamedKvCache(NativeKvCache["KvCache"]):
                 "frames hold pages", f"{self.native.frame_bytes} bytes for pages of {sizes.page_bytes}"
             )
         self.sizes = sizes
-        self.pages = Pages(sizes, _frames(self.native, sizes), self.native, tiers, cpus)
+        self.pages = Pages(PageStore(sizes, _frames(self.native, sizes), self.native, tiers), cpus)
         self._live = np.zeros(sizes.ranges * sizes.range_blocks, np.uint8)
         self._marks: dict[tuple[bytes, bytes, bool], Marks] = {}
         self._copies: list[list[tuple[int, int]]] = [[] for _ in layers]  # of blocks, left to be made in each layer
@@ -126,13 +127,9 @@ class StreamedKvCache(NativeKvCache["KvCache"]):
             self.native.attend(layer, slots, counts, qkv, out, sinks)
             return
         some = _rows(qkv, tokens)
-        result = (
-            some.new_empty(len(tokens), out.shape[1])
-            if isinstance(some, torch.Tensor)
-            else np.empty((len(tokens), out.shape[1]), np.float32)
-        )
+        result = torch.empty(len(tokens), out.shape[1], dtype=some.dtype)
         self.native.attend(layer, slots, counts, some, result, sinks)
-        cast(Any, out)[torch.from_numpy(tokens) if isinstance(out, torch.Tensor) else tokens] = result
+        _array(out)[tokens] = _array(result)
 
     def release(self, slots: IntArray) -> None:
         """Forget sequences, as `KvCache.release`."""
@@ -260,8 +257,18 @@ def _tokens(ends: NDArray[np.int64], counts: _Ints, group: NDArray[np.int64]) ->
     return np.concatenate([np.arange(ends[i] - counts[i], ends[i]) for i in group.tolist()])
 
 
-def _rows(matrix: Matrix, rows: NDArray[np.int64]) -> Matrix:
-    return matrix[torch.from_numpy(rows)] if isinstance(matrix, torch.Tensor) else matrix[rows]
+def _array(matrix: Matrix) -> NDArray[Any]:
+    """Return a matrix as an array, for numpy to copy rows: few of them, for which torch would wake threads."""
+    if not isinstance(matrix, torch.Tensor):
+        return matrix
+    array: NDArray[Any] = (matrix.view(torch.int16) if matrix.dtype == torch.bfloat16 else matrix).numpy()
+    return array
+
+
+def _rows(matrix: Matrix, rows: NDArray[np.int64]) -> torch.Tensor:
+    """Return a copy of some rows."""
+    some = torch.from_numpy(_array(matrix)[rows])
+    return some.view(matrix.dtype) if isinstance(matrix, torch.Tensor) else some
 
 
 def _frames(native: KvCache, sizes: PageSizes) -> list[Chunk]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hpcdecode.attention.streamed import StreamedKvCache
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.desk import RankReport
 from hpcdecode.engine.group_lane import MpiGroupLane
@@ -66,6 +67,10 @@ class Work:
             if swap := self.attention.swap:
                 metrics.swap_out_bytes, metrics.swap_in_bytes = swap.counts.bytes_out, swap.counts.bytes_in
                 metrics.swap_seconds = swap.counts.seconds
+            if isinstance(kv_cache, StreamedKvCache):
+                counts = kv_cache.pages.counts
+                metrics.swap_out_bytes, metrics.swap_in_bytes = counts.bytes_out, counts.bytes_in
+                metrics.swap_seconds, metrics.swap_wait_seconds = counts.seconds, counts.waited
         return metrics
 
     def report(self) -> RankReport:

@@ -20,6 +20,7 @@ _SUMS = (
     *("s_seconds", "steps", "prefill_seconds", "decode_seconds", "decode_tokens", "shared_tokens"),
     *("preemptions", "preempted_tokens", "bytes_read", "attend_seconds"),
     *("swapped", "swapped_tokens", "swap_failures", "swap_out_bytes", "swap_in_bytes", "swap_seconds"),
+    "swap_wait_seconds",
 )
 _PEAKS = ("peak_prefill_tokens", "peak_load", "peak_tokens")
 
@@ -68,6 +69,7 @@ class Metrics(msgspec.Struct, kw_only=True):
         swap_out_bytes: Bytes that were written to tiers.
         swap_in_bytes: Bytes that came back from them.
         swap_seconds: Seconds of the threads that moved them.
+        swap_wait_seconds: Seconds in which attention waited for what comes in, under `--schedule fluid`.
     """
 
     account: Account
@@ -94,6 +96,7 @@ class Metrics(msgspec.Struct, kw_only=True):
     swap_out_bytes: int = 0
     swap_in_bytes: int = 0
     swap_seconds: float = 0.0
+    swap_wait_seconds: float = 0.0
 
     def after(self, earlier: Metrics) -> Metrics:
         """Return the metrics of an earlier run and this one together; the account of this one covers both."""
@@ -145,6 +148,7 @@ def summarize(
         "swap_out_bytes": sum(m.swap_out_bytes for m in r_ranks),
         "swap_in_bytes": sum(m.swap_in_bytes for m in r_ranks),
         "swap_seconds": sum(m.swap_seconds for m in r_ranks),
+        "swap_wait_seconds": sum(m.swap_wait_seconds for m in r_ranks),
         "generated_tokens": rows.generated_tokens,
         "startup_seconds": startup,
         "seconds": seconds,

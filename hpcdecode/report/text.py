@@ -86,6 +86,7 @@ def summary(figures: dict[str, Any]) -> str:
             f" peak load {f['peak_load_tokens']:,}",
             *([_preempted(f)] if f["preemptions"] else []),
             *([_swapped(f)] if f.get("swapped") else []),
+            *([_rotated(f)] if f.get("swap_in_bytes") and not f.get("swapped") else []),
             f"peak memory of ranks 0.. (MiB): {_memories([b >> 20 for b in f['peak_rss_bytes']])}",
         )
     )
@@ -122,6 +123,14 @@ def _swapped(f: dict[str, Any]) -> str:
     lost = f", {f['swap_failures']:,} of them lost and prefilled again" if f["swap_failures"] else ""
     moved = f"{f['swap_out_bytes'] / 1e6:,.0f} MB out and {f['swap_in_bytes'] / 1e6:,.0f} MB back"
     return f"{f['swapped']:,} times to tiers, {moved} in {f['swap_seconds']:.1f} s beside the work{lost}"
+
+
+def _rotated(f: dict[str, Any]) -> str:
+    """Return what came from tiers and went there under the schedule `fluid`."""
+    return (
+        f"rotation of groups: {f['swap_in_bytes'] / 1e6:,.0f} MB from tiers, {f['swap_out_bytes'] / 1e6:,.0f} MB to "
+        f"them, attention waited {f.get('swap_wait_seconds', 0.0):.1f} s for it"
+    )
 
 
 def _memories(mebibytes: Sequence[int]) -> str:

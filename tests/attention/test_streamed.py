@@ -13,7 +13,7 @@ import torch
 from hpcdecode.attention.base import KV_DTYPES, KvCapacityError
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.page_sizes import PageSizes, page_sizes
-from hpcdecode.attention.pages import runs_of
+from hpcdecode.attention.page_store import runs_of
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.errors import UserError
 from tests.support.rotating import BLOCK_TOKENS, FaultyTier, file, host, rotating, sizes_of

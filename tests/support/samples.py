@@ -42,17 +42,34 @@ def rows(*fields):
     ]
 
 
-def run(model, prompts, *, lanes=1, batch=8, steps=None, shared=0, placement=Placement, capacity=4096, tiers=None):
+def run(
+    model,
+    prompts,
+    *,
+    lanes=1,
+    batch=8,
+    steps=None,
+    shared=0,
+    placement=Placement,
+    capacity=4096,
+    tiers=None,
+    cache=None,
+):
     """The samples that are finished by line and sample, and the worker.
 
     Args:
         steps: turns of the lanes before it stops.
         tiers: makes a KvSwap of a KV cache.
+        cache: makes the KV cache of shapes and a number of slots, in place of one with all in memory.
     """
     shapes = model.attends
     limits = LaneLimits(batch, 3, 9, 32, 1024, shared)
     slots = limits.slots
-    store = open_kv_cache(shapes, kv_dtype="float32", capacity_tokens=capacity, max_sequences=slots * lanes)
+    if cache:
+        store = cache(shapes, slots * lanes)
+        capacity = store.capacity_tokens
+    else:
+        store = open_kv_cache(shapes, kv_dtype="float32", capacity_tokens=capacity, max_sequences=slots * lanes)
     room, sink, feed, timeline = placement([capacity], 64, lanes), Sink(), ListFeed(prompts), Timeline()
     part = AttentionWorker(store, [None] * len(shapes), timeline, swap=tiers(store) if tiers else None)
     swaps = eager(Swaps([1000], 64 * chunk_blocks(store.native.block_bytes), [1.0])) if tiers else None
