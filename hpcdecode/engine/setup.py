@@ -119,7 +119,8 @@ def runs_indexers(options: EngineOptions, team: Team) -> bool:
     What was chosen at one layer is known where the next ones attend, for all heads of a sequence.
     """
     whole = not partition_of(options, team.pool).by_head and not options.prefill_ranks
-    return whole and options.route != "rotational" and all(r.device == "cpu" for r in team.ranks if r.has_s)
+    in_place = options.route != "rotational" and options.schedule != "fluid"
+    return whole and in_place and all(r.device == r.kv_device == "cpu" for r in team.ranks)
 
 
 class Loaded(NamedTuple):
