@@ -41,7 +41,7 @@ class Member:
         timeline: Timeline,
     ):
         self.model, self.links, self.groups, self.prompt_kv, self.timeline = model, links, groups, prompts, timeline
-        (self.executor,) = executors(model, links, self._sharing(), prompts, timeline)
+        *_, self.executor = executors(model, links, self._sharing(), prompts, timeline)  # of those that suit every step
         self.seconds = 0.0
         self.steps = self.peak_prefill_tokens = 0
         self._order = PlanOrder()

@@ -106,8 +106,12 @@ class Company:
         broadcast(WORLD, 0, int)
 
     def _run_once(self, mix: Mix, run: dict[str, Any], output: Path) -> None:
-        pp = min(run.get("pp", 1), len(self._model(mix["model"]).attends), WORLD.size // self.tp)
-        size, run = self.tp * pp, {**run, "pp": pp}
+        shapes = self._model(mix["model"]).attends
+        pp = min(run.get("pp", 1), len(shapes), WORLD.size // self.tp)
+        run = {**run, "pp": pp}
+        if any(shape.indexer for shape in attention_shapes(shapes)):  # no rows beyond what they choose there
+            run |= {"pp": 1, "route": "fixed"}
+        size = self.tp * run["pp"]
         ranks = max(min(run["ranks"], WORLD.size) // size * size, size)
         comm = WORLD.Split(0 if WORLD.rank < ranks else MPI.UNDEFINED)
         broadcast(WORLD, 0, int)  # files of rank 0 are there
