@@ -79,7 +79,10 @@ class Prefixes:
         return sum(p.prompt_length for p in self.live)
 
     def drop_unused(self, next_ids: Sequence[int] = ()) -> list[Prefix]:
-        """Forget the prefixes that nothing uses, and return them, but for that of `next_ids`, of a prompt to come."""
+        """Forget the prefixes that nothing uses, and return them, but for that of `next_ids`, of a prompt to come.
+
+        Those that are still prefilled stay.
+        """
         return list(self._drop_oldest(next_ids))
 
     def make_room(self, next_ids: Sequence[int]) -> list[Prefix]:
@@ -93,9 +96,9 @@ class Prefixes:
         return max((p for p in self.live if p.begins(ids)), key=lambda p: p.prompt_length, default=None)
 
     def _drop_oldest(self, next_ids: Sequence[int]) -> Iterator[Prefix]:
-        """Forget one prefix after the other that nothing uses; yield each."""
+        """Forget one complete prefix after the other that nothing uses; yield each."""
         kept = self._longest(np.array(next_ids, np.int32))
-        while unused := [p for p in self.live if not p.users and p is not kept]:
+        while unused := [p for p in self.live if p.complete and not p.users and p is not kept]:
             prefix = min(unused, key=lambda p: p.last_used)
             prefix.live = False
             self.live.remove(prefix)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
-from tests.support.families import SCHEDULED, run_families
+from tests.support.families import SCHEDULED, drain_families, run_families
 from tests.support.preemption import hasty_placement
 from tests.support.scheduling import ListFeed, Machine
 
@@ -97,3 +97,9 @@ def test_families(**case):
 @given(rate=st.sampled_from([0.1, 0.5]), growth=st.sampled_from([1, 4]), **CASES)
 def test_families_that_are_preempted(rate, **case):
     run_families(keeps_prefixes=True, placement=hasty_placement(rate), **case)
+
+
+@settings(max_examples=100, deadline=None)
+@given(drained=st.integers(0, 90), rate=st.sampled_from([0.1, 0.5]), keeps=st.booleans(), **CASES)
+def test_families_that_are_preempted_and_drained(drained, rate, keeps, **case):
+    drain_families(drained=drained, keeps_prefixes=keeps, placement=hasty_placement(rate), **case)

@@ -32,8 +32,8 @@ FAMILIES = {
 SCHEDULED = {**FAMILIES, "schedule": st.sampled_from(SCHEDULES), "load": st.just(300)}
 
 
-def run_families(rows, block, kind=Machine, **sizes):
-    """Run families to their ends; every sample is done once, as long as it should be, and nothing is left."""
+def feed_of(rows):
+    """Families as a feed, the tokens that end samples, and how many tokens each sample gets."""
     feed, stops, ends = ListFeed([]), {}, {}
     for line, (length, most, positions, before, (begin, common)) in enumerate(rows, 1):
         ids = ([begin] * common + [100 + line] * length)[:length]
@@ -43,11 +43,33 @@ def run_families(rows, block, kind=Machine, **sizes):
         made = [[stops.get((line, i, at), 7) for at in range(most)][: ends[line, i]] for i in range(len(positions))]
         earlier = [Unfinished(line, i, made[i][:count]) for i, count in enumerate(before[: len(made)]) if count]
         feed.prompts.append(Prompt(line, str(line), ids, params, earlier))
+    return feed, stops, ends
+
+
+def run_families(rows, block, kind=Machine, **sizes):
+    """Run families to their ends; every sample is done once, as long as it should be, and nothing is left."""
+    feed, stops, ends = feed_of(rows)
     machine = kind(feed, steps=30, block=block, stops=stops, **sizes).run()
     refused = {line for line, _ in feed.refused}
     assert len(refused) == len(feed.refused)
-    done = {(s.prompt.line, s.sample): len(s.generated) for s in machine.done}
-    assert len(done) == len(machine.done)
+    done = lengths_of(machine.done)
     assert done == {key: end for key, end in ends.items() if key[0] not in refused}
     machine.require_empty()
     return machine
+
+
+def drain_families(rows, block, drained, kind=Machine, **sizes):
+    """Run families until step `drained`; the samples of rows that are done then are as long as they should be."""
+    feed, stops, ends = feed_of(rows)
+    machine = kind(feed, steps=30, block=block, stops=stops, drained=drained, **sizes).run()
+    assert lengths_of(machine.done).items() <= ends.items()
+    for store in machine.stores:
+        store.check()
+    return machine
+
+
+def lengths_of(sequences):
+    """Number of tokens by line and sample, each of which is there once."""
+    lengths = {(s.prompt.line, s.sample): len(s.generated) for s in sequences}
+    assert len(lengths) == len(sequences)
+    return lengths

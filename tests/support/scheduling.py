@@ -52,7 +52,10 @@ SHAPE = LayerShape(kv_heads=1, k_dim=2, v_dim=2, q_heads=1, scale=1.0)
 
 
 class Machine:
-    """The KV stores of R-ranks, with nothing written to them, and an S-rank that runs the lanes in rotation."""
+    """The KV stores of R-ranks, with nothing written to them, and an S-rank that runs the lanes in rotation.
+
+    drained: step from which on lanes stop, whatever is in flight.
+    """
 
     def __init__(
         self,
@@ -70,6 +73,7 @@ class Machine:
         speeds=None,
         placement=Placement,
         tiers=None,
+        drained=None,
         **kind,
     ):
         self.stops = stops or {}  # (line, sample, position) -> token
@@ -86,7 +90,7 @@ class Machine:
         ]
         self.now, self.done, self.loads, self.steps = 0, [], [], []
         self.reads = []  # by step of a lane and R-rank: tokens that are attended to, and sequences
-        self.stopped, self.waits = set(), 0
+        self.stopped, self.waits, self.drained = set(), 0, drained
         self.first_slot = limits.slots  # of the second lane
 
     def run(self, most=10_000):
@@ -100,7 +104,7 @@ class Machine:
     def _step(self, lane, scheduler):
         if lane in self.stopped:
             return
-        if scheduler.exhausted():
+        if scheduler.exhausted() or (self.drained is not None and self.now >= self.drained):
             self.stopped.add(lane)
             step = Step(scheduler.stop_plan(), [], [])
         else:
