@@ -72,9 +72,13 @@ void prompt_case(const std::string& isa, ActType type, const LayerShape& s, cons
     std::vector<uint8_t> packed(p.packed_bytes(0, length), 255);
     int64_t at = 0;
     for (int n : counts) {
-        p.attend(0, {{packed.data(), static_cast<int64_t>(packed.size()), at, n, 0}}, q.matrix(type, at, n),
-                 k.matrix(type, at, n), v.matrix(type, at, n), out.matrix(type, at, n),
-                 s.sinks ? sinks.data() : nullptr, sinks.size());
+        p.attend(0, {{{packed.data(), static_cast<int64_t>(packed.size()), at, n, 0}},
+                     q.matrix(type, at, n),
+                     k.matrix(type, at, n),
+                     v.matrix(type, at, n),
+                     out.matrix(type, at, n),
+                     s.sinks ? sinks.data() : nullptr,
+                     static_cast<int64_t>(sinks.size())});
         at += n;
     }
     double error = 0;
@@ -86,6 +90,116 @@ void prompt_case(const std::string& isa, ActType type, const LayerShape& s, cons
     std::printf("%s, activations of type %d, k_dim %d, v_dim %d: error %g\n", isa.c_str(), static_cast<int>(type),
                 s.k_dim, s.v_dim, error);
     ++failures;
+}
+
+// The results of a layer with rows that decode, and prompts of which K and V are appended, too.
+struct Mixed {
+    std::vector<float> decodes, prompts;
+    std::vector<uint8_t> appended;
+};
+
+// together: In one region, else one after the other.
+Mixed mixed(const std::string& isa, ActType type, KvType kv_type, const LayerShape& s, bool together, int threads,
+            const std::vector<int>& nodes) {
+    random_bits.seed(5);
+    const std::vector<int32_t> held = {1, 90, 1300}, ones = {1, 1, 1}, slots = {0, 1, 2};
+    const std::vector<int32_t> counts = {1, 300, 70}, prompt_slots = {3, 4, 5};
+    const int64_t n = 3, tokens = 371;
+    std::vector<int> cpus(nodes.size(), -1);
+    KvCache cache({s}, {kv_type, 4096, 6, 64, threads, cpus, isa, nodes});
+    Prefill prompts({s}, type, cache.workers(), isa);
+    cache.extend(slots.data(), held.data(), 3);
+    Data before(1391, s.kv_columns()), qkv(n, s.row_columns()), q(tokens, s.q_columns()), kv(tokens, s.kv_columns()),
+        o(n, s.out_columns()), out(tokens, s.out_columns());
+    cache.append(0, slots.data(), held.data(), 3, before.matrix(type, 0, 1391));
+    cache.extend(slots.data(), ones.data(), 3);
+    cache.extend(prompt_slots.data(), counts.data(), 3);
+    const std::vector<float> sinks(s.q_heads, 0.5f);
+    const float* sink = s.sinks ? sinks.data() : nullptr;
+    const int64_t sink_count = s.sinks ? s.q_heads : 0;
+    std::vector<std::vector<uint8_t>> packed;
+    PromptRows rows{{},
+                    q.matrix(type, 0, tokens),
+                    kv.matrix(type, 0, tokens),
+                    kv.matrix(type, 0, tokens),
+                    out.matrix(type, 0, tokens),
+                    sink,
+                    sink_count};
+    rows.k.columns = int64_t{s.kv_heads} * s.k_dim;
+    rows.v.columns = int64_t{s.kv_heads} * s.v_dim;
+    rows.v.data = const_cast<uint8_t*>(at(kv.matrix(type, 0, tokens), 0, rows.k.columns));
+    for (int32_t count : counts) packed.emplace_back(prompts.packed_bytes(0, count), 255);
+    for (int i = 0; i < 3; ++i)
+        rows.chunks.push_back({packed[i].data(), static_cast<int64_t>(packed[i].size()), 0, counts[i], i == 1 ? 5 : 0});
+    const LayerRows beside{0,
+                           prompt_slots.data(),
+                           counts.data(),
+                           3,
+                           kv.matrix(type, 0, tokens),
+                           slots.data(),
+                           ones.data(),
+                           3,
+                           qkv.matrix(type, 0, n),
+                           o.matrix(type, 0, n),
+                           sink,
+                           sink_count};
+    if (together) {
+        for (int round = 0; round < 3; ++round) prompts.attend(0, rows, &cache, &beside);
+    } else {
+        cache.append(0, prompt_slots.data(), counts.data(), 3, beside.kv);
+        cache.attend(0, slots.data(), ones.data(), 3, beside.qkv, beside.out, sink, sink_count);
+        prompts.attend(0, rows);
+    }
+    Mixed results;
+    for (size_t i = 0; i < o.floats.size(); ++i) results.decodes.push_back(o.value(type, i));
+    for (size_t i = 0; i < out.floats.size(); ++i) results.prompts.push_back(out.value(type, i));
+    results.appended.resize(cache.pool().block_bytes() * (300 / 64));
+    cache.copy_out(4, 0, results.appended.data(), results.appended.size());
+    return results;
+}
+
+void mixed_case(const std::string& isa, ActType type, KvType kv_type, const LayerShape& s) {
+    const Mixed apart = mixed(isa, type, kv_type, s, false, 1, {});
+    for (const std::vector<int>& nodes : {std::vector<int>{}, std::vector<int>{1, 0, 1}}) {
+        const Mixed together = mixed(isa, type, kv_type, s, true, 3, nodes);
+        if (together.decodes == apart.decodes && together.prompts == apart.prompts &&
+            together.appended == apart.appended)
+            continue;
+        std::printf("%s, activations of type %d, KV of type %d: a region differs\n", isa.c_str(),
+                    static_cast<int>(type), static_cast<int>(kv_type));
+        ++failures;
+    }
+}
+
+void rejected() {
+    const LayerShape s{1, 4, 4, 1, 1.0f, 0, 0, false};
+    KvCache cache({s}, {KvType::kF32, 64, 2, 16, 1, {}, ""}), other({s}, {KvType::kF32, 64, 2, 16, 1, {}, ""});
+    Prefill prompts({s}, ActType::kF32, cache.workers(), "");
+    const int32_t slot = 0, one = 1;
+    cache.extend(&slot, &one, 1);
+    Data rows(1, 12), out(1, 4);
+    const PromptRows none{{},
+                          rows.matrix(ActType::kF32, 0, 0),
+                          rows.matrix(ActType::kF32, 0, 0),
+                          rows.matrix(ActType::kF32, 0, 0),
+                          out.matrix(ActType::kF32, 0, 0),
+                          nullptr,
+                          0};
+    PromptRows empty = none;
+    empty.q.columns = empty.k.columns = empty.v.columns = 4;
+    Matrix kv = rows.matrix(ActType::kF32, 0, 1);
+    kv.columns = 8;
+    const LayerRows twice{
+        0,       &slot, &one, 1, kv, &slot, &one, 1, rows.matrix(ActType::kF32, 0, 1), out.matrix(ActType::kF32, 0, 1),
+        nullptr, 0};
+    for (KvCache* used : {&cache, &other}) {
+        try {
+            prompts.attend(0, empty, used, &twice);
+            std::printf("a slot in both lists, or another KV cache, was accepted\n");
+            ++failures;
+        } catch (const std::invalid_argument&) {
+        }
+    }
 }
 
 }  // namespace
@@ -101,6 +215,13 @@ int main() {
             for (const LayerShape& s : shapes)
                 for (const std::vector<int>& counts : {std::vector<int>{150}, std::vector<int>{1, 70, 5, 64}})
                     prompt_case(isa, type, s, counts);
+    const LayerShape sinks{2, 40, 24, 6, 0.2f, 100, 5.0f, true};
+    for (const std::string& isa : supported_isas())
+        for (int type = 0; type < kNumKvTypes; ++type) {
+            mixed_case(isa, ActType::kBF16, static_cast<KvType>(type), shapes[0]);
+            mixed_case(isa, ActType::kF32, static_cast<KvType>(type), sinks);
+        }
+    rejected();
     std::printf(failures == 0 ? "prefill tests passed\n" : "%d prefill checks failed\n", failures);
     return failures == 0 ? 0 : 1;
 }

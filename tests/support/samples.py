@@ -6,6 +6,7 @@ import numpy as np
 
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.prefill import CpuPromptAttention
+from hpcdecode.attention.shapes import attention_shapes
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.kv_swap import chunk_blocks
 from hpcdecode.engine.prefill import PromptKvCache, PromptsBeforeChoice
@@ -54,6 +55,7 @@ def run(
     capacity=4096,
     tiers=None,
     cache=None,
+    beside=False,
 ):
     """The samples that are finished by line and sample, and the worker.
 
@@ -61,6 +63,7 @@ def run(
         steps: turns of the lanes before it stops.
         tiers: makes a KvSwap of a KV cache.
         cache: makes the KV cache of shapes and a number of slots, in place of one with all in memory.
+        beside: prompts attend on the threads of the KV cache, beside it.
     """
     shapes = model.attends
     limits = LaneLimits(batch, 3, 9, 32, 1024, shared)
@@ -79,7 +82,9 @@ def run(
         lambda tokens: open_kv_cache(shapes, kv_dtype="float32", capacity_tokens=tokens, max_sequences=1, team=True),
         shapes,
     )
-    attention = PromptsBeforeChoice(CpuPromptAttention(shapes, dtype="float32"), shapes)
+    attention = CpuPromptAttention(shapes, dtype="float32", beside=store if beside else None)
+    if any(shape.indexer for shape in attention_shapes(shapes)):
+        attention = PromptsBeforeChoice(attention, shapes)
     prompts_attend = PromptKvCache(attention, resumed)
     worker = SRank(model, links, schedulers, sink, Stops(), prompts_attend, timeline)
     turns = 0
