@@ -84,6 +84,7 @@ class MixedStep:
             capacity_tokens=filled.capacity(lengths),
             max_sequences=len(lengths),
             threads=threads,
+            team=True,  # as a process of both roles has it
         )
         assert isinstance(kv_cache, CpuKvCache), "expected the KV cache of CPUs"
         self.kv_cache = kv_cache

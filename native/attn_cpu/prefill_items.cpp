@@ -6,7 +6,7 @@
 
 namespace hpcdecode {
 namespace {
-constexpr int64_t kPackTokens = 4 * kPromptTile;  // of an item, which begins and ends with a tile
+constexpr int64_t kPackTokens = 2 * kPromptTile;  // of an item, which begins and ends with a tile
 constexpr int kLeastItemRows = 32;                // query rows; keys are read again for every item
 constexpr int kItemsPerThread = 4;                // so that the last item is a small share of the whole
 }  // namespace

@@ -177,7 +177,7 @@ def test_traced_items_are_all_and_in_order():
     assert kinds[: kinds.count("pack")] == ("pack",) * kinds.count("pack")
     assert len({*zip(kinds, groups, tokens, strict=True)}) == len(kinds)
     heads = SHAPES["gqa3_64"].kv_heads
-    for kind, step in (("pack", 256), ("prompt", 32)):
+    for kind, step in (("pack", 128), ("prompt", 32)):
         at = {(g // heads, t) for k, g, t in zip(kinds, groups, tokens, strict=True) if k == kind}
         assert {i for i, _ in at} == set(range(len(CHUNKS)))
         assert len(at) >= sum(-(-count // step) for _, count in CHUNKS)

@@ -2,6 +2,8 @@
 // own attention. A failed check prints where and what, and the exit status is 1.
 #include "prefill.h"
 
+#include <sched.h>
+
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -105,7 +107,11 @@ Mixed mixed(const std::string& isa, ActType type, KvType kv_type, const LayerSha
     const std::vector<int32_t> held = {1, 90, 1300}, ones = {1, 1, 1}, slots = {0, 1, 2};
     const std::vector<int32_t> counts = {1, 300, 70}, prompt_slots = {3, 4, 5};
     const int64_t n = 3, tokens = 371;
-    std::vector<int> cpus(nodes.size(), -1);
+    cpu_set_t allowed;
+    sched_getaffinity(0, sizeof allowed, &allowed);
+    int cpu = 0;
+    while (!CPU_ISSET(cpu, &allowed)) ++cpu;
+    const std::vector<int> cpus(nodes.size(), cpu);
     KvCache cache({s}, {kv_type, 4096, 6, 64, threads, cpus, isa, nodes});
     Prefill prompts({s}, type, cache.workers(), isa);
     cache.extend(slots.data(), held.data(), 3);
