@@ -8,6 +8,7 @@ namespace hpcdecode {
 namespace {
 constexpr int64_t kPackTokens = 2 * kPromptTile;  // of an item, which begins and ends with a tile
 constexpr int kLeastItemRows = 32;                // query rows; keys are read again for every item
+constexpr double kLeastProducts = 1 << 19;        // of an item; fewer are not worth a cut
 constexpr int kItemsPerThread = 4;                // so that the last item is a small share of the whole
 }  // namespace
 
@@ -25,7 +26,7 @@ PromptItems::PromptItems(const PromptLayer& layer, const PromptKernel& kernel, c
         cut_packs(i);
     }
     packs_ = static_cast<int64_t>(items_.size());
-    for (int32_t i = 0; i < chunks; ++i) cut_attention(i, all / (threads * kItemsPerThread));
+    for (int32_t i = 0; i < chunks; ++i) cut_attention(i, std::max(all / (threads * kItemsPerThread), kLeastProducts));
     for (const Item& item : items_) products_ += item.products;
     // By powers of two, so that longer ones come first and neighbours mostly stay together.
     std::stable_sort(items_.begin() + packs_, items_.end(),
