@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from hpcdecode.attention.base import KvCache, LayerRows
-from hpcdecode.attention.reference import attend_one
+from hpcdecode.attention.plain import attend_one
 from hpcdecode.attention.shapes import LayerShape
 
 _SCORE_BYTES = 1 << 26  # of scores held at once where no flash kernel serves

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from hpcdecode.attention.base import FloatArray, IntArray, KvCapacityError, Matrix
-from hpcdecode.attention.chosen import chosen_positions, index_dtype
+from hpcdecode.attention.plain import attend_one, chosen_positions, index_dtype
 from hpcdecode.attention.quantized import CODES, restored, rotation_of
 from hpcdecode.attention.shapes import LayerShape
 
@@ -41,44 +41,6 @@ def stored_latents(k: torch.Tensor, v_dim: int, kv_dtype: str) -> torch.Tensor:
     if v_dim % TILE or v_dim == dim:
         return restored(k, codes, rotation_of(math.gcd(dim, v_dim)))
     return torch.cat([restored(part, codes) for part in k.split([v_dim, dim - v_dim], -1)], -1)
-
-
-def attend_one(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    shape: LayerShape,
-    sinks: torch.Tensor | None = None,
-    chosen: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return the causal attention of the last n of a sequence's L positions, [n, q_heads, v_dim].
-
-    Args:
-        q: Queries of the last n positions, [n, q_heads, k_dim].
-        k: Keys of all positions, [L, kv_heads, k_dim], of the dtype of q.
-        v: Values of all positions, [L, kv_heads, v_dim], of the dtype of q.
-        shape: Shape of the layer.
-        sinks: float32 [q_heads], or None for a layer without sinks.
-        chosen: Positions that each query may see, booleans [n, L], or None for all.
-    """
-    n, length = q.shape[0], k.shape[0]
-    q = q.reshape(n, shape.kv_heads, shape.group, shape.k_dim)
-    scores = torch.einsum("nhgd,lhd->hgnl", q, k) * shape.scale
-    if shape.softcap is not None:
-        scores = torch.tanh(scores / shape.softcap) * shape.softcap
-    query = torch.arange(length - n, length)[:, None]
-    key = torch.arange(length)[None, :]
-    hidden = key > query
-    if shape.window is not None:
-        hidden |= key <= query - shape.window
-    if chosen is not None:
-        hidden |= ~chosen
-    scores = scores.masked_fill(hidden, float("-inf"))
-    if sinks is not None:
-        extra = sinks.to(scores).view(shape.kv_heads, shape.group, 1, 1).expand(-1, -1, n, 1)
-        scores = torch.cat([scores, extra], dim=-1)
-    weights = torch.softmax(scores, dim=-1)[..., :length]
-    return torch.einsum("hgnl,lhd->nhgd", weights, v).reshape(n, shape.q_heads, shape.v_dim)
 
 
 class ReferenceKvCache:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from hpcdecode import _attn_cpu
 from hpcdecode.attention.base import native_shapes
 from hpcdecode.attention.cpu_states import reserved_bytes
@@ -61,5 +63,9 @@ def _reserved(layers: Sequence[MixerShape]) -> int:
 
 
 def _block_bytes(layers: Sequence[MixerShape], kv_dtype: str, block_tokens: int | None) -> tuple[int, int]:
-    """Return the bytes of a block over all layers that attend, and its tokens."""
-    return _attn_cpu.block_bytes(native_shapes(attention_shapes(layers), _attn_cpu.LayerShape), kv_dtype, block_tokens)
+    """Return the bytes of a block over all layers that attend, and its tokens.
+
+    Layers that take the choice of another store what layers without indexers do; that one need not be among `layers`.
+    """
+    shapes = [s if s.indexer and s.indexer.heads else replace(s, indexer=None) for s in attention_shapes(layers)]
+    return _attn_cpu.block_bytes(native_shapes(shapes, _attn_cpu.LayerShape), kv_dtype, block_tokens)

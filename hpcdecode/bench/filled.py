@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcdecode.attention.base import KvCache
-from hpcdecode.attention.chosen import chosen_positions, index_dtype
-from hpcdecode.attention.reference import DTYPES, attend_one, stored, stored_latents
+from hpcdecode.attention.plain import attend_one, chosen_positions, index_dtype
+from hpcdecode.attention.reference import DTYPES, stored, stored_latents
 from hpcdecode.attention.shapes import LayerShape
 
 LENGTHS = (1, 100, 1500)  # of the sequences that are checked

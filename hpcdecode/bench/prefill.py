@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from hpcdecode.attention.plain import attend_one
 from hpcdecode.attention.prefill import CpuPromptAttention
-from hpcdecode.attention.reference import attend_one
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.bench.attention import label
 from hpcdecode.bench.output import Case, Report

@@ -111,6 +111,12 @@ def test_index_keys_count_as_stored_bytes():
         assert bytes_per_token([chosen], kv_dtype) - bytes_per_token([plain], kv_dtype) == more
 
 
+def test_layers_that_take_a_choice_count_without_the_one_before():
+    plain = LayerShape(1, 40, 24, 4, 0.2, latent=True)
+    taking = LayerShape(1, 40, 24, 4, 0.2, latent=True, indexer=IndexerShape(30))
+    assert bytes_per_token([taking, taking], "int8") == bytes_per_token([plain, plain], "int8")
+
+
 def test_forks_and_blocks_that_move_keep_index_keys():
     s = shape(topk=40)
     batch = make_batch(s, [150], [1])

@@ -10,7 +10,7 @@ from hpcdecode import LLM
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.config import EngineOptions
 from hpcdecode.engine import room
-from hpcdecode.engine.setup import check_kv_dtype
+from hpcdecode.engine.setup import check_kv_dtype, runs_indexers
 from hpcdecode.errors import UserError
 from hpcdecode.ranks.roles import Rank
 from hpcdecode.ranks.team import Team
@@ -78,6 +78,15 @@ def test_two_data_types_for_values_in_keys_are_refused(kv_dtype):
         check_kv_dtype(narrow, [own, latent])
     with pytest.raises(UserError, match=f"--kv-dtype {kv_dtype}: expected one of float32, float16, bfloat16, int8"):
         check_kv_dtype(kv_dtype, [own, latent])
+
+
+@pytest.mark.parametrize(
+    ("options", "runs"),
+    [({}, True), ({"prefill_ranks": 1}, False), ({"partition": "head"}, False), ({"route": "rotational"}, False)],
+)
+def test_indexers_choose_where_all_that_takes_the_choice_is_together(options, runs):
+    assert runs_indexers(EngineOptions(model="m", **options), team(2)) is runs
+    assert runs_indexers(EngineOptions(model="m", partition="head"), team(0))  # one R-rank has all heads
 
 
 def test_a_model_with_latents_says_so_to_a_job(checkpoint):

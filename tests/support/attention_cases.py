@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hpcdecode.attention.chosen import chosen_positions, index_dtype
 from hpcdecode.attention.open import open_kv_cache
-from hpcdecode.attention.reference import DTYPES, attend_one, stored, stored_latents
+from hpcdecode.attention.plain import attend_one, chosen_positions, index_dtype
+from hpcdecode.attention.reference import DTYPES, stored, stored_latents
 from hpcdecode.attention.shapes import LayerShape
 
 

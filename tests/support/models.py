@@ -12,8 +12,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
-from hpcdecode.attention.chosen import chosen_positions
-from hpcdecode.attention.reference import attend_one
+from hpcdecode.attention.plain import attend_one, chosen_positions
 from hpcdecode.attention.shapes import RecurrentShape
 from hpcdecode.attention.states import ReferenceStateStore
 from hpcdecode.model import SplitModel

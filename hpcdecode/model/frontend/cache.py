@@ -87,7 +87,7 @@ def cached_sources(
         wanted: Names of the weights.
         stackable: Weights of experts that may stay separate tensors.
     """
-    file = directory() / f"{key(path, dtype, *sorted(keys))}.sources"
+    file = directory() / f"{key(path, dtype, *sorted(keys), *sorted(wanted))}.sources"
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         return msgspec.msgpack.decode(read(file), type=Sources)
     with quiet():

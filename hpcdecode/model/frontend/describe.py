@@ -103,6 +103,9 @@ def wire_tensors(shape: MixerShape, dtype: torch.dtype) -> list[WireTensor]:
     }
     if shape.latent:
         del widths["v"]  # it is in k
+    if shape.indexer and (heads := shape.indexer.heads):
+        dim = shape.indexer.dim
+        widths |= {"index q": (heads, dim), "index weights": (heads, 1), "index k": (1, dim)}
     return [
         {"name": n, "shape": ["T", h, d], "bytes_per_token": h * d * dtype.itemsize} for n, (h, d) in widths.items()
     ]

@@ -1,0 +1,73 @@
+"""Attention, and what indexers choose, in plain torch, which tests compare the native kernels with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hpcdecode.attention.shapes import IndexerShape, LayerShape
+
+
+def index_dtype(kv_dtype: str) -> str:
+    """Return the data type of index keys beside K and V of `kv_dtype`: of two bytes at least."""
+    return kv_dtype if kv_dtype in ("float32", "float16") else "bfloat16"
+
+
+def index_scores(queries: Tensor, keys: Tensor, shape: IndexerShape) -> Tensor:
+    """Return the scores of L tokens for n queries, float32 [n, L].
+
+    Args:
+        queries: Index queries and head weights side by side, float32 [n, heads * (dim + 1)].
+        keys: Index keys, float32 [L, dim].
+        shape: Shape of the indexer.
+    """
+    q, weights = queries.split([shape.heads * shape.dim, shape.heads], 1)
+    scores = torch.einsum("nhd,ld->nhl", q.unflatten(1, (shape.heads, shape.dim)), keys).relu()
+    return torch.einsum("nhl,nh->nl", scores, weights)
+
+
+def chosen_positions(queries: Tensor, keys: Tensor, shape: IndexerShape) -> Tensor:
+    """Return the positions that the last n of L tokens attend to, booleans [n, L]; arguments of `index_scores`."""
+    n, length = len(queries), len(keys)
+    later = torch.arange(length)[None] > torch.arange(length - n, length)[:, None]
+    scores = index_scores(queries, keys, shape).masked_fill(later, float("-inf"))
+    order = scores.sort(dim=-1, descending=True, stable=True).indices[:, : shape.topk]  # of equal ones the first
+    return torch.zeros(n, length, dtype=torch.bool).scatter(1, order, True) & ~later
+
+
+def attend_one(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    shape: LayerShape,
+    sinks: Tensor | None = None,
+    chosen: Tensor | None = None,
+) -> Tensor:
+    """Return the causal attention of the last n of a sequence's L positions, [n, q_heads, v_dim].
+
+    Args:
+        q: Queries of the last n positions, [n, q_heads, k_dim].
+        k: Keys of all positions, [L, kv_heads, k_dim], of the dtype of q.
+        v: Values of all positions, [L, kv_heads, v_dim], of the dtype of q.
+        shape: Shape of the layer.
+        sinks: float32 [q_heads], or None for a layer without sinks.
+        chosen: Positions that each query may see, booleans [n, L], or None for all.
+    """
+    n, length = q.shape[0], k.shape[0]
+    q = q.reshape(n, shape.kv_heads, shape.group, shape.k_dim)
+    scores = torch.einsum("nhgd,lhd->hgnl", q, k) * shape.scale
+    if shape.softcap is not None:
+        scores = torch.tanh(scores / shape.softcap) * shape.softcap
+    query = torch.arange(length - n, length)[:, None]
+    key = torch.arange(length)[None, :]
+    hidden = key > query
+    if shape.window is not None:
+        hidden |= key <= query - shape.window
+    if chosen is not None:
+        hidden |= ~chosen
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        extra = sinks.to(scores).view(shape.kv_heads, shape.group, 1, 1).expand(-1, -1, n, 1)
+        scores = torch.cat([scores, extra], dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., :length]
+    return torch.einsum("hgnl,lhd->nhgd", weights, v).reshape(n, shape.q_heads, shape.v_dim)
