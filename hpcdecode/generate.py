@@ -38,6 +38,7 @@ from hpcdecode.engine.survey import Begin, survey
 from hpcdecode.errors import InvariantViolation, RowProblem, UserError
 from hpcdecode.model import SplitModel
 from hpcdecode.planning.auto import advise, planned, profile_for
+from hpcdecode.planning.fluid import foresee
 from hpcdecode.ranks.fit import require_fit
 from hpcdecode.ranks.team import Team, WeightFacts, assemble
 from hpcdecode.ranks.watchdog import Watchdog
@@ -120,6 +121,8 @@ def _generate(job: Job, team: Team, timeline: Timeline, signals: Signals, model:
         stages.done("rows")
         explain(engine, scales, *desk.feed.preview(LOOKAHEAD))
         announce(engine, scales, stages)
+        if profile:
+            foresee(profile, engine, scales[0], desk.feed.preview(LOOKAHEAD)[0])
         if time_left := signals.drain_before(job.drain_before):
             logger.log(logging.INFO if signals.has_deadline else logging.WARNING, time_left)
     gc.freeze()  # collections need not traverse what was imported and loaded, which would take 0.2 s

@@ -81,7 +81,7 @@ def measure_rotation(options: EngineOptions, team: Team, setup: Setup, own: Sequ
     me = team.me
     me.kv_resident = memory
     sizes = _sizes(setup, own, memory, options.swap_tiers)
-    tiers = _open(sizes, options.swap_tiers)
+    tiers = open_pages(sizes, options.swap_tiers)
     range_tokens = sizes.range_blocks * setup.block_tokens
     token = sizes.page_bytes * sizes.layers / range_tokens
     me.kv_resident_tokens = int(memory / token)
@@ -95,7 +95,7 @@ def _sizes(setup: Setup, own: Sequence[LayerShape], memory: int, tiers: Sequence
     return page_sizes(own, setup.kv_dtype, setup.block_tokens, memory, [tier.size for tier in tiers])
 
 
-def _open(sizes: PageSizes, specs: Sequence[TierSpec]) -> list[Tier]:
+def open_pages(sizes: PageSizes, specs: Sequence[TierSpec]) -> list[Tier]:
     """Open tiers with as many pages as are in use, and take their room."""
     left, tiers = sizes.ranges * sizes.layers, []
     for spec in specs:
@@ -173,5 +173,5 @@ def open_rotation(
     """
     layers, cpus = attention_shapes(own), me.cpus if me.pinned else None
     sizes = _sizes(setup, layers, me.kv_resident, specs)
-    tiers = _open(sizes, specs)
+    tiers = open_pages(sizes, specs)
     return StreamedKvCache(layers, setup.kv_dtype, sizes, tiers, slots, setup.block_tokens, me.threads, cpus, me.has_s)

@@ -13,8 +13,18 @@ step the sequence attended to last is needed last.
 
 from __future__ import annotations
 
-from hpcdecode.engine.fluid import GroupRotation
+import logging
+from collections.abc import Sequence
+
+from hpcdecode.engine.engine import Engine
+from hpcdecode.engine.fluid import GroupRotation, rotation_of
+from hpcdecode.engine.scale import Scale
 from hpcdecode.planning.cost import Cost
+from hpcdecode.planning.profile import Profile
+from hpcdecode.requests.prompt import Prompt
+from hpcdecode.schedule.auto import mean_prompt
+
+logger = logging.getLogger(__name__)
 
 
 def step_seconds(rotation: GroupRotation, cost: Cost, batch: int, context: float, r_ranks: int = 1) -> float:
@@ -35,6 +45,30 @@ def gain(rotation: GroupRotation, cost: Cost, batch: int, context: float, r_rank
     alone = max(min(int(rotation.resident / context), batch), 1)
     without = alone / _in_memory(cost, alone, context, r_ranks)
     return batch / step_seconds(rotation, cost, batch, context, r_ranks) / without
+
+
+def foresee(profile: Profile, engine: Engine, scale: Scale, first: Sequence[Prompt]) -> None:
+    """Log what a profile predicts of a job's rotation, if it has any; a warning if it loses.
+
+    Args:
+        profile: Of the engine's ranks.
+        engine: With its KV caches.
+        scale: Of its first group.
+        first: The first rows.
+    """
+    rotation = rotation_of(engine.team)
+    if rotation is None or not first:
+        return
+    group = engine.team.group
+    cost = profile.alone if group.alone and profile.alone else profile.cost
+    context = mean_prompt(first) + scale.steps / 2
+    seconds, times = (of(rotation, cost, scale.batch, context, len(group.pools[0])) for of in (step_seconds, gain))
+    said = f"rotation of groups: {scale.batch} rows of {context:,.0f} tokens take {seconds:.2g} s a step by the profile"
+    advice = "" if times >= 1 else "; leave out --schedule fluid"
+    logger.log(
+        logging.INFO if times >= 1 else logging.WARNING,
+        f"{said}, {times:.2f} times the tokens/s of what fits in memory{advice}",
+    )
 
 
 def _in_memory(cost: Cost, batch: int, context: float, r_ranks: int) -> float:

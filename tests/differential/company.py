@@ -38,6 +38,7 @@ Mix = dict[str, Any]
 Contents = dict[str, dict[str, Any]]  # columns of "rows" and of "errors", by name
 
 
+MIN_ROTATED, MOST_ROTATED = 1 << 22, 1 << 28  # bytes of KV cache
 STATE_TOKENS = 64  # tokens whose memory has room for one state beside them
 
 
@@ -121,6 +122,13 @@ class Company:
             s_ranks = options.get("s_ranks", ranks)
             rate = options.pop("preempts", None) if "admission" in options else None
             options.pop("preempts", None)
+            rotates = options.pop("rotates", None)
+            if rotates and self._rotates(mix["model"], options, size):
+                tier = {"host": "host:{size}", "file": "nvme:{folder}:{size}"}[rotates]
+                kv_memory = options["kv_memory"]
+                options |= {"schedule": "fluid", "kv_memory": max(kv_memory // 2, MIN_ROTATED)}
+                options["kv_swap"] = (tier.format(folder=self.folder, size=2 * max(kv_memory, MIN_ROTATED)),)
+                options.pop("tiers", None)
             tiers = options.pop("tiers", None) if "admission" in options else None
             options.pop("tiers", None)
             if tiers:
@@ -178,6 +186,13 @@ class Company:
         shapes = self._model(name).attends
         kv = sum(shape.kv_columns for shape in attention_shapes(shapes))
         return kv * 4 + state_bytes(shapes) // STATE_TOKENS
+
+    def _rotates(self, name: str, options: dict[str, Any], size: int) -> bool:
+        """Whether the KV caches of a run can be larger than their memory."""
+        if size > 1 or "route" in options or options["kv_memory"] > MOST_ROTATED:
+            return False
+        shapes = self._model(name).attends
+        return len(attention_shapes(shapes)) == len(shapes)
 
     def _deals_heads(self, name: str, parts: int) -> bool:
         """Whether heads can be dealt out to so many R-ranks."""

@@ -115,6 +115,7 @@ def runs() -> st.SearchStrategy[dict[str, Any]]:
             "admission": st.just("optimistic"),
             "preempts": st.sampled_from((0.0, 0.1, 0.5)),  # how hastily, of optimistic runs
             "tiers": st.sampled_from(("host", "file", "torn")),  # for what leaves, of optimistic runs
+            "rotates": st.sampled_from(("host", "file")),  # tiers of KV caches larger than memory, where that goes
         },
     )
 

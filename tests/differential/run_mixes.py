@@ -82,6 +82,8 @@ def _lead(company: Company, options: argparse.Namespace, found: list[str]) -> No
             for run in mix["runs"]:
                 run |= {"admission": "optimistic", "preempts": options.preempts}
                 run |= {"tiers": options.tiers} if options.tiers else {}
+        for run in mix["runs"] if options.rotates else ():
+            run["rotates"] = options.rotates
         text = json.dumps(mix)
         (company.folder / "current.json").write_text(text)
         broadcast(WORLD, text, str)
@@ -135,6 +137,7 @@ def _options() -> argparse.Namespace:
     add("--mutation")
     add("--score", action="store_true", help="mixes of rows that are scored")
     add("--tiers", choices=TIERS, help="where rows go that are preempted, of all runs")
+    add("--rotates", choices=("host", "file"), help="tiers of KV caches that are larger than memory, of all runs")
     add("--preempts", type=float, help="share of the steps at which all runs preempt")
     options = parser.parse_args()
     if options.tolerance is None:

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
+from unittest.mock import patch
+
+import h5py
 import pytest
 
-from hpcdecode.config import EngineOptions
+from hpcdecode.attention.shapes import LayerShape
+from hpcdecode.config import EngineOptions, Job
+from hpcdecode.engine import fluid
 from hpcdecode.engine.fluid import GroupRotation
 from hpcdecode.errors import UserError
+from hpcdecode.generate import generate
 from hpcdecode.model import load_split
 from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.fluid import gain, step_seconds
+from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
+from hpcdecode.system import swap_tiers
+from hpcdecode.system.model_path import find_model
+from hpcdecode.system.swap_tiers import TierSpec
 from tests.support.preemption import HastyPlacement
-from tests.support.rotating import file, rotating, sizes_of
+from tests.support.rotating import FaultyTier, file, rotating, sizes_of
 from tests.support.samples import rows, run
+from tests.support.stop_after import copy
 
 FIELDS = [
     (70, {"n": 3, "temperature": 0.9, "max_tokens": 12, "logprobs": 1}),
@@ -76,3 +90,62 @@ def test_it_needs_tiers():
     with pytest.raises(UserError, match=r"--schedule fluid: expected --kv-swap.*got none; add --kv-swap"):
         EngineOptions(model="demo", schedule="fluid").check()
     assert EngineOptions(model="demo", schedule="fluid", kv_swap=("host:1G",)).check().admission == "reserve"
+
+
+SMALL = sizes_of([LayerShape(kv_heads=2, k_dim=64, v_dim=32, q_heads=4, scale=0.3)] * 4, "float32", ranges=8, frames=20)
+
+
+def test_a_disk_without_room_is_found_at_the_start(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    specs = [TierSpec("host", SMALL.page_bytes * 5), TierSpec("nvme", 1 << 30, str(tmp_path))]
+    tiers = fluid.open_pages(SMALL, specs)
+    assert [tier.chunks for tier in tiers] == [5, 4 * 8 - 5]
+    assert all(fluid.read_rate(tier, SMALL.page_bytes) > 0 for tier in tiers)
+    for tier in tiers:
+        tier.close()
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(UserError, match=r"--kv-swap nvme:.*expected room for 1M.*No space left.*give a smaller size"):
+        fluid.open_pages(SMALL, specs)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("fault", ["write", "read", "bits"])
+def test_a_job_whose_tier_fails_keeps_what_has_ended_and_goes_on(tmp_path, fault):
+    """Rows that end, and later ones for which memory has no room."""
+    lines = [{"prompt": "a b", "max_tokens": 2}] * 3 + [{"prompt": "a b " * 60, "max_tokens": 30}] * 14
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    kv = 128 * 3840 * 6
+
+    def job(name, **options):
+        sizes = {"dtype": "float32", "kv_memory": kv, "params": SamplingParams(ignore_eos=True), "batch": 12}
+        where = {"prompts": (str(tmp_path / "rows.jsonl"),), "output": str(tmp_path / name)}
+        return Job(model=find_model("demo", {}), **where, **(sizes | options)).check()
+
+    rotates = {"schedule": "fluid", "kv_swap": (f"host:{4 * kv}",)}
+    assert generate(job("plain.h5", kv_memory=1 << 28)) == 0
+    kind = type("Failing", (FaultyTier,), {"fault": fault, "after": 40})
+    unmeasured = patch.object(fluid, "read_rate", lambda *_: 1e9)
+    with patch.object(swap_tiers, "HostTier", kind), unmeasured:
+        assert "pages of the KV cache cannot be moved" in failed(job("out.h5", **rotates))
+    copy(tmp_path / "out.h5", tmp_path / "again.h5")  # this process holds the other
+    assert generate(job("again.h5", **rotates)) == 0
+    plain, out = (tokens_of(tmp_path / name) for name in ("plain.h5", "again.h5"))
+    assert plain == out
+
+
+def failed(job):
+    """Return the error that a job ends with."""
+    try:
+        generate(job)
+    except UserError as error:
+        return str(error)
+    return pytest.fail("the job did not fail")
+
+
+def tokens_of(path):
+    with h5py.File(path) as file:
+        order = file["rows/line"][:].argsort()
+        ends = file["rows/token_offsets"][:]
+        return [file["rows/token_ids"][ends[i] : ends[i + 1]].tolist() for i in order]
