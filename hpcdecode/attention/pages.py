@@ -7,12 +7,8 @@ part of the pages stays in memory, and only the rest moves.
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from queue import SimpleQueue
 from time import perf_counter
 
 import msgspec
@@ -20,13 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcdecode.attention.page_store import Marks, PageStore
+from hpcdecode.attention.page_threads import PageThreads
 from hpcdecode.errors import InvariantViolation, UserError
-from hpcdecode.system.swap_tiers import Tier
 
-THREADS = 2
 ABSENT, READING, RESIDENT, WRITING = range(4)
-
-_Job = Callable[[], None]
 
 
 class PageCounts(msgspec.Struct):
@@ -75,14 +68,8 @@ class Pages:
         self._reading = self._writing = 0
         self._problem = ""
         self._changed = threading.Condition()
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        threads = [
-            threading.Thread(target=_work, args=(self._jobs, cpus), daemon=True, name="kv-pages")
-            for _ in range(THREADS)
-        ]
-        for thread in threads:
-            thread.start()
-        self.close = weakref.finalize(self, _close, self._jobs, threads, store.tiers)
+        self._threads = PageThreads(cpus, store.tiers)
+        self.close = self._threads.close
 
     def set_live(self, live: Marks) -> None:
         """Say which blocks sequences hold; what others held is forgotten.
@@ -184,7 +171,7 @@ class Pages:
             self._state[page], self._ahead[page] = READING, not self._pinned[page]
             self._reading += 1
             sums = self._sums[layer, part].copy()
-            self._jobs.put(lambda page=page, wanted=wanted, sums=sums: self._read(page, wanted, sums))  # type: ignore[misc]
+            self._threads.put(lambda page=page, wanted=wanted, sums=sums: self._read(page, wanted, sums))  # type: ignore[misc]
 
     def _next(self) -> tuple[int, int] | None:
         """Return the page that comes in next, or None."""
@@ -220,7 +207,7 @@ class Pages:
                 return False
             self._state[layer, part] = WRITING
             self._writing += 1
-            self._jobs.put(lambda dirty=dirty, at=(layer, part): self._write(at, dirty))  # type: ignore[misc]
+            self._threads.put(lambda dirty=dirty, at=(layer, part): self._write(at, dirty))  # type: ignore[misc]
             if self._writing >= max(self.sizes.window // 2, 1):
                 return False
             may[layer, part] = False
@@ -291,24 +278,3 @@ class Pages:
                     "run the same command again to go on, with another tier if this one is broken"
                 )
         return nbytes
-
-
-def _work(jobs: SimpleQueue[_Job | None], cpus: Sequence[int] | None) -> None:
-    """Do jobs until there are no more."""
-    if cpus:
-        with suppress(OSError):
-            os.sched_setaffinity(0, cpus)  # of this thread
-    while (job := jobs.get()) is not None:
-        job()
-        del job  # it refers to its Pages
-
-
-def _close(jobs: SimpleQueue[_Job | None], threads: Sequence[threading.Thread], tiers: Sequence[Tier]) -> None:
-    """End the threads and close the tiers."""
-    for _ in threads:
-        jobs.put(None)
-    for thread in threads:
-        if thread is not threading.current_thread():
-            thread.join()
-    for tier in tiers:
-        tier.close()

@@ -10,7 +10,7 @@ import msgspec
 
 from hpcdecode._attn_cpu import crc32c
 from hpcdecode.attention.page_sizes import PageSizes, page_sizes
-from hpcdecode.attention.pages import THREADS
+from hpcdecode.attention.page_threads import THREADS
 from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_shapes
 from hpcdecode.attention.streamed import StreamedKvCache
 from hpcdecode.config import EngineOptions

@@ -1,4 +1,5 @@
 // What a KV cache with frames tells its owner, who moves pages.
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 

@@ -1,0 +1,63 @@
+"""The threads that move pages."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import SimpleQueue
+
+from hpcdecode.system.swap_tiers import Tier
+
+THREADS = 2
+
+_Job = Callable[[], None]
+
+
+class PageThreads:
+    """Threads that do jobs in order, and end when nothing refers to this any more.
+
+    Args:
+        cpus: Of the threads; None for those of the caller.
+        tiers: That are closed after them.
+
+    Attributes:
+        close: Ends them.
+    """
+
+    def __init__(self, cpus: Sequence[int] | None, tiers: Sequence[Tier]):
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        threads = [
+            threading.Thread(target=_work, args=(self._jobs, cpus), daemon=True, name="kv-pages")
+            for _ in range(THREADS)
+        ]
+        for thread in threads:
+            thread.start()
+        self.close = weakref.finalize(self, _close, self._jobs, threads, tiers)
+
+    def put(self, job: _Job) -> None:
+        """Have a thread do a job."""
+        self._jobs.put(job)
+
+
+def _work(jobs: SimpleQueue[_Job | None], cpus: Sequence[int] | None) -> None:
+    """Do jobs until there are no more."""
+    if cpus:
+        with suppress(OSError):
+            os.sched_setaffinity(0, cpus)  # of this thread
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # it refers to its Pages
+
+
+def _close(jobs: SimpleQueue[_Job | None], threads: Sequence[threading.Thread], tiers: Sequence[Tier]) -> None:
+    """End the threads and close the tiers."""
+    for _ in threads:
+        jobs.put(None)
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join()
+    for tier in tiers:
+        tier.close()
