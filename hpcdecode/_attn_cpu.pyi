@@ -518,11 +518,72 @@ class StateStore:
         """Number of threads."""
 
     @property
+    def nodes(self) -> int:
+        """Number of NUMA nodes that its threads are on."""
+
+    @property
     def isa(self) -> str:
         """Name of the instruction set in use."""
 
 def state_bytes(layers: Sequence[RecurrentShape], dtype: str, isa: str) -> int:
     """Return the bytes that a StateStore reserves for a sequence."""
+
+class StepAttention:
+    """Attention of one new token per sequence, for a Chain to call."""
+
+    def __init__(self, kv_cache: KvCache, slots: _Ints, dtype: str, sinks: Sequence[_Floats | None]) -> None:
+        """Prepare a step of sequences that have been extended by one token each.
+
+        Args:
+            kv_cache: The KV cache of the sequences.
+            slots: int32 [n], in the order of the rows.
+            dtype: float32 or bfloat16, of the rows of qkv and of the output.
+            sinks: For every layer float32 [q_heads], or None.
+        """
+
+    @property
+    def address(self) -> int:
+        """Address that Chain.run takes as attention."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that a thread spent in attention, on average."""
+
+class StepStates:
+    """One new token per sequence through the states of recurrent layers."""
+
+    def __init__(self, store: StateStore, slots: _Ints) -> None:
+        """Prepare a step of sequences that have been extended by one token each.
+
+        Args:
+            store: The states of the sequences.
+            slots: int32 [n], in the order of the rows.
+        """
+
+class StepLayers:
+    """What a decode step does at layers of both kinds, for a Chain to call."""
+
+    def __init__(
+        self, attention: StepAttention | None, states: StepStates | None, layers: Sequence[tuple[bool, int]]
+    ) -> None:
+        """Put together a step of layers that attend and layers that keep states.
+
+        Args:
+            attention: Of the layers that attend, or None.
+            states: Of the layers that keep states, for the same slots, or None.
+            layers: For every layer whether it attends, and its index among those of its kind.
+
+        Raises:
+            ValueError: If a layer is of a kind that is None.
+        """
+
+    @property
+    def address(self) -> int:
+        """Address that Chain.run takes as attention."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that a thread spent at these layers, on average."""
 
 def built_isas() -> list[str]:
     """Return the instruction sets of this build, worst first."""

@@ -346,7 +346,7 @@ class Chain:
         self,
         stages: Sequence[tuple[FusedKernel | Product | Attention, Sequence[int]]],
         given: int,
-        passed: Sequence[tuple[int, int]],
+        passed: Sequence[tuple[int, int, int]],
     ) -> None:
         """Check and keep the stages.
 
@@ -354,7 +354,8 @@ class Chain:
             stages: Pairs of work and the numbers of its tensors: (x, weight, y) of a GEMM, (qkv, out) of an attention,
                 or those that the steps of a fused kernel name.
             given: Number of tensors of a call; the passed ones are numbered after them.
-            passed: For every tensor that stages hand on, its bytes per token and where it begins in a block's memory.
+            passed: For every tensor that stages hand on, the bytes of its rows, where they begin in a block's memory,
+                and where it begins in a row, which several tensors may share.
 
         Raises:
             ValueError: If stages do not fit together.

@@ -26,6 +26,7 @@ class CpuStateStore:
         beside: KV cache whose threads are used in place of others, or None.
 
     Attributes:
+        native: The native store.
         state_bytes: Bytes of a sequence's states of all layers, as reserved.
 
     Raises:
@@ -47,7 +48,7 @@ class CpuStateStore:
         forced = os.environ.get("HPCDECODE_ISA", "")
         shared = beside.native if isinstance(beside, CpuKvCache) else None
         try:
-            self._native = _attn_cpu.StateStore(
+            self.native = _attn_cpu.StateStore(
                 native_recurrent(layers),
                 weights,
                 row_dtype(layers),
@@ -61,7 +62,7 @@ class CpuStateStore:
             )
         except RuntimeError as error:  # the system maps no more memory
             raise UserError(f"{error}: lower --batch, or give the process more memory") from error
-        native = self._native
+        native = self.native
         self.state_bytes = native.state_bytes
         self.extend = native.extend
         self.run = native.run
@@ -74,17 +75,17 @@ class CpuStateStore:
     @property
     def open_slots(self) -> int:
         """Return the number of open slots."""
-        return self._native.open_slots
+        return self.native.open_slots
 
     @property
     def bytes_moved(self) -> int:
         """Return the bytes of state that `run` has read and written so far."""
-        return self._native.bytes_moved
+        return self.native.bytes_moved
 
     @property
     def run_seconds(self) -> float:
         """Return the seconds spent in `run` so far."""
-        return self._native.run_seconds
+        return self.native.run_seconds
 
 
 def native_recurrent(layers: Sequence[RecurrentShape]) -> list[_attn_cpu.RecurrentShape]:

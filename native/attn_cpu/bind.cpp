@@ -12,9 +12,9 @@
 #include "bind_frames.h"
 #include "bind_prompts.h"
 #include "bind_states.h"
+#include "bind_steps.h"
 #include "isa.h"
 #include "kv_cache.h"
-#include "step_attention.h"
 #include "tensor.h"
 
 namespace nb = nanobind;
@@ -169,37 +169,12 @@ Raises:
                      "Seconds of append and attend so far, times the number of threads.")
         .def_prop_ro("busy_seconds", &KvCache::busy_seconds, "Seconds of these in which threads had work.");
 
-    nb::class_<StepAttention>(m, "StepAttention", "Attention of one new token per sequence, for a Chain to call.")
-        .def(
-            "__init__",
-            [](StepAttention* a, KvCache& cache, nb::handle slots, const std::string& dtype, nb::sequence sinks) {
-                const Ints s = read_ints(slots, "slots");
-                std::vector<std::vector<float>> own;
-                for (nb::handle each : sinks)
-                    own.push_back(each.is_none() ? std::vector<float>() : read_floats(each, "sinks"));
-                const std::vector<int32_t> all(s.data, s.data + s.size);
-                new (a) StepAttention(cache, all, parse_act_type(dtype), std::move(own));
-            },
-            nb::arg("kv_cache"), nb::arg("slots"), nb::arg("dtype"), nb::arg("sinks"), nb::keep_alive<1, 2>(),
-            nb::sig("def __init__(self, kv_cache: KvCache, slots: _Ints, dtype: str, sinks: "
-                    "collections.abc.Sequence[_Floats | None]) "
-                    "-> None"),
-            R"(Prepare a step of sequences that have been extended by one token each.
-
-Args:
-    kv_cache: The KV cache of the sequences.
-    slots: int32 [n], in the order of the rows.
-    dtype: float32 or bfloat16, of the rows of qkv and of the output.
-    sinks: For every layer float32 [q_heads], or None.)")
-        .def_prop_ro(
-            "address", [](StepAttention& a) { return reinterpret_cast<intptr_t>(static_cast<RowAttention*>(&a)); },
-            "Address that Chain.run takes as attention.")
-        .def_prop_ro("seconds", &StepAttention::seconds, "Seconds that a thread spent in attention, on average.");
 
     bind_blocks(m, kv_cache);
     bind_frames(kv_cache);
     bind_prompts(m);
     bind_states(m);
+    bind_steps(m);
 
     m.def("built_isas", &built_isas, "Return the instruction sets of this build, worst first.");
     m.def("untested_isas", &untested_isas,

@@ -184,6 +184,7 @@ Raises:
         .def_prop_ro("bytes_moved", &StateStore::bytes_moved, "Bytes of states that run has read and written so far.")
         .def_prop_ro("run_seconds", &StateStore::run_seconds, "Seconds spent in run so far.")
         .def_prop_ro("threads", &StateStore::threads, "Number of threads.")
+        .def_prop_ro("nodes", &StateStore::nodes, "Number of NUMA nodes that its threads are on.")
         .def_prop_ro(
             "isa", [](const StateStore& s) { return std::string(s.isa()); }, "Name of the instruction set in use.");
 }

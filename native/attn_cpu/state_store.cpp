@@ -18,14 +18,6 @@ constexpr size_t kRewritten = size_t{1} << 20;  // bytes that a thread rewrites 
 
 }  // namespace
 
-struct StateStore::Call {
-    StateStore* store;
-    const RecurrentLayer* layer;
-    const Matrix* rows;
-    const Matrix* out;
-    void (*work)(Call&, int64_t, int);
-};
-
 StateStore::StateStore(const std::vector<RecurrentShape>& layers, std::vector<RecurrentWeights> weights,
                        const StateStoreOptions& o)
     : table_(select_isa(o.isa)),
@@ -56,8 +48,12 @@ void StateStore::reserve_scratch(const RecurrentLayer& l) {
         const int tokens = tokens_at_once(l, g.heads_per_part, count);
         need = std::max<size_t>(need, table_.recur.scratch_floats(l.kernel, g.heads_per_part, tokens));
     }
-    if (need <= scratch_size_) return;
-    need = (need + 15) / 16 * 16;
+    grow_scratch(need);
+}
+
+void StateStore::grow_scratch(size_t floats) {
+    if (floats <= scratch_size_) return;
+    const size_t need = (floats + 15) / 16 * 16;
     scratch_size_ = 0;
     for (auto& each : scratch_) {
         each.reset();
@@ -83,8 +79,7 @@ void StateStore::run_parallel(Call& call, const std::vector<int64_t>& bounds, vo
     }
 }
 
-void StateStore::run_item(const Call& call, int64_t item, int thread) {
-    const RecurItem part = plan_.find(item);
+void StateStore::run_heads(const Call& call, const RecurItem& part, int thread) {
     const SequenceRun& s = *part.sequence;
     const RecurrentLayer& l = *call.layer;
     uint8_t* place = place_of(s.slot);
@@ -149,7 +144,8 @@ void StateStore::run(int layer, const int32_t* slots, const int32_t* counts, int
     plan_.make(slots_, l.cost, slots, counts, n, workers_->threads());
     reserve_scratch(l);
     Call call{this, &l, &rows, &out, nullptr};
-    run_parallel(call, plan_.node_items, [](Call& c, int64_t i, int thread) { c.store->run_item(c, i, thread); });
+    run_parallel(call, plan_.node_items,
+                 [](Call& c, int64_t i, int thread) { c.store->run_heads(c, c.store->plan_.find(i), thread); });
     const auto many = [](const SequenceRun& s) { return s.count > 1; };
     if (l.window_bytes > 0 && std::any_of(plan_.sequences.begin(), plan_.sequences.end(), many))
         run_parallel(call, plan_.node_sequences, [](Call& c, int64_t i, int) {
@@ -157,15 +153,15 @@ void StateStore::run(int layer, const int32_t* slots, const int32_t* counts, int
             if (s.count > 1) c.store->keep_inputs(c, s, 0, c.layer->shape.channels());
         });
     slots_.count_run(layer, slots, counts, n);
-    count_bytes(l);
+    for (const SequenceRun& s : plan_.sequences) count_bytes(l, s.count);
     run_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-void StateStore::count_bytes(const RecurrentLayer& l) {
+// Counts what a sequence with so many new tokens moves at a layer.
+void StateStore::count_bytes(const RecurrentLayer& l, int64_t tokens) {
     const int64_t input = l.shape.taps > 1 ? static_cast<int64_t>(l.window_bytes) / l.shape.taps : 0;
-    for (const SequenceRun& s : plan_.sequences)
-        bytes_moved_ += 2 * static_cast<int64_t>(l.state_bytes) +
-                        input * (l.shape.taps - 1 + std::min<int64_t>(s.count, l.shape.taps - 1));
+    bytes_moved_ += 2 * static_cast<int64_t>(l.state_bytes) +
+                    input * (l.shape.taps - 1 + std::min<int64_t>(tokens, l.shape.taps - 1));
 }
 
 // Lets all threads work on the memory of slots, `unit` bytes at a time.

@@ -47,6 +47,7 @@ class StateStore {
 
     const char* isa() const { return table_.name; }
     int threads() const { return workers_->threads(); }
+    int nodes() const { return nodes_.count(); }
     size_t state_bytes() const { return layers_.place_bytes(); }
     int home(int slot) const { return slots_.home(slot); }  // NUMA node of an open slot
     const uint8_t* place(int slot) const { return place_of(slot); }
@@ -54,19 +55,27 @@ class StateStore {
     double run_seconds() const { return run_seconds_; }
 
   private:
-    struct Call;
+    friend class StepStates;
+    struct Call {
+        StateStore* store;
+        const RecurrentLayer* layer;
+        const Matrix* rows;
+        const Matrix* out;
+        void (*work)(Call&, int64_t, int);
+    };
     struct Free {
         void operator()(void* p) const { std::free(p); }
     };
 
     uint8_t* place_of(int slot) const { return arena_.data() + slots_.place(slot) * layers_.place_bytes(); }
     void reserve_scratch(const RecurrentLayer& layer);
+    void grow_scratch(size_t floats);
     int tokens_at_once(const RecurrentLayer& layer, int heads, int64_t count) const;
-    void run_item(const Call& call, int64_t item, int thread);
+    void run_heads(const Call& call, const RecurItem& part, int thread);
     void keep_inputs(const Call& call, const SequenceRun& s, int64_t channel, int64_t channels) const;
     void keep_inputs_of(const Call& call, const SequenceRun& s, int first_head, int last_head) const;
     void run_parallel(Call& call, const std::vector<int64_t>& bounds, void (*work)(Call&, int64_t, int));
-    void count_bytes(const RecurrentLayer& layer);
+    void count_bytes(const RecurrentLayer& layer, int64_t tokens);
     using Work = std::function<void(size_t offset, size_t bytes)>;
     void over_memory(std::vector<int> slots, size_t unit, const Work& work);
     void populate(const std::vector<int>& slots);

@@ -87,6 +87,11 @@ int64_t StepAttention::foresee(int layer, const SequenceRows& rows, std::vector<
     return count;
 }
 
+void StepAttention::cancel() {
+    own_.clear();
+    lock_.unlock();
+}
+
 void StepAttention::end() {
     double seconds = 0;
     for (Own& own : own_) {
@@ -95,8 +100,7 @@ void StepAttention::end() {
     }
     seconds_ = seconds / static_cast<double>(own_.size());
     cache_.attend_seconds_ += seconds_;
-    own_.clear();
-    lock_.unlock();
+    cancel();
 }
 
 }  // namespace hpcdecode

@@ -19,6 +19,7 @@ class StepAttention : public RowAttention {
     void attend(int layer, int thread, const SequenceRows& rows) override;
     int64_t foresee(int layer, const SequenceRows& rows, std::vector<Lines>& lines) const override;
     void end() override;
+    void cancel();  // ends a step that did not begin elsewhere
 
     double seconds() const { return seconds_; }  // that a thread spent on average
 

@@ -4,11 +4,13 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <array>
 #include <optional>
+#include <tuple>
 
 #include "bind_products.h"
 #include "blocks.h"
@@ -161,11 +163,11 @@ What a block hands from stage to stage stays in cache.)")
             "__init__",
             [](Chain* c,
                const std::vector<std::pair<std::variant<FusedKernel, Product, Attention>, std::vector<int>>>& stages,
-               int given, const std::vector<std::pair<int64_t, int64_t>>& passed) {
+               int given, const std::vector<std::tuple<int64_t, int64_t, int64_t>>& passed) {
                 std::vector<Stage> made;
                 for (const auto& [work, tensors] : stages) made.push_back({work, tensors});
                 std::vector<Passed> rows;
-                for (const auto& [bytes, at] : passed) rows.push_back({bytes, at});
+                for (const auto& [bytes, at, inside] : passed) rows.push_back({bytes, at, inside});
                 new (c) Chain(std::move(made), given, std::move(rows));
             },
             nb::arg("stages"), nb::arg("given"), nb::arg("passed"), R"(Check and keep the stages.
@@ -174,7 +176,8 @@ Args:
     stages: Pairs of work and the numbers of its tensors: (x, weight, y) of a GEMM, (qkv, out) of an attention,
         or those that the steps of a fused kernel name.
     given: Number of tensors of a call; the passed ones are numbered after them.
-    passed: For every tensor that stages hand on, its bytes per token and where it begins in a block's memory.
+    passed: For every tensor that stages hand on, the bytes of its rows, where they begin in a block's memory,
+        and where it begins in a row, which several tensors may share.
 
 Raises:
     ValueError: If stages do not fit together.)")

@@ -203,7 +203,7 @@ Chain::Block::Block(const Chain& chain, const Call& call, Group& group, const Me
         const Rows& rows = call.given[i];
         tensors_.push_back({rows.data + first_ * rows.row_bytes, step_ * rows.row_bytes});
     }
-    for (const Passed& p : chain.passed_) tensors_.push_back({memory + p.at * count_, p.bytes});
+    for (const Passed& p : chain.passed_) tensors_.push_back({memory + p.at * count_ + p.inside, p.bytes});
 }
 
 bool Chain::Block::attends() const { return !done() && std::holds_alternative<Attention>(chain_.stages_[stage_].work); }

@@ -27,8 +27,9 @@ struct Stage {
 };
 
 // Rows that one stage hands to a later one: `bytes` per token, in a block's memory from `at` times its tokens on.
+// Several tensors may share such rows. Then each begins `inside` bytes behind the begin of a row.
 struct Passed {
-    int64_t bytes, at;
+    int64_t bytes, at, inside = 0;
 };
 
 class Chain {

@@ -58,41 +58,62 @@ class ChainPlace(NamedTuple):
     begin: int
 
 
-def assemble(links: Sequence[Link], tensors: Sequence[Hashable]) -> _ops_cpu.Chain:
+@dataclass(frozen=True)
+class SharedRows:
+    """Rows that several tensors share, which links hand on as one.
+
+    Attributes:
+        name: Name of the rows.
+        size: Bytes that a token has in them.
+        begins: Where each tensor begins in a row, in bytes, by its name.
+    """
+
+    name: Hashable
+    size: int
+    begins: Mapping[Hashable, int]
+
+
+def assemble(links: Sequence[Link], tensors: Sequence[Hashable], shared: Sequence[SharedRows] = ()) -> _ops_cpu.Chain:
     """Return the native chain of the links.
 
     Args:
         links: Work in the order in which it runs.
         tensors: Names of the tensors of a call. All others that links write, they hand on to each other.
+        shared: Rows that some of the others share.
     """
-    passed = [name for link in links for name in link.writes if name not in tensors]
+    passed = [name for link in links for name in link.writes if name not in tensors] + [rows.name for rows in shared]
     numbers = {name: i for i, name in enumerate([*tensors, *passed])}
     stages = [(link.work, [numbers[name] for name in (*link.reads, *link.writes)]) for link in links]
-    places = placed(links, passed)
-    return _ops_cpu.Chain(stages, len(tensors), [places[name] for name in passed])
+    places, inside = placed(links, passed, shared), {n: at for rows in shared for n, at in rows.begins.items()}
+    return _ops_cpu.Chain(stages, len(tensors), [(*places[name], inside.get(name, 0)) for name in passed])
 
 
-def placed(links: Sequence[Link], passed: Sequence[Hashable]) -> dict[Hashable, ChainPlace]:
-    """Return the places of the tensors that links hand on, by name.
+def placed(
+    links: Sequence[Link], passed: Sequence[Hashable], shared: Sequence[SharedRows] = ()
+) -> dict[Hashable, ChainPlace]:
+    """Return the places of the tensors that links hand on, or of the rows that they share, by name.
 
     A place is taken again after its last reader. Sizes are an odd number of cache lines, so that the rows of a tile
     do not fall into the same set of a cache.
     """
-    last = {name: i for i, link in enumerate(links) for name in link.reads}
+    rows = {name: each for each in shared for name in (each.name, *each.begins)}
+    whole = {name: each.name for name, each in rows.items()}
+    last = {whole.get(name, name): i for i, link in enumerate(links) for name in link.reads}
     found: dict[Hashable, ChainPlace] = {}
     free: list[ChainPlace] = []
     end = 0
     for i, link in enumerate(links):
-        for name in (n for n in link.writes if n in passed):
-            size = odd_lines(link.writes[name])
+        for name in (n for n in link.writes if n in passed and whole.get(n, n) not in found):
+            size = odd_lines(rows[name].size if name in rows else link.writes[name])
             hole = min((hole for hole in free if hole.size >= size), default=None)
             if hole is None:
                 hole, end = ChainPlace(size, end), end + size
             else:
                 free.remove(hole)
-            found[name] = ChainPlace(size, hole.begin)
-        free += {found[name] for name in link.reads if name in found and last[name] == i}
-    return found
+            found[whole.get(name, name)] = ChainPlace(size, hole.begin)
+        read = {whole.get(name, name) for name in link.reads}
+        free += {found[name] for name in read if name in found and last[name] == i}
+    return found | {name: found[each.name] for name, each in rows.items()}
 
 
 def odd_lines(size: int) -> int:

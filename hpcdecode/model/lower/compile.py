@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,9 +10,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, fx
 
+from hpcdecode.model.frontend.clean import VIEWS
 from hpcdecode.model.frontend.elementwise import ROUNDING, steady
 from hpcdecode.model.frontend.meta import Meta, tensor_meta
-from hpcdecode.model.frontend.nodes import results
+from hpcdecode.model.frontend.nodes import as_node, results
+from hpcdecode.model.frontend.operators import SPLITS
 from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.lower.chain import chained
 from hpcdecode.model.lower.fuse import fuse
@@ -22,6 +25,7 @@ from hpcdecode.system.kept import directory
 from hpcdecode.system.shared_memory import WeightMemory
 
 aten = torch.ops.aten
+COLUMNS = (aten.slice.Tensor, aten.select.int, aten.transpose.int)
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,8 @@ def compile_graph(
     recipes = merge_projections(made, weights, ends=ends)
     if rows > 1:
         join_rows(made, rows)
+    if rows:
+        copy_views(made, rows)
     fused = chained(fuse(made))
     for node in fused.nodes:
         if node.target in ROUNDING:
@@ -109,6 +115,31 @@ def copied(graph: fx.Graph) -> fx.Graph:
     made = fx.Graph()
     made.output(made.graph_copy(graph, {}))
     return made
+
+
+def copy_views(graph: fx.Graph, rows: int) -> None:
+    """Let results that are views of columns of another tensor be tensors of their own.
+
+    The next slice reads them row by row, so they are copied in any case: here by a kernel, as part of a chain.
+
+    Args:
+        graph: The graph of a slice.
+        rows: Number of its first results, which stay as they are.
+    """
+    others = dict.fromkeys(n for n in results(graph)[rows:] if is_part(n))
+    with graph.inserting_before(graph.output_node()):
+        for node in others:
+            about = tensor_meta(node)
+            others[node] = graph.call_function(aten.clone.default, (node,))
+            others[node].meta["about"] = Meta.of(about.dtype, about.shape)
+    graph.output_node().args = (tuple(others.get(n) or n for n in results(graph)),)
+
+
+def is_part(node: fx.Node) -> bool:
+    """Return whether a node is a view of some columns of another."""
+    if node.target is operator.getitem:
+        return as_node(node.args[0]).target in SPLITS
+    return node.target in COLUMNS or (node.target in VIEWS and is_part(as_node(node.args[0])))
 
 
 def join_rows(graph: fx.Graph, rows: int) -> None:

@@ -1,8 +1,8 @@
 """The fused decode step: from the first attention to the last in one native call, for a process of both roles.
 
-Threads take blocks of tokens through all layers, attention included, each at its own pace. So none waits for another,
-and the attention of one thread, which is bound by memory, meets the GEMMs of others, which are not. Every slice between
-two attentions must be a single chain.
+Threads take blocks of tokens through all layers, attention and recurrent states included, each at its own pace. So none
+waits for another, and the attention of one thread, which is bound by memory, meets the GEMMs of others, which are not.
+Every slice between two attentions or states must be a single chain.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from torch import Tensor, fx
 
 from hpcdecode import _ops_cpu
 from hpcdecode.attention.base import KvCache
-from hpcdecode.attention.cpu import CpuKvCache
+from hpcdecode.attention.cpu_step import StepKvCache, fusable, step_of, threads_of
+from hpcdecode.attention.hybrid import HybridKvCache
 from hpcdecode.model.frontend.meta import meta, tensor_meta
 from hpcdecode.model.frontend.nodes import as_int, as_node, results
-from hpcdecode.model.lower.chain import Chain, ChainOutput, Link, assemble, source
+from hpcdecode.model.lower.chain import Chain, ChainOutput, Link, SharedRows, assemble, source
 from hpcdecode.model.lower.recipe import as_tensor
 from hpcdecode.model.lower.stage import TokenRows
 from hpcdecode.model.run.split_model import SplitModel
@@ -39,11 +40,12 @@ class Name(NamedTuple):
 
     Attributes:
         kind: What the tensor is.
-        number: Its place in the context after slice 0, the layer of an attention, or the slice of a weight or result.
+        number: Its place in the context after slice 0, the layer of an attention, or the slice of a weight, of a result
+            or of rows that results share.
         of: Which weight or result of the slice.
     """
 
-    kind: Literal["qkv", "context", "attention", "weight", "result"]
+    kind: Literal["qkv", "context", "attention", "weight", "result", "rows"]
     number: int = 0
     of: int | ChainOutput | None = None
 
@@ -58,15 +60,17 @@ class StepLinks:
         links: The native work.
         weights: The weights that it reads, by name.
         rows: The layouts of tensors of the context, by name.
+        shared: Rows of a layer's inputs that several results make up.
     """
 
     def __init__(self) -> None:
         self.links: list[Link] = []
         self.weights: dict[Name, Tensor] = {}
         self.rows: dict[Name, TokenRows] = {}
+        self.shared: list[SharedRows] = []
 
     def attend(self, model: SplitModel, layer: int, qkv: Name) -> Name:
-        """Append the attention of a layer and return the name of its output."""
+        """Append the attention or the states of a layer and return the name of its output."""
         output = Name("attention", layer)
         size = model.attends[layer].out_columns * model.dtype.itemsize
         self.links.append(Link(_ops_cpu.Attention(layer), (qkv,), {output: size}))
@@ -74,11 +78,11 @@ class StepLinks:
 
 
 class FusedStep:
-    """The layers of `model` between its first slice and its last, and the attention of `kv_cache`.
+    """The layers of `model` between its first slice and its last, and the attention and states of `kv_cache`.
 
     Args:
         model: Model on the CPU.
-        kv_cache: KV cache in the same process.
+        kv_cache: KV cache in the same process that is `fusable`.
 
     Attributes:
         native: The native chain.
@@ -87,7 +91,7 @@ class FusedStep:
         Unfusable: If a slice between two attentions is more than a chain.
     """
 
-    def __init__(self, model: SplitModel, kv_cache: CpuKvCache):
+    def __init__(self, model: SplitModel, kv_cache: StepKvCache):
         self.model, self.kv_cache = model, kv_cache
         layers = len(model.attends)
         self.sinks = [model.sinks(i) for i in range(layers)]
@@ -102,16 +106,16 @@ class FusedStep:
         self._rows = step.rows
         self._taken = [name for name in step.rows if name.kind == "context" and name in read]
         self._made = list(dict.fromkeys(name for name in names if name.kind != "context"))
-        self.native = assemble(step.links, [QKV, *self._taken, *self._made, last, *step.weights])
+        if any(name in self._made for rows in step.shared for name in rows.begins):
+            raise Unfusable
+        self.native = assemble(step.links, [QKV, *self._taken, *self._made, last, *step.weights], step.shared)
         self._weights = list(step.weights.values())  # whose memory must live as long as the step
         self._weight_addresses = [tensor.data_ptr() for tensor in self._weights]
 
     @staticmethod
     def of(model: SplitModel, kv_cache: KvCache) -> FusedStep | None:
         """Return the fused step, or None if the model or the KV cache does not allow it."""
-        if not isinstance(kv_cache, CpuKvCache) or len(kv_cache.node_free_blocks) > 1:
-            return None
-        if model.device.type != "cpu" or not model.whole:
+        if model.device.type != "cpu" or not model.whole or not fusable(kv_cache):
             return None
         try:
             return FusedStep(model, kv_cache)
@@ -122,11 +126,14 @@ class FusedStep:
         """Return True if a step is worth it: threads have about as much to attend to.
 
         Args:
-            lengths: Tokens of the step's sequences. One thread attends for all of a sequence.
+            lengths: Tokens of the step's sequences. One thread attends for all of a sequence, and takes it through its
+                states, which counts as as many tokens for each.
         """
-        threads = torch.get_num_threads()
-        held = np.array([sum(lengths[i::threads]) for i in range(threads)])
-        return bool(threads <= self.kv_cache.threads and held.max() <= MAX_UNEVEN * held.mean())
+        threads, state = torch.get_num_threads(), 0
+        if isinstance(self.kv_cache, HybridKvCache):
+            state = self.kv_cache.tokens_moved
+        held = np.array([sum(lengths[i::threads]) + len(lengths[i::threads]) * state for i in range(threads)])
+        return bool(threads <= threads_of(self.kv_cache) and held.max() <= MAX_UNEVEN * held.mean())
 
     def run(
         self, slots: NDArray[np.int32], qkv: Tensor, context: tuple[Tensor, ...]
@@ -135,12 +142,12 @@ class FusedStep:
 
         Args:
             slots: Slots of the sequences in the KV cache, int32 [T], extended by the step.
-            qkv: Rows [q | k | v] of the first slice, [T, row_columns].
+            qkv: Rows of the first slice, [T, row_columns].
             context: Context of the first slice.
 
         Returns:
             The output of the last attention [T, out_columns], the context of the last slice, and the seconds of
-            attention.
+            attention and states.
         """
         count, dtype = len(qkv), str(self.model.dtype).removeprefix("torch.")
         o = self.model.empty_output(len(self.sinks) - 1, count)
@@ -149,7 +156,7 @@ class FusedStep:
         rows = [(qkv, qkv.stride(0) * qkv.element_size()), *taken, *made, (o, o.stride(0) * o.element_size())]
         pointers = [x.data_ptr() for x, _ in rows] + self._weight_addresses
         steps = [step for _, step in rows] + [0] * len(self._weight_addresses)
-        attention = self.kv_cache.step_attention(slots, dtype, self.sinks)
+        attention = step_of(self.kv_cache, slots, dtype, self.sinks)
         self.native.run(count, torch.get_num_threads(), pointers, steps, attention.address)
         new = {name: self._rows[name].shaped(x, count) for name, (x, _) in zip(self._made, made, strict=True)}
         after = tuple(new[name] if name in new else context[name.number] for name in self._context)
@@ -173,6 +180,8 @@ class MiddleSlice:
         self.inputs = [n for n in graph.nodes if n.op == "placeholder"]
         self.weights = [as_tensor(w).contiguous() for w in weights]
         self.results = results(graph)
+        self.row_count = model.row_counts[i]
+        self.row_bytes = model.attends[i].row_columns * model.dtype.itemsize
 
     def join(self, step: StepLinks, o: Name, context: Sequence[Name]) -> tuple[Name, list[Name]]:
         """Append the links of this slice.
@@ -183,7 +192,7 @@ class MiddleSlice:
             context: Names of the context before the slice.
 
         Returns:
-            The names of its [q | k | v] and of the context after it.
+            The names of the rows for the layer after it, and of the context.
         """
         own = [Name("weight", self.i, j) for j in range(len(self.weights))]
         step.weights.update(zip(own, self.weights, strict=True))
@@ -198,10 +207,16 @@ class MiddleSlice:
         for link in self.chain.links:
             reads = [inside[name] if name in inside else self._result(name) for name in link.reads]
             step.links.append(Link(link.work, reads, {self._result(name): n for name, n in link.writes.items()}))
-        new = [self._output(n) for n in self.results[3:]]
-        step.rows.update((self._result(self.chain.made[at]), self.chain.outputs[at]) for at in new)
-        after = [context[j] if j >= 0 else self._result(self.chain.made[new[~j]]) for j in self.slice.give]
-        return self._joined(), after
+        new = [inputs[n] if n in inputs else self._handed_on(step, n) for n in self.results[self.row_count :]]
+        after = [context[j] if j >= 0 else new[~j] for j in self.slice.give]
+        return self._joined(step), after
+
+    def _handed_on(self, step: StepLinks, node: fx.Node) -> Name:
+        """Return the name of a result that is part of the context, and note its layout."""
+        at = self._output(node)
+        name = self._result(self.chain.made[at])
+        step.rows[name] = self.chain.outputs[at]
+        return name
 
     def _result(self, name: object) -> Name:
         """Return the name in the step of a result that links of the slice hand on."""
@@ -227,17 +242,31 @@ class MiddleSlice:
             raise Unfusable
         return number
 
-    def _joined(self) -> Name:
-        """Return the name of the rows of which q, k and v are the columns, from first to last."""
-        qkv, begin = self.results[:3], 0
-        if any(part.target is not aten.narrow.default for part in qkv):
-            raise Unfusable
-        rows = as_node(qkv[0].args[0])
-        for part in qkv:
-            if part.args[:3] != (rows, 1, begin):
+    def _joined(self, step: StepLinks) -> Name:
+        """Return the name of the rows that the first results make up, from first to last.
+
+        These are columns of one result; else results share the rows.
+        """
+        columns: dict[fx.Node, int] = {}  # of each result so far
+        for part in self.results[: self.row_count]:
+            if part.target is not aten.narrow.default:
+                columns[part] = self.chain.outputs[self._output(part)].elements
+                continue
+            whole, begin = as_node(part.args[0]), columns.get(as_node(part.args[0]), 0)
+            if part.args[1:3] != (1, begin) or (begin and whole is not list(columns)[-1]):
                 raise Unfusable
-            begin += as_int(part.args[3])
-        at = self._output(rows)
-        if self.chain.outputs[at].elements != begin:
+            columns[whole] = begin + as_int(part.args[3])
+        begins, size = {}, 0
+        for node, width in columns.items():
+            at = self._output(node)
+            layout = self.chain.outputs[at]
+            if layout.elements != width or size % layout.dtype.itemsize:
+                raise Unfusable
+            begins[self._result(self.chain.made[at])] = size
+            size += layout.bytes
+        if size != self.row_bytes:
             raise Unfusable
-        return self._result(self.chain.made[at])
+        if len(begins) > 1:
+            step.shared.append(SharedRows(Name("rows", self.i), size, begins))
+            return step.shared[-1].name
+        return next(iter(begins))

@@ -92,6 +92,7 @@ class SplitModel:
         facts: What the model's config.json says.
         dtype: Type of activations.
         attends: Shapes of the layers at which it is cut, attentions and recurrences.
+        row_counts: Number of tensors of which a token brings a row to each of them.
         vocab_size: Number of logits of a token.
         max_positions: Most tokens of a sequence, or None if the model has no limit.
         membership: What a member of a group has of the model; None if it is whole.
@@ -115,7 +116,7 @@ class SplitModel:
         self.facts = parts.trace.facts
         self.dtype: torch.dtype = parts.trace.dtype
         self.attends: tuple[MixerShape, ...] = layer_shapes(parts.trace)
-        self._row_counts = [len(rows_of(mixer)) for mixer in parts.trace.attends]
+        self.row_counts = [len(rows_of(mixer)) for mixer in parts.trace.attends]
         self.vocab_size = tensor_meta(parts.trace.logits).one_token[-1]
         self.max_positions = self.facts.max_positions
         self.membership = parts.trace.membership
@@ -202,7 +203,7 @@ class SplitModel:
         """Run a slice as `slice` does; yield what the members of a group must add up."""
         values = yield from self._slices[i].up_to_last(self._inputs(i, o, context))
         made = self._slices[i].last.run(values)
-        count, give = self._row_counts[i], self.split.slices[i].give
+        count, give = self.row_counts[i], self.split.slices[i].give
         rows = tuple([x if x.dtype == self.dtype else x.contiguous().view(self.dtype) for x in made[:count]])
         new = made[count:]
         return SliceOutput(rows, tuple([context[j] if j >= 0 else new[~j] for j in give]))

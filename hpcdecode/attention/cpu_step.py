@@ -1,0 +1,74 @@
+"""What a native chain calls at the layers of a decode step: attention over a KV cache, and recurrent states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeGuard
+
+from torch import Tensor
+
+from hpcdecode import _attn_cpu
+from hpcdecode.attention.base import IntArray, KvCache
+from hpcdecode.attention.cpu import CpuKvCache
+from hpcdecode.attention.cpu_states import CpuStateStore
+from hpcdecode.attention.hybrid import HybridKvCache
+from hpcdecode.attention.shapes import LayerShape, places_of
+
+StepKvCache = CpuKvCache | HybridKvCache
+
+
+class Step(Protocol):
+    """A step of sequences that have been extended by one token each.
+
+    Attributes:
+        address: What `Chain.run` takes as attention.
+        seconds: Seconds that a thread spent in it, on average.
+    """
+
+    @property
+    def address(self) -> int: ...  # noqa: D102
+
+    @property
+    def seconds(self) -> float: ...  # noqa: D102
+
+
+def fusable(kv_cache: KvCache) -> TypeGuard[StepKvCache]:
+    """Return whether a native chain can call `kv_cache`: it is on this machine's cores, on one NUMA node."""
+    parts = (kv_cache.kv_cache, kv_cache.states) if isinstance(kv_cache, HybridKvCache) else (kv_cache,)
+    return all(_on_one_node(part) for part in parts if part is not None)
+
+
+def _on_one_node(part: object) -> bool:
+    if isinstance(part, CpuKvCache):
+        return len(part.node_free_blocks) == 1
+    return isinstance(part, CpuStateStore) and part.native.nodes == 1
+
+
+def threads_of(kv_cache: StepKvCache) -> int:
+    """Return the most threads of a step."""
+    if isinstance(kv_cache, CpuKvCache):
+        return kv_cache.threads
+    assert isinstance(kv_cache.states, CpuStateStore), "expected a KV cache that is fusable"
+    return kv_cache.states.native.threads
+
+
+def step_of(kv_cache: StepKvCache, slots: IntArray, dtype: str, sinks: Sequence[Tensor | None]) -> Step:
+    """Return the step of one new token of each of `slots`.
+
+    Args:
+        kv_cache: KV cache that is `fusable`.
+        slots: int32 [n], extended by one token each, in the order of the rows.
+        dtype: float32 or bfloat16, of the rows.
+        sinks: For every layer float32 [q_heads], or None.
+    """
+    if isinstance(kv_cache, CpuKvCache):
+        return kv_cache.step_attention(slots, dtype, sinks)
+    attends = [isinstance(shape, LayerShape) for shape in kv_cache.layers]
+    assert isinstance(kv_cache.states, CpuStateStore), "expected a KV cache that is fusable"
+    attention = None
+    if isinstance(kv_cache.kv_cache, CpuKvCache):
+        own = [s for s, does in zip(sinks, attends, strict=True) if does]
+        attention = kv_cache.kv_cache.step_attention(slots, dtype, own)
+    states = _attn_cpu.StepStates(kv_cache.states.native, slots)
+    places = places_of(kv_cache.layers)
+    return _attn_cpu.StepLayers(attention, states, list(zip(attends, places, strict=True)))
