@@ -434,6 +434,7 @@ class StateStore:
         layers: Sequence[RecurrentShape],
         weights: Sequence[tuple[_Matrix | None, _Floats | None, _Floats | None, _Floats | None]],
         dtype: str,
+        state_dtype: str,
         max_sequences: int,
         threads: int,
         cpus: Sequence[int],
@@ -449,6 +450,7 @@ class StateStore:
             weights: Of each layer (conv_weight [channels, taps], conv_bias [channels], rate [heads * decay_dim],
                 skip [heads]), float32, or None in place of one that the layer has not; copied.
             dtype: float32 or bfloat16, of rows and outputs.
+            state_dtype: float32, or bfloat16: states are rounded to it after every token.
             max_sequences: Slots are 0 to max_sequences - 1.
             threads: Number of threads, the calling one included.
             cpus: One CPU per thread to pin workers to, or an empty list.
@@ -525,7 +527,7 @@ class StateStore:
     def isa(self) -> str:
         """Name of the instruction set in use."""
 
-def state_bytes(layers: Sequence[RecurrentShape], dtype: str, isa: str) -> int:
+def state_bytes(layers: Sequence[RecurrentShape], dtype: str, state_dtype: str, isa: str) -> int:
     """Return the bytes that a StateStore reserves for a sequence."""
 
 class StepAttention:

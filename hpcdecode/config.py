@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hpcdecode.attention.shapes import STATE_DTYPES
 from hpcdecode.errors import UserError
 from hpcdecode.ranks.wishes import LAYOUTS, POOLS, ROUTES, Wishes
 from hpcdecode.requests.output_parser import REASONING_PARSERS, TOOL_CALL_PARSERS
@@ -35,6 +36,7 @@ _CHOICES = {
     "dtype": DTYPES,
     "weights": WEIGHTS,
     "kv_dtype": KV_DTYPES,
+    "mamba_ssm_cache_dtype": STATE_DTYPES,
     "device": DEVICES,
     "r_device": R_DEVICES,
     "partition": PARTITIONS,
@@ -65,6 +67,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         dtype: Data type of weights and activations.
         weights: Form of the projections' weights: `auto`, as None, for that of the checkpoint, or `dtype`.
         kv_dtype: Data type of the KV cache.
+        mamba_ssm_cache_dtype: Data type of recurrent states, of all kinds of layers; None for float32.
         device: Device of the S-ranks; None for `cuda` where they see a GPU.
         compile: Compile slices on GPUs with torch's compiler.
         gpu_mpi: Send activations from GPU to GPU, if all ranks compute on GPUs and MPI takes their memory.
@@ -103,6 +106,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str | None = None
     weights: str | None = None
     kv_dtype: str | None = None
+    mamba_ssm_cache_dtype: str | None = None
     device: str | None = None
     compile: bool = False
     gpu_mpi: bool = True
@@ -141,8 +145,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             UserError: If a value is out of range.
         """
         for name, choices in _CHOICES.items():
-            value = getattr(self, name)
-            if value is not None and value not in choices:
+            if (value := getattr(self, name)) not in (None, *choices):
                 expected = f"one of {', '.join(choices)}"
                 raise UserError(f"--{name.replace('_', '-')}: expected {expected}, got {value!r}", everywhere=True)
         if self.r_device != "cpu" and self.kv_dtype in ("k8v4", "int4"):
@@ -168,9 +171,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise UserError(
                 f"--kv-swap: {expected}, got {self.admission}; change it, or leave --kv-swap out", everywhere=True
             )
-        self._require_counts(*_MOST, "s_ranks", "tp", "pp", "kv_memory", "load_limit", "gpu_memory")
-        if self.prefill_ranks:
-            self._require_counts("prefill_ranks")
+        asked = ("prefill_ranks",) if self.prefill_ranks else ()
+        self._require_counts(*_MOST, "s_ranks", "tp", "pp", "kv_memory", "load_limit", "gpu_memory", *asked)
         return self
 
     @property

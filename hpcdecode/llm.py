@@ -44,6 +44,7 @@ class LLM:
         weights: What the projections' weights are in memory: `dtype`, int8, int4, mxfp4 or fp8; None or "auto" for what
             the checkpoint has, if that changes no result, else `dtype`.
         kv_dtype: Data type of the KV cache; None or "auto" for `dtype`.
+        mamba_ssm_cache_dtype: Data type of recurrent states: float32 or bfloat16; None or "auto" for float32.
         device: Device of the slices; None or "auto" for `cuda` if there is a GPU.
         r_device: Device of the KV cache.
         batch: Sequences that decode at once; None chooses.
@@ -67,6 +68,7 @@ class LLM:
         dtype: str | None = None,
         weights: str | None = None,
         kv_dtype: str | None = None,
+        mamba_ssm_cache_dtype: str | None = None,
         device: str | None = None,
         r_device: str = "cpu",
         batch: int | None = None,
@@ -84,6 +86,7 @@ class LLM:
             dtype=None if dtype == "auto" else dtype,
             weights=None if weights == "auto" else weights,
             kv_dtype=None if kv_dtype == "auto" else kv_dtype,
+            mamba_ssm_cache_dtype=None if mamba_ssm_cache_dtype == "auto" else mamba_ssm_cache_dtype,
             device=None if device == "auto" else device,
             r_device=r_device,
             batch=batch,

@@ -14,7 +14,7 @@ from hpcdecode.system.cores import nodes_of
 
 
 class CpuStateStore:
-    """A `StateStore` on CPUs. Rows are float32 or bfloat16, as the shapes say.
+    """A `StateStore` on CPUs. Rows and states are float32 or bfloat16, as the shapes say.
 
     Args:
         layers: Shapes of the recurrent layers.
@@ -52,6 +52,7 @@ class CpuStateStore:
                 native_recurrent(layers),
                 weights,
                 row_dtype(layers),
+                layers[0].state_dtype,
                 max_sequences,
                 threads,
                 cpus,
@@ -117,4 +118,6 @@ def row_dtype(layers: Sequence[RecurrentShape]) -> str:
 def reserved_bytes(layers: Sequence[RecurrentShape]) -> int:
     """Return the bytes that a `CpuStateStore` reserves for a sequence; 0 without layers."""
     forced = os.environ.get("HPCDECODE_ISA", "")
-    return _attn_cpu.state_bytes(native_recurrent(layers), row_dtype(layers), forced) if layers else 0
+    if not layers:
+        return 0
+    return _attn_cpu.state_bytes(native_recurrent(layers), row_dtype(layers), layers[0].state_dtype, forced)

@@ -17,7 +17,7 @@ from hpcdecode.attention.shapes import LayerShape, places_of
 StepKvCache = CpuKvCache | HybridKvCache
 
 
-class Step(Protocol):
+class MixerStep(Protocol):
     """A step of sequences that have been extended by one token each.
 
     Attributes:
@@ -52,7 +52,7 @@ def threads_of(kv_cache: StepKvCache) -> int:
     return kv_cache.states.native.threads
 
 
-def step_of(kv_cache: StepKvCache, slots: IntArray, dtype: str, sinks: Sequence[Tensor | None]) -> Step:
+def step_of(kv_cache: StepKvCache, slots: IntArray, dtype: str, sinks: Sequence[Tensor | None]) -> MixerStep:
     """Return the step of one new token of each of `slots`.
 
     Args:

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _FLOAT = 4  # bytes
+STATE_DTYPES = ("float32", "bfloat16")
 
 
 class IndexerShape(msgspec.Struct, frozen=True):
@@ -114,7 +116,7 @@ class LayerShape(msgspec.Struct, frozen=True, tag="attention"):
 class RecurrentShape(msgspec.Struct, frozen=True, tag="recurrent"):
     """The shape of a causal convolution, of a linear recurrence, or of one after the other.
 
-    A head's state S has k_dim rows of v_dim float32. A token's row is `[q | k | v | decay | beta]`. In rows of two-byte
+    A head's state S has k_dim rows of v_dim numbers. A token's row is `[q | k | v | decay | beta]`. In rows of two-byte
     elements decay and beta, which are float32, take two columns each.
 
     Attributes:
@@ -131,6 +133,7 @@ class RecurrentShape(msgspec.Struct, frozen=True, tag="recurrent"):
         has_beta: True if rows have a factor of what is written, for each head.
         has_rate: True if log decays are beta times a weight, and not in the rows.
         element_bytes: Bytes of a column.
+        state_dtype: Data type that states are kept as, one of STATE_DTYPES. All arithmetic is in float32.
     """
 
     heads: int
@@ -146,6 +149,7 @@ class RecurrentShape(msgspec.Struct, frozen=True, tag="recurrent"):
     has_beta: bool = False
     has_rate: bool = False
     element_bytes: int = _FLOAT
+    state_dtype: str = "float32"
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -173,8 +177,17 @@ class RecurrentShape(msgspec.Struct, frozen=True, tag="recurrent"):
     @property
     def state_bytes(self) -> int:
         """Return the bytes that a sequence's state takes, that of the convolution included."""
-        window = max(self.taps - 1, 0) * self.channels
-        return _FLOAT * (window + self.heads * self.k_dim * self.v_dim)
+        return _FLOAT * max(self.taps - 1, 0) * self.channels + self.number_bytes * self.numbers
+
+    @property
+    def numbers(self) -> int:
+        """Return the numbers of a sequence's state, without that of the convolution."""
+        return self.heads * self.k_dim * self.v_dim
+
+    @property
+    def number_bytes(self) -> int:
+        """Return the bytes of a number of a state."""
+        return 2 if self.state_dtype == "bfloat16" else _FLOAT
 
 
 MixerShape: TypeAlias = "LayerShape | RecurrentShape"
@@ -204,6 +217,11 @@ def attention_shapes(shapes: Sequence[MixerShape]) -> list[LayerShape]:
 def recurrent_shapes(shapes: Sequence[MixerShape]) -> list[RecurrentShape]:
     """Return the shapes of those layers that keep a state."""
     return [s for s in shapes if isinstance(s, RecurrentShape)]
+
+
+def with_states_as(shapes: Sequence[MixerShape], state_dtype: str) -> list[MixerShape]:
+    """Return the shapes of layers whose states are kept as `state_dtype`, one of STATE_DTYPES."""
+    return [replace(s, state_dtype=state_dtype) if isinstance(s, RecurrentShape) else s for s in shapes]
 
 
 def places_of(shapes: Sequence[MixerShape]) -> list[int]:

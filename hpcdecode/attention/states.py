@@ -72,7 +72,8 @@ class ReferenceStateStore:
         layers: Shapes of the recurrent layers.
         weights: Their weights.
         max_sequences: Slots are 0 to max_sequences - 1.
-        dtype: That states are kept and computed in: float32, or float64 for exact answers.
+        dtype: That states are computed in: float32, or float64 for exact answers. They are kept in it, too, or rounded
+            to bfloat16 after every token if the shapes say so.
     """
 
     def __init__(
@@ -168,8 +169,10 @@ class ReferenceStateStore:
         written = v - torch.einsum("hkv,hk->hv", state, k) if shape.delta else v
         written = written if beta is None else written * beta[:, None]
         state = state + k[:, :, None] * written[:, None]
-        self._states[key] = state
-        o = torch.einsum("hkv,hk->hv", state, q)
+        kept = state.bfloat16().to(self.dtype) if shape.state_dtype == "bfloat16" else state
+        self._states[key] = kept
+        seen = state if shape.delta and shape.v_dim > 1 else kept  # as in the kernels, by the pass that computes o
+        o = torch.einsum("hkv,hk->hv", seen, q)
         return o if weights.skip is None else o + weights.skip[:, None] * v
 
     def release(self, slots: IntArray) -> None:

@@ -56,7 +56,19 @@ def opened(layer: RecurrentShape, sequences: int, threads: int) -> StateStore:
     cpus = sorted(os.sched_getaffinity(0))
     own = cpus[:threads] if threads <= len(cpus) else []
     numbers = random_numbers(layer)
-    return StateStore(native_recurrent([layer]), [numbers], "bfloat16", sequences, threads, own, isa(), [], False, None)
+    return StateStore(
+        native_recurrent([layer]),
+        [numbers],
+        "bfloat16",
+        layer.state_dtype,
+        sequences,
+        threads,
+        own,
+        isa(),
+        [],
+        False,
+        None,
+    )
 
 
 def stepper(store: StateStore, layer: RecurrentShape, sequences: int, tokens: int) -> Callable[[], None]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
+from hpcdecode.attention.shapes import STATE_DTYPES
 from hpcdecode.cli.arguments import parse_dtype
 from hpcdecode.cli.generate_flags import text_or_file
 from hpcdecode.cli.parser import near
@@ -30,6 +31,7 @@ _PARSED: dict[str, Callable[[str], object]] = {  # if given as strings
     "keep_columns": parse_names,
     "kv_dtype": partial(parse_dtype, among=KV_DTYPES),
     "kv_memory": parse_bytes,
+    "mamba_ssm_cache_dtype": partial(parse_dtype, among=STATE_DTYPES),
     "kv_swap": lambda tier: (tier,),
     "shard": Shard.parse,
 }

@@ -107,7 +107,6 @@ def _simulate(options: argparse.Namespace, _comm: object) -> int:
 def _server(options: argparse.Namespace) -> Runner:
     """Return a function that simulates a server on the S device alone."""
     from hpcdecode.planning.hardware import device
-    from hpcdecode.planning.model_size import ModelSize
     from hpcdecode.planning.servers.base import ServerLimits
     from hpcdecode.planning.serving import of_device, serve
 
@@ -116,20 +115,27 @@ def _server(options: argparse.Namespace) -> Runner:
             raise UserError(f"--{name.replace('_', '-')}: expected none with --schedule {options.schedule}")
     if options.admission != "reserve":
         raise UserError(f"--admission {options.admission}: expected none with --schedule {options.schedule}")
-    size = ModelSize.from_directory(find_model(options.model, {}, weights=False))
+    size = _size_of(options)
     server = of_device(size, device(options.s_device), options.kv_dtype)
     chunk = options.prefill_tokens or prefill_limit(True)
     return partial(serve, server, options.schedule, ServerLimits(options.batch, chunk))
 
 
+def _size_of(options: argparse.Namespace) -> ModelSize:
+    """Return the size of the model that the flags name, with states as they say."""
+    from hpcdecode.planning.model_size import ModelSize
+
+    size = ModelSize.from_directory(find_model(options.model, {}, weights=False))
+    return size.with_states_as(options.mamba_ssm_cache_dtype)
+
+
 def _lanes(options: argparse.Namespace, rows: Lengths) -> Runner:
     """Return a function that simulates the groups of one layout."""
     from hpcdecode.planning.group_shape import ONE
-    from hpcdecode.planning.model_size import ModelSize
     from hpcdecode.planning.simulator import SimulatedGroups, lane_limits, simulate
     from hpcdecode.schedule.auto import PERIODS, load_limit, usual_lanes
 
-    size = ModelSize.from_directory(find_model(options.model, {}, weights=False))
+    size = _size_of(options)
     cluster = cluster_of(options, size, asked_shape(options) or ONE)
     name = options.layout or ("split" if cluster.split_cost else "replicas")
     layout = cluster.layout(name, options.s_ranks, options.pools or "shared")
@@ -173,12 +179,11 @@ def _add_plan(commands: Subcommands) -> None:
 
 def _plan(options: argparse.Namespace, _comm: object) -> int:
     from hpcdecode.planning import layout_planner
-    from hpcdecode.planning.model_size import ModelSize
     from hpcdecode.planning.plan_text import HourlyPrices, text
     from hpcdecode.planning.planner import MeanRows
 
     check(options)
-    lengths, size = read_rows(options), ModelSize.from_directory(find_model(options.model, {}, weights=False))
+    lengths, size = read_rows(options), _size_of(options)
     rows = MeanRows(float(lengths.prompt.mean()), max(float(lengths.new.mean()) - 1, 1.0), len(lengths))
     wishes = layout_planner.GroupWishes(options.latency_limit)
     clusters = [cluster_of(options, size, shape) for shape in shapes_of(options, size)]

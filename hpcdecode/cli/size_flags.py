@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hpcdecode.attention.shapes import STATE_DTYPES
 from hpcdecode.cli.arguments import parse_dtype, parsed
 from hpcdecode.config import (
     ADMISSIONS,
@@ -60,6 +61,10 @@ def add_size(group: Group, kind: type[EngineOptions] = EngineOptions) -> None:
     of_kv = parsed(partial(parse_dtype, among=KV_DTYPES))
     help = "data type of the KV cache, or auto for --dtype"
     add("--kv-dtype", "--kv-cache-dtype", type=of_kv, metavar=f"{{{','.join(KV_DTYPES)}}}", help=help)
+    help = "data type of recurrent states (float32, which computing is in always); bfloat16 takes half the memory and "
+    help += "rounds them after every token; auto is float32"
+    of_states = parsed(partial(parse_dtype, among=STATE_DTYPES))
+    add("--mamba-ssm-cache-dtype", type=of_states, metavar=f"{{{','.join(STATE_DTYPES)}}}", help=help)
     add("--device", choices=DEVICES, help="device of the S-ranks (default: cuda if they see a GPU)")
     help = "compile slices on GPUs with torch's compiler: a longer start, fewer kernels"
     add("--compile", action=argparse.BooleanOptionalAction, help=help)

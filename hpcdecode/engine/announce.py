@@ -48,8 +48,8 @@ def _layers(setup: Setup) -> str:
     attend, keep = len(attention_shapes(setup.shapes)), len(recurrent_shapes(setup.shapes))
     if not keep:
         return f"{attend} layers"
-    size = state_bytes(setup.shapes) / (1 << 20)
-    return f"{attend} layers with attention and {keep} with states ({size:,.2f} MiB a sequence)"
+    size, kept = state_bytes(setup.shapes) / (1 << 20), recurrent_shapes(setup.shapes)[0].state_dtype
+    return f"{attend} layers with attention and {keep} with states ({size:,.2f} MiB a sequence in {kept})"
 
 
 def _members(setup: Setup) -> str:

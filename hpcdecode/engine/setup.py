@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from hpcdecode.attention.base import LATENT_KV_DTYPES, multiplies_bfloat16
-from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_shapes
+from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_shapes, with_states_as
 from hpcdecode.attention.sizes import block_tokens_for, state_tokens_for
 from hpcdecode.config import DTYPES, EngineOptions
 from hpcdecode.data.prompts.tokenizer import Tokenizer
@@ -246,7 +246,7 @@ def _describe(options: EngineOptions, loaded: Loaded, members: Sequence[MemberPa
     model = loaded.model
     dtype = str(model.dtype).removeprefix("torch.")
     kv_dtype = options.kv_dtype or dtype
-    shapes = list(model.attends)
+    shapes = with_states_as(model.attends, options.mamba_ssm_cache_dtype or "float32")
     block_tokens = block_tokens_for(shapes, kv_dtype)
     stages = [shapes[slice(*part.layers)] for part in members]
     return Setup(

@@ -13,8 +13,6 @@ from msgspec.structs import replace
 from hpcdecode.attention.shapes import LayerShape, MixerShape, RecurrentShape, attention_shapes
 from hpcdecode.attention.sizes import bytes_per_token
 
-_FLOAT = 4  # bytes of an element of a state
-
 
 def kv_bytes(layers: Sequence[MixerShape], kv_dtype: str) -> float:
     """Return the stored bytes of a token of those layers that attend, scales and padding included."""
@@ -47,7 +45,7 @@ def state_bytes_moved(layers: Iterable[MixerShape]) -> int:
     A state is read and written. Of a convolution's window the earlier inputs are read, and the new one is written.
     """
     states = (s for s in layers if isinstance(s, RecurrentShape))
-    return sum(2 * _FLOAT * s.heads * s.k_dim * s.v_dim + s.taps * s.channels * s.element_bytes for s in states)
+    return sum(2 * s.number_bytes * s.numbers + s.taps * s.channels * s.element_bytes for s in states)
 
 
 def wire_columns(layers: Iterable[MixerShape]) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from hpcdecode.attention.shapes import LayerShape, MixerShape, recurrent_shapes
+from hpcdecode.attention.shapes import LayerShape, MixerShape, recurrent_shapes, with_states_as
 from hpcdecode.errors import UserError
 from hpcdecode.planning.hardware import Device
 from hpcdecode.planning.layer_work import kv_bytes, wire_columns
@@ -111,6 +111,11 @@ class ModelSize(msgspec.Struct, frozen=True):
     def keeps_states(self) -> bool:
         """Return whether layers keep recurrent states, which R-ranks on GPUs do not hold."""
         return bool(recurrent_shapes(self.shapes))
+
+    def with_states_as(self, state_dtype: str) -> ModelSize:
+        """Return the size with recurrent states kept as `state_dtype`, one of STATE_DTYPES."""
+        kept, expanded = (tuple(with_states_as(shapes, state_dtype)) for shapes in (self.shapes, self.expanded))
+        return replace(self, shapes=kept, expanded=expanded)
 
     def on(self, *devices: Device) -> ModelSize:
         """Return the size with R-ranks on these devices: if one of them is a GPU, no R-rank holds latents."""

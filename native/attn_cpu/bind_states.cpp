@@ -123,17 +123,19 @@ Bad arguments raise ValueError or TypeError before anything changes.)")
         .def(
             "__init__",
             [](StateStore* s, const std::vector<RecurrentShape>& layers, nb::sequence weights, const std::string& dtype,
-               int max_sequences, int threads, const std::vector<int>& cpus, const std::string& isa,
-               const std::vector<int>& nodes, bool team, const KvCache* beside) {
-                const ActType type = parse_act_type(dtype);
+               const std::string& state_dtype, int max_sequences, int threads, const std::vector<int>& cpus,
+               const std::string& isa, const std::vector<int>& nodes, bool team, const KvCache* beside) {
+                const StateTypes types{parse_act_type(dtype), parse_act_type(state_dtype)};
                 new (s) StateStore(layers, read_weights(weights, layers),
-                                   {type, max_sequences, threads, cpus, isa, nodes, team, beside});
+                                   {types, max_sequences, threads, cpus, isa, nodes, team, beside});
             },
-            nb::arg("layers"), nb::arg("weights"), nb::arg("dtype"), nb::arg("max_sequences"), nb::arg("threads"),
-            nb::arg("cpus"), nb::arg("isa"), nb::arg("nodes"), nb::arg("team"), nb::arg("beside").none(),
+            nb::arg("layers"), nb::arg("weights"), nb::arg("dtype"), nb::arg("state_dtype"), nb::arg("max_sequences"),
+            nb::arg("threads"), nb::arg("cpus"), nb::arg("isa"), nb::arg("nodes"), nb::arg("team"),
+            nb::arg("beside").none(),
             nb::sig("def __init__(self, layers: collections.abc.Sequence[RecurrentShape], weights: "
                     "collections.abc.Sequence[tuple[_Matrix | None, _Floats | None, _Floats | None, _Floats | None]], "
-                    "dtype: str, max_sequences: int, threads: int, cpus: collections.abc.Sequence[int], isa: str, "
+                    "dtype: str, state_dtype: str, max_sequences: int, threads: int, cpus: "
+                    "collections.abc.Sequence[int], isa: str, "
                     "nodes: collections.abc.Sequence[int], team: bool, beside: KvCache | None) -> None"),
             R"(Reserve the address space of the states; memory is touched when a slot opens.
 
@@ -142,6 +144,7 @@ Args:
     weights: Of each layer (conv_weight [channels, taps], conv_bias [channels], rate [heads * decay_dim],
         skip [heads]), float32, or None in place of one that the layer has not; copied.
     dtype: float32 or bfloat16, of rows and outputs.
+    state_dtype: float32, or bfloat16: states are rounded to it after every token.
     max_sequences: Slots are 0 to max_sequences - 1.
     threads: Number of threads, the calling one included.
     cpus: One CPU per thread to pin workers to, or an empty list.
@@ -202,10 +205,12 @@ void bind_states(nb::module_& m) {
     bind_store(m);
     m.def(
         "state_bytes",
-        [](const std::vector<RecurrentShape>& layers, const std::string& dtype, const std::string& isa) {
-            return place_bytes(layers, parse_act_type(dtype), select_isa(isa).recur.width);
+        [](const std::vector<RecurrentShape>& layers, const std::string& dtype, const std::string& state_dtype,
+           const std::string& isa) {
+            const StateTypes types{parse_act_type(dtype), parse_act_type(state_dtype)};
+            return place_bytes(layers, types, select_isa(isa).recur.width);
         },
-        nb::arg("layers"), nb::arg("dtype"), nb::arg("isa"),
+        nb::arg("layers"), nb::arg("dtype"), nb::arg("state_dtype"), nb::arg("isa"),
         "Return the bytes that a StateStore reserves for a sequence.");
 }
 

@@ -13,7 +13,8 @@ constexpr int kMaxLaneRows = 256;    // k_dim of layers of lanes
 
 // A recurrent layer. RecurrentShape says what the numbers mean; channels are those of q, k and v, in this order.
 //
-// The state of a layer has k_dim rows of v_dim columns for each head. A vector of the ISA has `width` floats.
+// The state of a layer has k_dim rows of v_dim columns for each head. A vector of the ISA has `width` floats. Numbers
+// of a state are float32, or bfloat16: then they are rounded after every token, and all arithmetic is in float32.
 // - Layers of heads (v_dim > 1): v_dim is padded to vectors, in blocks of up to four of them, all about as large:
 //   [head][block][k_dim][columns of the block].
 // - Layers of lanes (v_dim = 1): heads that share a k head are padded to vectors: [k head][vector][k_dim][width].
@@ -31,14 +32,15 @@ struct RecurLayer {
 // Some tokens of one sequence through some heads of a layer.
 struct RecurArgs {
     const RecurLayer* layer;
-    int first_head, last_head;   // of lanes: first_head begins a vector
-    const void* rows;            // of the tokens, all columns
-    void* out;                   // of the tokens, all columns
-    ActType type;                // of rows, out and window
+    int first_head, last_head;  // of lanes: first_head begins a vector
+    const void* rows;           // of the tokens, all columns
+    void* out;                  // of the tokens, all columns
+    ActType type;               // of rows, out and window
+    ActType state_type;
     int64_t stride, out_stride;  // elements between tokens
     int64_t position, count;     // of the first token in its sequence; tokens
     const void* window;          // inputs of the tokens before: [taps][channels], that of position p in row p % taps
-    float* state;                // of the sequence and layer, 64-byte aligned
+    void* state;                 // of the sequence and layer, 64-byte aligned
     float* scratch;              // 64-byte aligned, `scratch_floats` of them
     int tokens;                  // that are prepared together: 1 to kMaxRecurTokens
 };

@@ -12,13 +12,15 @@ constexpr int kLaneVectors = 8;    // vectors of lanes that stay together
 constexpr int64_t kExtraRows = 8;  // the work beside the state, in rows of it
 constexpr float kLog2E = 1.44269504088896341f;
 
+size_t bytes_of(ActType type) { return type == ActType::kF32 ? 4 : 2; }
+
 size_t padded(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
 int padded(int n, int to) { return (n + to - 1) / to * to; }
 
 bool has_lanes(const RecurrentShape& s) { return s.v_dim == 1 && s.k_dim > 0; }
 
-// Returns the floats of a layer's state.
+// Returns the numbers of a layer's state.
 int64_t state_floats(const RecurrentShape& s, int width) {
     if (has_lanes(s)) return int64_t{s.k_heads} * padded(s.group(), width) * s.k_dim;
     return int64_t{s.heads} * s.k_dim * padded(s.v_dim, width);
@@ -58,9 +60,9 @@ std::vector<float> rates_of_lanes(const RecurrentShape& s, const std::vector<flo
 const float* data_of(const std::vector<float>& x) { return x.empty() ? nullptr : x.data(); }
 
 // Lays a layer out from byte `at` of a place on; returns where it ends.
-size_t lay_out(RecurrentLayer& l, ActType type, int width, size_t at) {
-    l.state_bytes = state_floats(l.shape, width) * sizeof(float);
-    l.window_bytes = l.shape.taps > 1 ? l.shape.channels() * l.shape.taps * (type == ActType::kF32 ? 4 : 2) : 0;
+size_t lay_out(RecurrentLayer& l, StateTypes types, int width, size_t at) {
+    l.state_bytes = state_floats(l.shape, width) * bytes_of(types.states);
+    l.window_bytes = l.shape.taps > 1 ? l.shape.channels() * l.shape.taps * bytes_of(types.rows) : 0;
     l.state = at;
     l.window = at + padded(l.state_bytes, kLine);
     return l.window + padded(l.window_bytes, kLine);
@@ -92,7 +94,7 @@ RecurLayer kernel_of(const RecurrentLayer& layer) {
 }  // namespace
 
 RecurrentLayers::RecurrentLayers(const std::vector<RecurrentShape>& shapes, std::vector<RecurrentWeights> weights,
-                                 ActType type, int width) {
+                                 StateTypes types, int width) {
     if (shapes.empty()) throw std::invalid_argument("layers: expected at least one");
     if (shapes.size() != weights.size())
         throw std::invalid_argument("weights: expected those of " + std::to_string(shapes.size()) + " layers, got " +
@@ -108,18 +110,18 @@ RecurrentLayers::RecurrentLayers(const std::vector<RecurrentShape>& shapes, std:
         l.weights.conv_weight = transposed(l.weights.conv_weight, s.channels(), s.taps);
         if (has_lanes(s) && s.has_rate) l.weights.rate = rates_of_lanes(s, l.weights.rate, width);
         l.kernel = kernel_of(l);
-        at = lay_out(l, type, width, at);
+        at = lay_out(l, types, width, at);
     }
     place_bytes_ = padded(at, kPage);
 }
 
-size_t place_bytes(const std::vector<RecurrentShape>& shapes, ActType type, int width) {
+size_t place_bytes(const std::vector<RecurrentShape>& shapes, StateTypes types, int width) {
     size_t at = 0;
     for (const RecurrentShape& s : shapes) {
         check_recurrent(s);
         RecurrentLayer l{};
         l.shape = s;
-        at = lay_out(l, type, width, at);
+        at = lay_out(l, types, width, at);
     }
     return padded(at, kPage);
 }

@@ -9,6 +9,11 @@
 
 namespace hpcdecode {
 
+// Of the rows, and with them of the windows; of the states.
+struct StateTypes {
+    ActType rows, states;
+};
+
 struct RecurrentLayer {
     RecurrentShape shape;
     RecurLayer kernel;         // points into `weights`
@@ -22,7 +27,7 @@ struct RecurrentLayer {
 class RecurrentLayers {
   public:
     // width: Floats of a vector of the kernels. Throws std::invalid_argument.
-    RecurrentLayers(const std::vector<RecurrentShape>& shapes, std::vector<RecurrentWeights> weights, ActType type,
+    RecurrentLayers(const std::vector<RecurrentShape>& shapes, std::vector<RecurrentWeights> weights, StateTypes types,
                     int width);
     RecurrentLayers(const RecurrentLayers&) = delete;
     RecurrentLayers& operator=(const RecurrentLayers&) = delete;
@@ -37,6 +42,6 @@ class RecurrentLayers {
 };
 
 // Returns RecurrentLayers::place_bytes without weights. Throws std::invalid_argument.
-size_t place_bytes(const std::vector<RecurrentShape>& shapes, ActType type, int width);
+size_t place_bytes(const std::vector<RecurrentShape>& shapes, StateTypes types, int width);
 
 }  // namespace hpcdecode

@@ -21,11 +21,12 @@ constexpr size_t kRewritten = size_t{1} << 20;  // bytes that a thread rewrites 
 StateStore::StateStore(const std::vector<RecurrentShape>& layers, std::vector<RecurrentWeights> weights,
                        const StateStoreOptions& o)
     : table_(select_isa(o.isa)),
-      type_(o.type),
+      type_(o.types.rows),
+      state_type_(o.types.states),
       workers_(o.beside ? o.beside->workers() : make_workers(o.team, o.threads, o.cpus)),
       nodes_(o.beside ? o.beside->nodes() : NumaNodes(o.threads, o.cpus, o.nodes)),
       queues_(nodes_.count()),
-      layers_(layers, std::move(weights), o.type, table_.recur.width),
+      layers_(layers, std::move(weights), o.types, table_.recur.width),
       slots_(o.max_sequences, layers_.size(), nodes_.cut(o.max_sequences)),
       arena_(layers_.place_bytes() * o.max_sequences, "recurrent states"),
       scratch_(workers_->threads()) {
@@ -90,12 +91,13 @@ void StateStore::run_heads(const Call& call, const RecurItem& part, int thread) 
     a.rows = at(*call.rows, s.first_token, 0);
     a.out = const_cast<uint8_t*>(at(*call.out, s.first_token, 0));
     a.type = type_;
+    a.state_type = state_type_;
     a.stride = call.rows->stride;
     a.out_stride = call.out->stride;
     a.position = slots_.length(s.slot) - s.count;
     a.count = s.count;
     a.window = place + l.window;
-    a.state = reinterpret_cast<float*>(place + l.state);
+    a.state = place + l.state;
     a.scratch = scratch_[thread].get();
     a.tokens = tokens_at_once(l, part.heads, s.count);
     table_.recur.run(a);

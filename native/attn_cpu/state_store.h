@@ -19,7 +19,7 @@
 namespace hpcdecode {
 
 struct StateStoreOptions {
-    ActType type;  // of the rows
+    StateTypes types;
     int max_sequences, threads;
     std::vector<int> cpus;
     std::string isa;                  // empty: the best one
@@ -81,7 +81,7 @@ class StateStore {
     void populate(const std::vector<int>& slots);
 
     const KernelTable& table_;
-    const ActType type_;
+    const ActType type_, state_type_;
     std::shared_ptr<Workers> workers_;
     const NumaNodes nodes_;
     NodeQueues queues_;

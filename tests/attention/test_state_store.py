@@ -37,8 +37,24 @@ def test_against_float64(name, dtype, isa):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_bits_do_not_depend_on_chunks_threads_or_company(name, isa):
+def test_bfloat16_states_are_rounded_after_every_token(name, isa):
     layer, weights = LAYERS[name], random_numbers(LAYERS[name])
+    narrow, rows = replace(layer, state_dtype="bfloat16"), random_rows(LAYERS[name], 70, torch.float32)
+    store = open_store([narrow], [weights], torch.float32)
+    out = torch.cat([step(store, narrow, [3], [part])[0] for part in rows.split([64, 1, 5])])
+    expected, unrounded = exact(narrow, weights, rows), exact(layer, weights, rows)
+    rounding = (expected - unrounded).abs().max()
+    assert (rounding > 0) == (layer.k_dim > 0)
+    assert (out.double() - expected).abs().max() <= rounding / 4 + 2e-5 * expected.abs().max()
+    window = layer.channels * layer.taps * 4 if layer.taps > 1 else 0
+    wide = reserved_bytes([layer]) - window
+    assert reserved_bytes([narrow]) - window <= wide / 2 + 2 * 4096
+
+
+@pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_bits_do_not_depend_on_chunks_threads_or_company(name, state_dtype, isa):
+    layer, weights = replace(LAYERS[name], state_dtype=state_dtype), random_numbers(LAYERS[name])
     rows = [random_rows(layer, n, torch.bfloat16, seed=n) for n in (90, 41, 1)]
     whole = [step(open_store([layer], [weights], torch.bfloat16), layer, [0], [r])[0] for r in rows]
     for threads, nodes, cut in ((1, (), 1), (2, (), 7), (3, (), 33), (4, (5, 2, 5, 2), 1)):
@@ -102,7 +118,11 @@ def resident() -> int:
 def test_memory_follows_open_slots():
     layer, huge_page = RecurrentShape(64, 64, 128, 128, 4, has_beta=True), 2 << 20
     store = open_store([layer] * 2, [random_numbers(layer)] * 2, torch.float32, max_sequences=40)
-    assert store.state_bytes == state_bytes(native_recurrent([layer] * 2), "float32", "") >= 2 * 4 * 64 * 128 * 128
+    assert (
+        store.state_bytes
+        == state_bytes(native_recurrent([layer] * 2), "float32", "float32", "")
+        >= 2 * layer.state_bytes
+    )
     assert store.state_bytes % 4096 == 0
     rows = random_rows(layer, 1, torch.float32)
     before = resident()
@@ -143,7 +163,7 @@ def test_beside_a_kv_cache():
     shape = _attn_cpu.LayerShape(1, 8, 8, 1, 1.0, None, None, False)
     cache = KvCache([shape], "float32", 64, 2, 16, 3, [], "", [], False)
     layer, weights = LAYERS["mamba2"], random_numbers(LAYERS["mamba2"])
-    store = StateStore(native_recurrent([layer]), [weights], "float32", 2, 1, [], "", [], False, cache)
+    store = StateStore(native_recurrent([layer]), [weights], "float32", "float32", 2, 1, [], "", [], False, cache)
     assert store.threads == 3
     rows = random_rows(layer, 40, torch.float32)
     assert torch.equal(
@@ -248,8 +268,9 @@ def test_bad_stores():
         open_store([SMALL], [], torch.float32)
     with pytest.raises(ValueError, match="layers: expected at least one"):
         open_store([], [], torch.float32)
-    with pytest.raises(ValueError, match="dtype: expected float32 or bfloat16"):
-        StateStore(native_recurrent([SMALL]), [random_numbers(SMALL)], "float16", 1, 1, [], "", [], False, None)
+    for dtypes in (("float16", "float32"), ("float32", "float16")):
+        with pytest.raises(ValueError, match="dtype: expected float32 or bfloat16"):
+            StateStore(native_recurrent([SMALL]), [random_numbers(SMALL)], *dtypes, 1, 1, [], "", [], False, None)
 
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8", "k8v4"])

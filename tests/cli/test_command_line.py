@@ -54,6 +54,8 @@ def test_what_is_wrong_is_said_in_one_line(line, capsys):
         ("--kv-cache-dtype bf16", "kv_dtype", "bfloat16"),
         ("--kv-dtype half", "kv_dtype", "float16"),
         ("--kv-cache-dtype auto", "kv_dtype", None),
+        ("--mamba-ssm-cache-dtype bf16", "mamba_ssm_cache_dtype", "bfloat16"),
+        ("--mamba-ssm-cache-dtype auto", "mamba_ssm_cache_dtype", None),
         ("--tensor-parallel-size 2", "tp", 2),
         ("--dtype bf16", "dtype", "bfloat16"),
         ("--dtype fp32", "dtype", "float32"),

@@ -8,7 +8,7 @@ import torch
 
 from hpcdecode import LLM, SamplingParams
 from hpcdecode.attention.open import open_layers
-from hpcdecode.attention.shapes import RecurrentShape
+from hpcdecode.attention.shapes import RecurrentShape, with_states_as
 from hpcdecode.engine.executors import FusedExecutor
 from hpcdecode.exchange.base import joined
 from hpcdecode.model import load_split
@@ -27,10 +27,10 @@ def threads():
     torch.set_num_threads(before)
 
 
-def opened(model, sequences: int):
+def opened(model, sequences: int, state_dtype: str = "float32"):
     kept = [i for i, shape in enumerate(model.attends) if isinstance(shape, RecurrentShape)]
     return open_layers(
-        model.attends,
+        with_states_as(model.attends, state_dtype),
         [model.recurrent_weights(i) for i in kept],
         kv_dtype=str(model.dtype).removeprefix("torch."),
         capacity_tokens=1 << 32,  # without attention a block of this counts for a state
@@ -50,9 +50,13 @@ def by_layers(model, kv_cache, slots, counts, inputs):
     return model.logits(o, context)
 
 
-def filled(model, count: int):
+def filled(model, count: int, state_dtype: str = "float32"):
     """A KV cache with tokens in slots 0, 1, ..., and the same in as many slots more."""
-    kv_cache, slots, counts = opened(model, 2 * count), np.arange(count, dtype=np.int32), np.full(count, 5, np.int32)
+    kv_cache, slots, counts = (
+        opened(model, 2 * count, state_dtype),
+        np.arange(count, dtype=np.int32),
+        np.full(count, 5, np.int32),
+    )
     tokens = torch.arange(5 * count)
     by_layers(model, kv_cache, slots, counts, (tokens % 450 + 3, tokens % 5, torch.arange(count)))
     for slot in range(count):
@@ -67,13 +71,16 @@ def run_fused(model, fused, slots, inputs):
     return model.logits(o, context)
 
 
+DTYPES = [(name, dtype, "float32") for name in FUSABLE for dtype in ("float32", "bfloat16")]
+DTYPES += [("qwen3_5", "float32", "bfloat16"), ("falcon_h1", "bfloat16", "bfloat16")]
+
+
 @pytest.mark.parametrize("isa", ["avx2", "amx"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", FUSABLE)
-def test_a_fused_step_has_the_bits_of_single_layers(checkpoint, monkeypatch, name, dtype, isa):
+@pytest.mark.parametrize("name, dtype, state_dtype", DTYPES)
+def test_a_fused_step_has_the_bits_of_single_layers(checkpoint, monkeypatch, name, dtype, state_dtype, isa):
     use_isa(monkeypatch, isa)
     model, count = load_split(checkpoint(name), dtype=dtype), 150
-    kv_cache, slots = filled(model, count)
+    kv_cache, slots = filled(model, count, state_dtype)
     fused = FusedStep.of(model, kv_cache)
     assert fused is not None
     for at, few in enumerate((count, 40, 1, count)):  # pairs of blocks, blocks, threads that share one
@@ -133,7 +140,8 @@ def fused_states_alone(model, fused, slots, inputs):
             kv_cache.truncate(int(slot), 5)
 
 
-def test_a_job_mixes_fused_steps_with_others(checkpoint, monkeypatch):
+@pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
+def test_a_job_mixes_fused_steps_with_others(checkpoint, monkeypatch, state_dtype):
     path = checkpoint("qwen3_5")
     fused_steps, run = [], FusedExecutor.run
     monkeypatch.setattr(FusedExecutor, "run", lambda self, *a: fused_steps.append(a[2].decodes) or run(self, *a))
@@ -141,7 +149,8 @@ def test_a_job_mixes_fused_steps_with_others(checkpoint, monkeypatch):
     params = SamplingParams(max_tokens=9, temperature=0.8, seed=3, ignore_eos=True)
 
     def ids(batch):
-        llm = LLM(path, batch=batch, threads=THREADS)
+        llm = LLM(path, batch=batch, threads=THREADS, mamba_ssm_cache_dtype=state_dtype)
+        assert {s.state_dtype for s in llm._engine.setup.shapes if isinstance(s, RecurrentShape)} == {state_dtype}
         return [list(o.outputs[0].token_ids) for o in llm.generate(prompts, params, use_tqdm=False)]
 
     together = ids(len(prompts))

@@ -131,7 +131,8 @@ void states_lie_on_their_homes() {
     const int threads = static_cast<int>(m.cpus.size());
     const NumaNodes nodes(threads, m.cpus, m.nodes);
     const RecurrentShape shape{8, 8, 64, 64, 0, false, false, false, 1.0f, 1, true, false};
-    StateStore store({shape, shape}, {{}, {}}, {ActType::kF32, 8, threads, m.cpus, "", m.nodes, false, nullptr});
+    StateStore store({shape, shape}, {{}, {}},
+                     {{ActType::kF32, ActType::kF32}, 8, threads, m.cpus, "", m.nodes, false, nullptr});
     std::vector<int> sequences(nodes.count(), 0);
     const int32_t slots[] = {3, 0, 6, 1, 7, 2, 5, 4}, ones[] = {1, 1, 1, 1, 1, 1, 1, 1};
     for (int i = 0; i < 8; ++i) {

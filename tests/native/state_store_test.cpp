@@ -114,7 +114,7 @@ template <class Act>
 std::vector<Act> in_chunks(const RecurrentShape& s, const RecurrentWeights& w, const std::vector<Act>& rows,
                            const std::string& isa, int threads, const std::vector<int32_t>& chunks) {
     const ActType type = sizeof(Act) == 4 ? ActType::kF32 : ActType::kBF16;
-    StateStore store({s}, {w}, {type, 4, threads, {}, isa, {}, false, nullptr});
+    StateStore store({s}, {w}, {{type, ActType::kF32}, 4, threads, {}, isa, {}, false, nullptr});
     const int64_t columns = s.row_columns(type);
     std::vector<Act> out;
     int64_t t = 0;
@@ -162,7 +162,8 @@ void kernels() {
 
 void random_store_verbs() {
     const RecurrentShape &a = kShapes[4], &b = kShapes[5];
-    StateStore store({a, b}, {weights_of(a), weights_of(b)}, {ActType::kF32, 9, 2, {}, "", {}, false, nullptr});
+    StateStore store({a, b}, {weights_of(a), weights_of(b)},
+                     {{ActType::kF32, ActType::kF32}, 9, 2, {}, "", {}, false, nullptr});
     std::set<int> open;
     for (int i = 0; i < 2000; ++i) {
         const int32_t slot = random_bits() % 10, count = random_bits() % 5;
@@ -195,7 +196,7 @@ void random_store_verbs() {
 void rejected() {
     const RecurrentShape& s = kShapes[0];
     const RecurrentWeights w = weights_of(s);
-    StateStore store({s}, {w}, {ActType::kF32, 2, 1, {}, "", {}, false, nullptr});
+    StateStore store({s}, {w}, {{ActType::kF32, ActType::kF32}, 2, 1, {}, "", {}, false, nullptr});
     std::vector<float> rows = rows_of(s, 1), out(s.out_columns());
     const Matrix in = matrix(rows, 1, s.row_columns(ActType::kF32)), result = matrix(out, 1, s.out_columns());
     const int32_t slot = 0, one = 1;
@@ -212,7 +213,7 @@ void rejected() {
     store.run(0, &slot, &one, 1, in, result);
     refused("a second run", [&] { store.run(0, &slot, &one, 1, in, result); });
     refused("weights of another shape",
-            [&] { StateStore({kShapes[3]}, {w}, {ActType::kF32, 2, 1, {}, "", {}, false, nullptr}); });
+            [&] { StateStore({kShapes[3]}, {w}, {{ActType::kF32, ActType::kF32}, 2, 1, {}, "", {}, false, nullptr}); });
     CHECK(store.rewrite_seconds() > 0, "no time passed");
 }
 

@@ -90,17 +90,18 @@ def test_sequences_count_as_they_do_in_the_store(sized, name):
 
 @pytest.mark.parametrize("name", KNOWN)
 @pytest.mark.parametrize("element_bytes", [2, 4])
-def test_a_step_moves_the_bytes_of_the_store(name, element_bytes):
+@pytest.mark.parametrize("state_dtype, number_bytes", [("float32", 4), ("bfloat16", 2)])
+def test_a_step_moves_the_bytes_of_the_store(name, element_bytes, state_dtype, number_bytes):
     from msgspec.structs import replace
 
-    shape = replace(KNOWN[name], element_bytes=element_bytes)
+    shape = replace(KNOWN[name], element_bytes=element_bytes, state_dtype=state_dtype)
     store = CpuStateStore([shape], [example_weights(shape)], 3, 1, None, False, None)
     slots, one = np.arange(3, dtype=np.int32), np.ones(3, np.int32)
     rows = torch.zeros(3, shape.row_columns, dtype=torch.bfloat16 if element_bytes == 2 else torch.float32)
     store.extend(slots, one)
     store.run(0, slots, one, rows, rows.new_empty(3, shape.out_columns))
     assert store.bytes_moved == 3 * state_bytes_moved([shape])
-    assert store.state_bytes == reserved_bytes([shape]) >= 4 * shape.heads * shape.k_dim * shape.v_dim
+    assert store.state_bytes == reserved_bytes([shape]) >= number_bytes * shape.heads * shape.k_dim * shape.v_dim
 
 
 DEEPSEEK = {

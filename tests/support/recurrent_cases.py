@@ -37,8 +37,8 @@ def open_store(
     isa, cpus = os.environ.get("HPCDECODE_ISA", ""), sorted(os.sched_getaffinity(0))
     threads = len(nodes) or threads
     own = [cpus[i % len(cpus)] for i in range(threads)] if nodes else []
-    shapes = native_recurrent(layers)
-    return StateStore(shapes, weights, DTYPES[dtype], max_sequences, threads, own, isa, list(nodes), False, None)
+    shapes, kept = native_recurrent(layers), layers[0].state_dtype if layers else "float32"
+    return StateStore(shapes, weights, DTYPES[dtype], kept, max_sequences, threads, own, isa, list(nodes), False, None)
 
 
 def take(

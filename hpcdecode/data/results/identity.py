@@ -61,6 +61,8 @@ def identity(
     for name in ("reasoning_parser", "tool_call_parser"):  # and these
         if getattr(job, name) != NO_PARSER:
             about[name] = getattr(job, name)
+    if job.mamba_ssm_cache_dtype not in (None, "float32"):
+        about["mamba_ssm_cache_dtype"] = job.mamba_ssm_cache_dtype
     if job.lora is not None:
         about["lora"] = {path.name: _fingerprint(path) for path in adapter_files(job.lora)}
     stored: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(about))  # as it will be read again

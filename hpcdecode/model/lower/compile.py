@@ -126,13 +126,13 @@ def copy_views(graph: fx.Graph, rows: int) -> None:
         graph: The graph of a slice.
         rows: Number of its first results, which stay as they are.
     """
-    others = dict.fromkeys(n for n in results(graph)[rows:] if is_part(n))
+    made, copies = results(graph), {}
     with graph.inserting_before(graph.output_node()):
-        for node in others:
+        for node in dict.fromkeys(n for n in made[rows:] if is_part(n)):
             about = tensor_meta(node)
-            others[node] = graph.call_function(aten.clone.default, (node,))
-            others[node].meta["about"] = Meta.of(about.dtype, about.shape)
-    graph.output_node().args = (tuple(others.get(n) or n for n in results(graph)),)
+            copies[node] = graph.call_function(aten.clone.default, (node,))
+            copies[node].meta["about"] = Meta.of(about.dtype, about.shape)
+    graph.output_node().args = (tuple(copies.get(n, n) for n in made),)
 
 
 def is_part(node: fx.Node) -> bool:

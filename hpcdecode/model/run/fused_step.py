@@ -7,7 +7,7 @@ Every slice between two attentions or states must be a single chain.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -256,17 +256,21 @@ class MiddleSlice:
             if part.args[1:3] != (1, begin) or (begin and whole is not list(columns)[-1]):
                 raise Unfusable
             columns[whole] = begin + as_int(part.args[3])
-        begins, size = {}, 0
+        parts: list[Name] = []
+        begins: dict[Hashable, int] = {}
+        size = 0
         for node, width in columns.items():
             at = self._output(node)
             layout = self.chain.outputs[at]
             if layout.elements != width or size % layout.dtype.itemsize:
                 raise Unfusable
-            begins[self._result(self.chain.made[at])] = size
+            parts.append(self._result(self.chain.made[at]))
+            begins[parts[-1]] = size
             size += layout.bytes
         if size != self.row_bytes:
             raise Unfusable
-        if len(begins) > 1:
-            step.shared.append(SharedRows(Name("rows", self.i), size, begins))
-            return step.shared[-1].name
-        return next(iter(begins))
+        if len(parts) == 1:
+            return parts[0]
+        rows = Name("rows", self.i)
+        step.shared.append(SharedRows(rows, size, begins))
+        return rows

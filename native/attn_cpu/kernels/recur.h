@@ -16,7 +16,7 @@ inline void store_values(const RecurArgs& a, const RecurScratch& s, int64_t firs
     }
 }
 
-template <class Act>
+template <class Act, class Num>
 inline void recur_rows(const RecurArgs& a) {
     const RecurLayer& l = *a.layer;
     const int group = l.heads / l.k_heads, k_heads = (a.last_head - 1) / group - a.first_head / group + 1;
@@ -28,14 +28,19 @@ inline void recur_rows(const RecurArgs& a) {
         if (l.k_dim == 0) {
             store_values<Act>(a, scratch, first, n);
         } else if (l.v_dim == 1) {
-            run_lanes<Act>(a, scratch, first, n);
+            run_lanes<Act, Num>(a, scratch, first, n);
         } else {
-            run_heads<Act>(a, scratch, first, n);
+            run_heads<Act, Num>(a, scratch, first, n);
         }
     }
 }
 
-inline void recur(const RecurArgs& a) { a.type == ActType::kF32 ? recur_rows<float>(a) : recur_rows<uint16_t>(a); }
+template <class Act>
+inline void recur_states(const RecurArgs& a) {
+    a.state_type == ActType::kF32 ? recur_rows<Act, float>(a) : recur_rows<Act, uint16_t>(a);
+}
+
+inline void recur(const RecurArgs& a) { a.type == ActType::kF32 ? recur_states<float>(a) : recur_states<uint16_t>(a); }
 
 }  // namespace
 }  // namespace hpcdecode::HPCDECODE_ISA

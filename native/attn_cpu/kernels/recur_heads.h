@@ -14,11 +14,11 @@ namespace {
 
 constexpr int kBlockVectors = 4;
 
-// One head and its tokens; strides are floats between tokens.
-template <class Act>
+// One head and its tokens; strides are floats between tokens. Num: Of the state.
+template <class Act, class Num>
 struct HeadTokens {
     int k_dim, count;
-    float* state;  // of the head
+    Num* state;  // of the head
     const float *q, *k, *decayed_q, *decayed_k, *v, *decay, *beta, *kq;
     int64_t k_stride, decayed_stride, v_stride, decay_stride, beta_stride, kq_stride;
     float skip;
@@ -28,12 +28,12 @@ struct HeadTokens {
 };
 
 // N vectors of columns of a head. kRows: Each row of the state has a decay of its own.
-template <class Act, int N, bool kRows>
+template <class Act, class Num, int N, bool kRows>
 struct ColumnBlock {
-    const HeadTokens<Act>& h;
-    float* state;  // [k_dim][N * W]
-    int column;    // first one
-    bool last;     // of the call: no block comes after it
+    const HeadTokens<Act, Num>& h;
+    Num* state;  // [k_dim][N * W]
+    int column;  // first one
+    bool last;   // of the call: no block comes after it
 
     struct Sums {
         F m[N], p[N];
@@ -42,7 +42,7 @@ struct ColumnBlock {
     // m and p of token t, from the state before it.
     inline void look(int t, Sums& sums) const {
         const float *k = h.decayed_k + t * h.decayed_stride, *q = h.decayed_q + t * h.decayed_stride;
-        const float* s = state;
+        const Num* s = state;
         const int rows = h.k_dim;
 #pragma GCC unroll 4
         for (int j = 0; j < N; ++j) sums.m[j] = sums.p[j] = vzero();
@@ -51,7 +51,7 @@ struct ColumnBlock {
             prefetch_next(s);
 #pragma GCC unroll 4
             for (int j = 0; j < N; ++j) {
-                const F x = vload(s + j * W);
+                const F x = load_wide(s + j * W);
                 sums.m[j] = vfma(x, ki, sums.m[j]);
                 sums.p[j] = vfma(x, qi, sums.p[j]);
             }
@@ -64,7 +64,7 @@ struct ColumnBlock {
         const float *k = h.k + t * h.k_stride, *next_k = h.decayed_k + (t + 1) * h.decayed_stride,
                     *next_q = h.decayed_q + (t + 1) * h.decayed_stride, *decay = h.decay + t * h.decay_stride;
         const F whole = vset(*decay);
-        float* s = state;
+        Num* s = state;
         const int rows = h.k_dim;
         if constexpr (kLook) {
 #pragma GCC unroll 4
@@ -75,8 +75,7 @@ struct ColumnBlock {
             const F kn = kLook ? vset(next_k[i]) : vzero(), qn = kLook ? vset(next_q[i]) : vzero();
 #pragma GCC unroll 4
             for (int j = 0; j < N; ++j) {
-                const F x = vfma(ki, e[j], vmul(a, vload(s + j * W)));
-                vstore(s + j * W, x);
+                const F x = keep(s + j * W, vfma(ki, e[j], vmul(a, load_wide(s + j * W))));
                 if constexpr (kLook) {
                     sums.m[j] = vfma(x, kn, sums.m[j]);
                     sums.p[j] = vfma(x, qn, sums.p[j]);
@@ -86,11 +85,11 @@ struct ColumnBlock {
     }
 
     // Prefetches a row of the next block. Behind the last one nothing else is read soon.
-    inline void prefetch_next(const float* row) const {
+    inline void prefetch_next(const Num* row) const {
         if (last) return;
         const char* next = reinterpret_cast<const char*>(row + int64_t{h.k_dim} * N * W);
 #pragma GCC unroll 4
-        for (int byte = 0; byte < N * W * 4; byte += 64) __builtin_prefetch(next + byte);
+        for (int byte = 0; byte < N * W * static_cast<int>(sizeof(Num)); byte += 64) __builtin_prefetch(next + byte);
     }
 
     // Where a single token's output goes. The state's stores would wait behind one that waits for memory.
@@ -137,14 +136,13 @@ struct ColumnBlock {
                 e[j] = vmul(beta, value(t, j));
                 o[j] = vzero();
             }
-            float* s = state;
+            Num* s = state;
             const int rows = h.k_dim;
             for (int i = 0; i < rows; ++i, s += N * W) {
                 const F ki = vset(k[i]), qi = vset(q[i]), a = kRows ? vset(decay[i]) : whole;
 #pragma GCC unroll 4
                 for (int j = 0; j < N; ++j) {
-                    const F x = vfma(ki, e[j], vmul(a, vload(s + j * W)));
-                    vstore(s + j * W, x);
+                    const F x = keep(s + j * W, vfma(ki, e[j], vmul(a, load_wide(s + j * W))));
                     o[j] = vfma(x, qi, o[j]);
                 }
             }
@@ -154,28 +152,28 @@ struct ColumnBlock {
     }
 };
 
-template <class Act, int N>
-inline void run_block(const HeadTokens<Act>& h, float* state, int column, bool last, bool delta, bool by_row) {
+template <int N, class Act, class Num>
+inline void run_block(const HeadTokens<Act, Num>& h, Num* state, int column, bool last, bool delta, bool by_row) {
     if (by_row) {
-        const ColumnBlock<Act, N, true> block{h, state, column, last};
+        const ColumnBlock<Act, Num, N, true> block{h, state, column, last};
         delta ? block.delta() : block.plain();
     } else {
-        const ColumnBlock<Act, N, false> block{h, state, column, last};
+        const ColumnBlock<Act, Num, N, false> block{h, state, column, last};
         delta ? block.delta() : block.plain();
     }
 }
 
-template <class Act>
-inline void run_columns(const HeadTokens<Act>& h, bool last_head, bool delta, bool by_row) {
+template <class Act, class Num>
+inline void run_columns(const HeadTokens<Act, Num>& h, bool last_head, bool delta, bool by_row) {
     const int vectors = vectors_of(h.v_dim), blocks = (vectors + kBlockVectors - 1) / kBlockVectors;
     for (int b = 0; b < blocks; ++b) {
         const int first = vectors * b / blocks, n = vectors * (b + 1) / blocks - first;
-        float* state = h.state + int64_t{first} * W * h.k_dim;
+        Num* state = h.state + int64_t{first} * W * h.k_dim;
         const bool last = last_head && b + 1 == blocks;
-        if (n == 1) run_block<Act, 1>(h, state, first * W, last, delta, by_row);
-        if (n == 2) run_block<Act, 2>(h, state, first * W, last, delta, by_row);
-        if (n == 3) run_block<Act, 3>(h, state, first * W, last, delta, by_row);
-        if (n == 4) run_block<Act, 4>(h, state, first * W, last, delta, by_row);
+        if (n == 1) run_block<1>(h, state, first * W, last, delta, by_row);
+        if (n == 2) run_block<2>(h, state, first * W, last, delta, by_row);
+        if (n == 3) run_block<3>(h, state, first * W, last, delta, by_row);
+        if (n == 4) run_block<4>(h, state, first * W, last, delta, by_row);
     }
 }
 
@@ -194,17 +192,17 @@ inline void decay_rows(const RecurLayer& l, const RecurScratch& s, int head, int
 }
 
 // Takes tokens [first, first + n) of the call, whose inputs are prepared, through all heads.
-template <class Act>
+template <class Act, class Num>
 inline void run_heads(const RecurArgs& a, const RecurScratch& s, int64_t first, int n) {
     const RecurLayer& l = *a.layer;
     const int group = l.heads / l.k_heads, k_pad = vectors_of(l.k_dim) * W, v_pad = vectors_of(l.v_dim) * W;
     const bool by_row = l.decay_dim > 1;
     for (int i = 0; i < s.heads; ++i) {
         const int head = a.first_head + i, k_head = head / group - a.first_head / group;
-        HeadTokens<Act> h;
+        HeadTokens<Act, Num> h;
         h.k_dim = l.k_dim;
         h.count = n;
-        h.state = a.state + int64_t{head} * l.k_dim * v_pad;
+        h.state = static_cast<Num*>(a.state) + int64_t{head} * l.k_dim * v_pad;
         h.q = s.q + int64_t{k_head} * k_pad;
         h.k = s.k + int64_t{k_head} * k_pad;
         h.k_stride = s.k_stride;

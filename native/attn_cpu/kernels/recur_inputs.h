@@ -36,6 +36,16 @@ inline void store_some(uint16_t* p, F a, int n) {
     __builtin_memcpy(p, x, n * sizeof(uint16_t));
 }
 
+// Stores a vector of a state; returns what loading it will give.
+inline F keep(float* p, F a) {
+    vstore(p, a);
+    return a;
+}
+inline F keep(uint16_t* p, F a) {
+    store_bf16(p, a);
+    return load_bf16(p);
+}
+
 inline F vsilu(F x) {
     const F minus = vmul(x, vset(-kLog2E));
     const F held = vsub(vzero(), vmax(vset(-126.0f), vsub(vzero(), minus)));  // vexp2 takes 127 at most

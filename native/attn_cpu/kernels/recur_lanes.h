@@ -7,17 +7,18 @@ namespace {
 
 enum class LaneDecay { kWhole, kRows, kRates };  // one of a head; one of each row; from rates of each row
 
-constexpr int64_t kLanesAhead = 2048;   // floats between the state that is read and what is prefetched
+constexpr int64_t kLanesAhead = 2048;   // numbers between the state that is read and what is prefetched
 constexpr int64_t kOutputsAhead = 256;  // heads between the output that is written and what is prefetched
 
 // n heads from `head` on; i: of the covered heads; k_head: of the covered k heads.
+template <class Num>
 struct LaneVector {
     int head, n, i, k_head;
-    float* state;       // [k_dim][W]
+    Num* state;         // [k_dim][W]
     const float* rate;  // [decay_dim][W], or null
 };
 
-template <class Act, LaneDecay kDecay>
+template <class Act, class Num, LaneDecay kDecay>
 struct Lanes {
     const RecurArgs& a;
     const RecurLayer& l;
@@ -30,17 +31,17 @@ struct Lanes {
     }
 
     // Turns the decays of the vector's heads to rows of lanes.
-    void spread_decays(const LaneVector& x, int t, float* spread) const {
+    void spread_decays(const LaneVector<Num>& x, int t, float* spread) const {
         const float* decay = s.decay + t * s.decay_stride + int64_t{x.i} * l.decay_dim;
         for (int d = 0; d < l.decay_dim; ++d)
             for (int j = 0; j < W; ++j) spread[d * W + j] = j < x.n ? decay[j * l.decay_dim + d] : 0.0f;
     }
     // The same where rates give one decay for all rows.
-    void spread_rate(const LaneVector& x, F beta, float* spread) const {
+    void spread_rate(const LaneVector<Num>& x, F beta, float* spread) const {
         vstore(spread, vexp2(vmul(beta, vload(x.rate))));
     }
 
-    void token(const LaneVector& x, int t, bool ahead, float* spread, Act* out) const {
+    void token(const LaneVector<Num>& x, int t, bool ahead, float* spread, Act* out) const {
         const int64_t at = t * s.k_stride + int64_t{x.k_head} * vectors_of(l.k_dim) * W;
         const float *q = s.q + at, *k = s.k + at, *decay = kDecay == LaneDecay::kRates ? x.rate : spread;
         const F beta = load_some(s.beta + int64_t{t} * s.heads + x.i, x.n);
@@ -52,17 +53,17 @@ struct Lanes {
         }
         if (ahead) __builtin_prefetch(out + x.head + kOutputsAhead, 1);
         const int rows = l.k_dim;
-        float* state = x.state;
+        Num* state = x.state;
         F e = v, o = vzero();
         if (l.delta) {
             for (int i = 0; i < rows; ++i)
-                e = vsub(e, vmul(vmul(decay_of(decay, i, beta), vload(state + i * W)), vset(k[i])));
+                e = vsub(e, vmul(vmul(decay_of(decay, i, beta), load_wide(state + i * W)), vset(k[i])));
         }
         e = vmul(e, beta);
         for (int i = 0; i < rows; ++i) {
             if (ahead) __builtin_prefetch(state + i * W + kLanesAhead);
-            const F y = vfma(vset(k[i]), e, vmul(decay_of(decay, i, beta), vload(state + i * W)));
-            vstore(state + i * W, y);
+            const F y =
+                keep(state + i * W, vfma(vset(k[i]), e, vmul(decay_of(decay, i, beta), load_wide(state + i * W))));
             o = vfma(y, vset(q[i]), o);
         }
         if (l.skip != nullptr) o = vfma(load_some(l.skip + x.head, x.n), v, o);
@@ -75,12 +76,12 @@ struct Lanes {
         for (int head = a.first_head; head < a.last_head;) {
             const int k_head = head / group, in_group = head % group;
             const int64_t vector = int64_t{k_head} * vectors + in_group / W;
-            const LaneVector x{head,
-                               group - in_group < W ? group - in_group : W,
-                               head - a.first_head,
-                               k_head - a.first_head / group,
-                               a.state + vector * l.k_dim * W,
-                               l.rate == nullptr ? nullptr : l.rate + vector * l.decay_dim * W};
+            const LaneVector<Num> x{head,
+                                    group - in_group < W ? group - in_group : W,
+                                    head - a.first_head,
+                                    k_head - a.first_head / group,
+                                    static_cast<Num*>(a.state) + vector * l.k_dim * W,
+                                    l.rate == nullptr ? nullptr : l.rate + vector * l.decay_dim * W};
             for (int t = 0; t < tokens; ++t)
                 token(x, t, t == 0, spread, static_cast<Act*>(a.out) + (first + t) * a.out_stride);
             head += x.n;
@@ -88,15 +89,15 @@ struct Lanes {
     }
 };
 
-template <class Act>
+template <class Act, class Num>
 inline void run_lanes(const RecurArgs& a, const RecurScratch& s, int64_t first, int tokens) {
     const RecurLayer& l = *a.layer;
     if (l.decay_dim == 1) {
-        Lanes<Act, LaneDecay::kWhole>{a, l, s}.run(first, tokens);
+        Lanes<Act, Num, LaneDecay::kWhole>{a, l, s}.run(first, tokens);
     } else if (l.has_rate) {
-        Lanes<Act, LaneDecay::kRates>{a, l, s}.run(first, tokens);
+        Lanes<Act, Num, LaneDecay::kRates>{a, l, s}.run(first, tokens);
     } else {
-        Lanes<Act, LaneDecay::kRows>{a, l, s}.run(first, tokens);
+        Lanes<Act, Num, LaneDecay::kRows>{a, l, s}.run(first, tokens);
     }
 }
 
