@@ -244,27 +244,6 @@ class KvCache:
     def address(self) -> int:
         """Address of the arena, where frames lie one behind the other."""
 
-class StepAttention:
-    """Attention of one new token per sequence, for a Chain to call."""
-
-    def __init__(self, kv_cache: KvCache, slots: _Ints, dtype: str, sinks: Sequence[_Floats | None]) -> None:
-        """Prepare a step of sequences that have been extended by one token each.
-
-        Args:
-            kv_cache: The KV cache of the sequences.
-            slots: int32 [n], in the order of the rows.
-            dtype: float32 or bfloat16, of the rows of qkv and of the output.
-            sinks: For every layer float32 [q_heads], or None.
-        """
-
-    @property
-    def address(self) -> int:
-        """Address that Chain.run takes as attention."""
-
-    @property
-    def seconds(self) -> float:
-        """Seconds that a thread spent in attention, on average."""
-
 def crc32c(data: _Bytes) -> int:
     """Return the CRC-32C of data."""
 
