@@ -108,7 +108,7 @@ class MixedStep:
     def together(self) -> None:
         """Do the same in one region."""
         appended = (self.slots, np.array(self.counts, np.int32), self.kv)
-        beside = self.kv_cache.layer_rows(0, appended, tuple(self.decodes), None)
+        beside = self.kv_cache.layer_rows(0, appended, self.decodes, None)
         self.prompts.attend(0, self.packed, self.starts, self.counts, *self._qkv(), self.out, None, None, beside)
 
     def _qkv(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -203,7 +203,7 @@ class PromptKvCache:
         Returns:
             What took how long of the call that did the rows beside, if any.
         """
-        spent = None
+        spent: LayerSeconds | None = None
         first, skipped = 0, iter(skipped_queries or [0] * len(parts))
         for run in self._runs(layer, parts):
             starts, counts, left = [p.start for p in run], [p.count for p in run], [next(skipped) for _ in run]
