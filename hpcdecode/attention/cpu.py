@@ -120,7 +120,8 @@ class CpuKvCache(NativeKvCache["_attn_cpu.KvCache"]):
             decodes: Slots, counts, qkv and out, as `attend` takes them.
             sinks: float32 [q_heads], or None for a layer without.
         """
-        return LayerRows(self.native, layer, *prompts, *decodes, sinks)
+        (prompt_slots, prompt_counts, kv), (slots, counts, qkv, out) = prompts, decodes
+        return LayerRows(self.native, layer, prompt_slots, prompt_counts, kv, slots, counts, qkv, out, sinks)
 
     @property
     def node_free_blocks(self) -> list[int]:
