@@ -52,8 +52,8 @@ def test_blocks(name, checkpoint, tmp_path):
     check(pair(checkpoint(name), tmp_path, by_blocks, BLOCKS))
 
 
-def test_blocks_of_weights_that_are_not_used(tmp_path):
-    """DeepSeek-V3.2 has indexers, which choose all tokens here; its checkpoint has scales of their weights."""
+def test_blocks_of_indexers(tmp_path):
+    """The checkpoint of a DeepSeek-V3.2 has scales of the weights of its indexers."""
     indexers = {"index_topk": 64, "index_n_heads": 4, "index_head_dim": 16}
     source = save(DeepseekV32Config(**LATENT, **indexers, n_group=2, topk_group=1), tmp_path / "source")
     chosen = re.compile(rf"{PROJECTIONS.pattern}|.*indexer\.(wq_b|wk)\.weight")
