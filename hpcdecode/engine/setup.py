@@ -114,13 +114,10 @@ def partition_of(options: EngineOptions, pool: list[int]) -> Partition:
 
 
 def runs_indexers(options: EngineOptions, team: Team) -> bool:
-    """Return whether R-ranks can attend to the tokens that indexers choose.
-
-    What was chosen at one layer is known where the next ones attend, for all heads of a sequence.
-    """
-    whole = not partition_of(options, team.pool).by_head and not options.prefill_ranks
-    in_place = options.route != "rotational" and options.schedule != "fluid"
-    return whole and in_place and all(r.device == r.kv_device == "cpu" for r in team.ranks)
+    """Return whether R-ranks can attend to the tokens that indexers choose."""
+    by_request = not partition_of(options, team.pool).by_head and options.route != "rotational"
+    in_memory = options.schedule != "fluid"
+    return by_request and in_memory and all(rank.device == rank.kv_device == "cpu" for rank in team.ranks)
 
 
 class Loaded(NamedTuple):

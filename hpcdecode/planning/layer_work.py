@@ -74,6 +74,5 @@ def of_member(layers: Sequence[MixerShape], tp: int) -> list[MixerShape]:
 
 def _of_member(s: MixerShape, tp: int) -> MixerShape:
     if isinstance(s, LayerShape):
-        kv_heads, indexer = (1 if s.latent else s.kv_heads // tp), (s.indexer if tp == 1 else None)
-        return replace(s, q_heads=s.q_heads // tp, kv_heads=kv_heads, indexer=indexer)
+        return replace(s, q_heads=s.q_heads // tp, kv_heads=1 if s.latent else s.kv_heads // tp)
     return replace(s, heads=s.heads // tp, k_heads=max(s.k_heads // tp, 1))

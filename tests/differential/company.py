@@ -111,7 +111,7 @@ class Company:
         pp = min(run.get("pp", 1), len(shapes), WORLD.size // self.tp)
         run = {**run, "pp": pp}
         if any(shape.indexer for shape in attention_shapes(shapes)):  # no rows beyond what they choose there
-            run |= {"pp": 1, "route": "fixed"}
+            run |= {"route": "fixed"}
         size = self.tp * run["pp"]
         ranks = max(min(run["ranks"], WORLD.size) // size * size, size)
         comm = WORLD.Split(0 if WORLD.rank < ranks else MPI.UNDEFINED)

@@ -82,7 +82,7 @@ def test_two_data_types_for_values_in_keys_are_refused(kv_dtype):
 
 @pytest.mark.parametrize(
     ("options", "runs"),
-    [({}, True), ({"prefill_ranks": 1}, False), ({"partition": "head"}, False), ({"route": "rotational"}, False)],
+    [({}, True), ({"prefill_ranks": 1}, True), ({"partition": "head"}, False), ({"route": "rotational"}, False)],
 )
 def test_indexers_choose_where_all_that_takes_the_choice_is_together(options, runs):
     assert runs_indexers(EngineOptions(model="m", **options), team(2)) is runs

@@ -8,12 +8,15 @@ import transformers
 
 from hpcdecode import LLM, SamplingParams
 from hpcdecode.attention.shapes import IndexerShape
-from hpcdecode.errors import PromptError
+from hpcdecode.errors import PromptError, UserError
 from hpcdecode.model import load_split
+from hpcdecode.model.frontend.absorb import absorb
+from hpcdecode.model.frontend.choose import join_indexers
 from hpcdecode.model.frontend.config import longest, reason_to_refuse
 from hpcdecode.model.frontend.quiet import quiet
-from hpcdecode.model.frontend.trace import export_kinds
-from hpcdecode.model.run.load import ModelPart
+from hpcdecode.model.frontend.split import split
+from hpcdecode.model.frontend.trace import export_kinds, trace
+from hpcdecode.model.run.stages import stages_of
 from tests.support.models import LATENT, SHAPE, save
 from tests.support.whole_models import logits_difference, read_whole, save_whole
 
@@ -53,7 +56,7 @@ def test_of_equal_scores_the_first_are_chosen(kind, tmp_path, monkeypatch):
     assert logits_difference(load_split(tmp_path, dtype="float32"), whole) < 1e-4
 
 
-@pytest.mark.parametrize("options", [{"indexers": False}, {"latents": False}, {"part": ModelPart(pp=2)}])
+@pytest.mark.parametrize("options", [{"indexers": False}, {"latents": False}])
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_where_indexers_are_left_out_sequences_end_with_what_they_choose(kind, options, tmp_path, caplog):
     """Attention of such sequences is over all tokens."""
@@ -61,9 +64,23 @@ def test_where_indexers_are_left_out_sequences_end_with_what_they_choose(kind, o
     model = load_split(tmp_path, dtype="float32", announce=True, **options)
     assert model.max_positions == 256 < model.facts.own_positions
     assert not any(shape.indexer for shape in model.attends)
-    assert "which is not supported with --tp, --pp" in caplog.text
-    if "part" not in options:
-        assert logits_difference(model, whole) < 1e-4
+    assert "which is not supported on GPUs, with --partition head" in caplog.text
+    assert logits_difference(model, whole) < 1e-4
+
+
+def test_stages_begin_with_an_indexer_of_their_own():
+    """Of full, full, shared, shared, full, shared."""
+    parts = split(join_indexers(absorbed(config("GlmMoeDsa"))), torch.device("cpu"))
+    assert [stage.start for stage in stages_of(parts, 3)] == [0, 1, 4]
+    assert stages_of(parts, 2)[1].start in (1, 4)
+    with pytest.raises(UserError, match="--pp 4: expected 1 to 3, the layers with indexers of their own, got 4"):
+        stages_of(parts, 4)
+
+
+def absorbed(config):
+    found = trace(config, torch.float32)
+    absorb(found)
+    return found
 
 
 def test_blocks_of_tokens(tmp_path):

@@ -24,6 +24,14 @@ def has_indexers(trace: Trace) -> bool:
     return any(n.target is ATTEND and AttendArguments.of(n).index_topk for n in trace.attends)
 
 
+def takes_choice(mixer: fx.Node) -> bool:
+    """Return whether an attention is over the tokens that were chosen for the one before."""
+    if mixer.target is not ATTEND:
+        return False
+    call = AttendArguments.of(mixer)
+    return call.index_topk > 0 and call.index_heads == 0
+
+
 def join_indexers(trace: Trace) -> Trace:
     """Return a trace, changed in place, that brings index queries, weights and keys in the rows of q and k.
 

@@ -38,7 +38,12 @@ def _attend(node: fx.Node, dealt: Dealt, member: int, own: OwnPart) -> list[Argu
     kv_heads = int((owners == member).sum())
     q, k, v = (own(n, _of_heads(n, 1, owners)) for n in (call.q, call.k, call.v))
     sinks = None if call.sinks is None else own(call.sinks, _of_heads(call.sinks, 0, owners))
-    return [q, k, v, call.q_heads * kv_heads // call.kv_heads, kv_heads, *node.args[5:8], sinks]
+    made: list[Argument] = [q, k, v, call.q_heads * kv_heads // call.kv_heads, kv_heads, *node.args[5:8], sinks]
+    if call.index_topk:
+        everyone = np.array([EVERYONE])
+        rows = [own(n, _of_heads(n, 1, everyone)) for n in call.index_rows]
+        made += [call.index_topk, call.index_heads, call.index_dim, rows]
+    return made
 
 
 def _recur(node: fx.Node, dealt: Dealt, member: int, own: OwnPart) -> list[Argument]:

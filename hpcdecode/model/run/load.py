@@ -41,7 +41,7 @@ from hpcdecode.system.shared_memory import WeightMemory
 from hpcdecode.system.torch_functions import settle_functions
 
 logger = logging.getLogger(__name__)
-WHERE = " with --tp, --pp, --partition head, --route rotational, --prefill-ranks or on GPUs"
+WHERE = " on GPUs, with --partition head or --route rotational"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BITS = {"int8": 8.0, **{name: form.bits for name, form in ALL_FORMS.items()}}  # of a weight
 
@@ -125,8 +125,8 @@ def load_split(
         memory: Where to put packed weights.
         part: What to load of it.
         latents: Let attention run over latents where K and V are projections of smaller ones (see `absorb`).
-        indexers: Let indexers choose the tokens that longer sequences attend to, if the model is whole and attention
-            over latents; else such sequences are not run.
+        indexers: Let indexers choose the tokens that longer sequences attend to, if attention is over latents;
+            else such sequences are not run.
 
     Raises:
         UserError: If anything is missing, broken or not supported. It says what was expected and what to change.
@@ -142,18 +142,17 @@ def load_split(
     exact = dtype if lora is None else torch.float32  # an adapter is added before weights are rounded
     tensors = open_plain(folder, layers, scheme, exact) if opens else {}
     traced = cached_trace(folder, dtype, announce)
-    chooses = indexers and latents and part.tp == part.pp == 1
     could = has_indexers(traced)
-    traced = traced if chooses else leave_out_indexers(traced)
+    traced = traced if indexers and latents else leave_out_indexers(traced)
     own = member_trace(traced, part.tp, part.tp_rank, ep=part.ep)
     if latents:
         absorb(own)  # after the deal: heads are dealt out as they are in the model
     own = join_indexers(own)
+    parts = split(own, device)
     if announce:
         _tell_context(own.facts, could)
     if not weights:
-        return SplitModel(split(own, device), device, None)
-    parts = split(own, device)
+        return SplitModel(parts, device, None)
     own_layers = stages_of(parts, part.pp)[part.pp_rank]
     tensors = tensors or open_plain(folder, layers, scheme, exact)
     files = {stored.file for stored in tensors.values()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 
 from hpcdecode.errors import UserError
+from hpcdecode.model.frontend.choose import takes_choice
 from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.split import Split
 
@@ -19,11 +20,17 @@ def stages_of(parts: Split, count: int) -> list[range]:
         count: Number of stages.
 
     Raises:
-        UserError: If there are fewer layers than stages.
+        UserError: If there are fewer layers than stages, of those at which a stage can begin.
     """
-    layers = len(parts.slices) - 1
+    layers, mixers = len(parts.slices) - 1, parts.trace.attends
     if not 1 <= count <= layers:
         raise UserError(f"--pp {count}: expected 1 to {layers}, the layers of the model, got {count}")
+    begins = [i for i in range(layers) if not takes_choice(mixers[i])]
+    if count > len(begins):
+        raise UserError(
+            f"--pp {count}: expected 1 to {len(begins)}, the layers with indexers of their own, got {count}: layers "
+            "that attend to what the one before has chosen stay with it"
+        )
     sizes = [sum(tensor_meta(node).numel_per_token for node in part.weights) for part in parts.slices]
     ends = list(accumulate(sizes[:-1], initial=0))
     best = {(0, 0): (0, [0])}  # by stages and layers that they have: largest stage, and where stages begin
@@ -32,9 +39,10 @@ def stages_of(parts: Split, count: int) -> list[range]:
         for last in range(stage, layers + 1):
             options = (
                 (max(best[stage - 1, first][0], ends[last] - ends[first] + head), [*best[stage - 1, first][1], last])
-                for first in range(stage - 1, last)
-                if (stage - 1, first) in best
+                for first in begins
+                if stage - 1 <= first < last and (stage - 1, first) in best
             )
-            best[stage, last] = min(options, key=lambda option: option[0])
+            if found := min(options, key=lambda option: option[0], default=None):
+                best[stage, last] = found
     bounds = best[count, layers][1]
     return [range(first, last) for first, last in pairwise(bounds)]
