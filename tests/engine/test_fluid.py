@@ -55,8 +55,9 @@ def made(done):
     return {key: repr((s.generated, s.finish_reason, s.logprobs, s.prompt_logprobs)) for key, s in done.items()}
 
 
-@pytest.mark.parametrize("preempts", [0.0, 0.5])
-@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize(
+    ("lanes", "preempts"), [(1, 0.0), (2, 0.0), (1, 0.5), pytest.param(2, 0.5, marks=pytest.mark.full)]
+)
 def test_rows_are_those_of_a_cache_in_memory(model, tmp_path, lanes, preempts):
     """Forks, beams, shared prefixes and chunks of prompts; and, with `preempts`, rows that give up their room."""
     whole, _ = run(model, prompts(), lanes=lanes, shared=1000, capacity=1 << 14)
@@ -111,7 +112,9 @@ def test_a_disk_without_room_is_found_at_the_start(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("fault", ["write", "read", "bits"])
+@pytest.mark.parametrize(
+    "fault", ["read", pytest.param("write", marks=pytest.mark.full), pytest.param("bits", marks=pytest.mark.full)]
+)
 def test_a_job_whose_tier_fails_keeps_what_has_ended_and_goes_on(tmp_path, fault):
     """Rows that end, and later ones for which memory has no room."""
     lines = [{"prompt": "a b", "max_tokens": 2}] * 3 + [{"prompt": "a b " * 60, "max_tokens": 30}] * 14
