@@ -171,7 +171,7 @@ class ReferenceStateStore:
         state = state + k[:, :, None] * written[:, None]
         kept = state.bfloat16().to(self.dtype) if shape.state_dtype == "bfloat16" else state
         self._states[key] = kept
-        seen = state if shape.delta and shape.v_dim > 1 else kept  # as in the kernels, by the pass that computes o
+        seen = kept if shape.v_dim == 1 else state  # as in the kernels
         o = torch.einsum("hkv,hk->hv", seen, q)
         return o if weights.skip is None else o + weights.skip[:, None] * v
 

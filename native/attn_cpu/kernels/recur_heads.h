@@ -142,7 +142,8 @@ struct ColumnBlock {
                 const F ki = vset(k[i]), qi = vset(q[i]), a = kRows ? vset(decay[i]) : whole;
 #pragma GCC unroll 4
                 for (int j = 0; j < N; ++j) {
-                    const F x = keep(s + j * W, vfma(ki, e[j], vmul(a, load_wide(s + j * W))));
+                    const F x = vfma(ki, e[j], vmul(a, load_wide(s + j * W)));
+                    store_some(s + j * W, x, W);
                     o[j] = vfma(x, qi, o[j]);
                 }
             }
