@@ -169,7 +169,6 @@ Raises:
                      "Seconds of append and attend so far, times the number of threads.")
         .def_prop_ro("busy_seconds", &KvCache::busy_seconds, "Seconds of these in which threads had work.");
 
-
     bind_blocks(m, kv_cache);
     bind_frames(kv_cache);
     bind_prompts(m);

@@ -30,7 +30,7 @@ class BlockPool : public BlockTable {
     std::vector<size_t> extend(const int32_t* slots, const int32_t* counts, int n);
     void populate(size_t huge_page) { arena_.populate(huge_page); }
     HeadView view(int layer, int head, int slot) const;
-    HeadView index_view(int layer, int slot) const;  // of the keys of the layer's indexer
+    HeadView index_view(int layer, int slot) const;                 // of the keys of the layer's indexer
     int node(int slot) const { return framed() ? 0 : home(slot); }  // NUMA node
     int node_count() const { return framed() ? 1 : nodes(); }
 

@@ -28,7 +28,8 @@ KvItems::KvItems(KvCache& cache, const LayerRows& rows)
 void KvItems::check(const LayerRows& r) {
     check_layer(r.layer, cache_.pool_.layers().size());
     const LayerShape& shape = cache_.pool_.layers()[r.layer].shape;
-    if (shape.chooses() || cache_.pool_.framed()) throw std::invalid_argument("beside: expected a layer that attends to all tokens, all of which are in memory");
+    if (shape.chooses() || cache_.pool_.framed())
+        throw std::invalid_argument("beside: expected a layer that attends to all tokens, all of which are in memory");
     std::vector<int32_t> slots(r.slots, r.slots + r.n), counts(r.counts, r.counts + r.n);
     slots.insert(slots.end(), r.prompt_slots, r.prompt_slots + r.prompts);
     counts.insert(counts.end(), r.prompt_counts, r.prompt_counts + r.prompts);
