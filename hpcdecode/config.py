@@ -93,8 +93,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         route: Whether all slices of a lane run on one S-rank (`fixed`), or on all in turn (`rotational`).
         exchange: How activations cross: by `messages` or by a `collective` a layer; `auto` times both between hosts.
         kv_memory: Bytes of the KV cache of an R-rank.
-        kv_swap: Tiers below the KV cache, as `host:64G` or `nvme:/scratch:1T`; in order. Rows move there that give up
-            their room, or, under the schedule `fluid`, pages of all rows.
+        kv_swap: Tiers, as `host:64G` or `nvme:/scratch:1T`, for rows that give up their room; for pages under `fluid`.
         gpu_memory: Most bytes of a GPU that a rank takes, KV cache included; None for the free ones.
         survive: Go on after the loss of R-ranks, with an MPI that supports it.
         reasoning_parser: What splits reasoning from content in finished texts; `auto` asks the chat template.
@@ -152,8 +151,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             expected = "expected --kv-dtype float32, float16, bfloat16 or int8"
             raise UserError(f"--r-device {self.r_device}: {expected}, got {self.kv_dtype}", everywhere=True)
         if self.route == "rotational" and self.exchange == "collective":
-            expected = "expected --exchange messages or auto, as answers go to other ranks than the questions came from"
-            raise UserError(f"--route rotational: {expected}, got collective", everywhere=True)
+            raise UserError("--route rotational: expected --exchange messages or auto, got collective", everywhere=True)
         if self.prefill_ranks and (self.survive or self.exchange == "collective"):
             raise UserError("--prefill-ranks: expected no --survive and no --exchange collective", everywhere=True)
         if self.max_gap is not None and not 0 <= self.max_gap < float("inf"):
@@ -161,16 +159,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.swap_tiers and self.prefill_ranks:
             raise UserError("--kv-swap: expected it without --prefill-ranks, got both; leave one out", everywhere=True)
         if self.schedule == "fluid" and not self.swap_tiers:
-            raise UserError(
-                "--schedule fluid: expected --kv-swap, where what memory has no room for lies, got none; "
-                "add --kv-swap host:SIZE or nvme:DIRECTORY:SIZE",
-                everywhere=True,
-            )
+            expected = "expected --kv-swap host:SIZE or nvme:DIRECTORY:SIZE, where what memory has no room for lies"
+            raise UserError(f"--schedule fluid: {expected}, got none; add it", everywhere=True)
         if self.swap_tiers and self.admission != "optimistic" and self.schedule != "fluid":
             expected = "expected --admission optimistic or --schedule fluid, as no row gives up its room otherwise"
-            raise UserError(
-                f"--kv-swap: {expected}, got {self.admission}; change it, or leave --kv-swap out", everywhere=True
-            )
+            raise UserError(f"--kv-swap: {expected}, got neither; change it, or leave --kv-swap out", everywhere=True)
         asked = ("prefill_ranks",) if self.prefill_ranks else ()
         self._require_counts(*_MOST, "s_ranks", "tp", "pp", "kv_memory", "load_limit", "gpu_memory", *asked)
         return self

@@ -128,12 +128,7 @@ class Engine:
         return self.team.broadcast(found, list[Scale])
 
     def work(
-        self,
-        desk: Desk | None,
-        scales: list[Scale],
-        signals: Signals,
-        progress: Progress,
-        checkpoint_seconds: float,
+        self, desk: Desk | None, scales: list[Scale], signals: Signals, progress: Progress, checkpoint_seconds: float
     ) -> Metrics:
         """Play this rank's roles until all rows of the lead's desk are done, or the lead's `signals` say to stop.
 
@@ -172,12 +167,7 @@ class Engine:
         self.comms.clear()
 
     def _run(
-        self,
-        desk: Desk | None,
-        signals: Signals,
-        progress: Progress,
-        checkpoint_seconds: float,
-        scales: list[Scale],
+        self, desk: Desk | None, signals: Signals, progress: Progress, checkpoint_seconds: float, scales: list[Scale]
     ) -> Metrics | None:
         """Work until all rows are done; return None if some are left that a lost rank had."""
         team, done = self.team, True

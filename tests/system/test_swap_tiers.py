@@ -44,7 +44,7 @@ def test_what_is_no_tier_is_refused(text, problem):
 
 
 def test_tiers_need_rows_that_give_up_their_room():
-    with pytest.raises(UserError, match=r"--kv-swap: expected --admission optimistic.*got reserve"):
+    with pytest.raises(UserError, match=r"--kv-swap: expected --admission optimistic.*got neither"):
         EngineOptions(model="demo", kv_swap=("host:1G",)).check()
     assert len(EngineOptions(model="demo", admission="optimistic", kv_swap=("host:1G",)).check().swap_tiers) == 1
 
