@@ -15,6 +15,9 @@ from tests.support.isas import use_isa
 
 FUSABLE = ("llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2", "opt", "phi3", "minicpm3")
 THREADS = 3
+ALL = [(threads, name) for threads in (1, 2, THREADS) for name in FUSABLE]
+ONCE = [(threads, name) for threads, name in ALL if threads == THREADS or name in ("llama3", "gemma3", "minicpm3")]
+REST = [both for both in ALL if both not in ONCE]
 
 
 @pytest.fixture(autouse=True, params=["avx2", "avx512_bf16", "amx"])
@@ -63,7 +66,9 @@ def run_fused(model, fused, slots, inputs):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", FUSABLE)
+@pytest.mark.parametrize(
+    "threads, name", ONCE + [pytest.param(*both, marks=pytest.mark.full) for both in REST], indirect=["threads"]
+)
 def test_a_fused_step_has_the_bits_of_single_layers(checkpoint, threads, name, dtype):
     model = load_split(checkpoint(name), dtype=dtype)
     lengths = np.random.RandomState(5).randint(1, 150, 180).tolist()
