@@ -23,7 +23,8 @@ def parts_of(sizes):
         node = graph.placeholder(f"w{i}")
         node.meta["about"] = Meta.of(torch.float32, (size,))
         slices.append(SimpleNamespace(weights=(node,)))
-    return SimpleNamespace(slices=slices)
+    attends = [SimpleNamespace(target=None) for _ in sizes[1:]]  # of which none attends to what another chose
+    return SimpleNamespace(slices=slices, trace=SimpleNamespace(attends=attends))
 
 
 def largest(sizes, ends):
