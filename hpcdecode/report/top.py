@@ -8,8 +8,8 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -146,26 +146,25 @@ def top(path: str, seconds: float, out: TextIO = sys.stdout) -> None:
         out.write("\n".join(files.view().lines) + "\n")
         return
     shown = 0
-    with suppress(KeyboardInterrupt), _keys() as key:
+    with _interrupts() as interrupted, _keys() as keys:
         while True:
-            with _interrupts_later():
-                view = files.view()
+            view = files.view()
             shown = _draw(view.lines, shown, out)
-            if view.over or key(seconds) in ("q", "Q"):
+            if view.over or _asked_to_leave(interrupted, keys, seconds):
                 return
 
 
 @contextmanager
-def _interrupts_later() -> Iterator[None]:
-    """Raise KeyboardInterrupt at the end for a SIGINT that comes inside: libraries that read files may swallow it."""
-    received: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: received.append(number))
+def _interrupts() -> Iterator[int]:
+    """Give a descriptor to read from once a SIGINT has come, which raises nothing inside: libraries may swallow that."""
+    reader, writer = os.pipe()
+    before = signal.signal(signal.SIGINT, lambda *_: os.write(writer, b"\n"))
     try:
-        yield
+        yield reader
     finally:
         signal.signal(signal.SIGINT, before)
-    if received:
-        raise KeyboardInterrupt
+        os.close(reader)
+        os.close(writer)
 
 
 def _draw(lines: Sequence[str], before: int, out: TextIO) -> int:
@@ -178,29 +177,25 @@ def _draw(lines: Sequence[str], before: int, out: TextIO) -> int:
     return len(lines)
 
 
-def _no_key(seconds: float) -> str:
-    time.sleep(seconds)
-    return ""
-
-
 @contextmanager
-def _keys() -> Iterator[Callable[[float], str]]:
-    """Give a function that waits so many seconds for a key and returns it, or an empty text."""
+def _keys() -> Iterator[int | None]:
+    """Give a descriptor to read keys from one by one, or None."""
     if not sys.stdin.isatty():
-        yield _no_key
+        yield None
         return
     import termios
     import tty
 
     descriptor = sys.stdin.fileno()
     saved = termios.tcgetattr(descriptor)
-
-    def key(seconds: float) -> str:
-        ready, _, _ = select.select([descriptor], [], [], seconds)
-        return os.read(descriptor, 1).decode(errors="replace") if ready else ""
-
     try:
         tty.setcbreak(descriptor)
-        yield key
+        yield descriptor
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, saved)
+
+
+def _asked_to_leave(interrupted: int, keys: int | None, seconds: float) -> bool:
+    """Wait so many seconds for an interrupt or a key; return whether it, or the end of the keys, ends the view."""
+    ready, _, _ = select.select([interrupted, *([] if keys is None else [keys])], [], [], seconds)
+    return interrupted in ready or (keys in ready and os.read(keys, 1) in (b"q", b"Q", b""))
