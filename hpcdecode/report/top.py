@@ -156,7 +156,7 @@ def top(path: str, seconds: float, out: TextIO = sys.stdout) -> None:
 
 @contextmanager
 def _interrupts() -> Iterator[int]:
-    """Give a descriptor to read from once a SIGINT has come, which raises nothing inside: libraries may swallow that."""
+    """Give a descriptor to read from once a SIGINT has come, which raises nothing inside: libraries may swallow it."""
     reader, writer = os.pipe()
     before = signal.signal(signal.SIGINT, lambda *_: os.write(writer, b"\n"))
     try:

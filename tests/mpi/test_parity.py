@@ -53,7 +53,7 @@ def differing(mpiexec, cases, dtype, expect, runs, script=("run_parity.py",)):
     found = defaultdict(dict)
     for name, run, rows in LINE.findall(result.stdout):
         found[name][run] = int(rows)
-    assert len(found) == len(cases), result.stderr[-4000:]
+    assert len(found) == len(cases), (result.returncode, result.stdout[-2000:], result.stderr[-4000:])
     return found
 
 
