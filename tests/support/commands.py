@@ -71,8 +71,8 @@ def python(server: ForkServer, module: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Return the variables that every command gets."""
-    own = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    """Return the variables that every command gets. One that crashes says where."""
+    own = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "PYTHONFAULTHANDLER": "1"}
     for name in ("HPCDECODE_MODEL", "TORCHINDUCTOR_CACHE_DIR"):  # the latter is set by torch in this process
         own.pop(name, None)
     return own
