@@ -159,8 +159,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.swap_tiers and self.prefill_ranks:
             raise UserError("--kv-swap: expected it without --prefill-ranks, got both; leave one out", everywhere=True)
         if self.schedule == "fluid" and not self.swap_tiers:
-            expected = "expected --kv-swap host:SIZE or nvme:DIRECTORY:SIZE, where what memory has no room for lies"
-            raise UserError(f"--schedule fluid: {expected}, got none; add it", everywhere=True)
+            what = "expected --kv-swap, for what memory cannot hold, got none; add --kv-swap host:SIZE or nvme:DIR:SIZE"
+            raise UserError(f"--schedule fluid: {what}", everywhere=True)
         if self.swap_tiers and self.admission != "optimistic" and self.schedule != "fluid":
             expected = "expected --admission optimistic or --schedule fluid, as no row gives up its room otherwise"
             raise UserError(f"--kv-swap: {expected}, got neither; change it, or leave --kv-swap out", everywhere=True)

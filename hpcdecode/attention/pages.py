@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcdecode.attention.page_store import Marks, PageStore
-from hpcdecode.attention.page_threads import PageThreads
 from hpcdecode.errors import InvariantViolation, UserError
+from hpcdecode.system.tier_threads import TierThreads
 
 ABSENT, READING, RESIDENT, WRITING = range(4)
 
@@ -68,7 +68,7 @@ class Pages:
         self._reading = self._writing = 0
         self._problem = ""
         self._changed = threading.Condition()
-        self._threads = PageThreads(cpus, store.tiers)
+        self._threads = TierThreads("kv-pages", cpus, store.tiers)
         self.close = self._threads.close
 
     def set_live(self, live: Marks) -> None:

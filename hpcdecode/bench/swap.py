@@ -20,10 +20,11 @@ from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.bench import filled
 from hpcdecode.bench.output import Case, Report
-from hpcdecode.engine.kv_swap import THREADS, KvSwap, chunk_bytes
+from hpcdecode.engine.kv_swap import KvSwap, chunk_bytes
 from hpcdecode.errors import InvariantViolation, UserError, first_line
 from hpcdecode.report.benchmark import case, machine
 from hpcdecode.system.swap_tiers import Chunk, FileTier, memory_for
+from hpcdecode.system.tier_threads import THREADS
 
 SHAPE = LayerShape(kv_heads=32, k_dim=128, v_dim=128, q_heads=32, scale=1.0)  # 1 MiB a block of bfloat16
 SEQUENCE_TOKENS = 2048

@@ -10,7 +10,6 @@ import msgspec
 
 from hpcdecode._attn_cpu import crc32c
 from hpcdecode.attention.page_sizes import PageSizes, page_sizes
-from hpcdecode.attention.page_threads import THREADS
 from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_shapes
 from hpcdecode.attention.streamed import StreamedKvCache
 from hpcdecode.config import EngineOptions
@@ -21,6 +20,7 @@ from hpcdecode.ranks.roles import Rank
 from hpcdecode.ranks.team import Team
 from hpcdecode.system.memory import total_bytes
 from hpcdecode.system.swap_tiers import Tier, TierSpec, memory_for, open_tiers
+from hpcdecode.system.tier_threads import THREADS
 
 _MEASURED_BYTES, _MEASURED_SECONDS = 64 << 20, 0.2  # pages that are read, for so long
 

@@ -7,9 +7,7 @@ to the tier, read what is to come back, and copy it into the KV cache while lane
 from __future__ import annotations
 
 import logging
-import os
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,14 +19,13 @@ from hpcdecode._attn_cpu import crc32c
 from hpcdecode.attention.cpu import CpuKvCache
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.system.swap_tiers import Chunk, Tier, aligned, memory_for
+from hpcdecode.system.tier_threads import THREADS, TierThreads
 
 _LEAST_CHUNK = 1 << 20  # bytes
 _STAGED_BYTES, _LEAST_STAGED = 64 << 20, 4  # of all staging buffers, and how many there are at least
-THREADS = 2
 
 Key = tuple[int, int]  # lane and ticket
 _Place = tuple[int, int]  # tier and chunk
-_Job = Callable[[Chunk], None]
 logger = logging.getLogger(__name__)
 
 
@@ -100,14 +97,11 @@ class KvSwap:
         self._staged: SimpleQueue[Chunk] = SimpleQueue()
         for _ in range(max(_STAGED_BYTES // size, _LEAST_STAGED)):
             self._staged.put(memory_for(size))
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        threads = [
-            threading.Thread(target=_work, args=(self._jobs, size, cpus), daemon=True, name="kv-swap")
-            for _ in range(THREADS)
-        ]
-        for thread in threads:
-            thread.start()
-        self.close = weakref.finalize(self, _close, self._jobs, threads, self._tiers)
+        self._buffers: SimpleQueue[Chunk] = SimpleQueue()  # one for each thread to read to
+        for _ in range(THREADS):
+            self._buffers.put(memory_for(size))
+        self._threads = TierThreads("kv-swap", cpus, self._tiers)
+        self.close = self._threads.close
 
     def out(self, lane: int, slot: int, ticket: int) -> None:
         """Copy what a slot holds; its blocks may then go to others. What cannot be kept is found when it is wanted."""
@@ -119,7 +113,7 @@ class KvSwap:
         for i, nbytes in enumerate(copy.sizes if copy.places else ()):
             staged = self._staged.get()
             self._kv_cache.native.copy_out(slot, i * self._blocks, staged[:nbytes])
-            self._jobs.put(lambda _, i=i, staged=staged: self._write(copy, i, staged))  # type: ignore[misc]
+            self._threads.put(lambda i=i, staged=staged: self._write(copy, i, staged))  # type: ignore[misc]
 
     def bring(self, lane: int, slot: int, ticket: int) -> None:
         """Begin to bring back what left under a ticket, to a slot of its length; `take_results` says when it is there.
@@ -211,9 +205,11 @@ class KvSwap:
             return
         copy.under_way = len(copy.places)
         for i in range(len(copy.places)):
-            self._jobs.put(lambda buffer, i=i: self._read(copy, i, buffer))  # type: ignore[misc]
+            self._threads.put(lambda i=i: self._read(copy, i))  # type: ignore[misc]
 
-    def _read(self, copy: _Copy, index: int, buffer: Chunk) -> None:
+    def _read(self, copy: _Copy, index: int) -> None:
+        buffer = self._buffers.get()
+
         def move() -> None:
             nbytes, (tier, chunk) = copy.sizes[index], copy.places[index]
             self._tiers[tier].read(chunk, buffer[: aligned(nbytes)])
@@ -224,6 +220,7 @@ class KvSwap:
                 self.counts.bytes_in += nbytes
 
         self._move(copy, move)
+        self._buffers.put(buffer)
         with self._lock:
             copy.under_way -= 1
             if not copy.under_way:
@@ -258,25 +255,3 @@ class KvSwap:
         if not self.counts.failures:
             logger.warning(f"--kv-swap: {why}; rows that cannot be kept are prefilled again")
         self.counts.failures += 1
-
-
-def _work(jobs: SimpleQueue[_Job | None], size: int, cpus: Sequence[int] | None) -> None:
-    """Do jobs until there are no more, each with a buffer of `size` bytes."""
-    if cpus:
-        with suppress(OSError):
-            os.sched_setaffinity(0, cpus)  # of this thread
-    buffer = memory_for(size)
-    while (job := jobs.get()) is not None:
-        job(buffer)
-        del job  # it refers to its KvSwap
-
-
-def _close(jobs: SimpleQueue[_Job | None], threads: Sequence[threading.Thread], tiers: Sequence[Tier]) -> None:
-    """End the threads and close the tiers."""
-    for _ in threads:
-        jobs.put(None)
-    for thread in threads:
-        if thread is not threading.current_thread():
-            thread.join()
-    for tier in tiers:
-        tier.close()

@@ -1,4 +1,4 @@
-"""The threads that move pages."""
+"""The threads that move what tiers hold."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ THREADS = 2
 _Job = Callable[[], None]
 
 
-class PageThreads:
+class TierThreads:
     """Threads that do jobs in order, and end when nothing refers to this any more.
 
     Args:
+        name: Of the threads.
         cpus: Of the threads; None for those of the caller.
         tiers: That are closed after them.
 
@@ -27,11 +28,10 @@ class PageThreads:
         close: Ends them.
     """
 
-    def __init__(self, cpus: Sequence[int] | None, tiers: Sequence[Tier]):
+    def __init__(self, name: str, cpus: Sequence[int] | None, tiers: Sequence[Tier]):
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         threads = [
-            threading.Thread(target=_work, args=(self._jobs, cpus), daemon=True, name="kv-pages")
-            for _ in range(THREADS)
+            threading.Thread(target=_work, args=(self._jobs, cpus), daemon=True, name=name) for _ in range(THREADS)
         ]
         for thread in threads:
             thread.start()
@@ -49,7 +49,7 @@ def _work(jobs: SimpleQueue[_Job | None], cpus: Sequence[int] | None) -> None:
             os.sched_setaffinity(0, cpus)  # of this thread
     while (job := jobs.get()) is not None:
         job()
-        del job  # it refers to its Pages
+        del job  # it refers to the owner of this
 
 
 def _close(jobs: SimpleQueue[_Job | None], threads: Sequence[threading.Thread], tiers: Sequence[Tier]) -> None:
