@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,6 +21,7 @@ from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.frontend.weights import Weights
 from hpcdecode.model.run.load import parse_dtype
 from tests.support.isas import use_isa
+from tests.support.mappings import resident_bytes
 from tests.support.models import ARCHITECTURES, save
 
 CPU = torch.device("cpu")
@@ -51,6 +53,20 @@ def test_weights_of_the_checkpoints_dtype_are_used_where_they_lie(checkpoint):
     path = checkpoint("llama2")
     weights = read(path)
     assert all(any(w.data_ptr() in r for r in mapped(path)) for w in weights.values())
+
+
+def test_pages_of_other_mappings_of_a_file_are_kept(checkpoint):
+    """Pages are forgotten at addresses that are held: of others nobody knows what lies there by now."""
+    path = checkpoint("llama3")
+    other = np.memmap(path / "model.safetensors", mode="c")
+    other[-1] ^= 255  # in this mapping alone, and lost if its pages are forgotten
+    changed = int(other[-1])
+    stored = next(iter(open_checkpoint(path).values()))
+    own = stored()
+    before, resident = own.clone(), resident_bytes(own.data_ptr())
+    stored.mapped.forget_pages()
+    assert resident > resident_bytes(own.data_ptr()) == 0
+    assert torch.equal(own, before) and int(other[-1]) == changed
 
 
 def test_experts_of_the_checkpoints_dtype_are_used_where_they_lie(checkpoint):

@@ -11,13 +11,15 @@ from torch import Tensor
 from hpcdecode.errors import UserError
 from hpcdecode.model import SplitModel, load_split
 from hpcdecode.model.frontend.cache import cached_trace
-from hpcdecode.model.frontend.checkpoint import mapped_ranges, open_checkpoint
+from hpcdecode.model.frontend.checkpoint import open_checkpoint
+from hpcdecode.model.frontend.mapped import mapped_ranges
 from hpcdecode.model.frontend.membership import WeightCut, WeightPart
 from hpcdecode.model.frontend.shard import member_trace
 from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.frontend.weights import Weights, cut_pieces, weight_key
 from hpcdecode.model.run.bound_slice import together
 from hpcdecode.model.run.load import ModelPart, bound_weights
+from tests.support.mappings import resident_bytes
 from tests.support.models import Attention
 from tests.support.quantised import Stored, pair
 
@@ -117,19 +119,6 @@ def test_a_member_touches_its_part_of_the_file_alone(tmp_path):
     assert isinstance(part, Tensor) and part.sum().isfinite()
     assert any(part.data_ptr() in own for name, own in mapped_ranges() if name == file)
     assert 4 << 20 <= resident_bytes(part.data_ptr()) < 8 << 20  # and some that were read ahead
-
-
-def resident_bytes(address: int) -> int:
-    """Bytes in memory of the mapping that an address lies in."""
-    inside = False
-    with open("/proc/self/smaps") as maps:
-        for line in maps:
-            first = line.split(maxsplit=1)[0]
-            if "-" in first and ":" not in first:
-                inside = address in range(*(int(end, 16) for end in first.split("-")))
-            elif inside and first == "Rss:":
-                return int(line.split()[1]) << 10
-    raise AssertionError("not mapped")
 
 
 def test_a_part_of_another_shape_is_refused(checkpoint):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from hpcdecode.model.lower.instruction import TYPES
 from hpcdecode.system.memory import huge_zeros
 from tests.support.graphs import both_ways
 from tests.support.isas import OWN_GEMMS, use_isa
+from tests.support.mappings import about_mapping
 
 aten = torch.ops.aten
 KINDS = [
@@ -96,13 +96,7 @@ def test_a_row_does_not_depend_on_those_beside_it(use, threads, isa, dtype, out)
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the kernel has no huge pages")
 def test_packed_weights_lie_in_huge_pages():
     packed = packed_weights.pack([numbers(torch.bfloat16, 4096, 1024)])
-    flags = ""
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if span := re.match("([0-9a-f]+)-([0-9a-f]+) ", line):
-            inside = int(span[1], 16) <= packed.data_ptr() < int(span[2], 16)
-        elif inside and line.startswith("VmFlags:"):
-            flags = line
-    assert packed.data_ptr() % (2 << 20) == 0 and " hg" in flags
+    assert packed.data_ptr() % (2 << 20) == 0 and "hg" in about_mapping(packed.data_ptr())["VmFlags"].split()
 
 
 @pytest.mark.parametrize("nbytes", [4, 4096, (2 << 20) - 4, 2 << 20, (6 << 20) + 100])

@@ -11,7 +11,8 @@ from torch import Tensor, fx
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend import experts
 from hpcdecode.model.frontend.cache import cached_trace
-from hpcdecode.model.frontend.checkpoint import in_checkpoints, open_checkpoint
+from hpcdecode.model.frontend.checkpoint import open_checkpoint
+from hpcdecode.model.frontend.mapped import in_checkpoints
 from hpcdecode.model.frontend.meta import Meta
 from hpcdecode.model.frontend.operators import EXPERT_LINEAR
 from hpcdecode.model.frontend.shard import member_trace

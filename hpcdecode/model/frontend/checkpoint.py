@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import bisect
-import ctypes
-import mmap
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from hpcdecode.errors import UserError, first_line
 from hpcdecode.model.frontend.gguf.folder import gguf_files
+from hpcdecode.model.frontend.mapped import MappedFile
 from hpcdecode.model.frontend.tensors import CheckpointFile, StoredTensor
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -45,9 +44,7 @@ def open_checkpoint(path: Path, layers: int | None = None) -> dict[str, StoredTe
     tensors: dict[str, StoredTensor] = {}
     places = weight_map(path)
     for file in shard_files(path, places):
-        shard = open_shard(file)
-        own = (key for key in shard.keys() if places.get(key, file) == file)  # noqa: SIM118
-        tensors.update({key: StoredTensor(file, shard, key) for key in own})
+        tensors.update({key: own for key, own in stored_tensors(file).items() if places.get(key, file) == file})
     most = max((int(number) for key in tensors for number in NUMBER.findall(key)), default=None)
     if layers is not None and most is not None and most + 1 < layers:
         raise UserError(
@@ -111,6 +108,13 @@ def shard_files(path: Path, places: Mapping[str, Path]) -> list[Path]:
     return files
 
 
+def stored_tensors(file: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a safetensors file by key. Raise UserError as `open_shard` does."""
+    shard = open_shard(file)
+    mapped = MappedFile(file, shard, partial(some_address, shard))
+    return {key: StoredTensor(mapped, shard, key) for key in shard.keys()}  # noqa: SIM118
+
+
 def open_shard(file: Path) -> CheckpointFile:
     """Open a safetensors file and read its header. Raise UserError if it is truncated or another kind of file."""
     from safetensors import SafetensorError, safe_open
@@ -124,27 +128,7 @@ def open_shard(file: Path) -> CheckpointFile:
         ) from e
 
 
-def mapped_ranges() -> list[tuple[str, range]]:
-    """Return the files that this process has mapped into memory, with the addresses of each."""
-    with open("/proc/self/maps") as maps:
-        lines = [line.split(maxsplit=5) for line in maps if "/" in line]
-    spans = ([int(address, 16) for address in span.split("-")] for span, *_ in lines)
-    return [(line[5].rstrip(), range(*span)) for line, span in zip(lines, spans, strict=True)]
-
-
-def in_checkpoints(places: Mapping[int, int]) -> dict[int, int]:
-    """Return those of `places` whose addresses lie in safetensors files that this process has mapped."""
-    ranges = sorted((own.start, own.stop) for file, own in mapped_ranges() if file.endswith(".safetensors"))
-    stops = [stop for _, stop in ranges] + [0]
-    starts = [start for start, _ in ranges]
-    return {at: value for at, value in places.items() if at < stops[bisect.bisect_right(starts, at) - 1]}
-
-
-def forget_pages(shards: Iterable[Path]) -> None:
-    """Take the mapped files `shards` out of this process's memory. Pages that are used again are read again."""
-    files = {str(file.resolve()) for file in shards}
-    advise = ctypes.CDLL(None, use_errno=True).madvise
-    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    for file, addresses in mapped_ranges():
-        if file in files:
-            advise(addresses.start, len(addresses), mmap.MADV_DONTNEED)
+def some_address(shard: CheckpointFile) -> int | None:
+    """Return the address of a byte of a mapped safetensors file, or None if its tensors are empty."""
+    some = (shard.get_tensor(key) for key in shard.keys())  # noqa: SIM118
+    return next((tensor.data_ptr() for tensor in some if tensor.nbytes), None)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hpcdecode.errors import UserError
-from hpcdecode.model.frontend.checkpoint import open_shard
+from hpcdecode.model.frontend.checkpoint import stored_tensors
 from hpcdecode.model.frontend.config import read_json
 from hpcdecode.model.frontend.sources import Sources
 from hpcdecode.model.frontend.tensors import CheckpointTensor, StoredTensor
@@ -62,16 +62,16 @@ class MergedTensor:
     """A tensor of a checkpoint with an adapter's update.
 
     Attributes:
-        file: File that holds the tensor of the checkpoint.
+        mapped: File that holds the tensor of the checkpoint.
         dtype: Name of its dtype in safetensors: that of float32.
         shape: Its shape.
     """
 
-    __slots__ = ("_stored", "_update", "dtype", "file", "shape")
+    __slots__ = ("_stored", "_update", "dtype", "mapped", "shape")
 
     def __init__(self, stored: CheckpointTensor, update: LoraUpdate):
         self._stored, self._update = stored, update
-        self.file, self.dtype, self.shape = stored.file, "F32", stored.shape
+        self.mapped, self.dtype, self.shape = stored.mapped, "F32", stored.shape
 
     def __call__(self) -> Tensor:
         """Read the tensor and add the update, in float32."""
@@ -118,13 +118,12 @@ def read_updates(folder: Path) -> dict[str, LoraUpdate]:
     if not file.is_file():
         pickled = " (adapter_model.bin is pickled, which may run code: save it as safetensors)"
         raise refused(folder, f"{WEIGHTS}, got none{pickled if (folder / 'adapter_model.bin').exists() else ''}")
-    shard = open_shard(file)
     parts: dict[str, dict[str, StoredTensor]] = {}
-    for key in shard.keys():  # noqa: SIM118
+    for key, stored in stored_tensors(file).items():
         match = KEY.fullmatch(key)
         if match is None:
             raise refused(folder, f"tensors named {PREFIX}MODULE.lora_A.weight and .lora_B.weight, got {key!r:.200}")
-        parts.setdefault(match[1], {})[match[2]] = StoredTensor(file, shard, key)
+        parts.setdefault(match[1], {})[match[2]] = stored
     if not parts:
         raise refused(folder, f"an adapter with weights, got none in {WEIGHTS}")
     return {module: update_of(folder, stated, module, own) for module, own in parts.items()}

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
+
+from hpcdecode.model.frontend.mapped import MappedFile
 
 
 class CheckpointTensor(Protocol):
     """A tensor of a checkpoint, as it is stored or computed of others when it is read."""
 
     @property
-    def file(self) -> Path:
-        """Return the file that holds it."""
+    def mapped(self) -> MappedFile:
+        """Return the file that holds it, mapped into memory."""
 
     @property
     def dtype(self) -> str:
@@ -54,15 +55,15 @@ class StoredTensor:
     """A tensor of a safetensors file.
 
     Attributes:
-        file: File that holds it.
+        mapped: File that holds it.
         dtype: Name of its dtype in safetensors, such as BF16.
         shape: Its shape.
     """
 
-    __slots__ = ("_key", "_shard", "dtype", "file", "shape")
+    __slots__ = ("_key", "_shard", "dtype", "mapped", "shape")
 
-    def __init__(self, file: Path, shard: CheckpointFile, key: str):
-        self.file, self._shard, self._key = file, shard, key
+    def __init__(self, mapped: MappedFile, shard: CheckpointFile, key: str):
+        self.mapped, self._shard, self._key = mapped, shard, key
         about = shard.get_slice(key)
         self.dtype, self.shape = about.get_dtype(), tuple(about.get_shape())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -15,12 +15,13 @@ from hpcdecode.attention.base import isa
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.absorb import absorb
 from hpcdecode.model.frontend.cache import cached_sources, cached_trace
-from hpcdecode.model.frontend.checkpoint import forget_pages, holds_weights, open_checkpoint
+from hpcdecode.model.frontend.checkpoint import holds_weights, open_checkpoint
 from hpcdecode.model.frontend.choose import has_indexers, join_indexers, leave_out_indexers
 from hpcdecode.model.frontend.config import ModelFacts, config_file, stated_config, stated_dtype
 from hpcdecode.model.frontend.gguf.folder import gguf_files, model_folder
 from hpcdecode.model.frontend.gguf.tensors import GgufTensor, open_gguf
 from hpcdecode.model.frontend.lora import merged
+from hpcdecode.model.frontend.mapped import MappedFile
 from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.quantization.plain import DequantisedTensor, plain_tensors
 from hpcdecode.model.frontend.quantization.scheme import Scheme
@@ -155,10 +156,14 @@ def load_split(
         return SplitModel(parts, device, None)
     own_layers = stages_of(parts, part.pp)[part.pp_rank]
     tensors = tensors or open_plain(folder, layers, scheme, exact)
-    files = {stored.file for stored in tensors.values()}
     bound = bound_weights(folder, tensors, traced, own, device, scheme, lora)
-    forget = partial(forget_pages, files)
+    forget = partial(_forget_pages, {stored.mapped for stored in tensors.values()})
     return SplitModel(parts, device, bound, forget, quantised, inductor, memory, layers=own_layers)
+
+
+def _forget_pages(files: Iterable[MappedFile]) -> None:
+    for file in files:
+        file.forget_pages()
 
 
 def _tell_context(facts: ModelFacts, could: bool) -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, fx
 
 from hpcdecode.attention.shapes import MixerShape, RecurrentWeights
-from hpcdecode.model.frontend.checkpoint import in_checkpoints
 from hpcdecode.model.frontend.describe import Description, describe
+from hpcdecode.model.frontend.mapped import in_checkpoints
 from hpcdecode.model.frontend.membership import WeightKey
 from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.mixers import rows_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.gguf.header import GgufEntry, GgufHeader, read_header
 from hpcdecode.model.frontend.gguf.names import IN_CONFIG, SAME, Change, key_of, own_values, table_of
+from hpcdecode.model.frontend.mapped import MappedFile
 from hpcdecode.model.frontend.quantization.few_bits import BLOCKS, NOT_HELD, Held
 from hpcdecode.model.frontend.quantization.plain import ELEMENTS_AT_ONCE, NAMES, empty, on_threads
 from hpcdecode.model.frontend.stated import MOST
@@ -45,31 +47,31 @@ class GgufTensor:
     """A tensor of a GGUF file, or one expert's matrix of it.
 
     Args:
-        header: Header of the file.
-        data: Content of the file, uint8.
+        mapped: The file.
+        data: Its content, uint8.
         entry: The tensor.
         change: What differs from the tensor of the checkpoint.
         dtype: Dtype that it is rounded to.
         expert: Number of the expert, or None for the whole tensor.
 
     Attributes:
-        file: File that holds it.
+        mapped: File that holds it.
         dtype: Name of its dtype in safetensors.
         shape: Its shape.
     """
 
-    __slots__ = ("_change", "_columns", "_kind", "_rows", "_stored", "_torch_dtype", "dtype", "file", "shape")
+    __slots__ = ("_change", "_columns", "_kind", "_rows", "_stored", "_torch_dtype", "dtype", "mapped", "shape")
 
     def __init__(
         self,
-        header: GgufHeader,
+        mapped: MappedFile,
         data: np.ndarray[Any, Any],
         entry: GgufEntry,
         change: Change,
         dtype: torch.dtype,
         expert: int | None = None,
     ):
-        self.file, self._change, self._torch_dtype, self.dtype = header.file, change, dtype, NAMES[dtype]
+        self.mapped, self._change, self._torch_dtype, self.dtype = mapped, change, dtype, NAMES[dtype]
         self._kind, self._columns = entry.type, entry.shape[-1]
         first, nbytes, self._stored = entry.first, entry.nbytes, entry.shape
         if expert is not None:
@@ -80,7 +82,7 @@ class GgufTensor:
         self.shape = self._stored[::-1] if change.transposed else (1, *self._stored) if change.row else self._stored
         if change.heads and (change.heads < 0 or self._stored[0] % (2 * change.heads)):
             raise UserError(
-                f"{self.file}: tensor {entry.name!r}: expected an even number of rows for each of {change.heads} "
+                f"{mapped.file}: tensor {entry.name!r}: expected an even number of rows for each of {change.heads} "
                 f"heads, got {self._stored[0]}; copy the file again"
             )
 
@@ -168,6 +170,7 @@ def open_gguf(files: Sequence[Path], dtype: torch.dtype) -> dict[str, Checkpoint
     values, found = own_values(headers[0], architecture), dict[str, CheckpointTensor]()
     for header in headers:
         data = np.memmap(header.file, mode="c")  # torch takes no memory that cannot be written to
+        mapped = MappedFile(header.file, data, partial(getattr, data.ctypes, "data"))
         for name, entry in header.tensors.items():
             if IN_CONFIG.fullmatch(name):
                 continue
@@ -176,7 +179,7 @@ def open_gguf(files: Sequence[Path], dtype: torch.dtype) -> dict[str, Checkpoint
                 raise UserError(f"{header.file}: tensor {name!r:.100} is not one of the architecture {architecture!r}")
             for own, expert in keys_of(key, entry):
                 change = SAME if expert is not None else table.change(name, values)
-                found[own] = GgufTensor(header, data, entry, change, dtype, expert)
+                found[own] = GgufTensor(mapped, data, entry, change, dtype, expert)
     return found
 
 

@@ -33,7 +33,7 @@ class DequantisedTensor:
         dtype: Dtype that it is rounded to.
 
     Attributes:
-        file: File that holds its codes.
+        mapped: File that holds its codes.
         dtype: Name of its dtype in safetensors.
         shape: Its shape.
 
@@ -41,11 +41,11 @@ class DequantisedTensor:
         UserError: If shapes or dtypes of the tensors do not fit together.
     """
 
-    __slots__ = ("_form", "_key", "_parts", "_torch_dtype", "dtype", "file", "shape")
+    __slots__ = ("_form", "_key", "_parts", "_torch_dtype", "dtype", "mapped", "shape")
 
     def __init__(self, key: str, form: WeightFormat, parts: Mapping[str, CheckpointTensor], dtype: torch.dtype):
         self._key, self._form, self._parts, self._torch_dtype = key, form, parts, dtype
-        self.file, self.dtype = parts["codes"].file, NAMES[dtype]
+        self.mapped, self.dtype = parts["codes"].mapped, NAMES[dtype]
         try:
             self.shape = form.shape(parts)
         except WrongTensorsError as e:
@@ -113,7 +113,9 @@ class DequantisedTensor:
         return matrix
 
     def _wrong(self, error: WrongTensorsError) -> UserError:
-        return UserError(f"{self.file}: weight {self._key!r} ({self._form.name}): {error}; copy the checkpoint again")
+        return UserError(
+            f"{self.mapped.file}: weight {self._key!r} ({self._form.name}): {error}; copy the checkpoint again"
+        )
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -170,7 +172,7 @@ def plain_tensors(
             for part in parts.values():
                 left.pop(part, None)
             if name in left or name in weights:
-                raise UserError(f"{codes.file}: expected one weight {name!r}, got a quantised one and another")
+                raise UserError(f"{codes.mapped.file}: expected one weight {name!r}, got a quantised one and another")
             weights[name] = DequantisedTensor(name, form, {role: tensors[k] for role, k in parts.items()}, dtype)
     modules = {key.rpartition(".")[0] for key in weights}
     for key in list(left):
@@ -200,7 +202,7 @@ def gathered(key: str, form: WeightFormat, tensors: Mapping[str, CheckpointTenso
         if len(there) > 1 or (not there and role in form.needed):
             came = "both" if there else "none"
             raise UserError(
-                f"{tensors[key].file}: weight {name!r} ({form.name}): expected a tensor "
+                f"{tensors[key].mapped.file}: weight {name!r} ({form.name}): expected a tensor "
                 f"{' or '.join(map(repr, names))} beside it, got {came}; copy the checkpoint again"
             )
         if there:

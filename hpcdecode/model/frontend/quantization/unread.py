@@ -41,12 +41,15 @@ def refuse_unread(
     states = "nothing states that" if scheme is None else f"{scheme.file.name} states {scheme.name} only"
     for key in sorted(tensors.keys() - used.keys()):
         module, _, name = key.rpartition(".")
+        file = tensors[key].mapped.file
         if CODES.fullmatch(name) or ((module in modules or scheme is not None) and SCALES.fullmatch(name)):
-            raise refused(tensors[key].file, f"tensor {key!r}, which is named as quantisation data ({states})")
+            raise refused(file, f"tensor {key!r}, which is named as quantisation data ({states})")
         if scheme is not None and name == "bias" and module in modules and bool(tensors[key]().any()):
-            raise refused(tensors[key].file, f"a bias {key!r}, which the model does not have")  # zeros are left out
+            raise refused(
+                tensors[key].mapped.file, f"a bias {key!r}, which the model does not have"
+            )  # zeros are left out
     dtypes = {sources.ties.get(name, name): about.dtype for name, about in wanted.items()}
     for key, name in used.items():
         stored = tensors[key].dtype
         if stored not in FLOATS and dtypes.get(name, torch.float32).is_floating_point:
-            raise refused(tensors[key].file, f"tensor {key!r} in {stored} ({states})")
+            raise refused(tensors[key].mapped.file, f"tensor {key!r} in {stored} ({states})")
