@@ -177,7 +177,7 @@ def test_a_complete_job_of_all_rows_is_complete_for_any_limit(path):
     assert all(find_earlier(path, IDENTITY, overwrite=False, limit=n).complete for n in (1, 2, 3, None))
 
 
-@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("links", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_rows_of_a_complete_file_are_in_the_output_at_every_moment(path, links, monkeypatch):
     """Killed at any change of the disk, and started again: no row is ever missing, and none comes twice."""
     if not links:

@@ -39,7 +39,7 @@ def test_logits_by_other_instructions(isa, tmp_path, monkeypatch):
     assert logits_difference(load_split(tmp_path, dtype="float32"), whole) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gpt2", "phi3", "olmoe"])
+@pytest.mark.parametrize("name", ["gemma2", "gpt2", "olmoe"])
 def test_what_is_no_smaller_stays_as_it_is(name):
     made = trace(tiny(name), torch.float32)
     before = str(made.graph)
@@ -88,8 +88,7 @@ def squared(graph: fx.Graph, up: fx.Node) -> None:
     made.args = (up, up)
 
 
-@pytest.mark.parametrize("members", [1, 2, 4])
-@pytest.mark.parametrize("name", ["deepseek_v2", "glm4_moe_lite"])
+@pytest.mark.parametrize(("name", "members"), [("deepseek_v2", 2), ("glm4_moe_lite", 4)])
 def test_members_attend_over_the_latent_each_with_its_heads(name, members):
     whole = trace(tiny(name), torch.float32)
     weights, ids = random_weights(whole), torch.randint(2, VOCAB, (12,), generator=torch.manual_seed(1))
