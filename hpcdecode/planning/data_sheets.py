@@ -11,7 +11,6 @@ from hpcdecode.attention.shapes import MixerShape
 from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.group_shape import ONE, stage_shares
 from hpcdecode.planning.hardware import (
-    BANDWIDTH_EFFICIENCY,
     COMPUTE_EFFICIENCY,
     NODE_LATENCY,
     VECTOR_EFFICIENCY,
@@ -44,12 +43,13 @@ def of_devices(
 ) -> Cost:
     """Return the cost by data sheets.
 
-    T(B) = max(2*A*B / FLOP/s, e*W(B) / (bytes/s)): the linear part has 2*A*B FLOP and reads e*W(B) bytes of weights,
-    where A = W(B) = N but for mixtures of experts. Lamina also counts e*B*d bytes of activations, which are left out
-    here. `_r_seconds` has R. A pair of query and key takes 4*L*d FLOP (FluidInfer: 4*l^2*d a layer for a prompt of l
-    tokens), or those of attention over latents. A token on the wire takes (2 + 2/G)*e*d bytes a layer (Lamina: 4*e*d,
-    for G = 1), or the rows of other layers (`layer_work.wire_columns`).
-    FLOP/s and bytes/s are the peaks times COMPUTE_EFFICIENCY and BANDWIDTH_EFFICIENCY.
+    T(B) is by the device's curve of 2*A*B / FLOP/s and e*W(B) / (bytes/s), by default the longer: the linear part has
+    2*A*B FLOP and reads e*W(B) bytes of weights, where A = W(B) = N but for mixtures of experts. Lamina also counts
+    e*B*d bytes of activations, which are left out here. `_r_seconds` has R. A pair of query and key takes 4*L*d FLOP
+    (FluidInfer: 4*l^2*d a layer for a prompt of l tokens), or those of attention over latents. A token on the wire
+    takes (2 + 2/G)*e*d bytes a layer (Lamina: 4*e*d, for G = 1), or the rows of other layers
+    (`layer_work.wire_columns`). FLOP/s and bytes/s are the peaks times the shares of the curve; for attention they are
+    times COMPUTE_EFFICIENCY and cache_share.
 
     A member of a group of `tp` S-ranks a stage has 1 / tp of the weights and heads, as its R-ranks have.
 
@@ -64,6 +64,7 @@ def of_devices(
     """
     tp, network = shape.tp, LinkSpeed(link_bytes_per_second, message_latency_seconds)
     within = _all_reduce_seconds_per_token(size, s.count, s.link_bytes_per_second)
+    sums = 2 * size.layers * s.curve.sum_seconds * (s.count > 1)
     layers = of_member(size.shapes, tp)
     attention = _r_seconds(layers, kv_dtype, r)
     return with_links(
@@ -71,7 +72,9 @@ def of_devices(
             layers=size.layers,
             slice_tokens=TOKEN_COUNTS,
             slice_seconds=[
-                _linear_seconds(size.active_weights() / tp, size.read_weights(tokens) / tp, tokens, s) + within * tokens
+                _linear_seconds(size.active_weights() / tp, size.read_weights(tokens) / tp, tokens, s)
+                + within * tokens
+                + sums
                 for tokens in TOKEN_COUNTS
             ],
             logits_tokens=TOKEN_COUNTS,
@@ -116,7 +119,7 @@ def _r_seconds(layers: Sequence[MixerShape], kv_dtype: str, r: Device) -> _RSeco
     flop_per_second, floats_per_second, bytes_per_second = (
         r.flop_per_second * COMPUTE_EFFICIENCY,
         r.vector_flop_per_second * VECTOR_EFFICIENCY,
-        r.bytes_per_second * BANDWIDTH_EFFICIENCY,
+        r.bytes_per_second * r.cache_share,
     )
     recurrence = state_flop(layers) / floats_per_second
     return _RSeconds(
@@ -191,10 +194,8 @@ def _handed_on_bytes(size: ModelSize, shape: GroupShape) -> float:
 
 
 def _linear_seconds(multiplied: float, read: float, tokens: int, s: Device) -> float:
-    """Return max(2*A*B / FLOP/s, e*W / (bytes/s)) of A weights that are multiplied and W that are read (Lamina)."""
-    flop_per_second = s.flop_per_second * COMPUTE_EFFICIENCY
-    bytes_per_second = s.bytes_per_second * BANDWIDTH_EFFICIENCY
-    return max(2 * multiplied * tokens / flop_per_second, ELEMENT_BYTES * read / bytes_per_second)
+    """Return T by the curve of 2*A*B / FLOP/s and e*W / (bytes/s), of A weights multiplied and W read (Lamina)."""
+    return s.curve.seconds(2 * multiplied * tokens / s.flop_per_second, ELEMENT_BYTES * read / s.bytes_per_second)
 
 
 def _all_reduce_seconds_per_token(size: ModelSize, count: int, bytes_per_second: float) -> float:

@@ -1,7 +1,7 @@
 """What devices can do by their data sheets, for planning without them.
 
 Peaks are what the makers print. Of these a job is assumed to reach COMPUTE_EFFICIENCY and BANDWIDTH_EFFICIENCY. Both
-are assumptions; a profile replaces them with measurements.
+are assumptions; a profile replaces them with measurements. Where a source says how T(B) grows, a device has a curve.
 """
 
 from __future__ import annotations
@@ -31,6 +31,45 @@ class LinkSpeed(NamedTuple):
 
 
 @dataclass(frozen=True)
+class EfficiencyCurve:
+    """How long token-wise layers take, by their FLOP and by the weights that they read.
+
+    Attributes:
+        flop_share: Share of the peak FLOP/s that products of many tokens reach.
+        weight_share: Share of the peak bytes/s that reading weights for few tokens reaches.
+        power: p of `seconds`; infinite for the longer of the two.
+        sum_seconds: Seconds of one sum of several devices that compute as one, beyond its bytes.
+        source: Where the figures are from.
+    """
+
+    flop_share: float
+    weight_share: float
+    power: float
+    sum_seconds: float
+    source: str
+
+    def seconds(self, flop_seconds: float, byte_seconds: float) -> float:
+        """Return (f^p + b^p)^(1/p), where f and b are both arguments over their shares.
+
+        Args:
+            flop_seconds: Of the FLOP at the peak.
+            byte_seconds: Of reading the weights at the peak.
+        """
+        flop, read = flop_seconds / self.flop_share, byte_seconds / self.weight_share
+        longer = max(flop, read)
+        if self.power == float("inf") or not longer:
+            return longer
+        seconds: float = longer * (1 + (min(flop, read) / longer) ** self.power) ** (1 / self.power)
+        return seconds
+
+
+ROOFLINE = EfficiencyCurve(COMPUTE_EFFICIENCY, BANDWIDTH_EFFICIENCY, float("inf"), 0.0, "assumed")
+LAMINA_A100 = EfficiencyCurve(
+    0.54, 0.35, 2.0, 80e-6, "tuned: fitted to the 12 cells of table 3 of Lamina (Chen et al. 2024), worst 7.2 %"
+)
+
+
+@dataclass(frozen=True)
 class Device:
     """A device, or several that compute as one; then all figures but `link_bytes_per_second` are those of all.
 
@@ -45,6 +84,8 @@ class Device:
         count: Number of devices.
         in_a_node: Devices of a node, which that link connects.
         float_flop_per_second: Of float32 vectors, as recurrent states take them; None for flop_per_second.
+        curve: What token-wise layers reach of the peaks.
+        cache_share: Share of bytes_per_second that reading the KV cache reaches.
     """
 
     name: str
@@ -57,6 +98,8 @@ class Device:
     count: int = 1
     in_a_node: int = 8
     float_flop_per_second: float | None = None
+    curve: EfficiencyCurve = ROOFLINE
+    cache_share: float = BANDWIDTH_EFFICIENCY
 
     @property
     def is_host(self) -> bool:
@@ -71,6 +114,9 @@ class Device:
 
 _PCIE4, _PCIE5 = 31.5e9, 63e9  # 16 lanes of 16 or 32 GT/s, 128b/130b, one way
 _DDR = "channels x 8 bytes x transfer rate, two sockets"
+_HBM = "4 of HBM2e a socket, each 1,024 bits x 3.2 GT/s, used as the only memory; Intel prints no bandwidth"
+_CZ120 = "8 Micron CZ120 (2023): 256 GB and 36 GB/s each by the maker's measurement, read by a node of epyc-9004"
+_CMM_B = "Samsung CMM-B (2024): a pool of up to 24 TB, 60 GB/s; read by a node of epyc-9004"
 
 
 def _sockets(
@@ -97,26 +143,60 @@ def _sockets(
         bytes_per_second: Of both sockets.
         vector: FLOP of float32 vectors, of a core and cycle; 0 for those of products.
     """
-    source = f"two of {processor}: {cores} cores x {hertz / 1e9:g} GHz x {flop} FLOP of {kind}; {_DDR}: {memory}"
+    channels = memory if "HBM" in memory else f"{_DDR}: {memory}"
+    source = f"two of {processor}: {cores} cores x {hertz / 1e9:g} GHz x {flop} FLOP of {kind}; {channels}"
     floats = 2 * cores * hertz * vector if vector else None
     return Device(name, 2 * cores * hertz * flop, bytes_per_second, None, source, float_flop_per_second=floats)
 
+
+def _memory_of(host: Device, name: str, bytes_per_second: float, memory_bytes: float, source: str) -> Device:
+    """Return a host whose KV cache lies in another memory than its own."""
+    return replace(host, name=name, bytes_per_second=bytes_per_second, memory_bytes=memory_bytes, source=source)
+
+
+_EPYC_9004 = _sockets("epyc-9004", "AMD EPYC 9654", 96, 2.4e9, 64, "bfloat16, AVX-512", "12 of DDR5-4800", 921.6e9, 32)
+_XEON_MAX = _sockets("xeon-max", "Intel Xeon Max 9480", 56, 1.9e9, 1024, "bfloat16, AMX", _HBM, 3276.8e9, 64)
 
 DEVICES = {
     d.name: d
     for d in (
         Device("a10", 125e12, 600e9, 24e9, "NVIDIA A10 data sheet (2021)", _PCIE4, _PCIE4),
         Device("a100", 312e12, 2039e9, 80e9, "NVIDIA A100 80GB SXM data sheet (2021)", 300e9, _PCIE4),
+        Device("a100-40g", 312e12, 1555e9, 40e9, "NVIDIA A100 40GB SXM data sheet (2020)", 300e9, _PCIE4),
+        Device(
+            "a100-pcie",
+            312e12,
+            1935e9,
+            80e9,
+            "NVIDIA A100 80GB PCIe data sheet (2021), no NVLink bridge",
+            _PCIE4,
+            _PCIE4,
+            curve=LAMINA_A100,
+        ),
         Device("h100", 989e12, 3350e9, 80e9, "NVIDIA H100 SXM data sheet (2023), without sparsity", 450e9, _PCIE5),
         Device("h200", 989e12, 4800e9, 141e9, "NVIDIA H200 SXM data sheet (2024), without sparsity", 450e9, _PCIE5),
         Device(
             "rtx3090", 71e12, 936e9, 24e9, "NVIDIA Ampere GA102 white paper, dense, FP32 accumulate", _PCIE4, _PCIE4
         ),
         Device("rtx4090", 165.2e12, 1008e9, 24e9, "NVIDIA Ada white paper, dense, FP32 accumulate", _PCIE4, _PCIE4),
+        Device("rtx4080", 97.5e12, 716.8e9, 16e9, "NVIDIA Ada white paper, dense, FP32 accumulate", _PCIE4, _PCIE4),
+        Device("rx7900xtx", 122.8e12, 960e9, 24e9, "AMD RX 7900 XTX specifications (2022), half", _PCIE4, _PCIE4),
+        Device(
+            "arc-a770",
+            137.6e12,
+            560e9,
+            16e9,
+            "Intel Arc A770 16GB (2022): 32 Xe-cores x 16 XMX x 128 FLOP of bfloat16 x 2.1 GHz",
+            _PCIE4,
+            _PCIE4,
+        ),
         _sockets("epyc-7003", "AMD EPYC 7763", 64, 2.45e9, 32, "float32, AVX2", "8 of DDR4-3200", 409.6e9),
-        _sockets("epyc-9004", "AMD EPYC 9654", 96, 2.4e9, 64, "bfloat16, AVX-512", "12 of DDR5-4800", 921.6e9, 32),
+        _EPYC_9004,
         _sockets("xeon-gen3", "Intel Xeon 8380", 40, 2.3e9, 64, "float32, AVX-512", "8 of DDR4-3200", 409.6e9),
         _sockets("xeon-gen4", "Intel Xeon 8480+", 56, 2.0e9, 1024, "bfloat16, AMX", "8 of DDR5-4800", 614.4e9, 64),
+        replace(_XEON_MAX, memory_bytes=128e9),
+        _memory_of(_EPYC_9004, "cxl-cz120", 8 * 36e9, 8 * 256e9, _CZ120),
+        _memory_of(_EPYC_9004, "cxl-pool", 60e9, 24e12, _CMM_B),
     )
 }
 

@@ -77,8 +77,8 @@ def of_device(size: ModelSize, device: Device, kv_dtype: str = "bfloat16") -> Se
     Raises:
         UserError: If the weights leave no room for a KV cache.
     """
-    if device.memory_bytes is None:
-        raise UserError(f"S device: expected one with a memory of its own, got {device.name}")
+    if device.memory_bytes is None or device.is_host:
+        raise UserError(f"S device: expected an accelerator with a memory of its own, got {device.name}")
     unit = KvUnit.of(size.shapes, kv_dtype)
     capacity = unit.capacity(MEMORY * device.memory_bytes - size.weight_bytes)
     if capacity < 1:
