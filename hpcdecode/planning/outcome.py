@@ -40,7 +40,9 @@ class SimulationOutcome(msgspec.Struct, frozen=True):
         preemptions: How often a simulated server took the memory of a running request.
         recomputed: Tokens whose K and V a server computed again.
         swapped: Tokens whose K and V a server moved between device and host.
-        gaps: Between two tokens of a row, as seconds of steps; none of simulated servers.
+        gaps: Between two tokens of a row; of groups they are the seconds of steps.
+        largest_gap: Most seconds between two tokens of every row (FluidInfer's latency bound), float64 [rows]; NaN for
+            rows of one token and refused rows, empty of groups.
     """
 
     seconds: float
@@ -57,6 +59,13 @@ class SimulationOutcome(msgspec.Struct, frozen=True):
     recomputed: int = 0
     swapped: int = 0
     gaps: Gaps = msgspec.field(default_factory=lambda: Gaps())
+    largest_gap: NDArray[np.float64] = msgspec.field(default_factory=lambda: np.empty(0))
+
+    @property
+    def latency_bound(self) -> float:
+        """Return the mean over rows of the largest gap between two tokens (FluidInfer); NaN if it is not known."""
+        known = self.largest_gap[np.isfinite(self.largest_gap)]
+        return float(known.mean()) if len(known) else float("nan")
 
     @property
     def tokens_per_second(self) -> float:
@@ -135,12 +144,14 @@ class Figures(TypedDict):
     swapped_tokens: int
     latency_seconds: dict[str, float]
     gap_seconds: dict[str, float]
+    latency_bound_seconds: dict[str, float]
     load: list[tuple[float, int]]
 
 
 def figures(outcome: SimulationOutcome) -> Figures:
     """Return the figures of an outcome; `s_busy` and `r_busy` are shares of the time."""
     done = outcome.latency[np.isfinite(outcome.latency)]
+    bounds = outcome.largest_gap[np.isfinite(outcome.largest_gap)]
     return {
         "rows": outcome.rows,
         "refused": outcome.refused,
@@ -156,6 +167,7 @@ def figures(outcome: SimulationOutcome) -> Figures:
         "swapped_tokens": outcome.swapped,
         "latency_seconds": {f"p{q}": float(np.percentile(done, q)) for q in _QUANTILES} if len(done) else {},
         "gap_seconds": outcome.gaps.quantiles(),
+        "latency_bound_seconds": {"mean": float(bounds.mean()), "max": float(bounds.max())} if len(bounds) else {},
         "load": outcome.load,
     }
 
@@ -167,6 +179,7 @@ def text(outcome: SimulationOutcome) -> str:
     rows = [(name.replace("_", " "), _shown(value)) for name, value in values.items() if value or name not in _RARE]
     rows += [(f"latency {quantile}", f"{_shown(s)} s") for quantile, s in found["latency_seconds"].items()]
     rows += [(f"gap of two tokens {quantile}", f"{_shown(s)} s") for quantile, s in found["gap_seconds"].items()]
+    rows += [(f"latency bound {what}", f"{_shown(s)} s") for what, s in found["latency_bound_seconds"].items()]
     return table(("", ""), rows).strip()
 
 

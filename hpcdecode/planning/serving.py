@@ -7,6 +7,7 @@ swapped crosses to or from the host meanwhile.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from hpcdecode.planning.hardware import Device
 from hpcdecode.planning.kv_unit import KvUnit
 from hpcdecode.planning.lengths import Lengths
 from hpcdecode.planning.model_size import ModelSize
-from hpcdecode.planning.outcome import LoadHistory, SimulationOutcome
+from hpcdecode.planning.outcome import Gaps, LoadHistory, SimulationOutcome
 from hpcdecode.planning.servers import SERVING
 from hpcdecode.planning.servers.base import (
     Iteration,
@@ -109,6 +110,8 @@ class _Run:
         self.active = 0  # requests that have arrived and not ended
         self.load = LoadHistory()
         self.latency = np.full(len(lengths), np.nan)
+        self.gaps, self.largest_gap = Gaps(), np.full(len(lengths), np.nan)
+        self._sampled_at: dict[int, float] = {}  # by row, when its latest token came
         self._new: list[int] = lengths.new.tolist()
         self._arrival: list[float] = lengths.arrival.tolist()
         self._next = 0
@@ -158,9 +161,17 @@ class _Run:
     def _sample(self, sampled: Sequence[ServedRequest]) -> None:
         """Give every request its next token, and end those that have their last."""
         self.tokens += len(sampled)
+        gaps = Counter(self.clock - self._sampled_at[r.row] for r in sampled if r.generated)
+        for gap, count in gaps.items():
+            self.gaps.add(gap, count)
         for request in sampled:
+            if request.generated:
+                gap = self.clock - self._sampled_at[request.row]
+                self.largest_gap[request.row] = np.fmax(self.largest_gap[request.row], gap)
+            self._sampled_at[request.row] = self.clock
             request.generated += 1
             if request.generated == self._new[request.row]:
+                del self._sampled_at[request.row]
                 self.policy.finish(request)
                 self.active -= 1
                 self.latency[request.row] = self.clock - request.arrival
@@ -198,4 +209,6 @@ def serve(server: Server, schedule: str, limits: ServerLimits, lengths: Lengths)
         preemptions=run.policy.preemptions,
         recomputed=run.policy.recomputed,
         swapped=run.swapped,
+        gaps=run.gaps,
+        largest_gap=run.largest_gap,
     )

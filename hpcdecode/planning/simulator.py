@@ -206,4 +206,5 @@ def sharded(run: Callable[[Lengths], SimulationOutcome], lengths: Lengths, shard
         recomputed=sum(p.recomputed for p in parts),
         swapped=sum(p.swapped for p in parts),
         gaps=Gaps.of(p.gaps for p in parts),
+        largest_gap=np.concatenate([p.largest_gap for p in parts]),
     )

@@ -11,13 +11,18 @@ from hpcdecode.report.plot import canvas, save
 from hpcdecode.report.text import table
 
 
-def drawn(default: str, draw: Callable[[ModuleType], Any]) -> None:
-    """Save the figure that `draw` makes with pyplot to the file that -o names, or to `default`."""
+def flags(default: str) -> argparse.ArgumentParser:
+    """Return a parser with -o, the picture, which is `default` if it is not given."""
     parser = argparse.ArgumentParser()
     parser.add_argument("-o", "--output", default=default, metavar="FILE.png", help="(%(default)s)")
-    path, pyplot = parser.parse_args().output, canvas()
+    return parser
+
+
+def drawn(path: str, draw: Callable[[ModuleType], Any]) -> None:
+    """Save the figure that `draw` makes with pyplot."""
+    pyplot = canvas()
     save(pyplot, draw(pyplot), path)
-    print(path)
+    print(path, end="\n\n")
 
 
 def show(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -1,6 +1,6 @@
 """Lamina (Chen et al. 2024): the wire between the S device and its attention devices, and tokens per dollar.
 
-python jobs/figures/lamina.py [-o lamina.png]; docs/reproductions.md says what is assumed and what comes out.
+python jobs/figures/lamina.py [--paper] [-o lamina.png]; docs/reproductions.md says what is assumed and what comes out.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import lamina_paper
 import numpy as np
-from figure import drawn, show
+from figure import drawn, flags, show
 from shapes import SHAPES
 
 from hpcdecode.planning.data_sheets import of_devices
@@ -24,7 +25,7 @@ S_DEVICES = ("h100", "2xh100", "4xh100", "8xh100")
 R_DEVICE = "rtx3090"
 CONTEXT = 512  # tokens of every sequence
 BATCHES = (16, 32, 64, 128, 256, 512)
-LINK, LATENCY = 400e9 / 8, 33e-6  # 400 Gbit/s; half of a round trip of 67 us
+NIC, EXCHANGE = 200e9 / 8, 33e-6  # 200 Gbit/s, one for each device; seconds there and back
 MOST = 64  # attention devices
 # Dollars an hour on demand: RunPod, as listed by deploybase.ai on March 10, 2026
 PRICES = {"h100": 4.76, "a100": 2.45, "rtx4090": 0.60, "rtx3090": 0.39}
@@ -85,7 +86,7 @@ def split(size: ModelSize) -> Setting:
 
 def _split(size: ModelSize, s: Device) -> Iterator[Setting]:
     r = device(R_DEVICE)
-    cost = of_devices(size, s, r, LINK, LATENCY)
+    cost = of_devices(size, s, r, s.count * NIC, EXCHANGE / 2)
     for devices in range(1, MOST + 1):
         sequences = int(devices * MEMORY * r.memory_bytes / size.kv_bytes_per_token() / CONTEXT)
         for batch in range(16, min(sequences, 2048) + 1, 16):
@@ -144,8 +145,15 @@ def draw(pyplot: ModuleType, found: dict[str, Gains]) -> Any:
 
 def main() -> None:
     """Save the picture and print the tables."""
+    parser = flags("lamina.png")
+    parser.add_argument("--paper", action="store_true", help="by the paper's devices and prices")
+    options = parser.parse_args()
+    if options.paper:
+        drawn(options.output, lamina_paper.draw)
+        lamina_paper.report()
+        return
     found = gains()
-    drawn("lamina.png", lambda pyplot: draw(pyplot, found))
+    drawn(options.output, lambda pyplot: draw(pyplot, found))
     show(
         ("GB/s of an H100", *(f"B = {b}" for b in BATCHES)),
         [(name, *(least_link(SHAPES[name], device("h100"), b) / 1e9 for b in BATCHES)) for name in MODELS],

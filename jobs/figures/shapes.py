@@ -21,6 +21,11 @@ def opt(layers: int, hidden: int) -> ModelSize:
     return _decoder(layers, hidden, 4 * hidden, 50_272, False)
 
 
+def paper(layers: int, hidden: int, weights: float) -> ModelSize:
+    """Return a model of as many weights as a paper states, its embedding not counted apart."""
+    return ModelSize.alike(layers, int(weights), 0, hidden, hidden, hidden)
+
+
 SHAPES = {
     "llama-7b": llama(32, 4096, 11008),
     "llama-13b": llama(40, 5120, 13824),
@@ -31,4 +36,8 @@ SHAPES = {
     "opt-6.7b": opt(32, 4096),
     "opt-66b": opt(64, 9216),
     "opt-175b": opt(96, 12288),
+    "lamina-13b": paper(40, 5120, 13e9),  # table 2
+    "lamina-33b": paper(60, 6656, 64.6e9 / 2),  # table 4, of bfloat16
+    "lamina-65b": paper(80, 8192, 65.2e9),  # Touvron et al. 2023
 }
+LAMINA = {"13B": "lamina-13b", "33B": "lamina-33b", "65B": "lamina-65b"}

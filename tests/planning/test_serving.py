@@ -14,7 +14,7 @@ from hpcdecode.planning.hardware import DEVICES, device
 from hpcdecode.planning.model_size import ModelSize
 from hpcdecode.planning.servers import SERVING
 from hpcdecode.planning.servers.base import KvBlocks, ServedRequest, ServerLimits
-from hpcdecode.planning.servers.fluid import packed
+from hpcdecode.planning.servers.packing import packed
 from hpcdecode.planning.serving import Server, of_device, serve
 
 COST = Cost(2, [1, 512], [1e-3, 2e-3], [1, 512], [1e-4, 2e-4], 1e-6, 0.0, 1e-8, 0.0, 0.0)
@@ -32,9 +32,9 @@ SIZE = ModelSize.alike(
 class Device:
     """Runs a schedule for requests (arrival, prompt, new, most), and looks at its memory in every iteration."""
 
-    def __init__(self, schedule, rows, tokens, block=4, seqs=6, batched=64):
+    def __init__(self, schedule, rows, tokens, block=4, seqs=6, batched=64, swap_space=float("inf")):
         self.memory = KvBlocks(tokens, block)
-        self.policy = SERVING[schedule](ServerLimits(seqs, batched), self.memory, SERVER)
+        self.policy = SERVING[schedule](ServerLimits(seqs, batched, swap_space), self.memory, SERVER)
         self.requests = [ServedRequest(i, p, most, float(at)) for i, (at, p, _, most) in enumerate(rows)]
         self.new = [new for _, _, new, _ in rows]
         self.refused, self.ended = [], []
@@ -68,6 +68,10 @@ class Device:
             assert sorted((r.row, n) for p in iteration.packs for r, n in p) == sorted(
                 (r.row, n) for r, n in iteration.work
             )
+        if self.cycling():
+            blocks = [[self.memory.blocks(r.length) for r, _ in pack] for pack in iteration.packs]
+            assert all(sum(each) <= self.policy.room or len(each) == 1 for each in blocks)
+            assert iteration.swapped >= sum(r.cached + n for r, n in iteration.work)
         ended = 0
         for request, count in iteration.work:
             assert 1 <= count <= request.left
@@ -85,8 +89,13 @@ class Device:
     def check(self, iteration):
         held = sum(r.blocks for r in self.requests)
         assert held + self.memory.free == self.memory.total and self.memory.free >= 0
-        assert all(r.cached <= r.blocks * self.memory.block_tokens for r, _ in iteration.work if r not in self.ended)
+        held_by = [r for r, _ in iteration.work if r not in self.ended]
+        assert all(r.cached <= r.blocks * self.memory.block_tokens or self.cycling() for r in held_by)
         assert all(r.blocks == 0 for r in self.ended)
+
+    def cycling(self):
+        """Return whether groups take turns on the device, so that none of them stays there."""
+        return getattr(self.policy, "cycling", False)
 
 
 ROWS = st.lists(
@@ -95,9 +104,14 @@ ROWS = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
-@given(rows=ROWS, schedule=st.sampled_from(sorted(SERVING)), tokens=st.integers(40, 400))
-def test_memory_is_never_exceeded_and_every_request_runs_exactly_its_tokens(rows, schedule, tokens):
-    found = Device(schedule, rows, tokens).run()
+@given(
+    rows=ROWS,
+    schedule=st.sampled_from(sorted(SERVING)),
+    tokens=st.integers(40, 400),
+    swap_space=st.sampled_from([0.0, 100.0, float("inf")]),
+)
+def test_memory_is_never_exceeded_and_every_request_runs_exactly_its_tokens(rows, schedule, tokens, swap_space):
+    found = Device(schedule, rows, tokens, swap_space=swap_space).run()
     assert len(found.ended) + len(found.refused) == len(rows)
     assert all(r.generated == found.new[r.row] for r in found.ended)
     assert found.memory.free == found.memory.total and not found.policy.running
@@ -155,7 +169,7 @@ def test_mlfq_lets_the_short_overtake_the_long_and_long_prompts_join_below():
 def test_mlfq_and_fluid_swap_where_vllm_computes_anew():
     rows = [(0.0, 20, 40, 40)] * 3
     for schedule in ("mlfq", "fluid"):
-        found = Device(schedule, rows, 96).run()
+        found = Device(schedule, rows, 96, swap_space=0.0).run()
         assert found.policy.preemptions > 0
         assert all(sum(ran) == 20 + 39 for ran in found.ran)
 
@@ -166,26 +180,51 @@ def test_fluid_has_no_limit_on_requests_and_splits_prompts():
     assert max(sum(n for _, n in work if n > 1) for work in found.work) == 64
 
 
-@given(
-    prompts=st.lists(st.integers(2, 60), max_size=8),
-    decodes=st.lists(st.integers(0, 300), max_size=30),
-)
-def test_attention_is_packed_around_the_longest(prompts, decodes):
-    """A token of a prompt takes 10, a cached one 1."""
+def test_groups_of_fluid_take_turns_if_they_do_not_fit():
+    """Two requests of 40 + 9 tokens on a device of 60: both run in every iteration, each a group, and both move."""
+    found = Device("fluid", [(0.0, 40, 9, 9)] * 2, 60, batched=80).run()
+    assert [len(work) for work in found.work] == [2] * 9 and found.policy.preemptions == 0
+    outcome = serve(Server(COST, 60, 1e-3, 4), "fluid", ServerLimits(9, 80), lengths.fixed(2, 40, 9))
+    assert outcome.swapped == 2 * sum(range(40, 49)) and outcome.steps == 9
+    assert outcome.seconds == pytest.approx(1e-3 * outcome.swapped)
+    hidden = serve(Server(COST, 60, 0.0, 4), "fluid", ServerLimits(9, 80), lengths.fixed(2, 40, 9))
+    fits = serve(Server(COST, 600, 0.0, 4), "fluid", ServerLimits(9, 80), lengths.fixed(2, 40, 9))
+    assert hidden.seconds == pytest.approx(fits.seconds) and fits.swapped == 0
 
-    def seconds(cached, count):
-        return float(cached + 1 if count == 1 else 10 * count)
 
-    prompt_work = [(ServedRequest(i, n, 1, 0.0), n) for i, n in enumerate(prompts)]
-    decode_work = [(ServedRequest(100 + i, 1, 9, 0.0, cached=n), 1) for i, n in enumerate(decodes)]
-    packs = packed(prompt_work, decode_work, seconds)
-    assert sorted(r.row for p in packs for r, _ in p) == sorted(r.row for r, _ in prompt_work + decode_work)
-    times = [[(n > 1, seconds(r.cached, n)) for r, n in p] for p in packs]
-    for (kind, longest), *others in times:
-        if any(k != kind for k, _ in others):
-            assert sum(t for k, t in others if k != kind) <= longest
-    heads = [pack[0][1] for pack in times]
-    assert heads == sorted(heads, reverse=True)
+def test_packs_as_the_paper_makes_them():
+    """Times are of cached tokens: the longest has a worker, bubbles are filled by the longest that fits, KV is 4."""
+    work = [(ServedRequest(i, 1, 9, 0.0, cached=n), 1) for i, n in enumerate([3, 4, 10, 6, 4, 10, 1])]
+
+    def rows(room):
+        packs = packed(work, lambda cached, count: float(cached), lambda each: 1, room)
+        return [[[r.row for r, _ in worker] for worker in pack] for pack in packs]
+
+    assert rows(7) == [[[2], [5], [3, 1], [4, 0, 6]]]
+    assert rows(4) == [[[2], [5], [3, 1]], [[4], [0, 6]]]
+    assert rows(1) == [[[i]] for i in (2, 5, 3, 1, 4, 0, 6)]
+
+
+@given(lengths_=st.lists(st.integers(1, 60), max_size=30), room=st.integers(1, 80))
+def test_no_worker_takes_longer_than_the_longest(lengths_, room):
+    work = [(ServedRequest(i, 1, 9, 0.0, cached=n), 1) for i, n in enumerate(lengths_)]
+    packs = packed(work, lambda cached, count: float(cached), lambda each: each[0].cached, room)
+    assert sorted(r.row for pack in packs for worker in pack for r, _ in worker) == list(range(len(work)))
+    longest = [max(r.cached for worker in pack for r, _ in worker) for pack in packs]
+    assert longest == sorted(longest, reverse=True)
+    for pack, most in zip(packs, longest, strict=True):
+        assert all(sum(r.cached for r, _ in worker) <= most for worker in pack)
+        assert sum(r.cached for worker in pack for r, _ in worker) <= max(room, most)
+
+
+def test_the_latency_bound_is_the_largest_gap_of_a_request():
+    rows = lengths.of([20, 20], [41, 41])
+    outcome = serve(Server(COST, 96, 1e-6, 4), "vllm", ServerLimits(9, 64), rows)
+    assert outcome.preemptions and outcome.largest_gap[1] > 3 * outcome.largest_gap[0] > 0
+    assert outcome.latency_bound == pytest.approx(outcome.largest_gap.mean())
+    assert sum(outcome.gaps.counts.values()) == 2 * 40
+    one = serve(SERVER, "vllm", ServerLimits(4, 512), lengths.of([10], [1]))
+    assert np.isnan(one.latency_bound) and not one.gaps.counts
 
 
 def test_the_time_of_one_request_is_that_of_its_iterations():
@@ -197,13 +236,14 @@ def test_the_time_of_one_request_is_that_of_its_iterations():
         assert outcome.latency[0] == pytest.approx(prompt + decoding + 4 * COST.logits_seconds(1))
         assert (outcome.tokens, outcome.rows, outcome.refused, outcome.steps) == (4, 1, 0, 4)
         assert outcome.peak_load == 103
+        assert outcome.largest_gap[0] == pytest.approx(COST.body_seconds(1) + 1e-6 * 103 + COST.logits_seconds(1))
 
 
 @pytest.mark.parametrize("schedule", SERVING)
 def test_rows_that_come_at_random_are_all_served_or_refused(schedule):
     rows = lengths.poisson(lengths.lognormal(200, 60, 60, 200, 1), 100.0, 2)
     small = Server(COST, 300, 1e-5)
-    outcome = serve(small, schedule, ServerLimits(16, 256), rows)
+    outcome = serve(small, schedule, ServerLimits(16, 256, swap_space=0.0), rows)
     served = np.isfinite(outcome.latency)
     assert served.sum() == outcome.rows == 200 - outcome.refused and outcome.refused > 0
     assert outcome.tokens == rows.new[served].sum() and outcome.peak_load <= 300
@@ -235,6 +275,5 @@ def test_devices_by_their_data_sheets():
         with pytest.raises(UserError, match="several as in 4xa100"):
             device(name)
     assert all(
-        d.is_host or min(d.link_bytes_per_second, d.host_bytes_per_second, d.memory_bytes) > 0
-        for d in DEVICES.values()
+        d.is_host or min(d.link_bytes_per_second, d.host_bytes_per_second, d.memory_bytes) > 0 for d in DEVICES.values()
     )

@@ -99,7 +99,8 @@ class Iteration(NamedTuple):
     Attributes:
         work: Requests, and how many of the tokens that they have left run.
         swapped: Tokens whose K and V move between device and host meanwhile.
-        packs: Parts of `work` whose attention runs at once, in order; None if attention runs kind by kind.
+        packs: Parts of `work` that are on the device at once, in order, their prompts' attention beside that of
+            decoding; None if attention runs kind by kind.
     """
 
     work: list[ScheduledTokens]
@@ -118,10 +119,17 @@ class Estimate(Protocol):
 
 
 class ServerLimits(NamedTuple):
-    """Limits of an iteration, with vLLM's names; every schedule says which of them it heeds."""
+    """Limits of an iteration, with vLLM's names; every schedule says which of them it heeds.
+
+    Attributes:
+        max_num_seqs: Requests of an iteration.
+        max_num_batched_tokens: Prompt tokens of an iteration.
+        swap_space: Tokens of requests in flight whose K and V lie on the host, beyond those that the device holds.
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
+    swap_space: float = float("inf")
 
 
 class Serving(ABC):

@@ -1,15 +1,15 @@
 """FluidInfer: tokens of any requests go through the token-wise layers together, as many as there are.
 
-All requests whose KV cache is on the device run, with no limit on their number. Prompts are split so that those of an
-iteration have at most max_num_batched_tokens. Attention is packed by its estimated time: prompts are bound by
-arithmetic and decoding by memory, so one of them hides behind the other. If the cache outgrows the device, the
-latest arrivals are swapped to the host. They come back as soon as there is room.
+Requests enter with no limit on their number. Prompts are split so that those of an iteration have at most
+max_num_batched_tokens. While K and V of all fit on the device, they stay there. If they do not, they lie on the host,
+and groups of requests take turns at attention in every iteration: one attends while the next one comes in (section
+4.1). Groups are packs (section 4.2, `packing`): prompts are bound by arithmetic and decoding by memory, so within a
+pack one of them hides behind the other.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
 
 from hpcdecode.planning.servers.base import (
     Estimate,
@@ -20,86 +20,93 @@ from hpcdecode.planning.servers.base import (
     ServerLimits,
     Serving,
 )
+from hpcdecode.planning.servers.packing import packed
 
 
 class Fluid(Serving):
-    """FluidInfer's schedule; it heeds max_num_batched_tokens only.
+    """FluidInfer's schedule; it heeds max_num_batched_tokens and swap_space.
 
     Attributes:
-        out: Requests on the host, in order of arrival; they enter before all that wait.
+        parked: Requests that grew beyond device and swap_space, in order of arrival; they enter before all that wait.
+        cycling: Whether groups take turns on the device.
+        room: Blocks of a group that takes turns: half of the device's, as the next one comes in beside it.
     """
 
     WATERMARK = 0.01
 
     def __init__(self, limits: ServerLimits, memory: KvBlocks, estimate: Estimate):
         super().__init__(limits, memory, estimate)
-        self.out: deque[ServedRequest] = deque()
-        self._swapped = 0  # tokens, out and in, for the iteration that is made
+        self.parked: deque[ServedRequest] = deque()
+        self.cycling = False
+        self.room = max(memory.total // 2, 1)
+        self._most = memory.total + limits.swap_space / memory.block_tokens  # blocks of requests in flight
 
     def next(self, now: float) -> Iteration:
-        """Return all requests on the device: prompts up to the limit, and every one that decodes."""
-        self._swapped = 0
-        self.grow()
-        self._enter(self.out)
-        if not self.out:
-            self._enter(self.waiting)
+        """Return all requests in flight: prompts up to the limit, and every one that decodes."""
+        blocks = self._park(sum(self.memory.blocks(request.length) for request in self.running))
+        blocks = self._enter(self.parked, blocks)
+        if not self.parked:
+            blocks = self._enter(self.waiting, blocks)
+        moved = self._place(blocks)
+        work = self._work()
+        if not self.cycling:
+            return Iteration(work, moved, [work])
+        packs = packed(work, self.estimate.attention, lambda each: self.memory.blocks(each[0].length), self.room)
+        groups = [[each for worker in pack for each in worker] for pack in packs]
+        # each group's K and V come in, and what the iteration adds goes out, as they are only appended to
+        return Iteration(work, moved + sum(r.cached for r, _ in work) + sum(n for _, n in work), groups)
+
+    def finish(self, request: ServedRequest) -> None:
+        """Free a request that has its last token."""
+        self.memory.give(request)
+        del self.running[request]
+
+    def _work(self) -> list[ScheduledTokens]:
+        """Return the tokens that run, in order of arrival."""
         budget = self.limits.max_num_batched_tokens
-        prompts: list[ScheduledTokens] = []
-        decodes: list[ScheduledTokens] = []
+        work: list[ScheduledTokens] = []
         for request in self.running:
             left = request.left
             if left == 1:
-                decodes.append((request, 1))
+                work.append((request, 1))
             elif budget:
                 count = min(left, budget)
-                prompts.append((request, count))
+                work.append((request, count))
                 budget -= count
-        packs = packed(prompts, decodes, self.estimate.attention) if prompts and decodes else None
-        return Iteration(prompts + decodes, self._swapped, packs)
+        return work
 
-    def preempt(self, request: ServedRequest) -> None:
-        """Swap K and V of a request to the host."""
-        self._swapped += request.cached
-        self.out.appendleft(request)
+    def _park(self, blocks: int) -> int:
+        """Park the latest arrivals while more than device and swap_space hold is in flight; return the blocks left."""
+        while blocks > self._most and len(self.running) > 1:
+            latest, _ = self.running.popitem()
+            blocks -= self.memory.blocks(latest.length)
+            self.preemptions += 1
+            self._leaving += latest.cached * bool(latest.blocks)
+            self.memory.give(latest)
+            self.parked.appendleft(latest)
+        return blocks
 
-    def _enter(self, queue: deque[ServedRequest]) -> None:
-        """Move requests to the device, in order, while there is room."""
-        while queue and self.memory.need(queue[0], queue[0].length) <= self.memory.free - self.watermark:
+    def _enter(self, queue: deque[ServedRequest], blocks: int) -> int:
+        """Let requests enter, in order, while there is room; return the blocks of all in flight."""
+        while queue and (
+            not self.running or blocks + self.memory.blocks(queue[0].length) <= self._most - self.watermark
+        ):
             request = queue.popleft()
-            self._swapped += request.cached
-            self.memory.take(request, request.length)
+            blocks += self.memory.blocks(request.length)
             self.running[request] = None
+        return blocks
 
-
-def packed(
-    prompts: Sequence[ScheduledTokens], decodes: Sequence[ScheduledTokens], seconds: Callable[[int, int], float]
-) -> list[list[ScheduledTokens]]:
-    """Return packs whose attention runs at once: prompts beside requests that decode.
-
-    A pack is made around the longest attention that is left. It is filled with what fits of the other kind, longest
-    first. What is left of one kind is the last pack.
-
-    Args:
-        prompts: Requests with prompt tokens.
-        decodes: Requests that decode.
-        seconds: Attention by cached tokens and by count of tokens, as `Estimate.attention`.
-    """
-    work = prompts, decodes
-    queues = [
-        sorted(((seconds(r.cached, n), i) for i, (r, n) in enumerate(kind)), reverse=True) for kind in work
-    ]  # (seconds, index) of each kind, longest first
-    packs: list[list[ScheduledTokens]] = []
-    while all(queues):
-        longer = int(queues[1][0][0] > queues[0][0][0])
-        bubble, first = queues[longer].pop(0)
-        pack, rest = [work[longer][first]], []
-        for time, i in queues[1 - longer]:
-            if time <= bubble:
-                bubble -= time
-                pack.append(work[1 - longer][i])
+    def _place(self, blocks: int) -> int:
+        """Take the blocks of all requests if they fit, or else free them; return the tokens that move for it."""
+        moved, self._leaving = self._leaving, 0
+        self.cycling = blocks > self.memory.total
+        for request in self.running:
+            if self.cycling:
+                moved += request.cached * bool(request.blocks)
+                self.memory.give(request)
             else:
-                rest.append((time, i))
-        queues[1 - longer] = rest
-        packs.append(pack)
-    alone = [work[kind][i] for kind in (0, 1) for _, i in queues[kind]]
-    return [*packs, alone] if alone else packs
+                moved += request.cached * (not request.blocks)
+                self.memory.take(request, request.length)
+        return moved
+
+    _leaving = 0  # tokens of parked requests that leave the device
