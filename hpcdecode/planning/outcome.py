@@ -42,7 +42,7 @@ class SimulationOutcome(msgspec.Struct, frozen=True):
         swapped: Tokens whose K and V a server moved between device and host.
         gaps: Between two tokens of a row; of groups they are the seconds of steps.
         largest_gap: Most seconds between two tokens of every row (FluidInfer's latency bound), float64 [rows]; NaN for
-            rows of one token and refused rows, empty of groups.
+            rows of one token and refused rows.
     """
 
     seconds: float

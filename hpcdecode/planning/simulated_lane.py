@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcdecode.planning.largest_gap import DecodedSteps
 from hpcdecode.planning.lengths import Lengths
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prefix import new_key
@@ -89,6 +90,7 @@ class LaneWork(NamedTuple):
         ended: Rows that have their last token.
         appended: Tokens of prompts that ranks which only prefill have sent to the R-ranks.
         stalled: Seconds in which the lane waited for such ranks before it began.
+        decoded: Steps of the rows that ended, or gave up their room.
     """
 
     decode_tokens: int
@@ -100,6 +102,7 @@ class LaneWork(NamedTuple):
     ended: list[int]
     appended: int = 0
     stalled: float = 0.0
+    decoded: tuple[DecodedSteps, ...] = ()
 
 
 class Prefilled(NamedTuple):
@@ -140,6 +143,9 @@ class SimulatedLane:
         self._starts: list[tuple[int, int, int]] = []  # heaps of (step, row, key of the sequence)
         self._ends: list[tuple[int, int, int]] = []
         self._freed: list[SequenceState] = []
+        self._now = 0
+        self._prefilled: dict[int, int] = {}  # by row in flight, the step with which its prompt was complete
+        self._decoded: list[DecodedSteps] = []
         self._sequences = np.zeros(len(placement.capacity), np.int64)
         self._attention_load = np.zeros(len(placement.capacity), np.int64)  # in the last step
 
@@ -149,6 +155,7 @@ class SimulatedLane:
 
     def step(self, now: int) -> LaneWork:
         """Run lane step `now`."""
+        self._now = now
         self._preempt(now)
         self._release()
         self._start(now)
@@ -164,7 +171,9 @@ class SimulatedLane:
         sampled = decode_tokens + prefill.completed
         early = sum(bool(self._new[s.prompt.line] < s.request.max_new_tokens) for s in self._freed)
         self.admission.policy.observe(sampled, early)
-        return LaneWork(decode_tokens, sampled, prefill.tokens, prefill.pairs, attention_load, sequences, prefill.ended)
+        decoded, self._decoded = tuple(self._decoded), []
+        loads = attention_load, sequences
+        return LaneWork(decode_tokens, sampled, prefill.tokens, prefill.pairs, *loads, prefill.ended, decoded=decoded)
 
     def _start(self, now: int) -> None:
         """Let sequences decode whose start step has come."""
@@ -198,6 +207,7 @@ class SimulatedLane:
         row = sequence.prompt.line
         left = self._tokens(sequence) - sequence.resumed
         self.in_flight[row] = sequence
+        self._prefilled[row] = self._now
         if left == 1:
             self._end(sequence, ended)
             return
@@ -222,11 +232,17 @@ class SimulatedLane:
     def _end(self, sequence: SequenceState, ended: list[int]) -> None:
         row, tokens = sequence.prompt.line, self._tokens(sequence)
         del self.in_flight[row]
+        self._note_decoded(sequence, tokens - sequence.resumed - 1, ended=True)
         sequence.generated = [0] * tokens
         sequence.finish_reason = "stop" if tokens < sequence.request.max_new_tokens else "length"
         self._placement.ended(sequence)
         self._freed.append(sequence)
         ended.append(row)
+
+    def _note_decoded(self, sequence: SequenceState, steps: int, ended: bool) -> None:
+        """Note in which steps a sequence that is no longer in flight has decoded."""
+        row, start = sequence.prompt.line, sequence.start_step
+        self._decoded.append(DecodedSteps(row, self._prefilled.pop(row), start, steps, ended))
 
     def _tokens(self, sequence: SequenceState) -> int:
         """Return how many tokens a sequence generates."""
@@ -246,6 +262,7 @@ class SimulatedLane:
                 steps = max(now - sequence.start_step, 0)
                 self.recomputed += sequence.prompt_length + steps
                 sequence.generated = [0] * (sequence.resumed + 1 + steps)
+                self._note_decoded(sequence, steps, ended=False)
                 if sequence.start_step < now:
                     self._sequences[sequence.rank] -= 1
                     self._attention_load[sequence.rank] -= sequence.prompt_length + steps

@@ -15,6 +15,7 @@ import numpy as np
 from hpcdecode.planning.apart_lane import ApartLane, PrefillRank
 from hpcdecode.planning.cost import Cost, LaneSeconds
 from hpcdecode.planning.kv_unit import TOKENS, KvUnit
+from hpcdecode.planning.largest_gap import LargestGaps
 from hpcdecode.planning.lengths import Lengths
 from hpcdecode.planning.outcome import Gaps, LoadHistory, SimulationOutcome
 from hpcdecode.planning.simulated_lane import LaneWork, SimulatedFeed, SimulatedLane
@@ -82,6 +83,8 @@ def lane_limits(
 def simulate(kinds: Sequence[SimulatedGroups], lengths: Lengths) -> SimulationOutcome:
     """Run all rows through the groups of one world."""
     feed, load, gaps = SimulatedFeed(lengths), LoadHistory(), Gaps()
+    largest = np.full(len(lengths), np.nan)
+    ways = [LargestGaps(largest) for kind in kinds for _ in range(kind.count // kind.sharing)]
     pools = [_Pool(kind, feed) for kind in kinds for _ in range(kind.count // kind.sharing)]
     latency = np.full(len(lengths), np.nan)
     queue, end = [(0.0, i) for i in range(len(pools))], 0.0  # pools by the time at which they step next
@@ -97,6 +100,7 @@ def simulate(kinds: Sequence[SimulatedGroups], lengths: Lengths) -> SimulationOu
             continue
         works, seconds = pool.step(feed.clock)
         gaps.add(seconds, sum(w.decode_tokens for w in works))
+        ways[i].step(feed.clock + seconds, [decoded for work in works for decoded in work.decoded])
         attended += pool.attended
         load.add(feed.clock, attended)
         end = max(end, feed.clock + seconds)
@@ -110,7 +114,17 @@ def simulate(kinds: Sequence[SimulatedGroups], lengths: Lengths) -> SimulationOu
     busy = max(p.now for p in pools), s_seconds, r_seconds
     preempted = sum(p.preemptions for p in pools), sum(p.recomputed for p in pools)
     return SimulationOutcome(
-        end, rows, feed.refused, tokens, *busy, load.peak, load.samples, latency, *preempted, gaps=gaps
+        end,
+        rows,
+        feed.refused,
+        tokens,
+        *busy,
+        load.peak,
+        load.samples,
+        latency,
+        *preempted,
+        gaps=gaps,
+        largest_gap=largest,
     )
 
 

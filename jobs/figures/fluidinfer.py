@@ -1,15 +1,18 @@
 """FluidInfer (Xiao): its schedule against those of vLLM, FastServe and Orca, rows arriving as a Poisson process.
 
-python jobs/figures/fluidinfer.py [-o fluidinfer.png]; docs/reproductions.md says what is assumed and what comes out.
+python jobs/figures/fluidinfer.py [--paper] [-o fluidinfer.png], and --help for the premises that flags choose;
+docs/reproductions.md says what is assumed and what comes out.
 """
 
 from __future__ import annotations
 
+import argparse
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import fluidinfer_paper
 import numpy as np
-from figure import drawn, show
+from figure import drawn, flags, show
 from shapes import SHAPES
 
 from hpcdecode.planning import lengths
@@ -18,8 +21,8 @@ from hpcdecode.planning.servers import SERVING
 from hpcdecode.planning.servers.base import ServerLimits
 from hpcdecode.planning.serving import of_device, serve
 
-MODELS, DEVICES = ("opt-125m", "opt-1.3b", "opt-6.7b"), ("rtx4090", "4xrtx4090", "4xa100")
-LIMITS = ServerLimits(256, 2048)  # vLLM's defaults
+MODELS, DEVICES = ("opt-125m", "opt-1.3b", "opt-6.7b"), ("rtx4090", "4xrtx4090", "4xa100-40g")
+LIMITS = ServerLimits(256, 2048, swap_space=0.0)  # vLLM's defaults; fluid has what fits in flight
 ROWS, MOST, SEED = 2000, 1024, 0
 
 
@@ -67,10 +70,51 @@ def draw(pyplot: ModuleType, found: dict[tuple[str, str], Found]) -> Any:
     return figure
 
 
+def _paper(options: argparse.Namespace) -> None:
+    """Print the tables of the paper's premises, or one row of a premise that flags describe."""
+    paper, premises = fluidinfer_paper, fluidinfer_paper.PREMISES
+    asked = options.kv_factor, options.kv_share, options.swap_free, options.max_num_seqs
+    if any(asked):
+        kv_factor, kv_share, swap_free, sequences = asked
+        space = float("inf") if swap_free else 0.0
+        own = paper.Premise("by flags", sequences or paper.SEQUENCES, kv_factor or 1.0, kv_share, swap_free, space)
+        premises = (own,)
+    found = paper.compare(premises, options.model, options.device)
+    drawn(options.output, lambda pyplot: paper.draw(pyplot, found))
+    paper.report(found, options.model, options.device)
+    if not any(asked):
+        paper.report_loads()
+        paper.report_models()
+
+
+def _options() -> argparse.Namespace:
+    parser, paper = flags("fluidinfer.png"), fluidinfer_paper
+    add = parser.add_argument
+    add("--paper", action="store_true", help="by the paper's premises; the flags below choose one premise")
+    add("--kv-factor", type=float, metavar="X", help="room of a cached token over its true one (the paper's: 7.45)")
+    add("--kv-share", type=float, metavar="X", help="share of the memory that is KV cache (the paper's: 0.3)")
+    add("--swap-free", action="store_true", help="groups beyond the memory are in flight, and moving them is free")
+    add("--max-num-seqs", type=int, metavar="N", help=f"sequences of the other engines ({paper.SEQUENCES})")
+    add("--model", default=paper.MODEL, choices=paper.MODELS, help="(%(default)s)")
+    add("--device", default=paper.DEVICE, help="(%(default)s)")
+    options = parser.parse_args()
+    if not options.paper and any((options.kv_factor, options.kv_share, options.swap_free, options.max_num_seqs)):
+        parser.error("--kv-factor, --kv-share, --swap-free and --max-num-seqs: expected --paper beside them")
+    for name in ("kv_factor", "kv_share", "max_num_seqs"):
+        value = getattr(options, name)
+        if value is not None and value <= 0:
+            parser.error(f"--{name.replace('_', '-')}: expected a number above 0, got {value}")
+    return options
+
+
 def main() -> None:
     """Save the picture and print the tables."""
+    options = _options()
+    if options.paper:
+        _paper(options)
+        return
     found = {(model, name): compare(model, name) for model in MODELS for name in DEVICES}
-    drawn("fluidinfer.png", lambda pyplot: draw(pyplot, found))
+    drawn(options.output, lambda pyplot: draw(pyplot, found))
     others = [schedule for schedule in SERVING if schedule != "vllm"]
     for what in Found._fields:
         show(
