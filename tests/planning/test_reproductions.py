@@ -15,6 +15,9 @@ from hpcdecode.planning.data_sheets import of_devices
 from hpcdecode.planning.hardware import COMPUTE_EFFICIENCY, device
 
 FIGURES = Path(__file__).parents[2] / "jobs" / "figures"
+# of docs/reproductions.md, by premise or setting
+FLUIDINFER_SPEED, FLUIDINFER_BOUND = [1.02, 2.39, 0.49, 2.64, 0.23, 1.13], [1.30, 1.22, 1.22, 2.54, 0.12, 1.26]
+FASTDECODE_LEAST, FASTDECODE_MOST = [3.41, 2.09, 3.41, 1.90, 2.04], [7.22, 4.91, 5.01, 5.01, 4.99]
 
 
 @pytest.fixture
