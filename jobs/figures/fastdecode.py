@@ -64,7 +64,7 @@ def _world(limits: LaneLimits) -> SimulatedGroups:
     return SimulatedGroups(_STEP, [1 << 30], [limits])
 
 
-class Setting(NamedTuple):
+class Testbed(NamedTuple):
     """What is assumed of the testbed.
 
     Attributes:
@@ -85,15 +85,15 @@ class Setting(NamedTuple):
 
 
 SETTINGS = (
-    Setting(),
-    Setting("16 + 512 tokens", new=512),
-    Setting("tuned: CPUs at 0.52 of their bandwidth", 0.52),
-    Setting("tuned: that, and OPT-175b with 1 layer", 0.52, layers=1),
-    Setting("tuned: CPUs at 0.5, A10 at 0.4 of its peak, OPT-175b with 2 layers", 0.5, 0.4, layers=2),
+    Testbed(),
+    Testbed("16 + 512 tokens", new=512),
+    Testbed("tuned: CPUs at 0.52 of their bandwidth", 0.52),
+    Testbed("tuned: that, and OPT-175b with 1 layer", 0.52, layers=1),
+    Testbed("tuned: CPUs at 0.5, A10 at 0.4 of its peak, OPT-175b with 2 layers", 0.5, 0.4, layers=2),
 )
 
 
-def fitted(name: str, setting: Setting = SETTINGS[0]) -> ModelSize:
+def fitted(name: str, setting: Testbed = SETTINGS[0]) -> ModelSize:
     """Return a model with as many layers as take no more memory than those of Llama-7b, so that it fits on the GPU."""
     size, layer = SHAPES[name], SHAPES[name].layer_weights // SHAPES[name].layers
     layers = min(size.layers, SHAPES["llama-7b"].layer_weights // layer)
@@ -102,12 +102,12 @@ def fitted(name: str, setting: Setting = SETTINGS[0]) -> ModelSize:
     return resized(size, shapes=size.shapes[:layers], layer_weights=layers * layer)
 
 
-def _gpu(setting: Setting) -> Device:
+def _gpu(setting: Testbed) -> Device:
     gpu = device(GPU)
     return replace(gpu, curve=replace(gpu.curve, flop_share=setting.gpu_share))
 
 
-def split_speed(size: ModelSize, batch: int, setting: Setting = SETTINGS[0]) -> float:
+def split_speed(size: ModelSize, batch: int, setting: Testbed = SETTINGS[0]) -> float:
     """Return the tokens per second of the steady state: of the later rows of a longer run."""
     sockets = replace(device(SOCKETS), cache_share=setting.cpu_share)
     cost = of_devices(size, _gpu(setting), sockets, LINK, LATENCY)
@@ -118,7 +118,7 @@ def split_speed(size: ModelSize, batch: int, setting: Setting = SETTINGS[0]) -> 
     return (long.tokens - short.tokens) / (long.seconds - short.seconds)
 
 
-def paged_speed(size: ModelSize, setting: Setting = SETTINGS[0]) -> float:
+def paged_speed(size: ModelSize, setting: Testbed = SETTINGS[0]) -> float:
     """Return the tokens per second of the GPU alone, with vLLM's schedule and defaults, all rows there at the start."""
     server = of_device(size, _gpu(setting))
     limits = ServerLimits(256, 2048)
@@ -128,7 +128,7 @@ def paged_speed(size: ModelSize, setting: Setting = SETTINGS[0]) -> float:
 
 
 def ratios(
-    models: Sequence[str] = MODELS, batches: Sequence[int] = BATCHES, setting: Setting = SETTINGS[0]
+    models: Sequence[str] = MODELS, batches: Sequence[int] = BATCHES, setting: Testbed = SETTINGS[0]
 ) -> dict[str, dict[int, float]]:
     """Return the speed of the split over the GPU alone, by model and B."""
     found = {}
@@ -139,7 +139,7 @@ def ratios(
     return found
 
 
-def of_settings(settings: Sequence[Setting] = SETTINGS, batch: int = BATCHES[-1]) -> dict[str, dict[str, float]]:
+def of_settings(settings: Sequence[Testbed] = SETTINGS, batch: int = BATCHES[-1]) -> dict[str, dict[str, float]]:
     """Return the ratio of every model at a B, by setting."""
     found = ((setting.name, ratios(MODELS, (batch,), setting)) for setting in settings)
     return {name: {model: of[batch] for model, of in ratio.items()} for name, ratio in found}
@@ -199,7 +199,7 @@ def main() -> None:
         over_vllm, over_all = ("{:g} to {:g}".format(*each) for each in (OVER_VLLM, OVER_ALL))
         print(f"published: {over_vllm} over vLLM, {over_all} over vLLM, TensorRT-LLM and others")
         return
-    setting = Setting("by flags", options.cpu_share, options.gpu_share, *options.lengths, options.layers)
+    setting = Testbed("by flags", options.cpu_share, options.gpu_share, *options.lengths, options.layers)
     over_time, faster = loads(), ratios(setting=setting)
     drawn(options.output, lambda pyplot: draw(pyplot, over_time, faster))
     limit = level(BATCH, STEPS, PERIOD)

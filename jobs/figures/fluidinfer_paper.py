@@ -30,7 +30,7 @@ LOAD, LOADS = 0.8, (0.5, 0.8, 0.95)  # rate of arrivals over that at which vLLM 
 _BATCHED = 2048
 
 
-class Premise(NamedTuple):
+class EnginePremise(NamedTuple):
     """What is assumed.
 
     Attributes:
@@ -51,12 +51,12 @@ class Premise(NamedTuple):
 
 
 PREMISES = (
-    Premise("true KV, 256 sequences, what fits in flight", 256, swap_space=0.0),
-    Premise("true KV, 16 sequences, what fits in flight", swap_space=0.0),
-    Premise("true KV, 16 sequences, all in flight, PCIe"),
-    Premise("8 GB, 16 sequences, all in flight, swap free", SEQUENCES, KV_FACTOR, KV_SHARE, swap_free=True),
-    Premise("8 GB, 16 sequences, all in flight, PCIe", SEQUENCES, KV_FACTOR, KV_SHARE),
-    Premise("8 GB, 16 sequences, what fits in flight, PCIe", SEQUENCES, KV_FACTOR, KV_SHARE, swap_space=0.0),
+    EnginePremise("true KV, 256 sequences, what fits in flight", 256, swap_space=0.0),
+    EnginePremise("true KV, 16 sequences, what fits in flight", swap_space=0.0),
+    EnginePremise("true KV, 16 sequences, all in flight, PCIe"),
+    EnginePremise("8 GB, 16 sequences, all in flight, swap free", SEQUENCES, KV_FACTOR, KV_SHARE, swap_free=True),
+    EnginePremise("8 GB, 16 sequences, all in flight, PCIe", SEQUENCES, KV_FACTOR, KV_SHARE),
+    EnginePremise("8 GB, 16 sequences, what fits in flight, PCIe", SEQUENCES, KV_FACTOR, KV_SHARE, swap_space=0.0),
 )
 TRUE_16, PAPER = PREMISES[1], PREMISES[3]
 
@@ -68,7 +68,7 @@ def workload(rows: int = ROWS) -> lengths.Lengths:
     return lengths.Lengths(drawn.prompt[kept], drawn.new[kept], CONTEXT - drawn.prompt[kept], np.zeros(rows))
 
 
-def server(model: str, name: str, premise: Premise) -> Server:
+def server(model: str, name: str, premise: EnginePremise) -> Server:
     """Return the devices as a premise has them."""
     one = of_device(SHAPES[model], device(name))
     capacity = float(one.capacity)
@@ -80,7 +80,7 @@ def server(model: str, name: str, premise: Premise) -> Server:
     return replace(one, capacity=int(capacity / premise.kv_factor), swap_seconds_per_token=swap)
 
 
-def run(one: Server, premise: Premise, schedule: str, work: lengths.Lengths) -> SimulationOutcome:
+def run(one: Server, premise: EnginePremise, schedule: str, work: lengths.Lengths) -> SimulationOutcome:
     """Return the outcome of a schedule."""
     return serve(one, schedule, ServerLimits(premise.sequences, _BATCHED, premise.swap_space), work)
 
@@ -101,14 +101,16 @@ class Ratios(NamedTuple):
     longest: float
 
 
-def speed(model: str, name: str, premise: Premise, rows: int = ROWS, schedule: str = "fluid") -> float:
+def speed(model: str, name: str, premise: EnginePremise, rows: int = ROWS, schedule: str = "fluid") -> float:
     """Return the tokens per second of a schedule over vLLM's, all rows there at the start."""
     one, work = server(model, name, premise), workload(rows)
     found, vllm = (run(one, premise, each, work) for each in (schedule, "vllm"))
     return found.tokens_per_second / vllm.tokens_per_second
 
 
-def ratios(premise: Premise, model: str = MODEL, name: str = DEVICE, rows: int = ROWS, load: float = LOAD) -> Ratios:
+def ratios(
+    premise: EnginePremise, model: str = MODEL, name: str = DEVICE, rows: int = ROWS, load: float = LOAD
+) -> Ratios:
     """Return the ratios under a premise."""
     one, work = server(model, name, premise), workload(rows)
     fluid, vllm = (run(one, premise, schedule, work) for schedule in ("fluid", "vllm"))
@@ -142,9 +144,11 @@ def draw(pyplot: ModuleType, found: dict[str, Ratios]) -> Any:
     return figure
 
 
-def compare(premises: tuple[Premise, ...] = PREMISES, model: str = MODEL, name: str = DEVICE) -> dict[str, Ratios]:
+def compare(
+    premises: tuple[EnginePremise, ...] = PREMISES, model: str = MODEL, name: str = DEVICE, rows: int = ROWS
+) -> dict[str, Ratios]:
     """Return the ratios of every premise, by its name."""
-    return {premise.name: ratios(premise, model, name) for premise in premises}
+    return {premise.name: ratios(premise, model, name, rows) for premise in premises}
 
 
 def report(found: dict[str, Ratios], model: str = MODEL, name: str = DEVICE) -> None:

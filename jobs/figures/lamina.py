@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import lamina_fit
 import lamina_paper
 import numpy as np
 from figure import drawn, flags, show
@@ -151,6 +152,7 @@ def main() -> None:
     if options.paper:
         drawn(options.output, lamina_paper.draw)
         lamina_paper.report()
+        lamina_fit.report()
         return
     found = gains()
     drawn(options.output, lambda pyplot: draw(pyplot, found))

@@ -60,7 +60,7 @@ def table_3() -> dict[str, list[float]]:
     return {name: [least_link(name, batch) for batch in BATCHES] for name in TABLE_3}
 
 
-class Premise(NamedTuple):
+class CostPremise(NamedTuple):
     """What figure 1 may have assumed.
 
     Attributes:
@@ -86,19 +86,19 @@ class Premise(NamedTuple):
 
 _FITTED = device(S_DEVICE).curve
 PREMISES = (
-    Premise("table 3's T(B), full overlap, capacity not counted", _FITTED, capacity=False, lanes=0),
-    Premise("the same, B at most 512", _FITTED, capacity=False, lanes=0, most=512),
-    Premise("the same, B at most 1,024, 0.9 of the A100's memory", _FITTED, capacity=False, lanes=0, memory=0.9),
-    Premise("the first, but two batches of B/2", _FITTED, capacity=False),
-    Premise("the first, but no overlap", _FITTED, capacity=False, lanes=1),
-    Premise("table 3's T(B), full overlap, capacity counted", _FITTED, lanes=0),
-    Premise("data-sheet peaks, full overlap, capacity counted", PEAKS, 1.0, lanes=0),
-    Premise("0.7 and 0.8 of peaks, full overlap, capacity counted", ROOFLINE, lanes=0),
-    Premise("0.7 and 0.8 of peaks, two batches of B/2, capacity counted", ROOFLINE),
-    Premise("0.7 and 0.8 of peaks, no overlap, capacity counted", ROOFLINE, lanes=1),
-    Premise("table 3's T(B), two batches of B/2, capacity counted", _FITTED),
-    Premise("the same with RX 7900 XTX", _FITTED, r_device="rx7900xtx"),
-    Premise("the same with Arc A770", _FITTED, r_device="arc-a770"),
+    CostPremise("table 3's T(B), full overlap, capacity not counted", _FITTED, capacity=False, lanes=0),
+    CostPremise("the same, B at most 512", _FITTED, capacity=False, lanes=0, most=512),
+    CostPremise("the same, B at most 1,024, 0.9 of the A100's memory", _FITTED, capacity=False, lanes=0, memory=0.9),
+    CostPremise("the first, but two batches of B/2", _FITTED, capacity=False),
+    CostPremise("the first, but no overlap", _FITTED, capacity=False, lanes=1),
+    CostPremise("table 3's T(B), full overlap, capacity counted", _FITTED, lanes=0),
+    CostPremise("data-sheet peaks, full overlap, capacity counted", PEAKS, 1.0, lanes=0),
+    CostPremise("0.7 and 0.8 of peaks, full overlap, capacity counted", ROOFLINE, lanes=0),
+    CostPremise("0.7 and 0.8 of peaks, two batches of B/2, capacity counted", ROOFLINE),
+    CostPremise("0.7 and 0.8 of peaks, no overlap, capacity counted", ROOFLINE, lanes=1),
+    CostPremise("table 3's T(B), two batches of B/2, capacity counted", _FITTED),
+    CostPremise("the same with RX 7900 XTX", _FITTED, r_device="rx7900xtx"),
+    CostPremise("the same with Arc A770", _FITTED, r_device="arc-a770"),
 )
 TRUE_PREMISE = PREMISES[
     8
@@ -113,7 +113,7 @@ class Best(NamedTuple):
     gain: float
 
 
-def best(name: str, premise: Premise, context: int) -> Best:
+def best(name: str, premise: CostPremise, context: int) -> Best:
     """Return the best of B in steps of 16 and of up to 256 memory devices."""
     batches = np.arange(16, premise.most + 1, 16)
     size = SHAPES[LAMINA[name]]
@@ -159,7 +159,7 @@ def _step(
     """Return the seconds of a step of B sequences, [memory devices, B].
 
     Args:
-        lanes: As of `Premise`.
+        lanes: As of `CostPremise`.
         body: T(B), [B].
         half: T(B/2), [B].
         attend: Attention, [memory devices, B].
@@ -172,7 +172,7 @@ def _step(
     return np.maximum(np.maximum(np.maximum(2 * half, wire), attend), half + (attend + wire) / 2)
 
 
-def gains(premise: Premise, context: int) -> list[Best]:
+def gains(premise: CostPremise, context: int) -> list[Best]:
     """Return the best setting of every model."""
     return [best(name, premise, context) for name in COUNTS]
 
