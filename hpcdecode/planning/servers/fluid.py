@@ -38,6 +38,7 @@ class Fluid(Serving):
         super().__init__(limits, memory, estimate)
         self.parked: deque[ServedRequest] = deque()
         self.cycling = False
+        self._leaving = 0  # tokens of parked requests that leave the device
         self.room = max(memory.total // 2, 1)
         self._most = memory.total + limits.swap_space / memory.block_tokens  # blocks of requests in flight
 
@@ -55,11 +56,6 @@ class Fluid(Serving):
         groups = [[each for worker in pack for each in worker] for pack in packs]
         # each group's K and V come in, and what the iteration adds goes out, as they are only appended to
         return Iteration(work, moved + sum(r.cached for r, _ in work) + sum(n for _, n in work), groups)
-
-    def finish(self, request: ServedRequest) -> None:
-        """Free a request that has its last token."""
-        self.memory.give(request)
-        del self.running[request]
 
     def _work(self) -> list[ScheduledTokens]:
         """Return the tokens that run, in order of arrival."""
@@ -108,5 +104,3 @@ class Fluid(Serving):
                 moved += request.cached * (not request.blocks)
                 self.memory.take(request, request.length)
         return moved
-
-    _leaving = 0  # tokens of parked requests that leave the device
