@@ -11,7 +11,7 @@ from hpcdecode.config import QUANTISED, EngineOptions
 from hpcdecode.engine.engine import Engine
 from hpcdecode.engine.fluid import rotation_of
 from hpcdecode.engine.scale import Scale
-from hpcdecode.engine.setup import Setup
+from hpcdecode.engine.setup import MemberPart, Setup
 from hpcdecode.model.frontend.config import stated_dtype
 from hpcdecode.report import text
 from hpcdecode.report.stages import Stages
@@ -32,7 +32,7 @@ def announce(engine: Engine, scales: Sequence[Scale], stages: Stages) -> None:
     if engine.team.ranks[engine.team.s_ranks[0]].parts > 1:
         logger.info(_members(setup))
     if engine.options.ep:
-        _say_experts(engine.team.ranks[engine.team.s_ranks[0]].tp)
+        _say_experts(engine.team.ranks[engine.team.s_ranks[0]].tp, setup.members)
     model = f"{engine.options.model}: {_layers(setup)}, {setup.dtype}{weights}, KV {setup.kv_dtype}; "
     for scale, alike in groupby(scales):
         count = len(list(alike))
@@ -73,10 +73,12 @@ def _members(setup: Setup) -> str:
     return f"members: each holds {share} of the projections' weights, {heads}; {stated}{whole}"
 
 
-def _say_experts(tp: int) -> None:
-    """Log who has the experts of an MoE model with --ep."""
+def _say_experts(tp: int, members: Sequence[MemberPart]) -> None:
+    """Log who has the experts of an MoE model with --ep, and what of them is sent."""
     if tp > 1:
-        logger.info(f"experts: each whole on one of {tp} ranks")
+        own_rows = {(m.layers, m.sums): m.sums_of_own_rows for m in members}
+        sent = f"in {sum(own_rows.values())} of {sum(sums for _, sums in own_rows)} sums a step a rank sends"
+        logger.info(f"experts: each whole on one of {tp} ranks; {sent} the rows of its own experts alone")
     else:
         logger.warning("--ep has no effect: the experts are on one rank; give --tp 2 or more ranks to deal them out")
 

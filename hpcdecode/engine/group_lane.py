@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hpcdecode.engine.model_inputs import ModelInputs, StepOrder
 from hpcdecode.engine.programs import Waiting, waiting
-from hpcdecode.model.run.bound_slice import Summed, alone
+from hpcdecode.model.run.bound_slice import Share, Summed, alone
 from hpcdecode.model.run.lm_head import Largest
 from hpcdecode.model.run.split_model import LmHeadInput
 from hpcdecode.mpi.wait import Waitable
@@ -21,6 +21,9 @@ from hpcdecode.system.timeline import Timeline
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+    from hpcdecode.exchange.own_rows import OwnRows
+    from hpcdecode.exchange.sums import Sums
 
 T = TypeVar("T")
 _ORDER, _HANDED = 1, 2  # message tags
@@ -100,8 +103,10 @@ class MpiGroupLane:
         route: of the lanes through the copies.
         columns: of the logits, by member of this stage; nothing if each member computes all of them.
         timeline: of this rank.
+        alike: whether the members of the stage compute with the same code, so that their routers agree to the bit.
 
     Attributes:
+        choices: of experts by a router, that each member of this stage computed, [tp].
         copy: number of this member's copy of the model.
         at_home: whether this member is in home's stage, which ends with the logits.
     """
@@ -114,13 +119,16 @@ class MpiGroupLane:
         route: Rotation,
         columns: Sequence[int],
         timeline: Timeline,
+        *,
+        alike: bool = True,
     ):
         from hpcdecode.exchange.sums import MpiSums
 
-        self.timeline, self.route, self._tp = timeline, route, tp
+        self.timeline, self.route, self.alike, self._tp = timeline, route, alike, tp
         self.copy, self.at_home = comm.rank // tp if route.copies > 1 else 0, comm.rank < tp
         self.comm, self.columns = comm, np.array(columns)
-        self.sums = None if stage is None else MpiSums(stage)
+        self.sums: Sums | None = None if stage is None else MpiSums(stage)
+        self.choices = np.zeros(tp, np.int64)
         self._before, self._after = comm.rank + tp, comm.rank - tp  # members of the stages before and after
         self._sent: list[MPI.Request] = []
 
@@ -186,7 +194,17 @@ class MpiGroupLane:
                 result: T = end.value
                 return result
             assert self.sums is not None, "sums: expected several members"
-            total = yield from self._joint(self.sums.add(share))
+            total = yield from self._joint(self.sums.add(share.x, self._own_rows(share)))
+
+    def _own_rows(self, share: Share) -> OwnRows | None:
+        """Count whose experts were chosen; return the rows of members' shares, if only those are to be sent."""
+        owners = share.owners(self._tp)
+        if owners is None:
+            return None
+        from hpcdecode.exchange.own_rows import OwnRows
+
+        self.choices += np.bincount(owners.reshape(-1), minlength=self._tp)
+        return OwnRows(owners, self._tp) if share.own_rows and self.alike else None
 
     def logits(self, head: LmHeadInput) -> Waiting[Tensor]:
         """Return the logits on home; this member's part elsewhere."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from hpcdecode.attention.base import isa
 from hpcdecode.config import EngineOptions
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.group_lane import MpiGroupLane
@@ -88,7 +89,20 @@ def group_lanes(team: Team, setup: Setup, scales: Sequence[Scale], timeline: Tim
     me = team.me
     columns = setup.columns_of(me)
     route = Rotation(me.turns, len(setup.shapes_of(me)))
-    return [MpiGroupLane(comm, next(of_stages, None), me.tp, route, columns, timeline) for comm in comms]
+    in_stage = [next(of_stages, None) for _ in comms]
+    alike = in_stage[0] is None or _alike(in_stage[0], torch.device(me.device))
+    return [
+        MpiGroupLane(comm, stage, me.tp, route, columns, timeline, alike=alike)
+        for comm, stage in zip(comms, in_stage, strict=True)
+    ]
+
+
+def _alike(stage: MPI.Intracomm, device: torch.device) -> bool:
+    """Return whether the members of a stage compute with the same code and threads; all of them call this."""
+    from hpcdecode.mpi.collectives import gather_all
+
+    on_gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return len(set(gather_all(stage, f"{isa()} {torch.get_num_threads()} {on_gpu}", str))) == 1
 
 
 def _communicators(team: Team, ranks: Sequence[tuple[list[int], int]]) -> list[MPI.Intracomm]:

@@ -46,6 +46,7 @@ class MemberPart(msgspec.Struct, frozen=True):
         share: Of the weights of projections.
         sums: In a step.
         copied: Number of its layers all of whose heads every member has, as they cannot be dealt out evenly.
+        sums_of_own_rows: Those of its sums to which it gives rows of tokens of its own experts alone.
     """
 
     layers: tuple[int, int]
@@ -55,6 +56,7 @@ class MemberPart(msgspec.Struct, frozen=True):
     share: float
     sums: int
     copied: int
+    sums_of_own_rows: int = 0
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -232,10 +234,10 @@ def _part_of(model: SplitModel) -> MemberPart:
         if isinstance(model.attends[i], RecurrentShape)
     }
     own = model.membership
-    about = ((0, model.vocab_size), 1.0, 0, 0)
+    about = ((0, model.vocab_size), 1.0, 0, 0, 0)
     if own is not None:
         copied = sum(own.copied[slice(*layers)])
-        about = ((own.vocabulary.start, own.vocabulary.stop), own.share, own.sums, copied)
+        about = ((own.vocabulary.start, own.vocabulary.stop), own.share, own.sums, copied, own.sums_of_own_rows)
     return MemberPart(layers, [None if s is None else s.tolist() for s in sinks], recurrent, *about)
 
 

@@ -59,6 +59,11 @@ class Work:
             metrics.s_role = True
             metrics.s_seconds, metrics.steps = member.seconds, member.steps
             metrics.peak_prefill_tokens = member.peak_prefill_tokens
+        for group in self.groups:
+            if group.sums is not None:
+                metrics.sum_bytes += group.sums.sent_bytes
+                metrics.whole_sum_bytes += group.sums.whole_bytes
+                metrics.expert_choices += int(group.choices[group.sums.member])
         if self.attention is not None:
             kv_cache = self.attention.kv_cache
             metrics.r_role = True

@@ -6,7 +6,8 @@ alone. An `Iallreduce` does not promise that: its order may depend on the number
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,33 +15,76 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hpcdecode.exchange.own_rows import OwnRows
 from hpcdecode.exchange.tensors import bytes_of
+from hpcdecode.mpi.wait import Waitable
 
+Ints = NDArray[np.int64]
 _GRAIN = 64  # elements; members add up whole grains
 
 
-class MpiSums:
+class Sums(Protocol):
     """The sums of one lane of a group. All members start the same ones in the same order.
+
+    Attributes:
+        member: This member's number.
+        sent_bytes: Bytes of shares and sums that this member sent to others.
+        whole_bytes: What these would be if every row of every share were sent.
+    """
+
+    member: int
+    sent_bytes: int
+    whole_bytes: int
+
+    def add(self, share: Tensor, rows: OwnRows | None = None) -> Generator[Waitable, None, Tensor]:
+        """Yield each request to wait for; return the sum of all members' shares.
+
+        Args:
+            share: Of this member, of any shape, that all members have; in memory of the host or a device.
+            rows: Of a share [..., T, columns], the rows of every member's that can be other than zeros.
+        """
+
+    def gather(self, part: Tensor, columns: Ints) -> Generator[Waitable, None, list[Tensor]]:
+        """Yield the request to wait for; return all members' parts on the first, nothing on the others.
+
+        Args:
+            part: Of this member, [rows, its columns].
+            columns: Of every member.
+        """
+
+
+class MpiSums:
+    """Sums by collectives of MPI, in memory of the host.
 
     Args:
         comm: of the members, in their order.
     """
 
     def __init__(self, comm: MPI.Intracomm):
-        self.comm = comm
+        self.comm, self.member = comm, comm.rank
+        self.sent_bytes = self.whole_bytes = 0
         self._memory = torch.empty(_GRAIN, dtype=torch.uint8)  # for shares of others
         self._under_way: tuple[Tensor, ...] = ()  # what MPI may read and write, also if the work is given up
 
-    def add(self, share: Tensor) -> Generator[MPI.Request, None, Tensor]:
-        """Yield each request to wait for; return the sum of all members' shares.
+    def add(self, share: Tensor, rows: OwnRows | None = None) -> Generator[Waitable, None, Tensor]:
+        """Yield each request to wait for; return the sum of all members' shares (see `Sums`)."""
+        x, members = share.detach().contiguous().cpu(), self.comm.size
+        self.whole_bytes += sent_by_all(x, members)
+        way = "all" if rows is None or not x.numel() else rows.way
+        if rows is None or way == "all":
+            total = yield from self._add_all(x)
+        elif way == "rows":
+            total = yield from self._add_rows(x.view(rows.tokens, -1), rows)
+        else:
+            total = yield from self._add_columns(x.view(rows.tokens, -1), rows)
+        return total.view(share.shape).to(share.device)
 
-        Args:
-            share: of this member, of any shape, that all members have; in memory of the host or a device.
-        """
-        flat = share.detach().contiguous().flatten().cpu()
+    def _add_all(self, x: Tensor) -> Generator[Waitable, None, Tensor]:
+        """Each member adds up a part of the elements, and all gather the parts."""
+        flat, members = x.flatten(), self.comm.size
         total = torch.empty_like(flat)
-        size, dtype, members = flat.element_size(), flat.dtype, self.comm.size
-        counts = _dealt(len(flat), members)
+        size, dtype = flat.element_size(), flat.dtype
+        counts = dealt(len(flat), members)
         own = int(counts[self.comm.rank])
         if len(self._memory) < own * members * size:
             self._memory = torch.empty(own * members * size, dtype=torch.uint8)
@@ -48,22 +92,44 @@ class MpiSums:
         sent = [bytes_of(flat), _layout(counts * size), MPI.BYTE]
         self._under_way = flat, total
         yield self.comm.Ialltoallv(sent, [bytes_of(came), _layout(np.full(members, own * size)), MPI.BYTE])
-        first, *others = came
-        part = first.float()
-        for other in others:
-            part += other
-        mine = part.to(dtype)
+        mine = in_order(came).to(dtype)
         self._under_way = mine, total
         yield self.comm.Iallgatherv([bytes_of(mine), MPI.BYTE], [bytes_of(total), _layout(counts * size), MPI.BYTE])
-        return total.view(share.shape).to(share.device)
+        self.sent_bytes += (len(flat) - own + (members - 1) * own) * size
+        return total
 
-    def gather(self, part: Tensor, columns: NDArray[np.int64]) -> Generator[MPI.Request, None, list[Tensor]]:
-        """Yield the request to wait for; return all members' parts on the first, nothing on the others.
+    def _add_rows(self, x: Tensor, rows: OwnRows) -> Generator[Waitable, None, Tensor]:
+        """Each member gets the rows of all, and adds all up: one message."""
+        width = x.shape[1] * x.element_size()
+        own = rows.of(self.comm.rank, x)
+        came = torch.empty(int(rows.counts.sum()), x.shape[1], dtype=x.dtype)
+        self._under_way = own, came
+        yield self.comm.Iallgatherv([bytes_of(own), MPI.BYTE], [bytes_of(came), _layout(rows.counts * width), MPI.BYTE])
+        self.sent_bytes += (self.comm.size - 1) * own.nbytes
+        return rows.added(came.split(rows.counts.tolist())).to(x.dtype)
 
-        Args:
-            part: of this member, [rows, its columns].
-            columns: of every member.
-        """
+    def _add_columns(self, x: Tensor, rows: OwnRows) -> Generator[Waitable, None, Tensor]:
+        """Each member gets some columns of the rows of all and adds them up, and all gather the columns."""
+        rank, members, size = self.comm.rank, self.comm.size, x.element_size()
+        columns = dealt(x.shape[1], members)
+        own = int(columns[rank])
+        flat = by_columns(rows.of(rank, x), columns)
+        came = torch.empty(int(rows.counts.sum()) * own, dtype=x.dtype)
+        self._under_way = flat, came
+        yield self.comm.Ialltoallv(
+            [bytes_of(flat), _layout(rows.counts[rank] * columns * size), MPI.BYTE],
+            [bytes_of(came), _layout(rows.counts * own * size), MPI.BYTE],
+        )
+        mine = rows.added([part.view(-1, own) for part in came.split((rows.counts * own).tolist())]).to(x.dtype)
+        total = torch.empty(x.numel(), dtype=x.dtype)
+        self._under_way = mine, total
+        layout = _layout(len(x) * columns * size)
+        yield self.comm.Iallgatherv([bytes_of(mine), MPI.BYTE], [bytes_of(total), layout, MPI.BYTE])
+        self.sent_bytes += flat.nbytes - int(rows.counts[rank]) * own * size + (members - 1) * mine.nbytes
+        return side_by_side(total, len(x), columns)
+
+    def gather(self, part: Tensor, columns: Ints) -> Generator[Waitable, None, list[Tensor]]:
+        """Yield the request to wait for; return all parts on the first member (see `Sums`)."""
         flat = part.detach().contiguous().cpu()
         sizes = columns * len(flat) * flat.element_size()
         if self.comm.rank > 0:
@@ -75,13 +141,37 @@ class MpiSums:
         return [each.view(len(flat), -1).to(part.device) for each in parts]
 
 
-def _dealt(elements: int, members: int) -> NDArray[np.int64]:
+def in_order(shares: Tensor | Sequence[Tensor]) -> Tensor:
+    """Return the sum of shares, one after the other, in float32."""
+    first, *others = shares
+    total = first.float()
+    for other in others:
+        total += other
+    return total
+
+
+def dealt(elements: int, members: int) -> Ints:
     """Return how many elements every member adds up, whole grains but for the last."""
     grains = -(-elements // _GRAIN)
     ends = np.minimum(np.arange(1, members + 1) * grains // members * _GRAIN, elements)
     return np.diff(ends, prepend=0)
 
 
-def _layout(sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def sent_by_all(x: Tensor, members: int) -> int:
+    """Return the bytes that a member sends on average if all of a share are sent: 2 (K - 1) / K of it."""
+    return 2 * (members - 1) * x.nbytes // members
+
+
+def by_columns(x: Tensor, columns: Ints) -> Tensor:
+    """Return [rows, columns] as runs of columns, each dense, one after the other."""
+    return torch.cat([run.reshape(-1) for run in x.split(columns.tolist(), 1)])
+
+
+def side_by_side(flat: Tensor, rows: int, columns: Ints) -> Tensor:
+    """Return runs of columns that lie one after the other as [rows, columns]."""
+    return torch.cat([run.view(rows, -1) for run in flat.split((rows * columns).tolist())], 1)
+
+
+def _layout(sizes: Ints) -> tuple[Ints, Ints]:
     """Return sizes and places of parts that lie one after the other, as MPI takes them."""
     return sizes, np.cumsum(sizes) - sizes

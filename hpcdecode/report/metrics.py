@@ -20,7 +20,7 @@ _SUMS = (
     *("s_seconds", "steps", "prefill_seconds", "decode_seconds", "decode_tokens", "shared_tokens"),
     *("preemptions", "preempted_tokens", "bytes_read", "attend_seconds"),
     *("swapped", "swapped_tokens", "swap_failures", "swap_out_bytes", "swap_in_bytes", "swap_seconds"),
-    "swap_wait_seconds",
+    *("swap_wait_seconds", "sum_bytes", "whole_sum_bytes", "expert_choices"),
 )
 _PEAKS = ("peak_prefill_tokens", "peak_load", "peak_tokens")
 
@@ -61,6 +61,10 @@ class Metrics(msgspec.Struct, kw_only=True):
         swapped: How often sequences that gave up their room moved to a tier.
         swapped_tokens: Tokens whose K and V moved so.
         swap_failures: How often these did not come back, and were computed again.
+        sum_bytes: Bytes that it sent to the other members of its group for sums.
+        whole_sum_bytes: What these would be if all rows of all shares were sent.
+        expert_choices: Choices of experts by routers, one a token, layer and choice, whose experts it has; with
+            `--ep` alone.
         r_role: Whether the rank worked as R-rank; the following fields are for these.
         bytes_read: Bytes of the KV cache that attention read.
         attend_seconds: Seconds of decode attention.
@@ -88,6 +92,9 @@ class Metrics(msgspec.Struct, kw_only=True):
     swapped: int = 0
     swapped_tokens: int = 0
     swap_failures: int = 0
+    sum_bytes: int = 0
+    whole_sum_bytes: int = 0
+    expert_choices: int = 0
     r_role: bool = False
     bytes_read: int = 0
     attend_seconds: float = 0.0
@@ -158,6 +165,9 @@ def summarize(
         "tokens_per_second": rows.generated_tokens / wall,
         "s_busy": sum(m.s_seconds - m.spent("wait", "idle", "append", "attend") for m in s_ranks) / len(s_ranks) / wall,
         "s_balance": sum(computed) / len(s_ranks) / max(*computed, 1e-9),
+        "sum_bytes": sum(m.sum_bytes for m in s_ranks),
+        "whole_sum_bytes": sum(m.whole_sum_bytes for m in s_ranks),
+        "expert_choices": [m.expert_choices for m in s_ranks],
         "r_busy": sum(m.spent("append", "attend") for m in r_ranks) / len(r_ranks) / wall,
         "r_gigabytes_per_second": sum(m.bytes_read for m in r_ranks) / max(attending, 1e-9) / 1e9,
         "peak_kv_tokens": sum(m.peak_tokens for m in r_ranks),

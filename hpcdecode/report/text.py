@@ -87,6 +87,7 @@ def summary(figures: dict[str, Any]) -> str:
             *([_preempted(f)] if f["preemptions"] else []),
             *([_swapped(f)] if f.get("swapped") else []),
             *([_rotated(f)] if f.get("swap_in_bytes") and not f.get("swapped") else []),
+            *([_of_experts(f)] if any(f.get("expert_choices", ())) else []),
             f"peak memory of ranks 0.. (MiB): {_memories([b >> 20 for b in f['peak_rss_bytes']])}",
         )
     )
@@ -111,6 +112,17 @@ def closing(output: str, rows: int, total: int | None, samples: int, errors: int
     several = f", {samples:,} samples" if samples != rows - errors else ""
     failed = f"{errors:,} error" + "s" * (errors != 1)
     return f"results: {output} ({rows:,}{of} rows{several}, {failed}): hpcdecode show {shlex.quote(output)}"
+
+
+def _of_experts(f: dict[str, Any]) -> str:
+    """Return how evenly the experts' work fell on the ranks that have them, and what sums sent."""
+    choices = f["expert_choices"]
+    shares = [count / sum(choices) for count in choices]
+    mean = 1 / len(choices) / max(shares)
+    return (
+        f"experts: {min(shares):.1%} .. {max(shares):.1%} of the routers' choices on a rank (the mean is {mean:.0%} of "
+        f"the busiest); sums sent {f['sum_bytes'] / 1e6:,.1f} MB, with all rows {f['whole_sum_bytes'] / 1e6:,.1f} MB"
+    )
 
 
 def _preempted(f: dict[str, Any]) -> str:

@@ -6,8 +6,10 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
+from hpcdecode.exchange.own_rows import OwnRows
 from hpcdecode.exchange.sums import MpiSums
 from hpcdecode.exchange.tensors import receive_tensors, send_tensors
+from hpcdecode.mpi.collectives import gather_all
 from hpcdecode.mpi.wait import wait, waited
 
 WORLD = MPI.COMM_WORLD
@@ -47,6 +49,40 @@ def check(comm: MPI.Intracomm) -> None:
         )
 
 
+def routed(members: int, chosen: int, dtype: torch.dtype, tokens: int) -> tuple[np.ndarray, list[torch.Tensor]]:
+    """Members of `chosen` experts for each token, and shares that are zeros elsewhere, with some zeros below 0."""
+    generator = torch.Generator().manual_seed(tokens)
+    expert = torch.stack([torch.randperm(2 * members, generator=generator)[:chosen] for _ in range(tokens)])
+    owners, parts = (expert * members // (2 * members)).numpy(), shares(members, (tokens, 768), dtype)
+    for member, part in enumerate(parts):
+        part[:, :5] = -0.0
+        part[torch.from_numpy(~(owners == member).any(1))] = 0.0
+    return owners, parts
+
+
+def check_own_rows(comm: MPI.Intracomm) -> None:
+    """Sums of rows that some members have: the bits of all rows', and the bytes that `OwnRows.way` counts."""
+    seen = set()
+    for dtype in (torch.float32, torch.bfloat16):
+        for chosen, tokens in ((1, 1), (1, 40), (2, 1), (2, 40), (comm.size, 40), (2 * comm.size, 3)):
+            owners, parts = routed(comm.size, chosen, dtype, tokens)
+            rows, sums, whole = OwnRows(owners, comm.size), MpiSums(comm), MpiSums(comm)
+            found, expected = (
+                waited(sums.add(parts[comm.rank][None], rows)),
+                waited(whole.add(parts[comm.rank][None])),
+            )
+            assert found.shape == expected.shape == (1, tokens, 768)
+            assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8)), (comm.size, chosen, tokens)
+            sent, sent_whole = (sum(gather_all(comm, each.sent_bytes, int)) for each in (sums, whole))
+            n, k, row = int(rows.counts.sum()), comm.size, 768 * dtype.itemsize
+            of_way = {"rows": (k - 1) * n, "columns": (k - 1) * (n / k + tokens), "all": 2 * (k - 1) * tokens}
+            assert sent_whole == of_way["all"] * row, (sent_whole, of_way, row)
+            assert of_way[rows.way] == min(of_way.values()) and abs(sent - of_way[rows.way] * row) < 1, (sent, of_way)
+            assert sums.whole_bytes == whole.whole_bytes and abs(sent_whole - k * whole.whole_bytes) < k
+            seen.add(rows.way)
+    assert seen >= ({"rows"} if comm.size == 2 else {"rows", "columns", "all"}), seen
+
+
 def check_tensors() -> None:
     sent = [torch.arange(6.0).view(2, 3), torch.empty(0, 4), torch.arange(4).bfloat16()]
     if WORLD.rank == 1:
@@ -61,6 +97,7 @@ for size in (2, 3, 4):
     comm = WORLD.Split(0 if WORLD.rank < size else MPI.UNDEFINED)
     if comm != MPI.COMM_NULL:
         check(comm)
+        check_own_rows(comm)
 check_tensors()
 WORLD.Barrier()
 if WORLD.rank == 0:

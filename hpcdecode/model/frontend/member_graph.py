@@ -13,6 +13,7 @@ from torch.fx.node import Argument, Target
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.model.frontend.clean import VIEWS
 from hpcdecode.model.frontend.deal import EVERYONE, Deal, Dealt
+from hpcdecode.model.frontend.expert_rows import note_expert_rows
 from hpcdecode.model.frontend.member_mixers import mixer_arguments
 from hpcdecode.model.frontend.membership import WeightCut
 from hpcdecode.model.frontend.meta import Meta, meta, size_of, tensor_meta
@@ -28,6 +29,7 @@ from hpcdecode.model.frontend.operators import (
     slice_argument,
 )
 from hpcdecode.model.frontend.partial_sums import PartialSums
+from hpcdecode.model.frontend.whole_experts import experts_of
 
 aten = torch.ops.aten
 SIZED: frozenset[Target] = VIEWS | {aten.expand.default}  # argument 1 is the shape of the result
@@ -58,6 +60,7 @@ class MemberGraph:
         self._deal, self._member = deal, member
         self._narrowed: dict[object, fx.Node] = {}
         self._held = self._whole = 0
+        self._of_experts: dict[fx.Node, int] = {}  # how many there are, by projection of whole ones
         self._sums = PartialSums(self.graph)
         for node in deal.trace.graph.nodes:
             if node.op == "placeholder":
@@ -65,6 +68,7 @@ class MemberGraph:
             elif node.op == "call_function":
                 self._run(node)
         self.graph.output((self.own(deal.trace.logits),))
+        note_expert_rows(self.graph, self._of_experts)
         self._drop_unused()
         self.share = self._held / max(self._whole, 1)
 
@@ -221,8 +225,12 @@ class MemberGraph:
             dim = 0 if node in self._deal.experts else len(tensor_meta(linear.bias).shape) - 1
             bias = self._value(linear.bias, None if dealt is None or summed else Dealt(dim, dealt.owners))
         if node.target is EXPERT_LINEAR:
-            first = [int(dealt.own(self._member)[0])] if dealt is not None and node in self._deal.experts else []
-            return self._emit(node, [x, self.own(as_node(node.args[1])), weight, bias, node.args[4], *first])
+            expert, whole = self.own(as_node(node.args[1])), dealt is not None and node in self._deal.experts
+            first = [int(dealt.own(self._member)[0])] if dealt is not None and whole else []
+            made = self._emit(node, [x, expert, weight, bias, node.args[4], *first])
+            if whole:
+                self._of_experts[made] = experts_of(node)
+            return made
         if node.target is aten.addmm.default:
             bias = bias or self._zeros(as_node(linear.bias))
             return self._emit(node, [bias, x, weight])

@@ -71,6 +71,7 @@ class Membership:
             equally many of a layer, or all.
         copied: Whether members have all heads of a layer, by layer.
         sums: Number of sums over members in a step.
+        sums_of_own_rows: Those of them to which a member gives rows of tokens of its own experts alone.
     """
 
     members: int
@@ -80,3 +81,4 @@ class Membership:
     heads: tuple[range, ...]
     copied: tuple[bool, ...]
     sums: int
+    sums_of_own_rows: int = 0

@@ -125,9 +125,12 @@ def define() -> None:
     )
     experts.register_fake(projected)
     member_sum = torch.library.custom_op(
-        "hpcdecode::member_sum", _summed_elsewhere, mutates_args=(), schema="(Tensor x) -> Tensor"
+        "hpcdecode::member_sum",
+        _summed_elsewhere,
+        mutates_args=(),
+        schema="(Tensor x, Tensor? expert=None, int experts=0, bool own_rows=False) -> Tensor",
     )
-    member_sum.register_fake(torch.empty_like)
+    member_sum.register_fake(lambda x, *_: torch.empty_like(x))
 
 
 def _attend_elsewhere(*_: object) -> Tensor:

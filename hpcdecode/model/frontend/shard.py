@@ -64,6 +64,7 @@ def trace_of(deal: Deal, member: int) -> Trace:
             heads=tuple(own_heads(deal, node, member) for node in trace.attends),
             copied=tuple(node not in deal.of for node in trace.attends),
             sums=sum(node.target is MEMBER_SUM for node in made.graph.nodes),
+            sums_of_own_rows=sum(node.target is MEMBER_SUM and node.args[3:] == (True,) for node in made.graph.nodes),
         ),
     )
 

@@ -6,14 +6,15 @@ A slice of a whole model is one stretch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.node import Argument
 
 from hpcdecode.model.frontend.meta import size_of
-from hpcdecode.model.frontend.nodes import as_node, results
+from hpcdecode.model.frontend.nodes import as_int, results
 
 
 @dataclass(frozen=True)
@@ -21,17 +22,22 @@ class Stretch:
     """Part of a slice between two sums.
 
     The values of a slice are its inputs, then what its stretches return, in order. The first that a stretch returns,
-    unless it is the last, is this member's share of a sum, and the sum takes its place.
+    unless it is the last, is this member's share of a sum, and the sum takes its place. If the share is of experts, the
+    router's choice follows it, which is no value of the slice.
 
     Attributes:
         graph: (values..., weights...) -> values.
         takes: Numbers of the values that it takes.
         weights: Numbers of the slice's weights that it takes.
+        experts: Number of experts of the layer that the share is of, dealt out whole; 0 if it is of none.
+        own_rows: Whether the share's rows are zeros for tokens that no expert of this member was chosen for.
     """
 
     graph: fx.Graph
     takes: tuple[int, ...]
     weights: tuple[int, ...]
+    experts: int = 0
+    own_rows: bool = False
 
 
 def stretches_of(graph: fx.Graph) -> list[Stretch]:
@@ -69,11 +75,12 @@ class _Cutter:
             later = {n for nodes in given[number + 1 :] for n in nodes}
             if number < count - 1:
                 made = [n for n in self._own(number) if n in later]
-                ends = [as_node(self.sums[number].args[0]), *made]
+                ends = [*self.sums[number].all_input_nodes, *made]  # the share, and the router's choice
                 after = [self.sums[number], *made]
             else:
                 ends, after = results(self.graph), []
-            yield self._stretch(number, given[number], ends, known)
+            stretch = self._stretch(number, given[number], ends, known)
+            yield stretch if number == count - 1 else replace(stretch, **_of_experts(self.sums[number]))
             known.update({node: len(known) + i for i, node in enumerate(after)})
 
     def _own(self, number: int) -> list[fx.Node]:
@@ -84,7 +91,7 @@ class _Cutter:
     def _given(self, number: int) -> list[fx.Node]:
         """Return the values and weights that a stretch needs and does not compute."""
         own = self._own(number)
-        ends = results(self.graph) if number == len(self.sums) else [as_node(self.sums[number].args[0])]
+        ends = results(self.graph) if number == len(self.sums) else self.sums[number].all_input_nodes
         needed = dict.fromkeys([*(n for node in own for n in self._sources(node)), *ends])
         return [n for n in self.level if n in needed and n not in own]
 
@@ -121,3 +128,9 @@ class _Cutter:
             copy(node)
         graph.output(tuple(new[n] for n in ends))
         return Stretch(graph, tuple(known[n] for n in taken), tuple(self.weights[n] for n in weights))
+
+
+def _of_experts(node: fx.Node) -> dict[str, Any]:
+    """Return the fields of a stretch that say what experts the share of a sum is of."""
+    experts, own_rows = node.args[2:4] or (0, False)
+    return {"experts": as_int(experts), "own_rows": bool(own_rows)}

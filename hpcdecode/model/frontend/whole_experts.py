@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import fx
 
 from hpcdecode.errors import UserError
@@ -38,7 +39,12 @@ def owners_of_experts(trace: Trace, members: int) -> dict[fx.Node, Ints]:
             f"--ep: expected at most {fewest} ranks of tensor parallelism, the experts of a layer, got {members}; "
             "lower --tp, or leave --ep out"
         )
-    return {node: np.arange(count) * members // count for node, count in counts.items()}
+    return {node: owner_of(np.arange(count), count, members) for node, count in counts.items()}
+
+
+def owner_of(expert: NDArray[np.int64], experts: int, members: int) -> NDArray[np.int64]:
+    """Return the member that has each of some experts, of `experts` that are dealt out to `members`."""
+    return expert * members // experts
 
 
 def require_experts(trace: Trace) -> None:

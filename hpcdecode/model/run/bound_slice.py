@@ -6,19 +6,44 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, fx
 
 from hpcdecode.model.frontend.plausible import pieces_of
 from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.frontend.stretches import Stretch, stretches_of
+from hpcdecode.model.frontend.whole_experts import owner_of
 from hpcdecode.model.lower.compile import Compiled, compile_graph
 from hpcdecode.model.lower.linears import Quantised
 from hpcdecode.model.lower.recipe import ReadWeight
 from hpcdecode.system.shared_memory import WeightMemory
 
 T = TypeVar("T")
-Summed = Generator[Tensor, Tensor, T]  # yields this member's share of a sum, is sent the sum, and returns a result
+
+
+class Share(NamedTuple):
+    """What a member gives to a sum over the members of its group.
+
+    Attributes:
+        x: The share, of any shape that all members have.
+        expert: Experts that the router chose for each token, int64 [T, k], if the share is of whole ones; else None.
+        experts: Number of experts of the layer.
+        own_rows: Whether `x` is [T, columns], with zeros for tokens that no expert of this member was chosen for.
+    """
+
+    x: Tensor
+    expert: Tensor | None = None
+    experts: int = 0
+    own_rows: bool = False
+
+    def owners(self, members: int) -> NDArray[np.int64] | None:
+        """Return the member that has each chosen expert, [T, k], or None if the share is of no whole experts."""
+        return None if self.expert is None else owner_of(self.expert.cpu().numpy(), self.experts, members)
+
+
+Summed = Generator[Share, Tensor, T]  # yields this member's share of a sum, is sent the sum, and returns a result
 
 
 class CompiledStretch(NamedTuple):
@@ -80,6 +105,13 @@ class BoundStretch:
         """Return what the stretch makes of the values of its slice."""
         return self.compiled.run(*(values[i] for i in self.stretch.takes), *self.weights)
 
+    def share(self, values: Sequence[Tensor]) -> tuple[Share, Sequence[Tensor]]:
+        """Return the share of the sum with which the stretch ends, and the other values that it makes."""
+        x, *others = self.run(values)
+        if not self.stretch.experts:
+            return Share(x), others
+        return Share(x, others[0], self.stretch.experts, self.stretch.own_rows), others[1:]
+
 
 @dataclass(frozen=True)
 class BoundSlice:
@@ -103,7 +135,7 @@ class BoundSlice:
         """Run all stretches but the last; return the values that there are then."""
         values = list(inputs)
         for stretch in self.stretches[:-1]:
-            share, *others = stretch.run(values)
+            share, others = stretch.share(values)
             values += [(yield share), *others]
         return values
 
@@ -127,10 +159,10 @@ def together(works: Sequence[Summed[T]], add: Callable[[Sequence[Tensor]], Tenso
     results: list[T] = []
     totals: list[Tensor | None] = [None] * len(works)
     while not results:
-        shares = []
+        shares: list[Tensor] = []
         for work, total in zip(works, totals, strict=True):
             try:
-                shares.append(next(work) if total is None else work.send(total))
+                shares.append((next(work) if total is None else work.send(total)).x)
             except StopIteration as end:
                 results.append(end.value)
         totals = [add(shares)] * len(works) if shares else totals
