@@ -120,7 +120,8 @@ class MpiSums:
             [bytes_of(flat), _layout(rows.counts[rank] * columns * size), MPI.BYTE],
             [bytes_of(came), _layout(rows.counts * own * size), MPI.BYTE],
         )
-        mine = rows.added([part.view(-1, own) for part in came.split((rows.counts * own).tolist())]).to(x.dtype)
+        parts = zip(came.split((rows.counts * own).tolist()), rows.counts.tolist(), strict=True)
+        mine = rows.added([part.view(count, own) for part, count in parts]).to(x.dtype)
         total = torch.empty(x.numel(), dtype=x.dtype)
         self._under_way = mine, total
         layout = _layout(len(x) * columns * size)
@@ -169,7 +170,8 @@ def by_columns(x: Tensor, columns: Ints) -> Tensor:
 
 def side_by_side(flat: Tensor, rows: int, columns: Ints) -> Tensor:
     """Return runs of columns that lie one after the other as [rows, columns]."""
-    return torch.cat([run.view(rows, -1) for run in flat.split((rows * columns).tolist())], 1)
+    parts = zip(flat.split((rows * columns).tolist()), columns.tolist(), strict=True)
+    return torch.cat([part.view(rows, count) for part, count in parts], 1)
 
 
 def _layout(sizes: Ints) -> tuple[Ints, Ints]:

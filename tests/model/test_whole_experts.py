@@ -12,9 +12,10 @@ from hpcdecode.errors import UserError
 from hpcdecode.model.frontend import experts
 from hpcdecode.model.frontend.cache import cached_trace
 from hpcdecode.model.frontend.checkpoint import open_checkpoint
+from hpcdecode.model.frontend.expert_rows import note_expert_rows
 from hpcdecode.model.frontend.mapped import in_checkpoints
 from hpcdecode.model.frontend.meta import Meta
-from hpcdecode.model.frontend.operators import EXPERT_LINEAR
+from hpcdecode.model.frontend.operators import EXPERT_LINEAR, MEMBER_SUM
 from hpcdecode.model.frontend.shard import member_trace
 from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.frontend.weights import weight_key
@@ -24,6 +25,7 @@ from tests.support.members import check_members
 
 aten = torch.ops.aten
 EXPERTS = {"mixtral": 4, "qwen3_moe": 8, "gpt_oss": 4, "deepseek_v2": 8, "deepseek_v3": 8}
+OWN_ROWS = {"mixtral": 3, "qwen3_moe": 2, "gpt_oss": 3}  # layers without shared experts, whose part is in the same sum
 OWN = {2: {4: [2, 2], 8: [4, 4]}, 3: {4: [2, 1, 1], 8: [3, 3, 2]}}
 
 
@@ -45,6 +47,7 @@ def test_members_have_the_models_logits_and_whole_experts(name, members, checkpo
         whole_weights = {n for node, n in own.weights.items() if node not in own.cuts}
         assert any(n.endswith((".gate.weight", ".router.weight")) for n in whole_weights)
         assert own.membership.sums == (2 if split else 1) * len(whole.attends)
+        assert own.membership.sums_of_own_rows == OWN_ROWS.get(name, 0)
         if name.startswith("deepseek"):  # a dense layer and shared experts
             assert not any(".down_proj" in n for n in whole_weights)
     assert first == experts
@@ -108,6 +111,44 @@ def test_rows_of_other_members_experts_are_zeros_and_cost_no_gemm(monkeypatch):
     assert torch.equal(sum(parts), whole)
     nothing = experts.expert_linear(x[1:2], expert[1:2], weight[3:], None, False, 3)
     assert nothing.shape == (1, 3, 5) and not nothing.any()
+
+
+def sum_after(*calls):
+    """A layer of experts, calls on its rows, and a sum over members."""
+    graph = fx.Graph()
+    x, expert, weight = (graph.placeholder(name) for name in ("x", "expert", "weight"))
+    expert.meta["about"] = Meta.of(torch.int64, ("T", 2))
+    y = graph.call_function(EXPERT_LINEAR, (x, expert, weight, None, False, 0))
+    y.meta["about"], down = Meta.of(torch.float32, ("T", 2, 8)), y
+    for target, args, shape in calls:
+        y = graph.call_function(target, tuple(y if arg == "y" else arg for arg in args))
+        y.meta["about"] = Meta.of(torch.float32, shape)
+    total = graph.call_function(MEMBER_SUM, (y,))
+    graph.output((total,))
+    note_expert_rows(graph, {down: 6})
+    return total.args[1:], expert
+
+
+ROWS = ("T", 2, 8)
+SUMMED = (aten.sum.dim_IntList, ("y", [1]), ("T", 8))
+
+
+@pytest.mark.parametrize(
+    ("calls", "own_rows"),
+    [
+        ([(aten.mul.Tensor, ("y", 2.0), ROWS), SUMMED], True),
+        ([SUMMED, (aten.unsqueeze.default, ("y", 0), (1, "T", 8))], True),
+        ([SUMMED, (aten.div.Tensor, ("y", 2.0), ("T", 8)), (aten._to_copy.default, ("y",), ("T", 8))], True),
+        ([SUMMED, (aten.add.Tensor, ("y", 1.0), ("T", 8))], False),
+        ([(aten.exp.default, ("y",), ROWS), SUMMED], False),
+        ([(aten.sum.dim_IntList, ("y", [0]), (2, 8))], False),
+        ([(aten.view.default, ("y", [-1, 8]), ("2*T", 8))], False),
+        ([(aten.slice.Tensor, ("y", 1, 0, 1), ("T", 1, 8))], False),  # rows that are not [T, columns]
+    ],
+)
+def test_rows_of_other_members_experts_are_not_sent_if_they_are_zeros(calls, own_rows):
+    found, expert = sum_after(*calls)
+    assert found == (expert, 6, own_rows)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 
@@ -52,6 +53,28 @@ def test_a_group_makes_the_rows_of_one_process(hpcdecode, tmp_path, alone, ranks
 def test_groups_that_cannot_be_are_refused(hpcdecode, ranks, flags, problem):
     result = hpcdecode("generate", PROMPTS, "-o", "out.h5", *FLAGS, *flags, ranks=ranks)
     assert result.returncode == 2 and problem in result.stderr, result.stderr
+
+
+def test_members_send_rows_of_their_own_experts_alone(hpcdecode, checkpoint, tmp_path):
+    flags = ("--model", checkpoint("qwen3_moe"), "--max-tokens", 8, "--dtype", "float32", "--ignore-eos")
+    rows = ({"prompt_token_ids": [5 + (i * 7 + j) % 400 for j in range(4 + i)]} for i in range(12))
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokens = {}
+    for ranks, own in ((1, ()), (2, ("--tp", 2)), (2, ("--tp", 2, "--ep"))):
+        result = hpcdecode("generate", "prompts.jsonl", "-o", "out.h5", "--overwrite", *flags, *own, ranks=ranks)
+        assert result.returncode == 0, result.stderr
+        found, _, summary = contents(tmp_path / "out.h5")
+        tokens[own], whole = found["token_ids"], summary["whole_sum_bytes"]
+        if "--ep" not in own:
+            assert summary["sum_bytes"] == whole and (whole > 0) == (ranks > 1)
+            assert not any(summary["expert_choices"]) and "experts:" not in result.stderr
+    assert len(set(map(str, tokens.values()))) == 1
+    assert "experts: each whole on one of 2 ranks; in 2 of 6 sums a step" in result.stderr
+    assert "of the routers' choices on a rank" in result.stderr
+    choices = summary["expert_choices"]
+    computed, needed = sum(range(4, 16)) + 12 * 7, 12 * 8  # by layer 0, and by layer 2, of which logits are needed
+    assert len(choices) == 2 and sum(choices) == 2 * (computed + needed) and min(choices) > 0  # 2 experts a token
+    assert whole / 2 < summary["sum_bytes"] < whole
 
 
 def test_weights_that_are_too_large_for_a_process_are_refused(hpcdecode, tmp_path):
