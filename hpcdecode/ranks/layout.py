@@ -155,7 +155,7 @@ def _split(ranks: Sequence[Rank], s_ranks: int | None, shape: GroupShape) -> int
         raise UserError(
             f"{shape.flags}: expected multiples of {shape.size} S-ranks and of {shape.parts} R-ranks, as each of the "
             f"{shape.parts} parts of a model has R-ranks of its own, got {count} S-ranks and {size - count} R-ranks; "
-            "change --s-ranks, the flags or the number of ranks",
+            + _ranks_instead(size, count, shape),
             everywhere=True,
         )
     chosen = sorted(ranks, key=lambda r: (r.rank not in owners, not r.gpus, r.rank))[:count]
@@ -163,6 +163,22 @@ def _split(ranks: Sequence[Rank], s_ranks: int | None, shape: GroupShape) -> int
         rank.role = "S" if rank in chosen else "R"
     _assign_groups([r for r in ranks if r.role == "S"], shape)
     return count
+
+
+def _ranks_instead(size: int, s_ranks: int, shape: GroupShape) -> str:
+    """Return what to change if parts of a model cannot have equally many R-ranks.
+
+    Unequal pools are not worth their plans: every sequence has K and V in the pool of each part, so the smallest pool
+    sets the time and the room of a step, as if the other pools had no more R-ranks than it.
+    """
+    if s_ranks % shape.size:
+        return "change --s-ranks, the flags or the number of ranks"
+    fewer = size - (size - s_ranks) % shape.parts
+    counts = [n for n in (fewer, fewer + shape.parts) if n > s_ranks]
+    return (
+        f"start {' or '.join(map(str, counts))} ranks, or change --s-ranks or the flags. A part with more R-ranks than "
+        "others would gain nothing: each holds some heads or layers of every row, so the fewest set speed and room"
+    )
 
 
 def _owners(ranks: Sequence[Rank]) -> set[int]:
