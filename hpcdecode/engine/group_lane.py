@@ -98,7 +98,7 @@ class MpiGroupLane:
 
     Args:
         comm: of the members, for this lane alone.
-        stage: of the members of this stage, for this lane alone; None if it has one.
+        sums: of the members of this stage, for this lane alone; None if it has one.
         tp: members of a stage or copy of the model.
         route: of the lanes through the copies.
         columns: of the logits, by member of this stage; nothing if each member computes all of them.
@@ -114,7 +114,7 @@ class MpiGroupLane:
     def __init__(
         self,
         comm: MPI.Intracomm,
-        stage: MPI.Intracomm | None,
+        sums: Sums | None,
         tp: int,
         route: Rotation,
         columns: Sequence[int],
@@ -122,12 +122,10 @@ class MpiGroupLane:
         *,
         alike: bool = True,
     ):
-        from hpcdecode.exchange.sums import MpiSums
-
         self.timeline, self.route, self.alike, self._tp = timeline, route, alike, tp
         self.copy, self.at_home = comm.rank // tp if route.copies > 1 else 0, comm.rank < tp
         self.comm, self.columns = comm, np.array(columns)
-        self.sums: Sums | None = None if stage is None else MpiSums(stage)
+        self.sums = sums
         self.choices = np.zeros(tp, np.int64)
         self._before, self._after = comm.rank + tp, comm.rank - tp  # members of the stages before and after
         self._sent: list[MPI.Request] = []

@@ -90,10 +90,13 @@ def group_lanes(team: Team, setup: Setup, scales: Sequence[Scale], timeline: Tim
     columns = setup.columns_of(me)
     route = Rotation(me.turns, len(setup.shapes_of(me)))
     in_stage = [next(of_stages, None) for _ in comms]
-    alike = in_stage[0] is None or _alike(in_stage[0], torch.device(me.device))
+    device = torch.device(me.device)
+    alike = in_stage[0] is None or _alike(in_stage[0], device)
+    from hpcdecode.exchange.torch_sums import open_sums
+
     return [
-        MpiGroupLane(comm, stage, me.tp, route, columns, timeline, alike=alike)
-        for comm, stage in zip(comms, in_stage, strict=True)
+        MpiGroupLane(comm, sums, me.tp, route, columns, timeline, alike=alike)
+        for comm, sums in zip(comms, open_sums(in_stage, device), strict=True)
     ]
 
 

@@ -27,11 +27,13 @@ class Sums(Protocol):
     """The sums of one lane of a group. All members start the same ones in the same order.
 
     Attributes:
+        comm: Of the members, in their order.
         member: This member's number.
         sent_bytes: Bytes of shares and sums that this member sent to others.
         whole_bytes: What these would be if every row of every share were sent.
     """
 
+    comm: MPI.Intracomm
     member: int
     sent_bytes: int
     whole_bytes: int

@@ -7,8 +7,9 @@ import torch
 from mpi4py import MPI
 
 from hpcdecode.exchange.own_rows import OwnRows
-from hpcdecode.exchange.sums import MpiSums
+from hpcdecode.exchange.sums import MpiSums, Sums
 from hpcdecode.exchange.tensors import receive_tensors, send_tensors
+from hpcdecode.exchange.torch_sums import torch_sums
 from hpcdecode.mpi.collectives import gather_all
 from hpcdecode.mpi.wait import wait, waited
 
@@ -28,8 +29,7 @@ def in_order(parts: list[torch.Tensor]) -> torch.Tensor:
     return total.to(parts[0].dtype)
 
 
-def check(comm: MPI.Intracomm) -> None:
-    sums = MpiSums(comm)
+def check(comm: MPI.Intracomm, sums: Sums) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         for shape in SHAPES:
             all_shares = shares(comm.size, shape, dtype)
@@ -47,6 +47,16 @@ def check(comm: MPI.Intracomm) -> None:
         assert [p.shape[1] for p in parts] == columns.tolist() and [float(p.max()) for p in parts] == list(
             range(comm.size)
         )
+
+
+def check_both_under_way(a: Sums, b: Sums) -> None:
+    """Lanes go on in any order: one member starts that of `b` first."""
+    own = shares(a.comm.size, (5, 300), torch.bfloat16)
+    works = [sums.add(own[a.comm.rank] * factor) for sums, factor in ((a, 1), (b, 2))]
+    begun = {lane: next(works[lane]) for lane in ((1, 0) if a.comm.rank == 1 else (0, 1))}
+    for lane, (work, factor) in enumerate(zip(works, (1, 2), strict=True)):
+        wait(begun[lane])
+        assert torch.equal(waited(work), in_order([part * factor for part in own]))
 
 
 def routed(members: int, chosen: int, dtype: torch.dtype, tokens: int) -> tuple[np.ndarray, list[torch.Tensor]]:
@@ -98,8 +108,11 @@ def check_tensors() -> None:
 for size in (2, 3, 4):
     comm = WORLD.Split(0 if WORLD.rank < size else MPI.UNDEFINED)
     if comm != MPI.COMM_NULL:
-        check(comm)
+        check(comm, MpiSums(comm))
         check_own_rows(comm)
+        for sums in torch_sums([comm, comm], "gloo"):  # of two lanes
+            check(comm, sums)
+        check_both_under_way(*torch_sums([comm, comm], "gloo"))
 check_tensors()
 WORLD.Barrier()
 if WORLD.rank == 0:
