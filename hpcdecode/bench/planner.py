@@ -3,7 +3,8 @@
 A world is one process, or ranks of this host as an S-rank and R-ranks, and as replicas. It calibrates and runs its
 cases in turn, so that both see the same machine. "truth": tokens/s of whole jobs; the value is measured, the ratio is
 predicted over measured. "choice": the planner's layout, B, F and lanes against a grid of others for the same rows.
-"schedules": rows of very different lengths by each schedule, tokens/s and peak load.
+"schedules": rows of very different lengths by each schedule, tokens/s and peak load. "groups": as "truth", for groups
+of several S-ranks (`--tp`) on 2 and 4 ranks: four configurations a model.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ _GRID = [PredictedCase(128, (32, 128), (33, 33), batch, period) for batch in (16
 _SCHEDULES = [
     PredictedCase(96, (32, 128), (8, 96), 32, 6, schedule) for schedule in ("fixed-f", "load-control", "static")
 ]
-SETS = ("truth", "choice", "schedules")
+_GROUPS = {2: (("replicas", 2),), 4: (("replicas", 2), ("replicas", 4), ("split", 2))}  # layout and tp, by ranks
+SETS = ("truth", "choice", "schedules", "groups")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,13 +71,17 @@ def run(args: argparse.Namespace) -> Report:
     for ranks in args.ranks:
         for model in args.model if "truth" in args.set else ():
             sets = _SMALL if ranks % 2 else _OTHER
-            report = _world(args, model, ranks, sets.get(model, _SMALL["355m"]), False)
+            report = _world(args, model, ranks, _each_layout(sets.get(model, _SMALL["355m"]), ranks), False)
             cases += _truth(f"{model}, {_named(ranks)}", report)
-            errors += [abs(found.predicted / statistics.median(found.measured) - 1) for found in report.found.values()]
+            errors += _errors(report)
+        for model in args.model if "groups" in args.set and ranks in _GROUPS else ():
+            report = _world(args, model, ranks, _groups(_SMALL.get(model, _SMALL["355m"])[0], ranks), False)
+            cases += _truth(f"{model}, {_named(ranks)}", report)
+            errors += _errors(report)
         if "choice" in args.set:
-            cases += _choice(_named(ranks), _world(args, "50m", ranks, _GRID, True))
+            cases += _choice(_named(ranks), _world(args, "50m", ranks, _each_layout(_GRID, ranks), True))
         if "schedules" in args.set:
-            cases += _schedules(_named(ranks), _world(args, "50m", ranks, _SCHEDULES, False))
+            cases += _schedules(_named(ranks), _world(args, "50m", ranks, _each_layout(_SCHEDULES, ranks), False))
     if errors:
         middle, worst = statistics.median(errors), max(errors)
         cases.append(entry("median error", 100 * middle, "%", "measured tokens/s", middle, [middle, worst]))
@@ -86,12 +92,7 @@ def run(args: argparse.Namespace) -> Report:
 def _world(
     args: argparse.Namespace, model: str, ranks: int, cases: Sequence[PredictedCase], choosing: bool
 ) -> Predictions:
-    """Start `bench.predicted` on `ranks` ranks, and return what it prints.
-
-    Cases are run by each layout of several ranks; a replica has its share of B.
-    """
-    alone = [replace(case, layout="replicas", batch=max(case.batch // ranks, 1)) for case in cases]
-    cases = [*(cases if ranks > 1 else ()), *alone]
+    """Start `bench.predicted` on `ranks` ranks, and return what it prints."""
     site = Site(args.work.resolve(), model)
     line = [*launcher(ranks), sys.executable, "-m", "hpcdecode.bench.predicted"]
     directory = mixed_checkpoint(site.work, model) if model in MIXED else site.checkpoint
@@ -103,6 +104,26 @@ def _world(
         "choose" if choosing else "run",
     ]
     return msgspec.json.decode(site.call("planner", line), type=Predictions)
+
+
+def _each_layout(cases: Sequence[PredictedCase], ranks: int) -> list[PredictedCase]:
+    """Return cases by each layout of several ranks; a replica has its share of B."""
+    alone = [replace(case, layout="replicas", batch=max(case.batch // ranks, 1)) for case in cases]
+    return [*(cases if ranks > 1 else ()), *alone]
+
+
+def _groups(rows: PredictedCase, ranks: int) -> list[PredictedCase]:
+    """Return the configurations of groups of several S-ranks; a group has its share of B."""
+    made = []
+    for layout, tp in _GROUPS[ranks]:
+        count, lanes = (ranks // tp, 1) if layout == "replicas" else (1, 2)
+        made.append(replace(rows, layout=layout, batch=max(rows.batch // count, lanes), lanes=lanes, tp=tp))
+    return made
+
+
+def _errors(report: Predictions) -> list[float]:
+    """Return by how much predictions are off, of the median measured."""
+    return [abs(found.predicted / statistics.median(found.measured) - 1) for found in report.found.values()]
 
 
 def _named(ranks: int) -> str:

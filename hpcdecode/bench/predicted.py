@@ -46,6 +46,7 @@ class PredictedCase(msgspec.Struct, frozen=True):
         schedule: Name of the schedule.
         layout: `split` into one S-rank and R-ranks, or `replicas`, as which one process counts.
         lanes: Of a group; None for as many as jobs have.
+        tp: S-ranks of a group. Split, all of them are of one group, and each has as many R-ranks.
     """
 
     rows: int
@@ -56,12 +57,14 @@ class PredictedCase(msgspec.Struct, frozen=True):
     schedule: str = "fixed-f"
     layout: str = "split"
     lanes: int | None = None
+    tp: int = 1
 
     def __str__(self) -> str:
         (a, b), (c, d) = self.prompt, self.new
         lanes = f", {self.lanes} lanes" * (self.lanes is not None)
         sizes = f"B {self.batch}, F {self.period}{lanes}"
-        return f"{self.layout}: {self.rows} rows of {a}-{b} + {c}-{d}, {sizes}, {self.schedule}"
+        layout = f"{self.layout} of tp {self.tp}" if self.tp > 1 else self.layout
+        return f"{layout}: {self.rows} rows of {a}-{b} + {c}-{d}, {sizes}, {self.schedule}"
 
     def lengths(self) -> list[tuple[int, int]]:
         """Prompt and new tokens of every row; the same for cases with the same rows."""
@@ -88,8 +91,8 @@ def predict(profile: Profile, case: PredictedCase) -> tuple[float, int]:
     limits = lane_limits(case.batch, case.period, steps, lanes, load, case.schedule, prefill_limit(not alone))
     cost = profile.alone if alone else profile.cost
     assert cost is not None, "replicas are measured"
-    parts, count = (1, profile.ranks) if alone else (profile.ranks - 1, 1)
-    groups = SimulatedGroups(cost, [_CAPACITY] * parts, limits, count=count)
+    parts, count = (1, profile.ranks // case.tp) if alone else (profile.ranks // case.tp - 1, 1)
+    groups = SimulatedGroups(profile.of_member(cost, case.tp), [_CAPACITY] * parts, limits, count=count)
     outcome = simulate([groups], lengths.of(prompt, new))
     return outcome.tokens_per_second, outcome.peak_load
 
@@ -130,9 +133,10 @@ class Runner:
             period=case.period,
             schedule=case.schedule,
             lanes=case.lanes,
+            tp=case.tp if case.tp > 1 else None,
         )
         with contextlib.redirect_stderr(io.StringIO()):
-            generate(job, self.team.comm, model=self.model)
+            generate(job, self.team.comm, model=self.model if case.tp == 1 else None)  # members read their parts
         if not self.team.lead:
             return 0.0, 0
         with h5py.File(out) as file:

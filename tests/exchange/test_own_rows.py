@@ -1,4 +1,4 @@
-"""Rows of members' shares that can be other than zeros: which there are, their sum, and the way with the fewest bytes."""
+"""Rows of members' shares that can be other than zeros: which there are, their sum, the way with the fewest bytes."""
 
 from __future__ import annotations
 
