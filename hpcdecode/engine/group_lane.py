@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hpcdecode.engine.model_inputs import ModelInputs, StepOrder
 from hpcdecode.engine.programs import Waiting, waiting
-from hpcdecode.model.run.bound_slice import Share, Summed, alone
+from hpcdecode.model.run.bound_slice import MemberShare, Summed, alone
 from hpcdecode.model.run.lm_head import Largest
 from hpcdecode.model.run.split_model import LmHeadInput
 from hpcdecode.mpi.wait import Waitable
@@ -194,7 +194,7 @@ class MpiGroupLane:
             assert self.sums is not None, "sums: expected several members"
             total = yield from self._joint(self.sums.add(share.x, self._own_rows(share)))
 
-    def _own_rows(self, share: Share) -> OwnRows | None:
+    def _own_rows(self, share: MemberShare) -> OwnRows | None:
         """Count whose experts were chosen; return the rows of members' shares, if only those are to be sent."""
         owners = share.owners(self._tp)
         if owners is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Generator, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,9 @@ from hpcdecode.exchange.own_rows import OwnRows
 from hpcdecode.exchange.sums import Ints, MpiSums, Sums, dealt, in_order, sent_by_all
 from hpcdecode.mpi.collectives import broadcast, gather_all
 from hpcdecode.mpi.wait import Waitable
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 _WAIT = timedelta(days=365)  # a group may idle; the watchdog names members that hang
 
@@ -121,24 +124,23 @@ def torch_sums(comms: Sequence[MPI.Intracomm], backend: str) -> list[TorchSums]:
         comms: Communicators, at least one.
         backend: `nccl` or `gloo`.
     """
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
+
     comm = comms[0]
     hosts = gather_all(comm, socket.gethostname(), str)
     host = "localhost" if len(set(hosts)) == 1 else hosts[0]
-    store = dist.TCPStore(host, 0, comm.size, is_master=True, wait_for_workers=False) if comm.rank == 0 else None
+    store = TCPStore(host, 0, comm.size, is_master=True, wait_for_workers=False) if comm.rank == 0 else None
     port = broadcast(comm, store.port if store else 0, int)
     if store is None:
-        store = dist.TCPStore(host, port, comm.size, is_master=False, wait_for_workers=False)
-    return [
-        TorchSums(own, _process_group(dist.PrefixStore(f"lane{i}", store), own, backend)) for i, own in enumerate(comms)
-    ]
+        store = TCPStore(host, port, comm.size, is_master=False, wait_for_workers=False)
+    lanes = [PrefixStore(f"lane{i}", store) for i in range(len(comms))]
+    return [TorchSums(own, _process_group(lane, own, backend)) for lane, own in zip(lanes, comms, strict=True)]
 
 
-def _process_group(store: dist.Store, comm: MPI.Intracomm, backend: str) -> ProcessGroup:
+def _process_group(store: Store, comm: MPI.Intracomm, backend: str) -> ProcessGroup:
     """Return a process group of its own, which is not known to `torch.distributed` as a default."""
     if backend == "nccl":
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = _WAIT
-        nccl: ProcessGroup = dist.ProcessGroupNCCL(store, comm.rank, comm.size, options)
-        return nccl
-    gloo: ProcessGroup = dist.ProcessGroupGloo(store, comm.rank, comm.size, _WAIT)
-    return gloo
+        return cast(ProcessGroup, dist.ProcessGroupNCCL(store, comm.rank, comm.size, options))
+    return cast(ProcessGroup, dist.ProcessGroupGloo(store, comm.rank, comm.size, _WAIT))

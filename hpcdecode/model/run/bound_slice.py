@@ -23,7 +23,7 @@ from hpcdecode.system.shared_memory import WeightMemory
 T = TypeVar("T")
 
 
-class Share(NamedTuple):
+class MemberShare(NamedTuple):
     """What a member gives to a sum over the members of its group.
 
     Attributes:
@@ -43,7 +43,7 @@ class Share(NamedTuple):
         return None if self.expert is None else owner_of(self.expert.cpu().numpy(), self.experts, members)
 
 
-Summed = Generator[Share, Tensor, T]  # yields this member's share of a sum, is sent the sum, and returns a result
+Summed = Generator[MemberShare, Tensor, T]  # yields this member's share of a sum, is sent the sum, returns a result
 
 
 class CompiledStretch(NamedTuple):
@@ -105,12 +105,12 @@ class BoundStretch:
         """Return what the stretch makes of the values of its slice."""
         return self.compiled.run(*(values[i] for i in self.stretch.takes), *self.weights)
 
-    def share(self, values: Sequence[Tensor]) -> tuple[Share, Sequence[Tensor]]:
+    def share(self, values: Sequence[Tensor]) -> tuple[MemberShare, Sequence[Tensor]]:
         """Return the share of the sum with which the stretch ends, and the other values that it makes."""
         x, *others = self.run(values)
         if not self.stretch.experts:
-            return Share(x), others
-        return Share(x, others[0], self.stretch.experts, self.stretch.own_rows), others[1:]
+            return MemberShare(x), others
+        return MemberShare(x, others[0], self.stretch.experts, self.stretch.own_rows), others[1:]
 
 
 @dataclass(frozen=True)
