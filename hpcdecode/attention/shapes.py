@@ -224,6 +224,11 @@ def with_states_as(shapes: Sequence[MixerShape], state_dtype: str) -> list[Mixer
     return [replace(s, state_dtype=state_dtype) if isinstance(s, RecurrentShape) else s for s in shapes]
 
 
+def state_dtype_of(shapes: Sequence[MixerShape]) -> str:
+    """Return the data type that states are kept as, float32 if no layer keeps one."""
+    return next((s.state_dtype for s in recurrent_shapes(shapes)), "float32")
+
+
 def places_of(shapes: Sequence[MixerShape]) -> list[int]:
     """Return for each layer its index among those of its kind, that attend or keep a state."""
     counts: Counter[type[LayerShape | RecurrentShape]] = Counter()

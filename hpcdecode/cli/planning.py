@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hpcdecode.attention.shapes import STATE_DTYPES
 from hpcdecode.cli.arguments import add_verbosity
 from hpcdecode.cli.planning_flags import add_machine, add_rows, add_schedule, check, read_rows
 from hpcdecode.cli.planning_machine import asked_shape, cluster_of, shapes_of
@@ -67,6 +68,8 @@ def _add_calibrate(commands: Subcommands) -> None:
     add("-o", "--output", required=True, metavar="FILE.json", help="file for the profile")
     add("--dtype", choices=DTYPES, help="data type of weights and activations (default: as generate chooses)")
     add("--kv-dtype", choices=KV_DTYPES, help="data type of the KV cache (default: --dtype)")
+    help = "data type of recurrent states (%(default)s)"
+    add("--mamba-ssm-cache-dtype", choices=STATE_DTYPES, default="float32", help=help)
     add("--passes", type=int, default=5, metavar="N", help="measurements of every point (%(default)s)")
     add_verbosity(parser)
     parser.set_defaults(run=_calibrate, connect=launch.world)
@@ -78,7 +81,8 @@ def _calibrate(options: argparse.Namespace, comm: MPI.Intracomm | None) -> int:
     if options.passes < 1:
         raise UserError(f"--passes: expected an integer >= 1, got {options.passes}", everywhere=True)
     model = launch.lead_first(comm, lambda: find_model(options.model, {}))
-    profile = calibrate(comm, model, options.dtype, options.kv_dtype, options.passes)
+    kinds = options.dtype, options.kv_dtype
+    profile = calibrate(comm, model, *kinds, options.passes, options.mamba_ssm_cache_dtype)
     if profile is None:
         return 0
     try:
@@ -126,7 +130,27 @@ def _size_of(options: argparse.Namespace) -> ModelSize:
     from hpcdecode.planning.model_size import ModelSize
 
     size = ModelSize.from_directory(find_model(options.model, {}, weights=False))
-    return size.with_states_as(options.mamba_ssm_cache_dtype)
+    return size.with_states_as(_state_dtype(options))
+
+
+def _state_dtype(options: argparse.Namespace) -> str:
+    """Return the data type of recurrent states: of the flag, or that a profile was measured with.
+
+    Raises:
+        UserError: If the two differ.
+    """
+    from hpcdecode.planning.profile import read
+
+    asked: str | None = options.mamba_ssm_cache_dtype
+    if options.profile is None:
+        return asked or "float32"
+    measured = read(options.profile).state_dtype
+    if asked not in (None, measured):
+        raise UserError(
+            f"--mamba-ssm-cache-dtype {asked}: expected {measured}, as {options.profile} was measured with; calibrate "
+            "with this flag, or leave it out"
+        )
+    return measured
 
 
 def _lanes(options: argparse.Namespace, rows: Lengths) -> Runner:

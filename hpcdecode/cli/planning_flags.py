@@ -53,8 +53,8 @@ def add_machine(group: Group) -> None:
     help = "S devices of a node, which their own link connects (%(default)s)"
     add("--node-devices", type=int, default=8, metavar="N", help=help)
     add("--kv-dtype", choices=KV_DTYPES, default="bfloat16", help="data type of the KV cache (%(default)s)")
-    help = "data type of recurrent states (%(default)s)"
-    add("--mamba-ssm-cache-dtype", choices=STATE_DTYPES, default="float32", help=help)
+    help = "data type of recurrent states (default: as in --profile, else float32)"
+    add("--mamba-ssm-cache-dtype", choices=STATE_DTYPES, help=help)
     help = "bandwidth of the S-rank's network link in Gbit/s (%(default)s)"
     add("--link", type=float, default=100.0, metavar="GBIT", help=help)
     add("--latency", type=float, default=20.0, metavar="US", help="latency of a message in microseconds (%(default)s)")

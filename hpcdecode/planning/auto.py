@@ -8,6 +8,7 @@ from statistics import fmean
 
 import msgspec
 
+from hpcdecode.attention.shapes import recurrent_shapes, state_dtype_of
 from hpcdecode.config import EngineOptions, Job
 from hpcdecode.data.prompts.files import resolve
 from hpcdecode.data.prompts.opening import is_once
@@ -161,10 +162,13 @@ def profile_for(path: str, engine: Engine) -> Profile:
         UserError: If it was not measured with the engine's model, data types and ranks.
     """
     profile, setup, team = read(path), engine.setup, engine.team
-    measured = (profile.cost.layers, profile.dtype, profile.kv_dtype, profile.ranks)
-    here = (len(setup.shapes), setup.dtype, setup.kv_dtype, len(team.ranks))
+    keeps_states = bool(recurrent_shapes(setup.shapes))
+    states = [(profile.state_dtype, state_dtype_of(setup.shapes))] * keeps_states
+    kinds = [(profile.dtype, setup.dtype), (profile.kv_dtype, setup.kv_dtype), *states]
+    counts = (profile.cost.layers, len(setup.shapes)), (profile.ranks, len(team.ranks))
+    measured, here = zip(counts[0], *kinds, counts[1], strict=True)
     if measured != here:
-        names = ("{} layers", "{}", "KV {}", "{} ranks")
+        names = ["{} layers", "{}", "KV {}", *["states {}"] * keeps_states, "{} ranks"]
         said, expected = (" ".join(map(str.format, names, values)) for values in (here, measured))
         raise UserError(
             f"--profile {path}: was measured with {expected}; this job has {said}: calibrate as it will run"

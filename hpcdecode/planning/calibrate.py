@@ -13,7 +13,13 @@ import msgspec
 import numpy as np
 import torch
 
-from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_shapes, recurrent_shapes
+from hpcdecode.attention.shapes import (
+    LayerShape,
+    RecurrentShape,
+    attention_shapes,
+    recurrent_shapes,
+    with_states_as,
+)
 from hpcdecode.attention.sizes import bytes_per_token
 from hpcdecode.config import EngineOptions
 from hpcdecode.engine import setup
@@ -57,6 +63,7 @@ class Calibration:
         model: On the S-rank; on every rank if replicas are to be measured as well; else None.
         directory: Of the model.
         kv_dtype: Data type of the KV cache; None for that of the model.
+        state_dtype: Data type of recurrent states, one of STATE_DTYPES.
 
     Attributes:
         samples: What was measured of the split so far.
@@ -64,9 +71,17 @@ class Calibration:
         sums: What sums of members cost.
     """
 
-    def __init__(self, team: Team, model: SplitModel | None, directory: str, kv_dtype: str | None):
+    def __init__(
+        self,
+        team: Team,
+        model: SplitModel | None,
+        directory: str,
+        kv_dtype: str | None,
+        state_dtype: str = "float32",
+    ):
         torch.set_num_threads(team.me.threads)
-        shapes = team.broadcast(list(model.attends) if model else None, list[LayerShape | RecurrentShape])
+        attends = with_states_as(model.attends, state_dtype) if model else None
+        shapes = team.broadcast(attends, list[LayerShape | RecurrentShape])
         self.team, self.directory = team, directory
         self._steady = Steady(team, shapes, model if team.me.has_s else None, kv_dtype)
         self._loads = self._fitting(team.comm is not None, len(team.r_ranks))
@@ -143,7 +158,12 @@ def _spread(samples: Sequence[Sample], kind: str) -> dict[str, tuple[float, floa
 
 
 def calibrate(
-    comm: MPI.Intracomm | None, directory: str, dtype: str | None, kv_dtype: str | None, passes: int
+    comm: MPI.Intracomm | None,
+    directory: str,
+    dtype: str | None,
+    kv_dtype: str | None,
+    passes: int,
+    state_dtype: str = "float32",
 ) -> Profile | None:
     """Measure a model; return its profile on the S-rank, None on R-ranks.
 
@@ -155,6 +175,7 @@ def calibrate(
         dtype: Data type of weights and activations; None chooses as jobs do.
         kv_dtype: Data type of the KV cache; None for that of the model.
         passes: How often every load is measured.
+        state_dtype: Data type of recurrent states, one of STATE_DTYPES.
 
     Raises:
         UserError: If the model cannot be loaded.
@@ -169,7 +190,7 @@ def calibrate(
     elif comm is not None and team.lead:
         logger.warning(f"replicas are not measured: {why_not}")
     loaded = setup.load(options, holders)[1]
-    calibration = Calibration(team, loaded and loaded.model, directory, kv_dtype)
+    calibration = Calibration(team, loaded and loaded.model, directory, kv_dtype, state_dtype)
     for _ in range(passes):
         calibration.measure()
     if comm is not None:

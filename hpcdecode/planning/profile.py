@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from hpcdecode.attention.shapes import LayerShape, RecurrentShape
+from hpcdecode.attention.shapes import LayerShape, RecurrentShape, state_dtype_of
 from hpcdecode.errors import UserError
 from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.kv_unit import KvUnit
@@ -61,6 +61,11 @@ class Profile(msgspec.Struct, frozen=True):
     def alone(self) -> Cost | None:
         """Return the costs of a rank of both roles, with as many others at work beside it as there are ranks."""
         return self.cost if self.ranks == 1 else self.replica
+
+    @property
+    def state_dtype(self) -> str:
+        """Return the data type of the recurrent states that were measured, float32 if there were none."""
+        return state_dtype_of(self.shapes)
 
     @property
     def tensor_parallel(self) -> list[int]:

@@ -89,3 +89,22 @@ def test_fail_fast_keeps_what_is_done(hpcdecode, job, tmp_path):
     whole = hpcdecode(*job, "--max-errors", 1, "--limit", 100)
     assert whole.returncode == 3, whole.stderr
     assert contents(tmp_path / "prompts.h5")[0] == [line for line in SEQUENCES if line <= 100]
+
+
+def test_a_job_goes_on_with_its_recurrent_states_in_the_same_data_type_only(hpcdecode, checkpoint, tmp_path):
+    rows = [json.dumps({"prompt_token_ids": [5 + i] * 4, "max_tokens": 3}) for i in range(3)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(rows))
+    job = ("generate", "prompts.jsonl", "--model", checkpoint("mamba2"), "--dtype", "float32", "--ignore-eos")
+    narrow, wide = (("--mamba-ssm-cache-dtype", dtype) for dtype in ("bfloat16", "float32"))
+    for begun, other, said in (
+        (narrow, wide, "was 'bfloat16' and is None"),
+        (wide, narrow, "was None and is 'bfloat16'"),
+    ):
+        first = hpcdecode(*job, *begun, "--limit", 1, "--overwrite")
+        assert first.returncode == 0, first.stderr
+        before = contents(tmp_path / "prompts.h5")
+        refused = hpcdecode(*job, *other)
+        assert refused.returncode == 2 and f"mamba_ssm_cache_dtype {said}" in refused.stderr, refused.stderr
+        assert contents(tmp_path / "prompts.h5") == before
+        rest = hpcdecode(*job, *begun)
+        assert rest.returncode == 0 and len(contents(tmp_path / "prompts.h5")[0]) == 3, rest.stderr

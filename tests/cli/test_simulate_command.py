@@ -6,7 +6,9 @@ import json
 import re
 
 import pytest
+from msgspec.structs import replace
 
+from hpcdecode.planning.kv_unit import KvUnit
 from hpcdecode.planning.planner import Choice, MeanRows, fastest
 from hpcdecode.planning.profile import read
 from hpcdecode.planning.servers import SERVING
@@ -67,6 +69,27 @@ def test_a_profile_of_a_model_with_states_or_latents(hpcdecode, tmp_path, checkp
     assert result.returncode == 0, result.stderr
     batch = int(re.search(r"batch (\d+), period 1 of 16 steps, lanes 1,", result.stderr)[1])
     assert batch * unit.held(20 + 17 / 2) <= capacity(result.stderr)
+
+
+def test_a_profile_of_states_in_bfloat16_serves_no_job_with_others(hpcdecode, tmp_path, checkpoint):
+    model = ("--model", checkpoint("mamba2"), "--dtype", "float32")
+    states = ("--mamba-ssm-cache-dtype", "bfloat16")
+    result = hpcdecode("calibrate", *model, *states, "-o", "profile.json", "--passes", 1)
+    assert result.returncode == 0, result.stderr
+    profile = read(str(tmp_path / "profile.json"))
+    floats = [replace(shape, state_dtype="float32") for shape in profile.shapes]
+    assert profile.state_dtype == "bfloat16" and profile.token_bytes < KvUnit.of(floats, "float32").token_bytes
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt_token_ids": [5] * 20, "max_tokens": 3}))
+    job = ("generate", "rows.jsonl", *model, "--profile", "profile.json", "--kv-memory", "64M")
+    result = hpcdecode(*job, *states)
+    assert result.returncode == 0, result.stderr
+    result = hpcdecode(*job, "--overwrite")
+    assert result.returncode == 2 and "KV float32 states float32 1 ranks: calibrate as it will run" in result.stderr
+    simulated = ("simulate", *model[:2], "--profile", "profile.json", "--r-ranks", 0, *SIZES, "--kv-memory", "64M")
+    result = hpcdecode(*simulated)
+    assert result.returncode == 0, result.stderr
+    result = hpcdecode(*simulated, "--mamba-ssm-cache-dtype", "float32")
+    assert result.returncode == 2 and "float32: expected bfloat16, as profile.json was measured with" in result.stderr
 
 
 def capacity(printed: str) -> int:
