@@ -12,15 +12,17 @@ import argparse
 import os
 import time
 from collections.abc import Callable
+from itertools import product
 from statistics import median
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from hpcdecode._attn_cpu import StateStore
 from hpcdecode.attention.base import isa
 from hpcdecode.attention.cpu_states import native_recurrent
-from hpcdecode.attention.shapes import RecurrentShape
+from hpcdecode.attention.shapes import STATE_DTYPES, RecurrentShape
 from hpcdecode.bench.output import Case, Report
 from hpcdecode.bench.stateful_layers import KNOWN, exact, random_numbers, random_rows
 from hpcdecode.planning.layer_work import recurrence_flop
@@ -35,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this benchmark."""
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="thread counts (default: 1 2)")
     parser.add_argument("--shape", nargs="+", default=list(KNOWN), choices=list(KNOWN))
+    help = "data types of states (default: float32)"
+    parser.add_argument("--mamba-ssm-cache-dtype", nargs="+", default=["float32"], choices=STATE_DTYPES, help=help)
     parser.add_argument("--mebibytes", type=int, default=256, help="state per case; more than the caches hold")
     parser.add_argument("--tokens", type=int, default=256, help="tokens of the prompt")
     parser.add_argument("--passes", type=int, default=15)
@@ -43,11 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Report:
     """Verify, then measure every case."""
     cases: list[Case] = []
-    for name in args.shape:
-        verify(KNOWN[name])
+    for name, state_dtype in product(args.shape, args.mamba_ssm_cache_dtype):
+        layer = replace(KNOWN[name], state_dtype=state_dtype)
+        label = name if state_dtype == "float32" else f"{name}, states in {state_dtype}"
+        verify(layer)
         for threads in args.threads:
-            cases += decode(name, threads, args.mebibytes << 20, args.passes)
-            cases.append(prefill(name, threads, args.tokens, args.passes))
+            cases += decode(label, layer, threads, args.mebibytes << 20, args.passes)
+            cases.append(prefill(label, layer, threads, args.tokens, args.passes))
     return {"bench": "recurrent", "machine": machine(), "cases": cases}
 
 
@@ -101,9 +107,8 @@ def verify(layer: RecurrentShape) -> None:
         raise RuntimeError(f"{layer}: error {error:.3g} is out of bounds")
 
 
-def decode(name: str, threads: int, state_bytes: int, passes: int) -> list[Case]:
+def decode(name: str, layer: RecurrentShape, threads: int, state_bytes: int, passes: int) -> list[Case]:
     """Return GB/s, and microseconds of a sequence, with one token of each, against reading and writing the memory."""
-    layer = KNOWN[name]
     sequences = max(1, state_bytes // opened(layer, 1, 1).state_bytes)
     store = opened(layer, sequences, threads)
     step = stepper(store, layer, sequences, 1)
@@ -126,9 +131,8 @@ def decode(name: str, threads: int, state_bytes: int, passes: int) -> list[Case]
     ]
 
 
-def prefill(name: str, threads: int, tokens: int, passes: int) -> Case:
+def prefill(name: str, layer: RecurrentShape, threads: int, tokens: int, passes: int) -> Case:
     """Return microseconds a token of one prompt, with FLOP/s against those of a float32 GEMM on as many threads."""
-    layer = KNOWN[name]
     step = stepper(opened(layer, 1, threads), layer, 1, tokens)
     m, n, k = _GEMM
     a, b = torch.randn(m, k), torch.randn(k, n)

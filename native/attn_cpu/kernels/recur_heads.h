@@ -143,7 +143,7 @@ struct ColumnBlock {
 #pragma GCC unroll 4
                 for (int j = 0; j < N; ++j) {
                     const F x = vfma(ki, e[j], vmul(a, load_wide(s + j * W)));
-                    store_some(s + j * W, x, W);
+                    keep(s + j * W, x);
                     o[j] = vfma(x, qi, o[j]);
                 }
             }

@@ -42,8 +42,12 @@ inline F keep(float* p, F a) {
     return a;
 }
 inline F keep(uint16_t* p, F a) {
+#ifdef HPCDECODE_VECTOR_KEEP_BF16
+    return keep_bf16(p, a);
+#else
     store_bf16(p, a);
     return load_bf16(p);
+#endif
 }
 
 inline F vsilu(F x) {

@@ -91,5 +91,15 @@ inline void store_bf16(uint16_t* p, F a) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(y));
 }
 
+#ifdef __AVX512BF16__
+#define HPCDECODE_VECTOR_KEEP_BF16
+// Rounds as store_bf16 does, but denormals to zero; returns what loading will give.
+inline F keep_bf16(uint16_t* p, F a) {
+    const __m256i x = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+}
+#endif
+
 }  // namespace
 }  // namespace hpcdecode::HPCDECODE_ISA
