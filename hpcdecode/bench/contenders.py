@@ -16,6 +16,7 @@ from pathlib import Path
 import h5py
 
 from hpcdecode.bench.limits import PREFILL_TOKENS, IdealTimes
+from hpcdecode.bench.mixed_models import MIXED, mixed_checkpoint, mixed_shape
 from hpcdecode.bench.workload import SHAPES, Shape, Workload, checkpoint, made, prompt_file
 from hpcdecode.errors import UserError
 from hpcdecode.system.cores import SETTINGS
@@ -63,7 +64,7 @@ class Site:
 
     Attributes:
         work: Folder of checkpoints, prompts and logs.
-        model: A name in SHAPES.
+        model: A name in SHAPES or MIXED.
         prefix: Put before every command.
         weights: Data type of the weights; None for bfloat16.
     """
@@ -76,12 +77,12 @@ class Site:
     @property
     def shape(self) -> Shape:
         """Return the sizes of the model."""
-        return SHAPES[self.model]
+        return mixed_shape(self.model, self.checkpoint) if self.model in MIXED else SHAPES[self.model]
 
     @property
     def checkpoint(self) -> Path:
         """Return the model's directory; make it once."""
-        return checkpoint(self.work, self.model)
+        return (mixed_checkpoint if self.model in MIXED else checkpoint)(self.work, self.model)
 
     def limits(self, workload: Workload) -> IdealTimes:
         """Measure what this machine allows at the token counts of the workload."""
@@ -147,7 +148,7 @@ class Hpcdecode:
     def run(self, workload: Workload) -> MeasuredRun:
         """Generate for the workload."""
         site, out = self.site, self.site.work / "hpcdecode.h5"
-        rows = prompt_file(site.work, workload, site.model)
+        rows = prompt_file(site.work, workload, site.model, site.shape)
         line = [
             *launcher(self.ranks),
             sys.executable,
@@ -224,7 +225,7 @@ class Peer:
     def run(self, workload: Workload) -> MeasuredRun:
         """Generate for the workload."""
         site, out = self.site, self.site.work / f"{self.name}.json"
-        rows = prompt_file(site.work, workload, site.model)
+        rows = prompt_file(site.work, workload, site.model, site.shape)
         script = str(Path(__file__).with_name("peer_runner.py"))
         line = [self.python, script, self.name, str(self._model()), str(rows), str(workload.new), str(out)]
         site.call(self.name, line, bare=True)
@@ -240,6 +241,11 @@ class Peer:
         return made(folder, self._to_openvino) if self.name == "openvino" else made(folder, self._to_gguf) / _GGUF
 
     def _to_gguf(self, folder: Path) -> None:
+        if self.site.model in MIXED:
+            raise UserError(
+                f"--peer llama.cpp: expected {folder / _GGUF}, as {self.site.model} is no Llama: convert "
+                f"{self.site.checkpoint} to it by llama.cpp's convert_hf_to_gguf.py"
+            )
         script, kind = str(Path(__file__).with_name("peer_gguf.py")), "Q8_0" if self.site.weights else "BF16"
         line = [self.python, script, str(self.site.checkpoint), str(folder / _GGUF), kind]
         self.site.call("llama.cpp-convert", line, bare=True)

@@ -1,16 +1,18 @@
 """`hpcdecode bench e2e`: whole jobs against what the machine allows, and against other engines.
 
-A random Llama checkpoint (355M parameters, bfloat16) and prompts are made once and kept in the work folder. Each round
-measures the limits, then runs every contender, greedy, in a fresh process. Loading and compiling are off the clock.
-Ratios are medians over the rounds. The ideal is every GEMM at the rate of torch's bfloat16 GEMM, plus the bytes of the
-KV cache at the read bandwidth. Both are measured in the same round (`bench/limits.py` has the formula).
+A random checkpoint (bfloat16; a Llama of 355M parameters, or another --model, hybrids and latent attention among them)
+and prompts are made once and kept in the work folder. Each round measures the limits, then runs every contender,
+greedy, in a fresh process. Loading and compiling are off the clock. Ratios are medians over the rounds. The ideal is
+every GEMM at the rate of torch's bfloat16 GEMM, plus the bytes of the KV cache, and those of recurrent states read and
+written, at the read bandwidth. Both are measured in the same round (`bench/limits.py` has the formula).
 
 The peer LLM is hpcdecode's own library, warmed up as peers are; its command line begins with a cold process.
 
 Workloads: w64, w128 and w256 are that many prompts of 64 to 128 tokens, l32 is 32 prompts of 1,024. Every row gets 128
-new tokens. "whole job", "decode" and "prefill" are fractions of the ideal. "peak memory" is against weights, KV cache
-and 300 MiB. "start-up" is from the start of the process to the first decode step, against importing torch and
-transformers. It is cold (no trace kept, the checkpoint out of the page cache) or warm. Lower is better for these two.
+new tokens. s32, for slow peers, is 32 prompts of 64 to 128 tokens with 32 new ones. "whole job", "decode" and "prefill"
+are fractions of the ideal. "peak memory" is against weights, KV cache and 300 MiB. "start-up" is from the start of the
+process to the first decode step, against importing torch and transformers. It is cold (no trace kept, the checkpoint
+out of the page cache) or warm. Lower is better for these two.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from tempfile import TemporaryDirectory
 
 from hpcdecode.bench.contenders import LIBRARY, PEERS, Hpcdecode, MeasuredRun, Peer, Site
 from hpcdecode.bench.limits import PREFILL_TOKENS, Ideal, ideal
+from hpcdecode.bench.mixed_models import MIXED
 from hpcdecode.bench.output import Case, Report
 from hpcdecode.bench.workload import SHAPES, WORKLOADS, Workload, default_folder
 from hpcdecode.errors import UserError
@@ -77,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--weights", choices=("int8",), help="of all contenders; the ideal stays that of bfloat16 (bfloat16)")
     add("--startup", action="store_true", help="also measure the start-up, cold and warm")
-    add("--model", choices=tuple(SHAPES), default="355m", help="checkpoint to make; tiny is to try the command")
+    add("--model", choices=(*SHAPES, *MIXED), default="355m", help="checkpoint to make; tiny is to try the command")
     add("--work", type=Path, default=default_folder(), metavar="DIR", help="checkpoints and logs (%(default)s)")
     add(
         "--prefix", type=shlex.split, default=[], metavar="COMMAND", help="start every run with it: taskset -c 0-7, ..."
@@ -137,7 +140,8 @@ def compare(site: Site, contenders: list[Hpcdecode | Peer], workload: Workload, 
     prompts = sum(map(len, workload.prompts(site.shape)))
     made = workload.rows * workload.new
     tokens = {"seconds": made, "decode_seconds": made - workload.rows, "prefill_seconds": prompts}
-    memory = site.shape.weight_bytes + (prompts + made) * site.shape.kv_bytes + _MEMORY_BASE
+    kept = (prompts + made) * site.shape.kv_bytes + workload.rows * site.shape.state_bytes
+    memory = site.shape.weight_bytes + kept + _MEMORY_BASE
     for i, contender in enumerate(contenders):
         runs = [r.runs[i] for r in rounds]
         who = f"{workload.name}, {contender.name} {runs[0].version}"

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from hpcdecode._ops_cpu import Product, Type
 from hpcdecode.attention.base import isa
-from hpcdecode.bench.workload import SHAPES, Shape, Workload
+from hpcdecode.bench.mixed_models import products_of
+from hpcdecode.bench.workload import Shape, Workload
 from hpcdecode.model.frontend.meta import Meta
 from hpcdecode.model.lower import packed_weights
 from hpcdecode.model.lower.chain import Link, assemble
@@ -73,17 +74,19 @@ def ideal(shape: Shape, workload: Workload, limits: IdealTimes) -> Ideal:
 
     prefill_seconds = sum(n_i) / C * body(C) + head(B) + attention FLOP / rate(C)
     decode_seconds = (N - 1) * (body(B) + head(B)) + KV bytes of sum(n_i + t) over rows and t = 1..N-1 / bandwidth
+                     + (N - 1) * B * 2 * bytes of a sequence's states / bandwidth
 
-    Causal attention takes 2 * hidden * n_i^2 FLOP a layer; rate(C) is the FLOP/s of body(C).
+    Causal attention takes half the FLOP of all pairs, n_i^2; rate(C) is the FLOP/s of body(C).
     """
     rows, steps, lengths = workload.rows, workload.new - 1, [len(p) for p in workload.prompts(shape)]
     chunk = limits.body[PREFILL_TOKENS]
     rate = PREFILL_TOKENS * 2 * shape.layer_weights / chunk
-    attention = 2 * shape.hidden * shape.layers * sum(n * n for n in lengths)
+    attention = shape.pair_flop / 2 * sum(n * n for n in lengths)
     held = steps * sum(lengths) + rows * steps * (steps + 1) // 2  # tokens read, over all steps
+    moved = held * shape.kv_bytes + 2 * steps * rows * shape.state_bytes  # bytes
     return Ideal(
         prefill_seconds=sum(lengths) / PREFILL_TOKENS * chunk + limits.head[rows] + attention / rate,
-        decode_seconds=steps * (limits.body[rows] + limits.head[rows]) + held * shape.kv_bytes / limits.read,
+        decode_seconds=steps * (limits.body[rows] + limits.head[rows]) + moved / limits.read,
     )
 
 
@@ -175,9 +178,9 @@ def offers_packed_weights() -> bool:
 
 
 def main(arguments: list[str]) -> None:
-    """Measure a shape of SHAPES for some numbers of tokens, and print one JSON object."""
+    """Measure a shape of SHAPES or MIXED for some numbers of tokens, and print one JSON object."""
     shape, *tokens = arguments
-    print(json.dumps(asdict(measure(SHAPES[shape], [int(t) for t in tokens]))))
+    print(json.dumps(asdict(measure(products_of(shape), [int(t) for t in tokens]))))
 
 
 if __name__ == "__main__":

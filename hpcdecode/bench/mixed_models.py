@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcdecode.bench.workload import BOS, EOS, PAD, made, write_tokenizer
+from hpcdecode.attention.shapes import MixerShape, state_bytes
+from hpcdecode.bench.workload import BOS, EOS, PAD, SHAPES, Shape, made, write_tokenizer
+from hpcdecode.planning.layer_work import attend_flop, kv_bytes
+from hpcdecode.planning.model_size import ModelSize
 
 _VOCABULARY = 16_000
 _COMMON = {
@@ -58,6 +62,44 @@ MIXED = {
             "v_head_dim": 64,
         },
     ),
+    "granite-4-h": MixedModel(  # 12 of the layers of Granite 4.0 H 1B: Mamba-2, and 2 with attention
+        "GraniteMoeHybridConfig",
+        {
+            "vocab_size": 32_000,
+            "hidden_size": 1536,
+            "intermediate_size": 4096,
+            "shared_intermediate_size": 4096,
+            "num_hidden_layers": 12,
+            "layer_types": (["mamba"] * 5 + ["attention"]) * 2,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 4,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "mamba_n_heads": 48,
+            "mamba_d_head": 64,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 128,
+            "position_embedding_type": "nope",
+            "attention_multiplier": 1 / 128,
+        },
+    ),
+    "deepseek-v2": MixedModel(  # 8 of the layers of DeepSeek-V2 Lite, with a plain MLP in place of experts
+        "DeepseekV2Config",
+        {
+            "vocab_size": 32_000,
+            "hidden_size": 2048,
+            "intermediate_size": 5632,
+            "num_hidden_layers": 8,
+            "first_k_dense_replace": 8,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "q_lora_rank": None,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+        },
+    ),
     "states": MixedModel(  # states alone
         "Mamba2Config",
         {
@@ -73,18 +115,94 @@ MIXED = {
 }
 
 
+@dataclass(frozen=True)
+class MixedShape(Shape):
+    """Sizes of a model of MIXED, whose layers are not all alike.
+
+    Attributes:
+        matrices: (inputs, outputs) of the projections of all layers.
+        weights: Bytes of all weights.
+        kept: What a sequence keeps at each layer.
+    """
+
+    matrices: tuple[tuple[int, int], ...] = ()
+    weights: int = 0
+    kept: tuple[MixerShape, ...] = ()
+
+    @property
+    def linears(self) -> list[tuple[int, int]]:
+        """Return (inputs, outputs) of the projections of all layers."""
+        return list(self.matrices)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Return the bytes of the whole model."""
+        return self.weights
+
+    @property
+    def kv_bytes(self) -> int:
+        """Return the bytes of K and V, or of the latents, of one token, all layers, bfloat16."""
+        return int(kv_bytes(self.kept, "bfloat16"))
+
+    @property
+    def pair_flop(self) -> int:
+        """Return the FLOP of a query and a key, all heads and layers, in the form that decode attention has."""
+        return int(attend_flop(self.kept))
+
+    @property
+    def state_bytes(self) -> int:
+        """Return the bytes of a sequence's states, float32."""
+        return state_bytes(self.kept)
+
+
+def products_of(name: str) -> Shape:
+    """Return the shape of SHAPES or MIXED; of MIXED without what sequences keep."""
+    if name in SHAPES:
+        return SHAPES[name]
+    import torch
+
+    with torch.device("meta"):
+        model = _made(MIXED[name])
+    named = dict(model.named_parameters())
+    outer = {id(layer.weight) for layer in (model.get_input_embeddings(), model.get_output_embeddings())}
+    matrices = tuple((p.shape[1], p.shape[0]) for p in named.values() if p.dim() == 2 and id(p) not in outer)
+    vocabulary, hidden = model.get_input_embeddings().weight.shape
+    weights = sum(2 * p.numel() for p in named.values())
+    return MixedShape(hidden, 1, 1, 1, 0, vocabulary, matrices=matrices, weights=weights)
+
+
+@cache
+def mixed_shape(name: str, directory: Path) -> MixedShape:
+    """Return the shape of MIXED[name], whose checkpoint is in `directory`."""
+    shape = products_of(name)
+    assert isinstance(shape, MixedShape), "expected a model of MIXED"
+    return replace(shape, kept=tuple(ModelSize.from_directory(str(directory)).shapes))
+
+
 def mixed_checkpoint(work: Path, name: str) -> Path:
     """Return the directory of MIXED[name] under `work`, with random bfloat16 weights and a tokenizer; make it once."""
     return made(work / f"mixed-{name}", lambda folder: _write(folder, MIXED[name]))
 
 
-def _write(folder: Path, mixed: MixedModel) -> None:
+def _made(mixed: MixedModel) -> Any:
     import torch
     import transformers
 
     config = getattr(transformers, mixed.config)(**{**_COMMON, **mixed.sizes})
+    return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def _write(folder: Path, mixed: MixedModel) -> None:
+    """Write a checkpoint whose matrices are random at 1/sqrt(inputs), so that most next tokens are no near ties."""
+    import torch
+
     torch.manual_seed(0)
-    make: Callable[..., torch.nn.Module] = transformers.AutoModelForCausalLM.from_config
-    model = make(config, dtype=torch.float32)
-    model.to(torch.bfloat16).save_pretrained(folder)  # type: ignore[operator]  # a model of transformers
-    write_tokenizer(folder, _VOCABULARY)
+    model = _made(mixed)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.weight.normal_(std=module.in_features**-0.5)
+            elif isinstance(module, torch.nn.Embedding):
+                module.weight.normal_()
+    model.to(torch.bfloat16).save_pretrained(folder)
+    write_tokenizer(folder, model.config.vocab_size)

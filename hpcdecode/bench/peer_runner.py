@@ -227,11 +227,19 @@ PEERS: dict[str, Callable[[str, list[int], int], PeerEngine]] = {
 
 
 def kv_gibibytes(model: str, lengths: list[int], new: int) -> int:
-    """Return the whole GiB that the rows' K and V fill at their full lengths, and one more."""
+    """Return the whole GiB that the rows' K, V and recurrent states fill at their full lengths, and one more."""
     with open(os.path.join(model, "config.json")) as file:
         config = json.load(file)
-    token = 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
-    return int(1 + -(-token * sum(n + new for n in lengths) // 2**30))
+    heads = config.get("num_key_value_heads", 0)
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    columns = 2 * heads * head_dim  # of a token, K and V or a latent
+    if "kv_lora_rank" in config:
+        columns = config["kv_lora_rank"] + config["qk_rope_head_dim"]
+    mamba = [config.get(f"mamba_{name}", 0) for name in ("n_heads", "d_head", "d_state")]
+    delta = [config.get(f"linear_{name}", 0) for name in ("num_value_heads", "key_head_dim", "value_head_dim")]
+    state = 4 * max(a * b * c for a, b, c in (mamba, delta))
+    filled = 2 * columns * sum(n + new for n in lengths) + state * len(lengths)
+    return int(1 + -(-config["num_hidden_layers"] * filled // 2**30))
 
 
 def peak_bytes() -> int:

@@ -41,6 +41,16 @@ class Shape:
         return 2 * 2 * self.layers * self.kv_heads * self.head_dim
 
     @property
+    def pair_flop(self) -> int:
+        """Return the FLOP of a query and a key, all heads and layers."""
+        return 4 * self.hidden * self.layers
+
+    @property
+    def state_bytes(self) -> int:
+        """Return the bytes of a sequence's recurrent states."""
+        return 0
+
+    @property
     def layer_weights(self) -> int:
         """Return the elements of the matrices of all layers."""
         return self.layers * sum(inputs * outputs for inputs, outputs in self.linears)
@@ -95,6 +105,7 @@ class Workload:
 WORKLOADS = {
     w.name: w
     for w in (
+        Workload("s32", 32, 64, 128, new=32),
         Workload("w64", 64, 64, 128),
         Workload("w128", 128, 64, 128),
         Workload("w256", 256, 64, 128),
@@ -113,10 +124,17 @@ def checkpoint(work: Path, name: str) -> Path:
     return made(work / f"llama-{name}", lambda folder: _write_checkpoint(folder, SHAPES[name]))
 
 
-def prompt_file(work: Path, workload: Workload, name: str) -> Path:
-    """Write the workload for SHAPES[name] as JSON Lines for `hpcdecode generate`, and return the file's path."""
+def prompt_file(work: Path, workload: Workload, name: str, shape: Shape | None = None) -> Path:
+    """Write a workload as JSON Lines for `hpcdecode generate`, and return the file's path.
+
+    Args:
+        work: Folder of the file.
+        workload: The workload.
+        name: Of the model.
+        shape: Its sizes; None for SHAPES[name].
+    """
     path = work / f"{workload.name}-{name}.jsonl"
-    lines = [json.dumps({"prompt_token_ids": ids}) for ids in workload.prompts(SHAPES[name])]
+    lines = [json.dumps({"prompt_token_ids": ids}) for ids in workload.prompts(shape or SHAPES[name])]
     path.write_text("\n".join(lines) + "\n")
     return path
 
