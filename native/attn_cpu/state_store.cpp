@@ -7,6 +7,7 @@
 #include <new>
 #include <stdexcept>
 
+#include "flush.h"
 #include "isa.h"
 
 namespace hpcdecode {
@@ -100,6 +101,7 @@ void StateStore::run_heads(const Call& call, const RecurItem& part, int thread) 
     a.state = place + l.state;
     a.scratch = scratch_[thread].get();
     a.tokens = tokens_at_once(l, part.heads, s.count);
+    const FlushDenormals flush;
     table_.recur.run(a);
     // A single token takes the place of an input that no item needs. Inputs of more wait until all items have run.
     if (s.count == 1) keep_inputs_of(call, s, a.first_head, a.last_head);

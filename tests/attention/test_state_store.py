@@ -52,6 +52,20 @@ def test_bfloat16_states_are_rounded_after_every_token(name, isa):
 
 
 @pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
+def test_what_a_fast_head_forgets_is_zero_and_no_denormal(state_dtype, isa):
+    """Products that are denormals take some 100 cycles. Only recurrences flush them, not what else the thread does."""
+    layer = RecurrentShape(2, 1, 16, 16, state_dtype=state_dtype)
+    store = open_store([layer], [random_numbers(layer)._replace(skip=None)], torch.float32)
+    rows = torch.zeros(4, 16 + 16 + 32 + 2)
+    rows[:, :16], rows[0, 16:64] = 1e20, 1.0  # q; k and v of the first token, which alone is written
+    rows[1:, 64], rows[1:, 65] = -30.0, -1.0  # log decays of both heads
+    out = torch.cat([step(store, layer, [0], [rows[i : i + 1]])[0] for i in range(4)])
+    assert (out[:3] > 0).all() and (out[3, 16:] > 0).all()
+    assert (out[3, :16] == 0).all()  # exp(-90) is 8e-40
+    assert (torch.full((64,), 1e-39) * 0.5 > 0).all()
+
+
+@pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_bits_do_not_depend_on_chunks_threads_or_company(name, state_dtype, isa):
     layer, weights = replace(LAYERS[name], state_dtype=state_dtype), random_numbers(LAYERS[name])
