@@ -28,7 +28,7 @@ from hpcdecode.model import SplitModel
 from hpcdecode.model.frontend.architectures import text_of
 from hpcdecode.model.frontend.config import read_config
 from hpcdecode.planning.cost import Cost
-from hpcdecode.planning.fit import Sample, fit
+from hpcdecode.planning.fit import Sample, chosen_by_flop, fit
 from hpcdecode.planning.kv_unit import KvUnit
 from hpcdecode.planning.profile import Profile, SumCost
 from hpcdecode.planning.steady import Steady
@@ -132,7 +132,8 @@ class Calibration:
         """Return the cost that comes nearest to samples."""
         shapes = self._steady.shapes
         kinds = bool(attention_shapes(shapes)), bool(recurrent_shapes(shapes))
-        return fit(samples, len(shapes), attends=kinds[0], keeps_states=kinds[1])
+        cost = fit(samples, len(shapes), attends=kinds[0], keeps_states=kinds[1])
+        return msgspec.structs.replace(cost, chosen=chosen_by_flop(cost, shapes))
 
     def _run_replicas(self, load: SteadyLoad) -> OperationSeconds:
         """Return the seconds of a replica's step by operation, the mean over all of them."""

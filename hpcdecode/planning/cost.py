@@ -33,6 +33,32 @@ from numpy.typing import NDArray
 OfRRanks = NDArray[np.float64] | NDArray[np.int64]  # a number of every R-rank, [R-ranks]
 
 
+class ChosenTokens(msgspec.Struct, frozen=True):
+    """What indexers of sparse attention save and take, all layers; nothing while a query sees no more than they choose.
+
+    Attributes:
+        most: Cached tokens that a query attends to at those layers, index_topk.
+        skipped_seconds_per_cached_token: What a cached token that is not chosen saves an R-rank, of R.
+        score_seconds_per_cached_token: The index scores of a query and a cached token on an R-rank.
+        skipped_seconds_per_pair: What a pair of a prompt that is not chosen saves.
+        score_seconds_per_pair: The index scores of such a pair.
+    """
+
+    most: int
+    skipped_seconds_per_cached_token: float
+    score_seconds_per_cached_token: float
+    skipped_seconds_per_pair: float
+    score_seconds_per_pair: float
+
+    def of_member(self, tp: int) -> ChosenTokens:
+        """Return what they save and take on a member of `tp`: every member has its heads, and all scores."""
+        return msgspec.structs.replace(
+            self,
+            skipped_seconds_per_cached_token=self.skipped_seconds_per_cached_token / tp,
+            skipped_seconds_per_pair=self.skipped_seconds_per_pair / tp,
+        )
+
+
 class Cost(msgspec.Struct, frozen=True):
     """What a model costs on its ranks, in seconds; profiles on disk keep the short names.
 
@@ -63,6 +89,7 @@ class Cost(msgspec.Struct, frozen=True):
         move_latency_seconds: One such message.
         copies: K, copies of the model that run the slices of a lane in turn.
         prefill_ranks: Ranks of a group that only prefill, as fast as its S-rank.
+        chosen: What indexers of sparse attention change; None if all cached tokens are attended to.
     """
 
     layers: int
@@ -86,6 +113,7 @@ class Cost(msgspec.Struct, frozen=True):
     move_latency_seconds: float = msgspec.field(default=0.0, name="move_latency")
     copies: int = 1
     prefill_ranks: int = 0
+    chosen: ChosenTokens | None = None
 
     def body_seconds(self, tokens: float) -> float:
         """Return T(B), the seconds of all slices of one lane step (FastDecode)."""
@@ -94,6 +122,34 @@ class Cost(msgspec.Struct, frozen=True):
     def logits_seconds(self, sampled_tokens: float) -> float:
         """Return the seconds of the logits of one lane step, and of the sampling and planning that go with them."""
         return _interpolated(self.logits_tokens, self.logits_seconds_at, sampled_tokens)
+
+    def attention_seconds(self, cached_tokens: OfRRanks | float, sequences: OfRRanks | float) -> NDArray[np.float64]:
+        """Return R * cached_tokens + attend_seconds_per_sequence * sequences, or what is left of it with indexers.
+
+        Args:
+            cached_tokens: Tokens that the sequences of an R-rank attend to, of one or of all.
+            sequences: Those sequences; indexers choose as if they were of one length.
+        """
+        seconds = np.asarray(
+            self.attend_seconds_per_cached_token * cached_tokens + self.attend_seconds_per_sequence * sequences
+        )
+        if self.chosen is not None:
+            rates = self.chosen.skipped_seconds_per_cached_token, self.chosen.score_seconds_per_cached_token
+            seconds = seconds + _choosing_seconds(self.chosen.most, *rates, cached_tokens, sequences)
+        return seconds
+
+    def pair_seconds(self, pairs: float, queries: float) -> float:
+        """Return the seconds of the attention of prompts.
+
+        Args:
+            pairs: Queries times the keys that each attends to, or may choose from.
+            queries: Tokens of prompts; indexers choose as if each had equally many keys.
+        """
+        seconds = self.prefill_seconds_per_pair * pairs
+        if self.chosen is None:
+            return seconds
+        rates = self.chosen.skipped_seconds_per_pair, self.chosen.score_seconds_per_pair
+        return seconds + float(_choosing_seconds(self.chosen.most, *rates, pairs, queries))
 
     def lane_seconds(
         self,
@@ -109,6 +165,7 @@ class Cost(msgspec.Struct, frozen=True):
         with prompts only.
         R-rank i: R * cached_tokens[i] + attend_seconds_per_sequence * sequences[i] + attend_seconds_per_step
         + append_seconds_per_prompt_token * its even share of the prompt tokens.
+        With indexers pairs and cached tokens cost what `pair_seconds` and `attention_seconds` say.
         Wire: wire_seconds_per_token * B. Latency: two messages a layer, one there and one back; two sums a layer; of
         several stages a message each, the last one of the next step's tokens.
 
@@ -120,10 +177,9 @@ class Cost(msgspec.Struct, frozen=True):
             sequences: Sequences that each R-rank attends to, [R-ranks].
         """
         active = 1.0 if tokens else 0.0
-        prefill = self.prefill_seconds_per_pair * pairs + self.prefill_seconds_per_step * min(prompt_tokens, 1.0)
+        prefill = self.pair_seconds(pairs, prompt_tokens) + self.prefill_seconds_per_step * min(prompt_tokens, 1.0)
         attend = (
-            self.attend_seconds_per_cached_token * cached_tokens
-            + self.attend_seconds_per_sequence * sequences
+            self.attention_seconds(cached_tokens, sequences)
             + self.append_seconds_per_prompt_token * prompt_tokens / len(cached_tokens)
             + self.attend_seconds_per_step * active
         )
@@ -173,6 +229,14 @@ class LaneSeconds(msgspec.Struct, frozen=True):
     wire: float
     latency: float
     move: float = 0.0
+
+
+def _choosing_seconds(
+    most: int, skipped_seconds: float, score_seconds: float, seen: OfRRanks | float, queries: OfRRanks | float
+) -> NDArray[np.float64]:
+    """Return what indexers add to attention to all of the `seen` tokens, or save of it if it is below 0."""
+    skipped = np.maximum(seen - most * queries, 0)
+    return np.where(skipped > 0, score_seconds * seen - skipped_seconds * skipped, 0.0)
 
 
 def _interpolated(sizes: Sequence[int], seconds: Sequence[float], size: float) -> float:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from hpcdecode.attention.shapes import MixerShape
-from hpcdecode.planning.cost import Cost
+from hpcdecode.planning.cost import ChosenTokens, Cost
 from hpcdecode.planning.group_shape import ONE, stage_shares
 from hpcdecode.planning.hardware import (
     COMPUTE_EFFICIENCY,
@@ -19,11 +19,14 @@ from hpcdecode.planning.hardware import (
 )
 from hpcdecode.planning.layer_work import (
     attend_flop,
+    indexed,
     kv_bytes,
     of_member,
+    score_flop,
     state_bytes_moved,
     state_flop,
     wire_columns,
+    without_indexers,
 )
 from hpcdecode.planning.model_size import ELEMENT_BYTES, ModelSize
 from hpcdecode.ranks.wishes import GroupShape
@@ -45,8 +48,8 @@ def of_devices(
 
     T(B) is by the device's curve of 2*A*B / FLOP/s and e*W(B) / (bytes/s), by default the longer: the linear part has
     2*A*B FLOP and reads e*W(B) bytes of weights, where A = W(B) = N but for mixtures of experts. Lamina also counts
-    e*B*d bytes of activations, which are left out here. `_r_seconds` has R. A pair of query and key takes 4*L*d FLOP
-    (FluidInfer: 4*l^2*d a layer for a prompt of l tokens), or those of attention over latents. A token on the wire
+    e*B*d bytes of activations, which are left out here. `_r_seconds` has R, `_chosen_tokens` what indexers change. A pair of query and key
+    takes 4*L*d FLOP (FluidInfer: 4*l^2*d a layer for a prompt of l tokens), or those of attention over latents. A token on the wire
     takes (2 + 2/G)*e*d bytes a layer (Lamina: 4*e*d, for G = 1), or the rows of other layers
     (`layer_work.wire_columns`). FLOP/s and bytes/s are the peaks times the shares of the curve; for attention they are
     times COMPUTE_EFFICIENCY and cache_share.
@@ -87,6 +90,7 @@ def of_devices(
             wire_seconds_per_token=ELEMENT_BYTES * wire_columns(layers) / link_bytes_per_second,
             message_latency_seconds=message_latency_seconds,
             append_seconds_per_prompt_token=attention.prompt_token,
+            chosen=_chosen_tokens(layers, kv_dtype, s, r),
         ),
         size,
         shape,
@@ -123,9 +127,33 @@ def _r_seconds(layers: Sequence[MixerShape], kv_dtype: str, r: Device) -> _RSeco
     )
     recurrence = state_flop(layers) / floats_per_second
     return _RSeconds(
-        max(kv_bytes(layers, kv_dtype) / bytes_per_second, attend_flop(layers) / flop_per_second),
+        max(kv_bytes(without_indexers(layers), kv_dtype) / bytes_per_second, attend_flop(layers) / flop_per_second),
         max(state_bytes_moved(layers) / bytes_per_second, recurrence),
         recurrence,
+    )
+
+
+def _chosen_tokens(layers: Sequence[MixerShape], kv_dtype: str, s: Device, r: Device) -> ChosenTokens | None:
+    """Return what indexers save and take; None if no layer has the tokens chosen to which it attends.
+
+    A score reads an index key once for all index heads. A layer that takes the choice of another has no scores. A
+    chosen token is taken to cost what it costs where all are attended to.
+    """
+    choosing = indexed(layers)
+    if not choosing:
+        return None
+    plain = without_indexers(choosing)
+    attended, scored = attend_flop(plain), score_flop(choosing)
+    latent_bytes = kv_bytes(plain, kv_dtype)
+    key_bytes = kv_bytes(choosing, kv_dtype) - latent_bytes
+    r_flop, s_flop = (device.flop_per_second * COMPUTE_EFFICIENCY for device in (r, s))
+    r_bytes = r.bytes_per_second * BANDWIDTH_EFFICIENCY
+    return ChosenTokens(
+        most=max(layer.indexer.topk for layer in choosing if layer.indexer),
+        skipped_seconds_per_cached_token=max(latent_bytes / r_bytes, attended / r_flop),
+        score_seconds_per_cached_token=max(key_bytes / r_bytes, scored / r_flop),
+        skipped_seconds_per_pair=attended / s_flop,
+        score_seconds_per_pair=scored / s_flop,
     )
 
 

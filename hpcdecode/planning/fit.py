@@ -15,7 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from hpcdecode.planning.cost import Cost
+from hpcdecode.attention.shapes import MixerShape
+from hpcdecode.planning.cost import ChosenTokens, Cost
+from hpcdecode.planning.layer_work import attend_flop, indexed, score_flop
 from hpcdecode.planning.steady_load import OperationSeconds, SteadyLoad
 from hpcdecode.planning.step_time import step_seconds
 
@@ -82,6 +84,31 @@ def fit(samples: Sequence[Sample], layers: int, *, attends: bool = True, keeps_s
     if single_process:
         return cost
     return min((_with_wire(cost, float(f), one_lane) for f in _FRACTIONS), key=lambda c: error(c, by_load))
+
+
+def chosen_by_flop(cost: Cost, layers: Sequence[MixerShape]) -> ChosenTokens | None:
+    """Return what indexers save and take, by FLOP at the rate of the attention to all tokens that was measured.
+
+    What is measured has contexts of at most 1,024 tokens, of which indexers choose all without a score.
+
+    Args:
+        cost: What was measured.
+        layers: Shapes of the model's layers.
+
+    Returns:
+        None if no layer has an indexer.
+    """
+    choosing = indexed(layers)
+    if not choosing:
+        return None
+    skipped, scored = (flop / attend_flop(layers) for flop in (attend_flop(choosing), score_flop(choosing)))
+    return ChosenTokens(
+        most=max(layer.indexer.topk for layer in choosing if layer.indexer),
+        skipped_seconds_per_cached_token=skipped * cost.attend_seconds_per_cached_token,
+        score_seconds_per_cached_token=scored * cost.attend_seconds_per_cached_token,
+        skipped_seconds_per_pair=skipped * cost.prefill_seconds_per_pair,
+        score_seconds_per_pair=scored * cost.prefill_seconds_per_pair,
+    )
 
 
 def medians(samples: Sequence[Sample]) -> list[Sample]:

@@ -73,6 +73,6 @@ def foresee(profile: Profile, engine: Engine, scale: Scale, first: Sequence[Prom
 
 def _in_memory(cost: Cost, batch: int, context: float, r_ranks: int) -> float:
     """Return the seconds of a step whose K and V lie in memory."""
-    attend = cost.attend_seconds_per_cached_token * context + cost.attend_seconds_per_sequence
+    attend = float(cost.attention_seconds(context, 1))
     steps = cost.body_seconds(batch) + cost.logits_seconds(batch) + cost.attend_seconds_per_step
     return steps + attend * batch / r_ranks + cost.wire_seconds_per_token * batch

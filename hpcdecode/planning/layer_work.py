@@ -25,6 +25,21 @@ def attend_flop(layers: Iterable[MixerShape]) -> int:
     return sum(2 * s.q_heads * (s.k_dim + s.v_dim) for s in layers if isinstance(s, LayerShape))
 
 
+def without_indexers(layers: Iterable[MixerShape]) -> list[MixerShape]:
+    """Return the layers as if they attended to all tokens."""
+    return [replace(s, indexer=None) if isinstance(s, LayerShape) else s for s in layers]
+
+
+def indexed(layers: Iterable[MixerShape]) -> list[LayerShape]:
+    """Return those layers that attend to the tokens that an indexer chooses, theirs or the one of a layer before."""
+    return [s for s in layers if isinstance(s, LayerShape) and s.indexer is not None]
+
+
+def score_flop(layers: Iterable[MixerShape]) -> int:
+    """Return the FLOP of the index scores of one query and one cached token: q.k and its weight, all index heads."""
+    return sum(2 * s.indexer.heads * (s.indexer.dim + 1) for s in indexed(layers) if s.indexer)
+
+
 def recurrence_flop(shape: RecurrentShape) -> int:
     """Return the FLOP of a token's pass through the states of a layer, exp and convolution aside.
 

@@ -100,6 +100,7 @@ class Profile(msgspec.Struct, frozen=True):
             shared_core_fraction=cost.shared_core_fraction * (tp if self._split(cost) else 1),
             sum_latency_seconds=found.latency_seconds,
             sum_seconds_per_token=2 * cost.layers * found.seconds_per_token,
+            chosen=cost.chosen and cost.chosen.of_member(tp),
         )
 
     def _split(self, cost: Cost) -> bool:

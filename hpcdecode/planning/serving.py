@@ -64,8 +64,8 @@ class Server(msgspec.Struct, frozen=True):
         count * cached + count * (count + 1) / 2 pairs of query and key, and a pass through the state each.
         """
         if count == 1:
-            return self.cost.attend_seconds_per_cached_token * (cached + 1) + self.cost.attend_seconds_per_sequence
-        pairs = self.cost.prefill_seconds_per_pair * (count * cached + count * (count + 1) // 2)
+            return float(self.cost.attention_seconds(cached + 1, 1))
+        pairs = self.cost.pair_seconds(count * cached + count * (count + 1) // 2, count)
         return pairs + self.cost.append_seconds_per_prompt_token * count
 
 
@@ -154,9 +154,8 @@ class _Run:
     def _by_kind(self, work: Sequence[ScheduledTokens]) -> _AttentionSeconds:
         decoding = [r.cached for r, n in work if n == 1]
         prompts = sum(self.server.attention(r.cached, n) for r, n in work if n > 1)
-        cost, count = self.server.cost, len(decoding)
-        read = cost.attend_seconds_per_cached_token * (sum(decoding) + count) + cost.attend_seconds_per_sequence * count
-        return _AttentionSeconds(prompts, read)
+        read = self.server.cost.attention_seconds(sum(decoding) + len(decoding), len(decoding))
+        return _AttentionSeconds(prompts, float(read))
 
     def _sample(self, sampled: Sequence[ServedRequest]) -> None:
         """Give every request its next token, and end those that have their last."""

@@ -1,0 +1,134 @@
+"""What indexers of sparse attention save and take, in costs, plans and simulations."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from hpcdecode.attention.shapes import IndexerShape, LayerShape
+from hpcdecode.planning import lengths, planner
+from hpcdecode.planning.cost import ChosenTokens, Cost
+from hpcdecode.planning.data_sheets import of_devices
+from hpcdecode.planning.fit import chosen_by_flop
+from hpcdecode.planning.hardware import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, device
+from hpcdecode.planning.model_size import ModelSize
+from hpcdecode.planning.serving import Server
+from hpcdecode.planning.simulator import SimulatedGroups, simulate
+from hpcdecode.ranks.wishes import GroupShape
+from hpcdecode.schedule.limits import LaneLimits
+
+CHOSEN = ChosenTokens(
+    most=100,
+    skipped_seconds_per_cached_token=8e-7,
+    score_seconds_per_cached_token=2e-7,
+    skipped_seconds_per_pair=8e-9,
+    score_seconds_per_pair=1e-9,
+)
+ALL = Cost(
+    layers=4,
+    slice_tokens=[1, 1024],
+    slice_seconds=[1e-3, 1e-2],
+    logits_tokens=[1, 1024],
+    logits_seconds_at=[1e-4, 1e-3],
+    attend_seconds_per_cached_token=1e-6,
+    attend_seconds_per_sequence=1e-5,
+    prefill_seconds_per_pair=1e-8,
+    wire_seconds_per_token=0.0,
+    message_latency_seconds=0.0,
+)
+SPARSE = replace(ALL, chosen=CHOSEN)
+PLAIN = LayerShape(1, 576, 512, 128, 192**-0.5, latent=True)
+CHOOSES, FOLLOWS = (replace(PLAIN, indexer=IndexerShape(2048, *index)) for index in ((64, 128), (0, 0)))
+MIXED = (PLAIN, CHOOSES, FOLLOWS, CHOOSES)  # attends to all; chooses; takes that choice; chooses
+SIZE = ModelSize(10**9, 10**8, MIXED, 1 << 17, 7168)
+H100, EPYC = device("h100"), device("epyc-9004")
+
+
+@pytest.mark.parametrize("length", [1, 99, 100, 101, 5000])
+def test_sequences_of_one_length_cost_what_each_of_them_does(length):
+    """Beyond `most` a layer scores all tokens, and attends to the chosen ones."""
+    each = 1e-6 * length + 1e-5 if length <= 100 else 2e-7 * length + (2e-7 * length + 8e-7 * 100) + 1e-5
+    got = SPARSE.attention_seconds(np.array([length, 7 * length, 0]), np.array([1, 7, 0]))
+    assert got == pytest.approx([each, 7 * each, 0])
+    pair = 1e-8 * length if length <= 100 else 1e-9 * length + (2e-9 * length + 8e-9 * 100)
+    assert SPARSE.pair_seconds(16 * length, 16) == pytest.approx(16 * pair)
+
+
+def test_a_lane_costs_what_attention_to_all_does_until_tokens_are_left_out():
+    def lane(cost: Cost, length: int):
+        found = cost.lane_seconds(40, 32, 32 * length, np.array([8 * length]), np.array([8]))
+        return found.s_rank, float(found.r_ranks[0])
+
+    assert lane(SPARSE, 100) == pytest.approx(lane(ALL, 100))
+    (s, r), (s_all, r_all) = lane(SPARSE, 4000), lane(ALL, 4000)
+    assert s_all - s == pytest.approx(32 * (8e-9 * 3900 - 1e-9 * 4000))
+    assert r_all - r == pytest.approx(8 * (8e-7 * 3900 - 2e-7 * 4000))
+
+
+def test_scores_are_counted_by_data_sheets():
+    """On CPU nodes FLOP take longer than bytes: 128 heads that share a latent, 64 index heads that share a key."""
+    reading, products = BANDWIDTH_EFFICIENCY * EPYC.bytes_per_second, COMPUTE_EFFICIENCY * EPYC.flop_per_second
+    cost = of_devices(SIZE, H100, EPYC, 5e10, 1e-5)
+    assert cost.chosen is not None and cost.chosen.most == 2048
+    attend, score = 2 * 128 * (576 + 512), 2 * 64 * (128 + 1)
+    assert cost.attend_seconds_per_cached_token == pytest.approx(4 * attend / products)
+    assert cost.chosen.skipped_seconds_per_cached_token == pytest.approx(3 * attend / products)
+    assert cost.chosen.score_seconds_per_cached_token == pytest.approx(max(2 * score / products, 2 * 2 * 128 / reading))
+    on_s = COMPUTE_EFFICIENCY * H100.flop_per_second
+    assert cost.chosen.skipped_seconds_per_pair == pytest.approx(3 * attend / on_s)
+    assert cost.chosen.score_seconds_per_pair == pytest.approx(2 * score / on_s)
+    far, without = (float(c.attention_seconds(131_072, 1)) for c in (cost, replace(cost, chosen=None)))
+    assert 0.25 * without < far < 0.35 * without  # the layer that attends to all, and scores
+    assert of_devices(replace(SIZE, shapes=(PLAIN,) * 4), H100, EPYC, 5e10, 1e-5).chosen is None
+
+
+def test_members_share_heads_and_not_scores():
+    one, two = (of_devices(SIZE, H100, EPYC, 5e10, 1e-5, shape=GroupShape(n, 1)).chosen for n in (1, 2))
+    assert one is not None and two is not None
+    assert two.skipped_seconds_per_cached_token == pytest.approx(one.skipped_seconds_per_cached_token / 2)
+    assert two.score_seconds_per_cached_token == one.score_seconds_per_cached_token
+    assert one.of_member(2).skipped_seconds_per_pair == pytest.approx(two.skipped_seconds_per_pair)
+    assert one.of_member(2).score_seconds_per_pair == two.score_seconds_per_pair
+
+
+def test_a_profile_takes_scores_at_the_rate_of_attention():
+    chosen = chosen_by_flop(ALL, MIXED)
+    assert chosen is not None and chosen.most == 2048
+    assert chosen.skipped_seconds_per_cached_token == pytest.approx(0.75e-6)
+    ratio = 2 * 2 * 64 * 129 / (4 * 2 * 128 * (576 + 512))
+    assert chosen.score_seconds_per_cached_token == pytest.approx(ratio * 1e-6)
+    assert chosen.score_seconds_per_pair == pytest.approx(ratio * 1e-8)
+    assert chosen_by_flop(ALL, (PLAIN,) * 4) is None
+
+
+def test_costs_on_disk_have_it_and_older_ones_do_not():
+    for cost in (SPARSE, ALL):
+        assert msgspec.json.decode(msgspec.json.encode(cost), type=Cost) == cost
+    older = msgspec.to_builtins(ALL)
+    del older["chosen"]
+    assert msgspec.convert(older, Cost) == ALL
+
+
+def test_plan_and_simulation_agree_beyond_what_is_chosen():
+    """Rows of 1,000 prompt tokens, of which 100 are chosen: R-ranks take far less than for all tokens."""
+    rows = planner.MeanRows(1000, 128)
+    limits = [LaneLimits(32, 8, 128, 2048, None)] * 2
+    speeds = {}
+    for name, cost in (("all", replace(ALL, attend_seconds_per_cached_token=1e-5)), ("chosen", SPARSE)):
+        slow = replace(cost, attend_seconds_per_cached_token=1e-5)
+        if slow.chosen:
+            slow = replace(slow, chosen=replace(CHOSEN, skipped_seconds_per_cached_token=1e-5))
+        world = SimulatedGroups(slow, [1 << 20], limits)
+        short, long = (simulate([world], lengths.fixed(n * 64, 1000, 129)) for n in (4, 12))
+        speeds[name] = (long.tokens - short.tokens) / (long.seconds - short.seconds)  # without start and end
+        assert planner.predict(slow, rows, 64, 2, 1).tokens_per_second == pytest.approx(speeds[name], rel=0.1)
+    assert speeds["chosen"] > 3 * speeds["all"]
+
+
+def test_a_server_counts_chosen_tokens():
+    server = Server(SPARSE, 1 << 20, 0.0)
+    assert server.attention(4999, 1) == pytest.approx(float(SPARSE.attention_seconds(5000, 1)))
+    assert server.attention(4999, 1) < 0.6 * Server(ALL, 1 << 20, 0.0).attention(4999, 1)
+    assert server.attention(4000, 64) == pytest.approx(SPARSE.pair_seconds(64 * 4000 + 64 * 65 // 2, 64))
