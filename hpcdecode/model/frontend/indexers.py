@@ -15,6 +15,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hpcdecode.model.frontend.replaced_names import replaced_names
+
 if TYPE_CHECKING:
     import torch
 
@@ -78,17 +80,11 @@ def tracing_indexers(model: torch.nn.Module) -> Iterator[None]:
         kind.forward = _trace_rows  # of the class, so that modules of layers stay alike
     for indexer in indexers if not kinds else ():
         indexer.forward = _every_token
-    replaced = [
-        (vars(sys.modules[name]), vars(sys.modules[name])[_MASK]) for name in {type(m).__module__ for m in indexers}
-    ]
-    for names, _ in replaced:
-        names[_MASK] = _every_token
     _Traced.last, _Traced.fresh = None, False
     try:
-        yield
+        with replaced_names(indexers, lambda name, _: _every_token if name == _MASK else None):
+            yield
     finally:
-        for names, function in replaced:
-            names[_MASK] = function
         for indexer in indexers if not kinds else ():
             del indexer.__dict__["forward"]
         for kind, forward in kinds.items():

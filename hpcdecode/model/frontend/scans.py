@@ -8,7 +8,6 @@ is refused: it mixes tokens outside of attention.
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hpcdecode.errors import UserError
+from hpcdecode.model.frontend.replaced_names import replaced_names
 
 SILU = ("silu", "swish")
 
@@ -29,19 +29,9 @@ def recurrences(model: torch.nn.Module, dtype: torch.dtype) -> Iterator[None]:
         model: Model of transformers.
         dtype: Dtype of its activations, in which q, k, v and outputs are exchanged.
     """
-    scans = Scans(dtype)
-    replaced: list[tuple[dict[str, object], str, object]] = []
-    for module in {type(m).__module__ for m in model.modules()}:
-        names = vars(sys.modules[module])
-        for name, function in list(names.items()):
-            if (scan := scans.by_name.get(kernel_name(function) or "")) is not None:
-                replaced.append((names, name, function))
-                names[name] = scan
-    try:
+    by_name = Scans(dtype).by_name
+    with replaced_names(model.modules(), lambda _, function: by_name.get(kernel_name(function) or "")):
         yield
-    finally:
-        for names, name, function in replaced:
-            names[name] = function
 
 
 def kernel_name(function: object) -> str | None:

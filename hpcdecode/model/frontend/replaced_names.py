@@ -1,0 +1,35 @@
+"""Names in the modules of transformers that mean something else while a model is traced."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+@contextlib.contextmanager
+def replaced_names(
+    modules: Iterable[torch.nn.Module], stand_in: Callable[[str, object], object | None]
+) -> Iterator[None]:
+    """Let names mean stand-ins inside the block, in every Python module that defines one of `modules`.
+
+    Args:
+        modules: Modules of a model of transformers.
+        stand_in: Returns what a name, of the given value, stands for inside the block; None if it stays as it is.
+    """
+    replaced: list[tuple[dict[str, object], str, object]] = []
+    try:
+        for defining in sorted({type(m).__module__ for m in modules}):
+            names = vars(sys.modules[defining])
+            for name, value in list(names.items()):
+                if (other := stand_in(name, value)) is not None:
+                    replaced.append((names, name, value))
+                    names[name] = other
+        yield
+    finally:
+        for names, name, value in replaced:
+            names[name] = value
