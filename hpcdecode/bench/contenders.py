@@ -17,11 +17,12 @@ import h5py
 
 from hpcdecode.bench.limits import PREFILL_TOKENS, IdealTimes
 from hpcdecode.bench.mixed_models import MIXED, mixed_checkpoint, mixed_shape
-from hpcdecode.bench.workload import SHAPES, Shape, Workload, checkpoint, made, prompt_file
+from hpcdecode.bench.workload import Shape, Workload, checkpoint, label, made, prompt_file, shape_of
 from hpcdecode.errors import UserError
 from hpcdecode.system.cores import SETTINGS
 
 _GGUF = "model.gguf"
+_GGUF_TYPES = {None: "BF16", "int8": "Q8_0", "int4": "Q4_K_M"}  # llama.cpp's nearest to --weights
 _LONGEST = 3600  # seconds that a process may take
 LIBRARY = "LLM"  # hpcdecode as peers are run: warmed up, in a process that has done the work of prompts before
 _INSTALL = {  # peer: (its module, what to install)
@@ -64,7 +65,7 @@ class Site:
 
     Attributes:
         work: Folder of checkpoints, prompts and logs.
-        model: A name in SHAPES or MIXED.
+        model: A name in SHAPES or MIXED, or the directory of a Llama.
         prefix: Put before every command.
         weights: Data type of the weights; None for bfloat16.
     """
@@ -77,11 +78,11 @@ class Site:
     @property
     def shape(self) -> Shape:
         """Return the sizes of the model."""
-        return mixed_shape(self.model, self.checkpoint) if self.model in MIXED else SHAPES[self.model]
+        return mixed_shape(self.model, self.checkpoint) if self.model in MIXED else shape_of(self.model)
 
     @property
     def checkpoint(self) -> Path:
-        """Return the model's directory; make it once."""
+        """Return the model's directory; make that of a name once."""
         return (mixed_checkpoint if self.model in MIXED else checkpoint)(self.work, self.model)
 
     def limits(self, workload: Workload) -> IdealTimes:
@@ -236,7 +237,7 @@ class Peer:
         """Return the directory or the file that the peer loads; make it once."""
         if self.name not in _CONVERTED:
             return self.site.checkpoint
-        kind = f"{self.site.model}-{self.site.weights}" if self.site.weights else self.site.model
+        kind = "-".join(filter(None, (label(self.site.model), self.site.weights)))
         folder = self.site.work / f"{self.name}-{kind}"
         return made(folder, self._to_openvino) if self.name == "openvino" else made(folder, self._to_gguf) / _GGUF
 
@@ -246,7 +247,7 @@ class Peer:
                 f"--peer llama.cpp: expected {folder / _GGUF}, as {self.site.model} is no Llama: convert "
                 f"{self.site.checkpoint} to it by llama.cpp's convert_hf_to_gguf.py"
             )
-        script, kind = str(Path(__file__).with_name("peer_gguf.py")), "Q8_0" if self.site.weights else "BF16"
+        script, kind = str(Path(__file__).with_name("peer_gguf.py")), _GGUF_TYPES[self.site.weights]
         line = [self.python, script, str(self.site.checkpoint), str(folder / _GGUF), kind]
         self.site.call("llama.cpp-convert", line, bare=True)
 

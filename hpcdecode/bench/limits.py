@@ -1,6 +1,6 @@
 """What the machine allows a job: the time of the model's GEMMs, and the read bandwidth of the memory.
 
-`python -m hpcdecode.bench.limits SHAPE TOKENS...` measures in a process of its own and prints one JSON object.
+`python -m hpcdecode.bench.limits MODEL TOKENS...` measures in a process of its own and prints one JSON object.
 """
 
 from __future__ import annotations
@@ -178,9 +178,9 @@ def offers_packed_weights() -> bool:
 
 
 def main(arguments: list[str]) -> None:
-    """Measure a shape of SHAPES or MIXED for some numbers of tokens, and print one JSON object."""
-    shape, *tokens = arguments
-    print(json.dumps(asdict(measure(products_of(shape), [int(t) for t in tokens]))))
+    """Measure a model for some numbers of tokens, and print one JSON object."""
+    model, *tokens = arguments
+    print(json.dumps(asdict(measure(products_of(model), [int(t) for t in tokens]))))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcdecode.attention.shapes import MixerShape, state_bytes
-from hpcdecode.bench.workload import BOS, EOS, PAD, SHAPES, Shape, made, write_tokenizer
+from hpcdecode.bench.workload import BOS, EOS, PAD, Shape, made, shape_of, write_tokenizer
 from hpcdecode.planning.layer_work import attend_flop, kv_bytes
 from hpcdecode.planning.model_size import ModelSize
 
@@ -156,9 +156,9 @@ class MixedShape(Shape):
 
 
 def products_of(name: str) -> Shape:
-    """Return the shape of SHAPES or MIXED; of MIXED without what sequences keep."""
-    if name in SHAPES:
-        return SHAPES[name]
+    """Return the shape of a name in MIXED, without what sequences keep, or that of another model."""
+    if name not in MIXED:
+        return shape_of(name)
     import torch
 
     with torch.device("meta"):

@@ -1,13 +1,14 @@
 """Write a Llama checkpoint as the file that llama.cpp loads.
 
-    PYTHON peer_gguf.py MODEL_DIR OUT.gguf BF16|Q8_0
+    PYTHON peer_gguf.py MODEL_DIR OUT.gguf BF16|Q8_0|Q4_K_M
 
 A script for that peer's own interpreter: it imports nothing of hpcdecode. Matrices get the given type, norms float32.
-There is no vocabulary, as rows are token ids.
+There is no vocabulary, as rows are token ids. Q4_K_M is a mix of types that llama.cpp makes of a file in BF16.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
@@ -30,12 +31,34 @@ _LAYER = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+MIXES = {"Q4_K_M": 15}  # by the name that llama.cpp gives it; LLAMA_FTYPE_MOSTLY_Q4_K_M of llama.h
 _WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
 def main(model: str, out: str, kind: str) -> None:
     """Convert the checkpoint in `model` to `out`, matrices in the type `kind`."""
     sys.path.pop(0)  # this script's folder: its files are not to be taken for others' modules
+    if kind in MIXES:
+        whole = f"{out}.bf16"
+        write(model, whole, "BF16")
+        mix(whole, out, MIXES[kind])
+        os.remove(whole)
+    else:
+        write(model, out, kind)
+
+
+def mix(whole: str, out: str, kind: int) -> None:
+    """Let llama.cpp write the file `whole` as `out`, in the mix of types of the number `kind`."""
+    import llama_cpp  # type: ignore[import-not-found]  # in the peer's own environment
+
+    options = llama_cpp.llama_model_quantize_default_params()
+    options.ftype, options.nthread = kind, len(os.sched_getaffinity(0))
+    if llama_cpp.llama_model_quantize(whole.encode(), out.encode(), ctypes.byref(options)):
+        raise RuntimeError(f"llama.cpp could not write {out}")
+
+
+def write(model: str, out: str, kind: str) -> None:
+    """Write the checkpoint in `model` to `out`, matrices in the type `kind`."""
     import gguf
 
     with open(os.path.join(model, "config.json")) as file:

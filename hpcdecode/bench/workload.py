@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import os
@@ -14,13 +15,26 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from hpcdecode.errors import UserError
+
 BOS, EOS, PAD = 1, 2, 3
 _SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a Llama."""
+    """Sizes of a Llama.
+
+    Attributes:
+        hidden: Columns of a token.
+        layers: Number of layers.
+        heads: Query heads.
+        kv_heads: Heads of K and V.
+        mlp: Columns between a layer's second pair of matrices.
+        vocabulary: Number of token ids.
+        positions: Tokens that a row may have.
+        tied: Whether the logits take the embedding's matrix.
+    """
 
     hidden: int
     layers: int
@@ -29,6 +43,7 @@ class Shape:
     mlp: int
     vocabulary: int
     positions: int = 8192
+    tied: bool = False
 
     @property
     def head_dim(self) -> int:
@@ -59,7 +74,8 @@ class Shape:
     def weight_bytes(self) -> int:
         """Return the bytes of the whole model, bfloat16: layers, embedding, logits, norms."""
         norms = self.hidden * (2 * self.layers + 1)
-        return 2 * (self.layer_weights + 2 * self.vocabulary * self.hidden + norms)
+        matrices = 1 if self.tied else 2
+        return 2 * (self.layer_weights + matrices * self.vocabulary * self.hidden + norms)
 
     @property
     def linears(self) -> list[tuple[int, int]]:
@@ -105,6 +121,7 @@ class Workload:
 WORKLOADS = {
     w.name: w
     for w in (
+        Workload("w1", 1, 64, 128),
         Workload("s32", 32, 64, 128, new=32),
         Workload("w64", 64, 64, 128),
         Workload("w128", 128, 64, 128),
@@ -119,22 +136,69 @@ def default_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hpcdecode" / "bench"
 
 
-def checkpoint(work: Path, name: str) -> Path:
-    """Return the directory of SHAPES[name] under `work`, with random bfloat16 weights and a tokenizer; make it once."""
-    return made(work / f"llama-{name}", lambda folder: _write_checkpoint(folder, SHAPES[name]))
+def shape_of(model: str) -> Shape:
+    """Return SHAPES[model], or the sizes of the Llama in the directory `model`.
+
+    Raises:
+        UserError: If there is no such name or directory, or if the model in it is not a Llama of one safetensors file.
+    """
+    if model in SHAPES:
+        return SHAPES[model]
+    try:
+        config = json.loads((Path(model) / "config.json").read_text())
+        heads = config["num_attention_heads"]
+        shape = Shape(
+            hidden=config["hidden_size"],
+            layers=config["num_hidden_layers"],
+            heads=heads,
+            kv_heads=config.get("num_key_value_heads") or heads,
+            mlp=config["intermediate_size"],
+            vocabulary=config["vocab_size"],
+            positions=config["max_position_embeddings"],
+            tied=config.get("tie_word_embeddings", False),
+        )
+        kind, dim = config.get("model_type"), config.get("head_dim") or shape.head_dim
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        raise UserError(f"--model {model}: expected one of {', '.join(SHAPES)}, or the directory of a Llama") from e
+    if kind != "llama" or dim * heads != shape.hidden or not (Path(model) / "model.safetensors").is_file():
+        raise UserError(
+            f"--model {model}: expected a Llama in model.safetensors with heads of hidden_size / num_attention_heads, "
+            f"got model_type {kind!r} with heads of {dim}"
+        )
+    return shape
 
 
-def prompt_file(work: Path, workload: Workload, name: str, shape: Shape | None = None) -> Path:
+def label(model: str) -> str:
+    """Return what the files that are made for `model` are named by: the name, or that of the directory and a digest."""
+    path = Path(model).resolve()
+    if model in SHAPES or not path.is_dir():
+        return model
+    return f"{path.name}-{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
+
+
+def checkpoint(work: Path, model: str) -> Path:
+    """Return the directory of a checkpoint.
+
+    Args:
+        work: Folder in which that of a name is made, once, with random bfloat16 weights and a tokenizer.
+        model: A name in SHAPES, or a directory.
+    """
+    if model not in SHAPES:
+        return Path(model)
+    return made(work / f"llama-{model}", lambda folder: _write_checkpoint(folder, SHAPES[model]))
+
+
+def prompt_file(work: Path, workload: Workload, model: str, shape: Shape | None = None) -> Path:
     """Write a workload as JSON Lines for `hpcdecode generate`, and return the file's path.
 
     Args:
         work: Folder of the file.
         workload: The workload.
-        name: Of the model.
-        shape: Its sizes; None for SHAPES[name].
+        model: Name of the model, or its directory.
+        shape: Its sizes; None for `shape_of(model)`.
     """
-    path = work / f"{workload.name}-{name}.jsonl"
-    lines = [json.dumps({"prompt_token_ids": ids}) for ids in workload.prompts(shape or SHAPES[name])]
+    path = work / f"{workload.name}-{label(model)}.jsonl"
+    lines = [json.dumps({"prompt_token_ids": ids}) for ids in workload.prompts(shape or shape_of(model))]
     path.write_text("\n".join(lines) + "\n")
     return path
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,17 @@ from hpcdecode.bench import e2e as bench_e2e
 from hpcdecode.bench import peer_gguf, peer_runner
 from hpcdecode.bench.contenders import MeasuredRun, Peer, Site
 from hpcdecode.bench.limits import PREFILL_TOKENS, Ideal, IdealTimes, ideal
-from hpcdecode.bench.workload import SHAPES, WORKLOADS, Shape, Workload, checkpoint, made, prompt_file
+from hpcdecode.bench.workload import (
+    SHAPES,
+    WORKLOADS,
+    Shape,
+    Workload,
+    checkpoint,
+    label,
+    made,
+    prompt_file,
+    shape_of,
+)
 from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.errors import UserError
 
@@ -70,6 +81,60 @@ def test_a_checkpoint_that_was_not_finished_is_made_again(tmp_path):
     assert (tmp_path / "model" / "part").read_text() == "all"
 
 
+def test_a_directory_of_a_llama_is_a_model_too(work, tmp_path):
+    own = checkpoint(work, "tiny")
+    assert shape_of(str(own)) == TINY
+    assert checkpoint(tmp_path, str(own)) == own and not list(tmp_path.iterdir())
+    assert label("tiny") == "tiny" and label(str(own)).startswith("llama-tiny-") and label(f"{own}/") == label(str(own))
+    rows = prompt_file(tmp_path, WORKLOADS["w1"], str(own)).read_text().splitlines()
+    assert [json.loads(row)["prompt_token_ids"] for row in rows] == WORKLOADS["w1"].prompts(TINY)
+    config = json.loads((own / "config.json").read_text())
+    tied = tmp_path / "tied"
+    tied.mkdir()
+    (tied / "model.safetensors").touch()
+    (tied / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True, "head_dim": None}))
+    assert shape_of(str(tied)) == replace(TINY, tied=True)
+    assert TINY.weight_bytes - replace(TINY, tied=True).weight_bytes == 2 * TINY.vocabulary * TINY.hidden
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (None, "expected one of 8b, 355m, .*, or the directory of a Llama"),
+        ({"hidden_size": None}, "expected one of|got model_type"),
+        ({"model_type": "gemma3_text"}, "expected a Llama in model.safetensors .*, got model_type 'gemma3_text'"),
+        ({"head_dim": 96}, "got model_type 'llama' with heads of 96"),
+    ],
+)
+def test_other_directories_are_refused(work, tmp_path, change, said):
+    if change is not None:
+        config = json.loads((checkpoint(work, "tiny") / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(config | change))
+        (tmp_path / "model.safetensors").touch()
+    with pytest.raises(UserError, match=said):
+        shape_of(str(tmp_path))
+
+
+def test_llama_cpp_gets_its_nearest_type(work, tmp_path, monkeypatch):
+    lines = []
+    monkeypatch.setattr(Site, "call", lambda self, name, line, bare: lines.append(list(line)))
+    for weights, kind in ((None, "BF16"), ("int8", "Q8_0"), ("int4", "Q4_K_M")):
+        site = Site(work, "tiny", weights=weights)
+        model = Peer(site, "llama.cpp", sys.executable)._model()
+        assert lines[-1][-1] == kind and model.parent.name == "-".join(filter(None, ("llama.cpp-tiny", weights)))
+
+
+def test_a_mix_of_types_is_made_of_a_whole_file(work, tmp_path, monkeypatch):
+    made, removed = [], []
+    monkeypatch.setattr(peer_gguf, "write", lambda model, out, kind: (Path(out).touch(), made.append((out, kind))))
+    monkeypatch.setattr(peer_gguf, "mix", lambda whole, out, kind: removed.append((whole, out, kind)))
+    monkeypatch.setattr(sys, "path", ["first", *sys.path])
+    out = str(tmp_path / "m.gguf")
+    peer_gguf.main("m", out, "Q4_K_M")
+    assert made == [(f"{out}.bf16", "BF16")] and removed == [(f"{out}.bf16", out, 15)]
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_ideal_by_hand():
     shape = Shape(hidden=8, layers=3, heads=2, kv_heads=1, mlp=16, vocabulary=10)
     workload = Workload("by-hand", rows=2, shortest=5, longest=5, new=4)
@@ -117,6 +182,10 @@ def test_a_contender_that_does_other_work_is_refused():
     for tokens, said in (([[1, 2]], "1 rows"), ([[1, 2], [3]], r"\[1, 2\] tokens"), ([[5, 2], [6, 4]], "same model")):
         with pytest.raises(UserError, match=said):
             bench_e2e._require_same_work("x", workload, MeasuredRun("1", 1.0, 0.5, 0.5, 1, tokens=tokens), first)
+    half = MeasuredRun("1", 1.0, 0.5, 0.5, 1, tokens=[[1, 2], [6, 4]])
+    bench_e2e._require_same_work("x", workload, half, first)
+    with pytest.raises(UserError, match=r"begins 1 of 2 rows .* expected 100% or more"):
+        bench_e2e._require_same_work("x", workload, half, first, 1.0)
 
 
 @pytest.mark.parametrize(
