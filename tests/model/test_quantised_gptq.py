@@ -6,10 +6,11 @@ import re
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
-from tests.support.quantised import check, edit, kept, pair
+from tests.support.quantised import check, edit, kept, pair, write
 
 MODULE = "model.layers.1.mlp.up_proj"
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
@@ -235,6 +236,23 @@ def test_tensors_that_do_not_fit_are_named(name, checkpoint, tmp_path):
     edit(made.quantised, change)
     with pytest.raises(UserError, match=message):
         load_split(made.quantised, dtype="float32")
+
+
+@pytest.mark.parametrize(("name", "stated_as"), [("AWQ", AWQ), ("AutoRound, as AWQ", AUTO_ROUND["as AWQ"][1])])
+def test_tensors_of_awq_that_do_not_fit_are_named(name, stated_as, checkpoint, tmp_path):
+    made = pair(checkpoint("llama2"), tmp_path, awq(), stated_as)
+    whole = load_file(made.quantised / "model.safetensors")
+    few = {
+        "scales": r"scales of shape \[2, 128\], got \[1, 128\]",
+        "qzeros": r"zero points of shape \[2, 16\], got \[1, 16\]",
+    }
+    for part, message in few.items():
+        write(made.quantised, {k: t for k, t in whole.items() if k != f"{MODULE}.{part}"})
+        with pytest.raises(UserError, match=rf"up_proj\.weight' \({name}\): .*up_proj\.{part}' .*none"):
+            load_split(made.quantised, dtype="float32")
+        write(made.quantised, {k: t[:1] if k == f"{MODULE}.{part}" else t for k, t in whole.items()})
+        with pytest.raises(UserError, match=f"expected {message}"):
+            load_split(made.quantised, dtype="float32")
 
 
 def test_a_bias_that_the_model_lacks_is_left_out_if_it_is_zero(checkpoint, tmp_path):

@@ -8,7 +8,7 @@ import torch
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.quantization.grids import FP4_VALUES
-from tests.support.quantised import check, kept, pair, state
+from tests.support.quantised import check, edit, kept, pair, state
 
 FP8 = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False, "group_size": None, "ch_axis": None}
 CHANNELS = {**FP8, "qscheme": "per_channel", "ch_axis": 0}
@@ -99,4 +99,28 @@ def test_what_is_not_read_is_refused_by_name(own, message, checkpoint, tmp_path)
     made = pair(checkpoint("llama2"), tmp_path, fp8, stated(FP8))
     state(made.quantised, own)
     with pytest.raises(UserError, match=message):
+        load_split(made.quantised, dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("weight", "quantise", "name", "shape"),
+    [
+        (FP8, fp8, "Quark FP8", r"\[1, 1\] or \[1\] or \[\], got \[3\]"),
+        (CHANNELS, channels, "Quark FP8", r"\[128, 1\] or \[128\], got \[3\]"),
+        (MXFP4, mxfp4, "MXFP4", r"\[128, 2\], got \[3\]"),
+    ],
+    ids=["FP8", "FP8 channels", "MXFP4"],
+)
+def test_scales_that_are_missing_or_of_another_shape_are_named(weight, quantise, name, shape, checkpoint, tmp_path):
+    made, scale = (
+        pair(checkpoint("llama2"), tmp_path, quantise, stated(weight)),
+        "model.layers.1.mlp.up_proj.weight_scale",
+    )
+    edit(made.quantised, lambda tensors: tensors.update({scale: tensors[scale].new_ones(3)}))
+    with pytest.raises(UserError, match=rf"up_proj\.weight' \(.*{name}.*\): expected scales of shape {shape}"):
+        load_split(made.quantised, dtype="float32")
+    edit(made.quantised, lambda tensors: tensors.pop(scale))
+    with pytest.raises(
+        UserError, match=rf"\(.*{name}.*\): expected a tensor '.*up_proj\.weight_scale' beside it, got none"
+    ):
         load_split(made.quantised, dtype="float32")
