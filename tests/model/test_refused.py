@@ -18,7 +18,11 @@ REFUSED = {
         dict(hidden_size=64, num_layers=2, num_heads=4, vocab_size=512, attention_types=[[["global", "local"], 1]]),
         "bypasses",
     ),
-    "llama4_text": ("Llama4Text", SMALL, "chunked_attention"),
+    "llama4_text": (
+        "Llama4Text",
+        dict(SMALL, layer_types=["chunked_attention"] * 2, attention_chunk_size=None),
+        "chunk",
+    ),
     "t5": ("T5", dict(d_model=64, num_layers=2, num_heads=2), "encoder-decoder"),
     "qwen2_audio": ("Qwen2Audio", {}, "no causal language model"),
     "bert": ("Bert", dict(SMALL, intermediate_size=64), "both directions"),

@@ -14,13 +14,14 @@ from hpcdecode.errors import UserError, first_line
 from hpcdecode.model.frontend.architectures import model_class, text_of, type_by_architectures
 from hpcdecode.model.frontend.gguf.folder import model_folder
 from hpcdecode.model.frontend.indexers import INDEXED, all_chosen, leaves_out_newest
+from hpcdecode.model.frontend.llama4 import CHUNKED, one_chunk
 from hpcdecode.model.frontend.quiet import quiet
 from hpcdecode.model.frontend.stated import check_values
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-ATTENTION_KINDS = INDEXED | {"full_attention", "sliding_attention", "hybrid"}  # hybrid: beside a recurrence
+ATTENTION_KINDS = INDEXED | {CHUNKED, "full_attention", "sliding_attention", "hybrid"}  # hybrid: beside a recurrence
 OTHER_KINDS = frozenset({"linear_attention", "conv", "moe", "mlp"})  # of layers without attention
 MOST_JSON_BYTES = 64 << 20
 QUANTISATION_KEYS = ("quantization_config", "compression_config")
@@ -33,8 +34,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
         model_type: Type of the model, such as llama.
         architectures: Classes of transformers that can load it, such as LlamaForCausalLM.
         max_positions: Length in tokens of the longest sequence that can be run, or None.
-        own_positions: The same of the model itself, which is longer where its sparse attention begins to leave out
-            tokens.
+        own_positions: The same of the model itself, which is longer where it begins to leave out tokens: by sparse
+            attention, or by attention in chunks.
     """
 
     model_type: str
@@ -51,7 +52,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
 def longest(config: PreTrainedConfig) -> int | None:
     """Return the most tokens of a sequence that the language model `config` can be run on, or None."""
-    limits = getattr(config, "max_position_embeddings", None), all_chosen(config)
+    limits = getattr(config, "max_position_embeddings", None), all_chosen(config), one_chunk(config)
     return min((limit for limit in limits if limit is not None), default=None)
 
 

@@ -21,6 +21,7 @@ from hpcdecode.model.frontend.convolutions import join_convolutions
 from hpcdecode.model.frontend.expand import expand
 from hpcdecode.model.frontend.indexers import tracing_indexers
 from hpcdecode.model.frontend.kinds import LayerKinds
+from hpcdecode.model.frontend.llama4 import tracing_llama4
 from hpcdecode.model.frontend.membership import Membership, WeightCut
 from hpcdecode.model.frontend.meta import KEPT, TOKENS, annotate
 from hpcdecode.model.frontend.mixers import mixers
@@ -124,7 +125,7 @@ def export_kinds(config: PreTrainedConfig, dtype: torch.dtype) -> Exported:
     model = skeleton(config, dtype)
     buffers = real_buffers(model)
     kinds = LayerKinds(model, decoder_of(model), text_of(config).num_hidden_layers)
-    with tracing_indexers(model), kinds.standing_in(), recurrences(model, dtype):
+    with tracing_indexers(model), tracing_llama4(model), kinds.standing_in(), recurrences(model, dtype):
         program = export(model)
     expand(program.graph, weight_names(program), kinds.name)
     return Exported(program, buffers)
@@ -134,7 +135,7 @@ def export_whole(config: PreTrainedConfig, dtype: torch.dtype) -> Exported:
     """Export every layer. Raise whatever the exporter raises."""
     model = skeleton(config, dtype)
     buffers = real_buffers(model)
-    with tracing_indexers(model), recurrences(model, dtype):
+    with tracing_indexers(model), tracing_llama4(model), recurrences(model, dtype):
         return Exported(export(model), buffers)
 
 

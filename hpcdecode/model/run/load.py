@@ -177,7 +177,7 @@ def _tell_context(facts: ModelFacts, could: bool) -> None:
     if most is not None and own is not None and most < own:
         logger.warning(
             f"hpcdecode: warning: {facts.model_type}: sequences of at most {most:,} tokens, prompts included, in place "
-            f"of {own:,}: in longer ones its indexers leave out tokens, which is not supported{WHERE if could else ''}"
+            f"of {own:,}: in longer ones it attends to some tokens only, which is not supported{WHERE if could else ''}"
         )
 
 

@@ -1,0 +1,118 @@
+"""Llama 4 while it is traced: its experts by choice, its temperature by position, its chunks of attention.
+
+transformers runs every expert on all tokens, those that were not chosen on zeros, and takes the numbers 0 to T - 1 for
+the positions of its queries. Here a token goes to its experts alone, and has the position that it is given. Of a model
+with towers its language model is traced.
+
+Layers of the kind CHUNKED attend within chunks of `attention_chunk_size` tokens. In a sequence of at most so many
+tokens that is plain causal attention, so that no longer sequences run (`ModelFacts.max_positions`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from hpcdecode.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+CHUNKED = "chunked_attention"  # in a config's layer_types
+
+
+def one_chunk(config: Any) -> int | None:
+    """Return the tokens of a chunk of the language model `config`, or None if it attends to all.
+
+    Raises:
+        UserError: If layers attend in chunks, and config.json does not say how long they are.
+    """
+    if CHUNKED not in (getattr(config, "layer_types", None) or ()):
+        return None
+    size = getattr(config, "attention_chunk_size", None)
+    if type(size) is not int or size < 1:
+        raise UserError(f"config.json: expected attention_chunk_size to be a number of tokens, got {size!r}")
+    return int(size)
+
+
+@contextlib.contextmanager
+def tracing_llama4(model: torch.nn.Module) -> Iterator[None]:
+    """Let the layers of Llama 4 in `model`, of transformers, be traced as above inside the block."""
+    forwards: dict[Any, Callable[..., object]] = {}
+    kinds: set[Any] = {type(m) for m in model.modules()}
+    for kind in kinds:
+        if kind.__name__ in _WRITTEN:
+            forwards[kind] = kind.forward
+            kind.forward = _WRITTEN[kind.__name__](kind.forward)  # of the class, so that modules of layers stay alike
+    try:
+        yield
+    finally:
+        for kind, forward in forwards.items():
+            kind.forward = forward
+
+
+class GivenPositions:
+    """Stands for a cache of earlier tokens, which a layer counts to know the positions of its own.
+
+    Args:
+        positions: Of the tokens, [1, T].
+    """
+
+    def __init__(self, positions: Tensor):
+        self.positions = positions[0]
+
+    def get_seq_length(self, *_: object) -> GivenPositions:
+        """Return what is added to 0 .. T - 1."""
+        return self
+
+    def __radd__(self, _: Tensor) -> Tensor:
+        return self.positions
+
+    def update(self, key: Tensor, value: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of this step alone."""
+        return key, value
+
+
+def _with_positions(forward: Callable[..., object]) -> Callable[..., object]:
+    """Return the forward of a decoder layer that passes the positions on to its attention."""
+
+    def layer(self: object, hidden_states: Tensor, **kwargs: Any) -> object:
+        return forward(self, hidden_states, **{**kwargs, "cache": GivenPositions(kwargs["position_ids"])})
+
+    return layer
+
+
+def _by_choice(_: Callable[..., object]) -> Callable[..., object]:
+    """Return the forward of a layer of experts in which a token goes to the experts that its router chose."""
+
+    def experts(self: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+        import torch
+
+        x = hidden_states.reshape(-1, self.hidden_dim)
+        logits = torch.nn.functional.linear(x, self.router.weight)
+        best, chosen = torch.topk(logits, self.top_k, dim=1)
+        rows = x[:, None] * torch.sigmoid(best.float()).to(x.dtype)[..., None]
+        product = torch.ops.hpcdecode.expert_linear
+        gate, up = product(rows, chosen, self.experts.gate_up_proj, None, True).chunk(2, dim=-1)
+        routed: Tensor = product(self.experts.act_fn(gate) * up, chosen, self.experts.down_proj, None, True)
+        return self.shared_expert(x) + routed.sum(1), logits
+
+    return experts
+
+
+def _of_text(_: Callable[..., object]) -> Callable[..., object]:
+    """Return the forward of a model with towers, for text: transformers' ends in an AttributeError without images."""
+
+    def text(self: Any, **kwargs: object) -> object:
+        return self.language_model(**kwargs)
+
+    return text
+
+
+_WRITTEN = {
+    "Llama4ForConditionalGeneration": _of_text,
+    "Llama4TextDecoderLayer": _with_positions,
+    "Llama4TextMoe": _by_choice,
+}
