@@ -58,8 +58,8 @@ class PageStore:
         Raises:
             OSError: If they cannot be read, or are not what was written.
         """
-        memory, (tier, place) = self._memory[frame], self._place(page)
-        runs = runs_of(blocks, self.sizes.block_bytes, _GAP)
+        memory, (tier, place) = self._memory[frame], self.place(page)
+        runs = self.runs_read(blocks)
         for begin, end in runs:
             tier.read(place, memory[begin:end], begin)
         for block in np.flatnonzero(blocks).tolist():
@@ -67,25 +67,35 @@ class PageStore:
                 raise OSError(0, "what was read is not what was written")
         return sum(end - begin for begin, end in runs)
 
-    def write(self, page: Page, frame: int, blocks: Marks) -> tuple[int, list[int]]:
-        """Write blocks of a page that lies in a frame; return the bytes that were written, and the checksums.
+    def write(self, page: Page, frame: int, blocks: Marks, sums: NDArray[np.uint32]) -> int:
+        """Write blocks of a page that lies in a frame; return the bytes that were written.
 
         Args:
             page: Layer and range.
             frame: Number of the frame.
             blocks: bool [range_blocks].
+            sums: uint32 [range_blocks], which takes their checksums.
 
         Raises:
             OSError: If they cannot be written.
         """
-        memory, (tier, place) = self._memory[frame], self._place(page)
-        sums = [crc32c(self._block(memory, block)) for block in np.flatnonzero(blocks).tolist()]
-        runs = runs_of(blocks, self.sizes.block_bytes)
+        memory, (tier, place) = self._memory[frame], self.place(page)
+        for block in np.flatnonzero(blocks).tolist():
+            sums[block] = crc32c(self._block(memory, block))
+        runs = self.runs_written(blocks)
         for begin, end in runs:
             tier.write(place, memory[begin:end], begin)
-        return sum(end - begin for begin, end in runs), sums
+        return sum(end - begin for begin, end in runs)
 
-    def _place(self, page: Page) -> tuple[Tier, int]:
+    def runs_read(self, blocks: Marks) -> list[Run]:
+        """Return the runs of a page that are read for some blocks."""
+        return runs_of(blocks, self.sizes.block_bytes, _GAP)
+
+    def runs_written(self, blocks: Marks) -> list[Run]:
+        """Return the runs of a page that are written for some blocks."""
+        return runs_of(blocks, self.sizes.block_bytes)
+
+    def place(self, page: Page) -> tuple[Tier, int]:
         """Return the tier of a page and its place there."""
         number = page[0] * self.sizes.ranges + page[1]
         for tier in self.tiers:

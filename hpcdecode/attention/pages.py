@@ -8,16 +8,17 @@ part of the pages stays in memory, and only the rest moves.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from time import perf_counter
+from typing import Protocol
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcdecode.attention.page_store import Marks, PageStore
+from hpcdecode.attention.page_store import Marks, Page, PageStore
 from hpcdecode.errors import InvariantViolation, UserError
-from hpcdecode.system.tier_threads import TierThreads
 
 ABSENT, READING, RESIDENT, WRITING = range(4)
 
@@ -38,19 +39,32 @@ class PageCounts(msgspec.Struct):
     waited: float = 0.0
 
 
+class Movers(Protocol):
+    """What does moves beside attention: threads, or the clock of a simulation."""
+
+    def move(self, move: Callable[[], int], done: Callable[[int], None]) -> None:
+        """Have `move` called, then `done` with the bytes that it moved; the moves begin in the order of the calls."""
+
+    def wait(self, changed: threading.Condition) -> None:
+        """Wait until a move is done; `changed` is held."""
+
+    def close(self) -> object:
+        """End all moves."""
+
+
 class Pages:
-    """Moves pages between frames and tiers, by threads of its own. Its methods are called by one other thread.
+    """Decides which pages move between frames and tiers, and when. Its methods are called by one thread.
 
     Args:
         store: What moves their bytes.
-        cpus: Of the threads; None for those of the caller.
+        movers: What does that meanwhile; closed with the pages.
 
     Attributes:
         counts: Of what was moved.
     """
 
-    def __init__(self, store: PageStore, cpus: Sequence[int] | None):
-        self._store, self.counts = store, PageCounts()
+    def __init__(self, store: PageStore, movers: Movers):
+        self._store, self._movers, self.counts = store, movers, PageCounts()
         sizes = self.sizes = store.sizes
         shape, blocks = (sizes.layers, sizes.ranges), (sizes.layers, sizes.ranges, sizes.range_blocks)
         self._state = np.full(shape, ABSENT, np.int8)
@@ -68,8 +82,7 @@ class Pages:
         self._reading = self._writing = 0
         self._problem = ""
         self._changed = threading.Condition()
-        self._threads = TierThreads("kv-pages", cpus, store.tiers)
-        self.close = self._threads.close
+        self.close = movers.close
 
     def set_live(self, live: Marks) -> None:
         """Say which blocks sequences hold; what others held is forgotten.
@@ -119,7 +132,7 @@ class Pages:
                     self.counts.waited += perf_counter() - begin
                     return able
                 self._pump()
-                self._changed.wait()
+                self._movers.wait(self._changed)
             raise UserError(self._problem)
 
     def frames(self, layer: int) -> NDArray[np.int32]:
@@ -170,8 +183,8 @@ class Pages:
             wanted = self._stored[layer, part] & self._live[part]
             self._state[page], self._ahead[page] = READING, not self._pinned[page]
             self._reading += 1
-            sums = self._sums[layer, part].copy()
-            self._threads.put(lambda page=page, wanted=wanted, sums=sums: self._read(page, wanted, sums))  # type: ignore[misc]
+            read = partial(self._store.read, page, int(self._frame[page]), wanted, self._sums[layer, part].copy())
+            self._movers.move(partial(self._moved, read), partial(self._was_read, page))
 
     def _next(self) -> tuple[int, int] | None:
         """Return the page that comes in next, or None."""
@@ -207,7 +220,7 @@ class Pages:
                 return False
             self._state[layer, part] = WRITING
             self._writing += 1
-            self._threads.put(lambda dirty=dirty, at=(layer, part): self._write(at, dirty))  # type: ignore[misc]
+            self._begin_writing((layer, part), dirty)
             if self._writing >= max(self.sizes.window // 2, 1):
                 return False
             may[layer, part] = False
@@ -219,13 +232,8 @@ class Pages:
         self._frame[layer, part] = -1
         self._state[layer, part], self._ahead[layer, part] = ABSENT, False
 
-    def _read(self, page: tuple[int, int], wanted: Marks, sums: NDArray[np.uint32]) -> None:
-        """Bring a page in, by a thread."""
-
-        def move() -> int:
-            return self._store.read(page, int(self._frame[page]), wanted, sums)
-
-        nbytes = self._move(move)
+    def _was_read(self, page: Page, nbytes: int) -> None:
+        """Take note that a page has come in."""
         with self._changed:
             self._reading -= 1
             self.counts.bytes_in += nbytes
@@ -235,34 +243,33 @@ class Pages:
             self._pump()
             self._changed.notify_all()
 
-    def _write(self, page: tuple[int, int], dirty: Marks) -> None:
-        """Write the blocks of a page that its tier does not have, and let it go unless it is needed; by a thread."""
-        blocks = np.flatnonzero(dirty).tolist()
-        sums: list[int] = []
+    def _begin_writing(self, page: Page, dirty: Marks) -> None:
+        """Have the blocks of a page written that its tier does not have; the lock is held."""
+        frame, sums = int(self._frame[page]), np.zeros(self.sizes.range_blocks, np.uint32)
 
-        def move() -> int:
-            nbytes, found = self._store.write(page, int(self._frame[page]), dirty)
-            sums.extend(found)
-            return nbytes
+        def write() -> int:
+            return self._store.write(page, frame, dirty, sums)
 
-        nbytes = self._move(move)
+        self._movers.move(partial(self._moved, write), partial(self._was_written, page, dirty, sums))
+
+    def _was_written(self, page: Page, dirty: Marks, sums: NDArray[np.uint32], nbytes: int) -> None:
+        """Take note that blocks of a page are in its tier; let the page go unless it is needed."""
         with self._changed:
             self._writing -= 1
             self.counts.bytes_out += nbytes
             self._state[page] = RESIDENT
             if not self._problem:
-                kept = self._dirty[page][blocks]  # some may have been given to others meanwhile
-                blocks = np.array(blocks)[kept]
-                self._sums[page][blocks] = np.array(sums, np.uint32)[kept]
-                self._stored[page][blocks], self._dirty[page][blocks] = True, False
+                kept = dirty & self._dirty[page]  # some may have been given to others meanwhile
+                self._sums[page][kept] = sums[kept]
+                self._stored[page][kept], self._dirty[page][kept] = True, False
                 self._has[page] = (self._stored[page] & self._live[page[1]]).any()
                 if not self._pinned[page]:
                     self._drop(*page)
             self._pump()
             self._changed.notify_all()
 
-    def _move(self, move: Callable[[], int]) -> int:
-        """Return the bytes that `move` moved; note why if it could not."""
+    def _moved(self, move: Callable[[], int]) -> int:
+        """Return the bytes that `move` moved; note why if it could not. It is called beside other methods."""
         begin, nbytes, problem = perf_counter(), 0, ""
         try:
             nbytes = move()

@@ -25,6 +25,7 @@ from hpcdecode.attention.pages import Pages
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.system.swap_tiers import Chunk, Tier
+from hpcdecode.system.tier_threads import TierThreads
 
 _Ints = NDArray[np.int32]
 
@@ -75,10 +76,15 @@ class StreamedKvCache(NativeKvCache["KvCache"]):
                 "frames hold pages", f"{self.native.frame_bytes} bytes for pages of {sizes.page_bytes}"
             )
         self.sizes = sizes
-        self.pages = Pages(PageStore(sizes, _frames(self.native, sizes), self.native, tiers), cpus)
+        self.pages = self._open_pages(tiers, cpus)
         self._live = np.zeros(sizes.ranges * sizes.range_blocks, np.uint8)
         self._marks: dict[tuple[bytes, bytes, bool], Marks] = {}
         self._copies: list[list[tuple[int, int]]] = [[] for _ in layers]  # of blocks, left to be made in each layer
+
+    def _open_pages(self, tiers: Sequence[Tier], cpus: Sequence[int] | None) -> Pages:
+        """Return the pages, with the threads that move them."""
+        store = PageStore(self.sizes, _frames(self.native, self.sizes), self.native, tiers)
+        return Pages(store, TierThreads("kv-pages", cpus, tiers))
 
     @property
     def attend_seconds(self) -> float:

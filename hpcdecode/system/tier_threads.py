@@ -41,6 +41,14 @@ class TierThreads:
         """Have a thread do a job."""
         self._jobs.put(job)
 
+    def move(self, move: Callable[[], int], done: Callable[[int], None]) -> None:
+        """Have a thread call `move`, and then `done` with what it returned, the bytes that it moved."""
+        self._jobs.put(lambda: done(move()))
+
+    def wait(self, changed: threading.Condition) -> None:
+        """Wait until a move is done; `changed` is held, and `done` notifies it."""
+        changed.wait()
+
 
 def _work(jobs: SimpleQueue[_Job | None], cpus: Sequence[int] | None) -> None:
     """Do jobs until there are no more."""
