@@ -20,7 +20,14 @@ if TYPE_CHECKING:
 _SAMPLES = 512  # of the load that are kept at least; twice as many at most
 _QUANTILES = (50, 99)
 _OCTAVE = 100
-_RARE = ("preemptions", "recomputed_tokens", "swapped_tokens")  # left out of the table if they are 0
+_RARE = (  # left out of the table if they are 0
+    "preemptions",
+    "recomputed_tokens",
+    "swapped_tokens",
+    "swap_in_bytes",
+    "swap_out_bytes",
+    "swap_wait_seconds",
+)
 
 
 class SimulationOutcome(msgspec.Struct, frozen=True):
@@ -43,6 +50,9 @@ class SimulationOutcome(msgspec.Struct, frozen=True):
         gaps: Between two tokens of a row; of groups they are the seconds of steps.
         largest_gap: Most seconds between two tokens of every row (FluidInfer's latency bound), float64 [rows]; NaN for
             rows of one token and refused rows.
+        swap_in_bytes: That came from tiers of R-ranks.
+        swap_out_bytes: That went there.
+        swap_wait_seconds: In which attention waited for them, of all R-ranks together.
     """
 
     seconds: float
@@ -60,6 +70,9 @@ class SimulationOutcome(msgspec.Struct, frozen=True):
     swapped: int = 0
     gaps: Gaps = msgspec.field(default_factory=lambda: Gaps())
     largest_gap: NDArray[np.float64] = msgspec.field(default_factory=lambda: np.empty(0))
+    swap_in_bytes: int = 0
+    swap_out_bytes: int = 0
+    swap_wait_seconds: float = 0.0
 
     @property
     def latency_bound(self) -> float:
@@ -142,6 +155,9 @@ class Figures(TypedDict):
     preemptions: int
     recomputed_tokens: int
     swapped_tokens: int
+    swap_in_bytes: int
+    swap_out_bytes: int
+    swap_wait_seconds: float
     latency_seconds: dict[str, float]
     gap_seconds: dict[str, float]
     latency_bound_seconds: dict[str, float]
@@ -165,6 +181,9 @@ def figures(outcome: SimulationOutcome) -> Figures:
         "preemptions": outcome.preemptions,
         "recomputed_tokens": outcome.recomputed,
         "swapped_tokens": outcome.swapped,
+        "swap_in_bytes": outcome.swap_in_bytes,
+        "swap_out_bytes": outcome.swap_out_bytes,
+        "swap_wait_seconds": outcome.swap_wait_seconds,
         "latency_seconds": {f"p{q}": float(np.percentile(done, q)) for q in _QUANTILES} if len(done) else {},
         "gap_seconds": outcome.gaps.quantiles(),
         "latency_bound_seconds": {"mean": float(bounds.mean()), "max": float(bounds.max())} if len(bounds) else {},

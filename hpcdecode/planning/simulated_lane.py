@@ -32,16 +32,18 @@ class SimulatedFeed:
 
     Args:
         lengths: The workload.
+        stop_token_ids: Of all rows.
 
     Attributes:
         clock: Seconds; set it before lanes look for rows.
         refused: Rows that no lane can run.
     """
 
-    def __init__(self, lengths: Lengths):
+    def __init__(self, lengths: Lengths, stop_token_ids: tuple[int, ...] = ()):
         self.lengths, self.clock, self.refused = lengths, 0.0, 0
         self._at = 0
-        self._params = {n: SamplingParams(max_tokens=n, ignore_eos=True) for n in np.unique(lengths.most).tolist()}
+        same = {"ignore_eos": True, "stop_token_ids": stop_token_ids}
+        self._params = {n: SamplingParams(max_tokens=n, **same) for n in np.unique(lengths.most).tolist()}
         self._next = self._prompt()
 
     @property

@@ -221,4 +221,7 @@ def sharded(run: Callable[[Lengths], SimulationOutcome], lengths: Lengths, shard
         swapped=sum(p.swapped for p in parts),
         gaps=Gaps.of(p.gaps for p in parts),
         largest_gap=np.concatenate([p.largest_gap for p in parts]),
+        swap_in_bytes=sum(p.swap_in_bytes for p in parts),
+        swap_out_bytes=sum(p.swap_out_bytes for p in parts),
+        swap_wait_seconds=sum(p.swap_wait_seconds for p in parts),
     )

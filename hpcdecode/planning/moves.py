@@ -1,0 +1,173 @@
+"""The clock of a simulated R-rank, and what moves between memory and tiers meanwhile.
+
+Moves run one after the other, in the order in which jobs begin them, each at the rate of its tier. While the rank
+computes, moves take a part of its cores, so both take longer; while it waits, moves have all they need.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcdecode.attention.page_sizes import PageSizes
+from hpcdecode.attention.page_store import Marks, Page, PageStore, Run
+from hpcdecode.system.swap_tiers import Chunk
+
+_NOTHING = 1e-12  # seconds
+
+
+class TierSpeed(msgspec.Struct, frozen=True):
+    """How fast a tier is with all threads that move at work.
+
+    Attributes:
+        read_rate: Bytes that come in a second, checksums included.
+        write_rate: Bytes that go out a second, checksums included.
+        busy_threads: Threads that compute meanwhile, in the mean; the others wait for a device.
+    """
+
+    read_rate: float
+    write_rate: float
+    busy_threads: float = 0.0
+
+
+class SimulatedTier:
+    """A tier that holds nothing.
+
+    Args:
+        chunks: Number of chunks.
+        speed: Of the tier.
+    """
+
+    def __init__(self, chunks: int, speed: TierSpeed):
+        self.chunks, self.speed = chunks, speed
+
+    def reserve(self) -> None:
+        """Do nothing."""
+
+    def write(self, chunk: int, data: Chunk, at: int = 0) -> None:
+        """Do nothing."""
+
+    def read(self, chunk: int, data: Chunk, at: int = 0) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class SimulatedStore(PageStore):
+    """Counts what pages move, and the seconds that it takes.
+
+    Args:
+        sizes: Of pages.
+        tiers: In the order in which they are filled, with chunks of a page.
+
+    Attributes:
+        order: (`read` or `write`, page) of every move, in order; None to keep none.
+    """
+
+    def __init__(self, sizes: PageSizes, tiers: list[SimulatedTier]):
+        super().__init__(sizes, [], None, tiers)
+        self.order: list[tuple[str, Page]] | None = None
+        self._seconds, self._speed = 0.0, tiers[0].speed
+
+    def read(self, page: Page, frame: int, blocks: Marks, sums: NDArray[np.uint32]) -> int:
+        """Return the bytes that `PageStore.read` reads."""
+        return self._count("read", page, self.runs_read(blocks))
+
+    def write(self, page: Page, frame: int, blocks: Marks, sums: NDArray[np.uint32]) -> int:
+        """Return the bytes that `PageStore.write` writes."""
+        return self._count("write", page, self.runs_written(blocks))
+
+    def last_move(self) -> tuple[float, float]:
+        """Return the seconds of the last move, and the threads that compute for it."""
+        return self._seconds, self._speed.busy_threads
+
+    def _count(self, kind: str, page: Page, runs: list[Run]) -> int:
+        tier, nbytes = self.place(page)[0], sum(end - begin for begin, end in runs)
+        assert isinstance(tier, SimulatedTier), "simulated pages are in simulated tiers"
+        self._speed = tier.speed
+        self._seconds = nbytes / (tier.speed.read_rate if kind == "read" else tier.speed.write_rate)
+        if self.order is not None:
+            self.order.append((kind, page))
+        return nbytes
+
+
+@dataclass(slots=True)
+class _Move:
+    left: float  # seconds
+    busy_threads: float
+    done: Callable[[int], None]
+    nbytes: int
+
+
+class SimulatedMovers:
+    """The clock of an R-rank, on which its moves come to an end. It stands in for threads that move.
+
+    Args:
+        last_move: Returns the seconds of a move that was just made, and the threads that compute for it.
+        cores: Of the rank, on which its threads and those that move run.
+
+    Attributes:
+        now: Seconds.
+        waited: Of these, seconds in which attention waited for moves.
+    """
+
+    def __init__(self, last_move: Callable[[], tuple[float, float]], cores: int):
+        self.waited = 0.0
+        self.now, self._last_move, self._cores = 0.0, last_move, max(cores, 1)
+        self._moves: deque[_Move] = deque()
+
+    def move(self, move: Callable[[], int], done: Callable[[int], None]) -> None:
+        """Begin a move: it comes to its end behind those before it."""
+        nbytes = move()
+        seconds, busy = self._last_move()
+        self._moves.append(_Move(seconds, busy, done, nbytes))
+
+    @property
+    def busy(self) -> bool:
+        """Return whether any move is under way."""
+        return bool(self._moves)
+
+    def wait(self, changed: threading.Condition) -> None:
+        """Let time pass until the next move is done.
+
+        Raises:
+            RuntimeError: If none is under way.
+        """
+        if not self._moves:
+            raise RuntimeError("expected a move that ends the wait, got none")
+        self.waited += self._moves[0].left
+        self._pass(self._moves[0].left, 1.0)
+
+    def compute(self, seconds: float) -> None:
+        """Let the rank compute for what takes so many seconds with all of its cores."""
+        left = seconds
+        while self._moves and left > _NOTHING:
+            span = min(left, self._moves[0].left)
+            left -= span
+            self._pass(span, 1 + self._moves[0].busy_threads / self._cores)
+        self.now += left
+
+    def idle(self, until: float) -> None:
+        """Let time pass up to a moment, if that is later."""
+        while self._moves and until - self.now > _NOTHING:
+            self._pass(min(self._moves[0].left, until - self.now), 1.0)
+        self.now = max(self.now, until)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def _pass(self, span: float, slower: float) -> None:
+        """Let the first move go on for `span` seconds of its own, which take `slower` times as long."""
+        first = self._moves[0]
+        self.now += span * slower
+        first.left -= span
+        if first.left <= _NOTHING:
+            self._moves.popleft()
+            first.done(first.nbytes)
