@@ -8,7 +8,7 @@ part of the pages stays in memory, and only the rest moves.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Protocol

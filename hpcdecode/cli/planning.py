@@ -15,6 +15,7 @@ from hpcdecode.attention.shapes import STATE_DTYPES
 from hpcdecode.cli.arguments import add_verbosity
 from hpcdecode.cli.planning_flags import add_machine, add_rows, add_schedule, check, read_rows
 from hpcdecode.cli.planning_machine import asked_shape, cluster_of, shapes_of
+from hpcdecode.cli.planning_tiers import memory_of, require_layout, require_use
 from hpcdecode.config import DTYPES, KV_DTYPES
 from hpcdecode.errors import UserError
 from hpcdecode.planning.servers import SERVING
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from hpcdecode.cli.arguments import Subcommands
     from hpcdecode.planning.cluster import Cluster
+    from hpcdecode.planning.job_simulator import JobGroup
     from hpcdecode.planning.layouts import PossibleLayout
     from hpcdecode.planning.lengths import Lengths
     from hpcdecode.planning.model_size import ModelSize
@@ -46,7 +48,8 @@ def _add_simulate(commands: Subcommands) -> None:
         help="predict a job on other machines, with the schedules that jobs run",
         description="Predict how long rows take on S-ranks and R-ranks, or on --shards of such worlds, from data "
         "sheets. Schedule, placement and capacity are those of hpcdecode generate; see docs/planning.md. "
-        f"The schedules {', '.join(SERVING)} simulate servers on the S device alone, with the KV cache in its memory.",
+        f"The schedules {', '.join(SERVING)} simulate servers on the S device alone, with the KV cache in its memory; "
+        "fluid with --kv-swap is the schedule of jobs.",
     )
     add_machine(parser.add_argument_group("machine"))
     add_rows(parser.add_argument_group("rows (default: lognormal lengths as in ShareGPT)"))
@@ -100,7 +103,9 @@ def _simulate(options: argparse.Namespace, _comm: object) -> int:
     check(options)
     pyplot = canvas() if options.output else None
     rows = read_rows(options)
-    run = _server(options) if options.schedule in SERVING else _lanes(options, rows)
+    require_use(options)
+    served = options.schedule in SERVING and not (options.schedule == "fluid" and options.kv_swap)
+    run = _server(options) if served else _lanes(options, rows)
     outcome = sharded(run, rows, options.shards)
     if pyplot:
         draw(outcome, pyplot, options.output)
@@ -157,6 +162,7 @@ def _lanes(options: argparse.Namespace, rows: Lengths) -> Runner:
     """Return a function that simulates the groups of one layout."""
     from hpcdecode.planning.group_shape import ONE
     from hpcdecode.planning.simulator import SimulatedGroups, lane_limits, simulate
+    from hpcdecode.planning.tiered import job_group
     from hpcdecode.schedule.auto import PERIODS, load_limit, usual_lanes
 
     size = _size_of(options)
@@ -170,9 +176,12 @@ def _lanes(options: argparse.Namespace, rows: Lengths) -> Runner:
         raise UserError(f"--batch: expected at least one sequence a lane ({lanes}), got {options.batch}")
     steps = max(int(rows.most.max()) - 1, 1)
     period = min(options.period or max(steps // PERIODS, 1), steps)
-    kinds = []
+    if options.kv_swap:
+        require_layout(layout)
+    kinds, groups = [], []
     for part in layout.parts:
-        capacity = [part.capacity] * max(part.r_ranks, 1)
+        memory = memory_of(options, size, part) if options.kv_swap else None
+        capacity = [memory.capacity() if memory else part.capacity] * max(part.r_ranks, 1)
         own, prompt = sum(capacity) // part.sharing, float(rows.prompt.mean())
         level = load_limit(options.batch, period, steps, prompt, own, part.unit.state_tokens)
         load = options.load_limit or level
@@ -183,7 +192,21 @@ def _lanes(options: argparse.Namespace, rows: Lengths) -> Runner:
             part.cost, capacity, limits, part.count, part.sharing, part.unit, admission=options.admission
         )
         kinds.append(kind)
-    return partial(simulate, kinds)
+        if memory:
+            group = job_group(memory, part.cost, limits, part.r_ranks, options.admission, memory.speeds())
+            groups.append((group, part.count))
+    return partial(_jobs, groups) if groups else partial(simulate, kinds)
+
+
+def _jobs(groups: Sequence[tuple[JobGroup, int]], rows: Lengths) -> SimulationOutcome:
+    """Simulate groups alike, each with an even share of the rows, layer by layer."""
+    from hpcdecode.planning.job_simulator import simulate_job
+    from hpcdecode.planning.simulator import sharded
+
+    if len(groups) > 1:
+        raise UserError("--kv-swap: expected groups that are alike, got several kinds; give --layout split")
+    ((group, count),) = groups
+    return sharded(partial(simulate_job, group), rows, count)
 
 
 def _add_plan(commands: Subcommands) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hpcdecode.attention.shapes import STATE_DTYPES
 from hpcdecode.cli.arguments import parsed
+from hpcdecode.cli.size_flags import tier
 from hpcdecode.config import ADMISSIONS, KV_DTYPES, SCHEDULES
 from hpcdecode.errors import UserError
 from hpcdecode.planning.servers import SERVING
@@ -52,6 +53,10 @@ def add_machine(group: Group) -> None:
     add("--node-memory", type=parsed(parse_bytes), metavar="SIZE", help=help)
     help = "S devices of a node, which their own link connects (%(default)s)"
     add("--node-devices", type=int, default=8, metavar="N", help=help)
+    help = "tier below the KV cache of an R device, as --kv-swap of generate: host:SIZE or nvme:DIRECTORY:SIZE, with "
+    help += "@RATE behind it for bytes a second, which are measured on this machine otherwise; may be given several "
+    help += "times"
+    add("--kv-swap", type=parsed(tier), action="append", default=[], metavar="TIER", help=help)
     add("--kv-dtype", choices=KV_DTYPES, default="bfloat16", help="data type of the KV cache (%(default)s)")
     help = "data type of recurrent states (default: as in --profile, else float32)"
     add("--mamba-ssm-cache-dtype", choices=STATE_DTYPES, help=help)
@@ -83,7 +88,7 @@ def add_schedule(group: Group) -> None:
     add = group.add_argument
     help = "policy by which rows enter (%(default)s)"
     add("--schedule", choices=tuple(dict.fromkeys((*SCHEDULES, *SERVING))), default="fixed-f", help=help)
-    help = "sequences of an S-rank that decode at once (%(default)s); the schedule fluid has no limit"
+    help = "sequences of an S-rank that decode at once (%(default)s); the schedule fluid without --kv-swap has no limit"
     add("--batch", type=int, default=512, metavar="B", help=help)
     add("--period", type=int, metavar="F", help="steps between injections of new rows (default: max_tokens / 16)")
     help = (

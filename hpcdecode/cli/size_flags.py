@@ -135,14 +135,15 @@ def add_size(group: Group, kind: type[EngineOptions] = EngineOptions) -> None:
     add("--kv-memory", type=size, metavar="SIZE", help="memory of an R-rank's KV cache, such as 64G")
     help = "where rows that give up their room under --admission optimistic may go until they enter again, or, under "
     help += "--schedule fluid, what --kv-memory has no room for: host:SIZE, more memory of the host, or "
-    help += "nvme:DIRECTORY:SIZE, a file without a name in a directory of a local disk; SIZE is of each R-rank. May be "
-    help += "given several times: the first tier with room is taken"
-    add("--kv-swap", type=parsed(_tier), action="append", metavar="TIER", help=help)
+    help += "nvme:DIRECTORY:SIZE, a file without a name in a directory of a local disk; SIZE is of each R-rank. "
+    help += "@RATE behind it limits the bytes that move in a second. May be given several times: the first tier with "
+    help += "room is taken"
+    add("--kv-swap", type=parsed(tier), action="append", metavar="TIER", help=help)
     help = "most memory of a GPU that a rank takes, KV cache included (default: what is free)"
     add("--gpu-memory", type=size, metavar="SIZE", help=help)
 
 
-def _tier(text: str) -> str:
+def tier(text: str) -> str:
     """Return the text of a tier, or raise ValueError."""
     TierSpec.parse(text)
     return text

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from time import perf_counter
 
 import msgspec
 
-from hpcdecode._attn_cpu import crc32c
 from hpcdecode.attention.page_sizes import PageSizes, page_sizes
 from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_shapes
 from hpcdecode.attention.streamed import StreamedKvCache
 from hpcdecode.config import EngineOptions
 from hpcdecode.engine.setup import Setup
 from hpcdecode.engine.swap_room import obstacle
+from hpcdecode.engine.tier_speed import tier_speed
 from hpcdecode.errors import UserError
 from hpcdecode.ranks.roles import Rank
 from hpcdecode.ranks.team import Team
 from hpcdecode.system.memory import total_bytes
-from hpcdecode.system.swap_tiers import Tier, TierSpec, memory_for, open_tiers
-from hpcdecode.system.tier_threads import THREADS
-
-_MEASURED_BYTES, _MEASURED_SECONDS = 64 << 20, 0.2  # pages that are read, for so long
+from hpcdecode.system.swap_tiers import Tier, TierSpec, open_tiers
 
 
 class GroupRotation(msgspec.Struct, frozen=True):
@@ -85,7 +80,7 @@ def measure_rotation(options: EngineOptions, team: Team, setup: Setup, own: Sequ
     range_tokens = sizes.range_blocks * setup.block_tokens
     token = sizes.page_bytes * sizes.layers / range_tokens
     me.kv_resident_tokens = int(memory / token)
-    me.swap_rate = min(read_rate(tier, sizes.page_bytes) for tier in tiers) / token
+    me.swap_rate = min(tier_speed(tier, sizes.page_bytes).read_rate for tier in tiers) / token
     for tier in tiers:
         tier.close()
     return sizes.ranges * range_tokens
@@ -101,7 +96,7 @@ def open_pages(sizes: PageSizes, specs: Sequence[TierSpec]) -> list[Tier]:
     for spec in specs:
         pages = min(spec.size // sizes.page_bytes, left)
         left -= pages
-        own = TierSpec(spec.kind, pages * sizes.page_bytes, spec.directory)
+        own = TierSpec(spec.kind, pages * sizes.page_bytes, spec.directory, spec.rate)
         tier = open_tiers([own], sizes.page_bytes, total_bytes())[0]
         try:
             tier.reserve()
@@ -114,38 +109,6 @@ def open_pages(sizes: PageSizes, specs: Sequence[TierSpec]) -> list[Tier]:
         if tier.chunks:
             tiers.append(tier)
     return tiers
-
-
-def read_rate(tier: Tier, page_bytes: int) -> float:
-    """Return the bytes that a tier's pages take to come in, with their checksums, in a second.
-
-    Args:
-        tier: Whose first pages are written for that.
-        page_bytes: Bytes of a page.
-
-    Raises:
-        UserError: If it cannot be written or read.
-    """
-    pages = range(max(min(tier.chunks, _MEASURED_BYTES // page_bytes), 1))
-    memory = [memory_for(page_bytes) for _ in range(THREADS)]
-
-    def read(thread: int) -> int:
-        until, done = perf_counter() + _MEASURED_SECONDS, 0
-        while perf_counter() < until:
-            tier.read(pages[(done * THREADS + thread) % len(pages)], memory[thread])
-            crc32c(memory[thread])
-            done += 1
-        return done * page_bytes
-
-    try:
-        memory[0][:] = 1
-        for page in pages:
-            tier.write(page, memory[0])
-        with ThreadPoolExecutor(THREADS) as pool:
-            begin = perf_counter()
-            return sum(pool.map(read, range(THREADS))) / (perf_counter() - begin)
-    except OSError as error:
-        raise UserError(f"--kv-swap: expected a tier that can be written and read, got: {error.strerror}") from error
 
 
 def rotation_of(team: Team) -> GroupRotation | None:

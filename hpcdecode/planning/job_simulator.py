@@ -86,7 +86,9 @@ class _Run:
         while not all(lane.exhausted() for lane in self.lanes) or self.feed.next_arrival is not None:
             self._arrive()
             begin, lanes = self.clock, range(len(self.lanes))
-            ran = [step for turn in ([[i] for i in lanes] if self.group.alone else [lanes]) for step in self._turn(turn)]
+            ran = [
+                step for turn in ([[i] for i in lanes] if self.group.alone else [lanes]) for step in self._turn(turn)
+            ]
             self.now += 1
             if ran:
                 self.waits = 0
@@ -174,7 +176,9 @@ class _Run:
                 self.clock = max(self.clock, back[i]) + work.slice_seconds
                 self.s_seconds += work.slice_seconds
                 arrived = self.clock + latency + work.wire_seconds / 2
-                ends = [self._serve(rank, layer, share, arrived) for rank, share in zip(self.ranks, shares, strict=True)]
+                ends = [
+                    self._serve(rank, layer, share, arrived) for rank, share in zip(self.ranks, shares, strict=True)
+                ]
                 back[i] = max(ends) + latency + work.wire_seconds / 2
                 self.clock += work.prompt_seconds
                 self.s_seconds += work.prompt_seconds

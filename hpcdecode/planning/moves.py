@@ -11,29 +11,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcdecode.attention.page_sizes import PageSizes
 from hpcdecode.attention.page_store import Marks, Page, PageStore, Run
+from hpcdecode.engine.tier_speed import TierSpeed
 from hpcdecode.system.swap_tiers import Chunk
 
 _NOTHING = 1e-12  # seconds
-
-
-class TierSpeed(msgspec.Struct, frozen=True):
-    """How fast a tier is with all threads that move at work.
-
-    Attributes:
-        read_rate: Bytes that come in a second, checksums included.
-        write_rate: Bytes that go out a second, checksums included.
-        busy_threads: Threads that compute meanwhile, in the mean; the others wait for a device.
-    """
-
-    read_rate: float
-    write_rate: float
-    busy_threads: float = 0.0
 
 
 class SimulatedTier:

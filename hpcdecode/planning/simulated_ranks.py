@@ -18,9 +18,10 @@ from hpcdecode.attention.page_sizes import PageSizes
 from hpcdecode.attention.pages import Pages
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.attention.streamed import StreamedKvCache
+from hpcdecode.engine.tier_speed import TierSpeed
 from hpcdecode.exchange.base import Share
 from hpcdecode.planning.cost import Cost
-from hpcdecode.planning.moves import SimulatedMovers, SimulatedStore, SimulatedTier, TierSpeed
+from hpcdecode.planning.moves import SimulatedMovers, SimulatedStore, SimulatedTier
 from hpcdecode.system.swap_tiers import Tier
 
 _Ints = NDArray[np.int32]

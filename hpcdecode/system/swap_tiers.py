@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from hpcdecode.errors import UserError
 from hpcdecode.system.sizes import parse_bytes
+from hpcdecode.system.throttled_tier import ThrottledTier
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 Chunk = NDArray[np.uint8]
 
 ALIGNMENT = 4096  # bytes, of what O_DIRECT reads and writes
-_FORMS = "host:SIZE or nvme:DIRECTORY:SIZE, such as host:64G or nvme:/scratch:1T"
+_FORMS = "host:SIZE or nvme:DIRECTORY:SIZE, such as host:64G or nvme:/scratch:1T, with @RATE behind it or not"
 _MEASURED_BYTES, _MEASURED_SECONDS = 64 << 20, 0.5
 
 
@@ -38,16 +40,19 @@ class TierSpec(msgspec.Struct, frozen=True):
         kind: `host` or `nvme`.
         size: Bytes that an R-rank may take of it.
         directory: Of the file, for `nvme`.
+        rate: Most bytes that move in a second; 0 for any number.
     """
 
     kind: str
     size: int
     directory: str = ""
+    rate: int = 0
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the tier that a text such as `nvme:/scratch:1T` names, or raise ValueError."""
-        kind, _, rest = text.partition(":")
+        """Return the tier that a text such as `nvme:/scratch:1T` or `host:64G@2G` names, or raise ValueError."""
+        whole, at, limit = text.rpartition("@") if re.search(r"@[^:/]*$", text) else (text, "", "")
+        kind, _, rest = whole.partition(":")
         directory, _, size = rest.rpartition(":") if kind == "nvme" else ("", "", rest)
         if kind not in ("host", "nvme"):
             raise ValueError(f"expected {_FORMS}; got the tier {kind!r} in {text!r}")
@@ -59,7 +64,13 @@ class TierSpec(msgspec.Struct, frozen=True):
             raise ValueError(f"expected {_FORMS}; got {text!r}, whose size is {size!r}") from None
         if nbytes < 1:
             raise ValueError(f"expected {_FORMS}; got {text!r}, which has no room")
-        return cls(kind, nbytes, directory)
+        try:
+            rate = parse_bytes(limit) if at else 0
+        except ValueError:
+            rate = 0
+        if at and rate < 1:
+            raise ValueError(f"expected {_FORMS}; got {text!r}, whose bytes a second are {limit!r}")
+        return cls(kind, nbytes, directory, rate)
 
 
 class Tier(Protocol):
@@ -220,7 +231,8 @@ def open_tiers(specs: Sequence[TierSpec], chunk_bytes: int, host_bytes: int) -> 
     Raises:
         UserError: If one cannot be opened.
     """
-    return [_open_tier(spec, chunk_bytes, host_bytes) for spec in specs]
+    opened = [(spec, _open_tier(spec, chunk_bytes, host_bytes)) for spec in specs]
+    return [ThrottledTier(tier, spec.rate) if spec.rate else tier for spec, tier in opened]
 
 
 def _open_tier(spec: TierSpec, chunk_bytes: int, host_bytes: int) -> Tier:

@@ -14,6 +14,7 @@ from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.config import EngineOptions, Job
 from hpcdecode.engine import fluid
 from hpcdecode.engine.fluid import GroupRotation
+from hpcdecode.engine.tier_speed import TierSpeed, tier_speed
 from hpcdecode.errors import UserError
 from hpcdecode.generate import generate
 from hpcdecode.model import load_split
@@ -103,7 +104,8 @@ def test_a_disk_without_room_is_found_at_the_start(tmp_path, monkeypatch):
     specs = [TierSpec("host", SMALL.page_bytes * 5), TierSpec("nvme", 1 << 30, str(tmp_path))]
     tiers = fluid.open_pages(SMALL, specs)
     assert [tier.chunks for tier in tiers] == [5, 4 * 8 - 5]
-    assert all(fluid.read_rate(tier, SMALL.page_bytes) > 0 for tier in tiers)
+    speeds = [tier_speed(tier, SMALL.page_bytes) for tier in tiers]
+    assert all(speed.read_rate > 0 and speed.write_rate > 0 for speed in speeds)
     for tier in tiers:
         tier.close()
     monkeypatch.setattr(os, "posix_fallocate", full)
@@ -129,7 +131,7 @@ def test_a_job_whose_tier_fails_keeps_what_has_ended_and_goes_on(tmp_path, fault
     rotates = {"schedule": "fluid", "kv_swap": (f"host:{4 * kv}",)}
     assert generate(job("plain.h5", kv_memory=1 << 28)) == 0
     kind = type("Failing", (FaultyTier,), {"fault": fault, "after": 40})
-    unmeasured = patch.object(fluid, "read_rate", lambda *_: 1e9)
+    unmeasured = patch.object(fluid, "tier_speed", lambda *_: TierSpeed(1e9, 1e9))
     with patch.object(swap_tiers, "HostTier", kind), unmeasured:
         assert "pages of the KV cache cannot be moved" in failed(job("out.h5", **rotates))
     copy(tmp_path / "out.h5", tmp_path / "again.h5")  # this process holds the other

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import count
-
 import numpy as np
 import pytest
 
@@ -11,17 +9,15 @@ from hpcdecode.attention.page_store import PageStore
 from hpcdecode.attention.pages import Pages
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.attention.streamed import StreamedKvCache, _frames
+from hpcdecode.engine.tier_speed import TierSpeed
 from hpcdecode.model import load_split
 from hpcdecode.planning import lengths
 from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.job_simulator import JobGroup, simulate_job
-from hpcdecode.planning.moves import SimulatedMovers, TierSpeed
-from hpcdecode.planning.simulated_ranks import PagedCache, RotatingRank, SwappingRank
-from hpcdecode.planning.simulator import SimulatedGroups, simulate
+from hpcdecode.planning.moves import SimulatedMovers
+from hpcdecode.planning.simulated_ranks import PagedCache, RotatingRank
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
-from hpcdecode.schedule.limits import LaneLimits
-from hpcdecode.schedule.swaps import Swaps
 from tests.support.rotating import BLOCK_TOKENS, host, sizes_of
 from tests.support.samples import run
 

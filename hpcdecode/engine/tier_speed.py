@@ -1,0 +1,74 @@
+"""How fast pages go to a tier and come in, measured with the threads that move them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter, process_time
+
+import msgspec
+
+from hpcdecode._attn_cpu import crc32c
+from hpcdecode.errors import UserError
+from hpcdecode.system.swap_tiers import Chunk, Tier, memory_for
+from hpcdecode.system.tier_threads import THREADS
+
+_MEASURED_BYTES, _MEASURED_SECONDS = 64 << 20, 0.2  # pages that move, and for how long they are written, and read
+
+
+class TierSpeed(msgspec.Struct, frozen=True):
+    """How fast a tier is with all threads that move at work.
+
+    Attributes:
+        read_rate: Bytes that come in a second, checksums included.
+        write_rate: Bytes that go out a second, checksums included.
+        busy_threads: Threads that compute meanwhile, in the mean; the others wait for a device.
+    """
+
+    read_rate: float
+    write_rate: float
+    busy_threads: float = 0.0
+
+
+def tier_speed(tier: Tier, page_bytes: int) -> TierSpeed:
+    """Return how fast a tier is.
+
+    Args:
+        tier: Whose first pages are written for that.
+        page_bytes: Bytes of a page.
+
+    Raises:
+        UserError: If it cannot be written or read.
+    """
+    most = max(min(tier.chunks, _MEASURED_BYTES // page_bytes), 1)
+    memory = [memory_for(page_bytes) for _ in range(THREADS)]
+    for each in memory:
+        each[:] = 1
+    try:
+        for page in range(min(THREADS, most)):  # each of the threads' first one
+            tier.write(page, memory[0])
+        written, write_rate, _ = _rate(tier.write, memory, most)
+        _, read_rate, busy = _rate(tier.read, memory, max(written, min(THREADS, most)))
+    except OSError as error:
+        raise UserError(f"--kv-swap: expected a tier that can be written and read, got: {error.strerror}") from error
+    return TierSpeed(read_rate, write_rate, busy)
+
+
+def _rate(move: Callable[[int, Chunk], None], memory: list[Chunk], most: int) -> tuple[int, float, float]:
+    """Return how many of `most` pages were moved in order, bytes a second, and threads that were busy."""
+
+    def run(thread: int) -> int:
+        done = 0
+        while perf_counter() < until:
+            move((done * THREADS + thread) % most, memory[thread])
+            crc32c(memory[thread])
+            done += 1
+        return done
+
+    begin, computed = perf_counter(), process_time()
+    until = begin + _MEASURED_SECONDS
+    with ThreadPoolExecutor(THREADS) as pool:
+        counts = list(pool.map(run, range(THREADS)))
+    seconds = perf_counter() - begin
+    whole = min(min(counts) * THREADS, most)
+    return whole, sum(counts) * len(memory[0]) / seconds, (process_time() - computed) / seconds

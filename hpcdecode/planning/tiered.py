@@ -1,0 +1,146 @@
+"""Groups of a simulation whose R-ranks have tiers: for pages under `--schedule fluid`, else for whole sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+
+from hpcdecode.attention.page_sizes import PageSizes, page_sizes
+from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_shapes, recurrent_shapes
+from hpcdecode.attention.sizes import block_tokens_for, bytes_per_token
+from hpcdecode.engine.kv_swap import chunk_blocks, chunk_bytes
+from hpcdecode.engine.tier_speed import TierSpeed, tier_speed
+from hpcdecode.errors import UserError
+from hpcdecode.planning.cost import Cost
+from hpcdecode.planning.job_simulator import JobGroup
+from hpcdecode.planning.simulated_ranks import PagedCache, RotatingRank, SimulatedRank, SwappingRank
+from hpcdecode.schedule.limits import LaneLimits
+from hpcdecode.schedule.swaps import Swaps
+from hpcdecode.system.memory import total_bytes
+from hpcdecode.system.swap_tiers import TierSpec, open_tiers
+
+_MEASURED = 64 << 20  # bytes of a tier
+
+
+class TieredMemory(msgspec.Struct, frozen=True):
+    """The memory of an R-rank and what is below it.
+
+    Attributes:
+        layers: Shapes of the model's layers.
+        kv_dtype: Data type of the KV cache.
+        memory: Bytes of the KV cache in memory.
+        tiers: Below it.
+        rotates: Whether pages move, under the schedule `fluid`; else whole sequences.
+        cores: Of an R-rank, which moves take a part of.
+    """
+
+    layers: list[LayerShape | RecurrentShape]
+    kv_dtype: str
+    memory: int
+    tiers: list[TierSpec]
+    rotates: bool
+    cores: int = 1
+
+    @property
+    def block_tokens(self) -> int:
+        """Return the tokens of a KV block."""
+        return block_tokens_for(self.layers, self.kv_dtype)
+
+    @property
+    def token_bytes(self) -> float:
+        """Return the bytes of a token."""
+        return bytes_per_token(self.layers, self.kv_dtype, self.block_tokens)
+
+    @property
+    def sizes(self) -> PageSizes:
+        """Return the pages of an R-rank, or raise UserError."""
+        shapes = attention_shapes(self.layers)
+        return page_sizes(shapes, self.kv_dtype, self.block_tokens, self.memory, [tier.size for tier in self.tiers])
+
+    def capacity(self) -> int:
+        """Return the KV tokens of an R-rank, as a job counts them.
+
+        Raises:
+            UserError: If tiers or memory are too small, or the model keeps recurrent states.
+        """
+        if recurrent_shapes(self.layers):
+            raise UserError("--kv-swap: expected a model whose layers all attend, got one that keeps recurrent states")
+        if self.rotates:
+            sizes = self.sizes
+            return sizes.ranges * sizes.range_blocks * self.block_tokens
+        return int(self.memory / self.token_bytes) // self.block_tokens * self.block_tokens
+
+    def speeds(self) -> list[TierSpeed]:
+        """Return how fast the tiers are: by the rate that is given, or as they are here, which is measured.
+
+        Raises:
+            UserError: If one cannot be opened.
+        """
+        size = self.sizes.page_bytes if self.rotates else chunk_bytes(self._block_bytes)
+        return [_speed(tier, size) for tier in self.tiers]
+
+    @property
+    def _block_bytes(self) -> int:
+        return round(self.token_bytes * self.block_tokens)
+
+
+def _speed(spec: TierSpec, size: int) -> TierSpeed:
+    if spec.rate:
+        return TierSpeed(spec.rate, spec.rate)
+    (tier,) = open_tiers(
+        [TierSpec(spec.kind, min(spec.size, max(_MEASURED, size)), spec.directory)], size, total_bytes()
+    )
+    try:
+        return tier_speed(tier, size)
+    finally:
+        tier.close()
+
+
+def job_group(
+    memory: TieredMemory, cost: Cost, limits: list[LaneLimits], r_ranks: int, admission: str, speeds: list[TierSpeed]
+) -> JobGroup:
+    """Return a group whose R-ranks have tiers.
+
+    Args:
+        memory: Of each R-rank.
+        cost: Of the group.
+        limits: Of its lanes.
+        r_ranks: Number of R-ranks; 0 for a rank of both roles.
+        admission: `reserve` or `optimistic`.
+        speeds: Of the tiers.
+    """
+    count, slots = max(r_ranks, 1), sum(lane.slots for lane in limits)
+    make = _rotating if memory.rotates else _swapping
+    swaps = None if memory.rotates or not memory.tiers else partial(_swaps, memory, count, speeds)
+    ranks = partial(make, memory, cost, slots, count, speeds)
+    capacity = [memory.capacity()] * count
+    return JobGroup(cost, capacity, limits, memory.block_tokens, ranks, not r_ranks, admission, swaps)
+
+
+def _rotating(
+    memory: TieredMemory, cost: Cost, slots: int, count: int, speeds: Sequence[TierSpeed]
+) -> list[SimulatedRank]:
+    sizes, shapes = memory.sizes, attention_shapes(memory.layers)
+    left, pages = sizes.ranges * sizes.layers, []
+    for tier, speed in zip(memory.tiers, speeds, strict=True):
+        own = min(tier.size // sizes.page_bytes, left)
+        left -= own
+        pages += [(own, speed)] if own else []
+    own = shapes, memory.kv_dtype, sizes, pages, slots, memory.block_tokens, memory.cores
+    return [RotatingRank(PagedCache(*own), cost) for _ in range(count)]
+
+
+def _swapping(
+    memory: TieredMemory, cost: Cost, slots: int, count: int, speeds: Sequence[TierSpeed]
+) -> list[SimulatedRank]:
+    slowest = min(speeds, key=lambda speed: min(speed.read_rate, speed.write_rate), default=None)
+    return [SwappingRank(cost, slowest, memory.token_bytes, slots, memory.cores) for _ in range(count)]
+
+
+def _swaps(memory: TieredMemory, count: int, speeds: Sequence[TierSpeed]) -> Swaps:
+    blocks, size = chunk_blocks(memory._block_bytes), chunk_bytes(memory._block_bytes)
+    tokens = blocks * memory.block_tokens
+    rate = min(min(speed.read_rate, speed.write_rate) for speed in speeds) / size * tokens
+    return Swaps([sum(tier.size // size for tier in memory.tiers)] * count, tokens, [rate] * count)
