@@ -15,8 +15,8 @@ from hpcdecode.attention.shapes import STATE_DTYPES
 from hpcdecode.cli.arguments import add_verbosity
 from hpcdecode.cli.planning_flags import add_machine, add_rows, add_schedule, check, read_rows
 from hpcdecode.cli.planning_machine import asked_shape, cluster_of, shapes_of
-from hpcdecode.cli.planning_tiers import memory_of, require_layout, require_use
-from hpcdecode.config import DTYPES, KV_DTYPES
+from hpcdecode.cli.planning_tiers import memory_of, require_layout, require_use, schedule_text
+from hpcdecode.config import ADMISSIONS, DTYPES, KV_DTYPES
 from hpcdecode.errors import UserError
 from hpcdecode.planning.servers import SERVING
 from hpcdecode.ranks import launch
@@ -218,6 +218,8 @@ def _add_plan(commands: Subcommands) -> None:
     )
     add_machine(parser.add_argument_group("machine"))
     add_rows(parser.add_argument_group("rows (default: lognormal lengths as in ShareGPT)"))
+    help = "what a row must have room for to enter, as --admission of generate (default: what is best, with --kv-swap)"
+    parser.add_argument("--admission", choices=ADMISSIONS, help=help)
     parser.add_argument("--latency-limit", type=float, metavar="SECONDS", help="longest time in which a row may decode")
     parser.add_argument("--s-price", type=float, default=0.0, metavar="X", help="price of an hour of an S device")
     parser.add_argument("--r-price", type=float, default=0.0, metavar="X", help="price of an hour of an R device")
@@ -247,6 +249,8 @@ def _plan(options: argparse.Namespace, _comm: object) -> int:
     print(text(plans, more, size, HourlyPrices(options.s_price, options.r_price)))
     shown = {plan.layout.family for plan in plans}
     full = dict.fromkeys(f"{one.family}: no room for rows" for one in possible if one.family not in shown)
+    if options.kv_swap or options.admission:
+        print(schedule_text(options, size, plans[0], lengths))
     if missing := [*refused, *full]:
         print("cannot be:", "; ".join(missing))
     if not options.profile:

@@ -36,6 +36,10 @@ class Lengths:
     def __len__(self) -> int:
         return len(self.prompt)
 
+    def head(self, count: int) -> Lengths:
+        """Return the first rows."""
+        return Lengths(self.prompt[:count], self.new[:count], self.most[:count], self.arrival[:count])
+
     def part(self, index: int, count: int) -> Lengths:
         """Return every `count`-th row, from row `index` on."""
         rows = slice(index, None, count)

@@ -42,8 +42,10 @@ class SimulatedFeed:
     def __init__(self, lengths: Lengths, stop_token_ids: tuple[int, ...] = ()):
         self.lengths, self.clock, self.refused = lengths, 0.0, 0
         self._at = 0
-        same = {"ignore_eos": True, "stop_token_ids": stop_token_ids}
-        self._params = {n: SamplingParams(max_tokens=n, **same) for n in np.unique(lengths.most).tolist()}
+        self._params = {
+            n: SamplingParams(max_tokens=n, ignore_eos=True, stop_token_ids=stop_token_ids)
+            for n in np.unique(lengths.most).tolist()
+        }
         self._next = self._prompt()
 
     @property

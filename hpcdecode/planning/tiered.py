@@ -128,8 +128,8 @@ def _rotating(
         own = min(tier.size // sizes.page_bytes, left)
         left -= own
         pages += [(own, speed)] if own else []
-    own = shapes, memory.kv_dtype, sizes, pages, slots, memory.block_tokens, memory.cores
-    return [RotatingRank(PagedCache(*own), cost) for _ in range(count)]
+    like = shapes, memory.kv_dtype, sizes, pages, slots, memory.block_tokens, memory.cores
+    return [RotatingRank(PagedCache(*like), cost) for _ in range(count)]
 
 
 def _swapping(

@@ -124,9 +124,7 @@ def test_a_job_whose_tier_fails_keeps_what_has_ended_and_goes_on(tmp_path, fault
     kv = 128 * 3840 * 6
 
     def job(name, **options):
-        sizes = {"dtype": "float32", "kv_memory": kv, "params": SamplingParams(ignore_eos=True), "batch": 12}
-        where = {"prompts": (str(tmp_path / "rows.jsonl"),), "output": str(tmp_path / name)}
-        return Job(model=find_model("demo", {}), **where, **(sizes | options)).check()
+        return job_of(tmp_path, name, kv_memory=options.pop("kv_memory", kv), batch=12, **options)
 
     rotates = {"schedule": "fluid", "kv_swap": (f"host:{4 * kv}",)}
     assert generate(job("plain.h5", kv_memory=1 << 28)) == 0
@@ -138,6 +136,31 @@ def test_a_job_whose_tier_fails_keeps_what_has_ended_and_goes_on(tmp_path, fault
     assert generate(job("again.h5", **rotates)) == 0
     plain, out = (tokens_of(tmp_path / name) for name in ("plain.h5", "again.h5"))
     assert plain == out
+
+
+def test_three_groups_lie_in_memory_of_twelve_in_flight(tmp_path):
+    """Four rows a group: memory has room for those of three, and all twelve decode in every step."""
+    lines = [{"prompt_token_ids": [5 + (3 * i + j) % 900 for j in range(60 + i % 5)]} for i in range(48)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    params, group = SamplingParams(ignore_eos=True, max_tokens=50), 4 * 128 * 3840  # bytes: blocks have 64 tokens
+    same = {"params": params, "batch": 48}
+    assert generate(job_of(tmp_path, "plain.h5", kv_memory=1 << 28, **same)) == 0
+    for name, tier in (("host", f"host:{13 * group}"), ("file", f"nvme:{tmp_path}:{13 * group}")):
+        rotates = {"schedule": "fluid", "kv_memory": 3 * group, "kv_swap": (tier,)}
+        assert generate(job_of(tmp_path, f"{name}.h5", **rotates, **same)) == 0
+        assert tokens_of(tmp_path / f"{name}.h5") == tokens_of(tmp_path / "plain.h5")
+        with h5py.File(tmp_path / f"{name}.h5") as file:
+            summary = json.loads(file.attrs["summary"])
+        assert summary["peak_load_tokens"] > 48 * 100 and summary["swap_in_bytes"] > 20 * 8 * group
+    assert generate(job_of(tmp_path, "reserve.h5", kv_memory=3 * group, **same)) == 0
+    assert tokens_of(tmp_path / "reserve.h5") == tokens_of(tmp_path / "plain.h5")
+
+
+def job_of(folder, name, **options):
+    """Return a job of the demo model for rows.jsonl of a folder."""
+    where = {"prompts": (str(folder / "rows.jsonl"),), "output": str(folder / name)}
+    params = {"dtype": "float32", "params": SamplingParams(ignore_eos=True)}
+    return Job(model=find_model("demo", {}), **where, **(params | options)).check()
 
 
 def failed(job):
