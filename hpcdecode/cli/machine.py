@@ -58,6 +58,7 @@ def _add_bench(commands: Subcommands) -> None:
             "pipeline",
             "planner",
             "swap",
+            "rotation",
             "e2e",
             "gpu",
         ),

@@ -64,6 +64,7 @@ class Calibration:
         directory: Of the model.
         kv_dtype: Data type of the KV cache; None for that of the model.
         state_dtype: Data type of recurrent states, one of STATE_DTYPES.
+        loads: To be measured; None for those that suit any job.
 
     Attributes:
         samples: What was measured of the split so far.
@@ -78,13 +79,14 @@ class Calibration:
         directory: str,
         kv_dtype: str | None,
         state_dtype: str = "float32",
+        loads: Sequence[SteadyLoad] | None = None,
     ):
         torch.set_num_threads(team.me.threads)
         attends = with_states_as(model.attends, state_dtype) if model else None
         shapes = team.broadcast(attends, list[LayerShape | RecurrentShape])
         self.team, self.directory = team, directory
         self._steady = Steady(team, shapes, model if team.me.has_s else None, kv_dtype)
-        self._loads = self._fitting(team.comm is not None, len(team.r_ranks))
+        self._loads = list(loads) if loads else self._fitting(team.comm is not None, len(team.r_ranks))
         self._replica: Steady | None = None
         self._replica_loads: list[SteadyLoad] = []
         if team.comm is not None and all(team.gather_all(model is not None, bool)):

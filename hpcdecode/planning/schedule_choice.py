@@ -1,4 +1,4 @@
-"""Which schedule and admission suit rows whose K and V exceed memory: jobs of some of them, simulated layer by layer."""
+"""Which schedule and admission suit rows whose K and V exceed memory, by simulated jobs of some of them."""
 
 from __future__ import annotations
 
