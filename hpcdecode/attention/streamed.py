@@ -28,6 +28,7 @@ from hpcdecode.system.swap_tiers import Chunk, Tier
 from hpcdecode.system.tier_threads import TierThreads
 
 _Ints = NDArray[np.int32]
+_Copy = tuple[int, int]  # blocks: source and target
 
 
 class StreamedKvCache(NativeKvCache["KvCache"]):
@@ -79,7 +80,7 @@ class StreamedKvCache(NativeKvCache["KvCache"]):
         self.pages = self._open_pages(tiers, cpus)
         self._live = np.zeros(sizes.ranges * sizes.range_blocks, np.uint8)
         self._marks: dict[tuple[bytes, bytes, bool], Marks] = {}
-        self._copies: list[list[tuple[int, int]]] = [[] for _ in layers]  # of blocks, left to be made in each layer
+        self._copies: list[list[_Copy]] = [[] for _ in layers]  # of blocks, left to be made in each layer
 
     def _open_pages(self, tiers: Sequence[Tier], cpus: Sequence[int] | None) -> Pages:
         """Return the pages, with the threads that move them."""
@@ -139,8 +140,8 @@ class StreamedKvCache(NativeKvCache["KvCache"]):
 
     def release(self, slots: IntArray) -> None:
         """Forget sequences, as `KvCache.release`."""
-        self._copy_all()
         self.native.release(slots)
+        self._settle_copies()
         self._note_blocks()
 
     def fork(self, src: int, dst: int) -> None:
@@ -150,8 +151,8 @@ class StreamedKvCache(NativeKvCache["KvCache"]):
 
     def truncate(self, slot: int, length: int) -> None:
         """Drop the last positions of a slot, as `KvCache.truncate`."""
-        self._copy_all()
         self.native.truncate(slot, length)
+        self._settle_copies()
         self._note_blocks()
 
     def check(self) -> None:
@@ -225,6 +226,10 @@ class StreamedKvCache(NativeKvCache["KvCache"]):
     def _copy(self, layer: int) -> None:
         """Make the copies of blocks that forks need, in a layer that is to be written."""
         copies, self._copies[layer] = self._copies[layer], []
+        self._make(layer, copies)
+
+    def _make(self, layer: int, copies: Sequence[_Copy]) -> None:
+        """Make copies of blocks in a layer, in order."""
         if not copies:
             return
         pairs = np.array(copies) // self.sizes.range_blocks
@@ -240,10 +245,36 @@ class StreamedKvCache(NativeKvCache["KvCache"]):
         finally:
             self.pages.unpin(layer, needed[0])
 
-    def _copy_all(self) -> None:
-        """Make all copies that are left, before blocks that they are made of go to others."""
-        for layer in range(len(self.layers)):
-            self._copy(layer)
+    def _settle_copies(self) -> None:
+        """Make the copies that are left of blocks that nothing holds any more, and drop those that nothing needs.
+
+        The bytes of such blocks are as they were until other sequences are given them.
+        """
+        if not any(self._copies):
+            return
+        self.native.mark_used(self._live)
+        for layer, left in enumerate(self._copies):
+            now, self._copies[layer] = _due_copies(left, self._live.astype(np.bool_))
+            self._make(layer, now)
+
+
+def _due_copies(copies: Sequence[_Copy], held: Marks) -> tuple[list[_Copy], list[_Copy]]:
+    """Return the copies that must be made before free blocks are given to others, and those that can wait, in order.
+
+    Args:
+        copies: In the order in which they are to be made.
+        held: bool [blocks], whether sequences hold them.
+    """
+    now: list[_Copy] = []
+    later: list[_Copy] = []
+    sources: set[int] = set()  # of copies in `now`, which come first
+    for source, target in reversed(copies):
+        if target in sources or (held[target] and not held[source]):
+            now.append((source, target))
+            sources.add(source)
+        elif held[target]:
+            later.append((source, target))
+    return now[::-1], later[::-1]
 
 
 def _any(marks: Marks) -> Marks:

@@ -135,7 +135,7 @@ class _Bench:
         team.pin()
         batches = dict.fromkeys((4, args.resident, args.rows))
         loads = [SteadyLoad(batch, 1, args.prompt, _STEPS) for batch in batches]
-        loads += [SteadyLoad(args.resident, 1, context, _STEPS) for context in (8, 4 * args.prompt)]
+        loads += [SteadyLoad(args.resident, 1, context, _STEPS) for context in (4 * args.prompt,)]
         loads += [SteadyLoad(args.resident, 1, args.prompt, _STEPS, prompt=n, chunk=n // 5) for n in (160, 640)]
         self.threads = team.me.threads
         self.calibration = Calibration(team, self.model, self.directory, args.kv_dtype, loads)

@@ -15,6 +15,7 @@ from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.page_sizes import PageSizes, page_sizes
 from hpcdecode.attention.page_store import runs_of
 from hpcdecode.attention.shapes import LayerShape
+from hpcdecode.attention.streamed import _due_copies
 from hpcdecode.errors import UserError
 from tests.support.rotating import BLOCK_TOKENS, FaultyTier, file, host, rotating, sizes_of
 
@@ -154,6 +155,38 @@ def test_a_fixed_part_stays_and_clean_blocks_are_not_written_again():
     read, written = cache.pages.counts.bytes_in - before[0], cache.pages.counts.bytes_out - before[1]
     assert 0.6 * held * steps < read < 0.9 * held * steps  # of 8 pages a layer more than 2 stay
     assert written < 0.25 * read  # the newest block of each row
+
+
+def test_copies_of_forks_wait_until_their_blocks_are_given_to_others():
+    """Copies (0 to 4) to (4 to 5), and (2 to 6): what is freed is copied first, with what that depends on."""
+    held = np.ones(8, np.bool_)
+    copies = [(0, 4), (4, 5), (2, 6)]
+    assert _due_copies(copies, held) == ([], copies)
+    held[0] = False
+    assert _due_copies(copies, held) == ([(0, 4)], copies[1:])
+    held[:] = True
+    held[4] = False
+    assert _due_copies(copies, held) == ([(0, 4), (4, 5)], [(2, 6)])
+    held[5] = False
+    assert _due_copies(copies, held) == ([], [(2, 6)])
+
+
+def test_forks_whose_origin_goes_before_their_layers_are_written():
+    """Slots are freed between a fork and the layers that its copies are made in, as another lane's plan does."""
+    sizes = sizes_of(SHAPES, "float32", ranges=12, frames=18)
+    pair = Pair(rotating(SHAPES, "float32", sizes, host(sizes)), "float32")
+    pair.step({}, {0: 70, 9: 100})
+    pair.fork(0, 1)
+    pair.fork(9, 2)
+    for cache in pair.caches:
+        cache.extend([1, 2, 0], [1, 1, 1])
+        cache.release([0, 9])
+    for slot in (0, 9):
+        del pair.held[slot]
+    for layer, shape in enumerate(SHAPES):
+        pair._attend(layer, shape, {1: 1, 2: 1})
+    pair.step({1: 1, 2: 1}, {3: 200})
+    pair.caches[1].check()
 
 
 def test_what_fits_in_memory_never_moves():
