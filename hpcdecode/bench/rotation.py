@@ -186,7 +186,7 @@ class _Bench:
         rows, most = len(lengths), self.args.max_tokens
         prompt = np.full(rows, self.args.prompt)
         tiers = [TierSpec.parse(how.tier)] if how.tier else []
-        memory = TieredMemory(self.layers, self.args.kv_dtype, self.kv, tiers, bool(tiers), self.threads)
+        memory = TieredMemory(self.layers, self.args.kv_dtype, self.kv, tiers, bool(tiers), self.threads, here=True)
         load = memory.capacity()
         limits = lane_limits(how.batch, 1, most - 1, 1, load, how.schedule, prefill_limit(False))
         group = job_group(memory, cost, limits, 0, how.admission, memory.speeds())

@@ -71,4 +71,4 @@ def memory_of(options: argparse.Namespace, size: ModelSize, part: GroupsAlike) -
     nbytes = options.kv_memory if options.profile else int(part.capacity * part.unit.token_bytes)
     rotates = getattr(options, "schedule", None) == "fluid"
     tiers = [TierSpec.parse(text) for text in options.kv_swap]
-    return TieredMemory(list(size.shapes), kv_dtype, nbytes, tiers, rotates, cores)
+    return TieredMemory(list(size.shapes), kv_dtype, nbytes, tiers, rotates, cores, here=bool(options.profile))

@@ -34,6 +34,7 @@ class TieredMemory(msgspec.Struct, frozen=True):
         tiers: Below it.
         rotates: Whether pages move, under the schedule `fluid`; else whole sequences.
         cores: Of an R-rank, which moves take a part of.
+        here: Whether R-ranks are on this machine: tiers with a rate are measured, too.
     """
 
     layers: list[LayerShape | RecurrentShape]
@@ -42,6 +43,7 @@ class TieredMemory(msgspec.Struct, frozen=True):
     tiers: list[TierSpec]
     rotates: bool
     cores: int = 1
+    here: bool = False
 
     @property
     def block_tokens(self) -> int:
@@ -73,25 +75,24 @@ class TieredMemory(msgspec.Struct, frozen=True):
         return int(self.memory / self.token_bytes) // self.block_tokens * self.block_tokens
 
     def speeds(self) -> list[TierSpeed]:
-        """Return how fast the tiers are: by the rate that is given, or as they are here, which is measured.
+        """Return how fast the tiers are: as they are here, which is measured, or by the rate that is given.
 
         Raises:
             UserError: If one cannot be opened.
         """
         size = self.sizes.page_bytes if self.rotates else chunk_bytes(self._block_bytes)
-        return [_speed(tier, size) for tier in self.tiers]
+        return [_speed(tier, size, self.here) for tier in self.tiers]
 
     @property
     def _block_bytes(self) -> int:
         return round(self.token_bytes * self.block_tokens)
 
 
-def _speed(spec: TierSpec, size: int) -> TierSpeed:
-    if spec.rate:
+def _speed(spec: TierSpec, size: int, here: bool) -> TierSpeed:
+    if spec.rate and not here:
         return TierSpeed(spec.rate, spec.rate)
-    (tier,) = open_tiers(
-        [TierSpec(spec.kind, min(spec.size, max(_MEASURED, size)), spec.directory)], size, total_bytes()
-    )
+    some = TierSpec(spec.kind, min(spec.size, max(_MEASURED, size)), spec.directory, spec.rate)
+    (tier,) = open_tiers([some], size, total_bytes())
     try:
         return tier_speed(tier, size)
     finally:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -123,3 +125,30 @@ def test_checksums_are_those_of_castagnoli():
             other = data.copy()
             other[size // 2] ^= 1
             assert crc32c(other) != crc32c(data)
+
+
+def test_a_tier_may_have_a_rate():
+    assert TierSpec.parse("host:64M@2M") == TierSpec("host", 64 << 20, "", 2 << 20)
+    assert TierSpec.parse("nvme:/a@b/c:1G") == TierSpec("nvme", 1 << 30, "/a@b/c")
+    assert TierSpec.parse("nvme:/a@b/c:1G@3k").rate == 3 << 10
+    for wrong in ("host:64M@", "host:64M@fast", "host:64M@0"):
+        with pytest.raises(ValueError, match=r"expected host:SIZE or nvme.*with @RATE.*bytes a second are"):
+            TierSpec.parse(wrong)
+
+
+def test_moves_of_several_threads_share_a_rate():
+    (tier,) = open_tiers([TierSpec("host", 1 << 20, "", 2 << 20)], 1 << 16, 1 << 30)
+    data = [np.full(1 << 16, 7 + i, np.uint8) for i in range(2)]
+    begin = time.perf_counter()
+    threads = [threading.Thread(target=tier.write, args=(i, data[i])) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    back = np.empty(1 << 16, np.uint8)
+    for i in range(2):
+        tier.read(i, back)
+        assert (back == data[i]).all()
+    assert time.perf_counter() - begin >= 4 / 32  # seconds: 4 of 32 chunks that it moves in a second
+    assert tier.chunks == 16
+    tier.close()
