@@ -174,3 +174,31 @@ def test_layouts_are_simulated(capsys):
     splits = ("--s-ranks", 2, "--r-ranks", 2, "--link", 10_000, "--latency", 0.01, "--layout", "split")
     shared, own = (speed(*splits, "--pools", pools) for pools in ("shared", "own"))
     assert shared == pytest.approx(own, rel=0.2)
+
+
+ALONE = ("--model", "demo", "--s-ranks", "0", "--r-ranks", "1", "--kv-dtype", "float32", "--kv-memory", "3M")
+TIER = ("--kv-swap", "host:9M@1G")
+
+
+def test_tiers_are_simulated_and_planned(capsys):
+    rows = ("--fixed", "40", "24", "--rows", "30")
+    flags = ("--layout", "replicas", "--batch", "24", "--period", "1", "--schedule", "fluid", "--json")
+    assert main(["simulate", *ALONE, *TIER, *rows, *flags]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["generated_tokens"] == 30 * 24 and found["peak_load_tokens"] > 24 * 50
+    assert found["swap_in_bytes"] > 9 << 20 and found["swap_out_bytes"] > 3 << 20
+    assert main(["plan", *ALONE, *TIER, *rows]) == 0
+    assert "schedule: --schedule " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (TIER, "--kv-swap: expected --admission optimistic or --schedule fluid"),
+        ((*TIER, "--schedule", "fluid", "--kv-memory", "64K"), "expected --kv-memory of at least"),
+        (("--kv-swap", "tape:1G", "--schedule", "fluid"), "expected host:SIZE or nvme:DIRECTORY:SIZE"),
+    ],
+)
+def test_tiers_that_nothing_can_use_are_refused(capsys, flags, said):
+    assert main(["simulate", *ALONE, "--layout", "replicas", *flags]) == 2
+    assert said in capsys.readouterr().err
