@@ -181,6 +181,8 @@ TIER = ("--kv-swap", "host:9M@1G")
 
 
 def test_tiers_are_simulated_and_planned(capsys):
+    from hpcdecode.cli import main
+
     rows = ("--fixed", "40", "24", "--rows", "30")
     flags = ("--layout", "replicas", "--batch", "24", "--period", "1", "--schedule", "fluid", "--json")
     assert main(["simulate", *ALONE, *TIER, *rows, *flags]) == 0
@@ -200,5 +202,7 @@ def test_tiers_are_simulated_and_planned(capsys):
     ],
 )
 def test_tiers_that_nothing_can_use_are_refused(capsys, flags, said):
+    from hpcdecode.cli import main
+
     assert main(["simulate", *ALONE, "--layout", "replicas", *flags]) == 2
     assert said in capsys.readouterr().err
