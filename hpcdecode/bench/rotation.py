@@ -138,7 +138,7 @@ class _Bench:
         loads += [SteadyLoad(args.resident, 1, context, _STEPS) for context in (4 * args.prompt,)]
         loads += [SteadyLoad(args.resident, 1, args.prompt, _STEPS, prompt=n, chunk=n // 5) for n in (160, 640)]
         self.threads = team.me.threads
-        self.calibration = Calibration(team, self.model, self.directory, args.kv_dtype, loads)
+        self.calibration = Calibration(team, self.model, self.directory, args.kv_dtype, loads=loads)
         self._write_rows()
 
     def contenders(self) -> list[Contender]:
