@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -189,7 +190,8 @@ def _made(mixed: MixedModel) -> Any:
     import transformers
 
     config = getattr(transformers, mixed.config)(**{**_COMMON, **mixed.sizes})
-    return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    make: Callable[..., Any] = transformers.AutoModelForCausalLM.from_config
+    return make(config, dtype=torch.float32)
 
 
 def _write(folder: Path, mixed: MixedModel) -> None:
