@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from hpcdecode._attn_cpu import CapacityError, KvCache
 from hpcdecode.attention.base import FloatArray, IntArray, KvCapacityError, Matrix
+from hpcdecode.attention.block_copies import BlockCopy, due_copies
 from hpcdecode.attention.cpu import native_cache
 from hpcdecode.attention.native import NativeKvCache
 from hpcdecode.attention.page_sizes import PageSizes
@@ -28,7 +29,6 @@ from hpcdecode.system.swap_tiers import Chunk, Tier
 from hpcdecode.system.tier_threads import TierThreads
 
 _Ints = NDArray[np.int32]
-_Copy = tuple[int, int]  # blocks: source and target
 
 
 class StreamedKvCache(NativeKvCache["KvCache"]):
@@ -80,7 +80,7 @@ class StreamedKvCache(NativeKvCache["KvCache"]):
         self.pages = self._open_pages(tiers, cpus)
         self._live = np.zeros(sizes.ranges * sizes.range_blocks, np.uint8)
         self._marks: dict[tuple[bytes, bytes, bool], Marks] = {}
-        self._copies: list[list[_Copy]] = [[] for _ in layers]  # of blocks, left to be made in each layer
+        self._copies: list[list[BlockCopy]] = [[] for _ in layers]  # of blocks, left to be made in each layer
 
     def _open_pages(self, tiers: Sequence[Tier], cpus: Sequence[int] | None) -> Pages:
         """Return the pages, with the threads that move them."""
@@ -228,7 +228,7 @@ class StreamedKvCache(NativeKvCache["KvCache"]):
         copies, self._copies[layer] = self._copies[layer], []
         self._make(layer, copies)
 
-    def _make(self, layer: int, copies: Sequence[_Copy]) -> None:
+    def _make(self, layer: int, copies: Sequence[BlockCopy]) -> None:
         """Make copies of blocks in a layer, in order."""
         if not copies:
             return
@@ -254,27 +254,8 @@ class StreamedKvCache(NativeKvCache["KvCache"]):
             return
         self.native.mark_used(self._live)
         for layer, left in enumerate(self._copies):
-            now, self._copies[layer] = _due_copies(left, self._live.astype(np.bool_))
+            now, self._copies[layer] = due_copies(left, self._live.astype(np.bool_))
             self._make(layer, now)
-
-
-def _due_copies(copies: Sequence[_Copy], held: Marks) -> tuple[list[_Copy], list[_Copy]]:
-    """Return the copies that must be made before free blocks are given to others, and those that can wait, in order.
-
-    Args:
-        copies: In the order in which they are to be made.
-        held: bool [blocks], whether sequences hold them.
-    """
-    now: list[_Copy] = []
-    later: list[_Copy] = []
-    sources: set[int] = set()  # of copies in `now`, which come first
-    for source, target in reversed(copies):
-        if target in sources or (held[target] and not held[source]):
-            now.append((source, target))
-            sources.add(source)
-        elif held[target]:
-            later.append((source, target))
-    return now[::-1], later[::-1]
 
 
 def _any(marks: Marks) -> Marks:

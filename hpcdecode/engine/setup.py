@@ -233,8 +233,7 @@ def _part_of(model: SplitModel) -> MemberPart:
         for i in model.layers
         if isinstance(model.attends[i], RecurrentShape)
     }
-    own = model.membership
-    about = ((0, model.vocab_size), 1.0, 0, 0, 0)
+    about, own = ((0, model.vocab_size), 1.0, 0, 0, 0), model.membership
     if own is not None:
         copied = sum(own.copied[slice(*layers)])
         about = ((own.vocabulary.start, own.vocabulary.stop), own.share, own.sums, copied, own.sums_of_own_rows)
