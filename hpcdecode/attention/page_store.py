@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from hpcdecode._attn_cpu import crc32c
 from hpcdecode.attention.page_sizes import PageSizes
 from hpcdecode.errors import InvariantViolation
-from hpcdecode.system.swap_tiers import ALIGNMENT, Chunk, Tier
+from hpcdecode.system.swap_tiers import ALIGNMENT
+from hpcdecode.system.tier import Chunk, Tier
 
 _GAP = 256 << 10  # bytes that are read along rather than left out
 

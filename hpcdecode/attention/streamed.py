@@ -25,7 +25,7 @@ from hpcdecode.attention.page_store import Marks, PageStore
 from hpcdecode.attention.pages import Pages
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.errors import InvariantViolation
-from hpcdecode.system.swap_tiers import Chunk, Tier
+from hpcdecode.system.tier import Chunk, Tier
 from hpcdecode.system.tier_threads import TierThreads
 
 _Ints = NDArray[np.int32]

@@ -23,7 +23,8 @@ from hpcdecode.bench.output import Case, Report
 from hpcdecode.engine.kv_swap import KvSwap, chunk_bytes
 from hpcdecode.errors import InvariantViolation, UserError, first_line
 from hpcdecode.report.benchmark import case, machine
-from hpcdecode.system.swap_tiers import Chunk, FileTier, memory_for
+from hpcdecode.system.swap_tiers import FileTier, memory_for
+from hpcdecode.system.tier import Chunk
 from hpcdecode.system.tier_threads import THREADS
 
 SHAPE = LayerShape(kv_heads=32, k_dim=128, v_dim=128, q_heads=32, scale=1.0)  # 1 MiB a block of bfloat16

@@ -17,7 +17,8 @@ from hpcdecode.errors import UserError
 from hpcdecode.ranks.roles import Rank
 from hpcdecode.ranks.team import Team
 from hpcdecode.system.memory import total_bytes
-from hpcdecode.system.swap_tiers import Tier, TierSpec, open_tiers
+from hpcdecode.system.swap_tiers import TierSpec, open_tiers
+from hpcdecode.system.tier import Tier
 
 
 class GroupRotation(msgspec.Struct, frozen=True):

@@ -18,7 +18,8 @@ from time import perf_counter
 from hpcdecode._attn_cpu import crc32c
 from hpcdecode.attention.cpu import CpuKvCache
 from hpcdecode.errors import InvariantViolation
-from hpcdecode.system.swap_tiers import Chunk, Tier, aligned, memory_for
+from hpcdecode.system.swap_tiers import aligned, memory_for
+from hpcdecode.system.tier import Chunk, Tier
 from hpcdecode.system.tier_threads import THREADS, TierThreads
 
 _LEAST_CHUNK = 1 << 20  # bytes

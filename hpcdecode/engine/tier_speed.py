@@ -10,7 +10,8 @@ import msgspec
 
 from hpcdecode._attn_cpu import crc32c
 from hpcdecode.errors import UserError
-from hpcdecode.system.swap_tiers import Chunk, Tier, memory_for
+from hpcdecode.system.swap_tiers import memory_for
+from hpcdecode.system.tier import Chunk, Tier
 from hpcdecode.system.tier_threads import THREADS
 
 _MEASURED_BYTES, _MEASURED_SECONDS = 64 << 20, 0.2  # pages that move, and for how long they are written, and read

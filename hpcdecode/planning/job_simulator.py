@@ -56,10 +56,10 @@ class JobGroup(msgspec.Struct, frozen=True):
 
 def simulate_job(group: JobGroup, lengths: Lengths) -> SimulationOutcome:
     """Run rows through a group."""
-    return _Run(group, lengths).run()
+    return _JobRun(group, lengths).run()
 
 
-class _Run:
+class _JobRun:
     """A job under way.
 
     Attributes:
@@ -165,7 +165,7 @@ class _Run:
     def _layers(self, running: Sequence[tuple[int, Step, list[Share]]]) -> None:
         """Let all layers of a step of some lanes pass: lanes take turns on the S-rank, R-ranks serve them in order."""
         layers, latency = self.cost.layers, self.cost.message_latency_seconds
-        works = [_Work.of(self.cost, step) for _, step, _ in running]
+        works = [_StepWork.of(self.cost, step) for _, step, _ in running]
         back = [self.clock] * len(running)
         for layer in range(layers):
             for i, (_, _, shares) in enumerate(running):
@@ -187,7 +187,7 @@ class _Run:
             self.s_seconds += work.logits_seconds
             self._pass(work.logits_seconds)
 
-    def _alone(self, layer: int, work: _Work, share: Share) -> None:
+    def _alone(self, layer: int, work: _StepWork, share: Share) -> None:
         """Let a layer pass in a process of both roles."""
         (rank,) = self.ranks
         rank.movers.idle(self.clock)
@@ -236,7 +236,7 @@ class _Run:
             self.swaps.prefill_seconds = self.prefill_seconds / max(self.prompt_tokens, 1)
 
 
-class _Work(msgspec.Struct, frozen=True):
+class _StepWork(msgspec.Struct, frozen=True):
     """Seconds of a lane's step: of a layer's slice, of its prompts' attention, of its wire; and of the logits."""
 
     slice_seconds: float
@@ -245,7 +245,7 @@ class _Work(msgspec.Struct, frozen=True):
     logits_seconds: float
 
     @classmethod
-    def of(cls, cost: Cost, step: Step) -> _Work:
+    def of(cls, cost: Cost, step: Step) -> _StepWork:
         prompts = sum(chunk.count for chunk in step.prefill)
         tokens = len(step.decode) + prompts
         pairs = sum(c.count * c.sequence.prefilled + c.count * (c.count + 1) // 2 for c in step.prefill)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hpcdecode.attention.page_sizes import PageSizes
 from hpcdecode.attention.page_store import Marks, Page, PageStore, Run
 from hpcdecode.engine.tier_speed import TierSpeed
-from hpcdecode.system.swap_tiers import Chunk
+from hpcdecode.system.tier import Chunk
 
 _NOTHING = 1e-12  # seconds
 
@@ -85,7 +85,7 @@ class SimulatedStore(PageStore):
 
 
 @dataclass(slots=True)
-class _Move:
+class _TierMove:
     left: float  # seconds
     busy_threads: float
     done: Callable[[int], None]
@@ -107,13 +107,13 @@ class SimulatedMovers:
     def __init__(self, last_move: Callable[[], tuple[float, float]], cores: int):
         self.waited = 0.0
         self.now, self._last_move, self._cores = 0.0, last_move, max(cores, 1)
-        self._moves: deque[_Move] = deque()
+        self._moves: deque[_TierMove] = deque()
 
     def move(self, move: Callable[[], int], done: Callable[[int], None]) -> None:
         """Begin a move: it comes to its end behind those before it."""
         nbytes = move()
         seconds, busy = self._last_move()
-        self._moves.append(_Move(seconds, busy, done, nbytes))
+        self._moves.append(_TierMove(seconds, busy, done, nbytes))
 
     @property
     def busy(self) -> bool:

@@ -22,7 +22,7 @@ from hpcdecode.engine.tier_speed import TierSpeed
 from hpcdecode.exchange.base import Share
 from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.moves import SimulatedMovers, SimulatedStore, SimulatedTier
-from hpcdecode.system.swap_tiers import Tier
+from hpcdecode.system.tier import Tier
 
 _Ints = NDArray[np.int32]
 

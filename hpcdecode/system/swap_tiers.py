@@ -13,20 +13,18 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcdecode.errors import UserError
 from hpcdecode.system.sizes import parse_bytes
 from hpcdecode.system.throttled_tier import ThrottledTier
+from hpcdecode.system.tier import Chunk, Tier
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-Chunk = NDArray[np.uint8]
 
 ALIGNMENT = 4096  # bytes, of what O_DIRECT reads and writes
 _FORMS = "host:SIZE or nvme:DIRECTORY:SIZE, such as host:64G or nvme:/scratch:1T, with @RATE behind it or not"
@@ -71,45 +69,6 @@ class TierSpec(msgspec.Struct, frozen=True):
         if at and rate < 1:
             raise ValueError(f"expected {_FORMS}; got {text!r}, whose bytes a second are {limit!r}")
         return cls(kind, nbytes, directory, rate)
-
-
-class Tier(Protocol):
-    """Chunks outside the KV cache.
-
-    Attributes:
-        chunks: Number of chunks.
-    """
-
-    chunks: int
-
-    def reserve(self) -> None:
-        """Take room for all chunks at once.
-
-        Raises:
-            OSError: If there is less.
-        """
-
-    def write(self, chunk: int, data: Chunk, at: int = 0) -> None:
-        """Write a chunk, or a part of it.
-
-        Args:
-            chunk: Its number.
-            data: uint8 [n], aligned memory, n a multiple of `ALIGNMENT`.
-            at: Byte of the chunk at which the part begins, a multiple of `ALIGNMENT`.
-
-        Raises:
-            OSError: If it was not written.
-        """
-
-    def read(self, chunk: int, data: Chunk, at: int = 0) -> None:
-        """Read what was written last; arguments are those of `write`.
-
-        Raises:
-            OSError: If there is less, or it cannot be read.
-        """
-
-    def close(self) -> None:
-        """Give back what it takes."""
 
 
 class HostTier:

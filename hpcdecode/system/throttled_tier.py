@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from hpcdecode.system.swap_tiers import Chunk, Tier
+from hpcdecode.system.tier import Chunk, Tier
 
 
 class ThrottledTier:

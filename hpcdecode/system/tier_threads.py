@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
 
-from hpcdecode.system.swap_tiers import Tier
+from hpcdecode.system.tier import Tier
 
 THREADS = 2
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from hpcdecode.attention.base import KV_DTYPES, KvCapacityError
+from hpcdecode.attention.block_copies import due_copies
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.page_sizes import PageSizes, page_sizes
 from hpcdecode.attention.page_store import runs_of
 from hpcdecode.attention.shapes import LayerShape
-from hpcdecode.attention.streamed import _due_copies
 from hpcdecode.errors import UserError
 from tests.support.rotating import BLOCK_TOKENS, FaultyTier, file, host, rotating, sizes_of
 
@@ -161,14 +161,14 @@ def test_copies_of_forks_wait_until_their_blocks_are_given_to_others():
     """Copies (0 to 4) to (4 to 5), and (2 to 6): what is freed is copied first, with what that depends on."""
     held = np.ones(8, np.bool_)
     copies = [(0, 4), (4, 5), (2, 6)]
-    assert _due_copies(copies, held) == ([], copies)
+    assert due_copies(copies, held) == ([], copies)
     held[0] = False
-    assert _due_copies(copies, held) == ([(0, 4)], copies[1:])
+    assert due_copies(copies, held) == ([(0, 4)], copies[1:])
     held[:] = True
     held[4] = False
-    assert _due_copies(copies, held) == ([(0, 4), (4, 5)], [(2, 6)])
+    assert due_copies(copies, held) == ([(0, 4), (4, 5)], [(2, 6)])
     held[5] = False
-    assert _due_copies(copies, held) == ([], [(2, 6)])
+    assert due_copies(copies, held) == ([], [(2, 6)])
 
 
 def test_forks_whose_origin_goes_before_their_layers_are_written():

@@ -214,7 +214,7 @@ def test_prompts_that_go_through_states_are_fitted(attends):
 
 @pytest.mark.parametrize("schedule", ["vllm", "fluid"])
 def test_servers_hold_states(schedule):
-    rows, limits = lengths.fixed(30, 20, 33), ServerLimits(16, 512)
+    rows, limits = lengths.fixed(30, 20, 33), ServerLimits(16, 512, swap_space=0)
     alone = replace(COST, message_latency_seconds=0.0)
     plain, states = (serve(Server(alone, 5000, 0.0, 4, state), schedule, limits, rows) for state in (0, 1000))
     assert plain.peak_load > 4 * 53 >= states.peak_load > 0 and states.tokens == plain.tokens == 30 * 33
