@@ -54,10 +54,8 @@ def add_machine(group: Group) -> None:
     help = "S devices of a node, which their own link connects (%(default)s)"
     add("--node-devices", type=int, default=8, metavar="N", help=help)
     help = "tier below the KV cache of an R device, as --kv-swap of generate: host:SIZE or nvme:DIRECTORY:SIZE, with "
-    help += (
-        "@RATE behind it for bytes a second; without it, and with --profile, a tier is measured on this machine; may "
-    )
-    help += "be given several times"
+    help += "@RATE behind it for bytes a second; without it, and with --profile, a tier is measured on this machine; "
+    help += "may be given several times"
     add("--kv-swap", type=parsed(tier), action="append", default=[], metavar="TIER", help=help)
     add("--kv-dtype", choices=KV_DTYPES, default="bfloat16", help="data type of the KV cache (%(default)s)")
     help = "data type of recurrent states (default: as in --profile, else float32)"

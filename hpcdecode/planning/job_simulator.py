@@ -249,7 +249,7 @@ class _StepWork(msgspec.Struct, frozen=True):
         prompts = sum(chunk.count for chunk in step.prefill)
         tokens = len(step.decode) + prompts
         pairs = sum(c.count * c.sequence.prefilled + c.count * (c.count + 1) // 2 for c in step.prefill)
-        prefill = cost.prefill_seconds_per_pair * pairs + cost.prefill_seconds_per_step * bool(prompts)
+        prefill = cost.pair_seconds(pairs, prompts) + cost.prefill_seconds_per_step * bool(prompts)
         return cls(
             (cost.body_seconds(tokens) + cost.sum_seconds_per_token * tokens) / cost.layers,
             prefill / cost.layers,

@@ -160,12 +160,11 @@ class _Run:
     def _sample(self, sampled: Sequence[ServedRequest]) -> None:
         """Give every request its next token, and end those that have their last."""
         self.tokens += len(sampled)
-        gaps = Counter(self.clock - self._sampled_at[r.row] for r in sampled if r.generated)
-        for gap, count in gaps.items():
-            self.gaps.add(gap, count)
+        gaps: Counter[float] = Counter()
         for request in sampled:
             if request.generated:
                 gap = self.clock - self._sampled_at[request.row]
+                gaps[gap] += 1
                 self.largest_gap[request.row] = np.fmax(self.largest_gap[request.row], gap)
             self._sampled_at[request.row] = self.clock
             request.generated += 1
@@ -174,6 +173,8 @@ class _Run:
                 self.policy.finish(request)
                 self.active -= 1
                 self.latency[request.row] = self.clock - request.arrival
+        for gap, count in gaps.items():
+            self.gaps.add(gap, count)
 
 
 def serve(server: Server, schedule: str, limits: ServerLimits, lengths: Lengths) -> SimulationOutcome:

@@ -6,11 +6,10 @@ Blocks, slots and pages are those of jobs: the same classes, without K and V.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -93,31 +92,22 @@ class PagedCache(StreamedKvCache):
         self.movers = SimulatedMovers(self.store.last_move, self._cores)
         return Pages(self.store, self.movers)
 
-    def simulate(self, layer: int, slots: _Ints, counts: _Ints, seconds: _RowSeconds | None) -> None:
+    def simulate(self, layer: int, slots: _Ints, counts: _Ints, seconds: Callable[[int, int], float] | None) -> None:
         """Append to rows at a layer, or attend, group by group as their pages come in.
 
         Args:
             layer: Index of the layer.
             slots: int32 [n].
             counts: int32 [n], new tokens.
-            seconds: That attention takes; None if rows are only appended to, which takes none here.
+            seconds: That attention to cached tokens of some sequences takes; None if rows are only appended to, which
+                takes none here.
         """
 
         def run(some: _Ints, some_counts: _Ints, tokens: NDArray[np.int64] | None) -> None:
             if seconds is not None:
-                self.movers.compute(seconds.of(sum(map(self.length, some.tolist())), len(some)))
+                self.movers.compute(seconds(sum(map(self.length, some.tolist())), len(some)))
 
         self._each(layer, slots, counts, seconds is not None, int(counts.sum()), run)
-
-
-class _RowSeconds(msgspec.Struct, frozen=True):
-    """Seconds of attention at a layer: of a cached token, of a sequence."""
-
-    token: float
-    sequence: float
-
-    def of(self, tokens: int, sequences: int) -> float:
-        return self.token * tokens + self.sequence * sequences
 
 
 class RotatingRank:
@@ -130,9 +120,6 @@ class RotatingRank:
 
     def __init__(self, cache: PagedCache, cost: Cost):
         self.cache, self.movers, self._cost = cache, cache.movers, cost
-        self._rows = _RowSeconds(
-            cost.attend_seconds_per_cached_token / cost.layers, cost.attend_seconds_per_sequence / cost.layers
-        )
 
     @property
     def bytes_in(self) -> int:
@@ -162,11 +149,15 @@ class RotatingRank:
             self.cache.simulate(layer, whole.prefill_slots, whole.prefill_counts, None)
         if len(whole.decode_slots):
             self.movers.compute(cost.attend_seconds_per_step / cost.layers)
-            self.cache.simulate(layer, whole.decode_slots, whole.decode_counts, self._rows)
+            self.cache.simulate(layer, whole.decode_slots, whole.decode_counts, self._row_seconds)
 
     def take_results(self, lane: int) -> list[tuple[int, bool]]:
         """Return nothing: no sequence moves as a whole."""
         return []
+
+    def _row_seconds(self, tokens: int, sequences: int) -> float:
+        """Return the seconds of attention to cached tokens of some sequences at a layer."""
+        return float(self._cost.attention_seconds(tokens, sequences)) / self._cost.layers
 
 
 class SwappingRank:
@@ -220,8 +211,7 @@ class SwappingRank:
         held = int(self._lengths[whole.decode_slots].sum())
         seconds = cost.append_seconds_per_prompt_token * int(whole.prefill_counts.sum())
         if len(whole.decode_slots):
-            seconds += cost.attend_seconds_per_cached_token * held + cost.attend_seconds_per_step
-            seconds += cost.attend_seconds_per_sequence * len(whole.decode_slots)
+            seconds += float(cost.attention_seconds(held, len(whole.decode_slots))) + cost.attend_seconds_per_step
         self.movers.compute(seconds / cost.layers)
 
     def take_results(self, lane: int) -> list[tuple[int, bool]]:
