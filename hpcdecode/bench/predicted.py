@@ -172,6 +172,8 @@ def main(directory: str, folder: str, rounds: int, cases: list[PredictedCase], c
     calibration = Calibration(team, model, directory, None)
     runner = Runner(team, model, Path(directory), Path(folder))
     calibration.measure()
+    if team.comm is not None:
+        calibration.measure_sums(team.comm)
     choice = team.broadcast([chosen(calibration.profile(), cases)] if choosing else [], list[PredictedCase])
     runs: dict[PredictedCase, list[tuple[float, int]]] = {case: [] for case in (*cases, *choice)}
     for _ in range(rounds):
