@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeGuard
+from typing import NamedTuple, Protocol, TypeGuard
 
 from torch import Tensor
 
 from hpcdecode import _attn_cpu
 from hpcdecode.attention.base import IntArray, KvCache
 from hpcdecode.attention.cpu import CpuKvCache
-from hpcdecode.attention.cpu_states import CpuStateStore
+from hpcdecode.attention.cpu_states import CpuStateStore, reserved_bytes
 from hpcdecode.attention.hybrid import HybridKvCache
-from hpcdecode.attention.shapes import LayerShape, places_of
+from hpcdecode.attention.shapes import LayerShape, places_of, recurrent_shapes
+from hpcdecode.attention.sizes import bytes_per_token
 
 StepKvCache = CpuKvCache | HybridKvCache
 
@@ -50,6 +51,29 @@ def threads_of(kv_cache: StepKvCache) -> int:
         return kv_cache.threads
     assert isinstance(kv_cache.states, CpuStateStore), "expected a KV cache that is fusable"
     return kv_cache.states.native.threads
+
+
+class MovedBytes(NamedTuple):
+    """What a step moves for a sequence.
+
+    Attributes:
+        token: Bytes of K and V of a cached token, over all layers.
+        states: Bytes of its states, which are read and written.
+    """
+
+    token: float
+    states: int
+
+    def of(self, lengths: Sequence[int]) -> float:
+        """Return the bytes of sequences of so many tokens each."""
+        return sum(lengths) * self.token + len(lengths) * self.states
+
+
+def moved_bytes(kv_cache: StepKvCache) -> MovedBytes:
+    """Return what a step moves for a sequence."""
+    layers, attends = kv_cache.layers, kv_cache.kv_cache if isinstance(kv_cache, HybridKvCache) else kv_cache
+    token = bytes_per_token(layers, attends.kv_dtype) if isinstance(attends, CpuKvCache) else 0.0
+    return MovedBytes(token, 2 * reserved_bytes(recurrent_shapes(layers)))
 
 
 def step_of(kv_cache: StepKvCache, slots: IntArray, dtype: str, sinks: Sequence[Tensor | None]) -> MixerStep:

@@ -44,11 +44,6 @@ class HybridKvCache:
         self._open: set[int] = set()
 
     @property
-    def tokens_moved(self) -> int:
-        """Return the cached tokens that a step through a sequence's states is worth: they are read and written."""
-        return max(2 * self._fixed, 1)
-
-    @property
     def used_tokens(self) -> int:
         """Return the tokens of blocks and states that slots hold."""
         kv = 0 if self.kv_cache is None else self.kv_cache.used_tokens

@@ -1,13 +1,12 @@
 #include "chain.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <atomic>
 #include <memory>
 #include <stdexcept>
 #include <string>
 
+#include "barrier.h"
 #include "team.h"
 
 namespace hpcdecode::ops {
@@ -16,37 +15,6 @@ namespace {
 constexpr int64_t kLeastTokens = 4;  // of a group: waking a thread costs about as much
 constexpr int64_t kLeastTiles = 2;   // of a group that multiplies: with fewer it would read weights for few tokens
 constexpr int64_t kMostTiles = 8;    // of a block
-
-void pause() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-}
-
-class Barrier {
-  public:
-    void wait(int members) {
-        if (members == 1) return;
-        const unsigned phase = phase_.load(std::memory_order_relaxed);
-        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == members) {
-            arrived_.store(0, std::memory_order_relaxed);
-            phase_.store(phase + 1, std::memory_order_release);
-            return;
-        }
-        for (int turn = 0; phase_.load(std::memory_order_acquire) == phase; ++turn) {
-            if (turn < kSpins) {
-                pause();
-            } else {
-                sched_yield();
-            }
-        }
-    }
-
-  private:
-    static constexpr int kSpins = 4000;
-    std::atomic<int> arrived_{0};
-    std::atomic<unsigned> phase_{0};
-};
 
 }  // namespace
 

@@ -1,25 +1,14 @@
 #include "thread_pool.h"
 
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <chrono>
 
 #include "affinity.h"
+#include "futex.h"
 
 namespace hpcdecode {
 namespace {
 
 constexpr auto kSpin = std::chrono::microseconds(20);  // ranks and GEMM threads share the cores
-
-void relax() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ __volatile__("yield");
-#endif
-}
 
 // Returns true as soon as `done` does, false when the time of spinning is over.
 template <class Done>
@@ -32,10 +21,6 @@ bool spin(Done done) {
         }
     } while (std::chrono::steady_clock::now() < until);
     return done();
-}
-
-void futex(std::atomic<uint32_t>& word, int op, uint32_t value) {
-    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), op | FUTEX_PRIVATE_FLAG, value, nullptr, nullptr, 0);
 }
 
 }  // namespace
@@ -51,7 +36,7 @@ ThreadPool::ThreadPool(int threads, const std::vector<int>& cpus) {
 ThreadPool::~ThreadPool() {
     stop_ = true;
     epoch_.fetch_add(1);
-    futex(epoch_, FUTEX_WAKE, 1 << 30);
+    wake_all(epoch_);
     for (std::thread& t : workers_) t.join();
 }
 
@@ -62,19 +47,19 @@ void ThreadPool::run(Work work, void* context) {
     context_ = context;
     open_.store(1);
     epoch_.fetch_add(1);
-    if (sleepers_.load() > 0) futex(epoch_, FUTEX_WAKE, 1 << 30);
+    if (sleepers_.load() > 0) wake_all(epoch_);
     work(context, 0);
     open_.store(0);
     if (spin([this] { return active_.load() == 0; })) return;
     caller_waits_.store(true);
-    for (uint32_t left; (left = active_.load()) != 0;) futex(active_, FUTEX_WAIT, left);
+    for (uint32_t left; (left = active_.load()) != 0;) sleep_while(active_, left);
     caller_waits_.store(false);
 }
 
 bool ThreadPool::wait_for_job(uint32_t seen) {
     if (!spin([&] { return epoch_.load() != seen; })) {
         sleepers_.fetch_add(1);
-        while (epoch_.load() == seen) futex(epoch_, FUTEX_WAIT, seen);
+        while (epoch_.load() == seen) sleep_while(epoch_, seen);
         sleepers_.fetch_sub(1);
     }
     return !stop_.load();
@@ -87,7 +72,7 @@ void ThreadPool::loop(int thread, int cpu) {
         seen = epoch_.load();
         active_.fetch_add(1);
         if (open_.load() != 0) work_(context_, thread);
-        if (active_.fetch_sub(1) == 1 && caller_waits_.load()) futex(active_, FUTEX_WAKE, 1);
+        if (active_.fetch_sub(1) == 1 && caller_waits_.load()) wake_all(active_);
     }
 }
 

@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from hpcdecode import LLM, SamplingParams
+from hpcdecode.attention.cpu_step import moved_bytes
 from hpcdecode.attention.open import open_layers
 from hpcdecode.attention.shapes import RecurrentShape, with_states_as
 from hpcdecode.engine.executors import FusedExecutor
 from hpcdecode.exchange.base import joined
 from hpcdecode.model import load_split
+from hpcdecode.model.run import fused_step
 from hpcdecode.model.run.fused_step import FusedStep
 from tests.support.isas import use_isa
 
@@ -101,10 +103,12 @@ def test_experts_are_not_fused(checkpoint):
     assert FusedStep.of(model, opened(model, 2)) is None
 
 
-def test_states_count_when_threads_are_compared(checkpoint):
+def test_states_count_when_threads_are_compared(checkpoint, monkeypatch):
+    monkeypatch.setattr(fused_step, "LAYER_BYTES", 0)
     model = load_split(checkpoint("qwen3_5"), dtype="float32")
     fused = FusedStep.of(model, opened(model, 4))
-    state = fused.kv_cache.tokens_moved
+    moved = moved_bytes(fused.kv_cache)
+    state = int(moved.states / moved.token)
     assert state > 0
     assert fused.suits([3] * 4 * THREADS)
     assert fused.suits([state // 10] + [1] * (THREADS - 1))  # the states of all are as large

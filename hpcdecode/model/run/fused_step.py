@@ -17,8 +17,7 @@ from torch import Tensor, fx
 
 from hpcdecode import _ops_cpu
 from hpcdecode.attention.base import KvCache
-from hpcdecode.attention.cpu_step import StepKvCache, fusable, step_of, threads_of
-from hpcdecode.attention.hybrid import HybridKvCache
+from hpcdecode.attention.cpu_step import StepKvCache, fusable, moved_bytes, step_of, threads_of
 from hpcdecode.model.frontend.meta import meta, tensor_meta
 from hpcdecode.model.frontend.nodes import as_int, as_node, results
 from hpcdecode.model.lower.chain import Chain, ChainOutput, Link, SharedRows, assemble, source
@@ -29,6 +28,7 @@ from hpcdecode.model.run.split_model import SplitModel
 aten = torch.ops.aten
 VIEWS = (aten.view.default, aten.reshape.default, aten.unsqueeze.default)
 MAX_UNEVEN = 1.25  # the most that a thread's sequences may hold of the mean
+LAYER_BYTES = 1 << 20  # what a thread reads while layers that are called one by one cost more than a fused step
 
 
 class Unfusable(Exception):
@@ -92,7 +92,7 @@ class FusedStep:
     """
 
     def __init__(self, model: SplitModel, kv_cache: StepKvCache):
-        self.model, self.kv_cache = model, kv_cache
+        self.model, self.kv_cache, self._moved = model, kv_cache, moved_bytes(kv_cache)
         layers = len(model.attends)
         self.sinks = [model.sinks(i) for i in range(layers)]
         step = StepLinks()
@@ -123,17 +123,18 @@ class FusedStep:
             return None
 
     def suits(self, lengths: Sequence[int]) -> bool:
-        """Return True if a step is worth it: threads have about as much to attend to.
+        """Return True if a step is worth it: threads have about as much to attend to, or little more than others.
 
         Args:
             lengths: Tokens of the step's sequences. One thread attends for all of a sequence, and takes it through its
-                states, which counts as as many tokens for each.
+                states.
         """
-        threads, state = torch.get_num_threads(), 0
-        if isinstance(self.kv_cache, HybridKvCache):
-            state = self.kv_cache.tokens_moved
-        held = np.array([sum(lengths[i::threads]) + len(lengths[i::threads]) * state for i in range(threads)])
-        return bool(threads <= threads_of(self.kv_cache) and held.max() <= MAX_UNEVEN * held.mean())
+        threads = torch.get_num_threads()
+        if threads > threads_of(self.kv_cache):
+            return False
+        held = np.array([self._moved.of(lengths[i::threads]) for i in range(threads)])
+        most = max(MAX_UNEVEN * held.mean(), held.mean() + LAYER_BYTES * len(self.sinks))
+        return bool(held.max() <= most)
 
     def run(
         self, slots: NDArray[np.int32], qkv: Tensor, context: tuple[Tensor, ...]
