@@ -32,6 +32,7 @@ class LayerShape:
         index_heads: int = 0,
         index_dim: int = 0,
         index_topk: int = 0,
+        chunked: bool = False,
     ) -> None:
         """Describe an attention layer.
 
@@ -49,9 +50,10 @@ class LayerShape:
             index_dim: Elements of an index query head and of an index key; 0 without an indexer.
             index_topk: Tokens that a token attends to at most, chosen by the indexer or by that of the layer before; 0
                 for all.
+            chunked: True if a query sees the positions of its own chunk of `window` positions alone.
 
         Raises:
-            ValueError: If window or softcap is not positive.
+            ValueError: If window or softcap is not positive, or a chunk has no window.
         """
 
 class KvCache:

@@ -249,7 +249,6 @@ def native_shapes(layers: Sequence[LayerShape], shape: Callable[..., _Shape]) ->
     made = []
     for s in layers:
         chosen = (s.indexer.heads, s.indexer.dim, s.indexer.topk) if s.indexer else ()
-        made.append(
-            shape(s.kv_heads, s.k_dim, s.v_dim, s.q_heads, s.scale, s.window, s.softcap, s.sinks, s.latent, *chosen)
-        )
+        heads = s.kv_heads, s.k_dim, s.v_dim, s.q_heads
+        made.append(shape(*heads, s.scale, s.window, s.softcap, s.sinks, s.latent, *chosen, chunked=s.chunked))
     return made

@@ -62,7 +62,7 @@ def attend_one(
     key = torch.arange(length)[None, :]
     hidden = key > query
     if shape.window is not None:
-        hidden |= key <= query - shape.window
+        hidden |= key < (query // shape.window * shape.window if shape.chunked else query + 1 - shape.window)
     if chosen is not None:
         hidden |= ~chosen
     scores = scores.masked_fill(hidden, float("-inf"))

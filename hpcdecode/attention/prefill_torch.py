@@ -103,6 +103,6 @@ def _by_scores(q: Tensor, k: Tensor, v: Tensor, shape: LayerShape, sinks: Tensor
     for begin in range(0, n, some):
         part = q[begin : begin + some]
         end = length - n + begin + len(part)
-        low = 0 if shape.window is None else max(end - len(part) + 1 - shape.window, 0)
+        low = shape.first_seen(end - len(part))  # of chunks the begin of one
         parts.append(attend_one(part.float(), k[low:end].float(), v[low:end].float(), shape, sinks).flatten(1))
     return torch.cat(parts).to(q.dtype)

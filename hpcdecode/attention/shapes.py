@@ -54,6 +54,7 @@ class LayerShape(msgspec.Struct, frozen=True, tag="attention"):
             layer has one KV head.
         indexer: What chooses the tokens that a token attends to, or None for all that it sees. Such a layer is latent.
             Index queries and weights follow q in a row, the index key follows k.
+        chunked: True if a query sees the positions of its own chunk of `window` positions alone, up to its own.
     """
 
     kv_heads: int
@@ -66,6 +67,13 @@ class LayerShape(msgspec.Struct, frozen=True, tag="attention"):
     sinks: bool = False
     latent: bool = False
     indexer: IndexerShape | None = None
+    chunked: bool = False
+
+    def first_seen(self, position: int) -> int:
+        """Return the first position that a query at `position` sees."""
+        if self.window is None:
+            return 0
+        return position // self.window * self.window if self.chunked else max(position + 1 - self.window, 0)
 
     @property
     def group(self) -> int:

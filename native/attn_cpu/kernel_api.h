@@ -87,8 +87,8 @@ struct AttendArgs {
     const int32_t* chosen;  // [length] positions that stand for 0, 1, ... in a by_rows layout; null: themselves
     AppendArgs fresh;       // first head's new tokens to be written on the way; count 0: none
     int64_t new_tokens;     // query token j sees positions < length - new_tokens + j + 1
-    int64_t window;         // 0: none
-    float scale, softcap;   // softcap 0: none
+    Window window;
+    float scale, softcap;  // softcap 0: none
     int64_t piece_begin, piece_end;
     bool fold;               // fold all pieces into one partial; only for the first pieces of a sequence
     float* partials;         // null: finish and write out; else [1 or pieces][heads][rows][2 + v_pad]
@@ -158,9 +158,9 @@ struct PromptAttendArgs {
     int64_t q_stride;  // elements between tokens
     int group;
     int64_t position, count;  // of the first query token; tokens
-    int64_t window;           // 0: none
-    float scale, softcap;     // softcap 0: none
-    const float* sinks;       // [group] or null
+    Window window;
+    float scale, softcap;  // softcap 0: none
+    const float* sinks;    // [group] or null
     void* out;
     int64_t out_stride;
     uint8_t* scratch;  // 64-byte aligned, see scratch_bytes in prefill.cpp

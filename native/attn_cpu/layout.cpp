@@ -90,7 +90,7 @@ std::vector<LayerLayout> lay_out(const std::vector<LayerShape>& layers, KvType t
         l.block_bytes = round_up(l.head.head_bytes * s.kv_heads, 64);
         l.token_head_bytes = static_cast<double>(l.head.head_bytes) / block_tokens;
         if (s.has_indexer()) {
-            const LayerShape keys{1, s.index_dim, 1, s.index_heads, 1.0f, 0, 0.0f, false, true};
+            const LayerShape keys{1, s.index_dim, 1, s.index_heads, 1.0f, {}, 0.0f, false, true};
             l.index = head_layout(keys, index_type(type), block_tokens);
             l.index_at = l.block_bytes;
             l.block_bytes += round_up(l.index.head_bytes, 64);

@@ -14,7 +14,7 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Returns the first position that a sequence's new tokens see.
 int64_t first_position(const LayerShape& shape, const SequencePlan& s) {
-    return shape.window > 0 ? std::max<int64_t>(0, s.length - s.count + 1 - shape.window) : 0;
+    return shape.window.first(s.length - s.count + 1);
 }
 
 int64_t head_bytes(const LayerLayout& layer, const SequencePlan& s) {

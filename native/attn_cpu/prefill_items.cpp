@@ -36,7 +36,7 @@ PromptItems::PromptItems(const PromptLayer& layer, const PromptKernel& kernel, c
 // Returns the products of the last `tokens` of `keys` tokens, for one KV head.
 double PromptItems::products_of(int64_t tokens, int64_t keys) const {
     const LayerShape& s = layer_.shape;
-    if (s.window > 0) keys = std::min(keys, s.window + tokens);
+    if (s.window) keys = std::min(keys, s.window.size + tokens);
     return static_cast<double>(tokens * s.group()) * static_cast<double>(keys) * (s.k_dim + s.v_dim);
 }
 

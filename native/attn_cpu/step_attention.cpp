@@ -77,7 +77,7 @@ int64_t StepAttention::foresee(int layer, const SequenceRows& rows, std::vector<
         const HeadView view = cache_.pool_.view(layer, 0, slot);
         const int64_t tokens = view.layout->block_tokens, length = cache_.pool_.length(slot);
         if (shape.chooses()) continue;  // which tokens is not known yet
-        int64_t block = shape.window > 0 ? std::max<int64_t>(length - shape.window, 0) / tokens : 0;
+        int64_t block = shape.window.first(length) / tokens;
         for (; block * tokens < length && bytes < kForeseenBytes; ++block) {
             const char* at = reinterpret_cast<const char*>(view.base) + view.blocks[block] * view.block_bytes;
             lines.push_back({at, at + view.block_bytes});

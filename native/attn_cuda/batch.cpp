@@ -73,7 +73,7 @@ double Batch::bytes(const LayerArgs& layer, double token_bytes) const {
     double tokens = 0;
     for (const SequenceArgs& s : sequences_) {
         if (s.count == 0) continue;
-        const int64_t first = layer.window > 0 ? std::max<int64_t>(0, s.length - s.count + 1 - layer.window) : 0;
+        const int64_t first = layer.window.first(s.length - s.count + 1);
         tokens += static_cast<double>(s.length - first);
     }
     return tokens * token_bytes;

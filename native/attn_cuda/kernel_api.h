@@ -55,7 +55,7 @@ struct LayerArgs {
     uint8_t* base;  // block 0
     HeadLayout head;
     int heads, group;      // KV heads; query heads of each
-    int64_t window;        // 0: none
+    Window window;
     float scale, softcap;  // softcap 0: none
 };
 

@@ -37,10 +37,10 @@ void check_shapes(const std::vector<LayerShape>& layers, int block_tokens) {
         require(s.scale > 0 && s.scale < 1e30f, i, "scale must be a positive number");
         require(!s.latent || (s.kv_heads == 1 && s.v_dim <= s.k_dim), i,
                 "values in K need one KV head, and v_dim <= k_dim");
-        require(s.window >= 0 && s.softcap >= 0, i, "window and softcap must be positive, or None");
+        require(s.window.size >= 0 && s.softcap >= 0, i, "window and softcap must be positive, or None");
         require(s.index_topk >= 0 && s.index_heads >= 0 && (s.index_heads > 0) == (s.index_dim > 0), i,
                 "an indexer needs heads, dims and a number of tokens to choose");
-        require(!s.chooses() || (s.latent && s.window == 0 && s.index_topk <= INT32_MAX), i,
+        require(!s.chooses() || (s.latent && !s.window && s.index_topk <= INT32_MAX), i,
                 "an indexer chooses tokens of a latent without a window");
         require(s.chooses() || !s.has_indexer(), i, "an indexer chooses at least one token");
         require(!s.chooses() || s.has_indexer() || (i > 0 && layers[i - 1].chooses()), i,

@@ -13,8 +13,8 @@ constexpr int kDefaultBlockTokens = 64;
 struct LayerShape {
     int kv_heads, k_dim, v_dim, q_heads;
     float scale;
-    int64_t window;  // 0: none
-    float softcap;   // 0: none
+    Window window;
+    float softcap;  // 0: none
     bool sinks;
     bool latent = false;  // the values are the first v_dim elements of K
     // An indexer chooses the index_topk earlier tokens that a token attends to, by index_heads queries of index_dim

@@ -194,17 +194,27 @@ void bind_common(nb::module_& m) {
             "__init__",
             [](LayerShape* s, int kv_heads, int k_dim, int v_dim, int q_heads, float scale,
                std::optional<int64_t> window, std::optional<float> softcap, bool sinks, bool latent, int index_heads,
-               int index_dim, int64_t index_topk) {
-                if ((window && *window < 1) || (softcap && !(*softcap > 0))) {
-                    throw std::invalid_argument("window and softcap: expected positive values, or None");
+               int index_dim, int64_t index_topk, bool chunked) {
+                if ((window && *window < 1) || (chunked && !window) || (softcap && !(*softcap > 0))) {
+                    throw std::invalid_argument(
+                        "window and softcap: expected positive values, or None; a chunk has a window");
                 }
-                new (s) LayerShape{
-                    kv_heads, k_dim,  v_dim,       q_heads,   scale,     window.value_or(0), softcap.value_or(0),
-                    sinks,    latent, index_heads, index_dim, index_topk};
+                new (s) LayerShape{kv_heads,
+                                   k_dim,
+                                   v_dim,
+                                   q_heads,
+                                   scale,
+                                   {window.value_or(0), chunked},
+                                   softcap.value_or(0),
+                                   sinks,
+                                   latent,
+                                   index_heads,
+                                   index_dim,
+                                   index_topk};
             },
             nb::arg("kv_heads"), nb::arg("k_dim"), nb::arg("v_dim"), nb::arg("q_heads"), nb::arg("scale"),
             nb::arg("window").none(), nb::arg("softcap").none(), nb::arg("sinks"), nb::arg("latent") = false,
-            nb::arg("index_heads") = 0, nb::arg("index_dim") = 0, nb::arg("index_topk") = 0,
+            nb::arg("index_heads") = 0, nb::arg("index_dim") = 0, nb::arg("index_topk") = 0, nb::arg("chunked") = false,
             R"(Describe an attention layer.
 
 Args:
@@ -221,9 +231,10 @@ Args:
     index_dim: Elements of an index query head and of an index key; 0 without an indexer.
     index_topk: Tokens that a token attends to at most, chosen by the indexer or by that of the layer before; 0
         for all.
+    chunked: True if a query sees the positions of its own chunk of `window` positions alone.
 
 Raises:
-    ValueError: If window or softcap is not positive.)");
+    ValueError: If window or softcap is not positive, or a chunk has no window.)");
 }
 
 }  // namespace hpcdecode

@@ -26,6 +26,7 @@ SHAPES = {
     "gqa5_192": shape(1, 192, 5),
     "gqa7_256_softcap": shape(1, 256, 7, softcap=30.0),
     "gqa6_33_window": shape(1, 33, 6, window=50),
+    "gqa4_40_chunks": shape(1, 40, 4, window=50, chunked=True),
     "gqa16_64_sinks_window": shape(1, 64, 16, window=128, sinks=True),
     "gqa12_48_sinks": shape(1, 48, 12, sinks=True),
     "tiny": shape(3, 1, 1),

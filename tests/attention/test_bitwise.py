@@ -13,6 +13,7 @@ LENGTHS = (1, 30, 64, 200, 513, 1400, 2600, 77)
 COUNTS = (1, 2, 1, 40, 1, 3, 1, 1)
 SHAPES = {
     "gqa3_64": LayerShape(4, 64, 64, 12, 0.125),
+    "gqa4_64_chunks": LayerShape(1, 64, 64, 4, 0.1, window=200, chunked=True),
     "gqa8_96": LayerShape(1, 96, 80, 8, 0.1, window=900),
     "mha_window_sinks": LayerShape(2, 40, 24, 2, 0.2, window=700, sinks=True),
     "latent": LayerShape(1, 72, 64, 20, 0.1, latent=True),

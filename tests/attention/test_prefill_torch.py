@@ -14,6 +14,7 @@ SHAPES = {
     "mla": shape(3, 48, 1, v_dim=32),
     "gqa2_64_softcap": shape(1, 64, 2, softcap=30.0),
     "gqa6_33_window": shape(2, 33, 6, window=50),
+    "gqa4_33_chunks": shape(2, 33, 4, window=50, chunked=True),
     "gqa4_64_sinks_window": shape(1, 64, 4, window=70, sinks=True),
 }
 

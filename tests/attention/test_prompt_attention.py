@@ -24,6 +24,7 @@ SHAPES = {
     "gqa5_192": shape(1, 192, 5),
     "gqa2_256_softcap": shape(1, 256, 2, softcap=30.0),
     "gqa6_33_window": shape(2, 33, 6, window=50),
+    "gqa4_33_chunks": shape(2, 33, 4, window=50, chunked=True),
     "window1": shape(1, 16, 2, window=1),
     "gqa16_64_sinks_window": shape(1, 64, 16, window=128, sinks=True),
     "gqa12_48_sinks": shape(1, 48, 12, sinks=True),

@@ -24,7 +24,7 @@ double plain(const LayerShape& s, const std::vector<float>& kv, const std::vecto
     const int64_t columns = s.kv_columns(), length = static_cast<int64_t>(kv.size()) / columns;
     const int kv_head = head / s.group();
     double sum = 0, total = 0;
-    for (int64_t t = s.window > 0 ? std::max<int64_t>(0, length - s.window) : 0; t < length; ++t) {
+    for (int64_t t = s.window.first(length); t < length; ++t) {
         double score = 0;
         for (int d = 0; d < s.k_dim; ++d)
             score += double{row[head * s.k_dim + d]} * kv[t * columns + kv_head * s.k_dim + d];
@@ -67,8 +67,9 @@ void attend_case(KvType type, const LayerShape& s, int length, int block_tokens)
 
 int main() {
     const std::vector<LayerShape> shapes = {
-        {1, 64, 64, 4, 0.125f, 0, 0, false},
-        {1, 33, 130, 3, 0.2f, 170, 20.0f, false},
+        {1, 64, 64, 4, 0.125f, {}, 0, false},
+        {1, 33, 130, 3, 0.2f, {170}, 20.0f, false},
+        {1, 64, 64, 2, 0.2f, {170, true}, 0, false},
     };
     for (KvType type : kTypes)
         for (const LayerShape& s : shapes)

@@ -78,7 +78,7 @@ std::vector<double> exact(const Decode& c) {
     for (int h = 0; h < s.q_heads; ++h) {
         const int kv_head = h / s.group();
         std::vector<const float*> k, v;
-        for (int t = s.window > 0 ? std::max<int64_t>(0, c.length - s.window) : 0; t < c.length; ++t) {
+        for (int64_t t = s.window.first(c.length); t < c.length; ++t) {
             const float* row = t < c.length - 1 ? c.kv.data() + t * s.kv_columns() : c.qkv.data() + s.q_columns();
             k.push_back(row + kv_head * s.k_dim);
             v.push_back(s.latent ? row : row + s.kv_heads * s.k_dim + kv_head * s.v_dim);
@@ -110,11 +110,11 @@ void attend_case(KvType type, const LayerShape& s, int length, int block_tokens,
 
 void kernels() {
     const std::vector<LayerShape> shapes = {
-        {2, 64, 64, 2, 0.125f, 0, 0, false},       {1, 128, 128, 8, 0.09f, 0, 0, false},
-        {3, 5, 7, 15, 0.4f, 0, 0, false},          {1, 33, 130, 11, 0.2f, 70, 0, false},
-        {2, 1, 1, 4, 1.0f, 0, 20.0f, false},       {2, 96, 80, 40, 0.1f, 90, 0, false},
-        {1, 96, 64, 32, 0.1f, 0, 0, false, true},  {1, 80, 64, 20, 0.1f, 0, 0, false, true},
-        {1, 33, 30, 35, 0.2f, 70, 0, false, true},
+        {2, 64, 64, 2, 0.125f, {}, 0, false},        {1, 128, 128, 8, 0.09f, {}, 0, false},
+        {3, 5, 7, 15, 0.4f, {}, 0, false},           {1, 33, 130, 11, 0.2f, {70}, 0, false},
+        {2, 1, 1, 4, 1.0f, {}, 20.0f, false},        {2, 96, 80, 40, 0.1f, {90}, 0, false},
+        {1, 96, 64, 32, 0.1f, {}, 0, false, true},   {1, 80, 64, 20, 0.1f, {}, 0, false, true},
+        {1, 33, 30, 35, 0.2f, {70}, 0, false, true}, {1, 64, 64, 8, 0.1f, {70, true}, 0, false},
     };
     for (int type = 0; type < kNumKvTypes; ++type)
         for (const LayerShape& s : shapes) {
@@ -126,7 +126,7 @@ void kernels() {
 }
 
 void chunks_with_sinks() {
-    const LayerShape s{2, 24, 40, 6, 0.2f, 100, 0, true};
+    const LayerShape s{2, 24, 40, 6, 0.2f, {100}, 0, true};
     KvCache e({s}, {KvType::kBF16, 4096, 4, 64, 3, {}, ""});
     const std::vector<int32_t> slots = {0, 3}, counts = {150, 1};
     std::vector<float> qkv = normal(151 * (6 * 24 + 2 * 64)), out(151 * 6 * 40, NAN), sinks = normal(6);
@@ -142,7 +142,7 @@ void chunks_with_sinks() {
 }
 
 void random_store_verbs() {
-    const LayerShape s{1, 4, 4, 1, 1.0f, 0, 0, false};
+    const LayerShape s{1, 4, 4, 1, 1.0f, {}, 0, false};
     KvCache e({s, s}, {KvType::kF16, 3000, 40, 16, 1, {}, ""});
     std::set<int> open;
     for (int i = 0; i < 10000; ++i) {
@@ -175,7 +175,7 @@ void random_store_verbs() {
 }
 
 void rejected() {
-    const LayerShape s{1, 4, 4, 1, 1.0f, 0, 0, false};
+    const LayerShape s{1, 4, 4, 1, 1.0f, {}, 0, false};
     KvCache e({s}, {KvType::kF32, 64, 2, 16, 1, {}, ""});
     std::vector<float> data(64);
     const int32_t bad[] = {-1, 2}, count = 1;

@@ -178,7 +178,7 @@ void mixed_case(const std::string& isa, ActType type, KvType kv_type, const Laye
 }
 
 void rejected() {
-    const LayerShape s{1, 4, 4, 1, 1.0f, 0, 0, false};
+    const LayerShape s{1, 4, 4, 1, 1.0f, {}, 0, false};
     KvCache cache({s}, {KvType::kF32, 64, 2, 16, 1, {}, ""}), other({s}, {KvType::kF32, 64, 2, 16, 1, {}, ""});
     Prefill prompts({s}, ActType::kF32, cache.workers(), "");
     const int32_t slot = 0, one = 1;
@@ -212,16 +212,17 @@ void rejected() {
 
 int main() {
     const LayerShape shapes[] = {
-        {2, 64, 64, 8, 0.125f, 0, 0, false},
-        {1, 33, 50, 3, 0.2f, 40, 5.0f, true},
-        {2, 7, 130, 2, 0.4f, 0, 0, false},
+        {2, 64, 64, 8, 0.125f, {}, 0, false},
+        {1, 33, 50, 3, 0.2f, {40}, 5.0f, true},
+        {1, 64, 64, 3, 0.2f, {40, true}, 0, false},
+        {2, 7, 130, 2, 0.4f, {}, 0, false},
     };
     for (const std::string& isa : supported_isas())
         for (ActType type : {ActType::kF32, ActType::kBF16})
             for (const LayerShape& s : shapes)
                 for (const std::vector<int>& counts : {std::vector<int>{150}, std::vector<int>{1, 70, 5, 64}})
                     prompt_case(isa, type, s, counts);
-    const LayerShape sinks{2, 40, 24, 6, 0.2f, 100, 5.0f, true};
+    const LayerShape sinks{2, 40, 24, 6, 0.2f, {100}, 5.0f, true};
     for (const std::string& isa : supported_isas())
         for (int type = 0; type < kNumKvTypes; ++type) {
             mixed_case(isa, ActType::kBF16, static_cast<KvType>(type), shapes[0]);

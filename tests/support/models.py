@@ -251,8 +251,9 @@ class Attention:
         scores = torch.einsum("qhd,khd->hqk", q.view(-1, shape.q_heads, shape.k_dim), k) * shape.scale
         if shape.softcap is not None:
             scores = shape.softcap * torch.tanh(scores / shape.softcap)
-        back = positions[:, None] - torch.arange(len(k))
-        scores = scores.masked_fill((back < 0) | (back >= (shape.window or 1 << 30)), -torch.inf)
+        query, key, most = positions[:, None], torch.arange(len(k)), shape.window or 1 << 30
+        hidden = query // most != key // most if shape.chunked else query - key >= most
+        scores = scores.masked_fill((query < key) | hidden, -torch.inf)
         sinks = self.model.sinks(layer)
         if sinks is not None:
             scores = torch.cat([scores, sinks.view(-1, 1, 1).expand(-1, len(q), 1)], -1)

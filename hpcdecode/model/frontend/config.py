@@ -14,7 +14,7 @@ from hpcdecode.errors import UserError, first_line
 from hpcdecode.model.frontend.architectures import model_class, text_of, type_by_architectures
 from hpcdecode.model.frontend.gguf.folder import model_folder
 from hpcdecode.model.frontend.indexers import INDEXED, all_chosen, leaves_out_newest
-from hpcdecode.model.frontend.llama4 import CHUNKED, one_chunk
+from hpcdecode.model.frontend.llama4 import CHUNKED
 from hpcdecode.model.frontend.quiet import quiet
 from hpcdecode.model.frontend.stated import check_values
 
@@ -52,7 +52,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
 def longest(config: PreTrainedConfig) -> int | None:
     """Return the most tokens of a sequence that the language model `config` can be run on, or None."""
-    limits = getattr(config, "max_position_embeddings", None), all_chosen(config), one_chunk(config)
+    limits = getattr(config, "max_position_embeddings", None), all_chosen(config)
     return min((limit for limit in limits if limit is not None), default=None)
 
 

@@ -4,8 +4,7 @@ transformers runs every expert on all tokens, those that were not chosen on zero
 the positions of its queries. Here a token goes to its experts alone, and has the position that it is given. Of a model
 with towers its language model is traced.
 
-Layers of the kind CHUNKED attend within chunks of `attention_chunk_size` tokens. In a sequence of at most so many
-tokens that is plain causal attention, so that no longer sequences run (`ModelFacts.max_positions`).
+Layers of the kind CHUNKED attend within chunks of `attention_chunk_size` tokens.
 """
 
 from __future__ import annotations
@@ -15,22 +14,22 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from hpcdecode.errors import UserError
+from hpcdecode.model.frontend.replaced_names import replaced_names
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 CHUNKED = "chunked_attention"  # in a config's layer_types
+OWN_CHUNK = "own chunk"  # stands for the mask of a layer that attends in chunks
 
 
-def one_chunk(config: Any) -> int | None:
-    """Return the tokens of a chunk of the language model `config`, or None if it attends to all.
+def chunk_size(config: Any) -> int:
+    """Return the tokens of a chunk of the language model `config`.
 
     Raises:
-        UserError: If layers attend in chunks, and config.json does not say how long they are.
+        UserError: If config.json does not say how many there are.
     """
-    if CHUNKED not in (getattr(config, "layer_types", None) or ()):
-        return None
     size = getattr(config, "attention_chunk_size", None)
     if type(size) is not int or size < 1:
         raise UserError(f"config.json: expected attention_chunk_size to be a number of tokens, got {size!r}")
@@ -46,8 +45,13 @@ def tracing_llama4(model: torch.nn.Module) -> Iterator[None]:
         if kind.__name__ in _WRITTEN:
             forwards[kind] = kind.forward
             kind.forward = _WRITTEN[kind.__name__](kind.forward)  # of the class, so that modules of layers stay alike
+
+    def mask(name: str, _: object) -> object | None:
+        return (lambda **_: OWN_CHUNK) if name == "create_chunked_causal_mask" else None
+
     try:
-        yield
+        with replaced_names(model.modules(), mask):
+            yield
     finally:
         for kind, forward in forwards.items():
             kind.forward = forward

@@ -13,7 +13,7 @@ from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.mixers import recur_arguments
 from hpcdecode.model.frontend.nodes import as_node
 from hpcdecode.model.frontend.operators import ATTEND
-from hpcdecode.model.frontend.ops import AttendArguments
+from hpcdecode.model.frontend.ops import IN_CHUNKS, AttendArguments
 from hpcdecode.model.frontend.recurrent import CONV, CONV_RECUR
 from hpcdecode.model.frontend.units import Ints
 
@@ -43,6 +43,8 @@ def _attend(node: fx.Node, dealt: Dealt, member: int, own: OwnPart) -> list[Argu
         everyone = np.array([EVERYONE])
         rows = [own(n, _of_heads(n, 1, everyone)) for n in call.index_rows]
         made += [call.index_topk, call.index_heads, call.index_dim, rows]
+    elif call.chunked:
+        made += IN_CHUNKS
     return made
 
 

@@ -13,6 +13,7 @@ from torch.fx.node import Argument
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.experts import expert_linear, projected, run_experts
 from hpcdecode.model.frontend.indexers import EVERY_TOKEN, take_indexer_rows
+from hpcdecode.model.frontend.llama4 import OWN_CHUNK, chunk_size
 from hpcdecode.model.frontend.nodes import as_float, as_int, as_node, as_nodes
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ HARMLESS = {"dropout", "position_ids", "cache_position", "use_cache", "is_causal
 HARMLESS |= {"output_attentions", "output_hidden_states", "output_router_logits", "return_dict"}
 HARMLESS |= {"logits_to_keep"}
 
-_NO_INDEXER: tuple[Argument, ...] = (0, 0, 0, None)  # the last arguments of attend where there is none
+_NO_MORE: tuple[Argument, ...] = (0, 0, 0, None, False)  # the last arguments of attend: no indexer, no chunks
+IN_CHUNKS: tuple[Argument, ...] = (*_NO_MORE[:-1], True)
 
 
 class AttentionModule(Protocol):
@@ -52,6 +54,7 @@ class AttendArguments(NamedTuple):
         index_dim: Elements of an index query head, if index queries and weights are columns of q, behind the others,
             and the index key is of k; else 0.
         index_rows: Index queries [T, heads * dim], head weights [T, heads] and index keys [T, dim], if they are not.
+        chunked: Whether a token sees the positions of its own chunk of `window` positions alone.
     """
 
     q: fx.Node
@@ -67,6 +70,7 @@ class AttendArguments(NamedTuple):
     index_heads: int = 0
     index_dim: int = 0
     index_rows: tuple[fx.Node, ...] = ()
+    chunked: bool = False
 
     @property
     def rows(self) -> list[fx.Node]:
@@ -77,7 +81,7 @@ class AttendArguments(NamedTuple):
     def of(cls, attend: fx.Node) -> AttendArguments:
         """Return the arguments of the call `attend`."""
         q, k, v, q_heads, kv_heads, scale, window, softcap, sinks, *more = attend.args
-        topk, heads, dim, rows = (*more, *_NO_INDEXER[len(more) :])
+        topk, heads, dim, rows, chunked = (*more, *_NO_MORE[len(more) :])
         return cls(
             q=as_node(q),
             k=as_node(k),
@@ -92,6 +96,7 @@ class AttendArguments(NamedTuple):
             index_heads=as_int(heads),
             index_dim=as_int(dim),
             index_rows=() if rows is None else tuple(as_nodes(rows)),
+            chunked=bool(chunked),
         )
 
 
@@ -114,7 +119,8 @@ def define() -> None:
         _attend_elsewhere,
         mutates_args=(),
         schema="(Tensor q, Tensor k, Tensor v, int q_heads, int kv_heads, float scale, int? window, float? softcap, "
-        "Tensor? sinks, int index_topk=0, int index_heads=0, int index_dim=0, Tensor[]? index_rows=None) -> Tensor",
+        "Tensor? sinks, int index_topk=0, int index_heads=0, int index_dim=0, Tensor[]? index_rows=None, "
+        "bool chunked=False) -> Tensor",
     )
     attend.register_fake(_attended)
     experts = torch.library.custom_op(
@@ -169,7 +175,11 @@ def _attention(
     scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
     softcap = None if softcap is None else float(softcap)
     chosen = take_indexer_rows()
-    by = () if chosen is None else (chosen.topk, chosen.heads, 0, [row.to(dtype) for row in chosen.rows])
+    by: tuple[Any, ...] = (
+        () if chosen is None else (chosen.topk, chosen.heads, 0, [row.to(dtype) for row in chosen.rows])
+    )
+    if attention_mask is OWN_CHUNK:
+        window, by = chunk_size(module.config), IN_CHUNKS
     o: Tensor = torch.ops.hpcdecode.attend(q, k, v, q_heads, kv_heads, scale, window, softcap, sinks, *by)
     return o.reshape(1, tokens, q_heads, value.shape[-1]).to(value.dtype), None
 
@@ -177,7 +187,7 @@ def _attention(
 def refuse_unknown_arguments(module: AttentionModule, attention_mask: object, kwargs: Mapping[str, object]) -> None:
     """Raise UserError if an argument would change the result of attention and attend does not take it."""
     name = type(module).__name__
-    if attention_mask is not None and attention_mask is not EVERY_TOKEN:
+    if not any(attention_mask is known for known in (None, EVERY_TOKEN, OWN_CHUNK)):
         raise UserError(f"{name} builds an attention mask of its own, which the R-part does not apply: not supported")
     if kwargs.get("is_causal", getattr(module, "is_causal", True)) is False:
         raise UserError(f"{name} attends in both directions; only causal (decoder) attention is supported")

@@ -21,7 +21,7 @@ from hpcdecode.model.frontend.convolutions import join_convolutions
 from hpcdecode.model.frontend.expand import expand
 from hpcdecode.model.frontend.indexers import tracing_indexers
 from hpcdecode.model.frontend.kinds import LayerKinds
-from hpcdecode.model.frontend.llama4 import tracing_llama4
+from hpcdecode.model.frontend.llama4 import CHUNKED, tracing_llama4
 from hpcdecode.model.frontend.membership import Membership, WeightCut
 from hpcdecode.model.frontend.meta import KEPT, TOKENS, annotate
 from hpcdecode.model.frontend.mixers import mixers
@@ -271,13 +271,15 @@ def check_attends(mixers_: list[fx.Node], config: PreTrainedConfig) -> None:
     if len(attends) == len(mixers_) != layers:
         unlike = f"it has {len(attends)} attentions in {layers} layers"
         raise UserError(f"{BYPASS} in {layers - len(attends)} of {layers} layers" if len(attends) < layers else unlike)
-    windows = [ops.AttendArguments.of(attend).window for attend in attends]
+    calls = [ops.AttendArguments.of(attend) for attend in attends]
+    windows = [call.window for call in calls]
     kinds = [kind for kind in layer_types(text, layers) if kind in ATTENTION_KINDS]
     if len(kinds) != len(windows) and any(windows):
         raise UserError(f"it states {len(kinds)} layers with attention, and has {len(windows)}")
-    for i, (kind, window) in enumerate(zip(kinds, windows, strict=False)):
-        if (kind == "sliding_attention") != (window is not None):
-            raise UserError(f"attention {i} is {kind!r} but passes sliding_window={window}")
+    for i, (kind, call) in enumerate(zip(kinds, calls, strict=False)):
+        expected = CHUNKED if call.chunked else "sliding_attention" if call.window is not None else None
+        if kind != expected and {kind, expected} & {CHUNKED, "sliding_attention"}:
+            raise UserError(f"attention {i} is {kind!r} but passes sliding_window={call.window}")
 
 
 def layer_types(config: PreTrainedConfig, layers: int) -> list[Any]:

@@ -45,7 +45,7 @@ def _attention(node: fx.Node) -> LayerShape:
     k_dim, v_dim = (_columns(call.k) - call.index_dim) // call.kv_heads, _columns(node) // call.q_heads
     about = call.scale, call.window, call.softcap, call.sinks is not None
     indexer = IndexerShape(call.index_topk, call.index_heads, call.index_dim) if call.index_topk else None
-    return LayerShape(call.kv_heads, k_dim, v_dim, call.q_heads, *about, _columns(call.v) == 0, indexer)
+    return LayerShape(call.kv_heads, k_dim, v_dim, call.q_heads, *about, _columns(call.v) == 0, indexer, call.chunked)
 
 
 def _recurrence(node: fx.Node, element_bytes: int) -> RecurrentShape:

@@ -151,6 +151,12 @@ struct Prefill {
         return a.position + last / a.group + 1 - tile * kPromptTile;
     }
 
+    // Returns the first position of `tile` that row r sees; below zero if it sees earlier tiles.
+    static int64_t first_seen(const PromptAttendArgs& a, const Rows& w, int r, int64_t tile) {
+        const int64_t before = tile * kPromptTile;
+        return a.window.first(seen(a, w, r, tile) + before) - before;
+    }
+
     // Moves on to the next pass that sees anything; returns false if there is none.
     static bool next(const PromptAttendArgs& a, const Rows& w, Pass& p) {
         while (true) {
@@ -162,7 +168,7 @@ struct Prefill {
             if (p.tile * kPromptTile >= a.position + a.count) return false;
             const int64_t most = seen(a, w, p.row + kRows - 1, p.tile);
             p.keys = static_cast<int>(most < kPromptTile ? most : kPromptTile);
-            if (most > 0 && (a.window == 0 || seen(a, w, p.row, p.tile) - a.window < kPromptTile)) return true;
+            if (most > 0 && first_seen(a, w, p.row, p.tile) < kPromptTile) return true;
         }
     }
 
@@ -179,7 +185,7 @@ struct Prefill {
     static void weigh_rows(const PromptAttendArgs& a, const Rows& w, const Pass& p, const float* scores) {
         for (int i = 0; i < kRows; ++i) {
             const int r = p.row + i;
-            const int64_t hi = seen(a, w, r, p.tile), lo = a.window > 0 ? hi - a.window : 0;
+            const int64_t hi = seen(a, w, r, p.tile), lo = first_seen(a, w, r, p.tile);
             weigh(a, scores + i * kPromptTile, lo, hi, w.m[r], w.sums + r * W, w.o + int64_t{r} * a.layout->v_pad,
                   w.weights + i * kWeights);
         }
@@ -234,7 +240,7 @@ struct Prefill {
         const typename Words::Unit unit;
         const Rows w = carve(a);
         prepare(a, w);
-        const int64_t first = a.window > 0 && a.position >= a.window ? (a.position - a.window + 1) / kPromptTile : 0;
+        const int64_t first = a.window.first(a.position + 1) / kPromptTile;
         Pass now{first, -kRows, 0};
         float* scores[2] = {w.scores, w.scores + kRows * kPromptTile};
         next(a, w, now);

@@ -14,14 +14,13 @@ constexpr int kChunkVecs = kTilesPerChunk * kVecs;
 // Returns the positions that a row sees.
 inline Span visible(const AttendArgs& a, int row) {
     const int64_t hi = a.length - a.new_tokens + (a.first_row + row) / a.group + 1;
-    const int64_t lo = a.window > 0 && hi > a.window ? hi - a.window : 0;
-    return {lo, hi};
+    return {a.window.first(hi), hi};
 }
 
 // Returns whether every row sees all of a chunk. The last token sees most, and its window begins last.
 inline bool whole(const AttendArgs& a, int64_t base) {
     const int64_t first_end = a.length - a.new_tokens + 1;
-    return base + kChunk <= first_end && (a.window == 0 || base >= a.length - a.window);
+    return base + kChunk <= first_end && base >= a.window.first(a.length);
 }
 
 // The state of all rows, by head * rows of a head + row.

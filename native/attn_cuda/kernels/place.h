@@ -35,7 +35,7 @@ HPC_DEVICE Span visible(const LayerArgs& layer, const SequenceArgs& s, int row) 
     const int token = row / layer.group;
     if (token >= s.count) return {0, 0};
     const int high = s.length - s.count + token + 1;
-    return {layer.window > 0 && high > layer.window ? high - static_cast<int>(layer.window) : 0, high};
+    return {static_cast<int>(layer.window.first(high)), high};
 }
 
 }  // namespace hpcdecode
