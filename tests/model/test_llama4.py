@@ -13,6 +13,7 @@ from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.llama4 import GivenPositions, chunk_size, tracing_llama4
 from hpcdecode.model.run.load import ModelPart
+from tests.support.models import tokenizer
 from tests.support.tiny import tiny
 from tests.support.whole_models import logits_difference, save_whole
 
@@ -43,6 +44,7 @@ def test_tokens_beyond_a_chunk_equal_transformers(tmp_path):
     """Of rows alone and together, whose prompts and tokens end in other chunks than they begin in."""
     text = {**TEXT, "num_hidden_layers": 2, "layer_types": None, "no_rope_layers": None, "no_rope_layer_interval": 2}
     whole = save_whole(tiny("llama4_text", **text, moe_layers=[1]), tmp_path)
+    tokenizer().save_pretrained(tmp_path)
     prompts = [[(7 * i + 3 * n) % 430 + 2 for i in range(n)] for n in (40, 100, 5)]
     greedy = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     rows = [{"prompt_token_ids": prompt} for prompt in prompts]
