@@ -33,7 +33,7 @@ class Backoff:
 
     Attributes:
         own_cores: Whether no other rank runs on this rank's cores. It polls for longer then, because a core is slow
-            for a while after it slept.
+            for a while after it slept, and keeps its core: other programs might not give it back for milliseconds.
     """
 
     own_cores = False
@@ -46,12 +46,13 @@ class Backoff:
         self._start = 0.0
 
     def pause(self) -> None:
-        """Yield the core; sleep if the waiting has lasted for long."""
+        """Yield a core that others share; sleep if the waiting has lasted for long."""
         now = time.perf_counter()
         self._start = self._start or now
         waited = now - self._start
         if waited < (_OWN_CORES_SPIN_SECONDS if self.own_cores else _SPIN_SECONDS):
-            os.sched_yield()
+            if not self.own_cores:
+                os.sched_yield()
         else:
             time.sleep(min(max(waited * _NAP_SHARE, _SHORTEST_NAP), _LONGEST_NAP))
 
