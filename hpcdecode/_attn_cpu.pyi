@@ -234,6 +234,22 @@ class KvCache:
     def mark_used(self, marks: _Bytes) -> None:
         """Set marks, uint8 [blocks], to 1 for every block that a slot holds, to 0 for others."""
 
+    def row_bytes(self, layer: int) -> int:
+        """Return the bytes of a token at a layer."""
+
+    def save_tokens(self, layer: int, frame: int, items: _Ints, rows: _Bytes) -> None:
+        """Copy tokens of blocks that lie in a frame to rows; other calls may run that leave this frame alone.
+
+        Args:
+            layer: Of the page in the frame.
+            frame: Its number.
+            items: int32 [n * 4]: a block of the page, its first token, how many, and the byte of rows where they begin.
+            rows: uint8, row_bytes a token.
+        """
+
+    def restore_tokens(self, layer: int, frame: int, items: _Ints, rows: _Bytes) -> None:
+        """Copy tokens back, as save_tokens has them, in order."""
+
     @property
     def ranges(self) -> int:
         """Number of ranges of blocks."""

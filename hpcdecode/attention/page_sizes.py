@@ -11,12 +11,13 @@ from hpcdecode import _attn_cpu
 from hpcdecode.attention.base import native_shapes
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.errors import UserError
-from hpcdecode.system.swap_tiers import ALIGNMENT
+from hpcdecode.system.swap_tiers import ALIGNMENT, aligned
 
 PAGE_BYTES = 1 << 20  # at least, where memory has room for some pages a layer
 _PER_LAYER, _LEAST_PER_LAYER = 16, 4  # pages of a layer that memory has room for: wished, and before pages shrink
 _BLOCK_UNIT = 512  # bytes: blocks of every layer are padded to one size, a multiple of it
 _WINDOW = (2, 16)  # pages that come in ahead of their use: least and most
+_JOURNAL_SHARE = 4  # of a page's bytes: what its journal has
 
 
 class PageSizes(msgspec.Struct, frozen=True):
@@ -29,6 +30,8 @@ class PageSizes(msgspec.Struct, frozen=True):
         ranges: Number of ranges.
         frames: Number of pages that memory has room for.
         window: Pages that come in ahead of their use.
+        journal_bytes: Room of a page in tiers for single tokens, behind its blocks.
+        block_tokens: Tokens of a block.
     """
 
     layers: int
@@ -37,11 +40,23 @@ class PageSizes(msgspec.Struct, frozen=True):
     ranges: int
     frames: int
     window: int
+    journal_bytes: int
+    block_tokens: int
 
     @property
     def page_bytes(self) -> int:
         """Return the bytes of a page."""
         return self.block_bytes * self.range_blocks
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Return the bytes of a page in tiers."""
+        return self.page_bytes + self.journal_bytes
+
+    @property
+    def blocks_together(self) -> int:
+        """Return how many blocks begin and end where tiers can begin and end to write; pages have a multiple."""
+        return ALIGNMENT // math.gcd(ALIGNMENT, self.block_bytes)
 
     @property
     def resident_share(self) -> float:
@@ -84,10 +99,11 @@ def page_sizes(
             f"--schedule fluid: expected --kv-memory of at least {(2 * window + 2) * page >> 10}K, "
             f"{2 * window + 2} pages of this model's KV cache, got {memory >> 10}K; raise it"
         )
-    ranges = min(sum(tier // page for tier in tiers) // count, frames - 2 * window)
+    journal = aligned(page // _JOURNAL_SHARE)
+    ranges = min(sum(tier // (page + journal) for tier in tiers) // count, frames - 2 * window)
     if ranges * count <= frames:
         raise UserError(
-            f"--schedule fluid: expected --kv-swap of more than --kv-memory, {memory >> 20}M, got "
-            f"{sum(tiers) >> 20}M: raise it, or leave out --schedule fluid, as all fits in memory"
+            f"--schedule fluid: expected --kv-swap of more than {1 + 1 / _JOURNAL_SHARE:.2f} times --kv-memory, "
+            f"{memory >> 20}M, got {sum(tiers) >> 20}M: raise it, or leave out --schedule fluid, as all fits in memory"
         )
-    return PageSizes(count, block, range_blocks, ranges, frames, window)
+    return PageSizes(count, block, range_blocks, ranges, frames, window, journal, block_tokens)

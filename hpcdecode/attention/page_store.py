@@ -1,23 +1,23 @@
-"""The bytes of pages: from a tier to a frame of memory, and back, with a checksum of every block."""
+"""The bytes of pages: from a tier to a frame of memory, and back, with checksums of blocks and records."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from queue import SimpleQueue
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hpcdecode._attn_cpu import crc32c
+from hpcdecode._attn_cpu import KvCache, crc32c
+from hpcdecode.attention.page_contents import Journal, Marks, Page, PageRead, PageWrite, Record
 from hpcdecode.attention.page_sizes import PageSizes
 from hpcdecode.errors import InvariantViolation
-from hpcdecode.system.swap_tiers import ALIGNMENT
+from hpcdecode.system.swap_tiers import ALIGNMENT, memory_for
 from hpcdecode.system.tier import Chunk, Tier
+from hpcdecode.system.tier_threads import THREADS
 
 _GAP = 256 << 10  # bytes that are read along rather than left out
 
-Marks = NDArray[np.bool_]
 Run = tuple[int, int]  # begin and end, bytes of a page
-Page = tuple[int, int]  # layer and range
 
 
 def runs_of(marks: Marks, block_bytes: int, gap: int = 0) -> list[Run]:
@@ -39,54 +39,76 @@ class PageStore:
     Args:
         sizes: Of pages.
         frames: Memory of every frame, uint8.
-        owner: What that memory lives as long as.
-        tiers: In the order in which they are filled, with chunks of a page.
+        native: The KV cache whose memory that is; None if there is none.
+        tiers: In the order in which they are filled, with chunks of a page and its journal.
+        row_bytes: Bytes of a token at every layer.
+
+    Attributes:
+        row_bytes: The same.
     """
 
-    def __init__(self, sizes: PageSizes, frames: Sequence[Chunk], owner: object, tiers: Sequence[Tier]):
-        self.sizes, self.tiers = sizes, list(tiers)
-        self._memory, self._owner = list(frames), owner
+    def __init__(
+        self,
+        sizes: PageSizes,
+        frames: Sequence[Chunk],
+        native: KvCache | None,
+        tiers: Sequence[Tier],
+        row_bytes: Sequence[int],
+    ):
+        self.sizes, self.tiers, self.row_bytes = sizes, list(tiers), list(row_bytes)
+        self._memory, self._native = list(frames), native
+        self._buffers: SimpleQueue[Chunk] = SimpleQueue()  # one for each thread, for journals
+        for _ in range(THREADS if native else 0):
+            self._buffers.put(memory_for(max(sizes.journal_bytes, ALIGNMENT)))
 
-    def read(self, page: Page, frame: int, blocks: Marks, sums: NDArray[np.uint32]) -> int:
+    def read(self, page: Page, frame: int, wanted: PageRead) -> int:
         """Bring blocks of a page to a frame; return the bytes that were read.
 
         Args:
             page: Layer and range.
             frame: Number of the frame.
-            blocks: bool [range_blocks].
-            sums: uint32 [range_blocks], their checksums.
+            wanted: What comes in.
 
         Raises:
-            OSError: If they cannot be read, or are not what was written.
+            OSError: If it cannot be read, or is not what was written.
         """
         memory, (tier, place) = self._memory[frame], self.place(page)
-        runs = self.runs_read(blocks)
-        for begin, end in runs:
+        for begin, end in self.runs_read(wanted.blocks):
             tier.read(place, memory[begin:end], begin)
-        for block in np.flatnonzero(blocks).tolist():
-            if crc32c(self._block(memory, block)) != sums[block]:
-                raise OSError(0, "what was read is not what was written")
-        return sum(end - begin for begin, end in runs)
+        for block in np.flatnonzero(wanted.blocks).tolist():
+            _require_same(self._block(memory, block), int(wanted.sums[block]))
+        if wanted.journal.end:
+            self._read_journal(page, frame, wanted.journal)
+        return self.bytes_read(wanted)
 
-    def write(self, page: Page, frame: int, blocks: Marks, sums: NDArray[np.uint32]) -> int:
-        """Write blocks of a page that lies in a frame; return the bytes that were written.
+    def write(self, page: Page, frame: int, given: PageWrite) -> int:
+        """Write what changed of a page that lies in a frame; return the bytes that were written.
 
         Args:
             page: Layer and range.
             frame: Number of the frame.
-            blocks: bool [range_blocks].
-            sums: uint32 [range_blocks], which takes their checksums.
+            given: What goes out; it takes the checksums.
 
         Raises:
-            OSError: If they cannot be written.
+            OSError: If it cannot be written.
         """
         memory, (tier, place) = self._memory[frame], self.place(page)
-        for block in np.flatnonzero(blocks).tolist():
-            sums[block] = crc32c(self._block(memory, block))
-        runs = self.runs_written(blocks)
-        for begin, end in runs:
+        for block in np.flatnonzero(given.blocks).tolist():
+            given.sums[block] = crc32c(self._block(memory, block))
+        for begin, end in self.runs_written(given.blocks):
             tier.write(place, memory[begin:end], begin)
-        return sum(end - begin for begin, end in runs)
+        if given.record is not None:
+            self._write_record(page, frame, given.record)
+        return self.bytes_written(given)
+
+    def bytes_read(self, wanted: PageRead) -> int:
+        """Return the bytes that are read for what comes in."""
+        return sum(end - begin for begin, end in self.runs_read(wanted.blocks)) + wanted.journal.end
+
+    def bytes_written(self, given: PageWrite) -> int:
+        """Return the bytes that are written for what goes out."""
+        blocks = sum(end - begin for begin, end in self.runs_written(given.blocks))
+        return blocks + (given.record.nbytes if given.record else 0)
 
     def runs_read(self, blocks: Marks) -> list[Run]:
         """Return the runs of a page that are read for some blocks."""
@@ -108,3 +130,34 @@ class PageStore:
     def _block(self, memory: Chunk, block: int) -> Chunk:
         size = self.sizes.block_bytes
         return memory[block * size : (block + 1) * size]
+
+    def _write_record(self, page: Page, frame: int, record: Record) -> None:
+        """Write tokens of a page to its journal."""
+        assert self._native is not None, "what is written has a KV cache"
+        tier, place = self.place(page)
+        buffer = self._buffers.get()
+        try:
+            self._native.save_tokens(page[0], frame, record.items.ravel(), buffer)
+            some = buffer[record.at : record.at + record.nbytes]
+            record.checksum = crc32c(some)
+            tier.write(place, some, self.sizes.page_bytes + record.at)
+        finally:
+            self._buffers.put(buffer)
+
+    def _read_journal(self, page: Page, frame: int, journal: Journal) -> None:
+        """Read a page's journal, and restore the tokens of its items."""
+        assert self._native is not None, "what is restored has a KV cache"
+        tier, place = self.place(page)
+        buffer = self._buffers.get()
+        try:
+            tier.read(place, buffer[: journal.end], self.sizes.page_bytes)
+            for record in journal.records:
+                _require_same(buffer[record.at : record.at + record.nbytes], record.checksum)
+            self._native.restore_tokens(page[0], frame, journal.items.ravel(), buffer)
+        finally:
+            self._buffers.put(buffer)
+
+
+def _require_same(data: Chunk, checksum: int) -> None:
+    if crc32c(data) != checksum:
+        raise OSError(0, "what was read is not what was written")

@@ -17,7 +17,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcdecode.attention.page_store import Marks, Page, PageStore
+from hpcdecode.attention.page_contents import Marks, Page, PageContents, PageWrite
+from hpcdecode.attention.page_store import PageStore
 from hpcdecode.errors import InvariantViolation, UserError
 
 ABSENT, READING, RESIDENT, WRITING = range(4)
@@ -66,17 +67,13 @@ class Pages:
     def __init__(self, store: PageStore, movers: Movers):
         self._store, self._movers, self.counts = store, movers, PageCounts()
         sizes = self.sizes = store.sizes
-        shape, blocks = (sizes.layers, sizes.ranges), (sizes.layers, sizes.ranges, sizes.range_blocks)
+        shape = sizes.layers, sizes.ranges
         self._state = np.full(shape, ABSENT, np.int8)
         self._frame = np.full(shape, -1, np.int32)
         self._pinned = np.zeros(shape, np.bool_)
         self._ahead = np.zeros(shape, np.bool_)  # came in, or comes, and was not used yet
         self._used_at = np.zeros(shape, np.int64)
-        self._dirty = np.zeros(blocks, np.bool_)  # blocks that differ from what the tier has
-        self._stored = np.zeros(blocks, np.bool_)  # blocks that the tier has
-        self._sums = np.zeros(blocks, np.uint32)
-        self._live = np.zeros(blocks[1:], np.bool_)
-        self._has = np.zeros(shape, np.bool_)  # pages of which the tier has blocks that sequences hold
+        self._contents = PageContents(sizes, store.row_bytes)
         self._free = list(range(sizes.frames))[::-1]
         self._clock = 0
         self._reading = self._writing = 0
@@ -90,14 +87,9 @@ class Pages:
         Args:
             live: bool [ranges * range_blocks].
         """
-        live = live.reshape(self._live.shape)
+        live = live.reshape(self._contents.live.shape)
         with self._changed:
-            if freed := bool((gone := self._live & ~live).any()):
-                self._dirty[:, gone] = self._stored[:, gone] = False
-                of = gone.any(1)
-                self._has[:, of] = (self._stored[:, of] & live[of]).any(2)
-            self._live = live.copy()
-            if freed:
+            if self._contents.set_live(live):
                 empty = (self._state == RESIDENT) & ~self._pinned & ~live.any(1)
                 for layer, part in np.argwhere(empty).tolist():
                     self._drop(layer, part)
@@ -143,11 +135,13 @@ class Pages:
 
     def wrote(self, layer: int, blocks: Sequence[int]) -> None:
         """Note that blocks of pinned pages were written."""
-        parts, places = np.divmod(np.asarray(blocks, np.int64), self.sizes.range_blocks)
         with self._changed:
-            self._dirty[layer, parts, places], self._stored[layer, parts, places] = True, False
-            of = np.unique(parts)
-            self._has[layer, of] = (self._stored[layer, of] & self._live[of]).any(1)
+            self._contents.wrote(layer, blocks)
+
+    def grew(self, layer: int, blocks: NDArray[np.int32], tokens: NDArray[np.int32]) -> None:
+        """Note that blocks of pinned pages grew by one token each, `tokens` of the blocks."""
+        with self._changed:
+            self._contents.grew(layer, blocks, tokens)
 
     def unpin(self, layer: int, parts: Marks) -> None:
         """Let pages of a layer go, which are needed again when all others have been."""
@@ -166,24 +160,21 @@ class Pages:
                     "frames are free or have one page",
                     f"{len(held)} hold pages, {len(self._free)} are free of {self.sizes.frames}",
                 )
-            lost = self._dirty & ~np.isin(self._state, (RESIDENT, WRITING))[:, :, None]
-            if lost.any() or (self._dirty & self._stored).any():
-                raise InvariantViolation("blocks lie in memory or in a tier", f"{int(lost.sum())} lie in neither")
+            if lost := self._contents.lost(np.isin(self._state, (RESIDENT, WRITING))):
+                raise InvariantViolation("blocks lie in memory or in a tier", f"{lost} lie in neither, or in both")
 
     def _pump(self) -> None:
         """Begin to move what should move next; the lock is held."""
         while not self._problem and (page := self._next()) is not None:
-            layer, part = page
             if not self._free and not self._make_room(page):
                 return
             self._frame[page] = self._free.pop()
-            if not self._has[page]:  # all its blocks are new
+            if not self._contents.has[page]:  # all its blocks are new
                 self._state[page] = RESIDENT
                 continue
-            wanted = self._stored[layer, part] & self._live[part]
             self._state[page], self._ahead[page] = READING, not self._pinned[page]
             self._reading += 1
-            read = partial(self._store.read, page, int(self._frame[page]), wanted, self._sums[layer, part].copy())
+            read = partial(self._store.read, page, int(self._frame[page]), self._contents.begin_reading(page))
             self._movers.move(partial(self._moved, read), partial(self._was_read, page))
 
     def _next(self) -> tuple[int, int] | None:
@@ -191,14 +182,14 @@ class Pages:
         absent = self._state == ABSENT
         needed = np.argwhere(absent & self._pinned)
         if len(needed):
-            fresh = [(i, j) for i, j in needed.tolist() if not self._has[i, j]]
+            fresh = [(i, j) for i, j in needed.tolist() if not self._contents.has[i, j]]
             if fresh or self._reading < self.sizes.window:
                 i, j = fresh[0] if fresh else needed[0].tolist()
                 return i, j
             return None
         if np.count_nonzero(self._ahead) >= self.sizes.window:
             return None
-        due = absent & self._has
+        due = absent & self._contents.has
         if not due.any():
             return None
         layer, part = np.unravel_index(np.where(due, self._used_at, np.iinfo(np.int64).max).argmin(), due.shape)
@@ -212,15 +203,14 @@ class Pages:
         while may.any():
             at = np.unravel_index(np.where(may, self._used_at, -1).argmax(), may.shape)
             layer, part = int(at[0]), int(at[1])
-            dirty = self._dirty[layer, part] & self._live[part]
-            if not dirty.any():
+            if not self._contents.unsaved((layer, part)):
                 self._drop(layer, part)
                 return True
             if self._writing >= self.sizes.window:
                 return False
             self._state[layer, part] = WRITING
             self._writing += 1
-            self._begin_writing((layer, part), dirty)
+            self._begin_writing((layer, part))
             if self._writing >= max(self.sizes.window // 2, 1):
                 return False
             may[layer, part] = False
@@ -238,31 +228,25 @@ class Pages:
             self._reading -= 1
             self.counts.bytes_in += nbytes
             self._state[page] = RESIDENT
-            if not self._pinned[page] and not self._live[page[1]].any():
+            if not self._pinned[page] and not self._contents.live[page[1]].any():
                 self._drop(*page)
             self._pump()
             self._changed.notify_all()
 
-    def _begin_writing(self, page: Page, dirty: Marks) -> None:
-        """Have the blocks of a page written that its tier does not have; the lock is held."""
-        frame, sums = int(self._frame[page]), np.zeros(self.sizes.range_blocks, np.uint32)
+    def _begin_writing(self, page: Page) -> None:
+        """Have what changed of a page written; the lock is held."""
+        given = self._contents.begin_writing(page)
+        write = partial(self._store.write, page, int(self._frame[page]), given)
+        self._movers.move(partial(self._moved, write), partial(self._was_written, page, given))
 
-        def write() -> int:
-            return self._store.write(page, frame, dirty, sums)
-
-        self._movers.move(partial(self._moved, write), partial(self._was_written, page, dirty, sums))
-
-    def _was_written(self, page: Page, dirty: Marks, sums: NDArray[np.uint32], nbytes: int) -> None:
-        """Take note that blocks of a page are in its tier; let the page go unless it is needed."""
+    def _was_written(self, page: Page, given: PageWrite, nbytes: int) -> None:
+        """Take note that what changed of a page is in its tier; let the page go unless it is needed."""
         with self._changed:
             self._writing -= 1
             self.counts.bytes_out += nbytes
             self._state[page] = RESIDENT
             if not self._problem:
-                kept = dirty & self._dirty[page]  # some may have been given to others meanwhile
-                self._sums[page][kept] = sums[kept]
-                self._stored[page][kept], self._dirty[page][kept] = True, False
-                self._has[page] = (self._stored[page] & self._live[page[1]]).any()
+                self._contents.was_written(page, given)
                 if not self._pinned[page]:
                     self._drop(*page)
             self._pump()

@@ -6,10 +6,8 @@ same bits whichever rows it is attended to with.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,17 +19,16 @@ from hpcdecode.attention.block_copies import BlockCopy, due_copies
 from hpcdecode.attention.cpu import native_cache
 from hpcdecode.attention.native import NativeKvCache
 from hpcdecode.attention.page_sizes import PageSizes
-from hpcdecode.attention.page_store import Marks, PageStore
+from hpcdecode.attention.page_store import PageStore
 from hpcdecode.attention.pages import Pages
+from hpcdecode.attention.row_groups import Ints, RowsWritten, any_of, as_array, frames_of, ints, rows_at, tokens_of
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.errors import InvariantViolation
-from hpcdecode.system.tier import Chunk, Tier
+from hpcdecode.system.tier import Tier
 from hpcdecode.system.tier_threads import TierThreads
 
-_Ints = NDArray[np.int32]
 
-
-class StreamedKvCache(NativeKvCache["KvCache"]):
+class StreamedKvCache(NativeKvCache[KvCache]):
     """A `KvCache` on CPUs as large as its tiers, with as many pages in memory as fit.
 
     Tensors are CPU torch tensors (float32, bfloat16) or numpy float32 arrays.
@@ -40,7 +37,7 @@ class StreamedKvCache(NativeKvCache["KvCache"]):
         layers: Shapes of the attention layers.
         kv_dtype: One of KV_DTYPES.
         sizes: Of pages.
-        tiers: With chunks of one page each.
+        tiers: With chunks of one page and its journal each.
         max_sequences: Slots are 0 to max_sequences - 1.
         block_tokens: Tokens of a block.
         threads: Number of threads, the calling one included.
@@ -79,13 +76,17 @@ class StreamedKvCache(NativeKvCache["KvCache"]):
         self.sizes = sizes
         self.pages = self._open_pages(tiers, cpus)
         self._live = np.zeros(sizes.ranges * sizes.range_blocks, np.uint8)
-        self._marks: dict[tuple[bytes, bytes, bool], Marks] = {}
+        self._rows: dict[tuple[bytes, bytes, bool], RowsWritten] = {}
         self._copies: list[list[BlockCopy]] = [[] for _ in layers]  # of blocks, left to be made in each layer
 
     def _open_pages(self, tiers: Sequence[Tier], cpus: Sequence[int] | None) -> Pages:
         """Return the pages, with the threads that move them."""
-        store = PageStore(self.sizes, _frames(self.native, self.sizes), self.native, tiers)
+        store = PageStore(self.sizes, frames_of(self.native, self.sizes), self.native, tiers, self._row_bytes())
         return Pages(store, TierThreads("kv-pages", cpus, tiers))
+
+    def _row_bytes(self) -> list[int]:
+        """Return the bytes of a token at every layer."""
+        return [self.native.row_bytes(layer) for layer in range(len(self.layers))]
 
     @property
     def attend_seconds(self) -> float:
@@ -106,7 +107,7 @@ class StreamedKvCache(NativeKvCache["KvCache"]):
     def append(self, layer: int, slots: IntArray, counts: IntArray, kv: Matrix) -> None:
         """Write K and V, as `KvCache.append`."""
         run = partial(self._append, layer, kv)
-        self._each(layer, _ints(slots), _ints(counts), False, len(kv), run)
+        self._each(layer, ints(slots), ints(counts), False, len(kv), run)
 
     def attend(
         self, layer: int, slots: IntArray, counts: IntArray, qkv: Matrix, out: Matrix, sinks: FloatArray | None = None
@@ -115,10 +116,10 @@ class StreamedKvCache(NativeKvCache["KvCache"]):
         if len(out) != len(qkv):
             raise ValueError(f"out: expected {len(qkv)} rows, as qkv has, got {len(out)}")
         run = partial(self._attend, layer, qkv, out, sinks)
-        self._each(layer, _ints(slots), _ints(counts), True, len(qkv), run)
+        self._each(layer, ints(slots), ints(counts), True, len(qkv), run)
 
-    def _append(self, layer: int, kv: Matrix, slots: _Ints, counts: _Ints, tokens: NDArray[np.int64] | None) -> None:
-        self.native.append(layer, slots, counts, kv if tokens is None else _rows(kv, tokens))
+    def _append(self, layer: int, kv: Matrix, slots: Ints, counts: Ints, tokens: NDArray[np.int64] | None) -> None:
+        self.native.append(layer, slots, counts, kv if tokens is None else rows_at(kv, tokens))
 
     def _attend(
         self,
@@ -126,17 +127,17 @@ class StreamedKvCache(NativeKvCache["KvCache"]):
         qkv: Matrix,
         out: Matrix,
         sinks: FloatArray | None,
-        slots: _Ints,
-        counts: _Ints,
+        slots: Ints,
+        counts: Ints,
         tokens: NDArray[np.int64] | None,
     ) -> None:
         if tokens is None:
             self.native.attend(layer, slots, counts, qkv, out, sinks)
             return
-        some = _rows(qkv, tokens)
+        some = rows_at(qkv, tokens)
         result = torch.empty(len(tokens), out.shape[1], dtype=some.dtype)
         self.native.attend(layer, slots, counts, some, result, sinks)
-        _array(out)[tokens] = _array(result)
+        as_array(out)[tokens] = as_array(result)
 
     def release(self, slots: IntArray) -> None:
         """Forget sequences, as `KvCache.release`."""
@@ -147,7 +148,7 @@ class StreamedKvCache(NativeKvCache["KvCache"]):
     def fork(self, src: int, dst: int) -> None:
         """Open a slot with what another holds, as `KvCache.fork`."""
         self.native.fork(src, dst)
-        self._marks.clear()
+        self._rows.clear()
 
     def truncate(self, slot: int, length: int) -> None:
         """Drop the last positions of a slot, as `KvCache.truncate`."""
@@ -166,28 +167,33 @@ class StreamedKvCache(NativeKvCache["KvCache"]):
 
     def _note_blocks(self) -> None:
         """Note which blocks are held, after a change."""
-        self._marks.clear()
+        self._rows.clear()
         self.native.mark_used(self._live)
         self.pages.set_live(self._live.astype(np.bool_))
 
-    def _needs(self, slots: _Ints, counts: _Ints, whole: bool) -> Marks:
-        """Return the ranges that rows need, bool [n, ranges]."""
+    def _rows_of(self, slots: Ints, counts: Ints, whole: bool) -> RowsWritten:
+        """Return what rows need and write."""
         key = slots.tobytes(), counts.tobytes(), whole
-        if (marks := self._marks.get(key)) is None:
+        if (rows := self._rows.get(key)) is None:
             held = np.empty(len(slots) * self.sizes.ranges, np.uint8)
             self.native.mark_ranges(slots, counts, whole, held)
-            marks = self._marks[key] = held.astype(np.bool_).reshape(len(slots), self.sizes.ranges)
-            marks[counts == 0] = False
-        return marks
+            needs = held.astype(np.bool_).reshape(len(slots), self.sizes.ranges)
+            needs[counts == 0] = False
+            single = counts == 1
+            blocks, tokens = np.full(len(slots), -1, np.int32), np.zeros(len(slots), np.int32)
+            blocks[single] = self.native.written_blocks(slots[single], counts[single])
+            tokens[single] = [(self.native.length(slot) - 1) % self.block_tokens for slot in slots[single].tolist()]
+            rows = self._rows[key] = RowsWritten(needs, blocks, tokens)
+        return rows
 
     def _each(
         self,
         layer: int,
-        slots: _Ints,
-        counts: _Ints,
+        slots: Ints,
+        counts: Ints,
         whole: bool,
         tokens: int,
-        run: Callable[[_Ints, _Ints, NDArray[np.int64] | None], None],
+        run: Callable[[Ints, Ints, NDArray[np.int64] | None], None],
     ) -> None:
         """Run over rows in groups, each when its pages are there.
 
@@ -201,27 +207,39 @@ class StreamedKvCache(NativeKvCache["KvCache"]):
         """
         if not 0 <= layer < len(self.layers):
             raise ValueError(f"layer: expected 0 to {len(self.layers) - 1}, got {layer}")
-        needs = self._needs(slots, counts, whole)
+        about = self._rows_of(slots, counts, whole)
+        needs = about.needs
         if tokens != counts.sum():
             raise ValueError(f"rows: expected {counts.sum()}, the sum of counts, got {tokens}")
         self._copy(layer)
         ends = np.cumsum(counts, dtype=np.int64)
-        rows, left = np.arange(len(slots)), _any(needs)
+        rows, left = np.arange(len(slots)), any_of(needs)
         self.pages.pin(layer, left)
         try:
             while len(rows):
                 able = self.pages.wait(layer, needs[rows])
                 group = rows[able]
                 self.native.place_pages(self.pages.frames(layer))
-                some = None if len(group) == len(slots) else _tokens(ends, counts, group)
+                some = None if len(group) == len(slots) else tokens_of(ends, counts, group)
                 run(slots[group], counts[group], some)
-                self.pages.wrote(layer, self.native.written_blocks(slots[group], counts[group]))
+                self._note_written(layer, about, slots, counts, group)
                 rows = rows[~able]
-                done = left & ~_any(needs[rows])
+                done = left & ~any_of(needs[rows])
                 self.pages.unpin(layer, done)
                 left = left & ~done
         finally:
             self.pages.unpin(layer, left)
+
+    def _note_written(
+        self, layer: int, about: RowsWritten, slots: Ints, counts: Ints, group: NDArray[np.int64]
+    ) -> None:
+        """Note what a group of rows wrote at a layer."""
+        single = group[about.blocks[group] >= 0]
+        if len(single):
+            self.pages.grew(layer, about.blocks[single], about.tokens[single])
+        if len(single) < len(group):
+            others = group[about.blocks[group] < 0]
+            self.pages.wrote(layer, self.native.written_blocks(slots[others], counts[others]))
 
     def _copy(self, layer: int) -> None:
         """Make the copies of blocks that forks need, in a layer that is to be written."""
@@ -256,40 +274,3 @@ class StreamedKvCache(NativeKvCache["KvCache"]):
         for layer, left in enumerate(self._copies):
             now, self._copies[layer] = due_copies(left, self._live.astype(np.bool_))
             self._make(layer, now)
-
-
-def _any(marks: Marks) -> Marks:
-    """Return which ranges some row needs, bool [ranges]."""
-    some: Marks = np.logical_or.reduce(marks, axis=0)
-    return some
-
-
-def _ints(values: IntArray) -> _Ints:
-    return np.ascontiguousarray(values, np.int32)
-
-
-def _tokens(ends: NDArray[np.int64], counts: _Ints, group: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the tokens of a group of rows, given the ends of all rows' tokens."""
-    if (counts == 1).all():
-        return group
-    return np.concatenate([np.arange(ends[i] - counts[i], ends[i]) for i in group.tolist()])
-
-
-def _array(matrix: Matrix) -> NDArray[Any]:
-    """Return a matrix as an array, for numpy to copy rows: few of them, for which torch would wake threads."""
-    if not isinstance(matrix, torch.Tensor):
-        return matrix
-    array: NDArray[Any] = (matrix.view(torch.int16) if matrix.dtype == torch.bfloat16 else matrix).numpy()
-    return array
-
-
-def _rows(matrix: Matrix, rows: NDArray[np.int64]) -> torch.Tensor:
-    """Return a copy of some rows."""
-    some = torch.from_numpy(_array(matrix)[rows])
-    return some.view(matrix.dtype) if isinstance(matrix, torch.Tensor) else some
-
-
-def _frames(native: KvCache, sizes: PageSizes) -> list[Chunk]:
-    """Return the memory of every frame."""
-    whole = (ctypes.c_uint8 * (sizes.page_bytes * sizes.frames)).from_address(native.address)
-    return list(np.ctypeslib.as_array(whole).reshape(sizes.frames, sizes.page_bytes))

@@ -95,10 +95,10 @@ def open_pages(sizes: PageSizes, specs: Sequence[TierSpec]) -> list[Tier]:
     """Open tiers with as many pages as are in use, and take their room."""
     left, tiers = sizes.ranges * sizes.layers, []
     for spec in specs:
-        pages = min(spec.size // sizes.page_bytes, left)
+        pages = min(spec.size // sizes.chunk_bytes, left)
         left -= pages
-        own = TierSpec(spec.kind, pages * sizes.page_bytes, spec.directory, spec.rate)
-        tier = open_tiers([own], sizes.page_bytes, total_bytes())[0]
+        own = TierSpec(spec.kind, pages * sizes.chunk_bytes, spec.directory, spec.rate)
+        tier = open_tiers([own], sizes.chunk_bytes, total_bytes())[0]
         try:
             tier.reserve()
         except OSError as error:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
+from hpcdecode.attention.page_contents import Page, PageRead, PageWrite
 from hpcdecode.attention.page_sizes import PageSizes
-from hpcdecode.attention.page_store import Marks, Page, PageStore, Run
+from hpcdecode.attention.page_store import PageStore
 from hpcdecode.engine.tier_speed import TierSpeed
 from hpcdecode.system.tier import Chunk
 
@@ -51,31 +49,32 @@ class SimulatedStore(PageStore):
 
     Args:
         sizes: Of pages.
-        tiers: In the order in which they are filled, with chunks of a page.
+        tiers: In the order in which they are filled, with chunks of a page and its journal.
+        row_bytes: Bytes of a token at every layer.
 
     Attributes:
         order: (`read` or `write`, page) of every move, in order; None to keep none.
     """
 
-    def __init__(self, sizes: PageSizes, tiers: list[SimulatedTier]):
-        super().__init__(sizes, [], None, tiers)
+    def __init__(self, sizes: PageSizes, tiers: list[SimulatedTier], row_bytes: Sequence[int]):
+        super().__init__(sizes, [], None, tiers, row_bytes)
         self.order: list[tuple[str, Page]] | None = None
         self._seconds, self._speed = 0.0, tiers[0].speed
 
-    def read(self, page: Page, frame: int, blocks: Marks, sums: NDArray[np.uint32]) -> int:
+    def read(self, page: Page, frame: int, wanted: PageRead) -> int:
         """Return the bytes that `PageStore.read` reads."""
-        return self._count("read", page, self.runs_read(blocks))
+        return self._count("read", page, self.bytes_read(wanted))
 
-    def write(self, page: Page, frame: int, blocks: Marks, sums: NDArray[np.uint32]) -> int:
+    def write(self, page: Page, frame: int, given: PageWrite) -> int:
         """Return the bytes that `PageStore.write` writes."""
-        return self._count("write", page, self.runs_written(blocks))
+        return self._count("write", page, self.bytes_written(given))
 
     def last_move(self) -> tuple[float, float]:
         """Return the seconds of the last move, and the threads that compute for it."""
         return self._seconds, self._speed.busy_threads
 
-    def _count(self, kind: str, page: Page, runs: list[Run]) -> int:
-        tier, nbytes = self.place(page)[0], sum(end - begin for begin, end in runs)
+    def _count(self, kind: str, page: Page, nbytes: int) -> int:
+        tier = self.place(page)[0]
         assert isinstance(tier, SimulatedTier), "simulated pages are in simulated tiers"
         self._speed = tier.speed
         self._seconds = nbytes / (tier.speed.read_rate if kind == "read" else tier.speed.write_rate)

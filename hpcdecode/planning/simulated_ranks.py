@@ -88,7 +88,8 @@ class PagedCache(StreamedKvCache):
         super().__init__(layers, kv_dtype, sizes, tiers, slots, block_tokens)
 
     def _open_pages(self, tiers: Sequence[Tier], cpus: Sequence[int] | None) -> Pages:
-        self.store = SimulatedStore(self.sizes, [tier for tier in tiers if isinstance(tier, SimulatedTier)])
+        simulated = [tier for tier in tiers if isinstance(tier, SimulatedTier)]
+        self.store = SimulatedStore(self.sizes, simulated, self._row_bytes())
         self.movers = SimulatedMovers(self.store.last_move, self._cores)
         return Pages(self.store, self.movers)
 

@@ -36,6 +36,7 @@ class BlockPool : public BlockTable {
 
     // Of pools with frames.
     bool framed() const { return frames_.range_blocks > 0; }
+    const FrameOptions& frames() const { return frames_; }
     size_t frame_bytes() const { return frames_.range_blocks * layers_.front().block_bytes; }
     // Says in which frame each page of a layer lies, or -1.
     void place_pages(const int32_t* frames, int n);

@@ -71,6 +71,15 @@ struct AppendArgs {
     int64_t count;
 };
 
+// Tokens of one KV head in a block, and rows with the bytes that each takes there: K, V, scales.
+struct TokenArgs {
+    const HeadLayout* layout;
+    uint8_t* block;    // of this head
+    int first, count;  // tokens of the block
+    uint8_t* rows;
+    int64_t stride;  // bytes between rows
+};
+
 // Attention over some pieces of some KV heads of one sequence, for one block of query rows.
 //
 // Row r of a head belongs to query token r / group and to query head r % group of that KV head. `kv`, `q`, `sinks` and
@@ -184,6 +193,8 @@ struct Prefetching {
 struct KernelTable {
     const char* name;
     void (*append[kNumKvTypes])(const AppendArgs&);
+    void (*save[kNumKvTypes])(const TokenArgs&);     // from the block to rows
+    void (*restore[kNumKvTypes])(const TokenArgs&);  // and back, in order: a tile is cleared before its first token
     void (*attend[kNumKvTypes])(const AttendArgs&);
     void (*score[kNumIndexTypes])(const IndexArgs&);
     void (*merge)(const MergeArgs&);

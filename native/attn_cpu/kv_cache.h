@@ -55,6 +55,11 @@ class KvCache {
     void mark_ranges(const int32_t* slots, const int32_t* counts, int n, bool all, uint8_t* marks, int64_t size);
     std::vector<int32_t> written_blocks(const int32_t* slots, const int32_t* counts, int n);
     void mark_used(uint8_t* marks, int64_t size);  // [blocks]: whether a slot holds it
+    size_t row_bytes(int layer) const;             // of a token, all heads
+    // Copy tokens of blocks in a frame to rows of that size, or back. Items are [n] blocks of the page, first tokens
+    // and numbers of tokens. Other calls may run meanwhile that leave this frame alone.
+    void save_tokens(int layer, int frame, const int32_t* items, int n, uint8_t* rows, int64_t size) const;
+    void restore_tokens(int layer, int frame, const int32_t* items, int n, uint8_t* rows, int64_t size);
 
     const BlockPool& pool() const { return pool_; }
     const char* isa() const { return table_.name; }
@@ -75,6 +80,9 @@ class KvCache {
     };
     using Buffer = std::unique_ptr<uint8_t, AlignedFree>;
 
+    using MoveTokens = void (*)(const TokenArgs&);
+    void move_tokens(MoveTokens move, int layer, int frame, const int32_t* items, int n, uint8_t* rows,
+                     int64_t size) const;
     AppendArgs new_rows(const Call& call, const SequencePlan& s, int head, int64_t begin, int64_t end) const;
     void write_rows(const Call& call, const SequencePlan& s, int head);
     void run_item(const Call& call, int64_t item, int thread);

@@ -64,4 +64,47 @@ void KvCache::mark_used(uint8_t* marks, int64_t size) {
     for (int32_t b = 0; b < pool_.block_count(); ++b) marks[b] = pool_.references(b) > 0;
 }
 
+size_t KvCache::row_bytes(int layer) const {
+    if (layer < 0 || layer >= static_cast<int>(pool_.layers().size()))
+        throw std::invalid_argument("layer: expected 0 to " + std::to_string(pool_.layers().size() - 1) + ", got " +
+                                    std::to_string(layer));
+    const LayerLayout& l = pool_.layers()[layer];
+    return l.head.row_bytes * l.shape.kv_heads;
+}
+
+void KvCache::move_tokens(MoveTokens move, int layer, int frame, const int32_t* items, int n, uint8_t* rows,
+                          int64_t size) const {
+    const size_t row = row_bytes(layer);
+    const LayerLayout& l = pool_.layers()[layer];
+    const FrameOptions& frames = pool_.frames();
+    if (frame < 0 || frame >= frames.frames)
+        throw std::invalid_argument("frame: expected 0 to " + std::to_string(frames.frames - 1) + ", got " +
+                                    std::to_string(frame));
+    for (const int32_t* item = items; item < items + 4 * n; item += 4) {
+        const int32_t block = item[0], first = item[1], count = item[2];
+        if (block < 0 || block >= frames.range_blocks || first < 0 || count < 0 || first > pool_.block_tokens() - count)
+            throw std::invalid_argument("items: expected tokens of a page, got " + std::to_string(count) + " from " +
+                                        std::to_string(first) + " on in block " + std::to_string(block));
+        if (item[3] < 0 || item[3] + static_cast<int64_t>(count * row) > size)
+            throw std::invalid_argument("rows: expected " + std::to_string(count * row) + " bytes from " +
+                                        std::to_string(item[3]) + " on, got " + std::to_string(size) + " in all");
+    }
+    uint8_t* page = const_cast<uint8_t*>(pool_.data()) + frame * pool_.frame_bytes();
+    for (const int32_t* item = items; item < items + 4 * n; item += 4) {
+        uint8_t* block = page + item[0] * l.block_bytes;
+        for (int head = 0; head < l.shape.kv_heads; ++head) {
+            move({&l.head, block + head * l.head.head_bytes, item[1], item[2], rows + item[3] + head * l.head.row_bytes,
+                  static_cast<int64_t>(row)});
+        }
+    }
+}
+
+void KvCache::save_tokens(int layer, int frame, const int32_t* items, int n, uint8_t* rows, int64_t size) const {
+    move_tokens(table_.save[static_cast<int>(pool_.type())], layer, frame, items, n, rows, size);
+}
+
+void KvCache::restore_tokens(int layer, int frame, const int32_t* items, int n, uint8_t* rows, int64_t size) {
+    move_tokens(table_.restore[static_cast<int>(pool_.type())], layer, frame, items, n, rows, size);
+}
+
 }  // namespace hpcdecode

@@ -17,7 +17,7 @@ NEW = 60  # max_tokens of every row
 KV = 8 * 128 * 3840  # bytes: eight rows, in float32
 FLAGS = ("--model", "demo", "--dtype", "float32", "--max-tokens", NEW, "--ignore-eos")
 FLUID = (*FLAGS, "--schedule", "fluid", "--kv-memory", KV)
-TIERS = {"host": f"host:{4 * KV}", "file": f"nvme:.:{4 * KV}"}
+TIERS = {"host": f"host:{5 * KV}", "file": f"nvme:.:{5 * KV}"}
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_a_job_that_is_killed_again_and_again_goes_on(hpcdecode, prompts, kills)
     ("flags", "problem"),
     [
         ((), "--schedule fluid: expected --kv-swap"),
-        (("--kv-swap", "host:1M"), "expected --kv-swap of more than --kv-memory"),
+        (("--kv-swap", "host:1M"), "expected --kv-swap of more than 1.25 times --kv-memory"),
         (("--kv-swap", "nvme:none:1G"), "expected a directory to write to"),
         (("--kv-swap", "host:64M", "--kv-memory", "64K"), "expected --kv-memory of at least"),
     ],

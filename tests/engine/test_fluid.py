@@ -101,7 +101,7 @@ def test_a_disk_without_room_is_found_at_the_start(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    specs = [TierSpec("host", SMALL.page_bytes * 5), TierSpec("nvme", 1 << 30, str(tmp_path))]
+    specs = [TierSpec("host", SMALL.chunk_bytes * 5), TierSpec("nvme", 1 << 30, str(tmp_path))]
     tiers = fluid.open_pages(SMALL, specs)
     assert [tier.chunks for tier in tiers] == [5, 4 * 8 - 5]
     speeds = [tier_speed(tier, SMALL.page_bytes) for tier in tiers]
@@ -109,7 +109,7 @@ def test_a_disk_without_room_is_found_at_the_start(tmp_path, monkeypatch):
     for tier in tiers:
         tier.close()
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(UserError, match=r"--kv-swap nvme:.*expected room for 1M.*No space left.*give a smaller size"):
+    with pytest.raises(UserError, match=r"--kv-swap nvme:.*expected room for .*No space left.*give a smaller size"):
         fluid.open_pages(SMALL, specs)
     assert not list(tmp_path.iterdir())
 
@@ -126,7 +126,7 @@ def test_a_job_whose_tier_fails_keeps_what_has_ended_and_goes_on(tmp_path, fault
     def job(name, **options):
         return job_of(tmp_path, name, kv_memory=options.pop("kv_memory", kv), batch=12, **options)
 
-    rotates = {"schedule": "fluid", "kv_swap": (f"host:{4 * kv}",)}
+    rotates = {"schedule": "fluid", "kv_swap": (f"host:{5 * kv}",)}
     assert generate(job("plain.h5", kv_memory=1 << 28)) == 0
     kind = type("Failing", (FaultyTier,), {"fault": fault, "after": 40})
     unmeasured = patch.object(fluid, "tier_speed", lambda *_: TierSpeed(1e9, 1e9))
@@ -145,7 +145,7 @@ def test_three_groups_lie_in_memory_of_twelve_in_flight(tmp_path):
     params, group = SamplingParams(ignore_eos=True, max_tokens=50), 4 * 128 * 3840  # bytes: blocks have 64 tokens
     same = {"params": params, "batch": 48}
     assert generate(job_of(tmp_path, "plain.h5", kv_memory=1 << 28, **same)) == 0
-    for name, tier in (("host", f"host:{13 * group}"), ("file", f"nvme:{tmp_path}:{13 * group}")):
+    for name, tier in (("host", f"host:{16 * group}"), ("file", f"nvme:{tmp_path}:{16 * group}")):
         rotates = {"schedule": "fluid", "kv_memory": 3 * group, "kv_swap": (tier,)}
         assert generate(job_of(tmp_path, f"{name}.h5", **rotates, **same)) == 0
         assert tokens_of(tmp_path / f"{name}.h5") == tokens_of(tmp_path / "plain.h5")

@@ -8,8 +8,9 @@ import pytest
 
 from hpcdecode.attention.page_store import PageStore
 from hpcdecode.attention.pages import Pages
+from hpcdecode.attention.row_groups import frames_of
 from hpcdecode.attention.shapes import LayerShape
-from hpcdecode.attention.streamed import StreamedKvCache, _frames
+from hpcdecode.attention.streamed import StreamedKvCache
 from hpcdecode.engine.tier_speed import TierSpeed
 from hpcdecode.model import load_split
 from hpcdecode.planning import lengths
@@ -53,7 +54,7 @@ class OneByOne(StreamedKvCache):
     """A KV cache whose moves are made when they begin, and count as done when attention waits for them."""
 
     def _open_pages(self, tiers, cpus):
-        self.store = Recorded(self.sizes, _frames(self.native, self.sizes), self.native, tiers)
+        self.store = Recorded(self.sizes, frames_of(self.native, self.sizes), self.native, tiers, self._row_bytes())
         self.movers = SimulatedMovers(lambda: (1.0, 0.0), 1)
         return Pages(self.store, self.movers)
 

@@ -16,13 +16,13 @@ from hpcdecode.system.swap_tiers import ALIGNMENT, FileTier, HostTier
 BLOCK_TOKENS = 64
 
 
-def sizes_of(shapes, kv_dtype, *, ranges, frames, blocks=1, window=2) -> PageSizes:
-    """Return the smallest pages of at least so many blocks."""
+def sizes_of(shapes, kv_dtype, *, ranges, frames, blocks=1, window=2, journal=4 * ALIGNMENT) -> PageSizes:
+    """Return the smallest pages of at least so many blocks, with room for four records in their journals."""
     native = native_shapes(shapes, _attn_cpu.LayerShape)
     block = max(_attn_cpu.block_bytes([shape], kv_dtype, BLOCK_TOKENS)[0] for shape in native)
     block = -(-block // 512) * 512
     unit = ALIGNMENT // math.gcd(ALIGNMENT, block)
-    return PageSizes(len(shapes), block, -(-blocks // unit) * unit, ranges, frames, window)
+    return PageSizes(len(shapes), block, -(-blocks // unit) * unit, ranges, frames, window, journal, BLOCK_TOKENS)
 
 
 def rotating(shapes, kv_dtype, sizes, tiers, slots=16, threads=2) -> StreamedKvCache:
@@ -30,11 +30,11 @@ def rotating(shapes, kv_dtype, sizes, tiers, slots=16, threads=2) -> StreamedKvC
 
 
 def host(sizes, kind=HostTier):
-    return [kind(sizes.layers * sizes.ranges * sizes.page_bytes, sizes.page_bytes)]
+    return [kind(sizes.layers * sizes.ranges * sizes.chunk_bytes, sizes.chunk_bytes)]
 
 
 def file(sizes, folder):
-    tier = FileTier(str(folder), sizes.layers * sizes.ranges * sizes.page_bytes, sizes.page_bytes)
+    tier = FileTier(str(folder), sizes.layers * sizes.ranges * sizes.chunk_bytes, sizes.chunk_bytes)
     tier.reserve()
     return [tier]
 

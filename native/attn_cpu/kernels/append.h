@@ -132,6 +132,46 @@ struct Append {
         if (!l.latent) place_v(l, row + l.k_row, 0, l.v_dim, run, token);
         scales_into_run(l, row, run, token);
     }
+
+    // Copies a token from its place in a run to a row.
+    static inline void run_into_row(const HeadLayout& l, const uint8_t* run, int token, uint8_t* row) {
+        const uint8_t* unit = run + k_unit_at<K>(l, token, 0);
+        const size_t step = static_cast<size_t>(k_turn<K>(l)) * K::kUnitBytes;
+        for (int d = 0; d < l.k_dim; d += K::kSteps, unit += step) K::take(unit, token % kTile, row, d);
+        for (int d = 0; d < (l.latent ? 0 : l.v_dim); d += kTile) {
+            const uint8_t* values = run + v_unit_at<V>(l, token, d);
+            for (int lane = 0; lane < kTile; ++lane) V::fetch(values, lane, token % V::kSteps, row + l.k_row, d + lane);
+        }
+        const int count = l.k_scales + l.v_scales;
+        for (int i = 0; i < count; ++i)
+            __builtin_memcpy(row + l.row_bytes - 2 * (count - i), run + scale_at(l, i, token), 2);
+    }
+
+    static void save(const TokenArgs& a) {
+        const HeadLayout& l = *a.layout;
+        uint8_t* row = a.rows;
+        for (int token = a.first; token < a.first + a.count; ++token, row += a.stride) {
+            if (l.by_rows) {
+                __builtin_memcpy(row, a.block + token * l.row_bytes, l.row_bytes);
+            } else {
+                run_into_row(l, a.block + token / l.run_tokens * l.run_bytes, token % l.run_tokens, row);
+            }
+        }
+    }
+
+    static void restore(const TokenArgs& a) {
+        const HeadLayout& l = *a.layout;
+        const uint8_t* row = a.rows;
+        for (int token = a.first; token < a.first + a.count; ++token, row += a.stride) {
+            if (l.by_rows) {
+                __builtin_memcpy(a.block + token * l.row_bytes, row, l.row_bytes);
+                continue;
+            }
+            uint8_t* run = a.block + token / l.run_tokens * l.run_bytes;
+            if (token % kTile == 0) clear_tile(l, run, token % l.run_tokens);
+            row_into_run(l, row, run, token % l.run_tokens);
+        }
+    }
 };
 
 }  // namespace

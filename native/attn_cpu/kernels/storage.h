@@ -36,6 +36,13 @@ struct WholeStore {
             for (int step = 0; step < kSteps; ++step) move(row, d + step, unit, lane, step);
         }
     }
+    // The way back: of `move`, and of `place`.
+    static inline void fetch(const uint8_t* unit, int lane, int step, uint8_t* row, int d) {
+        reinterpret_cast<Elem*>(row)[d] = reinterpret_cast<const Elem*>(unit)[Self::offset(lane, step)];
+    }
+    static inline void take(const uint8_t* unit, int lane, uint8_t* row, int d) {
+        for (int step = 0; step < kSteps; ++step) fetch(unit, lane, step, row, d + step);
+    }
 };
 
 struct StoreF32 : WholeStore<StoreF32, float> {
@@ -109,6 +116,17 @@ struct StoreI4 {
             unit[lane * 4 + 2 * i + 1] = static_cast<uint8_t>(pairs[i] >> 4 | (pairs[i + 2] & 0xf0));
         }
     }
+    static inline void fetch(const uint8_t* unit, int lane, int step, uint8_t* row, int d) {
+        put_half(row[d / 2], d % 2, unit[lane * 4 + step % 4] >> (step / 4 * 4) & 15);
+    }
+    static inline void take(const uint8_t* unit, int lane, uint8_t* row, int d) {
+        uint8_t* pairs = row + d / 2;
+        for (int i = 0; i < 2; ++i) {
+            const uint8_t a = unit[lane * 4 + 2 * i], b = unit[lane * 4 + 2 * i + 1];
+            pairs[i] = static_cast<uint8_t>((a & 0x0f) | b << 4);
+            pairs[i + 2] = static_cast<uint8_t>(a >> 4 | (b & 0xf0));
+        }
+    }
     static inline void load(const uint8_t* unit, int j, int pair, F& a, F& b) {
         load_i4_pairs(unit + j * W * 4, pair % 2 * 16 + pair / 2 * 4, a, b);
     }
@@ -142,6 +160,11 @@ struct StoreI6 {
         row += d / kSteps * kRowBytes;
         for (int i = 0; i < 2; ++i) StoreI4::place(row, 8 * i, unit + i * StoreI4::kUnitBytes, lane);
         __builtin_memcpy(unit + kLowBytes + lane * 4, row + kSteps / 2, 4);
+    }
+    static inline void take(const uint8_t* unit, int lane, uint8_t* row, int d) {
+        row += d / kSteps * kRowBytes;
+        for (int i = 0; i < 2; ++i) StoreI4::take(unit + i * StoreI4::kUnitBytes, lane, row, 8 * i);
+        __builtin_memcpy(row + kSteps / 2, unit + kLowBytes + lane * 4, 4);
     }
     static inline void load(const uint8_t* unit, int j, int pair, F& a, F& b) {
         const int byte = pair % 2 * 16;
