@@ -12,11 +12,13 @@ from hpcdecode.attention.sizes import bytes_per_token
 from hpcdecode.config import EngineOptions
 from hpcdecode.engine.kv_swap import KvSwap, chunk_blocks, chunk_bytes
 from hpcdecode.engine.setup import Setup, partition_of, together
+from hpcdecode.engine.tier_speed import tier_speed
 from hpcdecode.errors import UserError
 from hpcdecode.ranks.team import Team
 from hpcdecode.schedule.swaps import Swaps
 from hpcdecode.system.memory import total_bytes
-from hpcdecode.system.swap_tiers import TierSpec, bandwidth, open_tiers
+from hpcdecode.system.swap_tiers import TierSpec, open_tiers
+from hpcdecode.system.tier import Tier
 
 logger = logging.getLogger(__name__)
 
@@ -39,9 +41,14 @@ def measure_swap(options: EngineOptions, team: Team, setup: Setup) -> None:
 
 def obstacle(team: Team, setup: Setup) -> str:
     """Return what keeps K and V from tiers, or nothing."""
+    return obstacle_of(team, bool(recurrent_shapes(setup.shapes)))
+
+
+def obstacle_of(team: Team, keeps_states: bool) -> str:
+    """Return the same, given whether layers keep recurrent states."""
     if any(len(group.members) > 1 for group in team.groups):
         return "with --tp, --pp or --route rotational"
-    if recurrent_shapes(setup.shapes):
+    if keeps_states:
         return "with layers that keep recurrent states"
     if any(rank.has_r and rank.kv_device != "cpu" for rank in team.ranks):
         return "with KV caches on GPUs"
@@ -64,9 +71,17 @@ def _measure(options: EngineOptions, team: Team, setup: Setup, specs: Sequence[T
         )
     tiers = open_tiers(specs, size, total_bytes())
     me.swap_chunks, me.swap_chunk_tokens = sum(tier.chunks for tier in tiers), blocks * setup.block_tokens
-    me.swap_rate = min(bandwidth(tier, size) for tier in tiers) / size * me.swap_chunk_tokens
+    me.swap_rate = min(_rate(tier, size) for tier in tiers) / size * me.swap_chunk_tokens
     for tier in tiers:
         tier.close()
+
+
+def _rate(tier: Tier, chunk_bytes: int) -> float:
+    """Return the bytes that a tier writes, or reads, in a second, the less of both; 0 if it does not work."""
+    try:
+        return tier_speed(tier, chunk_bytes).least
+    except UserError:
+        return 0.0
 
 
 def open_swap(kv_cache: KvCache, specs: Sequence[TierSpec], cpus: Sequence[int] | None) -> KvSwap:

@@ -1,4 +1,4 @@
-"""How fast pages go to a tier and come in, measured with the threads that move them."""
+"""How fast chunks go to a tier and come in, measured with the threads that move them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import msgspec
 
 from hpcdecode._attn_cpu import crc32c
 from hpcdecode.errors import UserError
-from hpcdecode.system.swap_tiers import memory_for
+from hpcdecode.system.memory import total_bytes
+from hpcdecode.system.swap_tiers import TierSpec, memory_for, open_tiers
 from hpcdecode.system.tier import Chunk, Tier
 from hpcdecode.system.tier_threads import THREADS
 
-_MEASURED_BYTES, _MEASURED_SECONDS = 64 << 20, 0.2  # pages that move, and for how long they are written, and read
+MEASURED_BYTES = 64 << 20  # of a tier
+_MOST_TIMES, _MOST_SECONDS = 4, 0.2  # that they are written, and read; what comes first
 
 
 class TierSpeed(msgspec.Struct, frozen=True):
@@ -30,24 +32,43 @@ class TierSpeed(msgspec.Struct, frozen=True):
     write_rate: float
     busy_threads: float = 0.0
 
+    @property
+    def least(self) -> float:
+        """Return the lower one of both rates."""
+        return min(self.read_rate, self.write_rate)
 
-def tier_speed(tier: Tier, page_bytes: int) -> TierSpeed:
+
+def speed_here(spec: TierSpec, chunk_bytes: int) -> TierSpeed:
+    """Return how fast a tier is on this host, of which a part is opened for that.
+
+    Raises:
+        UserError: If it cannot be opened, written or read.
+    """
+    some = TierSpec(spec.kind, min(spec.size, max(MEASURED_BYTES, chunk_bytes)), spec.directory, spec.rate)
+    (tier,) = open_tiers([some], chunk_bytes, total_bytes())
+    try:
+        return tier_speed(tier, chunk_bytes)
+    finally:
+        tier.close()
+
+
+def tier_speed(tier: Tier, moved_bytes: int) -> TierSpeed:
     """Return how fast a tier is.
 
     Args:
-        tier: Whose first pages are written for that.
-        page_bytes: Bytes of a page.
+        tier: Whose first chunks are written for that.
+        moved_bytes: Bytes that move of a chunk.
 
     Raises:
         UserError: If it cannot be written or read.
     """
-    most = max(min(tier.chunks, _MEASURED_BYTES // page_bytes), 1)
-    memory = [memory_for(page_bytes) for _ in range(THREADS)]
+    most = max(min(tier.chunks, MEASURED_BYTES // moved_bytes), 1)
+    memory = [memory_for(moved_bytes) for _ in range(THREADS)]
     for each in memory:
         each[:] = 1
     try:
-        for page in range(min(THREADS, most)):  # each of the threads' first one
-            tier.write(page, memory[0])
+        for chunk in range(min(THREADS, most)):  # each of the threads' first one
+            tier.write(chunk, memory[0])
         written, write_rate, _ = _rate(tier.write, memory, most)
         _, read_rate, busy = _rate(tier.read, memory, max(written, min(THREADS, most)))
     except OSError as error:
@@ -56,18 +77,18 @@ def tier_speed(tier: Tier, page_bytes: int) -> TierSpeed:
 
 
 def _rate(move: Callable[[int, Chunk], None], memory: list[Chunk], most: int) -> tuple[int, float, float]:
-    """Return how many of `most` pages were moved in order, bytes a second, and threads that were busy."""
+    """Return how many of `most` chunks were moved in order, bytes a second, and threads that were busy."""
 
     def run(thread: int) -> int:
         done = 0
-        while perf_counter() < until:
+        while done * THREADS < _MOST_TIMES * most and perf_counter() < until:
             move((done * THREADS + thread) % most, memory[thread])
             crc32c(memory[thread])
             done += 1
         return done
 
     begin, computed = perf_counter(), process_time()
-    until = begin + _MEASURED_SECONDS
+    until = begin + _MOST_SECONDS
     with ThreadPoolExecutor(THREADS) as pool:
         counts = list(pool.map(run, range(THREADS)))
     seconds = perf_counter() - begin

@@ -11,17 +11,14 @@ from hpcdecode.attention.page_sizes import PageSizes, page_sizes
 from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_shapes, recurrent_shapes
 from hpcdecode.attention.sizes import block_tokens_for, bytes_per_token
 from hpcdecode.engine.kv_swap import chunk_blocks, chunk_bytes
-from hpcdecode.engine.tier_speed import TierSpeed, tier_speed
+from hpcdecode.engine.tier_speed import TierSpeed, speed_here
 from hpcdecode.errors import UserError
 from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.job_simulator import JobGroup
 from hpcdecode.planning.simulated_ranks import PagedCache, RotatingRank, SimulatedRank, SwappingRank
 from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.swaps import Swaps
-from hpcdecode.system.memory import total_bytes
-from hpcdecode.system.swap_tiers import TierSpec, open_tiers
-
-_MEASURED = 64 << 20  # bytes of a tier
+from hpcdecode.system.swap_tiers import TierSpec
 
 
 class TieredMemory(msgspec.Struct, frozen=True):
@@ -81,22 +78,12 @@ class TieredMemory(msgspec.Struct, frozen=True):
             UserError: If one cannot be opened.
         """
         size = self.sizes.page_bytes if self.rotates else chunk_bytes(self._block_bytes)
-        return [_speed(tier, size, self.here) for tier in self.tiers]
+        given = [None if self.here or not tier.rate else TierSpeed(tier.rate, tier.rate) for tier in self.tiers]
+        return [speed or speed_here(tier, size) for tier, speed in zip(self.tiers, given, strict=True)]
 
     @property
     def _block_bytes(self) -> int:
         return round(self.token_bytes * self.block_tokens)
-
-
-def _speed(spec: TierSpec, size: int, here: bool) -> TierSpeed:
-    if spec.rate and not here:
-        return TierSpeed(spec.rate, spec.rate)
-    some = TierSpec(spec.kind, min(spec.size, max(_MEASURED, size)), spec.directory, spec.rate)
-    (tier,) = open_tiers([some], size, total_bytes())
-    try:
-        return tier_speed(tier, size)
-    finally:
-        tier.close()
 
 
 def job_group(
@@ -126,7 +113,7 @@ def _rotating(
     sizes, shapes = memory.sizes, attention_shapes(memory.layers)
     left, pages = sizes.ranges * sizes.layers, []
     for tier, speed in zip(memory.tiers, speeds, strict=True):
-        own = min(tier.size // sizes.page_bytes, left)
+        own = min(tier.size // sizes.chunk_bytes, left)
         left -= own
         pages += [(own, speed)] if own else []
     like = shapes, memory.kv_dtype, sizes, pages, slots, memory.block_tokens, memory.cores
@@ -136,12 +123,12 @@ def _rotating(
 def _swapping(
     memory: TieredMemory, cost: Cost, slots: int, count: int, speeds: Sequence[TierSpeed]
 ) -> list[SimulatedRank]:
-    slowest = min(speeds, key=lambda speed: min(speed.read_rate, speed.write_rate), default=None)
+    slowest = min(speeds, key=lambda speed: speed.least, default=None)
     return [SwappingRank(cost, slowest, memory.token_bytes, slots, memory.cores) for _ in range(count)]
 
 
 def _swaps(memory: TieredMemory, count: int, speeds: Sequence[TierSpeed]) -> Swaps:
     blocks, size = chunk_blocks(memory._block_bytes), chunk_bytes(memory._block_bytes)
     tokens = blocks * memory.block_tokens
-    rate = min(min(speed.read_rate, speed.write_rate) for speed in speeds) / size * tokens
+    rate = min(speed.least for speed in speeds) / size * tokens
     return Swaps([sum(tier.size // size for tier in memory.tiers)] * count, tokens, [rate] * count)

@@ -10,8 +10,7 @@ import mmap
 import os
 import re
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 4096  # bytes, of what O_DIRECT reads and writes
 _FORMS = "host:SIZE or nvme:DIRECTORY:SIZE, such as host:64G or nvme:/scratch:1T, with @RATE behind it or not"
-_MEASURED_BYTES, _MEASURED_SECONDS = 64 << 20, 0.5
 
 
 class TierSpec(msgspec.Struct, frozen=True):
@@ -209,25 +207,3 @@ def _open_tier(spec: TierSpec, chunk_bytes: int, host_bytes: int) -> Tier:
             f"--kv-swap nvme:{spec.directory}: expected a directory to write to on every host with R-ranks, got: "
             f"{error.strerror}; create it, or name another"
         ) from error
-
-
-def bandwidth(tier: Tier, chunk_bytes: int) -> float:
-    """Return the bytes that a tier writes, or reads, in a second, the less of both; 0 if it does not work."""
-    chunks = range(min(tier.chunks, max(_MEASURED_BYTES // chunk_bytes, 1)))
-    data = memory_for(chunk_bytes)
-    data[:] = 1
-    try:
-        return min(_rate(tier.write, chunks, data), _rate(tier.read, chunks, data))
-    except OSError:
-        return 0.0
-
-
-def _rate(move: Callable[[int, Chunk], None], chunks: range, data: Chunk) -> float:
-    """Return the bytes a second that `move` moves, of some of `chunks`."""
-    begin, done, seconds = time.perf_counter(), 0, 0.0
-    for chunk in chunks:
-        move(chunk, data)
-        done, seconds = done + len(data), time.perf_counter() - begin
-        if seconds > _MEASURED_SECONDS:
-            break
-    return done / max(seconds, 1e-9)

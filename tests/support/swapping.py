@@ -14,6 +14,7 @@ import numpy as np
 
 from hpcdecode.engine import kv_swap, swap_room
 from hpcdecode.engine.kv_swap import KvSwap
+from hpcdecode.engine.tier_speed import TierSpeed
 from hpcdecode.schedule.swaps import Swaps
 from hpcdecode.schedule.tier_traffic import TierTraffic
 from hpcdecode.system import swap_tiers
@@ -118,5 +119,6 @@ def free_moves(torn: bool = False) -> Iterator[None]:
     """Let engines take tiers for infinitely fast, so that all that can moves there; `torn` ones lose much."""
     kind = TornTier if torn else HostTier
     moves = patch("hpcdecode.schedule.scheduler.TierTraffic", Moves)
-    with patch.object(swap_room, "bandwidth", lambda *_: math.inf), patch.object(swap_tiers, "HostTier", kind), moves:
+    fast = patch.object(swap_room, "tier_speed", lambda *_: TierSpeed(math.inf, math.inf))
+    with fast, patch.object(swap_tiers, "HostTier", kind), moves:
         yield
