@@ -161,7 +161,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.schedule == "fluid" and not self.swap_tiers:
             what = "expected --kv-swap, for what memory cannot hold, got none; add --kv-swap host:SIZE or nvme:DIR:SIZE"
             raise UserError(f"--schedule fluid: {what}", everywhere=True)
-        if self.swap_tiers and self.admission != "optimistic" and self.schedule != "fluid":
+        if self.swap_tiers and not self._uses_tiers:
             expected = "expected --admission optimistic or --schedule fluid, as no row gives up its room otherwise"
             raise UserError(f"--kv-swap: {expected}, got neither; change it, or leave --kv-swap out", everywhere=True)
         asked = ("prefill_ranks",) if self.prefill_ranks else ()
@@ -175,6 +175,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             return [TierSpec.parse(text) for text in self.kv_swap]
         except ValueError as error:
             raise UserError(f"--kv-swap: {error}", everywhere=True) from None
+
+    @property
+    def _uses_tiers(self) -> bool:
+        """Return whether anything moves to tiers."""
+        return self.admission == "optimistic" or self.schedule == "fluid"
 
     @property
     def wishes(self) -> Wishes:
@@ -236,6 +241,7 @@ class Job(EngineOptions, frozen=True, kw_only=True):
         shard: Part of the rows; None for all of them.
         max_errors: Most rows that may be unusable; None for any number.
         profile: File of `hpcdecode calibrate`, from which layout, B, F and lanes are chosen.
+        choose_schedule: Choose `schedule` from the profile, by what jobs with tiers are predicted to reach.
         trace: File for a trace of all ranks.
         checkpoint_every: Seconds between checkpoints of finished rows and of those in flight.
         stall_timeout: Seconds that a rank may make no progress; 0 for any time.
@@ -257,6 +263,7 @@ class Job(EngineOptions, frozen=True, kw_only=True):
     shard: Shard | None = None
     max_errors: int | None = None
     profile: str | None = None
+    choose_schedule: bool = False
     trace: str | None = None
     checkpoint_every: float = 5.0
     stall_timeout: float = 300.0
@@ -282,8 +289,15 @@ class Job(EngineOptions, frozen=True, kw_only=True):
             raise UserError(f"expected one of {one} and {other}, got both", everywhere=True)
         if self.max_errors is not None and self.max_errors < 0:
             raise UserError(f"--max-errors: expected an integer >= 0, got {self.max_errors}", everywhere=True)
+        if self.choose_schedule and not (self.profile and self.kv_swap):
+            raise UserError("choose_schedule: expected a profile and kv_swap, got neither or one", everywhere=True)
         self._require_counts("limit")
         return super().check()
+
+    @property
+    def _uses_tiers(self) -> bool:
+        """Return whether anything may move to tiers."""
+        return self.choose_schedule or super()._uses_tiers
 
 
 def default_output(prompts: Sequence[str], shard: Shard | None = None) -> str:

@@ -39,6 +39,7 @@ from hpcdecode.errors import InvariantViolation, RowProblem, UserError
 from hpcdecode.model import SplitModel
 from hpcdecode.planning.auto import advise, planned, profile_for
 from hpcdecode.planning.fluid import foresee
+from hpcdecode.planning.job_schedule import with_schedule
 from hpcdecode.ranks.fit import require_fit
 from hpcdecode.ranks.team import Team, WeightFacts, assemble
 from hpcdecode.ranks.watchdog import Watchdog
@@ -90,6 +91,7 @@ def generate(
     weights = WeightFacts() if model else weight_facts(job)
     team = assemble(comm, wishes, job.device, job.r_device, weights, advice)
     require_fit(team.ranks)
+    job = with_schedule(job, team)
     with nullcontext(signals) if signals else Signals() as held, Watchdog(team, timeline, job.stall_timeout):
         return _generate(job, team, timeline, held, model)
 

@@ -83,6 +83,8 @@ def _generate(options: argparse.Namespace, comm: MPI.Intracomm | None) -> int:
         values.setdefault("chat", True)  # these models answer messages only
     if values.get("generation_config") == "auto":
         values = {**_stated(values["model"], values), **values}
+    if values.get("profile") and values.get("kv_swap") and "schedule" not in values:
+        values["choose_schedule"] = True
     params = _checked(values)
     if texts := values.pop("texts", None):
         return _answer(texts, params, values, options, comm)

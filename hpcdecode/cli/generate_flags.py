@@ -36,7 +36,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     size = parser.add_argument_group("size (auto if not given)")
     add_size(size)
     help = "profile of hpcdecode calibrate, measured on as many ranks, from which the layout is chosen, and batch, "
-    help += "period and lanes of a job of many rows"
+    help += "period and lanes of a job of many rows; with --kv-swap and without --schedule the schedule, too"
     size.add_argument("--profile", metavar="FILE", help=help)
 
 

@@ -95,13 +95,13 @@ def _possible(job: Job, wishes: Wishes, profile: Profile, team: Team) -> list[la
     found: list[layouts.PossibleLayout] = []
     for shape in shapes:
         alone = profile.of_member(profile.alone, shape.tp) if profile.alone and shape in fitting else None
-        capacities = _capacities(job, profile, team, shape)
-        ranks = layouts.RanksAlike("", len(team.ranks), alone, *capacities, shape, profile.unit(shape.tp))
+        unit = profile.unit(shape.tp)
+        ranks = layouts.RanksAlike("", len(team.ranks), alone, *capacities(job, profile, team, shape), shape, unit)
         found += layouts.layouts_of_like(ranks, profile.of_member(profile.cost, shape.tp), (wishes.pools,))
     return found
 
 
-def _capacities(job: Job, profile: Profile, team: Team, shape: GroupShape) -> tuple[int, int]:
+def capacities(job: Job, profile: Profile, team: Team, shape: GroupShape) -> tuple[int, int]:
     """Return about how many KV tokens a rank will have beside one S-rank of its host, and as a replica.
 
     A rank has the heads of its member of each token.

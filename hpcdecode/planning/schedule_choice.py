@@ -52,6 +52,7 @@ def choose_schedule(
     r_ranks: int,
     admissions: Sequence[str],
     speeds: dict[bool, list[TierSpeed]],
+    batch: int | None = None,
 ) -> list[SchedulePlan]:
     """Return what some of the rows reach with each schedule and admission; the first is to be taken.
 
@@ -65,12 +66,13 @@ def choose_schedule(
         r_ranks: Of a group; 0 for a rank of both roles.
         admissions: Those to look at.
         speeds: Of tiers, by whether pages move; else sequences do.
+        batch: B; None to choose it as jobs do.
     """
     rows, some = len(lengths), lengths.head(_ROWS)
     found = []
     for rotates, admission in product((False, True) if memory.tiers else (False,), admissions):
         own = msgspec.structs.replace(memory, rotates=rotates)
-        sizes, limits = _limits(own, some, rows, lanes, max(r_ranks, 1), admission, crosses=r_ranks > 0)
+        sizes, limits = _limits(own, some, rows, lanes, max(r_ranks, 1), admission, r_ranks > 0, batch)
         outcome = simulate_job(job_group(own, cost, limits, r_ranks, admission, speeds[rotates]), some)
         name = "fluid" if rotates else "fixed-f"
         found.append(SchedulePlan(name, admission, sizes.batch, outcome.tokens_per_second))
@@ -80,16 +82,24 @@ def choose_schedule(
 
 
 def _limits(
-    memory: TieredMemory, lengths: Lengths, rows: int, lanes: int, ranks: int, admission: str, crosses: bool
+    memory: TieredMemory,
+    lengths: Lengths,
+    rows: int,
+    lanes: int,
+    ranks: int,
+    admission: str,
+    crosses: bool,
+    given: int | None,
 ) -> tuple[Sizes, list[LaneLimits]]:
     """Return B, F and S, and the limits of all lanes, as a job chooses them."""
     feed, capacity = SimulatedFeed(lengths), memory.capacity() * ranks
     first = [feed.pop() for _ in range(min(len(lengths), LOOKAHEAD))]
-    sizes = choose(None, None, first, rows <= LOOKAHEAD, 1, capacity)
+    sizes = choose(given, None, first, rows <= LOOKAHEAD, 1, capacity)
     batch = max(min(sizes.batch, capacity // memory.block_tokens), lanes)
     optimistic = admission == "optimistic"
+    grows = optimistic and given is None
     own = batch, sizes.period, sizes.steps, lanes, capacity, "fixed-f", prefill_limit(crosses)
-    growth = max(min(MOST_GROWTH, LOOKAHEAD // batch), 1) if optimistic else 1
+    growth = max(min(MOST_GROWTH, LOOKAHEAD // batch), 1) if grows else 1
     limits = [replace(lane, growth=growth) for lane in lane_limits(*own, 1 if optimistic else None)]
     return Sizes(batch, sizes.period, sizes.steps), limits
 
