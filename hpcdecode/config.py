@@ -147,9 +147,6 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             if (value := getattr(self, name)) not in (None, *choices):
                 expected = f"one of {', '.join(choices)}"
                 raise UserError(f"--{name.replace('_', '-')}: expected {expected}, got {value!r}", everywhere=True)
-        if self.r_device != "cpu" and self.kv_dtype in ("k8v4", "int4"):
-            expected = "expected --kv-dtype float32, float16, bfloat16 or int8"
-            raise UserError(f"--r-device {self.r_device}: {expected}, got {self.kv_dtype}", everywhere=True)
         if self.route == "rotational" and self.exchange == "collective":
             raise UserError("--route rotational: expected --exchange messages or auto, got collective", everywhere=True)
         if self.prefill_ranks and (self.survive or self.exchange == "collective"):

@@ -1,7 +1,8 @@
 """What every backend of attention shares: the protocols of KV caches and of prompt attention.
 
-Backends are `attn_cpu` (C++, for every instruction set of the machine), `attn_cuda` (tensors on a GPU, see `cuda`) and
-`reference` (plain torch, for tests). `open_kv_cache` in `open` picks one.
+Backends are `attn_cpu` (C++, for every instruction set of the machine), `attn_cuda` (tensors on a GPU, see `cuda`),
+`torch` (the same by torch's operations, for what `attn_cuda` does not take, see `torch_cache`) and `reference` (plain
+torch, for tests). `open_kv_cache` in `open` picks one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-BACKENDS = ("attn_cpu", "attn_cuda", "reference")
+BACKENDS = ("attn_cpu", "attn_cuda", "torch", "reference")
 DEFAULT_BLOCK_TOKENS = 64
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "k8v4", "int4")  # the last three: `quantized`
 LATENT_KV_DTYPES = KV_DTYPES[:4]  # K and V are kept alike

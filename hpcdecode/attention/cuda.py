@@ -5,7 +5,6 @@ A device is a CUDA device, or the CPU: there the same kernels run as loops of a 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from importlib import import_module
 from time import perf_counter
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from hpcdecode.attention.base import DEFAULT_BLOCK_TOKENS, FloatArray, IntArray, KvCapacityError, Matrix, native_shapes
+from hpcdecode.attention.clocks import clock_of
 from hpcdecode.attention.native import NativeKvCache
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.errors import UserError
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hpcdecode import _attn_cuda
 
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8")
+_MOST_V_DIM = 256  # kMaxVDim of native/attn_cuda
 
 
 class CudaModule(Protocol):
@@ -83,11 +84,15 @@ def native(device: torch.device) -> CudaModule:
     return _attn_cuda
 
 
-def capacity_for(layers: Sequence[LayerShape], kv_dtype: str, nbytes: int, device: torch.device) -> int:
-    """Return the tokens, in whole blocks, that fit in `nbytes`."""
+def takes(shape: LayerShape) -> bool:
+    """Return whether there are kernels for a layer: K and V lie apart, and V heads have at most 256 dims."""
+    return not shape.latent and shape.v_dim <= _MOST_V_DIM
+
+
+def block_bytes(layers: Sequence[LayerShape], kv_dtype: str, block_tokens: int, device: torch.device) -> int:
+    """Return the bytes of a block over all layers."""
     module = native(device)
-    block = module.block_bytes(native_shapes(layers, module.LayerShape), kv_dtype, DEFAULT_BLOCK_TOKENS)
-    return nbytes // block * DEFAULT_BLOCK_TOKENS
+    return module.block_bytes(native_shapes(layers, module.LayerShape), kv_dtype, block_tokens)
 
 
 def copy_rate(device: torch.device, nbytes: int = 256 << 20) -> float:
@@ -148,7 +153,7 @@ class CudaKvCache(NativeKvCache["_attn_cuda.KvCache"]):
             raise torch.OutOfMemoryError(f"{device} has no room for {capacity_tokens:,} tokens of KV cache") from None
         super().__init__(cache, layers, kv_dtype)
         self._capacity_error = module.CapacityError
-        self._clock = _DeviceClock(device) if device.type == "cuda" else _HostClock()
+        self._clock = clock_of(device)
 
     @property
     def attend_seconds(self) -> float:
@@ -176,70 +181,3 @@ class CudaKvCache(NativeKvCache["_attn_cuda.KvCache"]):
     def _stream(self) -> int:
         """Return the address of the device's current stream."""
         return torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
-
-
-class HostKvCache(CudaKvCache):
-    """A `CudaKvCache` for tensors in this host's memory, which must stay as they are until the device has read them."""
-
-    def append(self, layer: int, slots: IntArray, counts: IntArray, kv: Matrix) -> None:
-        """Copy to the device, then write K and V."""
-        super().append(layer, slots, counts, torch.as_tensor(kv).to(self.device, non_blocking=True))
-
-    def attend(
-        self, layer: int, slots: IntArray, counts: IntArray, qkv: Matrix, out: Matrix, sinks: FloatArray | None = None
-    ) -> None:
-        """Copy to the device, append and attend, then copy back."""
-        result = torch.as_tensor(out)
-        there = torch.empty(result.shape, dtype=result.dtype, device=self.device)
-        super().attend(layer, slots, counts, torch.as_tensor(qkv).to(self.device, non_blocking=True), there, sinks)
-        result.copy_(there, non_blocking=True)
-
-
-class _HostClock:
-    """A context that counts the seconds of what is done inside."""
-
-    def __init__(self) -> None:
-        self._seconds = self._begun = 0.0
-
-    def __enter__(self) -> None:
-        self._begun = perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self._seconds += perf_counter() - self._begun
-
-    def seconds(self) -> float:
-        """Return the seconds so far."""
-        return self._seconds
-
-
-class _DeviceClock:
-    """A context that counts the seconds, by the device's own time, of what a device is told to do inside."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._seconds = device, 0.0
-        self._spans: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
-
-    def __enter__(self) -> None:
-        self._begun = self._now()
-
-    def __exit__(self, *_: object) -> None:
-        self._spans.append((self._begun, self._now()))
-        while self._spans and self._spans[0][1].query():
-            self._count()
-
-    def seconds(self) -> float:
-        """Return the seconds so far; wait for the device."""
-        if self._spans:
-            self._spans[-1][1].synchronize()
-        while self._spans:
-            self._count()
-        return self._seconds
-
-    def _now(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
-    def _count(self) -> None:
-        begun, ended = self._spans.popleft()
-        self._seconds += begun.elapsed_time(ended) / 1e3

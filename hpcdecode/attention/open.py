@@ -1,4 +1,4 @@
-"""Open a KV cache by the name of its backend."""
+"""Open what keeps K, V and states: on this machine's cores, or on a GPU. Nothing else chooses the class."""
 
 from __future__ import annotations
 
@@ -6,14 +6,26 @@ from collections.abc import Sequence
 
 import torch
 
+from hpcdecode.attention import cuda
 from hpcdecode.attention.base import BACKENDS, KvCache
 from hpcdecode.attention.cpu import CpuKvCache
 from hpcdecode.attention.cpu_states import CpuStateStore
 from hpcdecode.attention.cuda import CudaKvCache
+from hpcdecode.attention.host import HostKvCache
 from hpcdecode.attention.hybrid import HybridKvCache
 from hpcdecode.attention.reference import ReferenceKvCache
-from hpcdecode.attention.shapes import LayerShape, MixerShape, RecurrentWeights, attention_shapes, recurrent_shapes
+from hpcdecode.attention.shapes import (
+    LayerShape,
+    MixerShape,
+    RecurrentWeights,
+    attention_shapes,
+    recurrent_shapes,
+    state_bytes,
+)
 from hpcdecode.attention.sizes import block_tokens_for, state_tokens_for
+from hpcdecode.attention.torch_cache import TorchKvCache
+from hpcdecode.attention.torch_rows import layer_bytes
+from hpcdecode.attention.torch_states import TorchStateStore
 
 
 def open_kv_cache(
@@ -45,7 +57,7 @@ def open_kv_cache(
         nodes: NUMA node of each of `cpus`, or None to ask the system. Every node gets a share of blocks and of work.
         team: True to run on torch's OpenMP threads, in a process that runs GEMMs on the same cores.
         backend: One of BACKENDS.
-        device: Device of `attn_cuda`; on the CPU its kernels are emulated.
+        device: Device of `attn_cuda`, whose kernels are emulated on the CPU, and of `torch`.
 
     Raises:
         ValueError: If an argument is bad.
@@ -55,6 +67,8 @@ def open_kv_cache(
         return ReferenceKvCache(layers, kv_dtype, capacity_tokens, max_sequences, block_tokens)
     if backend == "attn_cuda":
         return CudaKvCache(layers, kv_dtype, capacity_tokens, max_sequences, block_tokens, device)
+    if backend == "torch":
+        return TorchKvCache(layers, kv_dtype, capacity_tokens, max_sequences, block_tokens, device)
     if backend != "attn_cpu":
         raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
     return CpuKvCache(layers, kv_dtype, capacity_tokens, max_sequences, block_tokens, threads, cpus, nodes, team)
@@ -111,3 +125,94 @@ def open_layers(
         state_tokens = state_tokens_for(layers, kv_dtype, block_tokens)
     states = CpuStateStore(keep, weights, max_sequences, threads, cpus, team, kv_cache)
     return HybridKvCache(layers, kv_cache, states, capacity_tokens, state_tokens, block_tokens)
+
+
+def open_on_device(
+    layers: Sequence[MixerShape],
+    weights: Sequence[RecurrentWeights],
+    *,
+    kv_dtype: str,
+    capacity_tokens: int,
+    max_sequences: int,
+    block_tokens: int,
+    state_tokens: int,
+    device: torch.device | str,
+    host_tensors: bool = False,
+) -> KvCache:
+    """Open, on a GPU, what all layers of a model keep of sequences; arguments as for `open_layers`.
+
+    Kernels attend to K and V where there are some, and torch's operations to all else (see `by_kernels`).
+
+    Args:
+        layers: Shapes of the layers.
+        weights: Of those that keep states, in order, on the host.
+        kv_dtype: Data type that K and V are stored as.
+        capacity_tokens: Tokens to hold, as `device_capacity` says.
+        max_sequences: Slots are 0 to max_sequences - 1.
+        block_tokens: Tokens of a block.
+        state_tokens: Tokens that a state counts as.
+        device: The GPU; on the CPU what a GPU does is emulated.
+        host_tensors: Whether rows and outputs are in this host's memory.
+    """
+    attend, keep = attention_shapes(layers), recurrent_shapes(layers)
+    kv_cache: KvCache | None = None
+    if attend:
+        backend = "attn_cuda" if by_kernels(attend, kv_dtype) else "torch"
+        kv_cache = open_kv_cache(
+            attend,
+            kv_dtype=kv_dtype,
+            capacity_tokens=capacity_tokens,
+            max_sequences=max_sequences,
+            block_tokens=block_tokens,
+            backend=backend,
+            device=device,
+        )
+    if keep:
+        each = state_tokens if attend else state_tokens + block_tokens
+        states = min(max_sequences, max(capacity_tokens // each, 1))
+        store = TorchStateStore(keep, weights, max_sequences, states, device)
+        kv_cache = HybridKvCache(layers, kv_cache, store, capacity_tokens, state_tokens, block_tokens)
+    assert kv_cache is not None, "expected a model with layers that attend or keep states"
+    return HostKvCache(kv_cache, device) if host_tensors else kv_cache
+
+
+def by_kernels(layers: Sequence[LayerShape], kv_dtype: str) -> bool:
+    """Return whether `attn_cuda` has kernels for these layers; torch's operations attend otherwise."""
+    return kv_dtype in cuda.KV_DTYPES and all(cuda.takes(shape) for shape in layers)
+
+
+def device_capacity(
+    layers: Sequence[MixerShape],
+    kv_dtype: str,
+    nbytes: int,
+    block_tokens: int,
+    state_tokens: int,
+    device: torch.device,
+) -> int:
+    """Return the tokens, in whole blocks, of a cache by `open_on_device` that takes at most `nbytes`.
+
+    There K and V have memory for all tokens, and so have states for as many sequences as these tokens count as.
+
+    Args:
+        layers: Shapes of the layers.
+        kv_dtype: Data type that K and V are stored as.
+        nbytes: Bytes for K, V and states.
+        block_tokens: Tokens of a block.
+        state_tokens: Tokens that a state counts as.
+        device: The GPU.
+    """
+    attend, of_states = attention_shapes(layers), state_bytes(layers)
+    if not attend:
+        return nbytes // of_states * (state_tokens + block_tokens)
+    if by_kernels(attend, kv_dtype):
+        block: float = cuda.block_bytes(attend, kv_dtype, block_tokens, device)
+    else:
+        block = block_tokens * sum(layer_bytes(shape, kv_dtype) for shape in attend)
+    if of_states:
+        block += block_tokens * of_states / state_tokens
+    return int(nbytes // block) * block_tokens
+
+
+def torch_bytes(layers: Sequence[MixerShape], kv_dtype: str) -> bool:
+    """Return whether torch allocates the memory of K, V and states on a GPU; kernels have their own for K and V."""
+    return not by_kernels(attention_shapes(layers), kv_dtype)

@@ -58,8 +58,8 @@ def attend_one(
     scores = torch.einsum("nhgd,lhd->hgnl", q, k) * shape.scale
     if shape.softcap is not None:
         scores = torch.tanh(scores / shape.softcap) * shape.softcap
-    query = torch.arange(length - n, length)[:, None]
-    key = torch.arange(length)[None, :]
+    query = torch.arange(length - n, length, device=q.device)[:, None]
+    key = torch.arange(length, device=q.device)[None, :]
     hidden = key > query
     if shape.window is not None:
         hidden |= key < (query // shape.window * shape.window if shape.chunked else query + 1 - shape.window)

@@ -11,6 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from hpcdecode.attention.base import KvCache, LayerRows
 from hpcdecode.attention.plain import attend_one
 from hpcdecode.attention.shapes import LayerShape
+from hpcdecode.attention.torch_attend import product
 
 _SCORE_BYTES = 1 << 26  # of scores held at once where no flash kernel serves
 
@@ -69,8 +70,10 @@ class TorchPromptAttention:
             read = slice(rows.start + skipped, rows.stop)
             q_heads = q[read].reshape(count - skipped, shape.q_heads, shape.k_dim)
             k_heads = held[:, :keys].unflatten(1, (shape.kv_heads, shape.k_dim))
-            values = held[:, : shape.v_dim] if shape.latent else held[:, keys:]
-            v_heads = values.unflatten(1, (shape.kv_heads, shape.v_dim))
+            if shape.latent:
+                out[read] = _over_latents(q_heads, held, shape, sinks)
+                continue
+            v_heads = held[:, keys:].unflatten(1, (shape.kv_heads, shape.v_dim))
             plain = shape.softcap is None and not shape.sinks and (shape.window is None or shape.window >= end)
             if plain:
                 out[read] = _by_flash(q_heads, k_heads, v_heads, shape)
@@ -93,6 +96,41 @@ def _by_flash(q: Tensor, k: Tensor, v: Tensor, shape: LayerShape) -> Tensor:
     bias = causal_lower_right(q.shape[2], k.shape[2])
     o = scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=shape.scale, enable_gqa=shape.group > 1)
     return o[0].transpose(0, 1).reshape(q.shape[2], shape.out_columns)
+
+
+def _over_latents(q: Tensor, latents: Tensor, shape: LayerShape, sinks: Tensor | None) -> Tensor:
+    """Return the same over latents [L, k_dim], for some queries of all heads at a time, which are one matrix.
+
+    Flash kernels of torch take no heads of 576 dims, and others would repeat the one KV head for every query head.
+    """
+    n, length = len(q), len(latents)
+    some = max(_SCORE_BYTES // (4 * shape.q_heads * length), 1)
+    parts = []
+    for begin in range(0, n, some):
+        part = q[begin : begin + some]
+        end = length - n + begin + len(part)
+        low = 0 if shape.window is None else max(end - len(part) + 1 - shape.window, 0)
+        seen = latents[low:end]
+        scores = product(part.flatten(0, 1)[None], seen.t()[None]).view(len(part), shape.q_heads, -1)
+        weights = _weights(scores.mul_(shape.scale), shape, sinks).to(latents.dtype)
+        parts.append(product(weights.flatten(0, 1)[None], seen[None, :, : shape.v_dim]).view(len(part), -1))
+    return torch.cat(parts).to(q.dtype)
+
+
+def _weights(scores: Tensor, shape: LayerShape, sinks: Tensor | None) -> Tensor:
+    """Return the softmax of scores [n, q_heads, L] of the last n of L positions, float32."""
+    n, _, length = scores.shape
+    if shape.softcap is not None:
+        scores = scores.div_(shape.softcap).tanh_().mul_(shape.softcap)
+    query = torch.arange(length - n, length, device=scores.device)[:, None, None]
+    key = torch.arange(length, device=scores.device)
+    hidden = key > query
+    if shape.window is not None:
+        hidden |= key <= query - shape.window
+    scores = scores.masked_fill_(hidden, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.to(scores).view(1, -1, 1).expand(n, -1, 1)], -1)
+    return torch.softmax(scores, -1)[..., :length]
 
 
 def _by_scores(q: Tensor, k: Tensor, v: Tensor, shape: LayerShape, sinks: Tensor | None) -> Tensor:

@@ -45,6 +45,20 @@ def restored(x: Tensor, codes: Codes, rotation: int | None = None) -> Tensor:
 def rounded(x: Tensor, codes: Codes, rotation: int | None = None) -> Tensor:
     """Return rotated rows [..., dim], rounded to codes and rotated back."""
     rotation = rotation or rotation_of(x.shape[-1])
+    code, scale, middle = encoded(x, codes)
+    return rotated(code * scale + middle, rotation) / rotation
+
+
+class Encoded(NamedTuple):
+    """Rotated rows as whole numbers: code * scale + middle, all float32; scale and middle are bfloat16 numbers."""
+
+    code: Tensor
+    scale: Tensor
+    middle: Tensor
+
+
+def encoded(x: Tensor, codes: Codes) -> Encoded:
+    """Return codes [..., dim], scales [..., 1] and middles [..., 1] of rotated rows [..., dim], float32."""
     if codes.middle:
         low, high = x.aminmax(dim=-1, keepdim=True)
         scale = ((high - low) / (codes.high - codes.low)).bfloat16().float()
@@ -54,8 +68,7 @@ def rounded(x: Tensor, codes: Codes, rotation: int | None = None) -> Tensor:
         middle = torch.zeros_like(scale)
     inverse = torch.where(scale > 0, 1 / scale, 0)
     code = ((x - middle) * inverse).clamp(codes.low, codes.high)
-    code = torch.where(code < 0, (code - 0.5).ceil(), (code + 0.5).floor())
-    return rotated(code * scale + middle, rotation) / rotation
+    return Encoded(torch.where(code < 0, (code - 0.5).ceil(), (code + 0.5).floor()), scale, middle)
 
 
 def rotated(x: Tensor, rotation: int | None = None) -> Tensor:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
-from hpcdecode.attention.base import FloatArray, IntArray, KvCapacityError, Matrix
+from hpcdecode.attention.base import DEFAULT_BLOCK_TOKENS, FloatArray, IntArray, Matrix
+from hpcdecode.attention.block_table import BlockTable
 from hpcdecode.attention.plain import attend_one, chosen_positions, index_dtype
 from hpcdecode.attention.quantized import CODES, restored, rotation_of
 from hpcdecode.attention.shapes import LayerShape
@@ -58,28 +59,25 @@ class ReferenceKvCache:
             raise ValueError(f"kv_dtype: expected one of {', '.join(DTYPES)}, got {kv_dtype!r}")
         self.layers = tuple(layers)
         self.kv_dtype = kv_dtype
-        self.block_tokens = block_tokens or 64
-        self.max_sequences = max_sequences
-        blocks = -(-capacity_tokens // self.block_tokens)
-        self.capacity_tokens = blocks * self.block_tokens
-        self._kv = [torch.empty(blocks, self.block_tokens, s.kv_columns, dtype=DTYPES[kv_dtype]) for s in layers]
+        self.table = table = BlockTable(block_tokens or DEFAULT_BLOCK_TOKENS, capacity_tokens, max_sequences)
+        self.block_tokens, self.capacity_tokens = table.block_tokens, table.capacity_tokens
+        self.release, self.fork, self.truncate = table.release, table.fork, table.truncate
+        self.length, self.check = table.length, table.check
+        size = (table.blocks, table.block_tokens)
+        self._kv = [torch.empty(*size, s.kv_columns, dtype=DTYPES[kv_dtype]) for s in layers]
         self._chosen: dict[int, torch.Tensor] = {}  # by slot, for its last new tokens: [count, L] of booleans
-        self._free = list(range(blocks - 1, -1, -1))
-        self._references = [0] * blocks
-        self._blocks: dict[int, list[int]] = {}
-        self._lengths: dict[int, int] = {}
         self.bytes_read = 0
         self.attend_seconds = 0.0
 
     @property
     def free_blocks(self) -> int:
         """Return the number of free blocks."""
-        return len(self._free)
+        return self.table.free_blocks
 
     @property
     def used_tokens(self) -> int:
         """Return the tokens of the blocks that slots hold."""
-        return self.capacity_tokens - len(self._free) * self.block_tokens
+        return self.table.used_tokens
 
     @property
     def bytes(self) -> int:
@@ -88,30 +86,9 @@ class ReferenceKvCache:
 
     def extend(self, slots: IntArray, counts: IntArray) -> None:
         """Make room for new tokens, as `KvCache.extend`."""
-        pairs = self._pairs(slots, counts)
-        leaving: Counter[int] = Counter()
-        needed, copying = 0, []
-        for slot, count in pairs:
-            length = self._lengths.get(slot, 0)
-            needed += self._ceil(length + count) - self._ceil(length)
-            if count and length % self.block_tokens:
-                tail = self._blocks[slot][-1]
-                if self._references[tail] - leaving[tail] > 1:
-                    leaving[tail] += 1
-                    copying.append(slot)
-        needed += len(copying)
-        if needed > len(self._free):
-            raise KvCapacityError(
-                f"KV cache full: {needed * self.block_tokens} tokens needed, {len(self._free) * self.block_tokens} "
-                f"free of {self.capacity_tokens}; lower the batch or the token limit, or give it more memory"
-            )
-        for slot in copying:
-            self._copy_tail(slot)
-        for slot, count in pairs:
-            table = self._blocks.setdefault(slot, [])
-            self._lengths[slot] = self._lengths.get(slot, 0) + count
-            while len(table) < self._ceil(self._lengths[slot]):
-                table.append(self._take())
+        for old, new in self.table.extend(slots, counts):
+            for kv in self._kv:
+                kv[new] = kv[old]
 
     def append(self, layer: int, slots: IntArray, counts: IntArray, kv: Matrix) -> None:
         """Write K and V, as `KvCache.append`."""
@@ -160,57 +137,6 @@ class ReferenceKvCache:
             start += count
         self.attend_seconds += time.perf_counter() - begun
 
-    def release(self, slots: IntArray) -> None:
-        """Forget sequences, as `KvCache.release`."""
-        slots = [int(s) for s in slots]
-        for slot in slots:
-            self._require_open(slot)
-        for slot in slots:
-            self.truncate(slot, 0)
-            del self._blocks[slot], self._lengths[slot]
-
-    def fork(self, src: int, dst: int) -> None:
-        """Open slot dst with the blocks of slot src."""
-        self._require_open(src)
-        self._check_slot(dst)
-        if dst in self._lengths:
-            raise ValueError(f"slot {dst} is open; release it before forking into it")
-        self._blocks[dst] = list(self._blocks[src])
-        self._lengths[dst] = self._lengths[src]
-        for block in self._blocks[dst]:
-            self._references[block] += 1
-
-    def truncate(self, slot: int, length: int) -> None:
-        """Drop the positions of a slot from `length` on."""
-        if not 0 <= length <= self.length(slot):
-            raise ValueError(f"slot {slot}: cannot truncate length {self.length(slot)} to {length}")
-        table = self._blocks[slot]
-        while len(table) > self._ceil(length):
-            self._drop(table.pop())
-        self._lengths[slot] = length
-
-    def length(self, slot: int) -> int:
-        """Return the number of positions that an open slot holds."""
-        self._require_open(slot)
-        return self._lengths[slot]
-
-    def check(self) -> None:
-        """Check that every block is free or referenced, and counted right.
-
-        Raises:
-            RuntimeError: With the block or slot that is wrong.
-        """
-        held = Counter(block for table in self._blocks.values() for block in table)
-        for slot, table in self._blocks.items():
-            if len(table) != self._ceil(self._lengths[slot]):
-                raise RuntimeError(f"slot {slot}: {len(table)} blocks for length {self._lengths[slot]}")
-        listed = Counter(self._free)
-        for block, references in enumerate(self._references):
-            if held[block] != references or listed[block] != (references == 0):
-                raise RuntimeError(
-                    f"block {block}: {references} references, {held[block]} holders, {listed[block]} free"
-                )
-
     def _stored(self, layer: int, kv: torch.Tensor) -> torch.Tensor:
         s = self.layers[layer]
         if s.indexer:
@@ -223,49 +149,15 @@ class ReferenceKvCache:
         heads = (k.reshape(-1, s.kv_heads, s.k_dim), v.reshape(-1, s.kv_heads, s.v_dim))
         return torch.cat([x.flatten(1) for x in stored(*heads, self.kv_dtype)], dim=1)
 
-    def _ceil(self, tokens: int) -> int:
-        return -(-tokens // self.block_tokens)
-
-    def _take(self) -> int:
-        block = self._free.pop()
-        self._references[block] = 1
-        return block
-
-    def _drop(self, block: int) -> None:
-        self._references[block] -= 1
-        if not self._references[block]:
-            self._free.append(block)
-
-    def _copy_tail(self, slot: int) -> None:
-        old, new = self._blocks[slot][-1], self._take()
-        for kv in self._kv:
-            kv[new] = kv[old]
-        self._blocks[slot][-1] = new
-        self._drop(old)
-
     def _positions(self, slot: int) -> torch.Tensor:
         """Return the index of every position of a slot in a layer's tensor of rows."""
-        blocks = torch.tensor(self._blocks[slot], dtype=torch.long)
+        blocks = torch.from_numpy(self.table.held(np.array([slot], np.int32))[0]).long()
         rows = blocks[:, None] * self.block_tokens + torch.arange(self.block_tokens)
-        return rows.flatten()[: self._lengths[slot]]
+        return rows.flatten()[: self.length(slot)]
 
     def _pairs(self, slots: IntArray, counts: IntArray) -> list[tuple[int, int]]:
-        pairs = [(int(s), int(c)) for s, c in zip(slots, counts, strict=True)]
-        if len({slot for slot, _ in pairs}) != len(pairs):
-            raise ValueError("a slot is given twice in one call")
-        for slot, count in pairs:
-            self._check_slot(slot)
-            if count < 0:
-                raise ValueError(f"count {count} of slot {slot} is negative")
-        return pairs
-
-    def _check_slot(self, slot: int) -> None:
-        if not 0 <= slot < self.max_sequences:
-            raise ValueError(f"slot {slot} is out of range: expected 0 to {self.max_sequences - 1}")
-
-    def _require_open(self, slot: int) -> None:
-        if slot not in self._lengths:
-            raise ValueError(f"slot {slot} is not open; extend it first")
+        own, new = self.table.written(slots, counts)
+        return list(zip(own.tolist(), new.tolist(), strict=True))
 
     def _check_layer(self, layer: int) -> None:
         if not 0 <= layer < len(self.layers):

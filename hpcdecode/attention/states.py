@@ -13,7 +13,7 @@ from torch.nn import functional
 from hpcdecode.attention.base import IntArray
 from hpcdecode.attention.shapes import RecurrentShape, RecurrentWeights, state_bytes
 
-_EPSILON = 1e-6  # beside the square of a norm
+EPSILON = 1e-6  # beside the square of a norm
 
 
 class StateStore(Protocol):
@@ -163,7 +163,7 @@ class ReferenceStateStore:
     ) -> Tensor:
         q, k = (x.view(shape.k_heads, -1) for x in (q, k))
         if shape.normalised:
-            q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + _EPSILON) for x in (q, k))
+            q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + EPSILON) for x in (q, k))
         q, k = (x.repeat_interleave(shape.heads // shape.k_heads, 0) for x in (q * shape.scale, k))
         state = self._states[key] * decay.view(shape.heads, -1, 1).exp()
         written = v - torch.einsum("hkv,hk->hv", state, k) if shape.delta else v

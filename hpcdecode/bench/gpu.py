@@ -1,7 +1,8 @@
 """`hpcdecode bench gpu`: what a GPU does as S-rank, as R-rank and as both, against what it allows.
 
 A random Llama checkpoint is made once and kept in the work folder. Attention is verified against float64 first.
-attention: GB/s of attn_cuda against copying on the device. slices: a step's slices and logits of B sequences against
+attention: GB/s of attn_cuda against copying on the device, and what torch's operations do for latents, narrow K and V
+and recurrent states. slices: a step's slices and logits of B sequences against
 their bare GEMMs, operator by operator and by torch's compiler. transfers: the seconds that the copies of a step add to
 its slices, against what they take alone. jobs: tokens/s of whole jobs by where S and R are, against one process on the
 GPU; and of transformers' continuous batching. --gpu-memory bounds what a rank takes of a GPU, as a smaller card would.
@@ -22,10 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpcdecode.attention.cuda import CudaKvCache, state
+from hpcdecode.attention.cuda import state
 from hpcdecode.attention.shapes import LayerShape
-from hpcdecode.bench import filled
+from hpcdecode.bench import filled, gpu_torch
 from hpcdecode.bench.contenders import Hpcdecode, Site, launcher
+from hpcdecode.bench.device_clock import copy_bytes_per_second, device_seconds
+from hpcdecode.bench.gpu_torch import opened
 from hpcdecode.bench.output import Case, Report
 from hpcdecode.bench.workload import SHAPES, Shape, Workload, default_folder
 from hpcdecode.errors import UserError
@@ -98,6 +101,8 @@ def run(args: argparse.Namespace) -> Report:
     site, batch = Site(args.work.resolve(), args.model), min(max(args.batch), args.rows)
     launcher(2)  # raises UserError if there is none, before all else
     cases = [*attention(device, args.batch[0], args.context, args.kv_dtype, args.passes)]
+    cases += gpu_torch.latents(device, args.batch[0], args.context, args.kv_dtype, args.passes)
+    cases += gpu_torch.states(device, args.batch[0], args.passes)
     model = load_split(site.checkpoint, dtype="bfloat16", device=device, inductor=True)
     for tokens in args.batch:
         cases += slices(model, site.shape, tokens, args.passes, "compiled slices")
@@ -130,7 +135,7 @@ def attention(
     for group, dim in ((1, 128), (4, 128), (8, 64)):
         shape = LayerShape(8, dim, dim, 8 * group, dim**-0.5)
         for kv_dtype in kv_dtypes:
-            filled.verify(_opened(shape, kv_dtype, filled.LENGTHS, device), shape, kv_dtype, device)
+            filled.verify(opened(shape, kv_dtype, filled.LENGTHS, device), shape, kv_dtype, device)
             for context in contexts:
                 yield _attention_case(shape, kv_dtype, device, batch, context, passes)
 
@@ -139,24 +144,20 @@ def _attention_case(
     shape: LayerShape, kv_dtype: str, device: torch.device, batch: int, context: int, passes: int
 ) -> Case:
     lengths = (context,) * batch
-    kv_cache = _opened(shape, kv_dtype, lengths, device)
+    kv_cache = opened(shape, kv_dtype, lengths, device)
     filled.fill(kv_cache, shape, lengths, device)
     slots, counts, qkv, out = filled.decode(shape, batch, device)
     half = torch.empty(kv_cache.bytes // 2, dtype=torch.uint8, device=device)
     other = torch.empty_like(half)
     rates, ratios = [], []
     for _ in range(passes + 1):
-        copy_rate = 2 * len(half) / _seconds(lambda: other.copy_(half), device)
+        copy_rate = copy_bytes_per_second(half, other)
         before = kv_cache.bytes_read
-        seconds = _seconds(lambda: kv_cache.attend(0, slots, counts, qkv, out), device)
+        seconds = device_seconds(lambda: kv_cache.attend(0, slots, counts, qkv, out), device)
         rates.append((kv_cache.bytes_read - before) / seconds)
         ratios.append(rates[-1] / copy_rate)
     name = f"attention, {kv_dtype}, GQA{shape.group} d{shape.k_dim}, {batch} sequences of {context}"
     return case(name, [r / 1e9 for r in rates[1:]], "GB/s", "copying on the device", ratios[1:])
-
-
-def _opened(shape: LayerShape, kv_dtype: str, lengths: tuple[int, ...], device: torch.device) -> CudaKvCache:
-    return CudaKvCache([shape], kv_dtype, filled.capacity(lengths), len(lengths), None, device)
 
 
 def slices(model: SplitModel, shape: Shape, batch: int, passes: int, name: str = "slices") -> Iterator[Case]:
@@ -175,8 +176,8 @@ def slices(model: SplitModel, shape: Shape, batch: int, passes: int, name: str =
     with torch.inference_mode():
         step()  # compiles
         for _ in range(passes + 1):
-            limit = _seconds(products, model.device)
-            times.append(_seconds(step, model.device))
+            limit = device_seconds(products, model.device)
+            times.append(device_seconds(step, model.device))
             ratios.append(limit / times[-1])
     yield case(f"{name}, {batch} sequences", [t * 1e3 for t in times[1:]], "ms a step", "bare products", ratios[1:])
 
@@ -185,7 +186,7 @@ def step_seconds(model: SplitModel, batch: int, passes: int) -> float:
     """Return the median seconds of a step's slices and logits of `batch` sequences, alone."""
     step = step_of(model, batch)
     with torch.inference_mode():
-        return statistics.median([_seconds(step, model.device) for _ in range(passes + 1)][1:])
+        return statistics.median([device_seconds(step, model.device) for _ in range(passes + 1)][1:])
 
 
 Between = Callable[..., None]  # of the rows of a layer, and o
@@ -230,7 +231,7 @@ def transfers(model: SplitModel, copies: Copies, batch: int, passes: int) -> Ite
     alone, beside, added, ratios = step_of(model, batch), step_of(model, batch, copy), [], []
     with torch.inference_mode():
         for _ in range(passes + 1):
-            own, step, both = (_seconds(work, model.device) for work in (only_copies, alone, beside))
+            own, step, both = (device_seconds(work, model.device) for work in (only_copies, alone, beside))
             added.append(max(both - step, 0.0))
             ratios.append(added[-1] / own)
     name = f"transfers, {batch} sequences: what they add to a step"
@@ -282,19 +283,3 @@ def _by_transformers(folder: Path, prompts: list[list[int]], new: int) -> float:
     )
     model.generate_batch(prompts[:4], generation_config=config)
     return len(prompts) * new / seconds_of(lambda: model.generate_batch(prompts, generation_config=config))
-
-
-def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of `work` and of all that it tells the device."""
-
-    def all_of_it() -> None:
-        work()
-        _wait(device)
-
-    _wait(device)
-    return seconds_of(all_of_it)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -8,9 +8,8 @@ from functools import partial
 import torch
 
 from hpcdecode.attention.base import KvCache, PromptAttention
-from hpcdecode.attention.cuda import CudaKvCache, HostKvCache
 from hpcdecode.attention.hybrid import HybridKvCache
-from hpcdecode.attention.open import open_kv_cache, open_layers
+from hpcdecode.attention.open import open_kv_cache, open_layers, open_on_device
 from hpcdecode.attention.prefill import CpuPromptAttention
 from hpcdecode.attention.prefill_torch import TorchPromptAttention
 from hpcdecode.attention.shapes import RecurrentShape, attention_shapes
@@ -63,16 +62,24 @@ def open_attention_worker(
 def _open_kv_cache(team: Team, setup: Setup, partition: Partition, slots: int, direct: bool) -> KvCache:
     me, whole = team.me, setup.shapes_of(team.me)
     shapes = list(map(partition.shape, whole))
-    if me.kv_device != "cpu":
-        kind = HostKvCache if apart(team, team.group) and not direct else CudaKvCache
-        attend = attention_shapes(shapes)
-        return kind(attend, setup.kv_dtype, me.kv_tokens, slots, setup.block_tokens, me.kv_device)
     part, rank = setup.part_of(me), team.pool.index(team.place)
     weights = [
         part.recurrent[part.layers[0] + i].part(shape, partition, rank)
         for i, shape in enumerate(whole)
         if isinstance(shape, RecurrentShape)
     ]
+    if me.kv_device != "cpu":
+        return open_on_device(
+            shapes,
+            weights,
+            kv_dtype=setup.kv_dtype,
+            capacity_tokens=me.kv_tokens,
+            max_sequences=slots,
+            block_tokens=setup.block_tokens,
+            state_tokens=setup.state_tokens,
+            device=me.kv_device,
+            host_tensors=apart(team, team.group) and not direct,
+        )
     return open_layers(
         shapes,
         weights,

@@ -7,7 +7,8 @@ import statistics
 import torch
 
 from hpcdecode.attention.base import isa
-from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_shapes, recurrent_shapes
+from hpcdecode.attention.open import device_capacity, torch_bytes
+from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_shapes
 from hpcdecode.attention.sizes import bytes_per_token, capacity_for
 from hpcdecode.config import EngineOptions
 from hpcdecode.engine.fluid import measure_rotation, require_rotation
@@ -33,7 +34,8 @@ def measure_room(options: EngineOptions, team: Team, setup: Setup) -> None:
     if me.has_r:
         me.isa, me.kv_tokens = isa() if me.kv_device == "cpu" else "", room
         if me.device == me.kv_device:
-            limit_torch(me.device, options.gpu_memory, me.kv_tokens * bytes_per_token(own, setup.kv_dtype))
+            beside = 0.0 if torch_bytes(own, setup.kv_dtype) else me.kv_tokens * bytes_per_token(own, setup.kv_dtype)
+            limit_torch(me.device, options.gpu_memory, beside)
     team.ranks[:] = team.gather_all(me, Rank)
     for rank in team.ranks:
         if rank.has_r and rank.kv_tokens < 1:
@@ -131,16 +133,9 @@ def _room(options: EngineOptions, team: Team, setup: Setup, own: list[LayerShape
         if options.schedule == "fluid":
             return measure_rotation(options, team, setup, attention_shapes(own), nbytes)
         return capacity_for(own, setup.kv_dtype, nbytes, setup.block_tokens, setup.state_tokens)
-    if recurrent_shapes(own):
-        raise UserError(
-            f"--r-device {team.me.kv_device}: expected cpu, as layers of this model keep recurrent states, which "
-            "R-ranks hold on CPUs alone; add --r-device cpu"
-        )
-    from hpcdecode.attention.cuda import capacity_for as on_device
-
     device = torch.device(team.me.kv_device)
     nbytes = options.kv_memory or int(_free_on(device, options.gpu_memory) * _MEMORY_SHARE)
-    return on_device(attention_shapes(own), setup.kv_dtype, nbytes, device)
+    return device_capacity(own, setup.kv_dtype, nbytes, setup.block_tokens, setup.state_tokens, device)
 
 
 def _free_on(device: torch.device, limit: int | None) -> int:

@@ -166,7 +166,6 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
             lora=options.lora,
             memory=memory,
             part=ModelPart(team.me.tp, team.me.tp_rank, team.me.pp, team.me.pp_rank, options.ep),
-            latents=all(rank.kv_device == "cpu" for rank in team.ranks if rank.has_r),
             indexers=runs_indexers(options, team),
         )
         check_kv_dtype(options.kv_dtype, loaded.attends)

@@ -119,8 +119,8 @@ def by_data_sheets(
     """Return a cluster of S devices and R devices by their data sheets.
 
     A device with a memory of its own holds the weights, and as a replica its KV cache, in MEMORY of it. Other devices
-    have `kv_memory` for a KV cache in either role, and memory for the weights beside it. As in jobs, GPUs hold K and V
-    of every head in place of latents, and no recurrent states; beside replicas on GPUs no rank holds latents.
+    have `kv_memory` for a KV cache in either role, and memory for the weights beside it. As in jobs, GPUs run no
+    indexers; beside replicas on GPUs no rank does.
 
     Args:
         size: The model.
@@ -144,7 +144,6 @@ def by_data_sheets(
     devices = dict.fromkeys([s] * bool(s_count) + [r] * bool(r_count))
     holder = s if s_count else r
     refused = [_too_large(device, size, shape) for device in devices if device == holder and not _holds(device, own)]
-    refused += [_stateless(device) for device in devices if not _keeps(device, size)]
 
     def kind(device: Device, count: int, held: ModelSize) -> RanksAlike:
         if not count:
@@ -152,12 +151,12 @@ def by_data_sheets(
         memory, unit = device.memory_bytes, member_unit(held, shape, kv_dtype)
         kv = kv_memory if memory is None else MEMORY * memory
         beside = kv if memory is None else kv - own
-        both = shape.copies == 1 and _holds(device, own) and _keeps(device, size)
+        both = shape.copies == 1 and _holds(device, own)
         alone = of_device_alone(held, device, kv_dtype, shape, network) if both else None
         return RanksAlike(device.name, count, alone, unit.capacity(kv), unit.capacity(beside), shape, unit)
 
     cost = None
-    if _holds(holder, own) and _keeps(r, size) and s_count + r_count > 1 and r_count:
+    if _holds(holder, own) and s_count + r_count > 1 and r_count:
         cost = of_devices(size.on(r), holder, r, network.bytes_per_second, network.latency_seconds, kv_dtype, shape)
     nodes = kind(r, r_count, size.on(r))
     if s_count and size.on(s, r) != size.on(r):
@@ -219,15 +218,6 @@ def room_for_weights(device: Device) -> float:
 
 def _holds(device: Device, nbytes: float) -> bool:
     return nbytes <= room_for_weights(device)
-
-
-def _keeps(device: Device, size: ModelSize) -> bool:
-    """Return whether R-ranks on a device hold what the model keeps of sequences."""
-    return device.is_host or not size.keeps_states
-
-
-def _stateless(device: Device) -> str:
-    return f"{device.name} holds no recurrent states, which layers of this model keep: R-ranks hold them on CPUs alone"
 
 
 def _too_large(device: Device, size: ModelSize, shape: GroupShape) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from hpcdecode.attention.shapes import LayerShape, MixerShape, recurrent_shapes, with_states_as
+from hpcdecode.attention.shapes import LayerShape, MixerShape, attention_shapes, recurrent_shapes, with_states_as
 from hpcdecode.errors import UserError
 from hpcdecode.planning.hardware import Device
 from hpcdecode.planning.layer_work import kv_bytes, wire_columns
@@ -32,7 +32,7 @@ class ModelSize(msgspec.Struct, frozen=True):
         expert_weights: Those of N in routed experts.
         experts: E, routed experts of a layer; 0 for none.
         experts_per_token: k, of these that a token goes to.
-        expanded: The shapes as R-ranks on GPUs hold them, with K and V of every head; empty if they are the same.
+        on_gpus: The shapes as R-ranks on GPUs hold them, without indexers; empty if they are the same.
     """
 
     layer_weights: int
@@ -43,7 +43,7 @@ class ModelSize(msgspec.Struct, frozen=True):
     expert_weights: int = 0
     experts: int = 0
     experts_per_token: int = 0
-    expanded: tuple[MixerShape, ...] = ()
+    on_gpus: tuple[MixerShape, ...] = ()
 
     @classmethod
     def alike(
@@ -99,7 +99,7 @@ class ModelSize(msgspec.Struct, frozen=True):
             expert_weights=sum(p.numel() for p in experts.values()),
             experts=max((len(p) for p in experts.values()), default=0),
             experts_per_token=_experts_per_token(config),
-            expanded=layers.on_gpus,
+            on_gpus=layers.on_gpus,
         )
 
     @property
@@ -109,18 +109,18 @@ class ModelSize(msgspec.Struct, frozen=True):
 
     @property
     def keeps_states(self) -> bool:
-        """Return whether layers keep recurrent states, which R-ranks on GPUs do not hold."""
+        """Return whether layers keep recurrent states."""
         return bool(recurrent_shapes(self.shapes))
 
     def with_states_as(self, state_dtype: str) -> ModelSize:
         """Return the size with recurrent states kept as `state_dtype`, one of STATE_DTYPES."""
-        kept, expanded = (tuple(with_states_as(shapes, state_dtype)) for shapes in (self.shapes, self.expanded))
-        return replace(self, shapes=kept, expanded=expanded)
+        kept, on_gpus = (tuple(with_states_as(shapes, state_dtype)) for shapes in (self.shapes, self.on_gpus))
+        return replace(self, shapes=kept, on_gpus=on_gpus)
 
     def on(self, *devices: Device) -> ModelSize:
-        """Return the size with R-ranks on these devices: if one of them is a GPU, no R-rank holds latents."""
-        if self.expanded and not all(device.is_host for device in devices):
-            return replace(self, shapes=self.expanded, expanded=())
+        """Return the size with R-ranks on these devices: if one of them is a GPU, no R-rank runs indexers."""
+        if self.on_gpus and not all(device.is_host for device in devices):
+            return replace(self, shapes=self.on_gpus, on_gpus=())
         return self
 
     def kv_bytes_per_token(self, kv_dtype: str = "bfloat16") -> float:
@@ -185,10 +185,15 @@ def _traced_layers(directory: str) -> _TracedLayers:
 
     traced = partial(cached_trace, model_folder(directory), torch.bfloat16, announce=True)
     trace = traced()
-    rewritten = any(absorb(trace))
+    absorb(trace)
     trace = join_indexers(trace)
-    expanded = layer_shapes(leave_out_indexers(traced())) if rewritten else ()
-    return _TracedLayers(layer_shapes(trace), expanded, trace.facts.max_positions)
+    shapes = layer_shapes(trace)
+    on_gpus: tuple[MixerShape, ...] = ()
+    if any(shape.indexer for shape in attention_shapes(shapes)):
+        plain = leave_out_indexers(traced())
+        absorb(plain)
+        on_gpus = layer_shapes(plain)
+    return _TracedLayers(shapes, on_gpus, trace.facts.max_positions)
 
 
 def _experts_per_token(config: PretrainedConfig) -> int:

@@ -12,6 +12,8 @@ SHAPES = {
     "mha64": shape(2, 64, 1),
     "gqa4_128": shape(2, 128, 4),
     "mla": shape(3, 48, 1, v_dim=32),
+    "latent5_40": shape(1, 40, 5, v_dim=32, latent=True),
+    "latent3_24_window_sinks_softcap": shape(1, 24, 3, v_dim=24, latent=True, window=60, sinks=True, softcap=20.0),
     "gqa2_64_softcap": shape(1, 64, 2, softcap=30.0),
     "gqa6_33_window": shape(2, 33, 6, window=50),
     "gqa4_33_chunks": shape(2, 33, 4, window=50, chunked=True),
@@ -31,7 +33,7 @@ def test_matches_float64(name, every, monkeypatch):
         now = [i for i, n in enumerate(LENGTHS) if n > start]
         counts = [min(every, LENGTHS[i] - start) for i in now]
         rows = torch.cat([batch.rows[i][start : start + n] for i, n in zip(now, counts, strict=True)])
-        q, k, v = rows.split([s.q_columns, s.kv_heads * s.k_dim, s.kv_heads * s.v_dim], dim=1)
+        q, k, v = rows.split([s.q_columns, s.k_columns, s.v_columns], dim=1)
         o = torch.empty(len(rows), s.out_columns)
         prompts.attend(0, [packed[i] for i in now], [start] * len(now), counts, q, k, v, o, batch.sinks)
         for i, part in zip(now, o.split(counts), strict=True):

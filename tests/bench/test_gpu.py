@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hpcdecode.bench import gpu as bench_gpu
+from hpcdecode.bench import gpu_torch
 from hpcdecode.bench.contenders import Site
 from hpcdecode.bench.gpu import Arrangement
 from hpcdecode.bench.workload import Workload
@@ -27,13 +28,20 @@ def test_without_a_gpu_it_says_so():
 def test_every_part_yields_its_cases(tmp_path):
     site = Site(tmp_path, "tiny")
     found = [*bench_gpu.attention(CPU, 2, [70], ["int8"], 1)]
+    found += gpu_torch.latents(CPU, 2, [70], ["bfloat16"], 1)
+    found += gpu_torch.states(CPU, 2, 1, ["gated-deltanet", "mamba1"])
     model = load_split(site.checkpoint, dtype="bfloat16")
     found += bench_gpu.slices(model, site.shape, 3, 1)
     found += bench_gpu.transfers(model, LateCopies(-1), 3, 1)
     each = {1: bench_gpu.step_seconds(model, 4, 1)}
     worlds = [Arrangement("one", 1, 1, ("--device", "cpu")), Arrangement("other", 1, 0, ("--device", "cpu"))]
     found += bench_gpu.jobs(site, Workload("t", 6, 4, 9, 3), worlds, ["--batch", "4"], 4, each)
-    names = ["attention"] * 3 + ["slices", "transfers", "job", "S-rank idle while rows decode", "job"]
+    names = (
+        ["attention"] * 3
+        + ["attention by torch"] * 3
+        + ["states by torch"] * 2
+        + ["slices", "transfers", "job", "S-rank idle while rows decode", "job"]
+    )
     assert [c["case"].split(",")[0] for c in found] == names
     assert all(c["reference"] for c in found)
     assert all(c["value"] > 0 for c in found if c["unit"] in ("tokens/s", "GB/s"))

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hpcdecode.attention.cuda import HostKvCache
+from hpcdecode.attention.host import HostKvCache
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.prefill_torch import TorchPromptAttention
 from hpcdecode.engine.attention_worker import AttentionWorker
@@ -57,7 +57,9 @@ def test_an_r_part_on_a_device_beside_an_s_part_that_is_not(name, tmp_path, monk
     """Its attention is done late, and waited for."""
 
     def open_part(shapes, sinks):
-        return AttentionWorker(HostKvCache(shapes, "float32", 8192, 32, device="cpu"), sinks, Timeline(), LateQueue())
+        size = {"kv_dtype": "float32", "capacity_tokens": 8192, "max_sequences": 32}
+        device = open_kv_cache(shapes, **size, backend="attn_cuda")
+        return AttentionWorker(HostKvCache(device, "cpu"), sinks, Timeline(), LateQueue())
 
     assert_parity(name, open_part, None, tmp_path, monkeypatch)
 

@@ -1,4 +1,4 @@
-"""As run_parity.py, with S and R as on devices: plain graphs, prompts by torch; attn_cuda, emulated.
+"""As run_parity.py, with S and R as on devices: plain graphs, prompts by torch; attn_cuda, emulated, or torch.
 
 usage: run_devices.py LINKS ...
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 
 from hpcdecode.attention.prefill_torch import TorchPromptAttention
+from hpcdecode.attention.shapes import attention_shapes
 from hpcdecode.engine import engine, kv, links
 from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.exchange.staging import DirectLink, Outbox, StagedLink
@@ -46,6 +47,6 @@ engine.direct = links.direct = lambda _options, team: DIRECT and team.comm is no
 kv.CudaQueue = LateQueue
 team.assign_devices = assigned
 engine.open_prompts = lambda _team, _setup, model, _kv: PromptKvCache(
-    TorchPromptAttention(model.attends, model.dtype, model.device)
+    TorchPromptAttention(attention_shapes(model.attends), model.dtype, model.device)
 )
 sys.exit(main(*sys.argv[2:]))

@@ -170,6 +170,15 @@ def test_tokens_of_emulated_devices_equal_those_of_transformers(mpiexec, tmp_pat
     }
 
 
+def test_tokens_over_latents_and_states_of_emulated_devices_equal_those_of_transformers(mpiexec, tmp_path):
+    """By torch's operations, beside an R-rank on its CPUs; a device has latents and states at once."""
+    names = ("deepseek_v3", "kimi_linear", "qwen3_next")
+    cases = [make_case(name, tmp_path, rows=4, new_tokens=8, common=100) for name in names]
+    runs = ("1:7:2", "4:7:2:request:3", "3:7:2:head:1")
+    found = differing(mpiexec, cases, "float32", "transformers", runs, ("run_devices.py", "staged"))
+    assert found == dict.fromkeys(names, dict.fromkeys(runs, 0))
+
+
 @pytest.mark.parametrize("runs", [CORNER_RUNS, pytest.param(ALL_RUNS, marks=pytest.mark.full)], ids=["corners", "all"])
 def test_sampled_tokens_are_the_same_for_every_world_period_and_lane_count(mpiexec, tmp_path, runs):
     sampling = {"temperature": 0.9, "top_k": 100, "top_p": 0.95, "seed": 5}

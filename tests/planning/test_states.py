@@ -7,7 +7,7 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from hpcdecode.attention.shapes import LayerShape, RecurrentShape
+from hpcdecode.attention.shapes import IndexerShape, LayerShape, RecurrentShape
 from hpcdecode.attention.sizes import ENDLESS_BLOCK
 from hpcdecode.cli import main
 from hpcdecode.errors import UserError
@@ -42,7 +42,9 @@ LATENT = LayerShape(1, 576, 512, 128, 0.1, latent=True)
 EVERY_HEAD = LayerShape(128, 192, 128, 128, 0.1)
 HYBRID = ModelSize(8_000_000_000, 300_000_000, (LINEAR, LINEAR, LINEAR, FULL_ATTENTION) * 12, None, 2048)
 ALONE = ModelSize(8_000_000_000, 300_000_000, (LINEAR,) * 48, None, 2048)
-MLA = ModelSize(8_000_000_000, 300_000_000, (LATENT,) * 60, None, 7168, expanded=(EVERY_HEAD,) * 60)
+MLA = ModelSize(8_000_000_000, 300_000_000, (LATENT,) * 60, None, 7168)
+EXPANDED = replace(MLA, shapes=(EVERY_HEAD,) * 60)
+CHOOSING = replace(MLA, shapes=(replace(LATENT, indexer=IndexerShape(2048, 64, 128)),) * 60, on_gpus=MLA.shapes)
 H100, EPYC = device("h100"), device("epyc-9004")
 NETWORK = LinkSpeed(5e10, 1e-5)
 
@@ -99,7 +101,7 @@ def test_states_take_as_long_as_in_the_simulator(layout):
 def test_an_r_rank_takes_the_longer_of_bytes_and_flop():
     """On CPU nodes latents are bound by FLOP, K and V and states by bytes; prompts go through states in cache."""
     reading, products = BANDWIDTH_EFFICIENCY * EPYC.bytes_per_second, COMPUTE_EFFICIENCY * EPYC.flop_per_second
-    hybrid, latent, heads = (of_devices(size, H100, EPYC, 5e10, 1e-5) for size in (HYBRID, MLA, MLA.on(EPYC, H100)))
+    hybrid, latent, heads = (of_devices(size, H100, EPYC, 5e10, 1e-5) for size in (HYBRID, MLA, EXPANDED))
     assert hybrid.attend_seconds_per_cached_token == pytest.approx(12 * 2 * 2 * 2 * 256 / reading)
     state, window = 36 * 32 * 128 * 128 * 4, 36 * 4 * 64 * 128 * 2
     assert hybrid.attend_seconds_per_sequence == pytest.approx((2 * state + window) / reading)
@@ -115,16 +117,11 @@ def test_an_r_rank_takes_the_longer_of_bytes_and_flop():
 
 
 @pytest.mark.parametrize("size", [HYBRID, ALONE])
-def test_no_gpu_holds_states(size):
+def test_gpus_hold_states(size):
     found = cluster(size, H100, 2, EPYC, 4)
-    assert {"4 epyc-9004 replicas", "2 S + 4 R, pools shared"} <= names(found)
-    assert not any("h100" in name for name in names(found))
-    assert found.refused == ("h100 holds no recurrent states, which layers of this model keep: R-ranks hold them on "
-                             "CPUs alone",)  # fmt: skip
-    with pytest.raises(UserError, match="h100 holds no recurrent states"):
-        found.layout("replicas", 0, "shared")
-    alone = cluster(size, H100, 2, device("a10"), 2)
-    assert not names(alone) and len(alone.refused) == 2
+    assert {"4 epyc-9004 replicas", "2 h100 replicas", "2 S + 4 R, pools shared"} <= names(found)
+    assert not found.refused
+    assert names(cluster(size, H100, 2, device("a10"), 2))
 
 
 @pytest.mark.parametrize("size", [HYBRID, ALONE])
@@ -143,21 +140,20 @@ def test_members_have_heads_of_states_evenly():
     assert of_member([replace(LINEAR, k_heads=1)], 8) == [replace(LINEAR, heads=4, k_heads=1)]
 
 
-def test_a_gpu_among_the_ranks_holds_every_head():
-    """As in jobs, no R-rank holds latents then. Splits have R-ranks on CPU nodes alone."""
-    found = cluster(MLA, H100, 2, EPYC, 4)
+def test_no_rank_runs_indexers_beside_a_gpu():
+    """As in jobs."""
+    found = cluster(CHOOSING, H100, 2, EPYC, 4)
     nodes, gpus, mixed = (
         next(one for one in found.layouts("replicas") if one.name == name)
         for name in ("4 epyc-9004 replicas", "2 h100 replicas", "2 h100 + 4 epyc-9004 replicas")
     )
-    latent, heads = 60 * 1152, 60 * 81_920
-    assert [part.unit.token_bytes for part in nodes.parts] == [latent]
-    assert [part.unit.token_bytes for part in gpus.parts] == [heads]
-    assert [part.unit.token_bytes for part in mixed.parts] == [heads, heads]
-    assert mixed.parts[1].capacity < nodes.parts[0].capacity / 70
-    assert all(one.parts[0].unit.token_bytes == latent for one in found.layouts("split"))
+    latent, keys = 60 * 1152, 60 * 256
+    assert [part.unit.token_bytes for part in nodes.parts] == [latent + keys]
+    assert [part.unit.token_bytes for part in gpus.parts] == [latent]
+    assert [part.unit.token_bytes for part in mixed.parts] == [latent, latent]
+    assert mixed.parts[1].capacity > nodes.parts[0].capacity
     on_gpus = cluster(MLA, H100, 2, device("a100"), 4).layouts("split")
-    assert on_gpus and all(one.parts[0].unit.token_bytes == heads for one in on_gpus)
+    assert on_gpus and all(one.parts[0].unit.token_bytes == latent for one in on_gpus)
     for kv_dtype in ("int4", "k8v4"):
         with pytest.raises(UserError, match=f"--kv-dtype {kv_dtype}: expected one of"):
             cluster(MLA, H100, 2, EPYC, 4, kv_dtype)
@@ -232,7 +228,7 @@ def test_commands_plan_and_simulate_them(name, checkpoint, capsys):
     machine = ("--model", checkpoint(name), "--s-device", "h100", "--r-device", "epyc-9004", "--r-ranks", 2)
     assert main(["plan", *map(str, (*machine, *rows))]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("layout: ") and ("h100 holds no recurrent states" in said) == (name != "deepseek_v3")
+    assert said.startswith("layout: ")
     words = {"mamba2": "states of B = ", "deepseek_v3": "KV of B*(p + (S+F)/2) = "}
     assert words.get(name, " for a state) = ") in said and ("int4" in said) == (name != "deepseek_v3")
     assert main(["simulate", *map(str, (*machine, *rows, "--batch", 64, "--json"))]) == 0
