@@ -164,6 +164,8 @@ class Product:
         gate: Op | None = None,
         form: WeightForm = WeightForm.plain,
         heads: int = 1,
+        update: Product | None = None,
+        adapters: int = 0,
     ) -> None:
         """Describe a GEMM.
 
@@ -178,14 +180,51 @@ class Product:
             form: Form of the weights. But for plain, the inputs must be a multiple of 32.
             heads: With several, a row of x has `words` of each head, and a row of y `outputs` of each. Groups of 32
                 outputs are of one head.
+            update: GEMM of h to the same outputs, by which adapters update them before the gate (LoRA), or None.
+            adapters: Number of adapters.
 
         Raises:
-            ValueError: If the instruction set lacks these types, or outputs with a gate is no multiple of 32.
+            ValueError: If the instruction set lacks these types, outputs with a gate is no multiple of 32, or the
+                update does not fit.
         """
 
     @staticmethod
     def offered(x: Type, y: Type, isa: str, gate: Op | None = None, form: WeightForm = WeightForm.plain) -> bool:
         """Return True if the instruction set has GEMMs of these types and weights of this form."""
+
+class AdapterProduct:
+    """The GEMMs h = A x of adapters (LoRA), as a stage of a Chain.
+
+    Every row is multiplied by the packed weight of its adapter; rows without one are left out.
+    """
+
+    def __init__(self, product: Product, adapters: int) -> None:
+        """Describe the GEMMs.
+
+        Args:
+            product: The GEMM of one adapter.
+            adapters: Number of adapters, whose packed weights follow on each other.
+
+        Raises:
+            ValueError: If there are no adapters, or product has several heads, a gate or an update.
+        """
+
+class AdapterSum:
+    """The sums y + B h of adapters (LoRA), as a stage of a Chain.
+
+    Rows without an adapter are copied.
+    """
+
+    def __init__(self, product: Product, adapters: int) -> None:
+        """Describe the sums.
+
+        Args:
+            product: The GEMM B h of one adapter.
+            adapters: Number of adapters, whose packed weights follow on each other.
+
+        Raises:
+            ValueError: If there are no adapters, or product has several heads, a gate or an update.
+        """
 
 class ExpertProduct:
     """GEMMs of rows by packed weights of experts.
@@ -344,15 +383,16 @@ class Chain:
 
     def __init__(
         self,
-        stages: Sequence[tuple[FusedKernel | Product | Attention, Sequence[int]]],
+        stages: Sequence[tuple[FusedKernel | Product | AdapterProduct | AdapterSum | Attention, Sequence[int]]],
         given: int,
         passed: Sequence[tuple[int, int, int]],
     ) -> None:
         """Check and keep the stages.
 
         Args:
-            stages: Pairs of work and the numbers of its tensors: (x, weight, y) of a GEMM, (qkv, out) of an attention,
-                or those that the steps of a fused kernel name.
+            stages: Pairs of work and the numbers of its tensors: (x, weight, y) of a GEMM, (x, weight, adapters, h, B,
+                y) of one with an update, (adapters, x, A, h) of an AdapterProduct, (adapters, y, h, B, sum) of an
+                AdapterSum, (qkv, out) of an attention, or those that the steps of a fused kernel name.
             given: Number of tensors of a call; the passed ones are numbered after them.
             passed: For every tensor that stages hand on, the bytes of its rows, where they begin in a block's memory,
                 and where it begins in a row, which several tensors may share.

@@ -162,7 +162,8 @@ What a block hands from stage to stage stays in cache.)")
         .def(
             "__init__",
             [](Chain* c,
-               const std::vector<std::pair<std::variant<FusedKernel, Product, Attention>, std::vector<int>>>& stages,
+               const std::vector<std::pair<std::variant<FusedKernel, Product, AdapterProduct, AdapterSum, Attention>,
+                                           std::vector<int>>>& stages,
                int given, const std::vector<std::tuple<int64_t, int64_t, int64_t>>& passed) {
                 std::vector<Stage> made;
                 for (const auto& [work, tensors] : stages) made.push_back({work, tensors});
@@ -173,8 +174,9 @@ What a block hands from stage to stage stays in cache.)")
             nb::arg("stages"), nb::arg("given"), nb::arg("passed"), R"(Check and keep the stages.
 
 Args:
-    stages: Pairs of work and the numbers of its tensors: (x, weight, y) of a GEMM, (qkv, out) of an attention,
-        or those that the steps of a fused kernel name.
+    stages: Pairs of work and the numbers of its tensors: (x, weight, y) of a GEMM, (x, weight, adapters, h, B,
+        y) of one with an update, (adapters, x, A, h) of an AdapterProduct, (adapters, y, h, B, sum) of an
+        AdapterSum, (qkv, out) of an attention, or those that the steps of a fused kernel name.
     given: Number of tensors of a call; the passed ones are numbered after them.
     passed: For every tensor that stages hand on, the bytes of its rows, where they begin in a block's memory,
         and where it begins in a row, which several tensors may share.

@@ -7,8 +7,10 @@
 #include <nanobind/stl/vector.h>
 
 #include <array>
+#include <memory>
 #include <optional>
 
+#include "adapters.h"
 #include "argmax.h"
 #include "blocks.h"
 #include "expert_product.h"
@@ -86,10 +88,17 @@ void expert_product(const ExpertProduct& self, int64_t tokens, int64_t choices, 
 
 void bind_products(nb::module_& m) {
     nb::class_<Product>(m, "Product", "A GEMM of activations by packed weights, y = x @ weight.T.")
-        .def(nb::init<Type, Type, int64_t, int64_t, const std::string&, std::optional<Op>, WeightForm, int64_t>(),
-             nb::arg("x"), nb::arg("y"), nb::arg("words"), nb::arg("outputs"), nb::arg("isa"),
-             nb::arg("gate") = nb::none(), nb::arg("form") = WeightForm::plain, nb::arg("heads") = 1,
-             R"(Describe a GEMM.
+        .def(
+            "__init__",
+            [](Product* p, Type x, Type y, int64_t words, int64_t outputs, const std::string& isa,
+               std::optional<Op> gate, WeightForm form, int64_t heads, const Product* update, int64_t adapters) {
+                auto own = update == nullptr ? nullptr : std::make_shared<const Product>(*update);
+                new (p) Product(x, y, words, outputs, isa, gate, form, heads, std::move(own), adapters);
+            },
+            nb::arg("x"), nb::arg("y"), nb::arg("words"), nb::arg("outputs"), nb::arg("isa"),
+            nb::arg("gate") = nb::none(), nb::arg("form") = WeightForm::plain, nb::arg("heads") = 1,
+            nb::arg("update").none() = nb::none(), nb::arg("adapters") = 0,
+            R"(Describe a GEMM.
 
 Args:
     x: Type of the activations, [tokens, 4 * words bytes].
@@ -102,12 +111,39 @@ Args:
     form: Form of the weights. But for plain, the inputs must be a multiple of 32.
     heads: With several, a row of x has `words` of each head, and a row of y `outputs` of each. Groups of 32
         outputs are of one head.
+    update: GEMM of h to the same outputs, by which adapters update them before the gate (LoRA), or None.
+    adapters: Number of adapters.
 
 Raises:
-    ValueError: If the instruction set lacks these types, or outputs with a gate is no multiple of 32.)")
+    ValueError: If the instruction set lacks these types, outputs with a gate is no multiple of 32, or the
+        update does not fit.)")
         .def_static("offered", &Product::offered, nb::arg("x"), nb::arg("y"), nb::arg("isa"),
                     nb::arg("gate") = nb::none(), nb::arg("form") = WeightForm::plain,
                     "Return True if the instruction set has GEMMs of these types and weights of this form.");
+
+    nb::class_<AdapterProduct>(m, "AdapterProduct", R"(The GEMMs h = A x of adapters (LoRA), as a stage of a Chain.
+
+Every row is multiplied by the packed weight of its adapter; rows without one are left out.)")
+        .def(nb::init<const Product&, int64_t>(), nb::arg("product"), nb::arg("adapters"), R"(Describe the GEMMs.
+
+Args:
+    product: The GEMM of one adapter.
+    adapters: Number of adapters, whose packed weights follow on each other.
+
+Raises:
+    ValueError: If there are no adapters, or product has several heads, a gate or an update.)");
+
+    nb::class_<AdapterSum>(m, "AdapterSum", R"(The sums y + B h of adapters (LoRA), as a stage of a Chain.
+
+Rows without an adapter are copied.)")
+        .def(nb::init<const Product&, int64_t>(), nb::arg("product"), nb::arg("adapters"), R"(Describe the sums.
+
+Args:
+    product: The GEMM B h of one adapter.
+    adapters: Number of adapters, whose packed weights follow on each other.
+
+Raises:
+    ValueError: If there are no adapters, or product has several heads, a gate or an update.)");
 
     nb::class_<ExpertProduct>(m, "ExpertProduct", R"(GEMMs of rows by packed weights of experts.
 

@@ -16,6 +16,14 @@ constexpr int64_t kLeastTokens = 4;  // of a group: waking a thread costs about 
 constexpr int64_t kLeastTiles = 2;   // of a group that multiplies: with fewer it would read weights for few tokens
 constexpr int64_t kMostTiles = 8;    // of a block
 
+// Returns how many tensors a stage has.
+size_t tensors_of(const decltype(Stage::work)& work) {
+    if (const auto* kernel = std::get_if<FusedKernel>(&work)) return kernel->tensors();
+    if (const auto* product = std::get_if<Product>(&work)) return product->updates() ? 6 : 3;
+    if (std::holds_alternative<AdapterProduct>(work)) return 4;
+    return std::holds_alternative<AdapterSum>(work) ? 5 : 2;
+}
+
 }  // namespace
 
 struct alignas(64) Chain::Group {
@@ -67,9 +75,8 @@ Chain::Chain(std::vector<Stage> stages, int given, std::vector<Passed> passed)
     int rows = kTileRows;
     for (const Stage& stage : stages_) {
         const auto* product = std::get_if<Product>(&stage.work);
-        const auto* kernel = std::get_if<FusedKernel>(&stage.work);
         const bool attends = std::holds_alternative<Attention>(stage.work);
-        const size_t needed = kernel != nullptr ? kernel->tensors() : attends ? 2 : 3;
+        const size_t needed = tensors_of(stage.work);
         const auto known = [&](int i) { return i >= 0 && i < tensors; };
         if (stage.tensors.size() != needed || !std::all_of(stage.tensors.begin(), stage.tensors.end(), known)) {
             throw std::invalid_argument("chain: expected " + std::to_string(needed) + " tensors of " +
@@ -184,9 +191,19 @@ void Chain::Block::run(Beside* beside) {
         for (int i : stage.tensors) own_.push_back(tensors_[i]);
         if (const auto* kernel = std::get_if<FusedKernel>(&stage.work)) {
             kernel->run(from, to, own_.data());
+        } else if (const auto* low = std::get_if<AdapterProduct>(&stage.work)) {
+            low->run(count_, own_[0], own_[1], own_[2], own_[3], me_.number, me_.of);
+        } else if (const auto* sum = std::get_if<AdapterSum>(&stage.work)) {
+            sum->run(count_, {own_[0], own_[2], own_[3]}, own_[1], own_[4], me_.number, me_.of);
         } else {
+            const auto& product = std::get<Product>(stage.work);
             const char* next = chain_.next_weights(tensors_.data(), stage_, me_);
-            std::get<Product>(stage.work).run(count_, own_[0], own_[1], own_[2], me_.number, me_.of, next, beside);
+            if (product.updates()) {
+                const Update update{own_[2], own_[3], own_[4]};
+                product.run_updated(count_, own_[0], own_[1], own_[5], update, me_.number, me_.of, next, beside);
+            } else {
+                product.run(count_, own_[0], own_[1], own_[2], me_.number, me_.of, next, beside);
+            }
         }
         group_.barrier.wait(me_.of);
     }

@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "adapters.h"
 #include "fused_kernel.h"
 #include "product.h"
 #include "row_attention.h"
@@ -20,9 +21,11 @@ struct Attention {
     int layer;
 };
 
-// tensors: Numbers of the tensors that a fused kernel names, of (x, weight, result) of a GEMM, or of (qkv, out).
+// tensors: Numbers of the tensors that a fused kernel names, or of
+//   (x, weight, result) of a GEMM, (x, weight, adapters, h, B, result) of one with an update,
+//   (adapters, x, A, h) of an AdapterProduct, (adapters, y, h, B, result) of an AdapterSum, (qkv, out) of an attention.
 struct Stage {
-    std::variant<FusedKernel, Product, Attention> work;
+    std::variant<FusedKernel, Product, AdapterProduct, AdapterSum, Attention> work;
     std::vector<int> tensors;
 };
 

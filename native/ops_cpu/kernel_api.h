@@ -49,6 +49,7 @@ struct KernelTable {
     Kernel run[static_cast<int>(Op::count)][2];  // by type of the result
     void (*load[3])(int64_t count, const char* in, float* out);
     void (*store[3])(int64_t count, const float* in, char* out);
+    void (*add[2])(int64_t count, const char* in, char* out);  // in to out, rounded to their type
     Products products;
     FormKernels forms[kForms];
     float (*largest)(int64_t count, const float* values);

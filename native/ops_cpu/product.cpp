@@ -44,7 +44,7 @@ bool Product::offered(Type in, Type out, const std::string& isa, std::optional<O
 }
 
 Product::Product(Type in, Type out, int64_t words, int64_t outputs, const std::string& isa, std::optional<Op> gate,
-                 WeightForm form, int64_t heads)
+                 WeightForm form, int64_t heads, std::shared_ptr<const Product> update, int64_t adapters)
     : words_(words),
       outputs_(outputs),
       heads_(heads),
@@ -58,7 +58,10 @@ Product::Product(Type in, Type out, int64_t words, int64_t outputs, const std::s
       direct_(kernels_of(in, out, isa, form).direct),
       expand_(in == Type::i8 ? nullptr : kernels_of(in, out, isa, form).expand[static_cast<int>(in)]),
       inputs_(words * static_cast<int64_t>(sizeof(uint32_t)) / kBytes[static_cast<int>(in)]),
-      gate_(gate_of(out, isa, gate)) {
+      gate_(gate_of(out, isa, gate)),
+      update_(std::move(update)),
+      adapters_(adapters),
+      add_(out == Type::i8 ? nullptr : kernels_for(isa).add[static_cast<int>(out)]) {
     if (!offered(in, out, isa, gate, form)) throw std::invalid_argument("product: " + isa + " has none of these types");
     if (words < 1 || outputs < 1 || heads < 1)
         throw std::invalid_argument("product: expected words, outputs and heads");
@@ -67,6 +70,9 @@ Product::Product(Type in, Type out, int64_t words, int64_t outputs, const std::s
         throw std::invalid_argument("product: expected a multiple of " + std::to_string(inputs_multiple(form)) +
                                     " inputs for weights of this form");
     if (gate && outputs % kPanel != 0) throw std::invalid_argument("product: expected whole panels for a gate");
+    if (update_ != nullptr && (adapters < 1 || heads > 1 || in == Type::i8 || update_->outputs_ != outputs ||
+                               update_->out_size_ != out_size_ || update_->gate_ != nullptr || update_->heads_ > 1))
+        throw std::invalid_argument("product: expected an update of the same outputs, by one adapter or more");
 }
 
 const char* Product::panel(const Rows& weight, int member, int members) const {

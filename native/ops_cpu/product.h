@@ -10,6 +10,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -49,6 +50,13 @@ struct RowRange {
     int64_t first, last;
 };
 
+// What a GEMM adds to its outputs: B_a h, for each row that has an adapter a (LoRA).
+struct Update {
+    Rows adapters;  // of each row, int64; -1 for none
+    Rows low;       // h, of the type of x
+    Rows weight;    // packed weights B of all adapters, one after the other
+};
+
 class Product {
   public:
     // Describes the GEMM of x [tokens, 4 * words bytes of type `in`] to [tokens, outputs of type `out`].
@@ -56,10 +64,12 @@ class Product {
     // form: Of the weights. But for `plain`, inputs must be a multiple of kBlockInputs.
     // heads: With several, each has `words` words of a row, and `outputs` of its own, whose panels follow on those of
     // the head before; its last panel may be partly filled.
+    // update: The GEMM of h to the outputs, before a gate, by one of `adapters` adapters; or null.
     // Throws std::invalid_argument for types that are not `offered`, and if a gate would find the last panel partly
     // filled.
     Product(Type in, Type out, int64_t words, int64_t outputs, const std::string& isa, std::optional<Op> gate = {},
-            WeightForm form = WeightForm::plain, int64_t heads = 1);
+            WeightForm form = WeightForm::plain, int64_t heads = 1, std::shared_ptr<const Product> update = nullptr,
+            int64_t adapters = 0);
 
     // Returns whether the instruction set has GEMMs of these types.
     static bool offered(Type in, Type out, const std::string& isa, std::optional<Op> gate = {},
@@ -69,6 +79,10 @@ class Product {
     // next: First panel of a later GEMM, to prefetch, or null. beside: Work to take along, or null.
     void run(int64_t rows, const Rows& x, const Rows& weight, const Rows& out, int member, int members,
              const char* next, Beside* beside) const;
+
+    // Computes them with an update, if it has one. The bits of a row without an adapter are those that it has in `run`.
+    void run_updated(int64_t rows, const Rows& x, const Rows& weight, const Rows& out, const Update& update, int member,
+                     int members, const char* next, Beside* beside) const;
 
     // Calls visit(tile, row, count, panel) for every tile of some panels; the tile has no `out` yet. Many rows are
     // taken in blocks that stay in a core's cache, and panels in order for each block.
@@ -96,6 +110,12 @@ class Product {
     int64_t panels() const { return heads_ * head_panels_; }
     int64_t heads() const { return heads_; }
     int tile_rows() const { return tile_rows_; }
+    bool updates() const { return update_ != nullptr; }
+    bool gated() const { return gate_ != nullptr; }
+    int64_t out_size() const { return out_size_; }
+
+    // Adds `count` numbers of the type of `out`, rounded to it.
+    void add(int64_t count, const char* in, char* out) const { add_(count, in, out); }
 
     // Returns the bytes of all panels, of a row of `x` of one head, and of a row of `out`.
     int64_t weight_bytes() const { return panels() * panel_words_ * sizeof(uint32_t); }
@@ -124,6 +144,9 @@ class Product {
     void (*expand_)(const char* panel, int64_t inputs, uint32_t* out);  // or null: the weights are plain
     int64_t inputs_;
     void (*gate_)(int64_t rows, const char* results, char* out, int64_t out_bytes);
+    std::shared_ptr<const Product> update_;
+    int64_t adapters_;
+    void (*add_)(int64_t count, const char* in, char* out);
 };
 
 template <class Visit>

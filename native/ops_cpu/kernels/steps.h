@@ -128,6 +128,19 @@ inline void store_i8(int64_t n, const float* __restrict in, char* out) {
     }
 }
 
+inline void add_f32(int64_t n, const char* in, char* out) {
+    const auto* __restrict x = reinterpret_cast<const float*>(in);
+    auto* __restrict y = reinterpret_cast<float*>(out);
+    for (int64_t k = 0; k < n; ++k) y[k] += x[k];
+}
+
+inline void add_bf16(int64_t n, const char* in, char* out) {
+    const auto* __restrict x = reinterpret_cast<const uint16_t*>(in);
+    auto* __restrict y = reinterpret_cast<uint16_t*>(out);
+    for (int64_t k = 0; k < n; ++k)
+        y[k] = static_cast<uint16_t>(bits<uint32_t>(round_bf16(from_bf16(y[k]) + from_bf16(x[k]))) >> 16);
+}
+
 inline float neg_f(float x) { return -x; }
 inline float sqrt_f(float x) { return std::sqrt(x); }
 inline float rsqrt_f(float x) { return 1.0f / std::sqrt(x); }
@@ -173,6 +186,7 @@ constexpr KernelTable make_table(const char* name, Products products = {}, Forms
              {rotate<Float>, rotate<Bfloat>}},
             {load_f32, load_bf16, load_i8},
             {store_f32, store_bf16, store_i8},
+            {add_f32, add_bf16},
             products,
             {FormKernels{}, forms...},
             largest,
